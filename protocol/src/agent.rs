@@ -1,0 +1,271 @@
+//! What the API process asks of the agent of one host: HTTP/1.1 with JSON bodies over a Unix socket.
+//!
+//! | request | body | answer |
+//! |---|---|---|
+//! | `POST /sandboxes` | [`CreateSandbox`] | 201 [`CreatedSandbox`] once the guest serves its data plane |
+//! | `GET /sandboxes` | | [`SandboxList`] |
+//! | `GET /sandboxes/{id}` | | [`Sandbox`] |
+//! | `PATCH /sandboxes/{id}` | [`UpdateSandbox`] | [`Sandbox`] |
+//! | `DELETE /sandboxes/{id}` | | 204 once no process, file or mount of it is left |
+//! | `POST /sandboxes/{id}/session` | | [`Session`] |
+//! | `GET /sandboxes/{id}/ports/{port}` | | [`PortRecord`] |
+//! | `PUT /sandboxes/{id}/ports/{port}` | [`ExposedPort`] | [`PortRecord`] |
+//! | `DELETE /sandboxes/{id}/ports/{port}` | | 204 |
+//! | `GET /sandboxes/{id}/logs` | | [`LogPage`], oldest first; still there for a while after the sandbox is gone |
+//! | `GET /templates` | | [`TemplateList`] |
+//! | `POST /templates` | [`ImportTemplate`] | 201 [`TemplateVersion`], 200 when this artifact is already here |
+//! | `GET /host` | | [`HostInfo`] |
+//! | `GET /metrics` | | Prometheus text |
+//! | `GET /healthz` | | 200 |
+//!
+//! Errors: [`ErrorBody`] with 400 `invalid_request`, 404 `not_found`, 409 `conflict` or `invalid_state`, 500 `internal`,
+//! 502 `guest_failed` (the guest did not start; the message says why), 503 `capacity_unavailable`.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct ErrorBody {
+    /// One of the codes above.
+    pub code: String,
+    /// For a person: what is wrong and what to do.
+    pub message: String,
+}
+
+#[derive(Debug, Clone, Copy, Serialize, Deserialize, PartialEq, Eq, Hash)]
+#[serde(rename_all = "snake_case")]
+pub enum SandboxState {
+    Creating,
+    Ready,
+    Checkpointing,
+    Stopping,
+    Stopped,
+    Restoring,
+    /// Ended without being asked to; [`Sandbox::error`] says how. Holds no runtime capacity.
+    Failed,
+}
+
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "snake_case")]
+pub enum OnTimeout {
+    #[default]
+    Kill,
+    Pause,
+}
+
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+pub struct Lifecycle {
+    #[serde(default)]
+    pub on_timeout: OnTimeout,
+    #[serde(default)]
+    pub auto_resume: bool,
+}
+
+/// A TCP port of the guest's 127.0.0.1 that has a preview URL.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize, PartialEq, Eq)]
+pub struct ExposedPort {
+    pub port: u16,
+    pub protocol: PortProtocol,
+    /// False: requests need the sandbox's access token.
+    pub public: bool,
+}
+
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "snake_case")]
+pub enum PortProtocol {
+    #[default]
+    Http,
+}
+
+#[derive(Clone, Serialize, Deserialize)]
+pub struct CreateSandbox {
+    /// Chosen by the API process (`sbx…`), so that a lost answer can be asked for again.
+    pub id: String,
+    pub template_version: String,
+    pub cpu: u32,
+    pub memory_mb: u32,
+    pub disk_gib: u32,
+    pub timeout_seconds: u64,
+    pub lifecycle: Lifecycle,
+    pub envs: BTreeMap<String, String>,
+    pub exposed_ports: Vec<ExposedPort>,
+    /// False closes every public preview port: all need the access token.
+    pub allow_public_traffic: bool,
+}
+
+/// `envs` are a tenant's secrets: their names and values are not printed.
+impl std::fmt::Debug for CreateSandbox {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CreateSandbox")
+            .field("id", &self.id)
+            .field("template_version", &self.template_version)
+            .field("cpu", &self.cpu)
+            .field("memory_mb", &self.memory_mb)
+            .finish_non_exhaustive()
+    }
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct CreatedSandbox {
+    pub sandbox: Sandbox,
+    pub session: Session,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct SandboxList {
+    pub sandboxes: Vec<Sandbox>,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Sandbox {
+    pub id: String,
+    pub state: SandboxState,
+    pub template_version: String,
+    pub cpu: u32,
+    pub memory_mb: u32,
+    pub disk_gib: u32,
+    pub timeout_seconds: u64,
+    pub deadline: Timestamp,
+    pub lifecycle: Lifecycle,
+    pub exposed_ports: Vec<ExposedPort>,
+    pub allow_public_traffic: bool,
+    pub data_plane_url: String,
+    pub created_at: Timestamp,
+    pub started_at: Option<Timestamp>,
+    pub stopped_at: Option<Timestamp>,
+    pub error: Option<SandboxError>,
+    pub timings: StartTimings,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize, PartialEq, Eq)]
+pub struct SandboxError {
+    /// `guest_powered_off`, `guest_reset`, `guest_panicked`, `guest_failed`, `monitor_failed`, `host_restarted`.
+    pub code: String,
+    pub message: String,
+}
+
+/// How long the last start took, microseconds, each measured from the moment the monitor's process was started;
+/// 0 for a step not reached.
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize, PartialEq, Eq)]
+pub struct StartTimings {
+    pub first_instruction_us: u64,
+    pub guest_init_us: u64,
+    pub data_plane_ready_us: u64,
+}
+
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct UpdateSandbox {
+    /// Seconds from now.
+    #[serde(default)]
+    pub timeout_seconds: Option<u64>,
+    #[serde(default)]
+    pub lifecycle: Option<Lifecycle>,
+}
+
+/// A credential for one sandbox's data plane. Never stored, never logged.
+#[derive(Clone, Serialize, Deserialize)]
+pub struct Session {
+    pub data_plane_url: String,
+    pub access_token: String,
+    pub expires_at: Timestamp,
+}
+
+impl std::fmt::Debug for Session {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Session").field("data_plane_url", &self.data_plane_url).finish_non_exhaustive()
+    }
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize, PartialEq, Eq)]
+pub struct PortRecord {
+    pub port: u16,
+    pub host: String,
+    pub url: String,
+    pub protocol: PortProtocol,
+    pub public: bool,
+    pub status: PortStatus,
+}
+
+#[derive(Debug, Clone, Copy, Serialize, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "snake_case")]
+pub enum PortStatus {
+    /// Something in the guest accepts connections.
+    Open,
+    Closed,
+    /// The guest could not be asked.
+    Unknown,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct LogPage {
+    pub entries: Vec<LogEntry>,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct LogEntry {
+    pub time: Timestamp,
+    pub source: LogSource,
+    pub message: String,
+}
+
+#[derive(Debug, Clone, Copy, Serialize, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "snake_case")]
+pub enum LogSource {
+    /// The agent: created, started, ended and why.
+    Host,
+    /// PID 1 of the guest.
+    Guest,
+    /// The serial port, where the operator turned it on.
+    Console,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct TemplateList {
+    pub templates: Vec<TemplateVersion>,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize, PartialEq, Eq)]
+pub struct TemplateVersion {
+    /// `ver…`
+    pub id: String,
+    pub slug: String,
+    /// SHA-256 of the root file system image, hexadecimal.
+    pub digest: String,
+    pub created_at: Timestamp,
+    pub baseline: RuntimeBaseline,
+}
+
+/// CPU and memory of a sandbox whose request names none.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize, PartialEq, Eq)]
+pub struct RuntimeBaseline {
+    pub cpu: u32,
+    pub memory_mb: u32,
+}
+
+/// Adds a version of a template from an image on this host. Only root reaches this socket's operations.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct ImportTemplate {
+    pub slug: String,
+    /// Absolute path of an ext4 image, copied (holes kept).
+    pub image: String,
+    /// SHA-256 of the image where the caller knows it, checked while copying.
+    #[serde(default)]
+    pub digest: Option<String>,
+    pub baseline: RuntimeBaseline,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct HostInfo {
+    pub version: String,
+    pub cpus: u32,
+    pub memory_mb: u64,
+    pub memory_available_mb: u64,
+    pub sandboxes_live: u32,
+    pub sandboxes_max: u32,
+    /// Host name under which data planes and previews are reached, without a port.
+    pub data_plane_host: String,
+}

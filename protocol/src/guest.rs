@@ -1,0 +1,94 @@
+//! What passes between the host and PID 1 of a guest, over virtio-vsock.
+//!
+//! Three things cross this border:
+//!
+//! * **The link** ([`LINK_PORT`]), opened by the guest as the first thing PID 1 does, kept for the life of the guest and
+//!   opened again whenever it breaks (the agent restarted, the sandbox was restored). JSON, one message a line:
+//!   the agent sends [`HostMessage::Init`] at once, without being asked; the guest applies it, serves the data plane and
+//!   answers [`GuestMessage::Ready`], or [`GuestMessage::Failed`]. The agent treats everything it reads as hostile:
+//!   lines are limited to [`MAX_LINK_LINE`] bytes. Nothing else in the guest, and nothing outside the host, can reach it:
+//!   the monitor lets only privileged source ports of the guest connect here, and the proxy never does.
+//! * **The data plane** ([`DATA_PLANE_PORT`]): HTTP/1.1, connected to by the agent's proxy.
+//! * **Forwarding** ([`FORWARD_PORT`]): the agent connects, writes a decimal TCP port and a newline, reads one line,
+//!   [`FORWARD_OK`] or [`FORWARD_REFUSED`]; after the former the stream is that of 127.0.0.1:port in the guest.
+//!
+//! Host side: a stream socket of the monitor. A client writes `CONNECT <vsock port>\n` and reads `OK <n>\n`; a refused
+//! connection is closed without an answer.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// The host's address on vsock (`VMADDR_CID_HOST`).
+pub const HOST_CID: u32 = 2;
+/// Every guest's address: each has a monitor of its own, so all may be the same and a clone needs no renumbering.
+pub const GUEST_CID: u32 = 3;
+
+/// Host port that the guest connects to for the link.
+pub const LINK_PORT: u32 = 1024;
+/// Guest port of the data plane's HTTP server.
+pub const DATA_PLANE_PORT: u32 = 49983;
+/// Guest port of TCP forwarding.
+pub const FORWARD_PORT: u32 = 1025;
+
+/// The guest connects the link from a source port below this, which only root may bind.
+pub const PRIVILEGED_PORTS: u32 = 1024;
+
+/// Longest line on the link, newline included.
+pub const MAX_LINK_LINE: usize = 64 * 1024;
+
+/// Answers of the forwarder, without the newline.
+pub const FORWARD_OK: &str = "ok";
+pub const FORWARD_REFUSED: &str = "refused";
+
+/// From the agent to PID 1.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum HostMessage {
+    Init(Init),
+}
+
+/// Everything a guest must know of itself. Sent on every link, so it must be safe to apply twice.
+#[derive(Clone, Serialize, Deserialize)]
+pub struct Init {
+    pub sandbox_id: String,
+    pub hostname: String,
+    /// The host's wall clock, nanoseconds since 1970.
+    pub unix_time_ns: u64,
+    /// Environment of every process that the data plane starts.
+    pub envs: BTreeMap<String, String>,
+    /// User of processes and files where a request names none.
+    pub default_user: String,
+    /// 32 bytes from the host's generator, hexadecimal, mixed into the kernel's.
+    pub entropy: String,
+}
+
+/// `envs` are a tenant's secrets and `entropy` must stay unknown: neither is printed.
+impl std::fmt::Debug for Init {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Init")
+            .field("sandbox_id", &self.sandbox_id)
+            .field("hostname", &self.hostname)
+            .finish_non_exhaustive()
+    }
+}
+
+/// From PID 1 to the agent.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum GuestMessage {
+    /// The data plane answers from now on.
+    Ready { init_version: String },
+    /// The guest cannot be used, and why.
+    Failed { message: String },
+    /// Something an operator or the sandbox's owner may want to read.
+    Log { level: LogLevel, message: String },
+}
+
+#[derive(Debug, Clone, Copy, Serialize, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "snake_case")]
+pub enum LogLevel {
+    Info,
+    Warn,
+    Error,
+}

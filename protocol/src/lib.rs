@@ -1,0 +1,20 @@
+//! The messages that cross a process border, and nothing else.
+//!
+//! ```text
+//!   sandpiper (cli) ──/v1──▶ sandpiper-api ──[agent]──▶ sandpiper-agent ──[vmm]──▶ sandpiper-vmm
+//!         │                                                  │                        │ virtio-vsock
+//!         └────────────── data plane [process] ─────────────▶└───────[guest]─────────▶ sandpiper-init
+//! ```
+//!
+//! * [`agent`]: what the API process asks of the host agent, HTTP and JSON over a Unix socket.
+//! * [`vmm`]: what the agent asks of one monitor, JSON frames with file descriptors over a Unix socket.
+//! * [`guest`]: vsock ports, the link between the agent and PID 1, and how a TCP port of the guest is reached.
+//! * [`connect`] and [`process`]: the data plane, as the E2B SDKs speak it.
+//! * [`id`]: identifiers.
+
+pub mod agent;
+pub mod connect;
+pub mod guest;
+pub mod id;
+pub mod process;
+pub mod vmm;

@@ -1,0 +1,238 @@
+//! What the agent asks of one monitor.
+//!
+//! A monitor is started with a listening `SOCK_SEQPACKET` Unix socket and a file for its exit record, both as
+//! descriptors; it opens nothing by path. The agent connects (again after its own restart: the newest connection is the
+//! one that gets events) and sends [`Request`]s, each answered by one [`Reply`] with the same `id`, in order; the monitor
+//! may send [`Event`]s in between. One message is one packet: JSON, at most [`MAX_MESSAGE`] bytes, with the descriptors
+//! that the message names as `SCM_RIGHTS`, at most [`MAX_FDS`].
+//!
+//! ```text
+//!   waiting ──Boot──▶ running ──guest ends, Stop, or an error──▶ (process ends, exit record written)
+//! ```
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+
+use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
+use serde::{Deserialize, Serialize};
+
+/// Longest message in bytes.
+pub const MAX_MESSAGE: usize = 64 * 1024;
+/// Most descriptors with one message.
+pub const MAX_FDS: usize = 64;
+
+/// One packet from the agent.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct RequestMessage {
+    pub id: u64,
+    pub request: Request,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(tag = "op", rename_all = "snake_case")]
+pub enum Request {
+    /// Builds the machine and starts it. Descriptors, in this order: the kernel (an uncompressed ELF `vmlinux`), then for
+    /// each disk its layers, bottom first (all but the last opened read-only, the last for reading and writing unless the
+    /// disk is `read_only`), then the vsock listener (a listening stream socket), then, with `console`, the file that gets
+    /// what the guest writes to its serial port.
+    Boot(MachineConfig),
+    /// How the machine is.
+    Status,
+    /// Ends the process at once; the exit record says `stopped`.
+    Stop,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize, PartialEq, Eq)]
+pub struct MachineConfig {
+    /// 1 to 64.
+    pub vcpus: u8,
+    /// Guest memory in MiB, at least 32.
+    pub memory_mib: u32,
+    /// Appended to the monitor's own kernel arguments.
+    pub kernel_args: String,
+    pub disks: Vec<DiskConfig>,
+    /// A 16550A at 0x3f8, for debugging: what it prints costs start time.
+    pub console: bool,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize, PartialEq, Eq)]
+pub struct DiskConfig {
+    /// Serial number that the guest sees, at most 20 ASCII characters.
+    pub serial: String,
+    /// Bytes that the guest sees: a multiple of 4 KiB; layers may be shorter, what they lack reads as their hole.
+    pub size: u64,
+    /// Number of descriptors of this disk.
+    pub layers: u32,
+    pub read_only: bool,
+}
+
+/// One packet from the monitor.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum MonitorMessage {
+    Reply { id: u64, result: Result<Reply, Fault> },
+    Event(Event),
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(tag = "op", rename_all = "snake_case")]
+pub enum Reply {
+    Booted(Timings),
+    Status { state: MachineState, timings: Timings },
+    Stopping,
+}
+
+#[derive(Debug, Clone, Copy, Serialize, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "snake_case")]
+pub enum MachineState {
+    Waiting,
+    Running,
+}
+
+/// A refused request. The monitor goes on as before it.
+#[derive(Debug, Clone, Serialize, Deserialize, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct Fault {
+    pub code: FaultCode,
+    pub message: String,
+}
+
+#[derive(Debug, Clone, Copy, Serialize, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "snake_case")]
+pub enum FaultCode {
+    /// Not a request of this protocol, or with other descriptors than it names.
+    Malformed,
+    /// Understood, and not possible in the present state.
+    InvalidState,
+    /// The machine cannot be built as asked.
+    BadConfig,
+    /// KVM or the kernel refused.
+    Host,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum Event {
+    /// The guest connected to this vsock port of the host; the packet's one descriptor is the host's end, a stream
+    /// socket. Without an agent connected the guest's attempt is reset.
+    GuestConnected { port: u32 },
+}
+
+/// Microseconds of `CLOCK_MONOTONIC` at which each step was reached, 0 for one not reached yet.
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize, PartialEq, Eq)]
+pub struct Timings {
+    /// The process entered `main`.
+    pub process_start_us: u64,
+    /// The boot request was read.
+    pub boot_request_us: u64,
+    /// Just before the first vCPU entered the guest for the first time.
+    pub first_instruction_us: u64,
+    /// PID 1 opened its link to the host.
+    pub guest_init_us: u64,
+}
+
+/// The exit record: one JSON object, written to the record's descriptor as the last thing a monitor does. A monitor that
+/// was killed leaves it empty.
+#[derive(Debug, Clone, Serialize, Deserialize, PartialEq, Eq)]
+pub struct ExitRecord {
+    pub reason: ExitReason,
+    pub message: String,
+}
+
+#[derive(Debug, Clone, Copy, Serialize, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "snake_case")]
+pub enum ExitReason {
+    /// The agent asked for it.
+    Stopped,
+    /// The guest powered itself off.
+    GuestPoweredOff,
+    /// The guest reset itself: a reboot, or a triple fault.
+    GuestReset,
+    /// The guest's kernel panicked.
+    GuestPanicked,
+    /// KVM, a device or the monitor failed; the message says what.
+    Failed,
+}
+
+/// Sends one packet.
+pub fn send(socket: BorrowedFd<'_>, message: &impl Serialize, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let json = serde_json::to_vec(message)?;
+    if json.len() > MAX_MESSAGE || fds.len() > MAX_FDS {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "message over the protocol's limits"));
+    }
+    let raw: Vec<RawFd> = fds.iter().map(AsRawFd::as_raw_fd).collect();
+    let rights = [ControlMessage::ScmRights(&raw)];
+    let rights = if raw.is_empty() { &rights[..0] } else { &rights[..] };
+    sendmsg::<()>(socket.as_raw_fd(), &[IoSlice::new(&json)], rights, MsgFlags::MSG_NOSIGNAL, None)?;
+    Ok(())
+}
+
+/// One received packet, not yet understood.
+#[derive(Debug)]
+pub struct Packet {
+    pub bytes: Vec<u8>,
+    pub fds: Vec<OwnedFd>,
+}
+
+/// Receives one packet; `None` when the peer closed. On a non-blocking socket `WouldBlock` comes through.
+pub fn receive(socket: BorrowedFd<'_>) -> io::Result<Option<Packet>> {
+    let mut bytes = vec![0; MAX_MESSAGE];
+    let mut control = nix::cmsg_space!([RawFd; MAX_FDS]);
+    let (length, truncated, fds) = {
+        let mut iov = [IoSliceMut::new(&mut bytes)];
+        let flags = MsgFlags::MSG_CMSG_CLOEXEC;
+        let message = recvmsg::<()>(socket.as_raw_fd(), &mut iov, Some(&mut control), flags)?;
+        let mut fds = Vec::new();
+        for control in message.cmsgs()? {
+            if let ControlMessageOwned::ScmRights(raw) = control {
+                // SAFETY: the kernel has just installed these descriptors for this message; nobody else owns them.
+                fds.extend(raw.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
+            }
+        }
+        (message.bytes, message.flags.intersects(MsgFlags::MSG_TRUNC | MsgFlags::MSG_CTRUNC), fds)
+    };
+    if length == 0 {
+        return Ok(None);
+    }
+    if truncated {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "packet over the protocol's limits"));
+    }
+    bytes.truncate(length);
+    Ok(Some(Packet { bytes, fds }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
+    use std::fs::File;
+    use std::io::{Read, Seek, Write};
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn a_message_arrives_with_its_descriptors() {
+        let (ours, theirs) =
+            socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC).unwrap();
+        let mut file = tempfile();
+        file.write_all(b"layer").unwrap();
+        file.rewind().unwrap();
+
+        let request = RequestMessage { id: 7, request: Request::Status };
+        send(ours.as_fd(), &request, &[file.as_fd()]).unwrap();
+
+        let mut packet = receive(theirs.as_fd()).unwrap().unwrap();
+        let request: RequestMessage = serde_json::from_slice(&packet.bytes).unwrap();
+        assert_eq!(request.id, 7);
+        let mut text = String::new();
+        File::from(packet.fds.remove(0)).read_to_string(&mut text).unwrap();
+        assert_eq!(text, "layer");
+
+        drop(ours);
+        assert!(receive(theirs.as_fd()).unwrap().is_none());
+    }
+
+    fn tempfile() -> File {
+        let fd = nix::sys::memfd::memfd_create(c"test", nix::sys::memfd::MFdFlags::MFD_CLOEXEC).unwrap();
+        File::from(fd)
+    }
+}

@@ -1,0 +1,27 @@
+# Shared by every script here. Source it; it sets no option of the shell and changes no folder.
+
+# Where things that outlive a checkout are kept: the guest kernel, the base template, the nested host.
+: "${SANDPIPER_CACHE:=/var/cache/sandpiper}"
+export SANDPIPER_CACHE
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+
+# Progress, for a person; results go to standard output.
+say() { printf '\033[2m[%s]\033[0m %s\n' "$(date +%H:%M:%S)" "$*" >&2; }
+
+die() { printf 'error: %s\n' "$*" >&2; exit 1; }
+
+# need_packages NAME...: installs the Debian packages that are missing.
+need_packages() {
+    local name missing=()
+    for name in "$@"; do
+        dpkg-query -W -f '${db:Status-Status}' "$name" 2>/dev/null | grep -qx installed || missing+=("$name")
+    done
+    [ ${#missing[@]} -eq 0 ] && return
+    [ "$(id -u)" = 0 ] || die "these Debian packages are missing: ${missing[*]}. Run this as root, or: apt-get install ${missing[*]}"
+    say "installing ${missing[*]}"
+    [ -n "$(find /var/lib/apt/lists -maxdepth 1 -name '*_Packages*' -print -quit)" ] || apt-get update -qq >&2
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null ||
+        { apt-get update -qq >&2 && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null; } ||
+        die "could not install: ${missing[*]}"
+}

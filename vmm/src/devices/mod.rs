@@ -1,0 +1,3 @@
+//! What a guest sees besides CPUs and memory.
+
+pub mod virtio;

@@ -1,0 +1,140 @@
+//! Virtio devices, apart from how they are attached.
+//!
+//! A device here is transport-free: it knows its type, its features, its configuration space and what to do with its
+//! queues. The transport ([`mmio`](super::virtio)) runs the register map and the status handshake, and calls:
+//!
+//! ```text
+//!   new ──features, read_config──▶ (driver negotiates) ──activate──▶ running ──reset──▶ new
+//! ```
+//!
+//! * [`VirtioDevice::activate`] is called once per handshake, when the driver has set `DRIVER_OK` and the transport has
+//!   checked every queue (size, alignment, inside guest memory). Only then does a device get to see guest memory: there is
+//!   no way to touch it earlier. A device with its own thread starts it here.
+//! * [`VirtioDevice::reset`] must have stopped every use of guest memory and queues by the time it returns.
+//!
+//! Whatever lies in guest memory is hostile. A malformed chain ends that request with an error status where the device
+//! type has one; a queue that cannot be trusted any more is left alone and [`Interrupt::needs_reset`] is raised
+//! (`DEVICE_NEEDS_RESET`, virtio 1.2 section 2.1.2). Nothing panics, nothing loops without bound.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use virtio_queue::Queue;
+use vm_memory::GuestMemoryMmap;
+use vmm_sys_util::eventfd::EventFd;
+
+/// Guest memory as devices see it: cheap to clone, all accesses checked.
+pub type Memory = GuestMemoryMmap<()>;
+
+/// See the module's documentation for when each method is called.
+pub trait VirtioDevice: Send {
+    /// Device type, virtio 1.2 section 5.
+    fn device_type(&self) -> u32;
+
+    /// Largest size of each queue, each a power of two.
+    fn queue_sizes(&self) -> &[u16];
+
+    /// Feature bits on offer. `VIRTIO_F_VERSION_1` is the transport's to add.
+    fn features(&self) -> u64;
+
+    /// Copies configuration space from `offset`; bytes beyond its end read as zero.
+    fn read_config(&self, offset: u64, data: &mut [u8]);
+
+    /// Writes to configuration space; without effect for devices that have nothing writable.
+    fn write_config(&mut self, _offset: u64, _data: &[u8]) {}
+
+    fn activate(&mut self, activation: Activation) -> Result<(), ActivateError>;
+
+    fn reset(&mut self);
+}
+
+/// What a running device works with.
+pub struct Activation {
+    pub memory: Memory,
+    /// As many as [`VirtioDevice::queue_sizes`], in its order.
+    pub queues: Vec<ActiveQueue>,
+    pub interrupt: Interrupt,
+    /// The features that the driver accepted.
+    pub features: u64,
+}
+
+/// A queue that the driver set up, and the event that its notification raises.
+pub struct ActiveQueue {
+    pub queue: Queue,
+    pub notify: EventFd,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum ActivateError {
+    #[error("Cannot start the device's thread")]
+    Thread(#[source] std::io::Error),
+    #[error("Cannot watch the device's events")]
+    Events(#[source] std::io::Error),
+}
+
+/// How a device gets the driver's attention: a status word the driver reads, and an event that KVM turns into an
+/// interrupt.
+#[derive(Clone)]
+pub struct Interrupt {
+    status: Arc<AtomicU32>,
+    event: Arc<EventFd>,
+}
+
+impl Interrupt {
+    /// `InterruptStatus` bits, virtio 1.2 section 4.2.2.
+    const USED_BUFFER: u32 = 1;
+    const CONFIG_CHANGE: u32 = 2;
+
+    /// Set in the status word beside the bits above: the device asked for a reset. The transport shows it to the driver
+    /// in the `Status` register.
+    const NEEDS_RESET: u32 = 1 << 31;
+
+    pub fn new(event: EventFd) -> Self {
+        Self { status: Arc::new(AtomicU32::new(0)), event: Arc::new(event) }
+    }
+
+    /// Buffers were used. The caller has checked that the driver wants to know (`Queue::needs_notification`).
+    pub fn used_buffer(&self) {
+        self.raise(Self::USED_BUFFER);
+    }
+
+    /// Configuration space changed.
+    pub fn config_change(&self) {
+        self.raise(Self::CONFIG_CHANGE);
+    }
+
+    /// The device cannot go on until the driver resets it.
+    pub fn needs_reset(&self) {
+        self.raise(Self::CONFIG_CHANGE | Self::NEEDS_RESET);
+    }
+
+    /// The `InterruptStatus` register.
+    pub fn status(&self) -> u32 {
+        self.status.load(Ordering::SeqCst) & (Self::USED_BUFFER | Self::CONFIG_CHANGE)
+    }
+
+    /// The `InterruptACK` register.
+    pub fn acknowledge(&self, bits: u32) {
+        self.status.fetch_and(!(bits & (Self::USED_BUFFER | Self::CONFIG_CHANGE)), Ordering::SeqCst);
+    }
+
+    pub fn is_reset_needed(&self) -> bool {
+        self.status.load(Ordering::SeqCst) & Self::NEEDS_RESET != 0
+    }
+
+    /// Back to nothing pending, as after a reset.
+    pub fn clear(&self) {
+        self.status.store(0, Ordering::SeqCst);
+    }
+
+    /// The event that is raised, for its registration with KVM.
+    pub fn event(&self) -> &EventFd {
+        &self.event
+    }
+
+    fn raise(&self, bits: u32) {
+        self.status.fetch_or(bits, Ordering::SeqCst);
+        // The counter of an event can only be full after 2^64 - 2 unread writes: nothing to handle.
+        let _ = self.event.write(1);
+    }
+}

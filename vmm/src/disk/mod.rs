@@ -1,0 +1,1 @@
+//! Disks as stacks of sparse layers.

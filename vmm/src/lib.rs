@@ -1,0 +1,4 @@
+//! The monitor: one process, one microVM.
+
+pub mod devices;
+pub mod disk;
