@@ -1,1 +1,91 @@
-fn main() {}
+//! The `sandpiper` command: a host in one command (`up`, `doctor`), and sandboxes from the terminal.
+
+mod agent_socket;
+mod commands;
+mod credentials;
+mod doctor;
+mod output;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::output::Output;
+
+/// Linux machines for agents and automation: real microVMs that start in a moment.
+#[derive(Parser)]
+#[command(
+    name = "sandpiper",
+    version,
+    max_term_width = 100,
+    after_help = "\
+Examples:
+  sandpiper doctor                          can this machine run sandboxes?
+  sandpiper up                              start a host here and print its URL and first key
+  sandpiper run -- python3 -c 'print(1)'    a fresh machine, one command, gone again
+  sandpiper ps                              what is running"
+)]
+struct Arguments {
+    /// Address of the API
+    #[arg(long, global = true, env = "SANDPIPER_URL")]
+    url: Option<String>,
+
+    /// API key; without it, the one that `up` left in the configuration
+    #[arg(long, global = true, env = "SANDPIPER_API_KEY", hide_env_values = true)]
+    api_key: Option<String>,
+
+    /// PEM file of a certificate authority to trust, for a host with its own
+    #[arg(long, global = true, env = "SANDPIPER_CA")]
+    ca: Option<std::path::PathBuf>,
+
+    /// Print JSON, for scripts
+    #[arg(long, global = true)]
+    json: bool,
+
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Doctor(commands::doctor::Arguments),
+    Up(commands::up::Arguments),
+    Run(commands::run::Arguments),
+    Exec(commands::exec::Arguments),
+    Ps(commands::ps::Arguments),
+    Rm(commands::rm::Arguments),
+    Logs(commands::logs::Arguments),
+    #[command(subcommand)]
+    Template(commands::template::Command),
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let output = Output::new(arguments.json);
+    // One provider for every TLS connection of the process; a second installation is the only way this fails.
+    let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+
+    let runtime = match tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return output.fail(&anyhow::Error::new(error).context("Cannot start")),
+    };
+    let ended = runtime.block_on(dispatch(arguments, output));
+    // A blocked read of a terminal must not hold the process back.
+    runtime.shutdown_background();
+    ended.unwrap_or_else(|error| output.fail(&error))
+}
+
+async fn dispatch(arguments: Arguments, output: Output) -> anyhow::Result<ExitCode> {
+    let client =
+        || credentials::client(arguments.url.as_deref(), arguments.api_key.as_deref(), arguments.ca.as_deref());
+    match arguments.command {
+        Command::Doctor(arguments) => commands::doctor::run(&arguments, output),
+        Command::Up(arguments) => commands::up::run(arguments, output).await,
+        Command::Template(command) => commands::template::run(command, output).await,
+        Command::Run(arguments) => commands::run::run(arguments, client()?, output).await,
+        Command::Exec(arguments) => commands::exec::run(arguments, client()?, output).await,
+        Command::Ps(arguments) => commands::ps::run(arguments, client()?, output).await,
+        Command::Rm(arguments) => commands::rm::run(arguments, client()?, output).await,
+        Command::Logs(arguments) => commands::logs::run(arguments, client()?, output).await,
+    }
+}

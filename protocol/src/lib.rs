@@ -10,7 +10,7 @@
 //! * [`vmm`]: what the agent asks of one monitor, JSON frames with file descriptors over a Unix socket.
 //! * [`guest`]: vsock ports, the link between the agent and PID 1, and how a TCP port of the guest is reached.
 //! * [`connect`] and [`process`]: the data plane, as the E2B SDKs speak it.
-//! * [`id`]: identifiers.
+//! * [`id`] makes and checks identifiers.
 
 pub mod agent;
 pub mod connect;

@@ -1,0 +1,340 @@
+//! Processes and files of one sandbox.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use futures_util::StreamExt;
+use futures_util::stream::BoxStream;
+use sandpiper_protocol::connect::{self, Decoder, END_OF_STREAM, EndOfStream, STREAM_CONTENT_TYPE};
+use sandpiper_protocol::process::{
+    DataEvent, EndEvent, EventMessage, ListResponse, ProcessConfig, ProcessEvent, ProcessInfo, ProcessInput,
+    ProcessSelector, Pty, PtySize, SelectRequest, SendInputRequest, SendSignalRequest, Signal, StartRequest,
+    WrittenFile,
+};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::{ClientError, Session, refusal};
+
+/// Longest message of a process stream that is taken, in bytes.
+const MESSAGE_LIMIT: usize = 4 << 20;
+
+/// Bytes of input in one call.
+const INPUT_CHUNK: usize = 256 << 10;
+
+/// The data plane of one sandbox.
+#[derive(Clone)]
+pub struct DataPlane {
+    http: reqwest::Client,
+    base_url: String,
+    access_token: String,
+}
+
+/// What to run: `program` with `arguments`, found by the guest's `PATH`.
+#[derive(Debug, Clone, Default)]
+pub struct Command {
+    pub program: String,
+    pub arguments: Vec<String>,
+    pub envs: BTreeMap<String, String>,
+    pub cwd: Option<String>,
+    /// Linux user; the sandbox's default (`user`) where none is named.
+    pub user: Option<String>,
+    pub stdin: Stdin,
+    /// A terminal of (columns, rows) instead of pipes.
+    pub pty: Option<(u16, u16)>,
+    /// The guest kills the process after this long.
+    pub timeout: Option<Duration>,
+}
+
+/// Where a process reads from.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Stdin {
+    /// `/dev/null`.
+    #[default]
+    Closed,
+    /// What [`DataPlane::send_input`] sends.
+    Open,
+}
+
+/// What a process left.
+#[derive(Debug, Clone, Default)]
+pub struct Output {
+    pub stdout: Vec<u8>,
+    pub stderr: Vec<u8>,
+    pub end: EndEvent,
+}
+
+impl DataPlane {
+    pub(super) fn new(http: reqwest::Client, session: &Session) -> Self {
+        Self { http, base_url: session.data_plane_url.clone(), access_token: session.access_token.clone() }
+    }
+
+    /// Starts a process; the stream's first event is its start.
+    pub async fn start(&self, command: &Command) -> Result<ProcessStream, ClientError> {
+        let request = StartRequest {
+            process: ProcessConfig {
+                cmd: command.program.clone(),
+                args: command.arguments.clone(),
+                envs: command.envs.clone(),
+                cwd: command.cwd.clone(),
+            },
+            pty: command.pty.map(|(cols, rows)| Pty { size: Some(pty_size(cols, rows)) }),
+            tag: None,
+            stdin: Some(command.stdin == Stdin::Open),
+        };
+        self.stream("Start", &request, command.user.as_deref(), command.timeout).await
+    }
+
+    /// Attaches to a running process, or one that ended a little while ago: its output as far as it is kept, then the
+    /// rest.
+    pub async fn attach(&self, pid: u32) -> Result<ProcessStream, ClientError> {
+        let request = SelectRequest { process: ProcessSelector::Pid(pid), pty: None };
+        self.stream("Connect", &request, None, None).await
+    }
+
+    /// Runs a process to its end.
+    pub async fn run(&self, command: &Command) -> Result<Output, ClientError> {
+        self.start(command).await?.output().await
+    }
+
+    pub async fn processes(&self) -> Result<Vec<ProcessInfo>, ClientError> {
+        let answer: ListResponse = self.unary("List", &serde_json::json!({})).await?;
+        Ok(answer.processes)
+    }
+
+    /// Writes to the process's standard input; returns when the process's pipe has taken all of it.
+    pub async fn send_input(&self, pid: u32, bytes: &[u8]) -> Result<(), ClientError> {
+        self.send(pid, bytes, ProcessInput::Stdin).await
+    }
+
+    /// Types into the process's terminal.
+    pub async fn send_pty(&self, pid: u32, bytes: &[u8]) -> Result<(), ClientError> {
+        self.send(pid, bytes, ProcessInput::Pty).await
+    }
+
+    pub async fn close_stdin(&self, pid: u32) -> Result<(), ClientError> {
+        let request = SelectRequest { process: ProcessSelector::Pid(pid), pty: None };
+        self.unary::<serde_json::Value>("CloseStdin", &request).await.map(drop)
+    }
+
+    /// Signals the process and all of its group.
+    pub async fn signal(&self, pid: u32, signal: Signal) -> Result<(), ClientError> {
+        let request = SendSignalRequest { process: ProcessSelector::Pid(pid), signal };
+        self.unary::<serde_json::Value>("SendSignal", &request).await.map(drop)
+    }
+
+    pub async fn resize(&self, pid: u32, cols: u16, rows: u16) -> Result<(), ClientError> {
+        let pty = Some(Pty { size: Some(pty_size(cols, rows)) });
+        let request = SelectRequest { process: ProcessSelector::Pid(pid), pty };
+        self.unary::<serde_json::Value>("Update", &request).await.map(drop)
+    }
+
+    /// Writes a file as `user` (the default user where none is named).
+    pub async fn write_file(
+        &self,
+        path: &str,
+        content: Vec<u8>,
+        user: Option<&str>,
+    ) -> Result<WrittenFile, ClientError> {
+        let mut request = self
+            .request(reqwest::Method::POST, "/files")
+            .query(&[("path", path)])
+            .header("content-type", "application/octet-stream")
+            .body(content);
+        if let Some(user) = user {
+            request = request.query(&[("username", user)]);
+        }
+        let response = self.check(request.send().await).await?;
+        let mut written: Vec<WrittenFile> = self.json(response).await?;
+        written.pop().ok_or_else(|| self.malformed("no file in the answer"))
+    }
+
+    pub async fn read_file(&self, path: &str, user: Option<&str>) -> Result<Vec<u8>, ClientError> {
+        let mut request = self.request(reqwest::Method::GET, "/files").query(&[("path", path)]);
+        if let Some(user) = user {
+            request = request.query(&[("username", user)]);
+        }
+        let response = self.check(request.send().await).await?;
+        let bytes = response.bytes().await.map_err(|error| ClientError::Broken(error.to_string()))?;
+        Ok(bytes.to_vec())
+    }
+
+    /// Whether the data plane answers.
+    pub async fn is_healthy(&self) -> bool {
+        self.check(self.request(reqwest::Method::GET, "/health").send().await).await.is_ok()
+    }
+
+    async fn send(&self, pid: u32, bytes: &[u8], wrap: fn(String) -> ProcessInput) -> Result<(), ClientError> {
+        for chunk in bytes.chunks(INPUT_CHUNK) {
+            let input = wrap(BASE64.encode(chunk));
+            let request = SendInputRequest { process: ProcessSelector::Pid(pid), input };
+            self.unary::<serde_json::Value>("SendInput", &request).await?;
+        }
+        Ok(())
+    }
+
+    async fn unary<T: DeserializeOwned>(&self, method: &str, request: &impl Serialize) -> Result<T, ClientError> {
+        let path = format!("/{}/{method}", sandpiper_protocol::process::SERVICE);
+        let request = self.request(reqwest::Method::POST, &path).header("connect-protocol-version", "1").json(request);
+        let response = self.check(request.send().await).await?;
+        self.json(response).await
+    }
+
+    async fn stream(
+        &self,
+        method: &str,
+        request: &impl Serialize,
+        user: Option<&str>,
+        timeout: Option<Duration>,
+    ) -> Result<ProcessStream, ClientError> {
+        let message = serde_json::to_vec(request).map_err(|error| self.malformed(&error.to_string()))?;
+        let path = format!("/{}/{method}", sandpiper_protocol::process::SERVICE);
+        let mut http = self
+            .request(reqwest::Method::POST, &path)
+            .header("connect-protocol-version", "1")
+            .header("content-type", STREAM_CONTENT_TYPE)
+            .body(connect::envelope(0, &message));
+        if let Some(user) = user {
+            http = http.header("authorization", format!("Basic {}", BASE64.encode(format!("{user}:"))));
+        }
+        if let Some(timeout) = timeout {
+            http = http.header("connect-timeout-ms", timeout.as_millis().to_string());
+        }
+        let response = self.check(http.send().await).await?;
+        let mut stream = ProcessStream {
+            pid: 0,
+            body: response.bytes_stream().boxed(),
+            decoder: Decoder::new(MESSAGE_LIMIT),
+            ready: VecDeque::new(),
+        };
+        match stream.next().await? {
+            Some(ProcessEvent::Start(start)) => stream.pid = start.pid,
+            other => return Err(ClientError::Broken(format!("expected the start of a process, got {other:?}"))),
+        }
+        Ok(stream)
+    }
+
+    fn request(&self, method: reqwest::Method, path: &str) -> reqwest::RequestBuilder {
+        self.http.request(method, format!("{}{path}", self.base_url)).header("x-access-token", &self.access_token)
+    }
+
+    async fn check(&self, sent: reqwest::Result<reqwest::Response>) -> Result<reqwest::Response, ClientError> {
+        let response = sent.map_err(|source| ClientError::Unreachable { url: self.base_url.clone(), source })?;
+        let status = response.status();
+        if status.is_success() {
+            return Ok(response);
+        }
+        let body = response.bytes().await.unwrap_or_default();
+        Err(connect_refusal(status, &body))
+    }
+
+    async fn json<T: DeserializeOwned>(&self, response: reqwest::Response) -> Result<T, ClientError> {
+        let bytes = response.bytes().await.map_err(|error| ClientError::Broken(error.to_string()))?;
+        serde_json::from_slice(&bytes).map_err(|error| self.malformed(&error.to_string()))
+    }
+
+    fn malformed(&self, detail: &str) -> ClientError {
+        ClientError::Malformed { url: self.base_url.clone(), detail: detail.to_owned() }
+    }
+}
+
+/// The events of one process. Dropping it leaves the process running.
+pub struct ProcessStream {
+    pid: u32,
+    body: BoxStream<'static, reqwest::Result<bytes::Bytes>>,
+    decoder: Decoder,
+    ready: VecDeque<ProcessEvent>,
+}
+
+impl ProcessStream {
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// The next event; `None` after the end of the stream. A stream that ends without saying so is an error.
+    pub async fn next(&mut self) -> Result<Option<ProcessEvent>, ClientError> {
+        loop {
+            if let Some(event) = self.ready.pop_front() {
+                return Ok(Some(event));
+            }
+            while let Some((flags, payload)) =
+                self.decoder.next_envelope().map_err(|error| ClientError::Broken(error.to_string()))?
+            {
+                if flags & END_OF_STREAM != 0 {
+                    let end: EndOfStream = parse(&payload)?;
+                    return match end.error {
+                        None => Ok(None),
+                        Some(error) => Err(ClientError::Refused {
+                            status: error.code.http_status(),
+                            code: serde_json::to_value(error.code)
+                                .ok()
+                                .and_then(|code| code.as_str().map(str::to_owned))
+                                .unwrap_or_default(),
+                            message: error.message,
+                            request_id: "-".into(),
+                        }),
+                    };
+                }
+                let message: EventMessage = parse(&payload)?;
+                self.ready.push_back(message.event);
+            }
+            if !self.ready.is_empty() {
+                continue;
+            }
+            match self.body.next().await {
+                Some(Ok(bytes)) => self.decoder.push(&bytes),
+                Some(Err(error)) => return Err(ClientError::Broken(error.to_string())),
+                None => return Err(ClientError::Broken("the sandbox went away".into())),
+            }
+        }
+    }
+
+    /// Everything until the process's end.
+    pub async fn output(mut self) -> Result<Output, ClientError> {
+        let mut output = Output::default();
+        while let Some(event) = self.next().await? {
+            match event {
+                ProcessEvent::Data(DataEvent::Stdout(data) | DataEvent::Pty(data)) => {
+                    output.stdout.extend(decode(&data)?);
+                }
+                ProcessEvent::Data(DataEvent::Stderr(data)) => output.stderr.extend(decode(&data)?),
+                ProcessEvent::End(end) => output.end = end,
+                ProcessEvent::Start(_) | ProcessEvent::Keepalive(_) => {}
+            }
+        }
+        Ok(output)
+    }
+}
+
+/// The bytes of a piece of output.
+pub fn decode(data: &str) -> Result<Vec<u8>, ClientError> {
+    BASE64.decode(data).map_err(|error| ClientError::Broken(error.to_string()))
+}
+
+fn parse<T: DeserializeOwned>(payload: &[u8]) -> Result<T, ClientError> {
+    serde_json::from_slice(payload).map_err(|error| ClientError::Broken(error.to_string()))
+}
+
+fn pty_size(cols: u16, rows: u16) -> PtySize {
+    PtySize { cols: cols.into(), rows: rows.into() }
+}
+
+/// An error of the guest's server (`{"code", "message"}`, the code a name or a number), or else of the proxy.
+fn connect_refusal(status: reqwest::StatusCode, body: &[u8]) -> ClientError {
+    #[derive(serde::Deserialize)]
+    struct Body {
+        code: serde_json::Value,
+        message: String,
+    }
+    match serde_json::from_slice::<Body>(body) {
+        Ok(body) => ClientError::Refused {
+            status: status.as_u16(),
+            code: body.code.as_str().map_or_else(|| body.code.to_string(), str::to_owned),
+            message: body.message,
+            request_id: "-".into(),
+        },
+        Err(_) => refusal(status, body),
+    }
+}

@@ -1,0 +1,312 @@
+//! A client of the control plane (`/v1`) and, through a session, of a sandbox's data plane.
+
+mod data_plane;
+mod localhost;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use reqwest::{Method, StatusCode};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+pub use data_plane::{Command, DataPlane, Output, ProcessStream, Stdin, decode};
+
+/// The control plane of one Sandpiper, as one API key sees it.
+#[derive(Clone)]
+pub struct Client {
+    http: reqwest::Client,
+    base_url: String,
+    api_key: String,
+}
+
+/// Why a call did not give its answer.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    #[error("Cannot reach {url}: is Sandpiper running there? Start it with `sandpiper up`, or name another with --url")]
+    Unreachable {
+        url: String,
+        #[source]
+        source: reqwest::Error,
+    },
+    #[error("{message} [{status} {code}, request {request_id}]")]
+    Refused { status: u16, code: String, message: String, request_id: String },
+    #[error("The answer of {url} is not what this version of the client understands: {detail}")]
+    Malformed { url: String, detail: String },
+    #[error("The stream from the sandbox broke off: {0}")]
+    Broken(String),
+    #[error("Cannot set up the HTTP client")]
+    Setup(#[source] reqwest::Error),
+}
+
+impl ClientError {
+    /// The API's error code, such as `not_found`, where the API answered.
+    pub fn code(&self) -> Option<&str> {
+        match self {
+            Self::Refused { code, .. } => Some(code),
+            _ => None,
+        }
+    }
+
+    /// The HTTP status, where there was an answer.
+    pub fn status(&self) -> Option<u16> {
+        match self {
+            Self::Refused { status, .. } => Some(*status),
+            _ => None,
+        }
+    }
+}
+
+/// What a new sandbox should be; `Default` is the `base` template with its own defaults.
+#[derive(Debug, Clone, Serialize)]
+pub struct CreateSandbox {
+    pub template: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub timeout: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpu: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_mb: Option<u32>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub envs: BTreeMap<String, String>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub metadata: BTreeMap<String, String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub exposed_ports: Vec<ExposedPort>,
+}
+
+impl Default for CreateSandbox {
+    fn default() -> Self {
+        Self {
+            template: "base".into(),
+            timeout: None,
+            cpu: None,
+            memory_mb: None,
+            envs: BTreeMap::new(),
+            metadata: BTreeMap::new(),
+            exposed_ports: Vec::new(),
+        }
+    }
+}
+
+#[derive(Debug, Clone, Serialize)]
+pub struct ExposedPort {
+    pub port: u16,
+    pub protocol: &'static str,
+    pub public: bool,
+}
+
+impl ExposedPort {
+    /// A port whose preview anybody who knows the URL may open.
+    pub fn public(port: u16) -> Self {
+        Self { port, protocol: "http", public: true }
+    }
+
+    /// A port whose preview needs the sandbox's access token.
+    pub fn private(port: u16) -> Self {
+        Self { port, protocol: "http", public: false }
+    }
+}
+
+/// A sandbox as the API shows it; `raw` has every field.
+#[derive(Debug, Clone, Deserialize)]
+pub struct Sandbox {
+    pub id: String,
+    pub state: String,
+    pub template: String,
+    pub cpu: u32,
+    pub memory_mb: u32,
+    pub created_at: String,
+    pub deadline: Option<String>,
+    #[serde(default)]
+    pub error: Option<SandboxError>,
+    #[serde(skip)]
+    pub raw: Value,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+pub struct SandboxError {
+    pub code: String,
+    pub message: String,
+}
+
+/// The credential for a sandbox's data plane.
+#[derive(Clone, Deserialize)]
+pub struct Session {
+    pub data_plane_url: String,
+    pub access_token: String,
+    pub expires_at: String,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+pub struct Port {
+    pub port: u16,
+    pub url: String,
+    pub public: bool,
+    pub status: String,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+pub struct LogEntry {
+    pub time: String,
+    pub source: String,
+    pub message: String,
+}
+
+#[derive(Deserialize)]
+struct SandboxPage {
+    sandboxes: Vec<Value>,
+    next_token: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct LogPage {
+    entries: Vec<LogEntry>,
+}
+
+#[derive(Deserialize)]
+struct ErrorEnvelope {
+    error: String,
+    message: String,
+    #[serde(default)]
+    request_id: String,
+    #[serde(default)]
+    details: Vec<ErrorDetail>,
+}
+
+#[derive(Deserialize)]
+struct ErrorDetail {
+    field: String,
+    reason: String,
+}
+
+impl Client {
+    /// A client of the API at `base_url`, such as `http://127.0.0.1:7070`. `ca` is a PEM certificate to trust beside the
+    /// system's, as for a host with its own local CA.
+    pub fn new(base_url: &str, api_key: &str, ca: Option<&[u8]>) -> Result<Self, ClientError> {
+        let mut builder = reqwest::Client::builder()
+            .dns_resolver(localhost::Resolver)
+            .no_proxy()
+            .connect_timeout(Duration::from_secs(10))
+            .redirect(reqwest::redirect::Policy::none());
+        if let Some(pem) = ca {
+            builder = builder.add_root_certificate(reqwest::Certificate::from_pem(pem).map_err(ClientError::Setup)?);
+        }
+        let http = builder.build().map_err(ClientError::Setup)?;
+        Ok(Self { http, base_url: base_url.trim_end_matches('/').to_owned(), api_key: api_key.to_owned() })
+    }
+
+    /// Creates a sandbox; returns once it is ready.
+    pub async fn create(&self, request: &CreateSandbox) -> Result<(Sandbox, Session), ClientError> {
+        let body = serde_json::to_value(request).map_err(|error| self.malformed("/sandboxes", &error.to_string()))?;
+        let mut answer = self.call(Method::POST, "/sandboxes", Some(body)).await?;
+        let session = answer.get_mut("session").map(Value::take).unwrap_or_default();
+        Ok((self.sandbox(answer)?, self.parse("/sandboxes", session)?))
+    }
+
+    /// All sandboxes of the key's team that match `query` (`query[state][]=running`, …), page after page.
+    pub async fn list(&self, query: &str) -> Result<Vec<Sandbox>, ClientError> {
+        let mut all = Vec::new();
+        let mut token: Option<String> = None;
+        loop {
+            let next = token.map(|token| format!("&next_token={token}")).unwrap_or_default();
+            let path = format!("/sandboxes?{query}{next}");
+            let page: SandboxPage = self.parse(&path, self.call(Method::GET, &path, None).await?)?;
+            for value in page.sandboxes {
+                all.push(self.sandbox(value)?);
+            }
+            match page.next_token {
+                Some(next) => token = Some(next),
+                None => return Ok(all),
+            }
+        }
+    }
+
+    pub async fn show(&self, id: &str) -> Result<Sandbox, ClientError> {
+        self.sandbox(self.call(Method::GET, &format!("/sandboxes/{id}"), None).await?)
+    }
+
+    pub async fn delete(&self, id: &str) -> Result<(), ClientError> {
+        self.call(Method::DELETE, &format!("/sandboxes/{id}"), None).await.map(drop)
+    }
+
+    /// A fresh session of a live sandbox.
+    pub async fn connect(&self, id: &str) -> Result<Session, ClientError> {
+        let path = format!("/sandboxes/{id}/connect");
+        let mut answer = self.call(Method::POST, &path, Some(serde_json::json!({}))).await?;
+        self.parse(&path, answer.get_mut("session").map(Value::take).unwrap_or_default())
+    }
+
+    pub async fn port(&self, id: &str, port: u16) -> Result<Port, ClientError> {
+        let path = format!("/sandboxes/{id}/ports/{port}");
+        self.parse(&path, self.call(Method::GET, &path, None).await?)
+    }
+
+    pub async fn logs(&self, id: &str) -> Result<Vec<LogEntry>, ClientError> {
+        let path = format!("/sandboxes/{id}/logs");
+        let page: LogPage = self.parse(&path, self.call(Method::GET, &path, None).await?)?;
+        Ok(page.entries)
+    }
+
+    /// Any call of the control plane: `path` follows `/v1`. An empty answer is `null`.
+    pub async fn call(&self, method: Method, path: &str, body: Option<Value>) -> Result<Value, ClientError> {
+        let url = format!("{}/v1{path}", self.base_url);
+        let mut request = self.http.request(method, &url).bearer_auth(&self.api_key).timeout(Duration::from_secs(120));
+        if let Some(body) = body {
+            request = request.json(&body);
+        }
+        let unreachable = |source| ClientError::Unreachable { url: self.base_url.clone(), source };
+        let response = request.send().await.map_err(unreachable)?;
+        let status = response.status();
+        let bytes = response.bytes().await.map_err(unreachable)?;
+        if !status.is_success() {
+            return Err(refusal(status, &bytes));
+        }
+        if bytes.is_empty() {
+            return Ok(Value::Null);
+        }
+        serde_json::from_slice(&bytes).map_err(|error| self.malformed(path, &error.to_string()))
+    }
+
+    /// The data plane that `session` opens.
+    pub fn data_plane(&self, session: &Session) -> DataPlane {
+        DataPlane::new(self.http.clone(), session)
+    }
+
+    /// The HTTP client underneath, which resolves `*.localhost` to this machine.
+    pub fn http(&self) -> &reqwest::Client {
+        &self.http
+    }
+
+    fn sandbox(&self, raw: Value) -> Result<Sandbox, ClientError> {
+        let sandbox: Sandbox = self.parse("/sandboxes", raw.clone())?;
+        Ok(Sandbox { raw, ..sandbox })
+    }
+
+    fn parse<T: serde::de::DeserializeOwned>(&self, path: &str, value: Value) -> Result<T, ClientError> {
+        serde_json::from_value(value).map_err(|error| self.malformed(path, &error.to_string()))
+    }
+
+    fn malformed(&self, path: &str, detail: &str) -> ClientError {
+        ClientError::Malformed { url: format!("{}/v1{path}", self.base_url), detail: detail.to_owned() }
+    }
+}
+
+/// The error that a refusing answer carries, in the API's envelope or, from elsewhere on the way, in none.
+fn refusal(status: StatusCode, body: &[u8]) -> ClientError {
+    let status = status.as_u16();
+    match serde_json::from_slice::<ErrorEnvelope>(body) {
+        Ok(envelope) => {
+            let details: String =
+                envelope.details.iter().map(|detail| format!("; {}: {}", detail.field, detail.reason)).collect();
+            let message = format!("{}{details}", envelope.message);
+            ClientError::Refused { status, code: envelope.error, message, request_id: envelope.request_id }
+        }
+        Err(_) => ClientError::Refused {
+            status,
+            code: "unknown".into(),
+            message: String::from_utf8_lossy(&body[..body.len().min(500)]).trim().to_owned(),
+            request_id: "unknown".into(),
+        },
+    }
+}

@@ -1,0 +1,58 @@
+//! `sandpiper doctor`
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use serde_json::json;
+
+use crate::commands::up;
+use crate::doctor::{self, Paths, Rung, Verdict};
+use crate::output::Output;
+
+/// Check whether this machine can run sandboxes, and say how to mend what is missing
+#[derive(clap::Args)]
+#[command(
+    after_help = "Exit status: 0 when sandboxes can run here (perhaps in the nested host), 1 when something is missing."
+)]
+pub(crate) struct Arguments {
+    /// Print the number of the rung only: 1 KVM runs Linux guests, 2 KVM runs payloads only, 3 no KVM
+    #[arg(long)]
+    rung: bool,
+
+    /// Folder where the host would keep its data
+    #[arg(long, default_value = up::STATE_DIR)]
+    state_dir: PathBuf,
+}
+
+pub(crate) fn run(arguments: &Arguments, output: Output) -> anyhow::Result<ExitCode> {
+    let rung = Rung::find();
+    if arguments.rung {
+        output.line(&rung.number().to_string());
+        if output.is_json() {
+            output.value(&json!({"rung": rung.number()}));
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    let paths = Paths {
+        state_dir: arguments.state_dir.clone(),
+        kernel: up::default_kernel(),
+        template: up::default_template(),
+    };
+    let checks = doctor::all(&rung, &paths);
+    let healthy = checks.iter().all(|check| check.verdict != Verdict::Fail);
+    if output.is_json() {
+        output.value(&json!({"rung": rung.number(), "healthy": healthy, "checks": checks}));
+    }
+    for check in checks {
+        let mark = match check.verdict {
+            Verdict::Ok => "ok  ",
+            Verdict::Warn => "warn",
+            Verdict::Fail => "FAIL",
+        };
+        output.line(&format!("{mark}  {:14} {}", check.name, check.found));
+        if let Some(fix) = check.fix {
+            output.line(&format!("      {:14} -> {fix}", ""));
+        }
+    }
+    Ok(if healthy { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}

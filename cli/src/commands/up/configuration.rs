@@ -1,0 +1,137 @@
+//! The configurations of agent and API that `up` writes from its own arguments.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, bail};
+use toml::{Table, Value};
+
+use super::{Arguments, default_kernel, program};
+
+/// Linux user that the API runs as: it faces the network, and needs no right of root.
+const API_USER: &str = "sandpiper";
+
+pub(super) struct Files {
+    pub(super) agent: PathBuf,
+    pub(super) api: PathBuf,
+    pub(super) agent_socket: PathBuf,
+    pub(super) api_user: User,
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct User {
+    pub(super) uid: u32,
+    pub(super) gid: u32,
+}
+
+pub(super) fn write(arguments: &Arguments) -> anyhow::Result<Files> {
+    let kernel = arguments
+        .kernel
+        .clone()
+        .or_else(default_kernel)
+        .context("There is no guest kernel: build it with kernel-config/build, or name one with --kernel")?;
+    let kernel = kernel.canonicalize().with_context(|| format!("Cannot read {}", kernel.display()))?;
+    let api_user = api_user()?;
+    let (state, runtime) = (&arguments.state_dir, &arguments.runtime_dir);
+    let api_dir = state.join("api");
+    for folder in [state, runtime, &api_dir] {
+        fs::create_dir_all(folder).with_context(|| format!("Cannot create {}", folder.display()))?;
+    }
+    // The API passes through the state folder to its own; everything else in there is the agent's, and closed.
+    fs::set_permissions(state, fs::Permissions::from_mode(0o711))?;
+    fs::set_permissions(&api_dir, fs::Permissions::from_mode(0o700))?;
+    nix::unistd::chown(&api_dir, Some(api_user.uid.into()), Some(api_user.gid.into()))?;
+
+    let agent_socket = runtime.join("agent.sock");
+    let mut agent = Table::new();
+    agent.insert("state_dir".into(), text(state));
+    agent.insert("runtime_dir".into(), text(runtime));
+    agent.insert("vmm".into(), text(&program("sandpiper-vmm")?));
+    agent.insert("kernel".into(), text(&kernel));
+    agent.insert("console".into(), arguments.console.into());
+    agent.insert("socket_gid".into(), i64::from(api_user.gid).into());
+    let mut ingress = Table::new();
+    ingress.insert("listen".into(), arguments.data_plane_listen.to_string().into());
+    ingress.insert("data_plane_host".into(), arguments.data_plane_host.clone().into());
+    ingress.insert("tls".into(), if arguments.tls { "local_ca" } else { "off" }.into());
+    agent.insert("ingress".into(), ingress.into());
+
+    let mut api = Table::new();
+    api.insert("listen".into(), arguments.listen.to_string().into());
+    api.insert("state_dir".into(), text(&api_dir));
+    api.insert("agent_socket".into(), text(&agent_socket));
+
+    let files = Files { agent: state.join("agent.toml"), api: api_dir.join("api.toml"), agent_socket, api_user };
+    store(&files.agent, merged(agent, arguments.agent_settings.as_deref())?, None)?;
+    store(&files.api, merged(api, arguments.api_settings.as_deref())?, Some(api_user))?;
+    Ok(files)
+}
+
+/// `base` with the operator's own settings over it, table by table.
+fn merged(mut base: Table, settings: Option<&Path>) -> anyhow::Result<Table> {
+    if let Some(path) = settings {
+        let text = fs::read_to_string(path).with_context(|| format!("Cannot read {}", path.display()))?;
+        let over: Table = toml::from_str(&text).with_context(|| format!("{} is not valid TOML", path.display()))?;
+        merge(&mut base, over);
+    }
+    Ok(base)
+}
+
+fn merge(base: &mut Table, over: Table) {
+    for (key, value) in over {
+        match (base.get_mut(&key), value) {
+            (Some(Value::Table(below)), Value::Table(above)) => merge(below, above),
+            (_, value) => drop(base.insert(key, value)),
+        }
+    }
+}
+
+fn store(path: &Path, table: Table, owner: Option<User>) -> anyhow::Result<()> {
+    let text =
+        format!("# Written by `sandpiper up` at every start; give your own settings with its --*-settings.\n{table}");
+    let temporary = path.with_extension("new");
+    fs::write(&temporary, text).with_context(|| format!("Cannot write {}", temporary.display()))?;
+    fs::set_permissions(&temporary, fs::Permissions::from_mode(0o600))?;
+    if let Some(owner) = owner {
+        nix::unistd::chown(&temporary, Some(owner.uid.into()), Some(owner.gid.into()))?;
+    }
+    fs::rename(&temporary, path)?;
+    Ok(())
+}
+
+fn text(path: &Path) -> Value {
+    Value::String(path.to_string_lossy().into_owned())
+}
+
+/// The API's user, made on the first start.
+fn api_user() -> anyhow::Result<User> {
+    if let Some(user) = nix::unistd::User::from_name(API_USER)? {
+        return Ok(User { uid: user.uid.as_raw(), gid: user.gid.as_raw() });
+    }
+    let made = Command::new("useradd")
+        .args(["--system", "--user-group", "--no-create-home", "--home-dir", "/nonexistent"])
+        .args(["--shell", "/usr/sbin/nologin", API_USER])
+        .output()
+        .context("Cannot run useradd, to make the API's user; install the package passwd")?;
+    if !made.status.success() {
+        bail!("Cannot make the user {API_USER}: {}", String::from_utf8_lossy(&made.stderr).trim());
+    }
+    let user = nix::unistd::User::from_name(API_USER)?.context("useradd made no user")?;
+    Ok(User { uid: user.uid.as_raw(), gid: user.gid.as_raw() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn own_settings_win_key_by_key() {
+        let mut base: Table = toml::from_str("console = false\n[ingress]\nlisten = \"a\"\ntls = \"off\"").unwrap();
+        merge(&mut base, toml::from_str("[ingress]\ntls = \"local_ca\"").unwrap());
+        assert_eq!(base["ingress"]["listen"].as_str(), Some("a"));
+        assert_eq!(base["ingress"]["tls"].as_str(), Some("local_ca"));
+        assert_eq!(base["console"].as_bool(), Some(false));
+    }
+}

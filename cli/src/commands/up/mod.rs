@@ -1,0 +1,281 @@
+//! `sandpiper up`: a whole host in the foreground.
+//!
+//! ```text
+//!   check ─▶ write configurations ─▶ agent ─▶ base template ─▶ API ─▶ first key ─▶ "ready" ─▶ (until interrupted)
+//! ```
+//!
+//! Both processes are started again when they end by themselves; the agent finds its sandboxes again, so none is lost.
+//! When this process is interrupted both are asked to end, and when it is killed the kernel asks them.
+
+mod configuration;
+mod nested;
+mod service;
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, SystemTime};
+
+use anyhow::{Context, bail};
+use sandpiper_protocol::agent::{ImportTemplate, RuntimeBaseline, TemplateVersion};
+use serde_json::json;
+use tokio::signal::unix::{SignalKind, signal};
+
+use self::service::Service;
+use crate::agent_socket::AgentSocket;
+use crate::credentials::Credentials;
+use crate::doctor::{Rung, sibling};
+use crate::output::Output;
+
+pub(crate) const STATE_DIR: &str = "/var/lib/sandpiper";
+
+/// How long each process may take to answer; generous, as software emulation is slow.
+const START_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// Start a host here: agent, API, base template; print its URL, and its first key once
+#[derive(clap::Args, Clone)]
+#[command(after_help = "\
+Examples:
+  sandpiper up                     as root, on a machine with KVM
+  sandpiper up --nested            in a virtual machine in software, where KVM cannot run Linux
+  sandpiper up --tls               previews and data planes over HTTPS with a CA of this host's own
+
+Stop it with Ctrl-C. Sandboxes keep running and are found again by the next `up`, unless
+--stop-sandboxes-on-exit is given.")]
+pub(crate) struct Arguments {
+    /// Where the host keeps its data
+    #[arg(long, default_value = STATE_DIR)]
+    pub(crate) state_dir: PathBuf,
+
+    /// Where its sockets are
+    #[arg(long, default_value = "/run/sandpiper")]
+    pub(crate) runtime_dir: PathBuf,
+
+    /// Address of the API
+    #[arg(long, default_value = "127.0.0.1:7070")]
+    pub(crate) listen: SocketAddr,
+
+    /// Address of data planes and previews
+    #[arg(long, default_value = "127.0.0.1:7080")]
+    pub(crate) data_plane_listen: SocketAddr,
+
+    /// Host name below which each sandbox has its own
+    #[arg(long, default_value = "sandbox.localhost")]
+    pub(crate) data_plane_host: String,
+
+    /// HTTPS for data planes and previews, with a local CA
+    #[arg(long)]
+    pub(crate) tls: bool,
+
+    /// The guest kernel's vmlinux; the one that kernel-config/build made last otherwise
+    #[arg(long)]
+    pub(crate) kernel: Option<PathBuf>,
+
+    /// The base template's image; the one that scripts/base-template made last otherwise
+    #[arg(long)]
+    pub(crate) template: Option<PathBuf>,
+
+    /// Give guests a serial console and keep what they print in their logs: slower starts
+    #[arg(long)]
+    pub(crate) console: bool,
+
+    /// Settings of the agent, TOML, merged over what this command writes
+    #[arg(long, value_name = "FILE")]
+    pub(crate) agent_settings: Option<PathBuf>,
+
+    /// Settings of the API, TOML, merged over what this command writes
+    #[arg(long, value_name = "FILE")]
+    pub(crate) api_settings: Option<PathBuf>,
+
+    /// Destroy all sandboxes at the end
+    #[arg(long)]
+    pub(crate) stop_sandboxes_on_exit: bool,
+
+    /// Run all of this in the nested host
+    #[arg(long)]
+    nested: bool,
+
+    /// Do not check KVM first
+    #[arg(long, hide = true)]
+    skip_checks: bool,
+}
+
+pub(crate) async fn run(arguments: Arguments, output: Output) -> anyhow::Result<ExitCode> {
+    if arguments.nested {
+        return nested::run(&arguments, output).await;
+    }
+    if !arguments.skip_checks {
+        match Rung::find() {
+            Rung::Direct => {}
+            rung => bail!("{rung}. Use the nested host instead: sandpiper up --nested"),
+        }
+    }
+    if !nix::unistd::geteuid().is_root() {
+        bail!("A host needs root, for its agent. Run: sudo sandpiper up");
+    }
+    let files = configuration::write(&arguments)?;
+    let mut stop = StopSignals::new()?;
+
+    let mut agent_arguments = vec!["--config".into(), files.agent.clone().into_os_string()];
+    if arguments.stop_sandboxes_on_exit {
+        agent_arguments.push("--stop-sandboxes-on-exit".into());
+    }
+    let agent = Service::start("sandpiper-agent", program("sandpiper-agent")?, agent_arguments, None);
+    let socket = AgentSocket::new(&files.agent_socket);
+    let progress = output.progress("starting the agent");
+    let ready = wait_until("the agent", || async { socket.is_up().await });
+    let ended = tokio::select! { ready = ready => ready, () = stop.recv() => Ok(false) };
+    drop(progress);
+    if !ended? {
+        agent.stop().await;
+        return Ok(ExitCode::SUCCESS);
+    }
+
+    let progress = output.progress("importing the base template (once per image)");
+    import_base(&socket, arguments.template.clone().or_else(default_template)).await?;
+    drop(progress);
+
+    let api_arguments = vec!["serve".into(), "--config".into(), files.api.clone().into_os_string()];
+    let api = Service::start("sandpiper-api", program("sandpiper-api")?, api_arguments, Some(files.api_user));
+    let url = format!("http://{}", reachable(arguments.listen));
+    let progress = output.progress("starting the API");
+    let probe = reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(5)).build()?;
+    let health = format!("{url}/healthz");
+    let ready = wait_until("the API", || async {
+        probe.get(&health).send().await.is_ok_and(|answer| answer.status().is_success())
+    });
+    let ended = tokio::select! { ready = ready => ready, () = stop.recv() => Ok(false) };
+    drop(progress);
+    if ended? {
+        let ca = arguments.tls.then(|| arguments.state_dir.join("ca/ca.pem"));
+        let key = ensure_key(&url, &files, ca).await?;
+        announce(&arguments, &url, key.as_deref(), output);
+        stop.recv().await;
+    }
+    output.line("stopping");
+    tokio::join!(api.stop(), agent.stop());
+    Ok(ExitCode::SUCCESS)
+}
+
+fn announce(arguments: &Arguments, url: &str, key: Option<&str>, output: Output) {
+    if output.is_json() {
+        output.value(
+            &json!({"event": "ready", "url": url, "api_key": key, "data_plane_host": arguments.data_plane_host}),
+        );
+        return;
+    }
+    output.line(&format!("\nSandpiper is up at {url}   (API reference: {url}/docs)"));
+    match key {
+        Some(key) => {
+            output.line(&format!("API key, shown this once: {key}"));
+            output.line("It is also in your credentials file, where this command finds it.");
+        }
+        None => output.line("The API key is in your credentials file, from an earlier start."),
+    }
+    output.line("\nTry, in another terminal:\n  sandpiper run -- python3 -c 'print(\"hello from a microVM\")'\n");
+}
+
+/// Gives the base template to the agent, which knows an image that it has by its digest.
+async fn import_base(agent: &AgentSocket, image: Option<PathBuf>) -> anyhow::Result<()> {
+    let image =
+        image.context("There is no base template: build it with scripts/base-template, or name one with --template")?;
+    let image = image.canonicalize().with_context(|| format!("Cannot read {}", image.display()))?;
+    let digest = std::fs::read_to_string(image.with_extension("sha256")).ok().map(|text| text.trim().to_owned());
+    let request = ImportTemplate {
+        slug: "base".into(),
+        image: image.to_string_lossy().into_owned(),
+        digest,
+        baseline: RuntimeBaseline { cpu: 1, memory_mb: 512 },
+    };
+    agent.post::<TemplateVersion>("/templates", &request).await.context("Cannot import the base template")?;
+    Ok(())
+}
+
+/// The key in the credentials if the API takes it; else a new one, stored there and returned.
+async fn ensure_key(url: &str, files: &configuration::Files, ca: Option<PathBuf>) -> anyhow::Result<Option<String>> {
+    if let Some(stored) = Credentials::load()?.filter(|stored| stored.url == url && stored.ca == ca) {
+        let client = sandpiper::client::Client::new(url, &stored.api_key, None)?;
+        if client.call(reqwest::Method::GET, "/sandbox_limits", None).await.is_ok() {
+            return Ok(None);
+        }
+    }
+    let api_key = service::create_key(&program("sandpiper-api")?, files).await?;
+    Credentials { url: url.to_owned(), api_key: api_key.clone(), ca }.store()?;
+    Ok(Some(api_key))
+}
+
+/// The address that a client on this machine uses for a listener.
+fn reachable(listen: SocketAddr) -> SocketAddr {
+    if listen.ip().is_unspecified() { SocketAddr::from(([127, 0, 0, 1], listen.port())) } else { listen }
+}
+
+/// Asks until the answer is yes.
+async fn wait_until<F: Future<Output = bool>>(what: &str, ask: impl Fn() -> F) -> anyhow::Result<bool> {
+    let deadline = tokio::time::Instant::now() + START_TIMEOUT;
+    while tokio::time::Instant::now() < deadline {
+        if ask().await {
+            return Ok(true);
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    bail!("{what} did not answer within {} s; its messages above say why", START_TIMEOUT.as_secs())
+}
+
+fn program(name: &str) -> anyhow::Result<PathBuf> {
+    sibling(name).with_context(|| format!("{name} is not beside this program; build all with scripts/build"))
+}
+
+/// Ctrl-C, `kill`, or a terminal that went away.
+struct StopSignals {
+    interrupt: tokio::signal::unix::Signal,
+    terminate: tokio::signal::unix::Signal,
+    hangup: tokio::signal::unix::Signal,
+}
+
+impl StopSignals {
+    fn new() -> anyhow::Result<Self> {
+        Ok(Self {
+            interrupt: signal(SignalKind::interrupt())?,
+            terminate: signal(SignalKind::terminate())?,
+            hangup: signal(SignalKind::hangup())?,
+        })
+    }
+
+    async fn recv(&mut self) {
+        tokio::select! {
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+            _ = self.hangup.recv() => {}
+        }
+    }
+}
+
+/// The kernel that was built last on this machine.
+pub(crate) fn default_kernel() -> Option<PathBuf> {
+    newest(&cache().join("kernel"), |path| path.join("vmlinux"))
+}
+
+/// The base image that was built last on this machine.
+pub(crate) fn default_template() -> Option<PathBuf> {
+    newest(&cache().join("templates"), |path| {
+        let is_base = path.extension().is_some_and(|end| end == "ext4")
+            && path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("base-"));
+        if is_base { path.to_owned() } else { PathBuf::new() }
+    })
+}
+
+/// Where the build scripts keep what they built.
+fn cache() -> PathBuf {
+    std::env::var_os("SANDPIPER_CACHE").map_or_else(|| PathBuf::from("/var/cache/sandpiper"), PathBuf::from)
+}
+
+/// Of the files that `pick` makes of the folder's entries, the one changed last.
+fn newest(folder: &Path, pick: impl Fn(&Path) -> PathBuf) -> Option<PathBuf> {
+    let changed =
+        |path: &PathBuf| path.metadata().and_then(|metadata| metadata.modified()).unwrap_or(SystemTime::UNIX_EPOCH);
+    std::fs::read_dir(folder)
+        .ok()?
+        .filter_map(|entry| Some(pick(&entry.ok()?.path())))
+        .filter(|path| path.is_file())
+        .max_by_key(changed)
+}

@@ -1,0 +1,135 @@
+//! One child process that is started again whenever it ends by itself.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde::Deserialize;
+use tokio::process::{Child, Command};
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+use super::configuration::{Files, User};
+
+/// Between an unexpected end and the next start.
+const RESTART_PAUSE: Duration = Duration::from_millis(500);
+/// For a process that was asked to end, until it is killed.
+const STOP_TIMEOUT: Duration = Duration::from_secs(30);
+
+pub(super) struct Service {
+    stop: oneshot::Sender<()>,
+    task: JoinHandle<()>,
+}
+
+impl Service {
+    pub(super) fn start(name: &'static str, program: PathBuf, arguments: Vec<OsString>, user: Option<User>) -> Self {
+        let (stop, stopped) = oneshot::channel();
+        let task = tokio::spawn(keep_running(name, program, arguments, user, stopped));
+        Self { stop, task }
+    }
+
+    /// Asks the process to end and waits for it.
+    pub(super) async fn stop(self) {
+        // Either side may be gone first: then there is nothing to stop or to wait for.
+        let _ = self.stop.send(());
+        let _ = self.task.await;
+    }
+}
+
+async fn keep_running(
+    name: &'static str,
+    program: PathBuf,
+    arguments: Vec<OsString>,
+    user: Option<User>,
+    mut stop: oneshot::Receiver<()>,
+) {
+    loop {
+        match spawn(&program, &arguments, user) {
+            Ok(mut child) => tokio::select! {
+                ended = child.wait() => match ended {
+                    Ok(status) => eprintln!("{name} ended ({status}); starting it again"),
+                    Err(error) => eprintln!("{name} cannot be waited for ({error}); starting it again"),
+                },
+                _ = &mut stop => return end(child).await,
+            },
+            Err(error) => eprintln!("{name} cannot be started: {error}"),
+        }
+        tokio::select! {
+            () = tokio::time::sleep(RESTART_PAUSE) => {}
+            _ = &mut stop => return,
+        }
+    }
+}
+
+fn spawn(program: &Path, arguments: &[OsString], user: Option<User>) -> std::io::Result<Child> {
+    let mut command = Command::new(program);
+    command.args(arguments).stdin(std::process::Stdio::null());
+    // Results of `up` go to standard output; what the services say is for people.
+    command.stdout(std::process::Stdio::null());
+    // A Ctrl-C in the terminal is for `up`, which then ends its services in order.
+    command.process_group(0);
+    if let Some(user) = user {
+        command.uid(user.uid).gid(user.gid);
+    }
+    let parent = nix::unistd::getpid();
+    // SAFETY: between fork and exec the closure makes two system calls and allocates nothing.
+    unsafe {
+        command.pre_exec(move || {
+            nix::sys::prctl::set_pdeathsig(Signal::SIGTERM)?;
+            // `up` may have died before the line above took hold.
+            if nix::unistd::getppid() != parent {
+                return Err(std::io::Error::from(std::io::ErrorKind::BrokenPipe));
+            }
+            Ok(())
+        });
+    }
+    command.spawn()
+}
+
+async fn end(mut child: Child) {
+    if let Some(pid) = child.id().and_then(|pid| i32::try_from(pid).ok()) {
+        // The process may have ended just now: the wait below finds out.
+        let _ = kill(Pid::from_raw(pid), Signal::SIGTERM);
+    }
+    if tokio::time::timeout(STOP_TIMEOUT, child.wait()).await.is_err() {
+        let _ = child.kill().await;
+    }
+}
+
+/// Makes a writing key for the development team through the API's own command.
+pub(super) async fn create_key(api: &Path, files: &Files) -> anyhow::Result<String> {
+    #[derive(Deserialize)]
+    struct Created {
+        key: String,
+    }
+    let made = Command::new(api)
+        .args([
+            "key",
+            "create",
+            "--json",
+            "--team",
+            "default",
+            "--plan",
+            "pro",
+            "--capability",
+            "write",
+            "--name",
+            "first",
+            "--config",
+        ])
+        .arg(&files.api)
+        .uid(files.api_user.uid)
+        .gid(files.api_user.gid)
+        .output()
+        .await
+        .context("Cannot run sandpiper-api")?;
+    if !made.status.success() {
+        bail!("Cannot make the first API key: {}", String::from_utf8_lossy(&made.stderr).trim());
+    }
+    let created: Created =
+        serde_json::from_slice(&made.stdout).context("sandpiper-api key create answered something else")?;
+    Ok(created.key)
+}

@@ -1,0 +1,187 @@
+//! What a host needs, one check each, every failure with its fix.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use super::Rung;
+
+#[derive(Debug, Clone, Copy, Serialize, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Verdict {
+    Ok,
+    /// Works, with a limit worth knowing.
+    Warn,
+    /// Sandboxes cannot run until it is mended.
+    Fail,
+}
+
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct Check {
+    pub(crate) name: &'static str,
+    pub(crate) verdict: Verdict,
+    pub(crate) found: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) fix: Option<String>,
+}
+
+impl Check {
+    fn ok(name: &'static str, found: impl Into<String>) -> Self {
+        Self { name, verdict: Verdict::Ok, found: found.into(), fix: None }
+    }
+
+    fn warn(name: &'static str, found: impl Into<String>, fix: impl Into<String>) -> Self {
+        Self { name, verdict: Verdict::Warn, found: found.into(), fix: Some(fix.into()) }
+    }
+
+    fn fail(name: &'static str, found: impl Into<String>, fix: impl Into<String>) -> Self {
+        Self { name, verdict: Verdict::Fail, found: found.into(), fix: Some(fix.into()) }
+    }
+}
+
+/// What the checks look at besides the machine.
+pub(crate) struct Paths {
+    pub(crate) state_dir: PathBuf,
+    pub(crate) kernel: Option<PathBuf>,
+    pub(crate) template: Option<PathBuf>,
+}
+
+pub(crate) fn all(rung: &Rung, paths: &Paths) -> Vec<Check> {
+    vec![
+        kvm(rung),
+        root(),
+        memory(),
+        disk(&paths.state_dir),
+        cgroups(),
+        binaries(),
+        file("guest kernel", paths.kernel.as_deref(), "build it with kernel-config/build, or name it with --kernel"),
+        file(
+            "base template",
+            paths.template.as_deref(),
+            "build it with scripts/base-template, or name it with --template",
+        ),
+    ]
+}
+
+fn kvm(rung: &Rung) -> Check {
+    match rung {
+        Rung::Direct => Check::ok("kvm", rung.to_string()),
+        Rung::Emulated { .. } | Rung::Nested { .. } => {
+            let qemu = find_program("qemu-system-x86_64").is_some();
+            let found = rung.to_string();
+            if qemu {
+                Check::warn("kvm", found, "use the nested host, slower but complete: sandpiper up --nested")
+            } else {
+                Check::fail(
+                    "kvm",
+                    found,
+                    "turn on virtualization (VT-x or AMD-V, nested where this is a virtual machine) and load kvm_intel or kvm_amd; or install qemu-system-x86 for: sandpiper up --nested",
+                )
+            }
+        }
+    }
+}
+
+fn root() -> Check {
+    if nix::unistd::geteuid().is_root() {
+        Check::ok("root", "running as root")
+    } else {
+        Check::warn(
+            "root",
+            "not running as root",
+            "run `sandpiper up` as root: the agent makes namespaces and firewalls",
+        )
+    }
+}
+
+fn memory() -> Check {
+    let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let available = text
+        .lines()
+        .find_map(|line| line.strip_prefix("MemAvailable:"))
+        .and_then(|rest| rest.trim().trim_end_matches(" kB").parse::<u64>().ok())
+        .map(|kib| kib / 1024);
+    match available {
+        Some(mib) if mib >= 1024 => Check::ok("memory", format!("{mib} MiB available")),
+        Some(mib) => Check::warn(
+            "memory",
+            format!("{mib} MiB available"),
+            "a sandbox of the base template takes up to 512 MiB: free some",
+        ),
+        None => Check::warn("memory", "/proc/meminfo is not readable", "mount /proc"),
+    }
+}
+
+fn disk(state_dir: &Path) -> Check {
+    // The folder itself may not be there yet: its nearest ancestor is on the same file system.
+    let Some(existing) = state_dir.ancestors().find(|path| path.exists()) else {
+        return Check::fail(
+            "disk",
+            format!("{} cannot be created", state_dir.display()),
+            "choose another with --state-dir",
+        );
+    };
+    match nix::sys::statvfs::statvfs(existing) {
+        Ok(stat) => {
+            let free = stat.blocks_available().saturating_mul(stat.fragment_size()) >> 30;
+            let found = format!("{free} GiB free for {}", state_dir.display());
+            if free >= 5 {
+                Check::ok("disk", found)
+            } else {
+                Check::warn(
+                    "disk",
+                    found,
+                    "sandboxes' disks grow with what is written to them: free some, or choose another --state-dir",
+                )
+            }
+        }
+        Err(error) => {
+            Check::fail("disk", format!("{}: {error}", existing.display()), "choose another with --state-dir")
+        }
+    }
+}
+
+fn cgroups() -> Check {
+    if Path::new("/sys/fs/cgroup/cgroup.controllers").exists() {
+        Check::ok("cgroups", "version 2")
+    } else if Path::new("/sys/fs/cgroup/memory").exists() {
+        Check::ok("cgroups", "version 1")
+    } else {
+        Check::warn("cgroups", "none mounted", "mount -t cgroup2 none /sys/fs/cgroup")
+    }
+}
+
+fn binaries() -> Check {
+    let missing: Vec<&str> = ["sandpiper-agent", "sandpiper-api", "sandpiper-vmm"]
+        .into_iter()
+        .filter(|name| sibling(name).is_none())
+        .collect();
+    if missing.is_empty() {
+        Check::ok("programs", "sandpiper-agent, sandpiper-api and sandpiper-vmm are beside this one")
+    } else {
+        Check::fail(
+            "programs",
+            format!("missing: {}", missing.join(", ")),
+            "build them with scripts/build, and install them in the folder of this program",
+        )
+    }
+}
+
+fn file(name: &'static str, path: Option<&Path>, fix: &str) -> Check {
+    match path {
+        Some(path) if path.is_file() => Check::ok(name, path.display().to_string()),
+        Some(path) => Check::fail(name, format!("{} is not there", path.display()), fix),
+        None => Check::fail(name, "none found", fix),
+    }
+}
+
+/// The program `name` in the folder of this one.
+pub(crate) fn sibling(name: &str) -> Option<PathBuf> {
+    let path = std::env::current_exe().ok()?.with_file_name(name);
+    path.is_file().then_some(path)
+}
+
+fn find_program(name: &str) -> Option<PathBuf> {
+    std::env::split_paths(&std::env::var_os("PATH")?).map(|folder| folder.join(name)).find(|path| path.is_file())
+}

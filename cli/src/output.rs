@@ -1,0 +1,91 @@
+//! What a person sees, or with `--json` what a script reads.
+
+use std::io::{IsTerminal, Write};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use comfy_table::{ContentArrangement, Table, presets};
+use indicatif::{ProgressBar, ProgressStyle};
+use sandpiper::client::ClientError;
+use serde_json::{Value, json};
+
+/// Where results go: standard output, as text or as one JSON value a line. Progress and errors go to standard error.
+#[derive(Clone, Copy)]
+pub(crate) struct Output {
+    json: bool,
+}
+
+impl Output {
+    pub(crate) fn new(json: bool) -> Self {
+        Self { json }
+    }
+
+    pub(crate) fn is_json(self) -> bool {
+        self.json
+    }
+
+    /// One line of JSON.
+    pub(crate) fn value(self, value: &Value) {
+        let mut out = std::io::stdout().lock();
+        // A reader that went away (`| head`) is no error of ours.
+        let _ = writeln!(out, "{value}");
+    }
+
+    /// One line of text; nothing with `--json`.
+    pub(crate) fn line(self, text: &str) {
+        if !self.json {
+            let _ = writeln!(std::io::stdout().lock(), "{text}");
+        }
+    }
+
+    /// A table under `header`; nothing with `--json`.
+    pub(crate) fn table(self, header: &[&str], rows: impl IntoIterator<Item = Vec<String>>) {
+        if self.json {
+            return;
+        }
+        let mut table = Table::new();
+        table
+            .load_style(presets::NOTHING)
+            .set_content_arrangement(ContentArrangement::Dynamic)
+            .set_header(header.to_vec());
+        for row in rows {
+            table.add_row(row);
+        }
+        self.line(&table.to_string());
+    }
+
+    /// Says on a terminal that something is under way, from the moment it has taken more than a blink.
+    pub(crate) fn progress(self, text: &str) -> Progress {
+        if self.json || !std::io::stderr().is_terminal() {
+            return Progress(ProgressBar::hidden());
+        }
+        let bar = ProgressBar::new_spinner().with_message(text.to_owned());
+        bar.set_style(
+            ProgressStyle::with_template("{spinner} {msg} {elapsed:.dim}")
+                .unwrap_or_else(|_| ProgressStyle::default_spinner()),
+        );
+        bar.enable_steady_tick(Duration::from_millis(120));
+        Progress(bar)
+    }
+
+    /// Reports the error once, with its causes, and gives the exit status 125: not one that a command in a sandbox is
+    /// likely to have, as with other tools that run commands elsewhere.
+    pub(crate) fn fail(self, error: &anyhow::Error) -> ExitCode {
+        if self.json {
+            let code = error.downcast_ref::<ClientError>().and_then(ClientError::code).unwrap_or("failed");
+            self.value(&json!({"error": code, "message": format!("{error:#}")}));
+        } else {
+            let _ = writeln!(std::io::stderr().lock(), "error: {error:#}");
+        }
+        ExitCode::from(125)
+    }
+}
+
+/// Ends its line when dropped.
+pub(crate) struct Progress(ProgressBar);
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+    }
+}
