@@ -51,7 +51,10 @@ pub(super) fn write(arguments: &Arguments) -> anyhow::Result<Files> {
     agent.insert("vmm".into(), text(&program("sandpiper-vmm")?));
     agent.insert("kernel".into(), text(&kernel));
     agent.insert("console".into(), arguments.console.into());
-    agent.insert("socket_gid".into(), i64::from(api_user.gid).into());
+    agent.insert("stop_sandboxes_on_exit".into(), arguments.stop_sandboxes_on_exit.into());
+    let mut api_socket = Table::new();
+    api_socket.insert("gid".into(), i64::from(api_user.gid).into());
+    agent.insert("api_socket".into(), api_socket.into());
     let mut ingress = Table::new();
     ingress.insert("listen".into(), arguments.data_plane_listen.to_string().into());
     ingress.insert("data_plane_host".into(), arguments.data_plane_host.clone().into());
@@ -60,7 +63,7 @@ pub(super) fn write(arguments: &Arguments) -> anyhow::Result<Files> {
 
     let mut api = Table::new();
     api.insert("listen".into(), arguments.listen.to_string().into());
-    api.insert("state_dir".into(), text(&api_dir));
+    api.insert("state_dir".into(), text(state));
     api.insert("agent_socket".into(), text(&agent_socket));
 
     let files = Files { agent: state.join("agent.toml"), api: api_dir.join("api.toml"), agent_socket, api_user };

@@ -116,10 +116,7 @@ pub(crate) async fn run(arguments: Arguments, output: Output) -> anyhow::Result<
     let files = configuration::write(&arguments)?;
     let mut stop = StopSignals::new()?;
 
-    let mut agent_arguments = vec!["--config".into(), files.agent.clone().into_os_string()];
-    if arguments.stop_sandboxes_on_exit {
-        agent_arguments.push("--stop-sandboxes-on-exit".into());
-    }
+    let agent_arguments = vec!["--config".into(), files.agent.clone().into_os_string()];
     let agent = Service::start("sandpiper-agent", program("sandpiper-agent")?, agent_arguments, None);
     let socket = AgentSocket::new(&files.agent_socket);
     let progress = output.progress("starting the agent");

@@ -1,0 +1,27 @@
+//! A cold start, step by step, as monitor and agent saw it.
+
+use support::Host;
+
+use crate::figure::Report;
+
+pub(crate) async fn run(runs: usize, report: &mut Report) -> anyhow::Result<()> {
+    let host = Host::shared();
+    let (mut first, mut init, mut ready) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..runs {
+        let sandbox = host.sandbox().await;
+        let timings = host.agent_view(&sandbox.id).await?.timings;
+        first.push(milliseconds(timings.first_instruction_us));
+        init.push(milliseconds(timings.guest_init_us));
+        ready.push(milliseconds(timings.data_plane_ready_us));
+        sandbox.delete().await;
+    }
+    report.add("boot", "start_to_first_instruction", "ms", &first);
+    report.add("boot", "start_to_init", "ms", &init);
+    report.add("boot", "start_to_data_plane", "ms", &ready);
+    Ok(())
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a start takes far less than 2^52 microseconds")]
+fn milliseconds(microseconds: u64) -> f64 {
+    microseconds as f64 / 1000.0
+}

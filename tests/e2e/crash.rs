@@ -1,0 +1,66 @@
+//! `kill -9` of the host's processes, at bad moments.
+
+use support::{Host, Sandbox, eventually};
+
+#[tokio::test]
+async fn an_agent_that_is_killed_loses_no_sandbox_and_leaks_nothing() {
+    let host = Host::shared();
+    let (first, second, third) = tokio::join!(host.sandbox(), host.sandbox(), host.sandbox());
+    let sandboxes = [first, second, third];
+    for sandbox in &sandboxes {
+        sandbox.sh("echo $HOSTNAME > kept").await;
+    }
+    let monitors = host.monitors();
+
+    host.kill_agent().await;
+
+    for sandbox in &sandboxes {
+        assert_eq!(String::from_utf8_lossy(&sandbox.sh("cat kept").await.stdout), format!("{}\n", sandbox.id));
+        assert_eq!(host.client.show(&sandbox.id).await.unwrap().state, "ready");
+    }
+    assert_eq!(host.monitors(), monitors, "the same monitors run");
+    let ids: Vec<String> = sandboxes.iter().map(|sandbox| sandbox.id.clone()).collect();
+    for sandbox in sandboxes {
+        Sandbox::delete(sandbox).await;
+    }
+    for id in ids {
+        assert_eq!(host.monitor_of(&id), None);
+        assert!(host.files_of(&id).is_empty());
+    }
+}
+
+#[tokio::test]
+async fn an_agent_that_is_killed_during_a_create_leaves_nothing_behind() {
+    let host = Host::shared();
+    let before = host.monitors().len();
+    let request = support::small();
+    let create = host.try_sandbox(&request);
+    let kill = async {
+        eventually("a monitor starts", || async { host.monitors().len() > before }).await;
+        host.kill_agent().await;
+    };
+
+    let (created, ()) = tokio::join!(create, kill);
+
+    match created {
+        // The create was acknowledged after all: then it holds.
+        Ok(sandbox) => assert_eq!(sandbox.sh("echo ok").await.stdout, b"ok\n"),
+        Err(_) => eventually("nothing is left", || async { host.monitors().len() <= before }).await,
+    }
+}
+
+#[tokio::test]
+async fn a_guest_that_ends_while_no_agent_runs_is_reported_afterwards() {
+    let host = Host::shared();
+    let sandbox = host.sandbox().await;
+    // The guest goes down a little after its agent.
+    let script = "(sleep 1; echo o > /proc/sysrq-trigger) > /dev/null 2>&1 &";
+    sandbox.root_sh(script).await;
+
+    host.kill_agent().await;
+
+    eventually("the end is reported", || async {
+        host.client.show(&sandbox.id).await.unwrap().error.is_some_and(|error| error.code == "guest_powered_off")
+    })
+    .await;
+}

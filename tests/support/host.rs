@@ -1,0 +1,183 @@
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::{OnceLock, mpsc};
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use sandpiper::client::{Client, ClientError, CreateSandbox};
+use sandpiper_protocol::agent;
+use serde::Deserialize;
+
+use crate::sandbox::Sandbox;
+use crate::wait::{eventually, wait_for};
+
+/// Where the shared host keeps its data: apart from an operator's own, on the same file system.
+const STATE_DIR: &str = "/var/lib/sandpiper/tests";
+const RUNTIME_DIR: &str = "/run/sandpiper-tests";
+const API: &str = "127.0.0.1:17070";
+const DATA_PLANE: &str = "127.0.0.1:17080";
+
+/// A host of its own, started with `sandpiper up`.
+pub struct Host {
+    pub client: Client,
+    pub api_url: String,
+    pub api_key: String,
+}
+
+impl Host {
+    /// The host of this process, started on first use.
+    pub fn shared() -> &'static Self {
+        static HOST: OnceLock<Host> = OnceLock::new();
+        HOST.get_or_init(Self::start)
+    }
+
+    fn start() -> Self {
+        // One provider for every TLS connection; another test may have installed it.
+        let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+        let (sender, receiver) = mpsc::channel();
+        // `up` gets a signal when the thread that started it ends: this one lasts as long as the process.
+        std::thread::spawn(move || {
+            let mut child = up().spawn().expect("sandpiper up starts");
+            let lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
+            for line in lines.map_while(Result::ok) {
+                if let Ok(ready) = serde_json::from_str::<Ready>(&line) {
+                    let _ = sender.send(ready);
+                }
+            }
+            let _ = child.wait();
+        });
+        let ready = receiver.recv_timeout(Duration::from_secs(600)).expect("sandpiper up says that it is ready");
+        let client = Client::new(&ready.url, &ready.api_key, None).expect("a client");
+        Self { client, api_url: ready.url, api_key: ready.api_key }
+    }
+
+    /// A ready sandbox of the base template.
+    pub async fn sandbox(&self) -> Sandbox {
+        self.sandbox_with(&small()).await
+    }
+
+    pub async fn sandbox_with(&self, request: &CreateSandbox) -> Sandbox {
+        self.try_sandbox(request).await.expect("the sandbox starts")
+    }
+
+    pub async fn try_sandbox(&self, request: &CreateSandbox) -> Result<Sandbox, ClientError> {
+        let (sandbox, session) = self.client.create(request).await?;
+        Ok(Sandbox::new(self.client.clone(), sandbox.id, session))
+    }
+
+    /// What the agent itself says of a sandbox.
+    pub async fn agent_view(&self, id: &str) -> anyhow::Result<agent::Sandbox> {
+        let http =
+            reqwest::Client::builder().unix_socket(Path::new(RUNTIME_DIR).join("agent.sock")).no_proxy().build()?;
+        let answer = http.get(format!("http://agent/sandboxes/{id}")).send().await?.error_for_status()?;
+        Ok(answer.json().await?)
+    }
+
+    /// Kills the agent with SIGKILL and waits until the one that follows it answers.
+    pub async fn kill_agent(&self) {
+        let pid = self.agent_pid().expect("an agent runs");
+        kill(pid, Signal::SIGKILL).expect("the agent is ours to kill");
+        let next = wait_for("another agent starts", || async {
+            let next = self.agent_pid()?;
+            (next != pid).then_some(next)
+        })
+        .await;
+        eventually("the API reaches the agent again", || async {
+            self.agent_pid() == Some(next) && self.agent_answers().await
+        })
+        .await;
+    }
+
+    async fn agent_answers(&self) -> bool {
+        let socket = Path::new(RUNTIME_DIR).join("agent.sock");
+        let Ok(http) = reqwest::Client::builder().unix_socket(socket).no_proxy().build() else { return false };
+        http.get("http://agent/healthz").send().await.is_ok_and(|answer| answer.status().is_success())
+    }
+
+    /// Changes one setting of the agent's configuration until `up` writes it anew; it holds from the agent's next start.
+    pub fn set_agent(&self, key: &str, value: &str) {
+        let path = Path::new(STATE_DIR).join("agent.toml");
+        let text = fs::read_to_string(&path).expect("the agent's configuration");
+        let others = text.lines().filter(|line| !line.starts_with(&format!("{key} = ")));
+        let text: String = std::iter::once(format!("{key} = {value}"))
+            .chain(others.map(str::to_owned))
+            .map(|line| line + "\n")
+            .collect();
+        fs::write(&path, text).expect("the agent's configuration can be written");
+    }
+
+    /// Monitors of this host's sandboxes: one process each.
+    pub fn monitors(&self) -> Vec<Pid> {
+        processes("sandpiper-vmm", RUNTIME_DIR)
+    }
+
+    /// The monitor of one sandbox.
+    pub fn monitor_of(&self, id: &str) -> Option<Pid> {
+        processes("sandpiper-vmm", id).pop()
+    }
+
+    /// Everything on disk that belongs to a sandbox.
+    pub fn files_of(&self, id: &str) -> Vec<PathBuf> {
+        [STATE_DIR, RUNTIME_DIR]
+            .into_iter()
+            .map(|folder| Path::new(folder).join("sandboxes").join(id))
+            .filter(|path| path.exists())
+            .collect()
+    }
+
+    fn agent_pid(&self) -> Option<Pid> {
+        processes("sandpiper-agent", STATE_DIR).pop()
+    }
+}
+
+/// The smallest sandbox that runs everything the tests run.
+pub fn small() -> CreateSandbox {
+    CreateSandbox { memory_mb: Some(256), cpu: Some(1), timeout: Some(900), ..CreateSandbox::default() }
+}
+
+#[derive(Deserialize)]
+struct Ready {
+    url: String,
+    api_key: String,
+}
+
+fn up() -> Command {
+    // Tests and programs are built into one folder; a test binary is one level below it.
+    let exe = std::env::current_exe().expect("own path");
+    let program = exe.ancestors().skip(1).take(2).map(|folder| folder.join("sandpiper")).find(|path| path.is_file());
+    let program = program.expect("sandpiper is built beside the tests: scripts/build");
+    // Every run has a key of its own: the credentials of an earlier one are not taken up.
+    let credentials = tempfile::tempdir().expect("a folder for credentials").keep();
+    let mut command = Command::new(program);
+    command
+        .args(["--json", "up", "--stop-sandboxes-on-exit"])
+        .args(["--state-dir", STATE_DIR, "--runtime-dir", RUNTIME_DIR])
+        .args(["--listen", API, "--data-plane-listen", DATA_PLANE])
+        .env("XDG_CONFIG_HOME", &credentials)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped());
+    // SAFETY: between fork and exec the closure makes one system call and allocates nothing.
+    unsafe {
+        command.pre_exec(|| Ok(nix::sys::prctl::set_pdeathsig(Signal::SIGTERM)?));
+    }
+    command
+}
+
+/// Processes of this program whose command line or working folder names `what`.
+fn processes(program: &str, what: &str) -> Vec<Pid> {
+    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
+    entries
+        .filter_map(|entry| {
+            let path = entry.ok()?.path();
+            let pid: i32 = path.file_name()?.to_str()?.parse().ok()?;
+            let line = fs::read(path.join("cmdline")).ok()?;
+            let line = String::from_utf8_lossy(&line).replace('\0', " ");
+            let first = line.split(' ').next()?;
+            (first.ends_with(program) && line.contains(what)).then(|| Pid::from_raw(pid))
+        })
+        .collect()
+}
