@@ -1,7 +1,7 @@
 //! Virtio devices, apart from how they are attached.
 //!
 //! A device here is transport-free: it knows its type, its features, its configuration space and what to do with its
-//! queues. The transport ([`mmio`](super::virtio)) runs the register map and the status handshake, and calls:
+//! queues. The transport ([`mmio`]) runs the register map and the status handshake, and calls:
 //!
 //! ```text
 //!   new ──features, read_config──▶ (driver negotiates) ──activate──▶ running ──reset──▶ new
@@ -15,6 +15,11 @@
 //! Whatever lies in guest memory is hostile. A malformed chain ends that request with an error status where the device
 //! type has one; a queue that cannot be trusted any more is left alone and [`Interrupt::needs_reset`] is raised
 //! (`DEVICE_NEEDS_RESET`, virtio 1.2 section 2.1.2). Nothing panics, nothing loops without bound.
+
+pub mod block;
+pub mod mmio;
+pub mod rng;
+pub mod vsock;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};

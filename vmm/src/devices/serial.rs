@@ -1,0 +1,206 @@
+//! The debug console: a 16550A at COM1 whose output goes to a file.
+//!
+//! Input there is none. The transmitter is always empty, and its interrupt is raised as a real one would: a process that
+//! writes to `/dev/console` is fed by that interrupt and would hang without it.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use vm_superio::serial::NoEvents;
+use vm_superio::{Serial, Trigger};
+use vmm_sys_util::eventfd::EventFd;
+
+use super::bus::BusDevice;
+
+/// Most that a console writes to its file: a guest must not fill the host's disk.
+pub const OUTPUT_LIMIT: u64 = 1 << 20;
+/// Longest line that is searched for a panic's message; the rest of a longer one is not looked at.
+const LINE_LIMIT: usize = 256;
+
+const LIMIT_NOTE: &[u8] = b"\n[sandpiper: the console's limit of 1 MiB is reached, later output is not kept]\n";
+
+/// The serial port on the bus.
+pub struct Console(Mutex<Serial<Irq, NoEvents, Output>>);
+
+impl Console {
+    /// COM1.
+    pub const PORT: u16 = 0x3f8;
+    pub const LENGTH: u16 = 8;
+    /// COM1's line on the first interrupt controller.
+    pub const GSI: u32 = 4;
+
+    /// `irq` raises [`Self::GSI`]; output goes to `file` from its present position on.
+    pub fn new(irq: EventFd, file: File) -> Self {
+        let output = Output { file: Some(file), written: 0, line: Vec::new(), panic_line: PanicLine::default() };
+        Self(Mutex::new(Serial::new(Irq(irq), output)))
+    }
+
+    /// The last panic message of a kernel that was printed here, for whoever reports it.
+    pub fn panic_line(&self) -> PanicLine {
+        self.lock().writer().panic_line.clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Serial<Irq, NoEvents, Output>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl BusDevice for Console {
+    fn read(&self, offset: u64, data: &mut [u8]) {
+        // All registers are one byte wide.
+        if let ([first], Ok(offset)) = (data, u8::try_from(offset)) {
+            *first = self.lock().read(offset);
+        }
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) {
+        if let ([value], Ok(offset)) = (data, u8::try_from(offset)) {
+            // An interrupt that cannot be raised is pending already; output that cannot be written is lost (see `Output`).
+            let _ = self.lock().write(offset, *value);
+        }
+    }
+}
+
+struct Irq(EventFd);
+
+impl Trigger for Irq {
+    type E = io::Error;
+
+    fn trigger(&self) -> io::Result<()> {
+        self.0.write(1)
+    }
+}
+
+/// A kernel's last words, shared with the device that reports them.
+#[derive(Clone, Default)]
+pub struct PanicLine(Arc<Mutex<Option<String>>>);
+
+impl PanicLine {
+    pub fn get(&self) -> Option<String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set(&self, line: String) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(line);
+    }
+}
+
+/// Where the port's bytes go.
+struct Output {
+    /// `None` once writing failed or the limit was reached: the guest goes on without a console.
+    file: Option<File>,
+    written: u64,
+    line: Vec<u8>,
+    panic_line: PanicLine,
+}
+
+impl Output {
+    fn watch(&mut self, byte: u8) {
+        if byte != b'\n' {
+            if self.line.len() < LINE_LIMIT && byte != b'\r' {
+                self.line.push(byte);
+            }
+            return;
+        }
+        let text = String::from_utf8_lossy(&self.line);
+        if let Some(at) = text.find("Kernel panic") {
+            let printable = text[at..].chars().filter(|character| !character.is_control()).collect();
+            self.panic_line.set(printable);
+        }
+        self.line.clear();
+    }
+}
+
+impl Write for Output {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        for &byte in bytes {
+            self.watch(byte);
+        }
+        let Some(file) = &mut self.file else { return Ok(bytes.len()) };
+        let length = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
+        let done = if self.written.saturating_add(length) > OUTPUT_LIMIT {
+            let _ = file.write_all(LIMIT_NOTE);
+            true
+        } else {
+            self.written += length;
+            file.write_all(bytes).is_err()
+        };
+        if done {
+            self.file = None;
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Seek};
+    use vmm_sys_util::eventfd::EFD_NONBLOCK;
+
+    fn console() -> (Console, File, EventFd) {
+        let file = tempfile::tempfile().unwrap();
+        let irq = EventFd::new(EFD_NONBLOCK).unwrap();
+        (Console::new(irq.try_clone().unwrap(), file.try_clone().unwrap()), file, irq)
+    }
+
+    fn text(mut file: File) -> String {
+        file.rewind().unwrap();
+        let mut text = String::new();
+        file.read_to_string(&mut text).unwrap();
+        text
+    }
+
+    #[test]
+    fn what_the_guest_writes_is_in_the_file_and_its_interrupt_is_raised() {
+        let (console, file, irq) = console();
+        console.write(1, &[2]);
+        assert_eq!(irq.read().unwrap(), 1, "enabling the transmitter's interrupt raises it");
+        let mut identification = [0];
+        console.read(2, &mut identification);
+        assert_eq!(identification[0] & 0xf, 2);
+
+        for byte in *b"hello" {
+            console.write(0, &[byte]);
+        }
+
+        assert_eq!(text(file), "hello");
+        assert!(irq.read().unwrap() > 0);
+    }
+
+    #[test]
+    fn output_is_limited_and_says_so() {
+        let (console, file, _irq) = console();
+        for _ in 0..OUTPUT_LIMIT + 10 {
+            console.write(0, b"x");
+        }
+        let text = text(file);
+        assert!(text.ends_with("later output is not kept]\n"));
+        assert_eq!(text.len() as u64, OUTPUT_LIMIT + LIMIT_NOTE.len() as u64);
+    }
+
+    #[test]
+    fn a_panic_message_is_remembered_without_control_characters() {
+        let (console, _file, _irq) = console();
+        for byte in b"[ 1.0] Kernel panic - not syncing: \x1b[1mno init\r\nRebooting\r\n" {
+            console.write(0, &[*byte]);
+        }
+        assert_eq!(console.panic_line().get().unwrap(), "Kernel panic - not syncing: [1mno init");
+    }
+
+    #[test]
+    fn wide_and_distant_accesses_are_absent() {
+        let (console, file, _irq) = console();
+        let mut data = [0xff; 4];
+        console.read(0, &mut data);
+        assert_eq!(data, [0xff; 4]);
+        console.write(0, &[1, 2]);
+        console.write(0x1000, &[1]);
+        assert_eq!(text(file), "");
+    }
+}

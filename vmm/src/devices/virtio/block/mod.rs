@@ -1,0 +1,195 @@
+//! The block device (virtio 1.2, section 5.2): a [`Disk`] behind one queue.
+//!
+//! ```text
+//!   vCPU ──notify event──▶ worker thread ──▶ BlockQueue ──▶ Disk ──preadv/pwritev──▶ layers
+//!                               │                │  ▲
+//!                               └──interrupt     └──┴── guest memory: rings, headers, data, status bytes
+//! ```
+//!
+//! * [`queue`]: takes chains off the queue, a batch at a time, and completes them. Needs no thread, so it can be tested
+//!   and fuzzed as it is.
+//! * [`request`]: one chain: where its header, data and status byte lie, and what it asks for.
+//! * [`worker`]: the thread between [`VirtioDevice::activate`] and [`VirtioDevice::reset`].
+//!
+//! Data moves between guest memory and the layers' page cache without a copy in between. Requests are carried out one after
+//! another in the order of the queue, so a flush covers whatever was completed before it.
+//!
+//! Sectors have 512 bytes, as everywhere in virtio, and physical blocks 4096: a guest's file system then works in whole
+//! blocks, and the rare partial one is completed from the layers below (see [`crate::disk`]).
+//!
+//! Every failure is the request's own: a guest that asks for nonsense, and a host that is out of space or whose disk fails,
+//! both get `VIRTIO_BLK_S_IOERR`, which a guest's programs see as `EIO`. (A guest whose own file system is full never
+//! gets here: its kernel says `ENOSPC`.) Only a queue that makes no sense, or a chain without a place for its status,
+//! stops the device with `DEVICE_NEEDS_RESET`.
+
+mod queue;
+mod request;
+#[cfg(test)]
+mod tests;
+mod worker;
+
+use std::io;
+
+use virtio_bindings::virtio_blk::{
+    VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_RO, VIRTIO_BLK_F_SEG_MAX,
+    VIRTIO_BLK_F_SIZE_MAX, VIRTIO_BLK_F_TOPOLOGY, VIRTIO_BLK_F_WRITE_ZEROES, VIRTIO_BLK_ID_BYTES,
+};
+use virtio_bindings::virtio_ids::VIRTIO_ID_BLOCK;
+use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
+use virtio_queue::QueueT;
+
+pub use self::queue::{Batch, BlockQueue, QueueError};
+use self::worker::Worker;
+use super::{ActivateError, Activation, VirtioDevice};
+use crate::disk::{BLOCK_SIZE, Disk};
+
+const QUEUE_SIZES: [u16; 1] = [256];
+
+/// Virtio's unit of addresses and lengths on a disk.
+pub const SECTOR_SIZE: u64 = 512;
+
+/// Most data descriptors in a chain: with header and status they fill the queue.
+pub const SEG_MAX: u32 = 254;
+
+/// Longest data descriptor. With [`SEG_MAX`] it bounds what one request can make the device do.
+pub const SIZE_MAX: u32 = 1 << 20;
+
+/// Longest discard: cheap, but each block may be a hole of its own.
+pub const MAX_DISCARD_SECTORS: u32 = 256 << 11;
+
+/// Longest zeroing: where a layer below has data, it writes.
+pub const MAX_WRITE_ZEROES_SECTORS: u32 = 64 << 11;
+
+/// A serial number as the guest gets it, padded with zero bytes.
+type Serial = [u8; VIRTIO_BLK_ID_BYTES as usize];
+
+/// A virtio block device.
+pub struct Block {
+    config: [u8; 60],
+    features: u64,
+    serial: Serial,
+    state: State,
+}
+
+enum State {
+    Idle(Disk),
+    Running(Worker),
+    /// The worker panicked and took the disk with it. Not reached unless this device has a bug.
+    Lost,
+}
+
+impl Block {
+    /// A device for `disk` that tells the guest `serial`, of which only the first 20 bytes count.
+    pub fn new(disk: Disk, serial: &str) -> Self {
+        let mut features = 1 << VIRTIO_RING_F_EVENT_IDX
+            | 1 << VIRTIO_RING_F_INDIRECT_DESC
+            | 1 << VIRTIO_BLK_F_SIZE_MAX
+            | 1 << VIRTIO_BLK_F_SEG_MAX
+            | 1 << VIRTIO_BLK_F_BLK_SIZE
+            | 1 << VIRTIO_BLK_F_TOPOLOGY
+            | 1 << VIRTIO_BLK_F_FLUSH;
+        features |= if disk.is_read_only() {
+            1 << VIRTIO_BLK_F_RO
+        } else {
+            1 << VIRTIO_BLK_F_DISCARD | 1 << VIRTIO_BLK_F_WRITE_ZEROES
+        };
+        Self { config: config_space(disk.size()), features, serial: padded(serial), state: State::Idle(disk) }
+    }
+
+    /// Ends the worker, if there is one, and takes the disk back from it.
+    fn stop(&mut self) {
+        self.state = match std::mem::replace(&mut self.state, State::Lost) {
+            State::Running(worker) => worker.stop().map_or(State::Lost, State::Idle),
+            state => state,
+        };
+    }
+}
+
+impl VirtioDevice for Block {
+    fn device_type(&self) -> u32 {
+        VIRTIO_ID_BLOCK
+    }
+
+    fn queue_sizes(&self) -> &[u16] {
+        &QUEUE_SIZES
+    }
+
+    fn features(&self) -> u64 {
+        self.features
+    }
+
+    fn read_config(&self, offset: u64, data: &mut [u8]) {
+        data.fill(0);
+        let rest = usize::try_from(offset).ok().and_then(|offset| self.config.get(offset..)).unwrap_or_default();
+        for (to, from) in data.iter_mut().zip(rest) {
+            *to = *from;
+        }
+    }
+
+    fn activate(&mut self, activation: Activation) -> Result<(), ActivateError> {
+        self.stop();
+        let State::Idle(disk) = std::mem::replace(&mut self.state, State::Lost) else {
+            return Err(ActivateError::Thread(io::Error::other("the disk was lost when its thread panicked")));
+        };
+        let Activation { memory, queues, interrupt, features } = activation;
+        let Some(mut active) = queues.into_iter().next() else {
+            self.state = State::Idle(disk);
+            return Err(ActivateError::Events(io::Error::other("a block device has one queue, none was given")));
+        };
+        active.queue.set_event_idx(features & (1 << VIRTIO_RING_F_EVENT_IDX) != 0);
+        // A driver that knows no flush takes a completed write for durable (virtio 1.2, section 5.2.5.2).
+        let write_through = features & (1 << VIRTIO_BLK_F_FLUSH) == 0;
+        let requests = BlockQueue::new(disk, self.serial, write_through);
+        match Worker::start(requests, memory, active, interrupt) {
+            Ok(worker) => {
+                self.state = State::Running(worker);
+                Ok(())
+            }
+            Err((error, requests)) => {
+                self.state = State::Idle(requests.into_disk());
+                Err(error)
+            }
+        }
+    }
+
+    fn reset(&mut self) {
+        self.stop();
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// `struct virtio_blk_config` up to `write_zeroes_may_unmap` and its padding (virtio 1.2, section 5.2.4), little-endian.
+fn config_space(disk_size: u64) -> [u8; 60] {
+    const PHYSICAL_BLOCK_EXPONENT: u8 = 3;
+    const SECTORS_PER_BLOCK: u16 = 1 << PHYSICAL_BLOCK_EXPONENT;
+    const { assert!(SECTOR_SIZE << PHYSICAL_BLOCK_EXPONENT == BLOCK_SIZE) };
+    let mut config = [0; 60];
+    let mut put = |offset: usize, bytes: &[u8]| config[offset..offset + bytes.len()].copy_from_slice(bytes);
+    put(0, &(disk_size / SECTOR_SIZE).to_le_bytes()); // capacity
+    put(8, &SIZE_MAX.to_le_bytes());
+    put(12, &SEG_MAX.to_le_bytes());
+    put(20, &512u32.to_le_bytes()); // blk_size
+    put(24, &[PHYSICAL_BLOCK_EXPONENT, 0]); // and alignment_offset
+    put(26, &SECTORS_PER_BLOCK.to_le_bytes()); // min_io_size
+    put(34, &1u16.to_le_bytes()); // num_queues
+    put(36, &MAX_DISCARD_SECTORS.to_le_bytes());
+    put(40, &1u32.to_le_bytes()); // max_discard_seg
+    put(44, &u32::from(SECTORS_PER_BLOCK).to_le_bytes()); // discard_sector_alignment
+    put(48, &MAX_WRITE_ZEROES_SECTORS.to_le_bytes());
+    put(52, &1u32.to_le_bytes()); // max_write_zeroes_seg
+    put(56, &[1]); // write_zeroes_may_unmap
+    config
+}
+
+fn padded(serial: &str) -> Serial {
+    let mut padded = Serial::default();
+    for (to, from) in padded.iter_mut().zip(serial.bytes()) {
+        *to = from;
+    }
+    padded
+}

@@ -1,0 +1,133 @@
+//! From the queue to the disk and back, without a thread.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use virtio_bindings::virtio_blk::{VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP};
+use virtio_queue::{DescriptorChain, Queue, QueueOwnedT, QueueT};
+
+use super::Serial;
+use super::request::{Operation, Parts, Refusal};
+use crate::devices::virtio::Memory;
+use crate::disk::{Disk, DiskError};
+
+/// Most requests between two looks at whether the driver wants an interrupt: the first of many need not wait for the last.
+const BATCH: usize = 32;
+
+/// Why a queue cannot be worked on any more, and the device needs a reset.
+#[derive(Debug, thiserror::Error)]
+pub enum QueueError {
+    #[error("The queue is not ready, or not inside guest memory")]
+    Invalid,
+    #[error("A request has no place for its status")]
+    NoStatus,
+    #[error("The queue's rings make no sense")]
+    Ring(#[source] virtio_queue::Error),
+}
+
+/// What one call to [`BlockQueue::process`] leaves to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Batch {
+    /// The driver wants to be told of the requests just completed.
+    pub notify: bool,
+    /// There may be more requests, for which no notification will come: call again.
+    pub more: bool,
+}
+
+/// A disk and what it takes to carry out a driver's requests on it.
+pub struct BlockQueue {
+    disk: Disk,
+    serial: Serial,
+    write_through: bool,
+    stop: Arc<AtomicBool>,
+}
+
+impl BlockQueue {
+    /// `serial` is padded with zero bytes; with `write_through` every write is durable before it is completed.
+    pub fn new(disk: Disk, serial: Serial, write_through: bool) -> Self {
+        Self { disk, serial, write_through, stop: Arc::new(AtomicBool::new(false)) }
+    }
+
+    /// Set it to end [`Self::process`] after the request at hand.
+    pub fn stop_flag(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.stop)
+    }
+
+    pub fn disk(&self) -> &Disk {
+        &self.disk
+    }
+
+    pub fn into_disk(self) -> Disk {
+        self.disk
+    }
+
+    /// Completes the requests that are available, at most 32 of them.
+    ///
+    /// # Errors
+    ///
+    /// The queue cannot be trusted any more; it must be left alone until the driver has reset the device.
+    pub fn process(&mut self, memory: &Memory, queue: &mut Queue) -> Result<Batch, QueueError> {
+        // With all three rings inside guest memory, the queue finds no chain only when there is none.
+        if !queue.is_valid(memory) {
+            return Err(QueueError::Invalid);
+        }
+        queue.disable_notification(memory).map_err(QueueError::Ring)?;
+        let mut parts = Parts::default();
+        let mut completed = 0;
+        while completed < BATCH && !self.stop.load(Ordering::Relaxed) {
+            let Some(chain) = queue.iter(memory).map_err(QueueError::Ring)?.next() else { break };
+            let head = chain.head_index();
+            let used = self.complete(memory, chain, &mut parts)?;
+            queue.add_used(memory, head, used).map_err(QueueError::Ring)?;
+            completed += 1;
+        }
+        let more = completed == BATCH || queue.enable_notification(memory).map_err(QueueError::Ring)?;
+        let notify = completed > 0 && queue.needs_notification(memory).map_err(QueueError::Ring)?;
+        Ok(Batch { notify, more })
+    }
+
+    /// Carries out one request and writes its status; returns how many bytes of its writable part are certainly written.
+    fn complete<'m>(
+        &mut self,
+        memory: &'m Memory,
+        chain: DescriptorChain<&Memory>,
+        parts: &mut Parts<'m>,
+    ) -> Result<u32, QueueError> {
+        let status = parts.collect(memory, chain).map_err(|_| QueueError::NoStatus)?;
+        let code = match self.carry_out(parts) {
+            Ok(()) => VIRTIO_BLK_S_OK,
+            Err(Refusal::Malformed) => VIRTIO_BLK_S_IOERR,
+            Err(Refusal::Unsupported) => VIRTIO_BLK_S_UNSUPP,
+        };
+        status.copy_from(&code.to_le_bytes()[..1]);
+        // The count covers the beginning without a gap: after a failed read the status is written, but not all before it.
+        let data = parts.writable_length();
+        let all = code == VIRTIO_BLK_S_OK || data == 0;
+        Ok(if all { u32::try_from(data + 1).unwrap_or(0) } else { 0 })
+    }
+
+    fn carry_out(&mut self, parts: &Parts<'_>) -> Result<(), Refusal> {
+        let (operation, data) = parts.operation()?;
+        let done = match operation {
+            Operation::Read { offset } => self.disk.read(offset, parts.writable()?),
+            Operation::Write { offset } => self.disk.write(offset, data).and_then(|()| self.after_write()),
+            Operation::Flush => self.disk.flush(),
+            Operation::Discard { offset, length } => self.disk.discard(offset, length),
+            Operation::WriteZeroes { offset, length } => {
+                self.disk.write_zeroes(offset, length).and_then(|()| self.after_write())
+            }
+            Operation::Identify => {
+                let mut room = parts.writable()?;
+                room.copy_from(&self.serial);
+                let rest = room.remaining();
+                room.fill_with_zeros(rest);
+                Ok(())
+            }
+        };
+        done.map_err(|_| Refusal::Malformed)
+    }
+
+    fn after_write(&mut self) -> Result<(), DiskError> {
+        if self.write_through { self.disk.flush() } else { Ok(()) }
+    }
+}

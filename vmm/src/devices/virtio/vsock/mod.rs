@@ -1,0 +1,155 @@
+//! Stream sockets between the host and the guest: virtio device 19 (virtio 1.2 section 5.10), without vhost.
+//!
+//! ```text
+//!   client of the Unix socket          this device                          guest
+//!   "CONNECT <port>\n"  ────────────▶  (host port chosen)  ── REQUEST ────▶ listener on <port>?
+//!   "OK <host port>\n"  ◀────────────                      ◀─ RESPONSE ──── yes
+//!   end of file         ◀────────────                      ◀─ RST ───────── no
+//!
+//!   GuestConnections    ◀── port ────                      ◀─ REQUEST ───── connect(host, port)
+//!     Some(stream)      ────────────▶                      ── RESPONSE ───▶ connected
+//!     None              ────────────▶                      ── RST ────────▶ refused
+//! ```
+//!
+//! # Who is who
+//! * [`Vsock`]: what the transport sees. It owns the listening socket, and the thread between `activate` and `reset`.
+//! * [`Worker`]: the thread's loop, one turn at a time: waits, takes packets from the guest, fills the guest's buffers.
+//! * `muxer`: the table of connections; routes packets and readiness to them, shares the receive queue among them in turn,
+//!   and enforces deadlines and limits.
+//! * `connection`: one connection's life, from the first byte to the last, and both directions' shutdown.
+//! * `credit`: how much either side may still send.
+//! * `packet`, `ring`, `stream`: headers and buffers in guest memory, the virtqueues, and the host's sockets.
+//!
+//! # What is bounded
+//! * Host to guest: nothing is buffered here. A host stream is read only when the guest has posted buffers and granted
+//!   credit, straight into guest memory.
+//! * Guest to host: what the host stream does not take at once is kept, at most [`credit::BUF_ALLOC`] bytes a connection.
+//!   That is the credit the guest gets; a guest that sends more is reset.
+//! * Connections ([`muxer::MAX_CONNECTIONS`]), replies to packets that belong to none of them, time to name a port, time to
+//!   answer a request, work per turn.
+//!
+//! # How a connection ends
+//! `SHUTDOWN` flags and `shutdown(2)` are mapped onto each other per direction, each only after the data before it. When
+//! the guest has closed both directions and its data has reached the host stream, the device answers `RST`. When the host
+//! end is gone and its data has reached the guest, the device sends `SHUTDOWN` for both, and the guest answers `RST`; a
+//! guest that does not gets one after [`connection::CLOSE_TIMEOUT`].
+
+mod connection;
+mod credit;
+mod muxer;
+mod packet;
+mod ring;
+mod stream;
+mod worker;
+
+#[cfg(test)]
+mod tests;
+
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+
+use virtio_bindings::virtio_ids::VIRTIO_ID_VSOCK;
+use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+pub use worker::{Pace, Turn, Worker};
+
+use super::{ActivateError, Activation, VirtioDevice};
+
+/// Receive, transmit, event. Linux posts 8 event buffers and as many receive buffers (4 KiB each) as the queue holds.
+const QUEUE_SIZES: [u16; 3] = [256, 256, 16];
+
+/// Where connections that the guest opens end up.
+pub trait GuestConnections: Send {
+    /// The guest connects to `port` of the host. Returns the stream that the device joins to it, or `None` to refuse.
+    /// Runs on the device's thread, between packets: it must not block.
+    fn connect(&mut self, port: u32) -> Option<UnixStream>;
+}
+
+/// What lies on the host's side of the device.
+#[derive(Clone)]
+pub struct Backend {
+    guest_cid: u32,
+    listener: Arc<UnixListener>,
+    /// Only the device's thread takes this lock, and there is one such thread at a time.
+    guest_connections: Arc<Mutex<Box<dyn GuestConnections>>>,
+}
+
+impl Backend {
+    pub fn new(guest_cid: u32, listener: UnixListener, guest_connections: Box<dyn GuestConnections>) -> Self {
+        Self { guest_cid, listener: Arc::new(listener), guest_connections: Arc::new(Mutex::new(guest_connections)) }
+    }
+}
+
+/// The device. See the module's documentation.
+pub struct Vsock {
+    backend: Backend,
+    running: Option<Running>,
+}
+
+struct Running {
+    kill: EventFd,
+    thread: JoinHandle<()>,
+}
+
+impl Vsock {
+    /// A device whose guest has the address `guest_cid`. Clients of `listener` reach the guest; `guest_connections`
+    /// decides about connections in the other direction.
+    pub fn new(guest_cid: u32, listener: UnixListener, guest_connections: Box<dyn GuestConnections>) -> Vsock {
+        Self { backend: Backend::new(guest_cid, listener, guest_connections), running: None }
+    }
+}
+
+impl VirtioDevice for Vsock {
+    fn device_type(&self) -> u32 {
+        VIRTIO_ID_VSOCK
+    }
+
+    fn queue_sizes(&self) -> &[u16] {
+        &QUEUE_SIZES
+    }
+
+    /// No `VIRTIO_VSOCK_F_*`: without any of them, stream sockets are what a driver may use.
+    fn features(&self) -> u64 {
+        1 << VIRTIO_RING_F_EVENT_IDX | 1 << VIRTIO_RING_F_INDIRECT_DESC
+    }
+
+    /// `struct virtio_vsock_config { le64 guest_cid; }`
+    fn read_config(&self, offset: u64, data: &mut [u8]) {
+        let config = u64::from(self.backend.guest_cid).to_le_bytes();
+        let rest = usize::try_from(offset).ok().and_then(|offset| config.get(offset..)).unwrap_or_default();
+        let count = rest.len().min(data.len());
+        data.fill(0);
+        data[..count].copy_from_slice(&rest[..count]);
+    }
+
+    fn activate(&mut self, activation: Activation) -> Result<(), ActivateError> {
+        self.reset();
+        let kill = EventFd::new(EFD_NONBLOCK).map_err(ActivateError::Events)?;
+        let theirs = kill.try_clone().map_err(ActivateError::Events)?;
+        let mut worker = Worker::new(self.backend.clone(), activation, theirs).map_err(ActivateError::Events)?;
+        let thread = std::thread::Builder::new()
+            .name("vsock".into())
+            .spawn(move || while worker.turn(Pace::Wait) == Turn::Continue {})
+            .map_err(ActivateError::Thread)?;
+        self.running = Some(Running { kill, thread });
+        Ok(())
+    }
+
+    /// Stops the thread; every host stream is closed by the time this returns. Clients that connect from now on wait in
+    /// the listener's backlog for the next `activate`.
+    fn reset(&mut self) {
+        if let Some(Running { kill, thread }) = self.running.take() {
+            // The counter of an event cannot overflow from one write, and a thread that panicked is gone, too.
+            let _ = kill.write(1);
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Vsock {
+    fn drop(&mut self) {
+        self.reset();
+    }
+}

@@ -1,0 +1,484 @@
+//! The table of connections, and the line in which they wait for the guest's receive buffers.
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
+use std::time::Instant;
+
+use sandpiper_protocol::guest::{HOST_CID, LINK_PORT, PRIVILEGED_PORTS};
+use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
+
+use super::super::Memory;
+use super::GuestConnections;
+use super::connection::{Connection, Fate, State};
+use super::credit::BUF_ALLOC;
+use super::packet::{Buffer, Direction, HEADER_LEN, Header, Ports, Slices, TYPE_STREAM, op};
+use super::ring::{Ring, RingError};
+use super::stream::{self, Command};
+
+/// Connections at a time, in all states. More are refused.
+pub(super) const MAX_CONNECTIONS: usize = 1024;
+
+/// Replies to packets that belong to no connection. While as many wait for receive buffers, no more packets are taken from
+/// the guest (virtio 1.2 section 5.10.6.1.2): a guest that wants to send must also receive.
+const MAX_RESETS: usize = 256;
+
+/// What one connection may send to the guest in its turn.
+const TURN_BYTES: usize = 64 * 1024;
+const TURN_CHAINS: usize = 32;
+/// Pieces of guest memory in one `recvmsg`, which takes 1024. The last chain of a turn may add 64 to these.
+const TURN_PIECES: usize = 512;
+
+/// Host ports of connections that clients of the listening socket open: the upper half of what Linux has for unbound
+/// sockets, far from any port that a guest connects to.
+const FIRST_HOST_PORT: u32 = 1 << 30;
+const LAST_HOST_PORT: u32 = (1 << 31) - 1;
+
+/// Identifies a connection to epoll. Never reused, so an event that arrives after its connection ended is recognized.
+pub(super) type Id = u64;
+
+/// Ids below this are for others.
+pub(super) const FIRST_ID: Id = 16;
+
+/// Whether the receive queue has to be served again.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Served {
+    /// Nothing is waiting.
+    All,
+    /// Something is waiting and the guest has posted no buffers.
+    Starved,
+    /// The budget of one call is used up.
+    Some,
+}
+
+struct Entry {
+    connection: Connection,
+    /// In `ready`.
+    queued: bool,
+    /// In `deadlines`.
+    armed: Option<Instant>,
+}
+
+pub(super) struct Muxer {
+    guest_cid: u64,
+    limit: usize,
+    entries: HashMap<Id, Entry>,
+    /// Connections that the guest knows of.
+    by_ports: HashMap<Ports, Id>,
+    deadlines: BTreeSet<(Instant, Id)>,
+    /// Connections with something for the guest, in turn.
+    ready: VecDeque<Id>,
+    /// `RST` packets, which go out before anything else. At most [`MAX_RESETS`] for strangers, and one for each
+    /// connection that ended.
+    resets: VecDeque<Header>,
+    next_id: Id,
+    next_host_port: u32,
+}
+
+impl Muxer {
+    pub(super) fn new(guest_cid: u32) -> Self {
+        Self {
+            guest_cid: guest_cid.into(),
+            limit: MAX_CONNECTIONS,
+            entries: HashMap::new(),
+            by_ports: HashMap::new(),
+            deadlines: BTreeSet::new(),
+            ready: VecDeque::new(),
+            resets: VecDeque::new(),
+            next_id: FIRST_ID,
+            next_host_port: FIRST_HOST_PORT,
+        }
+    }
+
+    /// Whether so many replies wait that no more packets may be handled.
+    pub(super) fn is_clogged(&self) -> bool {
+        self.resets.len() >= MAX_RESETS
+    }
+
+    /// When [`Self::expire`] has something to do.
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
+        self.deadlines.first().map(|(deadline, _)| *deadline)
+    }
+
+    /// A client of the listening socket connected.
+    pub(super) fn accept(&mut self, epoll: &Epoll, stream: UnixStream, now: Instant) {
+        if self.entries.len() >= self.limit {
+            return stream::close(stream);
+        }
+        // If the descriptor cannot be watched, dropping it refuses the client.
+        let _ = self.add(epoll, Connection::from_host(stream, now));
+    }
+
+    /// The readiness of a host stream changed.
+    pub(super) fn host_event(&mut self, epoll: &Epoll, id: Id, events: EventSet, now: Instant) {
+        let Some(entry) = self.entries.get_mut(&id) else { return };
+        entry.connection.host_event(events, now);
+        if entry.connection.state() != State::Command {
+            return self.settle(epoll, id, now);
+        }
+        match entry.connection.read_command() {
+            Command::Connect(port) => {
+                let ports = Ports { host: self.free_host_port(port), guest: port };
+                self.by_ports.insert(ports, id);
+                if let Some(entry) = self.entries.get_mut(&id) {
+                    entry.connection.request(ports, now);
+                }
+                self.settle(epoll, id, now);
+            }
+            Command::Incomplete => self.settle(epoll, id, now),
+            Command::Invalid => self.remove(epoll, id),
+        }
+    }
+
+    /// Ends what took too long.
+    pub(super) fn expire(&mut self, epoll: &Epoll, now: Instant) {
+        while let Some((deadline, id)) = self.deadlines.first().copied()
+            && deadline <= now
+        {
+            self.deadlines.pop_first();
+            let Some(entry) = self.entries.get_mut(&id) else { continue };
+            entry.armed = None;
+            let fate = entry.connection.expire();
+            self.decide(epoll, id, fate, now);
+        }
+    }
+
+    /// The guest sent a packet.
+    pub(super) fn packet(
+        &mut self,
+        epoll: &Epoll,
+        header: &Header,
+        data: Slices<'_>,
+        guest_connections: &mut dyn GuestConnections,
+        now: Instant,
+    ) {
+        if header.src_cid != self.guest_cid || header.dst_cid != u64::from(HOST_CID) {
+            return;
+        }
+        let op = header.op.get();
+        if header.kind != TYPE_STREAM {
+            return self.refuse(header);
+        }
+        let ports = Ports { host: header.dst_port.get(), guest: header.src_port.get() };
+        match self.by_ports.get(&ports).copied() {
+            None if op == op::REQUEST => self.connect(epoll, ports, header, guest_connections, now),
+            None => self.refuse(header),
+            Some(id) if op == op::REQUEST => {
+                let closing = self.entries.get(&id).is_some_and(|entry| entry.connection.state() == State::Closing);
+                if closing {
+                    // The guest closed its end before we heard of it, and uses the port again.
+                    self.remove(epoll, id);
+                    self.connect(epoll, ports, header, guest_connections, now);
+                } else {
+                    self.decide(epoll, id, Fate::Reset, now);
+                }
+            }
+            Some(id) => {
+                let Some(entry) = self.entries.get_mut(&id) else { return };
+                let fate = entry.connection.packet(header, data);
+                if entry.connection.state() == State::Draining {
+                    self.by_ports.remove(&ports);
+                }
+                self.decide(epoll, id, fate, now);
+            }
+        }
+    }
+
+    /// The guest opens a connection.
+    fn connect(
+        &mut self,
+        epoll: &Epoll,
+        ports: Ports,
+        request: &Header,
+        guest_connections: &mut dyn GuestConnections,
+        now: Instant,
+    ) {
+        let unprivileged_link = ports.host == LINK_PORT && ports.guest >= PRIVILEGED_PORTS;
+        if unprivileged_link || self.entries.len() >= self.limit {
+            return self.refuse(request);
+        }
+        let Some(stream) = guest_connections.connect(ports.host) else { return self.refuse(request) };
+        match self.add(epoll, Connection::from_guest(stream, ports, request)) {
+            Ok(id) => {
+                self.by_ports.insert(ports, id);
+                self.settle(epoll, id, now);
+            }
+            Err(_) => self.refuse(request),
+        }
+    }
+
+    /// Answers a packet that belongs to no connection.
+    fn refuse(&mut self, header: &Header) {
+        if header.op != op::RST {
+            let ports = Ports { host: header.dst_port.get(), guest: header.src_port.get() };
+            // The type is the sender's: what it does not know as its own, it could not match.
+            let reset = Header { kind: header.kind, ..self.header(ports, op::RST) };
+            self.resets.push_back(reset);
+        }
+    }
+
+    /// Closes all connections, without a word to the guest, and refuses new ones.
+    pub(super) fn shut(&mut self, epoll: &Epoll) {
+        self.limit = 0;
+        let ids: Vec<Id> = self.entries.keys().copied().collect();
+        for id in ids {
+            self.remove(epoll, id);
+        }
+        self.resets.clear();
+        self.ready.clear();
+    }
+
+    /// Fills the guest's receive buffers: replies first, then one connection's turn after the other's.
+    pub(super) fn serve(
+        &mut self,
+        epoll: &Epoll,
+        ring: &mut Ring,
+        memory: &Memory,
+        now: Instant,
+    ) -> Result<Served, RingError> {
+        let mut budget = ring.size();
+        while budget > 0 {
+            if let Some(reset) = self.resets.front() {
+                let Some(buffer) = next_buffer(ring, memory)? else { return Ok(Served::Starved) };
+                send(ring, memory, &buffer, reset)?;
+                self.resets.pop_front();
+                budget -= 1;
+                continue;
+            }
+            let Some(id) = self.ready.pop_front() else { return Ok(Served::All) };
+            let Some(entry) = self.entries.get_mut(&id) else { continue };
+            entry.queued = false;
+            let before = ring.used_count();
+            let starved = !take_turn(&mut entry.connection, self.guest_cid, ring, memory, now)?;
+            budget = budget.saturating_sub(ring.used_count().wrapping_sub(before).max(1));
+            if starved {
+                entry.queued = true;
+                self.ready.push_front(id);
+                return Ok(Served::Starved);
+            }
+            self.settle(epoll, id, now);
+        }
+        Ok(if self.resets.is_empty() && self.ready.is_empty() { Served::All } else { Served::Some })
+    }
+
+    /// After anything happened to a connection: lets it draw its conclusions, and files it accordingly.
+    fn settle(&mut self, epoll: &Epoll, id: Id, now: Instant) {
+        self.decide(epoll, id, Fate::Keep, now);
+    }
+
+    fn decide(&mut self, epoll: &Epoll, id: Id, fate: Fate, now: Instant) {
+        let Some(entry) = self.entries.get_mut(&id) else { return };
+        let fate = if fate == Fate::Keep { entry.connection.advance(now) } else { fate };
+        match fate {
+            Fate::Forget => return self.remove(epoll, id),
+            Fate::Reset => {
+                let reset = header(self.guest_cid, entry.connection.ports, op::RST);
+                self.resets.push_back(reset);
+                return self.remove(epoll, id);
+            }
+            Fate::Keep => {}
+        }
+        if !entry.queued && entry.connection.wants_buffers() {
+            entry.queued = true;
+            self.ready.push_back(id);
+        }
+        let deadline = entry.connection.deadline();
+        if entry.armed != deadline {
+            if let Some(armed) = entry.armed {
+                self.deadlines.remove(&(armed, id));
+            }
+            self.deadlines.extend(deadline.map(|deadline| (deadline, id)));
+            entry.armed = deadline;
+        }
+        if let Some(stream) = entry.connection.take_finished_stream() {
+            close(epoll, stream);
+        }
+    }
+
+    fn add(&mut self, epoll: &Epoll, connection: Connection) -> io::Result<Id> {
+        let id = self.next_id;
+        if let Some(stream) = connection.stream() {
+            // Edge-triggered: a stream that has data while the guest has no credit for it must not wake the thread again
+            // and again, nor cost a system call to be put aside.
+            let events = EventSet::IN | EventSet::OUT | EventSet::READ_HANG_UP | EventSet::EDGE_TRIGGERED;
+            epoll.ctl(ControlOperation::Add, stream.as_raw_fd(), EpollEvent::new(events, id))?;
+        }
+        self.next_id += 1;
+        let armed = connection.deadline();
+        self.deadlines.extend(armed.map(|deadline| (deadline, id)));
+        self.entries.insert(id, Entry { connection, queued: false, armed });
+        Ok(id)
+    }
+
+    fn remove(&mut self, epoll: &Epoll, id: Id) {
+        let Some(entry) = self.entries.remove(&id) else { return };
+        if let Some(armed) = entry.armed {
+            self.deadlines.remove(&(armed, id));
+        }
+        if self.by_ports.get(&entry.connection.ports) == Some(&id) {
+            self.by_ports.remove(&entry.connection.ports);
+        }
+        if entry.queued {
+            // Rare enough: most connections end with nothing left to say.
+            self.ready.retain(|ready| *ready != id);
+        }
+        if let Some(stream) = entry.connection.into_stream() {
+            close(epoll, stream);
+        }
+    }
+
+    /// There are far more ports than connections, so this ends soon.
+    fn free_host_port(&mut self, guest: u32) -> u32 {
+        loop {
+            let host = self.next_host_port;
+            self.next_host_port = if host == LAST_HOST_PORT { FIRST_HOST_PORT } else { host + 1 };
+            if !self.by_ports.contains_key(&Ports { host, guest }) {
+                return host;
+            }
+        }
+    }
+
+    fn header(&self, ports: Ports, op: u16) -> Header {
+        header(self.guest_cid, ports, op)
+    }
+}
+
+/// A header to the guest, without data.
+fn header(guest_cid: u64, ports: Ports, op: u16) -> Header {
+    Header {
+        src_cid: u64::from(HOST_CID).into(),
+        dst_cid: guest_cid.into(),
+        src_port: ports.host.into(),
+        dst_port: ports.guest.into(),
+        len: 0.into(),
+        kind: TYPE_STREAM.into(),
+        op: op.into(),
+        flags: 0.into(),
+        buf_alloc: BUF_ALLOC.into(),
+        fwd_cnt: 0.into(),
+    }
+}
+
+fn close(epoll: &Epoll, stream: UnixStream) {
+    // Closing would only do if nobody else had a descriptor for the same socket.
+    let _ = epoll.ctl(ControlOperation::Delete, stream.as_raw_fd(), EpollEvent::default());
+    stream::close(stream);
+}
+
+/// Sends what a connection has to say, at most [`TURN_BYTES`] of data. False if the guest's buffers ran out before the end.
+fn take_turn(
+    connection: &mut Connection,
+    guest_cid: u64,
+    ring: &mut Ring,
+    memory: &Memory,
+    now: Instant,
+) -> Result<bool, RingError> {
+    if let Some(op) = connection.announcement()
+        && !notify(connection, guest_cid, (op, 0), ring, memory)?
+    {
+        return Ok(false);
+    }
+    if connection.may_read() && !send_data(connection, guest_cid, ring, memory, now)? {
+        return Ok(false);
+    }
+    // After the data: its headers have carried the credit already.
+    while let Some(notice) = connection.next_notice() {
+        if !notify(connection, guest_cid, notice, ring, memory)? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Sends a packet without data. False if there is no buffer for it.
+fn notify(
+    connection: &mut Connection,
+    guest_cid: u64,
+    (op, flags): (u16, u32),
+    ring: &mut Ring,
+    memory: &Memory,
+) -> Result<bool, RingError> {
+    let Some(buffer) = next_buffer(ring, memory)? else { return Ok(false) };
+    let fwd_cnt = connection.sent(op, flags, 0);
+    let header = Header { flags: flags.into(), fwd_cnt: fwd_cnt.into(), ..header(guest_cid, connection.ports, op) };
+    send(ring, memory, &buffer, &header)?;
+    Ok(true)
+}
+
+/// Reads from the host end once, straight into as many receive buffers as that may fill. False if there is none.
+fn send_data(
+    connection: &mut Connection,
+    guest_cid: u64,
+    ring: &mut Ring,
+    memory: &Memory,
+    now: Instant,
+) -> Result<bool, RingError> {
+    let mut room = connection.credit().min(TURN_BYTES);
+    let mut buffers: Vec<Buffer<'_>> = Vec::new();
+    let mut pieces = Vec::new();
+    let mut useless = 0;
+    while room > 0 && buffers.len() < TURN_CHAINS && pieces.len() < TURN_PIECES && useless < ring.size() {
+        let Some(chain) = ring.take(memory)? else { break };
+        let head = chain.head_index();
+        match Buffer::new(memory, chain, Direction::ToGuest) {
+            Ok(mut buffer) if !buffer.data.is_empty() => {
+                buffer.data = buffer.data.split_front(room);
+                room -= buffer.data.len();
+                pieces.extend_from_slice(buffer.data.pieces());
+                buffers.push(buffer);
+            }
+            // Chains are given back in order, so this one has to wait until it is the first.
+            _ if !buffers.is_empty() => {
+                ring.give_back(1);
+                break;
+            }
+            _ => {
+                ring.finish(memory, head, 0)?;
+                useless += 1;
+            }
+        }
+    }
+    if buffers.is_empty() {
+        return Ok(false);
+    }
+    let mut left = connection.read(&pieces, now);
+    let mut unused = buffers.len();
+    for buffer in &buffers {
+        if left == 0 {
+            break;
+        }
+        let count = left.min(buffer.data.len());
+        // At most TURN_BYTES.
+        let len = u32::try_from(count).unwrap_or(u32::MAX);
+        let fwd_cnt = connection.sent(op::RW, 0, len);
+        let header = Header { len: len.into(), fwd_cnt: fwd_cnt.into(), ..header(guest_cid, connection.ports, op::RW) };
+        send(ring, memory, buffer, &header)?;
+        left -= count;
+        unused -= 1;
+    }
+    // At most TURN_CHAINS.
+    ring.give_back(u16::try_from(unused).unwrap_or(0));
+    Ok(true)
+}
+
+/// The next receive buffer, if there is one. Chains that cannot be used are handed back empty.
+fn next_buffer<'m>(ring: &mut Ring, memory: &'m Memory) -> Result<Option<Buffer<'m>>, RingError> {
+    // Bounded, because the guest may go on posting such chains meanwhile.
+    for _ in 0..ring.size() {
+        let Some(chain) = ring.take(memory)? else { break };
+        let head = chain.head_index();
+        match Buffer::new(memory, chain, Direction::ToGuest) {
+            Ok(buffer) => return Ok(Some(buffer)),
+            Err(_) => ring.finish(memory, head, 0)?,
+        }
+    }
+    Ok(None)
+}
+
+/// Completes a packet whose data, if any, is in place.
+fn send(ring: &mut Ring, memory: &Memory, buffer: &Buffer<'_>, header: &Header) -> Result<(), RingError> {
+    buffer.write_header(header);
+    let header_len = u32::try_from(HEADER_LEN).unwrap_or(u32::MAX);
+    ring.finish(memory, buffer.head(), header_len + header.len.get())
+}

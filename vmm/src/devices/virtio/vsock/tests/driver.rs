@@ -1,0 +1,297 @@
+//! A driver as small as one can be: posts receive buffers, sends packets, and hides nothing of what it gets.
+
+use std::collections::VecDeque;
+use std::os::fd::AsRawFd;
+use std::sync::atomic::Ordering;
+
+use sandpiper_protocol::guest::{GUEST_CID, HOST_CID};
+use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VRING_DESC_F_NEXT, VRING_DESC_F_WRITE};
+use virtio_queue::desc::split::Descriptor;
+use virtio_queue::{Queue, QueueT};
+use vm_memory::{Bytes, GuestAddress};
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::super::packet::{HEADER_LEN, Header, TYPE_STREAM};
+use super::PATIENCE;
+use crate::devices::virtio::{Activation, ActiveQueue, Interrupt, Memory};
+
+pub(super) const QUEUE_SIZE: u16 = 64;
+/// Linux posts 4 KiB, less what it needs for itself.
+pub(super) const RECEIVE_BUFFER: u32 = 3776;
+/// What the driver's sockets buffer.
+pub(super) const GUEST_BUFFER: u32 = 256 * 1024;
+const LARGEST_PACKET: u64 = 64 * 1024;
+
+const MEMORY: usize = 16 << 20;
+const RECEIVE_AT: u64 = 1 << 20;
+const SEND_AT: u64 = 4 << 20;
+
+/// A packet from the device.
+#[derive(Debug, Clone)]
+pub(super) struct Packet {
+    pub(super) header: Header,
+    pub(super) data: Vec<u8>,
+}
+
+impl Packet {
+    pub(super) fn op(&self) -> u16 {
+        self.header.op.get()
+    }
+}
+
+/// The driver's side of a split virtqueue (virtio 1.2 section 2.7).
+pub(super) struct DriverQueue {
+    table: u64,
+    available: u64,
+    used: u64,
+    free: Vec<u16>,
+    chains: Vec<Vec<u16>>,
+    posted: u16,
+    seen: u16,
+    pub(super) notify: EventFd,
+}
+
+impl DriverQueue {
+    fn new(at: u64) -> Self {
+        Self {
+            table: at,
+            available: at + 0x1000,
+            used: at + 0x2000,
+            free: (0..QUEUE_SIZE).collect(),
+            chains: vec![Vec::new(); QUEUE_SIZE.into()],
+            posted: 0,
+            seen: 0,
+            notify: EventFd::new(EFD_NONBLOCK).expect("an event"),
+        }
+    }
+
+    fn active(&self) -> ActiveQueue {
+        let mut queue = Queue::new(QUEUE_SIZE).expect("a power of two");
+        queue.set_size(QUEUE_SIZE);
+        queue.try_set_desc_table_address(GuestAddress(self.table)).expect("aligned");
+        queue.try_set_avail_ring_address(GuestAddress(self.available)).expect("aligned");
+        queue.try_set_used_ring_address(GuestAddress(self.used)).expect("aligned");
+        queue.set_ready(true);
+        ActiveQueue { queue, notify: self.notify.try_clone().expect("a descriptor") }
+    }
+
+    /// Makes a chain available and returns its head, or `None` without enough descriptors.
+    fn post(&mut self, memory: &Memory, buffers: &[(u64, u32)], flags: u32) -> Option<u16> {
+        if self.free.len() < buffers.len() {
+            return None;
+        }
+        let indices = self.free.split_off(self.free.len() - buffers.len());
+        for (at, (addr, len)) in buffers.iter().enumerate() {
+            let next = indices.get(at + 1);
+            let flags = u16::try_from(flags | next.map_or(0, |_| VRING_DESC_F_NEXT)).expect("16 bits");
+            let descriptor = Descriptor::new(*addr, *len, flags, next.copied().unwrap_or(0));
+            let place = GuestAddress(self.table + u64::from(indices[at]) * 16);
+            memory.write_obj(virtio_queue::desc::RawDescriptor::from(descriptor), place).expect("in memory");
+        }
+        let head = indices[0];
+        self.chains[usize::from(head)] = indices;
+        self.publish(memory, head);
+        Some(head)
+    }
+
+    /// Puts `head` into the available ring, whatever it is.
+    pub(super) fn publish(&mut self, memory: &Memory, head: u16) {
+        let slot = self.available + 4 + u64::from(self.posted % QUEUE_SIZE) * 2;
+        memory.write_obj(head, GuestAddress(slot)).expect("in memory");
+        self.posted = self.posted.wrapping_add(1);
+        self.set_available(memory, self.posted);
+    }
+
+    pub(super) fn set_available(&self, memory: &Memory, index: u16) {
+        memory.store(index, GuestAddress(self.available + 2), Ordering::Release).expect("in memory");
+        self.notify.write(1).expect("an event");
+    }
+
+    /// The next chain that the device has finished, and how many bytes it wrote.
+    fn take_used(&mut self, memory: &Memory) -> Option<(u16, u32)> {
+        let index: u16 = memory.load(GuestAddress(self.used + 2), Ordering::Acquire).expect("in memory");
+        if index == self.seen {
+            // `used_event`: an interrupt for the very next one.
+            let event = self.available + 4 + u64::from(QUEUE_SIZE) * 2;
+            memory.store(self.seen, GuestAddress(event), Ordering::SeqCst).expect("in memory");
+            std::sync::atomic::fence(Ordering::SeqCst);
+            let again: u16 = memory.load(GuestAddress(self.used + 2), Ordering::Acquire).expect("in memory");
+            if again == self.seen {
+                return None;
+            }
+        }
+        let slot = self.used + 4 + u64::from(self.seen % QUEUE_SIZE) * 8;
+        let (head, len): (u32, u32) = (
+            memory.read_obj(GuestAddress(slot)).expect("in memory"),
+            memory.read_obj(GuestAddress(slot + 4)).expect("in memory"),
+        );
+        self.seen = self.seen.wrapping_add(1);
+        let head = u16::try_from(head).expect("one of the posted heads");
+        self.free.append(&mut self.chains[usize::from(head)]);
+        Some((head, len))
+    }
+}
+
+/// The driver.
+pub(super) struct Guest {
+    pub(super) memory: Memory,
+    pub(super) receive: DriverQueue,
+    pub(super) transmit: DriverQueue,
+    event: DriverQueue,
+    pub(super) interrupt: Interrupt,
+    inbox: VecDeque<Packet>,
+    receive_slots: Vec<u64>,
+    /// What `buf_alloc` and `fwd_cnt` of outgoing headers are.
+    pub(super) buf_alloc: u32,
+    pub(super) fwd_cnt: u32,
+}
+
+impl Guest {
+    pub(super) fn new() -> Self {
+        let memory = Memory::from_ranges(&[(GuestAddress(0), MEMORY)]).expect("memory");
+        let mut guest = Self {
+            receive: DriverQueue::new(0x1_0000),
+            transmit: DriverQueue::new(0x2_0000),
+            event: DriverQueue::new(0x3_0000),
+            interrupt: Interrupt::new(EventFd::new(EFD_NONBLOCK).expect("an event")),
+            inbox: VecDeque::new(),
+            receive_slots: vec![0; QUEUE_SIZE.into()],
+            memory,
+            buf_alloc: GUEST_BUFFER,
+            fwd_cnt: 0,
+        };
+        for slot in 0..u64::from(QUEUE_SIZE) {
+            guest.post_receive(RECEIVE_AT + slot * 4096);
+        }
+        guest
+    }
+
+    pub(super) fn activation(&self) -> Activation {
+        Activation {
+            memory: self.memory.clone(),
+            queues: vec![self.receive.active(), self.transmit.active(), self.event.active()],
+            interrupt: self.interrupt.clone(),
+            features: 1 << VIRTIO_RING_F_EVENT_IDX,
+        }
+    }
+
+    /// One buffer for header and data, as Linux posts it.
+    fn post_receive(&mut self, at: u64) {
+        let head = self.receive.post(&self.memory, &[(at, RECEIVE_BUFFER)], VRING_DESC_F_WRITE);
+        self.receive_slots[usize::from(head.expect("a descriptor for each slot"))] = at;
+    }
+
+    /// The next packet from the device.
+    pub(super) fn receive(&mut self) -> Packet {
+        self.wait(|guest| guest.poll())
+    }
+
+    /// The next packet from the device, if it is there.
+    pub(super) fn poll(&mut self) -> Option<Packet> {
+        while let Some((head, len)) = self.receive.take_used(&self.memory) {
+            let at = self.receive_slots[usize::from(head)];
+            let mut bytes = vec![0; len as usize];
+            self.memory.read_slice(&mut bytes, GuestAddress(at)).expect("in memory");
+            self.post_receive(at);
+            let (header, data) = Header::read_from_prefix(&bytes).expect("a whole header");
+            assert_eq!(header.len.get() as usize, data.len());
+            assert_eq!((header.src_cid.get(), header.dst_cid.get()), (HOST_CID.into(), GUEST_CID.into()));
+            self.inbox.push_back(Packet { header, data: data.to_vec() });
+        }
+        self.inbox.pop_front()
+    }
+
+    /// The next packet, which is to be an `op`.
+    pub(super) fn receive_op(&mut self, op: u16) -> Packet {
+        let packet = self.receive();
+        assert_eq!(packet.op(), op, "{packet:?}");
+        packet
+    }
+
+    /// The next packet that is not about credit.
+    pub(super) fn receive_other_than(&mut self, ops: &[u16]) -> Packet {
+        loop {
+            let packet = self.receive();
+            if !ops.contains(&packet.op()) {
+                return packet;
+            }
+        }
+    }
+
+    fn wait<T>(&mut self, mut look: impl FnMut(&mut Self) -> Option<T>) -> T {
+        loop {
+            if let Some(found) = look(self) {
+                return found;
+            }
+            let mut poll = libc::pollfd { fd: self.interrupt.event().as_raw_fd(), events: libc::POLLIN, revents: 0 };
+            let patience = i32::try_from(PATIENCE.as_millis()).expect("a short while");
+            // SAFETY: one valid `pollfd`.
+            let ready = unsafe { libc::poll(&raw mut poll, 1, patience) };
+            assert_eq!(ready, 1, "the device has nothing to say");
+            let _ = self.interrupt.event().read();
+        }
+    }
+
+    /// Waits until the device has raised `DEVICE_NEEDS_RESET`.
+    pub(super) fn wait_for_needs_reset(&mut self) {
+        self.wait(|guest| guest.interrupt.is_reset_needed().then_some(()));
+    }
+
+    pub(super) fn header(&self, host_port: u32, guest_port: u32, op: u16, flags: u32, len: usize) -> Header {
+        Header {
+            src_cid: u64::from(GUEST_CID).into(),
+            dst_cid: u64::from(HOST_CID).into(),
+            src_port: guest_port.into(),
+            dst_port: host_port.into(),
+            len: u32::try_from(len).expect("a packet's length").into(),
+            kind: TYPE_STREAM.into(),
+            op: op.into(),
+            flags: flags.into(),
+            buf_alloc: self.buf_alloc.into(),
+            fwd_cnt: self.fwd_cnt.into(),
+        }
+    }
+
+    pub(super) fn send(&mut self, host_port: u32, guest_port: u32, op: u16, flags: u32, data: &[u8]) {
+        let header = self.header(host_port, guest_port, op, flags, data.len());
+        self.send_raw(&header, data, &[data.len()]);
+    }
+
+    pub(super) fn reply(&mut self, to: &Packet, op: u16, flags: u32) {
+        self.send(to.header.src_port.get(), to.header.dst_port.get(), op, flags, &[]);
+    }
+
+    /// Sends `header` and `data`, the latter cut into buffers of the given lengths. Waits until the device has taken it.
+    pub(super) fn send_raw(&mut self, header: &Header, data: &[u8], cuts: &[usize]) {
+        assert!(data.len() as u64 <= LARGEST_PACKET);
+        let header_at = SEND_AT;
+        let data_at = SEND_AT + HEADER_LEN as u64;
+        self.memory.write_slice(header.as_bytes(), GuestAddress(header_at)).expect("in memory");
+        self.memory.write_slice(data, GuestAddress(data_at)).expect("in memory");
+        let mut buffers = vec![(header_at, u32::try_from(HEADER_LEN).expect("small"))];
+        let mut at = data_at;
+        for cut in cuts.iter().filter(|cut| **cut > 0) {
+            buffers.push((at, u32::try_from(*cut).expect("small")));
+            at += *cut as u64;
+        }
+        self.send_chain(&buffers, 0);
+    }
+
+    /// Sends a chain of any buffers, and waits until the device has taken it.
+    pub(super) fn send_chain(&mut self, buffers: &[(u64, u32)], flags: u32) {
+        let head = self.transmit.post(&self.memory, buffers, flags).expect("enough descriptors");
+        let (used, len) = self.wait(|guest| guest.transmit.take_used(&guest.memory));
+        assert_eq!((used, len), (head, 0));
+    }
+
+    /// Posts one buffer of 8 KiB to be sent, and does not wait. False without a free descriptor.
+    pub(super) fn try_post(&mut self, at: u64) -> bool {
+        self.transmit.post(&self.memory, &[(at, 8192)], 0).is_some()
+    }
+
+    /// Takes back one buffer that the device has finished, if there is one.
+    pub(super) fn reclaim(&mut self) -> bool {
+        self.transmit.take_used(&self.memory).is_some()
+    }
+}

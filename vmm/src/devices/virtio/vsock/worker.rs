@@ -1,0 +1,226 @@
+//! The device's loop, one turn at a time, so that tests and fuzzers can take the turns themselves.
+
+use std::io;
+use std::os::fd::AsRawFd;
+use std::sync::PoisonError;
+use std::time::{Duration, Instant};
+
+use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
+use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
+use vmm_sys_util::eventfd::EventFd;
+
+use super::super::{Activation, ActiveQueue, Interrupt, Memory};
+use super::Backend;
+use super::muxer::{FIRST_ID, Muxer, Served};
+use super::packet::{Buffer, Direction};
+use super::ring::{Ring, RingError};
+
+/// What an event is about, where it is no connection.
+const KILL: u64 = 0;
+const RECEIVE: u64 = 1;
+const TRANSMIT: u64 = 2;
+const LISTENER: u64 = 3;
+const _: () = assert!(LISTENER < FIRST_ID);
+
+/// Events handled, and clients accepted, in one turn.
+const TURN_EVENTS: usize = 64;
+
+/// How long the listener is left alone after it could not be accepted from, for want of descriptors for instance.
+const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
+
+/// Whether a turn waits for something to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pace {
+    Wait,
+    Poll,
+}
+
+/// What comes after a turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Turn {
+    Continue,
+    Stop,
+}
+
+/// Everything the device's thread works with.
+pub struct Worker {
+    backend: Backend,
+    memory: Memory,
+    /// Packets to the guest.
+    receive: Ring,
+    receive_notify: EventFd,
+    /// Packets from the guest.
+    transmit: Ring,
+    transmit_notify: EventFd,
+    interrupt: Interrupt,
+    epoll: Epoll,
+    muxer: Muxer,
+    /// The last turn left work behind.
+    busy: bool,
+    /// The guest broke a queue: nothing to do but wait for the reset.
+    broken: bool,
+    accept_again: Option<Instant>,
+    // Stays registered with `epoll` as long as it lives.
+    _kill: EventFd,
+}
+
+impl Worker {
+    /// `kill` ends the loop. Fails if the events cannot be watched.
+    pub fn new(backend: Backend, activation: Activation, kill: EventFd) -> io::Result<Self> {
+        let Activation { memory, queues, interrupt, features } = activation;
+        // The event queue stays unused: it is for a device that changes its address while it runs.
+        let mut queues = queues.into_iter();
+        let (Some(receive), Some(transmit)) = (queues.next(), queues.next()) else {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "a vsock device has a receive and a transmit queue",
+            ));
+        };
+        backend.listener.set_nonblocking(true)?;
+        let epoll = Epoll::new()?;
+        let watch = |fd, id| epoll.ctl(ControlOperation::Add, fd, EpollEvent::new(EventSet::IN, id));
+        watch(kill.as_raw_fd(), KILL)?;
+        watch(receive.notify.as_raw_fd(), RECEIVE)?;
+        watch(transmit.notify.as_raw_fd(), TRANSMIT)?;
+        watch(backend.listener.as_raw_fd(), LISTENER)?;
+        let event_idx = features & (1 << VIRTIO_RING_F_EVENT_IDX) != 0;
+        let ring = |active: ActiveQueue| (Ring::new(active.queue, event_idx), active.notify);
+        let (receive, receive_notify) = ring(receive);
+        let (transmit, transmit_notify) = ring(transmit);
+        let muxer = Muxer::new(backend.guest_cid);
+        Ok(Self {
+            backend,
+            memory,
+            receive,
+            receive_notify,
+            transmit,
+            transmit_notify,
+            interrupt,
+            epoll,
+            muxer,
+            // The driver may have filled its queues before the notifications were watched.
+            busy: true,
+            broken: false,
+            accept_again: None,
+            _kill: kill,
+        })
+    }
+
+    /// Handles what has happened, after waiting for it if `pace` says so. A bounded amount of work.
+    pub fn turn(&mut self, pace: Pace) -> Turn {
+        let mut events = [EpollEvent::default(); TURN_EVENTS];
+        let count = match self.epoll.wait(self.patience(pace), &mut events) {
+            Ok(count) => count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => 0,
+            // Not one of the documented errors can occur with a descriptor and a buffer of our own. Spinning would be worse.
+            Err(_) => return Turn::Stop,
+        };
+        let now = Instant::now();
+        for event in &events[..count] {
+            match event.data() {
+                KILL => return Turn::Stop,
+                // The queues are looked at in every turn.
+                RECEIVE => drop(self.receive_notify.read()),
+                TRANSMIT => drop(self.transmit_notify.read()),
+                LISTENER => self.accept(now),
+                id => self.muxer.host_event(&self.epoll, id, event.event_set(), now),
+            }
+        }
+        if self.accept_again.is_some_and(|again| again <= now) {
+            self.accept_again = None;
+            self.watch_listener(EventSet::IN);
+        }
+        self.muxer.expire(&self.epoll, now);
+        self.busy = false;
+        if !self.broken {
+            match self.process(now) {
+                Ok(busy) => self.busy = busy,
+                Err(_) => {
+                    self.broken = true;
+                    self.muxer.shut(&self.epoll);
+                    self.interrupt.needs_reset();
+                }
+            }
+        }
+        Turn::Continue
+    }
+
+    /// Whether the last turn left work behind, so that the next one will not wait.
+    pub fn is_busy(&self) -> bool {
+        self.busy
+    }
+
+    /// Milliseconds for `epoll_wait`, -1 for ever.
+    fn patience(&self, pace: Pace) -> i32 {
+        if self.busy || pace == Pace::Poll {
+            return 0;
+        }
+        let next = [self.muxer.next_deadline(), self.accept_again].into_iter().flatten().min();
+        let Some(next) = next else { return -1 };
+        // Rounded up: waking early would mean waking again.
+        let wait = next.saturating_duration_since(Instant::now()).as_millis() + 1;
+        i32::try_from(wait).unwrap_or(i32::MAX)
+    }
+
+    fn accept(&mut self, now: Instant) {
+        for _ in 0..TURN_EVENTS {
+            match self.backend.listener.accept() {
+                Ok((stream, _)) => self.muxer.accept(&self.epoll, stream, now),
+                Err(error) => match error.kind() {
+                    io::ErrorKind::WouldBlock => return,
+                    io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted => {}
+                    _ => {
+                        self.watch_listener(EventSet::empty());
+                        self.accept_again = Some(now + ACCEPT_PAUSE);
+                        return;
+                    }
+                },
+            }
+        }
+    }
+
+    fn watch_listener(&self, events: EventSet) {
+        let event = EpollEvent::new(events, LISTENER);
+        // It was added in `new`, so there is nothing that can fail.
+        let _ = self.epoll.ctl(ControlOperation::Modify, self.backend.listener.as_raw_fd(), event);
+    }
+
+    /// Both queues. True if there is more to do.
+    fn process(&mut self, now: Instant) -> Result<bool, RingError> {
+        self.transmit.mute(&self.memory)?;
+        let emptied = self.take_packets(now)?;
+        let served = self.muxer.serve(&self.epoll, &mut self.receive, &self.memory, now)?;
+        self.transmit.interrupt(&self.memory, &self.interrupt)?;
+        self.receive.interrupt(&self.memory, &self.interrupt)?;
+        // Nobody notifies before `listen`, and what came before it is work for the next turn.
+        let mut busy = match served {
+            Served::All => false,
+            Served::Starved => self.receive.listen(&self.memory)?,
+            Served::Some => true,
+        };
+        // Clogged, the guest's receive buffers are what is waited for.
+        if !self.muxer.is_clogged() {
+            busy |= !emptied || self.transmit.listen(&self.memory)?;
+        }
+        Ok(busy)
+    }
+
+    /// Packets from the guest. False if some may be left.
+    fn take_packets(&mut self, now: Instant) -> Result<bool, RingError> {
+        let mut guest_connections = self.backend.guest_connections.lock().unwrap_or_else(PoisonError::into_inner);
+        for _ in 0..self.transmit.size() {
+            if self.muxer.is_clogged() {
+                return Ok(false);
+            }
+            let Some(chain) = self.transmit.take(&self.memory)? else { return Ok(true) };
+            let head = chain.head_index();
+            // What is no packet has no sender to answer to.
+            if let Ok(buffer) = Buffer::new(&self.memory, chain, Direction::FromGuest) {
+                let header = buffer.read_header();
+                self.muxer.packet(&self.epoll, &header, buffer.data, guest_connections.as_mut(), now);
+            }
+            self.transmit.finish(&self.memory, head, 0)?;
+        }
+        Ok(false)
+    }
+}

@@ -1,0 +1,265 @@
+//! What a vCPU is before its first instruction: features, topology, model-specific registers, and the state in which a
+//! 64-bit kernel is entered.
+
+use kvm_bindings::{CpuId, Msrs, kvm_cpuid_entry2, kvm_fpu, kvm_msr_entry, kvm_regs, kvm_segment};
+use kvm_ioctls::{Kvm, VcpuFd};
+use vm_memory::{Bytes, GuestMemoryError};
+
+use super::layout;
+use crate::devices::virtio::Memory;
+
+#[derive(Debug, thiserror::Error)]
+pub enum CpuError {
+    #[error("KVM does not tell its CPU features")]
+    Supported(#[source] kvm_ioctls::Error),
+    #[error("KVM does not take the features of vCPU {id}")]
+    SetFeatures {
+        id: u8,
+        #[source]
+        source: kvm_ioctls::Error,
+    },
+    #[error("KVM does not take the model-specific registers of vCPU {id}")]
+    SetMsrs {
+        id: u8,
+        #[source]
+        source: kvm_ioctls::Error,
+    },
+    #[error("KVM refuses model-specific register {msr:#x} of vCPU {id}")]
+    RefusedMsr { id: u8, msr: u32 },
+    #[error("KVM does not take the registers of the first vCPU")]
+    SetRegisters(#[source] kvm_ioctls::Error),
+    #[error("Cannot write the boot page tables to guest memory")]
+    Tables(#[source] GuestMemoryError),
+}
+
+/// The features that KVM offers on this host: the same for all vCPUs, read once.
+pub(crate) fn supported(kvm: &Kvm) -> Result<CpuId, CpuError> {
+    kvm.get_supported_cpuid(kvm_bindings::KVM_MAX_CPUID_ENTRIES).map_err(CpuError::Supported)
+}
+
+/// Sets features and boot registers of vCPU `id` of `count`. Features come first: since Linux 6.13 KVM answers questions
+/// about registers according to them.
+pub(crate) fn configure(vcpu: &VcpuFd, id: u8, count: u8, supported: &CpuId) -> Result<(), CpuError> {
+    let mut features = supported.clone();
+    for entry in features.as_mut_slice() {
+        adapt(entry, id, count);
+    }
+    vcpu.set_cpuid2(&features).map_err(|source| CpuError::SetFeatures { id, source })?;
+
+    let entries = boot_msrs();
+    let msrs = Msrs::from_entries(&entries)
+        .map_err(|_| CpuError::SetMsrs { id, source: kvm_ioctls::Error::new(libc::E2BIG) })?;
+    let taken = vcpu.set_msrs(&msrs).map_err(|source| CpuError::SetMsrs { id, source })?;
+    match entries.get(taken) {
+        Some(refused) => Err(CpuError::RefusedMsr { id, msr: refused.index }),
+        None => Ok(()),
+    }
+}
+
+/// Makes one CPUID leaf say what is true for this vCPU: who it is among how many, and that it is virtual. Performance
+/// counters, power management and thermal sensors are the host's business.
+fn adapt(leaf: &mut kvm_cpuid_entry2, id: u8, count: u8) {
+    let id_bits = u32::from(count.next_power_of_two().trailing_zeros() as u8);
+    let (id, count) = (u32::from(id), u32::from(count));
+    match (leaf.function, leaf.index) {
+        (0x1, _) => {
+            const TSC_DEADLINE: u32 = 1 << 24;
+            const HYPERVISOR: u32 = 1 << 31;
+            const PERFORMANCE_CAPABILITIES: u32 = 1 << 15;
+            const SIBLINGS: u32 = 1 << 28;
+            leaf.ebx = (leaf.ebx & 0x0000_ff00) | (id << 24) | (count << 16);
+            leaf.ecx = (leaf.ecx | TSC_DEADLINE | HYPERVISOR) & !PERFORMANCE_CAPABILITIES;
+            leaf.edx = if count > 1 { leaf.edx | SIBLINGS } else { leaf.edx & !SIBLINGS };
+        }
+        // Caches: the first two levels are a core's own, the rest is shared by all.
+        (0x4 | 0x8000_001d, _) if leaf.eax & 0x1f != 0 => {
+            let level = (leaf.eax >> 5) & 0x7;
+            let sharing = if level < 3 { 0 } else { count - 1 };
+            let cores = if leaf.function == 0x4 { (count - 1).min(63) << 26 } else { 0 };
+            leaf.eax = (leaf.eax & 0x3fff) | (sharing << 14) | cores;
+        }
+        // Turbo, sensors, energy hints.
+        (0x6, _) => {
+            const ALWAYS_RUNNING_APIC_TIMER: u32 = 1 << 2;
+            leaf.eax &= ALWAYS_RUNNING_APIC_TIMER;
+            leaf.ecx = 0;
+        }
+        // Performance counters.
+        (0xa, _) => {
+            leaf.eax = 0;
+            leaf.ebx = 0;
+            leaf.ecx = 0;
+            leaf.edx = 0;
+        }
+        // Topology: one thread per core, one package.
+        (0xb | 0x1f, index) => {
+            const THREADS: u32 = 1;
+            const CORES: u32 = 2;
+            let (shift, number, level) = match index {
+                0 => (0, 1, THREADS),
+                1 => (id_bits, count, CORES),
+                _ => (0, 0, 0),
+            };
+            leaf.eax = shift;
+            leaf.ebx = number;
+            leaf.ecx = index | (level << 8);
+            leaf.edx = id;
+        }
+        // The same for AMD: cores in the package, width of their numbers.
+        (0x8000_0008, _) => leaf.ecx = (count - 1) | (id_bits << 12),
+        (0x8000_001e, _) => {
+            leaf.eax = id;
+            leaf.ebx = id;
+            leaf.ecx = 0;
+        }
+        _ => {}
+    }
+}
+
+/// The registers that firmware would have set.
+fn boot_msrs() -> Vec<kvm_msr_entry> {
+    const IA32_SYSENTER_CS: u32 = 0x174;
+    const IA32_SYSENTER_ESP: u32 = 0x175;
+    const IA32_SYSENTER_EIP: u32 = 0x176;
+    const IA32_MISC_ENABLE: u32 = 0x1a0;
+    const FAST_STRINGS: u64 = 1;
+    const IA32_MTRR_DEF_TYPE: u32 = 0x2ff;
+    const MTRR_ENABLED_WRITE_BACK: u64 = (1 << 11) | 6;
+    const STAR: u32 = 0xc000_0081;
+    const LSTAR: u32 = 0xc000_0082;
+    const CSTAR: u32 = 0xc000_0083;
+    const SYSCALL_MASK: u32 = 0xc000_0084;
+    const KERNEL_GS_BASE: u32 = 0xc000_0102;
+    let entry = |index, data| kvm_msr_entry { index, data, ..Default::default() };
+    vec![
+        entry(IA32_SYSENTER_CS, 0),
+        entry(IA32_SYSENTER_ESP, 0),
+        entry(IA32_SYSENTER_EIP, 0),
+        entry(STAR, 0),
+        entry(LSTAR, 0),
+        entry(CSTAR, 0),
+        entry(SYSCALL_MASK, 0),
+        entry(KERNEL_GS_BASE, 0),
+        entry(IA32_MISC_ENABLE, FAST_STRINGS),
+        entry(IA32_MTRR_DEF_TYPE, MTRR_ENABLED_WRITE_BACK),
+    ]
+}
+
+/// Writes the tables that 64-bit mode needs: the first GiB mapped to itself, and flat segments.
+pub(crate) fn write_boot_tables(memory: &Memory) -> Result<(), CpuError> {
+    const PRESENT_WRITABLE: u64 = 0x3;
+    const LARGE: u64 = 0x80;
+    let mut directory = [0u8; 4096];
+    for (index, entry) in (0u64..).zip(directory.chunks_exact_mut(8)) {
+        entry.copy_from_slice(&((index << 21) | PRESENT_WRITABLE | LARGE).to_le_bytes());
+    }
+    let write = || {
+        memory.write_obj(layout::PDPT.0 | PRESENT_WRITABLE, layout::PML4)?;
+        memory.write_obj(layout::PAGE_DIRECTORY.0 | PRESENT_WRITABLE, layout::PDPT)?;
+        memory.write_slice(&directory, layout::PAGE_DIRECTORY)?;
+        memory.write_obj(GDT, layout::GDT)
+    };
+    write().map_err(CpuError::Tables)
+}
+
+/// Null, 64-bit code, data, task state; the selectors are 0x8, 0x10, 0x18, as Linux's boot protocol asks for
+/// `__BOOT_CS` = 0x10 and `__BOOT_DS` = 0x18 only with descriptors it then replaces at once.
+const GDT: [u64; 4] = [0, 0x00af_9b00_0000_ffff, 0x00cf_9300_0000_ffff, 0x008f_8b00_0000_ffff];
+
+/// Puts the first vCPU where a 64-bit kernel begins: long mode with paging, interrupts off, `rsi` = `boot_params`.
+/// The others wait for the guest to start them.
+pub(crate) fn enter_at(vcpu: &VcpuFd, entry: u64) -> Result<(), CpuError> {
+    let registers = kvm_regs {
+        rflags: 0x2,
+        rip: entry,
+        rsp: layout::BOOT_STACK,
+        rbp: layout::BOOT_STACK,
+        rsi: layout::ZERO_PAGE.0,
+        ..Default::default()
+    };
+    let fpu = kvm_fpu { fcw: 0x37f, mxcsr: 0x1f80, ..Default::default() };
+    let set = || {
+        vcpu.set_fpu(&fpu)?;
+        vcpu.set_regs(&registers)?;
+        let mut special = vcpu.get_sregs()?;
+        special.gdt.base = layout::GDT.0;
+        special.gdt.limit = u16::try_from(size_of_val(&GDT) - 1).unwrap_or(u16::MAX);
+        special.idt.base = 0;
+        special.idt.limit = 0;
+        special.cs = segment(1);
+        let data = segment(2);
+        special.ds = data;
+        special.es = data;
+        special.fs = data;
+        special.gs = data;
+        special.ss = data;
+        special.tr = segment(3);
+        const PROTECTED_MODE: u64 = 1;
+        const EXTENSION_TYPE: u64 = 1 << 4;
+        const PAGING: u64 = 1 << 31;
+        const PHYSICAL_ADDRESS_EXTENSION: u64 = 1 << 5;
+        const LONG_MODE_ENABLED_AND_ACTIVE: u64 = (1 << 8) | (1 << 10);
+        special.cr0 = PROTECTED_MODE | EXTENSION_TYPE | PAGING;
+        special.cr3 = layout::PML4.0;
+        special.cr4 |= PHYSICAL_ADDRESS_EXTENSION;
+        special.efer |= LONG_MODE_ENABLED_AND_ACTIVE;
+        vcpu.set_sregs(&special)
+    };
+    set().map_err(CpuError::SetRegisters)
+}
+
+/// The hidden part of segment `index` of [`GDT`], as loading its selector would fill it.
+fn segment(index: u8) -> kvm_segment {
+    let descriptor = GDT[usize::from(index)];
+    let bit = |position: u32| u8::from(descriptor >> position & 1 == 1);
+    kvm_segment {
+        base: 0,
+        limit: 0xffff_ffff,
+        selector: u16::from(index) * 8,
+        type_: (descriptor >> 40 & 0xf) as u8,
+        s: bit(44),
+        dpl: 0,
+        present: bit(47),
+        avl: 0,
+        l: bit(53),
+        db: bit(54),
+        g: bit(55),
+        ..Default::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn adapted(function: u32, index: u32, id: u8, count: u8) -> kvm_cpuid_entry2 {
+        let mut leaf =
+            kvm_cpuid_entry2 { function, index, eax: 0x121, ebx: 0xaa00_0800, ecx: 0x8000, ..Default::default() };
+        adapt(&mut leaf, id, count);
+        leaf
+    }
+
+    #[test]
+    fn every_vcpu_knows_its_own_number() {
+        assert_eq!(adapted(0x1, 0, 5, 8).ebx, 0x0508_0800);
+        assert_eq!(adapted(0xb, 1, 5, 8).edx, 5);
+        assert_eq!(adapted(0x8000_001e, 0, 5, 8).eax, 5);
+    }
+
+    #[test]
+    fn topology_is_one_package_of_single_threaded_cores() {
+        let threads = adapted(0xb, 0, 1, 6);
+        assert_eq!((threads.eax, threads.ebx, threads.ecx), (0, 1, 0x100));
+        let cores = adapted(0xb, 1, 1, 6);
+        assert_eq!((cores.eax, cores.ebx, cores.ecx), (3, 6, 0x201));
+        assert_eq!(adapted(0x8000_0008, 0, 0, 6).ecx, 5 | 3 << 12);
+    }
+
+    #[test]
+    fn the_guest_knows_that_it_is_virtual_and_has_no_counters() {
+        let leaf = adapted(0x1, 0, 0, 1);
+        assert_eq!(leaf.ecx, 1 << 31 | 1 << 24);
+        assert_eq!(leaf.edx & 1 << 28, 0);
+        assert_eq!(adapted(0xa, 0, 0, 1).eax, 0);
+    }
+}

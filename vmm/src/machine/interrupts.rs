@@ -1,0 +1,63 @@
+//! Interrupt lines: which device has which, and how KVM routes them.
+//!
+//! The I/O APIC, local APICs and the old PIC are KVM's. The guest uses no PIC (hardware-reduced ACPI), and it must not see
+//! one act: KVM's default routes deliver lines 0 to 15 to the PIC as well, whose output an uninitialised PIC would put on
+//! the first CPU as vectors 0 to 7, which are exceptions. So the routes are replaced by ones to the I/O APIC only.
+//!
+//! All lines are edge-triggered: a device writes to its event, KVM delivers one interrupt, nothing has to be resampled.
+
+use std::io;
+
+use kvm_bindings::{
+    KVM_IRQ_ROUTING_IRQCHIP, KVM_IRQCHIP_IOAPIC, KvmIrqRouting, kvm_irq_routing_entry,
+    kvm_irq_routing_entry__bindgen_ty_1, kvm_irq_routing_irqchip,
+};
+use kvm_ioctls::VmFd;
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+use super::layout::{FIRST_VIRTIO_GSI, GSI_COUNT};
+
+#[derive(Debug, thiserror::Error)]
+pub enum InterruptError {
+    #[error("KVM cannot create its interrupt controllers")]
+    Create(#[source] kvm_ioctls::Error),
+    #[error("KVM does not take interrupt routes")]
+    Route(#[source] kvm_ioctls::Error),
+    #[error("Cannot make an event for an interrupt")]
+    Event(#[source] io::Error),
+    #[error("KVM does not connect interrupt {gsi}")]
+    Connect {
+        gsi: u32,
+        #[source]
+        source: kvm_ioctls::Error,
+    },
+}
+
+/// Most virtio devices, for each has a line of its own.
+pub const MAX_VIRTIO_DEVICES: usize = (GSI_COUNT - FIRST_VIRTIO_GSI) as usize;
+
+/// Creates the controllers and their routes. Guest memory is registered before (see [`super::memory`]), vCPUs are created
+/// after: a local APIC is made with its vCPU.
+pub(crate) fn create(vm: &VmFd) -> Result<(), InterruptError> {
+    vm.create_irq_chip().map_err(InterruptError::Create)?;
+    let entries: Vec<_> = (0..GSI_COUNT)
+        .map(|gsi| kvm_irq_routing_entry {
+            gsi,
+            type_: KVM_IRQ_ROUTING_IRQCHIP,
+            u: kvm_irq_routing_entry__bindgen_ty_1 {
+                irqchip: kvm_irq_routing_irqchip { irqchip: KVM_IRQCHIP_IOAPIC, pin: gsi },
+            },
+            ..Default::default()
+        })
+        .collect();
+    let routing = KvmIrqRouting::from_entries(&entries)
+        .map_err(|_| InterruptError::Route(kvm_ioctls::Error::new(libc::E2BIG)))?;
+    vm.set_gsi_routing(&routing).map_err(InterruptError::Route)
+}
+
+/// An event that raises `gsi` when written to.
+pub(crate) fn line(vm: &VmFd, gsi: u32) -> Result<EventFd, InterruptError> {
+    let event = EventFd::new(EFD_NONBLOCK).map_err(InterruptError::Event)?;
+    vm.register_irqfd(&event, gsi).map_err(|source| InterruptError::Connect { gsi, source })?;
+    Ok(event)
+}

@@ -1,0 +1,60 @@
+//! The process around the machine: its control socket, the one thread that changes anything, its exit record.
+//!
+//! ```text
+//!              connections                       first report wins
+//!   agent ◀──────────────────▶ driver (main thread) ◀──────────── Ending ◀── vCPUs, devices
+//!     ▲                          │ builds, drops                               │
+//!     │                          └──────────▶ Machine ─────────────────────────┘
+//!     └──── Event::GuestConnected ──── AgentLink (vsock's thread)
+//! ```
+//!
+//! All that changes the machine's state happens on the main thread, in [`driver`]: it waits for packets and for the
+//! machine's end, and handles one at a time. Nothing a peer sends ends the process but `Stop`: what is not understood is
+//! answered with a fault. When the machine ended, for whatever reason, the driver returns the exit record; it is written
+//! as the very last thing, after the machine is gone, so a reader of it knows that no disk is touched any more.
+
+mod control;
+mod driver;
+mod exit;
+mod link;
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+
+use kvm_ioctls::Kvm;
+use sandpiper_protocol::vmm::{ExitReason, ExitRecord};
+
+/// What a monitor is started with.
+pub struct Options {
+    /// A listening `SOCK_SEQPACKET` socket.
+    pub control: OwnedFd,
+    /// Gets the exit record.
+    pub exit: File,
+    pub kvm: Kvm,
+    /// When the process began, in `CLOCK_MONOTONIC` microseconds.
+    pub process_start_us: u64,
+}
+
+/// Runs until the machine ended, and leaves the record of how. The record is returned too.
+pub fn run(options: Options) -> ExitRecord {
+    let Options { control, exit, kvm, process_start_us } = options;
+    let record = driver::Driver::new(control, kvm, process_start_us)
+        .and_then(driver::Driver::run)
+        .unwrap_or_else(|error| ExitRecord { reason: ExitReason::Failed, message: chain(&error) });
+    if let Err(error) = exit::write(exit, &record) {
+        eprintln!("sandpiper-vmm: cannot write the exit record {record:?}: {error}");
+    }
+    record
+}
+
+/// An error with all its causes, in one line.
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        cause = error.source();
+    }
+    text
+}
