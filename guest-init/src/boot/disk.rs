@@ -1,0 +1,41 @@
+//! Growing the root file system to its device: templates are small, the disk of a sandbox is as large as it asks for.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
+
+use nix::sys::statfs::{EXT4_SUPER_MAGIC, statfs};
+
+use super::Problem;
+
+/// `_IOW('f', 16, __u64)` of the kernel's `fs/ext4/ext4.h`: the new size in blocks, never smaller than the present one.
+const EXT4_IOC_RESIZE_FS: libc::Ioctl = (1 << 30) | (8 << 16) | (0x66 << 8) | 16;
+
+/// Bytes of the unit that sysfs gives the size of a block device in, whatever the device's own.
+const SECTOR: u64 = 512;
+
+pub(super) fn grow_root(problems: &mut Vec<Problem>) {
+    if let Err(error) = try_grow() {
+        problems.push(format!("The root file system is not grown to its disk: {error}"));
+    }
+}
+
+fn try_grow() -> io::Result<()> {
+    let stat = statfs("/")?;
+    if stat.filesystem_type() != EXT4_SUPER_MAGIC {
+        return Ok(());
+    }
+    let root = File::open("/")?;
+    let device = root.metadata()?.dev();
+    let size = format!("/sys/dev/block/{}:{}/size", libc::major(device), libc::minor(device));
+    let sectors: u64 = fs::read_to_string(size)?.trim().parse().map_err(io::Error::other)?;
+    let block = u64::try_from(stat.block_size()).unwrap_or(0).max(SECTOR);
+    let blocks: u64 = sectors.saturating_mul(SECTOR) / block;
+    // SAFETY: the ioctl reads one u64, a live local variable; the kernel checks the size itself, and does nothing if the
+    // file system has it already.
+    if unsafe { libc::ioctl(root.as_raw_fd(), EXT4_IOC_RESIZE_FS, &raw const blocks) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}

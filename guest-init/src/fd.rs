@@ -1,0 +1,77 @@
+//! Descriptors that the runtime waits for: pipes, terminals, and the link's socket.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+/// A stream descriptor that is read and written without blocking, through a shared reference: one task may read while
+/// another writes.
+#[derive(Debug)]
+pub(crate) struct FdStream {
+    inner: AsyncFd<OwnedFd>,
+}
+
+impl FdStream {
+    /// Takes `fd` over and makes it non-blocking. To be called on a runtime.
+    pub(crate) fn new(fd: OwnedFd) -> io::Result<Self> {
+        let flags = OFlag::from_bits_retain(fcntl(&fd, FcntlArg::F_GETFL)?);
+        fcntl(&fd, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK))?;
+        // SAFETY: the descriptor is owned by the value that is registered, which nothing replaces or closes before the
+        // `AsyncFd` is dropped, so its number means the same file for as long as it is registered.
+        let inner = unsafe { AsyncFd::register(fd)? };
+        Ok(Self { inner })
+    }
+
+    /// Reads what is there; 0 at the end of the stream.
+    pub(crate) async fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.inner.async_io(Interest::READABLE, |fd| read(fd, buffer)).await
+    }
+
+    /// Reads what is there now, or `None`.
+    pub(crate) fn try_read(&self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
+        match read(self.inner.get_ref(), buffer) {
+            Ok(count) => Ok(Some(count)),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Writes all of `bytes`, waiting while the other side is full.
+    pub(crate) async fn write_all(&self, mut bytes: &[u8]) -> io::Result<()> {
+        while !bytes.is_empty() {
+            let written = self
+                .inner
+                .async_io(Interest::WRITABLE, |fd| nix::unistd::write(fd, bytes).map_err(io::Error::from))
+                .await?;
+            bytes = bytes.get(written..).unwrap_or_default();
+        }
+        Ok(())
+    }
+
+    /// Waits until the descriptor can be written, as a socket can once it is connected.
+    pub(crate) async fn writable(&self) -> io::Result<()> {
+        self.inner.writable().await.map(|_| ())
+    }
+
+    /// The descriptor, for calls that neither read nor write.
+    pub(crate) fn get_ref(&self) -> &OwnedFd {
+        self.inner.get_ref()
+    }
+}
+
+impl AsRawFd for FdStream {
+    fn as_raw_fd(&self) -> std::os::fd::RawFd {
+        self.inner.as_raw_fd()
+    }
+}
+
+fn read(fd: &OwnedFd, buffer: &mut [u8]) -> io::Result<usize> {
+    match nix::unistd::read(fd, buffer) {
+        // The master side of a terminal whose last user is gone.
+        Err(nix::errno::Errno::EIO) => Ok(0),
+        other => other.map_err(io::Error::from),
+    }
+}

@@ -1,0 +1,69 @@
+//! Accepting connections: from the host on vsock, in tests on a Unix socket.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use sandpiper_protocol::guest::HOST_CID;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::UnixListener;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio_vsock::{VMADDR_CID_ANY, VsockAddr, VsockListener};
+
+/// How long to wait after an accept that failed for want of descriptors or memory.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Something that connections come out of.
+#[expect(async_fn_in_trait, reason = "only used with the types here, on one thread's runtime")]
+pub trait Listener {
+    /// The stream of one connection.
+    type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
+
+    /// The next connection from a peer that may connect.
+    async fn accept(&self) -> io::Result<Self::Stream>;
+}
+
+impl Listener for VsockListener {
+    type Stream = tokio_vsock::VsockStream;
+
+    /// Only the host is let in: a process of the guest could otherwise speak as root over vsock's loopback.
+    async fn accept(&self) -> io::Result<Self::Stream> {
+        loop {
+            let (stream, peer) = VsockListener::accept(self).await?;
+            if peer.cid() == HOST_CID {
+                return Ok(stream);
+            }
+        }
+    }
+}
+
+impl Listener for UnixListener {
+    type Stream = tokio::net::UnixStream;
+
+    async fn accept(&self) -> io::Result<Self::Stream> {
+        UnixListener::accept(self).await.map(|(stream, _)| stream)
+    }
+}
+
+/// Listens on a vsock port of this guest.
+pub(crate) fn listen(port: u32) -> io::Result<VsockListener> {
+    VsockListener::bind(VsockAddr::new(VMADDR_CID_ANY, port))
+}
+
+/// Accepts connections without end, no more than `limit` at a time, and gives each to `handle` with the permit that it
+/// must hold for as long as it lives.
+pub(crate) async fn accept_each<L: Listener>(
+    listener: L,
+    limit: usize,
+    mut handle: impl FnMut(L::Stream, OwnedSemaphorePermit),
+) {
+    let slots = Arc::new(Semaphore::new(limit));
+    loop {
+        // Never closed, so this only waits.
+        let Ok(permit) = Arc::clone(&slots).acquire_owned().await else { return };
+        match listener.accept().await {
+            Ok(stream) => handle(stream, permit),
+            Err(_) => tokio::time::sleep(ACCEPT_PAUSE).await,
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! The data plane: what a sandbox is used through.
+//!
+//! | request | answer |
+//! |---|---|
+//! | `GET /health` | 204 |
+//! | `GET /files`, `POST /files` | [`files`] |
+//! | `POST /process.Process/<Method>` | [`process`], in the Connect protocol |
+//! | `POST /<other service>/<Method>` | Connect error `unimplemented` |
+//! | anything else | 404 |
+//!
+//! The protocol is the one that the E2B SDKs speak to the daemon in their machines, so they work unmodified. Who may
+//! connect is decided before: on vsock only the host may, and its proxy has checked the caller's token. Inside, the user
+//! that a request names (Basic authorization with an empty password, or `username`) is whom it acts as, not a credential.
+
+mod connect;
+mod files;
+mod http;
+mod process;
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Method, Request, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+
+pub use crate::net::Listener;
+use crate::net::accept_each;
+use http::{Response, error, status};
+
+/// Connections at a time; more wait to be accepted.
+const MAX_CONNECTIONS: usize = 1024;
+
+/// For a request's head to arrive, counted from the end of the request before: also how long an idle connection is kept.
+/// Longer than any proxy keeps one, so that it is never closed under a request.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(660);
+
+/// Bytes of a request's head, and of what is buffered of a body.
+const READ_BUFFER: usize = 256 * 1024;
+
+/// What the host decides for all requests.
+#[derive(Clone, Default)]
+pub struct Settings {
+    /// Environment of every process.
+    pub envs: BTreeMap<String, String>,
+    /// User of requests that name none.
+    pub default_user: String,
+}
+
+/// The values of the environment may be secrets.
+impl std::fmt::Debug for Settings {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Settings").field("default_user", &self.default_user).finish_non_exhaustive()
+    }
+}
+
+/// The state that requests share.
+#[derive(Debug)]
+pub struct App {
+    settings: Mutex<Settings>,
+    processes: Arc<process::Manager>,
+}
+
+impl App {
+    pub fn new(settings: Settings) -> Self {
+        Self { settings: Mutex::new(settings), processes: Arc::default() }
+    }
+
+    /// Replaces the settings, for requests from now on.
+    pub fn configure(&self, settings: Settings) {
+        *self.settings.lock().unwrap_or_else(PoisonError::into_inner) = settings;
+    }
+
+    fn settings(&self) -> Settings {
+        self.settings.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// Serves connections without end. To be run on a runtime where [`crate::reap::start`] was called.
+pub async fn serve<L: Listener>(listener: L, app: Arc<App>) {
+    accept_each(listener, MAX_CONNECTIONS, |stream, permit| {
+        let app = Arc::clone(&app);
+        tokio::spawn(async move {
+            let service = service_fn(|request| {
+                let app = Arc::clone(&app);
+                async move { Ok::<_, Infallible>(route(request, &app).await) }
+            });
+            // A connection that breaks is the peer's affair; what it started goes on.
+            let _ = http1::Builder::new()
+                .timer(TokioTimer::new())
+                .header_read_timeout(HEAD_TIMEOUT)
+                .max_buf_size(READ_BUFFER)
+                .serve_connection(TokioIo::new(stream), service)
+                .await;
+            drop(permit);
+        });
+    })
+    .await;
+}
+
+async fn route(request: Request<Incoming>, app: &Arc<App>) -> Response {
+    match (request.method(), request.uri().path()) {
+        (&Method::GET, "/health") => status(StatusCode::NO_CONTENT),
+        (&Method::GET, "/files") => files::download(request, app).await,
+        (&Method::POST, "/files") => files::upload(request, app).await,
+        (_, "/health" | "/files") => error(StatusCode::METHOD_NOT_ALLOWED, "This path has no such method"),
+        (_, path) => match connect::method_of(path) {
+            Some(_) if request.method() != Method::POST => {
+                error(StatusCode::METHOD_NOT_ALLOWED, "Procedures are called with POST")
+            }
+            Some((sandpiper_protocol::process::SERVICE, method)) => {
+                let method = method.to_owned();
+                process::call(&method, request, app).await
+            }
+            Some(_) => connect::unimplemented(&request),
+            None => error(StatusCode::NOT_FOUND, "There is nothing at this path"),
+        },
+    }
+}

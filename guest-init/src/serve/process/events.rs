@@ -1,0 +1,124 @@
+//! The stream of events that `Start` and `Connect` answer with.
+
+use std::future::pending;
+use std::time::Duration;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
+use futures_util::{Stream, stream};
+use hyper::header::HeaderMap;
+use sandpiper_protocol::connect::Code;
+use sandpiper_protocol::process::{DataEvent, Empty, EventMessage, ProcessEvent, StartEvent};
+use tokio::time::{Instant, sleep, sleep_until};
+
+use super::output::{Item, Source, Subscriber};
+use crate::serve::connect::{Error, end, frame};
+use crate::serve::http::number;
+
+/// How often an idle stream says that it is alive, unless the client asks otherwise.
+const KEEPALIVE: Duration = Duration::from_secs(90);
+
+/// `Keepalive-Ping-Interval`, in seconds.
+pub(super) fn keepalive(headers: &HeaderMap) -> Duration {
+    number(headers, "keepalive-ping-interval")
+        .filter(|seconds| *seconds > 0)
+        .map_or(KEEPALIVE, |seconds| Duration::from_secs(seconds.min(86_400)))
+}
+
+/// What the stream sends next.
+enum Next {
+    Start,
+    Item,
+    EndOfStream,
+    Nothing,
+}
+
+struct Events {
+    pid: u32,
+    subscriber: Subscriber,
+    keepalive: Duration,
+    deadline: Option<Instant>,
+    next: Next,
+}
+
+/// The envelopes of a process's events from its first that is left, to its end or to `deadline`.
+pub(super) fn of(
+    pid: u32,
+    subscriber: Subscriber,
+    keepalive: Duration,
+    deadline: Option<Instant>,
+) -> impl Stream<Item = Vec<u8>> + Send {
+    let events = Events { pid, subscriber, keepalive, deadline, next: Next::Start };
+    stream::unfold(events, |mut events| async move { Some((events.next().await?, events)) })
+}
+
+impl Events {
+    async fn next(&mut self) -> Option<Vec<u8>> {
+        match self.next {
+            Next::Start => {
+                self.next = Next::Item;
+                Some(event(ProcessEvent::Start(StartEvent { pid: self.pid })))
+            }
+            Next::Item => Some(self.item().await),
+            Next::EndOfStream => {
+                self.next = Next::Nothing;
+                Some(end(None))
+            }
+            Next::Nothing => None,
+        }
+    }
+
+    async fn item(&mut self) -> Vec<u8> {
+        let deadline = async {
+            match self.deadline {
+                Some(deadline) => sleep_until(deadline).await,
+                None => pending().await,
+            }
+        };
+        tokio::select! {
+            item = self.subscriber.next() => match item {
+                Item::Data(source, bytes) => event(ProcessEvent::Data(data(source, &bytes))),
+                Item::End(end) => {
+                    self.next = Next::EndOfStream;
+                    event(ProcessEvent::End(end))
+                }
+            },
+            () = sleep(self.keepalive) => event(ProcessEvent::Keepalive(Empty {})),
+            () = deadline => {
+                self.next = Next::Nothing;
+                let message = "The time that the request gave is over";
+                end(Some(&Error::new(Code::DeadlineExceeded, message)))
+            }
+        }
+    }
+}
+
+fn event(event: ProcessEvent) -> Vec<u8> {
+    frame(&EventMessage { event })
+}
+
+fn data(source: Source, bytes: &Bytes) -> DataEvent {
+    let encoded = STANDARD.encode(bytes);
+    match source {
+        Source::Stdout => DataEvent::Stdout(encoded),
+        Source::Stderr => DataEvent::Stderr(encoded),
+        Source::Pty => DataEvent::Pty(encoded),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_keepalive_interval_is_the_clients_within_reason() {
+        let headers = |value: &'static str| {
+            HeaderMap::from_iter([("keepalive-ping-interval".parse().unwrap(), value.parse().unwrap())])
+        };
+        assert_eq!(keepalive(&headers("50")), Duration::from_secs(50));
+        assert_eq!(keepalive(&headers("0")), KEEPALIVE);
+        assert_eq!(keepalive(&headers("18446744073709551615")), Duration::from_secs(86_400));
+        assert_eq!(keepalive(&HeaderMap::new()), KEEPALIVE);
+    }
+}

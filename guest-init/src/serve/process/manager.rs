@@ -1,0 +1,170 @@
+//! The processes that were started here, by id and by tag.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use sandpiper_protocol::connect::Code;
+use sandpiper_protocol::process::{ListResponse, ProcessInfo, ProcessSelector, StartRequest};
+use tokio::time::Instant;
+
+use super::child::{self, Process};
+use super::output::Subscriber;
+use crate::serve::Settings;
+use crate::serve::connect::Error;
+use crate::users::User;
+
+/// Processes at a time.
+const MAX_RUNNING: usize = 4096;
+
+/// For how long, how many and how much of them ended processes are remembered, for clients that connect late.
+const REMEMBERED_FOR: Duration = Duration::from_secs(600);
+const MAX_REMEMBERED: usize = 256;
+const MAX_REMEMBERED_BYTES: usize = 8 * 1024 * 1024;
+
+/// All processes of the data plane.
+#[derive(Debug, Default)]
+pub(in crate::serve) struct Manager {
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    running: BTreeMap<u32, Arc<Process>>,
+    /// Oldest first.
+    ended: VecDeque<Ended>,
+}
+
+#[derive(Debug)]
+struct Ended {
+    process: Arc<Process>,
+    at: Instant,
+    bytes: usize,
+}
+
+impl Manager {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Starts a process, and listens to it. It goes on whatever becomes of the caller, until it ends or `deadline` comes.
+    pub(super) async fn start(
+        self: &Arc<Self>,
+        request: StartRequest,
+        user: User,
+        settings: Settings,
+        deadline: Option<Instant>,
+    ) -> Result<(Arc<Process>, Subscriber), Error> {
+        if self.state().running.len() >= MAX_RUNNING {
+            return Err(Error::new(
+                Code::ResourceExhausted,
+                format!("{MAX_RUNNING} processes run already: end some first"),
+            ));
+        }
+        let manager = Arc::clone(self);
+        // A task of its own: a caller that goes away while the process is being made must not leave it unwatched.
+        let started = tokio::spawn(async move {
+            let launched = child::launch(request, user, settings).await?;
+            let process = Arc::clone(&launched.watched.process);
+            manager.state().begin(Arc::clone(&process));
+            tokio::spawn({
+                let process = Arc::clone(&process);
+                async move {
+                    child::watch(launched.watched, deadline).await;
+                    manager.state().end(process);
+                    tokio::time::sleep(REMEMBERED_FOR).await;
+                    manager.state().forget(Instant::now());
+                }
+            });
+            Ok((process, launched.starter))
+        });
+        started.await.map_err(|error| Error::new(Code::Internal, error.to_string()))?
+    }
+
+    /// Running processes, by id.
+    pub(super) fn list(&self) -> ListResponse {
+        let info = |process: &Arc<Process>| ProcessInfo {
+            config: process.config.clone(),
+            pid: process.pid,
+            tag: process.tag.clone(),
+        };
+        let processes = self.state().running.values().filter(|process| !process.has_ended()).map(info).collect();
+        ListResponse { processes }
+    }
+
+    /// A running process.
+    pub(super) fn running(&self, selector: &ProcessSelector) -> Result<Arc<Process>, Error> {
+        let found = self.state().find_running(selector).filter(|process| !process.has_ended());
+        found.ok_or_else(|| not_found(selector))
+    }
+
+    /// A process that runs or is remembered.
+    pub(super) fn any(&self, selector: &ProcessSelector) -> Result<Arc<Process>, Error> {
+        let state = self.state();
+        let remembered = || {
+            let mut ended = state.ended.iter().rev().map(|ended| &ended.process);
+            ended.find(|process| selects(selector, process)).cloned()
+        };
+        state.find_running(selector).or_else(remembered).ok_or_else(|| not_found(selector))
+    }
+}
+
+impl State {
+    fn begin(&mut self, process: Arc<Process>) {
+        self.ended.retain(|ended| ended.process.pid != process.pid);
+        if let Some(older) = self.running.insert(process.pid, process) {
+            // Its id is free again, but a subscriber still holds its output up.
+            self.remember(older);
+        }
+    }
+
+    fn end(&mut self, process: Arc<Process>) {
+        // By identity: the id may be another process's by now.
+        if self.running.get(&process.pid).is_some_and(|running| Arc::ptr_eq(running, &process)) {
+            self.running.remove(&process.pid);
+            self.remember(process);
+        }
+    }
+
+    fn remember(&mut self, process: Arc<Process>) {
+        let now = Instant::now();
+        let bytes = process.output.size();
+        self.ended.push_back(Ended { process, at: now, bytes });
+        self.forget(now);
+    }
+
+    fn forget(&mut self, now: Instant) {
+        let mut bytes: usize = self.ended.iter().map(|ended| ended.bytes).sum();
+        while let Some(oldest) = self.ended.front() {
+            let is_old = now.duration_since(oldest.at) >= REMEMBERED_FOR;
+            if !is_old && self.ended.len() <= MAX_REMEMBERED && bytes <= MAX_REMEMBERED_BYTES {
+                return;
+            }
+            bytes = bytes.saturating_sub(oldest.bytes);
+            self.ended.pop_front();
+        }
+    }
+
+    /// By tag, the newest: a tag may be used again.
+    fn find_running(&self, selector: &ProcessSelector) -> Option<Arc<Process>> {
+        match selector {
+            ProcessSelector::Pid(pid) => self.running.get(pid).cloned(),
+            ProcessSelector::Tag(_) => self.running.values().rfind(|process| selects(selector, process)).cloned(),
+        }
+    }
+}
+
+fn selects(selector: &ProcessSelector, process: &Process) -> bool {
+    match selector {
+        ProcessSelector::Pid(pid) => process.pid == *pid,
+        ProcessSelector::Tag(tag) => process.tag.as_ref() == Some(tag),
+    }
+}
+
+fn not_found(selector: &ProcessSelector) -> Error {
+    let which = match selector {
+        ProcessSelector::Pid(pid) => format!("id {pid}"),
+        ProcessSelector::Tag(tag) => format!("tag {tag:?}"),
+    };
+    Error::new(Code::NotFound, format!("There is no process with the {which}"))
+}

@@ -1,0 +1,256 @@
+//! Making a process, as `posix_spawn` does it and with what that lacks: another user, a terminal, a folder.
+//!
+//! The child is made with `CLONE_VM | CLONE_VFORK`: it borrows this process's memory, on a stack of its own, until it
+//! executes its program, and the thread that made it waits that long. No page tables are copied, which is what makes a
+//! start fast, and the child reports what failed by writing it where the parent reads it. In return, the code between the
+//! two calls ([`Plan::run`]) may only make raw system calls and touch what was prepared for it: no allocation, no lock, no
+//! libc function with a state, because all of these belong to the other threads too.
+
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::ptr;
+use std::sync::atomic::{AtomicI32, Ordering};
+
+use crate::boot::CHILD_OPEN_FILES;
+
+/// What to start. Everything is ready to be given to the kernel.
+pub(super) struct Command<'a> {
+    /// Full paths to try in this order.
+    pub(super) programs: &'a [CString],
+    pub(super) arguments: &'a [CString],
+    pub(super) environment: &'a [CString],
+    pub(super) folder: &'a CStr,
+    pub(super) stdin: BorrowedFd<'a>,
+    pub(super) stdout: BorrowedFd<'a>,
+    pub(super) stderr: BorrowedFd<'a>,
+    /// Whether standard input is a terminal that the process is to own.
+    pub(super) terminal: bool,
+    /// Whom to become; `None` to stay the same user.
+    pub(super) user: Option<Identity<'a>>,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Identity<'a> {
+    pub(super) uid: u32,
+    pub(super) gid: u32,
+    pub(super) groups: &'a [u32],
+}
+
+/// What the child did not get through.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum SpawnError {
+    #[error("No process can be made")]
+    Clone(#[source] io::Error),
+    #[error("The process cannot be set up")]
+    SetUp(#[source] io::Error),
+    #[error("The process cannot become its user")]
+    User(#[source] io::Error),
+    #[error("The working folder cannot be entered")]
+    Folder(#[source] io::Error),
+    #[error("The program cannot be executed")]
+    Execute(#[source] io::Error),
+}
+
+/// Steps of the child, as it reports them.
+const SET_UP: c_int = 1;
+const USER: c_int = 2;
+const FOLDER: c_int = 3;
+const EXECUTE: c_int = 4;
+
+/// Highest signal number of the kernel.
+const LAST_SIGNAL: c_int = 64;
+
+/// Bytes of the kernel's signal set.
+const SIGNAL_SET: usize = 8;
+
+/// Bytes of the child's stack: it calls nothing that is deep.
+const STACK: usize = 64 * 1024;
+
+/// A command in the form that the child uses: pointers and numbers.
+struct Plan {
+    programs: Vec<*const c_char>,
+    arguments: Vec<*const c_char>,
+    environment: Vec<*const c_char>,
+    folder: *const c_char,
+    stdio: [RawFd; 3],
+    terminal: bool,
+    /// uid, gid, number of groups, first group.
+    user: Option<(u32, u32, usize, *const u32)>,
+    failed_step: AtomicI32,
+    failed_errno: AtomicI32,
+}
+
+/// Starts a process as the leader of a new session and process group, and returns its id once its program runs.
+/// Blocks for as long as the kernel takes to load it.
+pub(super) fn spawn(command: &Command<'_>) -> Result<i32, SpawnError> {
+    let plan = Plan {
+        programs: pointers(command.programs),
+        arguments: pointers(command.arguments),
+        environment: pointers(command.environment),
+        folder: command.folder.as_ptr(),
+        stdio: [command.stdin.as_raw_fd(), command.stdout.as_raw_fd(), command.stderr.as_raw_fd()],
+        terminal: command.terminal,
+        user: command.user.map(|user| (user.uid, user.gid, user.groups.len(), user.groups.as_ptr())),
+        failed_step: AtomicI32::new(0),
+        failed_errno: AtomicI32::new(0),
+    };
+    // Elements of 16 bytes, because that is what a stack's end must be aligned to.
+    let mut stack = vec![0_u128; STACK / size_of::<u128>()];
+    // No signal may run one of our handlers in the child, where it would work on our memory.
+    let mask = block_signals();
+    // SAFETY: the child runs `in_child` on `stack`, which is of its own and outlives it, because CLONE_VFORK stops this
+    // thread until the child has executed a program or exited; so do `plan` and everything it points to. `in_child` keeps
+    // to what the module's documentation says. The end of the stack is one past a live allocation, where stacks begin.
+    let (pid, error) = unsafe {
+        let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
+        let top = stack.as_mut_ptr_range().end.cast::<c_void>();
+        let pid = libc::clone(in_child, top, flags, (&raw const plan).cast_mut().cast());
+        (pid, io::Error::last_os_error())
+    };
+    restore_signals(&mask);
+    drop(stack);
+    if pid < 0 {
+        return Err(SpawnError::Clone(error));
+    }
+    let error = || io::Error::from_raw_os_error(plan.failed_errno.load(Ordering::Acquire));
+    match plan.failed_step.load(Ordering::Acquire) {
+        0 => Ok(pid),
+        USER => Err(SpawnError::User(error())),
+        FOLDER => Err(SpawnError::Folder(error())),
+        EXECUTE => Err(SpawnError::Execute(error())),
+        _ => Err(SpawnError::SetUp(error())),
+    }
+}
+
+/// Pointers to strings, and the null that ends such a list.
+fn pointers(strings: &[CString]) -> Vec<*const c_char> {
+    strings.iter().map(|string| string.as_ptr()).chain([ptr::null()]).collect()
+}
+
+fn block_signals() -> libc::sigset_t {
+    // SAFETY: both sets are live local variables that `sigfillset` and `pthread_sigmask` fill; zero is a valid value.
+    unsafe {
+        let mut all: libc::sigset_t = std::mem::zeroed();
+        let mut before: libc::sigset_t = std::mem::zeroed();
+        libc::sigfillset(&raw mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
+        before
+    }
+}
+
+fn restore_signals(mask: &libc::sigset_t) {
+    // SAFETY: the set was filled by `pthread_sigmask` above and is only read.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, mask, ptr::null_mut()) };
+}
+
+/// The child's first function. Returning from it exits.
+extern "C" fn in_child(plan: *mut c_void) -> c_int {
+    // SAFETY: `spawn` passes a pointer to a `Plan` that lives until this process has executed or exited.
+    let plan = unsafe { &*plan.cast::<Plan>() };
+    // SAFETY: called in the child of `clone`, whose parent thread waits.
+    let step = unsafe { plan.run() };
+    let errno = io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO);
+    plan.failed_errno.store(errno, Ordering::Release);
+    plan.failed_step.store(step, Ordering::Release);
+    127
+}
+
+impl Plan {
+    /// Becomes the program; returns the step that failed, with the reason in `errno`.
+    ///
+    /// # Safety
+    /// Only in the child that [`spawn`] makes: it replaces descriptors, signal handlers and the user of this process.
+    unsafe fn run(&self) -> c_int {
+        // SAFETY: none of these calls takes a pointer but to `self`, to live local variables, or to what `spawn` prepared:
+        // null-terminated lists of null-terminated strings. They change this process only, whose descriptor table, signal
+        // handlers and credentials are copies; raw calls are used where libc would change every thread's.
+        unsafe {
+            if libc::setsid() < 0 || !self.take_stdio() {
+                return SET_UP;
+            }
+            if self.terminal && libc::ioctl(0, libc::TIOCSCTTY, 0) < 0 {
+                return SET_UP;
+            }
+            let limit = libc::rlimit { rlim_cur: CHILD_OPEN_FILES.soft, rlim_max: CHILD_OPEN_FILES.hard };
+            // An ordinary process (a test's) may not raise its limit, and goes on with what it has.
+            libc::syscall(libc::SYS_prlimit64, 0, libc::RLIMIT_NOFILE, &raw const limit, ptr::null::<libc::rlimit>());
+            if let Some((uid, gid, count, groups)) = self.user
+                && (libc::syscall(libc::SYS_setgroups, count, groups) < 0
+                    || libc::syscall(libc::SYS_setresgid, gid, gid, gid) < 0
+                    || libc::syscall(libc::SYS_setresuid, uid, uid, uid) < 0)
+            {
+                return USER;
+            }
+            if libc::chdir(self.folder) < 0 {
+                return FOLDER;
+            }
+            reset_signals();
+            self.execute();
+            EXECUTE
+        }
+    }
+
+    /// Makes the three streams descriptors 0 to 2 and all others close on execution.
+    ///
+    /// # Safety
+    /// As for [`Self::run`].
+    unsafe fn take_stdio(&self) -> bool {
+        let [stdin, stdout, stderr] = self.stdio;
+        // SAFETY: descriptors of this process only. The sources are above 2, as 0 to 2 are open for as long as any Rust
+        // program runs, so no call overwrites what a later one copies.
+        unsafe {
+            libc::syscall(libc::SYS_close_range, 3, u32::MAX, libc::CLOSE_RANGE_CLOEXEC);
+            libc::dup2(stdin, 0) >= 0 && libc::dup2(stdout, 1) >= 0 && libc::dup2(stderr, 2) >= 0
+        }
+    }
+
+    /// Tries each program. Like a shell, remembers that one was there but not allowed.
+    ///
+    /// # Safety
+    /// As for [`Self::run`].
+    unsafe fn execute(&self) {
+        let mut refused = false;
+        for program in &self.programs {
+            if program.is_null() {
+                break;
+            }
+            // SAFETY: a null-terminated string and two null-terminated lists of such, prepared by `spawn`.
+            unsafe { libc::execve(*program, self.arguments.as_ptr(), self.environment.as_ptr()) };
+            // SAFETY: the address of `errno` is valid for as long as the thread is.
+            match unsafe { *libc::__errno_location() } {
+                libc::ENOENT | libc::ENOTDIR => {}
+                libc::EACCES => refused = true,
+                _ => return,
+            }
+        }
+        if refused {
+            // SAFETY: as above.
+            unsafe { *libc::__errno_location() = libc::EACCES };
+        }
+    }
+}
+
+/// Gives every signal its default action and unblocks all: an ignored signal (Rust ignores SIGPIPE) or a blocked one would
+/// stay so in the program.
+///
+/// # Safety
+/// Only in the child that [`spawn`] makes.
+unsafe fn reset_signals() {
+    // The kernel's `struct sigaction`, at most 32 bytes on what is built for; all zeros is SIG_DFL with no flags.
+    let default_action = [0_u64; 4];
+    let no_signal = [0_u8; SIGNAL_SET];
+    for number in 1..=LAST_SIGNAL {
+        // SAFETY: the kernel reads one `struct sigaction` from a live local variable. It refuses the two that have no other
+        // action, which is as well.
+        unsafe {
+            let none = ptr::null_mut::<c_void>();
+            libc::syscall(libc::SYS_rt_sigaction, number, default_action.as_ptr(), none, SIGNAL_SET);
+        }
+    }
+    // SAFETY: the kernel reads a set of SIGNAL_SET bytes from a live local variable.
+    unsafe {
+        let none = ptr::null_mut::<c_void>();
+        libc::syscall(libc::SYS_rt_sigprocmask, libc::SIG_SETMASK, no_signal.as_ptr(), none, SIGNAL_SET);
+    }
+}

@@ -1,0 +1,6 @@
+//! The data plane as an ordinary process serves it, on a Unix socket, with real files and programs. Needs root, because
+//! it acts as other users.
+
+mod files;
+mod process;
+mod support;
