@@ -1,1 +1,226 @@
-fn main() {}
+//! `sandpiper-agent`: runs the sandboxes of one host.
+//!
+//! ```text
+//!              agent API (Unix socket)             data planes and previews (HTTP)
+//!                       │                                        │
+//!                   [server]                                 [ingress] ── [session]
+//!                       │                                        │
+//!                       └────────────▶ [sandbox] ◀── directory ──┤
+//!                            one supervisor for each             │
+//!               [templates] [layers]    │        │               │
+//!                                    monitor    link         [vsock]
+//! ```
+//!
+//! The agent is the source of truth of what runs here. It may be killed at any moment: sandboxes go on, and the next
+//! agent takes them over by their records ([`sandbox`]).
+
+mod config;
+mod durable;
+mod host;
+mod ingress;
+mod layers;
+mod logs;
+mod metrics;
+mod paths;
+mod sandbox;
+mod server;
+mod session;
+mod templates;
+mod vsock;
+
+use std::fs::OpenOptions;
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::Parser;
+use nix::fcntl::{Flock, FlockArg};
+use prometheus_client::registry::Registry;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+use tracing_subscriber::EnvFilter;
+
+use crate::config::{Config, LogFormat};
+use crate::ingress::Ingress;
+use crate::logs::Logs;
+use crate::metrics::Metrics;
+use crate::paths::Paths;
+use crate::sandbox::{Context, Sandboxes, Sealer};
+use crate::server::App;
+use crate::session::Sessions;
+use crate::templates::Store;
+
+/// Time for the rest of the agent to end after the sandboxes were seen to.
+const END_PATIENCE: Duration = Duration::from_secs(15);
+
+/// Runs the sandboxes of this host.
+#[derive(Debug, Parser)]
+#[command(version, after_help = EXAMPLES)]
+struct Arguments {
+    /// Configuration (TOML); every key has a default
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Check the configuration and exit
+    #[arg(long)]
+    check_config: bool,
+    /// Delete every sandbox when asked to end; otherwise they go on running and the next agent takes them over
+    #[arg(long)]
+    stop_sandboxes_on_exit: bool,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  sandpiper-agent                                       run with the defaults
+  sandpiper-agent --config /etc/sandpiper/agent.toml    run as configured
+  sandpiper-agent --config agent.toml --check-config    say whether a configuration is valid
+  curl --unix-socket /run/sandpiper/agent.sock http://agent/host
+  curl --unix-socket /run/sandpiper/agent.sock http://agent/sandboxes
+
+SIGTERM and SIGINT end the agent; its sandboxes go on unless --stop-sandboxes-on-exit is given. A second signal ends it at
+once. Logs go to standard error; RUST_LOG chooses which (for example RUST_LOG=debug).";
+
+fn main() -> ExitCode {
+    match run(Arguments::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("sandpiper-agent: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: Arguments) -> anyhow::Result<()> {
+    let mut config = match &arguments.config {
+        Some(path) => Config::read(path)?,
+        None => Config::default(),
+    };
+    config.stop_sandboxes_on_exit |= arguments.stop_sandboxes_on_exit;
+    config.check()?;
+    config.ingress.validate().context("`ingress`")?;
+    if arguments.check_config {
+        println!("the configuration is valid");
+        return Ok(());
+    }
+    init_logs(config.log_format);
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    runtime.block_on(serve(config))
+}
+
+fn init_logs(format: LogFormat) {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
+    match format {
+        LogFormat::Text => logs.init(),
+        LogFormat::Json => logs.json().init(),
+    }
+}
+
+async fn serve(config: Config) -> anyhow::Result<()> {
+    let mut signals = Signals::new()?;
+    let config = Arc::new(config);
+    let (paths, _lock) = open_state(&config)?;
+
+    let sessions = Sessions::open(&paths.session_key(), Duration::from_secs(config.session_ttl_seconds))?;
+    let sessions = Arc::new(sessions);
+    let metrics = Metrics::new();
+    let mut registry = Registry::with_prefix("sandpiper_agent");
+    metrics.register(&mut registry);
+    let sandboxes = Sandboxes::new(Context {
+        templates: Store::open(&paths.templates())?,
+        logs: Logs::default(),
+        metrics,
+        sealer: Sealer::open(&paths.record_key()).context("Cannot read record.key")?,
+        boot_id: host::boot_id().context("Cannot read the kernel's boot id")?,
+        leave: CancellationToken::new(),
+        config: Arc::clone(&config),
+        paths: paths.clone(),
+    });
+    sandboxes.reconcile().await?;
+
+    let directory = Arc::new(sandboxes.clone());
+    let ingress = Ingress::bind(&config.ingress, paths.state(), directory, Arc::clone(&sessions)).await?;
+    ingress.stats().register(&mut registry);
+    let urls = ingress.urls();
+    let socket = paths.api_socket();
+    let listener =
+        server::listen(&socket, config.api_socket).with_context(|| format!("Cannot listen on {}", socket.display()))?;
+    tracing::info!(socket = %socket.display(), ingress = %config.ingress.listen, "the agent is ready");
+
+    let shutdown = CancellationToken::new();
+    let ingress = tokio::spawn(ingress.serve(shutdown.clone()));
+    let app = App { config: Arc::clone(&config), sandboxes: sandboxes.clone(), urls, sessions, registry };
+    let api = tokio::spawn(server::serve(listener, app, shutdown.clone()));
+
+    signals.next().await;
+    tracing::info!(stop_sandboxes = config.stop_sandboxes_on_exit, "ending");
+    let patience = config.stop_timeout() + END_PATIENCE;
+    let orderly = async {
+        sandboxes.close(config.stop_sandboxes_on_exit, patience).await;
+        shutdown.cancel();
+        let _ = tokio::time::timeout(END_PATIENCE, async { tokio::join!(ingress, api) }).await;
+    };
+    tokio::select! {
+        () = orderly => {}
+        () = signals.next() => tracing::warn!("asked twice; ending at once"),
+    }
+    if let Err(error) = durable::remove_file(&socket) {
+        tracing::warn!(%error, "cannot remove the agent's socket");
+    }
+    Ok(())
+}
+
+/// Makes the folders and locks them for this one agent.
+fn open_state(config: &Config) -> anyhow::Result<(Paths, Flock<std::fs::File>)> {
+    let paths = Paths::new(&config.state_dir, &config.runtime_dir);
+    let create = || format!("Cannot create {} and {}", config.state_dir.display(), config.runtime_dir.display());
+    paths.create().with_context(create)?;
+    // Monitors are recognized by the path of their sandbox's folder, so it must be the same however it is spelt.
+    let canonical = |path: &Path| path.canonicalize().with_context(|| format!("Cannot resolve {}", path.display()));
+    let paths = Paths::new(&canonical(&config.state_dir)?, &config.runtime_dir);
+    let lock = paths.lock();
+    let opened = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&lock);
+    let file = opened.with_context(|| format!("Cannot open {}", lock.display()))?;
+    match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+        Ok(lock) => Ok((paths, lock)),
+        Err((_, nix::errno::Errno::EWOULDBLOCK)) => anyhow::bail!(
+            "another agent runs on {}; end it first, or choose another state_dir and runtime_dir",
+            config.state_dir.display()
+        ),
+        Err((_, errno)) => Err(errno).with_context(|| format!("Cannot lock {}", lock.display())),
+    }
+}
+
+/// The signals that end the agent.
+struct Signals {
+    terminate: tokio::signal::unix::Signal,
+    interrupt: tokio::signal::unix::Signal,
+}
+
+impl Signals {
+    fn new() -> io::Result<Self> {
+        Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
+    }
+
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}
+
+/// An error and all that caused it, on one line.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    text
+}

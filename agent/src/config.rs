@@ -1,0 +1,248 @@
+//! The agent's configuration: a TOML file in which every key has a default.
+//!
+//! ```toml
+//! state_dir = "/var/lib/sandpiper"
+//! runtime_dir = "/run/sandpiper"
+//! kernel = "/usr/lib/sandpiper/vmlinux"
+//!
+//! [limits]
+//! max_sandboxes = 50
+//!
+//! [ingress]
+//! listen = "127.0.0.1:7080"
+//! ```
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use crate::ingress::IngressConfig;
+
+/// Longest `runtime_dir`: a Unix socket's path is limited to 107 bytes, and `/sandboxes/<25>/control.sock` follows.
+const MAX_RUNTIME_DIR: usize = 55;
+
+/// Everything that can be configured.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Config {
+    /// Records, templates and disks; needs a file system with sparse files.
+    pub(crate) state_dir: PathBuf,
+    /// Sockets.
+    pub(crate) runtime_dir: PathBuf,
+    /// The `sandpiper-vmm` binary.
+    pub(crate) vmm: PathBuf,
+    /// Uncompressed guest kernel.
+    pub(crate) kernel: PathBuf,
+    /// Appended to the guest kernel's arguments.
+    pub(crate) kernel_args: String,
+    /// Gives every guest a serial port and keeps what it prints. For debugging: it slows the start.
+    pub(crate) console: bool,
+    /// Life of a data-plane access token.
+    pub(crate) session_ttl_seconds: u64,
+    /// From starting the monitor to a serving data plane.
+    pub(crate) boot_timeout_seconds: u64,
+    /// How long a monitor may take to end by itself before it is killed.
+    pub(crate) stop_timeout_seconds: u64,
+    /// Delete every sandbox when the agent is asked to end (SIGTERM, SIGINT). Otherwise they go on running and the next
+    /// agent takes them over.
+    pub(crate) stop_sandboxes_on_exit: bool,
+    pub(crate) log_format: LogFormat,
+    pub(crate) api_socket: ApiSocket,
+    pub(crate) limits: Limits,
+    pub(crate) ingress: IngressConfig,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum LogFormat {
+    #[default]
+    Text,
+    Json,
+}
+
+/// Who may use the agent API besides root: the socket has mode 0660.
+#[derive(Debug, Clone, Copy, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct ApiSocket {
+    /// Numeric owner; the agent's own user without it.
+    pub(crate) uid: Option<u32>,
+    /// Numeric group: that of the API process.
+    pub(crate) gid: Option<u32>,
+}
+
+/// What one host takes on.
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Limits {
+    /// Sandboxes that hold resources at the same time.
+    pub(crate) max_sandboxes: u32,
+    pub(crate) max_vcpus: u32,
+    pub(crate) max_memory_mb: u32,
+    pub(crate) max_disk_gib: u32,
+    /// Memory of the host that no guest is given.
+    pub(crate) memory_headroom_mb: u64,
+    /// Free space below which no sandbox is created.
+    pub(crate) disk_headroom_mb: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            max_sandboxes: 100,
+            max_vcpus: 16,
+            max_memory_mb: 65_536,
+            max_disk_gib: 512,
+            memory_headroom_mb: 512,
+            disk_headroom_mb: 512,
+        }
+    }
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            state_dir: "/var/lib/sandpiper".into(),
+            runtime_dir: "/run/sandpiper".into(),
+            vmm: sibling("sandpiper-vmm"),
+            kernel: "/usr/lib/sandpiper/vmlinux".into(),
+            kernel_args: String::new(),
+            console: false,
+            session_ttl_seconds: 3600,
+            boot_timeout_seconds: 60,
+            stop_timeout_seconds: 5,
+            stop_sandboxes_on_exit: false,
+            log_format: LogFormat::Text,
+            api_socket: ApiSocket::default(),
+            limits: Limits::default(),
+            ingress: IngressConfig::default(),
+        }
+    }
+}
+
+/// Why a configuration cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ConfigError {
+    #[error("Cannot read {}", path.display())]
+    Read { path: PathBuf, source: std::io::Error },
+    #[error("{} is not a valid configuration", path.display())]
+    Parse { path: PathBuf, source: Box<toml::de::Error> },
+    #[error("`{key}` {problem}")]
+    Invalid { key: &'static str, problem: String },
+}
+
+impl Config {
+    /// Reads and checks a file.
+    pub(crate) fn read(path: &Path) -> Result<Self, ConfigError> {
+        let text =
+            std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+        let config: Self = toml::from_str(&text)
+            .map_err(|source| ConfigError::Parse { path: path.to_owned(), source: Box::new(source) })?;
+        config.check()?;
+        Ok(config)
+    }
+
+    /// Checks what can be checked without the host.
+    pub(crate) fn check(&self) -> Result<(), ConfigError> {
+        let invalid = |key, problem: String| Err(ConfigError::Invalid { key, problem });
+        let paths = [
+            ("state_dir", &self.state_dir),
+            ("runtime_dir", &self.runtime_dir),
+            ("vmm", &self.vmm),
+            ("kernel", &self.kernel),
+        ];
+        for (key, path) in paths {
+            if !path.is_absolute() {
+                return invalid(key, format!("must be an absolute path, not {:?}", path.display().to_string()));
+            }
+        }
+        if self.state_dir == self.runtime_dir {
+            return invalid("runtime_dir", "must differ from `state_dir`".into());
+        }
+        let length = self.runtime_dir.as_os_str().len();
+        if length > MAX_RUNTIME_DIR {
+            return invalid(
+                "runtime_dir",
+                format!("is {length} bytes long; sockets below it need it to be at most {MAX_RUNTIME_DIR}"),
+            );
+        }
+        let seconds = [
+            ("session_ttl_seconds", self.session_ttl_seconds, 30 * 24 * 3600),
+            ("boot_timeout_seconds", self.boot_timeout_seconds, 3600),
+            ("stop_timeout_seconds", self.stop_timeout_seconds, 600),
+        ];
+        for (key, value, most) in seconds {
+            if !(1..=most).contains(&value) {
+                return invalid(key, format!("must be between 1 and {most} seconds, not {value}"));
+            }
+        }
+        if !self.kernel_args.bytes().all(|byte| matches!(byte, b' '..=b'~')) || self.kernel_args.len() > 1024 {
+            return invalid("kernel_args", "must be at most 1024 printable ASCII characters".into());
+        }
+        let counts = [
+            ("limits.max_sandboxes", self.limits.max_sandboxes, 100_000),
+            // A monitor's machine has at most 64.
+            ("limits.max_vcpus", self.limits.max_vcpus, 64),
+            ("limits.max_memory_mb", self.limits.max_memory_mb, 16 * 1024 * 1024),
+            ("limits.max_disk_gib", self.limits.max_disk_gib, 16 * 1024),
+        ];
+        for (key, value, most) in counts {
+            if !(1..=most).contains(&value) {
+                return invalid(key, format!("must be between 1 and {most}, not {value}"));
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn boot_timeout(&self) -> Duration {
+        Duration::from_secs(self.boot_timeout_seconds)
+    }
+
+    pub(crate) fn stop_timeout(&self) -> Duration {
+        Duration::from_secs(self.stop_timeout_seconds)
+    }
+}
+
+/// A program beside this one.
+fn sibling(name: &str) -> PathBuf {
+    match std::env::current_exe() {
+        Ok(own) => own.with_file_name(name),
+        Err(_) => Path::new("/usr/bin").join(name),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_empty_file_is_a_valid_configuration() {
+        let config: Config = toml::from_str("").unwrap();
+        config.check().unwrap();
+        assert_eq!(config.state_dir, Path::new("/var/lib/sandpiper"));
+        assert_eq!(config.vmm.file_name().unwrap(), "sandpiper-vmm");
+    }
+
+    #[test]
+    fn a_misspelt_key_is_refused_by_name() {
+        let error = toml::from_str::<Config>("boot_timeout = 3").unwrap_err();
+        assert!(error.to_string().contains("boot_timeout"), "{error}");
+    }
+
+    #[test]
+    fn a_bad_value_is_refused_with_its_key_and_range() {
+        let config: Config = toml::from_str("boot_timeout_seconds = 0").unwrap();
+        assert_eq!(
+            config.check().unwrap_err().to_string(),
+            "`boot_timeout_seconds` must be between 1 and 3600 seconds, not 0"
+        );
+        let config: Config = toml::from_str("runtime_dir = \"run\"").unwrap();
+        assert_eq!(config.check().unwrap_err().to_string(), "`runtime_dir` must be an absolute path, not \"run\"");
+    }
+
+    #[test]
+    fn a_runtime_folder_too_long_for_sockets_is_refused() {
+        let config: Config = toml::from_str(&format!("runtime_dir = \"/{}\"", "r".repeat(60))).unwrap();
+        assert!(config.check().unwrap_err().to_string().contains("at most 55"));
+    }
+}

@@ -1,0 +1,211 @@
+//! Which requests come through, and what the others are told.
+
+use super::*;
+use crate::ingress::stats::{Kind, Outcome, RequestLabels};
+
+#[tokio::test]
+async fn host_names_lead_to_the_data_plane_and_to_ports() {
+    let house = House::new(mirror()).await;
+    let token = house.token();
+    let bearer = format!("Bearer {token}");
+
+    let (status, seen) = house.get(HOST, "/files?path=/a%20b", &[("authorization", &bearer)]).await;
+    assert_eq!(status, 200);
+    assert!(seen.starts_with("GET /files?path=/a%20b on 49983\n"), "{seen}");
+    let e2b = format!("49983-{HOST}:{}", house.address.port());
+    let (_, seen) = house.get(&e2b, "/files", &[("x-access-token", &token)]).await;
+    assert!(seen.starts_with("GET /files on 49983\n"), "{seen}");
+
+    let (status, seen) = house.get("P8000-ROUTE0TOKEN1.sandbox.localhost.:7080", "/", &[]).await;
+    assert_eq!(status, 200);
+    assert!(seen.starts_with("GET / on 8000\n"), "{seen}");
+    assert!(seen.contains("\nhost: P8000-ROUTE0TOKEN1.sandbox.localhost.:7080\n"), "{seen}");
+    let (_, seen) = house.get("8000-route0token1.sandbox.localhost", "/x", &[]).await;
+    assert!(seen.starts_with("GET /x on 8000\n"), "{seen}");
+
+    let answered = |kind| house.stats.requests.get_or_create(&RequestLabels { kind, outcome: Outcome::Answered }).get();
+    assert_eq!((answered(Kind::DataPlane), answered(Kind::Preview)), (2, 2));
+}
+
+#[tokio::test]
+async fn what_is_not_there_is_told_apart() {
+    let house = House::new(mirror()).await;
+    let body = |status: u16, error: &str, message: &str, port: &str| {
+        format!(r#"{{"error":"{error}","message":"{message}"{port},"code":{status}}}"#)
+    };
+
+    let (status, answer) = house.get("example.com", "/", &[]).await;
+    assert_eq!(status, 404);
+    assert!(answer.starts_with(r#"{"error":"unknown_host""#), "{answer}");
+    let (status, answer) = house.get("nosuch.sandbox.localhost", "/health", &[]).await;
+    assert_eq!((status.as_u16(), answer), (502, body(502, "sandbox_not_found", "The sandbox was not found", "")));
+    let (status, answer) = house.get("p9-route0token1.sandbox.localhost", "/", &[]).await;
+    let message = "The sandbox does not expose this port: expose it first";
+    assert_eq!((status.as_u16(), answer), (404, body(404, "port_not_exposed", message, r#","port":9"#)));
+    let (status, answer) = house.get(CLOSED, "/", &[]).await;
+    let message = "The sandbox is running but port is not open";
+    assert_eq!((status.as_u16(), answer), (502, body(502, "port_closed", message, r#","port":8002"#)));
+}
+
+#[tokio::test]
+async fn a_sandbox_that_does_not_run_answers_502() {
+    let house = House::new(mirror()).await;
+    for state in [SandboxState::Creating, SandboxState::Stopping, SandboxState::Stopped, SandboxState::Failed] {
+        house.change(|target| target.state = state);
+        let (status, answer) = house.get(HOST, "/health", &[]).await;
+        assert_eq!(status, 502, "{state:?}");
+        assert!(answer.starts_with(r#"{"error":"sandbox_not_running""#), "{answer}");
+    }
+    house.change(|target| target.state = SandboxState::Ready);
+    let gone = house.folder.path().join("gone");
+    house.change(|target| target.vsock = gone);
+    let (status, answer) = house.get(HOST, "/health", &[]).await;
+    assert_eq!(status, 502);
+    assert!(answer.starts_with(r#"{"error":"sandbox_unreachable""#), "{answer}");
+}
+
+#[tokio::test]
+async fn people_get_a_page() {
+    let house = House::new(mirror()).await;
+    let accept = [("accept", "text/html,application/xhtml+xml,*/*;q=0.8")];
+    let (status, page) = house.get(CLOSED, "/", &accept).await;
+    assert_eq!(status, 502);
+    assert!(page.starts_with("<!doctype html>"), "{page}");
+    assert!(page.contains("port is not open") && page.contains("Port 8002"), "{page}");
+}
+
+#[tokio::test]
+async fn only_good_tokens_open_the_data_plane() {
+    let house = House::new(mirror()).await;
+    let foreign = house.sessions.mint("sbx06bbbbbbbbbbbbbbbbbbbbb").0;
+    let brief = Sessions::open(&house.folder.path().join("key"), Duration::ZERO).expect("the same key");
+    let expired = brief.mint(SANDBOX).0;
+    let wrong = format!("{}x", house.token());
+
+    let table = [
+        (vec![], "An access token is needed"),
+        (vec![("authorization", format!("Bearer {wrong}"))], "is not valid"),
+        (vec![("authorization", "Bearer secret".to_owned())], "is not valid"),
+        (vec![("authorization", "Basic cm9vdDo=".to_owned())], "An access token is needed"),
+        (vec![("x-access-token", expired)], "has expired"),
+        (vec![("authorization", format!("Bearer {foreign}"))], "belongs to another sandbox"),
+    ];
+    for (headers, reason) in table {
+        let headers: Vec<_> = headers.iter().map(|(name, value)| (*name, value.as_str())).collect();
+        let (status, answer) = house.get(HOST, "/files?path=x", &headers).await;
+        assert_eq!(status, 401, "{reason}");
+        assert!(answer.contains(reason) && answer.starts_with(r#"{"error":"unauthorized""#), "{answer}");
+    }
+    // A query string is no place for a token, unless a WebSocket is asked for.
+    let (status, _) = house.get(HOST, &format!("/files?access_token={}", house.token()), &[]).await;
+    assert_eq!(status, 401);
+}
+
+#[tokio::test]
+async fn refusals_carry_a_challenge() {
+    let house = House::new(mirror()).await;
+    let request = Request::get("/").header("host", HOST).body(Full::<Bytes>::default()).expect("valid");
+    let response = house.send(request).await;
+    assert_eq!(response.headers()["www-authenticate"], r#"Bearer realm="sandpiper""#);
+    assert_eq!(response.headers()["cache-control"], "no-store");
+}
+
+#[tokio::test]
+async fn health_needs_no_token_and_nothing_else_does_without() {
+    let house = House::new(mirror()).await;
+    let (status, seen) = house.get(HOST, "/health?x=1", &[]).await;
+    assert_eq!(status, 200);
+    assert!(seen.starts_with("GET /health?x=1 on 49983\n"), "{seen}");
+    for path in ["/healthz", "/health/", "/health/../files", "/%68ealth", "//health"] {
+        assert_eq!(house.get(HOST, path, &[]).await.0, 401, "{path}");
+    }
+    let post = Request::post("/health").header("host", HOST).body(Full::<Bytes>::default()).expect("valid");
+    assert_eq!(house.send(post).await.status(), 401);
+}
+
+#[tokio::test]
+async fn private_ports_need_the_token_and_public_ones_can_be_closed() {
+    let house = House::new(mirror()).await;
+    let token = house.token();
+    assert_eq!(house.get(PUBLIC, "/", &[]).await.0, 200);
+    assert_eq!(house.get(PRIVATE, "/", &[]).await.0, 401);
+    assert_eq!(house.get(PRIVATE, "/health", &[]).await.0, 401);
+    assert_eq!(house.get(PRIVATE, "/", &[("x-access-token", &token)]).await.0, 200);
+    house.change(|target| target.allow_public_traffic = false);
+    assert_eq!(house.get(PUBLIC, "/", &[]).await.0, 401);
+    assert_eq!(house.get(PUBLIC, "/", &[("x-access-token", &token)]).await.0, 200);
+}
+
+#[tokio::test]
+async fn one_sandbox_has_so_many_requests_at_a_time() {
+    let (release, released) = tokio::sync::watch::channel(false);
+    let (started, mut starts) = mpsc::channel(1);
+    let application = http(move |_, _| {
+        let (mut released, started) = (released.clone(), started.clone());
+        async move {
+            let _ = started.send(()).await;
+            let _ = released.wait_for(|released| *released).await;
+            Response::new(full("done"))
+        }
+    });
+    let house = House::with(IngressConfig { max_requests_per_sandbox: 1, ..Default::default() }, application).await;
+    let mut first = std::pin::pin!(house.get(PUBLIC, "/", &[]));
+    tokio::select! {
+        _ = first.as_mut() => panic!("the first request waits"),
+        _ = starts.recv() => {}
+    }
+
+    let (refused, answer) = house.get(PUBLIC, "/second", &[]).await;
+    // The data plane has places of its own.
+    release.send_replace(true);
+    let (health, _) = house.get(HOST, "/health", &[]).await;
+
+    assert_eq!(refused, 503);
+    assert!(answer.contains("too_many_requests_in_flight"), "{answer}");
+    assert_eq!((health.as_u16(), first.await.0.as_u16()), (200, 200));
+}
+
+#[tokio::test]
+async fn connections_beyond_the_limit_are_turned_away() {
+    let house = House::with(IngressConfig { max_connections: 1, ..Default::default() }, mirror()).await;
+    let mut held = TcpStream::connect(house.address).await.expect("connected");
+    held.write_all(format!("GET / HTTP/1.1\r\nHost: {PUBLIC}\r\n\r\n").as_bytes()).await.expect("writable");
+    let mut head = [0; 12];
+    soon(held.read_exact(&mut head)).await.expect("an answer");
+    assert_eq!(&head, b"HTTP/1.1 200");
+
+    // Without a request, so that nothing of ours is unread when the other side closes.
+    let answer = house.raw("").await;
+
+    assert!(answer.starts_with("HTTP/1.1 503"), "{answer}");
+    assert_eq!(house.stats.connections_refused.get(), 1);
+}
+
+#[tokio::test]
+async fn browsers_may_call_the_data_plane_from_any_page() {
+    let house = House::new(mirror()).await;
+    let request = Request::options("/files")
+        .header("host", HOST)
+        .header("origin", "https://app.example")
+        .header("access-control-request-method", "POST")
+        .header("access-control-request-headers", "authorization,content-type")
+        .body(Full::<Bytes>::default())
+        .expect("valid");
+    let response = house.send(request).await;
+    assert_eq!(response.status(), 204);
+    assert_eq!(response.headers()["access-control-allow-origin"], "*");
+    assert_eq!(response.headers()["access-control-allow-headers"], "authorization,content-type");
+
+    let token = house.token();
+    let request = Request::get("/files").header("host", HOST).header("x-access-token", token);
+    let response = house.send(request.body(Full::<Bytes>::default()).expect("valid")).await;
+    assert_eq!(response.headers()["access-control-allow-origin"], "*");
+}
+
+#[tokio::test]
+async fn a_refusal_is_read_even_in_the_middle_of_an_upload() {
+    let house = House::new(mirror()).await;
+    let body = Full::new(Bytes::from(vec![0; 20 << 20]));
+    let response = house.send(Request::post("/files").header("host", HOST).body(body).expect("valid")).await;
+    assert_eq!(response.status(), 401);
+}

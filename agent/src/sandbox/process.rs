@@ -1,0 +1,315 @@
+//! Monitor processes: started so that they outlive the agent, and recognized again by the next one.
+//!
+//! A pid alone names nothing: it is given to another process as soon as its owner is gone. So a monitor is known by its
+//! [`Identity`], pid and start time within one boot, and acted upon only through a pidfd that was opened first and
+//! checked against the identity afterwards: from then on it cannot stand for another process.
+//!
+//! Each monitor carries the folder of its sandbox in its environment ([`MARKER`]), so that one whose agent was killed
+//! between starting it and writing that down is found nevertheless.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
+use serde::{Deserialize, Serialize};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+use crate::host;
+
+/// Environment variable of a monitor: the folder of its sandbox.
+const MARKER: &str = "SANDPIPER_SANDBOX";
+
+/// How long a killed process may take to disappear before a warning is written. It may be stuck in the kernel.
+const KILL_PATIENCE: Duration = Duration::from_secs(10);
+
+/// One process, never mistaken for another.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Identity {
+    pub(crate) pid: i32,
+    /// Clock ticks since boot, field 22 of `/proc/<pid>/stat`.
+    pub(crate) start_time: u64,
+    /// Which boot these ticks count from.
+    pub(crate) boot_id: String,
+}
+
+impl Identity {
+    /// The process that has `pid` now; `None` when there is none, or only its remains.
+    fn of(pid: i32, boot_id: &str) -> Option<Self> {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        let start_time = start_time(&stat)?;
+        Some(Self { pid, start_time, boot_id: boot_id.to_owned() })
+    }
+
+    /// A pidfd of this very process; `None` when it is gone.
+    pub(crate) fn open(&self, boot_id: &str) -> io::Result<Option<OwnedFd>> {
+        if self.boot_id != boot_id {
+            return Ok(None);
+        }
+        let pidfd = match pidfd_open(self.pid) {
+            Ok(pidfd) => pidfd,
+            Err(Errno::ESRCH) => return Ok(None),
+            Err(errno) => return Err(errno.into()),
+        };
+        // Checked after the pidfd was opened: what it stands for can no longer change.
+        Ok((Self::of(self.pid, boot_id).as_ref() == Some(self)).then_some(pidfd))
+    }
+}
+
+/// Start time out of `/proc/<pid>/stat`; `None` for a zombie. The second field, the name, may hold spaces and brackets.
+fn start_time(stat: &str) -> Option<u64> {
+    let (_, after_name) = stat.rsplit_once(')')?;
+    let mut fields = after_name.split_ascii_whitespace();
+    let state = fields.next()?;
+    if matches!(state, "Z" | "X" | "x") {
+        return None;
+    }
+    // The state is field 3, the start time field 22.
+    fields.nth(18)?.parse().ok()
+}
+
+fn pidfd_open(pid: i32) -> Result<OwnedFd, Errno> {
+    // SAFETY: pidfd_open takes two integers and touches no memory of ours.
+    let result = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
+    let fd = Errno::result(result)?;
+    let fd = RawFd::try_from(fd).map_err(|_| Errno::EBADF)?;
+    // SAFETY: the kernel has just made this descriptor (close-on-exec) for us; nobody else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+fn send_kill(pidfd: BorrowedFd<'_>) -> Result<(), Errno> {
+    let none = std::ptr::null::<libc::siginfo_t>();
+    // SAFETY: the third argument may be null; the others are integers.
+    let result = unsafe { libc::syscall(libc::SYS_pidfd_send_signal, pidfd.as_raw_fd(), libc::SIGKILL, none, 0) };
+    match Errno::result(result) {
+        Ok(_) | Err(Errno::ESRCH) => Ok(()),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// What a new monitor is given.
+pub(super) struct Spawn<'a> {
+    pub(super) vmm: &'a Path,
+    /// Id of the sandbox, for people who look at the list of processes.
+    pub(super) name: &'a str,
+    /// Folder of the sandbox, for [`MARKER`].
+    pub(super) folder: &'a Path,
+    /// Listening `SOCK_SEQPACKET` socket.
+    pub(super) control: BorrowedFd<'a>,
+    /// File for the exit record.
+    pub(super) exit_record: BorrowedFd<'a>,
+    /// `/dev/kvm`, opened.
+    pub(super) kvm: BorrowedFd<'a>,
+    /// Standard error.
+    pub(super) log: File,
+}
+
+/// Starts a monitor in a session of its own, so that neither a terminal nor the agent's end reaches it. Blocks.
+pub(super) fn spawn(spawn: Spawn<'_>, boot_id: &str) -> io::Result<(Identity, OwnedFd)> {
+    let inherited = [spawn.control.as_raw_fd(), spawn.exit_record.as_raw_fd(), spawn.kvm.as_raw_fd()];
+    let mut command = Command::new(spawn.vmm);
+    command
+        .arg("--control-fd")
+        .arg(inherited[0].to_string())
+        .arg("--exit-fd")
+        .arg(inherited[1].to_string())
+        .arg("--kvm-fd")
+        .arg(inherited[2].to_string())
+        .arg("--name")
+        .arg(spawn.name)
+        .current_dir("/")
+        .env_clear()
+        .env(MARKER, spawn.folder)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(spawn.log);
+    let in_child = move || {
+        nix::unistd::setsid()?;
+        for fd in inherited {
+            // SAFETY: fcntl with F_SETFD takes integers only; the descriptor was open when the child was forked.
+            Errno::result(unsafe { libc::fcntl(fd, libc::F_SETFD, 0) })?;
+        }
+        Ok(())
+    };
+    // SAFETY: between fork and exec the closure only calls setsid and fcntl, both async-signal-safe, and allocates nothing.
+    // Descriptors lose close-on-exec in the child alone, so no other process that is started meanwhile inherits them.
+    unsafe { command.pre_exec(in_child) };
+    let child = command.spawn()?;
+    let pid = i32::try_from(child.id()).map_err(io::Error::other)?;
+    // Nobody has waited for the child, so the pid is still its own.
+    let pidfd = pidfd_open(pid)?;
+    // A child that has ended already is a zombie without a start time of use; it needs none to be waited for.
+    let identity = Identity::of(pid, boot_id).unwrap_or(Identity { pid, start_time: 0, boot_id: boot_id.to_owned() });
+    Ok((identity, pidfd))
+}
+
+/// How a process ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Ended {
+    Exited(i32),
+    Signaled(nix::sys::signal::Signal),
+    /// It was another agent's child: its status is not ours to have.
+    Unknown,
+}
+
+/// A monitor, watched by a pidfd. Dropping it leaves the process alone.
+#[derive(Debug)]
+pub(super) struct MonitorProcess {
+    pidfd: AsyncFd<OwnedFd>,
+}
+
+impl MonitorProcess {
+    /// Watches the process of `pidfd`.
+    pub(super) fn watch(pidfd: OwnedFd) -> io::Result<Self> {
+        // SAFETY: `OwnedFd` reports the same descriptor all its life and keeps it open, also while registered.
+        Ok(Self { pidfd: unsafe { AsyncFd::register_with_interest(pidfd, Interest::READABLE) }? })
+    }
+
+    /// Waits until the process has ended; takes its remains away if it is a child of ours. May be dropped and called again.
+    pub(super) async fn ended(&self) -> io::Result<Ended> {
+        // The guard keeps the readiness: an ended process stays ended.
+        let _ready = self.pidfd.readable().await?;
+        match waitid(Id::PIDFd(self.pidfd.get_ref().as_fd()), WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG) {
+            Ok(WaitStatus::Exited(_, status)) => Ok(Ended::Exited(status)),
+            Ok(WaitStatus::Signaled(_, signal, _)) => Ok(Ended::Signaled(signal)),
+            _ => Ok(Ended::Unknown),
+        }
+    }
+
+    /// Kills the process and waits for its end, however long that takes.
+    pub(super) async fn kill(&self) -> io::Result<()> {
+        send_kill(self.pidfd.get_ref().as_fd())?;
+        while tokio::time::timeout(KILL_PATIENCE, self.ended()).await.is_err() {
+            tracing::error!("a killed monitor has not ended yet; it may be stuck in the kernel");
+        }
+        Ok(())
+    }
+}
+
+/// Kills the process of `pidfd` and waits for its end, for a while. For clean-up, outside the runtime: blocks.
+pub(super) fn kill_blocking(pidfd: BorrowedFd<'_>) -> io::Result<()> {
+    send_kill(pidfd)?;
+    let patience = PollTimeout::try_from(KILL_PATIENCE).unwrap_or(PollTimeout::MAX);
+    let ready = poll(&mut [PollFd::new(pidfd, PollFlags::POLLIN)], patience)?;
+    // Only a child can be waited for; of others init takes care.
+    let _ = waitid(Id::PIDFd(pidfd), WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG);
+    if ready == 0 { Err(io::Error::new(io::ErrorKind::TimedOut, "A killed monitor does not end")) } else { Ok(()) }
+}
+
+/// All monitors whose sandbox's folder is in `sandboxes`, as (folder's name, identity). Blocks.
+pub(super) fn find_monitors(sandboxes: &Path) -> io::Result<Vec<(String, Identity)>> {
+    let boot_id = host::boot_id()?;
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir("/proc")? {
+        let name = entry?.file_name();
+        let Some(pid) = name.to_str().and_then(|name| name.parse::<i32>().ok()) else { continue };
+        // Identity first: if the process is replaced meanwhile, it does not fit what is read next, and is not killed.
+        let Some(identity) = Identity::of(pid, &boot_id) else { continue };
+        // Processes come and go, and kernel threads have no environment: whatever cannot be read is not a monitor.
+        let Ok(environment) = std::fs::read(format!("/proc/{pid}/environ")) else { continue };
+        if let Some(sandbox) = marked(&environment, sandboxes) {
+            found.push((sandbox, identity));
+        }
+    }
+    Ok(found)
+}
+
+fn marked(environment: &[u8], sandboxes: &Path) -> Option<String> {
+    let value = environment
+        .split(|byte| *byte == 0)
+        .find_map(|variable| variable.strip_prefix(MARKER.as_bytes())?.strip_prefix(b"="))?;
+    let folder = Path::new(std::ffi::OsStr::from_bytes(value));
+    (folder.parent() == Some(sandboxes)).then(|| folder.file_name()?.to_str().map(str::to_owned))?
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// A process that looks like the monitor of the sandbox in `folder`, ended with the test.
+    pub(in crate::sandbox) struct Sleeper(pub(in crate::sandbox) std::process::Child);
+
+    impl Sleeper {
+        pub(in crate::sandbox) fn start(folder: &Path) -> Self {
+            Self(Command::new("sleep").arg("1000").env(MARKER, folder).spawn().unwrap())
+        }
+
+        pub(in crate::sandbox) fn identity(&self) -> Identity {
+            Identity::of(self.0.id().try_into().unwrap(), &host::boot_id().unwrap()).unwrap()
+        }
+
+        pub(in crate::sandbox) fn is_running(&self) -> bool {
+            self.identity_now().is_some()
+        }
+
+        fn identity_now(&self) -> Option<Identity> {
+            Identity::of(self.0.id().try_into().unwrap(), &host::boot_id().unwrap())
+        }
+    }
+
+    impl Drop for Sleeper {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
+    #[test]
+    fn the_start_time_is_found_behind_an_awkward_name() {
+        let stat = "42 (a) b (c) S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 777 20";
+        assert_eq!(start_time(stat), Some(777));
+        assert_eq!(start_time("42 (gone) Z 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 777 20"), None);
+    }
+
+    #[test]
+    fn a_process_is_not_mistaken_for_another_with_its_pid() {
+        let sleeper = Sleeper::start(Path::new("/nowhere"));
+        let boot_id = host::boot_id().unwrap();
+        let identity = sleeper.identity();
+
+        assert!(identity.open(&boot_id).unwrap().is_some());
+        let recycled = Identity { start_time: identity.start_time + 1, ..identity.clone() };
+        assert!(recycled.open(&boot_id).unwrap().is_none());
+        assert!(identity.open("another boot").unwrap().is_none());
+    }
+
+    #[test]
+    fn monitors_are_found_by_the_folder_in_their_environment() {
+        let folder = tempfile::tempdir().unwrap();
+        let sleeper = Sleeper::start(&folder.path().join("sbxone"));
+        let identity = sleeper.identity();
+
+        // The environment is that of `sleep` only once it was executed.
+        let found = loop {
+            let found = find_monitors(folder.path()).unwrap();
+            if !found.is_empty() {
+                break found;
+            }
+            std::thread::yield_now();
+        };
+
+        assert_eq!(found, [("sbxone".to_owned(), identity)]);
+        assert_eq!(find_monitors(Path::new("/nowhere/else")).unwrap(), []);
+    }
+
+    #[tokio::test]
+    async fn a_killed_process_is_reported_with_its_signal() {
+        let sleeper = Sleeper::start(Path::new("/nowhere"));
+        let pidfd = sleeper.identity().open(&host::boot_id().unwrap()).unwrap().unwrap();
+        let process = MonitorProcess::watch(pidfd).unwrap();
+
+        send_kill(process.pidfd.get_ref().as_fd()).unwrap();
+
+        assert_eq!(process.ended().await.unwrap(), Ended::Signaled(nix::sys::signal::Signal::SIGKILL));
+        assert_eq!(process.ended().await.unwrap(), Ended::Unknown);
+        assert!(!sleeper.is_running());
+    }
+}

@@ -1,0 +1,222 @@
+//! The record: what the agent knows of one sandbox, on disk.
+//!
+//! It is written before the first thing of a sandbox exists and removed after the last one is gone, so that an agent that
+//! was killed at any moment finds by it everything that it has to adopt or to remove.
+
+use std::io;
+use std::path::PathBuf;
+
+use jiff::{SignedDuration, Timestamp};
+use sandpiper_protocol::agent::{
+    CreateSandbox, ExposedPort, Lifecycle, Sandbox, SandboxError, SandboxState, StartTimings,
+};
+use sandpiper_protocol::id;
+use serde::{Deserialize, Serialize};
+
+use super::process::Identity;
+use super::seal::SealedEnvs;
+use crate::durable;
+
+/// Version of the record's form. A field that is added gets a `default`; anything else raises this number.
+const FORM: u32 = 1;
+
+/// One sandbox.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Record {
+    form: u32,
+    pub(crate) id: String,
+    pub(crate) state: SandboxState,
+    pub(crate) template_version: String,
+    pub(crate) cpu: u32,
+    pub(crate) memory_mb: u32,
+    pub(crate) disk_gib: u32,
+    pub(crate) timeout_seconds: u64,
+    pub(crate) deadline: Timestamp,
+    pub(crate) lifecycle: Lifecycle,
+    pub(crate) exposed_ports: Vec<ExposedPort>,
+    pub(crate) allow_public_traffic: bool,
+    /// Names the sandbox in its host names; nobody can guess it.
+    pub(crate) route_token: String,
+    pub(crate) created_at: Timestamp,
+    pub(crate) started_at: Option<Timestamp>,
+    pub(crate) stopped_at: Option<Timestamp>,
+    pub(crate) error: Option<SandboxError>,
+    pub(crate) timings: StartTimings,
+    pub(crate) envs: SealedEnvs,
+    /// The monitor, from the moment it was started until it is known to be gone.
+    pub(crate) process: Option<Identity>,
+}
+
+impl Record {
+    /// The record of a sandbox that is about to be created.
+    pub(crate) fn new(request: &CreateSandbox, envs: SealedEnvs, now: Timestamp) -> Self {
+        Self {
+            form: FORM,
+            id: request.id.clone(),
+            state: SandboxState::Creating,
+            template_version: request.template_version.clone(),
+            cpu: request.cpu,
+            memory_mb: request.memory_mb,
+            disk_gib: request.disk_gib,
+            timeout_seconds: request.timeout_seconds,
+            deadline: deadline(now, request.timeout_seconds),
+            lifecycle: request.lifecycle,
+            exposed_ports: request.exposed_ports.clone(),
+            allow_public_traffic: request.allow_public_traffic,
+            route_token: id::route_token(),
+            created_at: now,
+            started_at: None,
+            stopped_at: None,
+            error: None,
+            timings: StartTimings::default(),
+            envs,
+            process: None,
+        }
+    }
+
+    /// Whether the sandbox holds, or may still hold, memory and disk of this host.
+    pub(crate) fn holds_resources(&self) -> bool {
+        self.state != SandboxState::Failed
+    }
+
+    /// Turns the record into that of a sandbox which ended without being asked to.
+    pub(crate) fn fail(&mut self, error: SandboxError, now: Timestamp) {
+        self.state = SandboxState::Failed;
+        self.error = Some(error);
+        self.stopped_at = Some(now);
+        self.process = None;
+    }
+
+    /// The form in which the API process sees it.
+    pub(crate) fn to_contract(&self, data_plane_url: String) -> Sandbox {
+        Sandbox {
+            id: self.id.clone(),
+            state: self.state,
+            template_version: self.template_version.clone(),
+            cpu: self.cpu,
+            memory_mb: self.memory_mb,
+            disk_gib: self.disk_gib,
+            timeout_seconds: self.timeout_seconds,
+            deadline: self.deadline,
+            lifecycle: self.lifecycle,
+            exposed_ports: self.exposed_ports.clone(),
+            allow_public_traffic: self.allow_public_traffic,
+            data_plane_url,
+            created_at: self.created_at,
+            started_at: self.started_at,
+            stopped_at: self.stopped_at,
+            error: self.error.clone(),
+            timings: self.timings,
+        }
+    }
+}
+
+/// The moment `seconds` after `now`; the end of time where that overflows.
+pub(crate) fn deadline(now: Timestamp, seconds: u64) -> Timestamp {
+    let seconds = i64::try_from(seconds).unwrap_or(i64::MAX);
+    now.checked_add(SignedDuration::from_secs(seconds)).unwrap_or(Timestamp::MAX)
+}
+
+/// Writes the record to `path`, durably. Blocks.
+pub(crate) fn save(path: &std::path::Path, record: &Record) -> io::Result<()> {
+    durable::write_atomic(path, &serde_json::to_vec_pretty(record)?)
+}
+
+/// Why a record cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LoadError {
+    #[error("Cannot read {}", path.display())]
+    Read { path: PathBuf, source: io::Error },
+    #[error("{} is damaged", path.display())]
+    Damaged { path: PathBuf, source: serde_json::Error },
+    #[error("{} has form {form}, made by a newer agent; this one knows form {FORM}", path.display())]
+    Newer { path: PathBuf, form: u32 },
+    #[error("{} belongs to another sandbox", path.display())]
+    Misplaced { path: PathBuf },
+}
+
+/// Reads the record at `path`, which must be that of the sandbox `id`; `None` when there is none. Blocks.
+pub(crate) fn load(path: &std::path::Path, id: &str) -> Result<Option<Record>, LoadError> {
+    #[derive(Deserialize)]
+    struct FormOnly {
+        form: u32,
+    }
+
+    let path = path.to_owned();
+    let bytes = match std::fs::read(&path) {
+        Ok(bytes) => bytes,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(source) => return Err(LoadError::Read { path, source }),
+    };
+    let form = match serde_json::from_slice::<FormOnly>(&bytes) {
+        Ok(FormOnly { form }) => form,
+        Err(source) => return Err(LoadError::Damaged { path, source }),
+    };
+    if form > FORM {
+        return Err(LoadError::Newer { path, form });
+    }
+    match serde_json::from_slice::<Record>(&bytes) {
+        Ok(record) if record.id == id => Ok(Some(record)),
+        Ok(_) => Err(LoadError::Misplaced { path }),
+        Err(source) => Err(LoadError::Damaged { path, source }),
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use crate::sandbox::seal::{Envs, Sealer};
+
+    /// A record as `POST /sandboxes` makes it.
+    pub(in crate::sandbox) fn example(id: &str) -> Record {
+        let folder = tempfile::tempdir().unwrap();
+        let sealer = Sealer::open(&folder.path().join("key")).unwrap();
+        let request = CreateSandbox {
+            id: id.into(),
+            template_version: id::generate("ver"),
+            cpu: 1,
+            memory_mb: 256,
+            disk_gib: 2,
+            timeout_seconds: 300,
+            lifecycle: Lifecycle::default(),
+            envs: Envs::new(),
+            exposed_ports: Vec::new(),
+            allow_public_traffic: true,
+        };
+        Record::new(&request, sealer.seal(id, &request.envs).unwrap(), Timestamp::now())
+    }
+
+    #[test]
+    fn a_saved_record_is_loaded_as_it_was() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("record.json");
+        let mut record = example(&id::generate("sbx"));
+        record.process = Some(Identity { pid: 7, start_time: 99, boot_id: "b".into() });
+
+        save(&path, &record).unwrap();
+
+        assert_eq!(load(&path, &record.id).unwrap(), Some(record));
+    }
+
+    #[test]
+    fn a_record_of_another_sandbox_or_a_newer_agent_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("record.json");
+        let mut record = example("sbxa");
+        save(&path, &record).unwrap();
+        assert!(matches!(load(&path, "sbxb"), Err(LoadError::Misplaced { .. })));
+
+        record.form = FORM + 1;
+        save(&path, &record).unwrap();
+        assert!(matches!(load(&path, "sbxa"), Err(LoadError::Newer { .. })));
+
+        std::fs::write(&path, b"{").unwrap();
+        assert!(matches!(load(&path, "sbxa"), Err(LoadError::Damaged { .. })));
+        assert!(load(&folder.path().join("none"), "sbxa").unwrap().is_none());
+    }
+
+    #[test]
+    fn a_deadline_beyond_time_does_not_overflow() {
+        assert_eq!(deadline(Timestamp::now(), u64::MAX), Timestamp::MAX);
+    }
+}

@@ -1,0 +1,115 @@
+//! Answers that say what went wrong.
+
+use axum::Json;
+use axum::extract::rejection::JsonRejection;
+use axum::extract::{FromRequest, Request};
+use axum::response::{IntoResponse, Response};
+use http::StatusCode;
+use sandpiper_protocol::agent::ErrorBody;
+use serde::de::DeserializeOwned;
+
+use crate::sandbox::{ChangeError, CreateError, StartError};
+use crate::templates::ImportError;
+
+/// An error answer.
+#[derive(Debug)]
+pub(super) struct ApiError {
+    status: StatusCode,
+    code: &'static str,
+    message: String,
+}
+
+impl ApiError {
+    pub(super) fn invalid(message: impl Into<String>) -> Self {
+        Self { status: StatusCode::BAD_REQUEST, code: "invalid_request", message: message.into() }
+    }
+
+    pub(super) fn not_found(what: &str) -> Self {
+        Self { status: StatusCode::NOT_FOUND, code: "not_found", message: format!("There is no such {what}") }
+    }
+
+    pub(super) fn invalid_state(message: impl Into<String>) -> Self {
+        Self { status: StatusCode::CONFLICT, code: "invalid_state", message: message.into() }
+    }
+
+    pub(super) fn forbidden(message: impl Into<String>) -> Self {
+        Self { status: StatusCode::FORBIDDEN, code: "forbidden", message: message.into() }
+    }
+
+    pub(super) fn internal(message: impl Into<String>) -> Self {
+        Self { status: StatusCode::INTERNAL_SERVER_ERROR, code: "internal", message: message.into() }
+    }
+
+    fn unavailable(message: String) -> Self {
+        Self { status: StatusCode::SERVICE_UNAVAILABLE, code: "capacity_unavailable", message }
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        if self.status.is_server_error() {
+            tracing::warn!(status = self.status.as_u16(), code = self.code, message = self.message, "request failed");
+        }
+        (self.status, Json(ErrorBody { code: self.code.to_owned(), message: self.message })).into_response()
+    }
+}
+
+impl From<CreateError> for ApiError {
+    fn from(error: CreateError) -> Self {
+        let message = crate::chain(&error);
+        match error {
+            CreateError::Invalid(_) => Self::invalid(message),
+            CreateError::Exists(_) => Self { status: StatusCode::CONFLICT, code: "conflict", message },
+            CreateError::Capacity(_) => Self::unavailable(message),
+            CreateError::Start(StartError::Guest(_)) => {
+                Self { status: StatusCode::BAD_GATEWAY, code: "guest_failed", message }
+            }
+            CreateError::Start(StartError::Deleted) => Self::invalid_state(message),
+            CreateError::Start(StartError::ShuttingDown) => Self::unavailable(message),
+            CreateError::Start(StartError::Host { .. } | StartError::Disk(_)) => Self::internal(message),
+        }
+    }
+}
+
+impl From<ChangeError> for ApiError {
+    fn from(error: ChangeError) -> Self {
+        let message = crate::chain(&error);
+        match error {
+            ChangeError::NotFound => Self { status: StatusCode::NOT_FOUND, code: "not_found", message },
+            ChangeError::State(_) => Self::invalid_state(message),
+            ChangeError::TooManyPorts => Self::invalid(message),
+            ChangeError::Storage(_) => Self::internal(message),
+        }
+    }
+}
+
+impl From<ImportError> for ApiError {
+    fn from(error: ImportError) -> Self {
+        let message = crate::chain(&error);
+        match error {
+            ImportError::Invalid { .. } => Self::invalid(message),
+            ImportError::Storage(_) => Self::internal(message),
+        }
+    }
+}
+
+/// A JSON body whose refusal is an [`ApiError`].
+pub(super) struct Body<T>(pub(super) T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
+        match Json::<T>::from_request(request, state).await {
+            Ok(Json(value)) => Ok(Self(value)),
+            // The body may hold secrets; serde's messages name fields and positions, and of values at most the type's kind.
+            Err(rejection) => Err(Self::Rejection::from(rejection)),
+        }
+    }
+}
+
+impl From<JsonRejection> for ApiError {
+    fn from(rejection: JsonRejection) -> Self {
+        Self::invalid(rejection.body_text())
+    }
+}

@@ -1,0 +1,45 @@
+//! `/host`, `/metrics`, `/healthz`: the host itself.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use http::header::CONTENT_TYPE;
+use http::{HeaderName, StatusCode};
+use prometheus_client::encoding::text::encode;
+use sandpiper_protocol::agent::HostInfo;
+
+use super::App;
+use super::error::ApiError;
+use crate::host;
+
+/// `GET /host`
+pub(super) async fn info(State(app): State<Arc<App>>) -> Result<Json<HostInfo>, ApiError> {
+    let memory =
+        host::memory().map_err(|error| ApiError::internal(format!("Cannot read the host's memory: {error}")))?;
+    Ok(Json(HostInfo {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        cpus: host::cpus(),
+        memory_mb: memory.total_mb,
+        memory_available_mb: memory.available_mb,
+        sandboxes_live: app.sandboxes.live(),
+        sandboxes_max: app.config.limits.max_sandboxes,
+        data_plane_host: app.config.ingress.data_plane_host.clone(),
+    }))
+}
+
+/// `GET /metrics`
+pub(super) async fn metrics(
+    State(app): State<Arc<App>>,
+) -> Result<([(HeaderName, &'static str); 1], String), ApiError> {
+    let records = app.sandboxes.list();
+    app.sandboxes.context().metrics.count(records.iter().map(|record| &**record));
+    let mut text = String::new();
+    encode(&mut text, &app.registry).map_err(|_| ApiError::internal("Cannot encode the figures"))?;
+    Ok(([(CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text))
+}
+
+/// `GET /healthz`
+pub(super) async fn health() -> StatusCode {
+    StatusCode::OK
+}

@@ -1,0 +1,148 @@
+//! The agent API: HTTP/1.1 on a Unix socket, for the API process and for people with curl. Every route is in [`router`].
+//!
+//! ```text
+//! curl --unix-socket /run/sandpiper/agent.sock http://agent/host
+//! ```
+//!
+//! Who may connect is decided by the socket's mode; only root, and the agent's own user, may import templates, because
+//! that reads a file of the host by its path.
+
+mod error;
+mod host;
+mod ports;
+mod sandboxes;
+mod templates;
+
+use std::io;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::connect_info::Connected;
+use axum::extract::{DefaultBodyLimit, Request};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post, put};
+use axum::serve::IncomingStream;
+use prometheus_client::registry::Registry;
+use tokio::net::UnixListener;
+use tokio_util::sync::CancellationToken;
+
+use self::error::ApiError;
+use crate::config::{ApiSocket, Config};
+use crate::durable;
+use crate::ingress::Urls;
+use crate::sandbox::Sandboxes;
+use crate::session::Sessions;
+
+/// Most bytes of a request's body; environment variables are the largest part.
+const MAX_BODY: usize = 1024 * 1024;
+/// Time for a request besides starting and stopping a guest.
+const SLACK: Duration = Duration::from_secs(60);
+/// Time for copying and hashing an image.
+const IMPORT_PATIENCE: Duration = Duration::from_secs(3600);
+/// Time that requests in flight get when the agent ends.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// What handlers work with.
+pub(crate) struct App {
+    pub(crate) config: Arc<Config>,
+    pub(crate) sandboxes: Sandboxes,
+    pub(crate) urls: Urls,
+    pub(crate) sessions: Arc<Sessions>,
+    pub(crate) registry: Registry,
+}
+
+/// Every route.
+fn router(app: Arc<App>) -> Router {
+    let config = &app.config;
+    let patience = config.boot_timeout() + 2 * config.stop_timeout() + SLACK;
+    let quick = Router::new()
+        .route("/sandboxes", get(sandboxes::list).post(sandboxes::create))
+        .route("/sandboxes/{id}", get(sandboxes::show).patch(sandboxes::update).delete(sandboxes::delete))
+        .route("/sandboxes/{id}/session", post(sandboxes::session))
+        .route("/sandboxes/{id}/logs", get(sandboxes::logs))
+        .route("/sandboxes/{id}/ports/{port}", put(ports::expose).get(ports::show).delete(ports::close))
+        .route("/templates", get(templates::list))
+        .route("/host", get(host::info))
+        .route("/metrics", get(host::metrics))
+        .route("/healthz", get(host::health))
+        .layer(middleware::from_fn(move |request, next| bounded(patience, request, next)));
+    let slow = Router::new()
+        .route("/templates", post(templates::import))
+        .layer(middleware::from_fn(move |request, next| bounded(IMPORT_PATIENCE, request, next)));
+    quick
+        .merge(slow)
+        .fallback(|| async { ApiError::not_found("route") })
+        .layer(DefaultBodyLimit::max(MAX_BODY))
+        .with_state(app)
+}
+
+/// Ends a request that takes too long. What it started goes on: supervisors do not depend on who asked.
+async fn bounded(patience: Duration, request: Request, next: Next) -> Response {
+    let method = request.method().clone();
+    let path = request.uri().path().to_owned();
+    let response = tokio::time::timeout(patience, next.run(request)).await.unwrap_or_else(|_| {
+        let seconds = patience.as_secs();
+        ApiError::internal(format!("Not done within {seconds} seconds; it goes on, ask for its state")).into_response()
+    });
+    tracing::debug!(%method, path, status = response.status().as_u16(), "answered");
+    response
+}
+
+/// Who is on the other end of the socket.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Peer {
+    uid: Option<u32>,
+}
+
+impl Peer {
+    /// Whether the peer could do with the host's files whatever this process can.
+    fn is_trusted(self) -> bool {
+        self.uid.is_some_and(|uid| uid == 0 || uid == nix::unistd::geteuid().as_raw())
+    }
+}
+
+impl Connected<IncomingStream<'_, UnixListener>> for Peer {
+    fn connect_info(stream: IncomingStream<'_, UnixListener>) -> Self {
+        Self { uid: stream.io().peer_cred().ok().map(|cred| cred.uid()) }
+    }
+}
+
+/// Listens on `path`, replacing the socket of an agent that is gone. Only the holder of the state folder's lock calls it.
+pub(crate) fn listen(path: &Path, access: ApiSocket) -> io::Result<UnixListener> {
+    match std::fs::symlink_metadata(path) {
+        Ok(metadata) if metadata.file_type().is_socket() => durable::remove_file(path)?,
+        Ok(_) => return Err(io::Error::new(io::ErrorKind::AlreadyExists, "there is a file that is not a socket")),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(error),
+    }
+    let listener = UnixListener::bind(path)?;
+    // Owner before mode: nobody who loses access by it has it afterwards.
+    std::os::unix::fs::chown(path, access.uid, access.gid)?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o660))?;
+    Ok(listener)
+}
+
+/// Serves until `shutdown`, then lets requests in flight end for a moment.
+pub(crate) async fn serve(listener: UnixListener, app: App, shutdown: CancellationToken) -> io::Result<()> {
+    let service = router(Arc::new(app)).into_make_service_with_connect_info::<Peer>();
+    let stop = shutdown.clone();
+    let serving = axum::serve(listener, service).with_graceful_shutdown(stop.cancelled_owned());
+    let too_late = async {
+        shutdown.cancelled().await;
+        tokio::time::sleep(GRACE).await;
+    };
+    tokio::select! {
+        result = async { serving.await } => result,
+        () = too_late => {
+            tracing::warn!("requests were cut off");
+            Ok(())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

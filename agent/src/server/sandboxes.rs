@@ -1,0 +1,89 @@
+//! `/sandboxes`: create, list, show, update, delete, sessions, logs.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::{Path, State};
+use http::StatusCode;
+use sandpiper_protocol::agent::{
+    CreateSandbox, CreatedSandbox, LogPage, Sandbox, SandboxList, SandboxState, Session, UpdateSandbox,
+};
+
+use super::App;
+use super::error::{ApiError, Body};
+use crate::sandbox::{Command, DeleteCause, Record, check_lifecycle, check_timeout};
+
+/// `POST /sandboxes`
+pub(super) async fn create(
+    State(app): State<Arc<App>>,
+    Body(request): Body<CreateSandbox>,
+) -> Result<(StatusCode, Json<CreatedSandbox>), ApiError> {
+    let record = app.sandboxes.create(request).await?;
+    let created = CreatedSandbox { sandbox: app.view(&record), session: app.mint(&record) };
+    Ok((StatusCode::CREATED, Json(created)))
+}
+
+/// `GET /sandboxes`
+pub(super) async fn list(State(app): State<Arc<App>>) -> Json<SandboxList> {
+    Json(SandboxList { sandboxes: app.sandboxes.list().iter().map(|record| app.view(record)).collect() })
+}
+
+/// `GET /sandboxes/{id}`
+pub(super) async fn show(State(app): State<Arc<App>>, Path(id): Path<String>) -> Result<Json<Sandbox>, ApiError> {
+    Ok(Json(app.view(&*app.find(&id)?)))
+}
+
+/// `PATCH /sandboxes/{id}`
+pub(super) async fn update(
+    State(app): State<Arc<App>>,
+    Path(id): Path<String>,
+    Body(update): Body<UpdateSandbox>,
+) -> Result<Json<Sandbox>, ApiError> {
+    if let Some(seconds) = update.timeout_seconds {
+        check_timeout(seconds).map_err(ApiError::invalid)?;
+    }
+    if let Some(lifecycle) = update.lifecycle {
+        check_lifecycle(lifecycle).map_err(ApiError::invalid)?;
+    }
+    let record = app.sandboxes.change(&id, |answer| Command::Update(update, answer)).await?;
+    Ok(Json(app.view(&record)))
+}
+
+/// `DELETE /sandboxes/{id}`
+pub(super) async fn delete(State(app): State<Arc<App>>, Path(id): Path<String>) -> Result<StatusCode, ApiError> {
+    app.sandboxes.delete(&id, DeleteCause::Requested).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// `POST /sandboxes/{id}/session`
+pub(super) async fn session(State(app): State<Arc<App>>, Path(id): Path<String>) -> Result<Json<Session>, ApiError> {
+    let record = app.find(&id)?;
+    if record.state != SandboxState::Ready {
+        return Err(ApiError::invalid_state(format!(
+            "The sandbox is {:?}; only a ready one can be used",
+            record.state
+        )));
+    }
+    Ok(Json(app.mint(&record)))
+}
+
+/// `GET /sandboxes/{id}/logs`
+pub(super) async fn logs(State(app): State<Arc<App>>, Path(id): Path<String>) -> Result<Json<LogPage>, ApiError> {
+    let entries = app.sandboxes.log(&id).ok_or_else(|| ApiError::not_found("sandbox"))?;
+    Ok(Json(LogPage { entries }))
+}
+
+impl App {
+    pub(super) fn find(&self, id: &str) -> Result<Arc<Record>, ApiError> {
+        self.sandboxes.find(id).ok_or_else(|| ApiError::not_found("sandbox"))
+    }
+
+    fn view(&self, record: &Record) -> Sandbox {
+        record.to_contract(self.urls.data_plane_url(&record.route_token))
+    }
+
+    fn mint(&self, record: &Record) -> Session {
+        let (access_token, expires_at) = self.sessions.mint(&record.id);
+        Session { data_plane_url: self.urls.data_plane_url(&record.route_token), access_token, expires_at }
+    }
+}

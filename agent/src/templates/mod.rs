@@ -1,0 +1,335 @@
+//! The templates on this host: root file system images that sandboxes start from.
+//!
+//! A **template** has a slug and any number of **versions**; the newest is the one that new sandboxes get. A version is a
+//! folder named by its id, with `root.ext4` (read-only, never changed again) and `template.json`. [`Store::import`] is the
+//! only way in, whatever made the image: it copies into a hidden folder beside the versions, syncs, and renames, so a
+//! crash leaves no half version; what it leaves is removed when the store is opened.
+
+mod copy;
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use jiff::Timestamp;
+use sandpiper_protocol::agent::{ImportTemplate, TemplateVersion};
+use sandpiper_protocol::id;
+use tokio::sync::Semaphore;
+
+use crate::durable;
+
+/// Prefix of a version's id.
+const ID_PREFIX: &str = "ver";
+/// Prefix of folders that are not a version yet.
+const PARTIAL_PREFIX: &str = ".importing-";
+
+/// All versions on this host. Cheap to clone.
+#[derive(Debug, Clone)]
+pub(crate) struct Store {
+    folder: PathBuf,
+    versions: Arc<Mutex<BTreeMap<String, TemplateVersion>>>,
+    /// One import at a time: so the same image sent twice is one version, and the disk is read by one copy only.
+    importing: Arc<Semaphore>,
+}
+
+/// A version and its image.
+#[derive(Debug, Clone)]
+pub(crate) struct Template {
+    pub(crate) version: TemplateVersion,
+    pub(crate) image: PathBuf,
+}
+
+/// Whether an import added something.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Imported {
+    Added(TemplateVersion),
+    Existing(TemplateVersion),
+}
+
+/// Why the store cannot be opened.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum OpenError {
+    #[error("Cannot read the templates in {}", path.display())]
+    Read { path: PathBuf, source: io::Error },
+}
+
+/// Why an image was not imported.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ImportError {
+    #[error("{field}: {problem}")]
+    Invalid { field: &'static str, problem: String },
+    #[error("Cannot store the template")]
+    Storage(#[source] io::Error),
+}
+
+impl Store {
+    /// Opens the store in `folder`, which exists; removes what an interrupted import left. Blocks.
+    pub(crate) fn open(folder: &Path) -> Result<Self, OpenError> {
+        let failed = |source| OpenError::Read { path: folder.to_owned(), source };
+        let mut versions = BTreeMap::new();
+        for entry in fs::read_dir(folder).map_err(failed)? {
+            let entry = entry.map_err(failed)?;
+            let name = entry.file_name();
+            let Some(name) = name.to_str() else { continue };
+            if name.starts_with(PARTIAL_PREFIX) {
+                durable::remove_tree(&entry.path()).map_err(failed)?;
+            } else if id::is_valid(ID_PREFIX, name) {
+                match read_version(&entry.path(), name) {
+                    Ok(version) => {
+                        versions.insert(version.id.clone(), version);
+                    }
+                    Err(error) => tracing::error!(template = name, %error, "template left out: it cannot be read"),
+                }
+            }
+        }
+        Ok(Self {
+            folder: folder.to_owned(),
+            versions: Arc::new(Mutex::new(versions)),
+            importing: Arc::new(Semaphore::new(1)),
+        })
+    }
+
+    /// Every version, oldest first within its slug.
+    pub(crate) fn list(&self) -> Vec<TemplateVersion> {
+        let mut versions: Vec<_> = self.lock().values().cloned().collect();
+        versions.sort_by(|a, b| (&a.slug, a.created_at, &a.id).cmp(&(&b.slug, b.created_at, &b.id)));
+        versions
+    }
+
+    /// A version by its id.
+    pub(crate) fn find(&self, version: &str) -> Option<Template> {
+        let version = self.lock().get(version)?.clone();
+        Some(Template { image: self.folder.join(&version.id).join("root.ext4"), version })
+    }
+
+    /// Adds an image as the newest version of its slug, unless the slug has that very image already.
+    pub(crate) async fn import(&self, request: ImportTemplate) -> Result<Imported, ImportError> {
+        let closed = |_| ImportError::Storage(io::Error::other("The store is closed"));
+        let permit = self.importing.clone().acquire_owned().await.map_err(closed)?;
+        let store = self.clone();
+        let import = tokio::task::spawn_blocking(move || {
+            // Held by the work, not by the request: a client that goes away does not let a second import in.
+            let _permit = permit;
+            store.import_blocking(&request)
+        });
+        import.await.map_err(|error| ImportError::Storage(io::Error::other(error)))?
+    }
+
+    fn import_blocking(&self, request: &ImportTemplate) -> Result<Imported, ImportError> {
+        check(request)?;
+        if let Some(existing) = request.digest.as_deref().and_then(|digest| self.find_same(&request.slug, digest)) {
+            return Ok(Imported::Existing(existing));
+        }
+        let mut image = open_image(Path::new(&request.image))?;
+        let version_id = id::generate(ID_PREFIX);
+        let partial = self.folder.join(format!("{PARTIAL_PREFIX}{version_id}"));
+        let result = self.fill(&mut image, &partial, &version_id, request);
+        if !matches!(result, Ok(Imported::Added(_)))
+            && let Err(error) = durable::remove_tree(&partial)
+        {
+            tracing::warn!(path = %partial.display(), %error, "cannot remove an unfinished import now; the next start will");
+        }
+        result
+    }
+
+    fn fill(
+        &self,
+        image: &mut File,
+        partial: &Path,
+        version_id: &str,
+        request: &ImportTemplate,
+    ) -> Result<Imported, ImportError> {
+        fs::create_dir(partial).map_err(ImportError::Storage)?;
+        let mut target = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .mode(0o400)
+            .open(partial.join("root.ext4"))
+            .map_err(ImportError::Storage)?;
+        let digest = copy::copy(image, &mut target).map_err(ImportError::Storage)?;
+        if let Some(expected) = &request.digest
+            && !expected.eq_ignore_ascii_case(&digest)
+        {
+            let problem = format!("the image's SHA-256 is {digest}, not {expected}; it changed or was cut short");
+            return Err(ImportError::Invalid { field: "digest", problem });
+        }
+        if let Some(existing) = self.find_same(&request.slug, &digest) {
+            return Ok(Imported::Existing(existing));
+        }
+        let version = TemplateVersion {
+            id: version_id.to_owned(),
+            slug: request.slug.clone(),
+            digest,
+            created_at: Timestamp::now(),
+            baseline: request.baseline,
+        };
+        let publish = || {
+            target.sync_all()?;
+            durable::write_atomic(&partial.join("template.json"), &serde_json::to_vec_pretty(&version)?)?;
+            let path = self.folder.join(version_id);
+            fs::rename(partial, &path)?;
+            durable::sync_parent(&path)
+        };
+        publish().map_err(ImportError::Storage)?;
+        self.lock().insert(version.id.clone(), version.clone());
+        Ok(Imported::Added(version))
+    }
+
+    fn find_same(&self, slug: &str, digest: &str) -> Option<TemplateVersion> {
+        let versions = self.lock();
+        versions.values().find(|v| v.slug == slug && v.digest.eq_ignore_ascii_case(digest)).cloned()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, TemplateVersion>> {
+        self.versions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn check(request: &ImportTemplate) -> Result<(), ImportError> {
+    let invalid = |field, problem: String| Err(ImportError::Invalid { field, problem });
+    let slug_ok = (1..=63).contains(&request.slug.len())
+        && request.slug.bytes().all(|b| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'.'))
+        && request.slug.as_bytes()[0].is_ascii_alphanumeric();
+    if !slug_ok {
+        return invalid(
+            "slug",
+            "must be 1 to 63 lower-case letters, digits, `-`, `_` or `.`, a letter or digit first".into(),
+        );
+    }
+    if !Path::new(&request.image).is_absolute() {
+        return invalid("image", "must be an absolute path on this host".into());
+    }
+    if let Some(digest) = &request.digest
+        && !(digest.len() == 64 && digest.bytes().all(|b| b.is_ascii_hexdigit()))
+    {
+        return invalid("digest", "must be a SHA-256 in hexadecimal".into());
+    }
+    if !(1..=64).contains(&request.baseline.cpu) {
+        return invalid("baseline.cpu", "must be between 1 and 64".into());
+    }
+    // The least that a monitor gives a machine.
+    if request.baseline.memory_mb < 32 {
+        return invalid("baseline.memory_mb", "must be at least 32".into());
+    }
+    Ok(())
+}
+
+fn open_image(path: &Path) -> Result<File, ImportError> {
+    let invalid = |problem: String| ImportError::Invalid { field: "image", problem };
+    // Non-blocking, so that a path to a pipe does not hang the import.
+    let open = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path);
+    let mut image = open.map_err(|error| invalid(format!("cannot open {}: {error}", path.display())))?;
+    let read = |error: io::Error| invalid(format!("cannot read {}: {error}", path.display()));
+    if !image.metadata().map_err(read)?.is_file() {
+        return Err(invalid(format!("{} is not a regular file", path.display())));
+    }
+    if !copy::is_ext4(&mut image).map_err(read)? {
+        return Err(invalid(format!("{} does not hold an ext4 file system", path.display())));
+    }
+    Ok(image)
+}
+
+fn read_version(folder: &Path, name: &str) -> io::Result<TemplateVersion> {
+    let version: TemplateVersion = serde_json::from_slice(&fs::read(folder.join("template.json"))?)?;
+    if version.id != name {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "its id is not its folder's name"));
+    }
+    fs::metadata(folder.join("root.ext4"))?;
+    Ok(version)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sandpiper_protocol::agent::RuntimeBaseline;
+    use std::io::{Seek, SeekFrom, Write};
+
+    fn image(folder: &Path, name: &str, content: &[u8]) -> ImportTemplate {
+        let path = folder.join(name);
+        let mut file = File::create(&path).unwrap();
+        file.set_len(1024 * 1024).unwrap();
+        file.seek(SeekFrom::Start(1024 + 0x38)).unwrap();
+        file.write_all(&[0x53, 0xef]).unwrap();
+        file.seek(SeekFrom::Start(500_000)).unwrap();
+        file.write_all(content).unwrap();
+        ImportTemplate {
+            slug: "base".into(),
+            image: path.to_str().unwrap().into(),
+            digest: None,
+            baseline: RuntimeBaseline { cpu: 1, memory_mb: 256 },
+        }
+    }
+
+    #[tokio::test]
+    async fn an_imported_image_is_found_again_by_the_next_agent() {
+        let folder = tempfile::tempdir().unwrap();
+        let sources = tempfile::tempdir().unwrap();
+        let store = Store::open(folder.path()).unwrap();
+
+        let Imported::Added(version) = store.import(image(sources.path(), "a", b"one")).await.unwrap() else {
+            panic!("not added")
+        };
+
+        let reopened = Store::open(folder.path()).unwrap();
+        assert_eq!(reopened.list(), [version.clone()]);
+        let template = reopened.find(&version.id).unwrap();
+        assert_eq!(fs::read(template.image).unwrap(), fs::read(sources.path().join("a")).unwrap());
+    }
+
+    #[tokio::test]
+    async fn the_same_image_is_one_version_and_another_one_is_newer() {
+        let folder = tempfile::tempdir().unwrap();
+        let sources = tempfile::tempdir().unwrap();
+        let store = Store::open(folder.path()).unwrap();
+
+        let Imported::Added(first) = store.import(image(sources.path(), "a", b"one")).await.unwrap() else {
+            panic!("not added")
+        };
+        let again = store.import(image(sources.path(), "b", b"one")).await.unwrap();
+        let Imported::Added(second) = store.import(image(sources.path(), "c", b"two")).await.unwrap() else {
+            panic!("not added")
+        };
+
+        assert_eq!(again, Imported::Existing(first.clone()));
+        assert_eq!(store.list(), [first, second]);
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
+    }
+
+    #[tokio::test]
+    async fn what_is_not_an_ext4_image_is_refused_and_leaves_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let sources = tempfile::tempdir().unwrap();
+        let store = Store::open(folder.path()).unwrap();
+        let mut request = image(sources.path(), "a", b"one");
+        fs::write(&request.image, b"tiny").unwrap();
+
+        let not_ext4 = store.import(request.clone()).await.unwrap_err();
+        request = image(sources.path(), "a", b"one");
+        request.digest = Some("0".repeat(64));
+        let wrong_digest = store.import(request.clone()).await.unwrap_err();
+        request.slug = "../up".into();
+        let bad_slug = store.import(request).await.unwrap_err();
+
+        assert!(not_ext4.to_string().contains("ext4"), "{not_ext4}");
+        assert!(wrong_digest.to_string().contains("SHA-256"), "{wrong_digest}");
+        assert!(matches!(bad_slug, ImportError::Invalid { field: "slug", .. }));
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn an_interrupted_import_is_gone_after_the_next_start() {
+        let folder = tempfile::tempdir().unwrap();
+        let half = folder.path().join(format!("{PARTIAL_PREFIX}{}", id::generate(ID_PREFIX)));
+        fs::create_dir(&half).unwrap();
+        fs::write(half.join("root.ext4"), b"half").unwrap();
+
+        let store = Store::open(folder.path()).unwrap();
+
+        assert!(store.list().is_empty());
+        assert!(!half.exists());
+    }
+}
