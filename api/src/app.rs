@@ -1,0 +1,91 @@
+//! The application: the state that every handler gets, and the router.
+//!
+//! A request passes, from outside in:
+//!
+//! 1. [`http::observe`]: request id, span, metrics, error envelope;
+//! 2. catch-panic and time-out, each an answer in the envelope;
+//! 3. [`http::mutation`] (not for GET): authentication, body, idempotency key; the rest runs to its end even if the
+//!    client hangs up, and is written to the audit;
+//! 4. the handler, whose parameters say which capability it needs.
+
+use std::ops::Deref;
+use std::sync::Arc;
+
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use axum::{Router, middleware};
+use tower_http::catch_panic::CatchPanicLayer;
+
+use crate::auth::RateLimits;
+use crate::clock::Clock;
+use crate::config::Config;
+use crate::dispatch::{AgentClient, InFlight};
+use crate::error::ApiError;
+use crate::metrics::Metrics;
+use crate::secrets::Vault;
+use crate::store::Store;
+use crate::{docs, http, v1};
+
+/// What handlers work with; cheap to clone.
+#[derive(Debug, Clone)]
+pub struct App(Arc<Parts>);
+
+/// The parts of an [`App`].
+#[derive(Debug)]
+pub struct Parts {
+    pub config: Config,
+    pub store: Store,
+    pub vault: Vault,
+    pub agent: AgentClient,
+    pub rate_limits: RateLimits,
+    pub metrics: Metrics,
+    pub clock: Clock,
+    /// Sandboxes that this process is creating or removing at the agent; nobody else touches their rows.
+    pub in_flight: InFlight,
+}
+
+impl Deref for App {
+    type Target = Parts;
+
+    fn deref(&self) -> &Parts {
+        &self.0
+    }
+}
+
+impl App {
+    /// Assembles an application.
+    pub fn new(config: Config, store: Store, vault: Vault, clock: Clock) -> Self {
+        let agent = AgentClient::new(config.agent_socket.clone());
+        let rate_limits = RateLimits::new(config.rate_limit);
+        Self(Arc::new(Parts {
+            config,
+            store,
+            vault,
+            agent,
+            rate_limits,
+            metrics: Metrics::new(),
+            clock,
+            in_flight: InFlight::default(),
+        }))
+    }
+
+    /// Everything that is served.
+    pub fn router(&self) -> Router {
+        let (api, document) = v1::router().split_for_parts();
+        api.route_layer(middleware::from_fn_with_state(self.clone(), http::mutation::run))
+            .merge(docs::router(&document))
+            .route("/healthz", get(crate::metrics::healthz))
+            .route("/metrics", get(crate::metrics::metrics))
+            .layer(middleware::from_fn_with_state(self.clone(), http::time_out))
+            .layer(CatchPanicLayer::custom(answer_to_panic))
+            .layer(middleware::from_fn_with_state(self.clone(), http::observe))
+            .with_state(self.clone())
+    }
+}
+
+/// A panic is a bug here; its message may hold anything, so it goes to the log only.
+fn answer_to_panic(panic: Box<dyn std::any::Any + Send>) -> Response {
+    let what = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    let what = what.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
+    ApiError::internal(format!("panic: {what}")).into_response()
+}

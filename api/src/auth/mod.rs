@@ -1,0 +1,138 @@
+//! Who asks, and what they may do.
+//!
+//! A handler names the capability it needs as a parameter, [`ReadAccess`] or [`WriteAccess`], so it cannot be forgotten
+//! without it being seen in the signature, and gets the caller's team from there. Checks come in this order: the key
+//! (401), its rate limit (429), its capability (403); then the handler's.
+
+use std::num::NonZeroU32;
+
+use axum::extract::FromRequestParts;
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, header};
+use governor::clock::{Clock as _, DefaultClock};
+use governor::{DefaultKeyedRateLimiter, RateLimiter};
+
+use crate::app::App;
+use crate::config;
+use crate::error::ApiError;
+use crate::store::keys::{ActiveKey, Capability};
+use crate::store::teams::Team;
+
+pub mod keys;
+
+/// A caller whose key is valid and within its rate limit.
+#[derive(Debug, Clone)]
+pub struct Caller {
+    pub key_id: String,
+    pub capability: Capability,
+    pub team: Team,
+}
+
+impl Caller {
+    /// Checks the team that a request names, by slug or by id: a key acts for its own team only, and others do not exist
+    /// for it.
+    pub fn check_team(&self, named: Option<&str>) -> Result<(), ApiError> {
+        match named {
+            Some(team) if team != self.team.slug && team != self.team.id => {
+                Err(ApiError::not_found(format!("There is no team {team:?} that this API key acts for")))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl FromRequestParts<App> for Caller {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, ApiError> {
+        // Established once per request: a mutation is authenticated before its body is read.
+        if let Some(caller) = parts.extensions.get::<Caller>() {
+            return Ok(caller.clone());
+        }
+        let key = presented_key(&parts.headers)?;
+        let hash = keys::hash(key).ok_or_else(not_a_key)?;
+        let ActiveKey { id, capability, team } = app.store.keys.active(&hash).await?.ok_or_else(not_a_key)?;
+        app.rate_limits.check(&id)?;
+        let caller = Caller { key_id: id, capability, team };
+        parts.extensions.insert(caller.clone());
+        Ok(caller)
+    }
+}
+
+/// Proof of a key that may at least list and inspect.
+#[derive(Debug, Clone)]
+pub struct ReadAccess(pub Caller);
+
+impl FromRequestParts<App> for ReadAccess {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, ApiError> {
+        Caller::from_request_parts(parts, app).await.map(ReadAccess)
+    }
+}
+
+/// Proof of a key that may also create, change and delete.
+#[derive(Debug, Clone)]
+pub struct WriteAccess(pub Caller);
+
+impl FromRequestParts<App> for WriteAccess {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, ApiError> {
+        let caller = Caller::from_request_parts(parts, app).await?;
+        match caller.capability {
+            Capability::Write => Ok(WriteAccess(caller)),
+            Capability::Read => Err(ApiError::insufficient_scope()),
+        }
+    }
+}
+
+/// The key as presented: `Authorization: Bearer <key>`, or `X-API-Key: <key>`.
+fn presented_key(headers: &HeaderMap) -> Result<&str, ApiError> {
+    if let Some(value) = headers.get(header::AUTHORIZATION) {
+        let (scheme, key) = value.to_str().ok().and_then(|text| text.split_once(' ')).ok_or_else(not_a_key)?;
+        return if scheme.eq_ignore_ascii_case("bearer") { Ok(key.trim()) } else { Err(not_a_key()) };
+    }
+    match headers.get("x-api-key") {
+        Some(value) => value.to_str().map_err(|_| not_a_key()),
+        None => Err(ApiError::unauthorized("No API key: send the header `Authorization: Bearer <key>`")),
+    }
+}
+
+fn not_a_key() -> ApiError {
+    ApiError::unauthorized("The API key is not valid: it is misspelt, or was revoked")
+}
+
+/// One token bucket per key.
+pub struct RateLimits {
+    buckets: DefaultKeyedRateLimiter<String>,
+    clock: DefaultClock,
+}
+
+impl std::fmt::Debug for RateLimits {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("RateLimits")
+    }
+}
+
+impl RateLimits {
+    /// Full buckets.
+    pub fn new(config: config::RateLimit) -> Self {
+        let (per_second, burst): (NonZeroU32, NonZeroU32) = (config.per_second, config.burst);
+        let quota = governor::Quota::per_second(per_second).allow_burst(burst);
+        Self { buckets: RateLimiter::keyed(quota), clock: DefaultClock::default() }
+    }
+
+    fn check(&self, key_id: &String) -> Result<(), ApiError> {
+        self.buckets.check_key(key_id).map_err(|not_until| {
+            let wait = not_until.wait_time_from(self.clock.now());
+            // Whole seconds, rounded up: a client that waits as told gets through.
+            ApiError::rate_limited(wait.as_secs() + 1)
+        })
+    }
+
+    /// Forgets the buckets that are full again.
+    pub fn prune(&self) {
+        self.buckets.retain_recent();
+    }
+}

@@ -1,0 +1,87 @@
+//! `sandpiper-api key …`
+
+use anyhow::{bail, ensure};
+use jiff::Timestamp;
+use serde_json::json;
+
+use crate::auth::keys;
+use crate::plan::Plan;
+use crate::store::Store;
+use crate::store::keys::Capability;
+
+const MAX_SLUG: usize = 40;
+const MAX_NAME: usize = 200;
+
+/// A key to make.
+#[derive(Debug)]
+pub struct NewKey {
+    pub team: String,
+    pub capability: Capability,
+    pub name: String,
+    pub plan: Plan,
+}
+
+/// Makes a key and prints it.
+pub async fn create(store: &Store, wanted: &NewKey, as_json: bool) -> anyhow::Result<()> {
+    let slug = wanted.team.as_str();
+    ensure!(
+        is_slug(slug),
+        "A team's slug has 1 to {MAX_SLUG} of a-z, 0-9 and -, and begins with a letter: not {slug:?}"
+    );
+    ensure!(wanted.name.len() <= MAX_NAME, "A key's name has at most {MAX_NAME} bytes");
+    let now = Timestamp::now();
+    let team = store.teams.ensure(slug, wanted.plan, now).await?;
+    let key = keys::generate();
+    let Some(hash) = keys::hash(&key) else { bail!("A new key does not have the form of a key") };
+    let id = store.keys.add(&team, &wanted.name, &hash, wanted.capability, now).await?;
+    if as_json {
+        let capability = wanted.capability.as_str();
+        println!("{}", json!({"id": id, "key": *key, "team": slug, "plan": team.plan, "capability": capability}));
+    } else {
+        println!("{}", *key);
+        eprintln!(
+            "{id}: {} access for team {slug} (plan {}). The key is not shown again.",
+            wanted.capability.as_str(),
+            team.plan
+        );
+    }
+    Ok(())
+}
+
+/// Prints all keys, without the keys themselves, which are not stored.
+pub async fn list(store: &Store, as_json: bool) -> anyhow::Result<()> {
+    let keys = store.keys.all().await?;
+    if as_json {
+        println!("{}", json!({ "keys": keys }));
+        return Ok(());
+    }
+    println!("{:<27} {:<20} {:<10} {:<24} {:<8} NAME", "ID", "TEAM", "CAPABILITY", "CREATED", "STATE");
+    for key in keys {
+        let state = if key.revoked_at.is_some() { "revoked" } else { "active" };
+        let created = key.created_at.to_string();
+        println!(
+            "{:<27} {:<20} {:<10} {created:<24} {state:<8} {}",
+            key.id,
+            key.team,
+            key.capability.as_str(),
+            key.name
+        );
+    }
+    Ok(())
+}
+
+/// Ends a key.
+pub async fn revoke(store: &Store, id: &str) -> anyhow::Result<()> {
+    ensure!(
+        store.keys.revoke(id, Timestamp::now()).await?,
+        "There is no active key {id}; `sandpiper-api key ls` lists them"
+    );
+    eprintln!("{id} is revoked.");
+    Ok(())
+}
+
+fn is_slug(text: &str) -> bool {
+    text.len() <= MAX_SLUG
+        && text.starts_with(|first: char| first.is_ascii_lowercase())
+        && text.bytes().all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-'))
+}

@@ -1,0 +1,234 @@
+//! The configuration file (TOML). Everything has a default; an unknown key is an error, for a misspelt limit must not go
+//! unnoticed.
+//!
+//! ```toml
+//! listen = "127.0.0.1:7070"
+//! state_dir = "/var/lib/sandpiper/api"        # of this process alone: holds the database and the secrets key
+//! database = "/var/lib/sandpiper/api/sandpiper.db"
+//! secrets_key_file = "/var/lib/sandpiper/api/secrets.key"
+//! agent_socket = "/run/sandpiper/agent.sock"
+//! user = "sandpiper"                          # become this user after binding; only for a start as root
+//! request_body_limit = 1048576                # bytes
+//!
+//! [rate_limit]                                # of each API key
+//! per_second = 50
+//! burst = 100
+//!
+//! [baseline]                                  # of a new template that names none
+//! cpu = 1
+//! memory_mb = 512
+//!
+//! [plans.basic]                               # a plan that is given is given whole; likewise plans.pro, plans.enterprise
+//! cpu_values = [1, 2]
+//! memory_mb_min = 128
+//! memory_mb_max = 2048
+//! memory_mb_step = 128
+//! root_disk_gib = 10
+//! max_timeout = 3600                          # seconds
+//! quota = { sandboxes = 10, cpu = 20, memory_mb = 20480 }
+//!
+//! [prices]                                    # decimal text, as the limits report them; nothing is charged here
+//! currency = "USD"
+//! vcpu_hour = "0"
+//! memory_gib_hour = "0"
+//! storage_gib_month = "0"
+//! ```
+
+use std::net::SocketAddr;
+use std::num::NonZeroU32;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use crate::plan::{Plan, Plans};
+
+/// Why a configuration cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    #[error("Configuration file {path:?} cannot be read")]
+    Read { path: PathBuf, source: std::io::Error },
+    #[error("Configuration file {path:?}")]
+    Parse { path: PathBuf, source: toml::de::Error },
+    #[error("Configuration: {key}: {reason}")]
+    Value { key: String, reason: String },
+}
+
+/// Everything an operator can set.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    pub listen: SocketAddr,
+    pub state_dir: PathBuf,
+    database: Option<PathBuf>,
+    secrets_key_file: Option<PathBuf>,
+    pub agent_socket: PathBuf,
+    pub user: Option<String>,
+    pub request_body_limit: usize,
+    pub rate_limit: RateLimit,
+    pub baseline: Baseline,
+    pub plans: Plans,
+    pub prices: Prices,
+    #[serde(skip)]
+    pub timing: Timing,
+}
+
+/// A token bucket.
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RateLimit {
+    pub per_second: NonZeroU32,
+    pub burst: NonZeroU32,
+}
+
+/// CPU and memory of a template that names none.
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Baseline {
+    pub cpu: u32,
+    pub memory_mb: u32,
+}
+
+/// What things cost, for the limits to report.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Prices {
+    pub currency: String,
+    pub vcpu_hour: String,
+    pub memory_gib_hour: String,
+    pub storage_gib_month: String,
+}
+
+/// Durations that no operator needs to set, but tests do.
+#[derive(Debug, Clone, Copy)]
+pub struct Timing {
+    /// A create request that takes longer is answered in `creating`.
+    pub create_wait: Duration,
+    /// Longest time for any request; longer than `create_wait`.
+    pub request: Duration,
+    /// Between two rounds of synchronisation with the agent.
+    pub sync: Duration,
+    /// A failed sandbox that the agent has forgotten is kept visible this long.
+    pub failed_retention: Duration,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            listen: SocketAddr::from(([127, 0, 0, 1], 7070)),
+            state_dir: PathBuf::from("/var/lib/sandpiper/api"),
+            database: None,
+            secrets_key_file: None,
+            agent_socket: PathBuf::from("/run/sandpiper/agent.sock"),
+            user: None,
+            request_body_limit: 1024 * 1024,
+            rate_limit: RateLimit {
+                per_second: NonZeroU32::MIN.saturating_add(49),
+                burst: NonZeroU32::MIN.saturating_add(99),
+            },
+            baseline: Baseline { cpu: 1, memory_mb: 512 },
+            plans: Plans::default(),
+            prices: Prices::default(),
+            timing: Timing::default(),
+        }
+    }
+}
+
+impl Default for Prices {
+    fn default() -> Self {
+        Self {
+            currency: "USD".to_owned(),
+            vcpu_hour: "0".to_owned(),
+            memory_gib_hour: "0".to_owned(),
+            storage_gib_month: "0".to_owned(),
+        }
+    }
+}
+
+impl Default for Timing {
+    fn default() -> Self {
+        Self {
+            create_wait: Duration::from_secs(30),
+            request: Duration::from_secs(60),
+            sync: Duration::from_secs(1),
+            failed_retention: Duration::from_secs(3600),
+        }
+    }
+}
+
+impl Config {
+    /// Reads and checks the file at `path`; without a path, the defaults.
+    pub fn load(path: Option<&Path>) -> Result<Self, ConfigError> {
+        let config = match path {
+            None => Self::default(),
+            Some(path) => {
+                let text = std::fs::read_to_string(path)
+                    .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+                toml::from_str(&text).map_err(|source| ConfigError::Parse { path: path.to_owned(), source })?
+            }
+        };
+        config.check()?;
+        Ok(config)
+    }
+
+    /// The SQLite file.
+    pub fn database(&self) -> PathBuf {
+        self.database.clone().unwrap_or_else(|| self.state_dir.join("sandpiper.db"))
+    }
+
+    /// The key under which tenants' secrets are sealed.
+    pub fn secrets_key_file(&self) -> PathBuf {
+        self.secrets_key_file.clone().unwrap_or_else(|| self.state_dir.join("secrets.key"))
+    }
+
+    fn check(&self) -> Result<(), ConfigError> {
+        let wrong =
+            |key: &str, reason: &str| Err(ConfigError::Value { key: key.to_owned(), reason: reason.to_owned() });
+        for plan in Plan::ALL {
+            if let Some(problem) = self.plans.of(plan).problem() {
+                return wrong(&format!("plans.{plan}"), problem);
+            }
+        }
+        if self.baseline.cpu == 0 || self.baseline.memory_mb == 0 {
+            return wrong("baseline", "cpu and memory_mb must be at least 1");
+        }
+        if self.request_body_limit < 1024 {
+            return wrong("request_body_limit", "must be at least 1024 bytes");
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn load(text: &str) -> Result<Config, ConfigError> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("api.toml");
+        std::fs::write(&path, text).unwrap();
+        Config::load(Some(&path))
+    }
+
+    #[test]
+    fn an_empty_file_means_the_defaults() {
+        let config = load("").unwrap();
+        assert_eq!(config.listen.to_string(), "127.0.0.1:7070");
+        assert_eq!(config.database(), Path::new("/var/lib/sandpiper/api/sandpiper.db"));
+    }
+
+    #[test]
+    fn paths_follow_the_state_folder_unless_given() {
+        let config = load("state_dir = \"/srv/s\"\ndatabase = \"/db/x.db\"\n").unwrap();
+        assert_eq!(config.database(), Path::new("/db/x.db"));
+        assert_eq!(config.secrets_key_file(), Path::new("/srv/s/secrets.key"));
+    }
+
+    #[test]
+    fn a_misspelt_key_and_an_impossible_plan_are_refused() {
+        assert!(matches!(load("listne = \"127.0.0.1:1\"\n"), Err(ConfigError::Parse { .. })));
+        let plan = "[plans.basic]\ncpu_values = []\nmemory_mb_min = 1\nmemory_mb_max = 2\nmemory_mb_step = 1\n\
+                    root_disk_gib = 1\nmax_timeout = 1\nquota = { sandboxes = 1, cpu = 1, memory_mb = 1 }\n";
+        assert!(matches!(load(plan), Err(ConfigError::Value { key, .. }) if key == "plans.basic"));
+    }
+}

@@ -1,0 +1,197 @@
+//! The agent's API, one method per operation; see [`sandpiper_protocol::agent`].
+//!
+//! One connection per call: on a Unix socket that costs microseconds, and no call can be spoilt by what an earlier one left
+//! behind. Every call has a bound, and answers are limited in size.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use axum::http::{Method, Request, StatusCode, header};
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use sandpiper_protocol::agent::{
+    CreateSandbox, CreatedSandbox, ErrorBody, ExposedPort, LogPage, PortRecord, Sandbox, SandboxList, Session,
+    TemplateList, TemplateVersion, UpdateSandbox,
+};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::net::UnixStream;
+
+/// Questions, answered from the agent's memory.
+const ASK: Duration = Duration::from_secs(5);
+/// Changes to a running sandbox.
+const CHANGE: Duration = Duration::from_secs(15);
+/// Ending one, with everything that belongs to it.
+const DELETE: Duration = Duration::from_secs(30);
+/// A start: the agent gives up on a guest earlier, and then says why.
+const CREATE: Duration = Duration::from_secs(150);
+/// Longest answer in bytes.
+const MAX_ANSWER: usize = 16 * 1024 * 1024;
+
+/// Why a call had no success.
+#[derive(Debug, thiserror::Error)]
+pub enum AgentError {
+    #[error("Agent socket {socket:?} does not answer; is sandpiper-agent running?")]
+    Unreachable { socket: PathBuf, source: std::io::Error },
+    #[error("Connection to the agent broke")]
+    Broken(#[from] hyper::Error),
+    #[error("Agent did not answer within {0:?}")]
+    TimedOut(Duration),
+    #[error("Agent refused with {status}, {}: {}", body.code, body.message)]
+    Refused { status: StatusCode, body: ErrorBody },
+    #[error("Agent's answer is not of this protocol: {0}")]
+    Malformed(String),
+}
+
+impl AgentError {
+    /// Whether the agent said that there is no such thing.
+    pub fn is_not_found(&self) -> bool {
+        matches!(self, AgentError::Refused { status: StatusCode::NOT_FOUND, .. })
+    }
+}
+
+/// Calls the agent of this host.
+#[derive(Debug, Clone)]
+pub struct AgentClient {
+    socket: PathBuf,
+}
+
+impl AgentClient {
+    /// A client; it connects when it is used.
+    pub fn new(socket: PathBuf) -> Self {
+        Self { socket }
+    }
+
+    /// Starts a sandbox; returns when its data plane serves.
+    pub async fn create(&self, request: &CreateSandbox) -> Result<CreatedSandbox, AgentError> {
+        self.call(Method::POST, "/sandboxes", Some(request), CREATE).await
+    }
+
+    /// All sandboxes of the host.
+    pub async fn list(&self) -> Result<Vec<Sandbox>, AgentError> {
+        let list: SandboxList = self.ask("/sandboxes").await?;
+        Ok(list.sandboxes)
+    }
+
+    /// One sandbox.
+    pub async fn show(&self, id: &str) -> Result<Sandbox, AgentError> {
+        self.ask(&format!("/sandboxes/{id}")).await
+    }
+
+    /// Changes deadline or lifecycle.
+    pub async fn update(&self, id: &str, update: &UpdateSandbox) -> Result<Sandbox, AgentError> {
+        self.call(Method::PATCH, &format!("/sandboxes/{id}"), Some(update), CHANGE).await
+    }
+
+    /// Ends a sandbox; returns when nothing of it is left.
+    pub async fn delete(&self, id: &str) -> Result<(), AgentError> {
+        self.exchange::<()>(Method::DELETE, &format!("/sandboxes/{id}"), None, DELETE).await.map(drop)
+    }
+
+    /// A new session of a live sandbox.
+    pub async fn session(&self, id: &str) -> Result<Session, AgentError> {
+        self.call::<(), _>(Method::POST, &format!("/sandboxes/{id}/session"), None, CHANGE).await
+    }
+
+    /// A port that is exposed.
+    pub async fn port(&self, id: &str, port: u16) -> Result<PortRecord, AgentError> {
+        self.ask(&format!("/sandboxes/{id}/ports/{port}")).await
+    }
+
+    /// Exposes a port, or changes how.
+    pub async fn expose(&self, id: &str, port: &ExposedPort) -> Result<PortRecord, AgentError> {
+        self.call(Method::PUT, &format!("/sandboxes/{id}/ports/{}", port.port), Some(port), CHANGE).await
+    }
+
+    /// Ends the exposure of a port.
+    pub async fn unexpose(&self, id: &str, port: u16) -> Result<(), AgentError> {
+        self.exchange::<()>(Method::DELETE, &format!("/sandboxes/{id}/ports/{port}"), None, CHANGE).await.map(drop)
+    }
+
+    /// What the host and the guest noted.
+    pub async fn logs(&self, id: &str) -> Result<LogPage, AgentError> {
+        self.ask(&format!("/sandboxes/{id}/logs")).await
+    }
+
+    /// The template versions of the host.
+    pub async fn templates(&self) -> Result<Vec<TemplateVersion>, AgentError> {
+        let list: TemplateList = self.ask("/templates").await?;
+        Ok(list.templates)
+    }
+
+    async fn ask<T: DeserializeOwned>(&self, path: &str) -> Result<T, AgentError> {
+        self.call::<(), T>(Method::GET, path, None, ASK).await
+    }
+
+    async fn call<B: Serialize, T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&B>,
+        bound: Duration,
+    ) -> Result<T, AgentError> {
+        let answer = self.exchange(method, path, body, bound).await?;
+        // An answer may hold a session: its text is not repeated in the error, only where it is wrong.
+        serde_json::from_slice(&answer)
+            .map_err(|error| AgentError::Malformed(format!("{path}: line {} column {}", error.line(), error.column())))
+    }
+
+    /// One request; the body of a success, or the error that the agent gave.
+    async fn exchange<B: Serialize>(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&B>,
+        bound: Duration,
+    ) -> Result<Bytes, AgentError> {
+        let json = match body {
+            Some(body) => serde_json::to_vec(body).map_err(|error| AgentError::Malformed(error.to_string()))?,
+            None => Vec::new(),
+        };
+        let request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header(header::HOST, "agent")
+            .header(header::CONTENT_TYPE, "application/json")
+            .body(Full::new(Bytes::from(json)))
+            .map_err(|error| AgentError::Malformed(error.to_string()))?;
+        let (status, body) =
+            tokio::time::timeout(bound, self.send(request)).await.map_err(|_| AgentError::TimedOut(bound))??;
+        if status.is_success() {
+            return Ok(body);
+        }
+        let refusal = serde_json::from_slice(&body)
+            .unwrap_or_else(|_| ErrorBody { code: "unknown".into(), message: "The agent gave no reason".into() });
+        Err(AgentError::Refused { status, body: refusal })
+    }
+
+    async fn send(&self, request: Request<Full<Bytes>>) -> Result<(StatusCode, Bytes), AgentError> {
+        let stream = UnixStream::connect(&self.socket)
+            .await
+            .map_err(|source| AgentError::Unreachable { socket: self.socket.clone(), source })?;
+        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+        let exchange = async move {
+            let response = sender.send_request(request).await?;
+            let status = response.status();
+            let body = Limited::new(response.into_body(), MAX_ANSWER).collect().await.map_err(|error| {
+                match error.downcast::<hyper::Error>() {
+                    Ok(error) => AgentError::Broken(*error),
+                    Err(error) if error.is::<LengthLimitError>() => AgentError::Malformed("answer too long".into()),
+                    Err(error) => AgentError::Malformed(error.to_string()),
+                }
+            })?;
+            Ok((status, body.to_bytes()))
+        };
+        // The connection is driven here, not on a task: it ends with the call.
+        tokio::pin!(exchange, connection);
+        tokio::select! {
+            result = &mut exchange => result,
+            ended = &mut connection => {
+                ended?;
+                exchange.await
+            }
+        }
+    }
+}

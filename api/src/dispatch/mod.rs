@@ -1,0 +1,68 @@
+//! Work with the agent, the one who knows what really runs.
+//!
+//! ```text
+//!   handler ──[client]──▶ agent            asks: create, change, delete, session, port, logs
+//!   [create] ──────────▶ agent             one start, on a task of its own
+//!   [sync]   ──every second──▶ agent       copies states into the store; finds what was lost
+//! ```
+//!
+//! The store is what tenants see, the agent is the truth. They differ when a sandbox ends by itself (deadline, crash), when
+//! this process dies between the agent's work and its own note of it, and while the agent is away. [`sync`] settles each
+//! of these; until it has, reads answer what was last known.
+//!
+//! A sandbox that this process is starting or removing is [`InFlight`]: its row belongs to that task, and the
+//! synchronisation leaves it alone.
+
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex, PoisonError};
+
+pub mod client;
+pub mod create;
+pub mod sync;
+
+pub use client::{AgentClient, AgentError};
+
+/// Ids of sandboxes that a task of this process is at work on.
+#[derive(Debug, Clone, Default)]
+pub struct InFlight(Arc<Mutex<HashSet<String>>>);
+
+impl InFlight {
+    /// Enters an id until the guard is dropped; `None` if it is entered already.
+    pub fn enter(&self, id: &str) -> Option<InFlightGuard> {
+        let entered = self.with(|ids| ids.insert(id.to_owned()));
+        entered.then(|| InFlightGuard { ids: self.clone(), id: id.to_owned() })
+    }
+
+    /// Whether a task is at work on this id.
+    pub fn contains(&self, id: &str) -> bool {
+        self.with(|ids| ids.contains(id))
+    }
+
+    /// Whether no task is at work.
+    pub fn is_empty(&self) -> bool {
+        self.with(|ids| ids.is_empty())
+    }
+
+    /// All ids.
+    pub fn snapshot(&self) -> HashSet<String> {
+        self.with(|ids| ids.clone())
+    }
+
+    fn with<T>(&self, work: impl FnOnce(&mut HashSet<String>) -> T) -> T {
+        // Every change is one call of the set: a panic elsewhere cannot leave it half done.
+        work(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// Keeps an id entered.
+#[derive(Debug)]
+pub struct InFlightGuard {
+    ids: InFlight,
+    id: String,
+}
+
+impl Drop for InFlightGuard {
+    fn drop(&mut self) {
+        self.ids.with(|ids| ids.remove(&self.id));
+    }
+}

@@ -1,0 +1,203 @@
+//! Keeps the store in step with the agent.
+//!
+//! A round reads the rows first and asks the agent second. So a row that the agent does not list has really lost its
+//! sandbox: had it been created after the rows were read, it would not be among them. What follows from each pair:
+//!
+//! | row | agent | then |
+//! |---|---|---|
+//! | being started or removed by this process | anything | left alone |
+//! | any but failed | lists it | the row takes over state, deadline, ports, error |
+//! | any but failed | does not list it | destroyed: its time was over, or it was removed |
+//! | failed | lists it failed | stays, for the tenant to see why |
+//! | failed | does not list it | stays for a while, then destroyed |
+//! | failed, destroyed, none | lists it, twice in a row | an orphan: the agent is told to remove it |
+//!
+//! Twice in a row, because a row may have been read just before it was written.
+
+use std::collections::{HashMap, HashSet};
+use std::time::Instant;
+
+use sandpiper_protocol::agent::{self, SandboxState};
+use tokio::sync::watch;
+
+use super::AgentError;
+use crate::app::App;
+use crate::error::chain;
+use crate::store::StoreError;
+use crate::store::sandbox_row::{SandboxRow, State};
+
+/// How many rounds pass between two looks at the agent's templates.
+const CATALOG_EVERY: u32 = 30;
+
+/// Why a round did not get to its end.
+#[derive(Debug, thiserror::Error)]
+pub enum SyncError {
+    #[error(transparent)]
+    Agent(#[from] AgentError),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// The task's memory from one round to the next.
+#[derive(Debug)]
+pub struct Synchronizer {
+    app: App,
+    /// What the last round thought to be orphans.
+    suspects: HashSet<String>,
+    rounds_to_catalog: u32,
+    /// Whether the last round went well, to log changes only.
+    healthy: Option<bool>,
+}
+
+impl Synchronizer {
+    /// One that has seen nothing yet.
+    pub fn new(app: App) -> Self {
+        Self { app, suspects: HashSet::new(), rounds_to_catalog: 0, healthy: None }
+    }
+
+    /// Rounds at the configured interval until `stop` changes.
+    pub async fn run(mut self, mut stop: watch::Receiver<bool>) {
+        loop {
+            let started = Instant::now();
+            let result = self.round().await;
+            self.note(&result, started);
+            self.app.rate_limits.prune();
+            tokio::select! {
+                () = tokio::time::sleep(self.app.config.timing.sync) => {}
+                _ = stop.changed() => return,
+            }
+        }
+    }
+
+    /// One round.
+    pub async fn round(&mut self) -> Result<(), SyncError> {
+        if self.rounds_to_catalog == 0 {
+            catalog(&self.app).await?;
+            self.rounds_to_catalog = CATALOG_EVERY;
+        }
+        self.rounds_to_catalog -= 1;
+
+        // In this order: a row whose task has ended by now was created at the agent before it is asked.
+        let rows = self.app.store.sandboxes.existing().await?;
+        let in_flight = self.app.in_flight.snapshot();
+        let listed = self.app.agent.list().await?;
+        let listed: HashMap<&str, &agent::Sandbox> =
+            listed.iter().map(|sandbox| (sandbox.id.as_str(), sandbox)).collect();
+
+        for row in rows.iter().filter(|row| !in_flight.contains(&row.id)) {
+            self.settle(row, listed.get(row.id.as_str()).copied()).await?;
+        }
+        let owned: HashMap<&str, State> = rows.iter().map(|row| (row.id.as_str(), row.state)).collect();
+        self.remove_orphans(&owned, &listed).await
+    }
+
+    /// One row against what the agent says of it.
+    async fn settle(&self, row: &SandboxRow, report: Option<&agent::Sandbox>) -> Result<(), SyncError> {
+        let sandboxes = &self.app.store.sandboxes;
+        let now = self.app.clock.now();
+        match (row.state, report) {
+            (State::Failed, None) => {
+                let ended = row.stopped_at.unwrap_or(row.created_at);
+                let retention = self.app.config.timing.failed_retention;
+                if now.duration_since(ended).unsigned_abs() > retention {
+                    sandboxes.destroy(&row.id, now).await?;
+                }
+            }
+            (State::Failed, Some(_)) => {}
+            (_, Some(report)) if row.matches(report) => {}
+            (_, Some(report)) => sandboxes.mirror(report).await?,
+            (_, None) => {
+                tracing::info!(sandbox = row.id, "sandbox is gone at the agent");
+                sandboxes.destroy(&row.id, now).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Sandboxes of the agent that no row stands for.
+    async fn remove_orphans(
+        &mut self,
+        owned: &HashMap<&str, State>,
+        listed: &HashMap<&str, &agent::Sandbox>,
+    ) -> Result<(), SyncError> {
+        let mut suspects = HashSet::new();
+        for (&id, report) in listed {
+            let wanted = match owned.get(id) {
+                // Its record at the agent is what a failed row is kept for; a live sandbox is not.
+                Some(State::Failed) => report.state == SandboxState::Failed,
+                Some(_) => true,
+                None => false,
+            };
+            if wanted || self.app.in_flight.contains(id) {
+                continue;
+            }
+            suspects.insert(id.to_owned());
+        }
+        for id in suspects.intersection(&self.suspects) {
+            // It may have got its row between the two readings of this round.
+            if !owned.contains_key(id.as_str())
+                && !matches!(self.app.store.sandboxes.state(id).await?, None | Some(State::Destroyed))
+            {
+                continue;
+            }
+            if let Some(guard) = self.app.in_flight.enter(id) {
+                tracing::warn!(sandbox = id, "removing a sandbox that belongs to nobody");
+                let (agent, id) = (self.app.agent.clone(), id.clone());
+                tokio::spawn(async move {
+                    let _in_flight = guard;
+                    if let Err(error) = agent.delete(&id).await
+                        && !error.is_not_found()
+                    {
+                        tracing::warn!(sandbox = id, error = chain(&error), "orphan not removed; will be tried again");
+                    }
+                });
+            }
+        }
+        self.suspects = suspects;
+        Ok(())
+    }
+
+    /// Logs a change from well to unwell and back, not every round.
+    fn note(&mut self, result: &Result<(), SyncError>, started: Instant) {
+        let healthy = result.is_ok();
+        self.app.metrics.sync(healthy, started.elapsed());
+        if self.healthy == Some(healthy) {
+            return;
+        }
+        self.healthy = Some(healthy);
+        match result {
+            Ok(()) => tracing::info!("in step with the agent"),
+            Err(error) => tracing::warn!(error = chain(error), "not in step with the agent; trying on"),
+        }
+    }
+}
+
+/// Takes over the agent's templates.
+pub async fn catalog(app: &App) -> Result<(), SyncError> {
+    let templates = app.agent.templates().await?;
+    Ok(app.store.templates.replace(&templates).await?)
+}
+
+/// The newest state of one sandbox: `row` brought up to date with the agent, `None` when it is gone. Without an answer from
+/// the agent, what was last known.
+pub async fn refresh(app: &App, row: SandboxRow) -> Result<Option<SandboxRow>, StoreError> {
+    // A failed sandbox changes no more, and one in flight belongs to its task.
+    if row.state == State::Failed || app.in_flight.contains(&row.id) {
+        return Ok(Some(row));
+    }
+    match app.agent.show(&row.id).await {
+        Ok(report) if row.matches(&report) => Ok(Some(row)),
+        Ok(report) => {
+            app.store.sandboxes.mirror(&report).await?;
+            app.store.sandboxes.get(&row.team_id, &row.id).await
+        }
+        Err(error) if error.is_not_found() => {
+            app.store.sandboxes.destroy(&row.id, app.clock.now()).await?;
+            Ok(None)
+        }
+        Err(error) => {
+            tracing::debug!(sandbox = row.id, error = chain(&error), "answered from the store");
+            Ok(Some(row))
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! The OpenAPI document, made from the handlers, and a page that shows it.
+
+use axum::Router;
+use axum::http::header;
+use axum::response::IntoResponse;
+use axum::routing::get;
+use utoipa::openapi::path::Operation;
+use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
+use utoipa::openapi::{
+    ComponentsBuilder, ContentBuilder, InfoBuilder, OpenApi, OpenApiBuilder, Ref, RefOr, ResponseBuilder,
+    SecurityRequirement,
+};
+use utoipa::{PartialSchema, ToSchema};
+
+use crate::app::App;
+use crate::error::{Detail, ErrorBody};
+use crate::v1;
+
+/// The page: one file, without anything from elsewhere.
+static PAGE: &str = include_str!("page.html");
+/// Only the page's own script and style, and only this server to ask.
+static PAGE_POLICY: &str = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; \
+                            connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+const DESCRIPTION: &str = "Isolated Linux machines for agents and automation.\n\n\
+    Every request carries `Authorization: Bearer <API key>`. A key acts for one team and may read, or read and write; \
+    requests other than GET need one that may write. Errors have one shape; `error` is for programs, `message` for \
+    people. Requests that change something take an `Idempotency-Key`.";
+
+/// The document before any route is in it.
+pub fn base() -> OpenApi {
+    OpenApiBuilder::new()
+        .info(InfoBuilder::new().title("Sandpiper").version("1").description(Some(DESCRIPTION)).build())
+        .components(Some(
+            ComponentsBuilder::new()
+                .security_scheme(
+                    "api_key",
+                    SecurityScheme::Http(
+                        HttpBuilder::new()
+                            .scheme(HttpAuthScheme::Bearer)
+                            .description(Some("An API key, `spk_…`; `X-API-Key: <key>` works too"))
+                            .build(),
+                    ),
+                )
+                .schema(ErrorBody::name(), ErrorBody::schema())
+                .schema(Detail::name(), Detail::schema())
+                .build(),
+        ))
+        .security(Some([SecurityRequirement::new("api_key", Vec::<String>::new())]))
+        .build()
+}
+
+/// Adds what all operations have in common: the shape of their errors.
+pub fn complete(document: &mut OpenApi) {
+    for item in document.paths.paths.values_mut() {
+        let operations: [&mut Option<Operation>; 5] =
+            [&mut item.get, &mut item.post, &mut item.put, &mut item.patch, &mut item.delete];
+        for operation in operations.into_iter().flatten() {
+            let error = ResponseBuilder::new()
+                .description("Refused, or failed")
+                .content(
+                    "application/json",
+                    ContentBuilder::new().schema(Some(RefOr::Ref(Ref::from_schema_name(ErrorBody::name())))).build(),
+                )
+                .build();
+            operation.responses.responses.insert("default".to_owned(), RefOr::T(error));
+        }
+    }
+}
+
+/// The document as it is checked in and served.
+pub fn document_text() -> Result<String, serde_json::Error> {
+    let (_, document) = v1::router().split_for_parts();
+    Ok(document.to_pretty_json()? + "\n")
+}
+
+/// `/openapi.json` and `/docs`.
+pub fn router(document: &OpenApi) -> Router<App> {
+    // A document of plain maps and texts always has a JSON form.
+    let json = document.to_json().unwrap_or_default();
+    let serve_document = move || {
+        let json = json.clone();
+        async move { ([(header::CONTENT_TYPE, "application/json")], json).into_response() }
+    };
+    let serve_page = async || {
+        let headers =
+            [(header::CONTENT_TYPE, "text/html; charset=utf-8"), (header::CONTENT_SECURITY_POLICY, PAGE_POLICY)];
+        (headers, PAGE).into_response()
+    };
+    Router::new().route("/openapi.json", get(serve_document)).route("/docs", get(serve_page))
+}

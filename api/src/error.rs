@@ -1,0 +1,283 @@
+//! The error envelope: `{"error": "<code>", "message": "…", "request_id": "…", …}`.
+//!
+//! A handler returns an [`ApiError`]; it travels as an extension of an empty response, and [`render`] writes the body where
+//! the request's id is known, outermost. So answers that the framework makes by itself (no such route, wrong method) get
+//! the same envelope.
+
+use std::error::Error;
+use std::fmt::Write as _;
+
+use axum::body::Body;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use crate::dispatch::AgentError;
+use crate::store::StoreError;
+use crate::v1::limits::QuotaBody;
+
+/// The body of every error.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Error)]
+pub struct ErrorBody {
+    /// What kind of error, for programs: `invalid_request`, `unauthorized`, `insufficient_scope`, `plan_required`,
+    /// `not_found`, `conflict`, `invalid_state`, `sandbox_quota_exceeded`, `rate_limited`, `capacity_unavailable`, …
+    #[schema(example = "invalid_request")]
+    pub error: String,
+    /// What is wrong and what to do, for people.
+    pub message: String,
+    /// Also in the answer's `X-Request-Id`; name it when asking for help.
+    pub request_id: String,
+    /// Which fields are wrong, for `invalid_request`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schema(required = false)]
+    pub details: Vec<Detail>,
+    /// For `sandbox_quota_exceeded`: as in the limits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub quota: Option<QuotaBody>,
+}
+
+/// One wrong field.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
+#[schema(as = ErrorDetail)]
+pub struct Detail {
+    /// Where: `lifecycle.on_timeout`, `query[state][]`, `Idempotency-Key`.
+    pub field: String,
+    /// Why it is refused.
+    pub reason: String,
+}
+
+/// An answer other than success.
+#[derive(Debug, Clone)]
+pub struct ApiError {
+    status: StatusCode,
+    code: &'static str,
+    message: String,
+    details: Vec<Detail>,
+    quota: Option<QuotaBody>,
+    retry_after: Option<u64>,
+    /// For the log only.
+    cause: Option<String>,
+}
+
+impl ApiError {
+    fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
+        Self { status, code, message: message.into(), details: Vec::new(), quota: None, retry_after: None, cause: None }
+    }
+
+    /// 400 on a request that as a whole makes no sense.
+    pub fn invalid(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "invalid_request", message)
+    }
+
+    /// 400 on one field.
+    pub fn invalid_field(field: impl Into<String>, reason: impl Into<String>) -> Self {
+        Self::invalid_fields(vec![Detail { field: field.into(), reason: reason.into() }])
+    }
+
+    /// 400 on several fields.
+    pub fn invalid_fields(details: Vec<Detail>) -> Self {
+        Self { details, ..Self::invalid("The request is not valid; `details` says which fields and why") }
+    }
+
+    /// 401.
+    pub fn unauthorized(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::UNAUTHORIZED, "unauthorized", message)
+    }
+
+    /// 403 on a key that may only read.
+    pub fn insufficient_scope() -> Self {
+        Self::new(
+            StatusCode::FORBIDDEN,
+            "insufficient_scope",
+            "This API key may only read; use a key with the capability `write`",
+        )
+    }
+
+    /// 403 on what the team's plan does not include.
+    pub fn plan_required(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::FORBIDDEN, "plan_required", message)
+    }
+
+    /// 404, also for what belongs to another team.
+    pub fn not_found(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::NOT_FOUND, "not_found", message)
+    }
+
+    /// 404 on a sandbox.
+    pub fn no_sandbox(id: &str) -> Self {
+        Self::not_found(format!("There is no sandbox {id}"))
+    }
+
+    /// 409 on a state in which this cannot be done.
+    pub fn invalid_state(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::CONFLICT, "invalid_state", message)
+    }
+
+    /// 409 on a collision with another request.
+    pub fn conflict(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::CONFLICT, "conflict", message)
+    }
+
+    /// 409 on an idempotency key whose first request has not ended.
+    pub fn idempotency_in_progress() -> Self {
+        let message = "The first request with this Idempotency-Key is still being worked on; ask again in a second";
+        Self::new(StatusCode::CONFLICT, "idempotency_in_progress", message).retry_after(1)
+    }
+
+    /// 422 on an idempotency key that was used for another request.
+    pub fn idempotency_key_reused() -> Self {
+        Self::new(
+            StatusCode::UNPROCESSABLE_ENTITY,
+            "idempotency_key_reused",
+            "This Idempotency-Key was used for another request in the last 24 hours; choose a new one",
+        )
+    }
+
+    /// 413.
+    pub fn too_large(limit: usize) -> Self {
+        let message = format!("The request body is over the limit of {limit} bytes");
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", message)
+    }
+
+    /// 422 on a create request over the team's quota.
+    pub fn quota_exceeded(quota: QuotaBody) -> Self {
+        let message = "The team's sandbox quota has no room for this sandbox; delete one, or ask for a larger plan";
+        Self { quota: Some(quota), ..Self::new(StatusCode::UNPROCESSABLE_ENTITY, "sandbox_quota_exceeded", message) }
+    }
+
+    /// 429.
+    pub fn rate_limited(seconds: u64) -> Self {
+        let message = format!("Too many requests with this API key; try again in {seconds} s");
+        Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limited", message).retry_after(seconds)
+    }
+
+    /// 500; `cause` goes to the log.
+    pub fn internal(cause: impl Into<String>) -> Self {
+        let message = "Something went wrong here; the request id tells the operator what";
+        Self { cause: Some(cause.into()), ..Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message) }
+    }
+
+    /// 503 on a request that took too long.
+    pub fn timed_out() -> Self {
+        let message =
+            "The request took too long; if it changes something, look whether it was done before repeating it";
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "timed_out", message).retry_after(5)
+    }
+
+    /// 503 on a host that does not answer.
+    fn host_unavailable(cause: String) -> Self {
+        let message = "The host that runs sandboxes does not answer; nothing is lost, try again in a few seconds";
+        let error = Self::new(StatusCode::SERVICE_UNAVAILABLE, "host_unavailable", message).retry_after(5);
+        Self { cause: Some(cause), ..error }
+    }
+
+    fn retry_after(self, seconds: u64) -> Self {
+        Self { retry_after: Some(seconds), ..self }
+    }
+
+    /// The HTTP status.
+    pub fn status(&self) -> StatusCode {
+        self.status
+    }
+
+    /// The code of the envelope.
+    pub fn code(&self) -> &'static str {
+        self.code
+    }
+
+    /// An envelope for a status that no handler chose.
+    fn of_status(status: StatusCode) -> Self {
+        match status {
+            StatusCode::NOT_FOUND => Self::not_found("There is no such path; /docs lists them"),
+            StatusCode::METHOD_NOT_ALLOWED => {
+                Self::new(status, "method_not_allowed", "This path does not take this method; /docs lists them")
+            }
+            status if status.is_client_error() => Self::new(status, "invalid_request", "Invalid request"),
+            status => Self { status, ..Self::internal(format!("unexplained status {status}")) },
+        }
+    }
+}
+
+impl From<StoreError> for ApiError {
+    fn from(error: StoreError) -> Self {
+        Self::internal(chain(&error))
+    }
+}
+
+impl From<AgentError> for ApiError {
+    fn from(error: AgentError) -> Self {
+        let AgentError::Refused { status, ref body } = error else {
+            return Self::host_unavailable(chain(&error));
+        };
+        let unavailable = |code| Self::new(StatusCode::SERVICE_UNAVAILABLE, code, body.message.clone()).retry_after(5);
+        match (status.as_u16(), body.code.as_str()) {
+            (400, _) => Self::invalid(body.message.clone()),
+            (404, _) => Self::not_found(body.message.clone()),
+            (409, "invalid_state") => Self::invalid_state(body.message.clone()),
+            (409, _) => Self::conflict(body.message.clone()),
+            (502, _) => unavailable("guest_failed"),
+            (503, _) => unavailable("capacity_unavailable"),
+            _ => Self::internal(chain(&error)),
+        }
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = Response::new(Body::empty());
+        *response.status_mut() = self.status;
+        response.extensions_mut().insert(self);
+        response
+    }
+}
+
+/// Gives an error its body; answers that are none pass as they are.
+pub fn render(mut response: Response, request_id: &str) -> Response {
+    let status = response.status();
+    let has_json = response
+        .headers()
+        .get(header::CONTENT_TYPE)
+        .is_some_and(|content_type| content_type.as_bytes().starts_with(b"application/json"));
+    let error = match response.extensions_mut().remove::<ApiError>() {
+        Some(error) => error,
+        None if (status.is_client_error() || status.is_server_error()) && !has_json => ApiError::of_status(status),
+        None => return response,
+    };
+    if let Some(cause) = &error.cause {
+        tracing::error!(request_id, code = error.code, cause, "request failed");
+    }
+    let body = ErrorBody {
+        error: error.code.to_owned(),
+        message: error.message,
+        request_id: request_id.to_owned(),
+        details: error.details,
+        quota: error.quota,
+    };
+    let mut rendered = (error.status, axum::Json(body)).into_response();
+    // What the framework says of itself stays: the `Allow` of a 405.
+    for (name, value) in response.headers() {
+        if name != header::CONTENT_TYPE && name != header::CONTENT_LENGTH {
+            rendered.headers_mut().insert(name, value.clone());
+        }
+    }
+    if let Some(seconds) = error.retry_after {
+        rendered.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+    }
+    if error.status == StatusCode::UNAUTHORIZED {
+        rendered.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+    }
+    rendered
+}
+
+/// An error with all its sources, in one line.
+pub fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let _ = write!(text, ": {cause}");
+        source = cause.source();
+    }
+    text
+}

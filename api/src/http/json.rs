@@ -1,0 +1,58 @@
+//! JSON bodies, with errors that name the field.
+
+use axum::body::Bytes;
+use axum::extract::{FromRequest, Request};
+use serde::de::DeserializeOwned;
+
+use crate::app::App;
+use crate::error::ApiError;
+
+/// A body that must be there. The content type is not looked at: every body here is JSON.
+#[derive(Debug)]
+pub struct Json<T>(pub T);
+
+impl<T: DeserializeOwned> FromRequest<App> for Json<T> {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, app: &App) -> Result<Self, ApiError> {
+        let body = read(request, app).await?;
+        if body.is_empty() {
+            return Err(ApiError::invalid("The request needs a JSON object as its body"));
+        }
+        parse(&body).map(Json)
+    }
+}
+
+/// A body that may be left out, which means `{}`.
+#[derive(Debug)]
+pub struct OptionalJson<T>(pub T);
+
+impl<T: DeserializeOwned + Default> FromRequest<App> for OptionalJson<T> {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, app: &App) -> Result<Self, ApiError> {
+        let body = read(request, app).await?;
+        if body.is_empty() { Ok(OptionalJson(T::default())) } else { parse(&body).map(OptionalJson) }
+    }
+}
+
+/// The whole body, or 413.
+pub(super) async fn read(request: Request, app: &App) -> Result<Bytes, ApiError> {
+    let limit = app.config.request_body_limit;
+    axum::body::to_bytes(request.into_body(), limit).await.map_err(|error| {
+        let too_large =
+            std::error::Error::source(&error).is_some_and(|source| source.is::<http_body_util::LengthLimitError>());
+        if too_large { ApiError::too_large(limit) } else { ApiError::invalid("The request body broke off") }
+    })
+}
+
+fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
+    let mut deserializer = serde_json::Deserializer::from_slice(body);
+    let value = serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
+        let path = error.path().to_string();
+        let field = if path == "." { "body".to_owned() } else { path };
+        ApiError::invalid_field(field, error.into_inner().to_string())
+    })?;
+    deserializer.end().map_err(|error| ApiError::invalid_field("body", error.to_string()))?;
+    Ok(value)
+}

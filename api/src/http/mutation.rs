@@ -1,0 +1,211 @@
+//! What is common to every request that changes something.
+//!
+//! * The caller is established before the body is read.
+//! * With an `Idempotency-Key`, the request is done once: a repetition gets the kept answer, or is told that the first is
+//!   still at work, or that the key was used for something else. Sessions in an answer are never kept: a repetition gets a
+//!   new one.
+//! * The work goes on when the client hangs up or the time-out strikes, so a half-made sandbox is never left behind by a
+//!   broken connection.
+//! * How it ended is written to the audit.
+
+use axum::body::Body;
+use axum::extract::{FromRequestParts, Request, State};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+use tracing::Instrument;
+
+use super::{RequestId, json, route};
+use crate::app::App;
+use crate::auth::Caller;
+use crate::error::{ApiError, chain};
+use crate::hex;
+use crate::store::audit;
+use crate::store::idempotency::{Answer, Claim, Lookup};
+use crate::v1::sandboxes;
+
+/// The request header.
+pub const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
+/// The answer's header that marks a repetition.
+pub const REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
+const MAX_KEY: usize = 255;
+/// Answers are documents of this program, far smaller than this.
+const MAX_ANSWER: usize = 4 * 1024 * 1024;
+
+/// Put by a handler into its answer: the id that the audit names, when it is not in the path.
+#[derive(Debug, Clone)]
+pub struct Acted(pub String);
+
+/// Put by a handler into its answer: the body's `session` is of this sandbox.
+#[derive(Debug, Clone)]
+pub struct SessionOf(pub String);
+
+/// The middleware.
+pub async fn run(State(app): State<App>, request: Request, next: Next) -> Response {
+    if request.method().is_safe() {
+        return next.run(request).await;
+    }
+    match prepare(&app, request).await {
+        Ok(Prepared::Answered(response)) => response,
+        Ok(Prepared::ToDo(job)) => {
+            let work = async move { perform(&app, *job, next).await }.in_current_span();
+            tokio::spawn(work).await.unwrap_or_else(|error| {
+                // A panic was reported where it happened; a cancelled task means the process is ending.
+                ApiError::internal(format!("mutation ended early: {error}")).into_response()
+            })
+        }
+        Err(error) => error.into_response(),
+    }
+}
+
+enum Prepared {
+    Answered(Response),
+    ToDo(Box<Job>),
+}
+
+struct Job {
+    request: Request,
+    caller: Caller,
+    claim: Option<Claim>,
+    /// The sandbox that an earlier, dead process had made for the same key.
+    made_before: Option<String>,
+    action: String,
+    resource: Option<String>,
+    request_id: String,
+}
+
+async fn prepare(app: &App, request: Request) -> Result<Prepared, ApiError> {
+    let action = format!("{} {}", request.method(), route(&request));
+    let (mut parts, body) = request.into_parts();
+    let caller = Caller::from_request_parts(&mut parts, app).await?;
+    let key = idempotency_key(&parts.headers)?;
+    let body = json::read(Request::new(body), app).await?;
+
+    let (mut claim, mut made_before) = (None, None);
+    if let Some(key) = key {
+        let fingerprint = fingerprint(parts.method.as_str(), parts.uri.path(), &body);
+        match app.store.idempotency.claim(&caller.team.id, &key, &fingerprint, app.clock.now()).await? {
+            Lookup::Claimed(new) => claim = Some(new),
+            Lookup::Abandoned { claim: new, resource_id } => (claim, made_before) = (Some(new), Some(resource_id)),
+            Lookup::InFlight => return Err(ApiError::idempotency_in_progress()),
+            Lookup::Reused => return Err(ApiError::idempotency_key_reused()),
+            Lookup::Finished(answer) => return Ok(Prepared::Answered(replay(app, answer).await)),
+        }
+    }
+    if let Some(claim) = &claim {
+        parts.extensions.insert(claim.clone());
+    }
+    let resource = parts.uri.path().split('/').find(|part| part.starts_with("sbx")).map(str::to_owned);
+    let request_id = parts.extensions.get::<RequestId>().map(|id| id.0.clone()).unwrap_or_default();
+    let request = Request::from_parts(parts, Body::from(body));
+    Ok(Prepared::ToDo(Box::new(Job { request, caller, claim, made_before, action, resource, request_id })))
+}
+
+/// Does the work, keeps the answer where there is a claim, and writes the audit.
+async fn perform(app: &App, job: Job, next: Next) -> Response {
+    let Job { request, caller, claim, made_before, action, resource, request_id } = job;
+    let existing = match &made_before {
+        Some(id) => sandboxes::create::answer_for_existing(app, &caller, id).await,
+        None => None,
+    };
+    let response = match existing {
+        Some(response) => response,
+        // Caught here, so that the claim is released and the audit written.
+        None => match tokio::spawn(next.run(request).in_current_span()).await {
+            Ok(response) => response,
+            Err(error) => ApiError::internal(format!("panic in a handler: {error}")).into_response(),
+        },
+    };
+    let entry = audit::Entry {
+        at: app.clock.now(),
+        team_id: caller.team.id,
+        key_id: caller.key_id,
+        request_id,
+        action,
+        resource: response.extensions().get::<Acted>().map(|acted| acted.0.clone()).or(resource),
+        status: response.status().as_u16(),
+    };
+    let response = match claim {
+        Some(claim) => settle(app, &claim, response).await,
+        None => response,
+    };
+    if let Err(error) = app.store.audit.add(&entry).await {
+        tracing::error!(error = chain(&error), action = entry.action, "audit entry lost");
+    }
+    response
+}
+
+/// Keeps the answer under the claim, or gives the key free.
+async fn settle(app: &App, claim: &Claim, response: Response) -> Response {
+    let (parts, body) = response.into_parts();
+    let Ok(bytes) = axum::body::to_bytes(body, MAX_ANSWER).await else {
+        return ApiError::internal("answer over its limit").into_response();
+    };
+    let kept = match worth_keeping(parts.status, parts.extensions.get::<ApiError>()) {
+        false => app.store.idempotency.release(claim).await,
+        true => {
+            let session_of = parts.extensions.get::<SessionOf>().map(|session| session.0.clone());
+            let answer = Answer { status: parts.status.as_u16(), body: without_session(&bytes), session_of };
+            app.store.idempotency.finish(claim, &answer).await
+        }
+    };
+    if let Err(error) = kept {
+        // The work is done and answered. A repetition within the lease is told to wait; after it, a created sandbox is
+        // found by the id in the claim.
+        tracing::error!(error = chain(&error), "answer for an idempotency key not kept");
+    }
+    Response::from_parts(parts, Body::from(bytes))
+}
+
+/// Successes are kept. Errors are not: they changed nothing, so the same request may be tried again.
+fn worth_keeping(status: StatusCode, error: Option<&ApiError>) -> bool {
+    error.is_none() && status.is_success()
+}
+
+fn without_session(body: &[u8]) -> Option<String> {
+    let mut value: Value = serde_json::from_slice(body).ok()?;
+    if let Some(object) = value.as_object_mut() {
+        object.remove("session");
+    }
+    Some(value.to_string())
+}
+
+/// The kept answer, with a new session where it had one.
+async fn replay(app: &App, answer: Answer) -> Response {
+    let status = StatusCode::from_u16(answer.status).unwrap_or(StatusCode::OK);
+    let mut value = answer.body.and_then(|body| serde_json::from_str::<Value>(&body).ok());
+    if let (Some(id), Some(object)) = (answer.session_of, value.as_mut().and_then(Value::as_object_mut)) {
+        // The sandbox may be gone by now; the answer is still that of the first request, without a way in.
+        let session = app.agent.session(&id).await.ok().map(sandboxes::body::SessionBody::from);
+        object.insert("session".to_owned(), serde_json::to_value(session).unwrap_or_default());
+    }
+    let mut response = Response::new(Body::empty());
+    if let Some(value) = value {
+        *response.body_mut() = Body::from(value.to_string());
+        response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    }
+    *response.status_mut() = status;
+    response.headers_mut().insert(REPLAYED, HeaderValue::from_static("true"));
+    response
+}
+
+fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
+    let Some(value) = headers.get(IDEMPOTENCY_KEY) else { return Ok(None) };
+    let key = value.as_bytes();
+    if (1..=MAX_KEY).contains(&key.len()) && key.iter().all(u8::is_ascii_graphic) {
+        return Ok(Some(String::from_utf8_lossy(key).into_owned()));
+    }
+    Err(ApiError::invalid_field("Idempotency-Key", "must be 1 to 255 visible ASCII characters without spaces"))
+}
+
+fn fingerprint(method: &str, path: &str, body: &[u8]) -> String {
+    let mut hash = Sha256::new();
+    for part in [method.as_bytes(), path.as_bytes(), body] {
+        // The length first, so that no two requests run together into the same bytes.
+        hash.update(u64::try_from(part.len()).unwrap_or(u64::MAX).to_be_bytes());
+        hash.update(part);
+    }
+    hex::encode(&hash.finalize())
+}

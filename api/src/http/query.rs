@@ -1,0 +1,41 @@
+//! Query strings, as pairs in their order: names such as `query[metadata][key]` fit no struct.
+
+use axum::extract::{FromRequestParts, Query};
+use axum::http::request::Parts;
+
+use crate::app::App;
+use crate::error::ApiError;
+
+/// The decoded pairs.
+#[derive(Debug)]
+pub struct Pairs(pub Vec<(String, String)>);
+
+impl FromRequestParts<App> for Pairs {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, _: &App) -> Result<Self, ApiError> {
+        let Query(pairs) = Query::<Vec<(String, String)>>::try_from_uri(&parts.uri)
+            .map_err(|error| ApiError::invalid_field("query", error.body_text()))?;
+        Ok(Pairs(pairs))
+    }
+}
+
+impl Pairs {
+    /// The one parameter of a request that takes only `team`.
+    pub fn only_team(self) -> Result<Option<String>, ApiError> {
+        let mut team = None;
+        for (name, value) in self.0 {
+            match name.as_str() {
+                "team" if team.is_none() => team = Some(value),
+                "team" => return Err(ApiError::invalid_field("team", "is given twice")),
+                _ => return Err(unknown(&name)),
+            }
+        }
+        Ok(team)
+    }
+}
+
+/// A parameter that does not exist: refused, for a misspelt filter must not show everything.
+pub fn unknown(name: &str) -> ApiError {
+    ApiError::invalid_field(name, "is no parameter of this request")
+}

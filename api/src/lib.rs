@@ -1,0 +1,36 @@
+//! The API process: `/v1` for tenants, the store behind it, and the way to the agent that runs the sandboxes.
+//!
+//! # Dramatis personae
+//!
+//! * A **team** owns everything. Its **plan** is a set of numbers from the configuration.
+//! * An **API key** acts for one team; it may read, or read and write ([`auth`]).
+//! * A **sandbox** is a row here and a microVM at the agent. The row is what tenants see; the agent is the truth
+//!   ([`dispatch`] keeps them in step).
+//! * A **session** is a short-lived credential for one sandbox's data plane. It is minted by the agent, passes through,
+//!   and is never stored or logged.
+//! * A **template version** is an immutable root file system that the agent has; the **catalog** here is a copy of its list.
+//!
+//! # Rooms
+//!
+//! [`app`] state and router · [`http`] what every request passes through · [`auth`] keys and capabilities ·
+//! [`v1`] one file per resource · [`dispatch`] the agent · [`store`] the database · [`secrets`] sealing ·
+//! [`error`] the envelope · [`docs`] the OpenAPI document and its page · [`commands`] the command line · [`server`] sockets
+
+pub mod app;
+pub mod auth;
+pub mod clock;
+pub mod commands;
+pub mod config;
+pub mod dispatch;
+pub mod docs;
+pub mod error;
+pub mod hex;
+pub mod http;
+pub mod metrics;
+pub mod plan;
+pub mod private_files;
+pub mod privileges;
+pub mod secrets;
+pub mod server;
+pub mod store;
+pub mod v1;

@@ -1,0 +1,54 @@
+//! From root to the user who serves.
+
+use std::ffi::CString;
+
+use nix::unistd::{Gid, Uid, User, chown, geteuid, initgroups, setgid, setuid};
+
+use crate::config::Config;
+use crate::private_files;
+
+/// Why the process stays what it is.
+#[derive(Debug, thiserror::Error)]
+pub enum PrivilegeError {
+    #[error("There is no user {name:?}; make one with: useradd --system {name}")]
+    NoUser { name: String },
+    #[error("Only root can become the user {name:?}; start as root, or leave `user` out of the configuration")]
+    NotRoot { name: String },
+    #[error("Cannot {what}")]
+    System { what: &'static str, source: std::io::Error },
+}
+
+/// Becomes the configured user, for good, and gives that user the state folder. Without one configured, nothing happens.
+///
+/// To be called before there are threads.
+pub fn give_up(config: &Config) -> Result<(), PrivilegeError> {
+    let Some(name) = &config.user else { return Ok(()) };
+    let system = |what| move |error: nix::Error| PrivilegeError::System { what, source: error.into() };
+    let user = User::from_name(name)
+        .map_err(system("look up the user"))?
+        .ok_or_else(|| PrivilegeError::NoUser { name: name.clone() })?;
+    if geteuid() == user.uid {
+        return Ok(());
+    }
+    if !geteuid().is_root() {
+        return Err(PrivilegeError::NotRoot { name: name.clone() });
+    }
+    for path in [config.database(), config.secrets_key_file()] {
+        let Some(folder) = path.parent() else { continue };
+        if !folder.exists() {
+            private_files::folder(folder)
+                .map_err(|source| PrivilegeError::System { what: "make the state folder", source })?;
+            chown(folder, Some(user.uid), Some(user.gid)).map_err(system("give away the state folder"))?;
+        }
+    }
+    become_user(name, user.uid, user.gid)
+}
+
+/// Groups first: without root they can no longer be changed.
+fn become_user(name: &str, uid: Uid, gid: Gid) -> Result<(), PrivilegeError> {
+    let system = |what| move |error: nix::Error| PrivilegeError::System { what, source: error.into() };
+    let c_name = CString::new(name).map_err(|_| PrivilegeError::NoUser { name: name.to_owned() })?;
+    initgroups(&c_name, gid).map_err(system("set the user's groups"))?;
+    setgid(gid).map_err(system("become the user's group"))?;
+    setuid(uid).map_err(system("become the user"))
+}

@@ -1,0 +1,79 @@
+//! Who asked for what, and how it ended.
+
+use jiff::Timestamp;
+use sandpiper_protocol::id;
+use serde::Serialize;
+use sqlx::{QueryBuilder, Row, Sqlite};
+
+use super::{Database, StoreError, count, from_ms, to_ms};
+
+/// One mutating request.
+#[derive(Debug, Clone, Serialize, PartialEq, Eq)]
+pub struct Entry {
+    pub at: Timestamp,
+    pub team_id: String,
+    pub key_id: String,
+    pub request_id: String,
+    /// Method and route: `DELETE /v1/sandboxes/{id}`.
+    pub action: String,
+    /// Id of what was acted on, where there is one.
+    pub resource: Option<String>,
+    /// HTTP status of the answer.
+    pub status: u16,
+}
+
+/// The audit.
+#[derive(Debug, Clone)]
+pub struct AuditLog {
+    database: Database,
+}
+
+impl AuditLog {
+    pub(crate) fn new(database: Database) -> Self {
+        Self { database }
+    }
+
+    /// Adds an entry.
+    pub async fn add(&self, entry: &Entry) -> Result<(), StoreError> {
+        let mut tx = self.database.write().await?;
+        sqlx::query(
+            "INSERT INTO audit (id, at_ms, team_id, key_id, request_id, action, resource, status) \
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8)",
+        )
+        .bind(id::generate("aud"))
+        .bind(to_ms(entry.at))
+        .bind(&entry.team_id)
+        .bind(&entry.key_id)
+        .bind(&entry.request_id)
+        .bind(&entry.action)
+        .bind(&entry.resource)
+        .bind(i64::from(entry.status))
+        .execute(&mut *tx)
+        .await?;
+        tx.commit().await?;
+        Ok(())
+    }
+
+    /// The newest `limit` entries, newest first: of one resource, or of all.
+    pub async fn newest(&self, resource: Option<&str>, limit: u32) -> Result<Vec<Entry>, StoreError> {
+        let mut query = QueryBuilder::<Sqlite>::new("SELECT * FROM audit");
+        if let Some(resource) = resource {
+            query.push(" WHERE resource = ").push_bind(resource);
+        }
+        query.push(" ORDER BY id DESC LIMIT ").push_bind(i64::from(limit));
+        let rows = query.build().fetch_all(self.database.read()).await?;
+        rows.iter()
+            .map(|row| {
+                Ok(Entry {
+                    at: from_ms(row.try_get("at_ms")?)?,
+                    team_id: row.try_get("team_id")?,
+                    key_id: row.try_get("key_id")?,
+                    request_id: row.try_get("request_id")?,
+                    action: row.try_get("action")?,
+                    resource: row.try_get("resource")?,
+                    status: count(row.try_get("status")?)?,
+                })
+            })
+            .collect()
+    }
+}

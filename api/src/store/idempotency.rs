@@ -1,0 +1,187 @@
+//! Idempotency keys: a repeated request is answered with what the first one did, not done again.
+//!
+//! ```text
+//!   (none) ──claim──▶ in flight ──finish──▶ finished ──a day──▶ (none)
+//!                        │  ▲
+//!                        │  └──lease over: claimed again──┐
+//!                        ├── release (not worth keeping) ─┴─▶ (none)
+//!                        └── lease over, names a resource: the resource is the answer
+//! ```
+//!
+//! The lease is there for a process that died at work: no request runs as long as [`LEASE`].
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use sqlx::Row;
+
+use super::{Database, StoreError, Tx, count, to_ms};
+
+/// How long a key is remembered.
+pub const RETENTION: Duration = Duration::from_secs(24 * 3600);
+/// How long a claim holds without being finished.
+pub const LEASE: Duration = Duration::from_secs(180);
+
+/// A key that this request may work under.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Claim {
+    pub team_id: String,
+    pub key: String,
+    /// Chance: tells this claim from a later one of the same key.
+    pub token: String,
+}
+
+/// The answer that a key is remembered by.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Answer {
+    pub status: u16,
+    pub body: Option<String>,
+    /// The sandbox whose session the body held, before it was taken out.
+    pub session_of: Option<String>,
+}
+
+/// What a key turned out to be.
+#[derive(Debug)]
+pub enum Lookup {
+    /// New: do the work, then [`IdempotencyKeys::finish`] or [`IdempotencyKeys::release`].
+    Claimed(Claim),
+    /// Another request with it is at work.
+    InFlight,
+    /// It was used for another request.
+    Reused,
+    /// This request was answered before.
+    Finished(Answer),
+    /// This request's process died after it had made this resource. The key was claimed again, for the answer to be kept.
+    Abandoned { claim: Claim, resource_id: String },
+}
+
+/// The keys.
+#[derive(Debug, Clone)]
+pub struct IdempotencyKeys {
+    database: Database,
+}
+
+impl IdempotencyKeys {
+    pub(crate) fn new(database: Database) -> Self {
+        Self { database }
+    }
+
+    /// Looks `key` up and claims it where it is free. `fingerprint`: 64 hexadecimal digits.
+    pub async fn claim(
+        &self,
+        team_id: &str,
+        key: &str,
+        fingerprint: &str,
+        now: Timestamp,
+    ) -> Result<Lookup, StoreError> {
+        let now_ms = to_ms(now);
+        let claim =
+            Claim { team_id: team_id.to_owned(), key: key.to_owned(), token: sandpiper_protocol::id::generate("clm") };
+        let mut tx = self.database.write().await?;
+        sqlx::query("DELETE FROM idempotency_keys WHERE expires_at_ms <= $1").bind(now_ms).execute(&mut *tx).await?;
+
+        let row = sqlx::query("SELECT * FROM idempotency_keys WHERE team_id = $1 AND key = $2")
+            .bind(team_id)
+            .bind(key)
+            .fetch_optional(&mut *tx)
+            .await?;
+        let mut abandoned_resource = None;
+        if let Some(row) = row {
+            if row.try_get::<String, _>("fingerprint")? != fingerprint {
+                return Ok(Lookup::Reused);
+            }
+            if row.try_get::<String, _>("state")? == "finished" {
+                return Ok(Lookup::Finished(Answer {
+                    status: count(row.try_get::<Option<i64>, _>("status")?.unwrap_or(0))?,
+                    body: row.try_get("body")?,
+                    session_of: row.try_get("session_of")?,
+                }));
+            }
+            if row.try_get::<i64, _>("lease_until_ms")? > now_ms {
+                return Ok(Lookup::InFlight);
+            }
+            abandoned_resource = row.try_get::<Option<String>, _>("resource_id")?;
+        }
+        sqlx::query(
+            "INSERT INTO idempotency_keys \
+                 (team_id, key, fingerprint, claim, state, lease_until_ms, created_at_ms, expires_at_ms) \
+             VALUES ($1, $2, $3, $4, 'in_flight', $5, $6, $7) \
+             ON CONFLICT (team_id, key) DO UPDATE SET claim = excluded.claim, lease_until_ms = excluded.lease_until_ms",
+        )
+        .bind(team_id)
+        .bind(key)
+        .bind(fingerprint)
+        .bind(&claim.token)
+        .bind(later(now_ms, LEASE))
+        .bind(now_ms)
+        .bind(later(now_ms, RETENTION))
+        .execute(&mut *tx)
+        .await?;
+        tx.commit().await?;
+        Ok(match abandoned_resource {
+            Some(resource_id) => Lookup::Abandoned { claim, resource_id },
+            None => Lookup::Claimed(claim),
+        })
+    }
+
+    /// Keeps the answer to the claim's request.
+    pub async fn finish(&self, claim: &Claim, answer: &Answer) -> Result<(), StoreError> {
+        let mut tx = self.database.write().await?;
+        sqlx::query(
+            "UPDATE idempotency_keys SET state = 'finished', status = $4, body = $5, session_of = $6 \
+             WHERE team_id = $1 AND key = $2 AND claim = $3",
+        )
+        .bind(&claim.team_id)
+        .bind(&claim.key)
+        .bind(&claim.token)
+        .bind(i64::from(answer.status))
+        .bind(&answer.body)
+        .bind(&answer.session_of)
+        .execute(&mut *tx)
+        .await?;
+        tx.commit().await?;
+        Ok(())
+    }
+
+    /// Forgets the key: its request may be tried again.
+    pub async fn release(&self, claim: &Claim) -> Result<(), StoreError> {
+        let mut tx = self.database.write().await?;
+        sqlx::query("DELETE FROM idempotency_keys WHERE team_id = $1 AND key = $2 AND claim = $3")
+            .bind(&claim.team_id)
+            .bind(&claim.key)
+            .bind(&claim.token)
+            .execute(&mut *tx)
+            .await?;
+        tx.commit().await?;
+        Ok(())
+    }
+
+    /// Ends every lease. For the start of the only process that serves this database: no request of it can be at work.
+    pub async fn end_leases(&self, now: Timestamp) -> Result<(), StoreError> {
+        let mut tx = self.database.write().await?;
+        sqlx::query(
+            "UPDATE idempotency_keys SET lease_until_ms = $1 WHERE state = 'in_flight' AND lease_until_ms > $1",
+        )
+        .bind(to_ms(now))
+        .execute(&mut *tx)
+        .await?;
+        tx.commit().await?;
+        Ok(())
+    }
+}
+
+/// Notes, in the transaction that makes it, which resource the claim's request made.
+pub(super) async fn name_resource(tx: &mut Tx, claim: &Claim, resource_id: &str) -> Result<(), StoreError> {
+    sqlx::query("UPDATE idempotency_keys SET resource_id = $4 WHERE team_id = $1 AND key = $2 AND claim = $3")
+        .bind(&claim.team_id)
+        .bind(&claim.key)
+        .bind(&claim.token)
+        .bind(resource_id)
+        .execute(&mut **tx)
+        .await?;
+    Ok(())
+}
+
+fn later(ms: i64, by: Duration) -> i64 {
+    ms.saturating_add(i64::try_from(by.as_millis()).unwrap_or(i64::MAX))
+}

@@ -1,0 +1,205 @@
+//! A sandbox as it is stored.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::str::FromStr;
+
+use jiff::Timestamp;
+use sandpiper_protocol::agent::{self, ExposedPort, Lifecycle, OnTimeout, SandboxError};
+use sqlx::Row;
+use sqlx::sqlite::SqliteRow;
+
+use super::{StoreError, count, from_ms, word};
+
+/// Where a sandbox is in its life.
+///
+/// ```text
+///   creating ──▶ ready ──deadline, DELETE──▶ destroyed
+///      │           │                            ▲
+///      └───────────┴──▶ failed ──DELETE, an hour┘
+/// ```
+///
+/// The other states belong to pausing and checkpoints; the agent of a host that can do neither never reports them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum State {
+    Creating,
+    Ready,
+    Checkpointing,
+    Stopping,
+    Stopped,
+    Restoring,
+    Failed,
+    Destroyed,
+}
+
+impl State {
+    /// The states that hold runtime capacity and so count against the quota: what the list filter calls `running`.
+    pub const LIVE: [State; 5] =
+        [State::Creating, State::Ready, State::Restoring, State::Checkpointing, State::Stopping];
+
+    /// Every state that a tenant can see.
+    pub const VISIBLE: [State; 7] = [
+        State::Creating,
+        State::Ready,
+        State::Checkpointing,
+        State::Stopping,
+        State::Stopped,
+        State::Restoring,
+        State::Failed,
+    ];
+
+    /// Its name in JSON and in the database.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            State::Creating => "creating",
+            State::Ready => "ready",
+            State::Checkpointing => "checkpointing",
+            State::Stopping => "stopping",
+            State::Stopped => "stopped",
+            State::Restoring => "restoring",
+            State::Failed => "failed",
+            State::Destroyed => "destroyed",
+        }
+    }
+}
+
+impl fmt::Display for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl FromStr for State {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let all = State::VISIBLE.into_iter().chain([State::Destroyed]);
+        all.into_iter().find(|state| state.as_str() == text).ok_or(())
+    }
+}
+
+impl From<agent::SandboxState> for State {
+    fn from(state: agent::SandboxState) -> Self {
+        match state {
+            agent::SandboxState::Creating => State::Creating,
+            agent::SandboxState::Ready => State::Ready,
+            agent::SandboxState::Checkpointing => State::Checkpointing,
+            agent::SandboxState::Stopping => State::Stopping,
+            agent::SandboxState::Stopped => State::Stopped,
+            agent::SandboxState::Restoring => State::Restoring,
+            agent::SandboxState::Failed => State::Failed,
+        }
+    }
+}
+
+/// A sandbox that a request asks for.
+#[derive(Debug, Clone)]
+pub struct NewSandbox {
+    pub id: String,
+    pub team_id: String,
+    pub template: String,
+    pub template_version: String,
+    pub cpu: u32,
+    pub memory_mb: u32,
+    pub disk_gib: u32,
+    pub timeout_seconds: u64,
+    pub lifecycle: Lifecycle,
+    pub metadata: BTreeMap<String, String>,
+    pub exposed_ports: Vec<ExposedPort>,
+    pub allow_public_traffic: bool,
+    /// Sealed; `None` without any.
+    pub sealed_envs: Option<String>,
+    pub created_at: Timestamp,
+}
+
+/// A sandbox as stored.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SandboxRow {
+    pub id: String,
+    pub team_id: String,
+    pub state: State,
+    pub template: String,
+    pub template_version: String,
+    pub cpu: u32,
+    pub memory_mb: u32,
+    pub disk_gib: u32,
+    pub timeout_seconds: u64,
+    pub deadline: Option<Timestamp>,
+    pub lifecycle: Lifecycle,
+    pub metadata: BTreeMap<String, String>,
+    pub exposed_ports: Vec<ExposedPort>,
+    pub allow_public_traffic: bool,
+    pub data_plane_url: Option<String>,
+    pub created_at: Timestamp,
+    pub started_at: Option<Timestamp>,
+    pub stopped_at: Option<Timestamp>,
+    pub error: Option<SandboxError>,
+}
+
+impl SandboxRow {
+    /// A row of `sandboxes`, with its metadata.
+    pub(crate) fn read(row: &SqliteRow, metadata: BTreeMap<String, String>) -> Result<Self, StoreError> {
+        let time = |column: &str| -> Result<Option<Timestamp>, StoreError> {
+            row.try_get::<Option<i64>, _>(column)?.map(from_ms).transpose()
+        };
+        let ports: String = row.try_get("exposed_ports")?;
+        let error_code: Option<String> = row.try_get("error_code")?;
+        let error_message: Option<String> = row.try_get("error_message")?;
+        Ok(Self {
+            id: row.try_get("id")?,
+            team_id: row.try_get("team_id")?,
+            state: word(row.try_get("state")?)?,
+            template: row.try_get("template")?,
+            template_version: row.try_get("template_version")?,
+            cpu: count(row.try_get("cpu")?)?,
+            memory_mb: count(row.try_get("memory_mb")?)?,
+            disk_gib: count(row.try_get("disk_gib")?)?,
+            timeout_seconds: count(row.try_get("timeout_seconds")?)?,
+            deadline: time("deadline_ms")?,
+            lifecycle: Lifecycle {
+                on_timeout: on_timeout(row.try_get("on_timeout")?)?,
+                auto_resume: row.try_get("auto_resume")?,
+            },
+            metadata,
+            exposed_ports: serde_json::from_str(&ports)
+                .map_err(|_| StoreError::Corrupt { what: "exposed_ports".into() })?,
+            allow_public_traffic: row.try_get("allow_public_traffic")?,
+            data_plane_url: row.try_get("data_plane_url")?,
+            created_at: from_ms(row.try_get("created_at_ms")?)?,
+            started_at: time("started_at_ms")?,
+            stopped_at: time("stopped_at_ms")?,
+            error: error_code.zip(error_message).map(|(code, message)| SandboxError { code, message }),
+        })
+    }
+
+    /// Whether the agent's report holds nothing that this row does not say already. Times are compared as stored, in
+    /// milliseconds. `timeout_seconds` is the tenant's and never taken over: a later `connect` may have asked the agent for
+    /// less or more, while resuming without a time-out means the original one.
+    pub(crate) fn matches(&self, report: &agent::Sandbox) -> bool {
+        let ms = |time: Option<Timestamp>| time.map(Timestamp::as_millisecond);
+        self.state == State::from(report.state)
+            && ms(self.deadline) == ms(Some(report.deadline))
+            && self.lifecycle == report.lifecycle
+            && self.exposed_ports == report.exposed_ports
+            && self.data_plane_url.as_deref() == Some(report.data_plane_url.as_str())
+            && ms(self.started_at) == ms(report.started_at)
+            && ms(self.stopped_at) == ms(report.stopped_at)
+            && self.error == report.error
+    }
+}
+
+/// `on_timeout` as stored.
+pub(crate) fn on_timeout_word(value: OnTimeout) -> &'static str {
+    match value {
+        OnTimeout::Kill => "kill",
+        OnTimeout::Pause => "pause",
+    }
+}
+
+fn on_timeout(word: &str) -> Result<OnTimeout, StoreError> {
+    match word {
+        "kill" => Ok(OnTimeout::Kill),
+        "pause" => Ok(OnTimeout::Pause),
+        _ => Err(StoreError::Corrupt { what: format!("on_timeout {word:?}") }),
+    }
+}

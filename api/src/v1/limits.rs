@@ -1,0 +1,157 @@
+//! What a team may use, and what it uses.
+
+use axum::Json;
+use axum::extract::State;
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use crate::app::App;
+use crate::auth::{Caller, ReadAccess};
+use crate::error::ApiError;
+use crate::http::query::Pairs;
+use crate::plan::{Plan, PlanLimits};
+use crate::store::sandboxes::Usage;
+
+/// The limits of a team.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = SandboxLimits)]
+pub struct LimitsBody {
+    /// CPUs of a sandbox whose template names none.
+    pub cpu: u32,
+    /// Memory of a sandbox whose template names none, MiB.
+    pub memory_mb: u32,
+    /// The team's plan.
+    pub plan: Plan,
+    /// All plans, smallest first.
+    pub plans: Vec<PlanBody>,
+    /// Numbers of CPUs that a create request may name.
+    pub cpu_values: Vec<u32>,
+    pub memory_mb_min: u32,
+    pub memory_mb_max: u32,
+    /// Memory is a multiple of this.
+    pub memory_mb_step: u32,
+    pub root_disk_gib: u32,
+    /// Longest `timeout`, seconds.
+    pub max_timeout: u64,
+    pub prices: PricesBody,
+    pub quota: QuotaBody,
+}
+
+/// One plan of the catalog.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Plan)]
+pub struct PlanBody {
+    pub name: Plan,
+    /// Whether a create request may name `cpu` and `memory_mb`.
+    pub overrides: bool,
+    pub cpu_values: Vec<u32>,
+    pub memory_mb_min: u32,
+    pub memory_mb_max: u32,
+    pub memory_mb_step: u32,
+    pub root_disk_gib: u32,
+    pub max_timeout: u64,
+    pub quota: Amounts,
+}
+
+/// Decimal text, per unit and time.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Prices)]
+pub struct PricesBody {
+    pub currency: String,
+    pub vcpu_hour: String,
+    pub memory_gib_hour: String,
+    pub storage_gib_month: String,
+}
+
+/// The quota that a create request is checked against.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
+#[schema(as = Quota)]
+pub struct QuotaBody {
+    /// What all live sandboxes may hold together.
+    pub limits: Amounts,
+    /// What they hold now.
+    pub usage: Amounts,
+    /// What one more sandbox would take: the refused one, or, in the limits, one of the default size.
+    pub reservation: Amounts,
+}
+
+/// Sandboxes, CPUs, MiB.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
+pub struct Amounts {
+    pub sandboxes: u32,
+    pub cpu: u32,
+    pub memory_mb: u64,
+}
+
+impl QuotaBody {
+    /// The quota of `limits`, with `usage` held and one sandbox of this size asked for.
+    pub fn new(limits: &PlanLimits, usage: Usage, cpu: u32, memory_mb: u32) -> Self {
+        let limits = limits.quota;
+        Self {
+            limits: Amounts { sandboxes: limits.sandboxes, cpu: limits.cpu, memory_mb: limits.memory_mb },
+            usage: Amounts { sandboxes: usage.sandboxes, cpu: usage.cpu, memory_mb: usage.memory_mb },
+            reservation: Amounts { sandboxes: 1, cpu, memory_mb: u64::from(memory_mb) },
+        }
+    }
+}
+
+impl PlanBody {
+    fn new(name: Plan, limits: &PlanLimits) -> Self {
+        Self {
+            name,
+            overrides: name.may_override(),
+            cpu_values: limits.cpu_values.clone(),
+            memory_mb_min: limits.memory_mb_min,
+            memory_mb_max: limits.memory_mb_max,
+            memory_mb_step: limits.memory_mb_step,
+            root_disk_gib: limits.root_disk_gib,
+            max_timeout: limits.max_timeout,
+            quota: Amounts {
+                sandboxes: limits.quota.sandboxes,
+                cpu: limits.quota.cpu,
+                memory_mb: limits.quota.memory_mb,
+            },
+        }
+    }
+}
+
+/// Show the limits
+///
+/// The team's plan, the catalog of plans, prices, and the quota with what is in use.
+#[utoipa::path(
+    get,
+    path = "/v1/sandbox_limits",
+    tag = "limits",
+    params(("team" = Option<String>, Query, description = "Slug or id of the key's own team, which is also the default")),
+    responses((status = 200, description = "The limits", body = LimitsBody))
+)]
+pub async fn limits(
+    ReadAccess(caller): ReadAccess,
+    State(app): State<App>,
+    query: Pairs,
+) -> Result<Json<LimitsBody>, ApiError> {
+    caller.check_team(query.only_team()?.as_deref())?;
+    let Caller { team, .. } = caller;
+    let config = &app.config;
+    let mine = config.plans.of(team.plan);
+    let usage = app.store.sandboxes.usage(&team.id).await?;
+    Ok(Json(LimitsBody {
+        cpu: config.baseline.cpu,
+        memory_mb: config.baseline.memory_mb,
+        plan: team.plan,
+        plans: Plan::ALL.into_iter().map(|plan| PlanBody::new(plan, config.plans.of(plan))).collect(),
+        cpu_values: mine.cpu_values.clone(),
+        memory_mb_min: mine.memory_mb_min,
+        memory_mb_max: mine.memory_mb_max,
+        memory_mb_step: mine.memory_mb_step,
+        root_disk_gib: mine.root_disk_gib,
+        max_timeout: mine.max_timeout,
+        prices: PricesBody {
+            currency: config.prices.currency.clone(),
+            vcpu_hour: config.prices.vcpu_hour.clone(),
+            memory_gib_hour: config.prices.memory_gib_hour.clone(),
+            storage_gib_month: config.prices.storage_gib_month.clone(),
+        },
+        quota: QuotaBody::new(mine, usage, config.baseline.cpu, config.baseline.memory_mb),
+    }))
+}

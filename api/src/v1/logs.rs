@@ -1,0 +1,77 @@
+//! What the host and the guest noted about a sandbox.
+
+use axum::Json;
+use axum::extract::{Path, State};
+use jiff::Timestamp;
+use sandpiper_protocol::agent::LogSource;
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use crate::app::App;
+use crate::auth::ReadAccess;
+use crate::error::ApiError;
+
+/// Entries, oldest first.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = LogPage)]
+pub struct LogBody {
+    pub entries: Vec<LogEntryBody>,
+}
+
+/// One entry.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = LogEntry)]
+pub struct LogEntryBody {
+    pub time: Timestamp,
+    pub source: Source,
+    pub message: String,
+}
+
+/// Who noted it.
+#[derive(Debug, Clone, Copy, Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+#[schema(as = LogSource)]
+pub enum Source {
+    /// The host: created, started, ended and why.
+    Host,
+    /// The first process of the guest.
+    Guest,
+    /// The serial port, where the operator turned it on.
+    Console,
+}
+
+/// Show a sandbox's log
+///
+/// What the host and the guest's first process noted; the output of your own processes is in the data plane. Stays for a
+/// while after the sandbox has ended, then 404.
+#[utoipa::path(
+    get,
+    path = "/v1/sandboxes/{id}/logs",
+    tag = "sandboxes",
+    params(("id" = String, Path, description = "The sandbox")),
+    responses((status = 200, description = "The log", body = LogBody))
+)]
+pub async fn logs(
+    ReadAccess(caller): ReadAccess,
+    State(app): State<App>,
+    Path(id): Path<String>,
+) -> Result<Json<LogBody>, ApiError> {
+    // The one thing that outlives a sandbox: a log is read most after its end.
+    if !app.store.sandboxes.was_owned(&caller.team.id, &id).await? {
+        return Err(ApiError::no_sandbox(&id));
+    }
+    let page = match app.agent.logs(&id).await {
+        Err(error) if error.is_not_found() => return Err(ApiError::no_sandbox(&id)),
+        page => page?,
+    };
+    let entries = page.entries.into_iter().map(|entry| LogEntryBody {
+        time: entry.time,
+        source: match entry.source {
+            LogSource::Host => Source::Host,
+            LogSource::Guest => Source::Guest,
+            LogSource::Console => Source::Console,
+        },
+        message: entry.message,
+    });
+    Ok(Json(LogBody { entries: entries.collect() }))
+}

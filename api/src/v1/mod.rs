@@ -1,0 +1,43 @@
+//! `/v1`: one file per resource, each with its routes' parameters, bodies and handlers.
+//!
+//! | route | file |
+//! |---|---|
+//! | `POST /v1/sandboxes` | [`sandboxes::create`] |
+//! | `GET /v1/sandboxes` | [`sandboxes::list`] |
+//! | `GET /v1/sandboxes/{id}` | [`sandboxes::show`] |
+//! | `PATCH /v1/sandboxes/{id}` | [`sandboxes::update`] |
+//! | `DELETE /v1/sandboxes/{id}` | [`sandboxes::delete`] |
+//! | `POST /v1/sandboxes/{id}/connect`, `…/resume` | [`sandboxes::connect`] |
+//! | `GET/PUT/DELETE /v1/sandboxes/{id}/ports/{port}` | [`ports`] |
+//! | `GET /v1/sandboxes/{id}/logs` | [`logs`] |
+//! | `GET /v1/sandbox_limits` | [`limits`] |
+//! | `GET /v1/templates` | [`templates`] |
+//!
+//! Every handler's first parameter says what the key must be able to do; a sandbox of another team does not exist for it.
+
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use crate::app::App;
+use crate::docs;
+
+pub mod limits;
+pub mod logs;
+pub mod ports;
+pub mod sandboxes;
+pub mod templates;
+
+/// All routes, and the document that describes them.
+pub fn router() -> OpenApiRouter<App> {
+    let mut router = OpenApiRouter::with_openapi(docs::base())
+        .routes(routes!(sandboxes::create::create, sandboxes::list::list))
+        .routes(routes!(sandboxes::show::show, sandboxes::update::update, sandboxes::delete::delete))
+        .routes(routes!(sandboxes::connect::connect))
+        .routes(routes!(sandboxes::connect::resume))
+        .routes(routes!(ports::show, ports::expose, ports::unexpose))
+        .routes(routes!(logs::logs))
+        .routes(routes!(limits::limits))
+        .routes(routes!(templates::list));
+    docs::complete(router.get_openapi_mut());
+    router
+}

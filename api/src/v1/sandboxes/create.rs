@@ -1,0 +1,176 @@
+//! `POST /v1/sandboxes`
+//!
+//! Checks come in this order: key, capability, schema, plan, quota, capacity. Quota and row are one transaction; capacity is
+//! the agent's to judge.
+
+use axum::Extension;
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use sandpiper_protocol::{agent, id};
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use super::body::{SandboxBody, SessionBody};
+use super::validate::{self, CreateRequest};
+use crate::app::App;
+use crate::auth::{Caller, WriteAccess};
+use crate::dispatch;
+use crate::error::ApiError;
+use crate::http::Json;
+use crate::http::mutation::{Acted, SessionOf};
+use crate::store::idempotency::Claim;
+use crate::store::sandbox_row::{NewSandbox, SandboxRow, State as SandboxState};
+use crate::store::sandboxes::CreateError;
+use crate::store::templates::TemplateVersion;
+use crate::v1::limits::QuotaBody;
+
+/// The new sandbox, and the way into it.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct CreatedSandbox {
+    #[serde(flatten)]
+    pub sandbox: SandboxBody,
+    /// Null while the sandbox is still `creating`: `POST /v1/sandboxes/{id}/connect` gives one later.
+    pub session: Option<SessionBody>,
+}
+
+/// Create a sandbox
+///
+/// Answers when the sandbox is `ready`; one that takes longer than 30 seconds to start is answered in `creating`.
+#[utoipa::path(
+    post,
+    path = "/v1/sandboxes",
+    tag = "sandboxes",
+    params(("Idempotency-Key" = Option<String>, Header,
+        description = "1 to 255 visible ASCII characters: a repetition within 24 hours gets the first answer")),
+    request_body = CreateRequest,
+    responses((status = 201, description = "Created", body = CreatedSandbox))
+)]
+pub async fn create(
+    WriteAccess(caller): WriteAccess,
+    State(app): State<App>,
+    claim: Option<Extension<Claim>>,
+    Json(request): Json<CreateRequest>,
+) -> Result<Response, ApiError> {
+    caller.check_team(request.team.as_deref())?;
+    let limits = app.config.plans.of(caller.team.plan);
+    let asked_size = (request.cpu, request.memory_mb);
+    let wanted = validate::create(request, limits)?;
+    let template = resolve(&app, &wanted.template).await?;
+    if asked_size != (None, None) && !caller.team.plan.may_override() {
+        return Err(ApiError::plan_required(format!(
+            "CPU and memory of the plan {} are the template's; cpu and memory_mb need Pro or Enterprise",
+            caller.team.plan
+        )));
+    }
+    let (cpu, memory_mb) = validate::size(asked_size, template.baseline, limits)?;
+
+    let id = id::generate("sbx");
+    let new = NewSandbox {
+        id: id.clone(),
+        team_id: caller.team.id.clone(),
+        template: template.slug,
+        template_version: template.id,
+        cpu,
+        memory_mb,
+        disk_gib: limits.root_disk_gib,
+        timeout_seconds: wanted.timeout,
+        lifecycle: wanted.lifecycle,
+        metadata: wanted.metadata,
+        exposed_ports: wanted.exposed_ports,
+        allow_public_traffic: wanted.allow_public_traffic,
+        sealed_envs: seal(&app, &id, &wanted.envs)?,
+        created_at: app.clock.now(),
+    };
+    // Before the row is there, so that the synchronisation never sees it without.
+    let guard = app.in_flight.enter(&id).ok_or_else(|| ApiError::internal("sandbox id made twice"))?;
+    app.store.sandboxes.create(&new, &limits.quota, claim.map(|Extension(claim)| claim).as_ref()).await.map_err(
+        |error| match error {
+            CreateError::OverQuota(usage) => ApiError::quota_exceeded(QuotaBody::new(limits, usage, cpu, memory_mb)),
+            CreateError::Store(error) => error.into(),
+        },
+    )?;
+
+    let order = agent::CreateSandbox {
+        id: new.id,
+        template_version: new.template_version,
+        cpu,
+        memory_mb,
+        disk_gib: new.disk_gib,
+        timeout_seconds: new.timeout_seconds,
+        lifecycle: new.lifecycle,
+        envs: wanted.envs,
+        exposed_ports: new.exposed_ports,
+        allow_public_traffic: new.allow_public_traffic,
+    };
+    let starting = dispatch::create::start(app.clone(), order, guard);
+    let session = match tokio::time::timeout(app.config.timing.create_wait, starting).await {
+        // Still starting: the task goes on and settles the row.
+        Err(_) => None,
+        Ok(Ok(Ok(session))) => Some(session),
+        Ok(Ok(Err(error))) => {
+            // The tenant never learnt of it, so there is nothing to show or to delete.
+            app.store.sandboxes.destroy(&id, app.clock.now()).await?;
+            return Err(error);
+        }
+        Ok(Err(error)) => return Err(ApiError::internal(format!("start of a sandbox ended early: {error}"))),
+    };
+    let row = app.store.sandboxes.get(&caller.team.id, &id).await?;
+    let row = row.ok_or_else(|| ApiError::conflict(format!("{id} was deleted while it was starting")))?;
+    Ok(answer(&caller, row, session.map(SessionBody::from)))
+}
+
+/// The answer for a sandbox that an earlier request with the same idempotency key made, before its process died; `None` if
+/// nothing usable came of it.
+pub async fn answer_for_existing(app: &App, caller: &Caller, id: &str) -> Option<Response> {
+    let row = app.store.sandboxes.get(&caller.team.id, id).await.ok()??;
+    let row = dispatch::sync::refresh(app, row).await.ok()??;
+    if row.state == SandboxState::Failed {
+        return None;
+    }
+    let session = app.agent.session(id).await.ok().map(SessionBody::from);
+    Some(answer(caller, row, session))
+}
+
+fn answer(caller: &Caller, row: SandboxRow, session: Option<SessionBody>) -> Response {
+    let id = row.id.clone();
+    let location = [(header::LOCATION, format!("/v1/sandboxes/{id}"))];
+    let marks = (Extension(Acted(id.clone())), Extension(SessionOf(id)));
+    let body = CreatedSandbox { sandbox: SandboxBody::new(&caller.team, row), session };
+    (StatusCode::CREATED, location, marks.0, marks.1, axum::Json(body)).into_response()
+}
+
+/// The version that `reference` names: the newest of a slug, or the pinned one. A miss asks the agent, which may have got the
+/// template a moment ago.
+async fn resolve(app: &App, reference: &str) -> Result<TemplateVersion, ApiError> {
+    if let Some(version) = look_up(app, reference).await? {
+        return Ok(version);
+    }
+    dispatch::sync::catalog(app).await.map_err(|error| match error {
+        dispatch::sync::SyncError::Agent(error) => ApiError::from(error),
+        dispatch::sync::SyncError::Store(error) => error.into(),
+    })?;
+    look_up(app, reference).await?.ok_or_else(|| {
+        ApiError::not_found(format!(
+            "There is no template or snapshot {reference:?}; GET /v1/templates lists templates"
+        ))
+    })
+}
+
+async fn look_up(app: &App, reference: &str) -> Result<Option<TemplateVersion>, ApiError> {
+    let templates = &app.store.templates;
+    Ok(match reference.split_once(':') {
+        Some((slug, version)) => templates.pinned(slug, version).await?,
+        None => templates.latest(reference).await?,
+    })
+}
+
+fn seal(app: &App, id: &str, envs: &std::collections::BTreeMap<String, String>) -> Result<Option<String>, ApiError> {
+    if envs.is_empty() {
+        return Ok(None);
+    }
+    let plain =
+        zeroize::Zeroizing::new(serde_json::to_vec(envs).map_err(|error| ApiError::internal(error.to_string()))?);
+    let sealed = app.vault.seal(id, &plain).map_err(|error| ApiError::internal(error.to_string()))?;
+    Ok(Some(sealed))
+}

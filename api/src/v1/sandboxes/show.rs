@@ -1,0 +1,31 @@
+//! `GET /v1/sandboxes/{id}`
+
+use axum::Json;
+use axum::extract::{Path, State};
+
+use super::body::SandboxBody;
+use super::owned;
+use crate::app::App;
+use crate::auth::ReadAccess;
+use crate::dispatch;
+use crate::error::ApiError;
+
+/// Show a sandbox
+///
+/// Asked of the host; while it does not answer, what was last known of the sandbox.
+#[utoipa::path(
+    get,
+    path = "/v1/sandboxes/{id}",
+    tag = "sandboxes",
+    params(("id" = String, Path, description = "The sandbox")),
+    responses((status = 200, description = "The sandbox", body = SandboxBody))
+)]
+pub async fn show(
+    ReadAccess(caller): ReadAccess,
+    State(app): State<App>,
+    Path(id): Path<String>,
+) -> Result<Json<SandboxBody>, ApiError> {
+    let row = owned(&app, &caller, &id).await?;
+    let row = dispatch::sync::refresh(&app, row).await?.ok_or_else(|| ApiError::no_sandbox(&id))?;
+    Ok(Json(SandboxBody::new(&caller.team, row)))
+}

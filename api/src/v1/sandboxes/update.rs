@@ -1,0 +1,75 @@
+//! `PATCH /v1/sandboxes/{id}`
+
+use std::collections::BTreeMap;
+
+use axum::extract::{Path, State};
+use sandpiper_protocol::agent;
+use serde::Deserialize;
+use serde_json::Value;
+use utoipa::ToSchema;
+
+use super::body::SandboxBody;
+use super::owned;
+use super::validate::{LifecycleRequest, Problems};
+use crate::app::App;
+use crate::auth::WriteAccess;
+use crate::error::ApiError;
+use crate::http::Json;
+use crate::store::sandbox_row::State as SandboxState;
+use crate::store::sandboxes::Change;
+
+/// What to change; an omitted field stays as it is.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = UpdateSandbox)]
+pub struct UpdateRequest {
+    /// Seconds from now to the new deadline.
+    #[schema(minimum = 1)]
+    pub timeout: Option<u64>,
+    /// Replaces all metadata.
+    #[schema(value_type = Option<BTreeMap<String, Value>>)]
+    pub metadata: Option<BTreeMap<String, Value>>,
+    pub lifecycle: Option<LifecycleRequest>,
+}
+
+/// Update a sandbox
+///
+/// Changes deadline, metadata or lifecycle.
+#[utoipa::path(
+    patch,
+    path = "/v1/sandboxes/{id}",
+    tag = "sandboxes",
+    params(("id" = String, Path, description = "The sandbox")),
+    request_body = UpdateRequest,
+    responses((status = 200, description = "The sandbox as it is now", body = SandboxBody))
+)]
+pub async fn update(
+    WriteAccess(caller): WriteAccess,
+    State(app): State<App>,
+    Path(id): Path<String>,
+    Json(request): Json<UpdateRequest>,
+) -> Result<axum::Json<SandboxBody>, ApiError> {
+    let row = owned(&app, &caller, &id).await?;
+    let mut problems = Problems::default();
+    if let Some(seconds) = request.timeout {
+        problems.timeout(seconds, app.config.plans.of(caller.team.plan));
+    }
+    let lifecycle = request.lifecycle.map(|lifecycle| problems.lifecycle(lifecycle, None));
+    let metadata = request.metadata.map(|metadata| problems.metadata(metadata));
+    problems.into_result()?;
+
+    if request.timeout.is_some() || lifecycle.is_some() {
+        if matches!(row.state, SandboxState::Failed | SandboxState::Creating) {
+            return Err(ApiError::invalid_state(format!("{id} is {}; it has no deadline to change", row.state)));
+        }
+        let change = agent::UpdateSandbox { timeout_seconds: request.timeout, lifecycle };
+        let report = app
+            .agent
+            .update(&id, &change)
+            .await
+            .map_err(|error| if error.is_not_found() { ApiError::no_sandbox(&id) } else { error.into() })?;
+        app.store.sandboxes.mirror(&report).await?;
+    }
+    app.store.sandboxes.change(&id, &Change { timeout_seconds: request.timeout, metadata }).await?;
+    Ok(axum::Json(SandboxBody::new(&caller.team, owned(&app, &caller, &id).await?)))
+}

@@ -1,0 +1,292 @@
+//! What a create or update request may say.
+//!
+//! Fields of capabilities that this host does not have yet are part of the schema and are accepted when they ask for what
+//! holds anyway. Anything else of them is refused: to ignore a `deny_out`, or to accept an `on_timeout: pause` and kill,
+//! would be a lie.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use sandpiper_protocol::agent::{self, ExposedPort, Lifecycle};
+use serde::Deserialize;
+use serde_json::Value;
+use utoipa::ToSchema;
+
+use super::body::{OnTimeout, PortProtocol};
+use crate::error::{ApiError, Detail};
+use crate::plan::PlanLimits;
+
+/// Seconds, when a request names none.
+pub const DEFAULT_TIMEOUT: u64 = 300;
+const MAX_METADATA: usize = 64;
+const MAX_METADATA_KEY: usize = 128;
+const MAX_METADATA_VALUE: usize = 4096;
+const MAX_ENVS: usize = 256;
+/// Names and values together, bytes: the guest gets them in one message of 64 KiB.
+const MAX_ENVS_SIZE: usize = 32 * 1024;
+const MAX_PORTS: usize = 64;
+const MAX_TEMPLATE: usize = 256;
+
+const NOT_YET: &str = "is not available yet on this host; leave it out";
+
+/// The sandbox to create.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = CreateSandbox)]
+pub struct CreateRequest {
+    /// Slug or id of the key's own team, which is also the default.
+    pub team: Option<String>,
+    /// A slug, for its latest version, or `<slug>:<version id or number>`.
+    #[schema(example = "base")]
+    pub template: Option<String>,
+    /// Not available yet.
+    pub snapshot_id: Option<String>,
+    /// Seconds until the lifecycle policy applies; at most the plan's `max_timeout`.
+    #[schema(minimum = 1, default = 300)]
+    pub timeout: Option<u64>,
+    pub lifecycle: Option<LifecycleRequest>,
+    /// Shorthand: true is `lifecycle.on_timeout = pause`. Not available yet.
+    pub auto_pause: Option<bool>,
+    /// Labels to find the sandbox by. Values that are no text are turned into their JSON text.
+    #[schema(value_type = Option<BTreeMap<String, Value>>)]
+    pub metadata: Option<BTreeMap<String, Value>>,
+    /// Environment of the sandbox's processes; encrypted at rest, never shown.
+    pub envs: Option<BTreeMap<String, String>>,
+    /// Absolute path in the guest to name of a volume. Not available yet.
+    pub volume_mounts: Option<BTreeMap<String, String>>,
+    /// True is not available yet.
+    pub allow_internet_access: Option<bool>,
+    /// True is not available yet.
+    pub allow_package_registry_access: Option<bool>,
+    /// False closes every public preview.
+    #[schema(default = true)]
+    pub allow_public_traffic: Option<bool>,
+    /// Not available yet.
+    pub allow_out: Option<Vec<String>>,
+    /// Not available yet; nothing outside can be reached anyway.
+    pub deny_out: Option<Vec<String>>,
+    /// Not available yet.
+    pub egress_profile: Option<String>,
+    /// Not available yet.
+    pub egress_profiles: Option<Vec<String>>,
+    /// Ports that get a preview URL.
+    pub exposed_ports: Option<Vec<ExposedPortRequest>>,
+    /// One of the plan's `cpu_values`; Pro and Enterprise.
+    pub cpu: Option<u32>,
+    /// MiB, within the plan's limits; Pro and Enterprise.
+    pub memory_mb: Option<u32>,
+}
+
+/// What happens at the deadline.
+#[derive(Debug, Clone, Copy, Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct LifecycleRequest {
+    /// `kill` by default; `pause` is not available yet.
+    pub on_timeout: Option<OnTimeout>,
+    /// Only with `pause`.
+    pub auto_resume: Option<bool>,
+}
+
+/// A port to expose.
+#[derive(Debug, Clone, Copy, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ExposedPortRequest {
+    #[schema(minimum = 1)]
+    pub port: u16,
+    #[serde(default)]
+    pub protocol: PortProtocol,
+    /// Whether anybody who knows the URL may open it; otherwise requests need the sandbox's access token.
+    #[serde(default)]
+    pub public: bool,
+}
+
+/// A create request that makes sense.
+#[derive(Clone)]
+pub struct Create {
+    pub template: String,
+    pub timeout: u64,
+    pub lifecycle: Lifecycle,
+    pub metadata: BTreeMap<String, String>,
+    pub envs: BTreeMap<String, String>,
+    pub exposed_ports: Vec<ExposedPort>,
+    pub allow_public_traffic: bool,
+}
+
+/// Checks all that can be checked without looking anything up, but CPU and memory: [`size`].
+pub fn create(request: CreateRequest, limits: &PlanLimits) -> Result<Create, ApiError> {
+    let mut problems = Problems::default();
+
+    let template = match (request.template, &request.snapshot_id) {
+        (Some(_), Some(_)) => {
+            problems.add("snapshot_id", "cannot be sent together with template: a sandbox starts from one of them");
+            String::new()
+        }
+        (None, Some(_)) => {
+            problems.add("snapshot_id", NOT_YET);
+            String::new()
+        }
+        (None, None) => {
+            problems.add("template", "is required; GET /v1/templates lists them");
+            String::new()
+        }
+        (Some(template), None) => {
+            if template.is_empty() || template.len() > MAX_TEMPLATE {
+                problems.add("template", format!("must have 1 to {MAX_TEMPLATE} characters"));
+            }
+            template
+        }
+    };
+    let lifecycle = problems.lifecycle(request.lifecycle.unwrap_or_default(), request.auto_pause);
+    let timeout = request.timeout.unwrap_or(DEFAULT_TIMEOUT.min(limits.max_timeout));
+    problems.timeout(timeout, limits);
+    let metadata = problems.metadata(request.metadata.unwrap_or_default());
+    let envs = request.envs.unwrap_or_default();
+    problems.envs(&envs);
+    let exposed_ports = problems.exposed_ports(&request.exposed_ports.unwrap_or_default());
+
+    let asked: [(&str, bool); 7] = [
+        ("volume_mounts", request.volume_mounts.is_some_and(|mounts| !mounts.is_empty())),
+        ("allow_internet_access", request.allow_internet_access == Some(true)),
+        ("allow_package_registry_access", request.allow_package_registry_access == Some(true)),
+        ("allow_out", request.allow_out.is_some_and(|entries| !entries.is_empty())),
+        ("deny_out", request.deny_out.is_some_and(|entries| !entries.is_empty())),
+        ("egress_profile", request.egress_profile.is_some()),
+        ("egress_profiles", request.egress_profiles.is_some_and(|profiles| !profiles.is_empty())),
+    ];
+    for (field, _) in asked.into_iter().filter(|(_, asked)| *asked) {
+        let reason = match field {
+            "allow_internet_access" | "allow_package_registry_access" => {
+                "is not available yet on this host, whose sandboxes reach nothing outside; leave it out or send false"
+            }
+            "deny_out" => "is not available yet on this host, whose sandboxes reach nothing outside; leave it out",
+            _ => NOT_YET,
+        };
+        problems.add(field, reason);
+    }
+    problems.into_result()?;
+    Ok(Create {
+        template,
+        timeout,
+        lifecycle,
+        metadata,
+        envs,
+        exposed_ports,
+        allow_public_traffic: request.allow_public_traffic.unwrap_or(true),
+    })
+}
+
+/// CPU and memory: as asked where the plan allows it, else the template's.
+pub fn size(
+    (cpu, memory_mb): (Option<u32>, Option<u32>),
+    baseline: agent::RuntimeBaseline,
+    limits: &PlanLimits,
+) -> Result<(u32, u32), ApiError> {
+    let mut problems = Problems::default();
+    if let Some(cpu) = cpu
+        && !limits.cpu_values.contains(&cpu)
+    {
+        problems.add("cpu", format!("must be one of {:?}", limits.cpu_values));
+    }
+    let (min, max, step) = (limits.memory_mb_min, limits.memory_mb_max, limits.memory_mb_step);
+    if let Some(memory_mb) = memory_mb
+        && (!(min..=max).contains(&memory_mb) || !memory_mb.is_multiple_of(step))
+    {
+        problems.add("memory_mb", format!("must be a multiple of {step} from {min} to {max}"));
+    }
+    problems.into_result()?;
+    Ok((cpu.unwrap_or(baseline.cpu), memory_mb.unwrap_or(baseline.memory_mb)))
+}
+
+/// What is wrong with a request so far: all of it is reported at once.
+#[derive(Debug, Default)]
+pub struct Problems(Vec<Detail>);
+
+impl Problems {
+    /// One more.
+    pub fn add(&mut self, field: impl Into<String>, reason: impl Into<String>) {
+        self.0.push(Detail { field: field.into(), reason: reason.into() });
+    }
+
+    /// An error if there was any.
+    pub fn into_result(self) -> Result<(), ApiError> {
+        if self.0.is_empty() { Ok(()) } else { Err(ApiError::invalid_fields(self.0)) }
+    }
+
+    /// Checks a time-out in seconds.
+    pub fn timeout(&mut self, seconds: u64, limits: &PlanLimits) {
+        if seconds < 1 || seconds > limits.max_timeout {
+            self.add("timeout", format!("must be from 1 to {} seconds on this plan", limits.max_timeout));
+        }
+    }
+
+    /// Checks a lifecycle, with the shorthand beside it.
+    pub fn lifecycle(&mut self, request: LifecycleRequest, auto_pause: Option<bool>) -> Lifecycle {
+        let auto_pause = auto_pause == Some(true);
+        let pause = request.on_timeout == Some(OnTimeout::Pause) || auto_pause;
+        if auto_pause && request.on_timeout == Some(OnTimeout::Kill) {
+            self.add("auto_pause", "contradicts lifecycle.on_timeout = kill");
+        } else if pause {
+            self.add(if auto_pause { "auto_pause" } else { "lifecycle.on_timeout" }, NOT_YET);
+        } else if request.auto_resume == Some(true) {
+            self.add("lifecycle.auto_resume", "needs lifecycle.on_timeout = pause");
+        }
+        Lifecycle::default()
+    }
+
+    /// Checks metadata and turns all values into text.
+    pub fn metadata(&mut self, metadata: BTreeMap<String, Value>) -> BTreeMap<String, String> {
+        if metadata.len() > MAX_METADATA {
+            self.add("metadata", format!("must have at most {MAX_METADATA} entries"));
+        }
+        let text: BTreeMap<String, String> = metadata
+            .into_iter()
+            .map(|(key, value)| match value {
+                Value::String(text) => (key, text),
+                other => (key, other.to_string()),
+            })
+            .collect();
+        for (key, value) in &text {
+            if key.is_empty() || key.len() > MAX_METADATA_KEY {
+                self.add("metadata", format!("must have keys of 1 to {MAX_METADATA_KEY} bytes"));
+            }
+            if value.len() > MAX_METADATA_VALUE {
+                self.add(format!("metadata.{key}"), format!("must be at most {MAX_METADATA_VALUE} bytes"));
+            }
+        }
+        text
+    }
+
+    /// The names may be shown in an error, the values not.
+    fn envs(&mut self, envs: &BTreeMap<String, String>) {
+        if envs.len() > MAX_ENVS {
+            self.add("envs", format!("must have at most {MAX_ENVS} entries"));
+        }
+        if envs.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>() > MAX_ENVS_SIZE {
+            self.add("envs", format!("must be at most {MAX_ENVS_SIZE} bytes together"));
+        }
+        for (name, value) in envs {
+            if name.is_empty() || name.contains(['=', '\0']) || value.contains('\0') {
+                self.add("envs", format!("has an entry {name:?} that cannot be an environment variable"));
+            }
+        }
+    }
+
+    fn exposed_ports(&mut self, ports: &[ExposedPortRequest]) -> Vec<ExposedPort> {
+        if ports.len() > MAX_PORTS {
+            self.add("exposed_ports", format!("must have at most {MAX_PORTS} entries"));
+        }
+        let mut seen = BTreeSet::new();
+        for (index, port) in ports.iter().enumerate() {
+            if port.port == 0 {
+                self.add(format!("exposed_ports[{index}].port"), "must be from 1 to 65535");
+            } else if !seen.insert(port.port) {
+                self.add(format!("exposed_ports[{index}].port"), "is listed twice");
+            }
+        }
+        let exposed = |port: &ExposedPortRequest| ExposedPort {
+            port: port.port,
+            protocol: port.protocol.into(),
+            public: port.public,
+        };
+        ports.iter().map(exposed).collect()
+    }
+}
