@@ -20,6 +20,8 @@ use serde::{Deserialize, Serialize};
 pub const MAX_MESSAGE: usize = 64 * 1024;
 /// Most descriptors with one message.
 pub const MAX_FDS: usize = 64;
+/// Most descriptors that Linux takes with one message (`include/net/scm.h`).
+const SCM_MAX_FD: usize = 253;
 
 /// One packet from the agent.
 #[derive(Debug, Serialize, Deserialize)]
@@ -177,7 +179,8 @@ pub struct Packet {
 /// Receives one packet; `None` when the peer closed. On a non-blocking socket `WouldBlock` comes through.
 pub fn receive(socket: BorrowedFd<'_>) -> io::Result<Option<Packet>> {
     let mut bytes = vec![0; MAX_MESSAGE];
-    let mut control = nix::cmsg_space!([RawFd; MAX_FDS]);
+    // Room for the most that Linux passes at once, so that no descriptor can be cut off and lost unowned.
+    let mut control = nix::cmsg_space!([RawFd; SCM_MAX_FD]);
     let (length, truncated, fds) = {
         let mut iov = [IoSliceMut::new(&mut bytes)];
         let flags = MsgFlags::MSG_CMSG_CLOEXEC;
@@ -194,7 +197,7 @@ pub fn receive(socket: BorrowedFd<'_>) -> io::Result<Option<Packet>> {
     if length == 0 {
         return Ok(None);
     }
-    if truncated {
+    if truncated || fds.len() > MAX_FDS {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "packet over the protocol's limits"));
     }
     bytes.truncate(length);
