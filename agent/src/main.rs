@@ -29,7 +29,7 @@ mod templates;
 mod vsock;
 
 use std::fs::OpenOptions;
-use std::io;
+use std::io::{self, IsTerminal};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -80,8 +80,9 @@ Examples:
   curl --unix-socket /run/sandpiper/agent.sock http://agent/host
   curl --unix-socket /run/sandpiper/agent.sock http://agent/sandboxes
 
-SIGTERM and SIGINT end the agent; its sandboxes go on unless --stop-sandboxes-on-exit is given. A second signal ends it at
-once. Logs go to standard error; RUST_LOG chooses which (for example RUST_LOG=debug).";
+SIGTERM and SIGINT end the agent, a second one at once. Its sandboxes go on
+unless --stop-sandboxes-on-exit is given. Logs go to standard error; RUST_LOG
+chooses which (for example RUST_LOG=debug).";
 
 fn main() -> ExitCode {
     match run(Arguments::parse()) {
@@ -112,7 +113,8 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
 
 fn init_logs(format: LogFormat) {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
+    let logs =
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_ansi(io::stderr().is_terminal());
     match format {
         LogFormat::Text => logs.init(),
         LogFormat::Json => logs.json().init(),
@@ -148,7 +150,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     let socket = paths.api_socket();
     let listener =
         server::listen(&socket, config.api_socket).with_context(|| format!("Cannot listen on {}", socket.display()))?;
-    tracing::info!(socket = %socket.display(), ingress = %config.ingress.listen, "the agent is ready");
+    tracing::info!(socket = %socket.display(), ingress = %ingress.address(), "the agent is ready");
 
     let shutdown = CancellationToken::new();
     let ingress = tokio::spawn(ingress.serve(shutdown.clone()));

@@ -48,9 +48,12 @@ pub struct Detail {
     pub reason: String,
 }
 
-/// An answer other than success.
+/// An answer other than success; boxed, for most results are none.
 #[derive(Debug, Clone)]
-pub struct ApiError {
+pub struct ApiError(Box<Parts>);
+
+#[derive(Debug, Clone)]
+struct Parts {
     status: StatusCode,
     code: &'static str,
     message: String,
@@ -63,7 +66,21 @@ pub struct ApiError {
 
 impl ApiError {
     fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
-        Self { status, code, message: message.into(), details: Vec::new(), quota: None, retry_after: None, cause: None }
+        let message = message.into();
+        Self(Box::new(Parts {
+            status,
+            code,
+            message,
+            details: Vec::new(),
+            quota: None,
+            retry_after: None,
+            cause: None,
+        }))
+    }
+
+    fn with(mut self, change: impl FnOnce(&mut Parts)) -> Self {
+        change(&mut self.0);
+        self
     }
 
     /// 400 on a request that as a whole makes no sense.
@@ -78,7 +95,8 @@ impl ApiError {
 
     /// 400 on several fields.
     pub fn invalid_fields(details: Vec<Detail>) -> Self {
-        Self { details, ..Self::invalid("The request is not valid; `details` says which fields and why") }
+        Self::invalid("The request is not valid; `details` says which fields and why")
+            .with(|error| error.details = details)
     }
 
     /// 401.
@@ -144,7 +162,8 @@ impl ApiError {
     /// 422 on a create request over the team's quota.
     pub fn quota_exceeded(quota: QuotaBody) -> Self {
         let message = "The team's sandbox quota has no room for this sandbox; delete one, or ask for a larger plan";
-        Self { quota: Some(quota), ..Self::new(StatusCode::UNPROCESSABLE_ENTITY, "sandbox_quota_exceeded", message) }
+        Self::new(StatusCode::UNPROCESSABLE_ENTITY, "sandbox_quota_exceeded", message)
+            .with(|error| error.quota = Some(quota))
     }
 
     /// 429.
@@ -156,7 +175,7 @@ impl ApiError {
     /// 500; `cause` goes to the log.
     pub fn internal(cause: impl Into<String>) -> Self {
         let message = "Something went wrong here; the request id tells the operator what";
-        Self { cause: Some(cause.into()), ..Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message) }
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message).with(|error| error.cause = Some(cause.into()))
     }
 
     /// 503 on a request that took too long.
@@ -169,22 +188,23 @@ impl ApiError {
     /// 503 on a host that does not answer.
     fn host_unavailable(cause: String) -> Self {
         let message = "The host that runs sandboxes does not answer; nothing is lost, try again in a few seconds";
-        let error = Self::new(StatusCode::SERVICE_UNAVAILABLE, "host_unavailable", message).retry_after(5);
-        Self { cause: Some(cause), ..error }
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "host_unavailable", message)
+            .retry_after(5)
+            .with(|error| error.cause = Some(cause))
     }
 
     fn retry_after(self, seconds: u64) -> Self {
-        Self { retry_after: Some(seconds), ..self }
+        self.with(|error| error.retry_after = Some(seconds))
     }
 
     /// The HTTP status.
     pub fn status(&self) -> StatusCode {
-        self.status
+        self.0.status
     }
 
     /// The code of the envelope.
     pub fn code(&self) -> &'static str {
-        self.code
+        self.0.code
     }
 
     /// An envelope for a status that no handler chose.
@@ -195,7 +215,7 @@ impl ApiError {
                 Self::new(status, "method_not_allowed", "This path does not take this method; /docs lists them")
             }
             status if status.is_client_error() => Self::new(status, "invalid_request", "Invalid request"),
-            status => Self { status, ..Self::internal(format!("unexplained status {status}")) },
+            status => Self::internal(format!("unexplained status {status}")).with(|error| error.status = status),
         }
     }
 }
@@ -227,7 +247,7 @@ impl From<AgentError> for ApiError {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = Response::new(Body::empty());
-        *response.status_mut() = self.status;
+        *response.status_mut() = self.status();
         response.extensions_mut().insert(self);
         response
     }
@@ -241,8 +261,8 @@ pub fn render(mut response: Response, request_id: &str) -> Response {
         .get(header::CONTENT_TYPE)
         .is_some_and(|content_type| content_type.as_bytes().starts_with(b"application/json"));
     let error = match response.extensions_mut().remove::<ApiError>() {
-        Some(error) => error,
-        None if (status.is_client_error() || status.is_server_error()) && !has_json => ApiError::of_status(status),
+        Some(error) => *error.0,
+        None if (status.is_client_error() || status.is_server_error()) && !has_json => *ApiError::of_status(status).0,
         None => return response,
     };
     if let Some(cause) = &error.cause {

@@ -2,6 +2,7 @@
 
 use std::io::Write;
 
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use sandpiper_protocol::guest::{GuestMessage, LogLevel};
 use tokio::sync::mpsc;
 
@@ -42,6 +43,15 @@ impl Log {
         let _ = writeln!(std::io::stderr(), "sandpiper-init: {message}");
         let _ = self.to_host.try_send(GuestMessage::Log { level, message });
     }
+}
+
+/// Lets writing to the console fail rather than wait, for the rest of this process's life: a serial port that takes nothing
+/// must not stop PID 1. The processes that it starts do not share its standard streams.
+pub(crate) fn never_block() {
+    // If it cannot be asked for, the console is closed or nothing that could block.
+    let Ok(flags) = fcntl(std::io::stderr(), FcntlArg::F_GETFL) else { return };
+    let flags = OFlag::from_bits_retain(flags) | OFlag::O_NONBLOCK;
+    let _ = fcntl(std::io::stderr(), FcntlArg::F_SETFL(flags));
 }
 
 /// Cuts a message at [`MAX_MESSAGE`] bytes or a little before, between two characters.

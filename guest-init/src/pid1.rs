@@ -14,13 +14,19 @@ use crate::log::Log;
 use crate::serve::{App, Settings};
 use crate::{boot, forward, identity, link, log, net, power, reap, serve};
 
+/// How long a helper thread waits for more work. Long, so that a command never waits for one to be made, and a snapshot
+/// of an idle guest has one at hand.
+const KEEP_THREADS: Duration = Duration::from_secs(3600);
+
 /// Runs the guest. Does not return: the kernel panics when its first process ends.
 pub fn run() -> ExitCode {
     std::panic::set_hook(Box::new(|info| link::report_panic(&info.to_string())));
+    log::never_block();
     // Before all else: the host answers while the rest of this happens.
     let link = link::dial().ok();
     let problems = boot::prepare();
-    match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().thread_keep_alive(KEEP_THREADS).build();
+    match runtime {
         Ok(runtime) => runtime.block_on(live(link, problems)),
         Err(error) => link::report_panic(&format!("no runtime: {error}")),
     }

@@ -417,10 +417,7 @@ class Command:
         status = None
         try:
             while status is None:
-                data = self.sock.recv(channel.CHUNK * 4)
-                if not data:
-                    break
-                self.decoder.push(data)
+                # First what came together with the answer to the request.
                 for kind, payload in self.decoder.frames():
                     if kind in kinds:
                         writers[kinds[kind]].queue.put(payload)
@@ -430,6 +427,11 @@ class Command:
                             self.allowed.notify()
                     elif kind == b"X":
                         status = payload[0]
+                if status is None:
+                    data = self.sock.recv(channel.CHUNK * 4)
+                    if not data:
+                        break
+                    self.decoder.push(data)
         except OSError:
             pass
         ended.put(status)

@@ -21,9 +21,9 @@ use std::time::Duration;
 use http::header::{
     ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
     ACCESS_CONTROL_EXPOSE_HEADERS, ACCESS_CONTROL_MAX_AGE, ACCESS_CONTROL_REQUEST_HEADERS,
-    ACCESS_CONTROL_REQUEST_METHOD, CONTENT_LENGTH, HOST, HeaderValue, ORIGIN, TRANSFER_ENCODING, UPGRADE, VARY,
+    ACCESS_CONTROL_REQUEST_METHOD, CONTENT_LENGTH, EXPECT, HOST, HeaderValue, ORIGIN, TRANSFER_ENCODING, UPGRADE, VARY,
 };
-use http::{Method, Request, Response, StatusCode, Version, request};
+use http::{Method, Request, Response, StatusCode, Version, request, response};
 use http_body_util::BodyExt;
 use hyper::body::{Body as _, Incoming};
 use hyper::client::conn::http1;
@@ -92,6 +92,7 @@ impl<D: Directory> Proxy<D> {
     /// Answers one request of `client`, always.
     pub(super) async fn handle(&self, client: &Client, mut request: Request<Incoming>) -> Response<Body> {
         let form = RequestedForm::of(request.headers());
+        let expects = request.headers().contains_key(EXPECT);
         let upgrade = hyper::upgrade::on(&mut request);
         let (head, body) = request.into_parts();
         let mut body = Some(body);
@@ -104,7 +105,8 @@ impl<D: Directory> Proxy<D> {
             Err(refusal) => {
                 debug!(?kind, ?refusal, "Request refused");
                 self.stats.count(kind, refusal.outcome());
-                if let Some(body) = body.filter(|body| !body.is_end_stream()) {
+                // A client that waits for leave to send must not get it: reading would make hyper say "100 Continue".
+                if let Some(body) = body.filter(|body| !body.is_end_stream() && !expects) {
                     tokio::spawn(tokio::time::timeout(DRAIN_TIMEOUT, drain(body)));
                 }
                 refusal.response(&form)
@@ -162,19 +164,7 @@ impl<D: Directory> Proxy<D> {
 
         let on_guest = hyper::upgrade::on(&mut response);
         let (mut head, body) = response.into_parts();
-        head.version = Version::HTTP_11;
-        head.extensions.clear();
-        let agreed = head.headers.remove(UPGRADE);
-        let chunked = head.headers.contains_key(TRANSFER_ENCODING);
-        remove_hop_by_hop(&mut head.headers);
-        if chunked {
-            head.headers.remove(CONTENT_LENGTH);
-        }
-        if door == Door::DataPlane {
-            // Tokens travel in fields that a page must set itself, never in cookies, so any page may call with one.
-            head.headers.entry(ACCESS_CONTROL_ALLOW_ORIGIN).or_insert(HeaderValue::from_static("*"));
-            head.headers.entry(ACCESS_CONTROL_EXPOSE_HEADERS).or_insert(HeaderValue::from_static("*"));
-        }
+        let agreed = prepare_response(&mut head, door);
         if head.status != StatusCode::SWITCHING_PROTOCOLS {
             return Ok(Response::from_parts(head, Body::guest(body, connection, place)));
         }
@@ -301,6 +291,24 @@ fn guest_request(mut parts: request::Parts, body: Incoming) -> Request<Incoming>
         }
     }
     Request::from_parts(parts, body)
+}
+
+/// Makes the head of a guest's answer that of the answer to the client. Returns the protocol it switched to.
+fn prepare_response(head: &mut response::Parts, door: Door) -> Option<HeaderValue> {
+    head.version = Version::HTTP_11;
+    head.extensions.clear();
+    let agreed = head.headers.remove(UPGRADE);
+    let chunked = head.headers.contains_key(TRANSFER_ENCODING);
+    remove_hop_by_hop(&mut head.headers);
+    if chunked {
+        head.headers.remove(CONTENT_LENGTH);
+    }
+    if door == Door::DataPlane {
+        // Tokens travel in fields that a page must set itself, never in cookies, so any page may call with one.
+        head.headers.entry(ACCESS_CONTROL_ALLOW_ORIGIN).or_insert(HeaderValue::from_static("*"));
+        head.headers.entry(ACCESS_CONTROL_EXPOSE_HEADERS).or_insert(HeaderValue::from_static("*"));
+    }
+    agreed
 }
 
 /// A browser asks before a page of another origin may call the data plane. It sends no token with that question.

@@ -28,7 +28,7 @@
 //!                                       failed ───────────DELETE───────────┘
 //! ```
 //!
-//! * `creating`: the record exists; folders, layers, sockets and the monitor come into being in that order (`start`).
+//! * `creating`: the record exists; folders, layers, sockets and the monitor come into being in that order (`start`, `bring_up`).
 //!   The state ends when the guest says that its data plane serves. If it does not within the boot time-out, if anything
 //!   fails, or if the sandbox is deleted meanwhile, everything is taken back and the create is answered with the reason.
 //!   The client going away changes nothing: the create ends one way or the other.
@@ -40,6 +40,7 @@
 //!
 //! An agent that is asked to end leaves sandboxes running, unless it was told otherwise; the next one adopts them.
 
+mod bring_up;
 mod console;
 mod create;
 mod ending;

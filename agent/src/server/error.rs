@@ -48,7 +48,7 @@ impl ApiError {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         if self.status.is_server_error() {
-            tracing::warn!(status = self.status.as_u16(), code = self.code, message = self.message, "request failed");
+            tracing::warn!(status = self.status.as_u16(), code = self.code, error = self.message, "request failed");
         }
         (self.status, Json(ErrorBody { code: self.code.to_owned(), message: self.message })).into_response()
     }

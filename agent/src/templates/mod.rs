@@ -275,7 +275,7 @@ mod tests {
         };
 
         let reopened = Store::open(folder.path()).unwrap();
-        assert_eq!(reopened.list(), [version.clone()]);
+        assert_eq!(reopened.list(), std::slice::from_ref(&version));
         let template = reopened.find(&version.id).unwrap();
         assert_eq!(fs::read(template.image).unwrap(), fs::read(sources.path().join("a")).unwrap());
     }

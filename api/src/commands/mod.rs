@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::{Args, Parser, Subcommand};
+use nix::sys::stat::{Mode, umask};
 
 use crate::config::Config;
 use crate::plan::Plan;
@@ -109,6 +110,8 @@ enum KeyCommand {
 impl Arguments {
     /// Does what was asked.
     pub fn run(self) -> anyhow::Result<()> {
+        // Database, log of writes, keys: nothing that is made here is for other users.
+        umask(Mode::from_bits_truncate(0o077));
         match self.command {
             Command::Serve { config } => serve::run(config.load()?),
             Command::Key(KeyCommand::Create { config, team, capability, name, plan, json }) => {

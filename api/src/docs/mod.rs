@@ -4,11 +4,12 @@ use axum::Router;
 use axum::http::header;
 use axum::response::IntoResponse;
 use axum::routing::get;
-use utoipa::openapi::path::Operation;
+use utoipa::openapi::path::{Parameter, ParameterBuilder, ParameterIn};
+use utoipa::openapi::schema::Type;
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
 use utoipa::openapi::{
-    ComponentsBuilder, ContentBuilder, InfoBuilder, OpenApi, OpenApiBuilder, Ref, RefOr, ResponseBuilder,
-    SecurityRequirement,
+    ComponentsBuilder, ContentBuilder, InfoBuilder, ObjectBuilder, OpenApi, OpenApiBuilder, Ref, RefOr, Required,
+    Response, ResponseBuilder, SecurityRequirement,
 };
 use utoipa::{PartialSchema, ToSchema};
 
@@ -50,22 +51,33 @@ pub fn base() -> OpenApi {
         .build()
 }
 
-/// Adds what all operations have in common: the shape of their errors.
+/// Adds what all operations have in common: the shape of their errors, and the header of those that change something.
 pub fn complete(document: &mut OpenApi) {
     for item in document.paths.paths.values_mut() {
-        let operations: [&mut Option<Operation>; 5] =
-            [&mut item.get, &mut item.post, &mut item.put, &mut item.patch, &mut item.delete];
-        for operation in operations.into_iter().flatten() {
-            let error = ResponseBuilder::new()
-                .description("Refused, or failed")
-                .content(
-                    "application/json",
-                    ContentBuilder::new().schema(Some(RefOr::Ref(Ref::from_schema_name(ErrorBody::name())))).build(),
-                )
-                .build();
-            operation.responses.responses.insert("default".to_owned(), RefOr::T(error));
+        for operation in [&mut item.post, &mut item.put, &mut item.patch, &mut item.delete].into_iter().flatten() {
+            operation.parameters.get_or_insert_default().push(RefOr::T(idempotency_key()));
+        }
+        let all = [&mut item.get, &mut item.post, &mut item.put, &mut item.patch, &mut item.delete];
+        for operation in all.into_iter().flatten() {
+            operation.responses.responses.insert("default".to_owned(), RefOr::T(error_response()));
         }
     }
+}
+
+fn idempotency_key() -> Parameter {
+    ParameterBuilder::new()
+        .name("Idempotency-Key")
+        .parameter_in(ParameterIn::Header)
+        .required(Required::False)
+        .description(Some("1 to 255 visible ASCII characters; a repetition within 24 hours gets the first answer"))
+        .schema(Some(ObjectBuilder::new().schema_type(Type::String).max_length(Some(255)).build()))
+        .build()
+}
+
+fn error_response() -> Response {
+    let schema = RefOr::Ref(Ref::from_schema_name(ErrorBody::name()));
+    let content = ContentBuilder::new().schema(Some(schema)).build();
+    ResponseBuilder::new().description("Refused, or failed").content("application/json", content).build()
 }
 
 /// The document as it is checked in and served.

@@ -39,7 +39,7 @@ pub struct LimitsBody {
 
 /// One plan of the catalog.
 #[derive(Debug, Serialize, ToSchema)]
-#[schema(as = Plan)]
+#[schema(as = PlanLimits)]
 pub struct PlanBody {
     pub name: Plan,
     /// Whether a create request may name `cpu` and `memory_mb`.
@@ -121,6 +121,7 @@ impl PlanBody {
 #[utoipa::path(
     get,
     path = "/v1/sandbox_limits",
+    operation_id = "show_limits",
     tag = "limits",
     params(("team" = Option<String>, Query, description = "Slug or id of the key's own team, which is also the default")),
     responses((status = 200, description = "The limits", body = LimitsBody))

@@ -47,6 +47,7 @@ pub enum Source {
 #[utoipa::path(
     get,
     path = "/v1/sandboxes/{id}/logs",
+    operation_id = "show_logs",
     tag = "sandboxes",
     params(("id" = String, Path, description = "The sandbox")),
     responses((status = 200, description = "The log", body = LogBody))

@@ -78,6 +78,7 @@ pub struct ExposePort {
 #[utoipa::path(
     get,
     path = "/v1/sandboxes/{id}/ports/{port}",
+    operation_id = "show_port",
     tag = "ports",
     params(("id" = String, Path, description = "The sandbox"), ("port" = u16, Path, description = "1 to 65535")),
     responses((status = 200, description = "The port", body = PortBody))
@@ -98,6 +99,7 @@ pub async fn show(
 #[utoipa::path(
     put,
     path = "/v1/sandboxes/{id}/ports/{port}",
+    operation_id = "expose_port",
     tag = "ports",
     params(("id" = String, Path, description = "The sandbox"), ("port" = u16, Path, description = "1 to 65535")),
     request_body = ExposePort,
@@ -122,6 +124,7 @@ pub async fn expose(
 #[utoipa::path(
     delete,
     path = "/v1/sandboxes/{id}/ports/{port}",
+    operation_id = "unexpose_port",
     tag = "ports",
     params(("id" = String, Path, description = "The sandbox"), ("port" = u16, Path, description = "1 to 65535")),
     responses((status = 204, description = "Not exposed any more"))

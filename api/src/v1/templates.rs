@@ -62,6 +62,7 @@ impl From<TemplateVersion> for TemplateBody {
 #[utoipa::path(
     get,
     path = "/v1/templates",
+    operation_id = "list_templates",
     tag = "templates",
     responses((status = 200, description = "The templates", body = TemplateList))
 )]

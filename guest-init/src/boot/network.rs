@@ -5,6 +5,9 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use super::Problem;
 
+/// Of `linux/sockios.h`; libc gives it a type that its own `ioctl` takes with one C library only.
+const SIOCSIFFLAGS: libc::Ioctl = 0x8914;
+
 /// Brings `lo` up; the kernel then gives it 127.0.0.1 and ::1 by itself.
 pub(super) fn bring_up_loopback(problems: &mut Vec<Problem>) {
     if let Err(error) = try_bring_up() {
@@ -27,7 +30,7 @@ fn try_bring_up() -> io::Result<()> {
     }
     request.ifr_ifru.ifru_flags = i16::try_from(libc::IFF_UP | libc::IFF_RUNNING).unwrap_or_default();
     // SAFETY: SIOCSIFFLAGS reads one `ifreq`, which lives until the call is over.
-    if unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS, &raw const request) } < 0 {
+    if unsafe { libc::ioctl(socket.as_raw_fd(), SIOCSIFFLAGS, &raw const request) } < 0 {
         return Err(io::Error::last_os_error());
     }
     Ok(())

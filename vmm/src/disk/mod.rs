@@ -13,13 +13,13 @@
 //! ```
 //!
 //! There is no other metadata: which blocks a layer holds is what `SEEK_DATA` says when the disk is opened, and is then
-//! kept as one bit per 4 KiB ([`map`]). So a crash cannot leave a map that disagrees with the data, and any file system
+//! kept as one bit per 4 KiB (`map`). So a crash cannot leave a map that disagrees with the data, and any file system
 //! with holes of 4 KiB will do (ext4, XFS, btrfs, tmpfs); one without is refused with an error that says so.
 //!
 //! What makes this sound:
 //!
 //! 1. A block exists in a layer whole or not at all. A write to a part of a block that the top layer does not hold is
-//!    completed from below and reaches the file as one write of 4 KiB ([`stack`]).
+//!    completed from below and reaches the file as one write of 4 KiB (`stack`).
 //! 2. The map claims a block only after its write succeeded, and where a write failed half-way, what it may have left in
 //!    the file is punched out again.
 //! 3. Older data never shows through. A hole may be punched only where nothing below has data; elsewhere zeroing writes

@@ -93,7 +93,8 @@ fn command_line(config: &MachineConfig) -> Result<String, BootError> {
          cryptomgr.notests \
          rcupdate.rcu_expedited=1 ",
     );
-    line.push_str(if config.console { "console=ttyS0 loglevel=7 " } else { "quiet loglevel=0 " });
+    // The guest kernel keeps no slot for a serial port unless it is told to.
+    line.push_str(if config.console { "console=ttyS0 8250.nr_uarts=1 loglevel=7 " } else { "quiet loglevel=0 " });
     if let Some(root) = config.disks.first() {
         line.push_str("root=/dev/vda rootfstype=ext4 ");
         line.push_str(if root.read_only { "ro " } else { "rw " });

@@ -1,7 +1,7 @@
 //! What a vCPU is before its first instruction: features, topology, model-specific registers, and the state in which a
 //! 64-bit kernel is entered.
 
-use kvm_bindings::{CpuId, Msrs, kvm_cpuid_entry2, kvm_fpu, kvm_msr_entry, kvm_regs, kvm_segment};
+use kvm_bindings::{CpuId, Msrs, kvm_cpuid_entry2, kvm_fpu, kvm_msr_entry, kvm_regs, kvm_segment, kvm_xcrs};
 use kvm_ioctls::{Kvm, VcpuFd};
 use vm_memory::{Bytes, GuestMemoryError};
 
@@ -14,6 +14,12 @@ pub enum CpuError {
     Supported(#[source] kvm_ioctls::Error),
     #[error("KVM does not take the features of vCPU {id}")]
     SetFeatures {
+        id: u8,
+        #[source]
+        source: kvm_ioctls::Error,
+    },
+    #[error("KVM does not take the extended state of vCPU {id}")]
+    SetExtendedState {
         id: u8,
         #[source]
         source: kvm_ioctls::Error,
@@ -45,6 +51,7 @@ pub(crate) fn configure(vcpu: &VcpuFd, id: u8, count: u8, supported: &CpuId) -> 
         adapt(entry, id, count);
     }
     vcpu.set_cpuid2(&features).map_err(|source| CpuError::SetFeatures { id, source })?;
+    enable_extended_state(vcpu, features.as_slice()).map_err(|source| CpuError::SetExtendedState { id, source })?;
 
     let entries = boot_msrs();
     let msrs = Msrs::from_entries(&entries)
@@ -56,8 +63,20 @@ pub(crate) fn configure(vcpu: &VcpuFd, id: u8, count: u8, supported: &CpuId) -> 
     }
 }
 
+/// Switches on all register state that the vCPU has (AVX and so on), as every 64-bit kernel does in its first
+/// microseconds. For a guest on hardware that changes nothing; but a KVM that itself runs on QEMU's software CPU gets no
+/// exit for the guest's `XSETBV`, would go on believing the reset value, and the guest would find its CPUID contradicting
+/// itself and do without AVX.
+fn enable_extended_state(vcpu: &VcpuFd, features: &[kvm_cpuid_entry2]) -> Result<(), kvm_ioctls::Error> {
+    let Some(leaf) = features.iter().find(|leaf| (leaf.function, leaf.index) == (0xd, 0)) else { return Ok(()) };
+    let mut registers = kvm_xcrs { nr_xcrs: 1, ..Default::default() };
+    registers.xcrs[0].value = u64::from(leaf.edx) << 32 | u64::from(leaf.eax);
+    vcpu.set_xcrs(&registers)
+}
+
 /// Makes one CPUID leaf say what is true for this vCPU: who it is among how many, and that it is virtual. Performance
-/// counters, power management and thermal sensors are the host's business.
+/// counters, power management and thermal sensors are the host's business; hardware virtualization is not passed on, for
+/// what a guest cannot use cannot be used against the host.
 fn adapt(leaf: &mut kvm_cpuid_entry2, id: u8, count: u8) {
     let id_bits = u32::from(count.next_power_of_two().trailing_zeros() as u8);
     let (id, count) = (u32::from(id), u32::from(count));
@@ -66,9 +85,10 @@ fn adapt(leaf: &mut kvm_cpuid_entry2, id: u8, count: u8) {
             const TSC_DEADLINE: u32 = 1 << 24;
             const HYPERVISOR: u32 = 1 << 31;
             const PERFORMANCE_CAPABILITIES: u32 = 1 << 15;
+            const VMX: u32 = 1 << 5;
             const SIBLINGS: u32 = 1 << 28;
             leaf.ebx = (leaf.ebx & 0x0000_ff00) | (id << 24) | (count << 16);
-            leaf.ecx = (leaf.ecx | TSC_DEADLINE | HYPERVISOR) & !PERFORMANCE_CAPABILITIES;
+            leaf.ecx = (leaf.ecx | TSC_DEADLINE | HYPERVISOR) & !(PERFORMANCE_CAPABILITIES | VMX);
             leaf.edx = if count > 1 { leaf.edx | SIBLINGS } else { leaf.edx & !SIBLINGS };
         }
         // Caches: the first two levels are a core's own, the rest is shared by all.
@@ -105,7 +125,11 @@ fn adapt(leaf: &mut kvm_cpuid_entry2, id: u8, count: u8) {
             leaf.ecx = index | (level << 8);
             leaf.edx = id;
         }
-        // The same for AMD: cores in the package, width of their numbers.
+        (0x8000_0001, _) => {
+            const SVM: u32 = 1 << 2;
+            leaf.ecx &= !SVM;
+        }
+        // AMD's topology: cores in the package, width of their numbers.
         (0x8000_0008, _) => leaf.ecx = (count - 1) | (id_bits << 12),
         (0x8000_001e, _) => {
             leaf.eax = id;
@@ -234,7 +258,7 @@ mod tests {
 
     fn adapted(function: u32, index: u32, id: u8, count: u8) -> kvm_cpuid_entry2 {
         let mut leaf =
-            kvm_cpuid_entry2 { function, index, eax: 0x121, ebx: 0xaa00_0800, ecx: 0x8000, ..Default::default() };
+            kvm_cpuid_entry2 { function, index, eax: 0x121, ebx: 0xaa00_0800, ecx: 0x8024, ..Default::default() };
         adapt(&mut leaf, id, count);
         leaf
     }
@@ -258,8 +282,9 @@ mod tests {
     #[test]
     fn the_guest_knows_that_it_is_virtual_and_has_no_counters() {
         let leaf = adapted(0x1, 0, 0, 1);
-        assert_eq!(leaf.ecx, 1 << 31 | 1 << 24);
+        assert_eq!(leaf.ecx, 1 << 31 | 1 << 24 | 1 << 2);
         assert_eq!(leaf.edx & 1 << 28, 0);
         assert_eq!(adapted(0xa, 0, 0, 1).eax, 0);
+        assert_eq!(adapted(0x8000_0001, 0, 0, 1).ecx, 0x8020, "no SVM");
     }
 }

@@ -209,3 +209,12 @@ async fn a_refusal_is_read_even_in_the_middle_of_an_upload() {
     let response = house.send(Request::post("/files").header("host", HOST).body(body).expect("valid")).await;
     assert_eq!(response.status(), 401);
 }
+
+#[tokio::test]
+async fn a_refused_client_is_not_told_to_continue() {
+    let house = House::new(mirror()).await;
+    let request =
+        format!("POST /files HTTP/1.1\r\nHost: {HOST}\r\nExpect: 100-continue\r\nContent-Length: 1000000\r\n\r\n");
+    let answer = house.raw(&request).await;
+    assert!(answer.starts_with("HTTP/1.1 401"), "{answer}");
+}

@@ -42,6 +42,7 @@ pub struct ConnectedSandbox {
 #[utoipa::path(
     post,
     path = "/v1/sandboxes/{id}/connect",
+    operation_id = "connect_sandbox",
     tag = "sandboxes",
     params(("id" = String, Path, description = "The sandbox")),
     request_body = Option<ConnectRequest>,
@@ -62,6 +63,7 @@ pub async fn connect(
 #[utoipa::path(
     post,
     path = "/v1/sandboxes/{id}/resume",
+    operation_id = "resume_sandbox",
     tag = "sandboxes",
     params(("id" = String, Path, description = "The sandbox")),
     request_body = Option<ConnectRequest>,

@@ -40,9 +40,8 @@ pub struct CreatedSandbox {
 #[utoipa::path(
     post,
     path = "/v1/sandboxes",
+    operation_id = "create_sandbox",
     tag = "sandboxes",
-    params(("Idempotency-Key" = Option<String>, Header,
-        description = "1 to 255 visible ASCII characters: a repetition within 24 hours gets the first answer")),
     request_body = CreateRequest,
     responses((status = 201, description = "Created", body = CreatedSandbox))
 )]

@@ -14,6 +14,7 @@ use crate::error::ApiError;
 #[utoipa::path(
     delete,
     path = "/v1/sandboxes/{id}",
+    operation_id = "delete_sandbox",
     tag = "sandboxes",
     params(("id" = String, Path, description = "The sandbox")),
     responses((status = 204, description = "Gone"))

@@ -37,6 +37,7 @@ pub struct SandboxList {
 #[utoipa::path(
     get,
     path = "/v1/sandboxes",
+    operation_id = "list_sandboxes",
     tag = "sandboxes",
     params(
         ("team" = Option<String>, Query, description = "Slug or id of the key's own team, which is also the default"),

@@ -16,6 +16,7 @@ use crate::error::ApiError;
 #[utoipa::path(
     get,
     path = "/v1/sandboxes/{id}",
+    operation_id = "show_sandbox",
     tag = "sandboxes",
     params(("id" = String, Path, description = "The sandbox")),
     responses((status = 200, description = "The sandbox", body = SandboxBody))

@@ -38,6 +38,7 @@ pub struct UpdateRequest {
 #[utoipa::path(
     patch,
     path = "/v1/sandboxes/{id}",
+    operation_id = "update_sandbox",
     tag = "sandboxes",
     params(("id" = String, Path, description = "The sandbox")),
     request_body = UpdateRequest,

@@ -33,7 +33,7 @@ use crate::fd::FdStream;
 use crate::reap::{self, Exit, Spawning};
 use crate::serve::Settings;
 use crate::serve::connect::Error;
-use crate::users::User;
+use crate::users::{self, LookupError, User};
 
 /// A process that was started here, running or ended.
 #[derive(Debug)]
@@ -75,8 +75,8 @@ pub(super) struct Launched {
     pub(super) starter: Subscriber,
 }
 
-/// Starts what `request` says as `user`.
-pub(super) async fn launch(request: StartRequest, user: User, settings: Settings) -> Result<Launched, Error> {
+/// Starts what `request` says as the user called `user`.
+pub(super) async fn launch(request: StartRequest, user: String, settings: Settings) -> Result<Launched, Error> {
     let started = tokio::task::spawn_blocking(move || start(request, &user, &settings))
         .await
         .map_err(|error| Error::new(Code::Internal, error.to_string()))??;
@@ -162,7 +162,11 @@ enum Ends {
 }
 
 /// The blocking part of [`launch`].
-fn start(request: StartRequest, user: &User, settings: &Settings) -> Result<Started, Error> {
+fn start(request: StartRequest, user: &str, settings: &Settings) -> Result<Started, Error> {
+    let user = &users::lookup(user).map_err(|error| match error {
+        LookupError::Unknown(_) => Error::new(Code::Unauthenticated, error.to_string()),
+        LookupError::Database(_) => Error::new(Code::Internal, error.to_string()),
+    })?;
     let terminal = request.pty.is_some();
     let environment = environment::of(user, &settings.envs, &request.process.envs, terminal)?;
     let folder = folder(request.process.cwd.as_deref(), user);

@@ -12,7 +12,6 @@ use super::child::{self, Process};
 use super::output::Subscriber;
 use crate::serve::Settings;
 use crate::serve::connect::Error;
-use crate::users::User;
 
 /// Processes at a time.
 const MAX_RUNNING: usize = 4096;
@@ -47,11 +46,11 @@ impl Manager {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Starts a process, and listens to it. It goes on whatever becomes of the caller, until it ends or `deadline` comes.
+    /// Starts a process as `user`, and listens to it. It goes on whatever becomes of the caller, until it ends or `deadline` comes.
     pub(super) async fn start(
         self: &Arc<Self>,
         request: StartRequest,
-        user: User,
+        user: String,
         settings: Settings,
         deadline: Option<Instant>,
     ) -> Result<(Arc<Process>, Subscriber), Error> {

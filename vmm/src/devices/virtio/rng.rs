@@ -1,7 +1,7 @@
 //! Random numbers for the guest: virtio device 4 (virtio 1.2 section 5.4), fed by the host kernel's generator.
 //!
-//! A small thread answers requests between `activate` and `reset`. A guest gets at most [`WINDOW_BYTES`] every
-//! [`WINDOW`], so reading from it in a loop costs the host next to nothing.
+//! A small thread answers requests between `activate` and `reset`. A guest gets at most `WINDOW_BYTES` every
+//! `WINDOW`, so reading from it in a loop costs the host next to nothing.
 
 use std::io;
 use std::os::fd::AsRawFd;

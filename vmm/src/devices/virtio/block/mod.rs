@@ -6,10 +6,10 @@
 //!                               └──interrupt     └──┴── guest memory: rings, headers, data, status bytes
 //! ```
 //!
-//! * [`queue`]: takes chains off the queue, a batch at a time, and completes them. Needs no thread, so it can be tested
+//! * `queue`: takes chains off the queue, a batch at a time, and completes them. Needs no thread, so it can be tested
 //!   and fuzzed as it is.
-//! * [`request`]: one chain: where its header, data and status byte lie, and what it asks for.
-//! * [`worker`]: the thread between [`VirtioDevice::activate`] and [`VirtioDevice::reset`].
+//! * `request`: one chain: where its header, data and status byte lie, and what it asks for.
+//! * `worker`: the thread between [`VirtioDevice::activate`] and [`VirtioDevice::reset`].
 //!
 //! Data moves between guest memory and the layers' page cache without a copy in between. Requests are carried out one after
 //! another in the order of the queue, so a flush covers whatever was completed before it.

@@ -23,16 +23,16 @@
 //! # What is bounded
 //! * Host to guest: nothing is buffered here. A host stream is read only when the guest has posted buffers and granted
 //!   credit, straight into guest memory.
-//! * Guest to host: what the host stream does not take at once is kept, at most [`credit::BUF_ALLOC`] bytes a connection.
+//! * Guest to host: what the host stream does not take at once is kept, at most `credit::BUF_ALLOC` bytes a connection.
 //!   That is the credit the guest gets; a guest that sends more is reset.
-//! * Connections ([`muxer::MAX_CONNECTIONS`]), replies to packets that belong to none of them, time to name a port, time to
+//! * Connections (`muxer::MAX_CONNECTIONS`), replies to packets that belong to none of them, time to name a port, time to
 //!   answer a request, work per turn.
 //!
 //! # How a connection ends
 //! `SHUTDOWN` flags and `shutdown(2)` are mapped onto each other per direction, each only after the data before it. When
 //! the guest has closed both directions and its data has reached the host stream, the device answers `RST`. When the host
 //! end is gone and its data has reached the guest, the device sends `SHUTDOWN` for both, and the guest answers `RST`; a
-//! guest that does not gets one after [`connection::CLOSE_TIMEOUT`].
+//! guest that does not gets one after `connection::CLOSE_TIMEOUT`.
 
 mod connection;
 mod credit;

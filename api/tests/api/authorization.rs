@@ -1,0 +1,154 @@
+//! Every operation of the document, without a key, with a key that may only read, and with another team's key.
+
+use std::collections::BTreeSet;
+
+use axum::body::Body;
+use axum::http::Request;
+use serde_json::{Value, json};
+
+use crate::support::{Host, with_header};
+
+/// An operation, and what is needed to try it.
+struct Operation {
+    method: &'static str,
+    path: &'static str,
+    /// A body that the operation accepts.
+    body: Option<fn() -> Value>,
+    /// Whether it acts on one sandbox, so that another team gets 404.
+    of_a_sandbox: bool,
+}
+
+const fn operation(method: &'static str, path: &'static str) -> Operation {
+    Operation { method, path, body: None, of_a_sandbox: true }
+}
+
+/// All of them. A new operation has to be added here, or `every_operation_is_listed` fails.
+const OPERATIONS: [Operation; 13] = [
+    Operation { of_a_sandbox: false, ..operation("GET", "/v1/sandboxes") },
+    Operation { of_a_sandbox: false, body: Some(|| json!({"template": "base"})), ..operation("POST", "/v1/sandboxes") },
+    operation("GET", "/v1/sandboxes/{id}"),
+    Operation { body: Some(|| json!({"metadata": {}})), ..operation("PATCH", "/v1/sandboxes/{id}") },
+    operation("DELETE", "/v1/sandboxes/{id}"),
+    operation("POST", "/v1/sandboxes/{id}/connect"),
+    operation("POST", "/v1/sandboxes/{id}/resume"),
+    operation("GET", "/v1/sandboxes/{id}/ports/{port}"),
+    Operation { body: Some(|| json!({})), ..operation("PUT", "/v1/sandboxes/{id}/ports/{port}") },
+    operation("DELETE", "/v1/sandboxes/{id}/ports/{port}"),
+    operation("GET", "/v1/sandboxes/{id}/logs"),
+    Operation { of_a_sandbox: false, ..operation("GET", "/v1/sandbox_limits") },
+    Operation { of_a_sandbox: false, ..operation("GET", "/v1/templates") },
+];
+
+impl Operation {
+    fn mutates(&self) -> bool {
+        self.method != "GET"
+    }
+
+    fn path(&self, id: &str) -> String {
+        self.path.replace("{id}", id).replace("{port}", "8000")
+    }
+
+    fn body(&self) -> Option<Value> {
+        self.body.map(|body| body())
+    }
+}
+
+#[tokio::test]
+async fn every_operation_is_listed() {
+    let host = Host::new().await;
+    let document = host.send(Request::get("/openapi.json").body(Body::empty()).unwrap()).await.json();
+    let methods = |item: &Value| item.as_object().unwrap().keys().map(|key| key.to_uppercase()).collect::<Vec<_>>();
+    let documented: BTreeSet<(String, String)> = document["paths"]
+        .as_object()
+        .unwrap()
+        .iter()
+        .flat_map(|(path, item)| methods(item).into_iter().map(move |method| (method, path.clone())))
+        .collect();
+
+    let tested: BTreeSet<(String, String)> =
+        OPERATIONS.iter().map(|operation| (operation.method.to_owned(), operation.path.to_owned())).collect();
+
+    assert_eq!(documented, tested);
+}
+
+#[tokio::test]
+async fn every_operation_needs_a_key() {
+    let host = Host::new().await;
+    let id = host.sandbox().await;
+    for operation in &OPERATIONS {
+        let path = operation.path(&id);
+        let without = Request::builder().method(operation.method).uri(&path).body(Body::empty()).unwrap();
+        let answer = host.send(without).await;
+        assert_eq!(answer.header("www-authenticate"), Some("Bearer"), "{} {path}", operation.method);
+        answer.refused(401, "unauthorized");
+
+        let unknown = format!("spk_{}", "0".repeat(40));
+        host.call(operation.method, &path, &unknown, operation.body()).await.refused(401, "unauthorized");
+        host.call(operation.method, &path, "nonsense", operation.body()).await.refused(401, "unauthorized");
+    }
+}
+
+#[tokio::test]
+async fn operations_that_change_something_need_a_key_that_may_write() {
+    let host = Host::new().await;
+    let id = host.sandbox().await;
+    for operation in OPERATIONS.iter().filter(|operation| operation.mutates()) {
+        let answer = host.call(operation.method, &operation.path(&id), &host.read, operation.body()).await;
+        answer.refused(403, "insufficient_scope");
+        // Capability comes before schema.
+        let answer = host.call(operation.method, &operation.path(&id), &host.read, Some(json!({"no": 1}))).await;
+        answer.refused(403, "insufficient_scope");
+    }
+    for operation in OPERATIONS.iter().filter(|operation| !operation.mutates()) {
+        let answer = host.call(operation.method, &operation.path(&id), &host.read, None).await;
+        assert_ne!(answer.status.as_u16(), 403, "{} {}", operation.method, operation.path);
+    }
+}
+
+#[tokio::test]
+async fn another_teams_sandbox_does_not_exist() {
+    let host = Host::new().await;
+    let id = host.sandbox().await;
+    host.call("PUT", &format!("/v1/sandboxes/{id}/ports/8000"), &host.write, Some(json!({}))).await.expect(200);
+    for operation in OPERATIONS.iter().filter(|operation| operation.of_a_sandbox) {
+        let answer = host.call(operation.method, &operation.path(&id), &host.foreign, operation.body()).await;
+        let foreign = answer.refused(404, "not_found");
+
+        // Indistinguishable from one that never was.
+        let nobody = "sbx0000000000000000000000";
+        let answer = host.call(operation.method, &operation.path(nobody), &host.foreign, operation.body()).await;
+        let absent = answer.refused(404, "not_found");
+        let message = foreign["message"].as_str().unwrap().replace(&id, nobody);
+        assert_eq!(absent["message"], message);
+    }
+    let list = host.call("GET", "/v1/sandboxes", &host.foreign, None).await.expect(200);
+    assert_eq!(list["sandboxes"], json!([]));
+    host.get(&format!("/v1/sandboxes/{id}")).await.expect(200);
+}
+
+#[tokio::test]
+async fn a_key_acts_for_its_own_team_only() {
+    let host = Host::new().await;
+    host.get("/v1/sandboxes?team=acme").await.expect(200);
+    host.get("/v1/sandboxes?team=rival").await.refused(404, "not_found");
+    host.get("/v1/sandbox_limits?team=rival").await.refused(404, "not_found");
+    host.create(json!({"template": "base", "team": "rival"})).await.refused(404, "not_found");
+    host.create(json!({"template": "base", "team": "acme"})).await.expect(201);
+}
+
+#[tokio::test]
+async fn a_revoked_key_is_refused() {
+    let host = Host::new().await;
+    host.get("/v1/templates").await.expect(200);
+    for key in host.app.store.keys.all().await.unwrap() {
+        assert!(host.app.store.keys.revoke(&key.id, jiff::Timestamp::now()).await.unwrap());
+    }
+    host.get("/v1/templates").await.refused(401, "unauthorized");
+}
+
+#[tokio::test]
+async fn the_other_header_for_keys_works_too() {
+    let host = Host::new().await;
+    let request = Request::get("/v1/templates").body(Body::empty()).unwrap();
+    host.send(with_header(request, "x-api-key", &host.read)).await.expect(200);
+}

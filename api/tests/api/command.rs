@@ -1,0 +1,122 @@
+//! The real process: keys from the command line, requests over TCP, the end by a signal.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+
+use serde_json::Value;
+
+fn api() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_sandpiper-api"))
+}
+
+fn run(arguments: &[&str]) -> Output {
+    api().args(arguments).output().unwrap()
+}
+
+fn stdout(output: &Output) -> String {
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+/// Killed if a test fails before it ended by itself.
+struct Server {
+    child: Child,
+    address: String,
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // Fails when the process has ended, which is the aim.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Server {
+    fn start(config: &Path) -> Self {
+        let mut child =
+            api().args(["serve", "--config"]).arg(config).env("NO_COLOR", "1").stderr(Stdio::piped()).spawn().unwrap();
+        let mut log = BufReader::new(child.stderr.take().unwrap()).lines();
+        let serving = log.find_map(|line| line.unwrap().split_once("address=").map(|(_, rest)| rest.to_owned()));
+        let address = serving.expect("the address in the log").trim().to_owned();
+        // Read on, so that the process never waits for room to log.
+        std::thread::spawn(move || log.for_each(drop));
+        Self { child, address }
+    }
+
+    fn get(&self, path: &str, key: &str) -> String {
+        let mut stream = TcpStream::connect(&self.address).unwrap();
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\nConnection: close\r\n\r\n")
+            .unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    }
+}
+
+#[test]
+fn a_key_from_the_command_line_opens_the_server_until_it_is_revoked() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("api.toml");
+    let state = folder.path().join("state");
+    let text = format!(
+        "listen = \"127.0.0.1:0\"\nstate_dir = {state:?}\nagent_socket = {:?}\n",
+        folder.path().join("agent.sock")
+    );
+    std::fs::write(&config, text).unwrap();
+    let config_path = config.to_str().unwrap();
+
+    let plain = stdout(&run(&["key", "create", "--config", config_path, "--team", "acme", "--capability", "read"]));
+    let plain = plain.trim();
+    assert!(plain.starts_with("spk_") && plain.len() == 44, "{plain}");
+    let mut server = Server::start(&config);
+    // Beside the running server.
+    let arguments = [
+        "key",
+        "create",
+        "--config",
+        config_path,
+        "--team",
+        "beta",
+        "--plan",
+        "pro",
+        "--capability",
+        "write",
+        "--json",
+    ];
+    let made: Value = serde_json::from_str(&stdout(&run(&arguments))).unwrap();
+    assert_eq!((&made["team"], &made["plan"]), (&Value::from("beta"), &Value::from("pro")));
+
+    assert!(server.get("/v1/sandbox_limits", plain).starts_with("HTTP/1.1 200"));
+    assert!(server.get("/v1/sandbox_limits", made["key"].as_str().unwrap()).contains("\"plan\":\"pro\""));
+    stdout(&run(&["key", "revoke", "--config", config_path, made["id"].as_str().unwrap()]));
+    assert!(server.get("/v1/sandbox_limits", made["key"].as_str().unwrap()).starts_with("HTTP/1.1 401"));
+    let listed = stdout(&run(&["key", "ls", "--config", config_path, "--json"]));
+    assert!(!listed.contains("spk_"));
+    let listed: Value = serde_json::from_str(&listed).unwrap();
+    assert!(listed["keys"][1]["revoked_at"].is_string());
+
+    let pid = i32::try_from(server.child.id()).unwrap();
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::Signal::SIGTERM).unwrap();
+    assert!(server.child.wait().unwrap().success());
+}
+
+#[test]
+fn mistakes_on_the_command_line_are_explained() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("api.toml");
+    std::fs::write(&config, format!("state_dir = {:?}\n", folder.path().join("state"))).unwrap();
+    let config = config.to_str().unwrap();
+    for (arguments, explanation) in [
+        (vec!["key", "create", "--config", config, "--team", "No Good", "--capability", "read"], "slug"),
+        (vec!["key", "revoke", "--config", config, "key0"], "key ls"),
+        (vec!["serve", "--config", "/nonexistent.toml"], "/nonexistent.toml"),
+    ] {
+        let output = run(&arguments);
+        assert!(!output.status.success());
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(text.contains(explanation), "{text}");
+    }
+}

@@ -1,0 +1,183 @@
+//! `Idempotency-Key`: a repeated request is answered, not done again.
+
+use jiff::SignedDuration;
+use sandpiper_api::dispatch::sync::Synchronizer;
+use serde_json::{Value, json};
+use tower::ServiceExt;
+
+use crate::support::{Answer, Host, eventually, request, with_header};
+
+async fn create(host: &Host, key: &str, body: Value) -> Answer {
+    host.send(with_header(request("POST", "/v1/sandboxes", &host.write, Some(body)), "idempotency-key", key)).await
+}
+
+fn base() -> Value {
+    json!({"template": "base"})
+}
+
+#[tokio::test]
+async fn a_repetition_gets_the_first_answer_with_a_new_session() {
+    let host = Host::new().await;
+    let first = create(&host, "k1", base()).await;
+    assert_eq!(first.header("idempotency-replayed"), None);
+    let mut first = first.expect(201);
+
+    let again = create(&host, "k1", base()).await;
+
+    assert_eq!(again.header("idempotency-replayed"), Some("true"));
+    let mut again = again.expect(201);
+    assert_ne!(first["session"]["access_token"], again["session"]["access_token"]);
+    first["session"].take();
+    again["session"].take();
+    assert_eq!(first, again);
+    assert_eq!(host.agent.records().sandboxes.len(), 1);
+}
+
+#[tokio::test]
+async fn no_session_is_stored() {
+    let host = Host::new().await;
+    let token = create(&host, "k1", base()).await.expect(201)["session"]["access_token"].as_str().unwrap().to_owned();
+    let files = std::fs::read_dir(&host.app.config.state_dir).unwrap().map(|entry| entry.unwrap().path());
+    let found = files
+        .map(|path| std::fs::read(path).unwrap())
+        .any(|content| content.windows(token.len()).any(|window| window == token.as_bytes()));
+    assert!(!found);
+}
+
+#[tokio::test]
+async fn another_request_with_the_key_is_refused() {
+    let host = Host::new().await;
+    create(&host, "k1", base()).await.expect(201);
+    create(&host, "k1", json!({"template": "base", "timeout": 5})).await.refused(422, "idempotency_key_reused");
+}
+
+#[tokio::test]
+async fn keys_belong_to_their_team() {
+    let host = Host::new().await;
+    let ours = create(&host, "k1", base()).await.expect(201);
+    let theirs = request("POST", "/v1/sandboxes", &host.foreign, Some(base()));
+    let theirs = host.send(with_header(theirs, "idempotency-key", "k1")).await.expect(201);
+    assert_ne!(ours["id"], theirs["id"]);
+}
+
+#[tokio::test]
+async fn a_request_at_work_is_not_begun_again() {
+    let host = Host::new().await;
+    host.sync().await;
+    host.agent.hold_creates();
+    let order = request("POST", "/v1/sandboxes", &host.write, Some(base()));
+    let first = tokio::spawn(host.router().oneshot(with_header(order, "idempotency-key", "k1")));
+    eventually("the order arrives", async || host.agent.records().orders.len() == 1).await;
+
+    let second = create(&host, "k1", base()).await;
+
+    assert_eq!(second.header("retry-after"), Some("1"));
+    second.refused(409, "idempotency_in_progress");
+    host.agent.admit(1);
+    let first = Answer::read(first.await.unwrap().unwrap()).await.expect(201);
+    assert_eq!(create(&host, "k1", base()).await.expect(201)["id"], first["id"]);
+}
+
+#[tokio::test]
+async fn parallel_repetitions_make_one_sandbox() {
+    let host = Host::new().await;
+    host.sync().await;
+    let requests = (0..16).map(|_| {
+        let order = request("POST", "/v1/sandboxes", &host.write, Some(base()));
+        tokio::spawn(host.router().oneshot(with_header(order, "idempotency-key", "k1")))
+    });
+    for answer in requests.collect::<Vec<_>>() {
+        let status = answer.await.unwrap().unwrap().status().as_u16();
+        assert!(matches!(status, 201 | 409), "{status}");
+    }
+    assert_eq!(host.agent.records().sandboxes.len(), 1);
+}
+
+#[tokio::test]
+async fn what_failed_may_be_tried_again_with_the_key() {
+    let host = Host::new().await;
+    host.agent.records().refuse_create = Some((503, "capacity_unavailable"));
+    create(&host, "k1", base()).await.refused(503, "capacity_unavailable");
+    host.agent.records().refuse_create = None;
+
+    let answer = create(&host, "k1", base()).await;
+
+    assert_eq!(answer.header("idempotency-replayed"), None);
+    answer.expect(201);
+}
+
+#[tokio::test]
+async fn a_repeated_delete_is_not_404() {
+    let host = Host::new().await;
+    let path = format!("/v1/sandboxes/{}", host.sandbox().await);
+    let delete = || with_header(request("DELETE", &path, &host.write, None), "idempotency-key", "k1");
+    host.send(delete()).await.expect(204);
+
+    let again = host.send(delete()).await;
+
+    assert_eq!(again.header("idempotency-replayed"), Some("true"));
+    again.expect(204);
+    host.call("DELETE", &path, &host.write, None).await.refused(404, "not_found");
+}
+
+#[tokio::test]
+async fn a_key_is_forgotten_after_a_day() {
+    let host = Host::new().await;
+    let first = create(&host, "k1", base()).await.expect(201);
+    host.pass(SignedDuration::from_hours(25));
+    let later = create(&host, "k1", base()).await;
+    assert_eq!(later.header("idempotency-replayed"), None);
+    assert_ne!(later.expect(201)["id"], first["id"]);
+}
+
+#[tokio::test]
+async fn after_a_crash_the_sandbox_that_was_made_is_the_answer() {
+    let host = Host::new().await;
+    host.sync().await;
+    host.agent.hold_creates();
+    let order = request("POST", "/v1/sandboxes", &host.write, Some(base()));
+    let lost = tokio::spawn(host.router().oneshot(with_header(order, "idempotency-key", "k1")));
+    eventually("the order arrives", async || host.agent.records().orders.len() == 1).await;
+    lost.abort();
+    let id = host.agent.records().orders[0].id.clone();
+    // The process is killed now; the agent finishes.
+    let host = host.restart().await;
+    host.agent.insert(&id);
+
+    let answer = create(&host, "k1", base()).await.expect(201);
+
+    assert_eq!(answer["id"], id.as_str());
+    assert_eq!(answer["state"], "ready");
+    assert!(answer["session"]["access_token"].is_string());
+    let again = create(&host, "k1", base()).await;
+    assert_eq!(again.header("idempotency-replayed"), Some("true"));
+    assert_eq!(again.expect(201)["id"], id.as_str());
+}
+
+#[tokio::test]
+async fn after_a_crash_before_anything_was_made_the_request_is_done() {
+    let host = Host::new().await;
+    host.sync().await;
+    host.agent.hold_creates();
+    let order = request("POST", "/v1/sandboxes", &host.write, Some(base()));
+    let lost = tokio::spawn(host.router().oneshot(with_header(order, "idempotency-key", "k1")));
+    eventually("the order arrives", async || host.agent.records().orders.len() == 1).await;
+    lost.abort();
+    let host = host.restart().await;
+    let first = host.agent.records().orders[0].id.clone();
+    // The agent never made it.
+    Synchronizer::new(host.app.clone()).round().await.unwrap();
+    host.agent.admit(2);
+
+    let answer = create(&host, "k1", base()).await.expect(201);
+
+    assert_ne!(answer["id"], first.as_str());
+}
+
+#[tokio::test]
+async fn a_key_must_be_visible_ascii() {
+    let host = Host::new().await;
+    create(&host, "two words", base()).await.blames("Idempotency-Key");
+    create(&host, &"k".repeat(256), base()).await.blames("Idempotency-Key");
+    create(&host, &"k".repeat(255), base()).await.expect(201);
+}

@@ -1,0 +1,17 @@
+//! The API process from outside: its real router over a real SQLite file, asking an agent over a real Unix socket. Only the
+//! agent is a stand-in ([`support::agent`]), as another process would be.
+
+mod authorization;
+mod command;
+mod connect;
+mod create;
+mod http;
+mod idempotency;
+mod list;
+mod openapi;
+mod ports;
+mod quota;
+mod sandbox;
+mod support;
+mod sync;
+mod validation;

@@ -1,0 +1,89 @@
+//! The quota holds whatever happens at once.
+
+use axum::response::Response;
+use sandpiper_api::plan::Quota;
+use serde_json::json;
+use tower::ServiceExt;
+
+use crate::support::{Answer, Host, request};
+
+#[tokio::test]
+async fn parallel_creates_never_pass_the_quota() {
+    let host = Host::with(|config| config.plans.pro.quota = Quota { sandboxes: 5, cpu: 100, memory_mb: 100_000 }).await;
+    host.sync().await;
+
+    let creates = (0..24).map(|_| {
+        let order = request("POST", "/v1/sandboxes", &host.write, Some(json!({"template": "base"})));
+        tokio::spawn(host.router().oneshot(order))
+    });
+    let mut statuses = Vec::new();
+    for create in creates.collect::<Vec<_>>() {
+        let response: Response = create.await.unwrap().unwrap();
+        statuses.push(Answer::read(response).await.status.as_u16());
+    }
+
+    assert_eq!(statuses.iter().filter(|status| **status == 201).count(), 5, "{statuses:?}");
+    assert_eq!(statuses.iter().filter(|status| **status == 422).count(), 19, "{statuses:?}");
+    assert_eq!(host.agent.records().sandboxes.len(), 5);
+}
+
+#[tokio::test]
+async fn a_refusal_shows_the_quota_as_the_limits_do() {
+    let host = Host::with(|config| config.plans.pro.quota = Quota { sandboxes: 9, cpu: 3, memory_mb: 4096 }).await;
+    host.create(json!({"template": "base", "cpu": 2, "memory_mb": 1024})).await.expect(201);
+
+    let body = host
+        .create(json!({"template": "base", "cpu": 2, "memory_mb": 512}))
+        .await
+        .refused(422, "sandbox_quota_exceeded");
+
+    let limits = host.get("/v1/sandbox_limits").await.expect(200);
+    assert_eq!(body["quota"]["limits"], json!({"sandboxes": 9, "cpu": 3, "memory_mb": 4096}));
+    assert_eq!(body["quota"]["usage"], json!({"sandboxes": 1, "cpu": 2, "memory_mb": 1024}));
+    assert_eq!(body["quota"]["reservation"], json!({"sandboxes": 1, "cpu": 2, "memory_mb": 512}));
+    assert_eq!(limits["quota"]["limits"], body["quota"]["limits"]);
+    assert_eq!(limits["quota"]["usage"], body["quota"]["usage"]);
+    host.create(json!({"template": "base", "cpu": 1})).await.expect(201);
+}
+
+#[tokio::test]
+async fn memory_is_counted_too_and_a_delete_frees_it() {
+    let host = Host::with(|config| config.plans.pro.quota = Quota { sandboxes: 9, cpu: 9, memory_mb: 1024 }).await;
+    let first = host.create(json!({"template": "base", "memory_mb": 1024})).await.expect(201);
+    host.create(json!({"template": "base"})).await.refused(422, "sandbox_quota_exceeded");
+
+    let path = format!("/v1/sandboxes/{}", first["id"].as_str().unwrap());
+    host.call("DELETE", &path, &host.write, None).await.expect(204);
+
+    host.create(json!({"template": "base"})).await.expect(201);
+}
+
+#[tokio::test]
+async fn a_failed_sandbox_frees_its_quota_and_stays_visible() {
+    let host = Host::with(|config| config.plans.pro.quota.sandboxes = 1).await;
+    let id = host.sandbox().await;
+    host.create(json!({"template": "base"})).await.refused(422, "sandbox_quota_exceeded");
+
+    host.agent.fail(&id);
+    host.sync().await;
+
+    host.create(json!({"template": "base"})).await.expect(201);
+    let failed = host.get(&format!("/v1/sandboxes/{id}")).await.expect(200);
+    assert_eq!(failed["state"], "failed");
+    assert_eq!(failed["error"], json!({"code": "guest_panicked", "message": "The kernel panicked"}));
+}
+
+#[tokio::test]
+async fn limits_show_plan_catalog_and_prices() {
+    let host = Host::new().await;
+    let limits = host.get("/v1/sandbox_limits").await.expect(200);
+    assert_eq!((&limits["cpu"], &limits["memory_mb"], &limits["plan"]), (&json!(1), &json!(512), &json!("pro")));
+    assert_eq!(limits["cpu_values"], json!([1, 2, 4, 8]));
+    assert_eq!(limits["root_disk_gib"], 20);
+    assert_eq!(limits["max_timeout"], 86_400);
+    assert_eq!(limits["prices"]["currency"], "USD");
+    let plans: Vec<_> = limits["plans"].as_array().unwrap().iter().map(|plan| plan["name"].as_str()).collect();
+    assert_eq!(plans, [Some("basic"), Some("pro"), Some("enterprise")]);
+    assert_eq!(limits["plans"][0]["root_disk_gib"], 10);
+    assert_eq!(limits["plans"][0]["overrides"], false);
+}

@@ -1,0 +1,160 @@
+//! One sandbox: show, update, delete, logs; and the audit of all that.
+
+use jiff::{SignedDuration, Timestamp};
+use serde_json::{Value, json};
+
+use crate::support::Host;
+
+fn until_deadline(sandbox: &Value) -> SignedDuration {
+    sandbox["deadline"].as_str().unwrap().parse::<Timestamp>().unwrap().duration_since(Timestamp::now())
+}
+
+#[tokio::test]
+async fn show_asks_the_agent() {
+    let host = Host::new().await;
+    let path = format!("/v1/sandboxes/{}", host.sandbox().await);
+    let sandbox = host.get(&path).await.expect(200);
+    assert!(sandbox.get("session").is_none() && sandbox.get("envs").is_none());
+
+    host.agent.records().sandboxes.clear();
+
+    host.get(&path).await.refused(404, "not_found");
+    assert_eq!(host.get("/v1/sandboxes").await.expect(200)["sandboxes"], json!([]));
+}
+
+#[tokio::test]
+async fn an_update_changes_deadline_and_metadata() {
+    let host = Host::new().await;
+    let body = host.create(json!({"template": "base", "metadata": {"a": "1"}})).await.expect(201);
+    let path = format!("/v1/sandboxes/{}", body["id"].as_str().unwrap());
+
+    let changed = json!({"timeout": 3000, "metadata": {"b": 2}, "lifecycle": {"on_timeout": "kill"}});
+    let updated = host.call("PATCH", &path, &host.write, Some(changed)).await.expect(200);
+
+    assert_eq!(updated["metadata"], json!({"b": "2"}));
+    assert_eq!(updated["timeout"], 3000);
+    assert!(until_deadline(&updated) > SignedDuration::from_secs(2000));
+    assert_eq!(host.get(&path).await.expect(200), updated);
+    // Unlike connect, an update may shorten.
+    let shortened = host.call("PATCH", &path, &host.write, Some(json!({"timeout": 10}))).await.expect(200);
+    assert!(until_deadline(&shortened) <= SignedDuration::from_secs(10));
+    assert_eq!(shortened["metadata"], json!({"b": "2"}));
+}
+
+#[tokio::test]
+async fn an_update_that_makes_no_sense_is_refused() {
+    let host = Host::new().await;
+    let path = format!("/v1/sandboxes/{}", host.sandbox().await);
+    for (body, field) in [
+        (json!({"timeout": 0}), "timeout"),
+        (json!({"timeout": 86_401}), "timeout"),
+        (json!({"lifecycle": {"on_timeout": "pause"}}), "lifecycle.on_timeout"),
+        (json!({"metadata": 1}), "metadata"),
+    ] {
+        host.call("PATCH", &path, &host.write, Some(body)).await.blames(field);
+    }
+    host.call("PATCH", &path, &host.write, Some(json!({"cpu": 2}))).await.refused(400, "invalid_request");
+    host.call("PATCH", &path, &host.write, None).await.refused(400, "invalid_request");
+}
+
+#[tokio::test]
+async fn a_delete_ends_the_sandbox_and_again_is_404() {
+    let host = Host::new().await;
+    let id = host.sandbox().await;
+    let path = format!("/v1/sandboxes/{id}");
+
+    let answer = host.call("DELETE", &path, &host.write, None).await;
+
+    assert!(answer.text.is_empty());
+    answer.expect(204);
+    assert!(host.agent.records().sandboxes.is_empty());
+    host.get(&path).await.refused(404, "not_found");
+    host.call("DELETE", &path, &host.write, None).await.refused(404, "not_found");
+    host.call("PATCH", &path, &host.write, Some(json!({"metadata": {}}))).await.refused(404, "not_found");
+}
+
+#[tokio::test]
+async fn a_failed_sandbox_can_be_deleted_although_the_agent_forgot_it() {
+    let host = Host::new().await;
+    let id = host.sandbox().await;
+    host.agent.fail(&id);
+    host.sync().await;
+    host.agent.records().sandboxes.clear();
+    host.sync().await;
+    let path = format!("/v1/sandboxes/{id}");
+    assert_eq!(host.get(&path).await.expect(200)["state"], "failed");
+    host.call("PATCH", &path, &host.write, Some(json!({"timeout": 60}))).await.refused(409, "invalid_state");
+
+    host.call("DELETE", &path, &host.write, None).await.expect(204);
+
+    host.get(&path).await.refused(404, "not_found");
+}
+
+#[tokio::test]
+async fn without_the_agent_reads_are_answered_and_changes_are_not() {
+    let mut host = Host::new().await;
+    let path = format!("/v1/sandboxes/{}", host.sandbox().await);
+    host.agent.stop();
+
+    assert_eq!(host.get(&path).await.expect(200)["state"], "ready");
+    assert_eq!(host.get("/v1/sandboxes").await.expect(200)["sandboxes"].as_array().unwrap().len(), 1);
+    host.get("/v1/sandbox_limits").await.expect(200);
+
+    for (method, path, body) in [
+        ("DELETE", path.clone(), None),
+        ("PATCH", path.clone(), Some(json!({"timeout": 60}))),
+        ("POST", format!("{path}/connect"), None),
+        ("PUT", format!("{path}/ports/80"), None),
+    ] {
+        let answer = host.call(method, &path, &host.write, body).await;
+        assert_eq!(answer.header("retry-after"), Some("5"), "{method} {path}");
+        answer.refused(503, "host_unavailable");
+    }
+    host.agent.resume();
+    host.call("DELETE", &path, &host.write, None).await.expect(204);
+}
+
+#[tokio::test]
+async fn sandboxes_survive_a_kill_of_this_process() {
+    let host = Host::new().await;
+    let before = host.create(json!({"template": "base", "metadata": {"a": "1"}})).await.expect(201);
+
+    let host = host.restart().await;
+
+    let path = format!("/v1/sandboxes/{}", before["id"].as_str().unwrap());
+    let after = host.get(&path).await.expect(200);
+    assert_eq!(after["metadata"], json!({"a": "1"}));
+    assert_eq!(after["deadline"], before["deadline"]);
+}
+
+#[tokio::test]
+async fn logs_can_be_read_after_the_end() {
+    let host = Host::new().await;
+    let id = host.sandbox().await;
+    host.call("DELETE", &format!("/v1/sandboxes/{id}"), &host.write, None).await.expect(204);
+
+    let logs = host.get(&format!("/v1/sandboxes/{id}/logs")).await.expect(200);
+
+    assert_eq!(logs["entries"][0]["source"], "host");
+    assert_eq!(logs["entries"][0]["message"], "started");
+    host.get("/v1/sandboxes/sbx0000000000000000000000/logs").await.refused(404, "not_found");
+}
+
+#[tokio::test]
+async fn the_audit_says_who_changed_what() {
+    let host = Host::new().await;
+    let id = host.sandbox().await;
+    let path = format!("/v1/sandboxes/{id}");
+    host.call("DELETE", &path, &host.read, None).await.refused(403, "insufficient_scope");
+    host.call("DELETE", &path, &host.write, None).await.expect(204);
+
+    let entries = host.app.store.audit.newest(Some(&id), 10).await.unwrap();
+
+    let found: Vec<_> = entries.iter().map(|entry| (entry.action.as_str(), entry.status)).collect();
+    assert_eq!(
+        found,
+        [("DELETE /v1/sandboxes/{id}", 204), ("DELETE /v1/sandboxes/{id}", 403), ("POST /v1/sandboxes", 201)]
+    );
+    assert_eq!(entries[0].key_id, entries[2].key_id);
+    assert_ne!(entries[0].key_id, entries[1].key_id);
+}

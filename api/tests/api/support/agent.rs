@@ -1,0 +1,311 @@
+//! A stand-in for the agent: the protocol over a real Unix socket, sandboxes that are only records.
+
+use std::collections::BTreeMap;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use axum::extract::{Path as UrlPath, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use jiff::{SignedDuration, Timestamp};
+use sandpiper_protocol::agent::{
+    CreateSandbox, CreatedSandbox, ErrorBody, ExposedPort, LogEntry, LogPage, LogSource, PortRecord, PortStatus,
+    RuntimeBaseline, Sandbox, SandboxError, SandboxList, SandboxState, Session, StartTimings, TemplateList,
+    TemplateVersion, UpdateSandbox,
+};
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::Semaphore;
+
+/// Ids of the versions of `base`, older first.
+pub(crate) const VERSIONS: [&str; 2] = ["ver0000000000000000000001", "ver0000000000000000000002"];
+
+/// What the agent has and how it behaves.
+#[derive(Default)]
+pub(crate) struct Records {
+    pub(crate) sandboxes: BTreeMap<String, Sandbox>,
+    pub(crate) templates: Vec<TemplateVersion>,
+    /// Create requests as they arrived.
+    pub(crate) orders: Vec<CreateSandbox>,
+    /// Ids of delete requests as they arrived.
+    pub(crate) deletes: Vec<String>,
+    /// Deadlines asked for, seconds.
+    pub(crate) timeouts: Vec<Option<u64>>,
+    pub(crate) refuse_create: Option<(u16, &'static str)>,
+    sessions: u32,
+}
+
+#[derive(Clone)]
+struct Shared {
+    records: Arc<Mutex<Records>>,
+    /// A create request passes with a permit.
+    gate: Arc<Semaphore>,
+}
+
+/// The agent.
+pub(crate) struct StubAgent {
+    shared: Shared,
+    socket: PathBuf,
+    /// Of its own: ended, it takes its connections along, as a process does.
+    runtime: Option<Runtime>,
+}
+
+impl Drop for StubAgent {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl StubAgent {
+    pub(crate) fn start(socket: &Path) -> Self {
+        let templates = VERSIONS.iter().zip(1..).map(|(id, day)| TemplateVersion {
+            id: (*id).to_owned(),
+            slug: "base".to_owned(),
+            digest: "00".repeat(32),
+            created_at: Timestamp::from_second(day * 86_400).unwrap(),
+            baseline: RuntimeBaseline { cpu: 1, memory_mb: 256 },
+        });
+        let records = Records { templates: templates.collect(), ..Records::default() };
+        let shared =
+            Shared { records: Arc::new(Mutex::new(records)), gate: Arc::new(Semaphore::new(Semaphore::MAX_PERMITS)) };
+        let mut agent = Self { shared, socket: socket.to_owned(), runtime: None };
+        agent.resume();
+        agent
+    }
+
+    /// What it has.
+    pub(crate) fn records(&self) -> MutexGuard<'_, Records> {
+        self.shared.records.lock().unwrap()
+    }
+
+    /// From now on a create request waits for [`Self::admit`].
+    pub(crate) fn hold_creates(&self) {
+        self.shared.gate.forget_permits(usize::MAX);
+    }
+
+    /// Lets `count` create requests pass.
+    pub(crate) fn admit(&self, count: usize) {
+        self.shared.gate.add_permits(count);
+    }
+
+    /// The process is gone; its sandboxes are not.
+    pub(crate) fn stop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+        // Missing when it was stopped before.
+        let _ = std::fs::remove_file(&self.socket);
+    }
+
+    /// The process is back.
+    pub(crate) fn resume(&mut self) {
+        let listener = UnixListener::bind(&self.socket).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let router = router(self.shared.clone());
+        let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        runtime.spawn(async move {
+            let listener = tokio::net::UnixListener::from_std(listener).unwrap();
+            axum::serve(listener, router).await.unwrap();
+        });
+        self.runtime = Some(runtime);
+    }
+
+    /// A sandbox that ended by itself.
+    pub(crate) fn fail(&self, id: &str) {
+        let mut records = self.records();
+        let sandbox = records.sandboxes.get_mut(id).unwrap();
+        sandbox.state = SandboxState::Failed;
+        sandbox.error = Some(SandboxError { code: "guest_panicked".into(), message: "The kernel panicked".into() });
+        sandbox.stopped_at = Some(Timestamp::now());
+    }
+
+    /// A sandbox that nobody ordered, or whose order is not known any more.
+    pub(crate) fn insert(&self, id: &str) {
+        self.records().sandboxes.insert(id.to_owned(), sandbox(&order(id)));
+    }
+}
+
+fn router(shared: Shared) -> Router {
+    Router::new()
+        .route("/sandboxes", get(list).post(create))
+        .route("/sandboxes/{id}", get(show).patch(update).delete(delete))
+        .route("/sandboxes/{id}/session", post(session))
+        .route("/sandboxes/{id}/ports/{port}", get(port).put(expose).delete(unexpose))
+        .route("/sandboxes/{id}/logs", get(logs))
+        .route("/templates", get(templates))
+        .with_state(shared)
+}
+
+fn order(id: &str) -> CreateSandbox {
+    CreateSandbox {
+        id: id.to_owned(),
+        template_version: VERSIONS[1].to_owned(),
+        cpu: 1,
+        memory_mb: 256,
+        disk_gib: 20,
+        timeout_seconds: 300,
+        lifecycle: sandpiper_protocol::agent::Lifecycle::default(),
+        envs: BTreeMap::new(),
+        exposed_ports: Vec::new(),
+        allow_public_traffic: true,
+    }
+}
+
+fn sandbox(order: &CreateSandbox) -> Sandbox {
+    let now = Timestamp::now();
+    Sandbox {
+        id: order.id.clone(),
+        state: SandboxState::Ready,
+        template_version: order.template_version.clone(),
+        cpu: order.cpu,
+        memory_mb: order.memory_mb,
+        disk_gib: order.disk_gib,
+        timeout_seconds: order.timeout_seconds,
+        deadline: now + seconds(order.timeout_seconds),
+        lifecycle: order.lifecycle,
+        exposed_ports: order.exposed_ports.clone(),
+        allow_public_traffic: order.allow_public_traffic,
+        data_plane_url: format!("http://{}.sandbox.localhost:8080", order.id),
+        created_at: now,
+        started_at: Some(now),
+        stopped_at: None,
+        error: None,
+        timings: StartTimings::default(),
+    }
+}
+
+fn seconds(count: u64) -> SignedDuration {
+    SignedDuration::from_secs(i64::try_from(count).unwrap())
+}
+
+fn refusal(status: u16, code: &str) -> Response {
+    let body = ErrorBody { code: code.into(), message: format!("stub says {code}") };
+    (StatusCode::from_u16(status).unwrap(), Json(body)).into_response()
+}
+
+impl Records {
+    fn session(&mut self, id: &str) -> Session {
+        self.sessions += 1;
+        Session {
+            data_plane_url: format!("http://{id}.sandbox.localhost:8080"),
+            access_token: format!("token-{}", self.sessions),
+            expires_at: Timestamp::now() + SignedDuration::from_hours(1),
+        }
+    }
+}
+
+async fn list(State(shared): State<Shared>) -> Json<SandboxList> {
+    Json(SandboxList { sandboxes: shared.records.lock().unwrap().sandboxes.values().cloned().collect() })
+}
+
+async fn create(State(shared): State<Shared>, Json(order): Json<CreateSandbox>) -> Response {
+    shared.records.lock().unwrap().orders.push(order.clone());
+    let permit = shared.gate.acquire().await.unwrap();
+    permit.forget();
+    let mut records = shared.records.lock().unwrap();
+    if let Some((status, code)) = records.refuse_create {
+        return refusal(status, code);
+    }
+    let sandbox = sandbox(&order);
+    records.sandboxes.insert(order.id.clone(), sandbox.clone());
+    let session = records.session(&order.id);
+    (StatusCode::CREATED, Json(CreatedSandbox { sandbox, session })).into_response()
+}
+
+async fn show(State(shared): State<Shared>, UrlPath(id): UrlPath<String>) -> Response {
+    match shared.records.lock().unwrap().sandboxes.get(&id) {
+        Some(sandbox) => Json(sandbox).into_response(),
+        None => refusal(404, "not_found"),
+    }
+}
+
+async fn update(
+    State(shared): State<Shared>,
+    UrlPath(id): UrlPath<String>,
+    Json(change): Json<UpdateSandbox>,
+) -> Response {
+    let mut records = shared.records.lock().unwrap();
+    records.timeouts.push(change.timeout_seconds);
+    let Some(sandbox) = records.sandboxes.get_mut(&id) else { return refusal(404, "not_found") };
+    if let Some(timeout) = change.timeout_seconds {
+        sandbox.timeout_seconds = timeout;
+        sandbox.deadline = Timestamp::now() + seconds(timeout);
+    }
+    Json(&*sandbox).into_response()
+}
+
+async fn delete(State(shared): State<Shared>, UrlPath(id): UrlPath<String>) -> Response {
+    let mut records = shared.records.lock().unwrap();
+    records.deletes.push(id.clone());
+    match records.sandboxes.remove(&id) {
+        Some(_) => StatusCode::NO_CONTENT.into_response(),
+        None => refusal(404, "not_found"),
+    }
+}
+
+async fn session(State(shared): State<Shared>, UrlPath(id): UrlPath<String>) -> Response {
+    let mut records = shared.records.lock().unwrap();
+    if !records.sandboxes.contains_key(&id) {
+        return refusal(404, "not_found");
+    }
+    Json(records.session(&id)).into_response()
+}
+
+fn record(id: &str, port: ExposedPort) -> PortRecord {
+    let host = format!("p{}-{id}.sandbox.localhost", port.port);
+    PortRecord {
+        port: port.port,
+        url: format!("http://{host}:8080"),
+        host,
+        protocol: port.protocol,
+        public: port.public,
+        status: PortStatus::Closed,
+    }
+}
+
+async fn port(State(shared): State<Shared>, UrlPath((id, port)): UrlPath<(String, u16)>) -> Response {
+    let records = shared.records.lock().unwrap();
+    let ports = records.sandboxes.get(&id).map(|sandbox| sandbox.exposed_ports.as_slice()).unwrap_or_default();
+    match ports.iter().find(|exposed| exposed.port == port) {
+        Some(exposed) => Json(record(&id, *exposed)).into_response(),
+        None => refusal(404, "not_found"),
+    }
+}
+
+async fn expose(
+    State(shared): State<Shared>,
+    UrlPath((id, _)): UrlPath<(String, u16)>,
+    Json(port): Json<ExposedPort>,
+) -> Response {
+    let mut records = shared.records.lock().unwrap();
+    let Some(sandbox) = records.sandboxes.get_mut(&id) else { return refusal(404, "not_found") };
+    sandbox.exposed_ports.retain(|exposed| exposed.port != port.port);
+    sandbox.exposed_ports.push(port);
+    Json(record(&id, port)).into_response()
+}
+
+async fn unexpose(State(shared): State<Shared>, UrlPath((id, port)): UrlPath<(String, u16)>) -> Response {
+    let mut records = shared.records.lock().unwrap();
+    let Some(sandbox) = records.sandboxes.get_mut(&id) else { return refusal(404, "not_found") };
+    let before = sandbox.exposed_ports.len();
+    sandbox.exposed_ports.retain(|exposed| exposed.port != port);
+    if sandbox.exposed_ports.len() == before {
+        return refusal(404, "not_found");
+    }
+    StatusCode::NO_CONTENT.into_response()
+}
+
+/// Like the real one, it keeps a log after the end: here for every id that was ever ordered.
+async fn logs(State(shared): State<Shared>, UrlPath(id): UrlPath<String>) -> Response {
+    if !shared.records.lock().unwrap().orders.iter().any(|order| order.id == id) {
+        return refusal(404, "not_found");
+    }
+    let entry = LogEntry { time: Timestamp::now(), source: LogSource::Host, message: "started".into() };
+    Json(LogPage { entries: vec![entry] }).into_response()
+}
+
+async fn templates(State(shared): State<Shared>) -> Json<TemplateList> {
+    Json(TemplateList { templates: shared.records.lock().unwrap().templates.clone() })
+}

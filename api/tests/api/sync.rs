@@ -1,0 +1,92 @@
+//! The synchronisation with the agent, round by round.
+
+use jiff::SignedDuration;
+use sandpiper_api::dispatch::sync::Synchronizer;
+use sandpiper_protocol::id;
+use serde_json::json;
+
+use crate::support::{Host, eventually, request, with_header};
+use tower::ServiceExt;
+
+#[tokio::test]
+async fn a_sandbox_whose_time_is_over_disappears() {
+    let host = Host::new().await;
+    host.sandbox().await;
+    host.agent.records().sandboxes.clear();
+
+    host.sync().await;
+
+    assert_eq!(host.get("/v1/sandboxes").await.expect(200)["sandboxes"], json!([]));
+    assert_eq!(host.get("/v1/sandbox_limits").await.expect(200)["quota"]["usage"]["sandboxes"], 0);
+}
+
+#[tokio::test]
+async fn a_failure_is_kept_for_a_while_after_the_agent_forgot_it() {
+    let host = Host::new().await;
+    let id = host.sandbox().await;
+    host.agent.fail(&id);
+    host.sync().await;
+    host.agent.records().sandboxes.clear();
+    host.sync().await;
+    let list = host.get("/v1/sandboxes").await.expect(200);
+    assert_eq!(list["sandboxes"][0]["state"], "failed");
+
+    host.pass(SignedDuration::from_hours(2));
+    host.sync().await;
+
+    assert_eq!(host.get("/v1/sandboxes").await.expect(200)["sandboxes"], json!([]));
+}
+
+#[tokio::test]
+async fn a_sandbox_without_a_row_is_removed_but_not_at_first_sight() {
+    let host = Host::new().await;
+    let kept = host.sandbox().await;
+    let orphan = id::generate("sbx");
+    host.agent.insert(&orphan);
+    let mut synchronizer = Synchronizer::new(host.app.clone());
+
+    synchronizer.round().await.unwrap();
+    assert_eq!(host.agent.records().sandboxes.len(), 2);
+
+    synchronizer.round().await.unwrap();
+    eventually("the orphan is gone", async || host.agent.records().sandboxes.len() == 1).await;
+    assert!(host.agent.records().sandboxes.contains_key(&kept));
+    assert_eq!(host.agent.records().deletes, [orphan]);
+}
+
+#[tokio::test]
+async fn a_start_that_this_process_died_in_is_settled_by_what_the_agent_has() {
+    let host = Host::new().await;
+    host.sync().await;
+    host.agent.hold_creates();
+    for n in 0..2 {
+        let order = request("POST", "/v1/sandboxes", &host.write, Some(json!({"template": "base"})));
+        let lost = tokio::spawn(host.router().oneshot(with_header(order, "x-request-id", &format!("r{n}"))));
+        eventually("the order arrives", async || host.agent.records().orders.len() == n + 1).await;
+        lost.abort();
+    }
+    let made = host.agent.records().orders[0].id.clone();
+    let host = host.restart().await;
+    host.agent.insert(&made);
+    let list = host.get("/v1/sandboxes?query[state][]=creating").await.expect(200);
+    assert_eq!(list["sandboxes"].as_array().unwrap().len(), 2);
+
+    host.sync().await;
+
+    let list = host.get("/v1/sandboxes").await.expect(200);
+    assert_eq!(list["sandboxes"].as_array().unwrap().len(), 1);
+    assert_eq!(list["sandboxes"][0]["id"], made.as_str());
+    assert_eq!(list["sandboxes"][0]["state"], "ready");
+}
+
+#[tokio::test]
+async fn an_agent_that_is_away_changes_nothing() {
+    let mut host = Host::new().await;
+    host.sandbox().await;
+    host.agent.stop();
+
+    assert!(Synchronizer::new(host.app.clone()).round().await.is_err());
+
+    let list = host.get("/v1/sandboxes").await.expect(200);
+    assert_eq!(list["sandboxes"][0]["state"], "ready");
+}
