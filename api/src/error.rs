@@ -202,11 +202,6 @@ impl ApiError {
         self.0.status
     }
 
-    /// The code of the envelope.
-    pub fn code(&self) -> &'static str {
-        self.0.code
-    }
-
     /// An envelope for a status that no handler chose.
     fn of_status(status: StatusCode) -> Self {
         match status {
@@ -266,7 +261,7 @@ pub fn render(mut response: Response, request_id: &str) -> Response {
         None => return response,
     };
     if let Some(cause) = &error.cause {
-        tracing::error!(request_id, code = error.code, cause, "request failed");
+        tracing::error!(code = error.code, cause, "request failed");
     }
     let body = ErrorBody {
         error: error.code.to_owned(),

@@ -233,8 +233,12 @@ pub struct TemplateVersion {
     /// `ver…`
     pub id: String,
     pub slug: String,
-    /// SHA-256 of the root file system image, hexadecimal.
+    /// Of the root file system image: SHA-256, hexadecimal, over its blocks that are not all zeros, their offsets, and
+    /// its length.
     pub digest: String,
+    /// The name that its importer gave to the content, if any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<String>,
     pub created_at: Timestamp,
     pub baseline: RuntimeBaseline,
 }
@@ -252,9 +256,10 @@ pub struct ImportTemplate {
     pub slug: String,
     /// Absolute path of an ext4 image, copied (holes kept).
     pub image: String,
-    /// SHA-256 of the image where the caller knows it, checked while copying.
+    /// A name for the image's content that the caller vouches for, such as the key of its build, 1 to 255 bytes: where the
+    /// slug has a version of this key, that version is the answer and the image is not read.
     #[serde(default)]
-    pub digest: Option<String>,
+    pub key: Option<String>,
     pub baseline: RuntimeBaseline,
 }
 

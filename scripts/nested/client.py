@@ -1,7 +1,7 @@
 """The machine's side of the nested host: starts it, talks to it, ends it. Called by `scripts/host`, which has the help.
 
-    client.py IMAGE run [--keep S] CHECKOUT -- ARGV...     client.py - run ...: only if its host runs, else status 99
-    client.py - stop | status | forward PORT[:PORT]
+    client.py run IMAGE CHECKOUT KEEP FORWARDS ARGUMENT...    KEEP may be empty; FORWARDS: PORT:PORT,...
+    client.py stop | status | forward FORWARDS
 
 Everything of a running nested host is in the run directory (mode 0700):
 
@@ -437,7 +437,7 @@ class Command:
         ended.put(status)
 
 
-def run(image, checkout, keep, argv):
+def run(image, checkout, keep, forwards, argv):
     detach = os.environ.get("SANDPIPER_HOST_DETACH") == "1"
     env = {name: value for name, value in os.environ.items() if name not in NOT_PASSED}
     env["SANDPIPER_NESTED"] = "1"
@@ -448,6 +448,7 @@ def run(image, checkout, keep, argv):
         request["keep"] = keep
     for attempt in range(3):
         now = ensure(image, 900 if keep is None else keep)
+        add_forwards(forwards)
         try:
             sock, _, decoder = connect(now, dict(request))
             return Command(sock, decoder).run()
@@ -494,40 +495,36 @@ def status():
     return 0
 
 
-def add_forward(spec):
-    with Lock():
-        now = state()
-        if now is None:
-            die("the nested host is not running; a command starts it: scripts/host -- true")
-        ours, _, theirs = spec.partition(":")
-        if now["forwards"].get(ours) == int(theirs or ours):
-            return
-        ours, theirs = forward(spec)
-        connect(now, {"op": "publish", "port": theirs})[0].close()
-        now["forwards"][str(ours)] = theirs
-        put(RUN + "/state.json", json.dumps(now))
-        say("nested host: 127.0.0.1:%d -> its port %d" % (ours, theirs))
+def add_forwards(forwards):
+    for spec in forwards.split(",") if forwards else ():
+        with Lock():
+            now = state()
+            if now is None:
+                die("the nested host is not running; a command starts it: scripts/host --forward %s -- true" % spec)
+            ours, _, theirs = spec.partition(":")
+            if now["forwards"].get(ours) == int(theirs or ours):
+                continue
+            ours, theirs = forward(spec)
+            connect(now, {"op": "publish", "port": theirs})[0].close()
+            now["forwards"][str(ours)] = theirs
+            put(RUN + "/state.json", json.dumps(now))
+            say("nested host: 127.0.0.1:%d -> its port %d" % (ours, theirs))
 
 
-def main(arguments):
-    image, operation, *rest = arguments
+def main(operation, *arguments):
     try:
         if operation == "run":
-            keep, checkout, _, *argv = rest
-            return run(image, checkout, int(keep) if keep else None, argv)
-        if operation == "stop":
-            return stop()
-        if operation == "status":
-            return status()
-        if operation == "forward":
-            return add_forward(rest[0])
+            image, checkout, keep, forwards, *argv = arguments
+            return run(image, checkout, int(keep) if keep else None, forwards, argv)
+        return {"stop": stop, "status": status, "forward": add_forwards}[operation](*arguments)
     except Refused as error:
         die(str(error), error.status)
-    die("unknown operation " + operation)
+    except Unreachable as error:
+        die("the nested host does not answer (%s). Start it again: scripts/host --restart" % error)
 
 
 if __name__ == "__main__":
     try:
-        sys.exit(main(sys.argv[1:]))
+        sys.exit(main(*sys.argv[1:]))
     except KeyboardInterrupt:
         sys.exit(130)

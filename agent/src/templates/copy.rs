@@ -1,15 +1,19 @@
 //! Copying a root file system image: checked, holes kept, hashed.
 
 use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::io::{self, Read, Seek, SeekFrom};
 use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::FileExt;
 
 use nix::errno::Errno;
 use nix::unistd::{Whence, lseek};
 use sha2::{Digest, Sha256};
 
 /// Bytes moved at a time.
-const CHUNK: usize = 256 * 1024;
+const CHUNK: usize = 64 * BLOCK;
+
+/// What holes are made of.
+const BLOCK: usize = 4096;
 
 /// Offset and bytes of ext4's magic number: field `s_magic` of the superblock, which begins at byte 1024.
 const EXT4_MAGIC: (u64, [u8; 2]) = (1024 + 0x38, [0x53, 0xef]);
@@ -30,9 +34,10 @@ pub(super) fn is_ext4(image: &mut File) -> io::Result<bool> {
     }
 }
 
-/// Copies `source` into the empty file `target` (sharing extents where the file system can) and returns the SHA-256 of
-/// the contents, holes counted as the zeros that they read as. What is hashed is what `target` has, whatever happens to
-/// `source` meanwhile.
+/// Copies `source` into the empty file `target` (sharing extents where the file system can) and returns a digest of the
+/// contents: the SHA-256 of every 4 KiB block that is not all zeros, each after its offset (`u64`, little-endian), and of
+/// the file's length. Holes cost nothing that way, and a hole and zeros are the same. What is digested is what `target`
+/// has, whatever happens to `source` meanwhile.
 pub(super) fn copy(source: &mut File, target: &mut File) -> io::Result<String> {
     let size = source.metadata()?.len();
     let shared = share_extents(source, target);
@@ -41,29 +46,50 @@ pub(super) fn copy(source: &mut File, target: &mut File) -> io::Result<String> {
     }
     let mut hash = Sha256::new();
     let mut buffer = vec![0; CHUNK];
-    let zeros = vec![0; CHUNK];
     let mut offset = 0;
     while offset < size {
         // After a reflink the copy itself is read: the source may change under our hands.
         let read_from = if shared { &mut *target } else { &mut *source };
         let (data, end) = next_data(read_from, offset, size)?;
-        hash_zeros(&mut hash, &zeros, data - offset);
-        read_from.seek(SeekFrom::Start(data))?;
-        offset = data;
+        offset = data - data % BLOCK as u64;
         while offset < end {
-            let wanted = usize::try_from(end - offset).unwrap_or(CHUNK).min(CHUNK);
+            let wanted = usize::try_from(size - offset).unwrap_or(CHUNK).min(CHUNK);
             let chunk = &mut buffer[..wanted];
-            if shared {
-                target.read_exact(chunk)?;
-            } else {
-                source.read_exact(chunk)?;
-                write_sparse(target, offset, chunk, &zeros)?;
+            let read_from = if shared { &*target } else { &*source };
+            read_from.read_exact_at(chunk, offset)?;
+            for (start, run) in nonzero_runs(chunk) {
+                let at = offset + start as u64;
+                for (index, block) in run.chunks(BLOCK).enumerate() {
+                    hash.update((at + (index * BLOCK) as u64).to_le_bytes());
+                    hash.update(block);
+                }
+                if !shared {
+                    target.write_all_at(run, at)?;
+                }
             }
-            hash.update(&*chunk);
             offset += wanted as u64;
         }
+        offset = offset.max(end);
     }
+    hash.update(size.to_le_bytes());
     Ok(hexadecimal(&hash.finalize()))
+}
+
+/// The runs of blocks in `chunk` that are not all zero, with their offsets in it: a fresh file reads as zeros anyway.
+fn nonzero_runs(chunk: &[u8]) -> Vec<(usize, &[u8])> {
+    const ZEROS: [u8; BLOCK] = [0; BLOCK];
+    let mut runs: Vec<(usize, &[u8])> = Vec::new();
+    for (index, block) in chunk.chunks(BLOCK).enumerate() {
+        if block == &ZEROS[..block.len()] {
+            continue;
+        }
+        let start = index * BLOCK;
+        match runs.last_mut() {
+            Some((first, run)) if *first + run.len() == start => *run = &chunk[*first..start + block.len()],
+            _ => runs.push((start, block)),
+        }
+    }
+    runs
 }
 
 /// Whether `target` now shares all of `source`'s extents. Any refusal means that the bytes must be copied.
@@ -88,37 +114,6 @@ fn next_data(file: &File, offset: u64, size: u64) -> io::Result<(u64, u64)> {
     Ok((data, end))
 }
 
-/// Writes the 4 KiB blocks of `chunk` that are not all zero: a fresh file reads as zeros anyway.
-fn write_sparse(target: &mut File, offset: u64, chunk: &[u8], zeros: &[u8]) -> io::Result<()> {
-    const BLOCK: usize = 4096;
-    let mut position = 0;
-    while position < chunk.len() {
-        let is_zero = |at: usize| {
-            let block = &chunk[at..chunk.len().min(at + BLOCK)];
-            block == &zeros[..block.len()]
-        };
-        if is_zero(position) {
-            position += BLOCK;
-            continue;
-        }
-        let start = position;
-        while position < chunk.len() && !is_zero(position) {
-            position += BLOCK;
-        }
-        target.seek(SeekFrom::Start(offset + start as u64))?;
-        target.write_all(&chunk[start..position.min(chunk.len())])?;
-    }
-    Ok(())
-}
-
-fn hash_zeros(hash: &mut Sha256, zeros: &[u8], mut count: u64) {
-    while count > 0 {
-        let step = usize::try_from(count).unwrap_or(zeros.len()).min(zeros.len());
-        hash.update(&zeros[..step]);
-        count -= step as u64;
-    }
-}
-
 fn hexadecimal(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -129,38 +124,60 @@ mod tests {
     use std::os::unix::fs::MetadataExt;
 
     #[test]
-    fn a_copy_has_the_same_bytes_hash_and_holes() {
+    fn a_copy_has_the_same_bytes_and_holes() {
         let mut source = tempfile::tempfile().unwrap();
-        source.set_len(64 * 1024 * 1024).unwrap();
-        source.seek(SeekFrom::Start(20 * 1024 * 1024 + 17)).unwrap();
-        source.write_all(b"in the middle").unwrap();
+        source.set_len(64 << 20).unwrap();
+        source.write_all_at(b"in the middle", (20 << 20) + 17).unwrap();
+        source.write_all_at(&[1; 9000], (40 << 20) - 1).unwrap();
         let mut target = tempfile::tempfile().unwrap();
 
-        let digest = copy(&mut source, &mut target).unwrap();
+        copy(&mut source, &mut target).unwrap();
 
-        let mut expected = vec![0; 64 * 1024 * 1024];
-        expected[20 * 1024 * 1024 + 17..][..13].copy_from_slice(b"in the middle");
-        assert_eq!(digest, hexadecimal(&Sha256::digest(&expected)));
-        let mut found = Vec::new();
-        target.rewind().unwrap();
-        target.read_to_end(&mut found).unwrap();
-        assert!(found == expected);
+        assert!(content(&mut target) == content(&mut source));
         assert!(target.metadata().unwrap().blocks() * 512 < 1024 * 1024);
+    }
+
+    #[test]
+    fn the_digest_tells_contents_apart_and_takes_a_hole_for_zeros() {
+        let digest = |fill: &dyn Fn(&File)| {
+            let mut source = tempfile::tempfile().unwrap();
+            source.set_len(1 << 20).unwrap();
+            fill(&source);
+            copy(&mut source, &mut tempfile::tempfile().unwrap()).unwrap()
+        };
+
+        let one = digest(&|file| file.write_all_at(b"one", 70_000).unwrap());
+        let with_zeros = digest(&|file| {
+            file.write_all_at(&[0; 4096], 500_000).unwrap();
+            file.write_all_at(b"one", 70_000).unwrap();
+        });
+        let moved = digest(&|file| file.write_all_at(b"one", 70_000 + 4096).unwrap());
+        let longer = digest(&|file| {
+            file.write_all_at(b"one", 70_000).unwrap();
+            file.set_len(2 << 20).unwrap();
+        });
+
+        assert_eq!(one, with_zeros);
+        assert_ne!(one, moved);
+        assert_ne!(one, longer);
     }
 
     #[test]
     fn data_up_to_an_odd_end_is_copied() {
         let mut source = tempfile::tempfile().unwrap();
         let bytes: Vec<u8> = (0..300_001u32).map(|n| (n % 251) as u8).collect();
-        source.write_all(&bytes).unwrap();
+        source.write_all_at(&bytes, 0).unwrap();
         let mut target = tempfile::tempfile().unwrap();
 
-        let digest = copy(&mut source, &mut target).unwrap();
+        copy(&mut source, &mut target).unwrap();
 
-        let mut found = Vec::new();
-        target.rewind().unwrap();
-        target.read_to_end(&mut found).unwrap();
-        assert!(found == bytes);
-        assert_eq!(digest, hexadecimal(&Sha256::digest(&bytes)));
+        assert!(content(&mut target) == bytes);
+    }
+
+    fn content(file: &mut File) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        file.rewind().unwrap();
+        file.read_to_end(&mut bytes).unwrap();
+        bytes
     }
 }

@@ -120,7 +120,9 @@ impl Store {
 
     fn import_blocking(&self, request: &ImportTemplate) -> Result<Imported, ImportError> {
         check(request)?;
-        if let Some(existing) = request.digest.as_deref().and_then(|digest| self.find_same(&request.slug, digest)) {
+        if let Some(key) = &request.key
+            && let Some(existing) = self.find_same(&request.slug, |version| version.key.as_ref() == Some(key))
+        {
             return Ok(Imported::Existing(existing));
         }
         let mut image = open_image(Path::new(&request.image))?;
@@ -151,19 +153,14 @@ impl Store {
             .open(partial.join("root.ext4"))
             .map_err(ImportError::Storage)?;
         let digest = copy::copy(image, &mut target).map_err(ImportError::Storage)?;
-        if let Some(expected) = &request.digest
-            && !expected.eq_ignore_ascii_case(&digest)
-        {
-            let problem = format!("the image's SHA-256 is {digest}, not {expected}; it changed or was cut short");
-            return Err(ImportError::Invalid { field: "digest", problem });
-        }
-        if let Some(existing) = self.find_same(&request.slug, &digest) {
+        if let Some(existing) = self.find_same(&request.slug, |version| version.digest == digest) {
             return Ok(Imported::Existing(existing));
         }
         let version = TemplateVersion {
             id: version_id.to_owned(),
             slug: request.slug.clone(),
             digest,
+            key: request.key.clone(),
             created_at: Timestamp::now(),
             baseline: request.baseline,
         };
@@ -179,9 +176,8 @@ impl Store {
         Ok(Imported::Added(version))
     }
 
-    fn find_same(&self, slug: &str, digest: &str) -> Option<TemplateVersion> {
-        let versions = self.lock();
-        versions.values().find(|v| v.slug == slug && v.digest.eq_ignore_ascii_case(digest)).cloned()
+    fn find_same(&self, slug: &str, is_same: impl Fn(&TemplateVersion) -> bool) -> Option<TemplateVersion> {
+        self.lock().values().find(|version| version.slug == slug && is_same(version)).cloned()
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, TemplateVersion>> {
@@ -203,10 +199,8 @@ fn check(request: &ImportTemplate) -> Result<(), ImportError> {
     if !Path::new(&request.image).is_absolute() {
         return invalid("image", "must be an absolute path on this host".into());
     }
-    if let Some(digest) = &request.digest
-        && !(digest.len() == 64 && digest.bytes().all(|b| b.is_ascii_hexdigit()))
-    {
-        return invalid("digest", "must be a SHA-256 in hexadecimal".into());
+    if request.key.as_ref().is_some_and(|key| key.is_empty() || key.len() > 255) {
+        return invalid("key", "must be 1 to 255 bytes".into());
     }
     if !(1..=64).contains(&request.baseline.cpu) {
         return invalid("baseline.cpu", "must be between 1 and 64".into());
@@ -259,7 +253,7 @@ mod tests {
         ImportTemplate {
             slug: "base".into(),
             image: path.to_str().unwrap().into(),
-            digest: None,
+            key: None,
             baseline: RuntimeBaseline { cpu: 1, memory_mb: 256 },
         }
     }
@@ -300,6 +294,20 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn an_image_of_a_known_key_is_not_read_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let sources = tempfile::tempdir().unwrap();
+        let store = Store::open(folder.path()).unwrap();
+        let request = ImportTemplate { key: Some("build-1".into()), ..image(sources.path(), "a", b"one") };
+        let Imported::Added(first) = store.import(request.clone()).await.unwrap() else { panic!("not added") };
+        fs::remove_file(&request.image).unwrap();
+
+        let again = store.import(request).await.unwrap();
+
+        assert_eq!(again, Imported::Existing(first));
+    }
+
+    #[tokio::test]
     async fn what_is_not_an_ext4_image_is_refused_and_leaves_nothing() {
         let folder = tempfile::tempdir().unwrap();
         let sources = tempfile::tempdir().unwrap();
@@ -309,13 +317,10 @@ mod tests {
 
         let not_ext4 = store.import(request.clone()).await.unwrap_err();
         request = image(sources.path(), "a", b"one");
-        request.digest = Some("0".repeat(64));
-        let wrong_digest = store.import(request.clone()).await.unwrap_err();
         request.slug = "../up".into();
         let bad_slug = store.import(request).await.unwrap_err();
 
         assert!(not_ext4.to_string().contains("ext4"), "{not_ext4}");
-        assert!(wrong_digest.to_string().contains("SHA-256"), "{wrong_digest}");
         assert!(matches!(bad_slug, ImportError::Invalid { field: "slug", .. }));
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
     }

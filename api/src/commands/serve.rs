@@ -1,5 +1,6 @@
 //! `sandpiper-api serve`
 
+use std::io::IsTerminal;
 use std::net::TcpListener;
 use std::time::Duration;
 
@@ -23,7 +24,8 @@ const FINISH_STARTS: Duration = Duration::from_secs(10);
 /// Serves until a signal.
 pub fn run(config: Config) -> anyhow::Result<()> {
     let log = EnvFilter::try_from_env("SANDPIPER_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-    tracing_subscriber::fmt().with_env_filter(log).with_writer(std::io::stderr).init();
+    let colours = std::io::stderr().is_terminal();
+    tracing_subscriber::fmt().with_env_filter(log).with_writer(std::io::stderr).with_ansi(colours).init();
 
     // In this order: a low port may need root, nothing after it does, and threads come last because a process gives up its
     // rights as a whole only while it has one.

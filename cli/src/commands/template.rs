@@ -42,9 +42,9 @@ pub(crate) struct ImportArguments {
     #[arg(long, default_value_t = 512)]
     memory: u32,
 
-    /// SHA-256 of the image: a host that has it already says so at once
+    /// A name for the image's content, such as its build's key: a host that has it already says so at once
     #[arg(long)]
-    digest: Option<String>,
+    key: Option<String>,
 
     /// The image
     image: PathBuf,
@@ -58,7 +58,7 @@ pub(crate) async fn run(command: Command, output: Output) -> anyhow::Result<Exit
             let request = ImportTemplate {
                 slug: arguments.slug,
                 image: image.to_string_lossy().into_owned(),
-                digest: arguments.digest,
+                key: arguments.key,
                 baseline: RuntimeBaseline { cpu: arguments.cpu, memory_mb: arguments.memory },
             };
             let progress = output.progress("importing the template");

@@ -1,5 +1,8 @@
 //! The debug console: a 16550A at COM1 whose output goes to a file.
 //!
+//! Output is written by the line, and earlier when the driver has nothing more to send for now, which it shows by writing
+//! the interrupt enable register: a call per byte would cost more than all the rest of the port.
+//!
 //! Input there is none. The transmitter is always empty, and its interrupt is raised as a real one would: a process that
 //! writes to `/dev/console` is fed by that interrupt and would hang without it.
 
@@ -15,8 +18,13 @@ use super::bus::BusDevice;
 
 /// Most that a console writes to its file: a guest must not fill the host's disk.
 pub const OUTPUT_LIMIT: u64 = 1 << 20;
+/// Bytes that are kept back at most.
+const BUFFER_LIMIT: usize = 256;
 /// Longest line that is searched for a panic's message; the rest of a longer one is not looked at.
 const LINE_LIMIT: usize = 256;
+
+/// Offset of the register that a driver writes when it begins or stops sending.
+const INTERRUPT_ENABLE: u8 = 1;
 
 const LIMIT_NOTE: &[u8] = b"\n[sandpiper: the console's limit of 1 MiB is reached, later output is not kept]\n";
 
@@ -32,7 +40,13 @@ impl Console {
 
     /// `irq` raises [`Self::GSI`]; output goes to `file` from its present position on.
     pub fn new(irq: EventFd, file: File) -> Self {
-        let output = Output { file: Some(file), written: 0, line: Vec::new(), panic_line: PanicLine::default() };
+        let output = Output {
+            file: Some(file),
+            pending: Vec::new(),
+            written: 0,
+            line: Vec::new(),
+            panic_line: PanicLine::default(),
+        };
         Self(Mutex::new(Serial::new(Irq(irq), output)))
     }
 
@@ -57,7 +71,11 @@ impl BusDevice for Console {
     fn write(&self, offset: u64, data: &[u8]) {
         if let ([value], Ok(offset)) = (data, u8::try_from(offset)) {
             // An interrupt that cannot be raised is pending already; output that cannot be written is lost (see `Output`).
-            let _ = self.lock().write(offset, *value);
+            let mut serial = self.lock();
+            let _ = serial.write(offset, *value);
+            if offset == INTERRUPT_ENABLE {
+                serial.writer_mut().write_pending();
+            }
         }
     }
 }
@@ -90,6 +108,8 @@ impl PanicLine {
 struct Output {
     /// `None` once writing failed or the limit was reached: the guest goes on without a console.
     file: Option<File>,
+    /// Not written to the file yet.
+    pending: Vec<u8>,
     written: u64,
     line: Vec<u8>,
     panic_line: PanicLine,
@@ -112,28 +132,51 @@ impl Output {
     }
 }
 
+impl Output {
+    /// Writes what was kept back.
+    fn write_pending(&mut self) {
+        let Some(file) = &mut self.file else { return };
+        let length = u64::try_from(self.pending.len()).unwrap_or(u64::MAX);
+        let room = OUTPUT_LIMIT - self.written;
+        let done = if length > room {
+            let fitting = usize::try_from(room).unwrap_or(0);
+            // This is the last that is written; whether it works or not changes nothing.
+            let _ = file.write_all(&self.pending[..fitting]).and_then(|()| file.write_all(LIMIT_NOTE));
+            true
+        } else {
+            self.written += length;
+            file.write_all(&self.pending).is_err()
+        };
+        self.pending.clear();
+        if done {
+            self.file = None;
+        }
+    }
+}
+
 impl Write for Output {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         for &byte in bytes {
             self.watch(byte);
-        }
-        let Some(file) = &mut self.file else { return Ok(bytes.len()) };
-        let length = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
-        let done = if self.written.saturating_add(length) > OUTPUT_LIMIT {
-            let _ = file.write_all(LIMIT_NOTE);
-            true
-        } else {
-            self.written += length;
-            file.write_all(bytes).is_err()
-        };
-        if done {
-            self.file = None;
+            if self.file.is_some() {
+                self.pending.push(byte);
+                if byte == b'\n' || self.pending.len() >= BUFFER_LIMIT {
+                    self.write_pending();
+                }
+            }
         }
         Ok(bytes.len())
     }
 
+    /// Called for every byte, and so does nothing: see the module's documentation for when output is written.
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
+    }
+}
+
+impl Drop for Output {
+    fn drop(&mut self) {
+        self.write_pending();
     }
 }
 
@@ -169,16 +212,29 @@ mod tests {
             console.write(0, &[byte]);
         }
 
+        console.write(1, &[0]);
         assert_eq!(text(file), "hello");
         assert!(irq.read().unwrap() > 0);
     }
 
     #[test]
+    fn a_line_is_written_at_once_and_the_rest_at_the_end() {
+        let (console, file, _irq) = console();
+        for byte in *b"line\nrest" {
+            console.write(0, &[byte]);
+        }
+        assert_eq!(text(file.try_clone().unwrap()), "line\n");
+        drop(console);
+        assert_eq!(text(file), "line\nrest");
+    }
+
+    #[test]
     fn output_is_limited_and_says_so() {
         let (console, file, _irq) = console();
-        for _ in 0..OUTPUT_LIMIT + 10 {
+        for _ in 0..OUTPUT_LIMIT + 300 {
             console.write(0, b"x");
         }
+        drop(console);
         let text = text(file);
         assert!(text.ends_with("later output is not kept]\n"));
         assert_eq!(text.len() as u64, OUTPUT_LIMIT + LIMIT_NOTE.len() as u64);
@@ -201,6 +257,7 @@ mod tests {
         assert_eq!(data, [0xff; 4]);
         console.write(0, &[1, 2]);
         console.write(0x1000, &[1]);
+        drop(console);
         assert_eq!(text(file), "");
     }
 }

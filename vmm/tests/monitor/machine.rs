@@ -181,10 +181,10 @@ fn a_monitor_takes_little_memory_of_its_own() {
         return;
     }
     let mut monitor = Monitor::start();
-    let mut guest = Guest::new(&Payload::new().print("up").loop_for_ever());
+    let mut guest = Guest::new(&Payload::new().print("up\n").loop_for_ever());
     guest.config.memory_mib = 256;
     monitor.agent.boot(&guest).unwrap();
-    while guest.output() != b"up" {
+    while guest.output() != b"up\n" {
         std::thread::yield_now();
     }
 

@@ -64,6 +64,7 @@ impl StubAgent {
             id: (*id).to_owned(),
             slug: "base".to_owned(),
             digest: "00".repeat(32),
+            key: None,
             created_at: Timestamp::from_second(day * 86_400).unwrap(),
             baseline: RuntimeBaseline { cpu: 1, memory_mb: 256 },
         });

@@ -63,7 +63,7 @@ pub(super) fn write(arguments: &Arguments) -> anyhow::Result<Files> {
 
     let mut api = Table::new();
     api.insert("listen".into(), arguments.listen.to_string().into());
-    api.insert("state_dir".into(), text(state));
+    api.insert("state_dir".into(), text(&api_dir));
     api.insert("agent_socket".into(), text(&agent_socket));
 
     let files = Files { agent: state.join("agent.toml"), api: api_dir.join("api.toml"), agent_socket, api_user };

@@ -172,16 +172,16 @@ fn announce(arguments: &Arguments, url: &str, key: Option<&str>, output: Output)
     output.line("\nTry, in another terminal:\n  sandpiper run -- python3 -c 'print(\"hello from a microVM\")'\n");
 }
 
-/// Gives the base template to the agent, which knows an image that it has by its digest.
+/// Gives the base template to the agent. The name of a built image holds its build's key: one that the agent has is not
+/// read again.
 async fn import_base(agent: &AgentSocket, image: Option<PathBuf>) -> anyhow::Result<()> {
     let image =
         image.context("There is no base template: build it with scripts/base-template, or name one with --template")?;
     let image = image.canonicalize().with_context(|| format!("Cannot read {}", image.display()))?;
-    let digest = std::fs::read_to_string(image.with_extension("sha256")).ok().map(|text| text.trim().to_owned());
     let request = ImportTemplate {
         slug: "base".into(),
         image: image.to_string_lossy().into_owned(),
-        digest,
+        key: image.file_stem().map(|name| name.to_string_lossy().into_owned()).filter(|name| name.starts_with("base-")),
         baseline: RuntimeBaseline { cpu: 1, memory_mb: 512 },
     };
     agent.post::<TemplateVersion>("/templates", &request).await.context("Cannot import the base template")?;
