@@ -53,7 +53,13 @@ fn from_exit_record(record: &ExitRecord) -> SandboxError {
         ExitReason::Failed => ("monitor_failed", "The monitor failed"),
         ExitReason::Stopped => ("monitor_failed", "The monitor was stopped by somebody else"),
     };
-    error(code, if detail.is_empty() { what.to_owned() } else { format!("{what}: {detail}") })
+    // The monitor's own words where it has more to say than the reason alone.
+    let message = match detail.trim_end_matches('.') {
+        "" => what.to_owned(),
+        detail if detail.starts_with(what) => detail.to_owned(),
+        detail => format!("{what}: {detail}"),
+    };
+    error(code, message)
 }
 
 fn without_record(ended: &Ended, log: &str) -> SandboxError {

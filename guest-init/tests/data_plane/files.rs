@@ -218,3 +218,45 @@ async fn files_of_the_kernel_are_as_long_as_what_they_hold() {
     assert!(version.starts_with(b"Linux version"));
     assert_eq!(empty, StatusCode::FORBIDDEN, "{nothing:?}");
 }
+
+#[tokio::test]
+async fn a_large_upload_that_is_refused_still_gets_its_answer() {
+    let server = Server::start();
+    let large = vec![b'x'; 20 * 1024 * 1024];
+
+    let (status, body) = server.post("/files?path=/etc/passwd/x&username=nobody", BYTES, large).await;
+
+    assert_eq!((status, &json(&body)["code"]), (StatusCode::BAD_REQUEST, &json!(400)));
+}
+
+#[tokio::test]
+async fn a_full_disk_is_told_and_nothing_is_left_on_it() {
+    let server = Server::start();
+    let disk = format!("{}/disk", open_folder(&server));
+    fs::create_dir(&disk).unwrap();
+    let mounted = Mounted::tmpfs(&disk, "size=1m");
+    let large = vec![b'x'; 4 * 1024 * 1024];
+
+    let (status, _) = server.post(&format!("/files?path={disk}/large"), BYTES, large).await;
+
+    assert_eq!(status, StatusCode::INSUFFICIENT_STORAGE);
+    assert_eq!(names(&disk), Vec::<String>::new());
+    drop(mounted);
+}
+
+/// A file system that is there until this is dropped.
+struct Mounted(String);
+
+impl Mounted {
+    fn tmpfs(path: &str, options: &str) -> Self {
+        let flags = nix::mount::MsFlags::empty();
+        nix::mount::mount(Some("tmpfs"), path, Some("tmpfs"), flags, Some(options)).unwrap();
+        Self(path.to_owned())
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        nix::mount::umount2(self.0.as_str(), nix::mount::MntFlags::MNT_DETACH).unwrap();
+    }
+}

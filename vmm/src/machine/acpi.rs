@@ -164,7 +164,6 @@ fn dsdt(contents: &Contents<'_>) -> Sdt {
     }
 
     for (index, window) in (0u8..).zip(contents.virtio) {
-        let window_size = layout::VIRTIO_MMIO_WINDOW as u32;
         Device::new(
             format!("_SB_.VI{index:02X}").as_str().into(),
             vec![
@@ -174,7 +173,7 @@ fn dsdt(contents: &Contents<'_>) -> Sdt {
                 &Name::new(
                     "_CRS".into(),
                     &ResourceTemplate::new(vec![
-                        &Memory32Fixed::new(true, window.base, window_size),
+                        &Memory32Fixed::new(true, window.base, layout::VIRTIO_MMIO_WINDOW),
                         &edge_interrupt(window.gsi),
                     ]),
                 ),

@@ -241,21 +241,20 @@ fn attach_virtio(
     let mut windows = Vec::with_capacity(virtio.len());
     let mut devices = Devices(Vec::with_capacity(virtio.len()));
     let gsis = layout::FIRST_VIRTIO_GSI..layout::GSI_COUNT;
-    let bases = (layout::VIRTIO_MMIO..).step_by(4096);
-    for (device, ((virtio, gsi), base)) in virtio.into_iter().zip(gsis).zip(bases).enumerate() {
+    for (device, (virtio, gsi)) in virtio.into_iter().zip(gsis).enumerate() {
+        let base = layout::VIRTIO_MMIO + layout::VIRTIO_MMIO_WINDOW * (gsi - layout::FIRST_VIRTIO_GSI);
         let interrupt = Interrupt::new(interrupts::line(vm, gsi)?);
         let window = MmioWindow::new(virtio, memory.clone(), interrupt)
             .map_err(|source| BuildError::DeviceEvents { device, source })?;
         let events = window.notify_events().map_err(|source| BuildError::DeviceEvents { device, source })?;
         for (queue, event) in (0u32..).zip(&events) {
-            vm.register_ioevent(event, &IoEventAddress::Mmio(base + QUEUE_NOTIFY), queue)
+            vm.register_ioevent(event, &IoEventAddress::Mmio(u64::from(base) + QUEUE_NOTIFY), queue)
                 .map_err(|source| BuildError::Notify { device, source })?;
         }
         let window = Arc::new(window);
-        buses.mmio.insert(base, layout::VIRTIO_MMIO_WINDOW, Arc::clone(&window) as _);
+        buses.mmio.insert(u64::from(base), u64::from(layout::VIRTIO_MMIO_WINDOW), Arc::clone(&window) as _);
         devices.0.push(window);
-        // Windows lie in the gap below 4 GiB.
-        windows.push(VirtioWindow { base: u32::try_from(base).unwrap_or_default(), gsi });
+        windows.push(VirtioWindow { base, gsi });
     }
     Ok((devices, windows))
 }

@@ -78,7 +78,7 @@ fn enable_extended_state(vcpu: &VcpuFd, features: &[kvm_cpuid_entry2]) -> Result
 /// counters, power management and thermal sensors are the host's business; hardware virtualization is not passed on, for
 /// what a guest cannot use cannot be used against the host.
 fn adapt(leaf: &mut kvm_cpuid_entry2, id: u8, count: u8) {
-    let id_bits = u32::from(count.next_power_of_two().trailing_zeros() as u8);
+    let id_bits = count.next_power_of_two().trailing_zeros();
     let (id, count) = (u32::from(id), u32::from(count));
     match (leaf.function, leaf.index) {
         (0x1, _) => {
@@ -186,8 +186,8 @@ pub(crate) fn write_boot_tables(memory: &Memory) -> Result<(), CpuError> {
     write().map_err(CpuError::Tables)
 }
 
-/// Null, 64-bit code, data, task state; the selectors are 0x8, 0x10, 0x18, as Linux's boot protocol asks for
-/// `__BOOT_CS` = 0x10 and `__BOOT_DS` = 0x18 only with descriptors it then replaces at once.
+/// Null, 64-bit code, data, task state, all flat. A kernel replaces it at once; it is in memory for the case that
+/// something is loaded from it before.
 const GDT: [u64; 4] = [0, 0x00af_9b00_0000_ffff, 0x00cf_9300_0000_ffff, 0x008f_8b00_0000_ffff];
 
 /// Puts the first vCPU where a 64-bit kernel begins: long mode with paging, interrupts off, `rsi` = `boot_params`.
@@ -240,7 +240,7 @@ fn segment(index: u8) -> kvm_segment {
         base: 0,
         limit: 0xffff_ffff,
         selector: u16::from(index) * 8,
-        type_: (descriptor >> 40 & 0xf) as u8,
+        type_: u8::try_from(descriptor >> 40 & 0xf).unwrap_or_default(),
         s: bit(44),
         dpl: 0,
         present: bit(47),

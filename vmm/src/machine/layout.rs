@@ -48,8 +48,8 @@ pub const ABOVE_GAP: u64 = 4 * GIB;
 
 /// Window `n` of the virtio-mmio transport is at `VIRTIO_MMIO + n * VIRTIO_MMIO_WINDOW`. 256 MiB into the gap: room for
 /// other windows below, and up to 0xfec0_0000 more than any number of devices takes.
-pub const VIRTIO_MMIO: u64 = GAP + 256 * MIB;
-pub const VIRTIO_MMIO_WINDOW: u64 = 0x1000;
+pub const VIRTIO_MMIO: u32 = 0xd000_0000;
+pub const VIRTIO_MMIO_WINDOW: u32 = 0x1000;
 
 pub const IO_APIC: u32 = 0xfec0_0000;
 pub const LOCAL_APIC: u32 = 0xfee0_0000;
@@ -84,8 +84,8 @@ mod tests {
 
     #[test]
     fn what_kvm_and_devices_use_lies_in_the_gap() {
-        let last_window = VIRTIO_MMIO + u64::from(GSI_COUNT) * VIRTIO_MMIO_WINDOW;
-        assert!(VIRTIO_MMIO >= GAP && last_window <= u64::from(IO_APIC));
+        let last_window = VIRTIO_MMIO + GSI_COUNT * VIRTIO_MMIO_WINDOW;
+        assert!(u64::from(VIRTIO_MMIO) >= GAP && last_window <= IO_APIC);
         assert!((KVM_TSS as u64) + 3 * 4096 <= ABOVE_GAP);
     }
 }

@@ -11,7 +11,6 @@ mod upload;
 use std::io;
 use std::sync::Arc;
 
-use hyper::body::Incoming;
 use hyper::{Request, StatusCode};
 
 pub(super) use download::download;
@@ -75,7 +74,7 @@ impl FileError {
 }
 
 /// The name of the user that a request acts as.
-fn user_name(request: &Request<Incoming>, app: &Arc<App>) -> String {
+fn user_name<B>(request: &Request<B>, app: &Arc<App>) -> String {
     query(request, "username").or_else(|| basic_user(request.headers())).unwrap_or_else(|| app.settings().default_user)
 }
 

@@ -16,7 +16,7 @@ use bytes::Bytes;
 use futures_util::{Stream, StreamExt, TryStreamExt};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
-use hyper::header::{CONTENT_ENCODING, CONTENT_TYPE};
+use hyper::header::{CONTENT_ENCODING, CONTENT_TYPE, EXPECT};
 use hyper::{Request, StatusCode};
 use sandpiper_protocol::process::WrittenFile;
 use tokio::time::timeout;
@@ -30,6 +30,9 @@ use crate::users::User;
 /// For the next piece of a body to arrive.
 const PIECE_TIMEOUT: Duration = Duration::from_secs(120);
 
+/// For the rest of the body of an upload that has failed.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// The form field that files are in.
 const FIELD: &str = "file";
 
@@ -42,15 +45,23 @@ static NEXT: AtomicU64 = AtomicU64::new(0);
 
 /// Takes one file as the body, or several as a form.
 pub(in crate::serve) async fn upload(request: Request<Incoming>, app: &Arc<App>) -> Response {
-    match try_upload(request, app).await {
+    let waits = request.headers().contains_key(EXPECT);
+    let (head, mut body) = request.into_parts();
+    match try_upload(&Request::from_parts(head, ()), &mut body, app).await {
         Ok(written) => json(StatusCode::OK, &written),
-        Err(error) => error.response(),
+        Err(error) => {
+            // A client that is still sending when the connection closes may never read why.
+            if !waits {
+                let _ = timeout(DRAIN_TIMEOUT, async { while let Some(Ok(_)) = body.frame().await {} }).await;
+            }
+            error.response()
+        }
     }
 }
 
-async fn try_upload(request: Request<Incoming>, app: &Arc<App>) -> Result<Vec<WrittenFile>, FileError> {
-    let path = query(&request, "path");
-    let name = user_name(&request, app);
+async fn try_upload(request: &Request<()>, body: &mut Incoming, app: &Arc<App>) -> Result<Vec<WrittenFile>, FileError> {
+    let path = query(request, "path");
+    let name = user_name(request, app);
     let header = |name| request.headers().get(name).and_then(|value| value.to_str().ok());
     if header(CONTENT_ENCODING).is_some_and(|encoding| !encoding.eq_ignore_ascii_case("identity")) {
         return Err(FileError::Media("Compressed uploads are not supported: send the file as it is".into()));
@@ -60,9 +71,9 @@ async fn try_upload(request: Request<Incoming>, app: &Arc<App>) -> Result<Vec<Wr
     let is_bytes = content_type.split(';').next().is_some_and(|kind| kind.trim() == "application/octet-stream");
     let user = blocking(move || lookup(&name)).await?;
     match (boundary, path) {
-        (Some(boundary), path) => form(request.into_body(), boundary, path, &user).await,
+        (Some(boundary), path) => form(body, boundary, path, &user).await,
         (None, Some(path)) if is_bytes => {
-            let body = request.into_body().into_data_stream().map_err(|error| error.to_string());
+            let body = body.into_data_stream().map_err(|error| error.to_string());
             Ok(vec![receive(body, &path, user).await?])
         }
         (None, None) if is_bytes => Err(FileError::Request("The query names no path".into())),
@@ -72,7 +83,7 @@ async fn try_upload(request: Request<Incoming>, app: &Arc<App>) -> Result<Vec<Wr
 
 /// Every field `file` of a form; `path` is where the first goes, others say it in their file name.
 async fn form(
-    body: Incoming,
+    body: &mut Incoming,
     boundary: String,
     path: Option<String>,
     user: &User,

@@ -301,11 +301,8 @@ impl QueueSetup {
 
 /// Bits `32 * page` and up of `value`; pages beyond the second are empty.
 fn page(value: u64, page: u32) -> u32 {
-    match page {
-        0 => value as u32,
-        1 => (value >> 32) as u32,
-        _ => 0,
-    }
+    let shifted = value.checked_shr(page.saturating_mul(32)).unwrap_or(0);
+    u32::try_from(shifted & 0xffff_ffff).unwrap_or_default()
 }
 
 fn set_page(value: &mut u64, page: u32, bits: u32) {
@@ -399,9 +396,9 @@ mod tests {
         fn accept(&self, features: u64) {
             self.write(register::VIRTIO_MMIO_STATUS, ACKNOWLEDGE);
             self.write(register::VIRTIO_MMIO_STATUS, ACKNOWLEDGE | DRIVER);
-            for page in 0..2 {
-                self.write(register::VIRTIO_MMIO_DRIVER_FEATURES_SEL, page);
-                self.write(register::VIRTIO_MMIO_DRIVER_FEATURES, (features >> (32 * page)) as u32);
+            for half in 0..2 {
+                self.write(register::VIRTIO_MMIO_DRIVER_FEATURES_SEL, half);
+                self.write(register::VIRTIO_MMIO_DRIVER_FEATURES, page(features, half));
             }
             self.write(register::VIRTIO_MMIO_STATUS, ACKNOWLEDGE | DRIVER | FEATURES_OK);
         }
