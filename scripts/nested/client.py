@@ -139,6 +139,7 @@ def start(image, keep):
         if os.path.exists(RUN + "/" + name):
             os.unlink(RUN + "/" + name)
     os.makedirs(FOLDER + "/out", exist_ok=True)
+    end_unfinished()
     prepare_disk()
     put(RUN + "/token", secrets.token_hex(32))
     put(RUN + "/config.json", json.dumps({"keep": keep}))
@@ -151,11 +152,14 @@ def start(image, keep):
     shares = subprocess.Popen(
         ["/usr/lib/qemu/virtiofsd", "--socket-path=" + RUN + "/virtiofs.sock", "-o", "source=/", "-o", "sandbox=chroot",
          "-o", "cache=auto", "-o", "timeout=0", "-o", "flock", "-o", "xattr", "-o", "log_level=warn"],
-        stdin=subprocess.DEVNULL, stdout=open(RUN + "/virtiofsd.log", "w"), stderr=subprocess.STDOUT, start_new_session=True)
+        cwd="/", stdin=subprocess.DEVNULL, stdout=open(RUN + "/virtiofsd.log", "w"), stderr=subprocess.STDOUT,
+        start_new_session=True)
+    put(RUN + "/virtiofsd.pid", str(shares.pid))
     wait_for(lambda: os.path.exists(RUN + "/virtiofs.sock"), 30, shares, "virtiofsd", RUN + "/virtiofsd.log")
     packages_before = packages()
-    qemu = subprocess.Popen(qemu_command(image, console), pass_fds=[alive_fd], stdin=subprocess.DEVNULL,
+    qemu = subprocess.Popen(qemu_command(image, console), pass_fds=[alive_fd], cwd="/", stdin=subprocess.DEVNULL,
                             stdout=open(RUN + "/qemu.log", "w"), stderr=subprocess.STDOUT, start_new_session=True)
+    put(RUN + "/qemu.pid", str(qemu.pid))
     os.close(alive_fd)
     try:
         def ready():
@@ -174,13 +178,36 @@ def start(image, keep):
     return now
 
 
+def end_unfinished():
+    """Kills what a starter that was killed itself left: a QEMU without a state, a virtiofsd without a QEMU."""
+    for name in ("qemu", "virtiofsd"):
+        try:
+            with open("%s/%s.pid" % (RUN, name)) as file:
+                pid = int(file.read())
+        except (OSError, ValueError):
+            continue
+        while is_ours(pid, name):
+            os.kill(pid, signal.SIGKILL)
+            time.sleep(0.02)
+
+
+def is_ours(pid, name):
+    """Whether the pid is not another process's by now: only ours has the run directory among its arguments."""
+    try:
+        with open("/proc/%d/cmdline" % pid, "rb") as file:
+            command = file.read()
+    except OSError:
+        return False
+    return name.encode() in command and RUN.encode() + b"/" in command
+
+
 def qemu_command(image, console):
     cpus = max(2, min(8, os.cpu_count() or 2))
     with open("/proc/meminfo") as file:
         total = int(file.readline().split()[1]) // 1024
     # Taken page by page as it is used.
     memory = min(8192, total // 2)
-    arguments = ["console=ttyS0", "quiet", "panic=-1", "mitigations=off", "nokaslr", "random.trust_cpu=on", "tsc=reliable",
+    arguments = ["console=ttyS0", "quiet", "panic=-1", "mitigations=off", "nokaslr", "no_timer_check", "random.trust_cpu=on", "tsc=reliable",
                  "sandpiper.run=" + RUN, "sandpiper.modules=" + os.path.realpath(image + "/modules")]
     return ["qemu-system-x86_64", "-name", "sandpiper-nested", "-M", "q35,memory-backend=memory", "-accel", "tcg,thread=multi",
             "-cpu", "max,+svm,+npt", "-smp", str(cpus), "-m", str(memory),
@@ -248,11 +275,8 @@ def end(now):
         until = time.monotonic() + 10
         while alive() and time.monotonic() < until:
             time.sleep(0.05)
-    if alive():
-        os.kill(now["pid"], signal.SIGKILL)
-        while alive():
-            time.sleep(0.05)
-    for name in ("state.json", "token", "config.json", "qmp.sock", "virtiofs.sock"):
+    end_unfinished()
+    for name in ("state.json", "token", "config.json", "qmp.sock", "virtiofs.sock", "qemu.pid", "virtiofsd.pid"):
         if os.path.exists(RUN + "/" + name):
             os.unlink(RUN + "/" + name)
 

@@ -114,6 +114,9 @@ class Server:
         self.shares = Shares()
         self.started = self.idle_since = time.monotonic()
         self.count = 0
+        # The network comes up beside this (see the script `devices`).
+        while not os.path.exists(RUN + "/devices-ready"):
+            time.sleep(0.02)
         self.listener = socket.create_server(ADDRESS, backlog=64)
         self.listener.setblocking(False)
         self.poll = select.poll()

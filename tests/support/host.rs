@@ -25,7 +25,6 @@ const DATA_PLANE: &str = "127.0.0.1:17080";
 pub struct Host {
     pub client: Client,
     pub api_url: String,
-    pub api_key: String,
 }
 
 impl Host {
@@ -51,8 +50,10 @@ impl Host {
             let _ = child.wait();
         });
         let ready = receiver.recv_timeout(Duration::from_secs(600)).expect("sandpiper up says that it is ready");
-        let client = Client::new(&ready.url, &ready.api_key, None).expect("a client");
-        Self { client, api_url: ready.url, api_key: ready.api_key }
+        // Every test has a runtime of its own, and a kept connection would belong to the one that opened it.
+        let http = Client::http_builder().pool_max_idle_per_host(0).build().expect("an HTTP client");
+        let client = Client::with_http(http, &ready.url, &ready.api_key);
+        Self { client, api_url: ready.url }
     }
 
     /// A ready sandbox of the base template.
@@ -87,15 +88,10 @@ impl Host {
         })
         .await;
         eventually("the API reaches the agent again", || async {
-            self.agent_pid() == Some(next) && self.agent_answers().await
+            self.agent_pid() == Some(next)
+                && agent_get("/healthz").await.is_ok_and(|answer| answer.status().is_success())
         })
         .await;
-    }
-
-    async fn agent_answers(&self) -> bool {
-        let socket = Path::new(RUNTIME_DIR).join("agent.sock");
-        let Ok(http) = reqwest::Client::builder().unix_socket(socket).no_proxy().build() else { return false };
-        http.get("http://agent/healthz").send().await.is_ok_and(|answer| answer.status().is_success())
     }
 
     /// Changes one setting of the agent's configuration until `up` writes it anew; it holds from the agent's next start.
@@ -132,6 +128,12 @@ impl Host {
     fn agent_pid(&self) -> Option<Pid> {
         processes("sandpiper-agent", STATE_DIR).pop()
     }
+}
+
+async fn agent_get(path: &str) -> reqwest::Result<reqwest::Response> {
+    let socket = Path::new(RUNTIME_DIR).join("agent.sock");
+    let http = reqwest::Client::builder().unix_socket(socket).no_proxy().timeout(Duration::from_secs(30)).build()?;
+    http.get(format!("http://agent{path}")).send().await
 }
 
 /// The smallest sandbox that runs everything the tests run.

@@ -188,7 +188,7 @@ impl Supervisor {
                 event = machine.next() => match event {
                     MachineEvent::Ended(ended) => return Turn::Ended(self.explain(ended).await),
                     MachineEvent::OutOfControl => return Turn::Ended(ending::out_of_control()),
-                    MachineEvent::LinkOpened => {}
+                    MachineEvent::LinkOpened => tracing::debug!(sandbox = self.record().id, "the guest opened its link again"),
                     MachineEvent::Guest(message) => {
                         if let Some(error) = self.hear(message) {
                             return Turn::Ended(error);

@@ -184,16 +184,25 @@ impl Client {
     /// A client of the API at `base_url`, such as `http://127.0.0.1:7070`. `ca` is a PEM certificate to trust beside the
     /// system's, as for a host with its own local CA.
     pub fn new(base_url: &str, api_key: &str, ca: Option<&[u8]>) -> Result<Self, ClientError> {
-        let mut builder = reqwest::Client::builder()
-            .dns_resolver(localhost::Resolver)
-            .no_proxy()
-            .connect_timeout(Duration::from_secs(10))
-            .redirect(reqwest::redirect::Policy::none());
+        let mut builder = Self::http_builder();
         if let Some(pem) = ca {
             builder = builder.add_root_certificate(reqwest::Certificate::from_pem(pem).map_err(ClientError::Setup)?);
         }
-        let http = builder.build().map_err(ClientError::Setup)?;
-        Ok(Self { http, base_url: base_url.trim_end_matches('/').to_owned(), api_key: api_key.to_owned() })
+        Ok(Self::with_http(builder.build().map_err(ClientError::Setup)?, base_url, api_key))
+    }
+
+    /// What [`Client::new`] builds its HTTP client from, for a caller that wants to set more.
+    pub fn http_builder() -> reqwest::ClientBuilder {
+        reqwest::Client::builder()
+            .dns_resolver(localhost::Resolver)
+            .no_proxy()
+            .connect_timeout(Duration::from_secs(10))
+            .redirect(reqwest::redirect::Policy::none())
+    }
+
+    /// A client over the caller's own HTTP client.
+    pub fn with_http(http: reqwest::Client, base_url: &str, api_key: &str) -> Self {
+        Self { http, base_url: base_url.trim_end_matches('/').to_owned(), api_key: api_key.to_owned() }
     }
 
     /// Creates a sandbox; returns once it is ready.
