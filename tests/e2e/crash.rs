@@ -11,6 +11,7 @@ async fn an_agent_that_is_killed_loses_no_sandbox_and_leaks_nothing() {
         sandbox.sh("echo $HOSTNAME > kept").await;
     }
     let monitors = host.monitors();
+    assert_eq!(monitors.len(), 3);
 
     host.kill_agent().await;
 

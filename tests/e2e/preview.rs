@@ -1,5 +1,7 @@
 //! Preview URLs: servers on 127.0.0.1 of the guest, seen from outside.
 
+use std::time::Duration;
+
 use futures_util::{SinkExt, StreamExt};
 use sandpiper::client::{CreateSandbox, ExposedPort};
 use support::{Host, Sandbox, eventually, shell, small};
@@ -9,25 +11,28 @@ use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 
 /// A WebSocket server in Python's standard library: sends back each text message of up to 125 bytes.
 const WEBSOCKET_ECHO: &str = r#"
-import base64, hashlib, socket
-server = socket.create_server(("127.0.0.1", 9000))
-while True:
-    peer, _ = server.accept()
+import base64, hashlib, socket, threading
+def serve(peer):
     head = b""
     while b"\r\n\r\n" not in head:
-        head += peer.recv(4096)
+        piece = peer.recv(4096)
+        if not piece:
+            return
+        head += piece
     key = [line.split(b": ")[1] for line in head.split(b"\r\n") if line.lower().startswith(b"sec-websocket-key")][0]
     accept = base64.b64encode(hashlib.sha1(key + b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11").digest())
     peer.sendall(b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: " + accept + b"\r\n\r\n")
     while True:
         frame = peer.recv(2, socket.MSG_WAITALL)
         if len(frame) < 2 or frame[0] & 15 == 8:
-            peer.close()
-            break
+            return
         length = frame[1] & 127
         mask = peer.recv(4, socket.MSG_WAITALL)
         data = bytes(byte ^ mask[i % 4] for i, byte in enumerate(peer.recv(length, socket.MSG_WAITALL)))
         peer.sendall(bytes([0x81, length]) + data)
+server = socket.create_server(("127.0.0.1", 9000))
+while True:
+    threading.Thread(target=serve, args=[server.accept()[0]]).start()
 "#;
 
 #[tokio::test]
@@ -76,22 +81,23 @@ async fn a_websocket_echoes_through_the_preview_url() {
     let sandbox = exposing(&[ExposedPort::public(9000)]).await;
     sandbox.data_plane.write_file("echo.py", WEBSOCKET_ECHO.as_bytes().to_vec(), None).await.unwrap();
     sandbox.data_plane.start(&shell("exec python3 echo.py", None)).await.unwrap();
-    eventually("the server listens", || async {
-        // The probe is a connection without a request: the server above waits for it to speak, so ask the guest instead.
-        sandbox.sh("grep -c ':2328 00000000:0000 0A' /proc/net/tcp").await.stdout == b"1\n"
-    })
-    .await;
+    eventually("the server listens", || async { host.client.port(&sandbox.id, 9000).await.unwrap().status == "open" })
+        .await;
 
     let url = host.client.port(&sandbox.id, 9000).await.unwrap().url.replacen("http", "ws", 1);
     let request = url.as_str().into_client_request().unwrap();
     let port = request.uri().port_u16().unwrap();
     let stream = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
-    let (mut socket, _) = tokio_tungstenite::client_async(request, stream).await.unwrap();
-    let mut echoed = Vec::new();
-    for text in ["one", "two", "three"] {
-        socket.send(Message::text(text)).await.unwrap();
-        echoed.push(socket.next().await.unwrap().unwrap().into_text().unwrap().to_string());
-    }
+    let echoes = async {
+        let (mut socket, _) = tokio_tungstenite::client_async(request, stream).await.unwrap();
+        let mut echoed = Vec::new();
+        for text in ["one", "two", "three"] {
+            socket.send(Message::text(text)).await.unwrap();
+            echoed.push(socket.next().await.unwrap().unwrap().into_text().unwrap().to_string());
+        }
+        echoed
+    };
+    let echoed = tokio::time::timeout(Duration::from_secs(60), echoes).await.expect("the echoes come");
 
     assert_eq!(echoed, ["one", "two", "three"]);
 }

@@ -108,7 +108,7 @@ impl Host {
 
     /// Monitors of this host's sandboxes: one process each.
     pub fn monitors(&self) -> Vec<Pid> {
-        processes("sandpiper-vmm", RUNTIME_DIR)
+        processes("sandpiper-vmm", STATE_DIR)
     }
 
     /// The monitor of one sandbox.
@@ -169,17 +169,17 @@ fn up() -> Command {
     command
 }
 
-/// Processes of this program whose command line or working folder names `what`.
+/// Processes of this program whose command line or environment names `what`.
 fn processes(program: &str, what: &str) -> Vec<Pid> {
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
     entries
         .filter_map(|entry| {
             let path = entry.ok()?.path();
             let pid: i32 = path.file_name()?.to_str()?.parse().ok()?;
-            let line = fs::read(path.join("cmdline")).ok()?;
-            let line = String::from_utf8_lossy(&line).replace('\0', " ");
-            let first = line.split(' ').next()?;
-            (first.ends_with(program) && line.contains(what)).then(|| Pid::from_raw(pid))
+            let words = [fs::read(path.join("cmdline")).ok()?, fs::read(path.join("environ")).ok()?].concat();
+            let words = String::from_utf8_lossy(&words);
+            let first = words.split('\0').next()?;
+            (first.ends_with(program) && words.contains(what)).then(|| Pid::from_raw(pid))
         })
         .collect()
 }
