@@ -144,7 +144,7 @@ pub(crate) async fn run(arguments: Arguments, output: Output) -> anyhow::Result<
     let ended = tokio::select! { ready = ready => ready, () = stop.recv() => Ok(false) };
     drop(progress);
     if ended? {
-        let ca = arguments.tls.then(|| arguments.state_dir.join("ca/ca.pem"));
+        let ca = arguments.tls.then(|| arguments.state_dir.join(format!("ca/{}.pem", arguments.data_plane_host)));
         let key = ensure_key(&url, &files, ca).await?;
         announce(&arguments, &url, key.as_deref(), output);
         stop.recv().await;
