@@ -8,7 +8,7 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    /// `scripts/host` says on which rung it runs its command.
+    /// `scripts/bench` says on which rung this runs.
     pub(crate) fn new(json: bool) -> Self {
         let rung = std::env::var("SANDPIPER_RUNG").unwrap_or_else(|_| "1".into());
         Self { json, rung, rows: Vec::new() }

@@ -32,7 +32,6 @@ pub(super) fn write(arguments: &Arguments) -> anyhow::Result<Files> {
         .clone()
         .or_else(default_kernel)
         .context("There is no guest kernel: build it with kernel-config/build, or name one with --kernel")?;
-    let kernel = kernel.canonicalize().with_context(|| format!("Cannot read {}", kernel.display()))?;
     let api_user = api_user()?;
     let (state, runtime) = (&arguments.state_dir, &arguments.runtime_dir);
     let api_dir = state.join("api");
@@ -44,6 +43,7 @@ pub(super) fn write(arguments: &Arguments) -> anyhow::Result<Files> {
     fs::set_permissions(&api_dir, fs::Permissions::from_mode(0o700))?;
     nix::unistd::chown(&api_dir, Some(api_user.uid.into()), Some(api_user.gid.into()))?;
 
+    let kernel = install_kernel(&kernel, state)?;
     let agent_socket = runtime.join("agent.sock");
     let mut agent = Table::new();
     agent.insert("state_dir".into(), text(state));
@@ -70,6 +70,25 @@ pub(super) fn write(arguments: &Arguments) -> anyhow::Result<Files> {
     store(&files.agent, merged(agent, arguments.agent_settings.as_deref())?, None)?;
     store(&files.api, merged(api, arguments.api_settings.as_deref())?, Some(api_user))?;
     Ok(files)
+}
+
+/// Copies the kernel into the state folder, so that no start depends on a build's cache, and gives the copy's path. A copy
+/// of the same length and time of change is taken for the same kernel. The agent reads it at every start of a guest: a
+/// file that is replaced is replaced whole.
+fn install_kernel(kernel: &Path, state: &Path) -> anyhow::Result<PathBuf> {
+    let source = fs::metadata(kernel).with_context(|| format!("Cannot read {}", kernel.display()))?;
+    let installed = state.join("vmlinux");
+    let is_same = fs::metadata(&installed)
+        .is_ok_and(|copy| copy.len() == source.len() && copy.modified().ok() == source.modified().ok());
+    if !is_same {
+        let temporary = installed.with_extension("new");
+        fs::copy(kernel, &temporary).with_context(|| format!("Cannot copy the kernel to {}", temporary.display()))?;
+        let file = fs::OpenOptions::new().write(true).open(&temporary)?;
+        file.set_modified(source.modified()?)?;
+        file.sync_all()?;
+        fs::rename(&temporary, &installed)?;
+    }
+    Ok(installed)
 }
 
 /// `base` with the operator's own settings over it, table by table.
