@@ -39,6 +39,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::Parser;
 use nix::fcntl::{Flock, FlockArg};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use prometheus_client::registry::Registry;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
@@ -107,8 +108,16 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
         return Ok(());
     }
     init_logs(config.log_format);
+    raise_descriptor_limit().context("Cannot raise the limit of open files")?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(serve(config))
+}
+
+/// As many descriptors as the machine allows this process: connections and pidfds here, and in a monitor, which inherits
+/// the limit, one for each stream of its guest. A shell's default of 1,024 is soon reached.
+fn raise_descriptor_limit() -> nix::Result<()> {
+    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    setrlimit(Resource::RLIMIT_NOFILE, hard, hard)
 }
 
 fn init_logs(format: LogFormat) {

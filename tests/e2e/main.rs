@@ -2,6 +2,7 @@
 //!
 //! Run with `scripts/test`, which starts this where real guests run. One host serves all tests, one after another.
 
+mod cli;
 mod crash;
 mod files;
 mod isolation;

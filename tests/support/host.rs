@@ -25,6 +25,7 @@ const DATA_PLANE: &str = "127.0.0.1:17080";
 pub struct Host {
     pub client: Client,
     pub api_url: String,
+    api_key: String,
 }
 
 impl Host {
@@ -53,7 +54,7 @@ impl Host {
         // Every test has a runtime of its own, and a kept connection would belong to the one that opened it.
         let http = Client::http_builder().pool_max_idle_per_host(0).build().expect("an HTTP client");
         let client = Client::with_http(http, &ready.url, &ready.api_key);
-        Self { client, api_url: ready.url }
+        Self { client, api_url: ready.url, api_key: ready.api_key }
     }
 
     /// A ready sandbox of the base template.
@@ -68,6 +69,13 @@ impl Host {
     pub async fn try_sandbox(&self, request: &CreateSandbox) -> Result<Sandbox, ClientError> {
         let (sandbox, session) = self.client.create(request).await?;
         Ok(Sandbox::new(self.client.clone(), sandbox.id, session))
+    }
+
+    /// The `sandpiper` command, set up for this host.
+    pub fn cli(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(program());
+        command.args(arguments).env("SANDPIPER_URL", &self.api_url).env("SANDPIPER_API_KEY", &self.api_key);
+        command
     }
 
     /// What the agent itself says of a sandbox.
@@ -147,14 +155,17 @@ struct Ready {
     api_key: String,
 }
 
-fn up() -> Command {
-    // Tests and programs are built into one folder; a test binary is one level below it.
+/// Tests and programs are built into one folder; a test binary is one level below it.
+fn program() -> PathBuf {
     let exe = std::env::current_exe().expect("own path");
-    let program = exe.ancestors().skip(1).take(2).map(|folder| folder.join("sandpiper")).find(|path| path.is_file());
-    let program = program.expect("sandpiper is built beside the tests: scripts/build");
+    let found = exe.ancestors().skip(1).take(2).map(|folder| folder.join("sandpiper")).find(|path| path.is_file());
+    found.expect("sandpiper is built beside the tests: scripts/build")
+}
+
+fn up() -> Command {
     // Every run has a key of its own: the credentials of an earlier one are not taken up.
     let credentials = tempfile::tempdir().expect("a folder for credentials").keep();
-    let mut command = Command::new(program);
+    let mut command = Command::new(program());
     command
         .args(["--json", "up", "--stop-sandboxes-on-exit"])
         .args(["--state-dir", STATE_DIR, "--runtime-dir", RUNTIME_DIR])

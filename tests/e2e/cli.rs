@@ -1,0 +1,62 @@
+//! The `sandpiper` command, as a person or a script uses it.
+
+use std::io::Write;
+use std::process::{Output, Stdio};
+
+use support::Host;
+
+#[test]
+fn run_passes_streams_and_exit_status_through_and_destroys_the_sandbox() {
+    let host = Host::shared();
+    let before = host.monitors().len();
+
+    let ran = host.cli(&["run", "--", "sh", "-c", "echo out; echo err >&2; exit 7"]).output().unwrap();
+
+    assert_eq!((text(&ran.stdout), text(&ran.stderr), ran.status.code()), ("out\n", "err\n", Some(7)));
+    assert_eq!(host.monitors().len(), before);
+}
+
+#[test]
+fn a_sandbox_is_kept_listed_used_logged_and_removed() {
+    let host = Host::shared();
+
+    let ran = run(host, &["--json", "run", "--keep", "--", "true"]);
+    let created: serde_json::Value = serde_json::from_str(text(&ran.stdout).lines().next().unwrap()).unwrap();
+    let id = created["sandbox"]["id"].as_str().unwrap();
+
+    assert!(text(&run(host, &["ps"]).stdout).contains(id));
+    assert_eq!(piped(host, &["exec", "-i", id, "--", "sh", "-c", "wc -c"], b"12345"), "5\n");
+    assert!(text(&run(host, &["logs", id]).stdout).contains("host"));
+    assert_eq!(text(&run(host, &["rm", id]).stdout), format!("{id}\n"));
+    assert!(!text(&run(host, &["ps", "--all"]).stdout).contains(id));
+}
+
+#[test]
+fn errors_say_what_is_wrong_and_have_their_own_exit_status() {
+    let host = Host::shared();
+
+    let missing = host.cli(&["exec", "sbx0000000000000000000000", "--", "true"]).output().unwrap();
+    let unreachable = host.cli(&["--url", "http://127.0.0.1:1", "ps"]).output().unwrap();
+    let json = host.cli(&["--json", "rm", "sbx0000000000000000000000"]).output().unwrap();
+
+    assert_eq!(missing.status.code(), Some(125));
+    assert!(text(&missing.stderr).contains("not_found"), "{}", text(&missing.stderr));
+    assert!(text(&unreachable.stderr).contains("sandpiper up"), "{}", text(&unreachable.stderr));
+    assert!(text(&json.stdout).contains(r#""error":"not_found""#), "{}", text(&json.stdout));
+}
+
+fn run(host: &Host, arguments: &[&str]) -> Output {
+    let output = host.cli(arguments).output().unwrap();
+    assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));
+    output
+}
+
+fn piped(host: &Host, arguments: &[&str], input: &[u8]) -> String {
+    let mut child = host.cli(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(input).unwrap();
+    text(&child.wait_with_output().unwrap().stdout).to_owned()
+}
+
+fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).expect("text")
+}
