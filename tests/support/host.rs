@@ -18,6 +18,8 @@ use crate::wait::{eventually, wait_for};
 /// Where the shared host keeps its data: apart from an operator's own, on the same file system.
 const STATE_DIR: &str = "/var/lib/sandpiper/tests";
 const RUNTIME_DIR: &str = "/run/sandpiper-tests";
+/// What agent and API of the shared host say.
+const LOG: &str = "/var/lib/sandpiper/tests.log";
 const API: &str = "127.0.0.1:17070";
 const DATA_PLANE: &str = "127.0.0.1:17080";
 
@@ -50,7 +52,9 @@ impl Host {
             }
             let _ = child.wait();
         });
-        let ready = receiver.recv_timeout(Duration::from_secs(600)).expect("sandpiper up says that it is ready");
+        let ready = receiver.recv_timeout(Duration::from_secs(600));
+        let log = || fs::read_to_string(LOG).unwrap_or_default();
+        let ready = ready.unwrap_or_else(|_| panic!("sandpiper up is not ready; it said:\n{}", log()));
         // Every test has a runtime of its own, and a kept connection would belong to the one that opened it.
         let http = Client::http_builder().pool_max_idle_per_host(0).build().expect("an HTTP client");
         let client = Client::with_http(http, &ready.url, &ready.api_key);
@@ -165,6 +169,8 @@ fn program() -> PathBuf {
 fn up() -> Command {
     // Every run has a key of its own: the credentials of an earlier one are not taken up.
     let credentials = tempfile::tempdir().expect("a folder for credentials").keep();
+    fs::create_dir_all(STATE_DIR).expect("a folder for the host's data");
+    let log = fs::File::create(LOG).expect("a file for what the host says");
     let mut command = Command::new(program());
     command
         .args(["--json", "up", "--stop-sandboxes-on-exit"])
@@ -172,7 +178,8 @@ fn up() -> Command {
         .args(["--listen", API, "--data-plane-listen", DATA_PLANE])
         .env("XDG_CONFIG_HOME", &credentials)
         .stdin(Stdio::null())
-        .stdout(Stdio::piped());
+        .stdout(Stdio::piped())
+        .stderr(log);
     // SAFETY: between fork and exec the closure makes one system call and allocates nothing.
     unsafe {
         command.pre_exec(|| Ok(nix::sys::prctl::set_pdeathsig(Signal::SIGTERM)?));
