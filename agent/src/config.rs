@@ -8,6 +8,9 @@
 //! [limits]
 //! max_sandboxes = 50
 //!
+//! [shells]
+//! per_shape = 4
+//!
 //! [ingress]
 //! listen = "127.0.0.1:7080"
 //! ```
@@ -19,8 +22,11 @@ use serde::Deserialize;
 
 use crate::ingress::IngressConfig;
 
-/// Longest `runtime_dir`: a Unix socket's path is limited to 107 bytes, and `/sandboxes/<25>/control.sock` follows.
+/// Longest `runtime_dir`: a Unix socket's path is limited to 107 bytes, and at most `/sandboxes/<25>/control.sock` follows.
 const MAX_RUNTIME_DIR: usize = 55;
+
+/// User ids from [`Jail::uid_base`] on.
+pub(crate) const UIDS: u32 = 65_536;
 
 /// Everything that can be configured.
 #[derive(Debug, Clone, Deserialize)]
@@ -50,6 +56,9 @@ pub(crate) struct Config {
     pub(crate) log_format: LogFormat,
     pub(crate) api_socket: ApiSocket,
     pub(crate) limits: Limits,
+    pub(crate) jail: Jail,
+    pub(crate) shells: Shells,
+    pub(crate) warm: Warm,
     pub(crate) ingress: IngressConfig,
 }
 
@@ -86,6 +95,52 @@ pub(crate) struct Limits {
     pub(crate) disk_headroom_mb: u64,
 }
 
+/// What keeps a monitor that was taken over by its guest from doing harm.
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Jail {
+    /// False only where there is nothing to protect: monitors then run as the agent's own user, without limits.
+    pub(crate) enabled: bool,
+    /// First of the 65,536 user ids that are given to monitors, each to one at a time. Nobody else may use them.
+    pub(crate) uid_base: u32,
+}
+
+/// Monitors that wait, started and jailed, for the next create or resume.
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Shells {
+    /// For each of the last few pairs of CPU and memory that were asked for. 0: none wait, and every start takes longer.
+    pub(crate) per_shape: u32,
+}
+
+/// Snapshots of templates that have been booted already.
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Warm {
+    /// False: every new sandbox boots.
+    pub(crate) enabled: bool,
+    /// Most that are kept; each takes about as much disk as a booted guest uses memory.
+    pub(crate) max: u32,
+}
+
+impl Default for Jail {
+    fn default() -> Self {
+        Self { enabled: true, uid_base: 0x2000_0000 }
+    }
+}
+
+impl Default for Shells {
+    fn default() -> Self {
+        Self { per_shape: 2 }
+    }
+}
+
+impl Default for Warm {
+    fn default() -> Self {
+        Self { enabled: true, max: 16 }
+    }
+}
+
 impl Default for Limits {
     fn default() -> Self {
         Self {
@@ -115,6 +170,9 @@ impl Default for Config {
             log_format: LogFormat::Text,
             api_socket: ApiSocket::default(),
             limits: Limits::default(),
+            jail: Jail::default(),
+            shells: Shells::default(),
+            warm: Warm::default(),
             ingress: IngressConfig::default(),
         }
     }
@@ -191,6 +249,18 @@ impl Config {
                 return invalid(key, format!("must be between 1 and {most}, not {value}"));
             }
         }
+        // A monitor refuses the ids of people and services; the last two are no ids.
+        let last_base = u32::MAX - 2 - (UIDS - 1);
+        if !(1000..=last_base).contains(&self.jail.uid_base) {
+            let uid = self.jail.uid_base;
+            return invalid("jail.uid_base", format!("must be between 1000 and {last_base}, not {uid}"));
+        }
+        for (key, value, most) in [("shells.per_shape", self.shells.per_shape, 64), ("warm.max", self.warm.max, 10_000)]
+        {
+            if value > most {
+                return invalid(key, format!("must be at most {most}, not {value}"));
+            }
+        }
         Ok(())
     }
 
@@ -238,6 +308,12 @@ mod tests {
         );
         let config: Config = toml::from_str("runtime_dir = \"run\"").unwrap();
         assert_eq!(config.check().unwrap_err().to_string(), "`runtime_dir` must be an absolute path, not \"run\"");
+    }
+
+    #[test]
+    fn monitors_get_no_user_id_of_a_person() {
+        let config: Config = toml::from_str("[jail]\nuid_base = 999").unwrap();
+        assert!(config.check().unwrap_err().to_string().starts_with("`jail.uid_base` must be between 1000"));
     }
 
     #[test]

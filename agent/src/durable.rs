@@ -9,13 +9,23 @@ use std::path::{Path, PathBuf};
 
 /// Replaces `path` by a file of mode 0600 with `contents`: after a crash either the old or the new file is there, whole.
 pub(crate) fn write_atomic(path: &Path, contents: &[u8]) -> io::Result<()> {
+    replace(path, contents, File::sync_all)?;
+    sync_parent(path)
+}
+
+/// As [`write_atomic`], for what only this process's successor needs: after a power cut the file may be there or not, or be
+/// empty.
+pub(crate) fn write_unsynced(path: &Path, contents: &[u8]) -> io::Result<()> {
+    replace(path, contents, |_| Ok(()))
+}
+
+fn replace(path: &Path, contents: &[u8], sync: impl FnOnce(&File) -> io::Result<()>) -> io::Result<()> {
     let temporary = beside(path);
     let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
     file.write_all(contents)?;
-    file.sync_all()?;
+    sync(&file)?;
     drop(file);
-    fs::rename(&temporary, path)?;
-    sync_parent(path)
+    fs::rename(&temporary, path)
 }
 
 /// The bytes of a secret file of mode 0600, made with `generate` when it does not exist yet.
@@ -79,7 +89,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("record.json");
 
-        write_atomic(&path, b"one").unwrap();
+        write_unsynced(&path, b"one").unwrap();
         write_atomic(&path, b"two").unwrap();
 
         assert_eq!(fs::read(&path).unwrap(), b"two");

@@ -7,8 +7,8 @@
 //!                       │                                        │
 //!                       └────────────▶ [sandbox] ◀── directory ──┤
 //!                            one supervisor for each             │
-//!               [templates] [layers]    │        │               │
-//!                                    monitor    link         [vsock]
+//!   [templates] [snapshots] [layers]    │        │               │
+//!                            monitor, in a [jail]  link       [vsock]
 //! ```
 //!
 //! The agent is the source of truth of what runs here. It may be killed at any moment: sandboxes go on, and the next
@@ -18,6 +18,7 @@ mod config;
 mod durable;
 mod host;
 mod ingress;
+mod jail;
 mod layers;
 mod logs;
 mod metrics;
@@ -25,11 +26,13 @@ mod paths;
 mod sandbox;
 mod server;
 mod session;
+mod snapshots;
 mod templates;
 mod vsock;
 
 use std::fs::OpenOptions;
 use std::io::{self, IsTerminal};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -41,18 +44,23 @@ use clap::Parser;
 use nix::fcntl::{Flock, FlockArg};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use prometheus_client::registry::Registry;
+use sha2::{Digest, Sha256};
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::EnvFilter;
 
 use crate::config::{Config, LogFormat};
 use crate::ingress::Ingress;
+use crate::jail::cgroup::Cgroups;
+use crate::layers::usage::Usage;
 use crate::logs::Logs;
 use crate::metrics::Metrics;
 use crate::paths::Paths;
-use crate::sandbox::{Context, Sandboxes, Sealer};
+use crate::sandbox::{Capacity, Context, Sandboxes, Sealer, Shells};
 use crate::server::App;
 use crate::session::Sessions;
+use crate::snapshots::{Checkpoints, Warm};
 use crate::templates::Store;
 
 /// Time for the rest of the agent to end after the sandboxes were seen to.
@@ -140,16 +148,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     let metrics = Metrics::new();
     let mut registry = Registry::with_prefix("sandpiper_agent");
     metrics.register(&mut registry);
-    let sandboxes = Sandboxes::new(Context {
-        templates: Store::open(&paths.templates())?,
-        logs: Logs::default(),
-        metrics,
-        sealer: Sealer::open(&paths.record_key()).context("Cannot read record.key")?,
-        boot_id: host::boot_id().context("Cannot read the kernel's boot id")?,
-        leave: CancellationToken::new(),
-        config: Arc::clone(&config),
-        paths: paths.clone(),
-    });
+    let sandboxes = Sandboxes::new(open_context(Arc::clone(&config), paths.clone(), metrics)?);
     sandboxes.reconcile().await?;
 
     let directory = Arc::new(sandboxes.clone());
@@ -182,6 +181,38 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         tracing::warn!(%error, "cannot remove the agent's socket");
     }
     Ok(())
+}
+
+/// Opens everything that sandboxes need.
+fn open_context(config: Arc<Config>, paths: Paths, metrics: Metrics) -> anyhow::Result<Context> {
+    let boot_id = host::boot_id().context("Cannot read the kernel's boot id")?;
+    let memory = host::memory().context("Cannot read the host's memory")?;
+    let templates = Store::open(&paths.templates())?;
+    let warm = Warm::open(&paths.warm(), &config, |version| templates.find(version))?;
+    let cgroups = Cgroups::open(&agent_name(&paths)).context("Cannot look for cgroups")?;
+    let shells = Shells::new(Arc::clone(&config), paths.clone(), boot_id.clone(), cgroups);
+    Ok(Context {
+        templates,
+        warm,
+        shells,
+        checkpoints: Checkpoints::open(&paths.checkpoints())?,
+        capacity: Capacity::new(config.limits, memory.total_mb),
+        usage: Usage::default(),
+        logs: Logs::default(),
+        metrics,
+        sealer: Sealer::open(&paths.record_key()).context("Cannot read record.key")?,
+        boot_id,
+        changed: Notify::new(),
+        leave: CancellationToken::new(),
+        config,
+        paths,
+    })
+}
+
+/// Tells the cgroups of several agents of one host apart: each has a state folder of its own.
+fn agent_name(paths: &Paths) -> String {
+    let hash = Sha256::digest(paths.state().as_os_str().as_bytes());
+    hash.iter().take(4).map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Makes the folders and locks them for this one agent.

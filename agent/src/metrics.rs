@@ -8,7 +8,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
-use sandpiper_protocol::agent::SandboxState;
+use sandpiper_protocol::agent::{SandboxState, StartKind};
 
 use crate::sandbox::{CreateError, DeleteCause, Record, StartError};
 
@@ -47,6 +47,47 @@ struct DeleteLabels {
     cause: String,
 }
 
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct StartLabels {
+    kind: Kind,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelValue)]
+enum Kind {
+    Cold,
+    Warm,
+    Restored,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OperationLabels {
+    operation: Operation,
+    outcome: OperationOutcome,
+}
+
+/// What is done with a sandbox that is there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelValue)]
+enum Operation {
+    Pause,
+    Resume,
+    Checkpoint,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelValue)]
+enum OperationOutcome {
+    Done,
+    Failed,
+}
+
+/// How much there is of what is no sandbox.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Holdings {
+    pub(crate) shells: usize,
+    pub(crate) checkpoints: usize,
+    pub(crate) warm_snapshots: usize,
+    pub(crate) retained_bytes: u64,
+}
+
 /// The agent's own figures. Cheap to clone; all clones count together.
 #[derive(Debug, Clone)]
 pub(crate) struct Metrics {
@@ -55,6 +96,12 @@ pub(crate) struct Metrics {
     failures: Family<FailureLabels, Counter>,
     deletes: Family<DeleteLabels, Counter>,
     create_seconds: Histogram,
+    start_seconds: Family<StartLabels, Histogram>,
+    operation_seconds: Family<OperationLabels, Histogram>,
+    shells: Gauge,
+    checkpoints: Gauge,
+    warm_snapshots: Gauge,
+    retained_bytes: Gauge,
 }
 
 impl Metrics {
@@ -64,8 +111,13 @@ impl Metrics {
             creates: Family::default(),
             failures: Family::default(),
             deletes: Family::default(),
-            // 10 ms to 82 s.
-            create_seconds: Histogram::new(exponential_buckets(0.01, 2.0, 14)),
+            create_seconds: histogram(),
+            start_seconds: Family::new_with_constructor(histogram),
+            operation_seconds: Family::new_with_constructor(histogram),
+            shells: Gauge::default(),
+            checkpoints: Gauge::default(),
+            warm_snapshots: Gauge::default(),
+            retained_bytes: Gauge::default(),
         }
     }
 
@@ -81,6 +133,54 @@ impl Metrics {
             Unit::Seconds,
             self.create_seconds.clone(),
         );
+        registry.register_with_unit(
+            "sandbox_start",
+            "From asking for a monitor to a serving data plane, by what was started from",
+            Unit::Seconds,
+            self.start_seconds.clone(),
+        );
+        registry.register_with_unit(
+            "sandbox_operation",
+            "Pauses, resumes and checkpoints, by outcome",
+            Unit::Seconds,
+            self.operation_seconds.clone(),
+        );
+        registry.register("shells_waiting", "Monitors that wait for a sandbox", self.shells.clone());
+        registry.register("checkpoints", "Checkpoints", self.checkpoints.clone());
+        registry.register("warm_snapshots", "Warm snapshots of templates", self.warm_snapshots.clone());
+        registry.register_with_unit(
+            "retained",
+            "Disk that sandboxes and checkpoints hold",
+            Unit::Bytes,
+            self.retained_bytes.clone(),
+        );
+    }
+
+    /// A sandbox is ready.
+    pub(crate) fn started(&self, kind: StartKind, took: Duration) {
+        let kind = match kind {
+            StartKind::Cold => Kind::Cold,
+            StartKind::Warm => Kind::Warm,
+            StartKind::Restored => Kind::Restored,
+        };
+        self.start_seconds.get_or_create(&StartLabels { kind }).observe(took.as_secs_f64());
+    }
+
+    pub(crate) fn paused(&self, done: bool, took: Duration) {
+        self.operated(Operation::Pause, done, took);
+    }
+
+    pub(crate) fn resumed(&self, done: bool, took: Duration) {
+        self.operated(Operation::Resume, done, took);
+    }
+
+    pub(crate) fn checkpointed(&self, done: bool, took: Duration) {
+        self.operated(Operation::Checkpoint, done, took);
+    }
+
+    fn operated(&self, operation: Operation, done: bool, took: Duration) {
+        let outcome = if done { OperationOutcome::Done } else { OperationOutcome::Failed };
+        self.operation_seconds.get_or_create(&OperationLabels { operation, outcome }).observe(took.as_secs_f64());
     }
 
     /// A create has been answered.
@@ -92,9 +192,9 @@ impl Metrics {
             }
             Err(CreateError::Invalid(_) | CreateError::Exists(_)) => Outcome::Refused,
             Err(CreateError::Capacity(_)) => Outcome::Capacity,
-            Err(CreateError::Start(StartError::Guest(_))) => Outcome::Guest,
+            Err(CreateError::Start(StartError::Guest(_) | StartError::BadSnapshot(_))) => Outcome::Guest,
             Err(CreateError::Start(StartError::Host { .. } | StartError::Disk(_))) => Outcome::Host,
-            Err(CreateError::Start(StartError::Deleted | StartError::ShuttingDown)) => Outcome::Cancelled,
+            Err(CreateError::Start(StartError::Deleted(_) | StartError::ShuttingDown)) => Outcome::Cancelled,
         };
         self.creates.get_or_create(&CreateLabels { outcome }).inc();
     }
@@ -109,11 +209,18 @@ impl Metrics {
         self.deletes.get_or_create(&DeleteLabels { cause: cause.as_label().to_owned() }).inc();
     }
 
-    /// Counts the sandboxes that are here.
-    pub(crate) fn count<'a>(&self, records: impl Iterator<Item = &'a Record>) {
+    /// Counts what is here.
+    pub(crate) fn count<'a>(&self, records: impl Iterator<Item = &'a Record>, holdings: Holdings) {
+        self.shells.set(gauge(holdings.shells));
+        self.checkpoints.set(gauge(holdings.checkpoints));
+        self.warm_snapshots.set(gauge(holdings.warm_snapshots));
+        self.retained_bytes.set(i64::try_from(holdings.retained_bytes).unwrap_or(i64::MAX));
         let mut counts = [
             (SandboxState::Creating, "creating", 0),
             (SandboxState::Ready, "ready", 0),
+            (SandboxState::Checkpointing, "checkpointing", 0),
+            (SandboxState::Stopped, "stopped", 0),
+            (SandboxState::Restoring, "restoring", 0),
             (SandboxState::Stopping, "stopping", 0),
             (SandboxState::Failed, "failed", 0),
         ];
@@ -126,4 +233,13 @@ impl Metrics {
             self.sandboxes.get_or_create(&StateLabels { state: state.to_owned() }).set(count);
         }
     }
+}
+
+/// From 5 ms to 82 s.
+fn histogram() -> Histogram {
+    Histogram::new(exponential_buckets(0.005, 2.0, 15))
+}
+
+fn gauge(count: usize) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
 }

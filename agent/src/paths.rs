@@ -6,11 +6,19 @@
 //!   record.key                       seals the environment variables inside the records
 //!   session.key                      signs data-plane access tokens
 //!   templates/<ver…>/                root.ext4, template.json
-//!   sandboxes/<sbx…>/                record.json, root.layer, exit.json, monitor.log, console.log
+//!   sandboxes/<sbx…>/                record.json, the files that it names (disk-…, memory-…, state-…), exit.json,
+//!                                    monitor.log, console.log
+//!   checkpoints/<ckp…>/              manifest.json, and the files that it names
+//!   warm/<key>/                      the same of a template's warm snapshot
+//!   shells/<shl…>/                   exit.json, monitor.log
 //! <runtime_dir>/                     0755, may be a tmpfs
 //!   agent.sock                       the agent API
 //!   sandboxes/<sbx…>/                0700: control.sock, vsock.sock
+//!   shells/<shl…>/                   0700: control.sock
+//!   warm/<key>/                      0700: while a warm snapshot is made, as for a sandbox
 //! ```
+//!
+//! All of `state_dir` is one file system: layers are hard links between these folders.
 
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
@@ -33,8 +41,13 @@ impl Paths {
         create_dir(&self.state, 0o700)?;
         create_dir(&self.sandboxes(), 0o700)?;
         create_dir(&self.templates(), 0o700)?;
+        create_dir(&self.checkpoints(), 0o700)?;
+        create_dir(&self.warm(), 0o700)?;
+        create_dir(&self.shells(), 0o700)?;
         create_dir(&self.runtime, 0o755)?;
-        create_dir(&self.runtime_sandboxes(), 0o700)
+        create_dir(&self.runtime_sandboxes(), 0o700)?;
+        create_dir(&self.runtime_shells(), 0o700)?;
+        create_dir(&self.runtime_warm(), 0o700)
     }
 
     pub(crate) fn state(&self) -> &Path {
@@ -65,31 +78,56 @@ impl Paths {
         self.runtime.join("sandboxes")
     }
 
+    pub(crate) fn checkpoints(&self) -> PathBuf {
+        self.state.join("checkpoints")
+    }
+
+    pub(crate) fn warm(&self) -> PathBuf {
+        self.state.join("warm")
+    }
+
+    pub(crate) fn runtime_warm(&self) -> PathBuf {
+        self.runtime.join("warm")
+    }
+
+    pub(crate) fn shells(&self) -> PathBuf {
+        self.state.join("shells")
+    }
+
+    pub(crate) fn runtime_shells(&self) -> PathBuf {
+        self.runtime.join("shells")
+    }
+
     pub(crate) fn api_socket(&self) -> PathBuf {
         self.runtime.join("agent.sock")
     }
 
     /// The folders of one sandbox. `id` has been checked: it becomes a folder's name.
-    pub(crate) fn sandbox(&self, id: &str) -> SandboxPaths {
-        SandboxPaths { state: self.sandboxes().join(id), runtime: self.runtime_sandboxes().join(id) }
+    pub(crate) fn sandbox(&self, id: &str) -> MachinePaths {
+        MachinePaths { state: self.sandboxes().join(id), runtime: self.runtime_sandboxes().join(id) }
+    }
+
+    /// The folders of one shell.
+    pub(crate) fn shell(&self, id: &str) -> MachinePaths {
+        MachinePaths { state: self.shells().join(id), runtime: self.runtime_shells().join(id) }
     }
 }
 
-/// The folders of one sandbox.
+/// The folders of one machine, or of a monitor that will become one.
 #[derive(Debug, Clone)]
-pub(crate) struct SandboxPaths {
+pub(crate) struct MachinePaths {
     pub(crate) state: PathBuf,
     pub(crate) runtime: PathBuf,
 }
 
-impl SandboxPaths {
+impl MachinePaths {
     pub(crate) fn record(&self) -> PathBuf {
         self.state.join("record.json")
     }
 
-    /// Top layer of the root disk.
-    pub(crate) fn root_layer(&self) -> PathBuf {
-        self.state.join("root.layer")
+    /// A layer, or another file that the record names.
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
+        self.state.join(name)
     }
 
     /// Where the monitor writes why it ended.

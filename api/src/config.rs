@@ -104,12 +104,15 @@ pub struct Prices {
 pub struct Timing {
     /// A create request that takes longer is answered in `creating`.
     pub create_wait: Duration,
-    /// Longest time for any request; longer than `create_wait`.
+    /// Longest time for any request; longer than `create_wait`, and than the agent takes over a pause, resume, checkpoint
+    /// or fork.
     pub request: Duration,
     /// Between two rounds of synchronisation with the agent.
     pub sync: Duration,
     /// A failed sandbox that the agent has forgotten is kept visible this long.
     pub failed_retention: Duration,
+    /// A checkpoint of the agent that no row stands for is removed after this long.
+    pub orphan_grace: Duration,
 }
 
 impl Default for Config {
@@ -149,9 +152,10 @@ impl Default for Timing {
     fn default() -> Self {
         Self {
             create_wait: Duration::from_secs(30),
-            request: Duration::from_secs(60),
+            request: Duration::from_secs(170),
             sync: Duration::from_secs(1),
             failed_retention: Duration::from_secs(3600),
+            orphan_grace: Duration::from_secs(600),
         }
     }
 }

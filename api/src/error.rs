@@ -128,6 +128,11 @@ impl ApiError {
         Self::not_found(format!("There is no sandbox {id}"))
     }
 
+    /// 404 on a checkpoint.
+    pub fn no_checkpoint(id: &str) -> Self {
+        Self::not_found(format!("There is no checkpoint {id}"))
+    }
+
     /// 409 on a state in which this cannot be done.
     pub fn invalid_state(message: impl Into<String>) -> Self {
         Self::new(StatusCode::CONFLICT, "invalid_state", message)
@@ -159,9 +164,10 @@ impl ApiError {
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", message)
     }
 
-    /// 422 on a create request over the team's quota.
+    /// 422 on a create, fork or resume request over the team's quota.
     pub fn quota_exceeded(quota: QuotaBody) -> Self {
-        let message = "The team's sandbox quota has no room for this sandbox; delete one, or ask for a larger plan";
+        let message =
+            "The team's sandbox quota has no room for this; pause or delete a sandbox, or ask for a larger plan";
         Self::new(StatusCode::UNPROCESSABLE_ENTITY, "sandbox_quota_exceeded", message)
             .with(|error| error.quota = Some(quota))
     }

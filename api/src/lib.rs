@@ -6,6 +6,8 @@
 //! * An **API key** acts for one team; it may read, or read and write ([`auth`]).
 //! * A **sandbox** is a row here and a microVM at the agent. The row is what tenants see; the agent is the truth
 //!   ([`dispatch`] keeps them in step).
+//! * A **checkpoint** is a sandbox as it was at one moment, under a name, from which new ones start: a row here, files at
+//!   the agent. A stopped sandbox is one that waits on the agent's disk, to go on under its own id.
 //! * A **session** is a short-lived credential for one sandbox's data plane. It is minted by the agent, passes through,
 //!   and is never stored or logged.
 //! * A **template version** is an immutable root file system that the agent has; the **catalog** here is a copy of its list.

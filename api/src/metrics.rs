@@ -83,7 +83,7 @@ impl Metrics {
         registry.register("requests", "Requests answered", self.requests.clone());
         registry.register("request_duration_seconds", "Time to the answer", self.durations.clone());
         registry.register("sandboxes", "Sandboxes by state", self.sandboxes.clone());
-        registry.register("agent_calls", "Starts of sandboxes asked of the agent", self.agent_calls.clone());
+        registry.register("agent_calls", "Work on sandboxes asked of the agent", self.agent_calls.clone());
         registry.register("agent_up", "Whether the agent answered last time", self.agent_up.clone());
         registry.register("sync_seconds", "Duration of the last synchronisation", self.sync_seconds.clone());
         self

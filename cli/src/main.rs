@@ -23,7 +23,9 @@ Examples:
   sandpiper doctor                          can this machine run sandboxes?
   sandpiper up                              start a host here and print its URL and first key
   sandpiper run -- python3 -c 'print(1)'    a fresh machine, one command, gone again
-  sandpiper ps                              what is running"
+  sandpiper ps                              what is running
+  sandpiper pause sbx…                      stop it and keep everything, to resume it
+  sandpiper checkpoint create sbx…          keep it as it is, to start others from"
 )]
 struct Arguments {
     /// Address of the API
@@ -52,6 +54,11 @@ enum Command {
     Up(commands::up::Arguments),
     Run(commands::run::Arguments),
     Exec(commands::exec::Arguments),
+    Pause(commands::pause::PauseArguments),
+    Resume(commands::pause::ResumeArguments),
+    #[command(subcommand)]
+    Checkpoint(commands::checkpoint::Command),
+    Fork(commands::fork::Arguments),
     Ps(commands::ps::Arguments),
     Rm(commands::rm::Arguments),
     Logs(commands::logs::Arguments),
@@ -84,8 +91,32 @@ async fn dispatch(arguments: Arguments, output: Output) -> anyhow::Result<ExitCo
         Command::Template(command) => commands::template::run(command, output).await,
         Command::Run(arguments) => commands::run::run(arguments, client()?, output).await,
         Command::Exec(arguments) => commands::exec::run(arguments, client()?, output).await,
+        Command::Pause(arguments) => commands::pause::pause(arguments, client()?, output).await,
+        Command::Resume(arguments) => commands::pause::resume(arguments, client()?, output).await,
+        Command::Checkpoint(command) => commands::checkpoint::run(command, client()?, output).await,
+        Command::Fork(arguments) => commands::fork::run(arguments, client()?, output).await,
         Command::Ps(arguments) => commands::ps::run(arguments, client()?, output).await,
         Command::Rm(arguments) => commands::rm::run(arguments, client()?, output).await,
         Command::Logs(arguments) => commands::logs::run(arguments, client()?, output).await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn a_run_starts_from_a_template_or_a_snapshot_not_both() {
+        let parse = |line: &[&str]| Arguments::try_parse_from(line.iter().copied()).is_ok();
+        assert!(parse(&["sandpiper", "run", "--snapshot", "x", "--", "true"]));
+        assert!(parse(&["sandpiper", "run", "--template", "x", "--", "true"]));
+        assert!(!parse(&["sandpiper", "run", "--template", "x", "--snapshot", "y", "--", "true"]));
     }
 }

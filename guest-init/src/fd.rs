@@ -1,9 +1,11 @@
-//! Descriptors that the runtime waits for: pipes, terminals, and the link's socket.
+//! Descriptors that the runtime waits for: pipes, terminals, and sockets of vsock.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::task::{Context, Poll, ready};
 
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::sys::socket::{getsockopt, sockopt};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
@@ -27,7 +29,8 @@ impl FdStream {
 
     /// Reads what is there; 0 at the end of the stream.
     pub(crate) async fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.inner.async_io(Interest::READABLE, |fd| read(fd, buffer)).await
+        // A vsock connection that a restore has cut off reports an error and nothing else.
+        self.inner.async_io(Interest::READABLE | Interest::ERROR, |fd| read(fd, buffer)).await
     }
 
     /// Reads what is there now, or `None`.
@@ -49,6 +52,41 @@ impl FdStream {
             bytes = bytes.get(written..).unwrap_or_default();
         }
         Ok(())
+    }
+
+    /// Reads what is there, without noticing an error that comes without anything to read. For one task at a time.
+    pub(crate) fn poll_read(&self, context: &mut Context<'_>, buffer: &mut [u8]) -> Poll<io::Result<usize>> {
+        loop {
+            let mut guard = ready!(self.inner.poll_read_ready(context))?;
+            if let Ok(count) = guard.try_io(|fd| read(fd.get_ref(), buffer)) {
+                return Poll::Ready(count);
+            }
+        }
+    }
+
+    /// Waits until a socket has failed, and says why.
+    pub(crate) async fn failure(&self) -> io::Error {
+        loop {
+            let mut guard = match self.inner.ready(Interest::ERROR).await {
+                Ok(guard) => guard,
+                Err(error) => return error,
+            };
+            match getsockopt(self.inner.get_ref(), sockopt::SocketError) {
+                Ok(0) => guard.clear_ready(),
+                Ok(error) => return io::Error::from_raw_os_error(error),
+                Err(error) => return error.into(),
+            }
+        }
+    }
+
+    /// Writes some of `bytes`. For one task at a time.
+    pub(crate) fn poll_write(&self, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        loop {
+            let mut guard = ready!(self.inner.poll_write_ready(context))?;
+            if let Ok(written) = guard.try_io(|fd| nix::unistd::write(fd, bytes).map_err(io::Error::from)) {
+                return Poll::Ready(written);
+            }
+        }
     }
 
     /// Waits until the descriptor can be written, as a socket can once it is connected.

@@ -1,20 +1,18 @@
 //! Applying what the host says a guest is. Sent with every link, so each step leaves alone what is right already.
 
-use std::fs::{self, File};
+use std::fs::{self, DirBuilder, File};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::Path;
-use std::time::Duration;
 
-use nix::sys::time::TimeSpec;
-use nix::time::{ClockId, clock_gettime, clock_settime};
-use sandpiper_protocol::guest::Init;
+use sandpiper_protocol::guest::{GENERATION_FILE, Init};
 
 use crate::boot;
+use crate::clock::HostTime;
 
-/// A clock that differs by less than this is left alone: the message itself took some of it.
-const CLOCK_TOLERANCE: Duration = Duration::from_millis(10);
+/// The sandbox's id and a newline, in the folder of [`GENERATION_FILE`].
+const ID_FILE: &str = "id";
 
 /// Bytes of entropy in a message.
 const ENTROPY: usize = 32;
@@ -28,26 +26,43 @@ pub(crate) enum IdentityError {
     Clock(io::Error),
     #[error("The host's entropy cannot be used: {0}")]
     Entropy(io::Error),
+    #[error("The sandbox's id and generation cannot be written beside {GENERATION_FILE}: {0}")]
+    Generation(io::Error),
     #[error("The users of the sandbox cannot be set up: {0}")]
     Users(io::Error),
 }
 
-/// Applies everything of `init` that is the kernel's or a file's. Blocks. Clock and entropy come first: nothing may
-/// make a key or a time stamp before them.
-pub(crate) fn apply(init: &Init) -> Result<(), IdentityError> {
-    set_clock(init.unix_time_ns).map_err(IdentityError::Clock)?;
+/// Applies everything of `init` that a program must not meet as it was before. Blocks. Clock and entropy come first:
+/// nothing may make a key or a time stamp before them; the generation comes last: who sees it change finds all else
+/// changed.
+pub(crate) fn apply(init: &Init, time: &HostTime) -> Result<(), IdentityError> {
+    time.set().map_err(IdentityError::Clock)?;
     add_entropy(&init.entropy).map_err(IdentityError::Entropy)?;
-    set_host_name(&init.hostname).map_err(|source| IdentityError::HostName { name: init.hostname.clone(), source })?;
+    nix::unistd::sethostname(&init.hostname)
+        .map_err(|error| IdentityError::HostName { name: init.hostname.clone(), source: error.into() })?;
+    write_generation(Path::new(GENERATION_FILE), init).map_err(IdentityError::Generation)
+}
+
+/// Adds the users that every sandbox has. Only a boot needs it: a restored guest has done it.
+pub(crate) fn ensure_users() -> Result<(), IdentityError> {
     boot::ensure_users(Path::new("/")).map_err(IdentityError::Users)
 }
 
-fn set_clock(unix_time_ns: u64) -> io::Result<()> {
-    let wanted = Duration::from_nanos(unix_time_ns);
-    let present = Duration::from(clock_gettime(ClockId::CLOCK_REALTIME)?);
-    if wanted.abs_diff(present) > CLOCK_TOLERANCE {
-        clock_settime(ClockId::CLOCK_REALTIME, TimeSpec::from(wanted))?;
+/// Writes the host name where programs look that do not ask the kernel, and for sudo, which resolves its own host. A
+/// template may have these files read-only or not at all, and a sandbox works without.
+pub(crate) fn write_host_files(name: &str) {
+    let _ = write_if_different(Path::new("/etc/hostname"), |_| format!("{name}\n"));
+    let _ = write_if_different(Path::new("/etc/hosts"), |present| hosts(present, name));
+}
+
+/// Tells the guest's programs which sandbox this is and how often it was started; the folder is made if need be.
+fn write_generation(path: &Path, init: &Init) -> io::Result<()> {
+    match path.parent().map(|folder| DirBuilder::new().mode(0o755).create(folder)) {
+        Some(Err(error)) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        _ => {}
     }
-    Ok(())
+    write_if_different(&path.with_file_name(ID_FILE), |_| format!("{}\n", init.sandbox_id))?;
+    write_if_different(path, |_| format!("{}\n", init.generation))
 }
 
 /// `struct rand_pool_info` of `linux/random.h`, with room for what is sent.
@@ -92,15 +107,6 @@ fn decode_entropy(hexadecimal: &str) -> Option<[u8; ENTROPY]> {
     Some(bytes)
 }
 
-fn set_host_name(name: &str) -> io::Result<()> {
-    nix::unistd::sethostname(name)?;
-    // Programs ask the kernel; the files are for those that look there, and for sudo, which resolves its own host.
-    // A template may have them read-only or not at all, and a sandbox works without.
-    let _ = write_if_different(Path::new("/etc/hostname"), |_| format!("{name}\n"));
-    let _ = write_if_different(Path::new("/etc/hosts"), |present| hosts(present, name));
-    Ok(())
-}
-
 /// The text of `/etc/hosts` with one line for 127.0.0.1, ours; all others stay.
 fn hosts(present: &str, name: &str) -> String {
     let mut text = format!("127.0.0.1 localhost {name}\n");
@@ -124,6 +130,7 @@ fn write_if_different(path: &Path, text: impl FnOnce(&str) -> String) -> io::Res
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::MetadataExt;
 
     #[test]
     fn the_hosts_file_keeps_foreign_lines_and_is_stable() {
@@ -131,6 +138,35 @@ mod tests {
         assert_eq!(once, "127.0.0.1 localhost sbx1\n::1 ip6-localhost\n10.0.0.7 db\n");
         assert_eq!(hosts(&once, "sbx1"), once);
         assert_eq!(hosts(&once, "sbx2"), "127.0.0.1 localhost sbx2\n::1 ip6-localhost\n10.0.0.7 db\n");
+    }
+
+    #[test]
+    fn the_generation_is_replaced_when_it_differs_and_else_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("sandpiper/generation");
+        let init = |generation| Init {
+            sandbox_id: "sbx1".into(),
+            hostname: "sbx1".into(),
+            unix_time_ns: 0,
+            envs: [].into(),
+            default_user: "user".into(),
+            entropy: String::new(),
+            generation,
+        };
+        let inode = || fs::metadata(&path).unwrap().ino();
+
+        write_generation(&path, &init(7)).unwrap();
+        let first = inode();
+        write_generation(&path, &init(7)).unwrap();
+        assert_eq!(inode(), first);
+        // Both exist for a moment, so the new file is another one.
+        write_generation(&path, &init(8)).unwrap();
+
+        assert_ne!(inode(), first);
+        assert_eq!(fs::read_to_string(&path).unwrap(), "8\n");
+        assert_eq!(fs::read_to_string(path.with_file_name("id")).unwrap(), "sbx1\n");
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o644);
+        assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 2);
     }
 
     #[test]

@@ -7,18 +7,28 @@
 //!              ├──▶ reap    the one place that waits for children
 //!              ├──▶ power   signals that end the machine
 //!              │
-//!   link: Init ──▶ identity  host name, clock, entropy, users     (again after every restore)
-//!              ├──▶ serve    HTTP on vsock: health, files, processes
-//!              ├──▶ forward  vsock to 127.0.0.1
+//!              └──▶ guest    does what the host's messages say:
+//!   link: Init ──▶ freeze    thaws the disks, if they are frozen
+//!              ├──▶ identity  clock, entropy, host name, generation, users     (again after every restore)
+//!              ├──▶ freeze    releases the processes, if they are stopped
+//!              ├──▶ serve     HTTP on vsock: health, files, processes          (once)
+//!              ├──▶ forward   vsock to 127.0.0.1                               (once)
 //!   link: Ready ◀─┘
+//!   link: Freeze ──▶ freeze   stops processes, freezes disks: a snapshot can be taken
 //! ```
 //!
 //! One thread runs everything that is asynchronous; what may block on a file system runs on the runtime's helper
-//! threads. The library exists for `main` and for the tests, which run [`serve`] on a Unix socket as an ordinary process.
+//! threads, and what freezes and thaws file systems on a thread of its own. The library exists for `main` and for the
+//! tests, which run [`serve`] on a Unix socket as an ordinary process.
 
 mod boot;
+mod cgroups;
+mod clock;
+mod connection;
 mod fd;
 mod forward;
+mod freeze;
+mod guest;
 mod identity;
 mod link;
 mod log;

@@ -1,5 +1,6 @@
 //! Accepting connections: from the host on vsock, in tests on a Unix socket.
 
+use std::future::poll_fn;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,6 +10,8 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixListener;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_vsock::{VMADDR_CID_ANY, VsockAddr, VsockListener};
+
+use crate::connection::Connection;
 
 /// How long to wait after an accept that failed for want of descriptors or memory.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -24,14 +27,14 @@ pub trait Listener {
 }
 
 impl Listener for VsockListener {
-    type Stream = tokio_vsock::VsockStream;
+    type Stream = Connection;
 
     /// Only the host is let in: a process of the guest could otherwise speak as root over vsock's loopback.
     async fn accept(&self) -> io::Result<Self::Stream> {
         loop {
-            let (stream, peer) = VsockListener::accept(self).await?;
+            let (stream, peer) = poll_fn(|context| self.poll_accept_std(context)).await?;
             if peer.cid() == HOST_CID {
-                return Ok(stream);
+                return Connection::new(stream.into());
             }
         }
     }
@@ -63,7 +66,15 @@ pub(crate) async fn accept_each<L: Listener>(
         let Ok(permit) = Arc::clone(&slots).acquire_owned().await else { return };
         match listener.accept().await {
             Ok(stream) => handle(stream, permit),
+            Err(error) if is_of_one_connection(&error) => {}
             Err(_) => tokio::time::sleep(ACCEPT_PAUSE).await,
         }
     }
+}
+
+/// Whether an accept failed for a connection that was gone before it was accepted, as all are that were waiting when a
+/// snapshot was taken. The next one is not to wait for that.
+fn is_of_one_connection(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, NotConnected};
+    matches!(error.kind(), ConnectionAborted | ConnectionReset | NotConnected | BrokenPipe)
 }

@@ -1,18 +1,13 @@
 //! The life of PID 1.
 
-use std::cell::Cell;
 use std::future::pending;
-use std::io;
-use std::os::fd::OwnedFd;
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::time::Duration;
 
-use sandpiper_protocol::guest::{DATA_PLANE_PORT, FORWARD_PORT, GuestMessage, Init};
-
-use crate::log::Log;
-use crate::serve::{App, Settings};
-use crate::{boot, forward, identity, link, log, net, power, reap, serve};
+use crate::cgroups::Cgroups;
+use crate::guest::Guest;
+use crate::link::Begun;
+use crate::{boot, link, log, power, reap};
 
 /// How long a helper thread waits for more work. Long, so that a command never waits for one to be made, and a snapshot
 /// of an idle guest has one at hand.
@@ -35,7 +30,7 @@ pub fn run() -> ExitCode {
     }
 }
 
-async fn live(link: Option<OwnedFd>, problems: Vec<boot::Problem>) {
+async fn live(link: Option<Begun>, problems: Vec<boot::Problem>) {
     let (log, to_host) = log::channel();
     for problem in problems {
         log.warn(problem);
@@ -46,49 +41,12 @@ async fn live(link: Option<OwnedFd>, problems: Vec<boot::Problem>) {
     if let Err(error) = power::start(log.clone()) {
         log.error(format!("Signals to switch off are not taken: {error}"));
     }
-    let app = Arc::new(App::new(Settings::default()));
-    let serving = Cell::new(false);
-    link::run(link, to_host, async |init| match become_what_is_wanted(&app, init, &serving, &log).await {
-        Ok(()) => GuestMessage::Ready { init_version: env!("CARGO_PKG_VERSION").to_owned() },
-        Err(mut message) => {
-            log::truncate(&mut message);
-            GuestMessage::Failed { message }
-        }
-    })
-    .await;
-    pending().await
-}
-
-/// Applies the host's message, and serves from the first one on.
-async fn become_what_is_wanted(app: &Arc<App>, init: Init, serving: &Cell<bool>, log: &Log) -> Result<(), String> {
-    let settings = Settings { envs: init.envs.clone(), default_user: init.default_user.clone() };
-    tokio::task::spawn_blocking(move || identity::apply(&init))
-        .await
-        .map_err(|error| error.to_string())?
-        .map_err(|error| error.to_string())?;
-    app.configure(settings);
-    if !serving.get() {
-        start_serving(app).map_err(|error| format!("The data plane cannot listen: {error}"))?;
-        serving.set(true);
+    let groups = Cgroups::of_guest()
+        .inspect_err(|error| log.warn(format!("Processes have no control group and cannot be stopped: {error}")))
+        .ok();
+    match Guest::new(groups, log.clone()) {
+        Ok(mut guest) => link::run(link, to_host, &mut guest).await,
+        Err(error) => link::report_panic(&format!("no thread for snapshots: {error}")),
     }
-    // Every time: a snapshot may have been restored onto a larger disk.
-    finish_boot(log.clone());
-    Ok(())
-}
-
-fn start_serving(app: &Arc<App>) -> io::Result<()> {
-    let data_plane = net::listen(DATA_PLANE_PORT)?;
-    let forwarding = net::listen(FORWARD_PORT)?;
-    tokio::spawn(serve::serve(data_plane, Arc::clone(app)));
-    tokio::spawn(forward::serve(forwarding));
-    Ok(())
-}
-
-/// What may happen beside the first requests.
-fn finish_boot(log: Log) {
-    tokio::task::spawn_blocking(move || {
-        for problem in boot::finish() {
-            log.warn(problem);
-        }
-    });
+    pending().await
 }

@@ -8,6 +8,13 @@
 //! | `PATCH /sandboxes/{id}` | [`UpdateSandbox`] | [`Sandbox`] |
 //! | `DELETE /sandboxes/{id}` | | 204 once no process, file or mount of it is left |
 //! | `POST /sandboxes/{id}/session` | | [`Session`] |
+//! | `POST /sandboxes/{id}/pause` | | [`Sandbox`], `stopped`; also when it was already |
+//! | `POST /sandboxes/{id}/resume` | [`ResumeSandbox`] | [`CreatedSandbox`], `ready`; also when it was already |
+//! | `POST /sandboxes/{id}/fork` | [`ForkSandbox`] | 201 [`ForkedSandboxes`], all or none |
+//! | `POST /sandboxes/{id}/checkpoints` | [`CreateCheckpoint`] | 201 [`Checkpoint`], durable |
+//! | `GET /checkpoints` | | [`CheckpointList`] |
+//! | `GET /checkpoints/{id}` | | [`Checkpoint`] |
+//! | `DELETE /checkpoints/{id}` | | 204; sandboxes made from it go on |
 //! | `GET /sandboxes/{id}/ports/{port}` | | [`PortRecord`] |
 //! | `PUT /sandboxes/{id}/ports/{port}` | [`ExposedPort`] | [`PortRecord`] |
 //! | `DELETE /sandboxes/{id}/ports/{port}` | | 204 |
@@ -19,7 +26,8 @@
 //! | `GET /healthz` | | 200 |
 //!
 //! Errors: [`ErrorBody`] with 400 `invalid_request`, 404 `not_found`, 409 `conflict` or `invalid_state`, 500 `internal`,
-//! 502 `guest_failed` (the guest did not start; the message says why), 503 `capacity_unavailable`.
+//! 502 `guest_failed` (the guest did not start, or could not be frozen; the message says why), 503
+//! `capacity_unavailable`. A pause or a checkpoint that fails leaves the sandbox running.
 
 use std::collections::BTreeMap;
 
@@ -84,7 +92,12 @@ pub enum PortProtocol {
 pub struct CreateSandbox {
     /// Chosen by the API process (`sbx…`), so that a lost answer can be asked for again.
     pub id: String,
+    /// Ignored with `checkpoint`, whose sandbox's version it is.
     pub template_version: String,
+    /// A checkpoint to start from (`ckp…`). One with memory goes on with its processes and has the CPU, memory and disk
+    /// size that it was taken with; one without has its disk size at least.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checkpoint: Option<String>,
     pub cpu: u32,
     pub memory_mb: u32,
     pub disk_gib: u32,
@@ -138,17 +151,36 @@ pub struct Sandbox {
     pub stopped_at: Option<Timestamp>,
     pub error: Option<SandboxError>,
     pub timings: StartTimings,
+    /// How the last start went: from a snapshot, or by booting.
+    #[serde(default)]
+    pub start: StartKind,
+    /// Bytes of this host's disk that are the sandbox's own; of a file that it shares with forks or checkpoints its share.
+    #[serde(default)]
+    pub retained_bytes: u64,
+}
+
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "snake_case")]
+pub enum StartKind {
+    /// The kernel was booted.
+    #[default]
+    Cold,
+    /// From the template's warm snapshot.
+    Warm,
+    /// From a snapshot of this sandbox, of another, or from a checkpoint.
+    Restored,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize, PartialEq, Eq)]
 pub struct SandboxError {
-    /// `guest_powered_off`, `guest_reset`, `guest_panicked`, `guest_failed`, `monitor_failed`, `host_restarted`.
+    /// `guest_powered_off`, `guest_reset`, `guest_panicked`, `guest_failed`, `monitor_failed`, `forbidden_system_call`,
+    /// `host_restarted`, `resume_failed`.
     pub code: String,
     pub message: String,
 }
 
-/// How long the last start took, microseconds, each measured from the moment the monitor's process was started;
-/// 0 for a step not reached.
+/// How long the last start took, microseconds, each measured from the moment a monitor was asked for; 0 for a step not
+/// reached.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize, PartialEq, Eq)]
 pub struct StartTimings {
     pub first_instruction_us: u64,
@@ -164,6 +196,59 @@ pub struct UpdateSandbox {
     pub timeout_seconds: Option<u64>,
     #[serde(default)]
     pub lifecycle: Option<Lifecycle>,
+}
+
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ResumeSandbox {
+    /// Seconds from the moment it is ready; without it the sandbox's own time-out. A deadline is never brought forward.
+    #[serde(default)]
+    pub timeout_seconds: Option<u64>,
+}
+
+/// New sandboxes that go on from where this one is, which goes on too (or stays stopped).
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ForkSandbox {
+    /// Chosen by the API process, 1 to 20.
+    pub ids: Vec<String>,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct ForkedSandboxes {
+    pub sandboxes: Vec<CreatedSandbox>,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CreateCheckpoint {
+    /// Chosen by the API process (`ckp…`).
+    pub id: String,
+    /// With the processes as they run, not the disk alone.
+    pub memory: bool,
+}
+
+/// A sandbox as it was, from which new ones can be started.
+#[derive(Debug, Clone, Serialize, Deserialize, PartialEq, Eq)]
+pub struct Checkpoint {
+    pub id: String,
+    /// The sandbox that it was taken of; it may be gone.
+    pub sandbox: String,
+    pub template_version: String,
+    pub memory: bool,
+    pub cpu: u32,
+    pub memory_mb: u32,
+    pub disk_gib: u32,
+    pub created_at: Timestamp,
+    /// As [`Sandbox::retained_bytes`].
+    pub retained_bytes: u64,
+    /// How long the sandbox stood still for it.
+    pub stopped_us: u64,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct CheckpointList {
+    pub checkpoints: Vec<Checkpoint>,
 }
 
 /// A credential for one sandbox's data plane. Never stored, never logged.

@@ -37,6 +37,12 @@ pub const PRIVILEGED_PORTS: u32 = 1024;
 /// Longest line on the link, newline included.
 pub const MAX_LINK_LINE: usize = 64 * 1024;
 
+/// Where a guest's programs find the generation: a decimal number and a newline, replaced by renaming.
+pub const GENERATION_FILE: &str = "/run/sandpiper/generation";
+
+/// A guest that was frozen and hears nothing more thaws itself after this many seconds of its own time.
+pub const FREEZE_LIMIT_SECONDS: u64 = 30;
+
 /// Answers of the forwarder, without the newline.
 pub const FORWARD_OK: &str = "ok";
 pub const FORWARD_REFUSED: &str = "refused";
@@ -46,6 +52,21 @@ pub const FORWARD_REFUSED: &str = "refused";
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum HostMessage {
     Init(Init),
+    /// Bring the file systems to rest for a snapshot: all written data on the disks, and no write until thawed. Answered with
+    /// [`GuestMessage::Frozen`] or [`GuestMessage::NotFrozen`]. With `processes` everything that the data plane started
+    /// is stopped first, so that after a restore none of it runs before the guest knows who it is.
+    ///
+    /// What undoes it: [`HostMessage::Thaw`], [`HostMessage::Init`], or [`FREEZE_LIMIT_SECONDS`] without either.
+    Freeze {
+        processes: bool,
+    },
+    /// Answered with [`GuestMessage::Thawed`].
+    Thaw,
+    /// The answer to [`GuestMessage::AskTime`].
+    Time {
+        /// Nanoseconds since 1970.
+        unix_time_ns: u64,
+    },
 }
 
 /// Everything a guest must know of itself. Sent on every link, so it must be safe to apply twice.
@@ -61,6 +82,8 @@ pub struct Init {
     pub default_user: String,
     /// 32 bytes from the host's generator, hexadecimal, mixed into the kernel's.
     pub entropy: String,
+    /// Grows with every start, resume and fork. Programs of the guest read it, and watch it, in [`GENERATION_FILE`].
+    pub generation: u64,
 }
 
 /// `envs` are a tenant's secrets and `entropy` must stay unknown: neither is printed.
@@ -78,11 +101,26 @@ impl std::fmt::Debug for Init {
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum GuestMessage {
     /// The data plane answers from now on.
-    Ready { init_version: String },
+    Ready {
+        init_version: String,
+    },
     /// The guest cannot be used, and why.
-    Failed { message: String },
+    Failed {
+        message: String,
+    },
+    Frozen,
+    /// The file systems could not be frozen; nothing is frozen now.
+    NotFrozen {
+        message: String,
+    },
+    Thawed,
+    /// Asks for [`HostMessage::Time`]: how long the answer takes tells how exact it is.
+    AskTime,
     /// Something an operator or the sandbox's owner may want to read.
-    Log { level: LogLevel, message: String },
+    Log {
+        level: LogLevel,
+        message: String,
+    },
 }
 
 #[derive(Debug, Clone, Copy, Serialize, Deserialize, PartialEq, Eq)]

@@ -7,8 +7,20 @@
 //! that the message names as `SCM_RIGHTS`, at most [`MAX_FDS`].
 //!
 //! ```text
-//!   waiting ──Boot──▶ running ──guest ends, Stop, or an error──▶ (process ends, exit record written)
+//!                        ┌──────── Snapshot {then: pause} ────────┐
+//!   waiting ──Prepare──▶ prepared ──Boot, Restore──▶ running      ▼
+//!      └──────────────────Boot, Restore────────────────▶ ▲     paused
+//!                                                        └─Resume─┘
+//!   any ──the guest ends, Stop, or an error──▶ (process ends, exit record written)
 //! ```
+//!
+//! # What a snapshot is made of
+//! * The **state** file: everything of a machine but its memory and disks, versioned and checksummed. Only the monitor
+//!   knows its form.
+//! * The **memory layers**, bottom first: sparse files as large as the guest's memory, each of whose holes is the layer
+//!   below, and zeros below the bottom. A snapshot of a machine that was booted is one layer; of one that was restored,
+//!   the layers that it was restored from and a new one on top, which holds the pages written since.
+//! * The disks' layers, which are files of the agent: see [`SnapshotConfig::push_layers`].
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -38,6 +50,29 @@ pub enum Request {
     /// disk is `read_only`), then the vsock listener (a listening stream socket), then, with `console`, the file that gets
     /// what the guest writes to its serial port.
     Boot(MachineConfig),
+    /// Makes everything of a machine that depends on its shape only, so that a `Boot` or `Restore` of this shape is
+    /// quicker. Without descriptors. One of another shape works too, without the advantage.
+    Prepare(Shape),
+    /// Builds a machine from a snapshot and lets it go on. Descriptors, in this order: the state, the memory layers, the
+    /// working set if there is one, then disks, vsock and console as for `Boot`. All but top disk layers, vsock and console
+    /// are opened read-only. Refused with [`FaultCode::BadSnapshot`] when the snapshot is damaged or not for this host.
+    Restore(RestoreConfig),
+    /// Stops a running machine and writes down what it is. Descriptors, in this order: a file for the state and one for the
+    /// new memory layer, both empty and open for reading and writing, then, with `push_layers`, an empty file for each disk
+    /// that is not read-only. Nothing is synchronised: that is for the caller, after the machine runs again. When it fails
+    /// the machine runs on as before, and what is in the files is of no use.
+    Snapshot(SnapshotConfig),
+    /// Lets a paused machine go on where it stopped.
+    Resume,
+    /// Puts a new layer on top of a disk, of a running or a paused machine; writes that the guest was told of are in the
+    /// layers below. One descriptor: an empty file.
+    PushLayer {
+        /// Index in [`MachineConfig::disks`].
+        disk: u32,
+    },
+    /// Writes down which pages of memory were touched since the machine was restored, for later restores of the same
+    /// snapshot to fetch at once. One descriptor: an empty file.
+    SaveWorkingSet,
     /// How the machine is.
     Status,
     /// Ends the process at once; the exit record says `stopped`.
@@ -68,6 +103,54 @@ pub struct DiskConfig {
     pub read_only: bool,
 }
 
+/// What a machine can be prepared by.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Shape {
+    /// 1 to 64.
+    pub vcpus: u8,
+    /// Guest memory in MiB, at least 32.
+    pub memory_mib: u32,
+}
+
+/// The descriptors of a restore. Everything else is in the state.
+#[derive(Debug, Clone, Serialize, Deserialize, PartialEq, Eq)]
+pub struct RestoreConfig {
+    /// At least 1.
+    pub memory_layers: u32,
+    pub working_set: bool,
+    /// Number of layers of each disk, in the order of [`MachineConfig::disks`].
+    pub disk_layers: Vec<u32>,
+    /// Whether the machine of the snapshot has a console, which must be so.
+    pub console: bool,
+}
+
+#[derive(Debug, Clone, Copy, Serialize, Deserialize, PartialEq, Eq)]
+pub struct SnapshotConfig {
+    /// Each disk goes on with a new top layer, so that the layers below it are as they were at the snapshot's instant.
+    pub push_layers: bool,
+    pub then: Then,
+}
+
+/// What a machine does once it was written down.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "snake_case")]
+pub enum Then {
+    /// It goes on at once.
+    Run,
+    /// It stays stopped until `Resume` or `Stop`.
+    Pause,
+}
+
+/// What a snapshot took.
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize, PartialEq, Eq)]
+pub struct SnapshotStats {
+    /// Bytes written to the state and to the memory layer.
+    pub state_bytes: u64,
+    pub memory_bytes: u64,
+    /// How long no vCPU ran, until the machine went on or, with [`Then::Pause`], was written down.
+    pub stopped_us: u64,
+}
+
 /// One packet from the monitor.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
@@ -79,7 +162,13 @@ pub enum MonitorMessage {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "snake_case")]
 pub enum Reply {
+    Prepared,
     Booted(Timings),
+    Restored(Timings),
+    Snapshot(SnapshotStats),
+    Resumed,
+    LayerPushed,
+    WorkingSetSaved,
     Status { state: MachineState, timings: Timings },
     Stopping,
 }
@@ -88,7 +177,9 @@ pub enum Reply {
 #[serde(rename_all = "snake_case")]
 pub enum MachineState {
     Waiting,
+    Prepared,
     Running,
+    Paused,
 }
 
 /// A refused request. The monitor goes on as before it.
@@ -108,6 +199,8 @@ pub enum FaultCode {
     InvalidState,
     /// The machine cannot be built as asked.
     BadConfig,
+    /// The snapshot is damaged, or was taken by another version, on another CPU model or under another kernel.
+    BadSnapshot,
     /// KVM or the kernel refused.
     Host,
 }
@@ -125,9 +218,9 @@ pub enum Event {
 pub struct Timings {
     /// The process entered `main`.
     pub process_start_us: u64,
-    /// The boot request was read.
+    /// The request to boot or to restore was read.
     pub boot_request_us: u64,
-    /// Just before the first vCPU entered the guest for the first time.
+    /// Just before the first vCPU entered the guest, for the first time or again after the restore.
     pub first_instruction_us: u64,
     /// PID 1 opened its link to the host.
     pub guest_init_us: u64,

@@ -7,7 +7,8 @@ Everything of a running nested host is in the run directory (mode 0700):
     state.json    pid, port, what it was made from
     token         the secret of the command channel
     qmp.sock      QEMU's monitor
-    console.log   what the nested host printed; qemu.log, virtiofsd.log: what those two had to say
+    console.log   what the nested host printed, console.previous.log: the one before; qemu.log, virtiofsd.log: what those two
+                  had to say
 """
 
 import fcntl
@@ -135,6 +136,9 @@ def start(image, keep):
     alive_fd = os.open(RUN + "/alive", os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(alive_fd, fcntl.LOCK_EX)
     console = RUN + "/console.log"
+    if os.path.exists(console):
+        # Why the one before ended may stand in it.
+        os.rename(console, RUN + "/console.previous.log")
     open(console, "w").close()
 
     shares = subprocess.Popen(
@@ -200,6 +204,8 @@ def qemu_command(image, console):
     # Taken page by page as it is used.
     memory = min(8192, total // 2)
     arguments = ["console=ttyS0", "quiet", "panic=-1", "mitigations=off", "nokaslr", "no_timer_check", "random.trust_cpu=on", "tsc=reliable",
+                 # Emulation now and then loses a processor for good: better an end that says so than a silence.
+                 "watchdog_thresh=30", "softlockup_panic=1", "softlockup_all_cpu_backtrace=1",
                  "sandpiper.run=" + RUN, "sandpiper.modules=" + os.path.realpath(image + "/modules")]
     # Without ERMS kernels clear pages by words: in emulation its `rep stosb` goes byte by byte, 0.3 s for a huge page.
     return ["qemu-system-x86_64", "-name", "sandpiper-nested", "-M", "q35,memory-backend=memory", "-accel", "tcg,thread=multi",

@@ -2,10 +2,11 @@
 
 use support::Host;
 
-use crate::figure::Report;
+use crate::figure::{Report, milliseconds};
 
 pub(crate) async fn run(runs: usize, report: &mut Report) -> anyhow::Result<()> {
     let host = Host::shared();
+    host.set_warm_starts(false).await;
     let (mut first, mut init, mut ready) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..runs {
         let sandbox = host.sandbox().await;
@@ -18,10 +19,6 @@ pub(crate) async fn run(runs: usize, report: &mut Report) -> anyhow::Result<()> 
     report.add("boot", "start_to_first_instruction", "ms", &first);
     report.add("boot", "start_to_init", "ms", &init);
     report.add("boot", "start_to_data_plane", "ms", &ready);
+    host.set_warm_starts(true).await;
     Ok(())
-}
-
-#[expect(clippy::cast_precision_loss, reason = "a start takes far less than 2^52 microseconds")]
-fn milliseconds(microseconds: u64) -> f64 {
-    microseconds as f64 / 1000.0
 }

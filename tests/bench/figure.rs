@@ -49,6 +49,16 @@ impl Report {
     }
 }
 
+#[expect(clippy::cast_precision_loss, reason = "nothing here takes 2^52 microseconds")]
+pub(crate) fn milliseconds(microseconds: u64) -> f64 {
+    microseconds as f64 / 1000.0
+}
+
+#[expect(clippy::cast_precision_loss, reason = "no disk has 2^52 bytes")]
+pub(crate) fn mebibytes(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 20)
+}
+
 /// The nearest-rank percentile of sorted samples; 0 where there are none.
 fn percentile(sorted: &[f64], percent: usize) -> f64 {
     let rank = (sorted.len() * percent).div_ceil(100).max(1);

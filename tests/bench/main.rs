@@ -4,14 +4,20 @@
 //! of different machines say nothing of each other; ratios of one run do.
 
 mod boot;
+mod checkpoint;
+mod clone_memory;
 mod create_exec;
 mod disk;
 mod figure;
+mod fork;
 mod memory;
+mod pause;
+mod restore;
 
 use clap::{Parser, ValueEnum};
 
 use crate::figure::Report;
+use crate::pause::Half;
 
 /// Benchmarks of a whole host with real guests
 #[derive(Parser)]
@@ -32,8 +38,20 @@ struct Arguments {
 enum Bench {
     /// Monitor started -> first instruction -> init -> data plane ready
     Boot,
-    /// Create called -> first byte of a command's output
+    /// Create called -> first byte of a command's output, booted and from a warm snapshot
     CreateExec,
+    /// A start from a warm snapshot -> first instruction -> guest's link -> data plane ready
+    Restore,
+    /// Pausing a 512 MiB sandbox of which 10, 30 and 100 MiB were written, and what that stores
+    Pause,
+    /// Resuming the same
+    Resume,
+    /// Checkpoints of disk and of disk and memory: standstill, time, and what they store
+    Checkpoint,
+    /// Forking a sandbox into 1 and into 10
+    Fork,
+    /// Memory and disk that each of ten idle clones of a warm snapshot has for itself
+    CloneMemory,
     /// Memory of an idle 256 MiB sandbox's monitor
     Memory,
     /// Reads and writes in a guest
@@ -49,6 +67,12 @@ async fn main() -> anyhow::Result<()> {
         match name {
             Bench::Boot => boot::run(arguments.runs, &mut report).await?,
             Bench::CreateExec => create_exec::run(arguments.runs, &mut report).await?,
+            Bench::Restore => restore::run(arguments.runs, &mut report).await?,
+            Bench::Pause => pause::run(Half::Pause, arguments.runs, &mut report).await?,
+            Bench::Resume => pause::run(Half::Resume, arguments.runs, &mut report).await?,
+            Bench::Checkpoint => checkpoint::run(arguments.runs, &mut report).await?,
+            Bench::Fork => fork::run(arguments.runs, &mut report).await?,
+            Bench::CloneMemory => clone_memory::run(&mut report).await?,
             Bench::Memory => memory::run(&mut report).await?,
             Bench::Disk => disk::run(&mut report).await?,
         }

@@ -32,6 +32,42 @@ fn a_sandbox_is_kept_listed_used_logged_and_removed() {
 }
 
 #[test]
+fn a_sandbox_is_paused_resumed_checkpointed_forked_and_restored() {
+    let host = Host::shared();
+    let ran = run(host, &["--json", "run", "--keep", "--", "sh", "-c", "echo kept > kept"]);
+    let created: serde_json::Value = serde_json::from_str(text(&ran.stdout).lines().next().unwrap()).unwrap();
+    let id = created["sandbox"]["id"].as_str().unwrap();
+
+    assert_eq!(lines(host, &["pause", id]), [id]);
+    let running = lines(host, &["ps"]);
+    assert!(!running.iter().any(|line| line.contains(id)), "{running:?}");
+    let all = lines(host, &["ps", "--all"]);
+    assert!(all.iter().any(|line| line.contains(id) && line.contains("stopped")), "{all:?}");
+    assert_eq!(lines(host, &["resume", "--timeout", "600", id]), [id]);
+    assert_eq!(lines(host, &["exec", id, "--", "cat", "kept"]), ["kept"]);
+
+    let name = "from-the-command-line";
+    let taken = lines(host, &["checkpoint", "create", id, "--name", name, "--memory"]);
+    assert!(taken.len() == 1 && taken[0].starts_with("ckp"), "{taken:?}");
+    let listed = lines(host, &["checkpoint", "ls", id]);
+    let is_listed = |line: &String| [&taken[0], name, "disk, memory"].iter().all(|word| line.contains(*word));
+    assert!(listed.iter().any(is_listed), "{listed:?}");
+    let restored = lines(host, &["checkpoint", "restore", name]);
+    assert_eq!(lines(host, &["exec", &restored[0], "--", "cat", "kept"]), ["kept"]);
+
+    let forks = lines(host, &["fork", "-n", "2", id]);
+    assert_eq!(forks.len(), 2, "{forks:?}");
+    for fork in &forks {
+        assert_eq!(lines(host, &["exec", fork, "--", "sh", "-c", "cat kept; hostname"]), ["kept", fork.as_str()]);
+    }
+
+    assert_eq!(lines(host, &["checkpoint", "rm", name]), taken);
+    assert_eq!(lines(host, &["rm", id, &restored[0], &forks[0], &forks[1]]).len(), 4);
+    let gone = host.cli(&["checkpoint", "restore", name]).output().unwrap();
+    assert!(!gone.status.success() && text(&gone.stderr).contains("checkpoint ls"), "{}", text(&gone.stderr));
+}
+
+#[test]
 fn errors_say_what_is_wrong_and_have_their_own_exit_status() {
     let host = Host::shared();
 
@@ -49,6 +85,10 @@ fn run(host: &Host, arguments: &[&str]) -> Output {
     let output = host.cli(arguments).output().unwrap();
     assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));
     output
+}
+
+fn lines(host: &Host, arguments: &[&str]) -> Vec<String> {
+    text(&run(host, arguments).stdout).lines().map(str::to_owned).collect()
 }
 
 fn piped(host: &Host, arguments: &[&str], input: &[u8]) -> String {

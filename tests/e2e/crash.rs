@@ -1,6 +1,6 @@
 //! `kill -9` of the host's processes, at bad moments.
 
-use support::{Host, Sandbox, eventually};
+use support::{Host, eventually};
 
 #[tokio::test]
 async fn an_agent_that_is_killed_loses_no_sandbox_and_leaks_nothing() {
@@ -20,14 +20,26 @@ async fn an_agent_that_is_killed_loses_no_sandbox_and_leaks_nothing() {
         assert_eq!(host.client.show(&sandbox.id).await.unwrap().state, "ready");
     }
     assert_eq!(host.monitors(), monitors, "the same monitors run");
-    let ids: Vec<String> = sandboxes.iter().map(|sandbox| sandbox.id.clone()).collect();
     for sandbox in sandboxes {
-        Sandbox::delete(sandbox).await;
+        host.leaves_nothing(sandbox).await;
     }
-    for id in ids {
-        assert_eq!(host.monitor_of(&id), None);
-        assert!(host.files_of(&id).is_empty());
-    }
+    host.leaks_nothing().await;
+}
+
+#[tokio::test]
+async fn the_monitors_that_wait_for_work_end_with_their_agent_and_the_next_one_has_its_own() {
+    let host = Host::shared();
+    let sandbox = host.sandbox().await;
+    eventually("a monitor waits", || async { !host.shells().is_empty() }).await;
+    let waiting = host.shells();
+
+    host.kill_agent().await;
+
+    eventually("none is left", || async { host.shells().iter().all(|shell| !waiting.contains(shell)) }).await;
+    host.leaks_nothing().await;
+    sandbox.out("echo the sandbox goes on").await;
+    host.leaves_nothing(sandbox).await;
+    host.leaves_nothing(host.sandbox().await).await;
 }
 
 #[tokio::test]
@@ -48,6 +60,7 @@ async fn an_agent_that_is_killed_during_a_create_leaves_nothing_behind() {
         Ok(sandbox) => assert_eq!(sandbox.sh("echo ok").await.stdout, b"ok\n"),
         Err(_) => eventually("nothing is left", || async { host.monitors().len() <= before }).await,
     }
+    host.leaks_nothing().await;
 }
 
 #[tokio::test]

@@ -2,11 +2,20 @@
 //!
 //! Run with `scripts/test`, which starts this where real guests run. One host serves all tests, one after another.
 
+mod checkpoint;
 mod cli;
 mod crash;
+mod damage;
 mod files;
+mod fork;
 mod isolation;
+mod jail;
 mod lifecycle;
+mod pause;
+mod pressure;
 mod preview;
 mod process;
+mod recovery;
 mod tokens;
+mod wake;
+mod warm;

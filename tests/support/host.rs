@@ -12,16 +12,19 @@ use sandpiper::client::{Client, ClientError, CreateSandbox};
 use sandpiper_protocol::agent;
 use serde::Deserialize;
 
+use crate::checkpoint::{Checkpoint, from_checkpoint};
 use crate::sandbox::Sandbox;
-use crate::wait::{eventually, wait_for};
+use crate::wait::{eventually, wait_for, wait_until_within};
 
 /// Where the shared host keeps its data: apart from an operator's own, on the same file system.
-const STATE_DIR: &str = "/var/lib/sandpiper/tests";
-const RUNTIME_DIR: &str = "/run/sandpiper-tests";
+pub(crate) const STATE_DIR: &str = "/var/lib/sandpiper/tests";
+pub(crate) const RUNTIME_DIR: &str = "/run/sandpiper-tests";
 /// What agent and API of the shared host say.
 const LOG: &str = "/var/lib/sandpiper/tests.log";
 const API: &str = "127.0.0.1:17070";
 const DATA_PLANE: &str = "127.0.0.1:17080";
+/// How long the first warm snapshot of a shape may take: two boots, about, and a whole memory written down.
+const WARMING: Duration = Duration::from_secs(400);
 
 /// A host of its own, started with `sandpiper up`.
 pub struct Host {
@@ -82,12 +85,49 @@ impl Host {
         command
     }
 
+    /// A sandbox that goes on from a checkpoint.
+    pub async fn restore(&self, checkpoint: &Checkpoint) -> Sandbox {
+        self.sandbox_with(&from_checkpoint(&checkpoint.id)).await
+    }
+
     /// What the agent itself says of a sandbox.
-    pub async fn agent_view(&self, id: &str) -> anyhow::Result<agent::Sandbox> {
-        let http =
-            reqwest::Client::builder().unix_socket(Path::new(RUNTIME_DIR).join("agent.sock")).no_proxy().build()?;
-        let answer = http.get(format!("http://agent/sandboxes/{id}")).send().await?.error_for_status()?;
-        Ok(answer.json().await?)
+    pub async fn agent_view(&self, id: &str) -> reqwest::Result<agent::Sandbox> {
+        agent_get(&format!("/sandboxes/{id}")).await
+    }
+
+    /// What the agent itself says of a checkpoint.
+    pub async fn agent_checkpoint(&self, id: &str) -> reqwest::Result<agent::Checkpoint> {
+        agent_get(&format!("/checkpoints/{id}")).await
+    }
+
+    /// What the agent says of the host.
+    pub async fn agent_host(&self) -> reqwest::Result<agent::HostInfo> {
+        agent_get("/host").await
+    }
+
+    /// Creates sandboxes until one is started from a warm snapshot, as all that follow are; gives that one.
+    pub async fn wait_until_warm(&self, request: &CreateSandbox) -> Sandbox {
+        wait_until_within(WARMING, "a sandbox is started from a warm snapshot", || async {
+            let sandbox = self.sandbox_with(request).await;
+            let start = self.agent_view(&sandbox.id).await.map_err(|error| error.to_string())?.start;
+            if start == agent::StartKind::Warm {
+                return Ok(sandbox);
+            }
+            sandbox.delete().await;
+            // Another create would only take its time from the making of the snapshot.
+            while is_making_a_snapshot() {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+            Err(format!("the start was {start:?}; {LOG} says what became of the warm snapshot"))
+        })
+        .await
+    }
+
+    /// Turns warm starts on, or off: then every new sandbox boots. Those that were made before must be made again
+    /// afterwards.
+    pub async fn set_warm_starts(&self, enabled: bool) {
+        self.set_agent("warm.enabled", &enabled.to_string());
+        self.kill_agent().await;
     }
 
     /// Kills the agent with SIGKILL and waits until the one that follows it answers.
@@ -100,13 +140,13 @@ impl Host {
         })
         .await;
         eventually("the API reaches the agent again", || async {
-            self.agent_pid() == Some(next)
-                && agent_get("/healthz").await.is_ok_and(|answer| answer.status().is_success())
+            self.agent_pid() == Some(next) && agent_call("/healthz").await.is_ok()
         })
         .await;
     }
 
-    /// Changes one setting of the agent's configuration until `up` writes it anew; it holds from the agent's next start.
+    /// Changes one setting of the agent's configuration until `up` writes it anew; it holds from the agent's next
+    /// start.
     pub fn set_agent(&self, key: &str, value: &str) {
         let path = Path::new(STATE_DIR).join("agent.toml");
         let text = fs::read_to_string(&path).expect("the agent's configuration");
@@ -118,34 +158,28 @@ impl Host {
         fs::write(&path, text).expect("the agent's configuration can be written");
     }
 
-    /// Monitors of this host's sandboxes: one process each.
-    pub fn monitors(&self) -> Vec<Pid> {
-        processes("sandpiper-vmm", STATE_DIR)
-    }
-
-    /// The monitor of one sandbox.
-    pub fn monitor_of(&self, id: &str) -> Option<Pid> {
-        processes("sandpiper-vmm", id).pop()
-    }
-
-    /// Everything on disk that belongs to a sandbox.
-    pub fn files_of(&self, id: &str) -> Vec<PathBuf> {
-        [STATE_DIR, RUNTIME_DIR]
-            .into_iter()
-            .map(|folder| Path::new(folder).join("sandboxes").join(id))
-            .filter(|path| path.exists())
-            .collect()
-    }
-
-    fn agent_pid(&self) -> Option<Pid> {
-        processes("sandpiper-agent", STATE_DIR).pop()
+    /// The agent's process.
+    pub fn agent_pid(&self) -> Option<Pid> {
+        // A monitor that is being started looks like the agent until it is executed; the agent is the older one.
+        processes("sandpiper-agent", STATE_DIR).into_iter().min()
     }
 }
 
-async fn agent_get(path: &str) -> reqwest::Result<reqwest::Response> {
+/// Whether the agent has a warm snapshot that is not finished.
+fn is_making_a_snapshot() -> bool {
+    let folders = fs::read_dir(Path::new(STATE_DIR).join("warm")).into_iter().flatten().flatten();
+    folders.into_iter().any(|folder| folder.file_name().to_string_lossy().starts_with('.'))
+}
+
+/// The agent's answer to a question.
+pub(crate) async fn agent_get<T: serde::de::DeserializeOwned>(path: &str) -> reqwest::Result<T> {
+    agent_call(path).await?.json().await
+}
+
+async fn agent_call(path: &str) -> reqwest::Result<reqwest::Response> {
     let socket = Path::new(RUNTIME_DIR).join("agent.sock");
     let http = reqwest::Client::builder().unix_socket(socket).no_proxy().timeout(Duration::from_secs(30)).build()?;
-    http.get(format!("http://agent{path}")).send().await
+    http.get(format!("http://agent{path}")).send().await?.error_for_status()
 }
 
 /// The smallest sandbox that runs everything the tests run.
@@ -187,14 +221,14 @@ fn up() -> Command {
     command
 }
 
-/// Processes of this program whose command line or environment names `what`.
+/// Processes of this program whose command line names `what`.
 fn processes(program: &str, what: &str) -> Vec<Pid> {
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
     entries
         .filter_map(|entry| {
             let path = entry.ok()?.path();
             let pid: i32 = path.file_name()?.to_str()?.parse().ok()?;
-            let words = [fs::read(path.join("cmdline")).ok()?, fs::read(path.join("environ")).ok()?].concat();
+            let words = fs::read(path.join("cmdline")).ok()?;
             let words = String::from_utf8_lossy(&words);
             let first = words.split('\0').next()?;
             (first.ends_with(program) && words.contains(what)).then(|| Pid::from_raw(pid))

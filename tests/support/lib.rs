@@ -1,12 +1,21 @@
 //! One harness for everything that needs a whole host: end-to-end tests and benchmarks.
 //!
 //! [`Host::shared`] starts `sandpiper up` once per process, with its own folders and ports, and gives a client of it. A
-//! [`Sandbox`] is destroyed when it is dropped. The host ends with the process that started it, however that ends.
+//! [`Sandbox`] and a [`Checkpoint`] are destroyed when they are dropped. The host ends with the process that started
+//! it, however that ends. A [`Dialogue`] is a program in a guest that answers questions, also after it was paused or
+//! forked. What a host must not keep, and what its files hold, is in `traces` and [`layers`].
 
+mod checkpoint;
+mod dialogue;
 mod host;
+pub mod layers;
 mod sandbox;
+mod traces;
 mod wait;
 
+pub use checkpoint::{Checkpoint, from_checkpoint};
+pub use dialogue::{COUNTER, Dialogue, KEEPER};
 pub use host::{Host, small};
-pub use sandbox::{Sandbox, shell};
-pub use wait::{eventually, wait_for};
+pub use sandbox::{Sandbox, shell, text};
+pub use traces::Traces;
+pub use wait::{eventually, wait_for, wait_until, within};

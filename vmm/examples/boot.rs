@@ -11,23 +11,19 @@
 //! `--quiet` starts without the console, as sandboxes are; `--stop-at-init` ends the machine as soon as PID 1 opened its
 //! link to the host.
 
+mod shared;
+
 use std::error::Error;
 use std::fs::{File, OpenOptions};
-use std::io::{Read, Seek};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::UnixListener;
-use std::os::unix::process::CommandExt;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
-use std::process::Command;
 use std::time::Duration;
 
-use nix::fcntl::{FcntlArg, FdFlag, fcntl};
-use nix::sys::socket::{
-    AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, connect, getsockname, listen, socket,
-};
 use sandpiper_protocol::vmm::{
-    self, DiskConfig, Event, ExitRecord, MachineConfig, MonitorMessage, Reply, Request, RequestMessage, Timings,
+    self, DiskConfig, Event, MachineConfig, MonitorMessage, Reply, Request, RequestMessage, Timings,
 };
+
+use shared::{Monitor, receive};
 
 #[derive(Default)]
 struct Arguments {
@@ -43,42 +39,17 @@ struct Arguments {
 
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments = parse()?;
-    let monitor = match &arguments.monitor {
-        Some(path) => path.clone(),
-        None => std::env::current_exe()?.with_file_name("../sandpiper-vmm"),
-    };
-    let folder = std::env::temp_dir();
-    let vsock_path = folder.join(format!("sandpiper-boot-{}.vsock", std::process::id()));
-    let vsock = UnixListener::bind(&vsock_path)?;
-    let exit_path = folder.join(format!("sandpiper-boot-{}.exit", std::process::id()));
-    let mut exit = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(&exit_path)?;
-    std::fs::remove_file(&exit_path)?;
-    std::fs::remove_file(&vsock_path)?;
-
-    let (listener, client) = control_sockets()?;
-    for fd in [listener.as_fd(), exit.as_fd()] {
-        fcntl(fd, FcntlArg::F_SETFD(FdFlag::empty()))?;
-    }
-    let mut child = Command::new(&monitor)
-        .args(["--control-fd", &listener.as_raw_fd().to_string(), "--exit-fd", &exit.as_raw_fd().to_string()])
-        .args(["--name", "boot example"])
-        .process_group(0)
-        .spawn()
-        .map_err(|error| format!("{}: {error}", monitor.display()))?;
-
-    let timings = drive(&arguments, client.as_fd(), &vsock)?;
-    let status = child.wait()?;
-    let mut record = String::new();
-    exit.rewind()?;
-    exit.read_to_string(&mut record)?;
-    let record: ExitRecord = serde_json::from_str(&record)?;
+    let monitor = Monitor::start(arguments.monitor.as_deref())?;
+    let timings = drive(&arguments, &monitor)?;
+    let (record, status) = monitor.end()?;
     println!("\n--- {:?}: {} ({status})", record.reason, record.message);
     report(&timings);
     Ok(())
 }
 
 /// Boots, waits for the end of the connection, and returns the last timings.
-fn drive(arguments: &Arguments, control: BorrowedFd<'_>, vsock: &UnixListener) -> Result<Timings, Box<dyn Error>> {
+fn drive(arguments: &Arguments, monitor: &Monitor) -> Result<Timings, Box<dyn Error>> {
+    let vsock = shared::vsock()?;
     let mut config = MachineConfig {
         vcpus: arguments.vcpus,
         memory_mib: arguments.memory,
@@ -101,21 +72,21 @@ fn drive(arguments: &Arguments, control: BorrowedFd<'_>, vsock: &UnixListener) -
     if !arguments.quiet {
         fds.push(stdout.as_fd());
     }
-    vmm::send(control, &RequestMessage { id: 1, request: Request::Boot(config) }, &fds)?;
+    vmm::send(monitor.control(), &RequestMessage { id: 1, request: Request::Boot(config) }, &fds)?;
 
     let mut timings = Timings::default();
     let mut links: Vec<OwnedFd> = Vec::new();
-    while let Some(packet) = vmm::receive(control)? {
-        match serde_json::from_slice(&packet.bytes)? {
+    while let Some((message, fds)) = receive(monitor)? {
+        match message {
             MonitorMessage::Reply { result: Err(fault), .. } => return Err(fault.into()),
             MonitorMessage::Reply { result: Ok(Reply::Booted(times)), .. } => timings = times,
             MonitorMessage::Reply { result: Ok(Reply::Status { timings: times, .. }), .. } => timings = times,
-            MonitorMessage::Reply { result: Ok(Reply::Stopping), .. } => {}
+            MonitorMessage::Reply { result: Ok(_), .. } => {}
             MonitorMessage::Event(Event::GuestConnected { .. }) => {
-                links.extend(packet.fds);
-                vmm::send(control, &RequestMessage { id: 2, request: Request::Status }, &[])?;
+                links.extend(fds);
+                vmm::send(monitor.control(), &RequestMessage { id: 2, request: Request::Status }, &[])?;
                 if arguments.stop_at_init {
-                    vmm::send(control, &RequestMessage { id: 3, request: Request::Stop }, &[])?;
+                    vmm::send(monitor.control(), &RequestMessage { id: 3, request: Request::Stop }, &[])?;
                 }
             }
         }
@@ -131,18 +102,6 @@ fn report(timings: &Timings) {
     println!("since the process began: boot request {}", since_start(timings.boot_request_us));
     println!("                         first instruction {}", since_start(timings.first_instruction_us));
     println!("                         link opened by PID 1 {}", since_start(timings.guest_init_us));
-}
-
-/// A listening socket for the monitor and our connection to it; nothing has a path.
-fn control_sockets() -> Result<(OwnedFd, OwnedFd), Box<dyn Error>> {
-    let new = || socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None);
-    let (listener, client) = (new()?, new()?);
-    // An unnamed address has the kernel choose an abstract one.
-    bind(listener.as_raw_fd(), &UnixAddr::new_unnamed())?;
-    listen(&listener, Backlog::new(4)?)?;
-    let address: UnixAddr = getsockname(listener.as_raw_fd())?;
-    connect(client.as_raw_fd(), &address)?;
-    Ok((listener, client))
 }
 
 fn parse() -> Result<Arguments, Box<dyn Error>> {

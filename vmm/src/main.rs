@@ -1,22 +1,25 @@
 //! `sandpiper-vmm`: see [`sandpiper_vmm`].
 
 use std::fs::File;
-use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::process::ExitCode;
 
 use kvm_ioctls::Kvm;
 use sandpiper_protocol::vmm::ExitReason;
+use sandpiper_vmm::jail;
 use sandpiper_vmm::machine::clock::monotonic_us;
 use sandpiper_vmm::process::{self, Options};
 
 const HELP: &str = "\
 Runs one microVM. Started by sandpiper-agent, not by people.
 
-Usage: sandpiper-vmm --control-fd N --exit-fd M [--kvm-fd K] [--name TEXT]
+Usage: sandpiper-vmm --control-fd N --exit-fd M [--kvm-fd K] [--jail UID] [--name TEXT]
 
   --control-fd N  a listening SOCK_SEQPACKET Unix socket, on which the machine is asked for
   --exit-fd M     a file that gets the exit record, one JSON object
   --kvm-fd K      /dev/kvm, open; without it the monitor opens it itself
+  --jail UID      first gives up all but these descriptors and becomes this user, 1000 or above, which should be
+                  nobody else's. Takes root, and a PID namespace if it is to see no other process
   --name TEXT     shown in the list of processes, without other effect
   --help, --version
 
@@ -32,6 +35,8 @@ enum UsageError {
     NoValue(&'static str),
     #[error("{option} needs the number of an open descriptor, not {value:?}")]
     NotADescriptor { option: &'static str, value: String },
+    #[error("--jail needs the number of a user, not {0:?}")]
+    NotAUser(String),
     #[error("{0} is missing; see --help")]
     Missing(&'static str),
     #[error("one descriptor is named twice")]
@@ -43,6 +48,7 @@ struct Arguments {
     control: Option<RawFd>,
     exit: Option<RawFd>,
     kvm: Option<RawFd>,
+    jail: Option<u32>,
 }
 
 enum Invocation {
@@ -87,7 +93,14 @@ fn run(arguments: &Arguments, process_start_us: u64) -> Result<ExitCode, Box<dyn
     let control = unsafe { OwnedFd::from_raw_fd(control) };
     // SAFETY: as above.
     let exit = unsafe { File::from_raw_fd(exit) };
-    let record = process::run(Options { control, exit, kvm, process_start_us });
+    // Opened here because there is no /proc in a jail.
+    let pagemap = File::open("/proc/self/pagemap").ok();
+    if let Some(uid) = arguments.jail {
+        let mut keep = vec![control.as_raw_fd(), exit.as_raw_fd(), kvm.as_raw_fd()];
+        keep.extend(pagemap.as_ref().map(AsRawFd::as_raw_fd));
+        jail::enter(uid, &keep)?;
+    }
+    let record = process::run(Options { control, exit, kvm, pagemap, process_start_us });
     Ok(if record.reason == ExitReason::Failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
@@ -99,6 +112,10 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Invocation, Usag
             "--control-fd" => parsed.control = Some(descriptor("--control-fd")?),
             "--exit-fd" => parsed.exit = Some(descriptor("--exit-fd")?),
             "--kvm-fd" => parsed.kvm = Some(descriptor("--kvm-fd")?),
+            "--jail" => {
+                let uid = arguments.next().ok_or(UsageError::NoValue("--jail"))?;
+                parsed.jail = Some(uid.parse().map_err(|_| UsageError::NotAUser(uid))?);
+            }
             "--name" => {
                 arguments.next().ok_or(UsageError::NoValue("--name"))?;
             }
@@ -135,6 +152,7 @@ mod tests {
         assert!(matches!(parse(&["--kvm-fd", "x"]), Err(UsageError::NotADescriptor { .. })));
         assert!(matches!(parse(&["--kvm-fd"]), Err(UsageError::NoValue("--kvm-fd"))));
         assert!(matches!(parse(&["--name"]), Err(UsageError::NoValue("--name"))));
+        assert!(matches!(parse(&["--jail", "user"]), Err(UsageError::NotAUser(_))));
         assert!(matches!(parse(&["--verbose"]), Err(UsageError::Unknown(_))));
         assert!(
             matches!(parse(&["--name", "x", "--version"]), Ok(Invocation::Print(text)) if text.starts_with("sandpiper-vmm"))

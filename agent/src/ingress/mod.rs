@@ -57,10 +57,21 @@ use crate::session::Sessions;
 
 /// Where the proxy finds the sandbox that a host name stands for.
 pub(crate) trait Directory: Send + Sync + 'static {
-    /// The sandbox of this route token (lower-case letters and digits), or `None`.
-    ///
-    /// Asynchronous because a paused sandbox may first have to be woken.
+    /// The sandbox of this route token (lower-case letters and digits), or `None`, as it is.
     fn find(&self, route_token: &str) -> impl Future<Output = Option<Target>> + Send;
+
+    /// Has a sandbox go on that is paused, and waits until it does, for a time that has a limit. Asked only for a request
+    /// that may pass, and of a sandbox of which [`Target::wakes`] says so.
+    fn wake(&self, sandbox_id: &str) -> impl Future<Output = Result<(), WakeError>> + Send;
+}
+
+/// Why a sandbox was not woken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum WakeError {
+    /// The host has no memory for it now.
+    NoRoom,
+    Failed,
+    TimedOut,
 }
 
 /// A sandbox as the proxy sees it, at the moment of one request.
@@ -68,6 +79,8 @@ pub(crate) trait Directory: Send + Sync + 'static {
 pub(crate) struct Target {
     pub(crate) sandbox_id: String,
     pub(crate) state: SandboxState,
+    /// It is paused, or about to be, and goes on when it is asked for something.
+    pub(crate) wakes: bool,
     /// Unix socket of its monitor.
     pub(crate) vsock: PathBuf,
     pub(crate) exposed_ports: Vec<ExposedPort>,

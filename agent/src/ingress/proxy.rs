@@ -1,7 +1,7 @@
 //! One request: from its host name to the guest's answer.
 //!
 //! ```text
-//!   host ─▶ route ─▶ sandbox ─▶ port exposed? ─▶ token ─▶ running? ─▶ a place free? ─▶ vsock ─▶ HTTP/1.1 to the guest
+//!   host ─▶ route ─▶ sandbox ─▶ port exposed? ─▶ token ─▶ a place free? ─▶ running, or woken? ─▶ vsock ─▶ HTTP/1.1
 //! ```
 //!
 //! Every request has a connection of its own into the guest. It costs two messages between processes of this host, and in
@@ -136,20 +136,27 @@ impl<D: Directory> Proxy<D> {
         if door == Door::DataPlane && is_preflight(&parts) {
             return Ok(preflight(&parts));
         }
-        let target = self.directory.find(&token).await.ok_or(Refusal::SandboxNotFound)?;
+        let mut target = self.directory.find(&token).await.ok_or(Refusal::SandboxNotFound)?;
 
         let protocols = upgrade::requested(&parts);
         let mut path = parts.uri.path_and_query().map_or("/", |path| path.as_str()).to_owned();
         let websocket = upgrade::is_websocket(protocols.as_ref());
         let credentials = Credentials::take(&mut parts.headers, &mut path, websocket);
-        if needs_token(door, &target, &parts)? {
-            credentials.check(&self.sessions, &target.sandbox_id).map_err(Refusal::Unauthorized)?;
+        let allowed = credentials.check(&self.sessions, &target.sandbox_id);
+        // A question that anyone may ask wakes nobody.
+        let may_wake = match needs_token(door, &target, &parts)? {
+            true => allowed.map(|()| true).map_err(Refusal::Unauthorized)?,
+            false => allowed.is_ok() || door != Door::DataPlane,
+        };
+        let place = self.in_flight.enter(&target.sandbox_id, *kind).ok_or(Refusal::Busy)?;
+        if target.wakes && may_wake {
+            self.directory.wake(&target.sandbox_id).await.map_err(Refusal::NotWoken)?;
+            target = self.directory.find(&token).await.ok_or(Refusal::SandboxNotFound)?;
         }
         // A checkpoint stops the guest for a moment; what arrives meanwhile waits.
         if !matches!(target.state, SandboxState::Ready | SandboxState::Checkpointing) {
             return Err(Refusal::NotRunning(target.state));
         }
-        let place = self.in_flight.enter(&target.sandbox_id, *kind).ok_or(Refusal::Busy)?;
 
         parts.uri = path.parse().map_err(|_| Refusal::Invalid("The request target is not valid"))?;
         prepare_request(&mut parts.headers, &Origin { peer: client.ip, scheme: self.scheme, host: &host });

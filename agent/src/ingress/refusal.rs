@@ -9,6 +9,7 @@ use http::{Response, StatusCode};
 use sandpiper_protocol::agent::SandboxState;
 use serde::Serialize;
 
+use super::WakeError;
 use super::body::Body;
 use super::credentials::Denied;
 use super::stats::Outcome;
@@ -26,6 +27,8 @@ pub(super) enum Refusal {
     UnknownHost,
     SandboxNotFound,
     NotRunning(SandboxState),
+    /// It is paused, and could not be resumed for this request.
+    NotWoken(WakeError),
     PortNotExposed(u16),
     PortClosed(u16),
     Unauthorized(Denied),
@@ -79,6 +82,9 @@ impl Refusal {
             Refusal::Busy => {
                 headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
             }
+            Refusal::NotWoken(WakeError::NoRoom) => {
+                headers.insert(RETRY_AFTER, HeaderValue::from_static("10"));
+            }
             _ => {}
         }
         response
@@ -92,6 +98,7 @@ impl Refusal {
             Refusal::Unauthorized(_) => Outcome::Unauthorized,
             Refusal::Busy => Outcome::Limited,
             Refusal::NotRunning(_)
+            | Refusal::NotWoken(_)
             | Refusal::PortClosed(_)
             | Refusal::Unreachable
             | Refusal::BrokenAnswer
@@ -114,6 +121,10 @@ impl Refusal {
             ),
             Refusal::SandboxNotFound => (StatusCode::BAD_GATEWAY, "sandbox_not_found", "The sandbox was not found"),
             Refusal::NotRunning(state) => (StatusCode::BAD_GATEWAY, "sandbox_not_running", not_running(state)),
+            Refusal::NotWoken(error) => {
+                let (status, message) = not_woken(error);
+                (status, "sandbox_not_resumed", message)
+            }
             Refusal::PortNotExposed(_) => {
                 (StatusCode::NOT_FOUND, "port_not_exposed", "The sandbox does not expose this port: expose it first")
             }
@@ -157,6 +168,21 @@ fn not_running(state: SandboxState) -> &'static str {
         SandboxState::Failed => "The sandbox has failed: its record says why",
         // Both are served; here for completeness of the match.
         SandboxState::Ready | SandboxState::Checkpointing => "The sandbox is not ready",
+    }
+}
+
+fn not_woken(error: WakeError) -> (StatusCode, &'static str) {
+    match error {
+        WakeError::NoRoom => (
+            StatusCode::SERVICE_UNAVAILABLE,
+            "The sandbox is paused and its host has no room for it now: try again later",
+        ),
+        WakeError::Failed => {
+            (StatusCode::SERVICE_UNAVAILABLE, "The sandbox is paused and could not be resumed: its logs say why")
+        }
+        WakeError::TimedOut => {
+            (StatusCode::GATEWAY_TIMEOUT, "The sandbox is being resumed and was not ready in time: try again")
+        }
     }
 }
 

@@ -1,53 +1,74 @@
-//! The files that a sandbox's disks consist of.
+//! The files that disks and memory images consist of.
 //!
 //! A disk is a stack of layers, top writable. A layer is a sparse file whose holes are the layer below: an offset in the
-//! file is the same offset on the disk. The root disk is made of two: the template's image, opened read-only and shared
-//! by all sandboxes through the page cache, and a layer of the sandbox's own, empty at first.
+//! file is the same offset on the disk. A memory image is such a stack too, none of it ever written to again.
+//!
+//! # Who owns a layer
+//!
+//! Every owner (a sandbox, a checkpoint, a warm snapshot) has a folder, and each layer that it needs is a hard link in it;
+//! its record or manifest says in which order they are stacked ([`Files`]). So the file system counts the owners: deleting
+//! a folder frees exactly what nobody else needs, also when that is interrupted at any point, and all owners share one
+//! inode and with it the page cache. A layer never changes once something is stacked on it, with one exception that nobody
+//! can observe: holes of it may be filled with what is below them ([`merge`]).
+//!
+//! * [`files`]: the list of an owner's files, and how they are linked from one folder into another.
+//! * [`merge`]: makes one layer of two, so that chains do not grow for ever.
+//! * [`usage`]: how much of the host's disk is whose.
+
+mod files;
+pub(crate) mod merge;
+pub(crate) mod usage;
 
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
+pub(crate) use self::files::{Files, Layer, Role, link};
+
 /// Serial number under which the guest sees its root disk.
 pub(crate) const ROOT_SERIAL: &str = "root";
 
+/// Most layers of a root disk that is checkpointed: a start passes every layer to the monitor with one message
+/// ([`MAX_FDS`](sandpiper_protocol::vmm::MAX_FDS)). Merging keeps chains far shorter.
+pub(crate) const MAX_DISK_LAYERS: usize = 40;
+
 const GIB: u64 = 1024 * 1024 * 1024;
 
-/// A disk as it is handed to a monitor.
-#[derive(Debug)]
-pub(crate) struct Disk {
-    /// Bytes that the guest sees.
-    pub(crate) size: u64,
-    /// Bottom first; the last one is writable.
-    pub(crate) layers: Vec<File>,
-}
-
-/// Why a disk could not be made.
+/// Why an owner's files could not be made or opened.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LayerError {
-    #[error("Cannot open the template's image {}", path.display())]
-    Base { path: PathBuf, source: io::Error },
-    #[error("Cannot create the disk layer {}", path.display())]
-    Top { path: PathBuf, source: io::Error },
+    #[error("Cannot link {} to {}", from.display(), to.display())]
+    Link { from: PathBuf, to: PathBuf, source: io::Error },
+    #[error("Cannot create {}", path.display())]
+    Create { path: PathBuf, source: io::Error },
+    #[error("Cannot open {}", path.display())]
+    Open { path: PathBuf, source: io::Error },
 }
 
-/// A root disk of `disk_gib` on the image `base`, with a new layer at `top`.
-pub(crate) fn create_root(base: &Path, top: &Path, disk_gib: u32) -> Result<Disk, LayerError> {
-    let size = u64::from(disk_gib) * GIB;
-    let base = File::open(base).map_err(|source| LayerError::Base { path: base.to_owned(), source })?;
+/// Bytes of a disk of `disk_gib`.
+pub(crate) fn disk_size(disk_gib: u32) -> u64 {
+    u64::from(disk_gib) * GIB
+}
+
+/// A new layer of `size` bytes at `path`, which takes no space yet. Blocks.
+pub(crate) fn create(path: &Path, size: u64) -> Result<File, LayerError> {
     let make = || {
-        let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(top)?;
+        let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path)?;
         file.set_len(size)?;
         Ok(file)
     };
-    let top = make().map_err(|source| LayerError::Top { path: top.to_owned(), source })?;
-    Ok(Disk { size, layers: vec![base, top] })
+    make().map_err(|source| LayerError::Create { path: path.to_owned(), source })
+}
+
+/// Opens a layer for reading. Blocks.
+pub(crate) fn open(path: &Path) -> Result<File, LayerError> {
+    File::open(path).map_err(|source| LayerError::Open { path: path.to_owned(), source })
 }
 
 /// Whether an image of `image_size` bytes fits on a disk of `disk_gib`.
 pub(crate) fn fits(image_size: u64, disk_gib: u32) -> bool {
-    image_size <= u64::from(disk_gib) * GIB
+    image_size <= disk_size(disk_gib)
 }
 
 #[cfg(test)]
@@ -58,24 +79,19 @@ mod tests {
     #[test]
     fn a_new_layer_has_the_disks_size_and_takes_no_space() {
         let folder = tempfile::tempdir().unwrap();
-        let base = folder.path().join("root.ext4");
-        std::fs::write(&base, [0; 4096]).unwrap();
-        let top = folder.path().join("root.layer");
+        let path = folder.path().join("disk-0.layer");
 
-        let disk = create_root(&base, &top, 3).unwrap();
+        create(&path, disk_size(3)).unwrap();
 
-        assert_eq!((disk.size, disk.layers.len()), (3 * GIB, 2));
-        let metadata = std::fs::metadata(&top).unwrap();
+        let metadata = std::fs::metadata(&path).unwrap();
         assert_eq!((metadata.len(), metadata.blocks()), (3 * GIB, 0));
     }
 
     #[test]
     fn a_layer_that_exists_is_never_reused() {
         let folder = tempfile::tempdir().unwrap();
-        let base = folder.path().join("root.ext4");
-        std::fs::write(&base, b"").unwrap();
-        let top = folder.path().join("root.layer");
-        create_root(&base, &top, 1).unwrap();
-        assert!(matches!(create_root(&base, &top, 1), Err(LayerError::Top { .. })));
+        let path = folder.path().join("disk-0.layer");
+        create(&path, 4096).unwrap();
+        assert!(matches!(create(&path, 4096), Err(LayerError::Create { .. })));
     }
 }

@@ -1,99 +1,218 @@
-//! How a supervisor brings its sandbox up: from the record to a guest that says that it is ready.
+//! How a supervisor brings its sandbox up: from files and a shell to a guest that says that it is ready.
 
 use std::io;
-use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 use jiff::Timestamp;
-use sandpiper_protocol::agent::{SandboxError, SandboxState};
+use sandpiper_protocol::agent::{SandboxState, StartKind};
 use sandpiper_protocol::guest::GuestMessage;
-use sandpiper_protocol::vmm::{Reply, Timings};
+use sandpiper_protocol::vmm::{FaultCode, Reply, Timings};
 use tokio::time::{Instant, sleep_until};
 
+use super::link::Guest;
 use super::machine::{Machine, MachineEvent};
 use super::monitor::RequestError;
-use super::process::{self, MonitorProcess};
+use super::record::{self, Record};
 use super::seal::Envs;
-use super::start::{self, Prepared, StartError};
+use super::shells::Shell;
+use super::start::{self, Parts, Source, StartError};
 use super::supervisor::{Supervisor, next_command};
-use super::{ending, record};
+use super::{Context, ending};
 use crate::host;
+use crate::layers::Files;
 use crate::logs::sanitize;
-use crate::templates::Template;
+use crate::snapshots::{self, WarmSnapshot};
 
-impl Supervisor {
-    pub(super) async fn prepare(&mut self, template: Template) -> Result<Prepared, StartError> {
-        let context = Arc::clone(&self.context);
-        let mut record = (*self.record()).clone();
-        let work = tokio::task::spawn_blocking(move || {
-            let result = start::prepare(&context, &mut record, &template);
-            (record, result)
-        });
-        let (record, result) =
-            work.await.map_err(|error| StartError::Host { what: "prepare", source: io::Error::other(error) })?;
-        self.published.send_replace(Arc::new(record));
-        result
+/// One way to start a sandbox.
+#[derive(Debug, Clone)]
+pub(super) struct Attempt {
+    pub(super) source: Source,
+    pub(super) kind: StartKind,
+    /// Key of the warm snapshot that this is.
+    pub(super) warm: Option<String>,
+    /// From the moment it is ready to the deadline; without it the sandbox's own time-out.
+    pub(super) timeout_seconds: Option<u64>,
+}
+
+impl Attempt {
+    pub(super) fn cold(source: Source) -> Self {
+        Self { source, kind: StartKind::Cold, warm: None, timeout_seconds: None }
     }
 
-    /// Boots the guest and waits until it is ready. On failure the machine comes back, to be taken away.
+    pub(super) fn restored(source: Source) -> Self {
+        Self { source, kind: StartKind::Restored, warm: None, timeout_seconds: None }
+    }
+
+    pub(super) fn warm(warm: WarmSnapshot) -> Self {
+        let files = warm.snapshot.files.clone().shared();
+        let source = Source::Snapshot { folder: warm.folder, files, _pin: None };
+        Self { source, kind: StartKind::Warm, warm: Some(warm.key), timeout_seconds: None }
+    }
+}
+
+/// A start that is under way: what it has so far.
+struct Started {
+    machine: Machine,
+    parts: Parts,
+    asked_at_us: u64,
+}
+
+/// A start that failed: why, and the machine to be taken away if there is one.
+pub(super) type Failed = (StartError, Option<Machine>);
+
+impl Supervisor {
+    /// Starts the guest of a new sandbox by the first of these ways that works. On failure the machine comes back, to be
+    /// taken away.
+    pub(super) async fn bring_up_new(&mut self, attempts: Vec<Attempt>, envs: &Envs) -> Result<Machine, Failed> {
+        let mut attempts = attempts.into_iter().peekable();
+        while let Some(attempt) = attempts.next() {
+            let (kind, warm) = (attempt.kind, attempt.warm.clone());
+            let is_last = attempts.peek().is_none();
+            let patience = self.context.config.boot_timeout();
+            // A snapshot is restored in a moment or not at all.
+            let patience = if is_last { patience } else { patience / 2 };
+            match self.bring_up(attempt, envs, patience, |_| {}).await {
+                Err((error, machine)) if !is_last && error.is_of_its_source() => {
+                    let reason = crate::chain(&error);
+                    tracing::warn!(sandbox = self.record().id, ?kind, reason, "starting in another way");
+                    self.log.host(format!("not restored, booting instead: {reason}"));
+                    self.start_over(machine, warm).await?;
+                }
+                result => return result,
+            }
+        }
+        Err((StartError::Host { what: "find anything to start from", source: io::ErrorKind::NotFound.into() }, None))
+    }
+
+    /// Removes all that an attempt made, and the warm snapshot that was of no use.
+    async fn start_over(&mut self, machine: Option<Machine>, warm: Option<String>) -> Result<(), Failed> {
+        if let Some(machine) = machine {
+            self.end_process(machine).await;
+        }
+        let context = Arc::clone(&self.context);
+        let paths = context.paths.sandbox(&self.record().id);
+        let clean = move || {
+            if let Some(key) = warm {
+                context.warm.discard(&key);
+            }
+            ending::free(&paths)
+        };
+        let cleaned = tokio::task::spawn_blocking(clean).await.map_err(io::Error::other).flatten();
+        cleaned.map_err(|source| (StartError::Host { what: "remove the files of a start that failed", source }, None))
+    }
+
+    /// Starts the guest and waits until it is ready, at most for `patience`. `change` is made to the record together with
+    /// what the start itself has to write down. On failure the machine comes back, to be taken away.
     pub(super) async fn bring_up(
         &mut self,
-        prepared: Prepared,
-        envs: Envs,
-    ) -> Result<Machine, (StartError, Option<Machine>)> {
+        attempt: Attempt,
+        envs: &Envs,
+        patience: Duration,
+        change: impl FnOnce(&mut Record) + Send + 'static,
+    ) -> Result<Machine, Failed> {
+        let Attempt { source, kind, timeout_seconds, .. } = attempt;
+        let give_up_at = Instant::now() + patience;
+        let Started { mut machine, parts, asked_at_us } =
+            self.launch(source, envs, change).await.map_err(|error| (error, None))?;
         let record = self.record();
-        let give_up_at = Instant::now() + self.context.config.boot_timeout();
-        let spawned_at_us = prepared.spawned_at_us;
-        let (request, fds) = prepared.boot_request(&record, &self.context.config.kernel_args);
-        let pidfd = match prepared.pidfd.try_clone().and_then(MonitorProcess::watch) {
-            Ok(process) => process,
-            Err(source) => {
-                // Cannot be watched, so it is killed right here.
-                let killed = process::kill_blocking(prepared.pidfd.as_fd());
-                tracing::error!(sandbox = record.id, ?killed, %source, "a new monitor cannot be watched");
-                return Err((StartError::Host { what: "watch the monitor", source }, None));
-            }
-        };
-        let control = self.context.paths.sandbox(&record.id).control_socket();
-        let mut machine = Machine::new(&record.id, pidfd, control, envs);
-        let booted = tokio::select! {
-            booted = machine.request(request, &fds, self.context.config.boot_timeout()) => booted,
+        self.follow_console();
+        let shape = snapshots::shape(record.cpu, record.memory_mb);
+        let context = Arc::clone(&self.context);
+        let (request, fds) = parts.request(shape, &context.config.kernel_args);
+        let answer = tokio::select! {
+            answer = machine.request(request, &fds, context.config.boot_timeout()) => answer,
             error = self.interruption(give_up_at) => return Err((error, Some(machine))),
         };
         drop(fds);
-        drop(prepared);
-        let timings = match booted {
-            Ok(Reply::Booted(timings)) => timings,
+        drop(parts);
+        let timings = match answer {
+            Ok(Reply::Booted(timings) | Reply::Restored(timings)) => timings,
             Ok(_) => Timings::default(),
             Err(error) => {
-                let error = self.boot_refused(&mut machine, &error).await;
-                return Err((StartError::Guest(error), Some(machine)));
+                let error = self.start_refused(&mut machine, error).await;
+                return Err((error, Some(machine)));
             }
         };
-        match self.await_ready(&mut machine, spawned_at_us, timings, give_up_at).await {
+        let ready = match self.await_ready(&mut machine, timings, give_up_at).await {
+            Ok(timings) => self.set_ready(kind, timeout_seconds, asked_at_us, timings).await,
+            Err(error) => Err(error),
+        };
+        match ready {
             Ok(()) => Ok(machine),
             Err(error) => Err((error, Some(machine))),
         }
     }
 
+    /// Makes the files, takes a shell, and writes both down.
+    async fn launch(
+        &mut self,
+        source: Source,
+        envs: &Envs,
+        change: impl FnOnce(&mut Record) + Send + 'static,
+    ) -> Result<Started, StartError> {
+        let asked_at_us = host::monotonic_us();
+        let record = (*self.record()).clone();
+        let paths = self.context.paths.sandbox(&record.id);
+        let shape = snapshots::shape(record.cpu, record.memory_mb);
+        let prepare = {
+            let (context, paths) = (Arc::clone(&self.context), paths.clone());
+            let disk_gib = record.disk_gib;
+            tokio::task::spawn_blocking(move || start::prepare(&context.config, &paths, &source, disk_gib))
+        };
+        let (prepared, shell) = tokio::join!(prepare, self.context.shells.take(shape));
+        let host = |what| move |error| StartError::Host { what, source: io::Error::other(error) };
+        let (files, parts) = match prepared.map_err(host("prepare the sandbox's files")).flatten() {
+            Ok(prepared) => prepared,
+            Err(error) => {
+                if let Ok(shell) = shell {
+                    self.context.shells.end(shell).await;
+                }
+                return Err(error);
+            }
+        };
+        let shell = shell?;
+        let context = Arc::clone(&self.context);
+        let moved = tokio::task::spawn_blocking(move || {
+            let result = settle(&context, &shell, record, files, change);
+            (shell, result)
+        });
+        let (shell, settled) = moved.await.map_err(host("write the sandbox's record"))?;
+        let record = match settled {
+            Ok(record) => Arc::new(record),
+            Err(source) => {
+                self.context.shells.end(shell).await;
+                return Err(StartError::Host { what: "write the sandbox's record", source });
+            }
+        };
+        self.published.send_replace(Arc::clone(&record));
+        let guest = Guest { id: record.id.clone(), envs: envs.clone(), generation: record.generation };
+        let (known, process, monitor) = shell.into_parts();
+        let machine = Machine::new(guest, known, process, monitor, paths.control_socket());
+        Ok(Started { machine, parts, asked_at_us })
+    }
+
     /// The monitor's own account of its end says more than a closed connection.
-    async fn boot_refused(&self, machine: &mut Machine, error: &RequestError) -> SandboxError {
-        if matches!(error, RequestError::Refused(_)) {
-            return ending::error("monitor_failed", crate::chain(error));
-        }
-        match tokio::time::timeout(self.context.config.stop_timeout(), machine.next()).await {
-            Ok(MachineEvent::Ended(ended)) => self.explain(ended).await,
-            _ => ending::error("monitor_failed", crate::chain(error)),
+    async fn start_refused(&self, machine: &mut Machine, error: RequestError) -> StartError {
+        match error {
+            RequestError::Refused(fault) if fault.code == FaultCode::BadSnapshot => {
+                StartError::BadSnapshot(sanitize(&fault.message))
+            }
+            RequestError::Refused(_) => StartError::Guest(ending::error("monitor_failed", crate::chain(&error))),
+            error => match tokio::time::timeout(self.context.config.stop_timeout(), machine.next()).await {
+                Ok(MachineEvent::Ended(ended)) => StartError::Guest(self.explain(ended).await),
+                _ => StartError::Guest(ending::error("monitor_failed", crate::chain(&error))),
+            },
         }
     }
 
+    /// Waits for the guest to say that it is ready; returns when that was, and the monitor's steps before it.
     async fn await_ready(
         &mut self,
         machine: &mut Machine,
-        spawned_at_us: u64,
         mut timings: Timings,
         give_up_at: Instant,
-    ) -> Result<(), StartError> {
+    ) -> Result<(u64, Timings), StartError> {
         loop {
             let event = tokio::select! {
                 event = machine.next() => event,
@@ -103,8 +222,7 @@ impl Supervisor {
                 MachineEvent::Guest(GuestMessage::Ready { init_version }) => {
                     let now_us = host::monotonic_us();
                     self.log.host(format!("the guest's init is {}", sanitize(&init_version)));
-                    self.set_ready(spawned_at_us, now_us, timings).await?;
-                    return Ok(());
+                    return Ok((now_us, timings));
                 }
                 MachineEvent::LinkOpened => {
                     // The guest is busy with its first message now, so this costs the start nothing.
@@ -131,30 +249,67 @@ impl Supervisor {
             tokio::select! {
                 () = leave.cancelled() => return StartError::ShuttingDown,
                 () = sleep_until(give_up_at) => {
-                    let seconds = self.context.config.boot_timeout_seconds;
-                    let message = format!("The guest was not ready within {seconds} seconds");
+                    let message = "The guest was not ready in time; its logs may say why".to_owned();
                     return StartError::Guest(ending::error("guest_failed", message));
                 }
                 command = next_command(&mut self.commands) => {
-                    if self.handle_while_busy(command).is_some() {
-                        return StartError::Deleted;
+                    if let Some(cause) = self.postpone(command) {
+                        return StartError::Deleted(cause);
                     }
                 }
             }
         }
     }
 
-    async fn set_ready(&mut self, spawned_at_us: u64, now_us: u64, timings: Timings) -> Result<(), StartError> {
-        let since = |step: u64| if step == 0 { 0 } else { step.saturating_sub(spawned_at_us) };
+    async fn set_ready(
+        &mut self,
+        kind: StartKind,
+        timeout_seconds: Option<u64>,
+        asked_at_us: u64,
+        (now_us, timings): (u64, Timings),
+    ) -> Result<(), StartError> {
+        let since = |step: u64| if step == 0 { 0 } else { step.saturating_sub(asked_at_us) };
+        let console = self.context.config.console;
         let saved = self.change(|record| {
             let now = Timestamp::now();
             record.state = SandboxState::Ready;
+            record.start = kind;
             record.started_at = Some(now);
-            record.deadline = record::deadline(now, record.timeout_seconds);
+            record.stopped_at = None;
+            record.deadline = record::deadline(now, timeout_seconds.unwrap_or(record.timeout_seconds));
             record.timings.first_instruction_us = since(timings.first_instruction_us);
             record.timings.guest_init_us = since(timings.guest_init_us);
             record.timings.data_plane_ready_us = since(now_us);
+            // What it was restored from below the next snapshot is needed on; the rest has served.
+            record.files.state = None;
+            if kind == StartKind::Cold {
+                record.files.memory.clear();
+                record.files.console = console;
+            }
         });
-        saved.await.map_err(|source| StartError::Host { what: "write the sandbox's record", source })
+        saved.await.map_err(|source| StartError::Host { what: "write the sandbox's record", source })?;
+        self.context.metrics.started(kind, Duration::from_micros(now_us.saturating_sub(asked_at_us)));
+        Ok(())
     }
+}
+
+/// Makes the shell the machine's monitor, and writes that and the files into the record. Blocks.
+fn settle(
+    context: &Context,
+    shell: &Shell,
+    mut record: Record,
+    files: Files,
+    change: impl FnOnce(&mut Record),
+) -> io::Result<Record> {
+    let paths = context.paths.sandbox(&record.id);
+    record.files = files;
+    record.process = Some(shell.known());
+    change(&mut record);
+    shell.move_into(&paths)?;
+    if record.state == SandboxState::Creating {
+        record::save_unsynced(&paths.record(), &record)?;
+    } else {
+        record::save(&paths.record(), &record)?;
+    }
+    Ok(record)
 }

@@ -1,13 +1,18 @@
 //! What is checked before a sandbox is created or changed.
 
+use std::path::PathBuf;
+use std::sync::Arc;
+
 use sandpiper_protocol::agent::{CreateSandbox, ExposedPort, Lifecycle, OnTimeout};
 use sandpiper_protocol::id;
 
+use super::bring_up::Attempt;
+use super::start::Source;
 use super::{Context, ID_PREFIX, StartError, link};
 use crate::config::Limits;
 use crate::host;
 use crate::layers;
-use crate::templates::Template;
+use crate::snapshots::{Manifest, Pin, Recipe};
 
 /// Longest time-out: a year.
 const MAX_TIMEOUT_SECONDS: u64 = 366 * 24 * 3600;
@@ -29,12 +34,87 @@ pub(crate) enum CreateError {
     Start(#[from] StartError),
 }
 
-/// Checks a request against the protocol and the limits of this host, and finds its template. Blocks for a moment.
-pub(super) fn check(context: &Context, request: &CreateSandbox) -> Result<Template, CreateError> {
+/// What a checked request comes to.
+#[derive(Debug)]
+pub(super) struct Plan {
+    /// What to start from: the first that works.
+    pub(super) attempts: Vec<Attempt>,
+    /// The new sandbox's first.
+    pub(super) generation: u64,
+    /// What it starts from, in words.
+    pub(super) origin: String,
+    /// A warm snapshot that would have been of use, and its key.
+    pub(super) wanted: Option<(String, Recipe)>,
+}
+
+/// Where the files are that a new sandbox goes on from.
+#[derive(Debug, Clone)]
+pub(super) struct Origin {
+    pub(super) folder: PathBuf,
+    pub(super) manifest: Arc<Manifest>,
+    /// Of a checkpoint.
+    pub(super) pin: Option<Arc<Pin>>,
+}
+
+/// Checks a request against the protocol and the limits of this host, and finds what it starts from: `origin`, or what it
+/// names itself. Sets what is not the request's to choose. Blocks for a moment.
+pub(super) fn check(
+    context: &Context,
+    request: &mut CreateSandbox,
+    origin: Option<Origin>,
+) -> Result<Plan, CreateError> {
+    let origin = match (origin, &request.checkpoint) {
+        (None, Some(id)) => Some(find_checkpoint(context, id)?),
+        (origin, _) => origin,
+    };
+    if let Some(Origin { manifest, .. }) = &origin {
+        let snapshot = &manifest.snapshot;
+        request.template_version.clone_from(&snapshot.template_version);
+        if snapshot.files.has_memory() {
+            (request.cpu, request.memory_mb) = (snapshot.cpu, snapshot.memory_mb);
+            request.disk_gib = snapshot.disk_gib;
+        } else {
+            request.disk_gib = request.disk_gib.max(snapshot.disk_gib);
+        }
+    }
     check_request(request, &context.config.limits).map_err(CreateError::Invalid)?;
     if context.paths.sandbox(&request.id).state.exists() {
         return Err(CreateError::Exists(request.id.clone()));
     }
+    let plan = match origin {
+        Some(origin) => plan_snapshot(&origin),
+        None => plan_template(context, request)?,
+    };
+    check_disk_space(context).map_err(CreateError::from)?;
+    Ok(plan)
+}
+
+fn find_checkpoint(context: &Context, id: &str) -> Result<Origin, CreateError> {
+    let (manifest, pin) = context.checkpoints.pin(id).ok_or_else(|| {
+        CreateError::Invalid(format!("checkpoint: {id:?} is not on this host; GET /checkpoints lists what is"))
+    })?;
+    Ok(Origin { folder: context.checkpoints.folder(id), manifest, pin: Some(Arc::new(pin)) })
+}
+
+/// With its processes if they were kept; from its disk where that cannot be.
+fn plan_snapshot(origin: &Origin) -> Plan {
+    let manifest = &origin.manifest;
+    let source = |files| Source::Snapshot { folder: origin.folder.clone(), files, _pin: origin.pin.clone() };
+    let files = &manifest.snapshot.files;
+    let mut attempts = vec![Attempt::cold(source(files.disk_only()))];
+    if files.has_memory() {
+        attempts.insert(0, Attempt::restored(source(files.clone())));
+    }
+    Plan {
+        attempts,
+        generation: manifest.generation.saturating_add(1),
+        origin: format!("a snapshot of {}", manifest.sandbox),
+        wanted: None,
+    }
+}
+
+/// From its warm snapshot where there is one; else by booting it.
+fn plan_template(context: &Context, request: &CreateSandbox) -> Result<Plan, CreateError> {
     let Some(template) = context.templates.find(&request.template_version) else {
         let version = &request.template_version;
         return Err(CreateError::Invalid(format!(
@@ -52,15 +132,49 @@ pub(super) fn check(context: &Context, request: &CreateSandbox) -> Result<Templa
             request.disk_gib
         )));
     }
-    let free = host::free_disk_mb(context.paths.state())
-        .map_err(|source| StartError::Host { what: "read the free disk space", source })?;
-    let headroom = context.config.limits.disk_headroom_mb;
-    if free < headroom {
-        return Err(CreateError::Capacity(format!(
-            "Only {free} MiB are free on this host's disk, {headroom} are kept free; delete sandboxes or add space"
-        )));
+    let CreateSandbox { cpu, memory_mb, disk_gib, .. } = *request;
+    let origin = template.version.slug.clone();
+    let mut attempts = vec![Attempt::cold(Source::Template(template.clone()))];
+    let mut wanted = None;
+    if context.config.warm.enabled {
+        let recipe = Recipe { template, cpu, memory_mb, disk_gib };
+        // Without a kernel or a monitor there is no key; the boot says what is missing.
+        if let Ok(key) = context.warm.key(&context.config, &recipe) {
+            match context.warm.find(&key) {
+                Some(warm) => attempts.insert(0, Attempt::warm(warm)),
+                None => wanted = Some((key, recipe)),
+            }
+        }
     }
-    Ok(template)
+    Ok(Plan { attempts, generation: 1, origin, wanted })
+}
+
+/// Whether there is room on the disk for something new. Blocks for a moment.
+pub(super) fn check_disk_space(context: &Context) -> Result<(), DiskSpaceError> {
+    let free = host::free_disk_mb(context.paths.state()).map_err(DiskSpaceError::Read)?;
+    let headroom = context.config.limits.disk_headroom_mb;
+    if free < headroom { Err(DiskSpaceError::Short { free, headroom }) } else { Ok(()) }
+}
+
+/// Why nothing new is begun on the disk.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum DiskSpaceError {
+    #[error("Cannot read the free disk space")]
+    Read(#[source] std::io::Error),
+    #[error(
+        "Only {free} MiB are free on this host's disk, {headroom} are kept free; delete sandboxes or checkpoints, or add \
+         space"
+    )]
+    Short { free: u64, headroom: u64 },
+}
+
+impl From<DiskSpaceError> for CreateError {
+    fn from(error: DiskSpaceError) -> Self {
+        match error {
+            DiskSpaceError::Read(source) => StartError::Host { what: "read the free disk space", source }.into(),
+            DiskSpaceError::Short { .. } => Self::Capacity(error.to_string()),
+        }
+    }
 }
 
 fn check_request(request: &CreateSandbox, limits: &Limits) -> Result<(), String> {
@@ -113,13 +227,10 @@ pub(crate) fn check_timeout(seconds: u64) -> Result<(), String> {
     Err(format!("timeout_seconds: must be between 1 and {MAX_TIMEOUT_SECONDS}, not {seconds}"))
 }
 
-/// Whether this version can do it.
+/// Whether it makes sense.
 pub(crate) fn check_lifecycle(lifecycle: Lifecycle) -> Result<(), String> {
-    if lifecycle.on_timeout == OnTimeout::Pause {
-        return Err("lifecycle.on_timeout: `pause` is not available in this version; use `kill`".into());
-    }
-    if lifecycle.auto_resume {
-        return Err("lifecycle.auto_resume: is not available in this version; leave it false".into());
+    if lifecycle.auto_resume && lifecycle.on_timeout == OnTimeout::Kill {
+        return Err("lifecycle.auto_resume: needs `on_timeout` to be `pause`: a killed sandbox cannot go on".into());
     }
     Ok(())
 }
@@ -139,6 +250,7 @@ mod tests {
         CreateSandbox {
             id: id::generate(ID_PREFIX),
             template_version: id::generate("ver"),
+            checkpoint: None,
             cpu: 1,
             memory_mb: 256,
             disk_gib: 2,
@@ -162,6 +274,13 @@ mod tests {
     }
 
     #[test]
+    fn a_sandbox_that_is_paused_at_its_deadline_may_resume_by_itself() {
+        for auto_resume in [false, true] {
+            check_lifecycle(Lifecycle { on_timeout: OnTimeout::Pause, auto_resume }).unwrap();
+        }
+    }
+
+    #[test]
     fn each_refusal_names_its_field() {
         let port = ExposedPort { port: 8000, protocol: PortProtocol::Http, public: true };
         assert!(refusal(|r| r.id = "sbx../../etc".into()).starts_with("id:"));
@@ -169,7 +288,6 @@ mod tests {
         assert!(refusal(|r| r.memory_mb = 8).starts_with("memory_mb:"));
         assert!(refusal(|r| r.disk_gib = 100_000).starts_with("disk_gib:"));
         assert!(refusal(|r| r.timeout_seconds = 0).starts_with("timeout_seconds:"));
-        assert!(refusal(|r| r.lifecycle.on_timeout = OnTimeout::Pause).starts_with("lifecycle.on_timeout:"));
         assert!(refusal(|r| r.lifecycle.auto_resume = true).starts_with("lifecycle.auto_resume:"));
         assert!(refusal(|r| r.exposed_ports = vec![port, port]).contains("named twice"));
         assert!(refusal(|r| r.exposed_ports = vec![ExposedPort { port: 0, ..port }]).starts_with("port:"));

@@ -4,13 +4,14 @@ use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
 
+use nix::sys::signal::Signal;
 use sandpiper_protocol::agent::SandboxError;
 use sandpiper_protocol::vmm::{ExitReason, ExitRecord};
 
 use super::process::Ended;
 use crate::durable;
 use crate::logs::sanitize;
-use crate::paths::SandboxPaths;
+use crate::paths::MachinePaths;
 
 /// Most bytes of an exit record: a packet's worth.
 const MAX_EXIT_RECORD: u64 = 64 * 1024;
@@ -18,7 +19,7 @@ const MAX_EXIT_RECORD: u64 = 64 * 1024;
 const LOG_TAIL: u64 = 1024;
 
 /// What the monitor of `paths` said about its end, or what can be said without it. Blocks.
-pub(super) fn explain(paths: &SandboxPaths, ended: &Ended) -> SandboxError {
+pub(super) fn explain(paths: &MachinePaths, ended: &Ended) -> SandboxError {
     match read_exit_record(&paths.exit_record()) {
         Some(record) => from_exit_record(&record),
         None => without_record(ended, &log_tail(&paths.monitor_log())),
@@ -63,6 +64,10 @@ fn from_exit_record(record: &ExitRecord) -> SandboxError {
 }
 
 fn without_record(ended: &Ended, log: &str) -> SandboxError {
+    if *ended == Ended::Signaled(Signal::SIGSYS) {
+        let message = "The monitor made a system call that it may not make, and was killed".to_owned();
+        return error("forbidden_system_call", message);
+    }
     let mut message = match ended {
         Ended::Signaled(signal) => format!("The monitor was ended by {signal}"),
         Ended::Exited(status) => format!("The monitor exited with status {status} and left no exit record"),
@@ -95,8 +100,16 @@ fn log_tail(path: &Path) -> String {
     sanitize(&text.lines().map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" | "))
 }
 
+/// Removes what belongs to a process, of a sandbox whose monitor is gone and whose disk and memory stay. Blocks.
+pub(super) fn remove_process_files(paths: &MachinePaths) -> io::Result<()> {
+    durable::remove_tree(&paths.runtime)?;
+    [paths.exit_record(), paths.monitor_log(), paths.console_log()]
+        .iter()
+        .try_for_each(|path| durable::remove_file(path))
+}
+
 /// Removes everything of a sandbox whose monitor is gone, but its record. Blocks.
-pub(super) fn free(paths: &SandboxPaths) -> io::Result<()> {
+pub(super) fn free(paths: &MachinePaths) -> io::Result<()> {
     durable::remove_tree(&paths.runtime)?;
     let record = paths.record();
     for entry in fs::read_dir(&paths.state)? {
@@ -109,7 +122,7 @@ pub(super) fn free(paths: &SandboxPaths) -> io::Result<()> {
 }
 
 /// Removes everything of a sandbox whose monitor is gone. Blocks.
-pub(super) fn remove(paths: &SandboxPaths) -> io::Result<()> {
+pub(super) fn remove(paths: &MachinePaths) -> io::Result<()> {
     durable::remove_tree(&paths.runtime)?;
     // Should this be interrupted after the record is gone, the next agent finds a folder without one and removes it.
     durable::remove_tree(&paths.state)
@@ -118,10 +131,9 @@ pub(super) fn remove(paths: &SandboxPaths) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use nix::sys::signal::Signal;
 
-    fn paths(folder: &Path) -> SandboxPaths {
-        let paths = SandboxPaths { state: folder.join("state"), runtime: folder.join("runtime") };
+    fn paths(folder: &Path) -> MachinePaths {
+        let paths = MachinePaths { state: folder.join("state"), runtime: folder.join("runtime") };
         fs::create_dir(&paths.state).unwrap();
         fs::create_dir(&paths.runtime).unwrap();
         paths
@@ -153,11 +165,32 @@ mod tests {
     }
 
     #[test]
+    fn a_monitor_that_left_its_bounds_is_told_from_one_that_was_killed() {
+        let folder = tempfile::tempdir().unwrap();
+        let error = explain(&paths(folder.path()), &Ended::Signaled(Signal::SIGSYS));
+        assert_eq!(error.code, "forbidden_system_call");
+    }
+
+    #[test]
+    fn a_stopped_sandbox_keeps_disk_memory_and_record() {
+        let folder = tempfile::tempdir().unwrap();
+        let paths = paths(folder.path());
+        for path in [paths.record(), paths.file("disk-1.layer"), paths.exit_record(), paths.vsock_socket()] {
+            fs::write(path, b"").unwrap();
+        }
+
+        remove_process_files(&paths).unwrap();
+
+        assert!(paths.record().exists() && paths.file("disk-1.layer").exists());
+        assert!(!paths.exit_record().exists() && !paths.runtime.exists());
+    }
+
+    #[test]
     fn what_a_failed_sandbox_leaves_is_its_record() {
         let folder = tempfile::tempdir().unwrap();
         let paths = paths(folder.path());
         fs::write(paths.record(), b"{}").unwrap();
-        fs::write(paths.root_layer(), b"data").unwrap();
+        fs::write(paths.file("disk-1.layer"), b"data").unwrap();
         fs::write(paths.vsock_socket(), b"").unwrap();
 
         free(&paths).unwrap();

@@ -8,73 +8,91 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use sandpiper_protocol::guest::{GuestMessage, HostMessage, Init, MAX_LINK_LINE};
-use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::task::AbortOnDropHandle;
 
 use super::seal::Envs;
 
-/// How long a guest may take to accept its first message.
+/// How long a guest may take to accept a message.
 const WRITE_PATIENCE: Duration = Duration::from_secs(30);
 /// Lines read in [`RATE_WINDOW`]; then the guest has to wait.
 const RATE_LINES: u32 = 200;
 const RATE_WINDOW: Duration = Duration::from_secs(1);
 /// Messages that wait to be handled; the guest is not read on when they are not.
 const QUEUE: usize = 16;
+/// Messages that wait to be sent. One is asked and answered at a time.
+const SEND_QUEUE: usize = 4;
 
 /// User of processes and files where a request names none.
 const DEFAULT_USER: &str = "user";
+
+/// Who a guest is.
+#[derive(Clone)]
+pub(super) struct Guest {
+    pub(super) id: String,
+    pub(super) envs: Envs,
+    pub(super) generation: u64,
+}
 
 /// An open link.
 #[derive(Debug)]
 pub(super) struct Link {
     messages: mpsc::Receiver<GuestMessage>,
+    outgoing: mpsc::Sender<HostMessage>,
     _task: AbortOnDropHandle<()>,
 }
 
 impl Link {
-    /// Takes over the host's end and sends `init` at once.
-    pub(super) fn open(stream: OwnedFd, init: Init) -> io::Result<Self> {
+    /// Takes over the host's end and tells `guest` who it is at once.
+    pub(super) fn open(stream: OwnedFd, guest: &Guest) -> io::Result<Self> {
         let stream = std::os::unix::net::UnixStream::from(stream);
         stream.set_nonblocking(true)?;
-        let stream = UnixStream::from_std(stream)?;
-        let line = encode(init)?;
+        let (reader, writer) = UnixStream::from_std(stream)?.into_split();
         let (sender, messages) = mpsc::channel(QUEUE);
+        let (outgoing, to_send) = mpsc::channel(SEND_QUEUE);
+        let conversation = Conversation { reader: Lines::new(reader), writer, messages: sender, to_send };
+        let first = HostMessage::Init(init(guest));
         let task = tokio::spawn(async move {
-            if let Err(error) = converse(stream, &line, &sender).await {
+            if let Err(error) = conversation.run(first).await {
                 tracing::debug!(%error, "a guest's link broke");
             }
         });
-        Ok(Self { messages, _task: AbortOnDropHandle::new(task) })
+        Ok(Self { messages, outgoing, _task: AbortOnDropHandle::new(task) })
     }
 
     /// The next message; `None` once the link is closed. May be dropped and called again.
     pub(super) async fn message(&mut self) -> Option<GuestMessage> {
         self.messages.recv().await
     }
-}
 
-/// What the guest `sandbox_id` must know of itself, as of now.
-pub(super) fn init(sandbox_id: &str, envs: &Envs) -> Init {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let entropy: [u8; 32] = rand::random();
-    Init {
-        sandbox_id: sandbox_id.to_owned(),
-        hostname: sandbox_id.to_owned(),
-        unix_time_ns: u64::try_from(now.as_nanos()).unwrap_or(u64::MAX),
-        envs: envs.clone(),
-        default_user: DEFAULT_USER.to_owned(),
-        entropy: entropy.iter().map(|byte| format!("{byte:02x}")).collect(),
+    /// Sends a message; false when the link is closed, or the guest does not read.
+    pub(super) fn send(&self, message: HostMessage) -> bool {
+        self.outgoing.try_send(message).is_ok()
     }
 }
 
-/// The bytes of the first message.
-fn encode(init: Init) -> io::Result<Vec<u8>> {
-    let mut line = serde_json::to_vec(&HostMessage::Init(init))?;
-    line.push(b'\n');
-    Ok(line)
+/// What a guest must know of itself, as of now.
+fn init(guest: &Guest) -> Init {
+    let entropy: [u8; 32] = rand::random();
+    Init {
+        sandbox_id: guest.id.clone(),
+        hostname: guest.id.clone(),
+        unix_time_ns: unix_time_ns(),
+        envs: guest.envs.clone(),
+        default_user: DEFAULT_USER.to_owned(),
+        entropy: entropy.iter().map(|byte| format!("{byte:02x}")).collect(),
+        generation: guest.generation,
+    }
+}
+
+/// The host's clock.
+fn unix_time_ns() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// Whether variables are small enough for the first message, with room for the rest of it.
@@ -82,35 +100,79 @@ pub(super) fn envs_fit(envs: &Envs) -> bool {
     serde_json::to_vec(envs).is_ok_and(|json| json.len() <= MAX_LINK_LINE - 4096)
 }
 
-async fn converse(mut stream: UnixStream, first: &[u8], messages: &mpsc::Sender<GuestMessage>) -> io::Result<()> {
-    timeout(WRITE_PATIENCE, stream.write_all(first)).await.map_err(|_| io::ErrorKind::TimedOut)??;
-    let mut reader = BufReader::new(stream);
-    let mut window = (Instant::now(), 0);
-    while let Some(line) = read_line(&mut reader).await? {
-        // A message of a newer guest is not an offence.
-        if let Ok(message) = serde_json::from_slice(&line)
-            && messages.send(message).await.is_err()
-        {
-            return Ok(());
-        }
-        window.1 += 1;
-        if window.1 >= RATE_LINES {
-            sleep_until(window.0 + RATE_WINDOW).await;
-            window = (Instant::now(), 0);
-        }
-    }
-    Ok(())
+/// What a link's task works with.
+struct Conversation {
+    reader: Lines<OwnedReadHalf>,
+    writer: OwnedWriteHalf,
+    messages: mpsc::Sender<GuestMessage>,
+    to_send: mpsc::Receiver<HostMessage>,
 }
 
-/// One line without its end; `None` at the end of the stream.
-async fn read_line(reader: &mut (impl AsyncBufRead + Unpin)) -> io::Result<Option<Vec<u8>>> {
-    let mut line = Vec::new();
-    reader.take(MAX_LINK_LINE as u64).read_until(b'\n', &mut line).await?;
-    match line.pop() {
-        None => Ok(None),
-        Some(b'\n') => Ok(Some(line)),
-        Some(_) if line.len() + 1 < MAX_LINK_LINE => Ok(None),
-        Some(_) => Err(io::Error::new(io::ErrorKind::InvalidData, "a line over the limit")),
+impl Conversation {
+    /// Carries messages both ways until one side closes.
+    async fn run(mut self, first: HostMessage) -> io::Result<()> {
+        self.write(&first).await?;
+        let mut window = (Instant::now(), 0);
+        loop {
+            let may_read = window.1 < RATE_LINES;
+            tokio::select! {
+                line = self.reader.next(), if may_read => {
+                    let Some(line) = line? else { return Ok(()) };
+                    window.1 += 1;
+                    match serde_json::from_slice(&line) {
+                        // Answered here and now: the guest reckons with the time that it takes.
+                        Ok(GuestMessage::AskTime) => {
+                            self.write(&HostMessage::Time { unix_time_ns: unix_time_ns() }).await?;
+                        }
+                        Ok(message) => if self.messages.send(message).await.is_err() {
+                            return Ok(());
+                        },
+                        // A message of a newer guest is not an offence.
+                        Err(_) => {}
+                    }
+                }
+                () = sleep_until(window.0 + RATE_WINDOW), if !may_read => window = (Instant::now(), 0),
+                message = self.to_send.recv() => match message {
+                    Some(message) => self.write(&message).await?,
+                    None => return Ok(()),
+                },
+            }
+            if window.0.elapsed() > RATE_WINDOW {
+                window = (Instant::now(), 0);
+            }
+        }
+    }
+
+    async fn write(&mut self, message: &HostMessage) -> io::Result<()> {
+        let mut line = serde_json::to_vec(message)?;
+        line.push(b'\n');
+        timeout(WRITE_PATIENCE, self.writer.write_all(&line)).await.map_err(|_| io::ErrorKind::TimedOut)?
+    }
+}
+
+/// Lines of a stream, each limited in length.
+struct Lines<R> {
+    reader: BufReader<R>,
+    /// The beginning of a line whose end has not come yet.
+    partial: Vec<u8>,
+}
+
+impl<R: AsyncRead + Unpin> Lines<R> {
+    fn new(reader: R) -> Self {
+        Self { reader: BufReader::new(reader), partial: Vec::new() }
+    }
+
+    /// One line without its end; `None` at the end of the stream. May be dropped and called again.
+    async fn next(&mut self) -> io::Result<Option<Vec<u8>>> {
+        let room = MAX_LINK_LINE.saturating_sub(self.partial.len()) as u64;
+        (&mut self.reader).take(room).read_until(b'\n', &mut self.partial).await?;
+        let mut line = std::mem::take(&mut self.partial);
+        match line.pop() {
+            None => Ok(None),
+            Some(b'\n') => Ok(Some(line)),
+            Some(_) if line.len() + 1 < MAX_LINK_LINE => Ok(None),
+            Some(_) => Err(io::Error::new(io::ErrorKind::InvalidData, "a line over the limit")),
+        }
     }
 }
 
@@ -119,36 +181,82 @@ mod tests {
     use super::*;
     use sandpiper_protocol::guest::LogLevel;
 
-    fn pair(envs: &Envs) -> (Link, UnixStream) {
+    fn pair(envs: &Envs) -> (Link, Lines<UnixStream>) {
         let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
         theirs.set_nonblocking(true).unwrap();
-        (Link::open(ours.into(), init("sbx1", envs)).unwrap(), UnixStream::from_std(theirs).unwrap())
+        let guest = Guest { id: "sbx1".into(), envs: envs.clone(), generation: 3 };
+        (Link::open(ours.into(), &guest).unwrap(), Lines::new(UnixStream::from_std(theirs).unwrap()))
+    }
+
+    async fn heard(guest: &mut Lines<UnixStream>) -> HostMessage {
+        serde_json::from_slice(&guest.next().await.unwrap().unwrap()).unwrap()
+    }
+
+    async fn say(guest: &mut Lines<UnixStream>, line: &str) {
+        guest.reader.write_all(format!("{line}\n").as_bytes()).await.unwrap();
     }
 
     #[tokio::test]
     async fn the_guest_is_told_who_it_is_without_asking() {
-        let (mut link, guest) = pair(&Envs::from([("A".into(), "1".into())]));
-        let mut guest = BufReader::new(guest);
+        let (mut link, mut guest) = pair(&Envs::from([("A".into(), "1".into())]));
 
-        let line = read_line(&mut guest).await.unwrap().unwrap();
-        guest.write_all(b"{\"type\":\"ready\",\"init_version\":\"1\"}\n").await.unwrap();
+        let HostMessage::Init(init) = heard(&mut guest).await else { panic!("another message came first") };
+        say(&mut guest, r#"{"type":"ready","init_version":"1"}"#).await;
         let message = link.message().await;
 
-        let HostMessage::Init(init) = serde_json::from_slice(&line).unwrap();
         assert_eq!((init.hostname.as_str(), init.envs["A"].as_str(), init.entropy.len()), ("sbx1", "1", 64));
+        assert_eq!(init.generation, 3);
         assert!(matches!(message, Some(GuestMessage::Ready { .. })));
+    }
+
+    #[tokio::test]
+    async fn messages_pass_in_both_directions_and_the_time_is_told_without_anybodys_help() {
+        let (mut link, mut guest) = pair(&Envs::new());
+        heard(&mut guest).await;
+
+        assert!(link.send(HostMessage::Freeze { processes: true }));
+        assert!(matches!(heard(&mut guest).await, HostMessage::Freeze { processes: true }));
+        say(&mut guest, r#"{"type":"ask_time"}"#).await;
+        assert!(matches!(heard(&mut guest).await, HostMessage::Time { unix_time_ns: 1.. }));
+        say(&mut guest, r#"{"type":"frozen"}"#).await;
+
+        assert!(matches!(link.message().await, Some(GuestMessage::Frozen)));
+    }
+
+    #[tokio::test]
+    async fn a_line_that_comes_in_pieces_is_one_message() {
+        let (mut link, mut guest) = pair(&Envs::new());
+        heard(&mut guest).await;
+
+        guest.reader.write_all(b"{\"type\":").await.unwrap();
+        // Something else happens in between.
+        assert!(link.send(HostMessage::Thaw));
+        assert!(matches!(heard(&mut guest).await, HostMessage::Thaw));
+        say(&mut guest, "\"thawed\"}").await;
+
+        assert!(matches!(link.message().await, Some(GuestMessage::Thawed)));
+    }
+
+    #[tokio::test]
+    async fn a_guest_that_does_not_read_is_noticed() {
+        let (link, guest) = pair(&Envs::new());
+        // Neither the socket nor the queue takes any number of messages.
+        while link.send(HostMessage::Thaw) {
+            tokio::task::yield_now().await;
+        }
+        drop(guest);
     }
 
     #[tokio::test]
     async fn unknown_messages_are_skipped_and_an_endless_line_closes_the_link() {
         let (mut link, mut guest) = pair(&Envs::new());
         let log = r#"{"type":"log","level":"warn","message":"m"}"#;
-        guest.write_all(format!("{{\"type\":\"novel\"}}\n{log}\n").as_bytes()).await.unwrap();
+        say(&mut guest, &format!("{{\"type\":\"novel\"}}\n{log}")).await;
 
         let message = link.message().await;
         let endless = tokio::spawn(async move {
             // Ends when the agent has had enough.
-            while guest.write_all(&[b'x'; 4096]).await.is_ok() {}
+            while guest.reader.write_all(&[b'x'; 4096]).await.is_ok() {}
         });
 
         assert!(matches!(message, Some(GuestMessage::Log { level: LogLevel::Warn, .. })));

@@ -4,14 +4,13 @@ use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use sandpiper_protocol::guest::{GuestMessage, LINK_PORT};
-use sandpiper_protocol::vmm::{Reply, Request, Timings};
-use tokio::time::{Instant, sleep_until};
+use sandpiper_protocol::guest::{GuestMessage, HostMessage, LINK_PORT};
+use sandpiper_protocol::vmm::{MachineState, Reply, Request, Timings};
+use tokio::time::{Instant, sleep_until, timeout_at};
 
-use super::link::{self, Link};
+use super::link::{Guest, Link};
 use super::monitor::{Monitor, RequestError};
-use super::process::{Ended, MonitorProcess};
-use super::seal::Envs;
+use super::process::{Ended, KnownMonitor, MonitorProcess};
 
 /// Pause before a control connection that broke is opened again.
 const RECONNECT_AFTER: Duration = Duration::from_secs(1);
@@ -22,12 +21,12 @@ const REQUEST_PATIENCE: Duration = Duration::from_secs(5);
 
 /// The parts of a running microVM. Dropping it leaves the process alone.
 pub(super) struct Machine {
-    sandbox_id: String,
+    guest: Guest,
+    known: KnownMonitor,
     process: MonitorProcess,
     control_path: PathBuf,
     monitor: Option<Monitor>,
     link: Option<Link>,
-    envs: Envs,
     reconnect_at: Instant,
     attempts: u32,
 }
@@ -44,12 +43,38 @@ pub(super) enum MachineEvent {
     OutOfControl,
 }
 
+/// Why a guest did not answer.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Unanswered {
+    #[error("The guest did not answer within {} seconds", .0.as_secs())]
+    TimedOut(Duration),
+    /// The guest opened another link, on which it was told who it is: that undid what it had been asked.
+    #[error("The guest's link broke")]
+    LinkBroke,
+    /// Something that ends the sandbox.
+    #[error("The guest or its monitor ended")]
+    Over(Over),
+}
+
+/// What ends a machine.
+#[derive(Debug)]
+pub(super) enum Over {
+    Ended(Ended),
+    OutOfControl,
+    /// The guest's own words.
+    Failed(String),
+}
+
 impl Machine {
-    /// A machine whose control socket is not connected yet: [`Self::next`] connects it.
-    pub(super) fn new(sandbox_id: &str, process: MonitorProcess, control_path: PathBuf, envs: Envs) -> Self {
-        let sandbox_id = sandbox_id.to_owned();
-        let reconnect_at = Instant::now();
-        Self { sandbox_id, process, control_path, monitor: None, link: None, envs, reconnect_at, attempts: 0 }
+    /// A machine of a monitor that is talked to already, or, without `monitor`, that [`Self::next`] connects to.
+    pub(super) fn new(
+        guest: Guest,
+        known: KnownMonitor,
+        process: MonitorProcess,
+        monitor: Option<Monitor>,
+        control_path: PathBuf,
+    ) -> Self {
+        Self { guest, known, process, control_path, monitor, link: None, reconnect_at: Instant::now(), attempts: 0 }
     }
 
     /// Asks the monitor; connects first if need be.
@@ -70,10 +95,60 @@ impl Machine {
 
     /// When the monitor reached which step.
     pub(super) async fn timings(&mut self) -> Result<Timings, RequestError> {
-        match self.request(Request::Status, &[], REQUEST_PATIENCE).await? {
-            Reply::Status { timings, .. } | Reply::Booted(timings) => Ok(timings),
-            Reply::Stopping => Err(RequestError::Closed),
+        Ok(self.status().await?.1)
+    }
+
+    /// Lets a machine go on that is paused; content when it runs.
+    pub(super) async fn go_on(&mut self) -> Result<(), RequestError> {
+        if self.status().await?.0 == MachineState::Paused {
+            self.request(Request::Resume, &[], REQUEST_PATIENCE).await?;
         }
+        Ok(())
+    }
+
+    async fn status(&mut self) -> Result<(MachineState, Timings), RequestError> {
+        match self.request(Request::Status, &[], REQUEST_PATIENCE).await? {
+            Reply::Status { state, timings } => Ok((state, timings)),
+            // Not an answer to this question.
+            _ => Err(RequestError::Closed),
+        }
+    }
+
+    /// Sends `message` to the guest, as soon as it has a link, and waits at most `patience` for its answer, which
+    /// `is_answer` knows. What else the guest says meanwhile goes to `hear`.
+    ///
+    /// A guest that does not answer in time loses its link. On the next one it is told who it is, which undoes whatever it
+    /// had been asked for; and no late answer can be taken for one to a later question.
+    pub(super) async fn ask(
+        &mut self,
+        message: HostMessage,
+        is_answer: impl Fn(&GuestMessage) -> bool,
+        patience: Duration,
+        mut hear: impl FnMut(GuestMessage),
+    ) -> Result<GuestMessage, Unanswered> {
+        let give_up_at = Instant::now() + patience;
+        let mut asked = self.send(&message);
+        loop {
+            let Ok(event) = timeout_at(give_up_at, self.next()).await else {
+                self.link = None;
+                return Err(Unanswered::TimedOut(patience));
+            };
+            match event {
+                MachineEvent::Guest(GuestMessage::Failed { message }) => {
+                    return Err(Unanswered::Over(Over::Failed(message)));
+                }
+                MachineEvent::Guest(answer) if asked && is_answer(&answer) => return Ok(answer),
+                MachineEvent::Guest(other) => hear(other),
+                MachineEvent::LinkOpened if asked => return Err(Unanswered::LinkBroke),
+                MachineEvent::LinkOpened => asked = self.send(&message),
+                MachineEvent::Ended(ended) => return Err(Unanswered::Over(Over::Ended(ended))),
+                MachineEvent::OutOfControl => return Err(Unanswered::Over(Over::OutOfControl)),
+            }
+        }
+    }
+
+    fn send(&self, message: &HostMessage) -> bool {
+        self.link.as_ref().is_some_and(|link| link.send(message.clone()))
     }
 
     /// Waits for the next event. May be dropped and called again.
@@ -94,12 +169,12 @@ impl Machine {
                         continue;
                     }
                     // The newest link is the guest's; an older one is only not noticed to be dead yet.
-                    match Link::open(connection.stream, link::init(&self.sandbox_id, &self.envs)) {
+                    match Link::open(connection.stream, &self.guest) {
                         Ok(link) => {
                             self.link = Some(link);
                             return MachineEvent::LinkOpened;
                         }
-                        Err(error) => tracing::warn!(sandbox = self.sandbox_id, %error, "cannot use a guest's link"),
+                        Err(error) => tracing::warn!(sandbox = self.guest.id, %error, "cannot use a guest's link"),
                     }
                 }
                 message = async { self.link.as_mut()?.message().await }, if self.link.is_some() => match message {
@@ -112,7 +187,7 @@ impl Machine {
                     match Monitor::connect(&self.control_path) {
                         Ok(monitor) => self.monitor = Some(monitor),
                         Err(error) => {
-                            tracing::warn!(sandbox = self.sandbox_id, %error, "cannot connect to a monitor");
+                            tracing::warn!(sandbox = self.guest.id, %error, "cannot connect to a monitor");
                             self.reconnect_at = Instant::now() + RECONNECT_AFTER;
                         }
                     }
@@ -124,12 +199,13 @@ impl Machine {
         }
     }
 
-    /// Ends the process: asked to at first, killed after `patience`. Returns when it is gone.
-    pub(super) async fn end(mut self, patience: Duration) -> std::io::Result<()> {
+    /// Ends the process: asked to at first, killed after `patience`. Returns, with what it was known by, when it is gone.
+    pub(super) async fn end(mut self, patience: Duration) -> std::io::Result<KnownMonitor> {
         let asked = self.request(Request::Stop, &[], patience.min(REQUEST_PATIENCE)).await;
         if asked.is_ok() && tokio::time::timeout(patience, self.process.ended()).await.is_ok() {
-            return Ok(());
+            return Ok(self.known);
         }
-        self.process.kill().await
+        self.process.kill().await?;
+        Ok(self.known)
     }
 }

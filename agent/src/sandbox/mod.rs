@@ -2,75 +2,105 @@
 //!
 //! # Dramatis Personae
 //!
-//! * A **sandbox** is one microVM with an id, a disk of its own and a deadline.
-//! * Its **record** (`record`) is what the agent knows of it, one file, synced. It exists before anything else of the
-//!   sandbox and after everything else of it. Environment variables in it are sealed (`seal`).
+//! * A **sandbox** is one microVM with an id, a disk of its own and a deadline. It may be stopped: then it is files only.
+//! * Its **record** (`record`) is what the agent knows of it, one file, synced. It names everything of the sandbox.
+//!   Environment variables in it are sealed (`seal`).
+//! * Its **files** ([`crate::layers`]) are the layers of its disk, and of its memory where it was restored from a snapshot.
 //! * Its **monitor** is the `sandpiper-vmm` process that runs the microVM. It outlives the agent: it has a session of its
 //!   own, holds its files as descriptors, and its two sockets have paths. `process` starts and recognizes monitors,
 //!   `monitor` talks to one, `machine` merges all that one can report.
+//! * A **shell** (`shells`) is a monitor, started and jailed, that belongs to no sandbox yet. Every monitor began as one.
 //! * The **link** (`link`) is the line that PID 1 of the guest opens to the agent, and opens again whenever it breaks.
 //! * Its **supervisor** (`supervisor`) is the task that owns all of these: it alone changes the record, one thing after
 //!   another, and everybody else sees a copy of it (a watch) or sends it a [`Command`].
 //! * The **registry** ([`Sandboxes`]) knows every supervisor by id and by route token, and takes requests.
+//! * A **place** (`capacity`) is what a machine holds of the host's memory.
 //! * **Reconciliation** (`reconcile`) is what a starting agent does with what an earlier one left.
+//! * **Upkeep** (`upkeep`) is what goes on in the background: merging layers, measuring them.
 //!
 //! # Life of a sandbox
 //!
 //! ```text
-//!                     start failed, DELETE
-//!              ┌──────────────────────────────────────────────┐
-//!              │                                              ▼
-//!   POST ──▶ creating ──guest is ready──▶ ready ──DELETE──▶ stopping ──▶ (gone)
-//!                                          │ ▲   deadline                  ▲
-//!                                          │ └─ agent restarted: adopted   │
-//!                        guest or monitor  │                               │
-//!                             ended        ▼                               │
-//!                                       failed ───────────DELETE───────────┘
+//!                  start failed, DELETE
+//!           ┌──────────────────────────────────────────┐
+//!           │                                          ▼
+//!  POST ─▶ creating ──guest is ready──▶ ready ──DELETE, deadline──▶ stopping ──▶ (gone)
+//!                                       ▲ │ ▲ ▲                                ▲
+//!                        checkpointing ◀┘ │ │ └── failed to pause ──┐          │
+//!                                         │ │                       │          │
+//!                   guest or monitor      │ │      pause, deadline  │          │
+//!                   ended                 │ └─────────────────────▶ stopping   │ DELETE
+//!                       ┌─────────────────┘                         (pausing)  │
+//!                       ▼                                           │          │
+//!                     failed ──DELETE──▶ …   ready ◀── restoring ◀── stopped ──┘
+//!                                                        └── failed ──▲
 //! ```
 //!
-//! * `creating`: the record exists; folders, layers, sockets and the monitor come into being in that order (`start`, `bring_up`).
-//!   The state ends when the guest says that its data plane serves. If it does not within the boot time-out, if anything
-//!   fails, or if the sandbox is deleted meanwhile, everything is taken back and the create is answered with the reason.
-//!   The client going away changes nothing: the create ends one way or the other.
+//! * `creating`: the folder, its files, a shell and the record come into being (`start`, `bring_up`). The state ends when the
+//!   guest says that its data plane serves. If it does not within the boot time-out, if anything fails, or if the sandbox is
+//!   deleted meanwhile, everything is taken back and the create is answered with the reason. The client going away changes
+//!   nothing: the create ends one way or the other.
+//!   A sandbox of a template goes on from its warm snapshot (`warm`), or boots where there is none; one of a checkpoint goes
+//!   on from that.
 //! * `ready`: the supervisor watches the process (a pidfd), the control connection, the link and the deadline.
+//! * `checkpointing` (`checkpoint`): for the moment in which a new layer is put on top of the disk. Requests pass.
+//! * `stopping`, on the way to `stopped` (`pause`): state and memory are written down. If that fails, it is `ready` again.
+//! * `stopped`: a record and files. It survives the agent and the host.
+//! * `restoring` (`resume`): as `creating`, from its own snapshot; if that fails, it is `stopped` again.
 //! * `failed`: the guest or the monitor ended unasked. Process, disk and sockets are freed at once; the record, with the
 //!   error, stays until DELETE.
-//! * `stopping`: written before the first thing is taken away, so that an agent that is killed half-way has its successor
-//!   finish. The sandbox is gone when its process and all its files are.
+//! * `stopping`, on the way to its end: written before the first thing is taken away, so that an agent that is killed
+//!   half-way has its successor finish. The sandbox is gone when its process and all its files are.
 //!
 //! An agent that is asked to end leaves sandboxes running, unless it was told otherwise; the next one adopts them.
 
 mod bring_up;
+mod capacity;
+mod checkpoint;
+mod command;
 mod console;
 mod create;
 mod ending;
+mod fork;
 mod link;
 mod machine;
 mod monitor;
+mod pause;
 mod process;
 mod reconcile;
 mod record;
 mod registry;
+mod removal;
+mod resume;
 mod seal;
+mod shells;
 mod start;
 mod supervisor;
+mod upkeep;
+mod warm;
 
 use std::sync::Arc;
 
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::Config;
+use crate::layers::usage::Usage;
 use crate::logs::Logs;
 use crate::metrics::Metrics;
 use crate::paths::Paths;
+use crate::snapshots::{Checkpoints, Warm};
 use crate::templates::Store;
 
-pub(crate) use self::create::{CreateError, check_lifecycle, check_port, check_timeout};
+pub(crate) use self::capacity::Capacity;
+pub(crate) use self::command::{Command, DeleteCause};
+pub(crate) use self::create::{CreateError, DiskSpaceError, check_lifecycle, check_port, check_timeout};
+pub(crate) use self::fork::{CheckpointError, ForkError};
 pub(crate) use self::record::Record;
 pub(crate) use self::registry::{ChangeError, Sandboxes};
 pub(crate) use self::seal::Sealer;
+pub(crate) use self::shells::Shells;
 pub(crate) use self::start::StartError;
-pub(crate) use self::supervisor::{Command, DeleteCause};
 
 /// Prefix of a sandbox's id.
 pub(crate) const ID_PREFIX: &str = "sbx";
@@ -80,10 +110,17 @@ pub(crate) struct Context {
     pub(crate) config: Arc<Config>,
     pub(crate) paths: Paths,
     pub(crate) templates: Store,
+    pub(crate) checkpoints: Checkpoints,
+    pub(crate) warm: Warm,
+    pub(crate) shells: Shells,
+    pub(crate) capacity: Capacity,
+    pub(crate) usage: Usage,
     pub(crate) logs: Logs,
     pub(crate) metrics: Metrics,
     pub(crate) sealer: Sealer,
     pub(crate) boot_id: String,
+    /// Layers came or went: for the upkeep.
+    pub(crate) changed: Notify,
     /// Supervisors end without touching their sandboxes.
     pub(crate) leave: CancellationToken,
 }

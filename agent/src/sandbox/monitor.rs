@@ -38,7 +38,7 @@ pub(super) struct GuestConnection {
 
 /// Why a request has no reply.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum RequestError {
+pub(crate) enum RequestError {
     #[error("Cannot send to the monitor")]
     Send(#[source] io::Error),
     #[error("The monitor closed its control connection")]

@@ -4,16 +4,15 @@
 //! [`Identity`], pid and start time within one boot, and acted upon only through a pidfd that was opened first and
 //! checked against the identity afterwards: from then on it cannot stand for another process.
 //!
-//! Each monitor carries the folder of its sandbox in its environment ([`MARKER`]), so that one whose agent was killed
-//! between starting it and writing that down is found nevertheless.
+//! Each monitor carries the folder of the shell that it began as in its environment ([`MARKER`]), so that one whose agent
+//! was killed between starting it and writing that down is found nevertheless.
 
+use std::ffi::CString;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -24,8 +23,10 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use crate::host;
+use crate::jail::Jail;
+use crate::jail::launch::{Launch, launch};
 
-/// Environment variable of a monitor: the folder of its sandbox.
+/// Environment variable of a monitor: the folder of its shell.
 const MARKER: &str = "SANDPIPER_SANDBOX";
 
 /// How long a killed process may take to disappear before a warning is written. It may be stuck in the kernel.
@@ -64,6 +65,16 @@ impl Identity {
     }
 }
 
+/// A monitor, as the record of its sandbox knows it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct KnownMonitor {
+    pub(crate) identity: Identity,
+    /// Id of the shell that it was, which is also the name of its cgroup.
+    pub(crate) shell: String,
+    /// Its user; `None` without a jail.
+    pub(crate) uid: Option<u32>,
+}
+
 /// Start time out of `/proc/<pid>/stat`; `None` for a zombie. The second field, the name, may hold spaces and brackets.
 fn start_time(stat: &str) -> Option<u64> {
     let (_, after_name) = stat.rsplit_once(')')?;
@@ -98,9 +109,9 @@ fn send_kill(pidfd: BorrowedFd<'_>) -> Result<(), Errno> {
 /// What a new monitor is given.
 pub(super) struct Spawn<'a> {
     pub(super) vmm: &'a Path,
-    /// Id of the sandbox, for people who look at the list of processes.
+    /// Id of the shell, for people who look at the list of processes.
     pub(super) name: &'a str,
-    /// Folder of the sandbox, for [`MARKER`].
+    /// Folder of the shell, for [`MARKER`].
     pub(super) folder: &'a Path,
     /// Listening `SOCK_SEQPACKET` socket.
     pub(super) control: BorrowedFd<'a>,
@@ -110,43 +121,35 @@ pub(super) struct Spawn<'a> {
     pub(super) kvm: BorrowedFd<'a>,
     /// Standard error.
     pub(super) log: File,
+    /// Without one, the monitor is a process like any other of the agent's user.
+    pub(super) jail: Option<Jail<'a>>,
 }
 
 /// Starts a monitor in a session of its own, so that neither a terminal nor the agent's end reaches it. Blocks.
 pub(super) fn spawn(spawn: Spawn<'_>, boot_id: &str) -> io::Result<(Identity, OwnedFd)> {
-    let inherited = [spawn.control.as_raw_fd(), spawn.exit_record.as_raw_fd(), spawn.kvm.as_raw_fd()];
-    let mut command = Command::new(spawn.vmm);
-    command
-        .arg("--control-fd")
-        .arg(inherited[0].to_string())
-        .arg("--exit-fd")
-        .arg(inherited[1].to_string())
-        .arg("--kvm-fd")
-        .arg(inherited[2].to_string())
-        .arg("--name")
-        .arg(spawn.name)
-        .current_dir("/")
-        .env_clear()
-        .env(MARKER, spawn.folder)
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(spawn.log);
-    let in_child = move || {
-        nix::unistd::setsid()?;
-        for fd in inherited {
-            // SAFETY: fcntl with F_SETFD takes integers only; the descriptor was open when the child was forked.
-            Errno::result(unsafe { libc::fcntl(fd, libc::F_SETFD, 0) })?;
-        }
-        Ok(())
-    };
-    // SAFETY: between fork and exec the closure only calls setsid and fcntl, both async-signal-safe, and allocates nothing.
-    // Descriptors lose close-on-exec in the child alone, so no other process that is started meanwhile inherits them.
-    unsafe { command.pre_exec(in_child) };
-    let child = command.spawn()?;
-    let pid = i32::try_from(child.id()).map_err(io::Error::other)?;
-    // Nobody has waited for the child, so the pid is still its own.
-    let pidfd = pidfd_open(pid)?;
-    // A child that has ended already is a zombie without a start time of use; it needs none to be waited for.
+    let inherited = [spawn.control, spawn.exit_record, spawn.kvm];
+    let program = CString::new(spawn.vmm.as_os_str().as_bytes())?;
+    let mut arguments = vec![program.clone()];
+    let options = ["--control-fd", "--exit-fd", "--kvm-fd"].into_iter().zip(&inherited);
+    for (option, value) in options
+        .map(|(option, fd)| (option, fd.as_raw_fd().to_string()))
+        .chain(spawn.jail.as_ref().map(|jail| ("--jail", jail.uid.to_string())))
+        .chain([("--name", spawn.name.to_owned())])
+    {
+        arguments.extend([CString::new(option)?, CString::new(value)?]);
+    }
+    let marker = [MARKER.as_bytes(), b"=", spawn.folder.as_os_str().as_bytes()].concat();
+    let null = File::options().read(true).write(true).open("/dev/null")?;
+    let (pid, pidfd) = launch(&Launch {
+        program: &program,
+        arguments: &arguments,
+        environment: &[CString::new(marker)?],
+        streams: [null.as_fd(), null.as_fd(), spawn.log.as_fd()],
+        inherited: &inherited,
+        cgroup: spawn.jail.map(|jail| jail.cgroup),
+    })?;
+    // Nobody has waited for the child, so the pid is still its own. One that has ended already is a zombie without a
+    // start time of use; it needs none to be waited for.
     let identity = Identity::of(pid, boot_id).unwrap_or(Identity { pid, start_time: 0, boot_id: boot_id.to_owned() });
     Ok((identity, pidfd))
 }
@@ -171,6 +174,12 @@ impl MonitorProcess {
     pub(super) fn watch(pidfd: OwnedFd) -> io::Result<Self> {
         // SAFETY: `OwnedFd` reports the same descriptor all its life and keeps it open, also while registered.
         Ok(Self { pidfd: unsafe { AsyncFd::register_with_interest(pidfd, Interest::READABLE) }? })
+    }
+
+    /// Whether the process has ended.
+    pub(super) fn has_ended(&self) -> bool {
+        let ready = poll(&mut [PollFd::new(self.pidfd.get_ref().as_fd(), PollFlags::POLLIN)], PollTimeout::ZERO);
+        ready.is_ok_and(|ready| ready > 0)
     }
 
     /// Waits until the process has ended; takes its remains away if it is a child of ours. May be dropped and called again.
@@ -204,8 +213,8 @@ pub(super) fn kill_blocking(pidfd: BorrowedFd<'_>) -> io::Result<()> {
     if ready == 0 { Err(io::Error::new(io::ErrorKind::TimedOut, "A killed monitor does not end")) } else { Ok(()) }
 }
 
-/// All monitors whose sandbox's folder is in `sandboxes`, as (folder's name, identity). Blocks.
-pub(super) fn find_monitors(sandboxes: &Path) -> io::Result<Vec<(String, Identity)>> {
+/// All monitors whose shell's folder is in `shells`, as (folder's name, identity). Blocks.
+pub(super) fn find_monitors(shells: &Path) -> io::Result<Vec<(String, Identity)>> {
     let boot_id = host::boot_id()?;
     let mut found = Vec::new();
     for entry in std::fs::read_dir("/proc")? {
@@ -215,26 +224,27 @@ pub(super) fn find_monitors(sandboxes: &Path) -> io::Result<Vec<(String, Identit
         let Some(identity) = Identity::of(pid, &boot_id) else { continue };
         // Processes come and go, and kernel threads have no environment: whatever cannot be read is not a monitor.
         let Ok(environment) = std::fs::read(format!("/proc/{pid}/environ")) else { continue };
-        if let Some(sandbox) = marked(&environment, sandboxes) {
-            found.push((sandbox, identity));
+        if let Some(shell) = marked(&environment, shells) {
+            found.push((shell, identity));
         }
     }
     Ok(found)
 }
 
-fn marked(environment: &[u8], sandboxes: &Path) -> Option<String> {
+fn marked(environment: &[u8], shells: &Path) -> Option<String> {
     let value = environment
         .split(|byte| *byte == 0)
         .find_map(|variable| variable.strip_prefix(MARKER.as_bytes())?.strip_prefix(b"="))?;
     let folder = Path::new(std::ffi::OsStr::from_bytes(value));
-    (folder.parent() == Some(sandboxes)).then(|| folder.file_name()?.to_str().map(str::to_owned))?
+    (folder.parent() == Some(shells)).then(|| folder.file_name()?.to_str().map(str::to_owned))?
 }
 
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use std::process::Command;
 
-    /// A process that looks like the monitor of the sandbox in `folder`, ended with the test.
+    /// A process that looks like a monitor that began as the shell in `folder`, ended with the test.
     pub(in crate::sandbox) struct Sleeper(pub(in crate::sandbox) std::process::Child);
 
     impl Sleeper {
@@ -311,5 +321,40 @@ pub(super) mod tests {
         assert_eq!(process.ended().await.unwrap(), Ended::Signaled(nix::sys::signal::Signal::SIGKILL));
         assert_eq!(process.ended().await.unwrap(), Ended::Unknown);
         assert!(!sleeper.is_running());
+    }
+
+    #[test]
+    fn a_monitor_is_told_its_descriptors_and_marked_with_its_folder() {
+        use std::io::{Read, Seek};
+        use std::os::unix::fs::PermissionsExt;
+
+        let folder = tempfile::tempdir().unwrap();
+        let vmm = folder.path().join("vmm");
+        std::fs::write(&vmm, "#!/bin/sh\necho \"$@\" >&2\ncat /proc/$$/environ >&2\n").unwrap();
+        std::fs::set_permissions(&vmm, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let [control, exit_record, kvm] = [(); 3].map(|()| tempfile::tempfile().unwrap());
+        let mut log = tempfile::tempfile().unwrap();
+
+        let spawn = Spawn {
+            vmm: &vmm,
+            name: "shlone",
+            folder: Path::new("/shells/shlone"),
+            control: control.as_fd(),
+            exit_record: exit_record.as_fd(),
+            kvm: kvm.as_fd(),
+            log: log.try_clone().unwrap(),
+            jail: None,
+        };
+        let boot_id = host::boot_id().unwrap();
+        let (identity, pidfd) = super::spawn(spawn, &boot_id).unwrap();
+
+        let status = waitid(Id::PIDFd(pidfd.as_fd()), WaitPidFlag::WEXITED).unwrap();
+        assert_eq!(status, WaitStatus::Exited(nix::unistd::Pid::from_raw(identity.pid), 0));
+        let mut text = String::new();
+        log.rewind().unwrap();
+        log.read_to_string(&mut text).unwrap();
+        let [control, exit_record, kvm] = [control.as_raw_fd(), exit_record.as_raw_fd(), kvm.as_raw_fd()];
+        let arguments = format!("--control-fd {control} --exit-fd {exit_record} --kvm-fd {kvm} --name shlone\n");
+        assert_eq!(text, arguments + "SANDPIPER_SANDBOX=/shells/shlone\0");
     }
 }

@@ -3,17 +3,28 @@
 //! | record | monitor | then |
 //! |---|---|---|
 //! | `creating` | any | killed; everything removed: nobody was ever told that it exists |
+//! | `ready`, `checkpointing` | alive | adopted as `ready` |
+//! | `stopping`, pausing | alive | adopted as `ready`: a pause that nobody was told of never happened |
+//! | these three | gone | `failed`, with what its exit record says; `host_restarted` after a reboot |
+//! | `stopped` | any | killed; its files stay |
+//! | `restoring` | any | killed; `stopped` again, without the layer that the resume had put on top |
 //! | `stopping` | any | killed; everything removed: the delete is finished |
-//! | `ready` | alive | adopted |
-//! | `ready` | gone | `failed`, with what its exit record says; `host_restarted` after a reboot |
 //! | `failed` | any | killed; everything but the record removed |
 //! | none | any | killed; everything removed |
-//! | unreadable | any | left alone, and an error logged: an operator must look |
+//! | unreadable | any | left alone, as far as it says which is its monitor, and an error logged: an operator must look |
+//!
+//! A machine that is adopted is let go on if it is paused; its guest, if it is frozen, thaws when it is told on its new link
+//! who it is.
+//!
+//! A monitor is found by the shell's folder in its environment, and belongs to the sandbox whose record names its identity.
+//! One that no record names was a shell, or made a warm snapshot, or was just being given to a sandbox: it is killed. What
+//! else such a monitor had (folders, cgroup) goes with it, and so do files in a sandbox's folder that its record does not
+//! name: all that is in use is named first.
 //!
 //! An agent killed at any moment leaves one of these, so it leaks nothing: this module is the other half of every
 //! operation that is not atomic.
 
-use std::collections::HashMap;
+use std::collections::HashSet;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -23,18 +34,17 @@ use jiff::Timestamp;
 use sandpiper_protocol::agent::SandboxState;
 use sandpiper_protocol::id;
 
-use super::ID_PREFIX;
-use super::ending;
-use super::process::{self, Ended, Identity};
+use super::process::{self, Ended, Identity, KnownMonitor};
 use super::record::{self, Record};
+use super::{Context, ID_PREFIX, ending};
 use crate::durable;
-use crate::paths::Paths;
+use crate::paths::{MachinePaths, Paths};
 
 /// A sandbox that is still here.
 #[derive(Debug)]
 pub(super) struct Found {
     pub(super) record: Record,
-    /// Its monitor; `None` when the sandbox has failed.
+    /// Its monitor; `None` when the sandbox is stopped or has failed.
     pub(super) pidfd: Option<OwnedFd>,
 }
 
@@ -45,110 +55,169 @@ pub(crate) enum ReconcileError {
     Read { what: &'static str, source: io::Error },
 }
 
-/// Cleans up and returns what is to be adopted. Blocks.
-pub(super) fn reconcile(paths: &Paths, boot_id: &str) -> Result<Vec<Found>, ReconcileError> {
-    let read = |what| move |source| ReconcileError::Read { what, source };
-    let mut monitors: HashMap<String, Vec<Identity>> = HashMap::new();
-    for (id, identity) in process::find_monitors(&paths.sandboxes()).map_err(read("the list of processes"))? {
-        monitors.entry(id).or_default().push(identity);
+/// Cleans up and returns what is to be kept. Blocks.
+pub(super) fn reconcile(context: &Context) -> Result<Vec<Found>, ReconcileError> {
+    let (found, spared) = settle_all(&context.paths, &context.boot_id)?;
+    for monitor in found.iter().filter_map(|found| found.record.process.as_ref()).chain(&spared) {
+        context.shells.adopt(monitor);
     }
-    let mut found = Vec::new();
-    for id in sandbox_folders(&paths.sandboxes()).map_err(read("the sandboxes' folders"))? {
-        let running = monitors.remove(&id).unwrap_or_default();
-        match settle(paths, &id, &running, boot_id) {
-            Ok(Some(sandbox)) => found.push(sandbox),
-            Ok(None) => {}
-            Err(error) => tracing::error!(sandbox = id, error = %chain(&*error), "left alone: cannot be cleaned up"),
-        }
-    }
-    for (id, running) in monitors {
-        tracing::warn!(sandbox = id, "killing a monitor that has no record");
-        kill(&running, boot_id);
-    }
-    for id in sandbox_folders(&paths.runtime_sandboxes()).map_err(read("the runtime folders"))? {
-        if !paths.sandbox(&id).state.exists() {
-            tracing::warn!(sandbox = id, "removing runtime files that have no record");
-            report(&id, durable::remove_tree(&paths.sandbox(&id).runtime));
-        }
+    if let Err(error) = context.shells.sweep_cgroups() {
+        tracing::error!(%error, "cannot remove cgroups that have no monitor");
     }
     Ok(found)
 }
 
 /// Kills monitors that appeared while an earlier agent was dying, after [`reconcile`] had looked. Blocks.
-pub(super) fn sweep(paths: &Paths, boot_id: &str, is_known: impl Fn(&str) -> bool) -> io::Result<()> {
-    for (id, identity) in process::find_monitors(&paths.sandboxes())? {
-        if !is_known(&id) && !paths.sandbox(&id).record().exists() {
-            tracing::warn!(sandbox = id, "killing a monitor that has no record");
-            kill(&[identity], boot_id);
+pub(super) fn sweep(context: &Context) -> io::Result<()> {
+    for (shell, identity) in process::find_monitors(&context.paths.shells())? {
+        if !context.shells.knows(&shell) {
+            tracing::warn!(shell, "killing a monitor that has no record");
+            kill(&identity, &context.boot_id);
+            remove_shell(&context.paths, &shell);
         }
     }
-    Ok(())
+    context.shells.sweep_cgroups()
+}
+
+/// The sandboxes that are kept, and the monitors of those that were left alone.
+fn settle_all(paths: &Paths, boot_id: &str) -> Result<(Vec<Found>, Vec<KnownMonitor>), ReconcileError> {
+    let read = |what| move |source| ReconcileError::Read { what, source };
+    let (mut found, mut spared) = (Vec::new(), Vec::new());
+    for id in folders(&paths.sandboxes()).map_err(read("the sandboxes' folders"))? {
+        match settle(paths, &id, boot_id) {
+            Ok(Settled::Kept(sandbox)) => found.push(*sandbox),
+            Ok(Settled::Gone) => {}
+            Err(error) => {
+                tracing::error!(sandbox = id, error = %chain(&*error), "left alone: cannot be cleaned up");
+                spared.extend(named_monitor(&paths.sandbox(&id).record()));
+            }
+        }
+    }
+    let known = found.iter().filter_map(|sandbox| sandbox.record.process.as_ref()).chain(&spared);
+    let keep: HashSet<&str> = known.map(|monitor| monitor.shell.as_str()).collect();
+    for (shell, identity) in process::find_monitors(&paths.shells()).map_err(read("the list of processes"))? {
+        if !keep.contains(shell.as_str()) {
+            tracing::debug!(shell, "killing a monitor that belongs to no sandbox");
+            kill(&identity, boot_id);
+        }
+    }
+    for id in folders(&paths.runtime_sandboxes()).map_err(read("the runtime folders"))? {
+        if !paths.sandbox(&id).state.exists() {
+            tracing::warn!(sandbox = id, "removing runtime files that have no record");
+            report(&id, durable::remove_tree(&paths.sandbox(&id).runtime));
+        }
+    }
+    // Nothing of a sandbox is in these, and what made use of them is gone now.
+    for folder in [paths.shells(), paths.runtime_shells(), paths.runtime_warm()] {
+        for entry in fs::read_dir(&folder).map_err(read("the shells' folders"))? {
+            let entry = entry.map_err(read("the shells' folders"))?;
+            report(&entry.file_name().to_string_lossy(), durable::remove_tree(&entry.path()));
+        }
+    }
+    Ok((found, spared))
+}
+
+/// What became of a sandbox's folder.
+enum Settled {
+    Kept(Box<Found>),
+    Gone,
 }
 
 /// Decides about one sandbox's folder.
-fn settle(
-    paths: &Paths,
-    id: &str,
-    running: &[Identity],
-    boot_id: &str,
-) -> Result<Option<Found>, Box<dyn std::error::Error>> {
+fn settle(paths: &Paths, id: &str, boot_id: &str) -> Result<Settled, Box<dyn std::error::Error>> {
     let own = paths.sandbox(id);
     let Some(mut record) = record::load(&own.record(), id)? else {
         tracing::warn!(sandbox = id, "removing a folder that has no record");
-        kill(running, boot_id);
         ending::remove(&own)?;
-        return Ok(None);
+        return Ok(Settled::Gone);
     };
-    // Its own monitor, and any other that claims to be: there is one at the most.
-    let (own_monitor, strangers): (Vec<_>, Vec<_>) =
-        running.iter().cloned().partition(|identity| record.process.as_ref() == Some(identity));
-    kill(&strangers, boot_id);
     let pidfd = match &record.process {
-        Some(identity) => identity.open(boot_id)?,
+        Some(monitor) => monitor.identity.open(boot_id)?,
         None => None,
     };
+    let kept = |record, pidfd| Ok(Settled::Kept(Box::new(Found { record, pidfd })));
     match (record.state, pidfd) {
-        (SandboxState::Creating | SandboxState::Stopping, pidfd) => {
-            tracing::info!(sandbox = id, state = ?record.state, "removing a sandbox that was not finished");
+        (SandboxState::Stopping, Some(pidfd)) if record.pausing => {
+            tracing::info!(sandbox = id, "a pause that was not finished is undone");
+            record.state = SandboxState::Ready;
+            record.pausing = false;
+            record::save(&own.record(), &record)?;
+            record.files.remove_others(&own.state)?;
+            kept(record, Some(pidfd))
+        }
+        (SandboxState::Creating, pidfd) => remove(&own, &record, pidfd),
+        (SandboxState::Stopping, pidfd) if !record.pausing => remove(&own, &record, pidfd),
+        (SandboxState::Failed, _) => {
+            ending::free(&own)?;
+            kept(record, None)
+        }
+        (SandboxState::Stopped | SandboxState::Restoring, pidfd) => {
             if let Some(pidfd) = pidfd {
                 process::kill_blocking(pidfd.as_fd())?;
             }
-            ending::remove(&own)?;
-            Ok(None)
+            if record.state == SandboxState::Restoring {
+                tracing::info!(sandbox = id, "a resume that was not finished is undone");
+                record.undo_resume();
+                record::save(&own.record(), &record)?;
+            }
+            ending::remove_process_files(&own)?;
+            record.files.remove_others(&own.state)?;
+            kept(record, None)
         }
-        (SandboxState::Failed, _) => {
-            kill(&own_monitor, boot_id);
-            ending::free(&own)?;
-            Ok(Some(Found { record, pidfd: None }))
+        (_, Some(pidfd)) => {
+            if record.state == SandboxState::Checkpointing {
+                record.state = SandboxState::Ready;
+                record::save(&own.record(), &record)?;
+            }
+            record.files.remove_others(&own.state)?;
+            kept(record, Some(pidfd))
         }
-        (_, Some(pidfd)) => Ok(Some(Found { record, pidfd: Some(pidfd) })),
         (_, None) => {
-            let same_boot = record.process.as_ref().is_some_and(|identity| identity.boot_id == boot_id);
+            let same_boot = record.process.as_ref().is_some_and(|monitor| monitor.identity.boot_id == boot_id);
             let error = if same_boot { ending::explain(&own, &Ended::Unknown) } else { ending::host_restarted() };
             tracing::info!(sandbox = id, code = error.code, "a sandbox ended while no agent ran");
             record.fail(error, Timestamp::now());
             record::save(&own.record(), &record)?;
             ending::free(&own)?;
-            Ok(Some(Found { record, pidfd: None }))
+            kept(record, None)
         }
     }
 }
 
-fn kill(monitors: &[Identity], boot_id: &str) {
-    for identity in monitors {
-        let killed = match identity.open(boot_id) {
-            Ok(Some(pidfd)) => process::kill_blocking(pidfd.as_fd()),
-            Ok(None) => Ok(()),
-            Err(error) => Err(error),
-        };
-        if let Err(error) = killed {
-            tracing::error!(pid = identity.pid, %error, "cannot kill a monitor; kill it by hand");
-        }
+/// Ends what was begun or nearly done.
+fn remove(own: &MachinePaths, record: &Record, pidfd: Option<OwnedFd>) -> Result<Settled, Box<dyn std::error::Error>> {
+    tracing::info!(sandbox = record.id, state = ?record.state, "removing a sandbox that was not finished");
+    if let Some(pidfd) = pidfd {
+        process::kill_blocking(pidfd.as_fd())?;
+    }
+    ending::remove(own)?;
+    Ok(Settled::Gone)
+}
+
+/// What an unreadable record says of its monitor, if that at least can be read.
+fn named_monitor(path: &Path) -> Option<KnownMonitor> {
+    let mut record: serde_json::Value = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
+    serde_json::from_value(record.get_mut("process")?.take()).ok()
+}
+
+fn remove_shell(paths: &Paths, shell: &str) {
+    let own = paths.shell(shell);
+    report(shell, durable::remove_tree(&own.runtime).and_then(|()| durable::remove_tree(&own.state)));
+}
+
+fn kill(identity: &Identity, boot_id: &str) {
+    let killed = match identity.open(boot_id) {
+        Ok(Some(pidfd)) => process::kill_blocking(pidfd.as_fd()),
+        Ok(None) => Ok(()),
+        Err(error) => Err(error),
+    };
+    if let Err(error) = killed {
+        tracing::error!(pid = identity.pid, %error, "cannot kill a monitor; kill it by hand");
     }
 }
 
 /// Names of folders in `path` that are ids. Anything else is not ours and stays.
-fn sandbox_folders(path: &Path) -> io::Result<Vec<String>> {
+fn folders(path: &Path) -> io::Result<Vec<String>> {
     let mut ids = Vec::new();
     for entry in fs::read_dir(path)? {
         let name = entry?.file_name();
@@ -162,7 +231,7 @@ fn sandbox_folders(path: &Path) -> io::Result<Vec<String>> {
 
 fn report(id: &str, result: io::Result<()>) {
     if let Err(error) = result {
-        tracing::error!(sandbox = id, %error, "cannot remove what is left of a sandbox");
+        tracing::error!(id, %error, "cannot remove what is left of a sandbox or a monitor");
     }
 }
 
@@ -174,6 +243,7 @@ fn chain(error: &dyn std::error::Error) -> String {
 mod tests {
     use super::*;
     use crate::host;
+    use crate::layers::{Layer, Role};
     use crate::sandbox::process::tests::Sleeper;
     use crate::sandbox::record::tests::example;
 
@@ -191,28 +261,58 @@ mod tests {
     }
 
     impl Host {
-        /// A sandbox as an agent leaves it: record, layer, sockets, and a process that is its monitor.
+        /// A sandbox as an agent leaves it: record, layers, sockets, and a process that is its monitor.
         fn leave(&self, state: SandboxState) -> (Record, Sleeper) {
             let mut record = example(&id::generate(ID_PREFIX));
             let own = self.paths.sandbox(&record.id);
             fs::create_dir(&own.state).unwrap();
             fs::create_dir(&own.runtime).unwrap();
-            fs::write(own.root_layer(), b"layer").unwrap();
+            for _ in 0..2 {
+                let name = record.files.new_name(Role::Disk);
+                fs::write(own.file(&name), b"layer").unwrap();
+                record.files.disk.push(Layer::own(name));
+            }
             fs::write(own.vsock_socket(), b"").unwrap();
-            let sleeper = Sleeper::start(&own.state);
+            let shell = id::generate("shl");
+            let sleeper = self.shell(&shell);
             record.state = state;
-            record.process = Some(sleeper.identity());
+            record.process = Some(KnownMonitor { identity: sleeper.identity(), shell, uid: Some(1000) });
             record::save(&own.record(), &record).unwrap();
             (record, sleeper)
         }
 
+        fn save(&self, record: &Record) {
+            record::save(&self.paths.sandbox(&record.id).record(), record).unwrap();
+        }
+
+        /// A process that is a monitor, whose environment is there to be seen.
+        fn shell(&self, id: &str) -> Sleeper {
+            let sleeper = Sleeper::start(&self.paths.shell(id).state);
+            let identity = sleeper.identity();
+            let is_there =
+                || process::find_monitors(&self.paths.shells()).unwrap().iter().any(|(_, it)| *it == identity);
+            while !is_there() {
+                std::thread::yield_now();
+            }
+            sleeper
+        }
+
         fn reconcile(&self) -> Vec<Found> {
-            reconcile(&self.paths, &self.boot_id).unwrap()
+            settle_all(&self.paths, &self.boot_id).unwrap().0
         }
 
         fn is_clean(&self) -> bool {
-            fs::read_dir(self.paths.sandboxes()).unwrap().count() == 0
-                && fs::read_dir(self.paths.runtime_sandboxes()).unwrap().count() == 0
+            let folders = [self.paths.sandboxes(), self.paths.runtime_sandboxes(), self.paths.shells()];
+            folders.iter().all(|folder| fs::read_dir(folder).unwrap().count() == 0)
+        }
+
+        /// Files of a sandbox, but its record.
+        fn files(&self, record: &Record) -> Vec<String> {
+            let entries = fs::read_dir(self.paths.sandbox(&record.id).state).unwrap();
+            let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+            names.retain(|name| name != "record.json");
+            names.sort();
+            names
         }
     }
 
@@ -227,6 +327,7 @@ mod tests {
         assert_eq!(found[0].record, record);
         assert!(found[0].pidfd.is_some() && sleeper.is_running());
         assert!(host.paths.sandbox(&record.id).vsock_socket().exists());
+        assert_eq!(host.files(&record), ["disk-0.layer", "disk-1.layer"]);
     }
 
     #[test]
@@ -242,21 +343,80 @@ mod tests {
     }
 
     #[test]
-    fn a_monitor_whose_pid_was_never_written_down_is_killed() {
+    fn a_pause_that_was_not_finished_never_happened() {
         let host = host();
-        let (mut record, sleeper) = host.leave(SandboxState::Creating);
+        let (mut record, sleeper) = host.leave(SandboxState::Stopping);
+        record.pausing = true;
+        host.save(&record);
+        fs::write(host.paths.sandbox(&record.id).file("memory-2.layer"), b"half").unwrap();
+
+        let found = host.reconcile();
+
+        assert!(found[0].pidfd.is_some() && sleeper.is_running());
+        assert_eq!((found[0].record.state, found[0].record.pausing), (SandboxState::Ready, false));
+        assert_eq!(host.files(&record), ["disk-0.layer", "disk-1.layer"]);
+    }
+
+    #[test]
+    fn a_stopped_sandbox_keeps_its_files_and_its_monitor_is_ended() {
+        let host = host();
+        let (mut record, sleeper) = host.leave(SandboxState::Ready);
+        let mut files = record.files.clone();
+        let state = files.new_name(Role::State);
+        fs::write(host.paths.sandbox(&record.id).file(&state), b"state").unwrap();
+        files.state = Some(state);
+        record.stop(files, Timestamp::now());
+        host.save(&record);
+
+        let found = host.reconcile();
+
+        assert!(found[0].pidfd.is_none() && !sleeper.is_running());
+        assert_eq!(found[0].record, record);
+        assert_eq!(host.files(&record), ["disk-0.layer", "disk-1.layer", "state-2"]);
+        assert!(!host.paths.sandbox(&record.id).runtime.exists());
+    }
+
+    #[test]
+    fn a_resume_that_was_not_finished_leaves_the_snapshot_without_what_the_guest_wrote_since() {
+        let host = host();
+        let (record, sleeper) = host.leave(SandboxState::Restoring);
+
+        let found = host.reconcile();
+
+        assert!(!sleeper.is_running());
+        assert_eq!(found[0].record.state, SandboxState::Stopped);
+        assert_eq!(found[0].record.process, None);
+        assert_eq!(host.files(&record), ["disk-0.layer"]);
+    }
+
+    #[test]
+    fn a_checkpoint_that_was_not_finished_leaves_a_ready_sandbox() {
+        let host = host();
+        let (record, sleeper) = host.leave(SandboxState::Checkpointing);
+
+        let found = host.reconcile();
+
+        assert!(found[0].pidfd.is_some() && sleeper.is_running());
+        assert_eq!(found[0].record.state, SandboxState::Ready);
+        assert_eq!(host.files(&record), ["disk-0.layer", "disk-1.layer"]);
+    }
+
+    #[test]
+    fn a_monitor_that_no_record_names_is_killed_and_its_folders_go() {
+        let host = host();
+        let (mut record, sleeper) = host.leave(SandboxState::Ready);
         record.process = None;
-        record::save(&host.paths.sandbox(&record.id).record(), &record).unwrap();
-        let other = Sleeper::start(&host.paths.sandbox(&id::generate(ID_PREFIX)).state);
-        // Their environment is there once they are executed.
-        while process::find_monitors(&host.paths.sandboxes()).unwrap().len() < 2 {
-            std::thread::yield_now();
-        }
+        host.save(&record);
+        let shell = id::generate("shl");
+        let own = host.paths.shell(&shell);
+        fs::create_dir(&own.state).unwrap();
+        fs::create_dir(&own.runtime).unwrap();
+        let other = host.shell(&shell);
 
         host.reconcile();
 
-        assert!(host.is_clean());
         assert!(!sleeper.is_running() && !other.is_running());
+        assert!(!own.state.exists() && !own.runtime.exists());
     }
 
     #[test]
@@ -273,7 +433,7 @@ mod tests {
         assert_eq!(found[0].record.error.as_ref().unwrap().code, "guest_powered_off");
         assert!(found[0].pidfd.is_none());
         assert_eq!(record::load(&own.record(), &record.id).unwrap().as_ref(), Some(&found[0].record));
-        assert!(!own.root_layer().exists() && !own.runtime.exists());
+        assert!(host.files(&record).is_empty() && !own.runtime.exists());
     }
 
     #[test]
@@ -283,8 +443,8 @@ mod tests {
         let stranger = Sleeper::start(Path::new("/nowhere"));
         drop(sleeper);
         let now = stranger.identity();
-        record.process = Some(Identity { start_time: now.start_time.wrapping_sub(1), ..now });
-        record::save(&host.paths.sandbox(&record.id).record(), &record).unwrap();
+        record.process.as_mut().unwrap().identity = Identity { start_time: now.start_time.wrapping_sub(1), ..now };
+        host.save(&record);
 
         let found = host.reconcile();
 
@@ -293,16 +453,22 @@ mod tests {
     }
 
     #[test]
-    fn after_a_reboot_sandboxes_have_failed_with_that_reason() {
+    fn after_a_reboot_sandboxes_have_failed_with_that_reason_unless_they_were_stopped() {
         let host = host();
-        let (mut record, sleeper) = host.leave(SandboxState::Ready);
+        let (mut running, sleeper) = host.leave(SandboxState::Ready);
         drop(sleeper);
-        record.process.as_mut().unwrap().boot_id = "an earlier boot".into();
-        record::save(&host.paths.sandbox(&record.id).record(), &record).unwrap();
+        running.process.as_mut().unwrap().identity.boot_id = "an earlier boot".into();
+        host.save(&running);
+        let (mut stopped, sleeper) = host.leave(SandboxState::Stopped);
+        drop(sleeper);
+        stopped.process = None;
+        host.save(&stopped);
 
         let found = host.reconcile();
 
-        assert_eq!(found[0].record.error.as_ref().unwrap().code, "host_restarted");
+        let of = |record: &Record| &found.iter().find(|found| found.record.id == record.id).unwrap().record;
+        assert_eq!(of(&running).error.as_ref().unwrap().code, "host_restarted");
+        assert_eq!(of(&stopped), &stopped);
     }
 
     #[test]
@@ -310,7 +476,7 @@ mod tests {
         let host = host();
         let orphan = host.paths.sandbox(&id::generate(ID_PREFIX));
         fs::create_dir(&orphan.state).unwrap();
-        fs::write(orphan.root_layer(), b"layer").unwrap();
+        fs::write(orphan.file("disk-0.layer"), b"layer").unwrap();
         let runtime_only = host.paths.sandbox(&id::generate(ID_PREFIX));
         fs::create_dir(&runtime_only.runtime).unwrap();
         let foreign = host.paths.sandboxes().join("notes");
@@ -326,11 +492,17 @@ mod tests {
         let host = host();
         let (record, sleeper) = host.leave(SandboxState::Ready);
         let own = host.paths.sandbox(&record.id);
-        fs::write(own.record(), b"{ damaged").unwrap();
+        let mut newer: serde_json::Value = serde_json::from_slice(&fs::read(own.record()).unwrap()).unwrap();
+        newer["form"] = serde_json::json!(99);
+        fs::write(own.record(), newer.to_string()).unwrap();
+        let damaged = host.paths.sandbox(&host.leave(SandboxState::Ready).0.id);
+        fs::write(damaged.record(), b"{ damaged").unwrap();
 
         let found = host.reconcile();
 
         assert!(found.is_empty() && sleeper.is_running());
-        assert!(own.root_layer().exists() && own.runtime.exists());
+        for own in [own, damaged] {
+            assert!(own.file("disk-0.layer").exists() && own.runtime.exists());
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! The record: what the agent knows of one sandbox, on disk.
 //!
-//! It is written before the first thing of a sandbox exists and removed after the last one is gone, so that an agent that
+//! It names every file of a sandbox before that is used, and is removed after the last one is gone, so that an agent that
 //! was killed at any moment finds by it everything that it has to adopt or to remove.
 
 use std::io;
@@ -8,17 +8,19 @@ use std::path::PathBuf;
 
 use jiff::{SignedDuration, Timestamp};
 use sandpiper_protocol::agent::{
-    CreateSandbox, ExposedPort, Lifecycle, Sandbox, SandboxError, SandboxState, StartTimings,
+    CreateSandbox, ExposedPort, Lifecycle, Sandbox, SandboxError, SandboxState, StartKind, StartTimings,
 };
 use sandpiper_protocol::id;
 use serde::{Deserialize, Serialize};
 
-use super::process::Identity;
+use super::process::KnownMonitor;
 use super::seal::SealedEnvs;
 use crate::durable;
+use crate::layers::Files;
+use crate::snapshots::Snapshot;
 
 /// Version of the record's form. A field that is added gets a `default`; anything else raises this number.
-const FORM: u32 = 1;
+const FORM: u32 = 2;
 
 /// One sandbox.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -42,14 +44,21 @@ pub(crate) struct Record {
     pub(crate) stopped_at: Option<Timestamp>,
     pub(crate) error: Option<SandboxError>,
     pub(crate) timings: StartTimings,
+    pub(crate) start: StartKind,
+    /// Grows with every start; a guest and its forks never have the same one.
+    pub(crate) generation: u64,
     pub(crate) envs: SealedEnvs,
-    /// The monitor, from the moment it was started until it is known to be gone.
-    pub(crate) process: Option<Identity>,
+    /// The monitor, from the moment it belongs to the sandbox until it is known to be gone.
+    pub(crate) process: Option<KnownMonitor>,
+    /// The layers that the machine runs on, the last of its disk's being written to; of a stopped sandbox the snapshot.
+    pub(crate) files: Files,
+    /// In `stopping`: on the way to `stopped`, not to its end.
+    pub(crate) pausing: bool,
 }
 
 impl Record {
     /// The record of a sandbox that is about to be created.
-    pub(crate) fn new(request: &CreateSandbox, envs: SealedEnvs, now: Timestamp) -> Self {
+    pub(crate) fn new(request: &CreateSandbox, generation: u64, envs: SealedEnvs, now: Timestamp) -> Self {
         Self {
             form: FORM,
             id: request.id.clone(),
@@ -69,14 +78,41 @@ impl Record {
             stopped_at: None,
             error: None,
             timings: StartTimings::default(),
+            start: StartKind::default(),
+            generation,
             envs,
             process: None,
+            files: Files::default(),
+            pausing: false,
         }
     }
 
-    /// Whether the sandbox holds, or may still hold, memory and disk of this host.
-    pub(crate) fn holds_resources(&self) -> bool {
-        self.state != SandboxState::Failed
+    /// What can be made of the sandbox's files.
+    pub(crate) fn snapshot(&self, files: Files) -> Snapshot {
+        Snapshot {
+            template_version: self.template_version.clone(),
+            cpu: self.cpu,
+            memory_mb: self.memory_mb,
+            disk_gib: self.disk_gib,
+            files,
+        }
+    }
+
+    /// Turns the record into that of a sandbox which was paused: `files` are its snapshot.
+    pub(crate) fn stop(&mut self, files: Files, now: Timestamp) {
+        self.state = SandboxState::Stopped;
+        self.pausing = false;
+        self.stopped_at = Some(now);
+        self.process = None;
+        self.files = files;
+    }
+
+    /// Turns the record of a sandbox that was being resumed back into that of the stopped one. The layer that the resume
+    /// had put on top is not part of it any more.
+    pub(crate) fn undo_resume(&mut self) {
+        self.state = SandboxState::Stopped;
+        self.process = None;
+        self.files.disk.pop();
     }
 
     /// Turns the record into that of a sandbox which ended without being asked to.
@@ -84,11 +120,23 @@ impl Record {
         self.state = SandboxState::Failed;
         self.error = Some(error);
         self.stopped_at = Some(now);
+        self.pausing = false;
         self.process = None;
+        self.files = Files::default();
+    }
+
+    /// Whether a request to the sandbox has it go on.
+    pub(crate) fn wakes(&self) -> bool {
+        let sleeps = matches!(self.state, SandboxState::Stopped | SandboxState::Restoring) || self.is_pausing();
+        self.lifecycle.auto_resume && sleeps
+    }
+
+    fn is_pausing(&self) -> bool {
+        self.state == SandboxState::Stopping && self.pausing
     }
 
     /// The form in which the API process sees it.
-    pub(crate) fn to_contract(&self, data_plane_url: String) -> Sandbox {
+    pub(crate) fn to_contract(&self, data_plane_url: String, retained_bytes: u64) -> Sandbox {
         Sandbox {
             id: self.id.clone(),
             state: self.state,
@@ -107,6 +155,8 @@ impl Record {
             stopped_at: self.stopped_at,
             error: self.error.clone(),
             timings: self.timings,
+            start: self.start,
+            retained_bytes,
         }
     }
 }
@@ -122,6 +172,11 @@ pub(crate) fn save(path: &std::path::Path, record: &Record) -> io::Result<()> {
     durable::write_atomic(path, &serde_json::to_vec_pretty(record)?)
 }
 
+/// Writes the record of a sandbox that nobody was told of yet: it need not outlive the host. Blocks.
+pub(crate) fn save_unsynced(path: &std::path::Path, record: &Record) -> io::Result<()> {
+    durable::write_unsynced(path, &serde_json::to_vec_pretty(record)?)
+}
+
 /// Why a record cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LoadError {
@@ -131,11 +186,14 @@ pub(crate) enum LoadError {
     Damaged { path: PathBuf, source: serde_json::Error },
     #[error("{} has form {form}, made by a newer agent; this one knows form {FORM}", path.display())]
     Newer { path: PathBuf, form: u32 },
+    #[error("{} has form {form}, made by an older agent; delete its sandbox with that one", path.display())]
+    Older { path: PathBuf, form: u32 },
     #[error("{} belongs to another sandbox", path.display())]
     Misplaced { path: PathBuf },
 }
 
-/// Reads the record at `path`, which must be that of the sandbox `id`; `None` when there is none. Blocks.
+/// Reads the record at `path`, which must be that of the sandbox `id`; `None` when there is none, or only the empty file that
+/// a power cut leaves of [`save_unsynced`]. Blocks.
 pub(crate) fn load(path: &std::path::Path, id: &str) -> Result<Option<Record>, LoadError> {
     #[derive(Deserialize)]
     struct FormOnly {
@@ -144,6 +202,7 @@ pub(crate) fn load(path: &std::path::Path, id: &str) -> Result<Option<Record>, L
 
     let path = path.to_owned();
     let bytes = match std::fs::read(&path) {
+        Ok(bytes) if bytes.is_empty() => return Ok(None),
         Ok(bytes) => bytes,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(source) => return Err(LoadError::Read { path, source }),
@@ -155,6 +214,9 @@ pub(crate) fn load(path: &std::path::Path, id: &str) -> Result<Option<Record>, L
     if form > FORM {
         return Err(LoadError::Newer { path, form });
     }
+    if form < FORM {
+        return Err(LoadError::Older { path, form });
+    }
     match serde_json::from_slice::<Record>(&bytes) {
         Ok(record) if record.id == id => Ok(Some(record)),
         Ok(_) => Err(LoadError::Misplaced { path }),
@@ -165,6 +227,8 @@ pub(crate) fn load(path: &std::path::Path, id: &str) -> Result<Option<Record>, L
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use crate::layers::{Layer, Role};
+    use crate::sandbox::process::Identity;
     use crate::sandbox::seal::{Envs, Sealer};
 
     /// A record as `POST /sandboxes` makes it.
@@ -174,6 +238,7 @@ pub(super) mod tests {
         let request = CreateSandbox {
             id: id.into(),
             template_version: id::generate("ver"),
+            checkpoint: None,
             cpu: 1,
             memory_mb: 256,
             disk_gib: 2,
@@ -183,7 +248,7 @@ pub(super) mod tests {
             exposed_ports: Vec::new(),
             allow_public_traffic: true,
         };
-        Record::new(&request, sealer.seal(id, &request.envs).unwrap(), Timestamp::now())
+        Record::new(&request, 1, sealer.seal(id, &request.envs).unwrap(), Timestamp::now())
     }
 
     #[test]
@@ -191,7 +256,8 @@ pub(super) mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("record.json");
         let mut record = example(&id::generate("sbx"));
-        record.process = Some(Identity { pid: 7, start_time: 99, boot_id: "b".into() });
+        let identity = Identity { pid: 7, start_time: 99, boot_id: "b".into() };
+        record.process = Some(KnownMonitor { identity, shell: "shl1".into(), uid: Some(1000) });
 
         save(&path, &record).unwrap();
 
@@ -209,10 +275,55 @@ pub(super) mod tests {
         record.form = FORM + 1;
         save(&path, &record).unwrap();
         assert!(matches!(load(&path, "sbxa"), Err(LoadError::Newer { .. })));
+        record.form = FORM - 1;
+        save(&path, &record).unwrap();
+        assert!(matches!(load(&path, "sbxa"), Err(LoadError::Older { .. })));
 
         std::fs::write(&path, b"{").unwrap();
         assert!(matches!(load(&path, "sbxa"), Err(LoadError::Damaged { .. })));
         assert!(load(&folder.path().join("none"), "sbxa").unwrap().is_none());
+    }
+
+    #[test]
+    fn what_a_power_cut_leaves_of_an_unfinished_create_is_no_record() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("record.json");
+        save_unsynced(&path, &example("sbxa")).unwrap();
+        assert!(load(&path, "sbxa").unwrap().is_some());
+        std::fs::write(&path, b"").unwrap();
+        assert!(load(&path, "sbxa").unwrap().is_none());
+    }
+
+    #[test]
+    fn a_resume_that_is_undone_leaves_the_snapshot_as_it_was() {
+        let mut record = example("sbxa");
+        let mut files = record.files.clone();
+        files.disk = vec![Layer::own(files.new_name(Role::Disk))];
+        files.state = Some(files.new_name(Role::State));
+        record.stop(files.clone(), Timestamp::now());
+        record.state = SandboxState::Restoring;
+        let top = record.files.new_name(Role::Disk);
+        record.files.disk.push(Layer::own(top));
+
+        record.undo_resume();
+
+        assert_eq!(record.state, SandboxState::Stopped);
+        assert_eq!(record.files.names(), files.names());
+    }
+
+    #[test]
+    fn only_a_pausing_or_paused_sandbox_that_may_is_woken() {
+        let mut record = example("sbxa");
+        record.state = SandboxState::Stopped;
+        assert!(!record.wakes());
+        record.lifecycle.auto_resume = true;
+        assert!(record.wakes());
+        record.state = SandboxState::Stopping;
+        assert!(!record.wakes());
+        record.pausing = true;
+        assert!(record.wakes());
+        record.state = SandboxState::Failed;
+        assert!(!record.wakes());
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Every sandbox of this host by id and by route token, and what can be asked of them.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
+use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -8,27 +9,37 @@ use futures_util::future::join_all;
 use jiff::Timestamp;
 use sandpiper_protocol::agent::{CreateSandbox, LogEntry, SandboxState};
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::JoinHandle;
 use tokio_util::task::TaskTracker;
 
-use super::create::{self, CreateError};
+use super::capacity::Place;
+use super::command::{Answer, Command, DeleteCause};
+use super::create::{self, CreateError, Origin, Plan};
+use super::monitor::RequestError;
 use super::reconcile::{self, Found, ReconcileError};
 use super::record::Record;
-use super::supervisor::{Answer, Command, DeleteCause, Supervisor};
+use super::supervisor::Supervisor;
+use super::warm::{self, WarmOrders};
 use super::{Context, StartError};
-use crate::host;
-use crate::ingress::{Directory, Target};
+use crate::ingress::{Directory, Target, WakeError};
+use crate::layers::LayerError;
 
 /// Commands that wait for a supervisor which is busy with another.
 const COMMANDS: usize = 16;
 /// How long after the start monitors that a dying agent was just starting have surely appeared.
 const SWEEP_AFTER: Duration = Duration::from_secs(5);
 
+/// How much longer than a boot a request waits for a sandbox that is being woken.
+const WAKE_SLACK: Duration = Duration::from_secs(30);
+
 /// The registry. Cheap to clone; all clones are the same.
 #[derive(Clone)]
 pub(crate) struct Sandboxes {
     context: Arc<Context>,
     shelf: Arc<Mutex<Shelf>>,
-    supervisors: TaskTracker,
+    /// Supervisors, and what is done beside them.
+    tasks: TaskTracker,
+    warm: WarmOrders,
 }
 
 #[derive(Default)]
@@ -51,40 +62,75 @@ struct Handle {
 pub(crate) enum ChangeError {
     #[error("There is no such sandbox, or no such port")]
     NotFound,
-    #[error("The sandbox is {0:?}; this needs a ready one")]
+    #[error("The sandbox is {0:?}; this needs a ready one, or one that is stopped")]
     State(SandboxState),
     #[error("The sandbox has {} exposed ports already; close one first", create::MAX_PORTS)]
     TooManyPorts,
+    #[error(
+        "The sandbox has been checkpointed so often of late that its layers are being merged; try again in a minute"
+    )]
+    Layers,
     #[error("Cannot write the sandbox's record")]
-    Storage(#[source] std::io::Error),
+    Storage(#[source] io::Error),
+    #[error("{0}")]
+    Capacity(String),
+    /// The guest did not do its part; it goes on, or has ended.
+    #[error("{0}")]
+    Guest(String),
+    #[error("Cannot {what}")]
+    Host { what: &'static str, source: io::Error },
+    #[error(transparent)]
+    Layer(LayerError),
+    #[error("The monitor could not do it")]
+    Monitor(#[source] RequestError),
+    #[error("The monitor answered something else than it was asked")]
+    Unexpected,
+    #[error(transparent)]
+    Start(StartError),
 }
 
 impl Sandboxes {
     pub(crate) fn new(context: Context) -> Self {
-        Self { context: Arc::new(context), shelf: Arc::default(), supervisors: TaskTracker::new() }
+        let (warm, orders) = warm::orders();
+        let this = Self { context: Arc::new(context), shelf: Arc::default(), tasks: TaskTracker::new(), warm };
+        let leave = this.context.leave.clone();
+        this.tasks.spawn(warm::make_all(Arc::clone(&this.context), orders));
+        this.tasks.spawn(this.context.shells.clone().keep(leave));
+        this
     }
 
     pub(crate) fn context(&self) -> &Context {
         &self.context
     }
 
-    /// Takes over what an earlier agent left.
+    pub(super) fn context_owned(&self) -> Arc<Context> {
+        Arc::clone(&self.context)
+    }
+
+    /// Does something that the agent waits for when it ends.
+    pub(super) fn spawn<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
+        self.tasks.spawn(work)
+    }
+
+    /// Takes over what an earlier agent left, and begins to look after it.
     pub(crate) async fn reconcile(&self) -> Result<(), ReconcileError> {
         let context = Arc::clone(&self.context);
-        let work = move || reconcile::reconcile(&context.paths, &context.boot_id);
+        let work = move || reconcile::reconcile(&context);
         let found = tokio::task::spawn_blocking(work).await.map_err(|error| ReconcileError::Read {
             what: "what an earlier agent left",
-            source: std::io::Error::other(error),
+            source: io::Error::other(error),
         })??;
         for Found { record, pidfd } in found {
             let id = record.id.clone();
-            let supervisor = self.enter(&mut self.lock(), record);
+            let place = pidfd.is_some().then(|| self.context.capacity.occupy(record.memory_mb));
+            let supervisor = self.enter(&mut self.lock(), record, place);
             let forget = self.forgetter(id);
             match pidfd {
-                Some(pidfd) => self.supervisors.spawn(supervisor.adopt(pidfd, forget)),
-                None => self.supervisors.spawn(supervisor.keep_failed(forget)),
+                Some(pidfd) => self.tasks.spawn(supervisor.adopt(pidfd, forget)),
+                None => self.tasks.spawn(supervisor.keep(forget)),
             };
         }
+        self.tasks.spawn(self.clone().keep_up());
         let late = self.clone();
         tokio::spawn(async move { late.sweep_later().await });
         Ok(())
@@ -93,26 +139,33 @@ impl Sandboxes {
     /// An agent killed between fork and exec leaves a monitor that cannot be recognized until it is executed.
     async fn sweep_later(self) {
         tokio::time::sleep(SWEEP_AFTER).await;
-        let sweep = move || {
-            let is_known = |id: &str| self.lock().by_id.contains_key(id);
-            reconcile::sweep(&self.context.paths, &self.context.boot_id, is_known)
-        };
-        if let Ok(Err(error)) = tokio::task::spawn_blocking(sweep).await {
+        let context = Arc::clone(&self.context);
+        if let Ok(Err(error)) = tokio::task::spawn_blocking(move || reconcile::sweep(&context)).await {
             tracing::warn!(%error, "cannot look for monitors without a record");
         }
     }
 
     /// Creates a sandbox; returns when its guest is ready. Dropping the future does not stop the creation.
     pub(crate) async fn create(&self, request: CreateSandbox) -> Result<Arc<Record>, CreateError> {
+        self.create_from(request, None).await
+    }
+
+    /// As [`Self::create`], from `origin` instead of what the request names.
+    pub(super) async fn create_from(
+        &self,
+        request: CreateSandbox,
+        origin: Option<Origin>,
+    ) -> Result<Arc<Record>, CreateError> {
         let began = tokio::time::Instant::now();
         let id = request.id.clone();
-        let result = self.create_unmeasured(request).await;
+        let result = self.create_unmeasured(request, origin).await;
         self.context.metrics.created(&result, began.elapsed());
         match &result {
             Ok(record) => tracing::info!(
                 target: "audit",
                 sandbox = id,
                 template = record.template_version,
+                start = ?record.start,
                 ready_us = record.timings.data_plane_ready_us,
                 "created"
             ),
@@ -121,30 +174,37 @@ impl Sandboxes {
         result
     }
 
-    async fn create_unmeasured(&self, request: CreateSandbox) -> Result<Arc<Record>, CreateError> {
+    async fn create_unmeasured(
+        &self,
+        mut request: CreateSandbox,
+        origin: Option<Origin>,
+    ) -> Result<Arc<Record>, CreateError> {
         let context = Arc::clone(&self.context);
         let check = move || {
-            let template = create::check(&context, &request)?;
-            let memory =
-                host::memory().map_err(|source| StartError::Host { what: "read the host's memory", source })?;
+            let plan = create::check(&context, &mut request, origin)?;
             let envs = context.sealer.seal(&request.id, &request.envs);
             let envs = envs.map_err(|source| StartError::Host { what: "seal the environment variables", source })?;
-            let record = Record::new(&request, envs, Timestamp::now());
-            Ok::<_, CreateError>((template, memory, record, request.envs))
+            let record = Record::new(&request, plan.generation, envs, Timestamp::now());
+            Ok::<_, CreateError>((plan, record, request.envs))
         };
         let checked = tokio::task::spawn_blocking(check).await;
-        let (template, memory, record, envs) = checked
-            .map_err(|error| StartError::Host { what: "check the request", source: std::io::Error::other(error) })??;
+        let (plan, record, envs) = checked
+            .map_err(|error| StartError::Host { what: "check the request", source: io::Error::other(error) })??;
+        let Plan { attempts, origin, wanted, .. } = plan;
         let id = record.id.clone();
-        let supervisor = self.reserve(record, memory.total_mb)?;
-        supervisor.log.host(format!("created from {}", template.version.slug));
+        let supervisor = self.reserve(record)?;
+        supervisor.log.host(format!("created from {origin}"));
         let (started, start) = oneshot::channel();
-        self.supervisors.spawn(supervisor.create(template, envs, started, self.forgetter(id)));
-        Ok(start.await.map_err(|_| StartError::ShuttingDown)??)
+        self.tasks.spawn(supervisor.create(attempts, envs, started, self.forgetter(id)));
+        let record = start.await.map_err(|_| StartError::ShuttingDown)??;
+        if let Some((key, recipe)) = wanted {
+            self.warm.order(key, recipe);
+        }
+        Ok(record)
     }
 
     /// Enters a sandbox that is about to be created, if there is room for it.
-    fn reserve(&self, record: Record, memory_total_mb: u64) -> Result<Supervisor, CreateError> {
+    fn reserve(&self, record: Record) -> Result<Supervisor, CreateError> {
         let mut shelf = self.lock();
         if shelf.closed {
             return Err(StartError::ShuttingDown.into());
@@ -152,32 +212,28 @@ impl Sandboxes {
         if shelf.by_id.contains_key(&record.id) {
             return Err(CreateError::Exists(record.id));
         }
-        let limits = &self.context.config.limits;
-        let (count, memory_mb) = shelf.in_use();
-        if count >= limits.max_sandboxes {
-            let most = limits.max_sandboxes;
-            return Err(CreateError::Capacity(format!("This host runs {most} sandboxes, its maximum; delete some")));
-        }
-        let usable = memory_total_mb.saturating_sub(limits.memory_headroom_mb);
-        if memory_mb + u64::from(record.memory_mb) > usable {
-            return Err(CreateError::Capacity(format!(
-                "{} MiB of memory were asked for, {} of {usable} MiB are free on this host; delete sandboxes",
-                record.memory_mb,
-                usable.saturating_sub(memory_mb)
-            )));
-        }
-        Ok(self.enter(&mut shelf, record))
+        let place = self.context.capacity.reserve(record.memory_mb).map_err(CreateError::Capacity)?;
+        Ok(self.enter(&mut shelf, record, Some(place)))
     }
 
-    fn enter(&self, shelf: &mut Shelf, record: Record) -> Supervisor {
+    fn enter(&self, shelf: &mut Shelf, record: Record, place: Option<Place>) -> Supervisor {
         let log = self.context.logs.open(&record.id);
         let (commands, receiver) = mpsc::channel(COMMANDS);
         shelf.by_route_token.insert(record.route_token.clone(), record.id.clone());
         let id = record.id.clone();
         let (published, record) = watch::channel(Arc::new(record));
         shelf.by_id.insert(id, Handle { record, commands });
-        let context = Arc::clone(&self.context);
-        Supervisor { context, log, published, commands: receiver, waiting: Vec::new(), console: None }
+        Supervisor {
+            context: Arc::clone(&self.context),
+            log,
+            published,
+            commands: receiver,
+            postponed: VecDeque::new(),
+            overdue: false,
+            waiting: Vec::new(),
+            place,
+            console: None,
+        }
     }
 
     /// What a supervisor calls when nothing of its sandbox is left.
@@ -205,22 +261,17 @@ impl Sandboxes {
         records
     }
 
-    /// Sandboxes that hold resources.
-    pub(crate) fn live(&self) -> u32 {
-        self.lock().in_use().0
-    }
-
     /// The log of a sandbox that is here or was not long ago.
     pub(crate) fn log(&self, id: &str) -> Option<Vec<LogEntry>> {
         Some(self.context.logs.find(id)?.entries())
     }
 
     /// Has the supervisor of `id` change its sandbox.
-    pub(crate) async fn change(
+    pub(crate) async fn change<T>(
         &self,
         id: &str,
-        command: impl FnOnce(Answer<Arc<Record>>) -> Command,
-    ) -> Result<Arc<Record>, ChangeError> {
+        command: impl FnOnce(Answer<T>) -> Command,
+    ) -> Result<T, ChangeError> {
         let handle = self.lock().by_id.get(id).cloned().ok_or(ChangeError::NotFound)?;
         let (answer, result) = oneshot::channel();
         handle.commands.send(command(answer)).await.map_err(|_| ChangeError::NotFound)?;
@@ -246,8 +297,8 @@ impl Sandboxes {
             }
         }
         self.context.leave.cancel();
-        self.supervisors.close();
-        if tokio::time::timeout(patience, self.supervisors.wait()).await.is_err() {
+        self.tasks.close();
+        if tokio::time::timeout(patience, self.tasks.wait()).await.is_err() {
             tracing::error!("not every sandbox could be put in order; the next agent does it");
         }
     }
@@ -255,22 +306,6 @@ impl Sandboxes {
     /// The data under this lock is changed in one step, so it is whole even after a panic elsewhere.
     fn lock(&self) -> MutexGuard<'_, Shelf> {
         self.shelf.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Shelf {
-    /// Sandboxes that hold resources, and the MiB of memory that they may use.
-    fn in_use(&self) -> (u32, u64) {
-        let mut count: u32 = 0;
-        let mut memory_mb: u64 = 0;
-        for handle in self.by_id.values() {
-            let record = handle.record.borrow();
-            if record.holds_resources() {
-                count = count.saturating_add(1);
-                memory_mb = memory_mb.saturating_add(u64::from(record.memory_mb));
-            }
-        }
-        (count, memory_mb)
     }
 }
 
@@ -284,9 +319,24 @@ impl Directory for Sandboxes {
         Some(Target {
             sandbox_id: record.id.clone(),
             state: record.state,
+            wakes: record.wakes(),
             vsock: self.context.paths.sandbox(&record.id).vsock_socket(),
             exposed_ports: record.exposed_ports.clone(),
             allow_public_traffic: record.allow_public_traffic,
         })
+    }
+
+    async fn wake(&self, sandbox_id: &str) -> Result<(), WakeError> {
+        let patience = self.context.config.boot_timeout() + WAKE_SLACK;
+        let resume = self.change(sandbox_id, |answer| Command::Resume(None, answer));
+        match tokio::time::timeout(patience, resume).await {
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(ChangeError::Capacity(_))) => Err(WakeError::NoRoom),
+            Ok(Err(error)) => {
+                tracing::warn!(sandbox = sandbox_id, error = %crate::chain(&error), "a request could not wake a sandbox");
+                Err(WakeError::Failed)
+            }
+            Err(_) => Err(WakeError::TimedOut),
+        }
     }
 }

@@ -1,25 +1,29 @@
-//! Starting a sandbox: from a record to a running monitor, up to the request that boots it.
+//! Starting a machine: its files, and the request that has a monitor boot or restore it.
 //!
-//! The order is what makes it safe to be killed anywhere: the record first, everything else in the two folders that the
-//! record's id names, then the monitor, marked with its folder, then its identity into the record.
+//! The order is what makes it safe to be killed anywhere: the files, in folders that are named after the sandbox; then the
+//! record, which names them and the monitor; then the request. A folder without a record is nobody's, a monitor that no
+//! record names is killed, and a layer is never written to before the record says that it is one.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use sandpiper_protocol::agent::SandboxError;
-use sandpiper_protocol::vmm::{DiskConfig, MachineConfig, Request};
+use sandpiper_protocol::vmm::{DiskConfig, MachineConfig, Request, RestoreConfig, Shape};
 
-use super::process::{self, Spawn};
-use super::record::{self, Record};
-use super::{Context, monitor};
-use crate::host;
-use crate::layers::{self, Disk, LayerError};
+use super::DeleteCause;
+use crate::config::Config;
+use crate::durable;
+use crate::layers::{self, Files, Layer, LayerError, Role};
+use crate::paths::{self, MachinePaths};
+use crate::snapshots::Pin;
 use crate::templates::Template;
 
-/// Why a sandbox did not start.
+/// Why a machine did not start.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StartError {
     /// The host's fault.
@@ -30,96 +34,285 @@ pub(crate) enum StartError {
     /// The guest did not come up, or the monitor refused it.
     #[error("{} ({})", .0.message, .0.code)]
     Guest(SandboxError),
+    /// The snapshot cannot be restored here: it is damaged, or was made by another monitor, processor or kernel.
+    #[error("The snapshot cannot be restored: {0}")]
+    BadSnapshot(String),
     #[error("The sandbox was deleted while it started")]
-    Deleted,
+    Deleted(DeleteCause),
     #[error("The agent is ending; try again")]
     ShuttingDown,
 }
 
-/// A monitor that waits to be told what to boot, and the files for it.
+impl StartError {
+    /// Whether the start may go well from something else than this snapshot.
+    pub(super) fn is_of_its_source(&self) -> bool {
+        matches!(self, Self::Disk(_) | Self::Guest(_) | Self::BadSnapshot(_))
+    }
+}
+
+/// What a machine is made from.
+#[derive(Debug, Clone)]
+pub(super) enum Source {
+    /// A template's image: booted.
+    Template(Template),
+    /// What is in another folder, linked: restored if there is a state among it, else booted.
+    Snapshot { folder: PathBuf, files: Files, _pin: Option<Arc<Pin>> },
+    /// What is in the machine's own folder already: restored if there is a state among it, unless `cold`.
+    Own { files: Files, cold: bool },
+}
+
+/// Everything that a monitor is given with the request that starts the machine.
 #[derive(Debug)]
-pub(super) struct Prepared {
-    pub(super) pidfd: OwnedFd,
-    /// `CLOCK_MONOTONIC`, microseconds, just before the process was started.
-    pub(super) spawned_at_us: u64,
-    kernel: File,
-    disk: Disk,
+pub(super) struct Parts {
+    what: What,
+    disk_size: u64,
+    /// Bottom first; the last one is writable.
+    disk: Vec<File>,
     vsock: OwnedFd,
     console: Option<File>,
 }
 
-/// Writes the record, makes the sandbox's files and starts its monitor, whose identity is in the record afterwards.
-/// Cleans nothing up on failure, except that no monitor runs then. Blocks.
-pub(super) fn prepare(context: &Context, record: &mut Record, template: &Template) -> Result<Prepared, StartError> {
-    let paths = context.paths.sandbox(&record.id);
+#[derive(Debug)]
+enum What {
+    Boot { kernel: File },
+    Restore { state: File, memory: Vec<File>, working_set: Option<File> },
+}
+
+/// Makes the files of a machine in the folders `paths`, among them a new, empty layer on top of its disk. Returns what is
+/// in the folder then, for the record; an own snapshot is still whole in it. Cleans nothing up on failure. Blocks.
+pub(super) fn prepare(
+    config: &Config,
+    paths: &MachinePaths,
+    source: &Source,
+    disk_gib: u32,
+) -> Result<(Files, Parts), StartError> {
     let failed = |what| move |source| StartError::Host { what, source };
-
-    fs::create_dir(&paths.state).map_err(failed("create the sandbox's folder"))?;
-    save(context, record)?;
-    fs::create_dir(&paths.runtime).map_err(failed("create the sandbox's runtime folder"))?;
-
-    let disk = layers::create_root(&template.image, &paths.root_layer(), record.disk_gib)?;
-    let kernel =
-        File::open(&context.config.kernel).map_err(failed("open the guest kernel (`kernel` in the configuration)"))?;
-    let kvm = File::options().read(true).write(true).open("/dev/kvm").map_err(failed("open /dev/kvm"))?;
-    let control = monitor::listen_at(&paths.control_socket()).map_err(failed("create the control socket"))?;
-    let vsock = UnixListener::bind(paths.vsock_socket()).map_err(failed("create the vsock socket"))?;
-    let exit_record = create(&paths.exit_record()).map_err(failed("create the exit record"))?;
-    let log = create(&paths.monitor_log()).map_err(failed("create the monitor's log"))?;
-    let console = context.config.console.then(|| create(&paths.console_log())).transpose();
-    let console = console.map_err(failed("create the console's log"))?;
-
-    let spawned_at_us = host::monotonic_us();
-    let spawn = Spawn {
-        vmm: &context.config.vmm,
-        name: &record.id,
-        folder: &paths.state,
-        control: control.as_fd(),
-        exit_record: exit_record.as_fd(),
-        kvm: kvm.as_fd(),
-        log,
-    };
-    let (identity, pidfd) =
-        process::spawn(spawn, &context.boot_id).map_err(failed("start the monitor (`vmm` in the configuration)"))?;
-    record.process = Some(identity);
-    if let Err(error) = save(context, record) {
-        if let Err(error) = process::kill_blocking(pidfd.as_fd()) {
-            tracing::error!(sandbox = record.id, %error, "a monitor without a record could not be killed");
+    paths::create_dir(&paths.state, 0o700).map_err(failed("create the sandbox's folder"))?;
+    paths::create_dir(&paths.runtime, 0o700).map_err(failed("create the sandbox's runtime folder"))?;
+    let (mut files, from, cold) = match source {
+        Source::Template(template) => {
+            let mut files = Files::default();
+            let name = files.new_name(Role::Disk);
+            layers::link(&template.image, &paths.file(&name))?;
+            files.disk.push(Layer { name, shared: true });
+            (files, &paths.state, true)
         }
-        return Err(error);
+        Source::Snapshot { folder, files, .. } => {
+            files.link_layers(folder, &paths.state)?;
+            (files.clone(), folder, false)
+        }
+        Source::Own { files, cold } => (files.clone(), &paths.state, *cold),
+    };
+    let what = match &files.state {
+        Some(state) if !cold => What::Restore {
+            state: layers::open(&from.join(state))?,
+            memory: open_all(&files.memory, &paths.state)?,
+            working_set: files.working_set.as_ref().map(|name| layers::open(&from.join(name))).transpose()?,
+        },
+        _ => {
+            let kernel = File::open(&config.kernel);
+            What::Boot { kernel: kernel.map_err(failed("open the guest kernel (`kernel` in the configuration)"))? }
+        }
+    };
+    // A machine has a console, or not, from its boot on.
+    let has_console = if matches!(what, What::Boot { .. }) { config.console } else { files.console };
+    if !matches!(source, Source::Own { .. }) {
+        // Not linked: they are needed for this start only.
+        files.state = None;
+        files.working_set = None;
+        files.console = has_console;
     }
-    Ok(Prepared { pidfd, spawned_at_us, kernel, disk, vsock: vsock.into(), console })
+
+    let mut disk = open_all(&files.disk, &paths.state)?;
+    let disk_size = layers::disk_size(disk_gib);
+    let top = files.new_name(Role::Disk);
+    disk.push(layers::create(&paths.file(&top), disk_size)?);
+    files.disk.push(Layer::own(top));
+
+    let listen = || {
+        durable::remove_file(&paths.vsock_socket())?;
+        UnixListener::bind(paths.vsock_socket())
+    };
+    let vsock = listen().map_err(failed("create the vsock socket"))?.into();
+    let console = has_console.then(|| append(&paths.console_log())).transpose();
+    let console = console.map_err(failed("create the console's log"))?;
+    Ok((files, Parts { what, disk_size, disk, vsock, console }))
 }
 
-fn save(context: &Context, record: &Record) -> Result<(), StartError> {
-    let path = context.paths.sandbox(&record.id).record();
-    record::save(&path, record).map_err(|source| StartError::Host { what: "write the sandbox's record", source })
+fn open_all(layers: &[Layer], folder: &Path) -> Result<Vec<File>, LayerError> {
+    layers.iter().map(|layer| layers::open(&folder.join(&layer.name))).collect()
 }
 
-/// A new file that is only ever appended to, so that it can be cut while its writer has it open.
-fn create(path: &std::path::Path) -> io::Result<File> {
-    OpenOptions::new().append(true).create_new(true).mode(0o600).open(path)
+/// A file that is only ever appended to, so that it can be cut while its writer has it open.
+fn append(path: &Path) -> io::Result<File> {
+    OpenOptions::new().append(true).create(true).mode(0o600).open(path)
 }
 
-impl Prepared {
-    /// The request that boots the machine, and its descriptors in the order of the protocol.
-    pub(super) fn boot_request(&self, record: &Record, kernel_args: &str) -> (Request, Vec<BorrowedFd<'_>>) {
-        let config = MachineConfig {
-            vcpus: u8::try_from(record.cpu).unwrap_or(u8::MAX),
-            memory_mib: record.memory_mb,
-            kernel_args: kernel_args.to_owned(),
-            disks: vec![DiskConfig {
-                serial: layers::ROOT_SERIAL.to_owned(),
-                size: self.disk.size,
-                layers: u32::try_from(self.disk.layers.len()).unwrap_or(u32::MAX),
-                read_only: false,
-            }],
-            console: self.console.is_some(),
+impl Parts {
+    /// The request that starts the machine, and its descriptors in the order of the protocol.
+    pub(super) fn request(&self, shape: Shape, kernel_args: &str) -> (Request, Vec<BorrowedFd<'_>>) {
+        let layers = count(self.disk.len());
+        let mut fds = Vec::new();
+        let request = match &self.what {
+            What::Boot { kernel } => {
+                fds.push(kernel.as_fd());
+                Request::Boot(MachineConfig {
+                    vcpus: shape.vcpus,
+                    memory_mib: shape.memory_mib,
+                    kernel_args: kernel_args.to_owned(),
+                    disks: vec![DiskConfig {
+                        serial: layers::ROOT_SERIAL.to_owned(),
+                        size: self.disk_size,
+                        layers,
+                        read_only: false,
+                    }],
+                    console: self.console.is_some(),
+                })
+            }
+            What::Restore { state, memory, working_set } => {
+                fds.push(state.as_fd());
+                fds.extend(memory.iter().map(AsFd::as_fd));
+                fds.extend(working_set.iter().map(AsFd::as_fd));
+                Request::Restore(RestoreConfig {
+                    memory_layers: count(memory.len()),
+                    working_set: working_set.is_some(),
+                    disk_layers: vec![layers],
+                    console: self.console.is_some(),
+                })
+            }
         };
-        let mut fds = vec![self.kernel.as_fd()];
-        fds.extend(self.disk.layers.iter().map(AsFd::as_fd));
+        fds.extend(self.disk.iter().map(AsFd::as_fd));
         fds.push(self.vsock.as_fd());
         fds.extend(self.console.iter().map(AsFd::as_fd));
-        (Request::Boot(config), fds)
+        (request, fds)
+    }
+}
+
+fn count(number: usize) -> u32 {
+    u32::try_from(number).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use jiff::Timestamp;
+    use sandpiper_protocol::agent::{RuntimeBaseline, TemplateVersion};
+    use std::fs;
+    use std::os::unix::fs::MetadataExt;
+
+    const SHAPE: Shape = Shape { vcpus: 1, memory_mib: 256 };
+
+    struct Host {
+        folder: tempfile::TempDir,
+        config: Config,
+    }
+
+    impl Host {
+        fn new() -> Self {
+            let folder = tempfile::tempdir().unwrap();
+            let kernel = folder.path().join("vmlinux");
+            fs::write(&kernel, b"kernel").unwrap();
+            fs::write(folder.path().join("root.ext4"), b"image").unwrap();
+            Self { folder, config: Config { kernel, ..Config::default() } }
+        }
+
+        fn paths(&self, name: &str) -> MachinePaths {
+            let at = |what: &str| self.folder.path().join(what).join(name);
+            MachinePaths { state: at("state"), runtime: at("run") }
+        }
+
+        fn template(&self) -> Source {
+            let version = TemplateVersion {
+                id: "ver1".into(),
+                slug: "base".into(),
+                digest: String::new(),
+                key: None,
+                created_at: Timestamp::UNIX_EPOCH,
+                baseline: RuntimeBaseline { cpu: 1, memory_mb: 256 },
+            };
+            Source::Template(Template { version, image: self.folder.path().join("root.ext4") })
+        }
+
+        /// The files of a machine that was started from the template and paused then.
+        fn paused(&self, name: &str) -> Files {
+            let paths = self.paths(name);
+            let (mut files, _) = prepare(&self.config, &paths, &self.template(), 1).unwrap();
+            files.memory = vec![Layer::own(files.new_name(Role::Memory))];
+            files.state = Some(files.new_name(Role::State));
+            for name in files.names().into_iter().filter(|name| !name.starts_with("disk")) {
+                fs::write(paths.file(name), name).unwrap();
+            }
+            files
+        }
+    }
+
+    #[test]
+    fn a_template_is_booted_from_its_image_and_a_layer_of_the_machines_own() {
+        let host = Host::new();
+        let paths = host.paths("one");
+
+        let (files, parts) = prepare(&host.config, &paths, &host.template(), 1).unwrap();
+        let (request, fds) = parts.request(SHAPE, "quiet");
+
+        let Request::Boot(config) = request else { panic!("not booted") };
+        assert_eq!((config.disks[0].layers, config.disks[0].size, config.console), (2, 1 << 30, false));
+        // Kernel, two layers, vsock.
+        assert_eq!(fds.len(), 4);
+        assert!(files.disk[0].shared && !files.disk[1].shared);
+        let inode = |path: &Path| fs::metadata(path).unwrap().ino();
+        assert_eq!(inode(&paths.file(&files.disk[0].name)), inode(&host.folder.path().join("root.ext4")));
+    }
+
+    #[test]
+    fn a_snapshot_is_restored_with_a_new_layer_on_top_and_its_state_stays_where_it_is() {
+        let host = Host::new();
+        let snapshot = host.paused("one");
+        let source = Source::Snapshot { folder: host.paths("one").state, files: snapshot.clone(), _pin: None };
+
+        let (files, parts) = prepare(&host.config, &host.paths("two"), &source, 1).unwrap();
+        let (request, fds) = parts.request(SHAPE, "");
+
+        let expected = RestoreConfig { memory_layers: 1, working_set: false, disk_layers: vec![3], console: false };
+        assert!(matches!(request, Request::Restore(config) if config == expected));
+        // State, memory, three layers, vsock.
+        assert_eq!(fds.len(), 6);
+        assert_eq!(files.disk[..2], snapshot.disk[..]);
+        assert_eq!((files.memory, files.state), (snapshot.memory, None));
+    }
+
+    #[test]
+    fn the_disk_of_a_snapshot_alone_is_booted() {
+        let host = Host::new();
+        let files = host.paused("one").disk_only();
+        let source = Source::Snapshot { folder: host.paths("one").state, files, _pin: None };
+
+        let (files, parts) = prepare(&host.config, &host.paths("two"), &source, 2).unwrap();
+
+        assert!(matches!(parts.request(SHAPE, "").0, Request::Boot(config) if config.disks[0].layers == 3));
+        assert!(files.memory.is_empty() && files.state.is_none());
+    }
+
+    #[test]
+    fn an_own_snapshot_stays_whole_while_it_is_resumed_warm_or_cold() {
+        let host = Host::new();
+        let paused = host.paused("one");
+        let paths = host.paths("one");
+        for cold in [false, true] {
+            let (files, parts) =
+                prepare(&host.config, &paths, &Source::Own { files: paused.clone(), cold }, 1).unwrap();
+            assert_eq!(matches!(parts.request(SHAPE, "").0, Request::Boot(_)), cold);
+            assert_eq!((&files.state, &files.memory), (&paused.state, &paused.memory));
+            assert_eq!(files.disk[..2], paused.disk[..]);
+            paused.remove_others(&paths.state).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_snapshot_that_went_away_is_an_error_that_something_else_may_mend() {
+        let host = Host::new();
+        let files = host.paused("one");
+        let source = Source::Snapshot { folder: host.folder.path().join("gone"), files, _pin: None };
+        let error = prepare(&host.config, &host.paths("two"), &source, 1).unwrap_err();
+        assert!(error.is_of_its_source(), "{error}");
     }
 }

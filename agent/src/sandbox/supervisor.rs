@@ -1,83 +1,63 @@
 //! The task that owns one sandbox from its record's first line to its last file's removal. See the module above for the
-//! states; here is what happens in each.
+//! states; here is what happens in each. What takes longer has files of its own: `bring_up`, `pause`, `resume`,
+//! `checkpoint`, `removal`.
 
+use std::collections::VecDeque;
 use std::future::pending;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use sandpiper_protocol::agent::{ExposedPort, LogSource, SandboxError, SandboxState, UpdateSandbox};
+use sandpiper_protocol::agent::{LogSource, OnTimeout, SandboxError, SandboxState};
 use sandpiper_protocol::guest::{GuestMessage, LogLevel};
+use sandpiper_protocol::vmm::Shape;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{MissedTickBehavior, interval, sleep};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
+use super::bring_up::Attempt;
+use super::capacity::Place;
+use super::command::{Answer, Command, DeleteCause, Setback};
 use super::create::MAX_PORTS;
-use super::machine::{Machine, MachineEvent};
-use super::process::MonitorProcess;
+use super::link::Guest;
+use super::machine::{Machine, MachineEvent, Over};
+use super::pause::Rest;
+use super::process::{Ended, MonitorProcess};
 use super::record::{self, Record};
 use super::registry::ChangeError;
 use super::seal::Envs;
 use super::start::StartError;
 use super::{Context, console, ending};
+use crate::durable;
 use crate::logs::SandboxLog;
-use crate::templates::Template;
+use crate::snapshots;
 
 /// How often the wall clock is compared with the deadline: it may be set while we sleep.
 const CLOCK_CHECK: Duration = Duration::from_secs(30);
-/// Pause between attempts to remove files that could not be removed.
-const REMOVE_AGAIN: Duration = Duration::from_secs(5);
-
-/// What a supervisor is asked to do.
-#[derive(Debug)]
-pub(crate) enum Command {
-    Update(UpdateSandbox, Answer<Arc<Record>>),
-    /// Adds or replaces a port.
-    Expose(ExposedPort, Answer<Arc<Record>>),
-    /// Removes a port.
-    Close(u16, Answer<Arc<Record>>),
-    /// Answered when nothing of the sandbox is left.
-    Delete(DeleteCause, oneshot::Sender<()>),
-}
-
-/// Where a command's result goes.
-pub(crate) type Answer<T> = oneshot::Sender<Result<T, ChangeError>>;
-
-/// Why a sandbox is deleted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum DeleteCause {
-    Requested,
-    Timeout,
-    AgentEnds,
-}
-
-impl DeleteCause {
-    fn as_str(self) -> &'static str {
-        match self {
-            Self::Requested => "it was asked for",
-            Self::Timeout => "its time is over",
-            Self::AgentEnds => "the agent ends",
-        }
-    }
-
-    /// For the figures.
-    pub(crate) fn as_label(self) -> &'static str {
-        match self {
-            Self::Requested => "requested",
-            Self::Timeout => "timeout",
-            Self::AgentEnds => "agent_ends",
-        }
-    }
-}
+/// Commands that wait for the end of what is being done.
+const POSTPONED: usize = 32;
+/// How much longer a sandbox runs that could not be paused at its deadline. Then that is tried again.
+const PAUSE_AGAIN: u64 = 60;
 
 /// Why a phase of the supervisor is over.
 enum Turn {
     Delete(DeleteCause),
     Ended(SandboxError),
+    /// The record says that the sandbox is stopped; the machine is paused and not needed any more.
+    Stopped,
+    Resumed(Box<Machine>),
     /// The agent ends and leaves the sandbox as it is.
     Leave,
+}
+
+/// What a supervisor stays with.
+enum Phase {
+    Running(Box<Machine>),
+    Stopped,
+    Failed,
 }
 
 /// The task's state.
@@ -87,8 +67,14 @@ pub(super) struct Supervisor {
     /// What others see of the record: never newer than the file.
     pub(super) published: watch::Sender<Arc<Record>>,
     pub(super) commands: mpsc::Receiver<Command>,
+    /// Commands that came while something else was being done, oldest first.
+    pub(super) postponed: VecDeque<Command>,
     /// Deletes that wait for the end.
     pub(super) waiting: Vec<oneshot::Sender<()>>,
+    /// The deadline has passed once, and the sandbox could not be paused.
+    pub(super) overdue: bool,
+    /// What the machine holds of the host's memory, while there is one.
+    pub(super) place: Option<Place>,
     /// Follows the guest's console, where there is one, until the token is cancelled.
     pub(super) console: Option<(CancellationToken, AbortOnDropHandle<()>)>,
 }
@@ -101,24 +87,20 @@ impl Supervisor {
     /// Creates the sandbox and stays with it. `started` learns how the start went; `forget` is called when nothing is left.
     pub(super) async fn create(
         mut self,
-        template: Template,
+        attempts: Vec<Attempt>,
         envs: Envs,
         started: oneshot::Sender<Result<Arc<Record>, StartError>>,
         forget: impl FnOnce() + Send,
     ) {
-        let result = match self.prepare(template).await {
-            Ok(prepared) => {
-                self.follow_console();
-                self.bring_up(prepared, envs).await
-            }
-            Err(error) => Err((error, None)),
-        };
+        let start = self.context.shells.begin(self.shape());
+        let result = self.bring_up_new(attempts, &envs).await;
+        drop(start);
         match result {
             Ok(machine) => {
                 self.log.host("ready");
                 // Nobody may be waiting any more; the sandbox lives all the same.
                 let _ = started.send(Ok(self.record()));
-                self.stay(machine, forget).await;
+                self.stay(Phase::Running(Box::new(machine)), forget).await;
             }
             Err((error, machine)) => {
                 self.log.host(format!("not started: {}", crate::chain(&error)));
@@ -130,42 +112,63 @@ impl Supervisor {
         }
     }
 
-    /// Takes over a sandbox of an earlier agent.
-    pub(super) async fn adopt(mut self, pidfd: std::os::fd::OwnedFd, forget: impl FnOnce() + Send) {
+    /// Takes over a running sandbox of an earlier agent.
+    pub(super) async fn adopt(mut self, pidfd: OwnedFd, forget: impl FnOnce() + Send) {
         let record = self.record();
-        let envs = self.context.sealer.unseal(&record.id, &record.envs).unwrap_or_else(|error| {
-            tracing::error!(sandbox = record.id, %error, "the sandbox goes on without its environment variables");
-            Envs::new()
-        });
+        let Some(known) = record.process.clone() else { return };
+        let guest = Guest { id: record.id.clone(), envs: self.unseal(), generation: record.generation };
         let control = self.context.paths.sandbox(&record.id).control_socket();
         match MonitorProcess::watch(pidfd) {
             Ok(process) => {
                 tracing::info!(sandbox = record.id, "adopted");
                 self.log.host("the agent was restarted; the sandbox went on");
                 self.follow_console();
-                self.stay(Machine::new(&record.id, process, control, envs), forget).await;
+                let mut machine = Machine::new(guest, known, process, None, control);
+                // The earlier agent may have ended while it paused the sandbox.
+                if let Err(error) = machine.go_on().await {
+                    let error = crate::chain(&error);
+                    tracing::warn!(sandbox = record.id, error, "an adopted monitor does not answer");
+                }
+                self.stay(Phase::Running(Box::new(machine)), forget).await;
             }
             // Only for want of descriptors or memory: the process lives on, and the next agent finds it.
             Err(error) => tracing::error!(sandbox = record.id, %error, "cannot watch a monitor; restart the agent"),
         }
     }
 
-    /// Stays with a sandbox that has failed.
-    pub(super) async fn keep_failed(mut self, forget: impl FnOnce() + Send) {
-        if let Turn::Delete(cause) = self.watch_failed().await {
-            self.delete(None, cause, forget).await;
-        }
+    /// Stays with a sandbox that an earlier agent left stopped, or failed.
+    pub(super) async fn keep(self, forget: impl FnOnce() + Send) {
+        let phase = if self.record().state == SandboxState::Stopped { Phase::Stopped } else { Phase::Failed };
+        self.stay(phase, forget).await;
     }
 
-    /// Stays with a running sandbox until it is gone.
-    async fn stay(mut self, mut machine: Machine, forget: impl FnOnce() + Send) {
-        match self.watch(&mut machine).await {
-            Turn::Leave => {}
-            Turn::Delete(cause) => self.delete(Some(machine), cause, forget).await,
-            Turn::Ended(error) => {
-                self.fail(machine, error).await;
-                self.keep_failed(forget).await;
-            }
+    /// Stays with a sandbox until it is gone.
+    async fn stay(mut self, mut phase: Phase, forget: impl FnOnce() + Send) {
+        loop {
+            let turn = match &mut phase {
+                Phase::Running(machine) => self.watch(machine).await,
+                Phase::Stopped => self.watch_stopped().await,
+                Phase::Failed => self.watch_failed().await,
+            };
+            let machine = match phase {
+                Phase::Running(machine) => Some(*machine),
+                Phase::Stopped | Phase::Failed => None,
+            };
+            phase = match turn {
+                Turn::Leave => return,
+                Turn::Delete(cause) => return self.delete(machine, cause, forget).await,
+                Turn::Ended(error) => {
+                    self.fail(machine, error).await;
+                    Phase::Failed
+                }
+                Turn::Stopped => {
+                    self.overdue = false;
+                    self.put_away(machine).await;
+                    self.place = None;
+                    Phase::Stopped
+                }
+                Turn::Resumed(machine) => Phase::Running(machine),
+            };
         }
     }
 
@@ -177,9 +180,18 @@ impl Supervisor {
         housekeeping.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             let remaining = self.record().deadline.duration_since(Timestamp::now());
-            let Ok(remaining) = Duration::try_from(remaining) else { return Turn::Delete(DeleteCause::Timeout) };
+            let remaining = Duration::try_from(remaining).unwrap_or_default();
             if remaining.is_zero() {
-                return Turn::Delete(DeleteCause::Timeout);
+                match self.time_is_over(machine).await {
+                    Some(turn) => return turn,
+                    None => continue,
+                }
+            }
+            if let Some(command) = self.postponed.pop_front() {
+                match self.handle(machine, command).await {
+                    Some(turn) => return turn,
+                    None => continue,
+                }
             }
             tokio::select! {
                 () = leave.cancelled() => return Turn::Leave,
@@ -196,21 +208,111 @@ impl Supervisor {
                     }
                 },
                 command = next_command(&mut self.commands) => {
-                    if let Some(cause) = self.handle(command).await {
-                        return Turn::Delete(cause);
+                    if let Some(turn) = self.handle(machine, command).await {
+                        return turn;
                     }
                 }
             }
         }
     }
 
-    /// Does what a command says; a delete is for the caller.
-    async fn handle(&mut self, command: Command) -> Option<DeleteCause> {
-        let (saved, answer) = match command {
+    /// What `on_timeout` says; `None` when the sandbox goes on after all.
+    async fn time_is_over(&mut self, machine: &mut Machine) -> Option<Turn> {
+        if self.record().lifecycle.on_timeout == OnTimeout::Kill {
+            return Some(Turn::Delete(DeleteCause::Timeout));
+        }
+        // A guest is asked once. What refuses then must not buy time that its owner has not been given.
+        let rest = if std::mem::replace(&mut self.overdue, true) { Rest::IfPossible } else { Rest::Required };
+        match self.pause(machine, rest).await {
+            Ok(()) => Some(Turn::Stopped),
+            Err(Setback::Refused(error)) => {
+                let error = crate::chain(&error);
+                tracing::warn!(
+                    sandbox = self.record().id,
+                    error,
+                    "cannot pause a sandbox whose time is over; trying later"
+                );
+                self.extend(Duration::from_secs(PAUSE_AGAIN)).await;
+                None
+            }
+            Err(Setback::Over(error)) => Some(Turn::Ended(error)),
+            Err(Setback::Delete(cause)) => Some(Turn::Delete(cause)),
+        }
+    }
+
+    /// Sees to it that the deadline is at least this far away. Where that cannot be written down, it holds all the same
+    /// while this agent runs.
+    pub(super) async fn extend(&mut self, least: Duration) {
+        let deadline = record::deadline(Timestamp::now(), least.as_secs());
+        if self.record().deadline < deadline {
+            self.change_regardless(|record| record.deadline = deadline).await;
+        }
+    }
+
+    /// Does what a command says; what ends the phase is for the caller.
+    async fn handle(&mut self, machine: &mut Machine, command: Command) -> Option<Turn> {
+        match command {
             Command::Delete(cause, answer) => {
                 self.waiting.push(answer);
-                return Some(cause);
+                Some(Turn::Delete(cause))
             }
+            Command::Pause(answer) => match self.pause(machine, Rest::Required).await {
+                Ok(()) => {
+                    let _ = answer.send(Ok(self.record()));
+                    Some(Turn::Stopped)
+                }
+                Err(setback) => self.set_back(setback, answer),
+            },
+            Command::Resume(seconds, answer) => {
+                let result = self.refresh(seconds).await.map_err(ChangeError::Storage);
+                let _ = answer.send(result.map(|()| self.record()));
+                None
+            }
+            Command::Snapshot(order, answer) => match self.checkpoint(machine, order).await {
+                Ok(manifest) => {
+                    let _ = answer.send(Ok(manifest));
+                    None
+                }
+                Err(setback) => self.set_back(setback, answer),
+            },
+            command => {
+                self.handle_record(command).await;
+                None
+            }
+        }
+    }
+
+    /// Answers that something did not come about; what that comes to for the sandbox.
+    fn set_back<T>(&mut self, setback: Setback, answer: Answer<T>) -> Option<Turn> {
+        match setback {
+            Setback::Refused(error) => {
+                let _ = answer.send(Err(error));
+                None
+            }
+            Setback::Over(error) => {
+                let _ = answer.send(Err(ChangeError::Guest(error.message.clone())));
+                Some(Turn::Ended(error))
+            }
+            Setback::Delete(cause) => {
+                let _ = answer.send(Err(ChangeError::NotFound));
+                Some(Turn::Delete(cause))
+            }
+        }
+    }
+
+    /// The deadline of a sandbox that is asked to go on and runs: it is never brought forward.
+    async fn refresh(&mut self, seconds: Option<u64>) -> io::Result<()> {
+        let record = self.record();
+        let deadline = record::deadline(Timestamp::now(), seconds.unwrap_or(record.timeout_seconds));
+        if deadline <= record.deadline {
+            return Ok(());
+        }
+        self.change(|record| record.deadline = deadline).await
+    }
+
+    /// Does what needs only the record; for running and stopped sandboxes.
+    async fn handle_record(&mut self, command: Command) {
+        let (saved, answer) = match command {
             Command::Update(update, answer) => {
                 let saved = self.change(|record| {
                     if let Some(seconds) = update.timeout_seconds {
@@ -228,7 +330,7 @@ impl Supervisor {
                 let is_new = record.exposed_ports.iter().all(|other| other.port != port.port);
                 if is_new && record.exposed_ports.len() >= MAX_PORTS {
                     let _ = answer.send(Err(ChangeError::TooManyPorts));
-                    return None;
+                    return;
                 }
                 let saved = self.change(|record| {
                     record.exposed_ports.retain(|other| other.port != port.port);
@@ -240,172 +342,186 @@ impl Supervisor {
             Command::Close(port, answer) => {
                 if self.record().exposed_ports.iter().all(|other| other.port != port) {
                     let _ = answer.send(Err(ChangeError::NotFound));
-                    return None;
+                    return;
                 }
                 let saved = self.change(|record| record.exposed_ports.retain(|other| other.port != port));
                 (saved.await, answer)
             }
+            Command::Absorb { lower, upper, answer } => (self.absorb(&lower, &upper).await, answer),
+            other => return other.refuse(ChangeError::State(self.record().state)),
         };
         let _ = answer.send(saved.map(|()| self.record()).map_err(ChangeError::Storage));
-        None
+    }
+
+    /// Drops a layer whose content is in the one above it. A monitor that runs on it has it open.
+    pub(super) async fn absorb(&mut self, lower: &str, upper: &str) -> io::Result<()> {
+        let mut files = self.record().files.clone();
+        if !files.absorb(lower, upper) {
+            return Ok(());
+        }
+        self.change(|record| record.files = files).await?;
+        self.tidy().await
     }
 
     /// Takes a message of the guest; an error ends the sandbox.
     pub(super) fn hear(&self, message: GuestMessage) -> Option<SandboxError> {
         match message {
-            GuestMessage::Ready { .. } => None,
             GuestMessage::Failed { message } => Some(ending::guest_failed(&message)),
-            GuestMessage::Log { level, message } => {
-                let mark = match level {
-                    LogLevel::Info => "",
-                    LogLevel::Warn => "warning: ",
-                    LogLevel::Error => "error: ",
-                };
-                self.log.push(LogSource::Guest, &format!("{mark}{message}"));
+            message => {
+                hear_log(&self.log, message);
                 None
+            }
+        }
+    }
+
+    // ---- stopped ----
+
+    async fn watch_stopped(&mut self) -> Turn {
+        let leave = self.context.leave.clone();
+        loop {
+            let command = match self.postponed.pop_front() {
+                Some(command) => command,
+                None => tokio::select! {
+                    () = leave.cancelled() => return Turn::Leave,
+                    command = next_command(&mut self.commands) => command,
+                },
+            };
+            match command {
+                Command::Delete(cause, answer) => {
+                    self.waiting.push(answer);
+                    return Turn::Delete(cause);
+                }
+                // Stopped already.
+                Command::Pause(answer) => drop(answer.send(Ok(self.record()))),
+                Command::Resume(seconds, answer) => match self.resume(seconds).await {
+                    Ok(machine) => {
+                        let _ = answer.send(Ok(self.record()));
+                        return Turn::Resumed(Box::new(machine));
+                    }
+                    Err(setback) => {
+                        if let Some(turn) = self.set_back(setback, answer) {
+                            return turn;
+                        }
+                    }
+                },
+                Command::Snapshot(order, answer) => {
+                    let result = self.checkpoint_stopped(order).await;
+                    let _ = answer.send(result);
+                }
+                command => self.handle_record(command).await,
             }
         }
     }
 
     // ---- failed ----
 
-    /// Frees everything of a sandbox that ended by itself, but its record.
-    async fn fail(&mut self, machine: Machine, error: SandboxError) {
-        let record = self.record();
-        tracing::warn!(sandbox = record.id, code = error.code, error = error.message, "sandbox failed");
-        self.log.host(format!("failed: {} ({})", error.message, error.code));
-        self.context.metrics.ended(&error.code);
-        self.end_process(machine).await;
-        if let Err(save_error) = self.change(|record| record.fail(error.clone(), Timestamp::now())).await {
-            tracing::error!(sandbox = record.id, error = %save_error, "cannot write the record of a failed sandbox");
-            // The monitor is gone whatever the file says, and a restarted agent comes to the same end.
-            let mut record = (*record).clone();
-            record.fail(error, Timestamp::now());
-            self.published.send_replace(Arc::new(record));
-        }
-        // After the record: the reason is in the exit record, which goes with the files.
-        let paths = self.context.paths.sandbox(&record.id);
-        let freed = tokio::task::spawn_blocking(move || ending::free(&paths)).await.map_err(io::Error::other).flatten();
-        if let Err(error) = freed {
-            tracing::error!(sandbox = record.id, %error, "cannot free a failed sandbox's files; DELETE tries again");
-        }
-    }
-
     async fn watch_failed(&mut self) -> Turn {
         let leave = self.context.leave.clone();
         loop {
-            tokio::select! {
-                () = leave.cancelled() => return Turn::Leave,
-                command = next_command(&mut self.commands) => {
-                    if let Some(cause) = self.handle_while_busy(command) {
-                        return Turn::Delete(cause);
-                    }
-                }
-            }
-        }
-    }
-
-    /// Refuses everything but a delete.
-    pub(super) fn handle_while_busy(&mut self, command: Command) -> Option<DeleteCause> {
-        match command {
-            Command::Delete(cause, answer) => {
-                self.waiting.push(answer);
-                return Some(cause);
-            }
-            Command::Update(_, answer) | Command::Expose(_, answer) | Command::Close(_, answer) => {
-                let _ = answer.send(Err(ChangeError::State(self.record().state)));
-            }
-        }
-        None
-    }
-
-    // ---- stopping ----
-
-    async fn delete(mut self, machine: Option<Machine>, cause: DeleteCause, forget: impl FnOnce() + Send) {
-        let id = self.record().id.clone();
-        if let Err(error) = self.change(|record| record.state = SandboxState::Stopping).await {
-            // Full disk, perhaps: deleting is the cure. Should we be killed now, the sandbox lives on; nobody was told
-            // otherwise.
-            tracing::warn!(sandbox = id, %error, "cannot write down that a sandbox is being deleted");
-        }
-        self.log.host(format!("deleted: {}", cause.as_str()));
-        self.take_away(machine).await;
-        tracing::info!(target: "audit", sandbox = id, ?cause, "deleted");
-        self.context.metrics.deleted(cause);
-        forget();
-        self.answer_deletes();
-    }
-
-    /// Ends the process and removes every file, the record last. Goes on until that is done.
-    async fn take_away(&mut self, machine: Option<Machine>) {
-        if let Some(machine) = machine {
-            self.end_process(machine).await;
-        }
-        let record = self.record();
-        loop {
-            let paths = self.context.paths.sandbox(&record.id);
-            let removed = tokio::task::spawn_blocking(move || ending::remove(&paths)).await;
-            match removed.map_err(io::Error::other).flatten() {
-                Ok(()) => return,
-                Err(error) => {
-                    tracing::error!(sandbox = record.id, %error, "cannot remove a sandbox's files; trying again")
-                }
-            }
-            tokio::select! {
-                // The record says what is going on: the next agent finishes it.
-                () = self.context.leave.cancelled() => return,
-                () = sleep(REMOVE_AGAIN) => {}
-            }
-        }
-    }
-
-    async fn end_process(&mut self, machine: Machine) {
-        if let Err(error) = machine.end(self.context.config.stop_timeout()).await {
-            tracing::error!(sandbox = self.record().id, %error, "cannot end a monitor");
-        }
-        if let Some((end, following)) = self.console.take() {
-            end.cancel();
-            // So that the last words are in the log before the file goes.
-            let _ = following.await;
-        }
-    }
-
-    /// Tells those who asked, and those who ask while the last of it goes.
-    fn answer_deletes(&mut self) {
-        self.commands.close();
-        while let Ok(command) = self.commands.try_recv() {
+            let command = match self.postponed.pop_front() {
+                Some(command) => command,
+                None => tokio::select! {
+                    () = leave.cancelled() => return Turn::Leave,
+                    command = next_command(&mut self.commands) => command,
+                },
+            };
             match command {
-                Command::Delete(_, answer) => self.waiting.push(answer),
-                Command::Update(_, answer) | Command::Expose(_, answer) | Command::Close(_, answer) => {
-                    let _ = answer.send(Err(ChangeError::NotFound));
+                Command::Delete(cause, answer) => {
+                    self.waiting.push(answer);
+                    return Turn::Delete(cause);
                 }
+                other => other.refuse(ChangeError::State(SandboxState::Failed)),
             }
-        }
-        for answer in self.waiting.drain(..) {
-            let _ = answer.send(());
         }
     }
 
     // ---- helpers ----
 
+    /// Keeps a command for later while something else is being done; the cause when it is a delete, which does not wait.
+    pub(super) fn postpone(&mut self, command: Command) -> Option<DeleteCause> {
+        let state = self.record().state;
+        match command {
+            Command::Delete(cause, answer) => {
+                self.waiting.push(answer);
+                return Some(cause);
+            }
+            // Nobody knows yet whether there will be a sandbox to change.
+            Command::Update(..) | Command::Expose(..) | Command::Close(..) if state == SandboxState::Creating => {
+                command.refuse(ChangeError::State(state));
+            }
+            command if self.postponed.len() >= POSTPONED => command.refuse(ChangeError::State(state)),
+            command => self.postponed.push_back(command),
+        }
+        None
+    }
+
     /// Changes the record: on disk first, then for everybody to see.
     pub(super) async fn change(&mut self, change: impl FnOnce(&mut Record)) -> io::Result<()> {
-        let mut record = (*self.record()).clone();
+        let before = self.record();
+        let mut record = (*before).clone();
         change(&mut record);
-        let path = self.context.paths.sandbox(&record.id).record();
-        let save = move || record::save(&path, &record).map(|()| record);
+        let paths = self.context.paths.sandbox(&record.id);
+        let save = move || {
+            record::save(&paths.record(), &record)?;
+            if before.state == SandboxState::Creating {
+                // Until now the sandbox's folder was of no importance to anybody.
+                durable::sync_parent(&paths.state)?;
+            }
+            Ok::<_, io::Error>(record)
+        };
         let record = tokio::task::spawn_blocking(save).await.map_err(io::Error::other)??;
         self.published.send_replace(Arc::new(record));
         Ok(())
     }
 
-    pub(super) async fn explain(&self, ended: super::process::Ended) -> SandboxError {
+    /// As [`Self::change`], for what is so whatever the file says: an agent that reads the older record comes to the same.
+    pub(super) async fn change_regardless(&mut self, change: impl Fn(&mut Record)) {
+        if let Err(error) = self.change(&change).await {
+            tracing::error!(sandbox = self.record().id, %error, "cannot write a sandbox's record");
+            let mut record = (*self.record()).clone();
+            change(&mut record);
+            self.published.send_replace(Arc::new(record));
+        }
+    }
+
+    /// Removes layers and states from the sandbox's folder that its record does not name.
+    pub(super) async fn tidy(&self) -> io::Result<()> {
+        let record = self.record();
+        let folder = self.context.paths.sandbox(&record.id).state;
+        tokio::task::spawn_blocking(move || record.files.remove_others(&folder)).await.map_err(io::Error::other)?
+    }
+
+    /// What the sandbox's monitor is prepared for.
+    pub(super) fn shape(&self) -> Shape {
+        let record = self.record();
+        snapshots::shape(record.cpu, record.memory_mb)
+    }
+
+    /// The tenant's environment variables.
+    pub(super) fn unseal(&self) -> Envs {
+        let record = self.record();
+        self.context.sealer.unseal(&record.id, &record.envs).unwrap_or_else(|error| {
+            tracing::error!(sandbox = record.id, %error, "the sandbox goes on without its environment variables");
+            Envs::new()
+        })
+    }
+
+    pub(super) async fn explain(&self, ended: Ended) -> SandboxError {
         let paths = self.context.paths.sandbox(&self.record().id);
         let explained = tokio::task::spawn_blocking(move || ending::explain(&paths, &ended)).await;
         explained.unwrap_or_else(|_| ending::error("monitor_failed", "The monitor ended".into()))
     }
 
-    fn follow_console(&mut self) {
+    /// What ended a machine, in words for its owner.
+    pub(super) async fn explain_over(&self, over: Over) -> SandboxError {
+        match over {
+            Over::Ended(ended) => self.explain(ended).await,
+            Over::OutOfControl => ending::out_of_control(),
+            Over::Failed(message) => ending::guest_failed(&message),
+        }
+    }
+
+    pub(super) fn follow_console(&mut self) {
         let path = self.context.paths.sandbox(&self.record().id).console_log();
         // An adopted guest has a console if its own agent gave it one.
         if path.exists() {
@@ -420,6 +536,18 @@ impl Supervisor {
         if let Ok(Err(error)) = tokio::task::spawn_blocking(move || console::bound_file(&path)).await {
             tracing::warn!(sandbox = self.record().id, %error, "cannot bound a monitor's log");
         }
+    }
+}
+
+/// Puts what a guest says into its log.
+pub(super) fn hear_log(log: &SandboxLog, message: GuestMessage) {
+    if let GuestMessage::Log { level, message } = message {
+        let mark = match level {
+            LogLevel::Info => "",
+            LogLevel::Warn => "warning: ",
+            LogLevel::Error => "error: ",
+        };
+        log.push(LogSource::Guest, &format!("{mark}{message}"));
     }
 }
 

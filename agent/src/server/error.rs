@@ -8,7 +8,8 @@ use http::StatusCode;
 use sandpiper_protocol::agent::ErrorBody;
 use serde::de::DeserializeOwned;
 
-use crate::sandbox::{ChangeError, CreateError, StartError};
+use crate::sandbox::{ChangeError, CheckpointError, CreateError, DiskSpaceError, ForkError, StartError};
+use crate::snapshots::DraftError;
 use crate::templates::ImportError;
 
 /// An error answer.
@@ -43,6 +44,23 @@ impl ApiError {
     fn unavailable(message: String) -> Self {
         Self { status: StatusCode::SERVICE_UNAVAILABLE, code: "capacity_unavailable", message }
     }
+
+    fn conflict(message: String) -> Self {
+        Self { status: StatusCode::CONFLICT, code: "conflict", message }
+    }
+
+    fn guest_failed(message: String) -> Self {
+        Self { status: StatusCode::BAD_GATEWAY, code: "guest_failed", message }
+    }
+
+    fn of_start(error: &StartError, message: String) -> Self {
+        match error {
+            StartError::Guest(_) => Self::guest_failed(message),
+            StartError::Deleted(_) => Self::invalid_state(message),
+            StartError::ShuttingDown => Self::unavailable(message),
+            StartError::Host { .. } | StartError::Disk(_) | StartError::BadSnapshot(_) => Self::internal(message),
+        }
+    }
 }
 
 impl IntoResponse for ApiError {
@@ -59,14 +77,9 @@ impl From<CreateError> for ApiError {
         let message = crate::chain(&error);
         match error {
             CreateError::Invalid(_) => Self::invalid(message),
-            CreateError::Exists(_) => Self { status: StatusCode::CONFLICT, code: "conflict", message },
+            CreateError::Exists(_) => Self::conflict(message),
             CreateError::Capacity(_) => Self::unavailable(message),
-            CreateError::Start(StartError::Guest(_)) => {
-                Self { status: StatusCode::BAD_GATEWAY, code: "guest_failed", message }
-            }
-            CreateError::Start(StartError::Deleted) => Self::invalid_state(message),
-            CreateError::Start(StartError::ShuttingDown) => Self::unavailable(message),
-            CreateError::Start(StartError::Host { .. } | StartError::Disk(_)) => Self::internal(message),
+            CreateError::Start(error) => Self::of_start(&error, message),
         }
     }
 }
@@ -76,9 +89,41 @@ impl From<ChangeError> for ApiError {
         let message = crate::chain(&error);
         match error {
             ChangeError::NotFound => Self { status: StatusCode::NOT_FOUND, code: "not_found", message },
-            ChangeError::State(_) => Self::invalid_state(message),
+            ChangeError::State(_) | ChangeError::Layers => Self::invalid_state(message),
             ChangeError::TooManyPorts => Self::invalid(message),
-            ChangeError::Storage(_) => Self::internal(message),
+            ChangeError::Capacity(_) => Self::unavailable(message),
+            ChangeError::Guest(_) => Self::guest_failed(message),
+            ChangeError::Start(error) => Self::of_start(&error, message),
+            ChangeError::Storage(_)
+            | ChangeError::Host { .. }
+            | ChangeError::Layer(_)
+            | ChangeError::Monitor(_)
+            | ChangeError::Unexpected => Self::internal(message),
+        }
+    }
+}
+
+impl From<CheckpointError> for ApiError {
+    fn from(error: CheckpointError) -> Self {
+        let message = crate::chain(&error);
+        match error {
+            CheckpointError::Draft(DraftError::Id) => Self::invalid(message),
+            CheckpointError::Draft(DraftError::Exists(_)) => Self::conflict(message),
+            CheckpointError::DiskSpace(DiskSpaceError::Short { .. }) => Self::unavailable(message),
+            CheckpointError::Sandbox(error) => error.into(),
+            CheckpointError::Draft(DraftError::Storage(_))
+            | CheckpointError::DiskSpace(DiskSpaceError::Read(_))
+            | CheckpointError::Storage { .. } => Self::internal(message),
+        }
+    }
+}
+
+impl From<ForkError> for ApiError {
+    fn from(error: ForkError) -> Self {
+        match error {
+            ForkError::Invalid(message) => Self::invalid(message),
+            ForkError::Checkpoint(error) => error.into(),
+            ForkError::Create(error) => error.into(),
         }
     }
 }

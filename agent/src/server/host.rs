@@ -12,6 +12,7 @@ use sandpiper_protocol::agent::HostInfo;
 use super::App;
 use super::error::ApiError;
 use crate::host;
+use crate::metrics::Holdings;
 
 /// `GET /host`
 pub(super) async fn info(State(app): State<Arc<App>>) -> Result<Json<HostInfo>, ApiError> {
@@ -22,7 +23,7 @@ pub(super) async fn info(State(app): State<Arc<App>>) -> Result<Json<HostInfo>, 
         cpus: host::cpus(),
         memory_mb: memory.total_mb,
         memory_available_mb: memory.available_mb,
-        sandboxes_live: app.sandboxes.live(),
+        sandboxes_live: app.sandboxes.context().capacity.sandboxes(),
         sandboxes_max: app.config.limits.max_sandboxes,
         data_plane_host: app.config.ingress.data_plane_host.clone(),
     }))
@@ -33,7 +34,14 @@ pub(super) async fn metrics(
     State(app): State<Arc<App>>,
 ) -> Result<([(HeaderName, &'static str); 1], String), ApiError> {
     let records = app.sandboxes.list();
-    app.sandboxes.context().metrics.count(records.iter().map(|record| &**record));
+    let context = app.sandboxes.context();
+    let holdings = Holdings {
+        shells: context.shells.waiting(),
+        checkpoints: context.checkpoints.list().len(),
+        warm_snapshots: context.warm.count(),
+        retained_bytes: context.usage.total(),
+    };
+    context.metrics.count(records.iter().map(|record| &**record), holdings);
     let mut text = String::new();
     encode(&mut text, &app.registry).map_err(|_| ApiError::internal("Cannot encode the figures"))?;
     Ok(([(CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text))

@@ -7,6 +7,7 @@
 //! Who may connect is decided by the socket's mode; only root, and the agent's own user, may import templates, because
 //! that reads a file of the host by its path.
 
+mod checkpoints;
 mod error;
 mod host;
 mod ports;
@@ -41,6 +42,8 @@ use crate::session::Sessions;
 const MAX_BODY: usize = 1024 * 1024;
 /// Time for a request besides starting and stopping a guest.
 const SLACK: Duration = Duration::from_secs(60);
+/// Time for writing a machine down, or many of them: that is as long as the disk takes.
+const SNAPSHOT_PATIENCE: Duration = Duration::from_secs(900);
 /// Time for copying and hashing an image.
 const IMPORT_PATIENCE: Duration = Duration::from_secs(3600);
 /// Time that requests in flight get when the agent ends.
@@ -65,15 +68,24 @@ fn router(app: Arc<App>) -> Router {
         .route("/sandboxes/{id}/session", post(sandboxes::session))
         .route("/sandboxes/{id}/logs", get(sandboxes::logs))
         .route("/sandboxes/{id}/ports/{port}", put(ports::expose).get(ports::show).delete(ports::close))
+        .route("/checkpoints", get(checkpoints::list))
+        .route("/checkpoints/{id}", get(checkpoints::show).delete(checkpoints::delete))
         .route("/templates", get(templates::list))
         .route("/host", get(host::info))
         .route("/metrics", get(host::metrics))
         .route("/healthz", get(host::health))
         .layer(middleware::from_fn(move |request, next| bounded(patience, request, next)));
+    let snapshots = Router::new()
+        .route("/sandboxes/{id}/pause", post(sandboxes::pause))
+        .route("/sandboxes/{id}/resume", post(sandboxes::resume))
+        .route("/sandboxes/{id}/fork", post(sandboxes::fork))
+        .route("/sandboxes/{id}/checkpoints", post(checkpoints::create))
+        .layer(middleware::from_fn(move |request, next| bounded(patience + SNAPSHOT_PATIENCE, request, next)));
     let slow = Router::new()
         .route("/templates", post(templates::import))
         .layer(middleware::from_fn(move |request, next| bounded(IMPORT_PATIENCE, request, next)));
     quick
+        .merge(snapshots)
         .merge(slow)
         .fallback(|| async { ApiError::not_found("route") })
         .layer(DefaultBodyLimit::max(MAX_BODY))

@@ -1,4 +1,4 @@
-//! `/sandboxes`: create, list, show, update, delete, sessions, logs.
+//! `/sandboxes`: create, list, show, update, delete, sessions, logs; pause, resume, fork.
 
 use std::sync::Arc;
 
@@ -6,7 +6,8 @@ use axum::Json;
 use axum::extract::{Path, State};
 use http::StatusCode;
 use sandpiper_protocol::agent::{
-    CreateSandbox, CreatedSandbox, LogPage, Sandbox, SandboxList, SandboxState, Session, UpdateSandbox,
+    CreateSandbox, CreatedSandbox, ForkSandbox, ForkedSandboxes, LogPage, ResumeSandbox, Sandbox, SandboxList,
+    SandboxState, Session, UpdateSandbox,
 };
 
 use super::App;
@@ -19,8 +20,7 @@ pub(super) async fn create(
     Body(request): Body<CreateSandbox>,
 ) -> Result<(StatusCode, Json<CreatedSandbox>), ApiError> {
     let record = app.sandboxes.create(request).await?;
-    let created = CreatedSandbox { sandbox: app.view(&record), session: app.mint(&record) };
-    Ok((StatusCode::CREATED, Json(created)))
+    Ok((StatusCode::CREATED, Json(app.created(&record))))
 }
 
 /// `GET /sandboxes`
@@ -55,12 +55,43 @@ pub(super) async fn delete(State(app): State<Arc<App>>, Path(id): Path<String>) 
     Ok(StatusCode::NO_CONTENT)
 }
 
+/// `POST /sandboxes/{id}/pause`
+pub(super) async fn pause(State(app): State<Arc<App>>, Path(id): Path<String>) -> Result<Json<Sandbox>, ApiError> {
+    let record = app.sandboxes.change(&id, Command::Pause).await?;
+    Ok(Json(app.view(&record)))
+}
+
+/// `POST /sandboxes/{id}/resume`
+pub(super) async fn resume(
+    State(app): State<Arc<App>>,
+    Path(id): Path<String>,
+    Body(request): Body<ResumeSandbox>,
+) -> Result<Json<CreatedSandbox>, ApiError> {
+    if let Some(seconds) = request.timeout_seconds {
+        check_timeout(seconds).map_err(ApiError::invalid)?;
+    }
+    let record = app.sandboxes.change(&id, |answer| Command::Resume(request.timeout_seconds, answer)).await?;
+    Ok(Json(app.created(&record)))
+}
+
+/// `POST /sandboxes/{id}/fork`
+pub(super) async fn fork(
+    State(app): State<Arc<App>>,
+    Path(id): Path<String>,
+    Body(request): Body<ForkSandbox>,
+) -> Result<(StatusCode, Json<ForkedSandboxes>), ApiError> {
+    let records = app.sandboxes.fork(&id, request.ids).await?;
+    let sandboxes = records.iter().map(|record| app.created(record)).collect();
+    Ok((StatusCode::CREATED, Json(ForkedSandboxes { sandboxes })))
+}
+
 /// `POST /sandboxes/{id}/session`
 pub(super) async fn session(State(app): State<Arc<App>>, Path(id): Path<String>) -> Result<Json<Session>, ApiError> {
     let record = app.find(&id)?;
-    if record.state != SandboxState::Ready {
+    let is_of_use = matches!(record.state, SandboxState::Ready | SandboxState::Checkpointing) || record.wakes();
+    if !is_of_use {
         return Err(ApiError::invalid_state(format!(
-            "The sandbox is {:?}; only a ready one can be used",
+            "The sandbox is {:?}; only a ready one, or one that resumes by itself, can be used",
             record.state
         )));
     }
@@ -79,7 +110,12 @@ impl App {
     }
 
     fn view(&self, record: &Record) -> Sandbox {
-        record.to_contract(self.urls.data_plane_url(&record.route_token))
+        let retained_bytes = self.sandboxes.context().usage.of(&record.id);
+        record.to_contract(self.urls.data_plane_url(&record.route_token), retained_bytes)
+    }
+
+    fn created(&self, record: &Record) -> CreatedSandbox {
+        CreatedSandbox { sandbox: self.view(record), session: self.mint(record) }
     }
 
     fn mint(&self, record: &Record) -> Session {

@@ -1,5 +1,8 @@
 //! The agent API over its real socket, with real files and processes, up to where a guest would have to run.
 
+mod monitor;
+mod snapshots;
+
 use std::fs;
 use std::io::{Seek, SeekFrom, Write};
 use std::path::PathBuf;
@@ -12,11 +15,9 @@ use serde_json::{Value, json};
 use tokio::net::UnixStream;
 
 use super::*;
-use crate::logs::Logs;
+use crate::config::{Jail, Shells};
 use crate::metrics::Metrics;
 use crate::paths::Paths;
-use crate::sandbox::{Context, Sealer};
-use crate::templates::Store;
 
 /// A whole agent but for its ingress, in folders of its own.
 struct Agent {
@@ -32,6 +33,11 @@ impl Agent {
         let vmm = folder.path().join("monitor");
         fs::write(&vmm, format!("#!/bin/sh\n{monitor}\n")).unwrap();
         fs::set_permissions(&vmm, fs::Permissions::from_mode(0o755)).unwrap();
+        Self::start_in(folder, vmm, 0).await
+    }
+
+    /// In a folder that an earlier agent may have used, with so many monitors that wait for each shape.
+    async fn start_in(folder: tempfile::TempDir, vmm: PathBuf, per_shape: u32) -> Self {
         let kernel = folder.path().join("vmlinux");
         fs::write(&kernel, b"not a kernel").unwrap();
         let config = Config {
@@ -40,21 +46,15 @@ impl Agent {
             vmm,
             kernel,
             stop_timeout_seconds: 1,
+            jail: Jail { enabled: false, ..Jail::default() },
+            shells: Shells { per_shape },
             ..Config::default()
         };
         let config = Arc::new(config);
         let paths = Paths::new(&config.state_dir, &config.runtime_dir);
         paths.create().unwrap();
-        let sandboxes = Sandboxes::new(Context {
-            templates: Store::open(&paths.templates()).unwrap(),
-            logs: Logs::default(),
-            metrics: Metrics::new(),
-            sealer: Sealer::open(&paths.record_key()).unwrap(),
-            boot_id: crate::host::boot_id().unwrap(),
-            leave: CancellationToken::new(),
-            config: Arc::clone(&config),
-            paths: paths.clone(),
-        });
+        let context = crate::open_context(Arc::clone(&config), paths.clone(), Metrics::new()).unwrap();
+        let sandboxes = Sandboxes::new(context);
         sandboxes.reconcile().await.unwrap();
         let mut registry = Registry::default();
         sandboxes.context().metrics.register(&mut registry);
@@ -108,11 +108,17 @@ impl Agent {
         json!({"slug": "base", "image": path, "baseline": {"cpu": 1, "memory_mb": 256}})
     }
 
+    /// Ends the agent and all sandboxes; nothing of them is left.
+    async fn end(&self) {
+        self.sandboxes.close(true, Duration::from_secs(60)).await;
+        self.assert_clean();
+    }
+
     /// Nothing of any sandbox is left: neither file nor process.
     fn assert_clean(&self) {
-        let folders = [self.folder.path().join("state/sandboxes"), self.folder.path().join("run/sandboxes")];
+        let folders = ["state/sandboxes", "run/sandboxes", "state/shells", "run/shells", "run/warm"];
         for folder in folders {
-            assert_eq!(fs::read_dir(&folder).unwrap().count(), 0, "{}", folder.display());
+            assert_eq!(fs::read_dir(self.folder.path().join(folder)).unwrap().count(), 0, "{folder}");
         }
         assert_eq!(self.monitors(), 0);
     }
@@ -187,10 +193,14 @@ async fn bad_requests_are_refused_with_the_reason() {
     assert_eq!((status, code.as_str()), (400, "invalid_request"), "{message}");
     let (status, _, message) = agent.error("POST", "/sandboxes", create("vernone").to_string()).await;
     assert!(status == 400 && message.starts_with("template_version:"), "{message}");
-    let mut pausing = create(&template.id);
-    pausing["lifecycle"] = json!({"on_timeout": "pause"});
-    let (status, _, message) = agent.error("POST", "/sandboxes", pausing.to_string()).await;
-    assert!(status == 400 && message.starts_with("lifecycle.on_timeout:"), "{message}");
+    let mut waking = create(&template.id);
+    waking["lifecycle"] = json!({"auto_resume": true});
+    let (status, _, message) = agent.error("POST", "/sandboxes", waking.to_string()).await;
+    assert!(status == 400 && message.starts_with("lifecycle.auto_resume:"), "{message}");
+    let mut restored = create(&template.id);
+    restored["checkpoint"] = json!(id::generate("ckp"));
+    let (status, _, message) = agent.error("POST", "/sandboxes", restored.to_string()).await;
+    assert!(status == 400 && message.starts_with("checkpoint:"), "{message}");
     let (status, _, message) = agent.error("PATCH", "/sandboxes/x", r#"{"timeout": 5}"#).await;
     assert!(status == 400 && message.contains("timeout"), "{message}");
     agent.assert_clean();
@@ -249,14 +259,15 @@ async fn a_sandbox_can_be_deleted_while_it_starts() {
         let (agent, request) = (Arc::clone(&agent), request.clone());
         async move { agent.error("POST", "/sandboxes", request.to_string()).await }
     });
-    while agent.monitors() == 0 {
+    let record = agent.folder.path().join("state").join(&path[1..]).join("record.json");
+    while !record.exists() {
         tokio::task::yield_now().await;
     }
 
     let (_, shown) = agent.ask("GET", &path, "").await;
     let (status, code, _) = agent.error("POST", "/sandboxes", request.to_string()).await;
     assert_eq!((status, code.as_str()), (409, "conflict"));
-    let record = fs::read_to_string(agent.folder.path().join("state").join(&path[1..]).join("record.json")).unwrap();
+    let record = fs::read_to_string(record).unwrap();
     let (status, code, _) = agent.error("PATCH", &path, r#"{"timeout_seconds": 5}"#).await;
     assert_eq!((status, code.as_str()), (409, "invalid_state"));
     assert_eq!(agent.ask("DELETE", &path, "").await.0, 204);

@@ -46,7 +46,7 @@ enum Command {
     Audit {
         #[command(flatten)]
         config: ConfigArgument,
-        /// Only what was done to this sandbox
+        /// Only what was done to this sandbox or checkpoint
         #[arg(long)]
         resource: Option<String>,
         /// At most this many entries

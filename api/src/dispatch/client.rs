@@ -12,8 +12,9 @@ use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use sandpiper_protocol::agent::{
-    CreateSandbox, CreatedSandbox, ErrorBody, ExposedPort, LogPage, PortRecord, Sandbox, SandboxList, Session,
-    TemplateList, TemplateVersion, UpdateSandbox,
+    Checkpoint, CheckpointList, CreateCheckpoint, CreateSandbox, CreatedSandbox, ErrorBody, ExposedPort, ForkSandbox,
+    ForkedSandboxes, LogPage, PortRecord, ResumeSandbox, Sandbox, SandboxList, Session, TemplateList, TemplateVersion,
+    UpdateSandbox,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -25,8 +26,9 @@ const ASK: Duration = Duration::from_secs(5);
 const CHANGE: Duration = Duration::from_secs(15);
 /// Ending one, with everything that belongs to it.
 const DELETE: Duration = Duration::from_secs(30);
-/// A start: the agent gives up on a guest earlier, and then says why.
-const CREATE: Duration = Duration::from_secs(150);
+/// A start, a pause, a checkpoint, also when it first waits for another of these: the agent gives up on a guest earlier,
+/// and then says why.
+const WORK: Duration = Duration::from_secs(150);
 /// Longest answer in bytes.
 const MAX_ANSWER: usize = 16 * 1024 * 1024;
 
@@ -46,6 +48,11 @@ pub enum AgentError {
 }
 
 impl AgentError {
+    /// Whether the agent may be at work although the call has failed, or may have done it.
+    pub fn is_in_doubt(&self) -> bool {
+        !matches!(self, AgentError::Refused { .. } | AgentError::Unreachable { .. })
+    }
+
     /// Whether the agent said that there is no such thing.
     pub fn is_not_found(&self) -> bool {
         matches!(self, AgentError::Refused { status: StatusCode::NOT_FOUND, .. })
@@ -66,7 +73,48 @@ impl AgentClient {
 
     /// Starts a sandbox; returns when its data plane serves.
     pub async fn create(&self, request: &CreateSandbox) -> Result<CreatedSandbox, AgentError> {
-        self.call(Method::POST, "/sandboxes", Some(request), CREATE).await
+        self.call(Method::POST, "/sandboxes", Some(request), WORK).await
+    }
+
+    /// Stops a sandbox and keeps all of it; returns when that is durable.
+    pub async fn pause(&self, id: &str) -> Result<Sandbox, AgentError> {
+        self.call::<(), _>(Method::POST, &format!("/sandboxes/{id}/pause"), None, WORK).await
+    }
+
+    /// Brings a sandbox back, or moves the deadline of a live one out; a pause under way is waited for.
+    pub async fn resume(&self, id: &str, request: &ResumeSandbox) -> Result<CreatedSandbox, AgentError> {
+        self.call(Method::POST, &format!("/sandboxes/{id}/resume"), Some(request), WORK).await
+    }
+
+    /// Starts copies of a sandbox, all or none.
+    pub async fn fork(&self, id: &str, request: &ForkSandbox) -> Result<Vec<CreatedSandbox>, AgentError> {
+        let path = format!("/sandboxes/{id}/fork");
+        let forked: ForkedSandboxes = self.call(Method::POST, &path, Some(request), WORK).await?;
+        if forked.sandboxes.len() == request.ids.len() {
+            return Ok(forked.sandboxes);
+        }
+        Err(AgentError::Malformed(format!("{path}: {} sandboxes for {}", forked.sandboxes.len(), request.ids.len())))
+    }
+
+    /// Takes a checkpoint of a sandbox; returns when it is durable.
+    pub async fn checkpoint(&self, sandbox: &str, request: &CreateCheckpoint) -> Result<Checkpoint, AgentError> {
+        self.call(Method::POST, &format!("/sandboxes/{sandbox}/checkpoints"), Some(request), WORK).await
+    }
+
+    /// All checkpoints of the host.
+    pub async fn checkpoints(&self) -> Result<Vec<Checkpoint>, AgentError> {
+        let list: CheckpointList = self.ask("/checkpoints").await?;
+        Ok(list.checkpoints)
+    }
+
+    /// One checkpoint.
+    pub async fn show_checkpoint(&self, id: &str) -> Result<Checkpoint, AgentError> {
+        self.ask(&format!("/checkpoints/{id}")).await
+    }
+
+    /// Removes a checkpoint; sandboxes made from it go on.
+    pub async fn delete_checkpoint(&self, id: &str) -> Result<(), AgentError> {
+        self.exchange::<()>(Method::DELETE, &format!("/checkpoints/{id}"), None, DELETE).await.map(drop)
     }
 
     /// All sandboxes of the host.

@@ -35,7 +35,7 @@ async fn run(app: &App, request: &CreateSandbox, guard: InFlightGuard) -> Result
             app.store.sandboxes.fail(&request.id, &reason(&error), app.clock.now()).await?;
             // A refusal leaves nothing behind. After a broken call there may be something: the answer does not wait for
             // its removal, and if that fails too, the synchronisation tries again.
-            if !matches!(error, AgentError::Refused { .. } | AgentError::Unreachable { .. }) {
+            if error.is_in_doubt() {
                 let (app, id) = (app.clone(), request.id.clone());
                 tokio::spawn(async move {
                     let _still_in_flight = guard;

@@ -1,28 +1,34 @@
 //! Work with the agent, the one who knows what really runs.
 //!
 //! ```text
-//!   handler ──[client]──▶ agent            asks: create, change, delete, session, port, logs
+//!   handler ──[client]──▶ agent            asks: change, delete, session, port, logs
 //!   [create] ──────────▶ agent             one start, on a task of its own
+//!   [pause] [resume] [fork] [checkpoint] ─▶ agent
 //!   [sync]   ──every second──▶ agent       copies states into the store; finds what was lost
 //! ```
 //!
-//! The store is what tenants see, the agent is the truth. They differ when a sandbox ends by itself (deadline, crash), when
-//! this process dies between the agent's work and its own note of it, and while the agent is away. [`sync`] settles each
-//! of these; until it has, reads answer what was last known.
+//! The store is what tenants see, the agent is the truth. They differ when a sandbox stops, wakes or ends by itself
+//! (deadline, request to its data plane, crash), when this process dies between the agent's work and its own note of it,
+//! and while the agent is away. [`sync`] settles each of these; until it has, reads answer what was last known.
 //!
-//! A sandbox that this process is starting or removing is [`InFlight`]: its row belongs to that task, and the
-//! synchronisation leaves it alone.
+//! A sandbox that this process is starting, resuming or removing, and a checkpoint that it is taking or removing, is
+//! [`InFlight`]: its row belongs to that task, and the synchronisation leaves it alone.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
+pub mod checkpoint;
+pub mod checkpoint_sync;
 pub mod client;
 pub mod create;
+pub mod fork;
+pub mod pause;
+pub mod resume;
 pub mod sync;
 
 pub use client::{AgentClient, AgentError};
 
-/// Ids of sandboxes that a task of this process is at work on.
+/// Ids of sandboxes and checkpoints that a task of this process is at work on.
 #[derive(Debug, Clone, Default)]
 pub struct InFlight(Arc<Mutex<HashSet<String>>>);
 
@@ -59,6 +65,13 @@ impl InFlight {
 pub struct InFlightGuard {
     ids: InFlight,
     id: String,
+}
+
+impl InFlightGuard {
+    /// The id.
+    pub fn id(&self) -> &str {
+        &self.id
+    }
 }
 
 impl Drop for InFlightGuard {

@@ -5,14 +5,17 @@
 //!
 //! | row | agent | then |
 //! |---|---|---|
-//! | being started or removed by this process | anything | left alone |
-//! | any but failed | lists it | the row takes over state, deadline, ports, error |
+//! | being started, resumed or removed by this process | anything | left alone |
+//! | any but failed | lists it | the row takes over state, deadline, lifecycle, ports, error |
 //! | any but failed | does not list it | destroyed: its time was over, or it was removed |
 //! | failed | lists it failed | stays, for the tenant to see why |
 //! | failed | does not list it | stays for a while, then destroyed |
 //! | failed, destroyed, none | lists it, twice in a row | an orphan: the agent is told to remove it |
 //!
-//! Twice in a row, because a row may have been read just before it was written.
+//! Twice in a row, because a row may have been read just before it was written. For the same reason a row takes a report
+//! over only if it is still in the state that was read: the report is not newer than that.
+//!
+//! A stopped sandbox is listed like any other. Checkpoints follow in the same round, by [`checkpoint_sync`].
 
 use std::collections::{HashMap, HashSet};
 use std::time::Instant;
@@ -21,6 +24,7 @@ use sandpiper_protocol::agent::{self, SandboxState};
 use tokio::sync::watch;
 
 use super::AgentError;
+use super::checkpoint_sync::CheckpointSync;
 use crate::app::App;
 use crate::error::chain;
 use crate::store::StoreError;
@@ -28,6 +32,10 @@ use crate::store::sandbox_row::{SandboxRow, State};
 
 /// How many rounds pass between two looks at the agent's templates.
 const CATALOG_EVERY: u32 = 30;
+
+/// How many rounds pass between two counts of what sandboxes hold of the disk: of a busy one it changes all the time, and
+/// each change would be a write.
+const RETAINED_EVERY: u32 = 10;
 
 /// Why a round did not get to its end.
 #[derive(Debug, thiserror::Error)]
@@ -44,7 +52,9 @@ pub struct Synchronizer {
     app: App,
     /// What the last round thought to be orphans.
     suspects: HashSet<String>,
+    checkpoints: CheckpointSync,
     rounds_to_catalog: u32,
+    rounds_to_retained: u32,
     /// Whether the last round went well, to log changes only.
     healthy: Option<bool>,
 }
@@ -52,7 +62,8 @@ pub struct Synchronizer {
 impl Synchronizer {
     /// One that has seen nothing yet.
     pub fn new(app: App) -> Self {
-        Self { app, suspects: HashSet::new(), rounds_to_catalog: 0, healthy: None }
+        let checkpoints = CheckpointSync::default();
+        Self { app, suspects: HashSet::new(), checkpoints, rounds_to_catalog: 0, rounds_to_retained: 0, healthy: None }
     }
 
     /// Rounds at the configured interval until `stop` changes.
@@ -87,8 +98,29 @@ impl Synchronizer {
         for row in rows.iter().filter(|row| !in_flight.contains(&row.id)) {
             self.settle(row, listed.get(row.id.as_str()).copied()).await?;
         }
+        if self.rounds_to_retained == 0 {
+            self.count_retained(&rows, &listed).await?;
+            self.rounds_to_retained = RETAINED_EVERY;
+        }
+        self.rounds_to_retained -= 1;
         let owned: HashMap<&str, State> = rows.iter().map(|row| (row.id.as_str(), row.state)).collect();
-        self.remove_orphans(&owned, &listed).await
+        self.remove_orphans(&owned, &listed).await?;
+        self.checkpoints.round(&self.app).await
+    }
+
+    /// Takes over how much of the disk each sandbox holds.
+    async fn count_retained(
+        &self,
+        rows: &[SandboxRow],
+        listed: &HashMap<&str, &agent::Sandbox>,
+    ) -> Result<(), StoreError> {
+        let figure = |row: &SandboxRow| listed.get(row.id.as_str()).map_or(0, |report| report.retained_bytes);
+        let changed: Vec<_> = rows
+            .iter()
+            .filter(|row| figure(row) != row.retained_bytes)
+            .map(|row| (row.id.as_str(), figure(row)))
+            .collect();
+        if changed.is_empty() { Ok(()) } else { self.app.store.sandboxes.retain(&changed).await }
     }
 
     /// One row against what the agent says of it.
@@ -105,7 +137,7 @@ impl Synchronizer {
             }
             (State::Failed, Some(_)) => {}
             (_, Some(report)) if row.matches(report) => {}
-            (_, Some(report)) => sandboxes.mirror(report).await?,
+            (seen, Some(report)) => sandboxes.mirror_unless_moved(report, seen).await?,
             (_, None) => {
                 tracing::info!(sandbox = row.id, "sandbox is gone at the agent");
                 sandboxes.destroy(&row.id, now).await?;
@@ -199,5 +231,13 @@ pub async fn refresh(app: &App, row: SandboxRow) -> Result<Option<SandboxRow>, S
             tracing::debug!(sandbox = row.id, error = chain(&error), "answered from the store");
             Ok(Some(row))
         }
+    }
+}
+
+/// After work on a sandbox that went wrong: has its row say again what the agent says.
+pub async fn follow(app: &App, team_id: &str, id: &str) -> Result<Option<SandboxRow>, StoreError> {
+    match app.store.sandboxes.get(team_id, id).await? {
+        Some(row) => refresh(app, row).await,
+        None => Ok(None),
     }
 }

@@ -13,7 +13,7 @@ use axum::extract::{FromRequestParts, Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use serde_json::Value;
+use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 use tracing::Instrument;
 
@@ -24,7 +24,7 @@ use crate::error::{ApiError, chain};
 use crate::hex;
 use crate::store::audit;
 use crate::store::idempotency::{Answer, Claim, Lookup};
-use crate::v1::sandboxes;
+use crate::v1::{checkpoints, sandboxes};
 
 /// The request header.
 pub const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
@@ -34,13 +34,14 @@ const MAX_KEY: usize = 255;
 /// Answers are documents of this program, far smaller than this.
 const MAX_ANSWER: usize = 4 * 1024 * 1024;
 
-/// Put by a handler into its answer: the id that the audit names, when it is not in the path.
+/// Put by a handler into its answer: the ids that the audit names, when they are not just the one in the path.
 #[derive(Debug, Clone)]
-pub struct Acted(pub String);
+pub struct Acted(pub Vec<String>);
 
-/// Put by a handler into its answer: the body's `session` is of this sandbox.
+/// Put by a handler into its answer: of which sandbox the body's `session` is, or of which ones, in their order, those of
+/// its `sandboxes`.
 #[derive(Debug, Clone)]
-pub struct SessionOf(pub String);
+pub struct SessionOf(pub Vec<String>);
 
 /// The middleware.
 pub async fn run(State(app): State<App>, request: Request, next: Next) -> Response {
@@ -69,7 +70,7 @@ struct Job {
     request: Request,
     caller: Caller,
     claim: Option<Claim>,
-    /// The sandbox that an earlier, dead process had made for the same key.
+    /// What an earlier, dead process had made for the same key: ids, separated by commas.
     made_before: Option<String>,
     action: String,
     resource: Option<String>,
@@ -97,7 +98,8 @@ async fn prepare(app: &App, request: Request) -> Result<Prepared, ApiError> {
     if let Some(claim) = &claim {
         parts.extensions.insert(claim.clone());
     }
-    let resource = parts.uri.path().split('/').find(|part| part.starts_with("sbx")).map(str::to_owned);
+    let is_id = |part: &&str| part.starts_with("sbx") || part.starts_with("ckp");
+    let resource = parts.uri.path().split('/').find(is_id).map(str::to_owned);
     let request_id = parts.extensions.get::<RequestId>().map(|id| id.0.clone()).unwrap_or_default();
     let request = Request::from_parts(parts, Body::from(body));
     Ok(Prepared::ToDo(Box::new(Job { request, caller, claim, made_before, action, resource, request_id })))
@@ -107,7 +109,7 @@ async fn prepare(app: &App, request: Request) -> Result<Prepared, ApiError> {
 async fn perform(app: &App, job: Job, next: Next) -> Response {
     let Job { request, caller, claim, made_before, action, resource, request_id } = job;
     let existing = match &made_before {
-        Some(id) => sandboxes::create::answer_for_existing(app, &caller, id).await,
+        Some(ids) => answer_for_existing(app, &caller, resource.as_deref(), ids).await,
         None => None,
     };
     let response = match existing {
@@ -118,23 +120,43 @@ async fn perform(app: &App, job: Job, next: Next) -> Response {
             Err(error) => ApiError::internal(format!("panic in a handler: {error}")).into_response(),
         },
     };
-    let entry = audit::Entry {
-        at: app.clock.now(),
-        team_id: caller.team.id,
-        key_id: caller.key_id,
-        request_id,
-        action,
-        resource: response.extensions().get::<Acted>().map(|acted| acted.0.clone()).or(resource),
-        status: response.status().as_u16(),
-    };
+    let acted = response.extensions().get::<Acted>().map(|acted| acted.0.clone());
+    let resources = acted.map_or_else(|| vec![resource], |ids| ids.into_iter().map(Some).collect());
+    let (at, status) = (app.clock.now(), response.status().as_u16());
+    let entries: Vec<_> = resources
+        .into_iter()
+        .map(|resource| audit::Entry {
+            at,
+            team_id: caller.team.id.clone(),
+            key_id: caller.key_id.clone(),
+            request_id: request_id.clone(),
+            action: action.clone(),
+            resource,
+            status,
+        })
+        .collect();
     let response = match claim {
         Some(claim) => settle(app, &claim, response).await,
         None => response,
     };
-    if let Err(error) = app.store.audit.add(&entry).await {
-        tracing::error!(error = chain(&error), action = entry.action, "audit entry lost");
+    if let Err(error) = app.store.audit.add(&entries).await {
+        tracing::error!(error = chain(&error), action, "audit entry lost");
     }
     response
+}
+
+/// The answer from what an earlier process had made for the same request; `None` if it is of no use, and the request is to
+/// be done. `resource`: the one in the path, which a create request has none of.
+async fn answer_for_existing(app: &App, caller: &Caller, resource: Option<&str>, made: &str) -> Option<Response> {
+    let ids: Vec<&str> = made.split(',').collect();
+    match (resource, ids.as_slice()) {
+        (None, [id]) => sandboxes::create::answer_for_existing(app, caller, id).await,
+        (Some(sandbox), [id]) if id.starts_with("ckp") => {
+            checkpoints::answer_for_existing(app, caller, sandbox, id).await
+        }
+        (Some(source), ids) => sandboxes::fork::answer_for_existing(app, caller, source, ids).await,
+        (None, _) => None,
+    }
 }
 
 /// Keeps the answer under the claim, or gives the key free.
@@ -146,14 +168,14 @@ async fn settle(app: &App, claim: &Claim, response: Response) -> Response {
     let kept = match worth_keeping(parts.status, parts.extensions.get::<ApiError>()) {
         false => app.store.idempotency.release(claim).await,
         true => {
-            let session_of = parts.extensions.get::<SessionOf>().map(|session| session.0.clone());
-            let answer = Answer { status: parts.status.as_u16(), body: without_session(&bytes), session_of };
+            let session_of = parts.extensions.get::<SessionOf>().map(|sessions| sessions.0.join(","));
+            let answer = Answer { status: parts.status.as_u16(), body: without_sessions(&bytes), session_of };
             app.store.idempotency.finish(claim, &answer).await
         }
     };
     if let Err(error) = kept {
-        // The work is done and answered. A repetition within the lease is told to wait; after it, a created sandbox is
-        // found by the id in the claim.
+        // The work is done and answered. A repetition within the lease is told to wait; after it, what was made
+        // is found by the ids in the claim.
         tracing::error!(error = chain(&error), "answer for an idempotency key not kept");
     }
     Response::from_parts(parts, Body::from(bytes))
@@ -164,22 +186,34 @@ fn worth_keeping(status: StatusCode, error: Option<&ApiError>) -> bool {
     error.is_none() && status.is_success()
 }
 
-fn without_session(body: &[u8]) -> Option<String> {
+fn without_sessions(body: &[u8]) -> Option<String> {
     let mut value: Value = serde_json::from_slice(body).ok()?;
-    if let Some(object) = value.as_object_mut() {
+    for object in holders_of_sessions(&mut value) {
         object.remove("session");
     }
     Some(value.to_string())
 }
 
-/// The kept answer, with a new session where it had one.
+/// Where sessions stand in an answer: in each of its `sandboxes`, or else in itself.
+fn holders_of_sessions(answer: &mut Value) -> Vec<&mut Map<String, Value>> {
+    let holders = if answer.get("sandboxes").is_some_and(Value::is_array) {
+        answer["sandboxes"].as_array_mut().map(Vec::as_mut_slice).unwrap_or_default()
+    } else {
+        std::slice::from_mut(answer)
+    };
+    holders.iter_mut().filter_map(Value::as_object_mut).collect()
+}
+
+/// The kept answer, with new sessions where it had some.
 async fn replay(app: &App, answer: Answer) -> Response {
     let status = StatusCode::from_u16(answer.status).unwrap_or(StatusCode::OK);
     let mut value = answer.body.and_then(|body| serde_json::from_str::<Value>(&body).ok());
-    if let (Some(id), Some(object)) = (answer.session_of, value.as_mut().and_then(Value::as_object_mut)) {
-        // The sandbox may be gone by now; the answer is still that of the first request, without a way in.
-        let session = app.agent.session(&id).await.ok().map(sandboxes::body::SessionBody::from);
-        object.insert("session".to_owned(), serde_json::to_value(session).unwrap_or_default());
+    if let (Some(ids), Some(value)) = (answer.session_of, value.as_mut()) {
+        for (id, object) in ids.split(',').zip(holders_of_sessions(value)) {
+            // The sandbox may be gone or stopped by now; the answer is still that of the first request, without a way in.
+            let session = app.agent.session(id).await.ok().map(sandboxes::body::SessionBody::from);
+            object.insert("session".to_owned(), serde_json::to_value(session).unwrap_or_default());
+        }
     }
     let mut response = Response::new(Body::empty());
     if let Some(value) = value {

@@ -33,23 +33,25 @@ impl AuditLog {
         Self { database }
     }
 
-    /// Adds an entry.
-    pub async fn add(&self, entry: &Entry) -> Result<(), StoreError> {
+    /// Adds the entries of one request: one for each resource that it acted on.
+    pub async fn add(&self, entries: &[Entry]) -> Result<(), StoreError> {
         let mut tx = self.database.write().await?;
-        sqlx::query(
-            "INSERT INTO audit (id, at_ms, team_id, key_id, request_id, action, resource, status) \
-             VALUES ($1, $2, $3, $4, $5, $6, $7, $8)",
-        )
-        .bind(id::generate("aud"))
-        .bind(to_ms(entry.at))
-        .bind(&entry.team_id)
-        .bind(&entry.key_id)
-        .bind(&entry.request_id)
-        .bind(&entry.action)
-        .bind(&entry.resource)
-        .bind(i64::from(entry.status))
-        .execute(&mut *tx)
-        .await?;
+        for entry in entries {
+            sqlx::query(
+                "INSERT INTO audit (id, at_ms, team_id, key_id, request_id, action, resource, status) \
+                 VALUES ($1, $2, $3, $4, $5, $6, $7, $8)",
+            )
+            .bind(id::generate("aud"))
+            .bind(to_ms(entry.at))
+            .bind(&entry.team_id)
+            .bind(&entry.key_id)
+            .bind(&entry.request_id)
+            .bind(&entry.action)
+            .bind(&entry.resource)
+            .bind(i64::from(entry.status))
+            .execute(&mut *tx)
+            .await?;
+        }
         tx.commit().await?;
         Ok(())
     }

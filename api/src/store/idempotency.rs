@@ -20,7 +20,7 @@ use super::{Database, StoreError, Tx, count, to_ms};
 /// How long a key is remembered.
 pub const RETENTION: Duration = Duration::from_secs(24 * 3600);
 /// How long a claim holds without being finished.
-pub const LEASE: Duration = Duration::from_secs(180);
+pub const LEASE: Duration = Duration::from_secs(300);
 
 /// A key that this request may work under.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,7 +36,7 @@ pub struct Claim {
 pub struct Answer {
     pub status: u16,
     pub body: Option<String>,
-    /// The sandbox whose session the body held, before it was taken out.
+    /// The sandboxes whose sessions the body held, before they were taken out; in the body's order, separated by commas.
     pub session_of: Option<String>,
 }
 
@@ -51,7 +51,8 @@ pub enum Lookup {
     Reused,
     /// This request was answered before.
     Finished(Answer),
-    /// This request's process died after it had made this resource. The key was claimed again, for the answer to be kept.
+    /// This request's process died after it had made this resource, or these, separated by commas. The key was claimed
+    /// again, for the answer to be kept.
     Abandoned { claim: Claim, resource_id: String },
 }
 

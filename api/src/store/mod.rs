@@ -1,4 +1,4 @@
-//! What must survive: teams, keys, the template catalog, sandboxes, idempotency keys, the audit.
+//! What must survive: teams, keys, the template catalog, sandboxes, checkpoints, idempotency keys, the audit.
 //!
 //! One file per resource, each a handle over the same [`Database`]. The SQL is written once for SQLite and PostgreSQL:
 //! `$1` placeholders, `ON CONFLICT`, `RETURNING`, text ids, integer times. What differs is in two places only, the
@@ -16,6 +16,7 @@ use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePo
 use sqlx::{Sqlite, Transaction};
 
 pub mod audit;
+pub mod checkpoints;
 pub mod idempotency;
 pub mod keys;
 pub mod sandbox_list;
@@ -25,6 +26,7 @@ pub mod teams;
 pub mod templates;
 
 pub use audit::AuditLog;
+pub use checkpoints::Checkpoints;
 pub use idempotency::IdempotencyKeys;
 pub use keys::ApiKeys;
 pub use sandboxes::Sandboxes;
@@ -82,6 +84,7 @@ pub struct Store {
     pub keys: ApiKeys,
     pub templates: Templates,
     pub sandboxes: Sandboxes,
+    pub checkpoints: Checkpoints,
     pub idempotency: IdempotencyKeys,
     pub audit: AuditLog,
     database: Database,
@@ -120,6 +123,7 @@ impl Store {
             keys: ApiKeys::new(database.clone()),
             templates: Templates::new(database.clone()),
             sandboxes: Sandboxes::new(database.clone()),
+            checkpoints: Checkpoints::new(database.clone()),
             idempotency: IdempotencyKeys::new(database.clone()),
             audit: AuditLog::new(database.clone()),
             database,
@@ -188,6 +192,40 @@ mod tests {
         let reopened = Store::open(&path).await.unwrap();
 
         assert_eq!(reopened.teams.by_slug("acme").await.unwrap().map(|team| team.id), Some(made.id));
+    }
+
+    #[tokio::test]
+    async fn the_schema_itself_keeps_the_dead_dead() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(&folder.path().join("sandpiper.db")).await.unwrap();
+        let mut tx = store.database.write().await.unwrap();
+        sqlx::raw_sql(
+            "INSERT INTO teams VALUES ('t', 't', 'pro', 0); \
+             INSERT INTO template_versions VALUES ('v', 'base', 1, 'd', 1, 1, 0, TRUE); \
+             INSERT INTO sandboxes (id, team_id, state, template, template_version, cpu, memory_mb, disk_gib, \
+                 timeout_seconds, on_timeout, auto_resume, exposed_ports, allow_public_traffic, created_at_ms, \
+                 error_code, error_message) \
+             VALUES ('s', 't', 'failed', 'base', 'v', 1, 1, 1, 1, 'kill', FALSE, '[]', TRUE, 0, 'c', 'm'); \
+             INSERT INTO checkpoints (id, team_id, name, state, sandbox_id, template, template_version, memory, cpu, \
+                 memory_mb, disk_gib, created_at_ms) \
+             VALUES ('c', 't', 'n', 'ready', 's', 'base', 'v', FALSE, 1, 1, 1, 0)",
+        )
+        .execute(&mut *tx)
+        .await
+        .unwrap();
+        let mut refused = async |statement: &'static str| {
+            sqlx::raw_sql(statement).execute(&mut *tx).await.err().map(|error| error.to_string()).unwrap_or_default()
+        };
+
+        assert!(refused("UPDATE sandboxes SET state = 'stopped'").await.contains("ended stays ended"));
+        assert!(refused("UPDATE checkpoints SET state = 'creating'").await.contains("cannot change its state"));
+        assert!(refused("UPDATE checkpoints SET state = 'deleted'").await.contains("CHECK"));
+        assert_eq!(refused("UPDATE checkpoints SET state = 'deleted', deleted_at_ms = 1").await, "");
+        assert!(
+            refused("UPDATE checkpoints SET state = 'ready', deleted_at_ms = NULL").await.contains("cannot change")
+        );
+        assert_eq!(refused("UPDATE sandboxes SET state = 'destroyed', destroyed_at_ms = 1").await, "");
+        assert!(refused("UPDATE sandboxes SET state = 'failed', destroyed_at_ms = NULL").await.contains("stays ended"));
     }
 
     #[tokio::test]

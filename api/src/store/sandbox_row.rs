@@ -14,12 +14,19 @@ use super::{StoreError, count, from_ms, word};
 /// Where a sandbox is in its life.
 ///
 /// ```text
-///   creating ──▶ ready ──deadline, DELETE──▶ destroyed
-///      │           │                            ▲
-///      └───────────┴──▶ failed ──DELETE, an hour┘
+///                  checkpointing
+///                      │ ▲
+///                      ▼ │
+///   creating ────────▶ ready ──deadline, pause──▶ stopping ──▶ stopped
+///                        ▲                                        │
+///                        └──────────── restoring ◀──resume────────┘
+///
+///   any of these ──DELETE, deadline──▶ destroyed
+///   any of these ──ended by itself──▶ failed ──DELETE, an hour──▶ destroyed
 /// ```
 ///
-/// The other states belong to pausing and checkpoints; the agent of a host that can do neither never reports them.
+/// What is stopped holds its disk and no runtime capacity. A pause, checkpoint or resume that goes wrong leads back to where
+/// it began.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum State {
     Creating,
@@ -96,7 +103,6 @@ impl From<agent::SandboxState> for State {
 #[derive(Debug, Clone)]
 pub struct NewSandbox {
     pub id: String,
-    pub team_id: String,
     pub template: String,
     pub template_version: String,
     pub cpu: u32,
@@ -109,6 +115,8 @@ pub struct NewSandbox {
     pub allow_public_traffic: bool,
     /// Sealed; `None` without any.
     pub sealed_envs: Option<String>,
+    /// The checkpoint that it starts from.
+    pub snapshot_id: Option<String>,
     pub created_at: Timestamp,
 }
 
@@ -134,6 +142,10 @@ pub struct SandboxRow {
     pub started_at: Option<Timestamp>,
     pub stopped_at: Option<Timestamp>,
     pub error: Option<SandboxError>,
+    /// The checkpoint that it started from.
+    pub snapshot_id: Option<String>,
+    /// Of the host's disk.
+    pub retained_bytes: u64,
 }
 
 impl SandboxRow {
@@ -169,12 +181,15 @@ impl SandboxRow {
             started_at: time("started_at_ms")?,
             stopped_at: time("stopped_at_ms")?,
             error: error_code.zip(error_message).map(|(code, message)| SandboxError { code, message }),
+            snapshot_id: row.try_get("snapshot_id")?,
+            retained_bytes: count(row.try_get("retained_bytes")?)?,
         })
     }
 
     /// Whether the agent's report holds nothing that this row does not say already. Times are compared as stored, in
     /// milliseconds. `timeout_seconds` is the tenant's and never taken over: a later `connect` may have asked the agent for
-    /// less or more, while resuming without a time-out means the original one.
+    /// less or more, while resuming without a time-out means the original one. `retained_bytes` changes all the time and is
+    /// taken over by itself, for all sandboxes at once.
     pub(crate) fn matches(&self, report: &agent::Sandbox) -> bool {
         let ms = |time: Option<Timestamp>| time.map(Timestamp::as_millisecond);
         self.state == State::from(report.state)

@@ -1,7 +1,7 @@
 //! Sandboxes: made under the quota, kept in step with the agent, ended.
 //!
-//! The quota is checked in the transaction that inserts the row. Writers take turns ([`super`]), so however many create
-//! requests arrive at once, the sum never passes the limit.
+//! The quota is checked in the transaction that inserts a row, or that takes a stopped one back into use. Writers take
+//! turns ([`super`]), so however many requests arrive at once, the sum never passes the limit.
 
 use std::collections::BTreeMap;
 
@@ -14,26 +14,40 @@ use super::sandbox_row::{NewSandbox, SandboxRow, State, on_timeout_word};
 use super::{Database, StoreError, Tx, count, idempotency, to_ms, word};
 use crate::plan::Quota;
 
-/// What a team's live sandboxes hold.
+/// What a team's sandboxes and checkpoints hold.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
+    /// Live sandboxes, and what they hold together.
     pub sandboxes: u32,
     pub cpu: u32,
     pub memory_mb: u64,
+    /// Stopped sandboxes, which hold none of that.
+    pub stopped: u32,
+    /// Of the host's disk: sandboxes, live or not, and checkpoints.
+    pub retained_bytes: u64,
 }
 
-/// Why a sandbox was not made.
+impl Usage {
+    /// Whether `quota` has room for more beside this.
+    fn leaves_room(&self, quota: &Quota, sandboxes: u32, cpu: u32, memory_mb: u64) -> bool {
+        self.sandboxes.saturating_add(sandboxes) <= quota.sandboxes
+            && self.cpu.saturating_add(cpu) <= quota.cpu
+            && self.memory_mb.saturating_add(memory_mb) <= quota.memory_mb
+    }
+}
+
+/// Why a sandbox got no runtime capacity.
 #[derive(Debug, thiserror::Error)]
-pub enum CreateError {
+pub enum QuotaError {
     #[error("Over the team's quota")]
     OverQuota(Usage),
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
-impl From<sqlx::Error> for CreateError {
+impl From<sqlx::Error> for QuotaError {
     fn from(error: sqlx::Error) -> Self {
-        CreateError::Store(error.into())
+        QuotaError::Store(error.into())
     }
 }
 
@@ -56,52 +70,64 @@ impl Sandboxes {
         Self { database }
     }
 
-    /// Inserts a row in `creating`, if `quota` has room for it beside what is live. A claim of an idempotency key is told
-    /// the sandbox's id in the same transaction.
+    /// Inserts a row in `creating` for each of `new`, all of `team_id`, if `quota` has room for all of them beside what is
+    /// live; all or none. A claim of an idempotency key is told their ids in the same transaction.
     pub async fn create(
         &self,
-        new: &NewSandbox,
+        team_id: &str,
+        new: &[NewSandbox],
         quota: &Quota,
         claim: Option<&idempotency::Claim>,
-    ) -> Result<(), CreateError> {
+    ) -> Result<(), QuotaError> {
         let mut tx = self.database.write().await?;
-        let usage = usage(&mut tx, &new.team_id).await?;
-        let fits = usage.sandboxes < quota.sandboxes
-            && usage.cpu.saturating_add(new.cpu) <= quota.cpu
-            && usage.memory_mb.saturating_add(u64::from(new.memory_mb)) <= quota.memory_mb;
-        if !fits {
-            return Err(CreateError::OverQuota(usage));
+        let usage = usage(&mut tx, team_id).await?;
+        let sandboxes = u32::try_from(new.len()).unwrap_or(u32::MAX);
+        let cpu = new.iter().fold(0, |sum: u32, one| sum.saturating_add(one.cpu));
+        let memory_mb = new.iter().map(|one| u64::from(one.memory_mb)).sum();
+        if !usage.leaves_room(quota, sandboxes, cpu, memory_mb) {
+            return Err(QuotaError::OverQuota(usage));
         }
-        sqlx::query(
-            "INSERT INTO sandboxes (id, team_id, state, template, template_version, cpu, memory_mb, disk_gib, \
-                 timeout_seconds, on_timeout, auto_resume, exposed_ports, allow_public_traffic, envs, created_at_ms) \
-             VALUES ($1, $2, 'creating', $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)",
-        )
-        .bind(&new.id)
-        .bind(&new.team_id)
-        .bind(&new.template)
-        .bind(&new.template_version)
-        .bind(i64::from(new.cpu))
-        .bind(i64::from(new.memory_mb))
-        .bind(i64::from(new.disk_gib))
-        .bind(i64::try_from(new.timeout_seconds).unwrap_or(i64::MAX))
-        .bind(on_timeout_word(new.lifecycle.on_timeout))
-        .bind(new.lifecycle.auto_resume)
-        .bind(ports_json(&new.exposed_ports))
-        .bind(new.allow_public_traffic)
-        .bind(&new.sealed_envs)
-        .bind(to_ms(new.created_at))
-        .execute(&mut *tx)
-        .await?;
-        insert_metadata(&mut tx, &new.id, &new.metadata).await?;
+        for one in new {
+            insert(&mut tx, team_id, one).await?;
+        }
         if let Some(claim) = claim {
-            idempotency::name_resource(&mut tx, claim, &new.id).await?;
+            let ids: Vec<&str> = new.iter().map(|one| one.id.as_str()).collect();
+            idempotency::name_resource(&mut tx, claim, &ids.join(",")).await?;
         }
         tx.commit().await?;
         Ok(())
     }
 
-    /// What the team's live sandboxes hold now.
+    /// Takes a stopped sandbox back into use, as `restoring`, if `quota` has room for it; false when it is not stopped.
+    pub async fn reserve(&self, id: &str, quota: &Quota) -> Result<bool, QuotaError> {
+        let mut tx = self.database.write().await?;
+        let row = sqlx::query("SELECT team_id, cpu, memory_mb FROM sandboxes WHERE id = $1 AND state = 'stopped'")
+            .bind(id)
+            .fetch_optional(&mut *tx)
+            .await?;
+        let Some(row) = row else { return Ok(false) };
+        let usage = usage(&mut tx, row.try_get("team_id")?).await?;
+        let (cpu, memory_mb) = (count(row.try_get("cpu")?)?, count(row.try_get("memory_mb")?)?);
+        if !usage.leaves_room(quota, 1, cpu, memory_mb) {
+            return Err(QuotaError::OverQuota(usage));
+        }
+        sqlx::query("UPDATE sandboxes SET state = 'restoring' WHERE id = $1").bind(id).execute(&mut *tx).await?;
+        tx.commit().await?;
+        Ok(true)
+    }
+
+    /// Shows a ready sandbox as `stopping` from now on, before the agent is asked to stop it.
+    pub async fn mark_stopping(&self, id: &str) -> Result<(), StoreError> {
+        let mut tx = self.database.write().await?;
+        sqlx::query("UPDATE sandboxes SET state = 'stopping' WHERE id = $1 AND state = 'ready'")
+            .bind(id)
+            .execute(&mut *tx)
+            .await?;
+        tx.commit().await?;
+        Ok(())
+    }
+
+    /// What the team's sandboxes and checkpoints hold now.
     pub async fn usage(&self, team_id: &str) -> Result<Usage, StoreError> {
         let mut connection = self.database.read().acquire().await?;
         usage(&mut connection, team_id).await
@@ -138,6 +164,15 @@ impl Sandboxes {
         state.map(|state| word(&state)).transpose()
     }
 
+    /// The environment of a sandbox, sealed; `None` without any.
+    pub async fn sealed_envs(&self, id: &str) -> Result<Option<String>, StoreError> {
+        let sealed: Option<Option<String>> = sqlx::query_scalar("SELECT envs FROM sandboxes WHERE id = $1")
+            .bind(id)
+            .fetch_optional(self.database.read())
+            .await?;
+        Ok(sealed.flatten())
+    }
+
     /// Every team's sandboxes that are not destroyed, without their metadata.
     pub async fn existing(&self) -> Result<Vec<SandboxRow>, StoreError> {
         let rows =
@@ -155,6 +190,29 @@ impl Sandboxes {
 
     /// Takes over what the agent says of a sandbox. What ended in this store stays ended: a report may be older.
     pub async fn mirror(&self, report: &agent::Sandbox) -> Result<(), StoreError> {
+        self.take_over(report, None).await
+    }
+
+    /// Likewise, unless the row has left the state `seen` since it was read: the report may be older than that.
+    pub async fn mirror_unless_moved(&self, report: &agent::Sandbox, seen: State) -> Result<(), StoreError> {
+        self.take_over(report, Some(seen)).await
+    }
+
+    /// How much of the host's disk sandboxes hold, all at once.
+    pub async fn retain(&self, figures: &[(&str, u64)]) -> Result<(), StoreError> {
+        let mut tx = self.database.write().await?;
+        for (id, bytes) in figures {
+            sqlx::query("UPDATE sandboxes SET retained_bytes = $2 WHERE id = $1 AND state <> 'destroyed'")
+                .bind(id)
+                .bind(i64::try_from(*bytes).unwrap_or(i64::MAX))
+                .execute(&mut *tx)
+                .await?;
+        }
+        tx.commit().await?;
+        Ok(())
+    }
+
+    async fn take_over(&self, report: &agent::Sandbox, seen: Option<State>) -> Result<(), StoreError> {
         let state = State::from(report.state);
         // The schema demands a start of whatever serves, and an explanation of whatever failed.
         let started_at = match (report.started_at, state) {
@@ -174,8 +232,9 @@ impl Sandboxes {
         let mut tx = self.database.write().await?;
         sqlx::query(
             "UPDATE sandboxes SET state = $2, deadline_ms = $3, on_timeout = $4, auto_resume = $5, exposed_ports = $6, \
-                 data_plane_url = $7, started_at_ms = $8, stopped_at_ms = $9, error_code = $10, error_message = $11 \
-             WHERE id = $1 AND state NOT IN ('failed', 'destroyed')",
+                 data_plane_url = $7, started_at_ms = $8, stopped_at_ms = $9, error_code = $10, error_message = $11, \
+                 retained_bytes = $12 \
+             WHERE id = $1 AND state NOT IN ('failed', 'destroyed') AND state = COALESCE($13, state)",
         )
         .bind(&report.id)
         .bind(state.as_str())
@@ -188,6 +247,8 @@ impl Sandboxes {
         .bind(stopped_at.map(to_ms))
         .bind(error.as_ref().map(|error| &error.code))
         .bind(error.as_ref().map(|error| &error.message))
+        .bind(i64::try_from(report.retained_bytes).unwrap_or(i64::MAX))
+        .bind(seen.map(State::as_str))
         .execute(&mut *tx)
         .await?;
         tx.commit().await?;
@@ -277,22 +338,59 @@ impl Sandboxes {
     }
 }
 
-/// What the team's live sandboxes hold, seen by `connection`.
+/// What the team's sandboxes and checkpoints hold, seen by `connection`.
 async fn usage(connection: &mut sqlx::SqliteConnection, team_id: &str) -> Result<Usage, StoreError> {
-    // The states of `State::LIVE`.
+    // `live`: the states of `State::LIVE`.
     let row = sqlx::query(
-        "SELECT COUNT(*) AS sandboxes, COALESCE(SUM(cpu), 0) AS cpu, COALESCE(SUM(memory_mb), 0) AS memory_mb \
-         FROM sandboxes WHERE team_id = $1 \
-             AND state IN ('creating', 'ready', 'restoring', 'checkpointing', 'stopping')",
+        "SELECT COALESCE(SUM(live), 0) AS sandboxes, COALESCE(SUM(live * cpu), 0) AS cpu, \
+             COALESCE(SUM(live * memory_mb), 0) AS memory_mb, COALESCE(SUM(stopped), 0) AS stopped, \
+             COALESCE(SUM(retained_bytes), 0) AS sandbox_bytes, \
+             (SELECT COALESCE(SUM(size_bytes), 0) FROM checkpoints WHERE team_id = $1 AND state <> 'deleted') \
+                 AS checkpoint_bytes \
+         FROM (SELECT cpu, memory_mb, retained_bytes, CASE state WHEN 'stopped' THEN 1 ELSE 0 END AS stopped, \
+                   CASE WHEN state IN ('creating', 'ready', 'restoring', 'checkpointing', 'stopping') THEN 1 ELSE 0 END \
+                       AS live \
+               FROM sandboxes WHERE team_id = $1 AND state <> 'destroyed') AS held",
     )
     .bind(team_id)
     .fetch_one(connection)
     .await?;
+    let bytes = |column: &str| -> Result<u64, StoreError> { count(row.try_get(column)?) };
     Ok(Usage {
         sandboxes: count(row.try_get("sandboxes")?)?,
         cpu: count(row.try_get("cpu")?)?,
         memory_mb: count(row.try_get("memory_mb")?)?,
+        stopped: count(row.try_get("stopped")?)?,
+        retained_bytes: bytes("sandbox_bytes")?.saturating_add(bytes("checkpoint_bytes")?),
     })
+}
+
+/// One row in `creating`, with its metadata.
+async fn insert(tx: &mut Tx, team_id: &str, new: &NewSandbox) -> Result<(), StoreError> {
+    sqlx::query(
+        "INSERT INTO sandboxes (id, team_id, state, template, template_version, cpu, memory_mb, disk_gib, \
+             timeout_seconds, on_timeout, auto_resume, exposed_ports, allow_public_traffic, envs, created_at_ms, \
+             snapshot_id) \
+         VALUES ($1, $2, 'creating', $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)",
+    )
+    .bind(&new.id)
+    .bind(team_id)
+    .bind(&new.template)
+    .bind(&new.template_version)
+    .bind(i64::from(new.cpu))
+    .bind(i64::from(new.memory_mb))
+    .bind(i64::from(new.disk_gib))
+    .bind(i64::try_from(new.timeout_seconds).unwrap_or(i64::MAX))
+    .bind(on_timeout_word(new.lifecycle.on_timeout))
+    .bind(new.lifecycle.auto_resume)
+    .bind(ports_json(&new.exposed_ports))
+    .bind(new.allow_public_traffic)
+    .bind(&new.sealed_envs)
+    .bind(to_ms(new.created_at))
+    .bind(&new.snapshot_id)
+    .execute(&mut **tx)
+    .await?;
+    insert_metadata(tx, &new.id, &new.metadata).await
 }
 
 async fn insert_metadata(tx: &mut Tx, id: &str, metadata: &BTreeMap<String, String>) -> Result<(), StoreError> {

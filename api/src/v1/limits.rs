@@ -63,16 +63,30 @@ pub struct PricesBody {
     pub storage_gib_month: String,
 }
 
-/// The quota that a create request is checked against.
+/// The quota that is checked when sandboxes are created, forked and resumed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
 #[schema(as = Quota)]
 pub struct QuotaBody {
     /// What all live sandboxes may hold together.
     pub limits: Amounts,
-    /// What they hold now.
-    pub usage: Amounts,
-    /// What one more sandbox would take: the refused one, or, in the limits, one of the default size.
+    /// What the team holds now.
+    pub usage: UsageBody,
+    /// What would be taken: by the refused request, or, in the limits, by one more sandbox of the default size.
     pub reservation: Amounts,
+}
+
+/// What a team holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
+#[schema(as = Usage)]
+pub struct UsageBody {
+    /// Live sandboxes; they alone count against the limits, with `cpu` and `memory_mb`.
+    pub sandboxes: u32,
+    pub cpu: u32,
+    pub memory_mb: u64,
+    /// Stopped sandboxes.
+    pub stopped: u32,
+    /// Bytes of disk that sandboxes, live and stopped, and checkpoints hold.
+    pub retained_bytes: u64,
 }
 
 /// Sandboxes, CPUs, MiB.
@@ -84,13 +98,23 @@ pub struct Amounts {
 }
 
 impl QuotaBody {
-    /// The quota of `limits`, with `usage` held and one sandbox of this size asked for.
-    pub fn new(limits: &PlanLimits, usage: Usage, cpu: u32, memory_mb: u32) -> Self {
+    /// The quota of `limits`, with `usage` held and `count` sandboxes of this size asked for.
+    pub fn new(limits: &PlanLimits, usage: Usage, count: u32, cpu: u32, memory_mb: u32) -> Self {
         let limits = limits.quota;
         Self {
             limits: Amounts { sandboxes: limits.sandboxes, cpu: limits.cpu, memory_mb: limits.memory_mb },
-            usage: Amounts { sandboxes: usage.sandboxes, cpu: usage.cpu, memory_mb: usage.memory_mb },
-            reservation: Amounts { sandboxes: 1, cpu, memory_mb: u64::from(memory_mb) },
+            usage: UsageBody {
+                sandboxes: usage.sandboxes,
+                cpu: usage.cpu,
+                memory_mb: usage.memory_mb,
+                stopped: usage.stopped,
+                retained_bytes: usage.retained_bytes,
+            },
+            reservation: Amounts {
+                sandboxes: count,
+                cpu: cpu.saturating_mul(count),
+                memory_mb: u64::from(memory_mb) * u64::from(count),
+            },
         }
     }
 }
@@ -153,6 +177,6 @@ pub async fn limits(
             memory_gib_hour: config.prices.memory_gib_hour.clone(),
             storage_gib_month: config.prices.storage_gib_month.clone(),
         },
-        quota: QuotaBody::new(mine, usage, config.baseline.cpu, config.baseline.memory_mb),
+        quota: QuotaBody::new(mine, usage, 1, config.baseline.cpu, config.baseline.memory_mb),
     }))
 }

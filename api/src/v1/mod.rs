@@ -8,12 +8,15 @@
 //! | `PATCH /v1/sandboxes/{id}` | [`sandboxes::update`] |
 //! | `DELETE /v1/sandboxes/{id}` | [`sandboxes::delete`] |
 //! | `POST /v1/sandboxes/{id}/connect`, `…/resume` | [`sandboxes::connect`] |
+//! | `POST /v1/sandboxes/{id}/pause`, `…/stop` | [`sandboxes::pause`] |
+//! | `POST /v1/sandboxes/{id}/fork` | [`sandboxes::fork`] |
+//! | `GET/POST /v1/sandboxes/{id}/checkpoints`, `GET /v1/checkpoints`, `GET/DELETE /v1/checkpoints/{id}` | [`checkpoints`] |
 //! | `GET/PUT/DELETE /v1/sandboxes/{id}/ports/{port}` | [`ports`] |
 //! | `GET /v1/sandboxes/{id}/logs` | [`logs`] |
 //! | `GET /v1/sandbox_limits` | [`limits`] |
 //! | `GET /v1/templates` | [`templates`] |
 //!
-//! Every handler's first parameter says what the key must be able to do; a sandbox of another team does not exist for it.
+//! Every handler's first parameter says what the key must be able to do; what belongs to another team does not exist for it.
 
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -21,8 +24,10 @@ use utoipa_axum::routes;
 use crate::app::App;
 use crate::docs;
 
+pub mod checkpoints;
 pub mod limits;
 pub mod logs;
+pub mod page;
 pub mod ports;
 pub mod sandboxes;
 pub mod templates;
@@ -34,6 +39,12 @@ pub fn router() -> OpenApiRouter<App> {
         .routes(routes!(sandboxes::show::show, sandboxes::update::update, sandboxes::delete::delete))
         .routes(routes!(sandboxes::connect::connect))
         .routes(routes!(sandboxes::connect::resume))
+        .routes(routes!(sandboxes::pause::pause))
+        .routes(routes!(sandboxes::pause::stop))
+        .routes(routes!(sandboxes::fork::fork))
+        .routes(routes!(checkpoints::create, checkpoints::list_of_sandbox))
+        .routes(routes!(checkpoints::list))
+        .routes(routes!(checkpoints::show, checkpoints::delete))
         .routes(routes!(ports::show, ports::expose, ports::unexpose))
         .routes(routes!(logs::logs))
         .routes(routes!(limits::limits))

@@ -14,29 +14,55 @@ struct Operation {
     path: &'static str,
     /// A body that the operation accepts.
     body: Option<fn() -> Value>,
-    /// Whether it acts on one sandbox, so that another team gets 404.
-    of_a_sandbox: bool,
+    /// Whether it acts on one sandbox or checkpoint, so that another team gets 404.
+    of_one: bool,
 }
 
 const fn operation(method: &'static str, path: &'static str) -> Operation {
-    Operation { method, path, body: None, of_a_sandbox: true }
+    Operation { method, path, body: None, of_one: true }
+}
+
+/// A sandbox and a checkpoint to try operations on.
+struct Ids {
+    sandbox: String,
+    checkpoint: String,
+}
+
+impl Ids {
+    async fn new(host: &Host) -> Self {
+        let sandbox = host.sandbox().await;
+        let checkpoint = host.checkpoint(&sandbox, json!({})).await["id"].as_str().unwrap().to_owned();
+        Self { sandbox, checkpoint }
+    }
+
+    fn of_nobody() -> Self {
+        Self { sandbox: "sbx0000000000000000000000".into(), checkpoint: "ckp0000000000000000000000".into() }
+    }
 }
 
 /// All of them. A new operation has to be added here, or `every_operation_is_listed` fails.
-const OPERATIONS: [Operation; 13] = [
-    Operation { of_a_sandbox: false, ..operation("GET", "/v1/sandboxes") },
-    Operation { of_a_sandbox: false, body: Some(|| json!({"template": "base"})), ..operation("POST", "/v1/sandboxes") },
+const OPERATIONS: [Operation; 21] = [
+    Operation { of_one: false, ..operation("GET", "/v1/sandboxes") },
+    Operation { of_one: false, body: Some(|| json!({"template": "base"})), ..operation("POST", "/v1/sandboxes") },
     operation("GET", "/v1/sandboxes/{id}"),
     Operation { body: Some(|| json!({"metadata": {}})), ..operation("PATCH", "/v1/sandboxes/{id}") },
     operation("DELETE", "/v1/sandboxes/{id}"),
     operation("POST", "/v1/sandboxes/{id}/connect"),
     operation("POST", "/v1/sandboxes/{id}/resume"),
+    operation("POST", "/v1/sandboxes/{id}/pause"),
+    operation("POST", "/v1/sandboxes/{id}/stop"),
+    operation("POST", "/v1/sandboxes/{id}/fork"),
+    operation("GET", "/v1/sandboxes/{id}/checkpoints"),
+    operation("POST", "/v1/sandboxes/{id}/checkpoints"),
+    Operation { of_one: false, ..operation("GET", "/v1/checkpoints") },
+    operation("GET", "/v1/checkpoints/{id}"),
+    operation("DELETE", "/v1/checkpoints/{id}"),
     operation("GET", "/v1/sandboxes/{id}/ports/{port}"),
     Operation { body: Some(|| json!({})), ..operation("PUT", "/v1/sandboxes/{id}/ports/{port}") },
     operation("DELETE", "/v1/sandboxes/{id}/ports/{port}"),
     operation("GET", "/v1/sandboxes/{id}/logs"),
-    Operation { of_a_sandbox: false, ..operation("GET", "/v1/sandbox_limits") },
-    Operation { of_a_sandbox: false, ..operation("GET", "/v1/templates") },
+    Operation { of_one: false, ..operation("GET", "/v1/sandbox_limits") },
+    Operation { of_one: false, ..operation("GET", "/v1/templates") },
 ];
 
 impl Operation {
@@ -44,7 +70,8 @@ impl Operation {
         self.method != "GET"
     }
 
-    fn path(&self, id: &str) -> String {
+    fn path(&self, ids: &Ids) -> String {
+        let id = if self.path.starts_with("/v1/checkpoints") { &ids.checkpoint } else { &ids.sandbox };
         self.path.replace("{id}", id).replace("{port}", "8000")
     }
 
@@ -74,9 +101,9 @@ async fn every_operation_is_listed() {
 #[tokio::test]
 async fn every_operation_needs_a_key() {
     let host = Host::new().await;
-    let id = host.sandbox().await;
+    let ids = Ids::new(&host).await;
     for operation in &OPERATIONS {
-        let path = operation.path(&id);
+        let path = operation.path(&ids);
         let without = Request::builder().method(operation.method).uri(&path).body(Body::empty()).unwrap();
         let answer = host.send(without).await;
         assert_eq!(answer.header("www-authenticate"), Some("Bearer"), "{} {path}", operation.method);
@@ -91,36 +118,43 @@ async fn every_operation_needs_a_key() {
 #[tokio::test]
 async fn operations_that_change_something_need_a_key_that_may_write() {
     let host = Host::new().await;
-    let id = host.sandbox().await;
+    let ids = Ids::new(&host).await;
     for operation in OPERATIONS.iter().filter(|operation| operation.mutates()) {
-        let answer = host.call(operation.method, &operation.path(&id), &host.read, operation.body()).await;
+        let answer = host.call(operation.method, &operation.path(&ids), &host.read, operation.body()).await;
         answer.refused(403, "insufficient_scope");
         // Capability comes before schema.
-        let answer = host.call(operation.method, &operation.path(&id), &host.read, Some(json!({"no": 1}))).await;
+        let answer = host.call(operation.method, &operation.path(&ids), &host.read, Some(json!({"no": 1}))).await;
         answer.refused(403, "insufficient_scope");
     }
     for operation in OPERATIONS.iter().filter(|operation| !operation.mutates()) {
-        let answer = host.call(operation.method, &operation.path(&id), &host.read, None).await;
+        let answer = host.call(operation.method, &operation.path(&ids), &host.read, None).await;
         assert_ne!(answer.status.as_u16(), 403, "{} {}", operation.method, operation.path);
     }
 }
 
 #[tokio::test]
-async fn another_teams_sandbox_does_not_exist() {
+async fn what_another_team_has_does_not_exist() {
     let host = Host::new().await;
-    let id = host.sandbox().await;
+    let (ids, nobody) = (Ids::new(&host).await, Ids::of_nobody());
+    let id = &ids.sandbox;
     host.call("PUT", &format!("/v1/sandboxes/{id}/ports/8000"), &host.write, Some(json!({}))).await.expect(200);
-    for operation in OPERATIONS.iter().filter(|operation| operation.of_a_sandbox) {
-        let answer = host.call(operation.method, &operation.path(&id), &host.foreign, operation.body()).await;
+    for operation in OPERATIONS.iter().filter(|operation| operation.of_one) {
+        let answer = host.call(operation.method, &operation.path(&ids), &host.foreign, operation.body()).await;
         let foreign = answer.refused(404, "not_found");
 
         // Indistinguishable from one that never was.
-        let nobody = "sbx0000000000000000000000";
-        let answer = host.call(operation.method, &operation.path(nobody), &host.foreign, operation.body()).await;
+        let answer = host.call(operation.method, &operation.path(&nobody), &host.foreign, operation.body()).await;
         let absent = answer.refused(404, "not_found");
-        let message = foreign["message"].as_str().unwrap().replace(&id, nobody);
-        assert_eq!(absent["message"], message);
+        let message = foreign["message"].as_str().unwrap().replace(id, &nobody.sandbox);
+        assert_eq!(absent["message"], message.replace(&ids.checkpoint, &nobody.checkpoint));
     }
+    // Nor can a sandbox be made from it.
+    for start in [json!({"snapshot_id": ids.checkpoint}), json!({"template": ids.checkpoint})] {
+        host.call("POST", "/v1/sandboxes", &host.foreign, Some(start)).await.refused(404, "not_found");
+    }
+    let list = host.call("GET", "/v1/checkpoints", &host.foreign, None).await.expect(200);
+    assert_eq!(list["checkpoints"], json!([]));
+    host.get(&format!("/v1/checkpoints/{}", ids.checkpoint)).await.expect(200);
     let list = host.call("GET", "/v1/sandboxes", &host.foreign, None).await.expect(200);
     assert_eq!(list["sandboxes"], json!([]));
     host.get(&format!("/v1/sandboxes/{id}")).await.expect(200);
@@ -132,6 +166,7 @@ async fn a_key_acts_for_its_own_team_only() {
     host.get("/v1/sandboxes?team=acme").await.expect(200);
     host.get("/v1/sandboxes?team=rival").await.refused(404, "not_found");
     host.get("/v1/sandbox_limits?team=rival").await.refused(404, "not_found");
+    host.get("/v1/checkpoints?team=rival").await.refused(404, "not_found");
     host.create(json!({"template": "base", "team": "rival"})).await.refused(404, "not_found");
     host.create(json!({"template": "base", "team": "acme"})).await.expect(201);
 }

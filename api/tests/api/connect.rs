@@ -32,7 +32,6 @@ async fn the_deadline_is_never_moved_closer() {
     let answer = host.post(&path, json!({"timeout": 10})).await.expect(200);
 
     assert_eq!(deadline(&answer["sandbox"]), deadline(&created));
-    assert!(host.agent.records().timeouts.is_empty());
 }
 
 #[tokio::test]
@@ -41,8 +40,6 @@ async fn without_a_timeout_the_original_one_counts() {
     let created = host.create(json!({"template": "base", "timeout": 500})).await.expect(201);
     let path = format!("/v1/sandboxes/{}/connect", created["id"].as_str().unwrap());
     host.post(&path, json!({"timeout": 700})).await.expect(200);
-    // The deadline of 700 is almost there.
-    host.pass(SignedDuration::from_secs(690));
 
     host.call("POST", &path, &host.write, None).await.expect(200);
 

@@ -129,7 +129,7 @@ async fn a_template_that_appears_is_found_and_one_that_disappears_is_not_started
 #[tokio::test]
 async fn a_slow_start_is_answered_in_creating_and_becomes_ready() {
     let host = Host::with(|config| config.timing.create_wait = Duration::from_millis(20)).await;
-    host.agent.hold_creates();
+    host.agent.hold();
 
     let body = host.create(json!({"template": "base"})).await.expect(201);
 
@@ -151,7 +151,7 @@ async fn a_refused_start_is_an_error_and_leaves_neither_sandbox_nor_quota() {
         (503, "capacity_unavailable", (503, "capacity_unavailable")),
         (500, "internal", (500, "internal")),
     ] {
-        host.agent.records().refuse_create = Some((status, code));
+        host.agent.records().refuse = Some((status, code));
         host.create(json!({"template": "base"})).await.refused(answered.0, answered.1);
     }
 
@@ -176,7 +176,7 @@ async fn an_agent_that_is_away_is_503_with_a_time_to_try_again() {
 async fn an_agent_that_dies_during_the_start_leaves_no_sandbox_behind() {
     let mut host = Host::new().await;
     host.sync().await;
-    host.agent.hold_creates();
+    host.agent.hold();
     let (router, order) =
         (host.router(), request("POST", "/v1/sandboxes", &host.write, Some(json!({"template": "base"}))));
     let creating = tokio::spawn(router.oneshot(order));
@@ -201,7 +201,7 @@ async fn an_agent_that_dies_during_the_start_leaves_no_sandbox_behind() {
 async fn a_client_that_hangs_up_does_not_stop_the_start() {
     let host = Host::new().await;
     host.sync().await;
-    host.agent.hold_creates();
+    host.agent.hold();
     let (router, order) =
         (host.router(), request("POST", "/v1/sandboxes", &host.write, Some(json!({"template": "base"}))));
     let creating = tokio::spawn(router.oneshot(order));
@@ -220,7 +220,7 @@ async fn a_client_that_hangs_up_does_not_stop_the_start() {
 #[tokio::test]
 async fn a_sandbox_can_be_deleted_while_it_starts() {
     let host = Host::with(|config| config.timing.create_wait = Duration::from_millis(20)).await;
-    host.agent.hold_creates();
+    host.agent.hold();
     let body = host.create(json!({"template": "base"})).await.expect(201);
     let path = format!("/v1/sandboxes/{}", body["id"].as_str().unwrap());
 

@@ -64,7 +64,7 @@ async fn keys_belong_to_their_team() {
 async fn a_request_at_work_is_not_begun_again() {
     let host = Host::new().await;
     host.sync().await;
-    host.agent.hold_creates();
+    host.agent.hold();
     let order = request("POST", "/v1/sandboxes", &host.write, Some(base()));
     let first = tokio::spawn(host.router().oneshot(with_header(order, "idempotency-key", "k1")));
     eventually("the order arrives", async || host.agent.records().orders.len() == 1).await;
@@ -96,9 +96,9 @@ async fn parallel_repetitions_make_one_sandbox() {
 #[tokio::test]
 async fn what_failed_may_be_tried_again_with_the_key() {
     let host = Host::new().await;
-    host.agent.records().refuse_create = Some((503, "capacity_unavailable"));
+    host.agent.records().refuse = Some((503, "capacity_unavailable"));
     create(&host, "k1", base()).await.refused(503, "capacity_unavailable");
-    host.agent.records().refuse_create = None;
+    host.agent.records().refuse = None;
 
     let answer = create(&host, "k1", base()).await;
 
@@ -134,7 +134,7 @@ async fn a_key_is_forgotten_after_a_day() {
 async fn after_a_crash_the_sandbox_that_was_made_is_the_answer() {
     let host = Host::new().await;
     host.sync().await;
-    host.agent.hold_creates();
+    host.agent.hold();
     let order = request("POST", "/v1/sandboxes", &host.write, Some(base()));
     let lost = tokio::spawn(host.router().oneshot(with_header(order, "idempotency-key", "k1")));
     eventually("the order arrives", async || host.agent.records().orders.len() == 1).await;
@@ -158,7 +158,7 @@ async fn after_a_crash_the_sandbox_that_was_made_is_the_answer() {
 async fn after_a_crash_before_anything_was_made_the_request_is_done() {
     let host = Host::new().await;
     host.sync().await;
-    host.agent.hold_creates();
+    host.agent.hold();
     let order = request("POST", "/v1/sandboxes", &host.write, Some(base()));
     let lost = tokio::spawn(host.router().oneshot(with_header(order, "idempotency-key", "k1")));
     eventually("the order arrives", async || host.agent.records().orders.len() == 1).await;
@@ -180,4 +180,131 @@ async fn a_key_must_be_visible_ascii() {
     create(&host, "two words", base()).await.blames("Idempotency-Key");
     create(&host, &"k".repeat(256), base()).await.blames("Idempotency-Key");
     create(&host, &"k".repeat(255), base()).await.expect(201);
+}
+
+/// A POST of team `acme` with a key.
+async fn post(host: &Host, key: &str, path: &str, body: Value) -> Answer {
+    host.send(with_header(request("POST", path, &host.write, Some(body)), "idempotency-key", key)).await
+}
+
+#[tokio::test]
+async fn repeated_forks_get_the_first_ones_with_new_sessions() {
+    let host = Host::new().await;
+    let path = format!("/v1/sandboxes/{}/fork", host.sandbox().await);
+    let mut first = post(&host, "k1", &path, json!({"count": 2})).await.expect(201);
+
+    let again = post(&host, "k1", &path, json!({"count": 2})).await;
+
+    assert_eq!(again.header("idempotency-replayed"), Some("true"));
+    let mut again = again.expect(201);
+    for n in 0..2 {
+        let sessions = (first["sandboxes"][n]["session"].take(), again["sandboxes"][n]["session"].take());
+        assert!(sessions.1["access_token"].is_string());
+        assert_ne!(sessions.0["access_token"], sessions.1["access_token"]);
+        assert_eq!(sessions.0["data_plane_url"], sessions.1["data_plane_url"]);
+    }
+    assert_eq!(first, again);
+    assert_eq!(host.agent.records().sandboxes.len(), 3);
+}
+
+#[tokio::test]
+async fn repeated_checkpoints_pauses_and_resumes_are_done_once() {
+    let host = Host::new().await;
+    let path = format!("/v1/sandboxes/{}", host.sandbox().await);
+    for (operation, status) in [("checkpoints", 201), ("pause", 200), ("resume", 200)] {
+        let path = format!("{path}/{operation}");
+        let first = post(&host, operation, &path, json!({})).await.expect(status);
+        let again = post(&host, operation, &path, json!({})).await;
+        assert_eq!(again.header("idempotency-replayed"), Some("true"), "{operation}");
+        let again = again.expect(status);
+        assert_eq!((&first["id"], &first["state"]), (&again["id"], &again["state"]), "{operation}");
+    }
+    assert_eq!(host.agent.records().checkpoints.len(), 1);
+    assert_eq!(host.agent.records().timeouts.len(), 1);
+    // Another operation is another request.
+    post(&host, "pause", &format!("{path}/resume"), json!({})).await.refused(422, "idempotency_key_reused");
+}
+
+#[tokio::test]
+async fn a_repeated_resume_of_what_has_stopped_since_has_no_session() {
+    let host = Host::new().await;
+    let path = format!("/v1/sandboxes/{}", host.sandbox().await);
+    post(&host, "k1", &format!("{path}/resume"), json!({})).await.expect(200);
+    host.post(&format!("{path}/pause"), json!({})).await.expect(200);
+    assert_eq!(post(&host, "k1", &format!("{path}/resume"), json!({})).await.expect(200)["session"], json!(null));
+}
+
+#[tokio::test]
+async fn a_repeated_delete_of_a_checkpoint_is_not_404() {
+    let host = Host::new().await;
+    let sandbox = host.sandbox().await;
+    let checkpoint = host.checkpoint(&sandbox, json!({})).await;
+    let path = format!("/v1/checkpoints/{}", checkpoint["id"].as_str().unwrap());
+    for _ in 0..2 {
+        host.send(with_header(request("DELETE", &path, &host.write, None), "idempotency-key", "k1")).await.expect(204);
+    }
+}
+
+#[tokio::test]
+async fn after_a_crash_the_forks_that_were_made_are_the_answer() {
+    let host = Host::new().await;
+    let path = format!("/v1/sandboxes/{}/fork", host.sandbox().await);
+    host.agent.hold();
+    let order = with_header(request("POST", &path, &host.write, Some(json!({"count": 2}))), "idempotency-key", "k1");
+    let lost = tokio::spawn(host.router().oneshot(order));
+    eventually("the rows are there", async || host.usage().await["sandboxes"] == 3).await;
+    lost.abort();
+    let list = host.get("/v1/sandboxes?query[state][]=creating").await.expect(200);
+    // The process is killed now; the agent finishes.
+    let host = host.restart().await;
+    let made: Vec<_> = list["sandboxes"].as_array().unwrap().iter().map(|one| one["id"].as_str().unwrap()).collect();
+    made.iter().for_each(|id| host.agent.insert(id));
+
+    let answer = post(&host, "k1", &path, json!({"count": 2})).await.expect(201);
+
+    let mut answered: Vec<_> = answer["sandboxes"].as_array().unwrap().iter().map(|one| one["id"].as_str()).collect();
+    answered.sort_unstable();
+    answered.reverse();
+    assert_eq!(answered, made.into_iter().map(Some).collect::<Vec<_>>());
+    assert!(answer["sandboxes"][1]["session"]["access_token"].is_string());
+}
+
+/// A host that was killed while the agent was at work on a checkpoint, with what was asked and the checkpoint's id.
+async fn killed_at_a_checkpoint() -> (Host, impl Fn(&Host) -> axum::http::Request<axum::body::Body>, String) {
+    let host = Host::new().await;
+    let path = format!("/v1/sandboxes/{}/checkpoints", host.sandbox().await);
+    let order = move |host: &Host| {
+        let body = json!({"name": "n"});
+        with_header(request("POST", &path, &host.write, Some(body)), "idempotency-key", "k1")
+    };
+    host.agent.hold();
+    let lost = tokio::spawn(host.router().oneshot(order(&host)));
+    eventually("the order arrives", async || host.agent.records().checkpoint_orders.len() == 1).await;
+    lost.abort();
+    let id = host.agent.records().checkpoint_orders[0].clone();
+    (host.restart().await, order, id)
+}
+
+#[tokio::test]
+async fn after_a_crash_the_checkpoint_that_was_taken_is_the_answer() {
+    let (host, order, id) = killed_at_a_checkpoint().await;
+    let sandbox = host.agent.records().sandboxes.keys().next().unwrap().clone();
+    host.agent.insert_checkpoint(&id, &sandbox);
+
+    let answer = host.send(order(&host)).await.expect(201);
+
+    assert_eq!((&answer["id"], &answer["state"]), (&json!(id), &json!("ready")));
+}
+
+#[tokio::test]
+async fn after_a_crash_before_it_was_taken_the_checkpoint_is_taken_under_its_name() {
+    let (host, order, id) = killed_at_a_checkpoint().await;
+
+    let again = tokio::spawn(host.router().oneshot(order(&host)));
+    eventually("it is asked for again", async || host.agent.records().checkpoint_orders.len() == 2).await;
+    host.agent.admit(2);
+
+    let answer = Answer::read(again.await.unwrap().unwrap()).await.expect(201);
+    assert_eq!((&answer["name"], &answer["state"]), (&json!("n"), &json!("ready")));
+    assert_ne!(answer["id"], id.as_str());
 }

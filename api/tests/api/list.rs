@@ -102,7 +102,7 @@ async fn state_filters_match_any_and_know_their_aliases() {
     let failed = host.sandbox().await;
     host.agent.fail(&failed);
     host.sync().await;
-    host.agent.hold_creates();
+    host.agent.hold();
     let creating = host.sandbox().await;
 
     for (query, expected) in [

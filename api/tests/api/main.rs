@@ -2,15 +2,19 @@
 //! agent is a stand-in ([`support::agent`]), as another process would be.
 
 mod authorization;
+mod checkpoints;
 mod command;
 mod connect;
 mod create;
+mod fork;
 mod http;
 mod idempotency;
 mod list;
 mod openapi;
+mod pause;
 mod ports;
 mod quota;
+mod restore;
 mod sandbox;
 mod support;
 mod sync;

@@ -5,6 +5,7 @@ use sandpiper_api::plan::Quota;
 use serde_json::json;
 use tower::ServiceExt;
 
+use crate::support::agent::RETAINED;
 use crate::support::{Answer, Host, request};
 
 #[tokio::test]
@@ -39,7 +40,8 @@ async fn a_refusal_shows_the_quota_as_the_limits_do() {
 
     let limits = host.get("/v1/sandbox_limits").await.expect(200);
     assert_eq!(body["quota"]["limits"], json!({"sandboxes": 9, "cpu": 3, "memory_mb": 4096}));
-    assert_eq!(body["quota"]["usage"], json!({"sandboxes": 1, "cpu": 2, "memory_mb": 1024}));
+    let usage = json!({"sandboxes": 1, "cpu": 2, "memory_mb": 1024, "stopped": 0, "retained_bytes": RETAINED});
+    assert_eq!(body["quota"]["usage"], usage);
     assert_eq!(body["quota"]["reservation"], json!({"sandboxes": 1, "cpu": 2, "memory_mb": 512}));
     assert_eq!(limits["quota"]["limits"], body["quota"]["limits"]);
     assert_eq!(limits["quota"]["usage"], body["quota"]["usage"]);

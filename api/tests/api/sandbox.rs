@@ -28,11 +28,12 @@ async fn an_update_changes_deadline_and_metadata() {
     let body = host.create(json!({"template": "base", "metadata": {"a": "1"}})).await.expect(201);
     let path = format!("/v1/sandboxes/{}", body["id"].as_str().unwrap());
 
-    let changed = json!({"timeout": 3000, "metadata": {"b": 2}, "lifecycle": {"on_timeout": "kill"}});
+    let changed = json!({"timeout": 3000, "metadata": {"b": 2}, "lifecycle": {"on_timeout": "pause"}});
     let updated = host.call("PATCH", &path, &host.write, Some(changed)).await.expect(200);
 
     assert_eq!(updated["metadata"], json!({"b": "2"}));
     assert_eq!(updated["timeout"], 3000);
+    assert_eq!(updated["lifecycle"], json!({"on_timeout": "pause", "auto_resume": false}));
     assert!(until_deadline(&updated) > SignedDuration::from_secs(2000));
     assert_eq!(host.get(&path).await.expect(200), updated);
     // Unlike connect, an update may shorten.
@@ -42,13 +43,32 @@ async fn an_update_changes_deadline_and_metadata() {
 }
 
 #[tokio::test]
+async fn what_an_update_of_the_lifecycle_leaves_out_stays() {
+    let host = Host::new().await;
+    let path = format!("/v1/sandboxes/{}", host.sandbox().await);
+    for (change, result) in [
+        (json!({"on_timeout": "pause"}), json!({"on_timeout": "pause", "auto_resume": false})),
+        (json!({"auto_resume": true}), json!({"on_timeout": "pause", "auto_resume": true})),
+        (json!({}), json!({"on_timeout": "pause", "auto_resume": true})),
+        // With `kill` it would mean nothing.
+        (json!({"on_timeout": "kill"}), json!({"on_timeout": "kill", "auto_resume": false})),
+    ] {
+        let updated = host.call("PATCH", &path, &host.write, Some(json!({"lifecycle": change}))).await.expect(200);
+        assert_eq!(updated["lifecycle"], result);
+    }
+    let resume_what_is_killed = json!({"lifecycle": {"auto_resume": true}});
+    host.call("PATCH", &path, &host.write, Some(resume_what_is_killed)).await.blames("lifecycle.auto_resume");
+}
+
+#[tokio::test]
 async fn an_update_that_makes_no_sense_is_refused() {
     let host = Host::new().await;
     let path = format!("/v1/sandboxes/{}", host.sandbox().await);
     for (body, field) in [
         (json!({"timeout": 0}), "timeout"),
         (json!({"timeout": 86_401}), "timeout"),
-        (json!({"lifecycle": {"on_timeout": "pause"}}), "lifecycle.on_timeout"),
+        (json!({"lifecycle": {"on_timeout": "sleep"}}), "lifecycle.on_timeout"),
+        (json!({"lifecycle": {"on_timeout": "kill", "auto_resume": true}}), "lifecycle.auto_resume"),
         (json!({"metadata": 1}), "metadata"),
     ] {
         host.call("PATCH", &path, &host.write, Some(body)).await.blames(field);
@@ -104,6 +124,9 @@ async fn without_the_agent_reads_are_answered_and_changes_are_not() {
         ("DELETE", path.clone(), None),
         ("PATCH", path.clone(), Some(json!({"timeout": 60}))),
         ("POST", format!("{path}/connect"), None),
+        ("POST", format!("{path}/pause"), None),
+        ("POST", format!("{path}/fork"), None),
+        ("POST", format!("{path}/checkpoints"), None),
         ("PUT", format!("{path}/ports/80"), None),
     ] {
         let answer = host.call(method, &path, &host.write, body).await;
@@ -111,6 +134,12 @@ async fn without_the_agent_reads_are_answered_and_changes_are_not() {
         answer.refused(503, "host_unavailable");
     }
     host.agent.resume();
+    host.sync().await;
+    assert_eq!(
+        host.get("/v1/sandboxes?query[state][]=ready").await.expect(200)["sandboxes"].as_array().unwrap().len(),
+        1
+    );
+    assert_eq!(host.get("/v1/checkpoints").await.expect(200)["checkpoints"], json!([]));
     host.call("DELETE", &path, &host.write, None).await.expect(204);
 }
 

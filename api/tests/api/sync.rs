@@ -58,7 +58,7 @@ async fn a_sandbox_without_a_row_is_removed_but_not_at_first_sight() {
 async fn a_start_that_this_process_died_in_is_settled_by_what_the_agent_has() {
     let host = Host::new().await;
     host.sync().await;
-    host.agent.hold_creates();
+    host.agent.hold();
     for n in 0..2 {
         let order = request("POST", "/v1/sandboxes", &host.write, Some(json!({"template": "base"})));
         let lost = tokio::spawn(host.router().oneshot(with_header(order, "x-request-id", &format!("r{n}"))));

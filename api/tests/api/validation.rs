@@ -76,7 +76,6 @@ async fn contradictions_are_refused() {
 async fn what_this_host_cannot_do_yet_is_refused_and_never_ignored() {
     let host = Host::new().await;
     for (body, field) in [
-        (json!({"snapshot_id": "ckp1"}), "snapshot_id"),
         (json!({"template": "base", "volume_mounts": {"/data": "d"}}), "volume_mounts"),
         (json!({"template": "base", "allow_internet_access": true}), "allow_internet_access"),
         (json!({"template": "base", "allow_package_registry_access": true}), "allow_package_registry_access"),
@@ -84,8 +83,6 @@ async fn what_this_host_cannot_do_yet_is_refused_and_never_ignored() {
         (json!({"template": "base", "deny_out": ["example.com"]}), "deny_out"),
         (json!({"template": "base", "egress_profile": "package-registries"}), "egress_profile"),
         (json!({"template": "base", "egress_profiles": ["package-registries"]}), "egress_profiles"),
-        (json!({"template": "base", "auto_pause": true}), "auto_pause"),
-        (json!({"template": "base", "lifecycle": {"on_timeout": "pause"}}), "lifecycle.on_timeout"),
     ] {
         host.create(body).await.blames(field);
     }

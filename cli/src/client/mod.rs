@@ -2,6 +2,7 @@
 
 mod data_plane;
 mod localhost;
+mod snapshots;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,6 +12,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 pub use data_plane::{Command, DataPlane, Output, ProcessStream, Stdin, decode};
+pub use snapshots::{Checkpoint, NewCheckpoint};
+
+/// Longest wait for an answer of the control plane: longer than the API itself takes for anything.
+const ANSWER: Duration = Duration::from_secs(180);
 
 /// The control plane of one Sandpiper, as one API key sees it.
 #[derive(Clone)]
@@ -60,9 +65,16 @@ impl ClientError {
 /// What a new sandbox should be; `Default` is the `base` template with its own defaults.
 #[derive(Debug, Clone, Serialize)]
 pub struct CreateSandbox {
-    pub template: String,
+    /// A template, or `None` with a snapshot.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub template: Option<String>,
+    /// Id of a checkpoint to start from.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub snapshot_id: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub timeout: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lifecycle: Option<Lifecycle>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -78,8 +90,10 @@ pub struct CreateSandbox {
 impl Default for CreateSandbox {
     fn default() -> Self {
         Self {
-            template: "base".into(),
+            template: Some("base".into()),
+            snapshot_id: None,
             timeout: None,
+            lifecycle: None,
             cpu: None,
             memory_mb: None,
             envs: BTreeMap::new(),
@@ -87,6 +101,22 @@ impl Default for CreateSandbox {
             exposed_ports: Vec::new(),
         }
     }
+}
+
+/// What happens at a sandbox's deadline.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lifecycle {
+    pub on_timeout: OnTimeout,
+    /// Whether a request to the data plane or a preview resumes the sandbox; only with `Pause`.
+    pub auto_resume: bool,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OnTimeout {
+    #[default]
+    Kill,
+    Pause,
 }
 
 #[derive(Debug, Clone, Serialize)]
@@ -117,7 +147,9 @@ pub struct Sandbox {
     pub cpu: u32,
     pub memory_mb: u32,
     pub created_at: String,
+    /// Of a stopped sandbox: none.
     pub deadline: Option<String>,
+    pub lifecycle: Lifecycle,
     #[serde(default)]
     pub error: Option<SandboxError>,
     #[serde(skip)]
@@ -151,12 +183,6 @@ pub struct LogEntry {
     pub time: String,
     pub source: String,
     pub message: String,
-}
-
-#[derive(Deserialize)]
-struct SandboxPage {
-    sandboxes: Vec<Value>,
-    next_token: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -215,20 +241,8 @@ impl Client {
 
     /// All sandboxes of the key's team that match `query` (`query[state][]=running`, …), page after page.
     pub async fn list(&self, query: &str) -> Result<Vec<Sandbox>, ClientError> {
-        let mut all = Vec::new();
-        let mut token: Option<String> = None;
-        loop {
-            let next = token.map(|token| format!("&next_token={token}")).unwrap_or_default();
-            let path = format!("/sandboxes?{query}{next}");
-            let page: SandboxPage = self.parse(&path, self.call(Method::GET, &path, None).await?)?;
-            for value in page.sandboxes {
-                all.push(self.sandbox(value)?);
-            }
-            match page.next_token {
-                Some(next) => token = Some(next),
-                None => return Ok(all),
-            }
-        }
+        let sandboxes = self.pages("/sandboxes", query, "sandboxes").await?;
+        sandboxes.into_iter().map(|value| self.sandbox(value)).collect()
     }
 
     pub async fn show(&self, id: &str) -> Result<Sandbox, ClientError> {
@@ -239,7 +253,7 @@ impl Client {
         self.call(Method::DELETE, &format!("/sandboxes/{id}"), None).await.map(drop)
     }
 
-    /// A fresh session of a live sandbox.
+    /// A fresh session of a sandbox, which is resumed if it is stopped.
     pub async fn connect(&self, id: &str) -> Result<Session, ClientError> {
         let path = format!("/sandboxes/{id}/connect");
         let mut answer = self.call(Method::POST, &path, Some(serde_json::json!({}))).await?;
@@ -260,7 +274,7 @@ impl Client {
     /// Any call of the control plane: `path` follows `/v1`. An empty answer is `null`.
     pub async fn call(&self, method: Method, path: &str, body: Option<Value>) -> Result<Value, ClientError> {
         let url = format!("{}/v1{path}", self.base_url);
-        let mut request = self.http.request(method, &url).bearer_auth(&self.api_key).timeout(Duration::from_secs(120));
+        let mut request = self.http.request(method, &url).bearer_auth(&self.api_key).timeout(ANSWER);
         if let Some(body) = body {
             request = request.json(&body);
         }
@@ -285,6 +299,22 @@ impl Client {
     /// The HTTP client underneath, which resolves `*.localhost` to this machine.
     pub fn http(&self) -> &reqwest::Client {
         &self.http
+    }
+
+    /// The entries of a list, `field` of each of its pages.
+    async fn pages(&self, path: &str, query: &str, field: &str) -> Result<Vec<Value>, ClientError> {
+        let mut all = Vec::new();
+        let mut token = String::new();
+        loop {
+            let path = format!("{path}?{query}{token}");
+            let mut page = self.call(Method::GET, &path, None).await?;
+            let entries: Vec<Value> = self.parse(&path, page.get_mut(field).map(Value::take).unwrap_or_default())?;
+            all.extend(entries);
+            match page.get("next_token").and_then(Value::as_str) {
+                Some(next) => token = format!("&next_token={next}"),
+                None => return Ok(all),
+            }
+        }
     }
 
     fn sandbox(&self, raw: Value) -> Result<Sandbox, ClientError> {

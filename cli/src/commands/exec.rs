@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 
+use anyhow::bail;
 use sandpiper::client::Client;
 
 use super::session::{self, ProcessArguments};
@@ -13,7 +14,9 @@ use crate::output::Output;
 Examples:
   sandpiper exec sbx… -- ls -la /
   sandpiper exec -t sbx… -- bash
-  tar c . | sandpiper exec -i sbx… -- tar x")]
+  tar c . | sandpiper exec -i sbx… -- tar x
+
+A paused sandbox is resumed first if it was made with --auto-resume, and otherwise by `sandpiper resume`.")]
 pub(crate) struct Arguments {
     /// The sandbox's id
     id: String,
@@ -23,6 +26,14 @@ pub(crate) struct Arguments {
 }
 
 pub(crate) async fn run(arguments: Arguments, client: Client, output: Output) -> anyhow::Result<ExitCode> {
-    let session = client.connect(&arguments.id).await?;
+    let id = &arguments.id;
+    let sandbox = client.show(id).await?;
+    let paused = matches!(sandbox.state.as_str(), "stopping" | "stopped");
+    if paused && !sandbox.lifecycle.auto_resume {
+        bail!("{id} is paused; resume it first, with: sandpiper resume {id}");
+    }
+    let progress = output.progress(if paused { "resuming the sandbox" } else { "connecting" });
+    let session = client.connect(id).await?;
+    drop(progress);
     session::run(&client.data_plane(&session), arguments.process, output).await
 }

@@ -1,11 +1,15 @@
 //! One file per command: its arguments, then what it does.
 
+pub(crate) mod checkpoint;
 pub(crate) mod doctor;
 pub(crate) mod exec;
+pub(crate) mod fork;
 pub(crate) mod logs;
+pub(crate) mod pause;
 pub(crate) mod ps;
 pub(crate) mod rm;
 pub(crate) mod run;
 pub(crate) mod session;
+pub(crate) mod start;
 pub(crate) mod template;
 pub(crate) mod up;

@@ -3,10 +3,12 @@
 use std::process::ExitCode;
 
 use anyhow::Context;
-use sandpiper::client::{Client, CreateSandbox, ExposedPort};
+use sandpiper::client::Client;
 use serde_json::json;
 
+use super::checkpoint;
 use super::session::{self, ProcessArguments};
+use super::start::{Origin, StartArguments};
 use crate::output::Output;
 
 /// Run a command in a new sandbox and destroy it afterwards
@@ -16,27 +18,20 @@ Examples:
   sandpiper run -- python3 -c 'print(2**100)'
   echo hello | sandpiper run -i -- cat
   sandpiper run -t -- bash
-  sandpiper run --keep --expose 8000 -- python3 -m http.server 8000")]
+  sandpiper run --keep --expose 8000 -- python3 -m http.server 8000
+  sandpiper run --snapshot after-setup -- make test
+  sandpiper run --keep --on-timeout pause --auto-resume -- ./prepare")]
 pub(crate) struct Arguments {
     /// Template to start from
     #[arg(long, default_value = "base")]
     template: String,
 
-    /// Seconds after which the sandbox is destroyed whatever it does
-    #[arg(long)]
-    timeout: Option<u64>,
+    /// Checkpoint to start from instead: its id or its name
+    #[arg(long, value_name = "CHECKPOINT", conflicts_with = "template")]
+    snapshot: Option<String>,
 
-    /// Virtual CPUs
-    #[arg(long)]
-    cpu: Option<u32>,
-
-    /// Memory in MiB
-    #[arg(long)]
-    memory: Option<u32>,
-
-    /// Give a port of the sandbox a public preview URL
-    #[arg(long, value_name = "PORT")]
-    expose: Vec<u16>,
+    #[command(flatten)]
+    start: StartArguments,
 
     /// Leave the sandbox running when the command has ended
     #[arg(long)]
@@ -47,28 +42,17 @@ pub(crate) struct Arguments {
 }
 
 pub(crate) async fn run(arguments: Arguments, client: Client, output: Output) -> anyhow::Result<ExitCode> {
-    let request = CreateSandbox {
-        template: arguments.template,
-        timeout: arguments.timeout,
-        cpu: arguments.cpu,
-        memory_mb: arguments.memory,
-        exposed_ports: arguments.expose.iter().copied().map(ExposedPort::public).collect(),
-        ..CreateSandbox::default()
+    let origin = match &arguments.snapshot {
+        Some(snapshot) => Origin::Snapshot(checkpoint::find(&client, snapshot).await?),
+        None => Origin::Template(arguments.template),
     };
-    let progress = output.progress("starting a sandbox");
-    let (sandbox, session) = client.create(&request).await?;
-    drop(progress);
+    let (sandbox, session) = arguments.start.start(origin, &client, output).await?;
     if output.is_json() {
         output.value(&json!({"event": "created", "sandbox": sandbox.raw}));
     }
-    for port in arguments.expose {
-        let url = client.port(&sandbox.id, port).await?.url;
-        if !output.is_json() {
-            eprintln!("port {port}: {url}");
-        }
-    }
     let ended = session::run(&client.data_plane(&session), arguments.process, output).await;
-    if arguments.keep {
+    // A command that is cut off may have been paused with its sandbox, which was asked for so as not to lose it.
+    if arguments.keep || (ended.is_err() && arguments.start.pauses()) {
         if !output.is_json() {
             eprintln!("kept: {}", sandbox.id);
         }

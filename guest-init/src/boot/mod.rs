@@ -1,7 +1,7 @@
 //! What must exist before the first process of a user: file systems, the loopback device, limits.
 //!
 //! Start time is what a sandbox is judged by, so this starts no process, waits for nothing, and does only what cannot
-//! wait; [`finish`] does the rest once the data plane answers. Nothing here is fatal: a machine that lacks, say,
+//! wait; [`Rest`] is done once the data plane answers. Nothing here is fatal: a machine that lacks, say,
 //! `/dev/mqueue` still runs programs, so what goes wrong is reported and left.
 
 mod disk;
@@ -27,10 +27,22 @@ pub(crate) fn prepare() -> Vec<Problem> {
     problems
 }
 
-/// What may come after the data plane is up. Blocks.
-pub(crate) fn finish() -> Vec<Problem> {
-    let mut problems = Vec::new();
-    limits::tune_kernel(&mut problems);
-    disk::grow_root(&mut problems);
-    problems
+/// What may come after the data plane is up.
+#[derive(Debug, Default)]
+pub(crate) struct Rest {
+    is_tuned: bool,
+    root: disk::RootDisk,
+}
+
+impl Rest {
+    /// Does what is left to do: all of it at first, later what has changed. Blocks. Returns what did not work.
+    pub(crate) fn finish(&mut self) -> Vec<Problem> {
+        let mut problems = Vec::new();
+        if !self.is_tuned {
+            limits::tune_kernel(&mut problems);
+            self.is_tuned = true;
+        }
+        self.root.grow(&mut problems);
+        problems
+    }
 }

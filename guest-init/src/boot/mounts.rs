@@ -25,7 +25,7 @@ const fn mount_of(kind: &'static str, target: &'static str, flags: MsFlags, opti
 }
 
 /// In this order, because some lie within others.
-const MOUNTS: [Mount; 8] = [
+const MOUNTS: [Mount; 9] = [
     mount_of("proc", "/proc", QUIET, None),
     mount_of("sysfs", "/sys", QUIET, None),
     // Mounted by the kernel itself if it is configured so; then this finds it there.
@@ -34,6 +34,8 @@ const MOUNTS: [Mount; 8] = [
     mount_of("devpts", "/dev/pts", MsFlags::MS_NOSUID.union(MsFlags::MS_NOEXEC), Some("gid=5,mode=620,ptmxmode=666")),
     mount_of("tmpfs", "/dev/shm", MsFlags::MS_NOSUID.union(MsFlags::MS_NODEV), Some("mode=1777")),
     mount_of("tmpfs", "/run", MsFlags::MS_NOSUID.union(MsFlags::MS_NODEV), Some("mode=0755")),
+    // What the guest is told of itself: a file system of its own, so that a full `/run` is no reason not to resume.
+    mount_of("tmpfs", "/run/sandpiper", QUIET, Some("mode=0755,size=64k")),
     mount_of("cgroup2", "/sys/fs/cgroup", QUIET, None),
     Mount { required: false, ..mount_of("mqueue", "/dev/mqueue", QUIET, None) },
 ];

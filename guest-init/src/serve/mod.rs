@@ -28,6 +28,7 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 
+use crate::cgroups::Cgroups;
 pub use crate::net::Listener;
 use crate::net::accept_each;
 use http::{Response, error, status};
@@ -67,7 +68,12 @@ pub struct App {
 
 impl App {
     pub fn new(settings: Settings) -> Self {
-        Self { settings: Mutex::new(settings), processes: Arc::default() }
+        Self::with_groups(settings, None)
+    }
+
+    /// One whose processes are put into a control group.
+    pub(crate) fn with_groups(settings: Settings, groups: Option<Cgroups>) -> Self {
+        Self { settings: Mutex::new(settings), processes: Arc::new(process::Manager::new(groups)) }
     }
 
     /// Replaces the settings, for requests from now on.

@@ -99,9 +99,9 @@ impl Machine {
         let event = || EventFd::new(EFD_NONBLOCK).expect("an event");
         let queues = (0..3).map(|index| ActiveQueue { queue: queue(index), notify: event() }).collect();
         let features = if settings & 1 == 0 { EVENT_IDX } else { 0 };
-        let activation = Activation { memory: memory.clone(), queues, interrupt: Interrupt::new(event()), features };
+        let activation = Activation { memory: memory.clone(), queues, interrupt: Interrupt::new(event()), features, restored: false };
         let backend = Backend::new(GUEST_CID.into(), listener, Box::new(Accept(clients.clone())));
-        let worker = Worker::new(backend, activation, event()).expect("the worker starts");
+        let worker = Worker::new(backend, activation, None).expect("the worker starts");
         Self { memory, worker, address, clients, posted: [0; 2] }
     }
 

@@ -8,3 +8,4 @@ pub mod power;
 pub mod pvpanic;
 pub mod serial;
 pub mod virtio;
+pub mod vmgenid;

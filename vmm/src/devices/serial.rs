@@ -10,7 +10,8 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use vm_superio::serial::NoEvents;
+use serde::{Deserialize, Serialize};
+use vm_superio::serial::{NoEvents, SerialState};
 use vm_superio::{Serial, Trigger};
 use vmm_sys_util::eventfd::EventFd;
 
@@ -40,14 +41,43 @@ impl Console {
 
     /// `irq` raises [`Self::GSI`]; output goes to `file` from its present position on.
     pub fn new(irq: EventFd, file: File) -> Self {
-        let output = Output {
-            file: Some(file),
-            pending: Vec::new(),
-            written: 0,
-            line: Vec::new(),
-            panic_line: PanicLine::default(),
+        Self(Mutex::new(Serial::new(Irq(irq), Output::new(file))))
+    }
+
+    /// One that goes on from `state`. Fails if its interrupt, should one be pending, cannot be raised.
+    pub fn restore(irq: EventFd, file: File, state: &ConsoleState) -> io::Result<Self> {
+        let [low, high, enable, identification, line_control, line_status, modem_control, modem_status, scratch] =
+            state.registers;
+        let registers = SerialState {
+            baud_divisor_low: low,
+            baud_divisor_high: high,
+            interrupt_enable: enable,
+            interrupt_identification: identification,
+            line_control,
+            line_status,
+            modem_control,
+            modem_status,
+            scratch,
+            in_buffer: Vec::new(),
         };
-        Self(Mutex::new(Serial::new(Irq(irq), output)))
+        let serial = Serial::from_state(&registers, Irq(irq), NoEvents, Output::new(file));
+        Ok(Self(Mutex::new(serial.map_err(|error| io::Error::other(error.to_string()))?)))
+    }
+
+    pub fn state(&self) -> ConsoleState {
+        let now = self.lock().state();
+        let registers = [
+            now.baud_divisor_low,
+            now.baud_divisor_high,
+            now.interrupt_enable,
+            now.interrupt_identification,
+            now.line_control,
+            now.line_status,
+            now.modem_control,
+            now.modem_status,
+            now.scratch,
+        ];
+        ConsoleState { registers }
     }
 
     /// The last panic message of a kernel that was printed here, for whoever reports it.
@@ -58,6 +88,12 @@ impl Console {
     fn lock(&self) -> MutexGuard<'_, Serial<Irq, NoEvents, Output>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// The registers of the port. There is no input that could wait in it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ConsoleState {
+    registers: [u8; 9],
 }
 
 impl BusDevice for Console {
@@ -116,6 +152,10 @@ struct Output {
 }
 
 impl Output {
+    fn new(file: File) -> Self {
+        Self { file: Some(file), pending: Vec::new(), written: 0, line: Vec::new(), panic_line: PanicLine::default() }
+    }
+
     fn watch(&mut self, byte: u8) {
         if byte != b'\n' {
             if self.line.len() < LINE_LIMIT && byte != b'\r' {
@@ -226,6 +266,21 @@ mod tests {
         assert_eq!(text(file.try_clone().unwrap()), "line\n");
         drop(console);
         assert_eq!(text(file), "line\nrest");
+    }
+
+    #[test]
+    fn a_restored_port_has_the_registers_that_it_had() {
+        let (console, _file, _irq) = console();
+        console.write(7, &[0x5a]);
+        console.write(4, &[0xb]);
+
+        let irq = EventFd::new(EFD_NONBLOCK).unwrap();
+        let restored = Console::restore(irq, tempfile::tempfile().unwrap(), &console.state()).unwrap();
+
+        assert_eq!(restored.state(), console.state());
+        let mut scratch = [0];
+        restored.read(7, &mut scratch);
+        assert_eq!(scratch, [0x5a]);
     }
 
     #[test]

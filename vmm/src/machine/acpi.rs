@@ -4,9 +4,13 @@
 //! registers in port space ([`AcpiPower`]), and every device is in the DSDT, so none needs a kernel argument.
 //!
 //! With hardware-reduced ACPI Linux has no legacy interrupts either: COM1 gets its line from `_CRS`, as an
-//! edge-triggered one, or a process that writes to the console would wait for ever.
+//! edge-triggered one, or a process that writes to the console would wait for ever. What ACPI itself has to tell the
+//! guest comes as the interrupt of a Generic Event Device (ACPI 6.5 section 5.6.9): only that the generation id changed.
 
-use acpi_tables::aml::{Device, EISAName, IO, Interrupt, Memory32Fixed, Name, Package, ResourceTemplate};
+use acpi_tables::aml::{
+    Arg, Device, EISAName, Equal, IO, If, Interrupt, Memory32Fixed, Method, Name, Notify, Package, Path,
+    ResourceTemplate,
+};
 use acpi_tables::fadt::{FADTBuilder, Flags};
 use acpi_tables::gas::{AccessSize, AddressSpace, GAS};
 use acpi_tables::madt::{EnabledStatus, IoApic, LocalInterruptController, MADT, ProcessorLocalApic};
@@ -21,6 +25,7 @@ use crate::devices::power::AcpiPower;
 use crate::devices::pvpanic::PvPanic;
 use crate::devices::serial::Console;
 use crate::devices::virtio::Memory;
+use crate::devices::vmgenid::VmGenId;
 
 const OEM: [u8; 6] = *b"SANDPI";
 const OEM_TABLE: [u8; 8] = *b"SANDPIPR";
@@ -28,6 +33,11 @@ const REVISION: u32 = 1;
 /// Revision 2 of a DSDT has integers of 64 bits.
 const DSDT_REVISION: u8 = 2;
 const TABLE_HEADER: u32 = 36;
+/// Room for all tables.
+const TABLES_SIZE: u64 = layout::GENERATION_ID.0 - layout::ACPI.0;
+
+/// The first of the values that a notification of a device's own meaning can have.
+const GENERATION_CHANGED: u8 = 0x80;
 
 /// ACPI 6.5 section 5.2.9.3: what a PC would have and this machine has not.
 const BOOT_ARCHITECTURE: u16 = NO_VGA | NO_MSI | NO_ASPM | NO_CMOS_CLOCK;
@@ -52,7 +62,7 @@ pub(crate) struct VirtioWindow {
 
 #[derive(Debug, thiserror::Error)]
 pub enum AcpiError {
-    #[error("The ACPI tables do not fit into their {} KiB", layout::ACPI_SIZE >> 10)]
+    #[error("The ACPI tables do not fit into their {} KiB", TABLES_SIZE >> 10)]
     TooLarge,
     #[error("Cannot write the ACPI tables to guest memory")]
     Write(#[source] vm_memory::GuestMemoryError),
@@ -73,7 +83,7 @@ pub(crate) fn write(memory: &Memory, contents: &Contents<'_>) -> Result<(), Acpi
     Rsdp::new(OEM, xsdt).to_aml_bytes(&mut root);
     area.bytes[..root.len()].copy_from_slice(&root);
 
-    if area.bytes.len() as u64 > layout::ACPI_SIZE {
+    if area.bytes.len() as u64 > TABLES_SIZE {
         return Err(AcpiError::TooLarge);
     }
     memory.write_slice(&area.bytes, layout::ACPI).map_err(AcpiError::Write)
@@ -145,6 +155,8 @@ fn dsdt(contents: &Contents<'_>) -> Sdt {
     )
     .to_aml_bytes(&mut aml);
 
+    generation_id(&mut aml);
+
     if contents.console {
         Device::new(
             "_SB_.COM1".into(),
@@ -187,6 +199,44 @@ fn dsdt(contents: &Contents<'_>) -> Sdt {
     dsdt
 }
 
+/// The generation id, and the Generic Event Device through which the guest is told of a new one.
+///
+/// Linux takes the device by the first of its compatible ids, Windows and others by the second, which is older and
+/// longer than ACPI allows.
+fn generation_id(aml: &mut Vec<u8>) {
+    let GuestAddress(address) = layout::GENERATION_ID;
+    let (low, high) = (address & 0xffff_ffff, address >> 32);
+    Device::new(
+        "_SB_.VGEN".into(),
+        vec![
+            &Name::new("_HID".into(), &"SNDP0001"),
+            &Name::new("_CID".into(), &Package::new(vec![&"VMGENCTR", &"VM_Gen_Counter"])),
+            &Name::new("_DDN".into(), &"VM_Gen_Counter"),
+            &Name::new("ADDR".into(), &Package::new(vec![&low, &high])),
+        ],
+    )
+    .to_aml_bytes(aml);
+
+    Device::new(
+        "_SB_.GED_".into(),
+        vec![
+            &Name::new("_HID".into(), &"ACPI0013"),
+            &Name::new("_UID".into(), &0u8),
+            &Name::new("_CRS".into(), &ResourceTemplate::new(vec![&edge_interrupt(VmGenId::GSI)])),
+            &Method::new(
+                "_EVT".into(),
+                1,
+                true,
+                vec![&If::new(
+                    &Equal::new(&Arg(0), &VmGenId::GSI),
+                    vec![&Notify::new(&Path::new("\\_SB_.VGEN"), &GENERATION_CHANGED)],
+                )],
+            ),
+        ],
+    )
+    .to_aml_bytes(aml);
+}
+
 /// Consumed, edge-triggered, active high, not shared.
 fn edge_interrupt(gsi: u32) -> Interrupt {
     Interrupt::new(true, true, false, false, gsi)
@@ -195,7 +245,7 @@ fn edge_interrupt(gsi: u32) -> Interrupt {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::machine::memory;
+    use crate::memory;
 
     /// Follows the pointers as a guest would, checking every signature and checksum, and returns the DSDT.
     fn read_back(memory: &Memory) -> Vec<u8> {
@@ -221,7 +271,7 @@ mod tests {
     #[test]
     fn a_guest_finds_valid_tables_with_every_device() {
         let memory = memory::allocate(32).unwrap();
-        let windows: Vec<_> = (0..4).map(|n| VirtioWindow { base: 0xd000_0000 + n * 0x1000, gsi: 5 + n }).collect();
+        let windows: Vec<_> = (0..4).map(|n| VirtioWindow { base: 0xd000_0000 + n * 0x1000, gsi: 6 + n }).collect();
 
         write(&memory, &Contents { vcpus: 64, console: false, virtio: &windows }).unwrap();
 
@@ -230,6 +280,36 @@ mod tests {
         assert_eq!(count(b"LNRO0005"), 4);
         assert_eq!(count(b"QEMU0001"), 1);
         assert_eq!(count(b"COM1"), 0);
+    }
+
+    #[test]
+    fn a_guest_finds_its_generation_id_and_the_event_that_tells_of_a_new_one() {
+        let memory = memory::allocate(32).unwrap();
+        write(&memory, &Contents { vcpus: 1, console: false, virtio: &[] }).unwrap();
+
+        let dsdt = read_back(&memory);
+        let count = |needle: &[u8]| dsdt.windows(needle.len()).filter(|window| *window == needle).count();
+        // A name, its package of two strings, and one of two integers: a double word, then zero.
+        assert_eq!(count(b"_CID\x12\x1c\x02\x0dVMGENCTR\0\x0dVM_Gen_Counter\0"), 1);
+        assert_eq!(count(b"ADDR\x12\x08\x02\x0c\x00\xf0\x0f\x00\x00"), 1);
+        assert_eq!(count(b"ACPI0013"), 1);
+        // An extended interrupt descriptor: consumer, edge-triggered, active high, exclusive, one number.
+        assert_eq!(count(b"\x89\x06\x00\x03\x01\x05\x00\x00\x00"), 1);
+        // A serialized method of one argument: if that is 5, notify the device with 0x80.
+        assert_eq!(count(b"_EVT\x09\xa0\x12\x93\x68\x0a\x05\x86\\\x2e_SB_VGEN\x0a\x80"), 1);
+    }
+
+    #[test]
+    fn the_largest_tables_leave_the_generation_id_alone() {
+        let memory = memory::allocate(32).unwrap();
+        let id = 0x0123_4567_89ab_cdef_u128 << 64 | 1;
+        memory.write_obj(id, layout::GENERATION_ID).unwrap();
+        let gsis = layout::FIRST_VIRTIO_GSI..layout::GSI_COUNT;
+        let windows: Vec<_> = gsis.map(|gsi| VirtioWindow { base: 0xd000_0000 + gsi * 0x1000, gsi }).collect();
+
+        write(&memory, &Contents { vcpus: 64, console: true, virtio: &windows }).unwrap();
+
+        assert_eq!(memory.read_obj::<u128>(layout::GENERATION_ID).unwrap(), id);
     }
 
     #[test]

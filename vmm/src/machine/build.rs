@@ -1,34 +1,38 @@
-//! Putting a machine together.
+//! Putting a machine together: what booting and restoring have in common, and booting.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 
-use kvm_ioctls::{IoEventAddress, Kvm, VcpuFd, VmFd};
+use kvm_ioctls::VmFd;
 use sandpiper_protocol::guest::GUEST_CID;
-use sandpiper_protocol::vmm::{DiskConfig, MachineConfig};
+use sandpiper_protocol::vmm::{DiskConfig, MachineConfig, Shape};
 
 use super::acpi::{self, AcpiError, VirtioWindow};
 use super::boot::{self, BootError};
 use super::cpu::{self, CpuError};
 use super::interrupts::{self, InterruptError, MAX_VIRTIO_DEVICES};
-use super::memory::{self, MemoryError};
-use super::vcpu::{Buses, StartError, Vcpus};
+use super::mmio_slot::MmioSlot;
+use super::prepare::Prepared;
+use super::vcpu::{Buses, StartError};
 use super::{Devices, Ending, Machine, layout};
 use crate::devices::power::{AcpiPower, KeyboardController};
 use crate::devices::pvpanic::PvPanic;
-use crate::devices::serial::Console;
+use crate::devices::serial::{Console, ConsoleState};
+use crate::devices::virtio::balloon::Balloon;
 use crate::devices::virtio::block::Block;
-use crate::devices::virtio::mmio::{MmioWindow, QUEUE_NOTIFY};
+use crate::devices::virtio::mmio::MmioWindow;
 use crate::devices::virtio::rng::Rng;
 use crate::devices::virtio::vsock::{GuestConnections, Vsock};
-use crate::devices::virtio::{Interrupt, Memory, VirtioDevice};
+use crate::devices::virtio::{Interrupt, VirtioDevice};
+use crate::devices::vmgenid::{NewIdError, VmGenId};
 use crate::disk::{Disk, OpenDiskError};
+use crate::memory::MemoryError;
+use crate::memory::image::Image;
 
-/// What a machine is made of, besides its configuration.
+/// What is behind a machine's devices.
 pub struct Parts {
-    pub kernel: File,
     /// The layers of each disk of the configuration, bottom first.
     pub disks: Vec<Vec<File>>,
     /// Clients of the guest's vsock ports connect here.
@@ -74,18 +78,14 @@ pub enum BuildError {
     Cpu(#[from] CpuError),
     #[error(transparent)]
     Acpi(#[from] AcpiError),
-    #[error("Cannot make the events of device {device}")]
-    DeviceEvents {
-        device: usize,
-        #[source]
-        source: io::Error,
-    },
-    #[error("KVM does not connect the notifications of device {device}")]
-    Notify {
-        device: usize,
-        #[source]
-        source: kvm_ioctls::Error,
-    },
+    #[error("KVM does not tell which registers it can save")]
+    Registers(#[source] kvm_ioctls::Error),
+    #[error("vCPUs of this host have more state than a snapshot can hold")]
+    ExtendedState,
+    #[error("Cannot restore the console")]
+    Console(#[source] io::Error),
+    #[error(transparent)]
+    GenerationId(#[from] NewIdError),
     #[error(transparent)]
     Start(#[from] StartError),
 }
@@ -107,72 +107,56 @@ impl BuildError {
             | Self::Interrupts(_)
             | Self::Cpu(_)
             | Self::Acpi(_)
-            | Self::DeviceEvents { .. }
-            | Self::Notify { .. }
+            | Self::Registers(_)
+            | Self::ExtendedState
+            | Self::Console(_)
+            | Self::GenerationId(_)
             | Self::Start(_) => false,
         }
     }
 }
 
-const MAX_VCPUS: u8 = 64;
-const MIN_MEMORY_MIB: u32 = 32;
+pub(super) const MAX_VCPUS: u8 = 64;
+pub(super) const MIN_MEMORY_MIB: u32 = 32;
 /// Half a TiB: below the addresses that some hosts reserve near 1 TiB.
-const MAX_MEMORY_MIB: u32 = 512 * 1024;
-/// All virtio devices but vsock and rng.
-const MAX_DISKS: usize = MAX_VIRTIO_DEVICES - 2;
+pub(super) const MAX_MEMORY_MIB: u32 = 512 * 1024;
+/// All virtio devices but vsock, rng and balloon.
+const MAX_DISKS: usize = MAX_VIRTIO_DEVICES - 3;
 /// `VIRTIO_BLK_ID_BYTES`.
 const MAX_SERIAL: usize = 20;
 
-/// A machine in place, before its first instruction.
-pub struct Built {
-    vcpus: Vec<VcpuFd>,
-    buses: Buses,
-    devices: Devices,
-    vm: VmFd,
-    memory: Memory,
-    ending: Ending,
+/// The shape of a machine with this configuration.
+pub fn shape(config: &MachineConfig) -> Shape {
+    Shape { vcpus: config.vcpus, memory_mib: config.memory_mib }
 }
 
-impl Built {
-    /// Builds the machine that `config` describes from `parts`. Its end is reported to `ending`.
-    ///
-    /// The order is KVM's: memory before the interrupt controllers (see [`memory::register`]), those before the vCPUs.
-    pub fn build(kvm: &Kvm, config: &MachineConfig, mut parts: Parts, ending: Ending) -> Result<Self, BuildError> {
-        check(config)?;
-        let memory = memory::allocate(config.memory_mib)?;
-        let entry = boot::load_kernel(&memory, &mut parts.kernel, config.memory_mib)?;
-        boot::write_parameters(&memory, config)?;
-        cpu::write_boot_tables(&memory)?;
-
-        let vm = kvm.create_vm().map_err(BuildError::CreateVm)?;
-        vm.set_tss_address(layout::KVM_TSS).map_err(BuildError::CreateVm)?;
-        memory::register(&vm, &memory)?;
-        interrupts::create(&vm)?;
-        let vcpus = create_vcpus(kvm, &vm, config.vcpus, entry)?;
-
-        let mut buses = Buses::default();
-        attach_ports(&mut buses, &vm, parts.console, &ending)?;
-        let virtio = virtio_devices(config, parts.disks, parts.vsock, parts.guest_connections)?;
-        let (devices, windows) = attach_virtio(&mut buses, &vm, &memory, virtio)?;
-        acpi::write(&memory, &acpi::Contents { vcpus: config.vcpus, console: config.console, virtio: &windows })?;
-        Ok(Self { vcpus, buses, devices, vm, memory, ending })
-    }
-
-    /// Lets the vCPUs run. Returns the time at which the first one entered the guest.
-    pub fn start(self) -> Result<(Machine, u64), BuildError> {
-        let (vcpus, first_instruction_us) = Vcpus::start(self.vcpus, Arc::new(self.buses), self.ending)?;
-        let machine = Machine { _vcpus: vcpus, _devices: self.devices, _vm: self.vm, _memory: self.memory };
-        Ok((machine, first_instruction_us))
-    }
+/// How many windows a machine with this configuration has: one for each disk, for vsock, rng and balloon.
+pub(super) fn window_count(config: &MachineConfig) -> usize {
+    config.disks.len() + 3
 }
 
-fn check(config: &MachineConfig) -> Result<(), BuildError> {
-    if !(1..=MAX_VCPUS).contains(&config.vcpus) {
-        return Err(BuildError::Vcpus(config.vcpus));
-    }
-    if !(MIN_MEMORY_MIB..=MAX_MEMORY_MIB).contains(&config.memory_mib) {
-        return Err(BuildError::MemorySize(config.memory_mib));
-    }
+/// Makes of `prepared` the machine that `config` describes, with `kernel` in its memory. It stands before its first
+/// instruction.
+pub fn boot(
+    mut prepared: Prepared,
+    config: &MachineConfig,
+    mut kernel: File,
+    parts: Parts,
+    ending: &Ending,
+) -> Result<Machine, BuildError> {
+    check(config)?;
+    let entry = boot::load_kernel(&prepared.memory, &mut kernel, config.memory_mib)?;
+    boot::write_parameters(&prepared.memory, config)?;
+    cpu::write_boot_tables(&prepared.memory)?;
+    configure_vcpus(&prepared, entry)?;
+    let attached = attach(&mut prepared, config, parts, None, ending)?;
+    let contents = acpi::Contents { vcpus: config.vcpus, console: config.console, virtio: &attached.windows };
+    acpi::write(&prepared.memory, &contents)?;
+    attached.generation_id.write_new(&prepared.memory)?;
+    Ok(Machine::new(prepared, config.clone(), Image::default(), attached, ending.clone()))
+}
+
+pub(super) fn check(config: &MachineConfig) -> Result<(), BuildError> {
     if config.disks.len() > MAX_DISKS {
         return Err(BuildError::Disks(config.disks.len()));
     }
@@ -184,33 +168,63 @@ fn check(config: &MachineConfig) -> Result<(), BuildError> {
     Ok(())
 }
 
-fn create_vcpus(kvm: &Kvm, vm: &VmFd, count: u8, entry: u64) -> Result<Vec<VcpuFd>, BuildError> {
-    let supported = cpu::supported(kvm)?;
-    let mut vcpus = Vec::with_capacity(usize::from(count));
-    for id in 0..count {
-        let vcpu = vm.create_vcpu(u64::from(id)).map_err(|source| BuildError::CreateVcpu { id, source })?;
-        cpu::configure(&vcpu, id, count, &supported)?;
-        if id == 0 {
-            cpu::enter_at(&vcpu, entry)?;
-        }
-        vcpus.push(vcpu);
-    }
-    Ok(vcpus)
+/// Gives each vCPU its registers, and the first one the kernel's entry.
+fn configure_vcpus(prepared: &Prepared, entry: u64) -> Result<(), BuildError> {
+    let configured = prepared.vcpus.each(|id| {
+        let features = prepared.features.clone();
+        Box::new(move |vcpu| {
+            let id = u8::try_from(id).unwrap_or(u8::MAX);
+            cpu::configure(vcpu, id, &features)?;
+            if id == 0 { cpu::enter_at(vcpu, entry) } else { Ok(()) }
+        })
+    })?;
+    Ok(configured.into_iter().collect::<Result<(), CpuError>>()?)
+}
+
+/// The devices of a machine, in their places.
+pub(super) struct Attached {
+    pub(super) buses: Buses,
+    pub(super) devices: Devices,
+    pub(super) windows: Vec<VirtioWindow>,
+    pub(super) console: Option<Arc<Console>>,
+    pub(super) generation_id: VmGenId,
+}
+
+/// Makes the devices that `config` describes; the console goes on from `console` if that is given.
+pub(super) fn attach(
+    prepared: &mut Prepared,
+    config: &MachineConfig,
+    parts: Parts,
+    console: Option<&ConsoleState>,
+    ending: &Ending,
+) -> Result<Attached, BuildError> {
+    let mut buses = Buses::default();
+    let console = parts.console.map(|file| make_console(&prepared.vm, file, console)).transpose()?;
+    attach_ports(&mut buses, console.clone(), ending);
+    let virtio = virtio_devices(config, parts.disks, parts.vsock, parts.guest_connections)?;
+    let (devices, windows) = attach_virtio(&mut buses, prepared, virtio)?;
+    let generation_id = VmGenId::new(prepared.generation_line.try_clone().map_err(InterruptError::Event)?);
+    Ok(Attached { buses, devices, windows, console, generation_id })
+}
+
+fn make_console(vm: &VmFd, file: File, state: Option<&ConsoleState>) -> Result<Arc<Console>, BuildError> {
+    let line = interrupts::line(vm, Console::GSI)?;
+    Ok(Arc::new(match state {
+        Some(state) => Console::restore(line, file, state).map_err(BuildError::Console)?,
+        None => Console::new(line, file),
+    }))
 }
 
 /// What is in port space: the ways to end, the panic port, and the console if there is one.
-fn attach_ports(buses: &mut Buses, vm: &VmFd, console: Option<File>, ending: &Ending) -> Result<(), BuildError> {
-    let mut panic_line = None;
-    if let Some(file) = console {
-        let console = Arc::new(Console::new(interrupts::line(vm, Console::GSI)?, file));
-        panic_line = Some(console.panic_line());
+fn attach_ports(buses: &mut Buses, console: Option<Arc<Console>>, ending: &Ending) {
+    let panic_line = console.as_ref().map(|console| console.panic_line());
+    if let Some(console) = console {
         buses.port.insert(u64::from(Console::PORT), u64::from(Console::LENGTH), console);
     }
     buses.port.insert(u64::from(KeyboardController::PORT), 1, Arc::new(KeyboardController::new(ending.clone())));
     buses.port.insert(u64::from(PvPanic::PORT), 1, Arc::new(PvPanic::new(ending.clone(), panic_line)));
     let power = Arc::new(AcpiPower::new(ending.clone()));
     buses.port.insert(u64::from(AcpiPower::BASE), u64::from(AcpiPower::LENGTH), power);
-    Ok(())
 }
 
 /// The virtio devices in the order in which the guest finds them: disks first, so that the first is its `vda`.
@@ -220,7 +234,7 @@ fn virtio_devices(
     vsock: UnixListener,
     guest_connections: Box<dyn GuestConnections>,
 ) -> Result<Vec<Box<dyn VirtioDevice>>, BuildError> {
-    let mut devices: Vec<Box<dyn VirtioDevice>> = Vec::with_capacity(config.disks.len() + 2);
+    let mut devices: Vec<Box<dyn VirtioDevice>> = Vec::with_capacity(window_count(config));
     for (index, (disk, layers)) in config.disks.iter().zip(layers).enumerate() {
         let stack = Disk::open(layers, disk.size, disk.read_only)
             .map_err(|source| BuildError::OpenDisk { disk: index, source })?;
@@ -228,33 +242,28 @@ fn virtio_devices(
     }
     devices.push(Box::new(Vsock::new(GUEST_CID, vsock, guest_connections)));
     devices.push(Box::new(Rng::new()));
+    devices.push(Box::new(Balloon::new()));
     Ok(devices)
 }
 
-/// Gives each device a window, a line and the events of its queues.
+/// Gives each device its place.
 fn attach_virtio(
     buses: &mut Buses,
-    vm: &VmFd,
-    memory: &Memory,
+    prepared: &mut Prepared,
     virtio: Vec<Box<dyn VirtioDevice>>,
 ) -> Result<(Devices, Vec<VirtioWindow>), BuildError> {
     let mut windows = Vec::with_capacity(virtio.len());
     let mut devices = Devices(Vec::with_capacity(virtio.len()));
-    let gsis = layout::FIRST_VIRTIO_GSI..layout::GSI_COUNT;
-    for (device, (virtio, gsi)) in virtio.into_iter().zip(gsis).enumerate() {
-        let base = layout::VIRTIO_MMIO + layout::VIRTIO_MMIO_WINDOW * (gsi - layout::FIRST_VIRTIO_GSI);
-        let interrupt = Interrupt::new(interrupts::line(vm, gsi)?);
-        let window = MmioWindow::new(virtio, memory.clone(), interrupt)
-            .map_err(|source| BuildError::DeviceEvents { device, source })?;
-        let events = window.notify_events().map_err(|source| BuildError::DeviceEvents { device, source })?;
-        for (queue, event) in (0u32..).zip(&events) {
-            vm.register_ioevent(event, &IoEventAddress::Mmio(u64::from(base) + QUEUE_NOTIFY), queue)
-                .map_err(|source| BuildError::Notify { device, source })?;
-        }
-        let window = Arc::new(window);
-        buses.mmio.insert(u64::from(base), u64::from(layout::VIRTIO_MMIO_WINDOW), Arc::clone(&window) as _);
+    let mut ready = prepared.slots.drain(..);
+    for (index, device) in virtio.into_iter().enumerate() {
+        let slot = match ready.next() {
+            Some(slot) => slot,
+            None => MmioSlot::new(&prepared.vm, index)?,
+        };
+        let window = Arc::new(MmioWindow::new(device, prepared.memory.clone(), Interrupt::new(slot.line), slot.notify));
+        buses.mmio.insert(u64::from(slot.base), u64::from(layout::VIRTIO_MMIO_WINDOW), Arc::clone(&window) as _);
         devices.0.push(window);
-        windows.push(VirtioWindow { base, gsi });
+        windows.push(VirtioWindow { base: slot.base, gsi: slot.gsi });
     }
     Ok((devices, windows))
 }

@@ -43,15 +43,19 @@ pub(crate) fn supported(kvm: &Kvm) -> Result<CpuId, CpuError> {
     kvm.get_supported_cpuid(kvm_bindings::KVM_MAX_CPUID_ENTRIES).map_err(CpuError::Supported)
 }
 
-/// Sets features and boot registers of vCPU `id` of `count`. Features come first: since Linux 6.13 KVM answers questions
-/// about registers according to them.
-pub(crate) fn configure(vcpu: &VcpuFd, id: u8, count: u8, supported: &CpuId) -> Result<(), CpuError> {
+/// Sets the features of vCPU `id` of `count` to those that KVM offers, as far as they are true for it.
+pub(crate) fn set_features(vcpu: &VcpuFd, id: u8, count: u8, supported: &CpuId) -> Result<(), CpuError> {
     let mut features = supported.clone();
     for entry in features.as_mut_slice() {
         adapt(entry, id, count);
     }
-    vcpu.set_cpuid2(&features).map_err(|source| CpuError::SetFeatures { id, source })?;
-    enable_extended_state(vcpu, features.as_slice()).map_err(|source| CpuError::SetExtendedState { id, source })?;
+    vcpu.set_cpuid2(&features).map_err(|source| CpuError::SetFeatures { id, source })
+}
+
+/// Sets the boot registers of vCPU `id`, which has its features: since Linux 6.13 KVM answers questions about registers
+/// according to them.
+pub(crate) fn configure(vcpu: &VcpuFd, id: u8, supported: &CpuId) -> Result<(), CpuError> {
+    enable_extended_state(vcpu, supported.as_slice()).map_err(|source| CpuError::SetExtendedState { id, source })?;
 
     let entries = boot_msrs();
     let msrs = Msrs::from_entries(&entries)

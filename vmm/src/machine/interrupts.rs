@@ -9,13 +9,14 @@
 use std::io;
 
 use kvm_bindings::{
-    KVM_IRQ_ROUTING_IRQCHIP, KVM_IRQCHIP_IOAPIC, KvmIrqRouting, kvm_irq_routing_entry,
-    kvm_irq_routing_entry__bindgen_ty_1, kvm_irq_routing_irqchip,
+    KVM_IRQ_ROUTING_IRQCHIP, KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, KvmIrqRouting,
+    kvm_irq_routing_entry, kvm_irq_routing_entry__bindgen_ty_1, kvm_irq_routing_irqchip, kvm_irqchip,
 };
 use kvm_ioctls::VmFd;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::layout::{FIRST_VIRTIO_GSI, GSI_COUNT};
+use crate::snapshot::state::Interrupts;
 
 #[derive(Debug, thiserror::Error)]
 pub enum InterruptError {
@@ -23,6 +24,10 @@ pub enum InterruptError {
     Create(#[source] kvm_ioctls::Error),
     #[error("KVM does not take interrupt routes")]
     Route(#[source] kvm_ioctls::Error),
+    #[error("KVM does not tell the state of its interrupt controllers")]
+    Save(#[source] kvm_ioctls::Error),
+    #[error("KVM does not take the state of its interrupt controllers")]
+    Restore(#[source] kvm_ioctls::Error),
     #[error("Cannot make an event for an interrupt")]
     Event(#[source] io::Error),
     #[error("KVM does not connect interrupt {gsi}")]
@@ -60,4 +65,24 @@ pub(crate) fn line(vm: &VmFd, gsi: u32) -> Result<EventFd, InterruptError> {
     let event = EventFd::new(EFD_NONBLOCK).map_err(InterruptError::Event)?;
     vm.register_irqfd(&event, gsi).map_err(|source| InterruptError::Connect { gsi, source })?;
     Ok(event)
+}
+
+/// The controllers that a machine shares; a local APIC belongs to its vCPU.
+const CHIPS: [u32; 3] = [KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, KVM_IRQCHIP_IOAPIC];
+
+/// The controllers as they are. An interrupt on its way to them may be missing: devices raise theirs again.
+pub(crate) fn save(vm: &VmFd) -> Result<Interrupts, InterruptError> {
+    let chip = |chip_id| {
+        let mut chip = kvm_irqchip { chip_id, ..Default::default() };
+        vm.get_irqchip(&mut chip).map_err(InterruptError::Save)?;
+        Ok(chip)
+    };
+    Ok(Interrupts { chips: CHIPS.into_iter().map(chip).collect::<Result<_, _>>()? })
+}
+
+pub(crate) fn restore(vm: &VmFd, interrupts: &Interrupts) -> Result<(), InterruptError> {
+    for chip in &interrupts.chips {
+        vm.set_irqchip(chip).map_err(InterruptError::Restore)?;
+    }
+    Ok(())
 }

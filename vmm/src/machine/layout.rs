@@ -3,7 +3,7 @@
 //! ```text
 //!   0x0000_0000  RAM; boot structures below 640 KiB
 //!   0x000a_0000  nothing
-//!   0x000e_0000  ACPI tables, 128 KiB of RAM that is reported as reserved
+//!   0x000e_0000  128 KiB of RAM that is reported as reserved: ACPI tables, and the generation id in the last page
 //!   0x0010_0000  RAM; the kernel where its ELF headers say (Linux: from 16 MiB)
 //!   0xc000_0000  nothing (a gap of 1 GiB)
 //!   0xd000_0000    virtio-mmio windows, 4 KiB each
@@ -35,9 +35,12 @@ pub const COMMAND_LINE_SIZE: usize = 2048;
 
 /// End of the RAM below 640 KiB that a kernel may use: where a PC's extended BIOS data area would begin, 1 KiB before it.
 pub const LOW_RAM_END: u64 = 0x9_fc00;
-/// ACPI tables, the root pointer first, up to the first MiB: 128 KiB.
+/// ACPI tables, the root pointer first, and [`GENERATION_ID`], up to the first MiB: 128 KiB.
 pub const ACPI: GuestAddress = GuestAddress(0xe_0000);
 pub const ACPI_SIZE: u64 = HIGH_RAM - ACPI.0;
+/// 16 bytes, in a page that nothing else is in: a guest maps it on its own, write-back as RAM, and a restored machine
+/// differs from its snapshot in this page from the beginning.
+pub const GENERATION_ID: GuestAddress = GuestAddress(HIGH_RAM - 0x1000);
 /// From here on RAM is contiguous; kernels load above.
 pub const HIGH_RAM: u64 = MIB;
 
@@ -59,8 +62,9 @@ pub const KVM_TSS: usize = 0xfffb_d000;
 
 /// I/O APIC pins in KVM.
 pub const GSI_COUNT: u32 = 24;
-/// First GSI for virtio devices: those below have meanings on a PC (0 timer, 4 COM1) or might have.
-pub const FIRST_VIRTIO_GSI: u32 = 5;
+/// First GSI for virtio devices: those below have meanings on a PC (0 timer, 4 COM1) or might have, or are another
+/// device's (5 the generation id).
+pub const FIRST_VIRTIO_GSI: u32 = 6;
 
 /// RAM as (start, length): all of it below the gap if it fits, else the rest from 4 GiB on.
 pub fn ram(bytes: u64) -> Vec<(GuestAddress, u64)> {

@@ -1,16 +1,22 @@
-//! A machine: memory, vCPUs, devices, and the kernel that it starts.
+//! A machine: memory, vCPUs, devices, and how it comes to be.
 //!
 //! ```text
-//!   Parts ──[build]──▶ Built ──start──▶ Machine ──(the end is reported)──▶ dropped
+//!                        boot                             snapshot
+//!   Shape ──▶ Prepared ─────────▶ Machine, paused ◀──────────────────▶ files
+//!                 └──── restore ────▶  │    ▲
+//!                                   run▼    │pause
+//!                                Machine, running ──(the end is reported)──▶ dropped
 //! ```
 //!
-//! * [`Parts`]: the descriptors that a machine is made of; nothing is opened by path.
-//! * [`Built`]: everything is in place, no guest instruction has run.
-//! * [`Machine`]: vCPUs run. It ends when something is reported to its [`Ending`]; dropping it stops what still runs:
-//!   first the vCPUs, then the devices, so that after the drop nothing of the guest can reach a disk or a socket.
+//! * [`Prepared`]: what depends on the shape only; no guest instruction has run.
+//! * [`Parts`]: the descriptors behind its devices; nothing is opened by path.
+//! * [`Machine`]: it stands still until [`Machine::run`]. It ends when something is reported to its [`Ending`]; dropping it
+//!   stops what still runs: first the vCPUs, then the devices, so that after the drop nothing of the guest can reach a disk
+//!   or a socket.
 //!
-//! The modules: [`layout`] says where things are, [`memory`], [`interrupts`], [`cpu`], [`acpi`] and [`boot`] each fill
-//! their part, [`build`] puts them together in the order that KVM wants, [`vcpu`] runs it.
+//! The modules: [`layout`] says where things are; [`prepare`], [`build`] and [`restore`] put a machine together, with what
+//! [`interrupts`], [`cpu`], [`acpi`] and [`boot`] know; [`vcpu`] runs it; [`save`] writes it down, and [`vcpu_state`] its
+//! vCPUs.
 
 pub mod acpi;
 pub mod boot;
@@ -20,32 +26,155 @@ pub mod cpu;
 pub mod ending;
 pub mod interrupts;
 pub mod layout;
-pub mod memory;
+mod mmio_slot;
+pub mod prepare;
+pub mod restore;
+pub mod save;
 pub mod vcpu;
+pub mod vcpu_state;
 
-pub use build::{BuildError, Built, Parts};
+pub use build::{BuildError, Parts};
 pub use ending::Ending;
+pub use prepare::Prepared;
+pub use restore::RestoreError;
+pub use save::{SnapshotError, SnapshotFiles};
 
+use std::fs::File;
 use std::sync::Arc;
 
+use kvm_bindings::CpuId;
 use kvm_ioctls::VmFd;
+use sandpiper_protocol::vmm::{ExitReason, MachineConfig};
 
-use crate::devices::virtio::Memory;
-use crate::devices::virtio::mmio::MmioWindow;
+use self::build::Attached;
+use self::vcpu::{Buses, StartError, Vcpus};
+use crate::devices::serial::Console;
+use crate::devices::virtio::block::PushError;
+use crate::devices::virtio::mmio::{MmioWindow, WindowStateError};
+use crate::devices::virtio::{ActivateError, Memory};
+use crate::memory::image::Image;
 
-/// A running machine. See the module's documentation for its life.
+/// A machine. See the module's documentation for its life.
 ///
 /// Fields are dropped in this order, and it matters: no vCPU runs when devices stop, no device runs when memory goes, and
 /// KVM knows the memory no longer than it is mapped.
 pub struct Machine {
-    _vcpus: vcpu::Vcpus,
-    _devices: Devices,
-    _vm: VmFd,
-    _memory: Memory,
+    vcpus: Vcpus,
+    devices: Devices,
+    vm: VmFd,
+    memory: Memory,
+    buses: Arc<Buses>,
+    console: Option<Arc<Console>>,
+    /// What its memory was before it wrote to it.
+    image: Image,
+    config: MachineConfig,
+    /// The features of the host that it was booted on.
+    features: CpuId,
+    /// The model-specific registers that KVM can save.
+    msrs: Vec<u32>,
+    is_running: bool,
+    ending: Ending,
 }
 
-/// The virtio devices, stopped when dropped.
+/// Why a machine does not run.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    #[error(transparent)]
+    Vcpus(#[from] StartError),
+    #[error(transparent)]
+    Device(#[from] WindowStateError),
+}
+
+/// Why a paused machine does not go on. Its end has been reported.
+#[derive(Debug, thiserror::Error)]
+pub enum ResumeError {
+    #[error("A device cannot go on")]
+    Device(#[source] ActivateError),
+    #[error(transparent)]
+    Start(#[from] StartError),
+    #[error(transparent)]
+    Run(#[from] RunError),
+}
+
+impl Machine {
+    fn new(prepared: Prepared, config: MachineConfig, image: Image, attached: Attached, ending: Ending) -> Self {
+        Self {
+            vcpus: prepared.vcpus,
+            devices: attached.devices,
+            vm: prepared.vm,
+            memory: prepared.memory,
+            buses: Arc::new(attached.buses),
+            console: attached.console,
+            image,
+            config,
+            features: prepared.features,
+            msrs: prepared.msrs,
+            is_running: false,
+            ending,
+        }
+    }
+
+    /// Whether vCPUs run.
+    pub fn is_running(&self) -> bool {
+        self.is_running
+    }
+
+    /// Guest memory, for whoever looks from the host's side.
+    pub fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    /// Lets it run. Returns the time at which the first vCPU entered the guest.
+    pub fn run(&mut self) -> Result<u64, RunError> {
+        let entered = self.vcpus.run(&self.buses)?;
+        self.is_running = true;
+        // After the vCPUs: starting a thread for each takes longer than they do until they want something.
+        for window in self.devices.windows() {
+            window.start()?;
+        }
+        Ok(entered)
+    }
+
+    /// Lets a machine go on that was paused for a snapshot; without effect on one that runs.
+    pub fn resume(&mut self) -> Result<(), ResumeError> {
+        if self.is_running {
+            return Ok(());
+        }
+        let resumed = self.try_resume();
+        if let Err(error) = &resumed {
+            self.ending
+                .report(ExitReason::Failed, format!("The machine cannot go on: {}", crate::process::chain(error)));
+        }
+        resumed
+    }
+
+    fn try_resume(&mut self) -> Result<(), ResumeError> {
+        // Tells the guest's watchdogs that it was not they who slept. One whose kernel uses no KVM clock cannot be told.
+        self.vcpus.each(|_| Box::new(|vcpu| vcpu.kvmclock_ctrl().is_ok()))?;
+        for window in self.devices.windows() {
+            window.resume().map_err(ResumeError::Device)?;
+        }
+        self.run()?;
+        Ok(())
+    }
+
+    /// Puts `file` on top of a disk, in the order of the configuration.
+    pub fn push_layer(&self, disk: usize, file: File) -> Result<(), PushError> {
+        if disk >= self.config.disks.len() {
+            return Err(PushError::NotADisk);
+        }
+        self.devices.0[disk].push_layer(file, !self.is_running)
+    }
+}
+
+/// The virtio devices, disks first, stopped when dropped.
 pub(crate) struct Devices(Vec<Arc<MmioWindow>>);
+
+impl Devices {
+    fn windows(&self) -> impl Iterator<Item = &MmioWindow> {
+        self.0.iter().map(|window| &**window)
+    }
+}
 
 impl Drop for Devices {
     fn drop(&mut self) {

@@ -13,16 +13,19 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use kvm_ioctls::Kvm;
 use sandpiper_protocol::vmm::{
     ExitReason, ExitRecord, Fault, FaultCode, MachineConfig, MachineState, MonitorMessage, Packet, Reply, Request,
-    RequestMessage, Timings,
+    RequestMessage, RestoreConfig, Shape, SnapshotConfig, Timings,
 };
 use serde::Deserialize;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
-use super::chain;
 use super::control::{ConnectionId, Control, Received};
 use super::link::{AgentLink, EventSlot};
+use super::{Options, chain};
+use crate::machine::build::{self, BuildError};
 use crate::machine::clock::monotonic_us;
-use crate::machine::{Built, Ending, Machine, Parts};
+use crate::machine::restore::{self, Snapshot};
+use crate::machine::{Ending, Machine, Parts, Prepared, SnapshotError, SnapshotFiles};
+use crate::memory::written::Pagemap;
 
 /// What an epoll event is about; connections are numbered from [`FIRST_CONNECTION`] on.
 const LISTENER: u64 = 0;
@@ -50,11 +53,14 @@ pub(crate) struct Driver {
     events: EventSlot,
     guest_init_us: Arc<AtomicU64>,
     timings: Timings,
+    pagemap: Option<Pagemap>,
+    prepared: Option<Prepared>,
     machine: Option<Machine>,
 }
 
 impl Driver {
-    pub(crate) fn new(control: OwnedFd, kvm: Kvm, process_start_us: u64) -> Result<Self, DriverError> {
+    pub(crate) fn new(options: Options) -> Result<Self, DriverError> {
+        let Options { control, kvm, pagemap, process_start_us, .. } = options;
         let ending = Ending::new().map_err(DriverError::Ending)?;
         let epoll = Epoll::new().map_err(DriverError::Watch)?;
         let watch = |fd, what| epoll.ctl(ControlOperation::Add, fd, EpollEvent::new(EventSet::IN, what));
@@ -69,6 +75,8 @@ impl Driver {
             events,
             guest_init_us: Arc::default(),
             timings: Timings { process_start_us, ..Timings::default() },
+            pagemap: pagemap.map(Pagemap::new),
+            prepared: None,
             machine: None,
         })
     }
@@ -111,12 +119,32 @@ impl Driver {
     }
 
     fn handle(&mut self, request: Request, fds: Vec<OwnedFd>) -> Result<Reply, Fault> {
+        let mut fds = Descriptors::new(fds);
         match request {
+            Request::Prepare(shape) => self.prepare(shape, fds),
             Request::Boot(config) => self.boot(&config, fds),
-            Request::Status => {
-                let state = if self.machine.is_some() { MachineState::Running } else { MachineState::Waiting };
-                Ok(Reply::Status { state, timings: self.timings() })
+            Request::Restore(config) => self.restore(&config, fds),
+            Request::Snapshot(config) => self.snapshot(config, fds),
+            Request::Resume => {
+                fds.finish()?;
+                self.machine()?.resume().map_err(|error| fault(FaultCode::Host, chain(&error)))?;
+                Ok(Reply::Resumed)
             }
+            Request::PushLayer { disk } => {
+                let layer = fds.file()?;
+                fds.finish()?;
+                let disk = usize::try_from(disk).unwrap_or(usize::MAX);
+                self.machine()?.push_layer(disk, layer).map_err(|error| fault(FaultCode::BadConfig, chain(&error)))?;
+                Ok(Reply::LayerPushed)
+            }
+            Request::SaveWorkingSet => {
+                let file = fds.file()?;
+                fds.finish()?;
+                let (machine, pagemap) = self.machine_and_pagemap()?;
+                machine.save_working_set(&file, pagemap).map_err(|error| fault(FaultCode::Host, chain(&error)))?;
+                Ok(Reply::WorkingSetSaved)
+            }
+            Request::Status => Ok(Reply::Status { state: self.state(), timings: self.timings() }),
             Request::Stop => {
                 self.ending.report(ExitReason::Stopped, "The agent asked for it");
                 Ok(Reply::Stopping)
@@ -124,20 +152,103 @@ impl Driver {
         }
     }
 
-    fn boot(&mut self, config: &MachineConfig, fds: Vec<OwnedFd>) -> Result<Reply, Fault> {
-        let boot_request_us = monotonic_us();
-        if self.machine.is_some() {
-            return Err(fault(FaultCode::InvalidState, "The machine runs already"));
+    fn state(&self) -> MachineState {
+        match (&self.machine, &self.prepared) {
+            (Some(machine), _) if machine.is_running() => MachineState::Running,
+            (Some(_), _) => MachineState::Paused,
+            (None, Some(_)) => MachineState::Prepared,
+            (None, None) => MachineState::Waiting,
         }
-        let link = AgentLink { events: self.events.clone(), guest_init_us: Arc::clone(&self.guest_init_us) };
-        let parts = sort_out(config, fds, link)?;
-        let built = Built::build(&self.kvm, config, parts, self.ending.clone()).and_then(Built::start);
-        let (machine, first_instruction_us) = built.map_err(|error| {
-            fault(if error.is_config() { FaultCode::BadConfig } else { FaultCode::Host }, chain(&error))
+    }
+
+    fn prepare(&mut self, shape: Shape, fds: Descriptors) -> Result<Reply, Fault> {
+        fds.finish()?;
+        self.check_empty()?;
+        self.prepared = None;
+        self.prepared = Some(Prepared::new(&self.kvm, shape, &self.ending).map_err(|error| refused(&error))?);
+        Ok(Reply::Prepared)
+    }
+
+    fn boot(&mut self, config: &MachineConfig, mut fds: Descriptors) -> Result<Reply, Fault> {
+        let boot_request_us = monotonic_us();
+        self.check_empty()?;
+        let kernel = fds.file()?;
+        let layers: Vec<u32> = config.disks.iter().map(|disk| disk.layers).collect();
+        let parts = self.parts(&layers, config.console, fds)?;
+        let shape = build::shape(config);
+        let prepared = self.prepared.take().filter(|prepared| prepared.shape() == shape);
+        let prepared = prepared.map_or_else(|| Prepared::new(&self.kvm, shape, &self.ending), Ok);
+        let machine = prepared.and_then(|prepared| build::boot(prepared, config, kernel, parts, &self.ending));
+        self.start(machine.map_err(|error| refused(&error))?, boot_request_us)?;
+        Ok(Reply::Booted(self.timings()))
+    }
+
+    fn restore(&mut self, config: &RestoreConfig, mut fds: Descriptors) -> Result<Reply, Fault> {
+        let boot_request_us = monotonic_us();
+        self.check_empty()?;
+        let snapshot = Snapshot {
+            state: fds.file()?,
+            memory: fds.files(config.memory_layers)?,
+            working_set: config.working_set.then(|| fds.file()).transpose()?,
+        };
+        let parts = self.parts(&config.disk_layers, config.console, fds)?;
+        let restored = restore::restore(&self.kvm, self.prepared.take(), config, snapshot, parts, &self.ending);
+        let machine = restored.map_err(|error| {
+            fault(if error.is_snapshot() { FaultCode::BadSnapshot } else { FaultCode::Host }, chain(&error))
         })?;
+        self.start(machine, boot_request_us)?;
+        Ok(Reply::Restored(self.timings()))
+    }
+
+    fn start(&mut self, mut machine: Machine, boot_request_us: u64) -> Result<(), Fault> {
+        let first_instruction_us = machine.run().map_err(|error| fault(FaultCode::Host, chain(&error)))?;
         self.machine = Some(machine);
         self.timings = Timings { boot_request_us, first_instruction_us, ..self.timings };
-        Ok(Reply::Booted(self.timings()))
+        Ok(())
+    }
+
+    fn snapshot(&mut self, config: SnapshotConfig, mut fds: Descriptors) -> Result<Reply, Fault> {
+        let files = SnapshotFiles { state: fds.file()?, memory: fds.file()?, layers: fds.rest() };
+        let (machine, pagemap) = self.machine_and_pagemap()?;
+        let stats = machine.snapshot(config, files, pagemap).map_err(|error| {
+            let code = match &error {
+                SnapshotError::Paused => FaultCode::InvalidState,
+                SnapshotError::Layers { .. } => FaultCode::Malformed,
+                _ => FaultCode::Host,
+            };
+            fault(code, chain(&error))
+        })?;
+        Ok(Reply::Snapshot(stats))
+    }
+
+    fn check_empty(&self) -> Result<(), Fault> {
+        match self.machine {
+            Some(_) => Err(fault(FaultCode::InvalidState, "There is a machine already")),
+            None => Ok(()),
+        }
+    }
+
+    fn machine(&mut self) -> Result<&mut Machine, Fault> {
+        self.machine.as_mut().ok_or_else(no_machine)
+    }
+
+    fn machine_and_pagemap(&mut self) -> Result<(&mut Machine, &Pagemap), Fault> {
+        let machine = self.machine.as_mut().ok_or_else(no_machine)?;
+        let no_pagemap = || fault(FaultCode::Host, "This monitor was started without access to /proc/self/pagemap");
+        Ok((machine, self.pagemap.as_ref().ok_or_else(no_pagemap)?))
+    }
+
+    /// What is behind the devices, which all remaining descriptors are.
+    fn parts(&self, layers: &[u32], console: bool, mut fds: Descriptors) -> Result<Parts, Fault> {
+        let link = AgentLink { events: self.events.clone(), guest_init_us: Arc::clone(&self.guest_init_us) };
+        let parts = Parts {
+            disks: layers.iter().map(|count| fds.files(*count)).collect::<Result<_, _>>()?,
+            vsock: UnixListener::from(fds.next()?),
+            guest_connections: Box::new(link),
+            console: console.then(|| fds.file()).transpose()?,
+        };
+        fds.finish()?;
+        Ok(parts)
     }
 
     fn timings(&self) -> Timings {
@@ -158,25 +269,54 @@ fn understand(packet: &Packet) -> Result<RequestMessage, (u64, Fault)> {
     })
 }
 
-/// Gives each descriptor its meaning; see [`Request::Boot`] for their order.
-fn sort_out(config: &MachineConfig, fds: Vec<OwnedFd>, link: AgentLink) -> Result<Parts, Fault> {
-    let layers = config.disks.iter().fold(0u64, |sum, disk| sum + u64::from(disk.layers));
-    let expected = layers + 2 + u64::from(config.console);
-    let given = fds.len();
-    if expected != given as u64 {
-        return Err(fault(FaultCode::Malformed, format!("This machine takes {expected} descriptors, not {given}")));
+/// The descriptors of a request, which are taken in the order that the protocol names.
+struct Descriptors {
+    given: usize,
+    rest: std::vec::IntoIter<OwnedFd>,
+}
+
+impl Descriptors {
+    fn new(fds: Vec<OwnedFd>) -> Self {
+        Self { given: fds.len(), rest: fds.into_iter() }
     }
-    let missing = || fault(FaultCode::Malformed, "A descriptor is missing");
-    let mut fds = fds.into_iter();
-    let kernel = File::from(fds.next().ok_or_else(missing)?);
-    let disks = config
-        .disks
-        .iter()
-        .map(|disk| fds.by_ref().take(usize::try_from(disk.layers).unwrap_or(usize::MAX)).map(File::from).collect())
-        .collect();
-    let vsock = UnixListener::from(fds.next().ok_or_else(missing)?);
-    let console = fds.next().map(File::from);
-    Ok(Parts { kernel, disks, vsock, guest_connections: Box::new(link), console })
+
+    fn next(&mut self) -> Result<OwnedFd, Fault> {
+        let given = self.given;
+        self.rest.next().ok_or_else(|| {
+            fault(FaultCode::Malformed, format!("This request takes more than the {given} descriptors it came with"))
+        })
+    }
+
+    fn file(&mut self) -> Result<File, Fault> {
+        self.next().map(File::from)
+    }
+
+    fn files(&mut self, count: u32) -> Result<Vec<File>, Fault> {
+        // One by one, so that a count from outside allocates nothing.
+        (0..count).map(|_| self.file()).collect()
+    }
+
+    fn rest(self) -> Vec<File> {
+        self.rest.map(File::from).collect()
+    }
+
+    /// That was all.
+    fn finish(self) -> Result<(), Fault> {
+        let (given, surplus) = (self.given, self.rest.len());
+        if surplus == 0 {
+            return Ok(());
+        }
+        let expected = given - surplus;
+        Err(fault(FaultCode::Malformed, format!("This request takes {expected} descriptors, not {given}")))
+    }
+}
+
+fn refused(error: &BuildError) -> Fault {
+    fault(if error.is_config() { FaultCode::BadConfig } else { FaultCode::Host }, chain(error))
+}
+
+fn no_machine() -> Fault {
+    fault(FaultCode::InvalidState, "There is no machine yet")
 }
 
 fn fault(code: FaultCode, message: impl Into<String>) -> Fault {

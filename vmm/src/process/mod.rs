@@ -31,17 +31,19 @@ pub struct Options {
     /// Gets the exit record.
     pub exit: File,
     pub kvm: Kvm,
+    /// `/proc/self/pagemap` of this process; without it there are no snapshots.
+    pub pagemap: Option<File>,
     /// When the process began, in `CLOCK_MONOTONIC` microseconds.
     pub process_start_us: u64,
 }
 
 /// Runs until the machine ended, and leaves the record of how. The record is returned too.
 pub fn run(options: Options) -> ExitRecord {
-    let Options { control, exit, kvm, process_start_us } = options;
-    let record = driver::Driver::new(control, kvm, process_start_us)
+    let exit = options.exit.try_clone();
+    let record = driver::Driver::new(options)
         .and_then(driver::Driver::run)
         .unwrap_or_else(|error| ExitRecord { reason: ExitReason::Failed, message: chain(&error) });
-    if let Err(error) = exit::write(exit, &record) {
+    if let Err(error) = exit.and_then(|file| exit::write(file, &record)) {
         eprintln!("sandpiper-vmm: cannot write the exit record {record:?}: {error}");
     }
     record

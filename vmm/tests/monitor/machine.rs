@@ -82,7 +82,7 @@ fn without_a_console_there_is_no_serial_port() {
 }
 
 #[test]
-fn virtio_windows_hold_disks_first_then_vsock_then_rng() {
+fn virtio_windows_hold_disks_first_then_vsock_rng_and_balloon() {
     if !kvm_is_usable() {
         return;
     }
@@ -95,6 +95,7 @@ fn virtio_windows_hold_disks_first_then_vsock_then_rng() {
         .print_word(device(1, 8))
         .print_word(device(2, 8))
         .print_word(device(3, 8))
+        .print_word(device(4, 8))
         .power_off();
     let mut guest = Guest::new(&payload);
     guest.config.disks.push(DiskConfig { serial: "root".into(), size: 4096, layers: 1, read_only: false });
@@ -106,7 +107,7 @@ fn virtio_windows_hold_disks_first_then_vsock_then_rng() {
     let output = guest.output();
     assert_eq!(&output[..4], b"virt");
     let ids: Vec<_> = output[4..].chunks(4).map(|id| u32::from_le_bytes(id.try_into().unwrap())).collect();
-    assert_eq!(ids, [2, 19, 4, u32::MAX]);
+    assert_eq!(ids, [2, 19, 4, 5, u32::MAX]);
 }
 
 #[test]

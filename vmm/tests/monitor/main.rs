@@ -6,4 +6,5 @@
 mod control;
 mod machine;
 mod payload;
+mod snapshot;
 mod support;

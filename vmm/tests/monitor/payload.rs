@@ -82,6 +82,26 @@ impl Payload {
         self.code(&[0x48, 0xbb]).code(&address.to_le_bytes())
     }
 
+    /// Prints 1, 2, 3 and so on, one byte each, for ever; the count is in memory.
+    pub(crate) fn count(self) -> Self {
+        const COUNT: u32 = 0x20_0000;
+        // inc dword [COUNT]; mov al, [COUNT]; mov dx, COM1; out dx, al
+        let step = Self::new()
+            .code(&[0xff, 0x04, 0x25])
+            .code(&COUNT.to_le_bytes())
+            .code(&[0x8a, 0x04, 0x25])
+            .code(&COUNT.to_le_bytes())
+            .code(&[0x66, 0xba, 0xf8, 0x03, 0xee]);
+        self.again(step)
+    }
+
+    /// `body` again and again.
+    pub(crate) fn again(self, body: Self) -> Self {
+        let back = -i32::try_from(body.0.len() + 5).unwrap();
+        // jmp to the body's beginning
+        self.code(&body.0).code(&[0xe9]).code(&back.to_le_bytes())
+    }
+
     /// An exception that nobody handles, twice: a triple fault.
     pub(crate) fn triple_fault(self) -> Self {
         // ud2

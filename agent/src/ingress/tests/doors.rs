@@ -65,6 +65,46 @@ async fn a_sandbox_that_does_not_run_answers_502() {
 }
 
 #[tokio::test]
+async fn a_paused_sandbox_is_woken_by_those_who_may_use_it_and_by_nobody_else() {
+    let house = House::new(mirror()).await;
+    let token = house.token();
+    let pause = || house.change(|target| (target.state, target.wakes) = (SandboxState::Stopped, true));
+    let woken = || house.table.woken.load(Ordering::Relaxed);
+    pause();
+
+    let (health, _) = house.get(HOST, "/health", &[]).await;
+    let (denied, _) = house.get(HOST, "/files", &[]).await;
+    let (private, _) = house.get(PRIVATE, "/", &[]).await;
+    assert_eq!((health.as_u16(), denied.as_u16(), private.as_u16(), woken()), (502, 401, 401, 0));
+
+    let (files, seen) = house.get(HOST, "/files", &[("x-access-token", &token)]).await;
+    assert!(files == 200 && seen.starts_with("GET /files on 49983\n"), "{seen}");
+    pause();
+    assert_eq!(house.get(PUBLIC, "/", &[]).await.0, 200);
+    pause();
+    assert_eq!(house.get(HOST, "/health", &[("x-access-token", &token)]).await.0, 200);
+    assert_eq!(woken(), 3);
+}
+
+#[tokio::test]
+async fn a_sandbox_that_cannot_be_woken_is_said_to_be_paused() {
+    let house = House::new(mirror()).await;
+    house.change(|target| (target.state, target.wakes) = (SandboxState::Stopped, true));
+    let table =
+        [(WakeError::NoRoom, 503, "no room"), (WakeError::Failed, 503, "logs"), (WakeError::TimedOut, 504, "in time")];
+    for (error, expected, words) in table {
+        *house.table.sleep.lock().expect("no panic under the lock") = Some(error);
+        let (status, answer) = house.get(PUBLIC, "/", &[]).await;
+        assert_eq!(status.as_u16(), expected, "{error:?}");
+        assert!(answer.starts_with(r#"{"error":"sandbox_not_resumed""#) && answer.contains(words), "{answer}");
+    }
+    // Without leave to wake it, it is what it was.
+    house.change(|target| target.wakes = false);
+    let (status, answer) = house.get(PUBLIC, "/", &[]).await;
+    assert!(status == 502 && answer.contains("paused"), "{answer}");
+}
+
+#[tokio::test]
 async fn people_get_a_page() {
     let house = House::new(mirror()).await;
     let accept = [("accept", "text/html,application/xhtml+xml,*/*;q=0.8")];

@@ -11,6 +11,7 @@ use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -30,7 +31,7 @@ use tokio::net::{TcpStream, UnixListener, UnixStream};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use super::{Directory, Ingress, IngressConfig, Stats, Target, Urls};
+use super::{Directory, Ingress, IngressConfig, Stats, Target, Urls, WakeError};
 use crate::session::Sessions;
 
 /// Bound of every wait; only reached when a test fails.
@@ -52,11 +53,28 @@ type Application = Arc<dyn Fn(u32, GuestStream) -> BoxFuture<'static, ()> + Send
 type GuestBody = UnsyncBoxBody<Bytes, io::Error>;
 
 #[derive(Default)]
-struct Table(Mutex<HashMap<String, Target>>);
+struct Table {
+    targets: Mutex<HashMap<String, Target>>,
+    /// What waking the sandbox comes to; without a word it is ready then.
+    sleep: Mutex<Option<WakeError>>,
+    woken: AtomicUsize,
+}
 
 impl Directory for Table {
     async fn find(&self, route_token: &str) -> Option<Target> {
-        self.0.lock().expect("no panic under the lock").get(route_token).cloned()
+        self.targets.lock().expect("no panic under the lock").get(route_token).cloned()
+    }
+
+    async fn wake(&self, sandbox_id: &str) -> Result<(), WakeError> {
+        assert_eq!(sandbox_id, SANDBOX);
+        self.woken.fetch_add(1, Ordering::Relaxed);
+        if let Some(error) = *self.sleep.lock().expect("no panic under the lock") {
+            return Err(error);
+        }
+        for target in self.targets.lock().expect("no panic under the lock").values_mut() {
+            (target.state, target.wakes) = (SandboxState::Ready, false);
+        }
+        Ok(())
     }
 }
 
@@ -87,12 +105,13 @@ impl House {
         let target = Target {
             sandbox_id: SANDBOX.to_owned(),
             state: SandboxState::Ready,
+            wakes: false,
             vsock,
             exposed_ports: vec![port(8000, true), port(8001, false), port(8002, true)],
             allow_public_traffic: true,
         };
         let table = Arc::new(Table::default());
-        table.0.lock().expect("no panic under the lock").insert(TOKEN.to_owned(), target);
+        table.targets.lock().expect("no panic under the lock").insert(TOKEN.to_owned(), target);
         let sessions = Sessions::open(&folder.path().join("key"), Duration::from_secs(600)).expect("a key");
         let sessions = Arc::new(sessions);
         let config = IngressConfig { listen: "127.0.0.1:0".parse().expect("an address"), ..config };
@@ -113,7 +132,7 @@ impl House {
     }
 
     fn change(&self, change: impl FnOnce(&mut Target)) {
-        change(self.table.0.lock().expect("no panic under the lock").get_mut(TOKEN).expect("there"));
+        change(self.table.targets.lock().expect("no panic under the lock").get_mut(TOKEN).expect("there"));
     }
 
     fn token(&self) -> String {

@@ -25,7 +25,7 @@ pub struct SandboxBody {
     pub state: StateBody,
     /// Seconds from the start to the deadline.
     pub timeout: u64,
-    /// When the lifecycle policy applies.
+    /// When the lifecycle policy applies; null while the sandbox is stopped.
     pub deadline: Option<Timestamp>,
     pub lifecycle: LifecycleBody,
     /// Absolute path in the guest to name of the volume.
@@ -43,6 +43,9 @@ pub struct SandboxBody {
     pub created_at: Timestamp,
     pub started_at: Option<Timestamp>,
     pub stopped_at: Option<Timestamp>,
+    /// The checkpoint that it started from, if it did.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub snapshot_id: Option<String>,
     /// Why it failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<SandboxErrorBody>,
@@ -55,9 +58,13 @@ pub struct SandboxBody {
 pub enum StateBody {
     Creating,
     Ready,
+    /// A checkpoint is being taken of it; it goes on afterwards.
     Checkpointing,
+    /// On the way to `stopped`.
     Stopping,
+    /// Paused: it keeps its disk, memory and processes, and holds no quota.
     Stopped,
+    /// On the way from `stopped` to `ready`.
     Restoring,
     /// It ended without being asked to; `error` says how. It holds no quota.
     Failed,
@@ -148,7 +155,7 @@ impl SandboxBody {
             template_version: row.template_version,
             state: row.state.into(),
             timeout: row.timeout_seconds,
-            deadline: row.deadline,
+            deadline: row.deadline.filter(|_| row.state != State::Stopped),
             lifecycle: LifecycleBody {
                 on_timeout: row.lifecycle.on_timeout.into(),
                 auto_resume: row.lifecycle.auto_resume,
@@ -171,6 +178,7 @@ impl SandboxBody {
             created_at: row.created_at,
             started_at: row.started_at,
             stopped_at: row.stopped_at,
+            snapshot_id: row.snapshot_id,
             error: row.error.map(|error| SandboxErrorBody { code: error.code, message: error.message }),
         }
     }
@@ -196,6 +204,15 @@ impl From<agent::OnTimeout> for OnTimeout {
         match value {
             agent::OnTimeout::Kill => OnTimeout::Kill,
             agent::OnTimeout::Pause => OnTimeout::Pause,
+        }
+    }
+}
+
+impl From<OnTimeout> for agent::OnTimeout {
+    fn from(value: OnTimeout) -> Self {
+        match value {
+            OnTimeout::Kill => agent::OnTimeout::Kill,
+            OnTimeout::Pause => agent::OnTimeout::Pause,
         }
     }
 }

@@ -12,6 +12,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::body::{SandboxBody, SessionBody};
+use super::origin::Origin;
 use super::validate::{self, CreateRequest};
 use crate::app::App;
 use crate::auth::{Caller, WriteAccess};
@@ -21,8 +22,7 @@ use crate::http::Json;
 use crate::http::mutation::{Acted, SessionOf};
 use crate::store::idempotency::Claim;
 use crate::store::sandbox_row::{NewSandbox, SandboxRow, State as SandboxState};
-use crate::store::sandboxes::CreateError;
-use crate::store::templates::TemplateVersion;
+use crate::store::sandboxes::QuotaError;
 use crate::v1::limits::QuotaBody;
 
 /// The new sandbox, and the way into it.
@@ -55,44 +55,48 @@ pub async fn create(
     let limits = app.config.plans.of(caller.team.plan);
     let asked_size = (request.cpu, request.memory_mb);
     let wanted = validate::create(request, limits)?;
-    let template = resolve(&app, &wanted.template).await?;
+    let origin = Origin::find(&app, &caller, &wanted.start).await?;
     if asked_size != (None, None) && !caller.team.plan.may_override() {
         return Err(ApiError::plan_required(format!(
-            "CPU and memory of the plan {} are the template's; cpu and memory_mb need Pro or Enterprise",
+            "CPU and memory of the plan {} are those of the template or checkpoint; cpu and memory_mb need Pro or \
+             Enterprise",
             caller.team.plan
         )));
     }
-    let (cpu, memory_mb) = validate::size(asked_size, template.baseline, limits)?;
+    let (cpu, memory_mb) = origin.size(asked_size, limits)?;
 
     let id = id::generate("sbx");
     let new = NewSandbox {
         id: id.clone(),
-        team_id: caller.team.id.clone(),
-        template: template.slug,
-        template_version: template.id,
+        disk_gib: origin.disk_gib(limits),
+        template: origin.template,
+        template_version: origin.template_version,
         cpu,
         memory_mb,
-        disk_gib: limits.root_disk_gib,
         timeout_seconds: wanted.timeout,
         lifecycle: wanted.lifecycle,
         metadata: wanted.metadata,
         exposed_ports: wanted.exposed_ports,
         allow_public_traffic: wanted.allow_public_traffic,
         sealed_envs: seal(&app, &id, &wanted.envs)?,
+        snapshot_id: origin.checkpoint.map(|checkpoint| checkpoint.id),
         created_at: app.clock.now(),
     };
     // Before the row is there, so that the synchronisation never sees it without.
     let guard = app.in_flight.enter(&id).ok_or_else(|| ApiError::internal("sandbox id made twice"))?;
-    app.store.sandboxes.create(&new, &limits.quota, claim.map(|Extension(claim)| claim).as_ref()).await.map_err(
-        |error| match error {
-            CreateError::OverQuota(usage) => ApiError::quota_exceeded(QuotaBody::new(limits, usage, cpu, memory_mb)),
-            CreateError::Store(error) => error.into(),
-        },
-    )?;
+    let claim = claim.map(|Extension(claim)| claim);
+    let new_rows = std::slice::from_ref(&new);
+    app.store.sandboxes.create(&caller.team.id, new_rows, &limits.quota, claim.as_ref()).await.map_err(|error| {
+        match error {
+            QuotaError::OverQuota(usage) => ApiError::quota_exceeded(QuotaBody::new(limits, usage, 1, cpu, memory_mb)),
+            QuotaError::Store(error) => error.into(),
+        }
+    })?;
 
     let order = agent::CreateSandbox {
         id: new.id,
         template_version: new.template_version,
+        checkpoint: new.snapshot_id,
         cpu,
         memory_mb,
         disk_gib: new.disk_gib,
@@ -134,34 +138,9 @@ pub async fn answer_for_existing(app: &App, caller: &Caller, id: &str) -> Option
 fn answer(caller: &Caller, row: SandboxRow, session: Option<SessionBody>) -> Response {
     let id = row.id.clone();
     let location = [(header::LOCATION, format!("/v1/sandboxes/{id}"))];
-    let marks = (Extension(Acted(id.clone())), Extension(SessionOf(id)));
+    let marks = (Extension(Acted(vec![id.clone()])), Extension(SessionOf(vec![id])));
     let body = CreatedSandbox { sandbox: SandboxBody::new(&caller.team, row), session };
     (StatusCode::CREATED, location, marks.0, marks.1, axum::Json(body)).into_response()
-}
-
-/// The version that `reference` names: the newest of a slug, or the pinned one. A miss asks the agent, which may have got the
-/// template a moment ago.
-async fn resolve(app: &App, reference: &str) -> Result<TemplateVersion, ApiError> {
-    if let Some(version) = look_up(app, reference).await? {
-        return Ok(version);
-    }
-    dispatch::sync::catalog(app).await.map_err(|error| match error {
-        dispatch::sync::SyncError::Agent(error) => ApiError::from(error),
-        dispatch::sync::SyncError::Store(error) => error.into(),
-    })?;
-    look_up(app, reference).await?.ok_or_else(|| {
-        ApiError::not_found(format!(
-            "There is no template or snapshot {reference:?}; GET /v1/templates lists templates"
-        ))
-    })
-}
-
-async fn look_up(app: &App, reference: &str) -> Result<Option<TemplateVersion>, ApiError> {
-    let templates = &app.store.templates;
-    Ok(match reference.split_once(':') {
-        Some((slug, version)) => templates.pinned(slug, version).await?,
-        None => templates.latest(reference).await?,
-    })
 }
 
 fn seal(app: &App, id: &str, envs: &std::collections::BTreeMap<String, String>) -> Result<Option<String>, ApiError> {

@@ -2,24 +2,18 @@
 
 use axum::Json;
 use axum::extract::State;
-use base64::Engine;
-use base64::engine::general_purpose::URL_SAFE_NO_PAD as BASE64;
-use sandpiper_protocol::id;
-use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
+use serde::Serialize;
+use serde_json::json;
 use utoipa::ToSchema;
 
 use super::body::SandboxBody;
 use crate::app::App;
 use crate::auth::ReadAccess;
 use crate::error::ApiError;
-use crate::hex;
 use crate::http::query::{Pairs, unknown};
 use crate::store::sandbox_list::Filter;
 use crate::store::sandbox_row::State as SandboxState;
-
-const DEFAULT_LIMIT: u32 = 50;
-const MAX_LIMIT: u32 = 100;
+use crate::v1::page::{List, Paging};
 
 /// One page.
 #[derive(Debug, Serialize, ToSchema)]
@@ -56,34 +50,32 @@ pub async fn list(
     query: Pairs,
 ) -> Result<Json<SandboxList>, ApiError> {
     let request = Request::parse(query)?;
-    caller.check_team(request.team.as_deref())?;
-    let fingerprint = fingerprint(&caller.team.id, &request.filter);
-    let after = request.next_token.map(|token| open_token(&token, &fingerprint)).transpose()?;
+    caller.check_team(request.paging.team.as_deref())?;
+    let list = request.list(&caller.team.id);
+    let (after, limit) = (request.paging.after(&list)?, request.paging.limit);
 
-    let page = app.store.sandboxes.list(&caller.team.id, &request.filter, after.as_deref(), request.limit).await?;
+    let page = app.store.sandboxes.list(&caller.team.id, &request.filter, after.as_deref(), limit).await?;
 
     Ok(Json(SandboxList {
         sandboxes: page.sandboxes.into_iter().map(|row| SandboxBody::new(&caller.team, row)).collect(),
-        next_token: page.after.map(|after| token(after, fingerprint)),
+        next_token: page.after.map(|after| list.token(after)),
     }))
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Request {
-    team: Option<String>,
-    limit: u32,
-    next_token: Option<String>,
+    paging: Paging,
     filter: Filter,
 }
 
 impl Request {
     fn parse(Pairs(pairs): Pairs) -> Result<Self, ApiError> {
-        let mut request = Self { team: None, limit: DEFAULT_LIMIT, next_token: None, filter: Filter::default() };
+        let mut request = Self::default();
         for (name, value) in pairs {
+            if request.paging.take(&name, &value)? {
+                continue;
+            }
             match name.as_str() {
-                "team" => request.team = Some(value),
-                "limit" => request.limit = limit(&value)?,
-                "next_token" => request.next_token = Some(value),
                 "query[state][]" | "query[state]" => request.filter.states.extend(states(&value)?),
                 _ => {
                     let key = name.strip_prefix("query[metadata][").and_then(|rest| rest.strip_suffix(']'));
@@ -98,12 +90,10 @@ impl Request {
         }
         Ok(request)
     }
-}
 
-fn limit(text: &str) -> Result<u32, ApiError> {
-    match text.parse::<i64>() {
-        Ok(limit) if limit >= 1 => Ok(u32::try_from(limit).unwrap_or(MAX_LIMIT).min(MAX_LIMIT)),
-        _ => Err(ApiError::invalid_field("limit", "must be a whole number of at least 1")),
+    fn list(&self, team_id: &str) -> List {
+        let states: Vec<&str> = self.filter.states.iter().map(|state| state.as_str()).collect();
+        List::new("sbx", &json!([team_id, states, self.filter.metadata]))
     }
 }
 
@@ -121,48 +111,9 @@ fn states(word: &str) -> Result<Vec<SandboxState>, ApiError> {
     }
 }
 
-/// Where a page begins, and for which list: the filters and the team must be the same.
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Token {
-    after: String,
-    list: String,
-}
-
-fn token(after: String, fingerprint: String) -> String {
-    // Two texts always have a JSON form.
-    BASE64.encode(serde_json::to_vec(&Token { after, list: fingerprint }).unwrap_or_default())
-}
-
-fn open_token(text: &str, fingerprint: &str) -> Result<String, ApiError> {
-    let token = BASE64.decode(text).ok().and_then(|json| serde_json::from_slice::<Token>(&json).ok());
-    match token {
-        Some(token) if token.list == fingerprint && id::is_valid("sbx", &token.after) => Ok(token.after),
-        Some(_) => Err(ApiError::invalid_field("next_token", "is of another list: send the same filters as before")),
-        None => Err(ApiError::invalid_field("next_token", "is not a token of this list")),
-    }
-}
-
-/// Names a list: 64 bits are enough, for nothing is protected by it, only mistakes are caught.
-fn fingerprint(team_id: &str, filter: &Filter) -> String {
-    let states: Vec<&str> = filter.states.iter().map(|state| state.as_str()).collect();
-    let list = serde_json::json!([team_id, states, filter.metadata]);
-    hex::encode(&Sha256::digest(list.to_string().as_bytes())[..8])
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn limits_are_capped_and_never_below_one() {
-        assert_eq!(limit("100").unwrap(), 100);
-        assert_eq!(limit("101").unwrap(), 100);
-        assert_eq!(limit("9999999999").unwrap(), 100);
-        for text in ["0", "-1", "ten", ""] {
-            assert!(limit(text).is_err(), "{text}");
-        }
-    }
 
     #[test]
     fn aliases_stand_for_their_states() {
@@ -170,14 +121,5 @@ mod tests {
         assert_eq!(states("paused").unwrap(), [SandboxState::Stopped]);
         assert!(states("destroyed").is_err());
         assert!(states("runing").is_err());
-    }
-
-    #[test]
-    fn a_token_opens_only_for_its_own_list() {
-        let after = id::generate("sbx");
-        let text = token(after.clone(), "one".into());
-        assert_eq!(open_token(&text, "one").unwrap(), after);
-        assert!(open_token(&text, "other").is_err());
-        assert!(open_token("%%%", "one").is_err());
     }
 }

@@ -3,16 +3,36 @@
 use crate::app::App;
 use crate::auth::Caller;
 use crate::error::ApiError;
-use crate::store::sandbox_row::SandboxRow;
+use crate::store::sandbox_row::{SandboxRow, State};
 
 pub mod body;
 pub mod connect;
 pub mod create;
 pub mod delete;
+pub mod fork;
 pub mod list;
+pub mod origin;
+pub mod pause;
 pub mod show;
 pub mod update;
 pub mod validate;
+
+/// The answer for a sandbox that has failed.
+fn failed(row: &SandboxRow) -> ApiError {
+    let why = row.error.as_ref().map_or("it ended", |error| error.message.as_str());
+    ApiError::invalid_state(format!("{} has failed and cannot be used any more: {why}", row.id))
+}
+
+/// Refuses what has not begun to run yet or has failed; what is stopped, or about to be, passes.
+pub(super) fn check_usable(row: &SandboxRow) -> Result<(), ApiError> {
+    match row.state {
+        State::Creating => {
+            Err(ApiError::invalid_state(format!("{} is still starting; try again when it is ready", row.id)))
+        }
+        State::Failed | State::Destroyed => Err(failed(row)),
+        State::Ready | State::Checkpointing | State::Stopping | State::Stopped | State::Restoring => Ok(()),
+    }
+}
 
 /// The caller's sandbox of this id, or 404.
 pub(super) async fn owned(app: &App, caller: &Caller, id: &str) -> Result<SandboxRow, ApiError> {

@@ -23,12 +23,13 @@ use crate::store::sandboxes::Change;
 #[serde(deny_unknown_fields)]
 #[schema(as = UpdateSandbox)]
 pub struct UpdateRequest {
-    /// Seconds from now to the new deadline.
+    /// Seconds from now to the new deadline; of a stopped sandbox, from its next start.
     #[schema(minimum = 1)]
     pub timeout: Option<u64>,
     /// Replaces all metadata.
     #[schema(value_type = Option<BTreeMap<String, Value>>)]
     pub metadata: Option<BTreeMap<String, Value>>,
+    /// What it leaves out stays as it is, too.
     pub lifecycle: Option<LifecycleRequest>,
 }
 
@@ -55,7 +56,7 @@ pub async fn update(
     if let Some(seconds) = request.timeout {
         problems.timeout(seconds, app.config.plans.of(caller.team.plan));
     }
-    let lifecycle = request.lifecycle.map(|lifecycle| problems.lifecycle(lifecycle, None));
+    let lifecycle = request.lifecycle.map(|lifecycle| problems.lifecycle(lifecycle, false, row.lifecycle));
     let metadata = request.metadata.map(|metadata| problems.metadata(metadata));
     problems.into_result()?;
 

@@ -1,8 +1,7 @@
 //! What a create or update request may say.
 //!
 //! Fields of capabilities that this host does not have yet are part of the schema and are accepted when they ask for what
-//! holds anyway. Anything else of them is refused: to ignore a `deny_out`, or to accept an `on_timeout: pause` and kill,
-//! would be a lie.
+//! holds anyway. Anything else of them is refused: to ignore a `deny_out` would be a lie.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -35,16 +34,17 @@ const NOT_YET: &str = "is not available yet on this host; leave it out";
 pub struct CreateRequest {
     /// Slug or id of the key's own team, which is also the default.
     pub team: Option<String>,
-    /// A slug, for its latest version, or `<slug>:<version id or number>`.
+    /// A slug, for its latest version, or `<slug>:<version id or number>`; what matches no template is taken as a
+    /// `snapshot_id`.
     #[schema(example = "base")]
     pub template: Option<String>,
-    /// Not available yet.
+    /// A checkpoint to start from, instead of a template: `ckp…`.
     pub snapshot_id: Option<String>,
     /// Seconds until the lifecycle policy applies; at most the plan's `max_timeout`.
     #[schema(minimum = 1, default = 300)]
     pub timeout: Option<u64>,
     pub lifecycle: Option<LifecycleRequest>,
-    /// Shorthand: true is `lifecycle.on_timeout = pause`. Not available yet.
+    /// Shorthand: true is `lifecycle.on_timeout = pause`.
     pub auto_pause: Option<bool>,
     /// Labels to find the sandbox by. Values that are no text are turned into their JSON text.
     #[schema(value_type = Option<BTreeMap<String, Value>>)]
@@ -70,9 +70,9 @@ pub struct CreateRequest {
     pub egress_profiles: Option<Vec<String>>,
     /// Ports that get a preview URL.
     pub exposed_ports: Option<Vec<ExposedPortRequest>>,
-    /// One of the plan's `cpu_values`; Pro and Enterprise.
+    /// One of the plan's `cpu_values`; Pro and Enterprise. A checkpoint with memory has its own.
     pub cpu: Option<u32>,
-    /// MiB, within the plan's limits; Pro and Enterprise.
+    /// MiB, within the plan's limits; Pro and Enterprise. A checkpoint with memory has its own.
     pub memory_mb: Option<u32>,
 }
 
@@ -80,9 +80,9 @@ pub struct CreateRequest {
 #[derive(Debug, Clone, Copy, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct LifecycleRequest {
-    /// `kill` by default; `pause` is not available yet.
+    /// `kill` by default; `pause` keeps the sandbox, stopped.
     pub on_timeout: Option<OnTimeout>,
-    /// Only with `pause`.
+    /// Whether a request to the data plane or a preview resumes the sandbox; only with `pause`. False by default.
     pub auto_resume: Option<bool>,
 }
 
@@ -99,10 +99,18 @@ pub struct ExposedPortRequest {
     pub public: bool,
 }
 
+/// What a new sandbox starts from, as the request names it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Start {
+    /// A template, or else a snapshot.
+    Template(String),
+    Snapshot(String),
+}
+
 /// A create request that makes sense.
 #[derive(Clone)]
 pub struct Create {
-    pub template: String,
+    pub start: Start,
     pub timeout: u64,
     pub lifecycle: Lifecycle,
     pub metadata: BTreeMap<String, String>,
@@ -115,27 +123,9 @@ pub struct Create {
 pub fn create(request: CreateRequest, limits: &PlanLimits) -> Result<Create, ApiError> {
     let mut problems = Problems::default();
 
-    let template = match (request.template, &request.snapshot_id) {
-        (Some(_), Some(_)) => {
-            problems.add("snapshot_id", "cannot be sent together with template: a sandbox starts from one of them");
-            String::new()
-        }
-        (None, Some(_)) => {
-            problems.add("snapshot_id", NOT_YET);
-            String::new()
-        }
-        (None, None) => {
-            problems.add("template", "is required; GET /v1/templates lists them");
-            String::new()
-        }
-        (Some(template), None) => {
-            if template.is_empty() || template.len() > MAX_TEMPLATE {
-                problems.add("template", format!("must have 1 to {MAX_TEMPLATE} characters"));
-            }
-            template
-        }
-    };
-    let lifecycle = problems.lifecycle(request.lifecycle.unwrap_or_default(), request.auto_pause);
+    let start = problems.start(request.template, request.snapshot_id);
+    let lifecycle = request.lifecycle.unwrap_or_default();
+    let lifecycle = problems.lifecycle(lifecycle, request.auto_pause == Some(true), Lifecycle::default());
     let timeout = request.timeout.unwrap_or(DEFAULT_TIMEOUT.min(limits.max_timeout));
     problems.timeout(timeout, limits);
     let metadata = problems.metadata(request.metadata.unwrap_or_default());
@@ -164,7 +154,7 @@ pub fn create(request: CreateRequest, limits: &PlanLimits) -> Result<Create, Api
     }
     problems.into_result()?;
     Ok(Create {
-        template,
+        start,
         timeout,
         lifecycle,
         metadata,
@@ -211,6 +201,28 @@ impl Problems {
         if self.0.is_empty() { Ok(()) } else { Err(ApiError::invalid_fields(self.0)) }
     }
 
+    /// A template or a snapshot, one of them.
+    fn start(&mut self, template: Option<String>, snapshot_id: Option<String>) -> Start {
+        match (template, snapshot_id) {
+            (template, Some(snapshot_id)) => {
+                if template.is_some() {
+                    self.add("snapshot_id", "cannot be sent together with template: a sandbox starts from one of them");
+                }
+                Start::Snapshot(snapshot_id)
+            }
+            (None, None) => {
+                self.add("template", "is required, or snapshot_id; GET /v1/templates lists templates");
+                Start::Template(String::new())
+            }
+            (Some(template), None) => {
+                if template.is_empty() || template.len() > MAX_TEMPLATE {
+                    self.add("template", format!("must have 1 to {MAX_TEMPLATE} characters"));
+                }
+                Start::Template(template)
+            }
+        }
+    }
+
     /// Checks a time-out in seconds.
     pub fn timeout(&mut self, seconds: u64, limits: &PlanLimits) {
         if seconds < 1 || seconds > limits.max_timeout {
@@ -218,18 +230,22 @@ impl Problems {
         }
     }
 
-    /// Checks a lifecycle, with the shorthand beside it.
-    pub fn lifecycle(&mut self, request: LifecycleRequest, auto_pause: Option<bool>) -> Lifecycle {
-        let auto_pause = auto_pause == Some(true);
-        let pause = request.on_timeout == Some(OnTimeout::Pause) || auto_pause;
+    /// Checks a lifecycle, with the shorthand beside it. What the request leaves out is as in `now`; but `kill` ends an
+    /// `auto_resume` that was set before, which means nothing with it.
+    pub fn lifecycle(&mut self, request: LifecycleRequest, auto_pause: bool, now: Lifecycle) -> Lifecycle {
         if auto_pause && request.on_timeout == Some(OnTimeout::Kill) {
             self.add("auto_pause", "contradicts lifecycle.on_timeout = kill");
-        } else if pause {
-            self.add(if auto_pause { "auto_pause" } else { "lifecycle.on_timeout" }, NOT_YET);
-        } else if request.auto_resume == Some(true) {
+        }
+        let on_timeout = match request.on_timeout {
+            _ if auto_pause => agent::OnTimeout::Pause,
+            Some(on_timeout) => on_timeout.into(),
+            None => now.on_timeout,
+        };
+        let pauses = on_timeout == agent::OnTimeout::Pause;
+        if request.auto_resume == Some(true) && !pauses {
             self.add("lifecycle.auto_resume", "needs lifecycle.on_timeout = pause");
         }
-        Lifecycle::default()
+        Lifecycle { on_timeout, auto_resume: request.auto_resume.unwrap_or(now.auto_resume && pauses) }
     }
 
     /// Checks metadata and turns all values into text.

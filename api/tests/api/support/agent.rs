@@ -1,4 +1,4 @@
-//! A stand-in for the agent: the protocol over a real Unix socket, sandboxes that are only records.
+//! A stand-in for the agent: the protocol over a real Unix socket, sandboxes and checkpoints that are only records.
 
 use std::collections::BTreeMap;
 use std::os::unix::net::UnixListener;
@@ -12,15 +12,20 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use jiff::{SignedDuration, Timestamp};
 use sandpiper_protocol::agent::{
-    CreateSandbox, CreatedSandbox, ErrorBody, ExposedPort, LogEntry, LogPage, LogSource, PortRecord, PortStatus,
-    RuntimeBaseline, Sandbox, SandboxError, SandboxList, SandboxState, Session, StartTimings, TemplateList,
-    TemplateVersion, UpdateSandbox,
+    Checkpoint, CreateCheckpoint, CreateSandbox, CreatedSandbox, ErrorBody, ExposedPort, LogEntry, LogPage, LogSource,
+    PortRecord, PortStatus, RuntimeBaseline, Sandbox, SandboxError, SandboxList, SandboxState, Session, StartKind,
+    StartTimings, TemplateList, TemplateVersion, UpdateSandbox,
 };
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::Semaphore;
 
+use super::snapshots;
+
 /// Ids of the versions of `base`, older first.
 pub(crate) const VERSIONS: [&str; 2] = ["ver0000000000000000000001", "ver0000000000000000000002"];
+
+/// What every sandbox holds of the disk.
+pub(crate) const RETAINED: u64 = 1000;
 
 /// What the agent has and how it behaves.
 #[derive(Default)]
@@ -31,17 +36,33 @@ pub(crate) struct Records {
     pub(crate) orders: Vec<CreateSandbox>,
     /// Ids of delete requests as they arrived.
     pub(crate) deletes: Vec<String>,
-    /// Deadlines asked for, seconds.
+    /// Deadlines asked for by updates and resumes, seconds.
     pub(crate) timeouts: Vec<Option<u64>>,
-    pub(crate) refuse_create: Option<(u16, &'static str)>,
+    pub(crate) checkpoints: BTreeMap<String, Checkpoint>,
+    /// Ids of checkpoints asked for, as the requests arrived.
+    pub(crate) checkpoint_orders: Vec<String>,
+    /// What to answer to a start, pause, resume, checkpoint or fork.
+    pub(crate) refuse: Option<(u16, &'static str)>,
     sessions: u32,
 }
 
 #[derive(Clone)]
-struct Shared {
+pub(super) struct Shared {
     records: Arc<Mutex<Records>>,
-    /// A create request passes with a permit.
+    /// A start, pause, resume, checkpoint or fork passes with a permit.
     gate: Arc<Semaphore>,
+}
+
+impl Shared {
+    pub(super) fn records(&self) -> MutexGuard<'_, Records> {
+        self.records.lock().unwrap()
+    }
+
+    /// Waits until work may go on, and says whether it is refused.
+    pub(super) async fn pass(&self) -> Option<Response> {
+        self.gate.acquire().await.unwrap().forget();
+        self.records().refuse.map(|(status, code)| refusal(status, code))
+    }
 }
 
 /// The agent.
@@ -81,14 +102,22 @@ impl StubAgent {
         self.shared.records.lock().unwrap()
     }
 
-    /// From now on a create request waits for [`Self::admit`].
-    pub(crate) fn hold_creates(&self) {
+    /// From now on a start, pause, resume, checkpoint or fork waits for [`Self::admit`].
+    pub(crate) fn hold(&self) {
         self.shared.gate.forget_permits(usize::MAX);
     }
 
-    /// Lets `count` create requests pass.
+    /// Lets `count` of them pass.
     pub(crate) fn admit(&self, count: usize) {
         self.shared.gate.add_permits(count);
+    }
+
+    /// A checkpoint of a sandbox that is there, which nobody ordered, or whose order is not known any more.
+    pub(crate) fn insert_checkpoint(&self, id: &str, sandbox: &str) {
+        let mut records = self.records();
+        let request = CreateCheckpoint { id: id.to_owned(), memory: false };
+        let checkpoint = snapshots::checkpoint(&records.sandboxes[sandbox], &request);
+        records.checkpoints.insert(id.to_owned(), checkpoint);
     }
 
     /// The process is gone; its sandboxes are not.
@@ -122,6 +151,11 @@ impl StubAgent {
         sandbox.stopped_at = Some(Timestamp::now());
     }
 
+    /// A sandbox that stopped or woke by itself.
+    pub(crate) fn turn(&self, id: &str, state: SandboxState) {
+        self.records().sandboxes.get_mut(id).unwrap().turn(state);
+    }
+
     /// A sandbox that nobody ordered, or whose order is not known any more.
     pub(crate) fn insert(&self, id: &str) {
         self.records().sandboxes.insert(id.to_owned(), sandbox(&order(id)));
@@ -136,6 +170,7 @@ fn router(shared: Shared) -> Router {
         .route("/sandboxes/{id}/ports/{port}", get(port).put(expose).delete(unexpose))
         .route("/sandboxes/{id}/logs", get(logs))
         .route("/templates", get(templates))
+        .merge(snapshots::router())
         .with_state(shared)
 }
 
@@ -143,6 +178,7 @@ fn order(id: &str) -> CreateSandbox {
     CreateSandbox {
         id: id.to_owned(),
         template_version: VERSIONS[1].to_owned(),
+        checkpoint: None,
         cpu: 1,
         memory_mb: 256,
         disk_gib: 20,
@@ -154,7 +190,7 @@ fn order(id: &str) -> CreateSandbox {
     }
 }
 
-fn sandbox(order: &CreateSandbox) -> Sandbox {
+pub(super) fn sandbox(order: &CreateSandbox) -> Sandbox {
     let now = Timestamp::now();
     Sandbox {
         id: order.id.clone(),
@@ -174,20 +210,38 @@ fn sandbox(order: &CreateSandbox) -> Sandbox {
         stopped_at: None,
         error: None,
         timings: StartTimings::default(),
+        start: StartKind::Cold,
+        retained_bytes: RETAINED,
     }
 }
 
-fn seconds(count: u64) -> SignedDuration {
+/// What follows from a new state.
+pub(super) trait Turn {
+    fn turn(&mut self, state: SandboxState);
+}
+
+impl Turn for Sandbox {
+    fn turn(&mut self, state: SandboxState) {
+        self.state = state;
+        match state {
+            SandboxState::Stopped => self.stopped_at = Some(Timestamp::now()),
+            SandboxState::Ready => self.stopped_at = None,
+            _ => {}
+        }
+    }
+}
+
+pub(super) fn seconds(count: u64) -> SignedDuration {
     SignedDuration::from_secs(i64::try_from(count).unwrap())
 }
 
-fn refusal(status: u16, code: &str) -> Response {
+pub(super) fn refusal(status: u16, code: &str) -> Response {
     let body = ErrorBody { code: code.into(), message: format!("stub says {code}") };
     (StatusCode::from_u16(status).unwrap(), Json(body)).into_response()
 }
 
 impl Records {
-    fn session(&mut self, id: &str) -> Session {
+    pub(super) fn session(&mut self, id: &str) -> Session {
         self.sessions += 1;
         Session {
             data_plane_url: format!("http://{id}.sandbox.localhost:8080"),
@@ -203,12 +257,10 @@ async fn list(State(shared): State<Shared>) -> Json<SandboxList> {
 
 async fn create(State(shared): State<Shared>, Json(order): Json<CreateSandbox>) -> Response {
     shared.records.lock().unwrap().orders.push(order.clone());
-    let permit = shared.gate.acquire().await.unwrap();
-    permit.forget();
-    let mut records = shared.records.lock().unwrap();
-    if let Some((status, code)) = records.refuse_create {
-        return refusal(status, code);
+    if let Some(refusal) = shared.pass().await {
+        return refusal;
     }
+    let mut records = shared.records.lock().unwrap();
     let sandbox = sandbox(&order);
     records.sandboxes.insert(order.id.clone(), sandbox.clone());
     let session = records.session(&order.id);
@@ -234,6 +286,9 @@ async fn update(
         sandbox.timeout_seconds = timeout;
         sandbox.deadline = Timestamp::now() + seconds(timeout);
     }
+    if let Some(lifecycle) = change.lifecycle {
+        sandbox.lifecycle = lifecycle;
+    }
     Json(&*sandbox).into_response()
 }
 
@@ -248,10 +303,11 @@ async fn delete(State(shared): State<Shared>, UrlPath(id): UrlPath<String>) -> R
 
 async fn session(State(shared): State<Shared>, UrlPath(id): UrlPath<String>) -> Response {
     let mut records = shared.records.lock().unwrap();
-    if !records.sandboxes.contains_key(&id) {
-        return refusal(404, "not_found");
+    match records.sandboxes.get(&id).map(|sandbox| sandbox.state) {
+        None => refusal(404, "not_found"),
+        Some(SandboxState::Ready) => Json(records.session(&id)).into_response(),
+        Some(_) => refusal(409, "invalid_state"),
     }
-    Json(records.session(&id)).into_response()
 }
 
 fn record(id: &str, port: ExposedPort) -> PortRecord {

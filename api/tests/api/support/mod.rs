@@ -24,6 +24,7 @@ use tempfile::TempDir;
 use tower::ServiceExt;
 
 pub(crate) mod agent;
+mod snapshots;
 
 use agent::StubAgent;
 
@@ -161,6 +162,16 @@ impl Host {
     pub(crate) async fn sandbox(&self) -> String {
         let created = self.create(serde_json::json!({"template": "base"})).await.expect(201);
         created["id"].as_str().unwrap().to_owned()
+    }
+
+    /// The checkpoint of a sandbox of team `acme`, taken with this body.
+    pub(crate) async fn checkpoint(&self, sandbox: &str, body: Value) -> Value {
+        self.post(&format!("/v1/sandboxes/{sandbox}/checkpoints"), body).await.expect(201)
+    }
+
+    /// What the quota says is in use by team `acme`.
+    pub(crate) async fn usage(&self) -> Value {
+        self.get("/v1/sandbox_limits").await.expect(200)["quota"]["usage"].take()
     }
 
     /// One round of synchronisation by a task that has seen nothing before.

@@ -29,6 +29,7 @@ use super::output::{Output, Source, Subscriber};
 use super::pump::pump;
 use super::spawn::{self, SpawnError};
 use super::{environment, pty};
+use crate::cgroups::{Cgroups, USER_GROUP};
 use crate::fd::FdStream;
 use crate::reap::{self, Exit, Spawning};
 use crate::serve::Settings;
@@ -75,9 +76,14 @@ pub(super) struct Launched {
     pub(super) starter: Subscriber,
 }
 
-/// Starts what `request` says as the user called `user`.
-pub(super) async fn launch(request: StartRequest, user: String, settings: Settings) -> Result<Launched, Error> {
-    let started = tokio::task::spawn_blocking(move || start(request, &user, &settings))
+/// Starts what `request` says as the user called `user`, in the group for it of `groups`.
+pub(super) async fn launch(
+    request: StartRequest,
+    user: String,
+    settings: Settings,
+    groups: Option<Cgroups>,
+) -> Result<Launched, Error> {
+    let started = tokio::task::spawn_blocking(move || start(request, &user, &settings, groups.as_ref()))
         .await
         .map_err(|error| Error::new(Code::Internal, error.to_string()))??;
     let Started { pid, exit, request, ends } = started;
@@ -162,7 +168,7 @@ enum Ends {
 }
 
 /// The blocking part of [`launch`].
-fn start(request: StartRequest, user: &str, settings: &Settings) -> Result<Started, Error> {
+fn start(request: StartRequest, user: &str, settings: &Settings, groups: Option<&Cgroups>) -> Result<Started, Error> {
     let user = &users::lookup(user).map_err(|error| match error {
         LookupError::Unknown(_) => Error::new(Code::Unauthenticated, error.to_string()),
         LookupError::Database(_) => Error::new(Code::Internal, error.to_string()),
@@ -178,6 +184,7 @@ fn start(request: StartRequest, user: &str, settings: &Settings) -> Result<Start
     let (ends, theirs) = streams(&request, user).map_err(|error| {
         Error::new(Code::ResourceExhausted, format!("The streams of the process cannot be made: {error}"))
     })?;
+    let group = groups.map(Cgroups::user).transpose().map_err(|error| no_group(&error))?;
     let command = spawn::Command {
         programs: &programs,
         arguments: &arguments,
@@ -187,6 +194,7 @@ fn start(request: StartRequest, user: &str, settings: &Settings) -> Result<Start
         stdout: theirs.stdout.as_fd(),
         stderr: theirs.stderr.as_fd(),
         terminal,
+        group: group.as_ref().map(AsFd::as_fd),
         user: user.needs_change().then_some(spawn::Identity { uid: user.uid, gid: user.gid, groups: &user.groups }),
     };
     let spawning = Spawning::begin();
@@ -243,12 +251,19 @@ fn explain(error: SpawnError, cmd: &str, folder: &Path, user: &User) -> Error {
         SpawnError::User(error) => {
             Error::new(Code::PermissionDenied, format!("The process cannot run as {}: {error}", user.name))
         }
+        SpawnError::Group(error) => no_group(&error),
         SpawnError::Clone(error) => Error::new(
             Code::ResourceExhausted,
             format!("The sandbox cannot start another process; end some and try again: {error}"),
         ),
         SpawnError::SetUp(error) => Error::new(Code::Internal, format!("The process cannot be set up: {error}")),
     }
+}
+
+/// Root of the sandbox may remove the group, or give it controllers, which keep processes out of it.
+fn no_group(error: &io::Error) -> Error {
+    let message = format!("The process cannot be put into the control group {USER_GROUP}: {error}");
+    Error::new(Code::FailedPrecondition, format!("{message}; empty its cgroup.subtree_control and try again"))
 }
 
 fn end_event(exit: Option<Exit>) -> EndEvent {

@@ -10,6 +10,7 @@ use tokio::time::Instant;
 
 use super::child::{self, Process};
 use super::output::Subscriber;
+use crate::cgroups::Cgroups;
 use crate::serve::Settings;
 use crate::serve::connect::Error;
 
@@ -25,6 +26,8 @@ const MAX_REMEMBERED_BYTES: usize = 8 * 1024 * 1024;
 #[derive(Debug, Default)]
 pub(in crate::serve) struct Manager {
     state: Mutex<State>,
+    /// What processes are put into.
+    groups: Option<Cgroups>,
 }
 
 #[derive(Debug, Default)]
@@ -42,6 +45,10 @@ struct Ended {
 }
 
 impl Manager {
+    pub(in crate::serve) fn new(groups: Option<Cgroups>) -> Self {
+        Self { groups, ..Self::default() }
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -63,7 +70,7 @@ impl Manager {
         let manager = Arc::clone(self);
         // A task of its own: a caller that goes away while the process is being made must not leave it unwatched.
         let started = tokio::spawn(async move {
-            let launched = child::launch(request, user, settings).await?;
+            let launched = child::launch(request, user, settings, manager.groups.clone()).await?;
             let process = Arc::clone(&launched.watched.process);
             manager.state().begin(Arc::clone(&process));
             tokio::spawn({

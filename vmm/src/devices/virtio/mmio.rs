@@ -14,9 +14,10 @@
 //! Notifications do not come here: KVM turns a write to `QueueNotify` into the queue's event. Only one with a queue number
 //! that it does not know, or of another width, arrives as a write, and a known number is served all the same.
 
-use std::io;
+use std::fs::File;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use serde::{Deserialize, Serialize};
 use virtio_bindings::virtio_config::{
     VIRTIO_CONFIG_S_ACKNOWLEDGE as ACKNOWLEDGE, VIRTIO_CONFIG_S_DRIVER as DRIVER,
     VIRTIO_CONFIG_S_DRIVER_OK as DRIVER_OK, VIRTIO_CONFIG_S_FAILED as FAILED,
@@ -24,11 +25,12 @@ use virtio_bindings::virtio_config::{
 };
 use virtio_bindings::virtio_mmio as register;
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
-use virtio_queue::{Queue, QueueT};
+use virtio_queue::{Queue, QueueState, QueueT};
 use vm_memory::GuestAddress;
-use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+use vmm_sys_util::eventfd::EventFd;
 
-use super::{Activation, ActiveQueue, Interrupt, Memory, VirtioDevice};
+use super::block::PushError;
+use super::{ActivateError, Activation, ActiveQueue, Interrupt, Memory, VirtioDevice};
 use crate::devices::bus::BusDevice;
 
 /// "virt".
@@ -45,15 +47,10 @@ pub const QUEUE_NOTIFY: u64 = register::VIRTIO_MMIO_QUEUE_NOTIFY as u64;
 pub struct MmioWindow(Mutex<Window>);
 
 impl MmioWindow {
-    /// `interrupt` is the device's line.
-    pub fn new(device: Box<dyn VirtioDevice>, memory: Memory, interrupt: Interrupt) -> io::Result<Self> {
-        let queues = device
-            .queue_sizes()
-            .iter()
-            .map(|&max_size| {
-                Ok(QueueSetup { max_size, notify: EventFd::new(EFD_NONBLOCK)?, registers: QueueRegisters::default() })
-            })
-            .collect::<io::Result<_>>()?;
+    /// `interrupt` is the device's line, `notify` has the events that the queues' notifications raise, one for each.
+    pub fn new(device: Box<dyn VirtioDevice>, memory: Memory, interrupt: Interrupt, notify: Vec<EventFd>) -> Self {
+        let setup = |(&max_size, notify)| QueueSetup { max_size, notify, registers: QueueRegisters::default() };
+        let queues = device.queue_sizes().iter().zip(notify).map(setup).collect();
         let window = Window {
             device,
             memory,
@@ -65,18 +62,39 @@ impl MmioWindow {
             driver_features_page: 0,
             selected_queue: 0,
             config_generation: 0,
+            waiting: None,
         };
-        Ok(Self(Mutex::new(window)))
-    }
-
-    /// The events that the queues' notifications raise, in the queues' order.
-    pub fn notify_events(&self) -> io::Result<Vec<EventFd>> {
-        self.lock().queues.iter().map(|queue| queue.notify.try_clone()).collect()
+        Self(Mutex::new(window))
     }
 
     /// Stops the device: when this returns it touches neither guest memory nor what is behind it.
     pub fn stop(&self) {
         self.lock().reset();
+    }
+
+    /// Stops the device where it stands, and tells how that is. No vCPU may run.
+    pub fn suspend(&self) -> Result<WindowState, WindowStateError> {
+        self.lock().suspend()
+    }
+
+    /// Lets a suspended device go on.
+    pub fn resume(&self) -> Result<(), ActivateError> {
+        self.lock().device.resume()
+    }
+
+    /// Makes a new device one that was suspended. If it ran then it will after [`Self::start`].
+    pub fn restore(&self, state: &WindowState) -> Result<(), WindowStateError> {
+        self.lock().restore(state)
+    }
+
+    /// Starts a restored device. vCPUs may run before: what they ask of the device meanwhile waits in its queues.
+    pub fn start(&self) -> Result<(), WindowStateError> {
+        self.lock().start()
+    }
+
+    /// See [`VirtioDevice::push_layer`].
+    pub fn push_layer(&self, file: File, stay: bool) -> Result<(), PushError> {
+        self.lock().device.push_layer(file, stay)
     }
 
     fn lock(&self) -> MutexGuard<'_, Window> {
@@ -131,6 +149,8 @@ struct Window {
     driver_features_page: u32,
     selected_queue: u32,
     config_generation: u32,
+    /// What a restored device is to be activated with.
+    waiting: Option<Activation>,
 }
 
 struct QueueSetup {
@@ -139,8 +159,43 @@ struct QueueSetup {
     registers: QueueRegisters,
 }
 
+/// A window and its device, apart from what is in guest memory.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WindowState {
+    device_type: u32,
+    status: u32,
+    features: u64,
+    device_features_page: u32,
+    driver_features_page: u32,
+    selected_queue: u32,
+    config_generation: u32,
+    interrupt: u32,
+    queues: Vec<QueueRegisters>,
+    /// Where the queues stand (next available, next used), if the device runs.
+    positions: Option<Vec<(u16, u16)>>,
+    /// See [`VirtioDevice::save_config`].
+    config: Vec<u8>,
+}
+
+/// Why a device could not be suspended or restored.
+#[derive(Debug, thiserror::Error)]
+pub enum WindowStateError {
+    #[error("A device of type {device_type} has failed before: its thread is gone")]
+    Lost { device_type: u32 },
+    #[error("The snapshot has a device of type {theirs} where this machine has one of type {ours}")]
+    OtherDevice { theirs: u32, ours: u32 },
+    #[error("The snapshot of a device of type {device_type} makes no sense")]
+    Nonsense { device_type: u32 },
+    #[error("A device of type {device_type} cannot be started")]
+    Activate {
+        device_type: u32,
+        #[source]
+        source: ActivateError,
+    },
+}
+
 /// As the driver wrote them, unchecked.
-#[derive(Default)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct QueueRegisters {
     size: u32,
     ready: bool,
@@ -246,22 +301,98 @@ impl Window {
     }
 
     fn activate(&mut self) -> Result<(), Refused> {
+        let activation = self.activation(false)?;
+        self.device.activate(activation).map_err(|_| Refused)
+    }
+
+    /// The driver's set-up, checked.
+    fn activation(&self, restored: bool) -> Result<Activation, Refused> {
         let event_index = self.features & (1 << VIRTIO_RING_F_EVENT_IDX) != 0;
         let queues = self
             .queues
             .iter()
-            .map(|setup| setup.build(&self.memory, event_index))
+            .enumerate()
+            .map(|(index, setup)| match setup.registers.ready {
+                false if index >= self.device.required_queues() => setup.unused(),
+                _ => setup.build(&self.memory, event_index),
+            })
             .collect::<Result<Vec<_>, Refused>>()?;
-        let activation = Activation {
-            memory: self.memory.clone(),
-            queues,
-            interrupt: self.interrupt.clone(),
+        let (memory, interrupt) = (self.memory.clone(), self.interrupt.clone());
+        Ok(Activation { memory, queues, interrupt, features: self.features, restored })
+    }
+
+    fn suspend(&mut self) -> Result<WindowState, WindowStateError> {
+        let standing = self.device.suspend();
+        // A device that is not active although its driver is content refused to start, and says so in its interrupt.
+        let runs = self.is(DRIVER_OK) && !self.interrupt.is_reset_needed();
+        if runs && standing.len() != self.queues.len() {
+            return Err(WindowStateError::Lost { device_type: self.device.device_type() });
+        }
+        let position = |queue: &QueueState| (queue.next_avail, queue.next_used);
+        Ok(WindowState {
+            device_type: self.device.device_type(),
+            status: self.status,
             features: self.features,
-        };
-        self.device.activate(activation).map_err(|_| Refused)
+            device_features_page: self.device_features_page,
+            driver_features_page: self.driver_features_page,
+            selected_queue: self.selected_queue,
+            config_generation: self.config_generation,
+            interrupt: self.interrupt.pending(),
+            queues: self.queues.iter().map(|queue| queue.registers).collect(),
+            positions: runs.then(|| standing.iter().map(position).collect()),
+            config: self.device.save_config(),
+        })
+    }
+
+    fn restore(&mut self, state: &WindowState) -> Result<(), WindowStateError> {
+        let device_type = self.device.device_type();
+        if state.device_type != device_type {
+            return Err(WindowStateError::OtherDevice { theirs: state.device_type, ours: device_type });
+        }
+        let nonsense = WindowStateError::Nonsense { device_type };
+        let known = ACKNOWLEDGE | DRIVER | FEATURES_OK | DRIVER_OK | FAILED;
+        if state.queues.len() != self.queues.len()
+            || state.status & !known != 0
+            || state.features & !self.offered() != 0
+            || state.positions.is_some() && state.status & DRIVER_OK == 0
+        {
+            return Err(nonsense);
+        }
+        self.status = state.status;
+        self.features = state.features;
+        self.device_features_page = state.device_features_page;
+        self.driver_features_page = state.driver_features_page;
+        self.selected_queue = state.selected_queue;
+        self.config_generation = state.config_generation;
+        for (queue, registers) in self.queues.iter_mut().zip(&state.queues) {
+            queue.registers = *registers;
+        }
+        self.device.restore_config(&state.config);
+        self.interrupt.restore(state.interrupt);
+        let Some(positions) = &state.positions else { return Ok(()) };
+        if positions.len() != self.queues.len() {
+            return Err(nonsense);
+        }
+        let mut activation = self.activation(true).map_err(|Refused| nonsense)?;
+        for (active, (available, used)) in activation.queues.iter_mut().zip(positions) {
+            active.queue.set_next_avail(*available);
+            active.queue.set_next_used(*used);
+        }
+        self.waiting = Some(activation);
+        Ok(())
+    }
+
+    fn start(&mut self) -> Result<(), WindowStateError> {
+        let Some(activation) = self.waiting.take() else { return Ok(()) };
+        let device_type = self.device.device_type();
+        self.device.activate(activation).map_err(|source| WindowStateError::Activate { device_type, source })?;
+        // One that was raised while the machine was being written down is in no interrupt controller.
+        self.interrupt.used_buffer();
+        Ok(())
     }
 
     fn reset(&mut self) {
+        self.waiting = None;
         self.device.reset();
         self.interrupt.clear();
         self.status = 0;
@@ -281,6 +412,12 @@ impl Window {
 struct Refused;
 
 impl QueueSetup {
+    /// A queue that the driver does without.
+    fn unused(&self) -> Result<ActiveQueue, Refused> {
+        let queue = Queue::new(self.max_size).map_err(|_| Refused)?;
+        Ok(ActiveQueue { queue, notify: self.notify.try_clone().map_err(|_| Refused)? })
+    }
+
     /// The checks that make a driver's numbers a queue.
     fn build(&self, memory: &Memory, event_index: bool) -> Result<ActiveQueue, Refused> {
         let mut queue = Queue::new(self.max_size).map_err(|_| Refused)?;

@@ -5,28 +5,40 @@
 //!
 //! ```text
 //!   new ──features, read_config──▶ (driver negotiates) ──activate──▶ running ──reset──▶ new
+//!                                                                     │  ▲
+//!                                                              suspend▼  │resume
+//!                                                                   suspended ──reset──▶ new
 //! ```
 //!
 //! * [`VirtioDevice::activate`] is called once per handshake, when the driver has set `DRIVER_OK` and the transport has
 //!   checked every queue (size, alignment, inside guest memory). Only then does a device get to see guest memory: there is
 //!   no way to touch it earlier. A device with its own thread starts it here.
+//! * [`VirtioDevice::suspend`] stops the device where it stands, for a snapshot. A device of another process then goes on
+//!   from there: it is activated with [`Activation::restored`], and its queues stand where the suspended one's stood.
+//!   Notifications may have been lost in between, so a device that is activated or resumed looks at its queues by itself;
+//!   the transport does the like for the driver by raising one interrupt.
 //! * [`VirtioDevice::reset`] must have stopped every use of guest memory and queues by the time it returns.
 //!
 //! Whatever lies in guest memory is hostile. A malformed chain ends that request with an error status where the device
 //! type has one; a queue that cannot be trusted any more is left alone and [`Interrupt::needs_reset`] is raised
 //! (`DEVICE_NEEDS_RESET`, virtio 1.2 section 2.1.2). Nothing panics, nothing loops without bound.
 
+pub mod balloon;
 pub mod block;
 pub mod mmio;
 pub mod rng;
 pub mod vsock;
+mod worker;
 
+use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use virtio_queue::Queue;
+use virtio_queue::{Queue, QueueState};
 use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::eventfd::EventFd;
+
+use self::block::PushError;
 
 /// Guest memory as devices see it: cheap to clone, all accesses checked.
 pub type Memory = GuestMemoryMmap<()>;
@@ -39,6 +51,11 @@ pub trait VirtioDevice: Send {
     /// Largest size of each queue, each a power of two.
     fn queue_sizes(&self) -> &[u16];
 
+    /// How many of these, from the first on, a driver must set up; one after them may come to [`Self::activate`] not ready.
+    fn required_queues(&self) -> usize {
+        self.queue_sizes().len()
+    }
+
     /// Feature bits on offer. `VIRTIO_F_VERSION_1` is the transport's to add.
     fn features(&self) -> u64;
 
@@ -48,7 +65,30 @@ pub trait VirtioDevice: Send {
     /// Writes to configuration space; without effect for devices that have nothing writable.
     fn write_config(&mut self, _offset: u64, _data: &[u8]) {}
 
+    /// What the driver has written to configuration space, in a form of the device's own, for a snapshot: empty for devices
+    /// that have nothing writable.
+    fn save_config(&self) -> Vec<u8> {
+        Vec::new()
+    }
+
+    /// Takes over what [`Self::save_config`] gave in another process, before the device is activated. What is not of its
+    /// form is ignored.
+    fn restore_config(&mut self, _saved: &[u8]) {}
+
     fn activate(&mut self, activation: Activation) -> Result<(), ActivateError>;
+
+    /// Stops every use of guest memory and of what is behind the device until [`Self::resume`], and returns the queues as
+    /// they stand: as many as [`Self::queue_sizes`], or none if the device is not active or its thread was lost. No request
+    /// that was taken off a queue is left unanswered. Suspending twice changes nothing.
+    fn suspend(&mut self) -> Vec<QueueState>;
+
+    /// Goes on after [`Self::suspend`]; without effect on a device that is not active.
+    fn resume(&mut self) -> Result<(), ActivateError>;
+
+    /// For disks: puts `file` on top, between two requests. One that is suspended stays so if `stay` says so.
+    fn push_layer(&mut self, _file: File, _stay: bool) -> Result<(), PushError> {
+        Err(PushError::NotADisk)
+    }
 
     fn reset(&mut self);
 }
@@ -61,6 +101,8 @@ pub struct Activation {
     pub interrupt: Interrupt,
     /// The features that the driver accepted.
     pub features: u64,
+    /// The driver has used the device before, in another process, and knows nothing of the change.
+    pub restored: bool,
 }
 
 /// A queue that the driver set up, and the event that its notification raises.
@@ -130,6 +172,16 @@ impl Interrupt {
     /// Back to nothing pending, as after a reset.
     pub fn clear(&self) {
         self.status.store(0, Ordering::SeqCst);
+    }
+
+    /// Everything that is pending, for a snapshot.
+    fn pending(&self) -> u32 {
+        self.status.load(Ordering::SeqCst)
+    }
+
+    /// Makes `pending` pending. Nothing is raised.
+    fn restore(&self, pending: u32) {
+        self.status.store(pending, Ordering::SeqCst);
     }
 
     /// The event that is raised, for its registration with KVM.

@@ -5,16 +5,17 @@
 
 use std::io;
 use std::os::fd::AsRawFd;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use virtio_bindings::virtio_ids::VIRTIO_ID_RNG;
-use virtio_queue::{DescriptorChain, Queue, QueueOwnedT, QueueT};
+use virtio_queue::{DescriptorChain, Queue, QueueOwnedT, QueueState, QueueT};
 use vm_memory::{Bytes, GuestAddress};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
-use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+use vmm_sys_util::eventfd::EventFd;
 
+use super::worker::{Work, Worker};
 use super::{ActivateError, Activation, Interrupt, Memory, VirtioDevice};
+use crate::jail::Role;
 
 const QUEUE_SIZES: [u16; 1] = [64];
 
@@ -32,12 +33,7 @@ const NOTIFY: u64 = 1;
 /// The device.
 #[derive(Default)]
 pub struct Rng {
-    running: Option<Running>,
-}
-
-struct Running {
-    kill: EventFd,
-    thread: JoinHandle<()>,
+    worker: Option<Worker<Service>>,
 }
 
 impl Rng {
@@ -66,78 +62,64 @@ impl VirtioDevice for Rng {
 
     fn activate(&mut self, activation: Activation) -> Result<(), ActivateError> {
         self.reset();
-        let kill = EventFd::new(EFD_NONBLOCK).map_err(ActivateError::Events)?;
-        let mut worker = Worker::new(activation, &kill).map_err(ActivateError::Events)?;
-        let thread = std::thread::Builder::new()
-            .name("rng".into())
-            .spawn(move || worker.run())
-            .map_err(ActivateError::Thread)?;
-        self.running = Some(Running { kill, thread });
+        let service = Service::new(activation).map_err(ActivateError::Events)?;
+        self.worker = Some(Worker::start(service).map_err(|(error, _)| error)?);
         Ok(())
     }
 
+    fn suspend(&mut self) -> Vec<QueueState> {
+        let service = self.worker.as_mut().and_then(Worker::park);
+        service.map(|service| vec![service.queue.state()]).unwrap_or_default()
+    }
+
+    fn resume(&mut self) -> Result<(), ActivateError> {
+        self.worker.as_mut().map_or(Ok(()), Worker::unpark)
+    }
+
     fn reset(&mut self) {
-        if let Some(Running { kill, thread }) = self.running.take() {
-            // The counter of an event cannot overflow from one write, and a thread that panicked is gone, too.
-            let _ = kill.write(1);
-            let _ = thread.join();
-        }
+        self.worker = None;
     }
 }
 
-impl Drop for Rng {
-    fn drop(&mut self) {
-        self.reset();
-    }
-}
-
-struct Worker {
+struct Service {
     memory: Memory,
     queue: Queue,
     notify: EventFd,
     interrupt: Interrupt,
-    epoll: Epoll,
     window_end: Instant,
     left: usize,
-    // The registration of `kill` ends when the last descriptor of that event is closed.
-    _kill: EventFd,
 }
 
-impl Worker {
-    fn new(activation: Activation, kill: &EventFd) -> io::Result<Self> {
+impl Work for Service {
+    const ROLE: Role = Role::Rng;
+
+    /// Until `stop`, or until the guest breaks the queue.
+    fn run(&mut self, stop: &EventFd) {
+        let Ok(epoll) = Epoll::new() else { return self.interrupt.needs_reset() };
+        let watch = |event: &EventFd, id| {
+            epoll.ctl(ControlOperation::Add, event.as_raw_fd(), EpollEvent::new(EventSet::IN, id))
+        };
+        let watched = watch(stop, KILL).and_then(|()| watch(&self.notify, NOTIFY));
+        if watched.is_err() || self.serve(&epoll).is_err() {
+            self.interrupt.needs_reset();
+        }
+    }
+}
+
+impl Service {
+    fn new(activation: Activation) -> io::Result<Self> {
         let Activation { memory, queues, interrupt, .. } = activation;
         let Some(active) = queues.into_iter().next() else {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "a random number device has one queue"));
         };
-        let kill = kill.try_clone()?;
-        let epoll = Epoll::new()?;
-        epoll.ctl(ControlOperation::Add, kill.as_raw_fd(), EpollEvent::new(EventSet::IN, KILL))?;
         let mut queue = active.queue;
         // Not on offer.
         queue.set_event_idx(false);
-        Ok(Self {
-            memory,
-            queue,
-            notify: active.notify,
-            interrupt,
-            epoll,
-            window_end: Instant::now() + WINDOW,
-            left: WINDOW_BYTES,
-            _kill: kill,
-        })
+        let window_end = Instant::now() + WINDOW;
+        Ok(Self { memory, queue, notify: active.notify, interrupt, window_end, left: WINDOW_BYTES })
     }
 
-    /// Until `kill`, or until the guest breaks the queue.
-    fn run(&mut self) {
-        if let Err(QueueBroken) = self.serve() {
-            self.interrupt.needs_reset();
-        }
-    }
-
-    fn serve(&mut self) -> Result<(), QueueBroken> {
-        if self.watch(ControlOperation::Add, EventSet::IN).is_err() {
-            return Ok(());
-        }
+    fn serve(&mut self, epoll: &Epoll) -> Result<(), QueueBroken> {
         // The driver may have filled the queue before the notifications were watched.
         loop {
             let timeout = if self.answer()? {
@@ -147,24 +129,22 @@ impl Worker {
                 Some(self.window_end)
             };
             let events = if timeout.is_some() { EventSet::empty() } else { EventSet::IN };
-            if self.watch(ControlOperation::Modify, events).is_err() || !self.wait(timeout) {
+            let notify = EpollEvent::new(events, NOTIFY);
+            let watched = epoll.ctl(ControlOperation::Modify, self.notify.as_raw_fd(), notify);
+            if watched.is_err() || !self.wait(epoll, timeout) {
                 return Ok(());
             }
         }
     }
 
-    fn watch(&self, operation: ControlOperation, events: EventSet) -> io::Result<()> {
-        self.epoll.ctl(operation, self.notify.as_raw_fd(), EpollEvent::new(events, NOTIFY))
-    }
-
     /// Waits for a notification or until `end`. False if the device is to stop.
-    fn wait(&self, end: Option<Instant>) -> bool {
+    fn wait(&self, epoll: &Epoll, end: Option<Instant>) -> bool {
         let millis = end.map_or(-1, |end| {
             let wait = end.saturating_duration_since(Instant::now()).as_millis() + 1;
             i32::try_from(wait).unwrap_or(i32::MAX)
         });
         let mut events = [EpollEvent::default(); 2];
-        let count = match self.epoll.wait(millis, &mut events) {
+        let count = match epoll.wait(millis, &mut events) {
             Ok(count) => count,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => 0,
             Err(_) => return false,
@@ -260,6 +240,7 @@ mod tests {
     use virtio_queue::desc::RawDescriptor;
     use virtio_queue::desc::split::Descriptor;
     use virtio_queue::mock::MockSplitQueue;
+    use vmm_sys_util::eventfd::EFD_NONBLOCK;
 
     use super::super::ActiveQueue;
     use super::*;
@@ -284,9 +265,13 @@ mod tests {
         let queue = driver.create_queue().expect("a valid queue");
         let mut rng = Rng::new();
         let queues = vec![ActiveQueue { queue, notify }];
-        rng.activate(Activation { memory: memory.clone(), queues, interrupt: interrupt.clone(), features: 0 })
-            .expect("the device starts");
+        rng.activate(activation(memory, queues, &interrupt)).expect("the device starts");
         (rng, interrupt)
+    }
+
+    fn activation(memory: &Memory, queues: Vec<ActiveQueue>, interrupt: &Interrupt) -> Activation {
+        let (memory, interrupt) = (memory.clone(), interrupt.clone());
+        Activation { memory, queues, interrupt, features: 0, restored: false }
     }
 
     /// What the device wrote for each of its first `count` answers, in bytes.
@@ -353,6 +338,21 @@ mod tests {
     }
 
     #[test]
+    fn a_suspended_device_answers_later_and_its_queue_stands_where_it_stopped() {
+        let memory = memory();
+        let (mut rng, interrupt) = start(&memory, &[(0x10_0000, 64, WRITE)]);
+        assert_eq!(answers(&memory, &interrupt, 1), [64]);
+
+        let queues = rng.suspend();
+        assert_eq!(rng.suspend(), queues);
+
+        assert_eq!((queues[0].next_avail, queues[0].next_used), (1, 1));
+        rng.resume().expect("the device goes on");
+        rng.reset();
+        assert!(rng.suspend().is_empty());
+    }
+
+    #[test]
     fn a_broken_queue_needs_a_reset_and_reset_ends_the_thread() {
         let memory = memory();
         let (mut rng, interrupt) = start(&memory, &[]);
@@ -363,8 +363,7 @@ mod tests {
         let notify = EventFd::new(EFD_NONBLOCK).expect("an event");
         let queues = vec![ActiveQueue { queue, notify }];
 
-        rng.activate(Activation { memory: memory.clone(), queues, interrupt: interrupt.clone(), features: 0 })
-            .expect("the device starts");
+        rng.activate(activation(&memory, queues, &interrupt)).expect("the device starts");
 
         while !interrupt.is_reset_needed() {
             wait(&interrupt);

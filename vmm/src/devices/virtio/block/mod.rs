@@ -9,7 +9,7 @@
 //! * `queue`: takes chains off the queue, a batch at a time, and completes them. Needs no thread, so it can be tested
 //!   and fuzzed as it is.
 //! * `request`: one chain: where its header, data and status byte lie, and what it asks for.
-//! * `worker`: the thread between [`VirtioDevice::activate`] and [`VirtioDevice::reset`].
+//! * `worker`: what the thread between [`VirtioDevice::activate`] and [`VirtioDevice::reset`] does.
 //!
 //! Data moves between guest memory and the layers' page cache without a copy in between. Requests are carried out one after
 //! another in the order of the queue, so a flush covers whatever was completed before it.
@@ -28,7 +28,10 @@ mod request;
 mod tests;
 mod worker;
 
+use std::fs::File;
 use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_RO, VIRTIO_BLK_F_SEG_MAX,
@@ -36,12 +39,13 @@ use virtio_bindings::virtio_blk::{
 };
 use virtio_bindings::virtio_ids::VIRTIO_ID_BLOCK;
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
-use virtio_queue::QueueT;
+use virtio_queue::{QueueState, QueueT};
 
 pub use self::queue::{Batch, BlockQueue, QueueError};
-use self::worker::Worker;
+use self::worker::Service;
+use super::worker::Worker;
 use super::{ActivateError, Activation, VirtioDevice};
-use crate::disk::{BLOCK_SIZE, Disk};
+use crate::disk::{BLOCK_SIZE, Disk, PushLayerError};
 
 const QUEUE_SIZES: [u16; 1] = [256];
 
@@ -73,9 +77,38 @@ pub struct Block {
 
 enum State {
     Idle(Disk),
-    Running(Worker),
+    Running(Running),
     /// The worker panicked and took the disk with it. Not reached unless this device has a bug.
     Lost,
+}
+
+struct Running {
+    worker: Worker<Service>,
+    /// Ends the worker's present batch after the request at hand.
+    stop_flag: Arc<AtomicBool>,
+}
+
+impl Running {
+    /// Waits for the request at hand and keeps the thread from the next one. `None` if the thread panicked.
+    fn park(&mut self) -> Option<&mut Service> {
+        self.stop_flag.store(true, Ordering::Relaxed);
+        let service = self.worker.park();
+        self.stop_flag.store(false, Ordering::Relaxed);
+        service
+    }
+}
+
+/// Why a disk got no new layer. It goes on with those it has, unless its thread is lost.
+#[derive(Debug, thiserror::Error)]
+pub enum PushError {
+    #[error(transparent)]
+    Layer(#[from] PushLayerError),
+    #[error("There is no such disk")]
+    NotADisk,
+    #[error("The disk's thread has failed")]
+    Lost,
+    #[error("The disk's thread cannot go on")]
+    Resume(#[source] ActivateError),
 }
 
 impl Block {
@@ -96,10 +129,17 @@ impl Block {
         Self { config: config_space(disk.size()), features, serial: padded(serial), state: State::Idle(disk) }
     }
 
+    pub fn is_read_only(&self) -> bool {
+        self.features & (1 << VIRTIO_BLK_F_RO) != 0
+    }
+
     /// Ends the worker, if there is one, and takes the disk back from it.
     fn stop(&mut self) {
         self.state = match std::mem::replace(&mut self.state, State::Lost) {
-            State::Running(worker) => worker.stop().map_or(State::Lost, State::Idle),
+            State::Running(mut running) => {
+                running.park();
+                running.worker.stop().map_or(State::Lost, |service| State::Idle(service.requests.into_disk()))
+            }
             state => state,
         };
     }
@@ -131,7 +171,7 @@ impl VirtioDevice for Block {
         let State::Idle(disk) = std::mem::replace(&mut self.state, State::Lost) else {
             return Err(ActivateError::Thread(io::Error::other("the disk was lost when its thread panicked")));
         };
-        let Activation { memory, queues, interrupt, features } = activation;
+        let Activation { memory, queues, interrupt, features, .. } = activation;
         let Some(mut active) = queues.into_iter().next() else {
             self.state = State::Idle(disk);
             return Err(ActivateError::Events(io::Error::other("a block device has one queue, none was given")));
@@ -140,14 +180,43 @@ impl VirtioDevice for Block {
         // A driver that knows no flush takes a completed write for durable (virtio 1.2, section 5.2.5.2).
         let write_through = features & (1 << VIRTIO_BLK_F_FLUSH) == 0;
         let requests = BlockQueue::new(disk, self.serial, write_through);
-        match Worker::start(requests, memory, active, interrupt) {
+        let stop_flag = requests.stop_flag();
+        match Worker::start(Service { requests, memory, active, interrupt }) {
             Ok(worker) => {
-                self.state = State::Running(worker);
+                self.state = State::Running(Running { worker, stop_flag });
                 Ok(())
             }
-            Err((error, requests)) => {
-                self.state = State::Idle(requests.into_disk());
+            Err((error, service)) => {
+                self.state = State::Idle(service.requests.into_disk());
                 Err(error)
+            }
+        }
+    }
+
+    fn suspend(&mut self) -> Vec<QueueState> {
+        match &mut self.state {
+            State::Running(running) => running.park().map(|service| vec![service.queue_state()]).unwrap_or_default(),
+            State::Idle(_) | State::Lost => Vec::new(),
+        }
+    }
+
+    fn resume(&mut self) -> Result<(), ActivateError> {
+        match &mut self.state {
+            State::Running(running) => running.worker.unpark(),
+            State::Idle(_) | State::Lost => Ok(()),
+        }
+    }
+
+    fn push_layer(&mut self, file: File, stay: bool) -> Result<(), PushError> {
+        match &mut self.state {
+            State::Idle(disk) => Ok(disk.push_layer(file)?),
+            State::Lost => Err(PushError::Lost),
+            State::Running(running) => {
+                let pushed = running.park().ok_or(PushError::Lost)?.requests.disk_mut().push_layer(file);
+                if !stay {
+                    running.worker.unpark().map_err(PushError::Resume)?;
+                }
+                Ok(pushed?)
             }
         }
     }

@@ -57,6 +57,10 @@ impl BlockQueue {
         &self.disk
     }
 
+    pub fn disk_mut(&mut self) -> &mut Disk {
+        &mut self.disk
+    }
+
     pub fn into_disk(self) -> Disk {
         self.disk
     }

@@ -323,7 +323,15 @@ fn a_running_device_completes_requests_stops_and_starts_again() {
         let queue = driver.create_queue().unwrap();
         let queues = vec![ActiveQueue { queue, notify: notify.try_clone().unwrap() }];
         let features = block.features();
-        block.activate(Activation { memory: memory.clone(), queues, interrupt: interrupt.clone(), features }).unwrap();
+        block
+            .activate(Activation {
+                memory: memory.clone(),
+                queues,
+                interrupt: interrupt.clone(),
+                features,
+                restored: false,
+            })
+            .unwrap();
 
         put_header(&memory, VIRTIO_BLK_T_IN, 0);
         driver.add_desc_chains(&chain(&[(HEADER, 16, 0), (DATA, 512, WRITE), (STATUS, 1, WRITE)]), 0).unwrap();

@@ -3,6 +3,7 @@
 use super::*;
 use crate::devices::virtio::ActivateError;
 use std::sync::Arc;
+use vmm_sys_util::eventfd::EFD_NONBLOCK;
 
 const RING_FEATURE: u64 = 1 << VIRTIO_RING_F_EVENT_IDX;
 
@@ -45,6 +46,15 @@ impl VirtioDevice for Probe {
         Ok(())
     }
 
+    fn suspend(&mut self) -> Vec<QueueState> {
+        let log = self.0.lock().unwrap();
+        log.activations.last().map_or_else(Vec::new, |(_, queues)| queues.iter().map(Queue::state).collect())
+    }
+
+    fn resume(&mut self) -> Result<(), ActivateError> {
+        Ok(())
+    }
+
     fn reset(&mut self) {
         self.0.lock().unwrap().resets += 1;
     }
@@ -53,6 +63,7 @@ impl VirtioDevice for Probe {
 struct Driver {
     window: MmioWindow,
     log: Arc<Mutex<Log>>,
+    events: Vec<EventFd>,
 }
 
 impl Driver {
@@ -60,8 +71,10 @@ impl Driver {
         let memory = Memory::from_ranges(&[(GuestAddress(0), 0x1_0000)]).unwrap();
         let log = Arc::new(Mutex::new(Log::default()));
         let interrupt = Interrupt::new(EventFd::new(EFD_NONBLOCK).unwrap());
-        let window = MmioWindow::new(Box::new(Probe(Arc::clone(&log))), memory, interrupt).unwrap();
-        Self { window, log }
+        let events: Vec<_> = (0..2).map(|_| EventFd::new(EFD_NONBLOCK).unwrap()).collect();
+        let notify = events.iter().map(|event| event.try_clone().unwrap()).collect();
+        let window = MmioWindow::new(Box::new(Probe(Arc::clone(&log))), memory, interrupt, notify);
+        Self { window, log, events }
     }
 
     fn read(&self, register: u32) -> u32 {
@@ -169,6 +182,54 @@ fn a_queue_that_is_not_ready_asks_for_a_reset() {
 }
 
 #[test]
+fn a_restored_window_has_the_registers_and_queues_that_it_had() {
+    let driver = Driver::new();
+    driver.accept(VERSION_1 | RING_FEATURE);
+    driver.set_up_queue(0, 16, 0x1000);
+    driver.set_up_queue(1, 32, 0x6000);
+    driver.drive();
+    let state = driver.window.suspend().unwrap();
+
+    let restored = Driver::new();
+    restored.window.restore(&state).unwrap();
+    assert!(restored.log.lock().unwrap().activations.is_empty());
+    restored.window.start().unwrap();
+
+    assert_eq!(restored.window.suspend().unwrap(), WindowState { interrupt: 1, ..state.clone() });
+    assert_eq!(restored.status(), ACKNOWLEDGE | DRIVER | FEATURES_OK | DRIVER_OK);
+    assert_eq!(restored.log.lock().unwrap().activations.len(), 1);
+
+    let fresh = Driver::new();
+    fresh.window.restore(&Driver::new().window.suspend().unwrap()).unwrap();
+    fresh.window.start().unwrap();
+    assert!(fresh.log.lock().unwrap().activations.is_empty(), "it did not run, and does not");
+}
+
+#[test]
+fn a_state_that_makes_no_sense_is_refused() {
+    let driver = Driver::new();
+    driver.accept(VERSION_1);
+    driver.set_up_queue(0, 16, 0x1000);
+    driver.set_up_queue(1, 32, 0x6000);
+    driver.drive();
+    let good = driver.window.suspend().unwrap();
+    let changes: [fn(&mut WindowState); 7] = [
+        |state| state.device_type = 1,
+        |state| state.status = 1 << 31,
+        |state| state.features = u64::MAX,
+        |state| state.queues.truncate(1),
+        |state| state.positions = Some(vec![(0, 0)]),
+        |state| state.queues[0].descriptors = u64::MAX,
+        |state| state.status = 0,
+    ];
+    for (index, change) in changes.iter().enumerate() {
+        let mut bad = good.clone();
+        change(&mut bad);
+        Driver::new().window.restore(&bad).expect_err(&format!("change {index}"));
+    }
+}
+
+#[test]
 fn registers_are_deaf_outside_their_phase() {
     let driver = Driver::new();
     driver.set_up_queue(0, 16, 0x1000);
@@ -206,7 +267,7 @@ fn config_space_takes_any_width_and_registers_only_theirs() {
 #[test]
 fn a_notification_that_arrives_as_a_write_is_served_once_the_device_runs() {
     let driver = Driver::new();
-    let events = driver.window.notify_events().unwrap();
+    let events = &driver.events;
     driver.write(register::VIRTIO_MMIO_QUEUE_NOTIFY, 1);
     assert!(events[1].read().is_err());
     driver.accept(VERSION_1);

@@ -28,6 +28,11 @@
 //! * Connections (`muxer::MAX_CONNECTIONS`), replies to packets that belong to none of them, time to name a port, time to
 //!   answer a request, work per turn.
 //!
+//! # Snapshots
+//! A suspended device keeps its connections and goes on with them. A restored one has none: see [`worker`]. Sockets of the
+//! guest outlive their connections until somebody closes them, and say so with their ports. So a restored device goes on
+//! with host ports where the other left off: a new connection with the ports of an old one would end with it.
+//!
 //! # How a connection ends
 //! `SHUTDOWN` flags and `shutdown(2)` are mapped onto each other per direction, each only after the data before it. When
 //! the guest has closed both directions and its data has reached the host stream, the device answers `RST`. When the host
@@ -47,14 +52,14 @@ mod tests;
 
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
 
 use virtio_bindings::virtio_ids::VIRTIO_ID_VSOCK;
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
-use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+use virtio_queue::QueueState;
 
 pub use worker::{Pace, Turn, Worker};
 
+use super::worker::Worker as Thread;
 use super::{ActivateError, Activation, VirtioDevice};
 
 /// Receive, transmit, event. Linux posts 8 event buffers and as many receive buffers (4 KiB each) as the queue holds.
@@ -85,19 +90,16 @@ impl Backend {
 /// The device. See the module's documentation.
 pub struct Vsock {
     backend: Backend,
-    running: Option<Running>,
-}
-
-struct Running {
-    kill: EventFd,
-    thread: JoinHandle<()>,
+    running: Option<Thread<Worker>>,
+    /// Of the last device of this guest that was suspended, here or in another process.
+    next_host_port: Option<u32>,
 }
 
 impl Vsock {
     /// A device whose guest has the address `guest_cid`. Clients of `listener` reach the guest; `guest_connections`
     /// decides about connections in the other direction.
     pub fn new(guest_cid: u32, listener: UnixListener, guest_connections: Box<dyn GuestConnections>) -> Vsock {
-        Self { backend: Backend::new(guest_cid, listener, guest_connections), running: None }
+        Self { backend: Backend::new(guest_cid, listener, guest_connections), running: None, next_host_port: None }
     }
 }
 
@@ -124,32 +126,36 @@ impl VirtioDevice for Vsock {
         data[..count].copy_from_slice(&rest[..count]);
     }
 
+    fn save_config(&self) -> Vec<u8> {
+        self.next_host_port.map(|port| port.to_le_bytes().to_vec()).unwrap_or_default()
+    }
+
+    fn restore_config(&mut self, saved: &[u8]) {
+        self.next_host_port = saved.try_into().ok().map(u32::from_le_bytes);
+    }
+
     fn activate(&mut self, activation: Activation) -> Result<(), ActivateError> {
         self.reset();
-        let kill = EventFd::new(EFD_NONBLOCK).map_err(ActivateError::Events)?;
-        let theirs = kill.try_clone().map_err(ActivateError::Events)?;
-        let mut worker = Worker::new(self.backend.clone(), activation, theirs).map_err(ActivateError::Events)?;
-        let thread = std::thread::Builder::new()
-            .name("vsock".into())
-            .spawn(move || while worker.turn(Pace::Wait) == Turn::Continue {})
-            .map_err(ActivateError::Thread)?;
-        self.running = Some(Running { kill, thread });
+        let worker =
+            Worker::new(self.backend.clone(), activation, self.next_host_port).map_err(ActivateError::Events)?;
+        self.running = Some(Thread::start(worker).map_err(|(error, _)| error)?);
         Ok(())
     }
 
-    /// Stops the thread; every host stream is closed by the time this returns. Clients that connect from now on wait in
-    /// the listener's backlog for the next `activate`.
-    fn reset(&mut self) {
-        if let Some(Running { kill, thread }) = self.running.take() {
-            // The counter of an event cannot overflow from one write, and a thread that panicked is gone, too.
-            let _ = kill.write(1);
-            let _ = thread.join();
-        }
+    /// Connections stay open, with nothing moving in them.
+    fn suspend(&mut self) -> Vec<QueueState> {
+        let Some(worker) = self.running.as_mut().and_then(Thread::park) else { return Vec::new() };
+        self.next_host_port = Some(worker.next_host_port());
+        worker.queue_states()
     }
-}
 
-impl Drop for Vsock {
-    fn drop(&mut self) {
-        self.reset();
+    fn resume(&mut self) -> Result<(), ActivateError> {
+        self.running.as_mut().map_or(Ok(()), Thread::unpark)
+    }
+
+    /// Every host stream is closed by the time this returns. Clients that connect from now on wait in the listener's
+    /// backlog for the next `activate`.
+    fn reset(&mut self) {
+        self.running = None;
     }
 }

@@ -77,7 +77,9 @@ pub(super) struct Muxer {
 }
 
 impl Muxer {
-    pub(super) fn new(guest_cid: u32) -> Self {
+    /// `next_host_port` is where an earlier device of the same guest left off, if there was one.
+    pub(super) fn new(guest_cid: u32, next_host_port: Option<u32>) -> Self {
+        let ports = FIRST_HOST_PORT..=LAST_HOST_PORT;
         Self {
             guest_cid: guest_cid.into(),
             limit: MAX_CONNECTIONS,
@@ -87,8 +89,13 @@ impl Muxer {
             ready: VecDeque::new(),
             resets: VecDeque::new(),
             next_id: FIRST_ID,
-            next_host_port: FIRST_HOST_PORT,
+            next_host_port: next_host_port.filter(|port| ports.contains(port)).unwrap_or(FIRST_HOST_PORT),
         }
+    }
+
+    /// The host port of the next client.
+    pub(super) fn next_host_port(&self) -> u32 {
+        self.next_host_port
     }
 
     /// Whether so many replies wait that no more packets may be handled.

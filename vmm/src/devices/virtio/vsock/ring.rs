@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use virtio_queue::{DescriptorChain, Queue, QueueOwnedT, QueueT};
+use virtio_queue::{DescriptorChain, Queue, QueueOwnedT, QueueState, QueueT};
 
 use super::super::{Interrupt, Memory};
 
@@ -26,6 +26,15 @@ impl Ring {
     pub(super) fn new(mut queue: Queue, event_idx: bool) -> Self {
         queue.set_event_idx(event_idx);
         Self { queue, used: false }
+    }
+
+    pub(super) fn state(&self) -> QueueState {
+        self.queue.state()
+    }
+
+    /// How many chains the driver has made available so far, modulo 2^16.
+    fn available(&self, memory: &Memory) -> Result<u16, RingError> {
+        Ok(self.queue.avail_idx(memory, Ordering::Acquire)?.0)
     }
 
     /// As many chains as can wait in this queue.
@@ -72,6 +81,19 @@ impl Ring {
     /// Asks the driver for a notification of the next chain. True if one is there already and it may not come.
     pub(super) fn listen(&mut self, memory: &Memory) -> Result<bool, RingError> {
         Ok(self.queue.enable_notification(memory)?)
+    }
+
+    /// Asks the driver for a notification of the next chain after those that are available, taken or not. How many those
+    /// are is returned.
+    pub(super) fn listen_for_more(&mut self, memory: &Memory) -> Result<u16, RingError> {
+        let available = self.available(memory)?;
+        // What is asked for is counted from the next chain to take.
+        let next = self.queue.next_avail();
+        self.queue.set_next_avail(available);
+        let asked = self.queue.enable_notification(memory);
+        self.queue.set_next_avail(next);
+        asked?;
+        self.available(memory)
     }
 
     /// Asks the driver not to notify while this device looks by itself.

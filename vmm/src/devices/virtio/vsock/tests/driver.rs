@@ -26,6 +26,7 @@ const LARGEST_PACKET: u64 = 64 * 1024;
 const MEMORY: usize = 16 << 20;
 const RECEIVE_AT: u64 = 1 << 20;
 const SEND_AT: u64 = 4 << 20;
+const EVENT_AT: u64 = 8 << 20;
 
 /// A packet from the device.
 #[derive(Debug, Clone)]
@@ -173,7 +174,21 @@ impl Guest {
             queues: vec![self.receive.active(), self.transmit.active(), self.event.active()],
             interrupt: self.interrupt.clone(),
             features: 1 << VIRTIO_RING_F_EVENT_IDX,
+            restored: false,
         }
+    }
+
+    /// Posts a buffer for an event.
+    pub(super) fn post_event(&mut self) {
+        self.event.post(&self.memory, &[(EVENT_AT, 8)], VRING_DESC_F_WRITE).expect("a free descriptor");
+    }
+
+    /// The bytes of the next event, if there is one.
+    pub(super) fn poll_event(&mut self) -> Option<Vec<u8>> {
+        let (_, len) = self.event.take_used(&self.memory)?;
+        let mut bytes = vec![0xff; len as usize];
+        self.memory.read_slice(&mut bytes, GuestAddress(EVENT_AT)).expect("in memory");
+        Some(bytes)
     }
 
     /// One buffer for header and data, as Linux posts it.

@@ -183,7 +183,7 @@ fn the_configuration_is_the_guests_address_and_zeroes() {
 #[test]
 fn a_client_that_names_no_port_is_closed_after_a_while() {
     let epoll = Epoll::new().expect("epoll");
-    let mut muxer = Muxer::new(GUEST_CID);
+    let mut muxer = Muxer::new(GUEST_CID, None);
     let (mut client, stream) = UnixStream::pair().expect("a socket pair");
     let now = Instant::now();
 
@@ -198,7 +198,7 @@ fn a_client_that_names_no_port_is_closed_after_a_while() {
 #[test]
 fn a_request_that_the_guest_does_not_answer_is_given_up_after_a_while() {
     let epoll = Epoll::new().expect("epoll");
-    let mut muxer = Muxer::new(GUEST_CID);
+    let mut muxer = Muxer::new(GUEST_CID, None);
     let (mut client, stream) = UnixStream::pair().expect("a socket pair");
     client.write_all(b"CONNECT 80\n").expect("room for a line");
     let now = Instant::now();

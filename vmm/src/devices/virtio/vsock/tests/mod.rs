@@ -5,17 +5,17 @@ mod driver;
 mod handshake;
 mod hostile;
 mod shutdown;
+mod snapshot;
 
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use driver::{Guest, Packet};
 use sandpiper_protocol::guest::{GUEST_CID, LINK_PORT};
 use tempfile::TempDir;
-use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::packet::op;
 use super::{Backend, GuestConnections, Pace, Turn, Vsock, Worker};
@@ -98,8 +98,7 @@ fn worker(guest: &Guest) -> (Worker, Socket) {
     let listener = UnixListener::bind(&path).expect("a listener");
     let (sender, links) = channel();
     let backend = Backend::new(GUEST_CID, listener, Box::new(Link(sender)));
-    let kill = EventFd::new(EFD_NONBLOCK).expect("an event");
-    let worker = Worker::new(backend, guest.activation(), kill).expect("the worker starts");
+    let worker = Worker::new(backend, guest.activation(), None).expect("the worker starts");
     (worker, Socket { path, _links: links, _directory: directory })
 }
 
@@ -123,6 +122,17 @@ fn read_line(stream: &mut UnixStream) -> String {
         line.push(byte[0]);
     }
     String::from_utf8(line).expect("text")
+}
+
+fn wait_for<T>(mut look: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match look() {
+            Some(found) => return found,
+            None => assert!(Instant::now() < deadline, "waited in vain"),
+        }
+        std::thread::yield_now();
+    }
 }
 
 fn assert_at_end(stream: &mut UnixStream) {

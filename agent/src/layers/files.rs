@@ -1,0 +1,229 @@
+//! The files of one owner, by their names in its folder.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use super::LayerError;
+use crate::durable;
+
+/// What a machine's disk and memory consist of, and its state where it was written down. Stands in records and manifests.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Files {
+    /// The root disk, bottom first.
+    pub(crate) disk: Vec<Layer>,
+    /// The memory image, bottom first; empty for a machine that was booted.
+    pub(crate) memory: Vec<Layer>,
+    /// Everything of the machine but disk and memory, in the monitor's own form: with it, these files are a snapshot that
+    /// can be restored; without it, the guest has to be booted from the disk.
+    pub(crate) state: Option<String>,
+    /// Which pages a restore had better fetch at once.
+    pub(crate) working_set: Option<String>,
+    /// Whether the machine has a serial port.
+    pub(crate) console: bool,
+    /// Number of the next new file.
+    next: u64,
+}
+
+/// A layer as one of its owners knows it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Layer {
+    /// File name in the owner's folder.
+    pub(crate) name: String,
+    /// It belongs to a template or a warm snapshot too, which is here for every sandbox: it counts as nobody's, and no
+    /// merge touches it.
+    pub(crate) shared: bool,
+}
+
+/// What a new file is for: part of its name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Role {
+    Disk,
+    Memory,
+    State,
+    WorkingSet,
+}
+
+impl Layer {
+    /// A layer of the owner's own, or of its like.
+    pub(crate) fn own(name: String) -> Self {
+        Self { name, shared: false }
+    }
+}
+
+impl Files {
+    /// A name that no file of this owner has or had.
+    pub(crate) fn new_name(&mut self, role: Role) -> String {
+        let number = self.next;
+        self.next += 1;
+        match role {
+            Role::Disk => format!("disk-{number}.layer"),
+            Role::Memory => format!("memory-{number}.layer"),
+            Role::State => format!("state-{number}"),
+            Role::WorkingSet => format!("working-set-{number}"),
+        }
+    }
+
+    /// Every name, each once.
+    pub(crate) fn names(&self) -> BTreeSet<&str> {
+        let layers = self.disk.iter().chain(&self.memory).map(|layer| layer.name.as_str());
+        layers.chain(self.state.as_deref()).chain(self.working_set.as_deref()).collect()
+    }
+
+    /// Whether the machine can go on where it stopped.
+    pub(crate) fn has_memory(&self) -> bool {
+        self.state.is_some()
+    }
+
+    /// The disk alone, from which a guest can be booted.
+    pub(crate) fn disk_only(&self) -> Self {
+        Self { memory: Vec::new(), state: None, working_set: None, console: false, ..self.clone() }
+    }
+
+    /// Every layer marked as one that does not belong to its owners alone.
+    pub(crate) fn shared(mut self) -> Self {
+        for layer in self.disk.iter_mut().chain(&mut self.memory) {
+            layer.shared = true;
+        }
+        self
+    }
+
+    /// Links the layers, under the same names, from folder `from` into folder `to`. Blocks.
+    pub(crate) fn link_layers(&self, from: &Path, to: &Path) -> Result<(), LayerError> {
+        self.disk.iter().chain(&self.memory).try_for_each(|layer| link(&from.join(&layer.name), &to.join(&layer.name)))
+    }
+
+    /// Links every file, under the same name, from folder `from` into folder `to`. Blocks.
+    pub(crate) fn link_all(&self, from: &Path, to: &Path) -> Result<(), LayerError> {
+        self.names().into_iter().try_for_each(|name| link(&from.join(name), &to.join(name)))
+    }
+
+    /// Puts what was written to these files, and their entries in `folder`, on stable storage. Files that belong to a
+    /// template or a warm snapshot are there already. Blocks.
+    pub(crate) fn sync(&self, folder: &Path) -> io::Result<()> {
+        let own = self.disk.iter().chain(&self.memory).filter(|layer| !layer.shared).map(|layer| layer.name.as_str());
+        for name in own.chain(self.state.as_deref()).chain(self.working_set.as_deref()) {
+            File::open(folder.join(name))?.sync_data()?;
+        }
+        File::open(folder)?.sync_all()
+    }
+
+    /// Removes from `folder` every layer, state and working set that is not in this list. Other files are left alone.
+    /// Blocks.
+    pub(crate) fn remove_others(&self, folder: &Path) -> io::Result<()> {
+        let names = self.names();
+        for entry in fs::read_dir(folder)? {
+            let name = entry?.file_name();
+            let Some(name) = name.to_str() else { continue };
+            if is_ours(name) && !names.contains(name) {
+                durable::remove_file(&folder.join(name))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the layer `lower` out, if `upper` is the one right above it: after a merge the upper one holds both.
+    pub(crate) fn absorb(&mut self, lower: &str, upper: &str) -> bool {
+        for layers in [&mut self.disk, &mut self.memory] {
+            let position = layers.windows(2).position(|pair| pair[0].name == lower && pair[1].name == upper);
+            if let Some(position) = position {
+                layers.remove(position);
+                return true;
+            }
+        }
+        false
+    }
+}
+
+/// Makes `to` another name of the file `from`. Blocks.
+pub(crate) fn link(from: &Path, to: &Path) -> Result<(), LayerError> {
+    fs::hard_link(from, to).map_err(|source| LayerError::Link { from: from.to_owned(), to: to.to_owned(), source })
+}
+
+fn is_ours(name: &str) -> bool {
+    ["disk-", "memory-", "state-", "working-set-"].iter().any(|prefix| name.starts_with(prefix))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::MetadataExt;
+
+    fn snapshot(folder: &Path) -> Files {
+        let mut files = Files::default();
+        let (base, top) = (files.new_name(Role::Disk), files.new_name(Role::Disk));
+        files.disk = vec![Layer { name: base, shared: true }, Layer::own(top)];
+        files.memory = vec![Layer::own(files.new_name(Role::Memory))];
+        files.state = Some(files.new_name(Role::State));
+        for name in files.names() {
+            fs::write(folder.join(name), name).unwrap();
+        }
+        files
+    }
+
+    #[test]
+    fn names_are_never_given_twice() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut files = snapshot(folder.path());
+        let saved = serde_json::to_string(&files).unwrap();
+        let mut loaded: Files = serde_json::from_str(&saved).unwrap();
+        assert_eq!(files.new_name(Role::Disk), loaded.new_name(Role::Disk));
+        assert_eq!(files.names().len(), 4);
+        assert!(!files.names().contains("disk-4.layer"));
+    }
+
+    #[test]
+    fn a_file_lives_as_long_as_one_of_its_owners() {
+        let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let files = snapshot(one.path());
+
+        files.link_all(one.path(), two.path()).unwrap();
+
+        let inode = |folder: &Path| fs::metadata(folder.join("disk-1.layer")).unwrap().ino();
+        assert_eq!(inode(one.path()), inode(two.path()));
+        one.close().unwrap();
+        files.sync(two.path()).unwrap();
+        assert_eq!(fs::read(two.path().join("memory-2.layer")).unwrap(), b"memory-2.layer");
+    }
+
+    #[test]
+    fn what_the_list_does_not_name_is_removed_and_foreign_files_stay() {
+        let folder = tempfile::tempdir().unwrap();
+        let files = snapshot(folder.path());
+        for name in ["disk-9.layer", "state-7", "record.json"] {
+            fs::write(folder.path().join(name), b"").unwrap();
+        }
+
+        files.remove_others(folder.path()).unwrap();
+
+        let left: BTreeSet<_> =
+            fs::read_dir(folder.path()).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        let mut expected: BTreeSet<_> = files.names().into_iter().map(str::to_owned).collect();
+        expected.insert("record.json".into());
+        assert_eq!(left, expected);
+    }
+
+    #[test]
+    fn only_a_layer_right_below_is_absorbed() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut files = snapshot(folder.path());
+        assert!(!files.absorb("disk-1.layer", "disk-0.layer"));
+        assert!(!files.absorb("disk-1.layer", "memory-2.layer"));
+        assert!(files.absorb("disk-0.layer", "disk-1.layer"));
+        assert_eq!(files.disk, [Layer::own("disk-1.layer".into())]);
+    }
+
+    #[test]
+    fn a_disk_alone_is_no_machine() {
+        let folder = tempfile::tempdir().unwrap();
+        let files = snapshot(folder.path());
+        assert!(files.has_memory());
+        let disk = files.disk_only();
+        assert!(!disk.has_memory() && disk.memory.is_empty());
+        assert_eq!(disk.disk, files.disk);
+        assert!(files.shared().disk.iter().all(|layer| layer.shared));
+    }
+}

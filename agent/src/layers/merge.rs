@@ -1,0 +1,208 @@
+//! Makes one layer of two.
+//!
+//! ```text
+//!   upper   │   │ U │   │ U │   │            upper   │ L │ U │   │ U │   │
+//!   lower   │ L │ L │   │   │   │   ──▶
+//! ```
+//!
+//! Every block that the lower layer holds and the upper does not is copied into the upper; then the lower's link goes from
+//! the folder. What the copy changes nobody can see: where the upper layer had a hole, whoever reads through it found the
+//! very bytes that are in it now. So the copy may be broken off anywhere, even by a power cut, and the file may have other
+//! owners, as long as the two are neighbours in that order for everyone who has the upper one. They are: a layer gets its
+//! place once, and owners take over whole chains from the bottom.
+//!
+//! Copied are all blocks that the lower layer holds, those of zeros too: a hole in their place would let older data
+//! through.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::unistd::{Whence, lseek};
+
+use super::Layer;
+
+/// Layers of a disk beyond which it is shortened.
+pub(crate) const LONG_DISK: usize = 8;
+/// Layers of a memory image beyond which it is shortened.
+pub(crate) const LONG_MEMORY: usize = 3;
+
+/// What layers are made of.
+const BLOCK: u64 = 4096;
+/// Bytes copied at a time.
+const CHUNK: u64 = 1 << 20;
+
+/// The two neighbours, lower first, whose merge costs least; `None` when the chain has at most `most` layers or none of
+/// its layers may be touched. All of `layers` must be immutable. Blocks.
+pub(crate) fn candidates<'a>(folder: &Path, layers: &'a [Layer], most: usize) -> Option<(&'a Layer, &'a Layer)> {
+    if layers.len() <= most {
+        return None;
+    }
+    let pairs = layers.windows(2).filter(|pair| pair.iter().all(|layer| !layer.shared));
+    let cost = |pair: &&[Layer]| std::fs::metadata(folder.join(&pair[0].name)).map_or(u64::MAX, |data| data.blocks());
+    pairs.min_by_key(cost).map(|pair| (&pair[0], &pair[1]))
+}
+
+/// Copies into `upper` what it lacks and `lower` holds, and waits until that is on stable storage. Between two pieces it
+/// rests for `pause`, and asks `go_on` whether to. `Ok(false)` when that said no. Blocks.
+pub(crate) fn fill(lower: &Path, upper: &Path, pause: Duration, go_on: impl Fn() -> bool) -> io::Result<bool> {
+    let lower = File::open(lower)?;
+    let upper = OpenOptions::new().read(true).write(true).open(upper)?;
+    let mut buffer = vec![0; usize::try_from(CHUNK).unwrap_or(1 << 20)];
+    let mut at = 0;
+    while let Some((start, end)) = next_extent(&lower, at)? {
+        let mut here = start;
+        while here < end {
+            // The upper layer's part from here on: a hole that is filled, or data that is skipped.
+            let (hole, after) = next_hole(&upper, here, end)?;
+            here = hole;
+            while here < after {
+                if !go_on() {
+                    return Ok(false);
+                }
+                let length = usize::try_from((after - here).min(CHUNK)).unwrap_or(buffer.len());
+                lower.read_exact_at(&mut buffer[..length], here)?;
+                upper.write_all_at(&buffer[..length], here)?;
+                here += length as u64;
+                std::thread::sleep(pause);
+            }
+        }
+        at = end;
+    }
+    upper.sync_data()?;
+    Ok(true)
+}
+
+/// The next run of whole blocks from `at` on that `layer` holds.
+fn next_extent(layer: &File, at: u64) -> io::Result<Option<(u64, u64)>> {
+    let Some(start) = seek(layer, at, Whence::SeekData)? else { return Ok(None) };
+    let end = seek(layer, start, Whence::SeekHole)?.unwrap_or(start + BLOCK);
+    Ok(Some((start - start % BLOCK, end.next_multiple_of(BLOCK).min(length(layer)?.next_multiple_of(BLOCK)))))
+}
+
+/// The first run of whole blocks within `at..end` that `layer` does not hold; `(end, end)` when it holds all of them.
+fn next_hole(layer: &File, at: u64, end: u64) -> io::Result<(u64, u64)> {
+    // Beyond the file's end there is nothing but hole.
+    let hole = seek(layer, at, Whence::SeekHole)?.unwrap_or(at).next_multiple_of(BLOCK);
+    if hole >= end {
+        return Ok((end, end));
+    }
+    let data = seek(layer, hole, Whence::SeekData)?.map_or(end, |data| data - data % BLOCK);
+    Ok((hole, data.min(end)))
+}
+
+/// `lseek`; `None` where there is nothing more of the kind.
+fn seek(file: &File, at: u64, whence: Whence) -> io::Result<Option<u64>> {
+    let offset = i64::try_from(at).map_err(io::Error::other)?;
+    match lseek(file.as_fd(), offset, whence) {
+        Ok(found) => Ok(Some(u64::try_from(found).map_err(io::Error::other)?)),
+        Err(Errno::ENXIO) => Ok(None),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+fn length(file: &File) -> io::Result<u64> {
+    Ok(file.metadata()?.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::PathBuf;
+
+    const BLOCKS: u64 = 600;
+
+    /// A layer that holds these blocks, filled with the byte.
+    fn layer(folder: &Path, name: &str, held: &[(u64, u8)], blocks: u64) -> PathBuf {
+        let path = folder.join(name);
+        let file = OpenOptions::new().write(true).create_new(true).open(&path).unwrap();
+        file.set_len(blocks * BLOCK).unwrap();
+        for (block, byte) in held {
+            file.write_all_at(&[*byte; 4096], block * BLOCK).unwrap();
+        }
+        path
+    }
+
+    /// What a guest reads of `block` through these layers, top first, and zeros below them.
+    fn read(layers: &[&Path], block: u64) -> u8 {
+        for path in layers {
+            let file = File::open(path).unwrap();
+            if seek(&file, block * BLOCK, Whence::SeekData).unwrap() == Some(block * BLOCK) {
+                let mut byte = [0];
+                file.read_exact_at(&mut byte, block * BLOCK).unwrap();
+                return byte[0];
+            }
+        }
+        0
+    }
+
+    fn holds(path: &Path, block: u64) -> bool {
+        let file = File::open(path).unwrap();
+        seek(&file, block * BLOCK, Whence::SeekData).unwrap() == Some(block * BLOCK)
+    }
+
+    #[test]
+    fn what_is_read_through_the_upper_layer_stays_the_same_without_the_lower_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let base = layer(folder.path(), "base", &[(0, 1), (1, 1), (2, 1), (3, 1), (BLOCKS - 1, 1)], BLOCKS);
+        // Block 3 was zeroed over older data.
+        let lower = layer(folder.path(), "lower", &[(1, 2), (2, 2), (3, 0), (300, 2), (BLOCKS - 1, 2)], BLOCKS);
+        let upper = layer(folder.path(), "upper", &[(2, 3), (301, 3)], BLOCKS);
+        let before: Vec<u8> = (0..BLOCKS).map(|block| read(&[&upper, &lower, &base], block)).collect();
+
+        assert!(fill(&lower, &upper, Duration::ZERO, || true).unwrap());
+
+        let after: Vec<u8> = (0..BLOCKS).map(|block| read(&[&upper, &base], block)).collect();
+        assert_eq!(after, before);
+        assert!(!holds(&upper, 0) && holds(&upper, 3) && holds(&upper, BLOCKS - 1));
+    }
+
+    #[test]
+    fn a_shorter_upper_layer_takes_what_is_beyond_its_end() {
+        let folder = tempfile::tempdir().unwrap();
+        let lower = layer(folder.path(), "lower", &[(0, 2), (500, 2)], BLOCKS);
+        let upper = layer(folder.path(), "upper", &[(0, 3)], 2);
+
+        assert!(fill(&lower, &upper, Duration::ZERO, || true).unwrap());
+
+        assert_eq!((read(&[&upper], 0), read(&[&upper], 500), read(&[&upper], 400)), (3, 2, 0));
+    }
+
+    #[test]
+    fn a_merge_that_was_broken_off_is_finished_by_the_next() {
+        let folder = tempfile::tempdir().unwrap();
+        let held: Vec<(u64, u8)> = (0..BLOCKS).map(|block| (block, 2)).collect();
+        let lower = layer(folder.path(), "lower", &held, BLOCKS);
+        let upper = layer(folder.path(), "upper", &[(5, 3)], BLOCKS);
+        let pieces = std::cell::Cell::new(0);
+
+        let first = fill(&lower, &upper, Duration::ZERO, || pieces.replace(pieces.get() + 1) < 2).unwrap();
+        let (early, late) = (read(&[&upper, &lower], 0), read(&[&upper, &lower], BLOCKS - 1));
+        let second = fill(&lower, &upper, Duration::ZERO, || true).unwrap();
+
+        assert!(!first && second && !holds(&lower, BLOCKS));
+        assert_eq!((early, late), (2, 2));
+        assert!((0..BLOCKS).all(|block| read(&[&upper], block) == if block == 5 { 3 } else { 2 }));
+    }
+
+    #[test]
+    fn the_cheapest_pair_of_own_layers_is_taken_and_only_of_a_long_chain() {
+        let folder = tempfile::tempdir().unwrap();
+        let held = |blocks: u64| (0..blocks).map(|block| (block, 1)).collect::<Vec<_>>();
+        layer(folder.path(), "base", &[], BLOCKS);
+        layer(folder.path(), "one", &held(40), BLOCKS);
+        layer(folder.path(), "two", &held(4), BLOCKS);
+        layer(folder.path(), "three", &held(400), BLOCKS);
+        let own = |name: &str| Layer::own(name.into());
+        let chain = [Layer { name: "base".into(), shared: true }, own("one"), own("two"), own("three")];
+
+        assert!(candidates(folder.path(), &chain, 4).is_none());
+        let (lower, upper) = candidates(folder.path(), &chain, 3).unwrap();
+        assert_eq!((lower.name.as_str(), upper.name.as_str()), ("two", "three"));
+        assert!(candidates(folder.path(), &chain[..2], 1).is_none());
+    }
+}

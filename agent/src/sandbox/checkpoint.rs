@@ -1,0 +1,257 @@
+//! How a supervisor writes down what its sandbox is, for other sandboxes to go on from, while it goes on itself.
+//!
+//! ```text
+//!   ready ──record: checkpointing, a new layer on top──▶ freeze ──▶ monitor: goes on with the new layer ──▶ thaw
+//!     ▲                                                     └────────── the guest stands still ──────────────┘ │
+//!     └──────────── answer ◀── link, sync ◀────────────────────────────────────────────────────────────────────┘
+//! ```
+//!
+//! * The layers below the new one never change again, so they are the checkpoint's disk: linked, not copied.
+//! * With memory, the monitor writes down the machine at the very moment at which it changes layers: disk, memory and
+//!   processors are of one instant. Without, it changes layers and no more.
+//! * The record names the new layer before the monitor may write to it. A layer that is named and stays empty is harmless;
+//!   one that is written to and not named would be lost.
+//! * The guest goes on before anything is synced. An agent killed meanwhile leaves a running sandbox and a draft, which its
+//!   successor removes.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use sandpiper_protocol::agent::SandboxState;
+use sandpiper_protocol::vmm::{Reply, Request, SnapshotConfig, Then};
+use tokio::time::Instant;
+
+use super::command::Setback;
+use super::machine::Machine;
+use super::monitor::RequestError;
+use super::pause::{millis, snapshot_patience};
+use super::registry::ChangeError;
+use super::supervisor::Supervisor;
+use crate::layers::{self, Files, Layer, LayerError, MAX_DISK_LAYERS, Role};
+use crate::snapshots::Manifest;
+
+/// How long a monitor may take to change layers.
+const PUSH_PATIENCE: Duration = Duration::from_secs(30);
+
+/// A snapshot that is asked for.
+#[derive(Debug)]
+pub(crate) struct SnapshotOrder {
+    pub(crate) id: String,
+    /// An empty folder for its files, on the file system of the sandbox's.
+    pub(crate) folder: PathBuf,
+    /// With the memory, so that processes go on.
+    pub(crate) memory: bool,
+}
+
+/// The files that a checkpoint of a running sandbox needs.
+struct NewFiles {
+    top: File,
+    /// State and memory layer, with their names, in the checkpoint's folder.
+    memory: Option<[(String, File); 2]>,
+}
+
+impl Supervisor {
+    /// Writes down a running sandbox.
+    pub(super) async fn checkpoint(
+        &mut self,
+        machine: &mut Machine,
+        order: SnapshotOrder,
+    ) -> Result<Manifest, Setback> {
+        let began = Instant::now();
+        let (id, memory) = (order.id.clone(), order.memory);
+        let result = self.checkpoint_unmeasured(machine, order).await;
+        if self.record().state == SandboxState::Checkpointing {
+            // An older record says `checkpointing`, which an agent that reads it takes for `ready`.
+            self.change_regardless(|record| record.state = SandboxState::Ready).await;
+        }
+        self.context.metrics.checkpointed(result.is_ok(), began.elapsed());
+        let sandbox = self.record().id.clone();
+        match &result {
+            Ok(manifest) => {
+                let (stopped_us, took_ms) = (manifest.stopped_us, millis(began));
+                tracing::info!(target: "audit", sandbox, checkpoint = id, memory, stopped_us, took_ms, "checkpointed");
+                self.log.host(format!("checkpoint {id} taken"));
+            }
+            Err(Setback::Refused(error)) => {
+                let error = crate::chain(error);
+                tracing::warn!(target: "audit", sandbox, checkpoint = id, error, "not checkpointed");
+                self.log.host(format!("checkpoint {id} not taken: {error}"));
+            }
+            Err(Setback::Over(_) | Setback::Delete(_)) => {}
+        }
+        result
+    }
+
+    async fn checkpoint_unmeasured(
+        &mut self,
+        machine: &mut Machine,
+        order: SnapshotOrder,
+    ) -> Result<Manifest, Setback> {
+        let record = self.record();
+        if record.files.disk.len() >= MAX_DISK_LAYERS {
+            return Err(Setback::Refused(ChangeError::Layers));
+        }
+        self.tidy().await.map_err(|source| Setback::host("remove what an earlier attempt left", source))?;
+        // What the checkpoint consists of: all that is there now, and the new memory layer.
+        let mut files = if order.memory { record.files.clone() } else { record.files.disk_only() };
+        let mut own = record.files.clone();
+        let top = own.new_name(Role::Disk);
+        own.disk.push(Layer::own(top.clone()));
+        let top_path = self.context.paths.sandbox(&record.id).file(&top);
+        let size = layers::disk_size(record.disk_gib);
+        let names = order.memory.then(|| [files.new_name(Role::State), files.new_name(Role::Memory)]);
+        let folder = order.folder.clone();
+        let create = move || create(&top_path, size, &folder, names);
+        let created = tokio::task::spawn_blocking(create).await;
+        let created =
+            created.map_err(|error| Setback::host("create the checkpoint's files", io::Error::other(error)))?;
+        let new = created.map_err(|error| Setback::Refused(ChangeError::Layer(error)))?;
+        let saved = self.change(|record| {
+            record.state = SandboxState::Checkpointing;
+            record.files = own;
+        });
+        saved.await.map_err(|error| Setback::Refused(ChangeError::Storage(error)))?;
+
+        let stopped_us = self.switch_layers(machine, &new, record.memory_mb).await?;
+        if let Some([(state, _), (memory, _)]) = new.memory {
+            files.state = Some(state);
+            files.memory.push(Layer::own(memory));
+        }
+        let source = self.context.paths.sandbox(&record.id).state;
+        let linked = tokio::task::spawn_blocking(move || link(&files, &source, &order.folder).map(|()| files)).await;
+        let files = linked.map_err(|error| Setback::host("link the checkpoint's files", io::Error::other(error)))?;
+        let snapshot = record.snapshot(files.map_err(Setback::Refused)?);
+        Ok(Manifest::new(order.id, record.id.clone(), record.generation, stopped_us, snapshot))
+    }
+
+    /// Has the machine go on with a new layer on top, and be written down if that is asked for, while the guest stands
+    /// still; for how many microseconds it did.
+    async fn switch_layers(&mut self, machine: &mut Machine, new: &NewFiles, memory_mb: u32) -> Result<u64, Setback> {
+        if let Err(setback) = self.freeze(machine, new.memory.is_some()).await {
+            if matches!(setback, Setback::Refused(_)) {
+                self.drop_unused_top().await;
+                self.thaw(machine).await?;
+            }
+            return Err(setback);
+        }
+        let frozen = Instant::now();
+        let answer = match &new.memory {
+            Some([(_, state), (_, memory)]) => {
+                let request = Request::Snapshot(SnapshotConfig { push_layers: true, then: Then::Run });
+                let fds = [state.as_fd(), memory.as_fd(), new.top.as_fd()];
+                machine.request(request, &fds, snapshot_patience(memory_mb)).await
+            }
+            None => machine.request(Request::PushLayer { disk: 0 }, &[new.top.as_fd()], PUSH_PATIENCE).await,
+        };
+        self.thaw(machine).await?;
+        let stood_still = u64::try_from(frozen.elapsed().as_micros()).unwrap_or(u64::MAX);
+        match answer {
+            Ok(Reply::Snapshot(stats)) => Ok(stats.stopped_us),
+            Ok(Reply::LayerPushed) => Ok(stood_still),
+            Ok(_) => Err(Setback::Refused(ChangeError::Unexpected)),
+            Err(error) => {
+                // One that did not answer may have taken the layer all the same: then it stays where it is.
+                if matches!(error, RequestError::Refused(_)) {
+                    self.drop_unused_top().await;
+                }
+                Err(Setback::Refused(ChangeError::Monitor(error)))
+            }
+        }
+    }
+
+    /// Takes back the new layer that the monitor was never given.
+    async fn drop_unused_top(&mut self) {
+        let dropped = self.change(|record| drop(record.files.disk.pop())).await;
+        let tidied = match dropped {
+            Ok(()) => self.tidy().await,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = tidied {
+            tracing::warn!(sandbox = self.record().id, %error, "an empty layer stays on top of a disk");
+        }
+    }
+
+    /// Writes down a stopped sandbox: it has been already.
+    pub(super) async fn checkpoint_stopped(&mut self, order: SnapshotOrder) -> Result<Manifest, ChangeError> {
+        let began = Instant::now();
+        let record = self.record();
+        let files = if order.memory { record.files.clone() } else { record.files.disk_only() };
+        let source = self.context.paths.sandbox(&record.id).state;
+        let folder = order.folder.clone();
+        let linked = tokio::task::spawn_blocking(move || {
+            files.link_all(&source, &folder).map_err(ChangeError::Layer)?;
+            sync(&files, &folder).map(|()| files)
+        });
+        let failed = |error| ChangeError::Host { what: "link the checkpoint's files", source: io::Error::other(error) };
+        let result = linked.await.map_err(failed).flatten();
+        self.context.metrics.checkpointed(result.is_ok(), began.elapsed());
+        let manifest = Manifest::new(order.id, record.id.clone(), record.generation, 0, record.snapshot(result?));
+        let (sandbox, checkpoint) = (&record.id, &manifest.id);
+        tracing::info!(target: "audit", sandbox, checkpoint, memory = order.memory, "checkpointed while stopped");
+        self.log.host(format!("checkpoint {checkpoint} taken"));
+        Ok(manifest)
+    }
+}
+
+/// Makes the empty files that a checkpoint fills. Blocks.
+fn create(
+    top: &std::path::Path,
+    size: u64,
+    folder: &std::path::Path,
+    names: Option<[String; 2]>,
+) -> Result<NewFiles, LayerError> {
+    let top = layers::create(top, size)?;
+    let memory = match names {
+        Some([state, memory]) => {
+            let (state_file, memory_file) =
+                (layers::create(&folder.join(&state), 0)?, layers::create(&folder.join(&memory), 0)?);
+            Some([(state, state_file), (memory, memory_file)])
+        }
+        None => None,
+    };
+    Ok(NewFiles { top, memory })
+}
+
+/// Completes a checkpoint's folder, which has state and memory layer already, and puts all of it on stable storage. Blocks.
+fn link(files: &Files, source: &std::path::Path, folder: &std::path::Path) -> Result<(), ChangeError> {
+    let taken = files.memory.len().saturating_sub(usize::from(files.has_memory()));
+    for layer in files.disk.iter().chain(&files.memory[..taken]) {
+        layers::link(&source.join(&layer.name), &folder.join(&layer.name)).map_err(ChangeError::Layer)?;
+    }
+    sync(files, folder)
+}
+
+fn sync(files: &Files, folder: &std::path::Path) -> Result<(), ChangeError> {
+    files.sync(folder).map_err(|source| ChangeError::Host { what: "sync the checkpoint", source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_checkpoint_has_the_sandboxs_layers_and_the_new_memory_on_top() {
+        let (sandbox, checkpoint) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let mut files = Files::default();
+        files.disk = vec![Layer::own(files.new_name(Role::Disk)), Layer::own(files.new_name(Role::Disk))];
+        files.memory = vec![Layer::own(files.new_name(Role::Memory))];
+        for name in files.names() {
+            std::fs::write(sandbox.path().join(name), name).unwrap();
+        }
+        let names = [files.new_name(Role::State), files.new_name(Role::Memory)];
+        let new = create(&sandbox.path().join("disk-9.layer"), 4096, checkpoint.path(), Some(names)).unwrap();
+        let Some([(state, _), (memory, _)]) = new.memory else { panic!("no files for the memory") };
+        files.state = Some(state);
+        files.memory.push(Layer::own(memory));
+
+        link(&files, sandbox.path(), checkpoint.path()).unwrap();
+
+        for name in files.names() {
+            assert!(checkpoint.path().join(name).exists(), "{name}");
+        }
+        assert_eq!(std::fs::read_dir(checkpoint.path()).unwrap().count(), files.names().len());
+    }
+}

@@ -1,0 +1,211 @@
+//! What is made of a sandbox: checkpoints, and other sandboxes.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::sync::Arc;
+
+use futures_util::stream::{self, StreamExt};
+use sandpiper_protocol::agent::{CreateCheckpoint, CreateSandbox};
+use sandpiper_protocol::id;
+
+use super::checkpoint::SnapshotOrder;
+use super::command::{Command, DeleteCause};
+use super::create::{self, CreateError, DiskSpaceError, Origin};
+use super::record::Record;
+use super::registry::{ChangeError, Sandboxes};
+use super::{ID_PREFIX, StartError};
+use crate::snapshots::{Draft, DraftError, Manifest};
+
+/// Most sandboxes of one fork.
+const MAX_FORKS: usize = 20;
+/// So many of them start at a time.
+const AT_A_TIME: usize = 4;
+
+/// Why there is no checkpoint.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CheckpointError {
+    #[error(transparent)]
+    Draft(#[from] DraftError),
+    #[error(transparent)]
+    DiskSpace(#[from] DiskSpaceError),
+    #[error(transparent)]
+    Sandbox(#[from] ChangeError),
+    #[error("Cannot {what}")]
+    Storage { what: &'static str, source: io::Error },
+}
+
+/// Why there is no fork.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ForkError {
+    #[error("{0}")]
+    Invalid(String),
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    #[error(transparent)]
+    Create(#[from] CreateError),
+}
+
+impl Sandboxes {
+    /// Takes a checkpoint of the sandbox `id`; durable when it returns. Dropping the future does not stop that.
+    pub(crate) async fn checkpoint(
+        &self,
+        id: &str,
+        request: CreateCheckpoint,
+    ) -> Result<Arc<Manifest>, CheckpointError> {
+        let (this, id) = (self.clone(), id.to_owned());
+        let work = async move {
+            let checkpoints = this.context().checkpoints.clone();
+            let checkpoint = request.id;
+            let draft = blocking(move || checkpoints.draft(&checkpoint)).await??;
+            let (manifest, draft) = this.write_down(&id, draft, request.memory).await?;
+            let checkpoints = this.context().checkpoints.clone();
+            let published = blocking(move || checkpoints.publish(draft, manifest)).await?;
+            this.context().changed.notify_one();
+            published.map_err(|source| CheckpointError::Storage { what: "publish the checkpoint", source })
+        };
+        self.in_background(work).await
+    }
+
+    /// Removes the checkpoint `id`; false when there is none. Sandboxes that were made from it go on.
+    pub(crate) async fn delete_checkpoint(&self, id: &str) -> Result<bool, CheckpointError> {
+        let (checkpoints, owned) = (self.context().checkpoints.clone(), id.to_owned());
+        let deleted = blocking(move || checkpoints.delete(&owned)).await?;
+        let deleted = deleted.map_err(|source| CheckpointError::Storage { what: "delete the checkpoint", source })?;
+        if deleted {
+            tracing::info!(target: "audit", checkpoint = id, "checkpoint deleted");
+            self.context().changed.notify_one();
+        }
+        Ok(deleted)
+    }
+
+    /// Makes sandboxes of these ids that go on from where the sandbox `id` is: all or none. Dropping the future does not
+    /// stop that.
+    pub(crate) async fn fork(&self, id: &str, ids: Vec<String>) -> Result<Vec<Arc<Record>>, ForkError> {
+        check_ids(&ids).map_err(ForkError::Invalid)?;
+        let (this, id) = (self.clone(), id.to_owned());
+        self.in_background(async move { this.fork_all(&id, ids).await }).await
+    }
+
+    async fn fork_all(&self, id: &str, ids: Vec<String>) -> Result<Vec<Arc<Record>>, ForkError> {
+        if let Some(taken) = ids.iter().find(|id| self.find(id).is_some()) {
+            return Err(CreateError::Exists(taken.clone()).into());
+        }
+        let source = self.find(id).ok_or(ChangeError::NotFound).map_err(CheckpointError::from)?;
+        let checkpoints = self.context().checkpoints.clone();
+        let draft = blocking(move || checkpoints.scratch()).await?.map_err(CheckpointError::from)?;
+        let (manifest, draft) = self.write_down(id, draft, true).await?;
+        let origin = Origin { folder: draft.folder().to_owned(), manifest: Arc::new(manifest), pin: None };
+        let create = |id: &String| {
+            let (this, request, origin) = (self.clone(), self.like(&source, id), origin.clone());
+            async move { this.create_from(request?, Some(origin)).await }
+        };
+        let creates: Vec<_> = ids.iter().map(create).collect();
+        let results: Vec<_> = stream::iter(creates).buffered(AT_A_TIME).collect().await;
+        // The new sandboxes have links of their own.
+        blocking(move || drop(draft)).await?;
+        let mut made = Vec::new();
+        let mut failure = None;
+        for result in results {
+            match result {
+                Ok(record) => made.push(record),
+                Err(error) => failure = Some(error),
+            }
+        }
+        let Some(error) = failure else {
+            tracing::info!(target: "audit", sandbox = id, count = made.len(), "forked");
+            return Ok(made);
+        };
+        tracing::warn!(target: "audit", sandbox = id, error = %crate::chain(&error), "not forked");
+        for record in made {
+            // Gone already, perhaps.
+            let _ = self.delete(&record.id, DeleteCause::ForkFailed).await;
+        }
+        Err(error.into())
+    }
+
+    /// Has the sandbox `id` written down into `draft`.
+    async fn write_down(&self, id: &str, draft: Draft, memory: bool) -> Result<(Manifest, Draft), CheckpointError> {
+        let context = self.context_owned();
+        let space = blocking(move || create::check_disk_space(&context)).await?;
+        let order = SnapshotOrder { id: draft.id().to_owned(), folder: draft.folder().to_owned(), memory };
+        let written = match space {
+            Ok(()) => self.change(id, |answer| Command::Snapshot(order, answer)).await.map_err(CheckpointError::from),
+            Err(error) => Err(error.into()),
+        };
+        match written {
+            Ok(manifest) => Ok((manifest, draft)),
+            Err(error) => {
+                blocking(move || drop(draft)).await?;
+                Err(error)
+            }
+        }
+    }
+
+    /// A request for a sandbox `id` that is like `source`.
+    fn like(&self, source: &Record, id: &str) -> Result<CreateSandbox, CreateError> {
+        let envs = self.context().sealer.unseal(&source.id, &source.envs);
+        let envs = envs.map_err(|error| StartError::Host {
+            what: "read the sandbox's environment variables",
+            source: io::Error::other(error),
+        })?;
+        Ok(CreateSandbox {
+            id: id.to_owned(),
+            template_version: source.template_version.clone(),
+            checkpoint: None,
+            cpu: source.cpu,
+            memory_mb: source.memory_mb,
+            disk_gib: source.disk_gib,
+            timeout_seconds: source.timeout_seconds,
+            lifecycle: source.lifecycle,
+            envs,
+            exposed_ports: source.exposed_ports.clone(),
+            allow_public_traffic: source.allow_public_traffic,
+        })
+    }
+
+    /// Does this whether or not anybody waits for it.
+    async fn in_background<T: Send + 'static, E: From<CheckpointError> + Send + 'static>(
+        &self,
+        work: impl Future<Output = Result<T, E>> + Send + 'static,
+    ) -> Result<T, E> {
+        self.spawn(work).await.map_err(|error| E::from(failed(error)))?
+    }
+}
+
+fn check_ids(ids: &[String]) -> Result<(), String> {
+    if !(1..=MAX_FORKS).contains(&ids.len()) {
+        return Err(format!("ids: must be 1 to {MAX_FORKS}"));
+    }
+    if let Some(id) = ids.iter().find(|id| !id::is_valid(ID_PREFIX, id)) {
+        return Err(format!("ids: {id:?} is not `{ID_PREFIX}` and 22 characters of base32"));
+    }
+    if ids.iter().collect::<BTreeSet<_>>().len() < ids.len() {
+        return Err("ids: one is named twice".into());
+    }
+    Ok(())
+}
+
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, CheckpointError> {
+    tokio::task::spawn_blocking(work).await.map_err(failed)
+}
+
+fn failed(error: tokio::task::JoinError) -> CheckpointError {
+    CheckpointError::Storage { what: "finish this", source: io::Error::other(error) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fork_has_between_one_and_twenty_new_names() {
+        let ids = |count: usize| (0..count).map(|_| id::generate(ID_PREFIX)).collect::<Vec<_>>();
+        check_ids(&ids(1)).unwrap();
+        check_ids(&ids(20)).unwrap();
+        assert!(check_ids(&[]).unwrap_err().contains("1 to 20"));
+        assert!(check_ids(&ids(21)).unwrap_err().contains("1 to 20"));
+        let id = id::generate(ID_PREFIX);
+        assert!(check_ids(&[id.clone(), id]).unwrap_err().contains("twice"));
+        assert!(check_ids(&["sbx/../etc".into()]).unwrap_err().contains("sbx/../etc"));
+    }
+}

@@ -1,0 +1,222 @@
+//! How a supervisor pauses its sandbox: everything that it is goes to the disk, and its process ends.
+//!
+//! ```text
+//!   ready ──record: stopping, pausing──▶ freeze the guest ──▶ monitor writes down state and memory, and stays paused
+//!     ▲                                       │                      │
+//!     │                                       ▼ failed               ▼
+//!     └── thaw ◀── monitor goes on ◀───────────────── sync ──▶ record: stopped ──▶ answer ──▶ the process ends
+//! ```
+//!
+//! The record is the moment of truth. Before it says `stopped`, whatever goes wrong leaves the sandbox running, and an agent
+//! that is killed has its successor do the same. After it, the process is of no use any more.
+//!
+//! The layer that the guest wrote to becomes the snapshot's top as it is; a resume puts a new one over it.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use sandpiper_protocol::agent::SandboxState;
+use sandpiper_protocol::guest::{GuestMessage, HostMessage};
+use sandpiper_protocol::vmm::{Reply, Request, SnapshotConfig, SnapshotStats, Then};
+use tokio::time::Instant;
+
+use super::command::Setback;
+use super::ending;
+use super::machine::{Machine, Unanswered};
+use super::registry::ChangeError;
+use super::supervisor::{Supervisor, hear_log, next_command};
+use crate::layers::{self, Files, Layer, Role};
+use crate::logs::sanitize;
+
+/// How long a guest may take to bring its file systems to rest: it may have much to write.
+const FREEZE_PATIENCE: Duration = Duration::from_secs(30);
+/// How long a guest may take to go on.
+const THAW_PATIENCE: Duration = Duration::from_secs(10);
+/// How long a monitor may take to write a machine down: this, and a second for so many MiB of memory.
+const SNAPSHOT_PATIENCE: Duration = Duration::from_secs(30);
+const MIB_PER_SECOND: u32 = 16;
+
+/// Whether the guest must have come to rest before it is written down.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Rest {
+    Required,
+    /// A guest that does not come to rest, perhaps because it does not want to, is written down as it runs. Its memory
+    /// and disk are of one moment all the same; only a boot from the disk alone would miss what it had not written yet.
+    IfPossible,
+}
+
+impl Supervisor {
+    /// Pauses the sandbox. When it is done, the record says `stopped`, and the machine is to be ended.
+    pub(super) async fn pause(&mut self, machine: &mut Machine, rest: Rest) -> Result<(), Setback> {
+        let began = Instant::now();
+        let result = self.pause_unmeasured(machine, rest).await;
+        self.context.metrics.paused(result.is_ok(), began.elapsed());
+        let id = self.record().id.clone();
+        match &result {
+            Ok(()) => {
+                tracing::info!(target: "audit", sandbox = id, took_ms = millis(began), "paused");
+                self.log.host("paused");
+                self.context.changed.notify_one();
+            }
+            Err(Setback::Refused(error)) => {
+                let error = crate::chain(error);
+                tracing::warn!(target: "audit", sandbox = id, error, "not paused");
+                self.log.host(format!("not paused: {error}"));
+                // The tenant's time does not run while the agent has the sandbox.
+                let lost = began.elapsed();
+                self.change_regardless(|record| {
+                    record.deadline = record.deadline.checked_add(lost).unwrap_or(record.deadline);
+                })
+                .await;
+            }
+            Err(Setback::Over(_) | Setback::Delete(_)) => {}
+        }
+        result
+    }
+
+    async fn pause_unmeasured(&mut self, machine: &mut Machine, rest: Rest) -> Result<(), Setback> {
+        let saved = self.change(|record| {
+            record.state = SandboxState::Stopping;
+            record.pausing = true;
+        });
+        saved.await.map_err(|error| Setback::Refused(ChangeError::Storage(error)))?;
+        let stopped = match self.write_down(machine, rest).await {
+            Ok(files) => self
+                .change(|record| record.stop(files, Timestamp::now()))
+                .await
+                .map_err(|error| Setback::Refused(ChangeError::Storage(error))),
+            Err(setback) => Err(setback),
+        };
+        match stopped {
+            Err(Setback::Refused(error)) => {
+                self.let_go_on(machine).await?;
+                Err(Setback::Refused(error))
+            }
+            result => result,
+        }
+    }
+
+    /// Has guest and monitor write down everything, and waits until that is on stable storage. The machine is paused then.
+    async fn write_down(&mut self, machine: &mut Machine, rest: Rest) -> Result<Files, Setback> {
+        self.tidy().await.map_err(|source| Setback::host("remove what an earlier attempt left", source))?;
+        match (self.freeze(machine, true).await, rest) {
+            (Err(Setback::Refused(error)), Rest::IfPossible) => {
+                self.log.host(format!("paused without the guest's consent: {}", crate::chain(&error)));
+            }
+            (result, _) => result?,
+        }
+        let record = self.record();
+        let folder = self.context.paths.sandbox(&record.id).state;
+        let mut files = record.files.clone();
+        snapshot(machine, &folder, &mut files, record.memory_mb).await?;
+        let synced = tokio::task::spawn_blocking(move || files.sync(&folder).map(|()| files)).await;
+        synced.map_err(io::Error::other).flatten().map_err(|source| Setback::host("sync the snapshot", source))
+    }
+
+    /// Takes back a pause that did not come about.
+    async fn let_go_on(&mut self, machine: &mut Machine) -> Result<(), Setback> {
+        if let Err(error) = machine.go_on().await {
+            let message = format!("The sandbox could be neither paused nor let go on: {}", crate::chain(&error));
+            return Err(Setback::Over(ending::error("monitor_failed", message)));
+        }
+        self.thaw(machine).await?;
+        self.change_regardless(|record| {
+            record.state = SandboxState::Ready;
+            record.pausing = false;
+        })
+        .await;
+        if let Err(error) = self.tidy().await {
+            tracing::warn!(sandbox = self.record().id, %error, "cannot remove what a pause left that failed");
+        }
+        Ok(())
+    }
+
+    /// Brings the guest's file systems to rest, and with `processes` stops what the data plane started before.
+    pub(super) async fn freeze(&mut self, machine: &mut Machine, processes: bool) -> Result<(), Setback> {
+        let is_answer =
+            |message: &GuestMessage| matches!(message, GuestMessage::Frozen | GuestMessage::NotFrozen { .. });
+        let question = HostMessage::Freeze { processes };
+        let reason = match self.ask(machine, question, is_answer, FREEZE_PATIENCE).await? {
+            Ok(GuestMessage::NotFrozen { message }) => sanitize(&message),
+            Ok(_) => return Ok(()),
+            Err(unanswered) => unanswered.to_string(),
+        };
+        Err(Setback::Refused(ChangeError::Guest(format!("The guest could not be frozen: {reason}"))))
+    }
+
+    /// Lets the guest go on. One that does not answer does so by itself, soon.
+    pub(super) async fn thaw(&mut self, machine: &mut Machine) -> Result<(), Setback> {
+        let is_answer = |message: &GuestMessage| matches!(message, GuestMessage::Thawed);
+        if let Err(error) = self.ask(machine, HostMessage::Thaw, is_answer, THAW_PATIENCE).await? {
+            tracing::warn!(sandbox = self.record().id, %error, "a guest did not say that it goes on");
+        }
+        Ok(())
+    }
+
+    /// Asks the guest, while commands wait and a delete does not.
+    async fn ask(
+        &mut self,
+        machine: &mut Machine,
+        question: HostMessage,
+        is_answer: impl Fn(&GuestMessage) -> bool,
+        patience: Duration,
+    ) -> Result<Result<GuestMessage, Unanswered>, Setback> {
+        let log = self.log.clone();
+        let answer = {
+            let mut ask = std::pin::pin!(machine.ask(question, is_answer, patience, |message| hear_log(&log, message)));
+            loop {
+                tokio::select! {
+                    answer = &mut ask => break answer,
+                    command = next_command(&mut self.commands) => {
+                        if let Some(cause) = self.postpone(command) {
+                            return Err(Setback::Delete(cause));
+                        }
+                    }
+                }
+            }
+        };
+        match answer {
+            Err(Unanswered::Over(over)) => Err(Setback::Over(self.explain_over(over).await)),
+            answer => Ok(answer),
+        }
+    }
+}
+
+/// Has the monitor stop the machine and write it down into new files in `folder`, which become part of `files`.
+pub(super) async fn snapshot(
+    machine: &mut Machine,
+    folder: &Path,
+    files: &mut Files,
+    memory_mb: u32,
+) -> Result<SnapshotStats, Setback> {
+    let (state, memory) = (files.new_name(Role::State), files.new_name(Role::Memory));
+    let (state_path, memory_path) = (folder.join(&state), folder.join(&memory));
+    let create =
+        move || Ok::<_, layers::LayerError>([layers::create(&state_path, 0)?, layers::create(&memory_path, 0)?]);
+    let created = tokio::task::spawn_blocking(create).await;
+    let created = created.map_err(|error| Setback::host("create the snapshot's files", io::Error::other(error)))?;
+    let [state_file, memory_file] = created.map_err(|error| Setback::Refused(ChangeError::Layer(error)))?;
+    let request = Request::Snapshot(SnapshotConfig { push_layers: false, then: Then::Pause });
+    let fds = [state_file.as_fd(), memory_file.as_fd()];
+    match machine.request(request, &fds, snapshot_patience(memory_mb)).await {
+        Ok(Reply::Snapshot(stats)) => {
+            files.state = Some(state);
+            files.memory.push(Layer::own(memory));
+            Ok(stats)
+        }
+        Ok(_) => Err(Setback::Refused(ChangeError::Unexpected)),
+        Err(error) => Err(Setback::Refused(ChangeError::Monitor(error))),
+    }
+}
+
+/// How long a monitor may take to write down a machine of so much memory.
+pub(super) fn snapshot_patience(memory_mb: u32) -> Duration {
+    SNAPSHOT_PATIENCE + Duration::from_secs(u64::from(memory_mb / MIB_PER_SECOND))
+}
+
+pub(super) fn millis(since: Instant) -> u64 {
+    u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX)
+}

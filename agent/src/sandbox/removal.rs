@@ -1,0 +1,122 @@
+//! How a supervisor ends its sandbox's machine, and its sandbox.
+
+use std::io;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use sandpiper_protocol::agent::{SandboxError, SandboxState};
+use tokio::time::sleep;
+
+use super::command::{Command, DeleteCause};
+use super::ending;
+use super::machine::Machine;
+use super::registry::ChangeError;
+use super::supervisor::Supervisor;
+
+/// Pause between attempts to remove files that could not be removed.
+const REMOVE_AGAIN: Duration = Duration::from_secs(5);
+
+impl Supervisor {
+    /// Frees everything of a sandbox that ended by itself, but its record.
+    pub(super) async fn fail(&mut self, machine: Option<Machine>, error: SandboxError) {
+        let record = self.record();
+        tracing::warn!(sandbox = record.id, code = error.code, error = error.message, "sandbox failed");
+        self.log.host(format!("failed: {} ({})", error.message, error.code));
+        self.context.metrics.ended(&error.code);
+        if let Some(machine) = machine {
+            self.end_process(machine).await;
+        }
+        // Should the file not be written: the monitor is gone whatever it says, and a restarted agent comes to the same end.
+        self.change_regardless(|record| record.fail(error.clone(), Timestamp::now())).await;
+        self.place = None;
+        // After the record: the reason is in the exit record, which goes with the files.
+        let paths = self.context.paths.sandbox(&record.id);
+        let freed = tokio::task::spawn_blocking(move || ending::free(&paths)).await.map_err(io::Error::other).flatten();
+        if let Err(error) = freed {
+            tracing::error!(sandbox = record.id, %error, "cannot free a failed sandbox's files; DELETE tries again");
+        }
+    }
+
+    /// Ends the machine of a sandbox that is stopped, as its record says already, and removes what belonged to it.
+    pub(super) async fn put_away(&mut self, machine: Option<Machine>) {
+        if let Some(machine) = machine {
+            self.end_process(machine).await;
+        }
+        let paths = self.context.paths.sandbox(&self.record().id);
+        let removed = tokio::task::spawn_blocking(move || ending::remove_process_files(&paths)).await;
+        if let Err(error) = removed.map_err(io::Error::other).flatten() {
+            tracing::warn!(sandbox = self.record().id, %error, "cannot remove the files of a monitor that ended");
+        }
+    }
+
+    pub(super) async fn delete(mut self, machine: Option<Machine>, cause: DeleteCause, forget: impl FnOnce() + Send) {
+        let id = self.record().id.clone();
+        let saved = self.change(|record| {
+            record.state = SandboxState::Stopping;
+            record.pausing = false;
+        });
+        if let Err(error) = saved.await {
+            // Full disk, perhaps: deleting is the cure. Should we be killed now, the sandbox lives on; nobody was told
+            // otherwise.
+            tracing::warn!(sandbox = id, %error, "cannot write down that a sandbox is being deleted");
+        }
+        self.log.host(format!("deleted: {}", cause.as_str()));
+        self.take_away(machine).await;
+        tracing::info!(target: "audit", sandbox = id, ?cause, "deleted");
+        self.context.metrics.deleted(cause);
+        forget();
+        self.answer_deletes();
+    }
+
+    /// Ends the process and removes every file, the record last. Goes on until that is done.
+    pub(super) async fn take_away(&mut self, machine: Option<Machine>) {
+        if let Some(machine) = machine {
+            self.end_process(machine).await;
+        }
+        self.place = None;
+        let record = self.record();
+        loop {
+            let paths = self.context.paths.sandbox(&record.id);
+            let removed = tokio::task::spawn_blocking(move || ending::remove(&paths)).await;
+            match removed.map_err(io::Error::other).flatten() {
+                Ok(()) => return,
+                Err(error) => {
+                    tracing::error!(sandbox = record.id, %error, "cannot remove a sandbox's files; trying again")
+                }
+            }
+            tokio::select! {
+                // The record says what is going on: the next agent finishes it.
+                () = self.context.leave.cancelled() => return,
+                () = sleep(REMOVE_AGAIN) => {}
+            }
+        }
+    }
+
+    /// Ends the monitor and frees what it held.
+    pub(super) async fn end_process(&mut self, machine: Machine) {
+        match machine.end(self.context.config.stop_timeout()).await {
+            Ok(known) => self.context.shells.release(&known).await,
+            // Its user id stays taken: it may live.
+            Err(error) => tracing::error!(sandbox = self.record().id, %error, "cannot end a monitor"),
+        }
+        if let Some((end, following)) = self.console.take() {
+            end.cancel();
+            // So that the last words are in the log before the file goes.
+            let _ = following.await;
+        }
+    }
+
+    /// Tells those who asked, and those who ask while the last of it goes.
+    pub(super) fn answer_deletes(&mut self) {
+        self.commands.close();
+        while let Some(command) = self.postponed.pop_front().or_else(|| self.commands.try_recv().ok()) {
+            match command {
+                Command::Delete(_, answer) => self.waiting.push(answer),
+                other => other.refuse(ChangeError::NotFound),
+            }
+        }
+        for answer in self.waiting.drain(..) {
+            let _ = answer.send(());
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! How a supervisor has its stopped sandbox go on: from its snapshot, with a new layer on top of its disk.
+//!
+//! Nothing of the snapshot is touched until the guest is ready, so a resume that fails leaves the sandbox stopped as it was.
+//! A snapshot that this host cannot restore, after an update of its kernel perhaps, is not the end either: the disk is
+//! there, and is booted. Processes are lost then, files are not.
+
+use std::sync::Arc;
+
+use sandpiper_protocol::agent::{SandboxState, StartKind};
+use sandpiper_protocol::vmm::MAX_FDS;
+use tokio::time::Instant;
+
+use super::bring_up::Attempt;
+use super::command::Setback;
+use super::machine::Machine;
+use super::pause::millis;
+use super::registry::ChangeError;
+use super::seal::Envs;
+use super::start::{Source, StartError};
+use super::supervisor::Supervisor;
+use super::upkeep;
+
+/// Descriptors of a start besides the layers: state, working set or kernel, the new top layer, vsock, console.
+const OTHER_FDS: usize = 5;
+
+impl Supervisor {
+    /// Has the sandbox go on; its deadline is `seconds`, or its own time-out, after the moment it is ready.
+    pub(super) async fn resume(&mut self, seconds: Option<u64>) -> Result<Machine, Setback> {
+        let began = Instant::now();
+        let place = self.context.capacity.reserve(self.record().memory_mb);
+        self.place = Some(place.map_err(|message| Setback::Refused(ChangeError::Capacity(message)))?);
+        let start = self.context.shells.begin(self.shape());
+        let result = self.resume_placed(seconds).await;
+        drop(start);
+        self.context.metrics.resumed(result.is_ok(), began.elapsed());
+        let record = self.record();
+        match &result {
+            Ok(_) => {
+                let kind = record.start;
+                tracing::info!(target: "audit", sandbox = record.id, ?kind, took_ms = millis(began), "resumed");
+                self.log.host("resumed");
+                // The state that it was restored from.
+                if let Err(error) = self.tidy().await {
+                    tracing::warn!(sandbox = record.id, %error, "cannot remove a snapshot that is not needed any more");
+                }
+            }
+            Err(setback) => {
+                self.place = None;
+                if let Setback::Refused(error) = setback {
+                    let error = crate::chain(error);
+                    tracing::warn!(target: "audit", sandbox = record.id, error, "not resumed");
+                    self.log.host(format!("not resumed: {error}"));
+                }
+            }
+        }
+        result
+    }
+
+    async fn resume_placed(&mut self, seconds: Option<u64>) -> Result<Machine, Setback> {
+        self.shorten().await?;
+        let envs = self.unseal();
+        if self.record().files.has_memory() {
+            match self.attempt(false, seconds, &envs).await {
+                Err(StartError::BadSnapshot(reason)) => {
+                    tracing::warn!(sandbox = self.record().id, reason, "booting a sandbox that cannot be restored");
+                    self.log.host(format!("not restored, booting from its disk; its processes are lost: {reason}"));
+                }
+                result => return result.map_err(setback),
+            }
+        }
+        self.attempt(true, seconds, &envs).await.map_err(setback)
+    }
+
+    /// One way to go on; the sandbox is stopped as before when it fails.
+    async fn attempt(&mut self, cold: bool, seconds: Option<u64>, envs: &Envs) -> Result<Machine, StartError> {
+        let kind = if cold { StartKind::Cold } else { StartKind::Restored };
+        let source = Source::Own { files: self.record().files.clone(), cold };
+        let attempt = Attempt { source, kind, warm: None, timeout_seconds: seconds };
+        let began = self.bring_up(attempt, envs, self.context.config.boot_timeout(), |record| {
+            record.state = SandboxState::Restoring;
+            record.generation = record.generation.saturating_add(1);
+        });
+        let (error, machine) = match began.await {
+            Ok(machine) => return Ok(machine),
+            Err(failed) => failed,
+        };
+        if self.record().state == SandboxState::Restoring {
+            self.change_regardless(|record| record.undo_resume()).await;
+        }
+        self.put_away(machine).await;
+        if let Err(error) = self.tidy().await {
+            tracing::warn!(sandbox = self.record().id, %error, "cannot remove what a resume left that failed");
+        }
+        Err(error)
+    }
+
+    /// Merges layers if there are more than a monitor can be given. Usually that has been done long ago.
+    async fn shorten(&mut self) -> Result<(), Setback> {
+        loop {
+            let record = self.record();
+            if record.files.disk.len() + record.files.memory.len() + OTHER_FDS <= MAX_FDS {
+                return Ok(());
+            }
+            let folder = self.context.paths.sandbox(&record.id).state;
+            let context = Arc::clone(&self.context);
+            let merge = move || upkeep::merge_now(&folder, &record.files, &context.leave);
+            let merged = tokio::task::spawn_blocking(merge).await.map_err(std::io::Error::other).flatten();
+            match merged.map_err(|source| Setback::host("merge the sandbox's layers", source))? {
+                Some((lower, upper)) => {
+                    self.absorb(&lower, &upper).await.map_err(|error| Setback::Refused(ChangeError::Storage(error)))?
+                }
+                None => return Ok(()),
+            }
+        }
+    }
+}
+
+fn setback(error: StartError) -> Setback {
+    match error {
+        StartError::Deleted(cause) => Setback::Delete(cause),
+        error => Setback::Refused(ChangeError::Start(error)),
+    }
+}

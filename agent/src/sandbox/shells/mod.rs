@@ -1,0 +1,324 @@
+//! Monitors that wait.
+//!
+//! Every monitor begins as a **shell**: a process that is started and jailed, with a user id and a cgroup of its own, and
+//! knows nothing of any sandbox yet. A start takes one, so that it need not wait for any of this; the pool keeps a few for
+//! each shape (CPU and memory) that was asked for lately, prepared for it, and starts one on the spot where it has none.
+//!
+//! ```text
+//!   spawn ──▶ prepare ──▶ waiting ──take──▶ a sandbox's monitor ──process gone, release──▶ (user id, cgroup free)
+//!     └───────────────────────take─────────▶ │
+//! ```
+//!
+//! * New shells are made while no start is going on, one at a time: a start never waits for the one after it.
+//! * A shell that dies while it waits is replaced, later and later if that goes on.
+//! * Shells count as no sandbox and hold no memory to speak of. When a monitor cannot be started, they are ended first.
+//! * A shell is found again by nobody: an agent that starts kills those of its predecessor (`reconcile`).
+
+mod shell;
+
+use std::collections::{BTreeSet, HashSet, VecDeque};
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use sandpiper_protocol::vmm::Shape;
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
+
+pub(super) use self::shell::Shell;
+use super::process::KnownMonitor;
+use super::start::StartError;
+use crate::config::{Config, UIDS};
+use crate::jail::cgroup::Cgroups;
+use crate::paths::Paths;
+
+/// Shapes for which shells wait.
+const SHAPES: usize = 4;
+/// How often waiting shells are looked at.
+const CHECK: Duration = Duration::from_secs(5);
+/// Pause after a shell that could not be made, or died; doubled up to the second.
+const BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+
+/// The shells of this host. Cheap to clone; all clones are the same.
+#[derive(Clone)]
+pub(crate) struct Shells {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    config: Arc<Config>,
+    paths: Paths,
+    boot_id: String,
+    cgroups: Cgroups,
+    pool: Mutex<Pool>,
+    /// Something to do for the task that keeps the pool filled.
+    wake: Notify,
+}
+
+#[derive(Default)]
+struct Pool {
+    waiting: Vec<Shell>,
+    /// Shapes that were asked for, the last one first.
+    recent: VecDeque<Shape>,
+    /// User ids of monitors that may live, as offsets.
+    uids: BTreeSet<u32>,
+    /// Shells that may live, waiting or taken.
+    known: HashSet<String>,
+    /// Starts that are going on.
+    starts: usize,
+    closed: bool,
+}
+
+/// A start that is going on: no shell is made meanwhile.
+pub(super) struct Start {
+    shells: Shells,
+}
+
+impl Drop for Start {
+    fn drop(&mut self) {
+        let mut pool = self.shells.lock();
+        pool.starts = pool.starts.saturating_sub(1);
+        drop(pool);
+        self.shells.inner.wake.notify_one();
+    }
+}
+
+impl Shells {
+    pub(crate) fn new(config: Arc<Config>, paths: Paths, boot_id: String, cgroups: Cgroups) -> Self {
+        let inner = Inner { config, paths, boot_id, cgroups, pool: Mutex::default(), wake: Notify::new() };
+        Self { inner: Arc::new(inner) }
+    }
+
+    /// Notes the monitor of a sandbox that an earlier agent started.
+    pub(super) fn adopt(&self, monitor: &KnownMonitor) {
+        let mut pool = self.lock();
+        pool.known.insert(monitor.shell.clone());
+        pool.uids.extend(monitor.uid.and_then(|uid| uid.checked_sub(self.inner.config.jail.uid_base)));
+    }
+
+    /// Whether the shell `id` is one of this agent's, or of a sandbox that it adopted.
+    pub(super) fn knows(&self, id: &str) -> bool {
+        self.lock().known.contains(id)
+    }
+
+    /// Removes the cgroups of monitors that nobody knows. Blocks.
+    pub(super) fn sweep_cgroups(&self) -> io::Result<()> {
+        for id in self.inner.cgroups.list()? {
+            if !self.knows(&id) {
+                tracing::warn!(id, "removing a cgroup that has no monitor");
+                self.inner.cgroups.remove(&id)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Says that a machine of this shape is about to be started, until the answer is dropped.
+    pub(super) fn begin(&self, shape: Shape) -> Start {
+        let mut pool = self.lock();
+        pool.recent.retain(|other| *other != shape);
+        pool.recent.push_front(shape);
+        pool.recent.truncate(SHAPES);
+        pool.starts += 1;
+        Start { shells: self.clone() }
+    }
+
+    /// A monitor for a machine of this shape: one that waits, or a new one.
+    pub(super) async fn take(&self, shape: Shape) -> Result<Shell, StartError> {
+        while let Some(shell) = self.pop(|shell| shell.shape() == shape) {
+            if !shell.has_ended() {
+                return Ok(shell);
+            }
+            tracing::warn!(shell = shell.id(), "a shell died while it waited");
+            self.end(shell).await;
+        }
+        match self.spawn(shape).await {
+            Err(error) if self.drain().await > 0 => {
+                tracing::warn!(error = %crate::chain(&error), "a monitor could not be started; trying without shells");
+                self.spawn(shape).await
+            }
+            result => result,
+        }
+    }
+
+    /// Frees what the monitor held that is gone now.
+    pub(super) async fn release(&self, monitor: &KnownMonitor) {
+        let (this, id) = (self.clone(), monitor.shell.clone());
+        let removed = tokio::task::spawn_blocking(move || this.inner.cgroups.remove(&id)).await;
+        if let Err(error) = removed.map_err(io::Error::other).flatten() {
+            tracing::warn!(shell = monitor.shell, %error, "cannot remove a monitor's cgroup; the next start will");
+        }
+        self.forget(&monitor.shell, monitor.uid);
+    }
+
+    /// Keeps the pool filled until `end`, and ends all shells then.
+    pub(crate) async fn keep(self, end: CancellationToken) {
+        let mut pause = BACKOFF.0;
+        let mut not_before = Instant::now();
+        while !end.is_cancelled() {
+            tokio::select! {
+                () = end.cancelled() => break,
+                () = self.inner.wake.notified() => {}
+                () = sleep(CHECK) => {}
+            }
+            let mut failed = self.end_dead().await;
+            while !failed && Instant::now() >= not_before && !end.is_cancelled() {
+                let Some(shape) = self.wanted() else { break };
+                match self.prepare(shape).await {
+                    Ok(()) => pause = BACKOFF.0,
+                    Err(error) => {
+                        tracing::warn!(error = %crate::chain(&error), "cannot keep a monitor waiting");
+                        failed = true;
+                    }
+                }
+            }
+            if failed {
+                not_before = Instant::now() + pause;
+                pause = (pause * 2).min(BACKOFF.1);
+            }
+            self.end_unwanted().await;
+        }
+        self.lock().closed = true;
+        self.drain().await;
+    }
+
+    async fn prepare(&self, shape: Shape) -> Result<(), StartError> {
+        let mut shell = self.spawn(shape).await?;
+        if let Err(source) = shell.prepare().await {
+            self.end(shell).await;
+            return Err(StartError::Host { what: "prepare a monitor", source: io::Error::other(source) });
+        }
+        let surplus = {
+            let mut pool = self.lock();
+            if pool.closed {
+                Some(shell)
+            } else {
+                pool.waiting.push(shell);
+                None
+            }
+        };
+        if let Some(shell) = surplus {
+            self.end(shell).await;
+        }
+        Ok(())
+    }
+
+    /// The shape that most needs a shell, while no start is going on.
+    fn wanted(&self) -> Option<Shape> {
+        let pool = self.lock();
+        if pool.closed || pool.starts > 0 {
+            return None;
+        }
+        let waiting = |shape: &Shape| pool.waiting.iter().filter(|shell| shell.shape() == *shape).count();
+        let enough = self.inner.config.shells.per_shape as usize;
+        pool.recent.iter().find(|shape| waiting(shape) < enough).copied()
+    }
+
+    /// Ends waiting shells that died; true when there were some.
+    async fn end_dead(&self) -> bool {
+        let mut found = false;
+        while let Some(shell) = self.pop(Shell::has_ended) {
+            found = true;
+            tracing::warn!(shell = shell.id(), "a shell died while it waited");
+            self.end(shell).await;
+        }
+        found
+    }
+
+    /// Ends waiting shells of a shape that was not asked for lately.
+    async fn end_unwanted(&self) {
+        let recent = self.lock().recent.clone();
+        while let Some(shell) = self.pop(|shell| !recent.contains(&shell.shape())) {
+            self.end(shell).await;
+        }
+    }
+
+    /// Ends all waiting shells; how many there were.
+    async fn drain(&self) -> usize {
+        let mut count = 0;
+        while let Some(shell) = self.pop(|_| true) {
+            count += 1;
+            self.end(shell).await;
+        }
+        count
+    }
+
+    fn pop(&self, which: impl Fn(&Shell) -> bool) -> Option<Shell> {
+        let mut pool = self.lock();
+        let position = pool.waiting.iter().position(which)?;
+        Some(pool.waiting.swap_remove(position))
+    }
+
+    /// Ends a shell that was not taken, or not used.
+    pub(super) async fn end(&self, shell: Shell) {
+        let monitor = shell.known();
+        match shell.end().await {
+            Ok(()) => self.release(&monitor).await,
+            // Its user id and cgroup stay as they are: it may live.
+            Err(error) => tracing::error!(shell = monitor.shell, %error, "cannot end a shell; kill it by hand"),
+        }
+    }
+
+    /// Starts a monitor that waits for its first request.
+    async fn spawn(&self, shape: Shape) -> Result<Shell, StartError> {
+        let (id, uid) = self.claim()?;
+        let (this, spawn_id) = (self.clone(), id.clone());
+        let spawned = tokio::task::spawn_blocking(move || {
+            let inner = &this.inner;
+            shell::spawn(&inner.config, &inner.paths, &inner.boot_id, &inner.cgroups, &spawn_id, uid, shape)
+        });
+        let failed = |error| StartError::Host { what: "start a monitor", source: io::Error::other(error) };
+        match spawned.await.map_err(failed).flatten() {
+            Ok(spawned) => match Shell::watch(spawned) {
+                Ok(shell) => Ok(shell),
+                Err(error) => {
+                    self.forget(&id, uid);
+                    Err(StartError::Host { what: "watch a monitor", source: error })
+                }
+            },
+            Err(error) => {
+                self.forget(&id, uid);
+                Err(error)
+            }
+        }
+    }
+
+    /// A new shell's id and user.
+    fn claim(&self) -> Result<(String, Option<u32>), StartError> {
+        let id = sandpiper_protocol::id::generate(shell::ID_PREFIX);
+        let mut pool = self.lock();
+        if pool.closed {
+            return Err(StartError::ShuttingDown);
+        }
+        let jail = self.inner.config.jail;
+        let uid = if jail.enabled {
+            let free = (0..UIDS).find(|offset| !pool.uids.contains(offset));
+            let none = || io::Error::other("All user ids for monitors are taken");
+            let offset = free.ok_or_else(|| StartError::Host { what: "start a monitor", source: none() })?;
+            pool.uids.insert(offset);
+            Some(jail.uid_base + offset)
+        } else {
+            None
+        };
+        pool.known.insert(id.clone());
+        Ok((id, uid))
+    }
+
+    fn forget(&self, id: &str, uid: Option<u32>) {
+        let mut pool = self.lock();
+        pool.known.remove(id);
+        if let Some(offset) = uid.and_then(|uid| uid.checked_sub(self.inner.config.jail.uid_base)) {
+            pool.uids.remove(&offset);
+        }
+    }
+
+    /// Shells that wait now.
+    pub(crate) fn waiting(&self) -> usize {
+        self.lock().waiting.len()
+    }
+
+    /// The data under this lock is changed in one step, so it is whole even after a panic elsewhere.
+    fn lock(&self) -> MutexGuard<'_, Pool> {
+        self.inner.pool.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,422 @@
+//! Warm starts, pause, resume, checkpoints and forks, and what is left when the agent ends in the middle.
+
+use sandpiper_protocol::agent::SandboxState;
+
+use super::*;
+use crate::ingress::Directory;
+
+/// A sandbox as its record has it.
+struct Sandbox<'a> {
+    agent: &'a Agent,
+    id: String,
+}
+
+impl Agent {
+    async fn with_machines() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let vmm = monitor::program(folder.path());
+        Self::start_in(folder, vmm, 1).await
+    }
+
+    /// The agent that follows this one, which is gone without a word.
+    async fn follow(self) -> Self {
+        let folder = self.folder;
+        self.sandboxes.context().leave.cancel();
+        fs::remove_file(&self.socket).unwrap();
+        let vmm = folder.path().join("monitor");
+        Self::start_in(folder, vmm, 1).await
+    }
+
+    fn behave(&self, words: &str) {
+        fs::write(self.folder.path().join("behaviour"), words).unwrap();
+    }
+
+    async fn create(&self, request: Value) -> (Sandbox<'_>, Value) {
+        let (status, body) = self.ask("POST", "/sandboxes", request.to_string()).await;
+        assert_eq!(status, 201, "{body}");
+        let created: Value = serde_json::from_str(&body).unwrap();
+        (self.sandbox(request["id"].as_str().unwrap()), created["sandbox"].clone())
+    }
+
+    fn sandbox(&self, id: &str) -> Sandbox<'_> {
+        Sandbox { agent: self, id: id.to_owned() }
+    }
+
+    async fn warm(&self) {
+        let context = self.sandboxes.context();
+        eventually(|| context.warm.count() == 1).await;
+    }
+}
+
+impl Sandbox<'_> {
+    async fn ask(&self, operation: &str, body: Value) -> Value {
+        let (status, answer) = self.try_ask(operation, body).await;
+        assert!(status < 300, "{operation}: {answer}");
+        answer
+    }
+
+    async fn try_ask(&self, operation: &str, body: Value) -> (u16, Value) {
+        let path = format!("/sandboxes/{}/{operation}", self.id);
+        let (status, answer) = self.agent.ask("POST", &path, body.to_string()).await;
+        (status, serde_json::from_str(&answer).unwrap())
+    }
+
+    async fn show(&self) -> Value {
+        let (status, answer) = self.agent.ask("GET", &format!("/sandboxes/{}", self.id), "").await;
+        assert_eq!(status, 200, "{answer}");
+        serde_json::from_str(&answer).unwrap()
+    }
+
+    async fn state(&self) -> String {
+        self.show().await["state"].as_str().unwrap().to_owned()
+    }
+
+    async fn delete(&self) {
+        assert_eq!(self.agent.ask("DELETE", &format!("/sandboxes/{}", self.id), "").await.0, 204);
+    }
+
+    fn folder(&self) -> PathBuf {
+        self.agent.folder.path().join("state/sandboxes").join(&self.id)
+    }
+
+    fn record(&self) -> Value {
+        serde_json::from_slice(&fs::read(self.folder().join("record.json")).unwrap()).unwrap()
+    }
+
+    fn layers(&self, what: &str) -> Vec<String> {
+        let layers = self.record()["files"][what].as_array().unwrap().clone();
+        layers.iter().map(|layer| layer["name"].as_str().unwrap().to_owned()).collect()
+    }
+
+    /// What the guest wrote when it was told this generation.
+    fn block(&self, generation: u64) -> Option<String> {
+        monitor::block_of(&self.folder(), &self.layers("disk"), generation)
+    }
+
+    fn files(&self) -> Vec<String> {
+        let entries = fs::read_dir(self.folder()).unwrap();
+        let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+}
+
+async fn eventually(is_so: impl Fn() -> bool) {
+    let wait = async {
+        while !is_so() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), wait).await.expect("in time");
+}
+
+fn checkpoint_of(answer: &Value) -> String {
+    answer["id"].as_str().unwrap().to_owned()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_second_sandbox_of_a_template_starts_warm_and_leaves_nothing_either() {
+    let agent = Agent::with_machines().await;
+    let template = agent.import().await.id;
+    let (first, cold) = agent.create(create(&template)).await;
+    agent.warm().await;
+
+    let (second, warm) = agent.create(create(&template)).await;
+
+    assert_eq!((cold["start"].as_str(), warm["start"].as_str()), (Some("cold"), Some("warm")));
+    assert_eq!(second.block(1).unwrap(), format!("{} booted 0", second.id));
+    // The template's image, what the warm machine wrote, and the sandbox's own.
+    assert_eq!(second.layers("disk").len(), 3);
+    assert_eq!(warm["retained_bytes"], 0);
+    first.delete().await;
+    second.delete().await;
+    agent.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_warm_snapshot_that_cannot_be_restored_is_thrown_away_and_the_guest_boots() {
+    let agent = Agent::with_machines().await;
+    let template = agent.import().await.id;
+    let (_first, _) = agent.create(create(&template)).await;
+    agent.warm().await;
+    agent.behave("bad-snapshot");
+
+    let (second, sandbox) = agent.create(create(&template)).await;
+
+    assert_eq!(sandbox["start"], "cold");
+    assert_eq!(second.block(1).unwrap(), format!("{} booted", second.id));
+    assert_eq!(second.layers("disk").len(), 2);
+    assert_eq!(agent.sandboxes.context().warm.count(), 0);
+    agent.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_paused_sandbox_is_files_only_and_goes_on_where_it_stopped() {
+    let agent = Agent::with_machines().await;
+    let (sandbox, _) = agent.create(create(&agent.import().await.id)).await;
+
+    let paused = sandbox.ask("pause", json!({})).await;
+    let again = sandbox.ask("pause", json!({})).await;
+    assert_eq!((&paused["state"], &again["state"]), (&json!("stopped"), &json!("stopped")));
+    eventually(|| sandbox.files() == ["disk-0.layer", "disk-1.layer", "memory-3.layer", "record.json", "state-2"])
+        .await;
+    assert_eq!(agent.sandboxes.context().capacity.sandboxes(), 0);
+    let (status, _) = agent.ask("PATCH", &format!("/sandboxes/{}", sandbox.id), r#"{"timeout_seconds": 70}"#).await;
+    assert_eq!(status, 200);
+
+    let resumed = sandbox.ask("resume", json!({"timeout_seconds": 5000})).await;
+
+    assert_eq!((&resumed["sandbox"]["state"], &resumed["sandbox"]["start"]), (&json!("ready"), &json!("restored")));
+    let deadline: jiff::Timestamp = resumed["sandbox"]["deadline"].as_str().unwrap().parse().unwrap();
+    assert!(deadline.duration_since(jiff::Timestamp::now()).as_secs() > 4000);
+    assert_eq!(sandbox.block(1).unwrap(), format!("{} booted", sandbox.id));
+    assert_eq!(sandbox.block(2).unwrap(), format!("{} booted 1", sandbox.id));
+    assert_eq!(sandbox.layers("memory"), ["memory-3.layer"]);
+    assert!(!sandbox.folder().join("state-2").exists());
+    // Running: nothing but the deadline changes, and that only forwards.
+    let live = sandbox.ask("resume", json!({"timeout_seconds": 10})).await;
+    assert_eq!(live["sandbox"]["deadline"], resumed["sandbox"]["deadline"]);
+    sandbox.delete().await;
+    agent.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pause_that_fails_leaves_the_sandbox_running() {
+    let agent = Agent::with_machines().await;
+    let (sandbox, _) = agent.create(create(&agent.import().await.id)).await;
+    let before = sandbox.files();
+    for (behaviour, expected, code) in [("no-freeze", 502, "guest_failed"), ("no-snapshot", 500, "internal")] {
+        agent.behave(behaviour);
+        let (status, answer) = sandbox.try_ask("pause", json!({})).await;
+        assert_eq!((status, answer["code"].as_str()), (expected, Some(code)), "{answer}");
+        assert_eq!((sandbox.state().await, sandbox.files()), ("ready".into(), before.clone()));
+    }
+    agent.behave("");
+    sandbox.ask("pause", json!({})).await;
+    sandbox.ask("resume", json!({})).await;
+    agent.behave("die-in-snapshot");
+    let (status, _) = sandbox.try_ask("pause", json!({})).await;
+    assert!(status >= 500);
+    let state = || agent.sandboxes.find(&sandbox.id).unwrap().state;
+    eventually(|| state() == SandboxState::Failed).await;
+    sandbox.delete().await;
+    agent.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sandbox_whose_snapshot_cannot_be_restored_boots_from_its_disk() {
+    let agent = Agent::with_machines().await;
+    let (sandbox, _) = agent.create(create(&agent.import().await.id)).await;
+    sandbox.ask("pause", json!({})).await;
+    agent.behave("bad-snapshot");
+
+    let resumed = sandbox.ask("resume", json!({})).await;
+
+    assert_eq!(resumed["sandbox"]["start"], "cold");
+    assert_eq!(sandbox.block(1).unwrap(), format!("{} booted", sandbox.id));
+    assert_eq!(sandbox.block(3).unwrap(), format!("{} booted", sandbox.id));
+    assert!(sandbox.layers("memory").is_empty());
+    eventually(|| !sandbox.files().iter().any(|name| name.starts_with("state") || name.starts_with("memory"))).await;
+    agent.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sandbox_whose_time_is_over_is_paused_if_that_was_asked_for() {
+    let agent = Agent::with_machines().await;
+    let mut request = create(&agent.import().await.id);
+    request["timeout_seconds"] = json!(1);
+    request["lifecycle"] = json!({"on_timeout": "pause", "auto_resume": true});
+    let (sandbox, created) = agent.create(request).await;
+    let token = created["data_plane_url"].as_str().unwrap().split(['/', '.']).nth(2).unwrap().to_owned();
+
+    eventually(|| agent.sandboxes.find(&sandbox.id).unwrap().state == SandboxState::Stopped).await;
+    let directory = &agent.sandboxes;
+    let target = Directory::find(directory, &token).await.unwrap();
+    assert!(target.wakes);
+    let (one, two) = tokio::join!(Directory::wake(directory, &sandbox.id), Directory::wake(directory, &sandbox.id));
+
+    assert!(one.is_ok() && two.is_ok());
+    assert_eq!(sandbox.record()["generation"], 2, "one resume for both");
+    agent.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn checkpoints_are_what_the_sandbox_was_and_outlive_it() {
+    let agent = Agent::with_machines().await;
+    let (source, _) = agent.create(create(&agent.import().await.id)).await;
+    let ids = [id::generate("ckp"), id::generate("ckp"), id::generate("ckp")];
+
+    let whole = source.ask("checkpoints", json!({"id": ids[0], "memory": true})).await;
+    let disk = source.ask("checkpoints", json!({"id": ids[1], "memory": false})).await;
+    assert_eq!((&whole["memory"], &whole["stopped_us"], &disk["memory"]), (&json!(true), &json!(77), &json!(false)));
+    assert_eq!((source.state().await.as_str(), source.layers("disk").len()), ("ready", 4));
+    let (status, code, _) = agent
+        .error(
+            "POST",
+            &format!("/sandboxes/{}/checkpoints", source.id),
+            json!({"id": ids[0], "memory": true}).to_string(),
+        )
+        .await;
+    assert_eq!((status, code.as_str()), (409, "conflict"));
+    source.ask("pause", json!({})).await;
+    let stopped = source.ask("checkpoints", json!({"id": ids[2], "memory": true})).await;
+    source.delete().await;
+
+    for (checkpoint, start, memory) in
+        [(&whole, "restored", "booted 1"), (&disk, "cold", "booted"), (&stopped, "restored", "booted 1")]
+    {
+        let mut request = create("");
+        request["checkpoint"] = json!(checkpoint_of(checkpoint));
+        let (sandbox, created) = agent.create(request).await;
+        assert_eq!((created["start"].as_str(), sandbox.record()["generation"].as_u64()), (Some(start), Some(2)));
+        assert_eq!(sandbox.block(1).unwrap(), format!("{} booted", source.id));
+        assert_eq!(sandbox.block(2).unwrap(), format!("{} {memory}", sandbox.id));
+        sandbox.delete().await;
+    }
+    let (_, list) = agent.ask("GET", "/checkpoints", "").await;
+    let list: Value = serde_json::from_str(&list).unwrap();
+    assert_eq!(list["checkpoints"].as_array().unwrap().len(), 3);
+    for id in &ids {
+        assert_eq!(agent.ask("DELETE", &format!("/checkpoints/{id}"), "").await.0, 204);
+        assert_eq!(agent.ask("DELETE", &format!("/checkpoints/{id}"), "").await.0, 404);
+    }
+    agent.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_checkpoint_that_fails_leaves_the_sandbox_running_and_no_draft() {
+    let agent = Agent::with_machines().await;
+    let (sandbox, _) = agent.create(create(&agent.import().await.id)).await;
+    let before = sandbox.files();
+    for behaviour in ["no-freeze", "no-snapshot"] {
+        agent.behave(behaviour);
+        let (status, answer) = sandbox.try_ask("checkpoints", json!({"id": id::generate("ckp"), "memory": true})).await;
+        assert!(status >= 500, "{answer}");
+        assert_eq!((sandbox.state().await, sandbox.files()), ("ready".into(), before.clone()));
+    }
+    assert_eq!(fs::read_dir(agent.folder.path().join("state/checkpoints")).unwrap().count(), 0);
+    agent.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn forks_go_on_from_where_a_running_or_stopped_sandbox_is() {
+    let agent = Agent::with_machines().await;
+    let (source, _) = agent.create(create(&agent.import().await.id)).await;
+    for state in ["ready", "stopped"] {
+        let ids = [id::generate("sbx"), id::generate("sbx"), id::generate("sbx")];
+
+        let forked = source.ask("fork", json!({"ids": ids})).await;
+
+        assert_eq!(forked["sandboxes"].as_array().unwrap().len(), 3);
+        assert_eq!(source.state().await, state);
+        for id in &ids {
+            let fork = agent.sandbox(id);
+            assert_eq!(fork.block(1).unwrap(), format!("{} booted", source.id));
+            assert_eq!(fork.block(2).unwrap(), format!("{id} booted 1"));
+            fork.delete().await;
+        }
+        source.ask("pause", json!({})).await;
+    }
+    assert_eq!(fs::read_dir(agent.folder.path().join("state/checkpoints")).unwrap().count(), 0);
+    agent.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fork_of_which_one_cannot_be_made_makes_none() {
+    let agent = Agent::with_machines().await;
+    let (source, _) = agent.create(create(&agent.import().await.id)).await;
+    let (status, answer) = source.try_ask("fork", json!({"ids": [id::generate("sbx"), source.id]})).await;
+    assert_eq!((status, answer["code"].as_str()), (409, Some("conflict")));
+    // The second has the folder of one that is left to an operator.
+    let ids = [id::generate("sbx"), id::generate("sbx")];
+    fs::create_dir(agent.folder.path().join("state/sandboxes").join(&ids[1])).unwrap();
+
+    let (status, _) = source.try_ask("fork", json!({"ids": ids})).await;
+
+    assert_eq!(status, 409);
+    assert_eq!(agent.ask("GET", &format!("/sandboxes/{}", ids[0]), "").await.0, 404);
+    assert_eq!(source.state().await, "ready");
+    fs::remove_dir(agent.folder.path().join("state/sandboxes").join(&ids[1])).unwrap();
+    agent.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn stopped_and_running_sandboxes_and_checkpoints_outlive_the_agent() {
+    let agent = Agent::with_machines().await;
+    let template = agent.import().await.id;
+    let (running, _) = agent.create(create(&template)).await;
+    let (stopped, _) = agent.create(create(&template)).await;
+    stopped.ask("pause", json!({})).await;
+    let checkpoint =
+        checkpoint_of(&running.ask("checkpoints", json!({"id": id::generate("ckp"), "memory": true})).await);
+    let (running, stopped) = (running.id, stopped.id);
+
+    let agent = agent.follow().await;
+
+    let (running, stopped) = (agent.sandbox(&running), agent.sandbox(&stopped));
+    assert_eq!((running.state().await.as_str(), stopped.state().await.as_str()), ("ready", "stopped"));
+    stopped.ask("resume", json!({})).await;
+    assert_eq!(stopped.block(2).map(|block| block.starts_with(&stopped.id)), Some(true));
+    running.ask("pause", json!({})).await;
+    running.ask("resume", json!({})).await;
+    let mut request = create("");
+    request["checkpoint"] = json!(checkpoint);
+    agent.create(request).await;
+    agent.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pause_in_whose_middle_the_agent_was_killed_never_happened() {
+    let agent = Agent::with_machines().await;
+    let (sandbox, _) = agent.create(create(&agent.import().await.id)).await;
+    let id = sandbox.id.clone();
+    agent.sandboxes.context().leave.cancel();
+    // As far as an agent comes before the record says `stopped`.
+    let mut record = sandbox.record();
+    (record["state"], record["pausing"]) = (json!("stopping"), json!(true));
+    fs::write(sandbox.folder().join("record.json"), record.to_string()).unwrap();
+    let control = agent.folder.path().join("run/sandboxes").join(&id).join("control.sock");
+    monitor::pause(&control, &sandbox.folder());
+
+    let agent = agent.follow().await;
+
+    let sandbox = agent.sandbox(&id);
+    assert_eq!((sandbox.state().await.as_str(), &sandbox.record()["pausing"]), ("ready", &json!(false)));
+    assert!(!sandbox.folder().join("memory-9.layer").exists());
+    // The monitor takes it of a running machine only.
+    sandbox.ask("pause", json!({})).await;
+    sandbox.ask("resume", json!({})).await;
+    assert_eq!(sandbox.block(1).unwrap(), format!("{id} booted 1"), "the guest was told who it is once more");
+    agent.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_monitor_waits_for_the_next_start_and_is_replaced_when_it_dies() {
+    let agent = Agent::with_machines().await;
+    let template = agent.import().await.id;
+    let shells = || {
+        let entries = fs::read_dir(agent.folder.path().join("state/shells")).unwrap();
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect::<Vec<_>>()
+    };
+    let waiting = || {
+        let prepared = agent.sandboxes.context().shells.waiting();
+        (prepared == 1).then(|| shells()[0].clone())
+    };
+    let shell_of = |sandbox: &Sandbox| sandbox.record()["process"]["shell"].as_str().unwrap().to_owned();
+    let (first, _) = agent.create(create(&template)).await;
+    agent.warm().await;
+    eventually(|| waiting().is_some()).await;
+    let shell = waiting().unwrap();
+    assert_ne!(shell_of(&first), shell);
+
+    let (second, _) = agent.create(create(&template)).await;
+    assert_eq!(shell_of(&second), shell);
+    eventually(|| waiting().is_some_and(|next| next != shell)).await;
+    let doomed = waiting().unwrap();
+    monitor::kill(&agent.folder.path().join("state/shells").join(&doomed));
+    let (third, _) = agent.create(create(&template)).await;
+
+    assert_ne!(shell_of(&third), doomed);
+    assert!(!agent.folder.path().join("state/shells").join(&doomed).exists());
+    agent.end().await;
+}

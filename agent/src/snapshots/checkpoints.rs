@@ -1,0 +1,324 @@
+//! The checkpoints of this host.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use jiff::Timestamp;
+use sandpiper_protocol::agent::Checkpoint;
+use sandpiper_protocol::id;
+use serde::{Deserialize, Serialize};
+
+use super::{FORM, HIDDEN, MANIFEST, OpenError, Snapshot};
+use crate::durable;
+
+/// Prefix of a checkpoint's id.
+const ID_PREFIX: &str = "ckp";
+
+/// All checkpoints. Cheap to clone; all clones are the same.
+#[derive(Debug, Clone)]
+pub(crate) struct Checkpoints {
+    folder: PathBuf,
+    shelf: Arc<Mutex<Shelf>>,
+}
+
+#[derive(Debug, Default)]
+struct Shelf {
+    ready: BTreeMap<String, Arc<Manifest>>,
+    /// Ids of those that are being made.
+    drafts: HashSet<String>,
+    /// How many starts are linking the files of which.
+    pinned: HashMap<String, usize>,
+}
+
+/// A checkpoint, as it stands in its folder.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Manifest {
+    form: u32,
+    pub(crate) id: String,
+    /// The sandbox that it was taken of.
+    pub(crate) sandbox: String,
+    pub(crate) created_at: Timestamp,
+    /// Of that sandbox when it was taken.
+    pub(crate) generation: u64,
+    pub(crate) stopped_us: u64,
+    pub(crate) snapshot: Snapshot,
+}
+
+impl Manifest {
+    pub(crate) fn new(id: String, sandbox: String, generation: u64, stopped_us: u64, snapshot: Snapshot) -> Self {
+        Self { form: FORM, id, sandbox, created_at: Timestamp::now(), generation, stopped_us, snapshot }
+    }
+
+    /// The form in which the API process sees it.
+    pub(crate) fn to_contract(&self, retained_bytes: u64) -> Checkpoint {
+        Checkpoint {
+            id: self.id.clone(),
+            sandbox: self.sandbox.clone(),
+            template_version: self.snapshot.template_version.clone(),
+            memory: self.snapshot.files.has_memory(),
+            cpu: self.snapshot.cpu,
+            memory_mb: self.snapshot.memory_mb,
+            disk_gib: self.snapshot.disk_gib,
+            created_at: self.created_at,
+            retained_bytes,
+            stopped_us: self.stopped_us,
+        }
+    }
+}
+
+/// Keeps the files of a checkpoint where its manifest says, until dropped. Deleting it is possible all the same.
+#[derive(Debug)]
+pub(crate) struct Pin {
+    id: String,
+    store: Checkpoints,
+}
+
+impl Drop for Pin {
+    fn drop(&mut self) {
+        let mut shelf = self.store.lock();
+        if let Some(count) = shelf.pinned.get_mut(&self.id) {
+            *count = count.saturating_sub(1);
+            if *count == 0 {
+                shelf.pinned.remove(&self.id);
+            }
+        }
+    }
+}
+
+/// Why a checkpoint cannot be begun.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum DraftError {
+    #[error("id: must be `{ID_PREFIX}` and 22 characters of base32")]
+    Id,
+    #[error("There is a checkpoint {0} already; choose another id")]
+    Exists(String),
+    #[error("Cannot create the checkpoint's folder")]
+    Storage(#[source] io::Error),
+}
+
+/// A folder for the files of a checkpoint that is being made, or of a snapshot that is needed for a moment only. Removed
+/// when dropped, unless it was published; so dropping blocks.
+#[derive(Debug)]
+pub(crate) struct Draft {
+    id: String,
+    folder: PathBuf,
+    store: Checkpoints,
+}
+
+impl Draft {
+    pub(crate) fn id(&self) -> &str {
+        &self.id
+    }
+
+    pub(crate) fn folder(&self) -> &Path {
+        &self.folder
+    }
+}
+
+impl Drop for Draft {
+    fn drop(&mut self) {
+        self.store.lock().drafts.remove(&self.id);
+        if let Err(error) = durable::remove_tree(&self.folder) {
+            tracing::warn!(path = %self.folder.display(), %error, "cannot remove a draft now; the next start will");
+        }
+    }
+}
+
+impl Checkpoints {
+    /// Opens the checkpoints in `folder`, which exists. Blocks.
+    pub(crate) fn open(folder: &Path) -> Result<Self, OpenError> {
+        let found = super::load::<Manifest>(folder)?.into_iter();
+        let ready = found
+            .filter(|(name, manifest)| {
+                let is_its_own = manifest.id == *name;
+                if !is_its_own {
+                    tracing::error!(checkpoint = name, "checkpoint left out: its id is not its folder's name");
+                }
+                is_its_own
+            })
+            .map(|(name, manifest)| (name, Arc::new(manifest)))
+            .collect();
+        let shelf = Shelf { ready, ..Shelf::default() };
+        Ok(Self { folder: folder.to_owned(), shelf: Arc::new(Mutex::new(shelf)) })
+    }
+
+    /// Begins a checkpoint. Blocks.
+    pub(crate) fn draft(&self, id: &str) -> Result<Draft, DraftError> {
+        if !id::is_valid(ID_PREFIX, id) {
+            return Err(DraftError::Id);
+        }
+        {
+            let mut shelf = self.lock();
+            // A checkpoint that could not be read is in no list, but in the way.
+            if shelf.ready.contains_key(id) || !shelf.drafts.insert(id.to_owned()) {
+                return Err(DraftError::Exists(id.to_owned()));
+            }
+        }
+        let draft = Draft { id: id.to_owned(), folder: self.folder.join(format!("{HIDDEN}{id}")), store: self.clone() };
+        if self.folder.join(id).exists() {
+            return Err(DraftError::Exists(id.to_owned()));
+        }
+        fs::create_dir(&draft.folder).map_err(DraftError::Storage)?;
+        Ok(draft)
+    }
+
+    /// A folder for a snapshot that is gone when the answer is dropped. Blocks.
+    pub(crate) fn scratch(&self) -> Result<Draft, DraftError> {
+        self.draft(&id::generate(ID_PREFIX))
+    }
+
+    /// Makes a filled and synced draft a checkpoint. Blocks.
+    pub(crate) fn publish(&self, draft: Draft, manifest: Manifest) -> io::Result<Arc<Manifest>> {
+        super::publish(&draft.folder, &self.folder.join(&draft.id), &manifest)?;
+        let manifest = Arc::new(manifest);
+        self.lock().ready.insert(draft.id.clone(), Arc::clone(&manifest));
+        Ok(manifest)
+    }
+
+    pub(crate) fn find(&self, id: &str) -> Option<Arc<Manifest>> {
+        self.lock().ready.get(id).cloned()
+    }
+
+    /// A checkpoint whose files stay where they are while something is started from it.
+    pub(crate) fn pin(&self, id: &str) -> Option<(Arc<Manifest>, Pin)> {
+        let mut shelf = self.lock();
+        let manifest = shelf.ready.get(id).cloned()?;
+        *shelf.pinned.entry(id.to_owned()).or_default() += 1;
+        Some((manifest, Pin { id: id.to_owned(), store: self.clone() }))
+    }
+
+    /// All, oldest first.
+    pub(crate) fn list(&self) -> Vec<Arc<Manifest>> {
+        self.lock().ready.values().cloned().collect()
+    }
+
+    /// Where the files of the checkpoint `id` are.
+    pub(crate) fn folder(&self, id: &str) -> PathBuf {
+        self.folder.join(id)
+    }
+
+    /// Removes a checkpoint; false when there is none. Blocks.
+    pub(crate) fn delete(&self, id: &str) -> io::Result<bool> {
+        let Some(manifest) = self.lock().ready.remove(id) else { return Ok(false) };
+        match super::retract(&self.folder.join(id)) {
+            Ok(()) => Ok(true),
+            Err(error) => {
+                if self.folder.join(id).exists() {
+                    self.lock().ready.insert(id.to_owned(), manifest);
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Notes that in the checkpoint `id` the layer `upper` holds what `lower`, right below it, held, and removes that one's
+    /// link. Does nothing while something is started from the checkpoint. Blocks.
+    pub(crate) fn absorb(&self, id: &str, lower: &str, upper: &str) -> io::Result<()> {
+        let manifest = {
+            let mut shelf = self.lock();
+            let is_pinned = shelf.pinned.contains_key(id);
+            let Some(present) = shelf.ready.get_mut(id) else { return Ok(()) };
+            let mut manifest = (**present).clone();
+            if is_pinned || !manifest.snapshot.files.absorb(lower, upper) {
+                return Ok(());
+            }
+            // Whoever starts from it now links the shorter chain; the longer one is as good while its link is there.
+            *present = Arc::new(manifest);
+            Arc::clone(present)
+        };
+        let folder = self.folder.join(id);
+        // Fails when the checkpoint was deleted meanwhile, which is as good.
+        durable::write_atomic(&folder.join(MANIFEST), &serde_json::to_vec_pretty(&*manifest)?)?;
+        durable::remove_file(&folder.join(lower))
+    }
+
+    /// The data under this lock is changed in one step, so it is whole even after a panic elsewhere.
+    fn lock(&self) -> MutexGuard<'_, Shelf> {
+        self.shelf.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::layers::{Files, Layer, Role};
+
+    fn snapshot(folder: &Path) -> Snapshot {
+        let mut files = Files::default();
+        files.disk = (0..3).map(|_| Layer::own(files.new_name(Role::Disk))).collect();
+        for name in files.names() {
+            fs::write(folder.join(name), name).unwrap();
+        }
+        Snapshot { template_version: id::generate("ver"), cpu: 1, memory_mb: 256, disk_gib: 2, files }
+    }
+
+    fn take(store: &Checkpoints, id: &str) -> Arc<Manifest> {
+        let draft = store.draft(id).unwrap();
+        let snapshot = snapshot(draft.folder());
+        store.publish(draft, Manifest::new(id.into(), "sbx1".into(), 4, 700, snapshot)).unwrap()
+    }
+
+    #[test]
+    fn a_published_checkpoint_is_found_by_the_next_agent_until_it_is_deleted() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Checkpoints::open(folder.path()).unwrap();
+        let id = id::generate(ID_PREFIX);
+        let taken = take(&store, &id);
+        assert!(matches!(store.draft(&id), Err(DraftError::Exists(_))));
+
+        let reopened = Checkpoints::open(folder.path()).unwrap();
+        assert_eq!(reopened.find(&id).as_deref(), Some(&*taken));
+        assert!(reopened.folder(&id).join("disk-0.layer").exists());
+        assert!(reopened.delete(&id).unwrap() && !reopened.delete(&id).unwrap());
+
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+        assert!(reopened.list().is_empty());
+    }
+
+    #[test]
+    fn a_draft_leaves_nothing_and_an_interrupted_one_is_removed_at_the_next_start() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Checkpoints::open(folder.path()).unwrap();
+        let id = id::generate(ID_PREFIX);
+
+        let draft = store.draft(&id).unwrap();
+        snapshot(draft.folder());
+        assert!(matches!(store.draft(&id), Err(DraftError::Exists(_))));
+        drop(draft);
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+        std::mem::forget(store.draft(&id).unwrap());
+
+        let reopened = Checkpoints::open(folder.path()).unwrap();
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+        take(&reopened, &id);
+    }
+
+    #[test]
+    fn an_absorbed_layer_leaves_manifest_and_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Checkpoints::open(folder.path()).unwrap();
+        let id = id::generate(ID_PREFIX);
+        take(&store, &id);
+
+        store.absorb(&id, "disk-0.layer", "disk-2.layer").unwrap();
+        let pin = store.pin(&id).unwrap();
+        store.absorb(&id, "disk-0.layer", "disk-1.layer").unwrap();
+        assert_eq!(store.find(&id).unwrap().snapshot.files.disk.len(), 3);
+        drop(pin);
+        store.absorb(&id, "disk-0.layer", "disk-1.layer").unwrap();
+
+        let reopened = Checkpoints::open(folder.path()).unwrap();
+        assert_eq!(reopened.find(&id).unwrap().snapshot.files.names().len(), 2);
+        assert!(!store.folder(&id).join("disk-0.layer").exists());
+    }
+
+    #[test]
+    fn an_id_that_is_no_id_becomes_no_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Checkpoints::open(folder.path()).unwrap();
+        assert!(matches!(store.draft("ckp../../../../../../etc/"), Err(DraftError::Id)));
+    }
+}

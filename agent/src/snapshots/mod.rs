@@ -1,0 +1,99 @@
+//! Snapshots that outlive their machine: checkpoints, which people ask for, and warm snapshots, which make starts quick.
+//!
+//! Each is a folder of hard links ([`crate::layers`]) and a `manifest.json`. It is filled under a name that begins with a
+//! dot, synced, and renamed: it is there whole or not at all. It goes the other way round, renamed first. What has a dotted
+//! name when an agent starts is removed.
+
+mod checkpoints;
+mod warm;
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use sandpiper_protocol::vmm::Shape;
+use serde::{Deserialize, Serialize};
+
+pub(crate) use self::checkpoints::{Checkpoints, Draft, DraftError, Manifest, Pin};
+pub(crate) use self::warm::{Recipe, Warm, WarmSnapshot};
+use crate::durable;
+use crate::layers::Files;
+
+/// Version of the manifests' form. A field that is added gets a `default`; anything else raises this number.
+const FORM: u32 = 1;
+/// Folders with this prefix are not published yet, or not any more.
+const HIDDEN: char = '.';
+const MANIFEST: &str = "manifest.json";
+
+/// A machine that can be made again, as it was or from its disk.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Snapshot {
+    pub(crate) template_version: String,
+    pub(crate) cpu: u32,
+    pub(crate) memory_mb: u32,
+    pub(crate) disk_gib: u32,
+    pub(crate) files: Files,
+}
+
+/// Why the snapshots of this host cannot be read.
+#[derive(Debug, thiserror::Error)]
+#[error("Cannot read the snapshots in {}", path.display())]
+pub(crate) struct OpenError {
+    path: std::path::PathBuf,
+    source: io::Error,
+}
+
+/// What a monitor is prepared for. Both numbers were checked against the host's limits when the sandbox was created.
+pub(crate) fn shape(cpu: u32, memory_mb: u32) -> Shape {
+    Shape { vcpus: u8::try_from(cpu).unwrap_or(u8::MAX), memory_mib: memory_mb }
+}
+
+/// Writes the manifest into `draft`, whose other files are synced, and makes it `folder`. Blocks.
+fn publish(draft: &Path, folder: &Path, manifest: &impl Serialize) -> io::Result<()> {
+    durable::write_atomic(&draft.join(MANIFEST), &serde_json::to_vec_pretty(manifest)?)?;
+    fs::rename(draft, folder)?;
+    durable::sync_parent(folder)
+}
+
+/// Removes a published folder: from one moment to the next it is no snapshot any more. Blocks.
+fn retract(folder: &Path) -> io::Result<()> {
+    let name = folder.file_name().unwrap_or_default().to_string_lossy();
+    let hidden = folder.with_file_name(format!("{HIDDEN}deleted-{name}"));
+    fs::rename(folder, &hidden)?;
+    durable::sync_parent(folder)?;
+    durable::remove_tree(&hidden)
+}
+
+/// The published folders in `folder`, by name, with their manifests; what was left unfinished is removed, what cannot be
+/// read is left out with an error in the log. Blocks.
+fn load<M: for<'de> Deserialize<'de>>(folder: &Path) -> Result<Vec<(String, M)>, OpenError> {
+    #[derive(Deserialize)]
+    struct FormOnly {
+        form: u32,
+    }
+
+    let failed = |source| OpenError { path: folder.to_owned(), source };
+    let read = |path: &Path| -> io::Result<M> {
+        let bytes = fs::read(path.join(MANIFEST))?;
+        match serde_json::from_slice::<FormOnly>(&bytes)? {
+            FormOnly { form: FORM } => Ok(serde_json::from_slice(&bytes)?),
+            FormOnly { form } => Err(io::Error::other(format!("its form is {form}; this agent knows form {FORM}"))),
+        }
+    };
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        let Ok(name) = entry.file_name().into_string() else { continue };
+        if name.starts_with(HIDDEN) {
+            durable::remove_tree(&entry.path()).map_err(failed)?;
+            continue;
+        }
+        match read(&entry.path()) {
+            Ok(manifest) => found.push((name, manifest)),
+            Err(error) => {
+                tracing::error!(path = %entry.path().display(), %error, "snapshot left out: it cannot be read")
+            }
+        }
+    }
+    Ok(found)
+}

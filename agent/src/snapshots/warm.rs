@@ -1,0 +1,372 @@
+//! The warm snapshots of this host: templates that have been booted already.
+//!
+//! A new sandbox of a template goes on from its warm snapshot instead of booting. A snapshot fits one shape of machine and
+//! one host: its key names everything that it was made with, so that a new kernel, monitor or processor simply asks for
+//! another one. It is made in the background after the first create that would have liked it (`sandbox::warm`).
+
+use std::collections::{HashMap, HashSet};
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use super::{FORM, HIDDEN, OpenError, Snapshot};
+use crate::config::Config;
+use crate::templates::Template;
+
+/// How long after a failure a snapshot is not tried again.
+const BACKOFF: Duration = Duration::from_secs(600);
+/// Bytes of the hash that make a key: as text it is a folder's name, above a socket whose path must not be long.
+const KEY_BYTES: usize = 12;
+
+/// What a warm snapshot is made from.
+#[derive(Debug, Clone)]
+pub(crate) struct Recipe {
+    pub(crate) template: Template,
+    pub(crate) cpu: u32,
+    pub(crate) memory_mb: u32,
+    pub(crate) disk_gib: u32,
+}
+
+/// All warm snapshots.
+#[derive(Debug)]
+pub(crate) struct Warm {
+    folder: PathBuf,
+    /// The processor and the host's kernel.
+    host: String,
+    /// Most that are kept.
+    most: usize,
+    shelf: Mutex<Shelf>,
+}
+
+#[derive(Debug, Default)]
+struct Shelf {
+    ready: HashMap<String, Entry>,
+    making: HashSet<String>,
+    /// When these may be tried again.
+    failed: HashMap<String, Instant>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    snapshot: Arc<Snapshot>,
+    used: SystemTime,
+}
+
+/// A warm snapshot, and where its files are.
+#[derive(Debug, Clone)]
+pub(crate) struct WarmSnapshot {
+    pub(crate) key: String,
+    pub(crate) folder: PathBuf,
+    pub(crate) snapshot: Arc<Snapshot>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Manifest {
+    form: u32,
+    key: String,
+    snapshot: Snapshot,
+}
+
+impl Warm {
+    /// Opens the snapshots in `folder`, which exists, and removes those that no create will ask for again: `template` finds
+    /// the template of a version. Blocks.
+    pub(crate) fn open(
+        folder: &Path,
+        config: &Config,
+        template: impl Fn(&str) -> Option<Template>,
+    ) -> Result<Self, OpenError> {
+        let warm =
+            Self { folder: folder.to_owned(), host: host(), most: config.warm.max as usize, shelf: Mutex::default() };
+        for (name, Manifest { key, snapshot, .. }) in super::load::<Manifest>(folder)? {
+            let Snapshot { cpu, memory_mb, disk_gib, .. } = snapshot;
+            let recipe =
+                template(&snapshot.template_version).map(|template| Recipe { template, cpu, memory_mb, disk_gib });
+            let wanted = config.warm.enabled
+                && key == name
+                && recipe.is_some_and(|recipe| warm.key(config, &recipe).is_ok_and(|present| present == key));
+            let path = folder.join(&name);
+            if wanted {
+                let used = fs::metadata(&path).and_then(|data| data.modified()).unwrap_or(SystemTime::UNIX_EPOCH);
+                warm.lock().ready.insert(key, Entry { snapshot: Arc::new(snapshot), used });
+            } else {
+                tracing::info!(key = name, "removing a warm snapshot that was made with something else");
+                remove(&path);
+            }
+        }
+        warm.evict();
+        Ok(warm)
+    }
+
+    /// What a snapshot made now by this recipe would be called. Looks at the files of kernel and monitor, so it blocks.
+    pub(crate) fn key(&self, config: &Config, recipe: &Recipe) -> io::Result<String> {
+        let mut hash = Sha256::new();
+        let parts = [
+            FORM.to_string(),
+            recipe.template.version.id.clone(),
+            recipe.cpu.to_string(),
+            recipe.memory_mb.to_string(),
+            recipe.disk_gib.to_string(),
+            identity(&config.kernel)?,
+            identity(&config.vmm)?,
+            config.kernel_args.clone(),
+            config.console.to_string(),
+            self.host.clone(),
+        ];
+        for part in parts {
+            hash.update(part.as_bytes());
+            hash.update([0]);
+        }
+        Ok(hash.finalize().iter().take(KEY_BYTES).map(|byte| format!("{byte:02x}")).collect())
+    }
+
+    /// The snapshot of this key, and notes its use. Blocks.
+    pub(crate) fn find(&self, key: &str) -> Option<WarmSnapshot> {
+        let now = SystemTime::now();
+        let snapshot = {
+            let mut shelf = self.lock();
+            let entry = shelf.ready.get_mut(key)?;
+            entry.used = now;
+            Arc::clone(&entry.snapshot)
+        };
+        let folder = self.folder.join(key);
+        // For the next agent; the time is that of the folder.
+        if let Err(error) = fs::File::open(&folder).and_then(|folder| folder.set_modified(now)) {
+            tracing::debug!(key, %error, "cannot note the use of a warm snapshot");
+        }
+        Some(WarmSnapshot { key: key.to_owned(), folder, snapshot })
+    }
+
+    /// Whether the caller is the one to make the snapshot of this key. If so, [`Self::publish`] or [`Self::gave_up`] follows.
+    pub(crate) fn begin(&self, key: &str) -> bool {
+        let mut shelf = self.lock();
+        shelf.failed.retain(|_, until| *until > Instant::now());
+        !shelf.ready.contains_key(key) && !shelf.failed.contains_key(key) && shelf.making.insert(key.to_owned())
+    }
+
+    /// The snapshot was not made; `failed`: it is not tried again for a while.
+    pub(crate) fn gave_up(&self, key: &str, failed: bool) {
+        let mut shelf = self.lock();
+        shelf.making.remove(key);
+        if failed {
+            shelf.failed.insert(key.to_owned(), Instant::now() + BACKOFF);
+        }
+    }
+
+    /// The folder in which the snapshot of this key is made.
+    pub(crate) fn draft_folder(&self, key: &str) -> PathBuf {
+        self.folder.join(format!("{HIDDEN}{key}"))
+    }
+
+    /// The folder of a machine that tries it.
+    pub(crate) fn trial_folder(&self, key: &str) -> PathBuf {
+        self.folder.join(format!("{HIDDEN}trial-{key}"))
+    }
+
+    /// Makes a filled and synced draft the snapshot of this key, and removes what is too many. Blocks.
+    pub(crate) fn publish(&self, draft: &Path, key: &str, snapshot: Snapshot) -> io::Result<()> {
+        let manifest = Manifest { form: FORM, key: key.to_owned(), snapshot };
+        super::publish(draft, &self.folder.join(key), &manifest)?;
+        let entry = Entry { snapshot: Arc::new(manifest.snapshot), used: SystemTime::now() };
+        let mut shelf = self.lock();
+        shelf.making.remove(key);
+        shelf.ready.insert(key.to_owned(), entry);
+        drop(shelf);
+        self.evict();
+        Ok(())
+    }
+
+    /// Throws away a snapshot that turned out to be of no use. Blocks.
+    pub(crate) fn discard(&self, key: &str) {
+        let mut shelf = self.lock();
+        let found = shelf.ready.remove(key);
+        shelf.failed.insert(key.to_owned(), Instant::now() + BACKOFF);
+        drop(shelf);
+        if found.is_some() {
+            remove(&self.folder.join(key));
+        }
+    }
+
+    /// How many there are.
+    pub(crate) fn count(&self) -> usize {
+        self.lock().ready.len()
+    }
+
+    /// Removes those that were not used for longest while there are too many. Blocks.
+    fn evict(&self) {
+        loop {
+            let oldest = {
+                let mut shelf = self.lock();
+                if shelf.ready.len() <= self.most {
+                    return;
+                }
+                let oldest = shelf.ready.iter().min_by_key(|(_, entry)| entry.used).map(|(key, _)| key.clone());
+                let Some(oldest) = oldest else { return };
+                shelf.ready.remove(&oldest);
+                oldest
+            };
+            tracing::info!(key = oldest, "removing the warm snapshot that was not used for longest");
+            remove(&self.folder.join(oldest));
+        }
+    }
+
+    /// The data under this lock is changed in one step, so it is whole even after a panic elsewhere.
+    fn lock(&self) -> MutexGuard<'_, Shelf> {
+        self.shelf.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Sandboxes that were started from it have links of their own.
+fn remove(folder: &Path) {
+    if let Err(error) = super::retract(folder) {
+        tracing::warn!(path = %folder.display(), %error, "cannot remove a warm snapshot");
+    }
+}
+
+/// Which file is at `path` now: another one, or another content, has another identity.
+fn identity(path: &Path) -> io::Result<String> {
+    let data = fs::metadata(path)?;
+    let numbers = [
+        data.dev().to_string(),
+        data.ino().to_string(),
+        data.len().to_string(),
+        data.mtime().to_string(),
+        data.mtime_nsec().to_string(),
+    ];
+    Ok(numbers.join(":"))
+}
+
+/// The processor and the kernel of this machine: a snapshot of another one may hold what these cannot restore.
+fn host() -> String {
+    let processor = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let fields = ["vendor_id", "cpu family", "model", "model name", "stepping", "microcode", "flags"];
+    let first = processor.split("\n\n").next().unwrap_or_default();
+    let mut host: Vec<&str> =
+        first.lines().filter(|line| fields.contains(&line.split(':').next().unwrap_or_default().trim())).collect();
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    host.push(&release);
+    host.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::layers::{Files, Layer, Role};
+    use jiff::Timestamp;
+    use sandpiper_protocol::agent::{RuntimeBaseline, TemplateVersion};
+
+    struct Host {
+        folder: tempfile::TempDir,
+        config: Config,
+    }
+
+    impl Host {
+        fn new(max: u32) -> Self {
+            let folder = tempfile::tempdir().unwrap();
+            for name in ["vmlinux", "monitor"] {
+                fs::write(folder.path().join(name), name).unwrap();
+            }
+            fs::create_dir(folder.path().join("warm")).unwrap();
+            let mut config = Config {
+                kernel: folder.path().join("vmlinux"),
+                vmm: folder.path().join("monitor"),
+                ..Config::default()
+            };
+            config.warm.max = max;
+            Self { folder, config }
+        }
+
+        fn open(&self) -> Warm {
+            Warm::open(&self.folder.path().join("warm"), &self.config, |id| Some(template(id))).unwrap()
+        }
+    }
+
+    fn template(id: &str) -> Template {
+        let version = TemplateVersion {
+            id: id.into(),
+            slug: "base".into(),
+            digest: String::new(),
+            key: None,
+            created_at: Timestamp::UNIX_EPOCH,
+            baseline: RuntimeBaseline { cpu: 1, memory_mb: 256 },
+        };
+        Template { version, image: PathBuf::new() }
+    }
+
+    fn recipe(memory_mb: u32) -> Recipe {
+        Recipe { template: template("ver1"), cpu: 1, memory_mb, disk_gib: 2 }
+    }
+
+    fn make(host: &Host, warm: &Warm, memory_mb: u32) -> String {
+        let recipe = recipe(memory_mb);
+        let key = warm.key(&host.config, &recipe).unwrap();
+        assert!(warm.begin(&key));
+        let draft = warm.draft_folder(&key);
+        fs::create_dir(&draft).unwrap();
+        let mut files = Files::default();
+        files.disk = vec![Layer::own(files.new_name(Role::Disk))];
+        fs::write(draft.join("disk-0.layer"), b"layer").unwrap();
+        let snapshot = Snapshot { template_version: "ver1".into(), cpu: 1, memory_mb, disk_gib: 2, files };
+        warm.publish(&draft, &key, snapshot).unwrap();
+        key
+    }
+
+    #[test]
+    fn a_snapshot_is_found_again_by_an_agent_that_would_make_the_same() {
+        let host = Host::new(16);
+        let key = make(&host, &host.open(), 256);
+
+        let reopened = host.open();
+        let found = reopened.find(&key).unwrap();
+
+        assert!(found.folder.join("disk-0.layer").exists());
+        assert!(!reopened.begin(&key));
+        assert!(reopened.find(&reopened.key(&host.config, &recipe(512)).unwrap()).is_none());
+    }
+
+    #[test]
+    fn a_new_kernel_needs_new_snapshots_and_the_old_ones_go() {
+        let host = Host::new(16);
+        let key = make(&host, &host.open(), 256);
+        fs::write(&host.config.kernel, b"another kernel").unwrap();
+
+        let reopened = host.open();
+
+        assert!(reopened.find(&key).is_none());
+        assert_ne!(reopened.key(&host.config, &recipe(256)).unwrap(), key);
+        assert_eq!(fs::read_dir(host.folder.path().join("warm")).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn the_least_recently_used_one_gives_way() {
+        let host = Host::new(2);
+        let warm = host.open();
+        let keys = [make(&host, &warm, 256), make(&host, &warm, 512)];
+        warm.find(&keys[0]).unwrap();
+
+        let newest = make(&host, &warm, 1024);
+
+        assert!(warm.find(&keys[0]).is_some() && warm.find(&keys[1]).is_none() && warm.find(&newest).is_some());
+        assert_eq!(warm.count(), 2);
+    }
+
+    #[test]
+    fn what_failed_is_not_tried_again_at_once_and_nothing_is_made_twice() {
+        let host = Host::new(2);
+        let warm = host.open();
+        assert!(warm.begin("one") && !warm.begin("one"));
+        warm.gave_up("one", false);
+        assert!(warm.begin("one"));
+        warm.gave_up("one", true);
+        assert!(!warm.begin("one"));
+
+        let key = make(&host, &warm, 256);
+        warm.discard(&key);
+        assert!(warm.find(&key).is_none() && !warm.begin(&key));
+    }
+}

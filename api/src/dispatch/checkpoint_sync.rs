@@ -1,0 +1,93 @@
+//! Keeps the rows of checkpoints in step with the agent. Rows are read first, as in [`super::sync`].
+//!
+//! | row | agent | then |
+//! |---|---|---|
+//! | being taken or removed by this process | anything | left alone |
+//! | any | lists it | `ready`, with its size |
+//! | `creating` | does not list it | goes: this process died before it was taken |
+//! | `ready` | does not list it | `failed`: it was promised to last, so its loss is shown |
+//! | none | lists it, for all of the grace period | the agent is told to remove it |
+//!
+//! The grace period is there because a checkpoint is meant to last: a database that was put back from a copy must not cost
+//! all checkpoints made since, before anybody has looked.
+
+use std::collections::{HashMap, HashSet};
+
+use jiff::Timestamp;
+use sandpiper_protocol::agent;
+
+use super::sync::SyncError;
+use crate::app::App;
+use crate::error::chain;
+use crate::store::checkpoints::State;
+
+/// The memory from one round to the next.
+#[derive(Debug, Default)]
+pub struct CheckpointSync {
+    /// Checkpoints without a row, and since when.
+    orphans: HashMap<String, Timestamp>,
+}
+
+impl CheckpointSync {
+    /// One round.
+    pub async fn round(&mut self, app: &App) -> Result<(), SyncError> {
+        // In this order: a row whose task has ended by now was made at the agent before it is asked.
+        let rows = app.store.checkpoints.existing().await?;
+        let in_flight = app.in_flight.snapshot();
+        let listed = app.agent.checkpoints().await?;
+        let listed: HashMap<&str, &agent::Checkpoint> = listed.iter().map(|one| (one.id.as_str(), one)).collect();
+
+        let mut changed = Vec::new();
+        for row in rows.iter().filter(|row| !in_flight.contains(&row.id)) {
+            match (row.state, listed.get(row.id.as_str())) {
+                (_, Some(report)) if row.matches(report) => {}
+                (_, Some(report)) => changed.push(*report),
+                (State::Creating, None) => app.store.checkpoints.delete(&row.id, app.clock.now()).await?,
+                (State::Ready, None) => {
+                    if app.store.checkpoints.lose(&row.id).await? {
+                        tracing::error!(checkpoint = row.id, "the agent has lost a checkpoint");
+                    }
+                }
+                (State::Failed | State::Deleted, None) => {}
+            }
+        }
+        if !changed.is_empty() {
+            app.store.checkpoints.mirror(&changed).await?;
+        }
+        let owned: HashSet<&str> = rows.iter().map(|row| row.id.as_str()).collect();
+        let orphans = listed.keys().filter(|id| !owned.contains(**id) && !app.in_flight.contains(id));
+        self.remove_orphans(app, orphans.map(|id| (*id).to_owned()).collect()).await
+    }
+
+    /// Checkpoints of the agent that no row stands for.
+    async fn remove_orphans(&mut self, app: &App, orphans: HashSet<String>) -> Result<(), SyncError> {
+        let now = app.clock.now();
+        self.orphans.retain(|id, _| orphans.contains(id));
+        for id in orphans {
+            let since = *self.orphans.entry(id.clone()).or_insert(now);
+            if now.duration_since(since).unsigned_abs() < app.config.timing.orphan_grace {
+                continue;
+            }
+            // It may have got its row between the two readings of this round.
+            if !matches!(app.store.checkpoints.state(&id).await?, None | Some(State::Deleted)) {
+                continue;
+            }
+            if let Some(guard) = app.in_flight.enter(&id) {
+                tracing::warn!(checkpoint = id, "removing a checkpoint that belongs to nobody");
+                let agent = app.agent.clone();
+                tokio::spawn(async move {
+                    if let Err(error) = agent.delete_checkpoint(guard.id()).await
+                        && !error.is_not_found()
+                    {
+                        tracing::warn!(
+                            checkpoint = guard.id(),
+                            error = chain(&error),
+                            "orphan not removed; will be tried again"
+                        );
+                    }
+                });
+            }
+        }
+        Ok(())
+    }
+}

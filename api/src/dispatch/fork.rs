@@ -1,0 +1,53 @@
+//! One fork at the agent: several starts that succeed or fail together.
+//!
+//! As with a single start ([`super::create`]), the rows are there before the agent is asked and belong to this task until
+//! it has settled them.
+
+use sandpiper_protocol::agent::{ForkSandbox, Session};
+
+use super::InFlightGuard;
+use crate::app::App;
+use crate::error::{ApiError, chain};
+
+/// Forks `source` into the sandboxes of `guards`, whose rows are in the store. Their sessions, in the same order. After an
+/// error the rows are gone, for the tenant never learnt of them.
+pub async fn run(app: &App, source: &str, guards: Vec<InFlightGuard>) -> Result<Vec<Session>, ApiError> {
+    let ids: Vec<String> = guards.iter().map(|guard| guard.id().to_owned()).collect();
+    let result = app.agent.fork(source, &ForkSandbox { ids: ids.clone() }).await;
+    app.metrics.agent_call("fork", result.is_ok());
+    match result {
+        Ok(forked) => {
+            let mut sessions = Vec::with_capacity(forked.len());
+            for one in forked {
+                app.store.sandboxes.mirror(&one.sandbox).await?;
+                sessions.push(one.session);
+            }
+            Ok(sessions)
+        }
+        Err(error) => {
+            tracing::warn!(sandbox = source, error = chain(&error), "sandbox not forked");
+            for id in &ids {
+                app.store.sandboxes.destroy(id, app.clock.now()).await?;
+            }
+            // After a broken call there may be some. The answer does not wait for their removal; what is left over, or
+            // appears later, is an orphan to the synchronisation.
+            if error.is_in_doubt() {
+                let app = app.clone();
+                tokio::spawn(async move {
+                    for guard in guards {
+                        if let Err(error) = app.agent.delete(guard.id()).await
+                            && !error.is_not_found()
+                        {
+                            tracing::warn!(
+                                sandbox = guard.id(),
+                                error = chain(&error),
+                                "remains of a fork not removed yet"
+                            );
+                        }
+                    }
+                });
+            }
+            Err(if error.is_not_found() { ApiError::no_sandbox(source) } else { error.into() })
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! One resume at the agent.
+//!
+//! A stopped sandbox holds no runtime capacity, so it needs room in the quota like a new one: that is reserved before the
+//! agent is asked, by the row's step from `stopped` to `restoring`, and given back by what follows:
+//!
+//! | what happens | what follows |
+//! |---|---|
+//! | the agent answers | the row becomes `ready` |
+//! | the agent refuses, or the call breaks | the row becomes what the agent says now, usually `stopped` |
+//! | this process dies | at the next start the row is not in flight: it becomes what the agent says |
+//!
+//! What the agent resumes by itself, at a request to the data plane, passes by the quota: it counts from the moment it is
+//! seen, and may for that long be more than the quota allows.
+
+use sandpiper_protocol::agent::{ResumeSandbox, Session};
+
+use super::sync;
+use crate::app::App;
+use crate::error::{ApiError, chain};
+use crate::plan::PlanLimits;
+use crate::store::sandbox_row::SandboxRow;
+use crate::store::sandboxes::QuotaError;
+use crate::v1::limits::QuotaBody;
+
+/// Resumes the sandbox of `row` for `timeout` seconds; of a live one it moves the deadline out that far, never closer.
+pub async fn run(app: &App, row: &SandboxRow, timeout: u64, limits: &PlanLimits) -> Result<Session, ApiError> {
+    // Before the row moves, so that the synchronisation never sees it `restoring` without. `None` while another request
+    // works on it: then that one's task keeps the row.
+    let guard = app.in_flight.enter(&row.id);
+    let reserved = app.store.sandboxes.reserve(&row.id, &limits.quota).await.map_err(|error| match error {
+        QuotaError::OverQuota(usage) => {
+            ApiError::quota_exceeded(QuotaBody::new(limits, usage, 1, row.cpu, row.memory_mb))
+        }
+        QuotaError::Store(error) => error.into(),
+    })?;
+    // Of a live sandbox the agent's reports go on counting.
+    let guard = guard.filter(|_| reserved);
+
+    let result = app.agent.resume(&row.id, &ResumeSandbox { timeout_seconds: Some(timeout) }).await;
+    app.metrics.agent_call("resume", result.is_ok());
+    match result {
+        Ok(resumed) => {
+            app.store.sandboxes.mirror(&resumed.sandbox).await?;
+            Ok(resumed.session)
+        }
+        Err(error) => {
+            tracing::warn!(sandbox = row.id, error = chain(&error), "sandbox not resumed");
+            drop(guard);
+            sync::follow(app, &row.team_id, &row.id).await?;
+            Err(if error.is_not_found() { ApiError::no_sandbox(&row.id) } else { error.into() })
+        }
+    }
+}

@@ -1,0 +1,291 @@
+//! Checkpoints: named, kept in step with the agent, deleted.
+
+use std::fmt;
+use std::str::FromStr;
+
+use jiff::Timestamp;
+use sandpiper_protocol::agent;
+use sqlx::sqlite::SqliteRow;
+use sqlx::{QueryBuilder, Row, Sqlite};
+
+use super::sandbox_row::SandboxRow;
+use super::{Database, StoreError, count, from_ms, idempotency, to_ms, word};
+
+/// Where a checkpoint is in its life.
+///
+/// ```text
+///   creating ──▶ ready ──DELETE──▶ deleted
+///      │         │   ▲               ▲ ▲
+///      │    lost │   │ found         │ │
+///      │         ▼   │               │ │
+///      │         failed ────DELETE───┘ │
+///      └───── not taken after all ─────┘
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    Creating,
+    Ready,
+    /// The agent does not have it any more.
+    Failed,
+    Deleted,
+}
+
+impl State {
+    /// Its name in JSON and in the database.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            State::Creating => "creating",
+            State::Ready => "ready",
+            State::Failed => "failed",
+            State::Deleted => "deleted",
+        }
+    }
+}
+
+impl fmt::Display for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl FromStr for State {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let all = [State::Creating, State::Ready, State::Failed, State::Deleted];
+        all.into_iter().find(|state| state.as_str() == text).ok_or(())
+    }
+}
+
+/// A checkpoint that a request asks for.
+#[derive(Debug, Clone)]
+pub struct NewCheckpoint {
+    pub id: String,
+    pub name: String,
+    pub memory: bool,
+    pub created_at: Timestamp,
+}
+
+/// A checkpoint as stored.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CheckpointRow {
+    pub id: String,
+    pub team_id: String,
+    pub name: String,
+    pub state: State,
+    pub sandbox_id: String,
+    pub template: String,
+    pub template_version: String,
+    pub memory: bool,
+    pub cpu: u32,
+    pub memory_mb: u32,
+    pub disk_gib: u32,
+    pub size_bytes: u64,
+    pub created_at: Timestamp,
+}
+
+/// Why a checkpoint was not made.
+#[derive(Debug, thiserror::Error)]
+pub enum CreateCheckpointError {
+    #[error("Another checkpoint of the team has this name")]
+    NameTaken,
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+impl From<sqlx::Error> for CreateCheckpointError {
+    fn from(error: sqlx::Error) -> Self {
+        match &error {
+            // Ids are chance: the only thing that can be taken is the name.
+            sqlx::Error::Database(refused) if refused.is_unique_violation() => CreateCheckpointError::NameTaken,
+            _ => CreateCheckpointError::Store(error.into()),
+        }
+    }
+}
+
+/// One page.
+#[derive(Debug)]
+pub struct CheckpointPage {
+    pub checkpoints: Vec<CheckpointRow>,
+    /// Where the next page begins; `None` at the end.
+    pub after: Option<String>,
+}
+
+/// The checkpoints.
+#[derive(Debug, Clone)]
+pub struct Checkpoints {
+    database: Database,
+}
+
+impl Checkpoints {
+    pub(crate) fn new(database: Database) -> Self {
+        Self { database }
+    }
+
+    /// Inserts a row in `creating`, of `sandbox`, which from now on is `checkpointing` if it is ready. A claim of an
+    /// idempotency key is told the checkpoint's id in the same transaction.
+    pub async fn create(
+        &self,
+        new: &NewCheckpoint,
+        sandbox: &SandboxRow,
+        claim: Option<&idempotency::Claim>,
+    ) -> Result<(), CreateCheckpointError> {
+        let mut tx = self.database.write().await?;
+        sqlx::query(
+            "INSERT INTO checkpoints (id, team_id, name, state, sandbox_id, template, template_version, memory, cpu, \
+                 memory_mb, disk_gib, created_at_ms) \
+             VALUES ($1, $2, $3, 'creating', $4, $5, $6, $7, $8, $9, $10, $11)",
+        )
+        .bind(&new.id)
+        .bind(&sandbox.team_id)
+        .bind(&new.name)
+        .bind(&sandbox.id)
+        .bind(&sandbox.template)
+        .bind(&sandbox.template_version)
+        .bind(new.memory)
+        .bind(i64::from(sandbox.cpu))
+        .bind(i64::from(sandbox.memory_mb))
+        .bind(i64::from(sandbox.disk_gib))
+        .bind(to_ms(new.created_at))
+        .execute(&mut *tx)
+        .await?;
+        sqlx::query("UPDATE sandboxes SET state = 'checkpointing' WHERE id = $1 AND state = 'ready'")
+            .bind(&sandbox.id)
+            .execute(&mut *tx)
+            .await?;
+        if let Some(claim) = claim {
+            idempotency::name_resource(&mut tx, claim, &new.id).await?;
+        }
+        tx.commit().await?;
+        Ok(())
+    }
+
+    /// The team's checkpoint of this id.
+    pub async fn get(&self, team_id: &str, id: &str) -> Result<Option<CheckpointRow>, StoreError> {
+        let row = sqlx::query("SELECT * FROM checkpoints WHERE id = $1 AND team_id = $2 AND state <> 'deleted'")
+            .bind(id)
+            .bind(team_id)
+            .fetch_optional(self.database.read())
+            .await?;
+        row.as_ref().map(read).transpose()
+    }
+
+    /// The `limit` checkpoints of the team, or of one of its sandboxes, newest first, from the one that follows `after`.
+    pub async fn list(
+        &self,
+        team_id: &str,
+        sandbox_id: Option<&str>,
+        after: Option<&str>,
+        limit: u32,
+    ) -> Result<CheckpointPage, StoreError> {
+        let mut query = QueryBuilder::<Sqlite>::new("SELECT * FROM checkpoints WHERE state <> 'deleted'");
+        query.push(" AND team_id = ").push_bind(team_id);
+        if let Some(sandbox_id) = sandbox_id {
+            query.push(" AND sandbox_id = ").push_bind(sandbox_id);
+        }
+        if let Some(after) = after {
+            query.push(" AND id < ").push_bind(after);
+        }
+        // One more than asked for tells whether there is a next page.
+        query.push(" ORDER BY id DESC LIMIT ").push_bind(i64::from(limit) + 1);
+
+        let rows = query.build().fetch_all(self.database.read()).await?;
+        let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+        let checkpoints = rows.iter().take(limit).map(read).collect::<Result<Vec<_>, _>>()?;
+        let after = checkpoints.last().filter(|_| rows.len() > limit).map(|last| last.id.clone());
+        Ok(CheckpointPage { checkpoints, after })
+    }
+
+    /// Every team's checkpoints that are not deleted.
+    pub async fn existing(&self) -> Result<Vec<CheckpointRow>, StoreError> {
+        let rows =
+            sqlx::query("SELECT * FROM checkpoints WHERE state <> 'deleted'").fetch_all(self.database.read()).await?;
+        rows.iter().map(read).collect()
+    }
+
+    /// The state of any team's checkpoint.
+    pub async fn state(&self, id: &str) -> Result<Option<State>, StoreError> {
+        let state: Option<String> = sqlx::query_scalar("SELECT state FROM checkpoints WHERE id = $1")
+            .bind(id)
+            .fetch_optional(self.database.read())
+            .await?;
+        state.map(|state| word(&state)).transpose()
+    }
+
+    /// Takes over what the agent says of checkpoints that it has, all at once: they are ready, of this size and shape. A
+    /// deleted one stays deleted.
+    pub async fn mirror(&self, reports: &[&agent::Checkpoint]) -> Result<(), StoreError> {
+        let mut tx = self.database.write().await?;
+        for report in reports {
+            sqlx::query(
+                "UPDATE checkpoints SET state = 'ready', memory = $2, cpu = $3, memory_mb = $4, disk_gib = $5, \
+                     size_bytes = $6 \
+                 WHERE id = $1 AND state <> 'deleted'",
+            )
+            .bind(&report.id)
+            .bind(report.memory)
+            .bind(i64::from(report.cpu))
+            .bind(i64::from(report.memory_mb))
+            .bind(i64::from(report.disk_gib))
+            .bind(i64::try_from(report.retained_bytes).unwrap_or(i64::MAX))
+            .execute(&mut *tx)
+            .await?;
+        }
+        tx.commit().await?;
+        Ok(())
+    }
+
+    /// The agent does not have it any more: `ready` becomes `failed`; false when it was not ready.
+    pub async fn lose(&self, id: &str) -> Result<bool, StoreError> {
+        let mut tx = self.database.write().await?;
+        let done =
+            sqlx::query("UPDATE checkpoints SET state = 'failed', size_bytes = 0 WHERE id = $1 AND state = 'ready'")
+                .bind(id)
+                .execute(&mut *tx)
+                .await?;
+        tx.commit().await?;
+        Ok(done.rows_affected() == 1)
+    }
+
+    /// The checkpoint is gone, or was never taken.
+    pub async fn delete(&self, id: &str, now: Timestamp) -> Result<(), StoreError> {
+        let mut tx = self.database.write().await?;
+        sqlx::query(
+            "UPDATE checkpoints SET state = 'deleted', deleted_at_ms = $2 WHERE id = $1 AND state <> 'deleted'",
+        )
+        .bind(id)
+        .bind(to_ms(now))
+        .execute(&mut *tx)
+        .await?;
+        tx.commit().await?;
+        Ok(())
+    }
+}
+
+impl CheckpointRow {
+    /// Whether the agent's report holds nothing that this row does not say already.
+    pub(crate) fn matches(&self, report: &agent::Checkpoint) -> bool {
+        self.state == State::Ready
+            && self.size_bytes == report.retained_bytes
+            && (self.memory, self.cpu, self.memory_mb, self.disk_gib)
+                == (report.memory, report.cpu, report.memory_mb, report.disk_gib)
+    }
+}
+
+fn read(row: &SqliteRow) -> Result<CheckpointRow, StoreError> {
+    Ok(CheckpointRow {
+        id: row.try_get("id")?,
+        team_id: row.try_get("team_id")?,
+        name: row.try_get("name")?,
+        state: word(row.try_get("state")?)?,
+        sandbox_id: row.try_get("sandbox_id")?,
+        template: row.try_get("template")?,
+        template_version: row.try_get("template_version")?,
+        memory: row.try_get("memory")?,
+        cpu: count(row.try_get("cpu")?)?,
+        memory_mb: count(row.try_get("memory_mb")?)?,
+        disk_gib: count(row.try_get("disk_gib")?)?,
+        size_bytes: count(row.try_get("size_bytes")?)?,
+        created_at: from_ms(row.try_get("created_at_ms")?)?,
+    })
+}

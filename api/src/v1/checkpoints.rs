@@ -1,0 +1,322 @@
+//! Checkpoints: sandboxes as they were, under a name, from which new ones are started.
+
+use axum::extract::{Path, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
+use jiff::Timestamp;
+use sandpiper_protocol::id;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use utoipa::ToSchema;
+
+use super::page::{List, Paging};
+use super::sandboxes::{check_usable, owned};
+use crate::app::App;
+use crate::auth::{Caller, ReadAccess, WriteAccess};
+use crate::dispatch;
+use crate::error::{ApiError, chain};
+use crate::http::OptionalJson;
+use crate::http::mutation::Acted;
+use crate::http::query::{Pairs, unknown};
+use crate::store::checkpoints::{CheckpointRow, CreateCheckpointError, NewCheckpoint, State as CheckpointState};
+use crate::store::idempotency::Claim;
+
+const MAX_NAME: usize = 128;
+
+/// A checkpoint.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+#[schema(as = Checkpoint)]
+pub struct CheckpointBody {
+    /// What a create request names as `snapshot_id`.
+    #[schema(example = "ckp06f3kq8z2m1c9w0v5t7b4a")]
+    pub id: String,
+    /// Of one checkpoint of the team only.
+    pub name: String,
+    /// Slug of the team that owns it.
+    pub team: String,
+    /// The sandbox that it was taken of, which may be gone.
+    pub sandbox: String,
+    /// Slug of the template that the sandbox had started from.
+    pub template: String,
+    /// Id of that template's version.
+    pub template_version: String,
+    /// Whether a sandbox made from it goes on with the processes, or boots with the disk alone.
+    pub memory: bool,
+    pub cpu: u32,
+    /// MiB.
+    pub memory_mb: u32,
+    /// Size of the root disk.
+    pub disk_gib: u32,
+    pub state: StateBody,
+    /// Bytes of disk that it holds; what it shares with others counts in part.
+    pub size: u64,
+    pub created_at: Timestamp,
+}
+
+/// The state of a checkpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+#[schema(as = CheckpointState)]
+pub enum StateBody {
+    /// It is being taken.
+    Creating,
+    Ready,
+    /// The host has lost it: nothing can be started from it, and it keeps its name until it is deleted.
+    Failed,
+}
+
+impl CheckpointBody {
+    fn new(caller: &Caller, row: CheckpointRow) -> Self {
+        Self {
+            id: row.id,
+            name: row.name,
+            team: caller.team.slug.clone(),
+            sandbox: row.sandbox_id,
+            template: row.template,
+            template_version: row.template_version,
+            memory: row.memory,
+            cpu: row.cpu,
+            memory_mb: row.memory_mb,
+            disk_gib: row.disk_gib,
+            state: match row.state {
+                CheckpointState::Creating => StateBody::Creating,
+                CheckpointState::Ready => StateBody::Ready,
+                // A deleted checkpoint is 404 before it gets here.
+                CheckpointState::Failed | CheckpointState::Deleted => StateBody::Failed,
+            },
+            size: row.size_bytes,
+            created_at: row.created_at,
+        }
+    }
+}
+
+/// The checkpoint to take.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = CreateCheckpoint)]
+pub struct CreateRequest {
+    /// 1 to 128 bytes that no other checkpoint of the team has as its name; its id by default.
+    pub name: Option<String>,
+    /// With the processes as they run, not the disk alone.
+    #[serde(default)]
+    #[schema(default = false)]
+    pub memory: bool,
+}
+
+/// One page.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct CheckpointList {
+    /// Newest first.
+    pub checkpoints: Vec<CheckpointBody>,
+    /// For the next page, of the same list; absent at the end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub next_token: Option<String>,
+}
+
+/// Take a checkpoint
+///
+/// Answers when it is durable. The sandbox stands still for a moment, in the state `checkpointing`, and goes on; a stopped
+/// one stays stopped.
+#[utoipa::path(
+    post,
+    path = "/v1/sandboxes/{id}/checkpoints",
+    operation_id = "create_checkpoint",
+    tag = "checkpoints",
+    params(("id" = String, Path, description = "The sandbox")),
+    request_body = Option<CreateRequest>,
+    responses((status = 201, description = "Taken", body = CheckpointBody))
+)]
+pub async fn create(
+    WriteAccess(caller): WriteAccess,
+    State(app): State<App>,
+    claim: Option<Extension<Claim>>,
+    Path(sandbox_id): Path<String>,
+    OptionalJson(request): OptionalJson<CreateRequest>,
+) -> Result<Response, ApiError> {
+    let sandbox = owned(&app, &caller, &sandbox_id).await?;
+    let id = id::generate("ckp");
+    let name = name(request.name, &id)?;
+    check_usable(&sandbox)?;
+
+    // Before the row is there, so that the synchronisation never sees it without.
+    let guard = app.in_flight.enter(&id).ok_or_else(|| ApiError::internal("checkpoint id made twice"))?;
+    let new = NewCheckpoint { id: id.clone(), name, memory: request.memory, created_at: app.clock.now() };
+    let claim = claim.map(|Extension(claim)| claim);
+    app.store.checkpoints.create(&new, &sandbox, claim.as_ref()).await.map_err(|error| match error {
+        CreateCheckpointError::NameTaken => ApiError::conflict(format!(
+            "The team has a checkpoint with the name {:?}; choose another, or delete that one",
+            new.name
+        )),
+        CreateCheckpointError::Store(error) => error.into(),
+    })?;
+    dispatch::checkpoint::run(&app, &sandbox, request.memory, guard).await?;
+    let row = find(&app, &caller, &id).await?;
+    Ok(answer(&caller, &sandbox_id, row))
+}
+
+/// The answer for a checkpoint that an earlier request with the same idempotency key began, before its process died; `None`
+/// unless the agent has it.
+pub async fn answer_for_existing(app: &App, caller: &Caller, sandbox: &str, id: &str) -> Option<Response> {
+    match app.agent.show_checkpoint(id).await {
+        Ok(report) => app.store.checkpoints.mirror(&[&report]).await.ok()?,
+        Err(error) if error.is_not_found() => {
+            // It was never taken. Its name is free again for the request that is to be done now.
+            app.store.checkpoints.delete(id, app.clock.now()).await.ok()?;
+            return None;
+        }
+        Err(_) => return None,
+    }
+    let row = app.store.checkpoints.get(&caller.team.id, id).await.ok()??;
+    Some(answer(caller, sandbox, row))
+}
+
+fn answer(caller: &Caller, sandbox: &str, row: CheckpointRow) -> Response {
+    let location = [(header::LOCATION, format!("/v1/checkpoints/{}", row.id))];
+    let acted = Extension(Acted(vec![sandbox.to_owned(), row.id.clone()]));
+    (StatusCode::CREATED, location, acted, Json(CheckpointBody::new(caller, row))).into_response()
+}
+
+/// List a sandbox's checkpoints
+///
+/// Newest first, page by page. Those of a sandbox that is gone are in the team's list.
+#[utoipa::path(
+    get,
+    path = "/v1/sandboxes/{id}/checkpoints",
+    operation_id = "list_sandbox_checkpoints",
+    tag = "checkpoints",
+    params(
+        ("id" = String, Path, description = "The sandbox"),
+        ("limit" = Option<u32>, Query, description = "Checkpoints per page: 50 by default, 100 at most", minimum = 1),
+        ("next_token" = Option<String>, Query, description = "From the page before"),
+    ),
+    responses((status = 200, description = "A page", body = CheckpointList))
+)]
+pub async fn list_of_sandbox(
+    ReadAccess(caller): ReadAccess,
+    State(app): State<App>,
+    Path(id): Path<String>,
+    query: Pairs,
+) -> Result<Json<CheckpointList>, ApiError> {
+    owned(&app, &caller, &id).await?;
+    page(&app, &caller, Some(&id), query).await
+}
+
+/// List checkpoints
+///
+/// The team's checkpoints, newest first, page by page.
+#[utoipa::path(
+    get,
+    path = "/v1/checkpoints",
+    operation_id = "list_checkpoints",
+    tag = "checkpoints",
+    params(
+        ("team" = Option<String>, Query, description = "Slug or id of the key's own team, which is also the default"),
+        ("limit" = Option<u32>, Query, description = "Checkpoints per page: 50 by default, 100 at most", minimum = 1),
+        ("next_token" = Option<String>, Query, description = "From the page before"),
+    ),
+    responses((status = 200, description = "A page", body = CheckpointList))
+)]
+pub async fn list(
+    ReadAccess(caller): ReadAccess,
+    State(app): State<App>,
+    query: Pairs,
+) -> Result<Json<CheckpointList>, ApiError> {
+    page(&app, &caller, None, query).await
+}
+
+async fn page(
+    app: &App,
+    caller: &Caller,
+    sandbox: Option<&str>,
+    Pairs(pairs): Pairs,
+) -> Result<Json<CheckpointList>, ApiError> {
+    let mut paging = Paging::default();
+    for (name, value) in pairs {
+        if !paging.take(&name, &value)? {
+            return Err(unknown(&name));
+        }
+    }
+    caller.check_team(paging.team.as_deref())?;
+    let list = List::new("ckp", &json!([caller.team.id, sandbox]));
+    let after = paging.after(&list)?;
+
+    let page = app.store.checkpoints.list(&caller.team.id, sandbox, after.as_deref(), paging.limit).await?;
+
+    Ok(Json(CheckpointList {
+        checkpoints: page.checkpoints.into_iter().map(|row| CheckpointBody::new(caller, row)).collect(),
+        next_token: page.after.map(|after| list.token(after)),
+    }))
+}
+
+/// Show a checkpoint
+///
+/// The checkpoint as it was last known.
+#[utoipa::path(
+    get,
+    path = "/v1/checkpoints/{id}",
+    operation_id = "show_checkpoint",
+    tag = "checkpoints",
+    params(("id" = String, Path, description = "The checkpoint")),
+    responses((status = 200, description = "The checkpoint", body = CheckpointBody))
+)]
+pub async fn show(
+    ReadAccess(caller): ReadAccess,
+    State(app): State<App>,
+    Path(id): Path<String>,
+) -> Result<Json<CheckpointBody>, ApiError> {
+    let row = find(&app, &caller, &id).await?;
+    Ok(Json(CheckpointBody::new(&caller, row)))
+}
+
+/// Delete a checkpoint
+///
+/// Sandboxes that were made from it go on.
+#[utoipa::path(
+    delete,
+    path = "/v1/checkpoints/{id}",
+    operation_id = "delete_checkpoint",
+    tag = "checkpoints",
+    params(("id" = String, Path, description = "The checkpoint")),
+    responses((status = 204, description = "Gone"))
+)]
+pub async fn delete(
+    WriteAccess(caller): WriteAccess,
+    State(app): State<App>,
+    Path(id): Path<String>,
+) -> Result<StatusCode, ApiError> {
+    let row = find(&app, &caller, &id).await?;
+    if row.state == CheckpointState::Creating {
+        return Err(ApiError::invalid_state(format!("{id} is still being taken; delete it when it is ready")));
+    }
+    // `None` while another request removes it, too: the agent tells the later of the two that it is gone.
+    let _in_flight = app.in_flight.enter(&id);
+    match app.agent.delete_checkpoint(&id).await {
+        Ok(()) => {}
+        Err(error) if error.is_not_found() => {
+            tracing::debug!(checkpoint = id, error = chain(&error), "deleted, and the agent did not have it");
+        }
+        Err(error) => return Err(error.into()),
+    }
+    app.store.checkpoints.delete(&id, app.clock.now()).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// The caller's checkpoint of this id, or 404.
+async fn find(app: &App, caller: &Caller, id: &str) -> Result<CheckpointRow, ApiError> {
+    app.store.checkpoints.get(&caller.team.id, id).await?.ok_or_else(|| ApiError::no_checkpoint(id))
+}
+
+fn name(asked: Option<String>, id: &str) -> Result<String, ApiError> {
+    let Some(name) = asked else { return Ok(id.to_owned()) };
+    if name.trim().is_empty() || name.len() > MAX_NAME || name.chars().any(char::is_control) {
+        return Err(ApiError::invalid_field(
+            "name",
+            format!("must have 1 to {MAX_NAME} bytes, not all of them spaces, and no control characters"),
+        ));
+    }
+    if id::is_valid("ckp", &name) {
+        return Err(ApiError::invalid_field("name", "must not look like the id of a checkpoint"));
+    }
+    Ok(name)
+}

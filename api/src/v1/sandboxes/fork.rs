@@ -1,0 +1,163 @@
+//! `POST /v1/sandboxes/{id}/fork`
+
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
+use sandpiper_protocol::id;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::body::{SandboxBody, SessionBody};
+use super::create::CreatedSandbox;
+use super::{check_usable, owned};
+use crate::app::App;
+use crate::auth::{Caller, WriteAccess};
+use crate::dispatch;
+use crate::error::ApiError;
+use crate::http::OptionalJson;
+use crate::http::mutation::{Acted, SessionOf};
+use crate::store::idempotency::Claim;
+use crate::store::sandbox_row::{NewSandbox, SandboxRow, State as SandboxState};
+use crate::store::sandboxes::QuotaError;
+use crate::v1::limits::QuotaBody;
+
+/// Most sandboxes that one request makes.
+const MAX_COUNT: u32 = 20;
+
+/// How many.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = ForkSandbox)]
+pub struct ForkRequest {
+    /// How many new sandboxes.
+    #[serde(default = "one")]
+    #[schema(minimum = 1, maximum = 20, default = 1)]
+    pub count: u32,
+}
+
+fn one() -> u32 {
+    1
+}
+
+impl Default for ForkRequest {
+    fn default() -> Self {
+        Self { count: one() }
+    }
+}
+
+/// The new sandboxes.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ForkedSandboxes {
+    pub sandboxes: Vec<CreatedSandbox>,
+}
+
+/// Fork a sandbox
+///
+/// New sandboxes that go on from where this one is, with its processes, files, environment, metadata, lifecycle, ports and
+/// timeout; all of them or none. The sandbox itself goes on too, or stays stopped.
+#[utoipa::path(
+    post,
+    path = "/v1/sandboxes/{id}/fork",
+    operation_id = "fork_sandbox",
+    tag = "sandboxes",
+    params(("id" = String, Path, description = "The sandbox")),
+    request_body = Option<ForkRequest>,
+    responses((status = 201, description = "Created", body = ForkedSandboxes))
+)]
+pub async fn fork(
+    WriteAccess(caller): WriteAccess,
+    State(app): State<App>,
+    claim: Option<Extension<Claim>>,
+    Path(id): Path<String>,
+    OptionalJson(ForkRequest { count }): OptionalJson<ForkRequest>,
+) -> Result<Response, ApiError> {
+    let source = owned(&app, &caller, &id).await?;
+    if !(1..=MAX_COUNT).contains(&count) {
+        return Err(ApiError::invalid_field("count", format!("must be from 1 to {MAX_COUNT}")));
+    }
+    check_usable(&source)?;
+    let envs = open_envs(&app, &source).await?;
+
+    let (mut new, mut guards) = (Vec::new(), Vec::new());
+    for _ in 0..count {
+        let copy = copy_of(&app, &source, envs.as_ref().map(|envs| envs.as_slice()))?;
+        // Before the row is there, so that the synchronisation never sees it without.
+        guards.push(app.in_flight.enter(&copy.id).ok_or_else(|| ApiError::internal("sandbox id made twice"))?);
+        new.push(copy);
+    }
+    let limits = app.config.plans.of(caller.team.plan);
+    let claim = claim.map(|Extension(claim)| claim);
+    app.store.sandboxes.create(&caller.team.id, &new, &limits.quota, claim.as_ref()).await.map_err(
+        |error| match error {
+            QuotaError::OverQuota(usage) => {
+                ApiError::quota_exceeded(QuotaBody::new(limits, usage, count, source.cpu, source.memory_mb))
+            }
+            QuotaError::Store(error) => error.into(),
+        },
+    )?;
+
+    let sessions = dispatch::fork::run(&app, &id, guards).await?;
+    let mut made = Vec::new();
+    for (new, session) in new.iter().zip(sessions) {
+        let row = app.store.sandboxes.get(&caller.team.id, &new.id).await?;
+        let row = row.ok_or_else(|| ApiError::conflict(format!("{} was deleted while it was starting", new.id)))?;
+        made.push((row, Some(SessionBody::from(session))));
+    }
+    Ok(answer(&caller, &id, made))
+}
+
+/// The answer for sandboxes that an earlier request with the same idempotency key made, before its process died; `None`
+/// unless all of them are there.
+pub async fn answer_for_existing(app: &App, caller: &Caller, source: &str, ids: &[&str]) -> Option<Response> {
+    let mut made = Vec::new();
+    for id in ids {
+        let row = app.store.sandboxes.get(&caller.team.id, id).await.ok()??;
+        let row = dispatch::sync::refresh(app, row).await.ok()??;
+        if row.state == SandboxState::Failed {
+            return None;
+        }
+        made.push((row, app.agent.session(id).await.ok().map(SessionBody::from)));
+    }
+    Some(answer(caller, source, made))
+}
+
+fn answer(caller: &Caller, source: &str, made: Vec<(SandboxRow, Option<SessionBody>)>) -> Response {
+    let ids: Vec<String> = made.iter().map(|(row, _)| row.id.clone()).collect();
+    let acted = std::iter::once(source.to_owned()).chain(ids.iter().cloned()).collect();
+    let sandboxes = made
+        .into_iter()
+        .map(|(row, session)| CreatedSandbox { sandbox: SandboxBody::new(&caller.team, row), session })
+        .collect();
+    let marks = (Extension(Acted(acted)), Extension(SessionOf(ids)));
+    (StatusCode::CREATED, marks.0, marks.1, Json(ForkedSandboxes { sandboxes })).into_response()
+}
+
+/// The row of a new sandbox that is like `source`.
+fn copy_of(app: &App, source: &SandboxRow, envs: Option<&[u8]>) -> Result<NewSandbox, ApiError> {
+    let id = id::generate("sbx");
+    let sealed_envs = envs.map(|envs| app.vault.seal(&id, envs)).transpose();
+    Ok(NewSandbox {
+        sealed_envs: sealed_envs.map_err(|error| ApiError::internal(error.to_string()))?,
+        id,
+        template: source.template.clone(),
+        template_version: source.template_version.clone(),
+        cpu: source.cpu,
+        memory_mb: source.memory_mb,
+        disk_gib: source.disk_gib,
+        timeout_seconds: source.timeout_seconds,
+        lifecycle: source.lifecycle,
+        metadata: source.metadata.clone(),
+        exposed_ports: source.exposed_ports.clone(),
+        allow_public_traffic: source.allow_public_traffic,
+        snapshot_id: source.snapshot_id.clone(),
+        created_at: app.clock.now(),
+    })
+}
+
+/// The source's environment, which is sealed for its own row only.
+async fn open_envs(app: &App, source: &SandboxRow) -> Result<Option<zeroize::Zeroizing<Vec<u8>>>, ApiError> {
+    let Some(sealed) = app.store.sandboxes.sealed_envs(&source.id).await? else { return Ok(None) };
+    let open = app.vault.unseal(&source.id, &sealed);
+    open.map(Some).map_err(|error| ApiError::internal(format!("envs of {}: {error}", source.id)))
+}

@@ -1,0 +1,136 @@
+//! A new sandbox: what `run` and `checkpoint restore` share.
+
+use anyhow::Context;
+use sandpiper::client::{Client, CreateSandbox, ExposedPort, Lifecycle, OnTimeout, Sandbox, Session};
+
+use crate::output::Output;
+
+/// What the new sandbox should be like.
+#[derive(clap::Args)]
+pub(crate) struct StartArguments {
+    /// Seconds until the sandbox is destroyed, or paused with `--on-timeout pause`, whatever it does
+    #[arg(long)]
+    timeout: Option<u64>,
+
+    /// What happens then
+    #[arg(long, value_name = "ACTION")]
+    on_timeout: Option<AtDeadline>,
+
+    /// Have the paused sandbox resumed by a request to it, such as `exec` or one to its preview
+    #[arg(long, requires = "on_timeout")]
+    auto_resume: bool,
+
+    /// Virtual CPUs
+    #[arg(long)]
+    cpu: Option<u32>,
+
+    /// Memory in MiB
+    #[arg(long)]
+    memory: Option<u32>,
+
+    /// Give a port of the sandbox a public preview URL
+    #[arg(long, value_name = "PORT")]
+    expose: Vec<u16>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum AtDeadline {
+    /// Destroy it with its disk
+    Kill,
+    /// Stop it and keep its disk, memory and processes
+    Pause,
+}
+
+/// What it starts from.
+pub(crate) enum Origin {
+    Template(String),
+    /// Id of a checkpoint.
+    Snapshot(String),
+}
+
+impl StartArguments {
+    /// Whether the sandbox outlives its deadline.
+    pub(crate) fn pauses(&self) -> bool {
+        self.on_timeout == Some(AtDeadline::Pause)
+    }
+
+    /// Starts the sandbox, and tells a person the URLs of its ports.
+    pub(crate) async fn start(
+        &self,
+        origin: Origin,
+        client: &Client,
+        output: Output,
+    ) -> anyhow::Result<(Sandbox, Session)> {
+        let request = self.request(origin);
+        let progress = output.progress("starting a sandbox");
+        let (sandbox, session) = client.create(&request).await?;
+        drop(progress);
+        for port in &self.expose {
+            let shown = client.port(&sandbox.id, *port).await;
+            let url = shown.with_context(|| format!("{} runs, but port {port} has no URL", sandbox.id))?.url;
+            if !output.is_json() {
+                eprintln!("port {port}: {url}");
+            }
+        }
+        Ok((sandbox, session))
+    }
+
+    fn request(&self, origin: Origin) -> CreateSandbox {
+        let (template, snapshot_id) = match origin {
+            Origin::Template(template) => (Some(template), None),
+            Origin::Snapshot(id) => (None, Some(id)),
+        };
+        let lifecycle = self.on_timeout.map(|action| Lifecycle {
+            on_timeout: match action {
+                AtDeadline::Kill => OnTimeout::Kill,
+                AtDeadline::Pause => OnTimeout::Pause,
+            },
+            auto_resume: self.auto_resume,
+        });
+        CreateSandbox {
+            template,
+            snapshot_id,
+            timeout: self.timeout,
+            lifecycle,
+            cpu: self.cpu,
+            memory_mb: self.memory,
+            exposed_ports: self.expose.iter().copied().map(ExposedPort::public).collect(),
+            ..CreateSandbox::default()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        start: StartArguments,
+    }
+
+    fn request(line: &[&str], origin: Origin) -> Value {
+        let line = Line::parse_from(std::iter::once(&"x").chain(line));
+        serde_json::to_value(line.start.request(origin)).unwrap()
+    }
+
+    #[test]
+    fn what_is_not_said_is_left_to_the_api() {
+        assert_eq!(request(&[], Origin::Template("base".into())), json!({"template": "base"}));
+        assert_eq!(request(&[], Origin::Snapshot("ckp1".into())), json!({"snapshot_id": "ckp1"}));
+    }
+
+    #[test]
+    fn the_end_of_the_time_can_be_a_pause() {
+        let asked = request(&["--timeout", "60", "--on-timeout", "pause"], Origin::Template("base".into()));
+        let lifecycle = json!({"on_timeout": "pause", "auto_resume": false});
+        assert_eq!(asked, json!({"template": "base", "timeout": 60, "lifecycle": lifecycle}));
+        let asked = request(&["--on-timeout", "pause", "--auto-resume"], Origin::Template("base".into()));
+        assert_eq!(asked["lifecycle"]["auto_resume"], true);
+        assert!(Line::try_parse_from(["x", "--auto-resume"]).is_err());
+    }
+}

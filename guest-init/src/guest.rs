@@ -1,0 +1,127 @@
+//! What the host's messages do to this guest.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use sandpiper_protocol::guest::{DATA_PLANE_PORT, FORWARD_PORT, FREEZE_LIMIT_SECONDS, GuestMessage, Init};
+use tokio::sync::Mutex;
+use tokio::task::spawn_blocking;
+use tokio::time::timeout;
+
+use crate::cgroups::Cgroups;
+use crate::clock::HostTime;
+use crate::freeze::{self, FreezeError, Keeper, Mounted, Stopper};
+use crate::link::Handler;
+use crate::log::{self, Log};
+use crate::serve::{App, Settings};
+use crate::{boot, forward, identity, net, serve};
+
+/// For the end of the boot, should a freeze be asked for so early.
+const BOOT_LIMIT: Duration = Duration::from_secs(10);
+
+/// For the host name's files, which no sandbox needs to start.
+const HOST_FILES_LIMIT: Duration = Duration::from_secs(1);
+
+/// The guest as the host sees it.
+pub(crate) struct Guest {
+    app: Arc<App>,
+    keeper: Keeper<Stopper, Mounted>,
+    /// Locked while it is done, in the background.
+    boot: Arc<Mutex<boot::Rest>>,
+    has_users: bool,
+    is_serving: bool,
+    log: Log,
+}
+
+impl Guest {
+    /// Begins to be one; processes are put into `groups` if there are any.
+    pub(crate) fn new(groups: Option<Cgroups>, log: Log) -> io::Result<Self> {
+        let limit = Duration::from_secs(FREEZE_LIMIT_SECONDS);
+        Ok(Self {
+            app: Arc::new(App::with_groups(Settings::default(), groups.clone())),
+            keeper: Keeper::start(Stopper::new(groups), Arc::new(freeze::find), limit, log.clone())?,
+            boot: Arc::default(),
+            has_users: false,
+            is_serving: false,
+            log,
+        })
+    }
+
+    /// Applies the host's message, lets go on what was frozen, and serves from the first message on.
+    async fn become_what_is_wanted(&mut self, init: Init, time: HostTime) -> Result<(), String> {
+        let settings = Settings { envs: init.envs.clone(), default_user: init.default_user.clone() };
+        let hostname = init.hostname.clone();
+        let needs_users = !self.has_users;
+        let identify = move || {
+            identity::apply(&init, &time)?;
+            if needs_users { identity::ensure_users() } else { Ok(()) }
+        };
+        self.keeper.wake(identify).await.map_err(|error| error.to_string())?;
+        self.has_users = true;
+        self.app.configure(settings);
+        // Not on the thread that thaws, and not without limit: `/etc` may be a file system of the sandbox's own making.
+        let _ = timeout(HOST_FILES_LIMIT, spawn_blocking(move || identity::write_host_files(&hostname))).await;
+        if !self.is_serving {
+            self.start_serving().map_err(|error| format!("The data plane cannot listen: {error}"))?;
+            self.is_serving = true;
+        }
+        self.finish_boot();
+        Ok(())
+    }
+
+    /// Begins what may happen beside the first requests. Every time: a snapshot may have been restored onto a larger
+    /// disk.
+    fn finish_boot(&self) {
+        // Taken here, not in the background, so that a freeze which comes next waits for it.
+        let Ok(mut boot) = Arc::clone(&self.boot).try_lock_owned() else { return };
+        let log = self.log.clone();
+        spawn_blocking(move || {
+            for problem in boot.finish() {
+                log.warn(problem);
+            }
+        });
+    }
+
+    async fn become_still(&mut self, processes: bool) -> Result<(), FreezeError> {
+        let finished = timeout(BOOT_LIMIT, self.boot.lock()).await;
+        drop(finished.map_err(|_| FreezeError::Growing)?);
+        self.keeper.freeze(processes).await
+    }
+
+    fn start_serving(&self) -> io::Result<()> {
+        let data_plane = net::listen(DATA_PLANE_PORT)?;
+        let forwarding = net::listen(FORWARD_PORT)?;
+        tokio::spawn(serve::serve(data_plane, Arc::clone(&self.app)));
+        tokio::spawn(forward::serve(forwarding));
+        Ok(())
+    }
+}
+
+impl Handler for Guest {
+    async fn init(&mut self, init: Init, time: HostTime) -> GuestMessage {
+        match self.become_what_is_wanted(init, time).await {
+            Ok(()) => GuestMessage::Ready { init_version: env!("CARGO_PKG_VERSION").to_owned() },
+            Err(message) => GuestMessage::Failed { message: shortened(message) },
+        }
+    }
+
+    async fn freeze(&mut self, processes: bool) -> GuestMessage {
+        match self.become_still(processes).await {
+            Ok(()) => GuestMessage::Frozen,
+            Err(error) => GuestMessage::NotFrozen { message: shortened(error.to_string()) },
+        }
+    }
+
+    async fn thaw(&mut self) -> GuestMessage {
+        match self.keeper.thaw().await {
+            Ok(()) => GuestMessage::Thawed,
+            Err(error) => GuestMessage::Failed { message: shortened(error.to_string()) },
+        }
+    }
+}
+
+fn shortened(mut message: String) -> String {
+    log::truncate(&mut message);
+    message
+}

@@ -1,0 +1,317 @@
+//! One connection of the link, from its opening until it breaks: the host's messages, one after the other, and between
+//! them the log's lines.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use sandpiper_protocol::guest::{GuestMessage, HostMessage};
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+use super::{Handler, send};
+use crate::clock::HostTime;
+use crate::fd::FdStream;
+
+/// Longest line taken from the host: environments may be large, and the host is trusted.
+const MAX_HOST_LINE: usize = 1024 * 1024;
+
+/// The host's time is known well enough without asking for it if at most this much lies between the beginning of the
+/// connection and its first message. The first link of a boot is begun long before.
+const GOOD_ENOUGH: Duration = Duration::from_millis(20);
+
+/// When asking: how exact it is to become, in how many rounds at most, and how long to wait for one.
+const WANTED: Duration = Duration::from_millis(10);
+const ROUNDS: usize = 5;
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
+
+pub(super) struct Session<'a, H> {
+    link: &'a FdStream,
+    /// When the connection was begun: no message of it is older.
+    begun: Instant,
+    lines: Lines<'a>,
+    log: &'a mut mpsc::Receiver<GuestMessage>,
+    handler: &'a mut H,
+    /// Whether the host said who this guest is.
+    served: bool,
+}
+
+impl<'a, H: Handler> Session<'a, H> {
+    pub(super) fn new(
+        link: &'a FdStream,
+        begun: Instant,
+        log: &'a mut mpsc::Receiver<GuestMessage>,
+        handler: &'a mut H,
+    ) -> Self {
+        Self { link, begun, lines: Lines::new(link), log, handler, served: false }
+    }
+
+    /// Speaks until the connection breaks. True if the host said something sensible.
+    pub(super) async fn run(mut self) -> bool {
+        // However it breaks, there is nobody left to be told.
+        let _ = self.speak().await;
+        self.served
+    }
+
+    async fn speak(&mut self) -> io::Result<()> {
+        loop {
+            let answer = tokio::select! {
+                line = self.lines.next() => {
+                    let read = Instant::now();
+                    match parse(&line?) {
+                        Ok(message) => self.obey(message, read).await?,
+                        Err(unreadable) => Some(unreadable),
+                    }
+                }
+                Some(message) = self.log.recv() => Some(message),
+            };
+            if let Some(answer) = answer {
+                send(self.link, &answer).await?;
+            }
+        }
+    }
+
+    /// Does what the host says, and returns what it is to be told. The message was whole at the moment `read`.
+    async fn obey(&mut self, message: HostMessage, read: Instant) -> io::Result<Option<GuestMessage>> {
+        let answer = match message {
+            HostMessage::Init(init) => {
+                self.served = true;
+                let time = self.host_time(HostTime::between(self.begun, init.unix_time_ns, read)).await?;
+                self.handler.init(init, time).await
+            }
+            HostMessage::Freeze { processes } => self.handler.freeze(processes).await,
+            HostMessage::Thaw => self.handler.thaw().await,
+            // The answer to a question that was given up.
+            HostMessage::Time { .. } => return Ok(None),
+        };
+        Ok(Some(answer))
+    }
+
+    /// The host's time as exactly as can be had, beginning with what its message told.
+    async fn host_time(&mut self, told: HostTime) -> io::Result<HostTime> {
+        let mut best = told;
+        if best.window() <= GOOD_ENOUGH {
+            return Ok(best);
+        }
+        for _ in 0..ROUNDS {
+            // A host that does not answer this once is not asked again: the late answer would be taken for the next
+            // one's.
+            let Some(time) = self.ask_time().await? else { break };
+            if time.window() < best.window() {
+                best = time;
+            }
+            if best.window() <= WANTED {
+                break;
+            }
+        }
+        Ok(best)
+    }
+
+    /// Asks once. `None` if the host does not answer.
+    async fn ask_time(&mut self) -> io::Result<Option<HostTime>> {
+        let asked = Instant::now();
+        send(self.link, &GuestMessage::AskTime).await?;
+        let Ok(line) = timeout(ANSWER_TIMEOUT, self.lines.next()).await else { return Ok(None) };
+        let read = Instant::now();
+        match parse(&line?) {
+            Ok(HostMessage::Time { unix_time_ns }) => Ok(Some(HostTime::between(asked, unix_time_ns, read))),
+            // It sends nothing else before it was told that the guest is ready. A new connection begins anew.
+            _ => Err(io::Error::new(io::ErrorKind::InvalidData, "The host's answer is not its time")),
+        }
+    }
+}
+
+/// The host's message, or what to tell it of one that cannot be read.
+fn parse(line: &[u8]) -> Result<HostMessage, GuestMessage> {
+    // The text is not repeated: it may hold a tenant's secrets.
+    serde_json::from_slice(line).map_err(|error| GuestMessage::Failed {
+        message: format!("The host's message cannot be read (line 1 column {})", error.column()),
+    })
+}
+
+/// Takes lines out of a stream. Cancelling [`Lines::next`] loses nothing.
+struct Lines<'a> {
+    link: &'a FdStream,
+    buffer: Vec<u8>,
+}
+
+impl<'a> Lines<'a> {
+    fn new(link: &'a FdStream) -> Self {
+        Self { link, buffer: Vec::new() }
+    }
+
+    /// The next line without its end. The end of the stream is an error.
+    async fn next(&mut self) -> io::Result<Vec<u8>> {
+        let mut searched = 0;
+        loop {
+            if let Some(end) = self.buffer.iter().skip(searched).position(|byte| *byte == b'\n') {
+                let rest = self.buffer.split_off(searched + end + 1);
+                let mut line = std::mem::replace(&mut self.buffer, rest);
+                line.pop();
+                return Ok(line);
+            }
+            searched = self.buffer.len();
+            if searched > MAX_HOST_LINE {
+                return Err(io::Error::new(io::ErrorKind::InvalidData, "The host's line is too long"));
+            }
+            let mut piece = [0; 4096];
+            let count = self.link.read(&mut piece).await?;
+            if count == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            self.buffer.extend_from_slice(piece.get(..count).unwrap_or_default());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sandpiper_protocol::guest::Init;
+    use std::os::unix::net::UnixStream as StdStream;
+    use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+    use tokio::net::UnixStream;
+    use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+    use tokio::task::JoinHandle;
+
+    /// For anything that a test waits for.
+    const PATIENCE: Duration = Duration::from_secs(30);
+
+    /// A guest that can be anything, and says how exactly it knew the time.
+    #[derive(Default)]
+    struct Willing {
+        windows: Vec<Duration>,
+    }
+
+    impl Handler for Willing {
+        async fn init(&mut self, init: Init, time: HostTime) -> GuestMessage {
+            self.windows.push(time.window());
+            GuestMessage::Ready { init_version: init.hostname }
+        }
+
+        async fn freeze(&mut self, processes: bool) -> GuestMessage {
+            if processes { GuestMessage::Frozen } else { GuestMessage::NotFrozen { message: "no".into() } }
+        }
+
+        async fn thaw(&mut self) -> GuestMessage {
+            GuestMessage::Thawed
+        }
+    }
+
+    /// The host's end of a session that runs.
+    struct Host {
+        lines: tokio::io::Lines<BufReader<OwnedReadHalf>>,
+        write: OwnedWriteHalf,
+        log: crate::log::Log,
+        /// Whether the session was of use, and how exactly each time was known.
+        session: JoinHandle<(bool, Vec<Duration>)>,
+    }
+
+    impl Host {
+        /// A session whose connection was begun `age` ago.
+        fn start(age: Duration) -> Self {
+            let (guest, host) = StdStream::pair().unwrap();
+            host.set_nonblocking(true).unwrap();
+            let (log, mut to_host) = crate::log::channel();
+            let begun = Instant::now() - age;
+            let session = tokio::spawn(async move {
+                let link = FdStream::new(guest.into()).unwrap();
+                let mut guest = Willing::default();
+                let served = Session::new(&link, begun, &mut to_host, &mut guest).run().await;
+                (served, guest.windows)
+            });
+            let (read, write) = UnixStream::from_std(host).unwrap().into_split();
+            Self { lines: BufReader::new(read).lines(), write, log, session }
+        }
+
+        async fn tell(&mut self, text: &str) {
+            self.write.write_all(text.as_bytes()).await.unwrap();
+        }
+
+        async fn hear(&mut self) -> String {
+            timeout(PATIENCE, self.lines.next_line()).await.unwrap().unwrap().unwrap()
+        }
+
+        async fn hang_up(self) -> (bool, Vec<Duration>) {
+            drop((self.write, self.lines));
+            timeout(PATIENCE, self.session).await.unwrap().unwrap()
+        }
+    }
+
+    fn init_line(hostname: &str) -> String {
+        let init = Init {
+            sandbox_id: "sbx".into(),
+            hostname: hostname.into(),
+            unix_time_ns: 1,
+            envs: [("BIG".to_owned(), "x".repeat(100_000))].into(),
+            default_user: "user".into(),
+            entropy: "00".repeat(32),
+            generation: 1,
+        };
+        serde_json::to_string(&HostMessage::Init(init)).unwrap() + "\n"
+    }
+
+    const ASK_TIME: &str = r#"{"type":"ask_time"}"#;
+    const TIME: &str = "{\"type\":\"time\",\"unix_time_ns\":1}\n";
+
+    #[tokio::test]
+    async fn a_session_answers_each_message_and_carries_log_lines() {
+        let mut host = Host::start(Duration::ZERO);
+
+        host.tell(&(init_line("a") + "{\"type\":\"freeze\",\"processes\":true}\n" + TIME + "{\"type\":\"thaw\"}\n"))
+            .await;
+        assert_eq!(host.hear().await, r#"{"type":"ready","init_version":"a"}"#);
+        assert_eq!(host.hear().await, r#"{"type":"frozen"}"#);
+        assert_eq!(host.hear().await, r#"{"type":"thawed"}"#, "a time that nobody asked for is no question");
+        host.log.warn("careful");
+        assert_eq!(host.hear().await, r#"{"type":"log","level":"warn","message":"careful"}"#);
+        host.tell("{\"type\":\"freeze\",\"processes\":false}\n").await;
+        assert_eq!(host.hear().await, r#"{"type":"not_frozen","message":"no"}"#);
+        host.tell("{\"type\":\"init\",\n").await;
+        assert!(host.hear().await.starts_with(r#"{"type":"failed""#));
+
+        assert!(host.hang_up().await.0);
+    }
+
+    #[tokio::test]
+    async fn a_link_that_was_begun_long_ago_asks_for_the_time() {
+        let mut host = Host::start(Duration::from_secs(2));
+
+        host.tell(&init_line("a")).await;
+        let mut rounds = 0;
+        let answer = loop {
+            let line = host.hear().await;
+            if line != ASK_TIME {
+                break line;
+            }
+            rounds += 1;
+            host.tell(TIME).await;
+        };
+        let (_, windows) = host.hang_up().await;
+
+        assert_eq!(answer, r#"{"type":"ready","init_version":"a"}"#);
+        assert!((1..=ROUNDS).contains(&rounds), "{rounds} rounds");
+        assert!(windows.len() == 1 && windows[0] < Duration::from_secs(2), "{windows:?}");
+    }
+
+    #[tokio::test]
+    async fn a_host_that_does_not_tell_its_time_is_believed_what_it_wrote() {
+        let mut host = Host::start(Duration::from_secs(2));
+
+        host.tell(&init_line("a")).await;
+        assert_eq!(host.hear().await, ASK_TIME);
+        assert_eq!(host.hear().await, r#"{"type":"ready","init_version":"a"}"#);
+
+        let (_, windows) = host.hang_up().await;
+        assert!(windows[0] >= Duration::from_secs(2), "{windows:?}");
+    }
+
+    #[tokio::test]
+    async fn another_answer_than_the_time_ends_the_session() {
+        let mut host = Host::start(Duration::from_secs(2));
+
+        host.tell(&(init_line("a") + "{\"type\":\"thaw\"}\n")).await;
+
+        let (served, windows) = timeout(PATIENCE, host.session).await.unwrap().unwrap();
+        assert!(served && windows.is_empty());
+    }
+}

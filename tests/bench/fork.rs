@@ -1,0 +1,32 @@
+//! Forks: until all of them live.
+
+use std::time::Instant;
+
+use futures_util::future::join_all;
+use sandpiper::client::CreateSandbox;
+use support::{Host, Sandbox, layers, small};
+
+use crate::figure::{Report, mebibytes};
+
+/// Each takes ten starts.
+const TEN_RUNS: usize = 5;
+
+pub(crate) async fn run(runs: usize, report: &mut Report) -> anyhow::Result<()> {
+    let host = Host::shared();
+    let source = host.wait_until_warm(&CreateSandbox { timeout: Some(3600), ..small() }).await;
+    for (count, runs) in [(1, runs), (10, runs.min(TEN_RUNS))] {
+        let (mut live, mut bytes) = (Vec::new(), Vec::new());
+        for _ in 0..runs {
+            let start = Instant::now();
+            let forks = source.fork(count).await?;
+            live.push(start.elapsed().as_secs_f64() * 1000.0);
+            let own = forks.iter().map(|fork| layers::own_bytes(&host.folder_of(&fork.id)));
+            bytes.push(mebibytes(own.sum::<std::io::Result<u64>>()?));
+            join_all(forks.into_iter().map(Sandbox::delete)).await;
+        }
+        report.add("fork", &format!("fork_{count}"), "ms", &live);
+        report.add("fork", &format!("fork_{count}_stored"), "MiB", &bytes);
+    }
+    source.delete().await;
+    Ok(())
+}

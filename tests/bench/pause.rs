@@ -1,0 +1,56 @@
+//! Pause and resume, by how much a guest wrote since it was started or resumed.
+
+use std::time::Instant;
+
+use sandpiper::client::CreateSandbox;
+use support::{Dialogue, Host, KEEPER, layers, small};
+
+use crate::figure::{Report, mebibytes};
+
+/// Of a guest of 512 MiB.
+const WRITTEN_MIB: [u32; 3] = [10, 30, 100];
+
+/// What of it is reported: one is not measured without the other.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Half {
+    Pause,
+    Resume,
+}
+
+pub(crate) async fn run(half: Half, runs: usize, report: &mut Report) -> anyhow::Result<()> {
+    let host = Host::shared();
+    let request = CreateSandbox { memory_mb: Some(512), ..small() };
+    // From a snapshot: a guest that was booted has written all that it uses.
+    let mut sandbox = host.wait_until_warm(&request).await;
+    let keeper = Dialogue::start(&sandbox, KEEPER).await.pid();
+    let folder = host.folder_of(&sandbox.id);
+    for written in WRITTEN_MIB {
+        let (mut paused, mut bytes, mut resumed, mut served) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        for _ in 0..runs {
+            Dialogue::attach(&sandbox, keeper).await.ask(&format!("fill {written}")).await;
+            let before = layers::own_bytes(&folder)?;
+            let start = Instant::now();
+            sandbox.pause().await?;
+            paused.push(start.elapsed().as_secs_f64() * 1000.0);
+            bytes.push(mebibytes(layers::own_bytes(&folder)?.saturating_sub(before)));
+
+            let start = Instant::now();
+            sandbox.resume(None).await?;
+            resumed.push(start.elapsed().as_secs_f64() * 1000.0);
+            sandbox.sh("true").await;
+            served.push(start.elapsed().as_secs_f64() * 1000.0);
+        }
+        match half {
+            Half::Pause => {
+                report.add("pause", &format!("pause_{written}_mib"), "ms", &paused);
+                report.add("pause", &format!("pause_{written}_mib_stored"), "MiB", &bytes);
+            }
+            Half::Resume => {
+                report.add("resume", &format!("resume_{written}_mib"), "ms", &resumed);
+                report.add("resume", &format!("resume_{written}_mib_to_command"), "ms", &served);
+            }
+        }
+    }
+    sandbox.delete().await;
+    Ok(())
+}

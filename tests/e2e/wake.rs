@@ -1,0 +1,94 @@
+//! Requests to paused sandboxes.
+
+use futures_util::future::join_all;
+use sandpiper::client::{CreateSandbox, ExposedPort, Lifecycle, OnTimeout};
+use support::{Host, Sandbox, eventually, shell, small};
+
+#[tokio::test]
+async fn a_request_to_a_paused_sandbox_that_wakes_is_served() {
+    let host = Host::shared();
+    let sandbox = paused_at_its_deadline(true, &[ExposedPort::public(8000)]).await;
+    sandbox.out("mkdir site; echo 'still here' > site/index.html").await;
+    let server = "exec python3 -m http.server 8000 --bind 127.0.0.1 --directory site";
+    sandbox.data_plane.start(&shell(server, None)).await.unwrap();
+    eventually("the server listens", || async { host.client.port(&sandbox.id, 8000).await.unwrap().status == "open" })
+        .await;
+    let preview = host.client.port(&sandbox.id, 8000).await.unwrap().url;
+
+    sandbox.pause().await.expect("the sandbox is paused");
+    let file = sandbox.data_plane.read_file("site/index.html", None).await.expect("the data plane wakes it");
+    assert_eq!(file, b"still here\n");
+    eventually("the API sees that it is awake", || async { state(&sandbox).await == "ready" }).await;
+
+    sandbox.pause().await.expect("the sandbox is paused again");
+    let page = host.client.http().get(&preview).send().await.expect("the proxy answers");
+    let status = page.status();
+    let body = page.text().await.unwrap();
+    assert_eq!((status.as_u16(), body.as_str()), (200, "still here\n"), "the preview wakes it");
+    eventually("the API sees that it is awake", || async { state(&sandbox).await == "ready" }).await;
+}
+
+#[tokio::test]
+async fn requests_that_come_together_share_one_resume() {
+    let sandbox = paused_at_its_deadline(true, &[]).await;
+    let before = generation(&sandbox).await;
+    sandbox.pause().await.expect("the sandbox is paused");
+
+    let seen = join_all((0..5).map(|_| generation(&sandbox))).await;
+
+    assert_eq!(seen, [before + 1; 5]);
+    assert_eq!(generation(&sandbox).await, before + 1);
+}
+
+#[tokio::test]
+async fn without_auto_resume_a_request_is_refused_and_says_that_the_sandbox_is_paused() {
+    let host = Host::shared();
+    let sandbox = paused_at_its_deadline(false, &[ExposedPort::public(8000)]).await;
+    let preview = host.client.port(&sandbox.id, 8000).await.unwrap().url;
+    sandbox.pause().await.expect("the sandbox is paused");
+
+    let refused =
+        sandbox.data_plane.read_file("/etc/hostname", None).await.expect_err("a paused sandbox serves nothing");
+    let page = host.client.http().get(&preview).send().await.expect("the proxy answers");
+    let status = page.status();
+    let body = page.text().await.unwrap();
+
+    assert_eq!(refused.status(), Some(502), "{refused}");
+    assert!(refused.to_string().contains("paused"), "{refused}");
+    assert_eq!(status, 502, "{body}");
+    assert!(body.contains("paused"), "{body}");
+    assert_eq!(state(&sandbox).await, "stopped");
+}
+
+#[tokio::test]
+async fn asking_for_its_health_without_a_token_wakes_no_sandbox() {
+    let host = Host::shared();
+    let sandbox = paused_at_its_deadline(true, &[]).await;
+    let health = format!("{}/health", sandbox.session.data_plane_url);
+    assert!(host.client.http().get(&health).send().await.unwrap().status().is_success());
+    sandbox.pause().await.expect("the sandbox is paused");
+
+    let without = host.client.http().get(&health).send().await.unwrap().status();
+    let wrong = host.client.http().get(&health).header("x-access-token", "nonsense").send().await.unwrap().status();
+
+    assert_eq!(without, 502);
+    assert!(wrong.is_client_error() || wrong == 502, "{wrong}");
+    assert_eq!((state(&sandbox).await.as_str(), host.monitor_of(&sandbox.id)), ("stopped", None));
+}
+
+/// A sandbox that is paused, not destroyed, when its time is over, far in the future.
+async fn paused_at_its_deadline(auto_resume: bool, ports: &[ExposedPort]) -> Sandbox {
+    let lifecycle = Some(Lifecycle { on_timeout: OnTimeout::Pause, auto_resume });
+    Host::shared().sandbox_with(&CreateSandbox { lifecycle, exposed_ports: ports.to_vec(), ..small() }).await
+}
+
+async fn state(sandbox: &Sandbox) -> String {
+    Host::shared().client.show(&sandbox.id).await.expect("the sandbox is shown").state
+}
+
+/// How often the sandbox was started, as its programs see it.
+async fn generation(sandbox: &Sandbox) -> u64 {
+    let file = sandbox.data_plane.read_file("/run/sandpiper/generation", None).await;
+    let file = file.unwrap_or_else(|error| panic!("the generation of {} is read: {error}", sandbox.id));
+    String::from_utf8(file).unwrap().trim().parse().expect("a number")
+}

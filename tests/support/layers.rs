@@ -1,0 +1,119 @@
+//! The sparse files that disks and memories consist of, from outside of the host that made them.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+use nix::unistd::{Whence, lseek};
+
+const BLOCK: usize = 1 << 20;
+
+/// Where `file` has data; all else are holes.
+pub fn data(file: &File) -> io::Result<Vec<Range<u64>>> {
+    let seek = |from: i64, whence| match lseek(file, from, whence) {
+        Ok(offset) => Ok(Some(offset)),
+        Err(Errno::ENXIO) => Ok(None),
+        Err(error) => Err(io::Error::from(error)),
+    };
+    let mut found = Vec::new();
+    let mut end = 0;
+    while let Some(start) = seek(end, Whence::SeekData)? {
+        end = seek(start, Whence::SeekHole)?.unwrap_or(start);
+        found.push(start.unsigned_abs()..end.unsigned_abs());
+    }
+    Ok(found)
+}
+
+/// Makes one sparse file of `size` bytes out of `layers`, bottom first, each of whose holes is the layer below.
+pub fn flatten(layers: &[PathBuf], size: u64, target: &Path) -> io::Result<()> {
+    let target = OpenOptions::new().write(true).create_new(true).open(target)?;
+    target.set_len(size)?;
+    let mut buffer = vec![0; BLOCK];
+    for layer in layers {
+        let layer = File::open(layer)?;
+        for extent in data(&layer)? {
+            for offset in extent.clone().step_by(BLOCK) {
+                let length = usize::try_from(extent.end - offset).unwrap_or(BLOCK).min(BLOCK);
+                layer.read_exact_at(&mut buffer[..length], offset)?;
+                target.write_all_at(&buffer[..length], offset)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Flips one bit in every `every` bytes of what `path` has data for; how many it were.
+pub fn flip_bits(path: &Path, every: usize) -> io::Result<usize> {
+    let file = OpenOptions::new().read(true).write(true).open(path)?;
+    let mut flipped = 0;
+    for offset in data(&file)?.into_iter().flat_map(|extent| extent.step_by(every)) {
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, offset)?;
+        file.write_all_at(&[byte[0] ^ 0x10], offset)?;
+        flipped += 1;
+    }
+    Ok(flipped)
+}
+
+/// Cuts `path` to half its length.
+pub fn truncate(path: &Path) -> io::Result<()> {
+    let file = OpenOptions::new().write(true).open(path)?;
+    file.set_len(file.metadata()?.len() / 2)
+}
+
+/// Bytes of disk that the files right in `folder` take, those left out that others have a name of too.
+pub fn own_bytes(folder: &Path) -> io::Result<u64> {
+    let mut bytes = 0;
+    for entry in std::fs::read_dir(folder)? {
+        let metadata = entry?.metadata()?;
+        if metadata.is_file() && metadata.nlink() == 1 {
+            // `st_blocks` counts in 512 bytes whatever the file system's blocks are (stat(3type)).
+            bytes += metadata.blocks() * 512;
+        }
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A sparse file with these blocks of 4 KiB.
+    fn layer(path: &Path, blocks: &[(u64, u8)]) -> PathBuf {
+        let file = File::create(path).unwrap();
+        file.set_len(16 * 4096).unwrap();
+        for (block, value) in blocks {
+            file.write_all_at(&[*value; 4096], block * 4096).unwrap();
+        }
+        path.to_owned()
+    }
+
+    #[test]
+    fn a_hole_is_the_layer_below() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name| folder.path().join(name);
+        let layers = [layer(&path("bottom"), &[(1, b'a'), (2, b'a')]), layer(&path("top"), &[(2, b'b'), (15, b'b')])];
+
+        flatten(&layers, 32 * 4096, &path("flat")).unwrap();
+
+        let flat = std::fs::read(path("flat")).unwrap();
+        assert_eq!(flat.len(), 32 * 4096);
+        let seen: Vec<u8> = [0, 1, 2, 15, 16].map(|block| flat[block * 4096]).to_vec();
+        assert_eq!(seen, [0, b'a', b'b', b'b', 0]);
+    }
+
+    #[test]
+    fn damage_changes_the_data_and_fills_no_hole() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = layer(&folder.path().join("layer"), &[(3, 0), (4, 0)]);
+
+        assert_eq!(flip_bits(&path, 4096).unwrap(), 2);
+
+        let extents = data(&File::open(&path).unwrap()).unwrap();
+        assert_eq!((extents.len(), extents[0].clone()), (1, 3 * 4096..5 * 4096));
+        assert_eq!(std::fs::read(&path).unwrap()[4 * 4096], 0x10);
+    }
+}

@@ -1,0 +1,225 @@
+//! What a host has of its sandboxes: processes, files, cgroups. And what it must not have.
+
+use std::collections::HashSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use nix::unistd::Pid;
+use sandpiper_protocol::agent::{CheckpointList, SandboxList};
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::host::{Host, RUNTIME_DIR, STATE_DIR, agent_get};
+use crate::sandbox::Sandbox;
+use crate::wait::wait_until;
+
+/// Variable of a monitor's environment: the folder of the shell that it began as.
+const MARKER: &str = "SANDPIPER_SANDBOX=";
+
+/// What there is of a sandbox while it runs, to look for afterwards.
+#[derive(Debug)]
+pub struct Traces {
+    pub id: String,
+    /// Its monitor; a stopped sandbox has none.
+    pub monitor: Option<Pid>,
+    /// The cgroup folders of its monitor.
+    pub cgroups: Vec<PathBuf>,
+}
+
+/// A monitor's process.
+struct Process {
+    pid: Pid,
+    /// Id of the shell that it began as.
+    shell: String,
+}
+
+impl Host {
+    /// Monitors of this host's sandboxes: one process each.
+    pub fn monitors(&self) -> Vec<Pid> {
+        let running = processes();
+        let mut monitors: Vec<Pid> = self.recorded().into_iter().filter(|pid| is_among(&running, *pid)).collect();
+        monitors.sort_unstable();
+        monitors
+    }
+
+    /// The monitor of one sandbox.
+    pub fn monitor_of(&self, id: &str) -> Option<Pid> {
+        let pid = pid_in(&self.record(id)?)?;
+        is_among(&processes(), pid).then_some(pid)
+    }
+
+    /// Monitors that belong to no sandbox: those that wait, and one that makes a warm snapshot.
+    pub fn shells(&self) -> Vec<Pid> {
+        let recorded = self.recorded();
+        processes().into_iter().map(|process| process.pid).filter(|pid| !recorded.contains(pid)).collect()
+    }
+
+    /// Everything on disk that belongs to a sandbox or a checkpoint.
+    pub fn files_of(&self, id: &str) -> Vec<PathBuf> {
+        let folders = [(STATE_DIR, "sandboxes"), (RUNTIME_DIR, "sandboxes"), (STATE_DIR, "checkpoints")];
+        let paths = folders.map(|(root, folder)| Path::new(root).join(folder).join(id));
+        paths.into_iter().filter(|path| path.exists()).collect()
+    }
+
+    /// The folder of a sandbox's files.
+    pub fn folder_of(&self, id: &str) -> PathBuf {
+        Path::new(STATE_DIR).join("sandboxes").join(id)
+    }
+
+    /// The folder of a checkpoint's files.
+    pub fn checkpoint_folder(&self, id: &str) -> PathBuf {
+        Path::new(STATE_DIR).join("checkpoints").join(id)
+    }
+
+    /// A folder for large files, on the file system of the host's data.
+    pub fn scratch(&self) -> TempDir {
+        let parent = Path::new(STATE_DIR).parent().expect("a folder around the host's data");
+        tempfile::tempdir_in(parent).expect("a folder for large files")
+    }
+
+    /// What the agent has written down of a sandbox.
+    pub fn record(&self, id: &str) -> Option<Value> {
+        serde_json::from_slice(&fs::read(self.folder_of(id).join("record.json")).ok()?).ok()
+    }
+
+    /// What the agent has written down of a checkpoint.
+    pub fn manifest(&self, id: &str) -> Value {
+        let path = self.checkpoint_folder(id).join("manifest.json");
+        let text = fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        serde_json::from_slice(&text).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+    }
+
+    /// What there is of a sandbox now.
+    pub fn traces_of(&self, id: &str) -> Traces {
+        let monitor = self.monitor_of(id);
+        let shell = self.record(id).and_then(|record| record["process"]["shell"].as_str().map(str::to_owned));
+        let cgroups = shell.map(|shell| cgroups().into_iter().filter(|path| path.ends_with(&shell)).collect());
+        Traces { id: id.to_owned(), monitor, cgroups: cgroups.unwrap_or_default() }
+    }
+
+    /// Destroys a sandbox and panics unless that leaves nothing of it.
+    pub async fn leaves_nothing(&self, sandbox: Sandbox) {
+        let traces = self.traces_of(&sandbox.id);
+        sandbox.delete().await;
+        traces.are_gone().await;
+    }
+
+    /// Panics unless, before long, there is nothing on this host that is of no use to anybody.
+    pub async fn leaks_nothing(&self) {
+        wait_until("the host has nothing that belongs to nobody", || async {
+            let leaks = self.leaks().await?;
+            if leaks.is_empty() { Ok(()) } else { Err(leaks.join("; ")) }
+        })
+        .await;
+    }
+
+    async fn leaks(&self) -> Result<Vec<String>, String> {
+        let text = |error: &dyn std::fmt::Display| error.to_string();
+        let listed: SandboxList = agent_get("/sandboxes").await.map_err(|error| text(&error))?;
+        let shown = self.client.list("").await.map_err(|error| text(&error))?;
+        let checkpoints: CheckpointList = agent_get("/checkpoints").await.map_err(|error| text(&error))?;
+        let sandboxes: HashSet<String> = listed.sandboxes.into_iter().map(|sandbox| sandbox.id).collect();
+        let checkpoints: HashSet<String> =
+            checkpoints.checkpoints.into_iter().map(|checkpoint| checkpoint.id).collect();
+
+        let mut leaks = Vec::new();
+        for id in sandboxes.iter().filter(|id| shown.iter().all(|shown| shown.id != **id)) {
+            leaks.push(format!("the API does not show {id}, which the agent has"));
+        }
+        let owned = [(STATE_DIR, "sandboxes", &sandboxes), (RUNTIME_DIR, "sandboxes", &sandboxes)];
+        for (root, folder, known) in owned.into_iter().chain([(STATE_DIR, "checkpoints", &checkpoints)]) {
+            let path = Path::new(root).join(folder);
+            leaks.extend(
+                names(&path)
+                    .into_iter()
+                    .filter(|name| !known.contains(name))
+                    .map(|name| format!("{} is nobody's", path.join(name).display())),
+            );
+        }
+        let (recorded, running) = (self.recorded(), processes());
+        let shells: HashSet<String> = names(&Path::new(STATE_DIR).join("shells")).into_iter().collect();
+        for process in &running {
+            if !recorded.contains(&process.pid) && !shells.contains(&process.shell) {
+                leaks.push(format!("monitor {} ({}) is nobody's and does not wait", process.pid, process.shell));
+            }
+        }
+        let is_dead = |shell: &&String| running.iter().all(|process| process.shell != **shell);
+        leaks.extend(shells.iter().filter(is_dead).map(|shell| format!("the shell {shell} has no process")));
+        for cgroup in cgroups() {
+            if fs::read_to_string(cgroup.join("cgroup.procs")).is_ok_and(|processes| processes.is_empty()) {
+                leaks.push(format!("{} has no process", cgroup.display()));
+            }
+        }
+        Ok(leaks)
+    }
+
+    /// The monitors that the records name, running or not.
+    fn recorded(&self) -> HashSet<Pid> {
+        let ids = names(&Path::new(STATE_DIR).join("sandboxes"));
+        ids.into_iter().filter_map(|id| pid_in(&self.record(&id)?)).collect()
+    }
+}
+
+impl Traces {
+    /// Panics unless nothing of the sandbox is left: files at once, the process and its cgroup before long.
+    pub async fn are_gone(&self) {
+        let files = Host::shared().files_of(&self.id);
+        assert_eq!(files, Vec::<PathBuf>::new(), "files of {} are left", self.id);
+        self.process_is_gone().await;
+    }
+
+    /// Panics unless the process and its cgroup are gone before long.
+    pub async fn process_is_gone(&self) {
+        wait_until(&format!("process and cgroup of {} are gone", self.id), || async {
+            let lives = self.monitor.filter(|pid| is_among(&processes(), *pid));
+            let cgroups: Vec<_> = self.cgroups.iter().filter(|path| path.exists()).collect();
+            let is_gone = lives.is_none() && cgroups.is_empty();
+            if is_gone { Ok(()) } else { Err(format!("left: process {lives:?}, cgroups {cgroups:?}")) }
+        })
+        .await;
+    }
+}
+
+/// The monitor that a record names.
+fn pid_in(record: &Value) -> Option<Pid> {
+    let pid = record["process"]["identity"]["pid"].as_i64()?;
+    Some(Pid::from_raw(pid.try_into().ok()?))
+}
+
+fn is_among(running: &[Process], pid: Pid) -> bool {
+    running.iter().any(|process| process.pid == pid)
+}
+
+/// The shared host's monitors.
+fn processes() -> Vec<Process> {
+    let marker = format!("{MARKER}{STATE_DIR}/shells/");
+    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
+    let process = |entry: fs::DirEntry| {
+        let pid = entry.file_name().to_str()?.parse().ok()?;
+        let environment = fs::read(entry.path().join("environ")).ok()?;
+        let environment = String::from_utf8_lossy(&environment);
+        let shell = environment.split('\0').find_map(|variable| variable.strip_prefix(&marker))?;
+        Some(Process { pid: Pid::from_raw(pid), shell: shell.to_owned() })
+    };
+    entries.filter_map(|entry| process(entry.ok()?)).collect()
+}
+
+/// The cgroup folders of monitors: of one tree, or of several where the host still has version 1.
+fn cgroups() -> Vec<PathBuf> {
+    let root = PathBuf::from("/sys/fs/cgroup");
+    let trees = below(&root).into_iter().chain([root]);
+    let is_an_agents =
+        |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("sandpiper-"));
+    let agents = trees.flat_map(|tree| below(&tree)).filter(is_an_agents);
+    agents.flat_map(|agent| below(&agent)).filter(|path| path.is_dir()).collect()
+}
+
+/// What is in a folder, if it is one.
+fn below(folder: &Path) -> Vec<PathBuf> {
+    names(folder).into_iter().map(|name| folder.join(name)).collect()
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).into_iter().flatten();
+    entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect()
+}

@@ -1,0 +1,82 @@
+//! What of a machine depends on its shape only, made before anybody knows what it will be.
+//!
+//! A monitor that waits for work has done this already: descriptors, memory, interrupt controllers and vCPU threads are
+//! there, so that a restore is left with what is the snapshot's own.
+
+use kvm_bindings::CpuId;
+use kvm_ioctls::{Cap, Kvm, VmFd};
+use sandpiper_protocol::vmm::Shape;
+use vmm_sys_util::eventfd::EventFd;
+
+use super::build::{BuildError, MAX_MEMORY_MIB, MAX_VCPUS, MIN_MEMORY_MIB};
+use super::mmio_slot::MmioSlot;
+use super::vcpu::Vcpus;
+use super::{Ending, cpu, interrupts, layout};
+use crate::devices::virtio::Memory;
+use crate::devices::vmgenid::VmGenId;
+use crate::memory;
+
+/// A machine without a content.
+pub struct Prepared {
+    pub(super) shape: Shape,
+    // Dropped in this order: vCPUs, the machine in KVM, memory; see `Machine`.
+    pub(super) vcpus: Vcpus,
+    pub(super) vm: VmFd,
+    /// As [`memory::allocate`] makes it; nobody has touched it.
+    pub(super) memory: Memory,
+    /// Ready places for devices, the first ones.
+    pub(super) slots: Vec<MmioSlot>,
+    /// Raises the generation id's interrupt.
+    pub(super) generation_line: EventFd,
+    /// The features that KVM offers on this host, which the vCPUs have.
+    pub(super) features: CpuId,
+    /// The model-specific registers that KVM can save.
+    pub(super) msrs: Vec<u32>,
+}
+
+impl Prepared {
+    /// Makes a machine of `shape`; its end, should it come, is reported to `ending`.
+    ///
+    /// The order is KVM's: memory before the interrupt controllers (see [`memory::register`]), those before the vCPUs.
+    pub fn new(kvm: &Kvm, shape: Shape, ending: &Ending) -> Result<Self, BuildError> {
+        check(shape)?;
+        let vm = kvm.create_vm().map_err(BuildError::CreateVm)?;
+        vm.set_tss_address(layout::KVM_TSS).map_err(BuildError::CreateVm)?;
+        // More than a page only with features that a process must ask for; saving a vCPU relies on it.
+        if kvm.check_extension_int(Cap::Xsave2) > 4096 {
+            return Err(BuildError::ExtendedState);
+        }
+        let memory = memory::allocate(shape.memory_mib)?;
+        memory::register(&vm, &memory)?;
+        interrupts::create(&vm)?;
+        let vcpus = (0..shape.vcpus)
+            .map(|id| vm.create_vcpu(u64::from(id)).map_err(|source| BuildError::CreateVcpu { id, source }))
+            .collect::<Result<_, _>>()?;
+        let vcpus = Vcpus::spawn(vcpus, ending)?;
+        let features = cpu::supported(kvm)?;
+        for told in vcpus.each(|id| {
+            let features = features.clone();
+            Box::new(move |vcpu| cpu::set_features(vcpu, u8::try_from(id).unwrap_or(u8::MAX), shape.vcpus, &features))
+        })? {
+            told?;
+        }
+        let slots = MmioSlot::usual(&vm)?;
+        let generation_line = interrupts::line(&vm, VmGenId::GSI)?;
+        let msrs = kvm.get_msr_index_list().map_err(BuildError::Registers)?.as_slice().to_vec();
+        Ok(Self { shape, vcpus, vm, memory, slots, generation_line, features, msrs })
+    }
+
+    pub fn shape(&self) -> Shape {
+        self.shape
+    }
+}
+
+fn check(shape: Shape) -> Result<(), BuildError> {
+    if !(1..=MAX_VCPUS).contains(&shape.vcpus) {
+        return Err(BuildError::Vcpus(shape.vcpus));
+    }
+    if !(MIN_MEMORY_MIB..=MAX_MEMORY_MIB).contains(&shape.memory_mib) {
+        return Err(BuildError::MemorySize(shape.memory_mib));
+    }
+    Ok(())
+}

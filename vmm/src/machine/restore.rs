@@ -1,0 +1,204 @@
+//! Making a machine one that was written down.
+//!
+//! Everything read here was written by a monitor, and is checked all the same: a file may be damaged, and its checksum may
+//! be somebody's who can calculate one. What does not fit is refused before the guest runs.
+
+use std::fs::File;
+
+use kvm_bindings::{CpuId, kvm_clock_data, kvm_cpuid_entry2};
+use kvm_ioctls::Kvm;
+use sandpiper_protocol::vmm::{DiskConfig, MachineConfig, RestoreConfig};
+
+use super::build::{self, BuildError, Parts};
+use super::interrupts::{self, InterruptError};
+use super::prepare::Prepared;
+use super::vcpu::StartError;
+use super::vcpu_state::{VcpuState, VcpuStateError};
+use super::{Ending, Machine, cpu};
+use crate::devices::virtio::mmio::WindowStateError;
+use crate::jail::{self, Role};
+use crate::memory;
+use crate::memory::image::{Image, ImageError};
+use crate::memory::working_set::WorkingSet;
+use crate::snapshot::format::{self, FormatError, Kind};
+use crate::snapshot::state::State;
+
+/// Why a snapshot does not become a machine.
+#[derive(Debug, thiserror::Error)]
+pub enum RestoreError {
+    #[error(transparent)]
+    State(#[from] FormatError),
+    #[error("The snapshot's machine has {theirs} {what}, {ours} were given")]
+    Mismatch { what: &'static str, theirs: usize, ours: usize },
+    #[error("The snapshot contradicts itself: {what}")]
+    Nonsense { what: &'static str },
+    #[error(
+        "The snapshot's guest uses CPU features that this host does not have (CPUID {function:#x}, register {register}, bits {bits:#x})"
+    )]
+    CpuFeatures { function: u32, register: usize, bits: u32 },
+    #[error(transparent)]
+    Memory(#[from] ImageError),
+    #[error(transparent)]
+    Vcpu(#[from] VcpuStateError),
+    #[error(transparent)]
+    Device(#[from] WindowStateError),
+    #[error(transparent)]
+    Interrupts(#[from] InterruptError),
+    #[error("KVM does not take the guest's clock")]
+    Clock(#[source] kvm_ioctls::Error),
+    #[error(transparent)]
+    Build(#[from] BuildError),
+    #[error(transparent)]
+    Start(#[from] StartError),
+}
+
+impl RestoreError {
+    /// Whether the snapshot is at fault, or does not fit this host; not a passing trouble of the host's.
+    pub fn is_snapshot(&self) -> bool {
+        match self {
+            Self::State(error) => error.is_file(),
+            Self::Nonsense { .. }
+            | Self::Mismatch { .. }
+            | Self::CpuFeatures { .. }
+            | Self::Memory(ImageError::NotAFile { .. } | ImageError::Length { .. })
+            | Self::Vcpu(_)
+            | Self::Device(WindowStateError::OtherDevice { .. } | WindowStateError::Nonsense { .. })
+            | Self::Interrupts(InterruptError::Restore(_))
+            | Self::Clock(_) => true,
+            Self::Build(error) => error.is_config(),
+            Self::Memory(_) | Self::Device(_) | Self::Interrupts(_) | Self::Start(_) => false,
+        }
+    }
+}
+
+/// A snapshot's files, besides the disks.
+pub struct Snapshot {
+    pub state: File,
+    /// Bottom first.
+    pub memory: Vec<File>,
+    pub working_set: Option<File>,
+}
+
+/// Makes the machine of `snapshot`, out of `prepared` if that has its shape. It stands where it stood; its devices start
+/// when it runs.
+pub fn restore(
+    kvm: &Kvm,
+    prepared: Option<Prepared>,
+    config: &RestoreConfig,
+    snapshot: Snapshot,
+    parts: Parts,
+    ending: &Ending,
+) -> Result<Machine, RestoreError> {
+    let state: State = format::read(&snapshot.state, Kind::State)?;
+    check(&state, config)?;
+    let shape = build::shape(&state.config);
+    let mut prepared = match prepared.filter(|prepared| prepared.shape() == shape) {
+        Some(prepared) => prepared,
+        None => Prepared::new(kvm, shape, ending)?,
+    };
+    set_features(&mut prepared, &state.features)?;
+    let image = Image::open(snapshot.memory, memory::length(&prepared.memory))?;
+    image.map(&prepared.memory)?;
+    if let Some(file) = &snapshot.working_set {
+        fetch(&prepared, file);
+    }
+
+    interrupts::restore(&prepared.vm, &state.interrupts)?;
+    let attached = build::attach(&mut prepared, &state.config, parts, state.console.as_ref(), ending)?;
+    let mut vcpus = state.vcpus.into_iter();
+    let written = prepared.vcpus.each(|_| {
+        let state = vcpus.next();
+        // There are as many states as vCPUs.
+        Box::new(move |vcpu| state.map_or(Ok(()), |state: VcpuState| state.write(vcpu)))
+    })?;
+    written.into_iter().collect::<Result<(), _>>()?;
+    // It goes on from where it stood, as if no time had passed: the guest is told the hour by the agent.
+    let clock = kvm_clock_data { clock: state.clock.clock, ..Default::default() };
+    prepared.vm.set_clock(&clock).map_err(RestoreError::Clock)?;
+
+    for (window, state) in attached.devices.windows().zip(&state.windows) {
+        window.restore(state)?;
+    }
+    attached.generation_id.write_new(&prepared.memory).map_err(BuildError::from)?;
+    attached.generation_id.notify();
+    Ok(Machine::new(prepared, state.config, image, attached, ending.clone()))
+}
+
+fn check(state: &State, config: &RestoreConfig) -> Result<(), RestoreError> {
+    build::check(&state.config)?;
+    let mismatch = |what, theirs, ours| Err(RestoreError::Mismatch { what, theirs, ours });
+    let MachineConfig { disks, vcpus, console, .. } = &state.config;
+    if disks.len() != config.disk_layers.len() {
+        return mismatch("disks", disks.len(), config.disk_layers.len());
+    }
+    if *console != config.console {
+        return mismatch("consoles", usize::from(*console), usize::from(config.console));
+    }
+    if usize::from(*vcpus) != state.vcpus.len() {
+        return Err(RestoreError::Nonsense { what: "it has another number of vCPUs than it says" });
+    }
+    if state.windows.len() != build::window_count(&state.config) {
+        return Err(RestoreError::Nonsense { what: "it has another number of devices than it says" });
+    }
+    if state.console.is_some() != *console {
+        return Err(RestoreError::Nonsense { what: "it has a console and no state of it, or the other way round" });
+    }
+    if disks.iter().any(|DiskConfig { size, .. }| *size == 0) {
+        return Err(RestoreError::Nonsense { what: "a disk has no size" });
+    }
+    Ok(())
+}
+
+/// Gives the vCPUs the features that the guest has seen, where they are not the host's.
+fn set_features(prepared: &mut Prepared, theirs: &[kvm_cpuid_entry2]) -> Result<(), RestoreError> {
+    if theirs == prepared.features.as_slice() {
+        return Ok(());
+    }
+    check_features(theirs, &prepared.features)?;
+    let too_many = |_| RestoreError::Nonsense { what: "it has more CPU features than there are" };
+    prepared.features = CpuId::from_entries(theirs).map_err(too_many)?;
+    let count = prepared.shape.vcpus;
+    let told = prepared.vcpus.each(|id| {
+        let features = prepared.features.clone();
+        Box::new(move |vcpu| cpu::set_features(vcpu, u8::try_from(id).unwrap_or(u8::MAX), count, &features))
+    })?;
+    Ok(told.into_iter().collect::<Result<(), _>>().map_err(BuildError::from)?)
+}
+
+/// Whether every feature that the guest was told of is one of this host's. A guest has looked once and will not look again.
+fn check_features(theirs: &[kvm_cpuid_entry2], ours: &CpuId) -> Result<(), RestoreError> {
+    /// Leaves that are sets of features, and which registers of them (eax, ebx, ecx, edx) are.
+    const FEATURES: [(u32, u32, [bool; 4]); 8] = [
+        (0x1, 0, [false, false, true, true]),
+        (0x7, 0, [false, true, true, true]),
+        (0x7, 1, [true, false, false, true]),
+        (0xd, 0, [true, false, false, true]),
+        (0xd, 1, [true, false, true, true]),
+        (0x8000_0001, 0, [false, false, true, true]),
+        (0x8000_0007, 0, [false, false, false, true]),
+        (0x8000_0008, 0, [false, true, false, false]),
+    ];
+    let leaf = |leaves: &[kvm_cpuid_entry2], function, index| {
+        let found =
+            leaves.iter().find(|leaf| leaf.function == function && (leaf.index == index || leaf.flags & 1 == 0));
+        found.map_or([0; 4], |leaf| [leaf.eax, leaf.ebx, leaf.ecx, leaf.edx])
+    };
+    for (function, index, registers) in FEATURES {
+        let (wanted, here) = (leaf(theirs, function, index), leaf(ours.as_slice(), function, index));
+        for register in 0..4 {
+            let bits = wanted[register] & !here[register];
+            if registers[register] && bits != 0 {
+                return Err(RestoreError::CpuFeatures { function, register, bits });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Has a thread fetch the working set while the rest of the machine is put together, and beyond. Nothing depends on it.
+fn fetch(prepared: &Prepared, file: &File) {
+    if let Ok(set) = format::read::<WorkingSet>(file, Kind::WorkingSet) {
+        let memory = prepared.memory.clone();
+        let _ = jail::spawn(Role::Prefetch, move || set.fetch(&memory));
+    }
+}

@@ -1,0 +1,133 @@
+//! Writing a machine down.
+//!
+//! 1. vCPUs stop between two instructions; devices after the request at hand.
+//! 2. Each vCPU, the interrupt controllers, the clock and each device are read; then the pages that the guest has written.
+//! 3. All of it goes to files, without waiting for a disk: that is the caller's to do, when the machine runs again.
+//! 4. Disks get their new top layers, so that the layers below are of the same instant as the memory.
+
+use std::fs::File;
+use std::time::Instant;
+
+use sandpiper_protocol::vmm::{ExitReason, SnapshotConfig, SnapshotStats, Then};
+
+use super::interrupts::{self, InterruptError};
+use super::vcpu::StartError;
+use super::vcpu_state::{VcpuState, VcpuStateError};
+use super::{Machine, ResumeError};
+use crate::devices::virtio::block::PushError;
+use crate::devices::virtio::mmio::{WindowState, WindowStateError};
+use crate::memory::working_set::WorkingSet;
+use crate::memory::written::{Pagemap, SaveError};
+use crate::snapshot::format::{self, FormatError, Kind};
+use crate::snapshot::state::State;
+
+/// Where a snapshot goes: empty files, open for reading and writing.
+pub struct SnapshotFiles {
+    pub state: File,
+    pub memory: File,
+    /// New layers for the disks that are written to, in their order; none without [`SnapshotConfig::push_layers`].
+    pub layers: Vec<File>,
+}
+
+/// Why there is no snapshot.
+#[derive(Debug, thiserror::Error)]
+pub enum SnapshotError {
+    #[error("The machine is paused already")]
+    Paused,
+    #[error("{expected} disks need a new layer, {given} were given")]
+    Layers { expected: usize, given: usize },
+    #[error(transparent)]
+    Vcpu(#[from] VcpuStateError),
+    #[error(transparent)]
+    Start(#[from] StartError),
+    #[error(transparent)]
+    Interrupts(#[from] InterruptError),
+    #[error("KVM does not tell the guest's clock")]
+    Clock(#[source] kvm_ioctls::Error),
+    #[error(transparent)]
+    Device(#[from] WindowStateError),
+    #[error(transparent)]
+    Memory(#[from] SaveError),
+    #[error(transparent)]
+    State(#[from] FormatError),
+    #[error("A disk takes no new layer")]
+    Push(#[from] PushError),
+    #[error(transparent)]
+    Resume(#[from] ResumeError),
+}
+
+impl Machine {
+    /// Writes a running machine to `files`. When that fails it runs on.
+    pub fn snapshot(
+        &mut self,
+        config: SnapshotConfig,
+        files: SnapshotFiles,
+        pagemap: &Pagemap,
+    ) -> Result<SnapshotStats, SnapshotError> {
+        if !self.is_running {
+            return Err(SnapshotError::Paused);
+        }
+        let written_to: Vec<usize> =
+            (0..self.config.disks.len()).filter(|disk| !self.config.disks[*disk].read_only).collect();
+        let expected = if config.push_layers { written_to.len() } else { 0 };
+        if files.layers.len() != expected {
+            return Err(SnapshotError::Layers { expected, given: files.layers.len() });
+        }
+
+        let stopped_at = Instant::now();
+        self.vcpus.pause();
+        self.is_running = false;
+        let result = self.write_down(&files, pagemap).and_then(|stats| {
+            self.push_layers(&written_to, files.layers)?;
+            Ok(stats)
+        });
+        let result = match (result, config.then) {
+            (Ok(stats), Then::Pause) => Ok(stats),
+            (result, _) => self.resume().map_err(SnapshotError::from).and(result),
+        };
+        let stopped_us = u64::try_from(stopped_at.elapsed().as_micros()).unwrap_or(u64::MAX);
+        result.map(|stats| SnapshotStats { stopped_us, ..stats })
+    }
+
+    fn write_down(&self, files: &SnapshotFiles, pagemap: &Pagemap) -> Result<SnapshotStats, SnapshotError> {
+        // Devices first: what one has just done for the guest is an interrupt of it.
+        let windows = self.devices.0.iter().map(|window| window.suspend()).collect::<Result<Vec<WindowState>, _>>()?;
+        let vcpus = self.vcpus.each(|_| {
+            let msrs = self.msrs.clone();
+            Box::new(move |vcpu| VcpuState::read(vcpu, &msrs))
+        })?;
+        let state = State {
+            config: self.config.clone(),
+            features: self.features.as_slice().to_vec(),
+            interrupts: interrupts::save(&self.vm)?,
+            clock: self.vm.get_clock().map_err(SnapshotError::Clock)?,
+            vcpus: vcpus.into_iter().collect::<Result<_, _>>()?,
+            windows,
+            console: self.console.as_ref().map(|console| console.state()),
+        };
+        let memory_bytes = pagemap.save(&self.memory, &self.image, &files.memory)?;
+        let state_bytes = format::write(&files.state, Kind::State, &state)?;
+        Ok(SnapshotStats { state_bytes, memory_bytes, stopped_us: 0 })
+    }
+
+    fn push_layers(&self, disks: &[usize], layers: Vec<File>) -> Result<(), SnapshotError> {
+        for (count, (disk, layer)) in disks.iter().zip(layers).enumerate() {
+            if let Err(error) = self.push_layer(*disk, layer) {
+                if count > 0 {
+                    // Some disks have their new layer and some have not: no answer would be true.
+                    let message = "Only some of the disks took a new layer";
+                    self.ending.report(ExitReason::Failed, message);
+                }
+                return Err(error.into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes which pages this process has mapped to `file`.
+    pub fn save_working_set(&self, file: &File, pagemap: &Pagemap) -> Result<(), SnapshotError> {
+        let touched = pagemap.touched(&self.memory).map_err(SaveError::Find)?;
+        format::write(file, Kind::WorkingSet, &WorkingSet::new(&touched))?;
+        Ok(())
+    }
+}

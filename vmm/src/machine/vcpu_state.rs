@@ -1,0 +1,158 @@
+//! Everything that a vCPU is between two instructions: read from KVM, and given to a new vCPU.
+//!
+//! The order of reading and of setting is KVM's: a local APIC that is woken moves its vCPU out of a halt, so the run state
+//! comes first when reading. When setting, the features come first ([`set_features`](super::cpu::set_features)), because
+//! KVM answers according to them, and pending events last, because other calls drop them.
+
+use kvm_bindings::{
+    Msrs, kvm_debugregs, kvm_lapic_state, kvm_mp_state, kvm_msr_entry, kvm_regs, kvm_sregs, kvm_vcpu_events, kvm_xcrs,
+    kvm_xsave,
+};
+use kvm_ioctls::VcpuFd;
+use serde::{Deserialize, Serialize};
+
+/// Registers that must be set in this order, after all others: the deadline of a timer counts in the time stamp counter.
+const TIME_STAMP_COUNTER: u32 = 0x10;
+const TSC_DEADLINE: u32 = 0x6e0;
+
+/// Differences of clock rates that a guest does not notice, in parts per million.
+const TSC_TOLERANCE_PPM: u64 = 250;
+
+/// Model-specific registers per call.
+const MSR_CHUNK: usize = 128;
+
+/// Why a vCPU could not be read or set.
+#[derive(Debug, thiserror::Error)]
+pub enum VcpuStateError {
+    #[error("KVM does not tell the {what} of a vCPU")]
+    Get {
+        what: &'static str,
+        #[source]
+        source: kvm_ioctls::Error,
+    },
+    #[error("KVM does not take the {what} of a vCPU")]
+    Set {
+        what: &'static str,
+        #[source]
+        source: kvm_ioctls::Error,
+    },
+    #[error("KVM does not take the value of model-specific register {index:#x}")]
+    Msr { index: u32 },
+    #[error("A vCPU has too many registers for KVM")]
+    TooMany,
+    #[error("The guest's time stamp counter runs at {theirs} kHz, this host's at {ours}, and KVM cannot scale it")]
+    TscRate { theirs: u32, ours: u32 },
+}
+
+#[derive(Serialize, Deserialize)]
+pub(crate) struct VcpuState {
+    mp_state: kvm_mp_state,
+    registers: kvm_regs,
+    special_registers: kvm_sregs,
+    /// All of it: without features that must be asked for (AMX), which no guest here has, it fits into 4 KiB.
+    extended_state: kvm_xsave,
+    extended_controls: kvm_xcrs,
+    debug_registers: kvm_debugregs,
+    local_apic: kvm_lapic_state,
+    msrs: Vec<kvm_msr_entry>,
+    events: kvm_vcpu_events,
+    tsc_khz: u32,
+}
+
+fn get<T>(what: &'static str, result: Result<T, kvm_ioctls::Error>) -> Result<T, VcpuStateError> {
+    result.map_err(|source| VcpuStateError::Get { what, source })
+}
+
+fn set(what: &'static str, result: Result<(), kvm_ioctls::Error>) -> Result<(), VcpuStateError> {
+    result.map_err(|source| VcpuStateError::Set { what, source })
+}
+
+impl VcpuState {
+    /// Reads a vCPU that stands still. `msrs` are the registers that this KVM knows.
+    pub(crate) fn read(vcpu: &VcpuFd, msrs: &[u32]) -> Result<Self, VcpuStateError> {
+        Ok(Self {
+            mp_state: get("run state", vcpu.get_mp_state())?,
+            registers: get("registers", vcpu.get_regs())?,
+            special_registers: get("special registers", vcpu.get_sregs())?,
+            extended_state: get("extended state", vcpu.get_xsave())?,
+            extended_controls: get("extended controls", vcpu.get_xcrs())?,
+            debug_registers: get("debug registers", vcpu.get_debug_regs())?,
+            local_apic: get("local APIC", vcpu.get_lapic())?,
+            tsc_khz: get("clock rate", vcpu.get_tsc_khz())?,
+            msrs: read_msrs(vcpu, msrs)?,
+            events: get("pending events", vcpu.get_vcpu_events())?,
+        })
+    }
+
+    /// Makes a vCPU that has its features and has not run yet this one.
+    pub(crate) fn write(&self, vcpu: &VcpuFd) -> Result<(), VcpuStateError> {
+        self.set_tsc_rate(vcpu)?;
+        set("run state", vcpu.set_mp_state(self.mp_state))?;
+        set("registers", vcpu.set_regs(&self.registers))?;
+        set("special registers", vcpu.set_sregs(&self.special_registers))?;
+        // SAFETY: KVM reads as many bytes as its extended state has. That is more than `kvm_xsave` only for features that a
+        // process must ask the kernel for, and this one never does.
+        set("extended state", unsafe { vcpu.set_xsave(&self.extended_state) })?;
+        set("extended controls", vcpu.set_xcrs(&self.extended_controls))?;
+        set("debug registers", vcpu.set_debug_regs(&self.debug_registers))?;
+        set("local APIC", vcpu.set_lapic(&self.local_apic))?;
+        self.write_msrs(vcpu)?;
+        set("pending events", vcpu.set_vcpu_events(&self.events))
+    }
+
+    fn set_tsc_rate(&self, vcpu: &VcpuFd) -> Result<(), VcpuStateError> {
+        let (theirs, ours) = (self.tsc_khz, get("clock rate", vcpu.get_tsc_khz())?);
+        let difference = u64::from(theirs.abs_diff(ours)) * 1_000_000;
+        if difference <= u64::from(ours) * TSC_TOLERANCE_PPM || vcpu.set_tsc_khz(theirs).is_ok() {
+            return Ok(());
+        }
+        Err(VcpuStateError::TscRate { theirs, ours })
+    }
+
+    fn write_msrs(&self, vcpu: &VcpuFd) -> Result<(), VcpuStateError> {
+        let rank = |entry: &kvm_msr_entry| match entry.index {
+            TIME_STAMP_COUNTER => 1,
+            TSC_DEADLINE => 2,
+            _ => 0,
+        };
+        let mut entries = self.msrs.clone();
+        entries.sort_by_key(rank);
+        let counter = entries.iter().find(|entry| entry.index == TIME_STAMP_COUNTER).map_or(0, |entry| entry.data);
+        for entry in entries.iter_mut().filter(|entry| entry.index == TSC_DEADLINE && entry.data == 0) {
+            // None armed; or it has expired, and its interrupt is nowhere in what KVM tells. One interrupt too many is
+            // nothing to a guest, one too few stops its clock.
+            entry.data = counter;
+        }
+        let mut rest = &entries[..];
+        while !rest.is_empty() {
+            let chunk = &rest[..rest.len().min(MSR_CHUNK)];
+            let msrs = Msrs::from_entries(chunk).map_err(|_| VcpuStateError::TooMany)?;
+            let taken = get("model-specific registers", vcpu.set_msrs(&msrs))?;
+            rest = match chunk.get(taken) {
+                None => &rest[chunk.len()..],
+                // Some can only be read; that is fine as long as they say what they said.
+                Some(refused) if read_msrs(vcpu, &[refused.index])?.iter().all(|now| now.data == refused.data) => {
+                    &rest[taken + 1..]
+                }
+                Some(refused) => return Err(VcpuStateError::Msr { index: refused.index }),
+            };
+        }
+        Ok(())
+    }
+}
+
+/// The values of those of `indices` that this vCPU has.
+fn read_msrs(vcpu: &VcpuFd, indices: &[u32]) -> Result<Vec<kvm_msr_entry>, VcpuStateError> {
+    let mut found = Vec::with_capacity(indices.len());
+    let mut rest = indices;
+    while !rest.is_empty() {
+        let chunk = &rest[..rest.len().min(MSR_CHUNK)];
+        let entries: Vec<_> = chunk.iter().map(|&index| kvm_msr_entry { index, ..Default::default() }).collect();
+        let mut msrs = Msrs::from_entries(&entries).map_err(|_| VcpuStateError::TooMany)?;
+        let read = get("model-specific registers", vcpu.get_msrs(&mut msrs))?;
+        found.extend_from_slice(&msrs.as_slice()[..read.min(chunk.len())]);
+        // KVM stops at one that this vCPU does not have.
+        rest = &rest[if read < chunk.len() { read + 1 } else { chunk.len() }..];
+    }
+    Ok(found)
+}

@@ -1,0 +1,270 @@
+//! The form of the files that a monitor writes for another monitor to read.
+//!
+//! ```text
+//!   0   "SNDPSNAP"
+//!   8   form, 4 bytes        all numbers little-endian
+//!   12  kind, 4 bytes        a state, or a working set
+//!   16  length of the payload, 8 bytes
+//!   24  CRC-32 of the payload, 4 bytes
+//!   28  payload: an origin, then the content (postcard)
+//! ```
+//!
+//! The checksum is against accidents. A file that somebody made up has the right one; everything in it is checked again
+//! where it is used.
+//!
+//! A file is used only where it was made: by this version of the monitor, on this CPU model, under this kernel. Nothing
+//! else could promise that a register or a field means the same.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+const MAGIC: [u8; 8] = *b"SNDPSNAP";
+/// Raised by any change of what is in a payload.
+const FORM: u32 = 2;
+const HEADER: usize = 28;
+/// Longest payload: 64 vCPUs take less than 1 MiB.
+const MAX_PAYLOAD: u64 = 16 << 20;
+
+/// What a file holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    State,
+    WorkingSet,
+}
+
+impl Kind {
+    fn number(self) -> u32 {
+        match self {
+            Self::State => 1,
+            Self::WorkingSet => 2,
+        }
+    }
+}
+
+/// Where and by what a file was made.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Origin {
+    /// Version of the monitor.
+    monitor: String,
+    /// `uname -r`
+    kernel: String,
+    /// Vendor and signature (family, model, stepping) of the CPU.
+    cpu: String,
+}
+
+/// Why a file cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum FormatError {
+    #[error("Cannot read the snapshot")]
+    Read(#[source] io::Error),
+    #[error("Cannot write the snapshot")]
+    Write(#[source] io::Error),
+    #[error("The file for the snapshot holds something already")]
+    NotEmpty,
+    #[error("Not a snapshot of this kind")]
+    NotASnapshot,
+    #[error("The snapshot is cut off: {found} bytes of {expected}")]
+    Truncated { found: u64, expected: u64 },
+    #[error("The snapshot has form {found}; this monitor knows form {FORM}")]
+    OtherForm { found: u32 },
+    #[error("The snapshot is damaged: its checksum is wrong")]
+    Damaged,
+    #[error("The snapshot's content makes no sense: {0}")]
+    Nonsense(postcard::Error),
+    #[error("The snapshot was taken by monitor {theirs}, this is {ours}")]
+    OtherMonitor { theirs: String, ours: String },
+    #[error("The snapshot was taken under Linux {theirs}, this host runs {ours}")]
+    OtherKernel { theirs: String, ours: String },
+    #[error("The snapshot was taken on a CPU {theirs}, this one is {ours}")]
+    OtherCpu { theirs: String, ours: String },
+}
+
+impl FormatError {
+    /// Whether the file is at fault, and not this host's reading or writing of it.
+    pub(crate) fn is_file(&self) -> bool {
+        !matches!(self, Self::Read(_) | Self::Write(_) | Self::NotEmpty)
+    }
+}
+
+impl Origin {
+    /// This monitor on this host.
+    pub fn here() -> Self {
+        Self { monitor: env!("CARGO_PKG_VERSION").to_owned(), kernel: kernel_release(), cpu: cpu_model() }
+    }
+
+    /// Whether what was made at `self` can be used here.
+    fn check(self) -> Result<(), FormatError> {
+        let ours = Self::here();
+        if self.monitor != ours.monitor {
+            return Err(FormatError::OtherMonitor { theirs: self.monitor, ours: ours.monitor });
+        }
+        if self.kernel != ours.kernel {
+            return Err(FormatError::OtherKernel { theirs: self.kernel, ours: ours.kernel });
+        }
+        if self.cpu != ours.cpu {
+            return Err(FormatError::OtherCpu { theirs: self.cpu, ours: ours.cpu });
+        }
+        Ok(())
+    }
+}
+
+fn kernel_release() -> String {
+    // SAFETY: all zeros is a valid `utsname`, whose fields are arrays of characters.
+    let mut name: libc::utsname = unsafe { std::mem::zeroed() };
+    // SAFETY: `uname` fills the one structure that it is given.
+    if unsafe { libc::uname(&raw mut name) } != 0 {
+        return "unknown".to_owned();
+    }
+    name.release.iter().take_while(|byte| **byte != 0).map(|byte| char::from(byte.cast_unsigned())).collect()
+}
+
+fn cpu_model() -> String {
+    let vendor = std::arch::x86_64::__cpuid(0);
+    let signature = std::arch::x86_64::__cpuid(1).eax;
+    let text: Vec<u8> = [vendor.ebx, vendor.edx, vendor.ecx].iter().flat_map(|part| part.to_le_bytes()).collect();
+    format!("{} {signature:#x}", String::from_utf8_lossy(&text).trim_end_matches('\0'))
+}
+
+/// Writes `content` to `file`, which is empty. Returns the number of bytes.
+pub(crate) fn write(file: &File, kind: Kind, content: &impl Serialize) -> Result<u64, FormatError> {
+    if file.metadata().map_err(FormatError::Write)?.len() != 0 {
+        return Err(FormatError::NotEmpty);
+    }
+    let bytes = encode(kind, &Origin::here(), content)?;
+    file.write_all_at(&bytes, 0).map_err(FormatError::Write)?;
+    Ok(bytes.len() as u64)
+}
+
+/// Reads what [`write`] wrote.
+pub(crate) fn read<T: DeserializeOwned>(file: &File, kind: Kind) -> Result<T, FormatError> {
+    let length = file.metadata().map_err(FormatError::Read)?.len();
+    let mut bytes = vec![0; usize::try_from(length.min(MAX_PAYLOAD + HEADER as u64)).unwrap_or(usize::MAX)];
+    file.read_exact_at(&mut bytes, 0).map_err(FormatError::Read)?;
+    decode(&bytes, kind)
+}
+
+fn encode(kind: Kind, origin: &Origin, content: &impl Serialize) -> Result<Vec<u8>, FormatError> {
+    let mut bytes = vec![0; HEADER];
+    bytes = postcard::to_extend(origin, bytes).map_err(FormatError::Nonsense)?;
+    bytes = postcard::to_extend(content, bytes).map_err(FormatError::Nonsense)?;
+    if (bytes.len() - HEADER) as u64 > MAX_PAYLOAD {
+        return Err(FormatError::Write(io::Error::new(io::ErrorKind::FileTooLarge, "a state of more than 16 MiB")));
+    }
+    fill_header(&mut bytes, kind);
+    Ok(bytes)
+}
+
+/// Makes the first bytes of a file what the rest of it demands.
+fn fill_header(bytes: &mut [u8], kind: Kind) {
+    let length = (bytes.len() - HEADER) as u64;
+    let checksum = crc32fast::hash(&bytes[HEADER..]);
+    bytes[..8].copy_from_slice(&MAGIC);
+    bytes[8..12].copy_from_slice(&FORM.to_le_bytes());
+    bytes[12..16].copy_from_slice(&kind.number().to_le_bytes());
+    bytes[16..24].copy_from_slice(&length.to_le_bytes());
+    bytes[24..HEADER].copy_from_slice(&checksum.to_le_bytes());
+}
+
+/// A state from here whose content is these bytes.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn seal(content: &[u8]) -> Vec<u8> {
+    let mut bytes = encode(Kind::State, &Origin::here(), &()).unwrap_or_default();
+    bytes.extend_from_slice(content);
+    fill_header(&mut bytes, Kind::State);
+    bytes
+}
+
+/// The content of a file that holds `bytes`.
+pub(crate) fn decode<T: DeserializeOwned>(bytes: &[u8], kind: Kind) -> Result<T, FormatError> {
+    let Some((header, payload)) = bytes.split_at_checked(HEADER) else {
+        return Err(FormatError::Truncated { found: bytes.len() as u64, expected: HEADER as u64 });
+    };
+    let number = |at: usize| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
+    if header[..8] != MAGIC || number(12) != kind.number() {
+        return Err(FormatError::NotASnapshot);
+    }
+    if number(8) != FORM {
+        return Err(FormatError::OtherForm { found: number(8) });
+    }
+    let expected = u64::from(number(16)) | u64::from(number(20)) << 32;
+    if expected != payload.len() as u64 {
+        return Err(FormatError::Truncated { found: payload.len() as u64, expected });
+    }
+    if crc32fast::hash(payload) != number(24) {
+        return Err(FormatError::Damaged);
+    }
+    let (origin, content) = postcard::take_from_bytes::<Origin>(payload).map_err(FormatError::Nonsense)?;
+    origin.check()?;
+    match postcard::take_from_bytes(content).map_err(FormatError::Nonsense)? {
+        (content, []) => Ok(content),
+        _ => Err(FormatError::Nonsense(postcard::Error::DeserializeBadEncoding)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn example() -> Vec<u8> {
+        encode(Kind::State, &Origin::here(), &vec![1u64, 2, 3]).unwrap()
+    }
+
+    fn error(bytes: &[u8]) -> FormatError {
+        decode::<Vec<u64>>(bytes, Kind::State).unwrap_err()
+    }
+
+    #[test]
+    fn what_was_written_is_read_again() {
+        let file = tempfile::tempfile().unwrap();
+        write(&file, Kind::WorkingSet, &vec![5u64]).unwrap();
+        assert_eq!(read::<Vec<u64>>(&file, Kind::WorkingSet).unwrap(), [5]);
+        assert!(matches!(read::<Vec<u64>>(&file, Kind::State), Err(FormatError::NotASnapshot)));
+        assert!(matches!(write(&file, Kind::State, &1u8), Err(FormatError::NotEmpty)));
+    }
+
+    #[test]
+    fn every_cut_and_every_flipped_bit_is_noticed() {
+        let bytes = example();
+        for length in 0..bytes.len() {
+            assert!(matches!(error(&bytes[..length]), FormatError::Truncated { .. }), "cut at {length}");
+        }
+        for bit in 0..bytes.len() * 8 {
+            let mut bytes = bytes.clone();
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            error(&bytes);
+        }
+        let longer = [&bytes[..], &[0]].concat();
+        assert!(matches!(error(&longer), FormatError::Truncated { .. }));
+    }
+
+    #[test]
+    fn another_monitor_kernel_cpu_or_form_is_named() {
+        let here = Origin::here();
+        let from = |origin: Origin| error(&encode(Kind::State, &origin, &1u8).unwrap()).to_string();
+        let other = || "0.0.1".to_owned();
+        assert!(
+            from(Origin { monitor: other(), ..here.clone() }).starts_with("The snapshot was taken by monitor 0.0.1")
+        );
+        assert!(
+            from(Origin { kernel: other(), ..here.clone() }).starts_with("The snapshot was taken under Linux 0.0.1")
+        );
+        assert!(
+            from(Origin { cpu: other(), ..here }).starts_with("The snapshot was taken on a CPU 0.0.1, this one is")
+        );
+        let mut bytes = example();
+        bytes[8] = 9;
+        assert_eq!(error(&bytes).to_string(), "The snapshot has form 9; this monitor knows form 2");
+    }
+
+    proptest! {
+        #[test]
+        fn payloads_with_a_right_checksum_and_any_content_do_not_panic(content: Vec<u8>) {
+            let _ = decode::<crate::snapshot::state::State>(&seal(&content), Kind::State);
+        }
+    }
+}
