@@ -26,8 +26,8 @@ const PAGE_BYTES: usize = 4096;
 const MEMORY: usize = 4 << 20;
 /// Pages that the tests use begin here, after what the queues point to.
 const PAGES: u64 = 1 << 20;
-/// The queues are in memory of their own, which only a driver that means to can lose: at 1 TiB.
-const QUEUES: u64 = 1 << 40;
+/// The queues are in memory of their own, which no page number can name: 32 bits of them end here, at 16 TiB.
+const QUEUES: u64 = 1 << 44;
 /// Where lists of page numbers are.
 const LIST: u64 = 0x8_0000;
 const INFLATE: usize = 0;
