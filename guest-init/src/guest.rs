@@ -1,6 +1,7 @@
 //! What the host's messages do to this guest.
 
 use std::io;
+use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,13 +16,13 @@ use crate::freeze::{self, FreezeError, Keeper, Mounted, Stopper};
 use crate::link::Handler;
 use crate::log::{self, Log};
 use crate::serve::{App, Settings};
-use crate::{boot, forward, identity, net, serve};
+use crate::{boot, forward, identity, net, network, serve};
 
 /// For the end of the boot, should a freeze be asked for so early.
 const BOOT_LIMIT: Duration = Duration::from_secs(10);
 
-/// For the host name's files, which no sandbox needs to start.
-const HOST_FILES_LIMIT: Duration = Duration::from_secs(1);
+/// For the files of names, which no sandbox needs to start.
+const FILES_LIMIT: Duration = Duration::from_secs(1);
 
 /// The guest as the host sees it.
 pub(crate) struct Guest {
@@ -30,6 +31,8 @@ pub(crate) struct Guest {
     /// Locked while it is done, in the background.
     boot: Arc<Mutex<boot::Rest>>,
     has_users: bool,
+    /// Whom programs were told to ask for names. They may have chosen another since.
+    resolver: Option<Ipv4Addr>,
     is_serving: bool,
     log: Log,
 }
@@ -43,6 +46,7 @@ impl Guest {
             keeper: Keeper::start(Stopper::new(groups), Arc::new(freeze::find), limit, log.clone())?,
             boot: Arc::default(),
             has_users: false,
+            resolver: None,
             is_serving: false,
             log,
         })
@@ -52,6 +56,7 @@ impl Guest {
     async fn become_what_is_wanted(&mut self, init: Init, time: HostTime) -> Result<(), String> {
         let settings = Settings { envs: init.envs.clone(), default_user: init.default_user.clone() };
         let hostname = init.hostname.clone();
+        let resolver = init.network.as_ref().map(|network| network.gateway);
         let needs_users = !self.has_users;
         let identify = move || {
             identity::apply(&init, &time)?;
@@ -60,14 +65,28 @@ impl Guest {
         self.keeper.wake(identify).await.map_err(|error| error.to_string())?;
         self.has_users = true;
         self.app.configure(settings);
-        // Not on the thread that thaws, and not without limit: `/etc` may be a file system of the sandbox's own making.
-        let _ = timeout(HOST_FILES_LIMIT, spawn_blocking(move || identity::write_host_files(&hostname))).await;
+        self.write_files(hostname, resolver).await;
         if !self.is_serving {
             self.start_serving().map_err(|error| format!("The data plane cannot listen: {error}"))?;
             self.is_serving = true;
         }
         self.finish_boot();
         Ok(())
+    }
+
+    /// Tells programs their host's name and whom to ask for others. Not on the thread that thaws, and not without limit:
+    /// `/etc` may be a file system of the sandbox's own making.
+    async fn write_files(&mut self, hostname: String, resolver: Option<Ipv4Addr>) {
+        let new = resolver.filter(|_| self.resolver != resolver);
+        let written = spawn_blocking(move || {
+            identity::write_host_files(&hostname);
+            new.map_or(Ok(()), network::write_resolver)
+        });
+        match timeout(FILES_LIMIT, written).await {
+            Ok(Ok(Ok(()))) => self.resolver = resolver,
+            Ok(Ok(Err(error))) => self.log.warn(format!("Programs are not told whom to ask for names: {error}")),
+            Ok(Err(_)) | Err(_) => {}
+        }
     }
 
     /// Begins what may happen beside the first requests. Every time: a snapshot may have been restored onto a larger

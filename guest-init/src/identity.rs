@@ -10,6 +10,7 @@ use sandpiper_protocol::guest::{GENERATION_FILE, Init};
 
 use crate::boot;
 use crate::clock::HostTime;
+use crate::network::{self, NetworkError};
 
 /// The sandbox's id and a newline, in the folder of [`GENERATION_FILE`].
 const ID_FILE: &str = "id";
@@ -26,6 +27,8 @@ pub(crate) enum IdentityError {
     Clock(io::Error),
     #[error("The host's entropy cannot be used: {0}")]
     Entropy(io::Error),
+    #[error("The network cannot be set up: {0}")]
+    Network(NetworkError),
     #[error("The sandbox's id and generation cannot be written beside {GENERATION_FILE}: {0}")]
     Generation(io::Error),
     #[error("The users of the sandbox cannot be set up: {0}")]
@@ -40,6 +43,7 @@ pub(crate) fn apply(init: &Init, time: &HostTime) -> Result<(), IdentityError> {
     add_entropy(&init.entropy).map_err(IdentityError::Entropy)?;
     nix::unistd::sethostname(&init.hostname)
         .map_err(|error| IdentityError::HostName { name: init.hostname.clone(), source: error.into() })?;
+    network::apply(init.network.as_ref()).map_err(IdentityError::Network)?;
     write_generation(Path::new(GENERATION_FILE), init).map_err(IdentityError::Generation)
 }
 
@@ -117,7 +121,8 @@ fn hosts(present: &str, name: &str) -> String {
     text
 }
 
-fn write_if_different(path: &Path, text: impl FnOnce(&str) -> String) -> io::Result<()> {
+/// Replaces a file whose text is not what `text` makes of it.
+pub(crate) fn write_if_different(path: &Path, text: impl FnOnce(&str) -> String) -> io::Result<()> {
     let present = fs::read(path).unwrap_or_default();
     let wanted = text(&String::from_utf8_lossy(&present));
     if present == wanted.as_bytes() {
@@ -152,6 +157,7 @@ mod tests {
             default_user: "user".into(),
             entropy: String::new(),
             generation,
+            network: None,
         };
         let inode = || fs::metadata(&path).unwrap().ino();
 

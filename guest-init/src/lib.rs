@@ -9,7 +9,7 @@
 //!              │
 //!              └──▶ guest    does what the host's messages say:
 //!   link: Init ──▶ freeze    thaws the disks, if they are frozen
-//!              ├──▶ identity  clock, entropy, host name, generation, users     (again after every restore)
+//!              ├──▶ identity  clock, entropy, host name, network, generation, users     (again after every restore)
 //!              ├──▶ freeze    releases the processes, if they are stopped
 //!              ├──▶ serve     HTTP on vsock: health, files, processes          (once)
 //!              ├──▶ forward   vsock to 127.0.0.1                               (once)
@@ -33,6 +33,7 @@ mod identity;
 mod link;
 mod log;
 mod net;
+mod network;
 pub mod pid1;
 pub mod power;
 pub mod reap;

@@ -18,9 +18,12 @@
 //! | `GET /sandboxes/{id}/ports/{port}` | | [`PortRecord`] |
 //! | `PUT /sandboxes/{id}/ports/{port}` | [`ExposedPort`] | [`PortRecord`] |
 //! | `DELETE /sandboxes/{id}/ports/{port}` | | 204 |
+//! | `PUT /sandboxes/{id}/network` | [`Network`] | [`Network`], enforced; of a sandbox that is stopped, written down |
+//! | `GET /sandboxes/{id}/network/denied` | | [`DeniedPage`] |
 //! | `GET /sandboxes/{id}/logs` | | [`LogPage`], oldest first; still there for a while after the sandbox is gone |
 //! | `GET /templates` | | [`TemplateList`] |
 //! | `POST /templates` | [`ImportTemplate`] | 201 [`TemplateVersion`], 200 when this artifact is already here |
+//! | `GET /egress-profiles` | | [`EgressProfiles`] |
 //! | `GET /host` | | [`HostInfo`] |
 //! | `GET /metrics` | | Prometheus text |
 //! | `GET /healthz` | | 200 |
@@ -88,6 +91,73 @@ pub enum PortProtocol {
     Http,
 }
 
+/// What a sandbox may reach, and which of its policies that is.
+#[derive(Debug, Clone, Default, Serialize, Deserialize, PartialEq, Eq)]
+pub struct Network {
+    /// Grows with every change. An older policy than the sandbox has is ignored; the answer tells the one that holds.
+    pub version: u64,
+    pub policy: NetworkPolicy,
+}
+
+/// What a sandbox may reach. `allow_out` beats `deny_out`, both beat the profiles, and those beat
+/// `allow_internet_access`; what protects the platform beats them all. The crate `sandpiper-policy` says what entries mean.
+#[derive(Debug, Clone, Serialize, Deserialize, PartialEq, Eq)]
+#[serde(default, deny_unknown_fields)]
+pub struct NetworkPolicy {
+    pub allow_internet_access: bool,
+    /// As the profile `package-registries`.
+    pub allow_package_registry_access: bool,
+    /// `host`, `*.host`, an address, or a CIDR, each with an optional `:port`.
+    pub allow_out: Vec<String>,
+    pub deny_out: Vec<String>,
+    /// Names of the operator's lists of entries that may be reached.
+    pub egress_profiles: Vec<String>,
+}
+
+impl Default for NetworkPolicy {
+    fn default() -> Self {
+        Self {
+            allow_internet_access: true,
+            allow_package_registry_access: false,
+            allow_out: Vec::new(),
+            deny_out: Vec::new(),
+            egress_profiles: Vec::new(),
+        }
+    }
+}
+
+/// What a sandbox was kept from reaching, newest first.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct DeniedPage {
+    /// Packets and requests that were refused since the sandbox started, also those of which `entries` does not tell.
+    pub total: u64,
+    pub entries: Vec<Denied>,
+}
+
+/// Attempts to reach one destination.
+#[derive(Debug, Clone, Serialize, Deserialize, PartialEq, Eq)]
+pub struct Denied {
+    /// Of the last attempt.
+    pub time: Timestamp,
+    /// `tcp`, `udp`, `icmp`, `dns` (a name was not resolved), `http` or `tls` (a request's `Host`, or a server name), or
+    /// another protocol's number.
+    pub protocol: String,
+    /// An address, or a name.
+    pub host: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub port: Option<u16>,
+    /// What in the policy denied it, in words.
+    pub rule: String,
+    /// Packets or requests.
+    pub count: u64,
+}
+
+/// Names of the profiles that this host has.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct EgressProfiles {
+    pub profiles: Vec<String>,
+}
+
 #[derive(Clone, Serialize, Deserialize)]
 pub struct CreateSandbox {
     /// Chosen by the API process (`sbx…`), so that a lost answer can be asked for again.
@@ -107,6 +177,8 @@ pub struct CreateSandbox {
     pub exposed_ports: Vec<ExposedPort>,
     /// False closes every public preview port: all need the access token.
     pub allow_public_traffic: bool,
+    #[serde(default)]
+    pub network: Network,
 }
 
 /// `envs` are a tenant's secrets: their names and values are not printed.
@@ -145,6 +217,9 @@ pub struct Sandbox {
     pub lifecycle: Lifecycle,
     pub exposed_ports: Vec<ExposedPort>,
     pub allow_public_traffic: bool,
+    /// Of the policy that is written down: see [`Network::version`]. The policy itself may be large.
+    #[serde(default)]
+    pub network_version: u64,
     pub data_plane_url: String,
     pub created_at: Timestamp,
     pub started_at: Option<Timestamp>,

@@ -16,6 +16,7 @@
 //! connection is closed without an answer.
 
 use std::collections::BTreeMap;
+use std::net::{Ipv4Addr, Ipv6Addr};
 
 use serde::{Deserialize, Serialize};
 
@@ -84,6 +85,23 @@ pub struct Init {
     pub entropy: String,
     /// Grows with every start, resume and fork. Programs of the guest read it, and watch it, in [`GENERATION_FILE`].
     pub generation: u64,
+    /// Without it the guest has no network but its own loopback.
+    #[serde(default)]
+    pub network: Option<GuestNetwork>,
+}
+
+/// The guest's `eth0`. All but `mac` is the same in every sandbox, so that a clone needs no renumbering.
+#[derive(Debug, Clone, Serialize, Deserialize, PartialEq, Eq)]
+pub struct GuestNetwork {
+    pub mac: [u8; 6],
+    pub address: Ipv4Addr,
+    pub prefix_length: u8,
+    /// Also the resolver.
+    pub gateway: Ipv4Addr,
+    pub address6: Ipv6Addr,
+    pub prefix_length6: u8,
+    pub gateway6: Ipv6Addr,
+    pub mtu: u16,
 }
 
 /// `envs` are a tenant's secrets and `entropy` must stay unknown: neither is printed.

@@ -47,15 +47,15 @@ pub struct RequestMessage {
 pub enum Request {
     /// Builds the machine and starts it. Descriptors, in this order: the kernel (an uncompressed ELF `vmlinux`), then for
     /// each disk its layers, bottom first (all but the last opened read-only, the last for reading and writing unless the
-    /// disk is `read_only`), then the vsock listener (a listening stream socket), then, with `console`, the file that gets
-    /// what the guest writes to its serial port.
+    /// disk is `read_only`), then the vsock listener (a listening stream socket), then, with `net`, the tap, then, with
+    /// `console`, the file that gets what the guest writes to its serial port.
     Boot(MachineConfig),
     /// Makes everything of a machine that depends on its shape only, so that a `Boot` or `Restore` of this shape is
     /// quicker. Without descriptors. One of another shape works too, without the advantage.
     Prepare(Shape),
     /// Builds a machine from a snapshot and lets it go on. Descriptors, in this order: the state, the memory layers, the
-    /// working set if there is one, then disks, vsock and console as for `Boot`. All but top disk layers, vsock and console
-    /// are opened read-only. Refused with [`FaultCode::BadSnapshot`] when the snapshot is damaged or not for this host.
+    /// working set if there is one, then disks, vsock, tap and console as for `Boot`. All but top disk layers, vsock, tap
+    /// and console are opened read-only. Refused with [`FaultCode::BadSnapshot`] when the snapshot is damaged or not for this host.
     Restore(RestoreConfig),
     /// Stops a running machine and writes down what it is. Descriptors, in this order: a file for the state and one for the
     /// new memory layer, both empty and open for reading and writing, then, with `push_layers`, an empty file for each disk
@@ -88,8 +88,27 @@ pub struct MachineConfig {
     /// Appended to the monitor's own kernel arguments.
     pub kernel_args: String,
     pub disks: Vec<DiskConfig>,
+    pub net: Option<NetConfig>,
     /// A 16550A at 0x3f8, for debugging: what it prints costs start time.
     pub console: bool,
+}
+
+/// The network device: an Ethernet device whose frames pass through a tap. The tap has `IFF_VNET_HDR` and headers of 12
+/// bytes; it does not block.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize, PartialEq, Eq)]
+pub struct NetConfig {
+    /// The address that the device tells a driver which boots. One that was restored is told by the guest's own means.
+    pub mac: [u8; 6],
+    pub limits: NetLimits,
+}
+
+/// Most that passes in a second, each way for itself; a second's worth may pass at once. `None`: no limit.
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize, PartialEq, Eq)]
+pub struct NetLimits {
+    /// Of frames without the tap's header.
+    pub bytes_per_second: Option<u64>,
+    /// Frames; one that the guest had segmented later counts as one.
+    pub packets_per_second: Option<u64>,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize, PartialEq, Eq)]
@@ -120,6 +139,8 @@ pub struct RestoreConfig {
     pub working_set: bool,
     /// Number of layers of each disk, in the order of [`MachineConfig::disks`].
     pub disk_layers: Vec<u32>,
+    /// There if, and only if, the machine of the snapshot has a network device.
+    pub net: Option<NetConfig>,
     /// Whether the machine of the snapshot has a console, which must be so.
     pub console: bool,
 }

@@ -55,6 +55,7 @@ fn drive(arguments: &Arguments, monitor: &Monitor) -> Result<Timings, Box<dyn Er
         memory_mib: arguments.memory,
         kernel_args: arguments.kernel_args.clone(),
         disks: Vec::new(),
+        net: None,
         console: !arguments.quiet,
     };
     let kernel = File::open(&arguments.kernel)?;

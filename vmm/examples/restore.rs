@@ -58,8 +58,14 @@ fn take_snapshot(memory: u32, state: &File, layer: &File) -> Result<(), Box<dyn 
     let vsock = shared::vsock()?;
     let mut kernel = file()?;
     kernel.write_all(&Payload::new().loop_for_ever().elf())?;
-    let config =
-        MachineConfig { vcpus: 1, memory_mib: memory, kernel_args: String::new(), disks: Vec::new(), console: false };
+    let config = MachineConfig {
+        vcpus: 1,
+        memory_mib: memory,
+        kernel_args: String::new(),
+        disks: Vec::new(),
+        net: None,
+        console: false,
+    };
     ask(&monitor, Request::Boot(config), &[kernel.as_fd(), vsock.as_fd()])?;
     let config = SnapshotConfig { push_layers: false, then: Then::Pause };
     ask(&monitor, Request::Snapshot(config), &[state.as_fd(), layer.as_fd()])?;
@@ -74,7 +80,8 @@ fn restore(memory: u32, state: &File, layer: &File, prepared: bool) -> Result<Ti
     if prepared {
         ask(&monitor, Request::Prepare(Shape { vcpus: 1, memory_mib: memory }), &[])?;
     }
-    let config = RestoreConfig { memory_layers: 1, working_set: false, disk_layers: Vec::new(), console: false };
+    let config =
+        RestoreConfig { memory_layers: 1, working_set: false, disk_layers: Vec::new(), net: None, console: false };
     let reply = ask(&monitor, Request::Restore(config), &[state.as_fd(), layer.as_fd(), vsock.as_fd()])?;
     stop(monitor)?;
     match reply {

@@ -246,6 +246,7 @@ mod tests {
             default_user: "user".into(),
             entropy: "00".repeat(32),
             generation: 1,
+            network: None,
         };
         serde_json::to_string(&HostMessage::Init(init)).unwrap() + "\n"
     }

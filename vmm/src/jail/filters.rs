@@ -74,6 +74,7 @@ impl Rules {
             Role::Driver => rules.driver()?,
             Role::Vcpu => rules.vcpu()?,
             Role::Block => rules.block(),
+            Role::Net => rules.net()?,
             Role::Vsock => rules.vsock()?,
             Role::Rng => rules.events(),
             Role::Balloon => rules.balloon(),
@@ -157,6 +158,13 @@ impl Rules {
         ]);
     }
 
+    fn net(&mut self) -> Result<(), BackendError> {
+        self.events();
+        self.ioctls(&[ioctls::TAP_OFFLOADS])?;
+        self.allow(&[libc::SYS_readv, libc::SYS_writev]);
+        Ok(())
+    }
+
     fn vsock(&mut self) -> Result<(), BackendError> {
         self.events();
         self.ioctls(&[ioctls::NON_BLOCKING])?;
@@ -184,6 +192,7 @@ impl Rules {
     fn driver(&mut self) -> Result<(), BackendError> {
         self.vcpu()?;
         self.block();
+        self.net()?;
         self.vsock()?;
         self.balloon();
         self.prefetch();
@@ -198,8 +207,6 @@ impl Rules {
             libc::SYS_lseek,
             libc::SYS_ftruncate,
             libc::SYS_fsync,
-            libc::SYS_readv,
-            libc::SYS_writev,
             libc::SYS_dup,
             libc::SYS_uname,
             libc::SYS_exit_group,
@@ -384,6 +391,21 @@ mod tests {
         assert!(matches!(fate(Role::Driver, create_vm), WaitStatus::Exited(_, 1)));
         assert!(is_killed(fate(Role::Vcpu, create_vm)));
         assert!(is_killed(fate(Role::Vsock, create_vm)));
+    }
+
+    /// A tap can be given to others, be renamed, or be made part of another device.
+    #[test]
+    fn of_a_tap_only_the_offloads_can_be_set() {
+        fn request(request: libc::Ioctl) -> libc::c_long {
+            // SAFETY: requests that take an integer or fail on the descriptor, which does not exist.
+            unsafe { libc::syscall(libc::SYS_ioctl, -1, request, 0) }
+        }
+        assert!(matches!(fate(Role::Net, || request(libc::TUNSETOFFLOAD)), WaitStatus::Exited(_, 1)));
+        for call in [|| request(libc::TUNSETIFF), || request(libc::TUNSETPERSIST), || request(libc::TUNSETSNDBUF)] {
+            assert!(is_killed(fate(Role::Net, call)));
+        }
+        assert!(is_killed(fate(Role::Block, || request(libc::TUNSETOFFLOAD))));
+        assert!(is_killed(fate(Role::Vcpu, || request(libc::TUNSETOFFLOAD))));
     }
 
     #[test]

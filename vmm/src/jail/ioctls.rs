@@ -74,6 +74,9 @@ pub(super) const PAGEMAP_SCAN: u64 = 0xc060_6610;
 /// `FIONBIO`: makes a descriptor non-blocking. The C library's type for it is signed on some systems.
 pub(super) const NON_BLOCKING: u64 = 0x5421;
 
+/// `TUNSETOFFLOAD` (`include/uapi/linux/if_tun.h`): what a tap's frames may leave undone.
+pub(super) const TAP_OFFLOADS: u64 = 0x4004_54d0;
+
 /// `KVMIO`.
 const KVM: u32 = 0xae;
 

@@ -71,6 +71,7 @@ pub enum Role {
     Driver,
     Vcpu,
     Block,
+    Net,
     Vsock,
     Rng,
     Balloon,
@@ -79,8 +80,8 @@ pub enum Role {
 }
 
 impl Role {
-    const ALL: [Self; 7] =
-        [Self::Driver, Self::Vcpu, Self::Block, Self::Vsock, Self::Rng, Self::Balloon, Self::Prefetch];
+    const ALL: [Self; 8] =
+        [Self::Driver, Self::Vcpu, Self::Block, Self::Net, Self::Vsock, Self::Rng, Self::Balloon, Self::Prefetch];
 
     /// The thread's name, as `ps -T` shows it.
     pub fn name(self) -> &'static str {
@@ -88,6 +89,7 @@ impl Role {
             Self::Driver => "driver",
             Self::Vcpu => "vcpu",
             Self::Block => "block",
+            Self::Net => "net",
             Self::Vsock => "vsock",
             Self::Rng => "rng",
             Self::Balloon => "balloon",

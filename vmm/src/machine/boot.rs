@@ -115,7 +115,8 @@ mod tests {
     use super::*;
 
     fn config(kernel_args: &str) -> MachineConfig {
-        MachineConfig { vcpus: 1, memory_mib: 64, kernel_args: kernel_args.to_owned(), disks: vec![], console: false }
+        let kernel_args = kernel_args.to_owned();
+        MachineConfig { vcpus: 1, memory_mib: 64, kernel_args, disks: vec![], net: None, console: false }
     }
 
     #[test]

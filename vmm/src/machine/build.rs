@@ -23,6 +23,7 @@ use crate::devices::serial::{Console, ConsoleState};
 use crate::devices::virtio::balloon::Balloon;
 use crate::devices::virtio::block::Block;
 use crate::devices::virtio::mmio::MmioWindow;
+use crate::devices::virtio::net::{Net, Tap};
 use crate::devices::virtio::rng::Rng;
 use crate::devices::virtio::vsock::{GuestConnections, Vsock};
 use crate::devices::virtio::{Interrupt, VirtioDevice};
@@ -35,6 +36,8 @@ use crate::memory::image::Image;
 pub struct Parts {
     /// The layers of each disk of the configuration, bottom first.
     pub disks: Vec<Vec<File>>,
+    /// What the network device's frames pass through, if the configuration has one.
+    pub tap: Option<File>,
     /// Clients of the guest's vsock ports connect here.
     pub vsock: UnixListener,
     /// Told of the guest's connections to the host.
@@ -60,6 +63,8 @@ pub enum BuildError {
         #[source]
         source: OpenDiskError,
     },
+    #[error("The tap cannot be used")]
+    Tap(#[source] io::Error),
     #[error(transparent)]
     Boot(#[from] BootError),
     #[error("KVM cannot create a machine")]
@@ -99,6 +104,7 @@ impl BuildError {
             | Self::Disks(_)
             | Self::DiskSerial { .. }
             | Self::OpenDisk { .. }
+            | Self::Tap(_)
             | Self::Boot(_)
             | Self::Memory(MemoryError::TooLarge { .. }) => true,
             Self::CreateVm(_)
@@ -120,8 +126,8 @@ pub(super) const MAX_VCPUS: u8 = 64;
 pub(super) const MIN_MEMORY_MIB: u32 = 32;
 /// Half a TiB: below the addresses that some hosts reserve near 1 TiB.
 pub(super) const MAX_MEMORY_MIB: u32 = 512 * 1024;
-/// All virtio devices but vsock, rng and balloon.
-const MAX_DISKS: usize = MAX_VIRTIO_DEVICES - 3;
+/// All virtio devices but network, vsock, rng and balloon.
+const MAX_DISKS: usize = MAX_VIRTIO_DEVICES - 4;
 /// `VIRTIO_BLK_ID_BYTES`.
 const MAX_SERIAL: usize = 20;
 
@@ -130,9 +136,10 @@ pub fn shape(config: &MachineConfig) -> Shape {
     Shape { vcpus: config.vcpus, memory_mib: config.memory_mib }
 }
 
-/// How many windows a machine with this configuration has: one for each disk, for vsock, rng and balloon.
+/// How many windows a machine with this configuration has: one for each disk, for network if it has it, vsock, rng and
+/// balloon.
 pub(super) fn window_count(config: &MachineConfig) -> usize {
-    config.disks.len() + 3
+    config.disks.len() + usize::from(config.net.is_some()) + 3
 }
 
 /// Makes of `prepared` the machine that `config` describes, with `kernel` in its memory. It stands before its first
@@ -190,7 +197,8 @@ pub(super) struct Attached {
     pub(super) generation_id: VmGenId,
 }
 
-/// Makes the devices that `config` describes; the console goes on from `console` if that is given.
+/// Makes the devices that `config` describes, the virtio ones in the order in which the guest finds them: disks first, so
+/// that the first is its `vda`. The console goes on from `console` if that is given.
 pub(super) fn attach(
     prepared: &mut Prepared,
     config: &MachineConfig,
@@ -199,9 +207,16 @@ pub(super) fn attach(
     ending: &Ending,
 ) -> Result<Attached, BuildError> {
     let mut buses = Buses::default();
-    let console = parts.console.map(|file| make_console(&prepared.vm, file, console)).transpose()?;
+    let Parts { disks, tap, vsock, guest_connections, console: file } = parts;
+    let console = file.map(|file| make_console(&prepared.vm, file, console)).transpose()?;
     attach_ports(&mut buses, console.clone(), ending);
-    let virtio = virtio_devices(config, parts.disks, parts.vsock, parts.guest_connections)?;
+    let mut virtio = block_devices(config, disks)?;
+    if let (Some(net), Some(tap)) = (&config.net, tap) {
+        virtio.push(Box::new(Net::new(net, Tap::new(tap).map_err(BuildError::Tap)?)));
+    }
+    virtio.push(Box::new(Vsock::new(GUEST_CID, vsock, guest_connections)));
+    virtio.push(Box::new(Rng::new()));
+    virtio.push(Box::new(Balloon::new()));
     let (devices, windows) = attach_virtio(&mut buses, prepared, virtio)?;
     let generation_id = VmGenId::new(prepared.generation_line.try_clone().map_err(InterruptError::Event)?);
     Ok(Attached { buses, devices, windows, console, generation_id })
@@ -227,22 +242,14 @@ fn attach_ports(buses: &mut Buses, console: Option<Arc<Console>>, ending: &Endin
     buses.port.insert(u64::from(AcpiPower::BASE), u64::from(AcpiPower::LENGTH), power);
 }
 
-/// The virtio devices in the order in which the guest finds them: disks first, so that the first is its `vda`.
-fn virtio_devices(
-    config: &MachineConfig,
-    layers: Vec<Vec<File>>,
-    vsock: UnixListener,
-    guest_connections: Box<dyn GuestConnections>,
-) -> Result<Vec<Box<dyn VirtioDevice>>, BuildError> {
+/// The disks, in the order of the configuration.
+fn block_devices(config: &MachineConfig, layers: Vec<Vec<File>>) -> Result<Vec<Box<dyn VirtioDevice>>, BuildError> {
     let mut devices: Vec<Box<dyn VirtioDevice>> = Vec::with_capacity(window_count(config));
     for (index, (disk, layers)) in config.disks.iter().zip(layers).enumerate() {
         let stack = Disk::open(layers, disk.size, disk.read_only)
             .map_err(|source| BuildError::OpenDisk { disk: index, source })?;
         devices.push(Box::new(Block::new(stack, &disk.serial)));
     }
-    devices.push(Box::new(Vsock::new(GUEST_CID, vsock, guest_connections)));
-    devices.push(Box::new(Rng::new()));
-    devices.push(Box::new(Balloon::new()));
     Ok(devices)
 }
 

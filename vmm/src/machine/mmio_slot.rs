@@ -14,8 +14,8 @@ use crate::devices::virtio::mmio::QUEUE_NOTIFY;
 /// Most queues of a device.
 const QUEUES: u32 = 3;
 
-/// Places of the machines that nearly all are: a disk, vsock, rng and balloon.
-const USUAL: usize = 4;
+/// Places of the machines that nearly all are: a disk, network, vsock, rng and balloon.
+const USUAL: usize = 5;
 
 pub(super) struct MmioSlot {
     /// The window's address.

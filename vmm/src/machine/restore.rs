@@ -89,8 +89,10 @@ pub fn restore(
     parts: Parts,
     ending: &Ending,
 ) -> Result<Machine, RestoreError> {
-    let state: State = format::read(&snapshot.state, Kind::State)?;
+    let mut state: State = format::read(&snapshot.state, Kind::State)?;
     check(&state, config)?;
+    // The network is not the snapshot's: a clone has an address of its own.
+    state.config.net = config.net;
     let shape = build::shape(&state.config);
     let mut prepared = match prepared.filter(|prepared| prepared.shape() == shape) {
         Some(prepared) => prepared,
@@ -127,9 +129,12 @@ pub fn restore(
 fn check(state: &State, config: &RestoreConfig) -> Result<(), RestoreError> {
     build::check(&state.config)?;
     let mismatch = |what, theirs, ours| Err(RestoreError::Mismatch { what, theirs, ours });
-    let MachineConfig { disks, vcpus, console, .. } = &state.config;
+    let MachineConfig { disks, net, vcpus, console, .. } = &state.config;
     if disks.len() != config.disk_layers.len() {
         return mismatch("disks", disks.len(), config.disk_layers.len());
+    }
+    if net.is_some() != config.net.is_some() {
+        return mismatch("network devices", usize::from(net.is_some()), usize::from(config.net.is_some()));
     }
     if *console != config.console {
         return mismatch("consoles", usize::from(*console), usize::from(config.console));

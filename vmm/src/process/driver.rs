@@ -174,7 +174,7 @@ impl Driver {
         self.check_empty()?;
         let kernel = fds.file()?;
         let layers: Vec<u32> = config.disks.iter().map(|disk| disk.layers).collect();
-        let parts = self.parts(&layers, config.console, fds)?;
+        let parts = self.parts(&layers, config.net.is_some(), config.console, fds)?;
         let shape = build::shape(config);
         let prepared = self.prepared.take().filter(|prepared| prepared.shape() == shape);
         let prepared = prepared.map_or_else(|| Prepared::new(&self.kvm, shape, &self.ending), Ok);
@@ -191,7 +191,7 @@ impl Driver {
             memory: fds.files(config.memory_layers)?,
             working_set: config.working_set.then(|| fds.file()).transpose()?,
         };
-        let parts = self.parts(&config.disk_layers, config.console, fds)?;
+        let parts = self.parts(&config.disk_layers, config.net.is_some(), config.console, fds)?;
         let restored = restore::restore(&self.kvm, self.prepared.take(), config, snapshot, parts, &self.ending);
         let machine = restored.map_err(|error| {
             fault(if error.is_snapshot() { FaultCode::BadSnapshot } else { FaultCode::Host }, chain(&error))
@@ -239,11 +239,12 @@ impl Driver {
     }
 
     /// What is behind the devices, which all remaining descriptors are.
-    fn parts(&self, layers: &[u32], console: bool, mut fds: Descriptors) -> Result<Parts, Fault> {
+    fn parts(&self, layers: &[u32], net: bool, console: bool, mut fds: Descriptors) -> Result<Parts, Fault> {
         let link = AgentLink { events: self.events.clone(), guest_init_us: Arc::clone(&self.guest_init_us) };
         let parts = Parts {
             disks: layers.iter().map(|count| fds.files(*count)).collect::<Result<_, _>>()?,
             vsock: UnixListener::from(fds.next()?),
+            tap: net.then(|| fds.file()).transpose()?,
             guest_connections: Box::new(link),
             console: console.then(|| fds.file()).transpose()?,
         };

@@ -10,7 +10,8 @@ use crate::machine::vcpu_state::VcpuState;
 
 #[derive(Serialize, Deserialize)]
 pub(crate) struct State {
-    /// What it was booted with. The number of a disk's layers is not used: that is the restore's.
+    /// What it was booted with. The number of a disk's layers and all of `net` but whether it is there are not used: those
+    /// are the restore's.
     pub(crate) config: MachineConfig,
     /// The CPU features of the host that it was booted on, which its vCPUs have been told of.
     pub(crate) features: Vec<kvm_cpuid_entry2>,

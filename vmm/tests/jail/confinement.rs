@@ -34,7 +34,7 @@ fn every_thread_is_an_unprivileged_user_under_a_filter() {
     let threads = monitor.threads();
 
     let names: Vec<_> = threads.iter().map(|thread| thread.1.as_str()).collect();
-    for name in ["sandpiper-vmm", "spawner", "vcpu", "block", "vsock"] {
+    for name in ["sandpiper-vmm", "spawner", "vcpu", "block", "net", "vsock"] {
         assert!(names.contains(&name), "{name} is not in {names:?}");
     }
     let ids = [0; 4].map(|_| UID.to_string()).join("\t");
@@ -57,7 +57,8 @@ fn threads_have_a_filter_of_their_own() {
         return;
     }
     let (monitor, _guest) = running();
-    for (name, filters) in [("sandpiper-vmm", "2"), ("spawner", "2"), ("vcpu", "3"), ("block", "3"), ("vsock", "3")] {
+    let devices = ["block", "net", "vsock"].map(|name| (name, "3"));
+    for (name, filters) in [("sandpiper-vmm", "2"), ("spawner", "2"), ("vcpu", "3")].into_iter().chain(devices) {
         let status = monitor.proc(&format!("task/{}/status", monitor.thread(name)));
         assert_eq!(field(&status, "Seccomp_filters"), filters, "{name}");
     }

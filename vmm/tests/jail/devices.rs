@@ -1,4 +1,4 @@
-//! A guest without a kernel that drives a disk and a vsock device: its queues are written down instruction by
+//! A guest without a kernel that drives a disk, a network and a vsock device: its queues are written down instruction by
 //! instruction, then the devices are told, and do the rest by themselves.
 
 use std::io::{Read, Write};
@@ -7,6 +7,7 @@ use std::os::unix::fs::FileExt;
 
 use crate::payload::Payload;
 use crate::support::{Guest, Monitor, jails_are_possible, wait_for};
+use crate::wire::ETHER_TYPE;
 use sandpiper_protocol::guest::{GUEST_CID, HOST_CID, LINK_PORT, PRIVILEGED_PORTS};
 use sandpiper_protocol::vmm::{ExitReason, Request};
 
@@ -19,7 +20,8 @@ const PING: &[u8; 4] = b"ping";
 
 const WINDOWS: u64 = 0xd000_0000;
 const DISK: u64 = WINDOWS;
-const VSOCK: u64 = WINDOWS + 0x1000;
+const NET: u64 = WINDOWS + 0x1000;
+const VSOCK: u64 = WINDOWS + 0x2000;
 
 const NEXT: u32 = 1;
 const WRITABLE: u32 = 2;
@@ -50,12 +52,20 @@ const REQUESTS: Queue = Queue(0);
 const RECEIVE: Queue = Queue(1);
 const TRANSMIT: Queue = Queue(2);
 const EVENTS: Queue = Queue(3);
+const NET_RECEIVE: Queue = Queue(4);
+const NET_TRANSMIT: Queue = Queue(5);
 
-/// Says "up" on the console; copies the disk's first block to its second; opens a connection to the host and sends
-/// [`PING`].
+/// What the guest sends on its network: to everyone, from nobody.
+const FRAME: [u8; 20] = {
+    let [high, low] = ETHER_TYPE;
+    [0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0, 0, 0, high, low, b'h', b'e', b'l', b'l', b'o', b'.']
+};
+
+/// Says "up" on the console; copies the disk's first block to its second; sends [`FRAME`]; opens a connection to the host
+/// and sends [`PING`].
 pub(crate) fn payload() -> Payload {
     let payload = Payload::new().print("up\n").map(WINDOWS);
-    let payload = vsock(disk(payload));
+    let payload = vsock(net(disk(payload)));
     payload.loop_for_ever()
 }
 
@@ -77,6 +87,25 @@ fn disk(payload: Payload) -> Payload {
     let payload = offer(payload, REQUESTS, [0, 3]);
     let payload = start(payload, DISK, &[REQUESTS]);
     payload.store_word(DISK + 0x50, 0)
+}
+
+fn net(payload: Payload) -> Payload {
+    const HEADER: u64 = BUFFERS + 0x8000;
+    const CONTENT: u64 = HEADER + 12;
+    const RECEIVED: u64 = BUFFERS + 0x9000;
+    const HEADER_LENGTH: u32 = 12;
+    let content = FRAME.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)).collect::<Vec<_>>();
+    let payload = words(payload, HEADER, &[0; 3]);
+    let payload = words(payload, CONTENT, &content);
+    let length = FRAME.len().try_into().unwrap();
+    let payload = chain(payload, NET_TRANSMIT, 0, &[(HEADER, HEADER_LENGTH, 0), (CONTENT, length, 0)]);
+    let payload = chain(payload, NET_TRANSMIT, 2, &[(HEADER, HEADER_LENGTH + length, 0)]);
+    let payload = offer(payload, NET_TRANSMIT, [0, 2]);
+    let payload = chain(payload, NET_RECEIVE, 0, &[(RECEIVED, 2048, WRITABLE)]);
+    let payload = chain(payload, NET_RECEIVE, 1, &[(RECEIVED + 0x1000, 2048, WRITABLE)]);
+    let payload = offer(payload, NET_RECEIVE, [0, 1]);
+    let payload = start(payload, NET, &[NET_RECEIVE, NET_TRANSMIT]);
+    payload.store_word(NET + 0x50, 0).store_word(NET + 0x50, 1)
 }
 
 fn vsock(payload: Payload) -> Payload {
@@ -149,7 +178,7 @@ fn start(payload: Payload, device: u64, queues: &[Queue]) -> Payload {
 }
 
 #[test]
-fn a_jailed_machine_has_a_console_a_disk_and_connections_both_ways() {
+fn a_jailed_machine_has_a_console_a_disk_a_network_and_connections_both_ways() {
     if !jails_are_possible() {
         return;
     }
@@ -165,6 +194,15 @@ fn a_jailed_machine_has_a_console_a_disk_and_connections_both_ways() {
         guest.disk.read_exact_at(&mut copied, BLOCK_SIZE as u64).unwrap();
         copied == FIRST_BLOCK
     });
+    // Two ways of cutting the same frame.
+    for _ in 0..2 {
+        let mut frame = None;
+        wait_for("the guest's frame", || {
+            frame = guest.wire.received();
+            frame.is_some()
+        });
+        assert_eq!(frame.unwrap(), FRAME);
+    }
     // The guest's connection, which the vsock device makes, and data on it in both directions.
     let mut stream = monitor.guest_connection();
     let mut received = [0; PING.len()];

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use crate::support::{Guest, Monitor, jails_are_possible};
+use crate::support::{Guest, Monitor, NET, jails_are_possible};
 use sandpiper_protocol::vmm::{ExitReason, MachineState, Reply, Request, RestoreConfig, Shape, SnapshotConfig, Then};
 
 fn empty() -> File {
@@ -35,9 +35,10 @@ impl Snapshot {
         let (top, console) = (empty(), empty());
         let mut fds: Vec<BorrowedFd<'_>> = vec![self.state.as_fd(), self.memory.as_fd()];
         fds.extend(working_set.map(AsFd::as_fd));
-        fds.extend([guest.disk.as_fd(), top.as_fd(), guest.vsock.as_fd(), console.as_fd()]);
+        fds.extend([guest.disk.as_fd(), top.as_fd(), guest.vsock.as_fd(), guest.wire.tap.as_fd(), console.as_fd()]);
         let working_set = working_set.is_some();
-        let config = RestoreConfig { memory_layers: 1, working_set, disk_layers: vec![2], console: true };
+        let config =
+            RestoreConfig { memory_layers: 1, working_set, disk_layers: vec![2], net: Some(NET), console: true };
         let reply = monitor.request(Request::Restore(config), &fds);
         assert!(matches!(reply, Reply::Restored(_)), "{reply:?}");
     }

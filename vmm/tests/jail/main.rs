@@ -10,3 +10,4 @@ mod lifecycle;
 mod payload;
 mod support;
 mod system_calls;
+mod wire;

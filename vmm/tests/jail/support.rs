@@ -18,11 +18,13 @@ use nix::sys::socket::{
 use nix::sys::time::TimeVal;
 use nix::unistd::Uid;
 use sandpiper_protocol::vmm::{
-    self, DiskConfig, Event, ExitRecord, Fault, MachineConfig, MonitorMessage, Reply, Request, RequestMessage,
+    self, DiskConfig, Event, ExitRecord, Fault, MachineConfig, MonitorMessage, NetConfig, NetLimits, Reply, Request,
+    RequestMessage,
 };
 use tempfile::TempDir;
 
 use crate::devices;
+use crate::wire::Wire;
 
 /// The user that monitors become here.
 pub(crate) const UID: u32 = 0x2000_0001;
@@ -162,7 +164,8 @@ impl Monitor {
 
     pub(crate) fn boot(&mut self, guest: &Guest) {
         let console = guest.console.as_fd();
-        let fds = [guest.kernel.as_fd(), guest.disk.as_fd(), guest.vsock.as_fd(), console];
+        let tap = guest.wire.tap.as_fd();
+        let fds = [guest.kernel.as_fd(), guest.disk.as_fd(), guest.vsock.as_fd(), tap, console];
         let reply = self.request(Request::Boot(guest.config.clone()), &fds);
         assert!(matches!(reply, Reply::Booted(_)), "{reply:?}");
     }
@@ -206,12 +209,19 @@ fn seqpacket() -> OwnedFd {
     socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None).unwrap()
 }
 
-/// A machine that uses its console, disk and vsock, and then runs in circles.
+/// What a guest's network device is and may.
+pub(crate) const NET: NetConfig = NetConfig {
+    mac: [2, 0, 0, 0, 0, 1],
+    limits: NetLimits { bytes_per_second: Some(1 << 20), packets_per_second: Some(1000) },
+};
+
+/// A machine that uses its console, disk, network and vsock, and then runs in circles.
 pub(crate) struct Guest {
     config: MachineConfig,
     kernel: File,
     pub(crate) disk: File,
     pub(crate) vsock: UnixListener,
+    pub(crate) wire: Wire,
     console: File,
     /// Of the vsock listener's socket.
     folder: TempDir,
@@ -235,11 +245,13 @@ impl Guest {
                     layers: 1,
                     read_only: false,
                 }],
+                net: Some(NET),
                 console: true,
             },
             kernel,
             disk,
             vsock: UnixListener::bind(folder.path().join("vsock")).unwrap(),
+            wire: Wire::new(),
             console: tempfile::tempfile().unwrap(),
             folder,
         }

@@ -102,6 +102,22 @@ fn a_disks_thread_that_opens_a_file_ends_the_monitor() {
 }
 
 #[test]
+fn a_network_thread_that_opens_a_file_ends_the_monitor() {
+    if jails_are_possible() {
+        assert_eq!(openat("net"), Some(libc::SIGSYS));
+    }
+}
+
+/// Of the requests that a tap takes it makes one.
+#[test]
+fn a_network_thread_that_gives_its_tap_another_owner_ends_the_monitor() {
+    if jails_are_possible() {
+        let nobody = [u64::MAX, libc::TUNSETOWNER, 0];
+        assert_eq!(fate("net", libc::SYS_ioctl, nobody), Some(libc::SIGSYS));
+    }
+}
+
+#[test]
 fn the_main_thread_that_opens_a_file_ends_the_monitor() {
     if jails_are_possible() {
         assert_eq!(openat("sandpiper-vmm"), Some(libc::SIGSYS));

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use crate::payload::Payload;
 use crate::support::{Agent, Guest, Monitor, kvm_is_usable};
 use sandpiper_protocol::vmm::{
-    Fault, FaultCode, MachineState, Reply, Request, RestoreConfig, Shape, SnapshotConfig, SnapshotStats, Then,
+    Fault, FaultCode, MachineState, NetConfig, NetLimits, Reply, Request, RestoreConfig, Shape, SnapshotConfig,
+    SnapshotStats, Then,
 };
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -35,13 +36,22 @@ impl Snapshot {
 
     /// Makes the machine again, with `console` for its output.
     fn restore(&self, agent: &mut Agent, console: &File) -> Result<Reply, Fault> {
+        self.restore_with(agent, None, console)
+    }
+
+    /// The same with a network device, which is to have this tap.
+    fn restore_with(&self, agent: &mut Agent, tap: Option<&File>, console: &File) -> Result<Reply, Fault> {
         let folder = tempfile::tempdir().unwrap();
         let vsock = UnixListener::bind(folder.path().join("vsock")).unwrap();
         let mut fds: Vec<BorrowedFd<'_>> = vec![self.state.as_fd()];
         fds.extend(self.memory.iter().map(AsFd::as_fd));
-        fds.extend([vsock.as_fd(), console.as_fd()]);
+        fds.push(vsock.as_fd());
+        fds.extend(tap.map(AsFd::as_fd));
+        fds.push(console.as_fd());
+        let net = tap.map(|_| NetConfig { mac: [2, 0, 0, 0, 0, 1], limits: NetLimits::default() });
         let memory_layers = u32::try_from(self.memory.len()).unwrap();
-        let config = RestoreConfig { memory_layers, working_set: false, disk_layers: Vec::new(), console: true };
+        let disk_layers = Vec::new();
+        let config = RestoreConfig { memory_layers, working_set: false, disk_layers, net, console: true };
         agent.request(Request::Restore(config), &fds)
     }
 }
@@ -208,6 +218,9 @@ fn what_is_damaged_or_does_not_fit_is_refused_and_the_monitor_goes_on() {
         let fault = snapshot.restore(&mut monitor.agent, &console).unwrap_err();
         assert_eq!(fault.code, FaultCode::BadSnapshot, "{index}: {fault}");
     }
+
+    let fault = good.restore_with(&mut monitor.agent, Some(&console), &console).unwrap_err();
+    assert_eq!(fault.message, "The snapshot's machine has 0 network devices, 1 were given");
 
     good.restore(&mut monitor.agent, &console).unwrap();
     wait_for_more(&console, 300);

@@ -181,6 +181,7 @@ impl Guest {
                 memory_mib: 32,
                 kernel_args: String::new(),
                 disks: Vec::new(),
+                net: None,
                 console: true,
             },
             kernel: file_with(&code.elf()),

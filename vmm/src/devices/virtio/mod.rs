@@ -25,8 +25,13 @@
 
 pub mod balloon;
 pub mod block;
+#[cfg(test)]
+mod driver_queue;
 pub mod mmio;
+pub mod net;
+mod ring;
 pub mod rng;
+mod slices;
 pub mod vsock;
 mod worker;
 

@@ -26,8 +26,9 @@ use std::time::{Duration, Instant};
 use vm_memory::VolatileSlice;
 use vmm_sys_util::epoll::EventSet;
 
+use super::super::slices::Slices;
 use super::credit::{ReceiveCredit, SendCredit};
-use super::packet::{Header, Ports, SHUTDOWN_BOTH, SHUTDOWN_RECEIVE, SHUTDOWN_SEND, Slices, op};
+use super::packet::{Header, Ports, SHUTDOWN_BOTH, SHUTDOWN_RECEIVE, SHUTDOWN_SEND, op};
 use super::stream::{self, Command};
 
 /// A client names the port it wants within this.

@@ -18,7 +18,7 @@
 //!   and enforces deadlines and limits.
 //! * `connection`: one connection's life, from the first byte to the last, and both directions' shutdown.
 //! * `credit`: how much either side may still send.
-//! * `packet`, `ring`, `stream`: headers and buffers in guest memory, the virtqueues, and the host's sockets.
+//! * `packet`, `stream`: headers and buffers in guest memory, and the host's sockets.
 //!
 //! # What is bounded
 //! * Host to guest: nothing is buffered here. A host stream is read only when the guest has posted buffers and granted
@@ -43,7 +43,6 @@ mod connection;
 mod credit;
 mod muxer;
 mod packet;
-mod ring;
 mod stream;
 mod worker;
 

@@ -10,11 +10,12 @@ use sandpiper_protocol::guest::{HOST_CID, LINK_PORT, PRIVILEGED_PORTS};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
 use super::super::Memory;
+use super::super::ring::{Ring, RingError};
+use super::super::slices::{Direction, Slices};
 use super::GuestConnections;
 use super::connection::{Connection, Fate, State};
 use super::credit::BUF_ALLOC;
-use super::packet::{Buffer, Direction, HEADER_LEN, Header, Ports, Slices, TYPE_STREAM, op};
-use super::ring::{Ring, RingError};
+use super::packet::{Buffer, HEADER_LEN, Header, Ports, TYPE_STREAM, op};
 use super::stream::{self, Command};
 
 /// Connections at a time, in all states. More are refused.

@@ -5,11 +5,11 @@
 //! `MSG_ZEROCOPY`. (The `virtio-vsock` crate takes the first two shapes only, so headers are parsed here.)
 
 use virtio_queue::DescriptorChain;
-use vm_memory::{GuestMemory, Permissions, VolatileSlice};
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 use super::super::Memory;
+use super::super::slices::{Direction, Malformed, Slices};
 
 /// `struct virtio_vsock_hdr`, virtio 1.2 section 5.10.6.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -55,20 +55,6 @@ pub(super) struct Ports {
     pub(super) guest: u32,
 }
 
-/// Most buffers that one packet may be spread over. More than any driver uses; it keeps the lists for `sendmsg` short.
-const MAX_SLICES: usize = 64;
-
-/// What a chain is for, and so which of its buffers may be used.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Direction {
-    FromGuest,
-    ToGuest,
-}
-
-/// A chain that is no packet: the wrong kind of buffer, too many of them, outside memory, or too short for a header.
-#[derive(Debug)]
-pub(super) struct Malformed;
-
 /// A packet's place in guest memory. The header's bytes are split off; the guest can change either at any time, so each
 /// byte is read once.
 #[derive(Debug)]
@@ -79,28 +65,14 @@ pub(super) struct Buffer<'m> {
 }
 
 impl<'m> Buffer<'m> {
-    /// Collects the buffers of `chain`.
+    /// Collects the buffers of `chain`, which must have room for a header.
     pub(super) fn new(
         memory: &'m Memory,
         chain: DescriptorChain<&'m Memory>,
         direction: Direction,
     ) -> Result<Self, Malformed> {
         let head = chain.head_index();
-        let access = match direction {
-            Direction::FromGuest => Permissions::Read,
-            Direction::ToGuest => Permissions::Write,
-        };
-        let mut data = Slices::default();
-        for descriptor in chain {
-            if descriptor.is_write_only() != (direction == Direction::ToGuest) {
-                return Err(Malformed);
-            }
-            let slices =
-                memory.get_slices(descriptor.addr(), descriptor.len() as usize, access).map_err(|_| Malformed)?;
-            for slice in slices {
-                data.push(slice.map_err(|_| Malformed)?)?;
-            }
-        }
+        let mut data = Slices::of_chain(memory, chain, direction)?;
         let header = data.split_front(HEADER_LEN);
         if header.len() < HEADER_LEN {
             return Err(Malformed);
@@ -124,89 +96,9 @@ impl<'m> Buffer<'m> {
     }
 }
 
-/// Pieces of guest memory that are one string of bytes.
-#[derive(Debug, Default)]
-pub(super) struct Slices<'m> {
-    pieces: Vec<VolatileSlice<'m>>,
-    len: usize,
-}
-
-impl<'m> Slices<'m> {
-    fn push(&mut self, slice: VolatileSlice<'m>) -> Result<(), Malformed> {
-        if slice.is_empty() {
-            return Ok(());
-        }
-        if self.pieces.len() == MAX_SLICES {
-            return Err(Malformed);
-        }
-        // At most MAX_SLICES pieces of 4 GiB: no overflow.
-        self.len += slice.len();
-        self.pieces.push(slice);
-        Ok(())
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.len
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    pub(super) fn pieces(&self) -> &[VolatileSlice<'m>] {
-        &self.pieces
-    }
-
-    /// Removes the first `count` bytes (or all there are) and returns them.
-    pub(super) fn split_front(&mut self, count: usize) -> Slices<'m> {
-        let mut front = Slices::default();
-        let mut left = count;
-        let mut whole = 0;
-        for piece in &mut self.pieces {
-            if left == 0 {
-                break;
-            }
-            match piece.split_at(left) {
-                Ok((head, tail)) if !tail.is_empty() => {
-                    front.pieces.push(head);
-                    *piece = tail;
-                    left = 0;
-                }
-                // The piece ends here or earlier: it moves over entirely.
-                _ => {
-                    front.pieces.push(*piece);
-                    left -= piece.len();
-                    whole += 1;
-                }
-            }
-        }
-        self.pieces.drain(..whole);
-        front.len = count - left;
-        self.len -= front.len;
-        front
-    }
-
-    /// Copies to `target` from the start, as much as either has.
-    pub(super) fn copy_to(&self, target: &mut [u8]) {
-        let mut at = 0;
-        for piece in &self.pieces {
-            at += piece.copy_to(&mut target[at..]);
-        }
-    }
-
-    fn copy_from(&self, source: &[u8]) {
-        let mut left = source;
-        for piece in &self.pieces {
-            let (now, later) = left.split_at(left.len().min(piece.len()));
-            piece.copy_from(now);
-            left = later;
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use vm_memory::{Bytes, GuestAddress};
+    use vm_memory::{GuestAddress, GuestMemory, Permissions};
 
     use super::*;
 
@@ -218,27 +110,6 @@ mod tests {
             }
         }
         slices
-    }
-
-    #[test]
-    fn split_front_cuts_within_and_between_pieces() {
-        let memory = Memory::from_ranges(&[(GuestAddress(0), 0x1000)]).expect("memory");
-        memory.write_slice(b"abcdefgh", GuestAddress(0)).expect("in memory");
-        let mut all = slices(&memory, &[(0, 3), (3, 3), (6, 2)]);
-
-        let cuts: Vec<Vec<u8>> = [1, 2, 4, 9]
-            .iter()
-            .map(|count| {
-                let front = all.split_front(*count);
-                let mut bytes = vec![0; front.len()];
-                front.copy_to(&mut bytes);
-                bytes
-            })
-            .collect();
-
-        assert_eq!(cuts, [&b"a"[..], b"bc", b"defg", b"h"]);
-        assert!(all.is_empty());
-        assert_eq!(all.pieces().len(), 0);
     }
 
     #[test]

@@ -16,12 +16,13 @@ use vm_memory::{Bytes, GuestAddress};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::EventFd;
 
+use super::super::ring::{Ring, RingError};
+use super::super::slices::Direction;
 use super::super::worker::Work;
 use super::super::{Activation, ActiveQueue, Interrupt, Memory};
 use super::Backend;
 use super::muxer::{FIRST_ID, Muxer, Served};
-use super::packet::{Buffer, Direction};
-use super::ring::{Ring, RingError};
+use super::packet::Buffer;
 use crate::jail::Role;
 
 /// What an event is about, where it is no connection.

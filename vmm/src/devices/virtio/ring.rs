@@ -1,14 +1,15 @@
-//! A virtqueue in use, with the habits both of this device's queues share.
+//! A virtqueue in use, with the habits that the queues of vsock and network share.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 
 use virtio_queue::{DescriptorChain, Queue, QueueOwnedT, QueueState, QueueT};
+use vm_memory::{Bytes, GuestAddress};
 
-use super::super::{Interrupt, Memory};
+use super::{Interrupt, Memory};
 
 /// The driver broke the queue itself: indices that cannot be, or rings that cannot be read. There is no way to go on.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum RingError {
+pub enum RingError {
     #[error("Cannot use the virtqueue")]
     Queue(#[from] virtio_queue::Error),
     #[error("Cannot read the available ring")]
@@ -18,14 +19,15 @@ pub(super) enum RingError {
 /// One virtqueue.
 pub(super) struct Ring {
     queue: Queue,
-    /// Buffers were used since the driver was last told.
-    used: bool,
+    /// How many chains were finished, modulo 2^16, when it was last considered whether to tell the driver.
+    told: u16,
 }
 
 impl Ring {
     pub(super) fn new(mut queue: Queue, event_idx: bool) -> Self {
         queue.set_event_idx(event_idx);
-        Self { queue, used: false }
+        let told = queue.next_used();
+        Self { queue, told }
     }
 
     pub(super) fn state(&self) -> QueueState {
@@ -53,6 +55,11 @@ impl Ring {
         Ok(Some(chain))
     }
 
+    /// How many chains were taken so far, modulo 2^16.
+    pub(super) fn taken(&self) -> u16 {
+        self.queue.next_avail()
+    }
+
     /// Undoes the last `count` calls of [`Self::take`] that returned a chain.
     pub(super) fn give_back(&mut self, count: u16) {
         self.queue.set_next_avail(self.queue.next_avail().wrapping_sub(count));
@@ -60,9 +67,34 @@ impl Ring {
 
     /// Hands the chain `head` back to the driver, with `len` bytes written.
     pub(super) fn finish(&mut self, memory: &Memory, head: u16, len: u32) -> Result<(), RingError> {
-        self.queue.add_used(memory, head, len)?;
-        self.used = true;
+        Ok(self.queue.add_used(memory, head, len)?)
+    }
+
+    /// Hands several chains (head, bytes written) back at once: a driver that sees one of them sees all.
+    pub(super) fn finish_all(&mut self, memory: &Memory, chains: &[(u16, u32)]) -> Result<(), RingError> {
+        let Some(((last, last_len), others)) = chains.split_last() else { return Ok(()) };
+        let next = self.queue.next_used();
+        let mut at = next;
+        for (head, len) in others {
+            if *head >= self.queue.size() {
+                return Err(virtio_queue::Error::InvalidDescriptorIndex.into());
+            }
+            let element = u64::from(*head) | u64::from(*len) << 32;
+            memory.write_obj(element.to_le(), self.used_element(at)?).map_err(virtio_queue::Error::GuestMemory)?;
+            at = at.wrapping_add(1);
+        }
+        // The last one's index shows them all.
+        self.queue.set_next_used(at);
+        self.queue.add_used(memory, *last, *last_len)?;
         Ok(())
+    }
+
+    /// Where the used ring's element number `index` is: head and length, 32 bits each (virtio 1.2 section 2.7.8).
+    fn used_element(&self, index: u16) -> Result<GuestAddress, RingError> {
+        const HEADER: u64 = 4;
+        const ELEMENT: u64 = 8;
+        let offset = HEADER + u64::from(index % self.queue.size()) * ELEMENT;
+        Ok(GuestAddress(self.queue.used_ring().checked_add(offset).ok_or(virtio_queue::Error::AddressOverflow)?))
     }
 
     /// How many chains were finished so far, modulo 2^16.
@@ -70,12 +102,28 @@ impl Ring {
         self.queue.next_used()
     }
 
-    /// Tells the driver about used buffers, if there are any and it wants to know.
+    /// Tells the driver about finished chains, if there are any that it was not told of and it wants to know.
     pub(super) fn interrupt(&mut self, memory: &Memory, interrupt: &Interrupt) -> Result<(), RingError> {
-        if std::mem::take(&mut self.used) && self.queue.needs_notification(memory)? {
+        let (before, now) = (self.told, self.queue.next_used());
+        self.told = now;
+        if before != now && self.is_awaited(memory, before, now)? {
             interrupt.used_buffer();
         }
         Ok(())
+    }
+
+    /// Whether the driver wants an interrupt for one of the chains from `before` to `now` (virtio 1.2 section 2.7.10).
+    /// [`Queue::needs_notification`] answers the same, but counts [`Self::finish_all`] as one.
+    fn is_awaited(&self, memory: &Memory, before: u16, now: u16) -> Result<bool, RingError> {
+        if !self.queue.event_idx_enabled() {
+            return Ok(true);
+        }
+        // The driver must see what was finished before the device reads how far it has seen.
+        fence(Ordering::SeqCst);
+        let offset = 4 + u64::from(self.queue.size()) * 2;
+        let at = self.queue.avail_ring().checked_add(offset).ok_or(virtio_queue::Error::AddressOverflow)?;
+        let event: u16 = memory.load(GuestAddress(at), Ordering::Relaxed).map_err(virtio_queue::Error::GuestMemory)?;
+        Ok(now.wrapping_sub(u16::from_le(event)).wrapping_sub(1) < now.wrapping_sub(before))
     }
 
     /// Asks the driver for a notification of the next chain. True if one is there already and it may not come.
