@@ -1,0 +1,281 @@
+//! The network of one machine, and of the host: what the agent deals with.
+//!
+//! A [`Network`] is the host's slots and what all of them resolve and dial with. An [`Attachment`] is one slot as one machine
+//! has it: the policy is in force in it before anybody is given its tap, and stays in force when the agent ends, since it
+//! is the kernel's. What ends with the agent are names: an agent that takes the slot over starts them anew.
+//!
+//! A slot knows which policy it enforces by the policy's version, which is the firewall's *generation*: connections carry
+//! the generation that allowed them, and those of another are asked about again.
+
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::OwnedFd;
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::net::{SocketAddr, UnixListener};
+use std::sync::Arc;
+
+use sandpiper_policy::{Destination, Host, Platform, Policy, PolicyError, Profiles, ProfilesError, Protocol};
+use sandpiper_protocol::agent::{self, Denied, DeniedPage, NetworkPolicy};
+use sandpiper_protocol::guest::GuestNetwork;
+use tokio::task::spawn_blocking;
+
+use crate::config::Config;
+use crate::firewall::{DeniedPacket, Firewall, FirewallError};
+use crate::links::Mac;
+use crate::names::{self, ChangeError, Names, Sockets};
+use crate::slots::{GATEWAY, GATEWAY6, Slot, SlotError, Slots};
+use crate::upstream::{Upstream, UpstreamError};
+
+/// Most destinations that [`Attachment::denied`] tells of.
+const MAX_DENIED: usize = 256;
+
+/// Why sandboxes cannot be given a network.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    #[error(transparent)]
+    Slots(#[from] SlotError),
+    #[error(transparent)]
+    Upstream(#[from] UpstreamError),
+    #[error("Cannot read the egress profiles")]
+    Profiles(#[from] ProfilesError),
+    #[error("Another agent on this host has `network.name` = {0:?}; give each a name and transit ranges of its own")]
+    Claimed(String),
+    #[error("Cannot claim `network.name`")]
+    Claim(#[source] io::Error),
+}
+
+/// Why a policy cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum CheckError {
+    #[error(transparent)]
+    Policy(#[from] PolicyError),
+    #[error("Cannot read the egress profiles")]
+    Profiles(#[from] ProfilesError),
+}
+
+/// Why a machine has no network, or not the one that it should have.
+#[derive(Debug, thiserror::Error)]
+pub enum AttachError {
+    #[error(transparent)]
+    Slot(#[from] SlotError),
+    #[error(transparent)]
+    Policy(#[from] CheckError),
+    #[error(transparent)]
+    Firewall(#[from] FirewallError),
+    #[error("Cannot {what}")]
+    Host { what: &'static str, source: io::Error },
+    #[error(transparent)]
+    Change(#[from] ChangeError<FirewallError>),
+}
+
+/// The networks of this host. Cheap to clone; all clones are the same.
+#[derive(Clone)]
+pub struct Network {
+    config: Arc<Config>,
+    slots: Slots,
+    upstream: Upstream,
+    /// Held as long as this process looks after the slots.
+    _claim: Arc<UnixListener>,
+}
+
+impl Network {
+    /// Sets up the host, and removes the slots that an earlier agent left but those `in_use`.
+    pub async fn start(config: Config, in_use: &[u32]) -> Result<Self, StartError> {
+        let config = Arc::new(config);
+        let claim = Arc::new(claim(&config.name)?);
+        read_profiles(&config)?;
+        let upstream = Upstream::new(&config.resolvers)?;
+        let slots = Slots::start(Arc::clone(&config), in_use).await?;
+        Ok(Self { config, slots, upstream, _claim: claim })
+    }
+
+    /// Whether a policy can be enforced here. Blocks for a moment, as [`Self::profiles`] does.
+    pub fn check(&self, policy: &NetworkPolicy) -> Result<(), CheckError> {
+        self.compile(policy).map(drop)
+    }
+
+    /// Names of the operator's profiles, as they are now.
+    pub fn profiles(&self) -> Result<Vec<String>, ProfilesError> {
+        Ok(read_profiles(&self.config)?.names().map(str::to_owned).collect())
+    }
+
+    /// A slot that enforces `network`, for a machine with this Ethernet address.
+    pub async fn attach(&self, mac: Mac, network: &agent::Network) -> Result<Attachment, AttachError> {
+        let slot = self.slots.take().await?;
+        self.occupy(slot, mac, network).await
+    }
+
+    /// The slot of a machine that runs, which an earlier agent attached.
+    pub async fn adopt(&self, slot: u32, mac: Mac, network: &agent::Network) -> Result<Attachment, AttachError> {
+        let slot = self.slots.adopt(slot).await?;
+        self.occupy(slot, mac, network).await
+    }
+
+    /// Takes away what no machine has. Those that run go on under their policies.
+    pub async fn close(&self) {
+        self.slots.close().await;
+    }
+
+    async fn occupy(&self, slot: Slot, mac: Mac, network: &agent::Network) -> Result<Attachment, AttachError> {
+        let slot = Arc::new(slot);
+        match self.enforce(&slot, mac, network).await {
+            Ok((firewall, names)) => Ok(Attachment { network: self.clone(), slot, mac, firewall, names }),
+            Err(error) => {
+                self.destroy(slot).await;
+                Err(error)
+            }
+        }
+    }
+
+    async fn enforce(
+        &self,
+        slot: &Arc<Slot>,
+        mac: Mac,
+        network: &agent::Network,
+    ) -> Result<(Firewall, Names), AttachError> {
+        let this = self.clone();
+        let (slot, network) = (Arc::clone(slot), network.clone());
+        let runtime = tokio::runtime::Handle::current();
+        let work = move || {
+            // For the sockets.
+            let _within = runtime.enter();
+            let policy = Arc::new(this.compile(&network.policy)?);
+            let firewall = Firewall::open(slot.netns())?;
+            firewall.set_guest(mac)?;
+            slot.set_guest(mac).map_err(|source| AttachError::Host { what: "set the guest's neighbours", source })?;
+            let generation = generation(network.version);
+            // A slot that is adopted has enforced this, or an older policy.
+            if firewall.generation()? != Some(generation) {
+                firewall.apply(&policy, generation, &[])?;
+            }
+            let gateways = [IpAddr::from(GATEWAY), IpAddr::from(GATEWAY6)];
+            let sockets = Sockets::bind(slot.netns(), &gateways)
+                .map_err(|source| AttachError::Host { what: "listen in the slot", source })?;
+            let pins = Arc::new(firewall.clone());
+            let names = Names::start(sockets, policy, pins, &this.upstream, names::Limits::default());
+            Ok((firewall, names))
+        };
+        blocking(work).await?
+    }
+
+    fn compile(&self, policy: &NetworkPolicy) -> Result<Policy, CheckError> {
+        let platform = Platform { allow: self.config.allow_ranges.clone(), deny: self.config.deny_ranges.clone() };
+        Ok(Policy::compile(policy, &read_profiles(&self.config)?, &platform)?)
+    }
+
+    async fn destroy(&self, slot: Arc<Slot>) {
+        // Others had it for a moment only.
+        if let Some(slot) = Arc::into_inner(slot) {
+            self.slots.destroy(slot).await;
+        }
+    }
+}
+
+/// A machine's network. Dropped, it goes on as it is, without names; see [`Self::detach`].
+pub struct Attachment {
+    network: Network,
+    slot: Arc<Slot>,
+    mac: Mac,
+    firewall: Firewall,
+    names: Names,
+}
+
+impl Attachment {
+    /// By which it is adopted.
+    pub fn slot(&self) -> u32 {
+        self.slot.number()
+    }
+
+    pub fn mac(&self) -> Mac {
+        self.mac
+    }
+
+    /// What the guest is told.
+    pub fn guest_network(&self) -> GuestNetwork {
+        self.slot.guest_network(self.mac)
+    }
+
+    /// The tap, for one monitor.
+    pub async fn tap(&self) -> io::Result<OwnedFd> {
+        let slot = Arc::clone(&self.slot);
+        spawn_blocking(move || slot.open_tap()).await.map_err(io::Error::other)?
+    }
+
+    /// Enforces another policy: all of it, at once, also for connections that are open. If that fails, the former holds.
+    pub async fn apply(&self, network: &agent::Network) -> Result<(), AttachError> {
+        let (host, policy) = (self.network.clone(), network.policy.clone());
+        let policy = Arc::new(blocking(move || host.compile(&policy)).await??);
+        let (firewall, generation) = (self.firewall.clone(), generation(network.version));
+        Ok(self.names.change(policy, move |policy, pins| firewall.apply(policy, generation, pins)).await?)
+    }
+
+    /// What was refused since the machine has this slot.
+    pub async fn denied(&self) -> Result<DeniedPage, AttachError> {
+        let firewall = self.firewall.clone();
+        let (packets, totals) =
+            blocking(move || Ok::<_, FirewallError>((firewall.denied()?, firewall.totals()?))).await??;
+        let policy = self.names.policy();
+        let (mut entries, by_name) = self.names.denied();
+        entries.extend(packets.iter().map(|packet| describe(packet, &policy)));
+        entries.sort_by_key(|entry| std::cmp::Reverse(entry.time));
+        entries.truncate(MAX_DENIED);
+        Ok(DeniedPage { total: totals.policy + totals.spoofed + totals.limited + by_name, entries })
+    }
+
+    /// Takes the slot away. The machine should be gone: it is cut off.
+    pub async fn detach(self) {
+        self.names.close().await;
+        drop(self.firewall);
+        self.network.destroy(self.slot).await;
+    }
+}
+
+/// Takes the name for this process: agents of one name would remove each other's slots. An abstract socket belongs to a
+/// network namespace, as slots do, and is free again when its process is gone, however that went.
+fn claim(name: &str) -> Result<UnixListener, StartError> {
+    let address = SocketAddr::from_abstract_name(format!("sandpiper/network/{name}")).map_err(StartError::Claim)?;
+    UnixListener::bind_addr(&address).map_err(|error| match error.kind() {
+        io::ErrorKind::AddrInUse => StartError::Claimed(name.to_owned()),
+        _ => StartError::Claim(error),
+    })
+}
+
+/// The firewall compares 31 bits.
+fn generation(version: u64) -> u32 {
+    u32::try_from(version & 0x7fff_ffff).unwrap_or_default()
+}
+
+/// A destination that the firewall denied, with the rule that denies it now.
+fn describe(packet: &DeniedPacket, policy: &Policy) -> Denied {
+    let (protocol, name) = match packet.protocol {
+        6 => (Some(Protocol::Tcp), "tcp".to_owned()),
+        17 => (Some(Protocol::Udp), "udp".to_owned()),
+        1 | 58 => (Some(Protocol::Icmp), "icmp".to_owned()),
+        other => (None, other.to_string()),
+    };
+    let rule = match protocol {
+        Some(protocol) => {
+            let destination = Destination { protocol, host: Host::Address(packet.address), port: packet.port };
+            policy.decide(&destination).rule.to_string()
+        }
+        None => "only TCP, UDP and echo requests leave a sandbox".to_owned(),
+    };
+    Denied {
+        time: packet.time,
+        protocol: name,
+        host: packet.address.to_string(),
+        port: packet.port,
+        rule,
+        count: packet.count,
+    }
+}
+
+fn read_profiles(config: &Config) -> Result<Profiles, ProfilesError> {
+    config.profiles.as_deref().map_or_else(|| Ok(Profiles::default()), Profiles::read)
+}
+
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, AttachError> {
+    spawn_blocking(work)
+        .await
+        .map_err(|error| AttachError::Host { what: "work on a network slot", source: io::Error::other(error) })
+}

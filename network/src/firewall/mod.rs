@@ -1,0 +1,131 @@
+//! The firewall of a slot: what a guest may send, and whom it may speak with.
+//!
+//! The rules (`slot.nft`) are loaded when the slot is made and are the same for every sandbox. What differs, the
+//! guest's Ethernet address, its policy and the addresses of names, are elements of sets, which this module exchanges with
+//! batches of its own instead of `nft`: microseconds rather than tens of milliseconds, and the kernel waits for nobody.
+//!
+//! ```text
+//!   tap0 ──▶ ingress ──────▶ prerouting ───────────────────────────────▶ forward ──▶ masquerade ──▶ up0
+//!            the guest's     mark is current? ── yes ──▶ pass    │
+//!            own addresses,  else decide:                        ├─▶ redirection ──▶ proxy   (a name decides)
+//!            packets/s        allow  mark, pass                  └─▶ input ──▶ forwarder, echo
+//!                             proxy  mark, pass, redirected
+//!                             deny   count, remember, reject
+//! ```
+//!
+//! * **A decision** goes through the tiers as [`sandpiper_policy`] has them. It is made once for a connection, and kept in the
+//!   connection's mark: the generation of the policy that allowed it.
+//! * **A new policy** is one transaction, which also makes its generation the current one. Connections with an older mark are
+//!   decided again, at their next packet in either direction, by where they went when they began. So one that is allowed still
+//!   goes on without a lost packet, and one that is not is cut.
+//! * **Before there is a policy** nothing passes, and before the guest's address is known not even ARP does.
+//! * **A pin** opens nothing for TCP to ports 80 and 443 but the way to the proxy, because the name decides there.
+//! * All that a guest can make grow is bounded: pins, denied destinations, connections, packets and new connections per
+//!   second, and the answers to what is denied.
+
+mod batch;
+mod elements;
+mod ranges;
+mod report;
+mod rules;
+mod socket;
+mod wire;
+
+use std::io;
+use std::sync::Arc;
+
+use sandpiper_policy::Policy;
+
+use self::batch::Batch;
+pub use self::report::{DeniedPacket, Totals};
+use self::socket::{Refusal, Socket};
+use crate::config::Limits;
+use crate::netns::Netns;
+use crate::nft::{self, NftError};
+use crate::pin::{Pinned, Pins};
+
+/// Why a slot's firewall did not do what it was told.
+#[derive(Debug, thiserror::Error)]
+pub enum FirewallError {
+    #[error("Cannot enter the slot's network namespace")]
+    Enter(#[source] io::Error),
+    #[error("Cannot load the slot's rules")]
+    Load(#[source] NftError),
+    #[error("The kernel did not take the change to the slot's set `{set}`; nothing was changed")]
+    Change { set: &'static str, source: io::Error },
+    #[error("Cannot read from the slot's firewall")]
+    Read(#[source] io::Error),
+}
+
+impl From<Refusal> for FirewallError {
+    fn from(Refusal { set, error }: Refusal) -> Self {
+        Self::Change { set, source: error }
+    }
+}
+
+/// The firewall of one slot. Clones are the same. What it does waits for the kernel only: tens of microseconds, and
+/// milliseconds for [`Firewall::apply`] with thousands of entries and for the reports.
+#[derive(Debug, Clone)]
+pub struct Firewall {
+    socket: Arc<Socket>,
+}
+
+impl Firewall {
+    /// Loads the rules into a slot that has its links and no rules. Blocks for milliseconds.
+    pub fn load(netns: &Netns, limits: &Limits) -> Result<(), FirewallError> {
+        let ruleset = rules::ruleset(limits);
+        netns.run(|| Ok(nft::load(&ruleset))).map_err(FirewallError::Enter)?.map_err(FirewallError::Load)
+    }
+
+    /// Opens that of a slot which has its rules. Keeps the namespace alive. Blocks, briefly.
+    pub fn open(netns: &Netns) -> Result<Self, FirewallError> {
+        Ok(Self { socket: Arc::new(Socket::open(netns).map_err(FirewallError::Enter)?) })
+    }
+
+    /// Says which Ethernet address the guest has: frames from another one do not pass.
+    pub fn set_guest(&self, mac: [u8; 6]) -> Result<(), FirewallError> {
+        self.commit(|batch| elements::set_guest(batch, mac))
+    }
+
+    /// Puts a policy in force in place of the last one, together with the pins that still hold. `generation` has to differ
+    /// from that of the last one, in its lower 31 bits; connections are decided again because of it.
+    pub fn apply(&self, policy: &Policy, generation: u32, pins: &[Pinned]) -> Result<(), FirewallError> {
+        self.commit(|batch| elements::apply(batch, policy, generation, pins))
+    }
+
+    /// Adds pins, or renews them: their lives count from now. It fails when there are thousands in one tier.
+    pub fn pin(&self, pins: &[Pinned]) -> Result<(), FirewallError> {
+        if pins.is_empty() {
+            return Ok(());
+        }
+        self.commit(|batch| elements::pin(batch, pins))
+    }
+
+    /// The generation of the policy that is in force, its lower 31 bits; none before there was one. It is the kernel's, so
+    /// whoever opens the firewall of a slot that is in use can ask what is enforced there.
+    pub fn generation(&self) -> Result<Option<u32>, FirewallError> {
+        report::generation(&self.socket).map_err(FirewallError::Read)
+    }
+
+    /// What the policy denied lately, in no particular order. Blocks while it is read.
+    pub fn denied(&self) -> Result<Vec<DeniedPacket>, FirewallError> {
+        report::denied(&self.socket).map_err(FirewallError::Read)
+    }
+
+    /// How much did not pass since the slot was made.
+    pub fn totals(&self) -> Result<Totals, FirewallError> {
+        report::totals(&self.socket).map_err(FirewallError::Read)
+    }
+
+    fn commit(&self, changes: impl FnOnce(&mut Batch)) -> Result<(), FirewallError> {
+        let mut batch = Batch::new();
+        changes(&mut batch);
+        Ok(self.socket.commit(batch)?)
+    }
+}
+
+impl Pins for Firewall {
+    fn pin(&self, pins: &[Pinned]) -> io::Result<()> {
+        Self::pin(self, pins).map_err(io::Error::other)
+    }
+}

@@ -1,0 +1,142 @@
+//! The host's side: its own table of nftables and its forwarding.
+//!
+//! Slots enforce what their sandboxes may do. The host's table is the second line, the same for all of them and unaware of
+//! policies: no slot reaches another, the host, by whichever of its addresses, or a protected range; none sends from an
+//! address that is not its own; nobody reaches a slot unasked. And it does what only the host can do: it hides the slots'
+//! addresses behind the host's.
+//!
+//! Other tables of the host stay as they are, and have their say: a packet passes if no chain drops it. One that drops
+//! what it does not know is reported, since that would leave sandboxes without a network.
+
+pub(crate) mod conntrack;
+mod forwarding;
+mod rules;
+
+use std::io;
+
+use serde::Deserialize;
+
+use crate::config::Config;
+use crate::nft::{self, NftError};
+
+/// Why the host's side cannot be set up.
+#[derive(Debug, thiserror::Error)]
+pub enum HostError {
+    #[error("Cannot load the host's table")]
+    Table(#[source] NftError),
+    #[error("Cannot switch on forwarding")]
+    Forwarding(#[source] io::Error),
+}
+
+/// The host's table, loaded.
+pub(crate) struct Host {
+    name: String,
+    ruleset: String,
+}
+
+impl Host {
+    /// Loads the table, in the place of one that is there, and switches on forwarding. The slots up to `highest` have their
+    /// place in it even if there can be fewer now. Blocks.
+    pub(crate) fn load(config: &Config, highest: u32) -> Result<Self, HostError> {
+        let host = Self { name: config.name.clone(), ruleset: rules::ruleset(config, highest) };
+        // First the table: nothing is forwarded that it does not look at.
+        nft::load(&host.ruleset).map_err(HostError::Table)?;
+        forwarding::enable().map_err(HostError::Forwarding)?;
+        host.report_others(config);
+        Ok(host)
+    }
+
+    /// Restores what is no longer there: tools that load the host's own firewall often begin by taking everything away.
+    /// Blocks.
+    pub(crate) fn check(&self) -> Result<(), HostError> {
+        let tables = nft::run(&["list", "tables", "inet"], "").map_err(HostError::Table)?;
+        let own = format!("table inet {}", self.name);
+        if !String::from_utf8_lossy(&tables).lines().any(|table| table == own) {
+            tracing::warn!(table = self.name, "the host's table was taken away; loading it again");
+            nft::load(&self.ruleset).map_err(HostError::Table)?;
+        }
+        forwarding::enable().map_err(HostError::Forwarding)
+    }
+
+    /// Takes the table away. Blocks.
+    pub(crate) fn unload(&self) -> Result<(), HostError> {
+        let name = &self.name;
+        nft::load(&format!("add table inet {name}\ndelete table inet {name}\n")).map_err(HostError::Table)
+    }
+
+    /// Says which chains of others may drop what slots send.
+    fn report_others(&self, config: &Config) {
+        let chains = match nft::run(&["-j", "list", "chains"], "") {
+            Ok(chains) => dropping(&chains, &self.name),
+            Err(error) => return tracing::warn!(%error, "cannot see which other firewalls this host has"),
+        };
+        let links = format!("{}v*", config.name);
+        for chain in chains {
+            tracing::warn!(
+                chain,
+                "this chain drops forwarded packets by default; unless it accepts what comes in by {links}, and what is \
+                 established or related and goes out by {links}, sandboxes have no network"
+            );
+        }
+    }
+}
+
+#[derive(Deserialize)]
+struct Listing {
+    nftables: Vec<Item>,
+}
+
+#[derive(Deserialize)]
+struct Item {
+    chain: Option<Chain>,
+}
+
+#[derive(Deserialize)]
+struct Chain {
+    family: String,
+    table: String,
+    name: String,
+    hook: Option<String>,
+    policy: Option<String>,
+}
+
+/// The chains of a listing, except those of the table `own`, that drop what is forwarded unless a rule accepts it. A listing
+/// that cannot be understood has none: it only serves to warn.
+fn dropping(listing: &[u8], own: &str) -> Vec<String> {
+    let chains = serde_json::from_slice::<Listing>(listing).map(|listing| listing.nftables).unwrap_or_default();
+    let chains = chains.into_iter().filter_map(|item| item.chain);
+    chains
+        .filter(|chain| chain.hook.as_deref() == Some("forward") && chain.policy.as_deref() == Some("drop"))
+        .filter(|chain| chain.family != "inet" || chain.table != own)
+        .map(|chain| format!("{} {} {}", chain.family, chain.table, chain.name))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chains_that_drop_what_is_forwarded_are_found() {
+        let listing = br#"{"nftables": [
+            {"metainfo": {"version": "1.0.6", "json_schema_version": 1}},
+            {"chain": {"family": "ip", "table": "filter", "name": "FORWARD", "handle": 1, "type": "filter",
+                       "hook": "forward", "prio": 0, "policy": "drop"}},
+            {"chain": {"family": "ip", "table": "filter", "name": "INPUT", "handle": 2, "type": "filter",
+                       "hook": "input", "prio": 0, "policy": "drop"}},
+            {"chain": {"family": "inet", "table": "sp", "name": "forward", "handle": 3, "type": "filter",
+                       "hook": "forward", "prio": 0, "policy": "drop"}},
+            {"chain": {"family": "inet", "table": "sp", "name": "deny", "handle": 4}}
+        ]}"#;
+        assert_eq!(dropping(listing, "sp"), ["ip filter FORWARD"]);
+        assert!(dropping(b"not JSON", "sp").is_empty());
+    }
+
+    #[test]
+    fn every_place_of_the_table_is_filled_in() {
+        let ruleset = rules::ruleset(&Config { max_slots: 3, ..Config::default() }, 5);
+        assert!(ruleset.contains("\"spv5\" . 100.65.0.11") && !ruleset.contains("spv6"));
+        let code = ruleset.lines().filter(|line| !line.trim_start().starts_with('#'));
+        assert!(!code.collect::<String>().contains("{name}"));
+    }
+}

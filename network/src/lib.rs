@@ -1,0 +1,22 @@
+//! The network of sandboxes: each has a namespace of its own, what it may reach is enforced there, and nothing else of the
+//! host or of other sandboxes is in sight.
+
+mod attachment;
+pub mod config;
+mod denials;
+mod dns;
+pub mod firewall;
+mod host;
+mod links;
+pub mod names;
+pub mod netns;
+mod nft;
+pub mod pin;
+mod proxy;
+pub mod slots;
+mod sysctl;
+pub mod upstream;
+
+pub use attachment::{AttachError, Attachment, CheckError, Network, StartError};
+pub use config::Config;
+pub use slots::Slot;

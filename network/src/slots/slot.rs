@@ -1,0 +1,114 @@
+//! One slot, as a sandbox has it.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use sandpiper_protocol::guest::GuestNetwork;
+use sha2::{Digest, Sha256};
+
+use super::tap;
+use crate::links::{self, Mac};
+use crate::netns::Netns;
+use crate::sysctl;
+
+/// The guest's address in every slot, and that of its gateway and resolver; their prefix has [`PREFIX`] bits.
+pub const GUEST: Ipv4Addr = Ipv4Addr::new(100, 64, 0, 2);
+pub const GATEWAY: Ipv4Addr = Ipv4Addr::new(100, 64, 0, 1);
+pub const PREFIX: u8 = 30;
+/// The same for IPv6.
+pub const GUEST6: Ipv6Addr = Ipv6Addr::new(0xfd5a, 0x5a, 0, 0, 0, 0, 0, 2);
+pub const GATEWAY6: Ipv6Addr = Ipv6Addr::new(0xfd5a, 0x5a, 0, 0, 0, 0, 0, 1);
+pub const PREFIX6: u8 = 64;
+
+/// The slot's links: the tap towards the guest, and the pair's end towards the host.
+pub(crate) const TAP: &str = "tap0";
+pub(crate) const UPLINK: &str = "up0";
+
+/// A slot that is taken. Without [`Slots::destroy`](super::Slots::destroy) it stays as it is, for the next agent to adopt
+/// or to take away.
+#[derive(Debug)]
+pub struct Slot {
+    pub(super) number: u32,
+    pub(super) name: String,
+    pub(super) netns: Arc<Netns>,
+    pub(super) mtu: u16,
+    /// Open since it was made, until a monitor gets it. Its link is up only while it is open, and what the slot sends into a
+    /// link that has just come up is lost.
+    pub(super) tap: Mutex<Option<OwnedFd>>,
+}
+
+impl Slot {
+    /// By which it is adopted.
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Of its namespace.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub fn netns(&self) -> &Arc<Netns> {
+        &self.netns
+    }
+
+    /// The tap, for a monitor: it does not block. `EBUSY` while another has it. Blocks.
+    pub fn open_tap(&self) -> io::Result<OwnedFd> {
+        let kept = self.tap.lock().unwrap_or_else(PoisonError::into_inner).take();
+        kept.map_or_else(|| self.netns.run(tap::open), Ok)
+    }
+
+    /// Tells the slot which Ethernet address its guest has. It is not asked for it, so no other can claim to be the guest.
+    /// Blocks.
+    pub fn set_guest(&self, mac: Mac) -> io::Result<()> {
+        self.netns.run(|| {
+            links::here(async |links| {
+                let tap = links.index(TAP).await?;
+                for guest in [IpAddr::from(GUEST), IpAddr::from(GUEST6)] {
+                    if guest.is_ipv4() || sysctl::speaks_ipv6(TAP)? {
+                        links.set_neighbour(tap, guest, mac).await?;
+                    }
+                }
+                Ok(())
+            })
+        })
+    }
+
+    /// What the guest is told about its network.
+    pub fn guest_network(&self, mac: Mac) -> GuestNetwork {
+        GuestNetwork {
+            mac,
+            address: GUEST,
+            prefix_length: PREFIX,
+            gateway: GATEWAY,
+            address6: GUEST6,
+            prefix_length6: PREFIX6,
+            gateway6: GATEWAY6,
+            mtu: self.mtu,
+        }
+    }
+
+    /// The Ethernet address of a sandbox's guest: always the same for it, and most likely no other's.
+    pub fn mac_of(sandbox_id: &str) -> Mac {
+        let hash = Sha256::digest(sandbox_id);
+        // Of one device (bit 0 clear), and not given by a maker (bit 1 set).
+        [hash[0] & 0xfc | 0x02, hash[1], hash[2], hash[3], hash[4], hash[5]]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sandbox_has_one_mac_that_is_a_devices_own() {
+        let mac = Slot::mac_of("sbx1");
+        assert_eq!(mac, Slot::mac_of("sbx1"));
+        assert_ne!(mac, Slot::mac_of("sbx2"));
+        for id in 0..1000 {
+            assert_eq!(Slot::mac_of(&format!("sbx{id}"))[0] & 0b11, 0b10);
+        }
+    }
+}

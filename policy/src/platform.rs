@@ -1,0 +1,186 @@
+//! Ranges that no policy opens: the host and its network, other sandboxes, and what is not the Internet.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use ipnet::IpNet;
+
+use crate::nets::without;
+
+/// Protected unless the operator opens them.
+const PROTECTED: [IpNet; 20] = [
+    v4([0, 0, 0, 0], 8),          // this network (RFC 1122)
+    v4([10, 0, 0, 0], 8),         // private (RFC 1918)
+    v4([100, 64, 0, 0], 10),      // shared (RFC 6598): the slots' own addresses are in it
+    v4([127, 0, 0, 0], 8),        // loopback
+    v4([168, 63, 129, 16], 32),   // a cloud's metadata and agents
+    v4([169, 254, 0, 0], 16),     // link-local, and the metadata of most clouds
+    v4([172, 16, 0, 0], 12),      // private
+    v4([192, 0, 0, 0], 24),       // protocol assignments (RFC 6890)
+    v4([192, 168, 0, 0], 16),     // private
+    v4([224, 0, 0, 0], 4),        // multicast
+    v4([240, 0, 0, 0], 4),        // reserved, and broadcast
+    v6([0, 0, 0, 0], 128),        // unspecified
+    v6([0, 0, 0, 1], 128),        // loopback
+    v6([0x64, 0xff9b, 0, 0], 96), // IPv4 behind NAT64 (RFC 6052): every IPv4 address again
+    v6([0x64, 0xff9b, 1, 0], 48), // the same, locally (RFC 8215)
+    v6([0x2001, 0, 0, 0], 32),    // Teredo: IPv4 within
+    v6([0x2002, 0, 0, 0], 16),    // 6to4: IPv4 within
+    v6([0xfc00, 0, 0, 0], 7),     // private (RFC 4193)
+    v6([0xfe80, 0, 0, 0], 10),    // link-local
+    v6([0xff00, 0, 0, 0], 8),     // multicast
+];
+
+/// IPv4 addresses in IPv6 form. No packet has them rightly, so that nothing opens them.
+const MAPPED: IpNet = IpNet::new_assert(IpAddr::V6(Ipv6Addr::new(0, 0, 0, 0, 0, 0xffff, 0, 0)), 96);
+
+const fn v4([a, b, c, d]: [u8; 4], length: u8) -> IpNet {
+    IpNet::new_assert(IpAddr::V4(Ipv4Addr::new(a, b, c, d)), length)
+}
+
+/// The first three groups, and the last one.
+const fn v6([a, b, c, last]: [u16; 4], length: u8) -> IpNet {
+    IpNet::new_assert(IpAddr::V6(Ipv6Addr::new(a, b, c, 0, 0, 0, 0, last)), length)
+}
+
+/// The operator's say in what is protected.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Platform {
+    /// Opened, where `deny` does not say otherwise; the sandbox's policy then decides about them.
+    pub allow: Vec<IpNet>,
+    /// Protected in addition.
+    pub deny: Vec<IpNet>,
+}
+
+impl Platform {
+    /// Whether the address, as it stands on a packet, is in a protected range.
+    pub fn is_protected(&self, address: IpAddr) -> bool {
+        self.protecting(address).is_some()
+    }
+
+    /// The range that protects the address.
+    pub(crate) fn protecting(&self, address: IpAddr) -> Option<IpNet> {
+        let holds = |nets: &[IpNet]| nets.iter().find(|net| net.contains(&address)).copied();
+        holds(&self.deny).or_else(|| holds(&[MAPPED])).or_else(|| match holds(&self.allow) {
+            Some(_) => None,
+            None => holds(&PROTECTED),
+        })
+    }
+
+    /// All that is protected, sorted, none within another.
+    pub fn protected_nets(&self) -> Vec<IpNet> {
+        let kept = PROTECTED.into_iter().flat_map(|net| without(net, &self.allow));
+        let denied = self.deny.iter().copied();
+        IpNet::aggregate(&kept.chain([MAPPED]).chain(denied).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn platform(allow: &[&str], deny: &[&str]) -> Platform {
+        let nets = |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect();
+        Platform { allow: nets(allow), deny: nets(deny) }
+    }
+
+    /// Both answers, which must be the same.
+    fn is_protected(platform: &Platform, address: &str) -> bool {
+        let address: IpAddr = address.parse().unwrap();
+        let protected = platform.is_protected(address);
+        assert_eq!(platform.protected_nets().iter().any(|net| net.contains(&address)), protected, "{address}");
+        protected
+    }
+
+    #[test]
+    fn what_is_not_the_internet_is_protected() {
+        let platform = Platform::default();
+        for address in [
+            "0.0.0.0",
+            "0.255.255.255",
+            "10.0.0.0",
+            "10.255.255.255",
+            "100.64.0.1",
+            "100.127.255.255",
+            "127.0.0.1",
+            "127.255.255.255",
+            "168.63.129.16",
+            "169.254.169.254",
+            "172.16.0.0",
+            "172.31.255.255",
+            "192.0.0.1",
+            "192.168.255.255",
+            "224.0.0.1",
+            "239.255.255.255",
+            "240.0.0.1",
+            "255.255.255.255",
+            "::",
+            "::1",
+            "::ffff:203.0.113.1",
+            "::ffff:127.0.0.1",
+            "64:ff9b::1",
+            "64:ff9b::a00:1",
+            "64:ff9b:1::1",
+            "2001::1",
+            "2001:0:ffff::1",
+            "2002::1",
+            "2002:ffff::1",
+            "fc00::1",
+            "fdff::1",
+            "fe80::1",
+            "febf::1",
+            "ff02::1",
+            "ffff::1",
+        ] {
+            assert!(is_protected(&platform, address), "{address}");
+        }
+    }
+
+    #[test]
+    fn the_internet_around_it_is_not() {
+        let platform = Platform::default();
+        for address in [
+            "1.0.0.0",
+            "9.255.255.255",
+            "11.0.0.0",
+            "100.63.255.255",
+            "100.128.0.0",
+            "126.255.255.255",
+            "128.0.0.0",
+            "168.63.129.15",
+            "168.63.129.17",
+            "169.253.255.255",
+            "169.255.0.0",
+            "172.15.255.255",
+            "172.32.0.0",
+            "192.0.1.0",
+            "192.0.2.1",
+            "192.167.255.255",
+            "192.169.0.0",
+            "198.51.100.1",
+            "203.0.113.1",
+            "223.255.255.255",
+            "::2",
+            "64:ff9b:0:0:0:1::",
+            "64:ff9b:2::",
+            "2001:1::",
+            "2001:db8::1",
+            "2003::",
+            "fbff::",
+            "fec0::",
+        ] {
+            assert!(!is_protected(&platform, address), "{address}");
+        }
+    }
+
+    #[test]
+    fn the_operator_opens_a_range_and_what_he_protects_wins() {
+        let platform = platform(&["10.0.0.0/9", "fd00:1::/32", "::/0"], &["10.1.0.0/16", "198.51.100.0/24"]);
+        assert!(!is_protected(&platform, "10.0.0.1"));
+        assert!(is_protected(&platform, "10.1.0.1"));
+        assert!(is_protected(&platform, "10.128.0.1"));
+        assert!(is_protected(&platform, "198.51.100.1"));
+        assert!(!is_protected(&platform, "fd00:2::1"));
+        assert!(is_protected(&platform, "::ffff:10.128.0.1"));
+        assert_eq!(platform.protecting("10.1.0.1".parse().unwrap()), Some("10.1.0.0/16".parse().unwrap()));
+    }
+}
