@@ -1,0 +1,112 @@
+//! Files that must be whole after a crash or a power cut: written beside their place, synced, then renamed into it.
+//!
+//! Everything here blocks; async code calls it through `spawn_blocking`.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+/// Replaces `path` by a file of mode 0600 with `contents`: after a crash either the old or the new file is there, whole.
+pub fn write_atomic(path: &Path, contents: &[u8]) -> io::Result<()> {
+    replace(path, contents, File::sync_all)?;
+    sync_parent(path)
+}
+
+/// As [`write_atomic`], for what only this process's successor needs: after a power cut the file may be there or not, or be
+/// empty.
+pub fn write_unsynced(path: &Path, contents: &[u8]) -> io::Result<()> {
+    replace(path, contents, |_| Ok(()))
+}
+
+fn replace(path: &Path, contents: &[u8], sync: impl FnOnce(&File) -> io::Result<()>) -> io::Result<()> {
+    let temporary = beside(path);
+    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
+    file.write_all(contents)?;
+    sync(&file)?;
+    drop(file);
+    fs::rename(&temporary, path)
+}
+
+/// The bytes of a secret file of mode 0600, made with `generate` when it does not exist yet.
+pub fn read_or_create<const N: usize>(path: &Path, generate: impl FnOnce() -> [u8; N]) -> io::Result<[u8; N]> {
+    match File::open(path) {
+        Ok(file) => {
+            let mut bytes = Vec::with_capacity(N + 1);
+            file.take(N as u64 + 1).read_to_end(&mut bytes)?;
+            <[u8; N]>::try_from(bytes).map_err(|bytes| {
+                let found = bytes.len();
+                io::Error::new(io::ErrorKind::InvalidData, format!("Expected {N} bytes, found {found} or more"))
+            })
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let bytes = generate();
+            write_atomic(path, &bytes)?;
+            Ok(bytes)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Makes the entry of `path` in its folder durable.
+pub fn sync_parent(path: &Path) -> io::Result<()> {
+    match path.parent() {
+        Some(parent) => File::open(parent)?.sync_all(),
+        None => Ok(()),
+    }
+}
+
+/// Like `remove_dir_all`, and content when there is nothing to remove.
+pub fn remove_tree(path: &Path) -> io::Result<()> {
+    ignore_missing(fs::remove_dir_all(path))
+}
+
+/// Like `remove_file`, and content when there is nothing to remove.
+pub fn remove_file(path: &Path) -> io::Result<()> {
+    ignore_missing(fs::remove_file(path))
+}
+
+fn ignore_missing(result: io::Result<()>) -> io::Result<()> {
+    match result {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}
+
+fn beside(path: &Path) -> PathBuf {
+    let mut name = path.file_name().unwrap_or_default().to_os_string();
+    name.push(".new");
+    path.with_file_name(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn a_replaced_file_is_private_and_leaves_nothing_beside_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("record.json");
+
+        write_unsynced(&path, b"one").unwrap();
+        write_atomic(&path, b"two").unwrap();
+
+        assert_eq!(fs::read(&path).unwrap(), b"two");
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_secret_is_made_once_and_a_damaged_one_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("key");
+
+        let first = read_or_create(&path, || [7u8; 32]).unwrap();
+        let second = read_or_create(&path, || [8u8; 32]).unwrap();
+        fs::write(&path, [1; 31]).unwrap();
+
+        assert_eq!(first, second);
+        assert_eq!(read_or_create(&path, || [8u8; 32]).unwrap_err().kind(), io::ErrorKind::InvalidData);
+    }
+}

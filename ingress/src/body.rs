@@ -1,0 +1,108 @@
+//! Bodies of the proxy's responses.
+
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use http_body_util::Full;
+use hyper::body::{Body as HttpBody, Frame, Incoming, SizeHint};
+
+use super::limits::Occupied;
+use super::link::Lease;
+
+/// Either a short text of our own, or what a guest sends, passed on as it comes.
+pub(super) enum Body {
+    Small(Full<Bytes>),
+    Guest(GuestBody),
+}
+
+/// A guest's body with what it holds on to. When it is complete, the link to the guest is free for another request. When
+/// it is dropped before, because the client has gone, the link is closed. In both cases its places are free again.
+///
+/// An error here (the guest broke off) makes hyper end the client's response abnormally: a missing last chunk, a missing
+/// rest, or a reset HTTP/2 stream. Nothing may turn it into a clean end, because that would look like a complete answer.
+pub(super) struct GuestBody {
+    incoming: Incoming,
+    held: Option<(Lease, Occupied)>,
+    /// The guest has broken off. The client is told in the next poll: until then hyper sends what came before, which it
+    /// throws away at an error.
+    broken: Option<hyper::Error>,
+}
+
+impl Body {
+    pub(super) fn empty() -> Body {
+        Body::Small(Full::default())
+    }
+
+    pub(super) fn small(text: Bytes) -> Body {
+        Body::Small(Full::new(text))
+    }
+
+    pub(super) fn guest(incoming: Incoming, lease: Lease, occupied: Occupied) -> Body {
+        let mut body = GuestBody { incoming, held: Some((lease, occupied)), broken: None };
+        body.let_go_at_end();
+        Body::Guest(body)
+    }
+}
+
+impl GuestBody {
+    /// To be called after each frame: when hyper knows that there is no more, it does not ask again.
+    fn let_go_at_end(&mut self) {
+        if self.incoming.is_end_stream() {
+            self.let_go();
+        }
+    }
+
+    fn let_go(&mut self) {
+        if let Some((lease, _occupied)) = self.held.take() {
+            lease.give_back();
+        }
+    }
+}
+
+impl HttpBody for Body {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let body = match self.get_mut() {
+            Body::Small(body) => return Pin::new(body).poll_frame(cx).map_err(|never| match never {}),
+            Body::Guest(body) => body,
+        };
+        if let Some(error) = body.broken.take() {
+            return Poll::Ready(Some(Err(error)));
+        }
+        loop {
+            if let Some((lease, _)) = &mut body.held {
+                lease.poll_link(cx);
+            }
+            let frame = ready!(Pin::new(&mut body.incoming).poll_frame(cx));
+            match frame {
+                None => body.let_go(),
+                Some(Err(error)) => {
+                    (body.held, body.broken) = (None, Some(error));
+                    cx.waker().wake_by_ref();
+                    return Poll::Pending;
+                }
+                // HTTP/2 clients count empty frames against the sender and hang up after some.
+                Some(Ok(ref frame)) if frame.data_ref().is_some_and(Bytes::is_empty) => continue,
+                Some(Ok(_)) => body.let_go_at_end(),
+            }
+            return Poll::Ready(frame);
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Body::Small(body) => body.is_end_stream(),
+            Body::Guest(body) => body.broken.is_none() && body.incoming.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Body::Small(body) => body.size_hint(),
+            Body::Guest(body) => body.incoming.size_hint(),
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! The way in: one listener for every sandbox's data plane and preview ports.
+//!
+//! ```text
+//!   client ──TLS, HTTP/1.1 or HTTP/2──▶ listener ─▶ proxy ──vsock, HTTP/1.1 or HTTP/2──▶ guest: data plane,
+//!                                                     │                                     or 127.0.0.1:<port>
+//!                                            Directory (which sandbox), Sessions (may it)
+//! ```
+//!
+//! * [`listener`]: connections of clients, their limits and their end. [`framing`]: what is refused before it is parsed.
+//! * [`tls`]: the certificate, be it given, ordered from an issuer ([`acme`]) or our own authority's ([`ca`]).
+//! * [`proxy`]: one request. [`host`] and [`route`] read whom it is for, [`credentials`] its token, [`forwarded`] whom it is
+//!   from; [`headers`] says which fields pass; [`exchange`] carries it over a [`link`] into the guest; [`upgrade`] makes
+//!   WebSockets tunnels; [`refusal`] and [`page`] are what clients get when it does not come that far.
+//! * [`idle`], [`limits`], [`upload`]: what keeps one client or one sandbox from holding up the others.
+//! * [`session`]: access tokens, which the agent mints and the proxy verifies. [`vsock`]: connections into a guest.
+//!
+//! Bodies are passed on piece by piece in both directions and never collected, so size is no limit and a slow reader slows
+//! its own sender only. No address of a guest is used: everything goes through the monitor's vsock socket, so a server
+//! that listens on 127.0.0.1 in the guest is reached and nothing else is.
+
+mod acme;
+mod body;
+mod ca;
+mod config;
+mod cors;
+mod credentials;
+mod exchange;
+mod forwarded;
+mod framing;
+mod headers;
+mod host;
+mod idle;
+mod limits;
+mod link;
+mod listener;
+mod page;
+mod proxy;
+mod refusal;
+mod route;
+pub mod session;
+mod stats;
+#[cfg(test)]
+mod tests;
+mod tls;
+mod upgrade;
+mod upload;
+mod urls;
+pub mod vsock;
+
+use std::future::Future;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use sandpiper_protocol::agent::{ExposedPort, SandboxState};
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
+use tracing::info;
+
+use self::acme::Acme;
+pub use self::config::{AcmeConfig, ConfigError, IngressConfig, Tls};
+use self::forwarded::TrustedProxies;
+use self::limits::{InFlight, Limit};
+use self::listener::Listener;
+use self::proxy::Proxy;
+use self::session::Sessions;
+pub use self::stats::Stats;
+use self::tls::{Certificates, TlsError};
+pub use self::urls::Urls;
+
+/// Where the proxy finds the sandbox that a host name stands for.
+pub trait Directory: Send + Sync + 'static {
+    /// The sandbox of this route token (lower-case letters and digits), or `None`, as it is.
+    fn find(&self, route_token: &str) -> impl Future<Output = Option<Target>> + Send;
+
+    /// Has a sandbox go on that is paused, and waits until it does, for a time that has a limit. Asked only for a request
+    /// that may pass, and of a sandbox of which [`Target::wakes`] says so.
+    fn wake(&self, sandbox_id: &str) -> impl Future<Output = Result<(), WakeError>> + Send;
+}
+
+/// Why a sandbox was not woken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WakeError {
+    /// The host has no memory for it now.
+    NoRoom,
+    Failed,
+    TimedOut,
+}
+
+/// A sandbox as the proxy sees it, at the moment of one request.
+#[derive(Debug, Clone)]
+pub struct Target {
+    pub sandbox_id: String,
+    pub state: SandboxState,
+    /// It is paused, or about to be, and goes on when it is asked for something.
+    pub wakes: bool,
+    /// Unix socket of its monitor.
+    pub vsock: PathBuf,
+    pub exposed_ports: Vec<ExposedPort>,
+    /// False: every preview port needs the access token.
+    pub allow_public_traffic: bool,
+}
+
+/// Why the listener could not be set up.
+#[derive(Debug, thiserror::Error)]
+pub enum BindError {
+    #[error("The ingress configuration is not valid")]
+    Config(#[from] ConfigError),
+    #[error("The listener has no certificate: correct ingress.tls")]
+    Tls(#[from] TlsError),
+    #[error("Cannot listen on {address}: choose another ingress.listen")]
+    Listen { address: SocketAddr, source: std::io::Error },
+    #[error("The certificate could not be prepared")]
+    Interrupted(#[from] tokio::task::JoinError),
+}
+
+/// The listener and everything behind it.
+pub struct Ingress<D> {
+    listener: Listener<D>,
+    certificates: Option<Arc<Certificates>>,
+    acme: Option<Acme>,
+    address: SocketAddr,
+    urls: Urls,
+}
+
+impl<D: Directory> Ingress<D> {
+    /// Listens as `config` says; certificates of our own making are kept under `state_dir`. Clients that connect before
+    /// [`serve`](Ingress::serve) wait.
+    pub async fn bind(
+        config: &IngressConfig,
+        state_dir: &Path,
+        directory: Arc<D>,
+        sessions: Arc<Sessions>,
+    ) -> Result<Ingress<D>, BindError> {
+        config.validate()?;
+        let certificates = {
+            let (tls, host, state_dir) = (config.tls.clone(), config.data_plane_host.clone(), state_dir.to_path_buf());
+            // Reads and writes files.
+            tokio::task::spawn_blocking(move || Certificates::open(&tls, &state_dir, &host)).await??
+        };
+        let tls = certificates.as_ref().map(Certificates::acceptor).transpose()?;
+        let listen = |source| BindError::Listen { address: config.listen, source };
+        let socket = TcpListener::bind(config.listen).await.map_err(listen)?;
+        let address = socket.local_addr().map_err(listen)?;
+        let urls =
+            Urls::new(tls.is_some(), &config.data_plane_host, config.public_port.unwrap_or_else(|| address.port()));
+        let proxy = Proxy {
+            directory,
+            sessions,
+            data_plane_host: config.data_plane_host.clone(),
+            scheme: urls.scheme(),
+            trusted: TrustedProxies::new(config.trusted_proxies.clone()),
+            idle_timeout: config.idle_timeout(),
+            body_timeout: config.body_timeout(),
+            in_flight: InFlight::new(config.max_requests_per_sandbox, config.max_requests_per_client),
+            pool: Arc::default(),
+            stats: Arc::default(),
+            stop: CancellationToken::new(),
+        };
+        let clients = Limit::new(config.max_connections_per_client);
+        let proxy = Arc::new(proxy);
+        let listener = Listener { socket, tls, proxy, max_connections: config.max_connections, clients };
+        let acme = match &config.tls {
+            Tls::Acme(acme) => Some(Acme::new(acme.clone(), state_dir, &config.data_plane_host)),
+            Tls::Off | Tls::LocalCa | Tls::Files { .. } => None,
+        };
+        let ingress = Ingress { listener, certificates, acme, address, urls };
+        match ingress.ca_certificate() {
+            Some(ca) => {
+                info!(%address, ca = %ca.display(), "Ingress listens; clients must trust the certificate authority")
+            }
+            None => info!(%address, "Ingress listens"),
+        }
+        Ok(ingress)
+    }
+
+    /// The names under which sandboxes are reached.
+    pub fn urls(&self) -> Urls {
+        self.urls.clone()
+    }
+
+    /// What has passed so far.
+    pub fn stats(&self) -> Arc<Stats> {
+        self.listener.proxy.stats.clone()
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The local authority's certificate, where there is one.
+    pub fn ca_certificate(&self) -> Option<&Path> {
+        self.certificates.as_ref().and_then(|certificates| certificates.ca_certificate())
+    }
+
+    /// Serves until `shutdown`, then lets requests in flight end for a moment.
+    pub async fn serve(self, shutdown: CancellationToken) {
+        let mut upkeep = vec![AbortOnDropHandle::new(tokio::spawn(self.listener.proxy.pool.clone().tidy()))];
+        if let Some(certificates) = self.certificates {
+            if let Some(acme) = self.acme {
+                upkeep.push(AbortOnDropHandle::new(tokio::spawn(acme.run(certificates.clone()))));
+            }
+            upkeep.push(AbortOnDropHandle::new(tokio::spawn(certificates.keep_fresh())));
+        }
+        self.listener.run(shutdown).await;
+    }
+}
+
+/// An error and all that caused it, on one line.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    text
+}

@@ -1,0 +1,276 @@
+//! One request: from its host name to the guest's answer.
+//!
+//! ```text
+//!   host ─▶ route ─▶ sandbox ─▶ port exposed? ─▶ token ─▶ a place free? ─▶ running, or woken? ─▶ exchange over a link
+//! ```
+//!
+//! The framing of what is forwarded follows the body as hyper parsed it, never a field; and what hyper gets to parse has
+//! passed [`super::framing`], so nothing that a client smuggles is seen as a second request by a guest.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::header::{CONNECTION, CONTENT_LENGTH, EXPECT, HeaderValue, TRANSFER_ENCODING, UPGRADE};
+use http::{Method, Request, Response, StatusCode, Uri, Version, request, response};
+use http_body_util::BodyExt;
+use hyper::body::{Body as _, Incoming};
+use hyper::upgrade::OnUpgrade;
+use sandpiper_protocol::agent::SandboxState;
+use tokio::sync::OwnedSemaphorePermit;
+use tokio_util::sync::CancellationToken;
+use tracing::debug;
+
+use super::body::Body;
+use super::cors;
+use super::credentials::Credentials;
+use super::exchange::exchange;
+use super::forwarded::{Source, TrustedProxies};
+use super::headers::{Protocol, prepare_request, remove_hop_by_hop};
+use super::host::requested_host;
+use super::limits::{Full, InFlight, Neighbourhood, Place};
+use super::link::{Pool, Server};
+use super::refusal::{Refusal, RequestedForm};
+use super::route::{Door, Route, route};
+use super::stats::{Kind, Open, Outcome, Stats};
+use super::upgrade::{Tunnel, Wish};
+use super::upload::Upload;
+use super::{Directory, Target};
+use crate::session::Sessions;
+
+/// Head of a message in either direction. Of its fields hyper takes 100, which is left as it is: for any other number it
+/// allocates room anew with each message.
+pub(super) const MAX_HEAD: usize = 64 * 1024;
+/// The one operation of the data plane that needs no token, so that anyone may ask whether a sandbox runs.
+const HEALTH_PATH: &str = "/health";
+/// For the rest of a refused request to arrive.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// One client's connection, as its requests see it.
+pub(super) struct Client {
+    pub(super) ip: IpAddr,
+    /// Also held by the connection's tunnel, which outlives it.
+    pub(super) held: Arc<Held>,
+}
+
+/// See [`Client::held`].
+pub(super) struct Held {
+    pub(super) _permit: OwnedSemaphorePermit,
+    pub(super) _place: Option<Place<Neighbourhood>>,
+    pub(super) _counted: Open,
+}
+
+/// Everything that a request is handled with.
+pub(super) struct Proxy<D> {
+    pub(super) directory: Arc<D>,
+    pub(super) sessions: Arc<Sessions>,
+    pub(super) data_plane_host: String,
+    /// `http` or `https`, as clients see it.
+    pub(super) scheme: &'static str,
+    pub(super) trusted: TrustedProxies,
+    pub(super) idle_timeout: Duration,
+    /// How long a client may pause in the middle of a request's body.
+    pub(super) body_timeout: Duration,
+    pub(super) in_flight: InFlight,
+    pub(super) pool: Arc<Pool>,
+    pub(super) stats: Arc<Stats>,
+    /// Ends the tunnels.
+    pub(super) stop: CancellationToken,
+}
+
+impl<D: Directory> Proxy<D> {
+    /// Answers one request of `client`, always.
+    pub(super) async fn handle(&self, client: &Client, mut request: Request<Incoming>) -> Response<Body> {
+        let form = RequestedForm::of(request.headers());
+        let expects = request.headers().contains_key(EXPECT);
+        let may_leave_http = request.method() == Method::CONNECT || request.headers().contains_key(UPGRADE);
+        let upgrade = hyper::upgrade::on(&mut request);
+        let (head, body) = request.into_parts();
+        let mut body = Some(body);
+        let mut kind = Kind::Unknown;
+        let mut response = match self.answer(client, head, &mut body, upgrade, &mut kind).await {
+            Ok(response) => {
+                self.stats.count(kind, Outcome::Answered);
+                response
+            }
+            Err(refusal) => {
+                self.stats.count(kind, refusal.outcome());
+                // A client that waits for leave to send must not get it: reading would make hyper say "100 Continue".
+                if let Some(body) = body.filter(|body| !body.is_end_stream() && !expects) {
+                    tokio::spawn(tokio::time::timeout(DRAIN_TIMEOUT, drain(body)));
+                }
+                refusal.response(&form)
+            }
+        };
+        if may_leave_http && response.status() != StatusCode::SWITCHING_PROTOCOLS {
+            // What follows on this connection was not looked at for its framing. HTTP/2 has no use for the field, and
+            // hyper leaves it out there.
+            response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+        }
+        response
+    }
+
+    /// Takes `body` once it goes to a guest, and sets `kind` as soon as it is known.
+    async fn answer(
+        &self,
+        client: &Client,
+        mut parts: request::Parts,
+        body: &mut Option<Incoming>,
+        on_client: OnUpgrade,
+        kind: &mut Kind,
+    ) -> Result<Response<Body>, Refusal> {
+        let wish = Wish::of(&parts);
+        if parts.method == Method::CONNECT && wish.is_none() {
+            return Err(Refusal::ConnectMethod);
+        }
+        let host = requested_host(&parts)?;
+        let text = host.to_str().map_err(|_| Refusal::UnknownHost)?;
+        let Route { token, door } = route(text, &self.data_plane_host).ok_or(Refusal::UnknownHost)?;
+        *kind = match door {
+            Door::DataPlane => Kind::DataPlane,
+            Door::Port(_) => Kind::Preview,
+        };
+        if door == Door::DataPlane && cors::is_preflight(&parts) {
+            return Ok(cors::preflight(&parts));
+        }
+        let mut target = self.directory.find(&token).await.ok_or(Refusal::SandboxNotFound)?;
+
+        let mut path = parts.uri.path_and_query().map_or("/", |path| path.as_str()).to_owned();
+        let websocket = wish.as_ref().is_some_and(Wish::is_websocket);
+        let credentials = Credentials::take(&mut parts.headers, &mut path, websocket);
+        let allowed = credentials.check(&self.sessions, &target.sandbox_id);
+        // A question that anyone may ask wakes nobody.
+        let may_wake = match needs_token(door, &target, &parts)? {
+            true => allowed.map(|()| true).map_err(Refusal::Unauthorized)?,
+            false => allowed.is_ok() || door != Door::DataPlane,
+        };
+        let source = Source::of(client.ip, self.scheme, &parts.headers, &self.trusted);
+        let occupied = self.in_flight.enter(&target.sandbox_id, *kind, source.client).map_err(|full| match full {
+            Full::Sandbox => Refusal::SandboxBusy,
+            Full::Visitor => Refusal::TooMany,
+        })?;
+        if target.wakes && may_wake {
+            self.directory.wake(&target.sandbox_id).await.map_err(Refusal::NotWoken)?;
+            target = self.directory.find(&token).await.ok_or(Refusal::SandboxNotFound)?;
+        }
+        // A checkpoint stops the guest for a moment; what arrives meanwhile waits.
+        if !matches!(target.state, SandboxState::Ready | SandboxState::Checkpointing) {
+            return Err(Refusal::NotRunning(target.state));
+        }
+
+        let protocol = match door {
+            Door::DataPlane => Protocol::Http1,
+            Door::Port(_) => Protocol::of(parts.version, &parts.headers),
+        };
+        prepare_request(&mut parts.headers, protocol, &host, source);
+        if let Some(wish) = &wish {
+            wish.announce(&mut parts);
+        }
+        let upload = Upload::new(body.take().ok_or(Refusal::Unreachable)?, self.patience(protocol));
+        let request = guest_request(parts, protocol, text, &path, upload)?;
+        let server = Server { vsock: target.vsock.into_os_string(), door, protocol };
+        let (mut response, lease) = exchange(&self.pool, server, request, self.guest_idle_timeout()).await?;
+
+        let on_guest = hyper::upgrade::on(&mut response);
+        let (mut head, body) = response.into_parts();
+        let agreed = prepare_response(&mut head, door);
+        if head.status != StatusCode::SWITCHING_PROTOCOLS {
+            if wish.is_some_and(|wish| wish.would_take(head.status)) {
+                return Err(Refusal::BrokenAnswer);
+            }
+            return Ok(Response::from_parts(head, Body::guest(body, lease, occupied)));
+        }
+        let (Some(wish), Some(agreed)) = (wish, agreed) else {
+            debug!(sandbox_id = target.sandbox_id, "The guest switched protocols without being asked");
+            return Err(Refusal::BrokenAnswer);
+        };
+        wish.fulfil(&mut head, agreed);
+        let tunnel = Tunnel { client: on_client, guest: on_guest, lease, stop: self.stop.clone() };
+        let held = (occupied, client.held.clone(), self.stats.tunnel());
+        tokio::spawn(async move {
+            tunnel.run().await;
+            drop(held);
+        });
+        Ok(Response::from_parts(head, Body::empty()))
+    }
+
+    /// A little less than for clients, so that a client whose guest says nothing is still there to be told.
+    fn guest_idle_timeout(&self) -> Duration {
+        self.idle_timeout - self.idle_timeout / 10
+    }
+
+    /// How long a client may pause in its request. A gRPC stream may, as long as the connection itself.
+    fn patience(&self, protocol: Protocol) -> Duration {
+        match protocol {
+            Protocol::Http1 => self.body_timeout,
+            Protocol::Http2 => self.idle_timeout,
+        }
+    }
+}
+
+/// Reads the rest of a refused request and forgets it. A client that is still sending would otherwise have its connection
+/// reset before it reads why it was refused.
+async fn drain(mut body: Incoming) {
+    while let Some(Ok(_)) = body.frame().await {}
+}
+
+/// Whether this request needs the sandbox's token; an error where the port is not exposed at all.
+fn needs_token(door: Door, target: &Target, parts: &request::Parts) -> Result<bool, Refusal> {
+    match door {
+        Door::DataPlane => Ok(!(parts.method == Method::GET && parts.uri.path() == HEALTH_PATH)),
+        Door::Port(port) => {
+            let exposed = target.exposed_ports.iter().find(|exposed| exposed.port == port);
+            let exposed = exposed.ok_or(Refusal::PortNotExposed(port))?;
+            Ok(!(exposed.public && target.allow_public_traffic))
+        }
+    }
+}
+
+/// The request in the form and the framing of the next hop.
+fn guest_request(
+    mut parts: request::Parts,
+    protocol: Protocol,
+    host: &str,
+    path: &str,
+    body: Upload,
+) -> Result<Request<Upload>, Refusal> {
+    let invalid = Refusal::Invalid("The request target is not valid");
+    parts.extensions.clear();
+    let had_length = parts.headers.remove(CONTENT_LENGTH).is_some();
+    let length = body.size_hint().exact();
+    if let Some(length) = length.filter(|length| *length > 0 || had_length) {
+        parts.headers.insert(CONTENT_LENGTH, HeaderValue::from(length));
+    }
+    match protocol {
+        Protocol::Http1 => {
+            parts.version = Version::HTTP_11;
+            parts.uri = path.parse().map_err(|_| invalid)?;
+            if length.is_none() {
+                // Said, because hyper takes a GET of unknown length for one without a body.
+                parts.headers.insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
+            }
+        }
+        Protocol::Http2 => {
+            parts.version = Version::HTTP_2;
+            let uri = Uri::builder().scheme("http").authority(host).path_and_query(path);
+            parts.uri = uri.build().map_err(|_| invalid)?;
+        }
+    }
+    Ok(Request::from_parts(parts, body))
+}
+
+/// Makes the head of a guest's answer that of the answer to the client. Returns the protocol it switched to.
+fn prepare_response(head: &mut response::Parts, door: Door) -> Option<HeaderValue> {
+    head.version = Version::HTTP_11;
+    head.extensions.clear();
+    let agreed = head.headers.remove(UPGRADE);
+    let chunked = head.headers.contains_key(TRANSFER_ENCODING);
+    remove_hop_by_hop(&mut head.headers);
+    if chunked {
+        head.headers.remove(CONTENT_LENGTH);
+    }
+    if door == Door::DataPlane {
+        cors::open(&mut head.headers);
+    }
+    agreed
+}
