@@ -18,9 +18,8 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use sandpiper_ingress::IngressConfig;
 use serde::Deserialize;
-
-use crate::ingress::IngressConfig;
 
 /// Longest `runtime_dir`: a Unix socket's path is limited to 107 bytes, and at most `/sandboxes/<25>/control.sock` follows.
 const MAX_RUNTIME_DIR: usize = 55;
@@ -59,6 +58,7 @@ pub(crate) struct Config {
     pub(crate) jail: Jail,
     pub(crate) shells: Shells,
     pub(crate) warm: Warm,
+    pub(crate) network: sandpiper_network::Config,
     pub(crate) ingress: IngressConfig,
 }
 
@@ -173,6 +173,7 @@ impl Default for Config {
             jail: Jail::default(),
             shells: Shells::default(),
             warm: Warm::default(),
+            network: sandpiper_network::Config::default(),
             ingress: IngressConfig::default(),
         }
     }

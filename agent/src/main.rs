@@ -3,21 +3,19 @@
 //! ```text
 //!              agent API (Unix socket)             data planes and previews (HTTP)
 //!                       │                                        │
-//!                   [server]                                 [ingress] ── [session]
+//!                   [server]                             sandpiper-ingress
 //!                       │                                        │
 //!                       └────────────▶ [sandbox] ◀── directory ──┤
 //!                            one supervisor for each             │
 //!   [templates] [snapshots] [layers]    │        │               │
-//!                            monitor, in a [jail]  link       [vsock]
+//!                            monitor, in a [jail]  link        vsock
 //! ```
 //!
 //! The agent is the source of truth of what runs here. It may be killed at any moment: sandboxes go on, and the next
 //! agent takes them over by their records ([`sandbox`]).
 
 mod config;
-mod durable;
 mod host;
-mod ingress;
 mod jail;
 mod layers;
 mod logs;
@@ -25,10 +23,8 @@ mod metrics;
 mod paths;
 mod sandbox;
 mod server;
-mod session;
 mod snapshots;
 mod templates;
-mod vsock;
 
 use std::fs::OpenOptions;
 use std::io::{self, IsTerminal};
@@ -36,7 +32,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -44,6 +40,9 @@ use clap::Parser;
 use nix::fcntl::{Flock, FlockArg};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use prometheus_client::registry::Registry;
+use sandpiper_durable as durable;
+use sandpiper_ingress::Ingress;
+use sandpiper_ingress::session::Sessions;
 use sha2::{Digest, Sha256};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::Notify;
@@ -51,7 +50,6 @@ use tokio_util::sync::CancellationToken;
 use tracing_subscriber::EnvFilter;
 
 use crate::config::{Config, LogFormat};
-use crate::ingress::Ingress;
 use crate::jail::cgroup::Cgroups;
 use crate::layers::usage::Usage;
 use crate::logs::Logs;
@@ -59,7 +57,6 @@ use crate::metrics::Metrics;
 use crate::paths::Paths;
 use crate::sandbox::{Capacity, Context, Sandboxes, Sealer, Shells};
 use crate::server::App;
-use crate::session::Sessions;
 use crate::snapshots::{Checkpoints, Warm};
 use crate::templates::Store;
 
@@ -111,6 +108,7 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
     config.stop_sandboxes_on_exit |= arguments.stop_sandboxes_on_exit;
     config.check()?;
     config.ingress.validate().context("`ingress`")?;
+    config.network.check().context("`network`")?;
     if arguments.check_config {
         println!("the configuration is valid");
         return Ok(());
@@ -170,6 +168,9 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     let patience = config.stop_timeout() + END_PATIENCE;
     let orderly = async {
         sandboxes.close(config.stop_sandboxes_on_exit, patience).await;
+        if let Some(network) = sandboxes.context().network() {
+            network.close().await;
+        }
         shutdown.cancel();
         let _ = tokio::time::timeout(END_PATIENCE, async { tokio::join!(ingress, api) }).await;
     };
@@ -202,6 +203,7 @@ fn open_context(config: Arc<Config>, paths: Paths, metrics: Metrics) -> anyhow::
         metrics,
         sealer: Sealer::open(&paths.record_key()).context("Cannot read record.key")?,
         boot_id,
+        network: OnceLock::new(),
         changed: Notify::new(),
         leave: CancellationToken::new(),
         config,

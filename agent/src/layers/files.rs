@@ -5,10 +5,10 @@ use std::fs::{self, File};
 use std::io;
 use std::path::Path;
 
+use sandpiper_durable as durable;
 use serde::{Deserialize, Serialize};
 
 use super::LayerError;
-use crate::durable;
 
 /// What a machine's disk and memory consist of, and its state where it was written down. Stands in records and manifests.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use sandpiper_network::Attachment;
 use sandpiper_protocol::agent::{SandboxState, StartKind};
 use sandpiper_protocol::guest::GuestMessage;
 use sandpiper_protocol::vmm::{FaultCode, Reply, Timings};
@@ -18,7 +19,7 @@ use super::seal::Envs;
 use super::shells::Shell;
 use super::start::{self, Parts, Source, StartError};
 use super::supervisor::{Supervisor, next_command};
-use super::{Context, ending};
+use super::{Context, ending, network};
 use crate::host;
 use crate::layers::Files;
 use crate::logs::sanitize;
@@ -113,8 +114,13 @@ impl Supervisor {
     ) -> Result<Machine, Failed> {
         let Attempt { source, kind, timeout_seconds, .. } = attempt;
         let give_up_at = Instant::now() + patience;
-        let Started { mut machine, parts, asked_at_us } =
-            self.launch(source, envs, change).await.map_err(|error| (error, None))?;
+        let Started { mut machine, parts, asked_at_us } = match self.launch(source, envs, change).await {
+            Ok(started) => started,
+            Err(error) => {
+                network::detach(self.network.take()).await;
+                return Err((error, None));
+            }
+        };
         let record = self.record();
         self.follow_console();
         let shape = snapshots::shape(record.cpu, record.memory_mb);
@@ -144,7 +150,7 @@ impl Supervisor {
         }
     }
 
-    /// Makes the files, takes a shell, and writes both down.
+    /// Makes the files, takes a shell and a network, and writes all of it down. On failure the network may be left.
     async fn launch(
         &mut self,
         source: Source,
@@ -152,7 +158,7 @@ impl Supervisor {
         change: impl FnOnce(&mut Record) + Send + 'static,
     ) -> Result<Started, StartError> {
         let asked_at_us = host::monotonic_us();
-        let record = (*self.record()).clone();
+        let mut record = (*self.record()).clone();
         let paths = self.context.paths.sandbox(&record.id);
         let shape = snapshots::shape(record.cpu, record.memory_mb);
         let prepare = {
@@ -160,9 +166,19 @@ impl Supervisor {
             let disk_gib = record.disk_gib;
             tokio::task::spawn_blocking(move || start::prepare(&context.config, &paths, &source, disk_gib))
         };
-        let (prepared, shell) = tokio::join!(prepare, self.context.shells.take(shape));
+        let attach = network::attach(&self.context, &record.id, &record.network);
+        let (prepared, shell, attached) = tokio::join!(prepare, self.context.shells.take(shape), attach);
         let host = |what| move |error| StartError::Host { what, source: io::Error::other(error) };
-        let (files, parts) = match prepared.map_err(host("prepare the sandbox's files")).flatten() {
+        let prepared = prepared.map_err(host("prepare the sandbox's files")).flatten();
+        let tap = attached.map(|(attachment, tap)| {
+            self.network = attachment;
+            tap
+        });
+        let prepared = prepared.and_then(|(files, mut parts)| {
+            parts.connect(tap?);
+            Ok((files, parts))
+        });
+        let (files, parts) = match prepared {
             Ok(prepared) => prepared,
             Err(error) => {
                 if let Ok(shell) = shell {
@@ -172,6 +188,7 @@ impl Supervisor {
             }
         };
         let shell = shell?;
+        record.slot = self.network.as_ref().map(Attachment::slot);
         let context = Arc::clone(&self.context);
         let moved = tokio::task::spawn_blocking(move || {
             let result = settle(&context, &shell, record, files, change);
@@ -186,7 +203,12 @@ impl Supervisor {
             }
         };
         self.published.send_replace(Arc::clone(&record));
-        let guest = Guest { id: record.id.clone(), envs: envs.clone(), generation: record.generation };
+        let guest = Guest {
+            id: record.id.clone(),
+            envs: envs.clone(),
+            generation: record.generation,
+            network: network::guest_network(self.network.as_ref()),
+        };
         let (known, process, monitor) = shell.into_parts();
         let machine = Machine::new(guest, known, process, monitor, paths.control_socket());
         Ok(Started { machine, parts, asked_at_us })

@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
-use sandpiper_protocol::agent::{ExposedPort, SandboxError, UpdateSandbox};
+use sandpiper_protocol::agent::{DeniedPage, ExposedPort, Network, SandboxError, UpdateSandbox};
 use tokio::sync::oneshot;
 
 use super::checkpoint::SnapshotOrder;
@@ -19,6 +19,9 @@ pub(crate) enum Command {
     Expose(ExposedPort, Answer<Arc<Record>>),
     /// Removes a port.
     Close(u16, Answer<Arc<Record>>),
+    /// Answered when the policy is enforced, or written down.
+    SetNetwork(Network, Answer<Arc<Record>>),
+    Denied(Answer<DeniedPage>),
     /// Answered when the sandbox is stopped.
     Pause(Answer<Arc<Record>>),
     /// Answered when the sandbox is ready, with a deadline at least that many seconds, or its own time-out, away.
@@ -46,9 +49,11 @@ impl Command {
             Self::Update(_, answer)
             | Self::Expose(_, answer)
             | Self::Close(_, answer)
+            | Self::SetNetwork(_, answer)
             | Self::Pause(answer)
             | Self::Resume(_, answer)
             | Self::Absorb { answer, .. } => drop(answer.send(Err(error))),
+            Self::Denied(answer) => drop(answer.send(Err(error))),
             Self::Snapshot(_, answer) => drop(answer.send(Err(error))),
             Self::Delete(_, answer) => drop(answer),
         }

@@ -81,6 +81,10 @@ pub(super) fn check(
     if context.paths.sandbox(&request.id).state.exists() {
         return Err(CreateError::Exists(request.id.clone()));
     }
+    if let Some(network) = context.network() {
+        let checked = network.check(&request.network.policy);
+        checked.map_err(|error| CreateError::Invalid(crate::chain(&error)))?;
+    }
     let plan = match origin {
         Some(origin) => plan_snapshot(&origin),
         None => plan_template(context, request)?,
@@ -243,7 +247,7 @@ pub(crate) fn check_port(port: &ExposedPort) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sandpiper_protocol::agent::PortProtocol;
+    use sandpiper_protocol::agent::{Network, PortProtocol};
     use std::collections::BTreeMap;
 
     fn request() -> CreateSandbox {
@@ -259,6 +263,7 @@ mod tests {
             envs: BTreeMap::new(),
             exposed_ports: Vec::new(),
             allow_public_traffic: true,
+            network: Network::default(),
         }
     }
 

@@ -5,11 +5,11 @@ use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
 
 use nix::sys::signal::Signal;
+use sandpiper_durable as durable;
 use sandpiper_protocol::agent::SandboxError;
 use sandpiper_protocol::vmm::{ExitReason, ExitRecord};
 
 use super::process::Ended;
-use crate::durable;
 use crate::logs::sanitize;
 use crate::paths::MachinePaths;
 

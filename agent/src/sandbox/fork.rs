@@ -160,6 +160,7 @@ impl Sandboxes {
             envs,
             exposed_ports: source.exposed_ports.clone(),
             allow_public_traffic: source.allow_public_traffic,
+            network: source.network.clone(),
         })
     }
 

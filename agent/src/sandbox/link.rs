@@ -7,7 +7,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use sandpiper_protocol::guest::{GuestMessage, HostMessage, Init, MAX_LINK_LINE};
+use sandpiper_protocol::guest::{GuestMessage, GuestNetwork, HostMessage, Init, MAX_LINK_LINE};
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
@@ -36,6 +36,7 @@ pub(super) struct Guest {
     pub(super) id: String,
     pub(super) envs: Envs,
     pub(super) generation: u64,
+    pub(super) network: Option<GuestNetwork>,
 }
 
 /// An open link.
@@ -86,6 +87,7 @@ fn init(guest: &Guest) -> Init {
         default_user: DEFAULT_USER.to_owned(),
         entropy: entropy.iter().map(|byte| format!("{byte:02x}")).collect(),
         generation: guest.generation,
+        network: guest.network.clone(),
     }
 }
 
@@ -184,7 +186,7 @@ mod tests {
     fn pair(envs: &Envs) -> (Link, Lines<UnixStream>) {
         let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
         theirs.set_nonblocking(true).unwrap();
-        let guest = Guest { id: "sbx1".into(), envs: envs.clone(), generation: 3 };
+        let guest = Guest { id: "sbx1".into(), envs: envs.clone(), generation: 3, network: None };
         (Link::open(ours.into(), &guest).unwrap(), Lines::new(UnixStream::from_std(theirs).unwrap()))
     }
 

@@ -14,6 +14,7 @@
 //! * Its **supervisor** (`supervisor`) is the task that owns all of these: it alone changes the record, one thing after
 //!   another, and everybody else sees a copy of it (a watch) or sends it a [`Command`].
 //! * The **registry** ([`Sandboxes`]) knows every supervisor by id and by route token, and takes requests.
+//! * Its **network** (`network`) is a slot, a network namespace that enforces what the sandbox may reach, while it runs.
 //! * A **place** (`capacity`) is what a machine holds of the host's memory.
 //! * **Reconciliation** (`reconcile`) is what a starting agent does with what an earlier one left.
 //! * **Upkeep** (`upkeep`) is what goes on in the background: merging layers, measuring them.
@@ -65,6 +66,7 @@ mod fork;
 mod link;
 mod machine;
 mod monitor;
+mod network;
 mod pause;
 mod process;
 mod reconcile;
@@ -79,8 +81,9 @@ mod supervisor;
 mod upkeep;
 mod warm;
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
+use sandpiper_network::Network;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
@@ -119,6 +122,8 @@ pub(crate) struct Context {
     pub(crate) metrics: Metrics,
     pub(crate) sealer: Sealer,
     pub(crate) boot_id: String,
+    /// Set once it is known which slots are in use; never on a host whose sandboxes have no network.
+    pub(crate) network: OnceLock<Network>,
     /// Layers came or went: for the upkeep.
     pub(crate) changed: Notify,
     /// Supervisors end without touching their sandboxes.

@@ -31,13 +31,13 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
 use jiff::Timestamp;
+use sandpiper_durable as durable;
 use sandpiper_protocol::agent::SandboxState;
 use sandpiper_protocol::id;
 
 use super::process::{self, Ended, Identity, KnownMonitor};
 use super::record::{self, Record};
 use super::{Context, ID_PREFIX, ending};
-use crate::durable;
 use crate::paths::{MachinePaths, Paths};
 
 /// A sandbox that is still here.
@@ -53,6 +53,8 @@ pub(super) struct Found {
 pub(crate) enum ReconcileError {
     #[error("Cannot read {what}")]
     Read { what: &'static str, source: io::Error },
+    #[error("Sandboxes cannot be given a network; `network.enabled = false` in the configuration does without")]
+    Network(#[from] sandpiper_network::StartError),
 }
 
 /// Cleans up and returns what is to be kept. Blocks.

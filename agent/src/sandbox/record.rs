@@ -7,15 +7,15 @@ use std::io;
 use std::path::PathBuf;
 
 use jiff::{SignedDuration, Timestamp};
+use sandpiper_durable as durable;
 use sandpiper_protocol::agent::{
-    CreateSandbox, ExposedPort, Lifecycle, Sandbox, SandboxError, SandboxState, StartKind, StartTimings,
+    CreateSandbox, ExposedPort, Lifecycle, Network, Sandbox, SandboxError, SandboxState, StartKind, StartTimings,
 };
 use sandpiper_protocol::id;
 use serde::{Deserialize, Serialize};
 
 use super::process::KnownMonitor;
 use super::seal::SealedEnvs;
-use crate::durable;
 use crate::layers::Files;
 use crate::snapshots::Snapshot;
 
@@ -37,6 +37,11 @@ pub(crate) struct Record {
     pub(crate) lifecycle: Lifecycle,
     pub(crate) exposed_ports: Vec<ExposedPort>,
     pub(crate) allow_public_traffic: bool,
+    #[serde(default)]
+    pub(crate) network: Network,
+    /// Where its machine's network is, while it has one.
+    #[serde(default)]
+    pub(crate) slot: Option<u32>,
     /// Names the sandbox in its host names; nobody can guess it.
     pub(crate) route_token: String,
     pub(crate) created_at: Timestamp,
@@ -72,6 +77,8 @@ impl Record {
             lifecycle: request.lifecycle,
             exposed_ports: request.exposed_ports.clone(),
             allow_public_traffic: request.allow_public_traffic,
+            network: request.network.clone(),
+            slot: None,
             route_token: id::route_token(),
             created_at: now,
             started_at: None,
@@ -104,6 +111,7 @@ impl Record {
         self.pausing = false;
         self.stopped_at = Some(now);
         self.process = None;
+        self.slot = None;
         self.files = files;
     }
 
@@ -112,6 +120,7 @@ impl Record {
     pub(crate) fn undo_resume(&mut self) {
         self.state = SandboxState::Stopped;
         self.process = None;
+        self.slot = None;
         self.files.disk.pop();
     }
 
@@ -122,6 +131,7 @@ impl Record {
         self.stopped_at = Some(now);
         self.pausing = false;
         self.process = None;
+        self.slot = None;
         self.files = Files::default();
     }
 
@@ -149,6 +159,7 @@ impl Record {
             lifecycle: self.lifecycle,
             exposed_ports: self.exposed_ports.clone(),
             allow_public_traffic: self.allow_public_traffic,
+            network_version: self.network.version,
             data_plane_url,
             created_at: self.created_at,
             started_at: self.started_at,
@@ -247,6 +258,7 @@ pub(super) mod tests {
             envs: Envs::new(),
             exposed_ports: Vec::new(),
             allow_public_traffic: true,
+            network: Network::default(),
         };
         Record::new(&request, 1, sealer.seal(id, &request.envs).unwrap(), Timestamp::now())
     }

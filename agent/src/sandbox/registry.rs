@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use jiff::Timestamp;
+use sandpiper_ingress::{Directory, Target, WakeError};
+use sandpiper_network::Network;
 use sandpiper_protocol::agent::{CreateSandbox, LogEntry, SandboxState};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
@@ -21,7 +23,6 @@ use super::record::Record;
 use super::supervisor::Supervisor;
 use super::warm::{self, WarmOrders};
 use super::{Context, StartError};
-use crate::ingress::{Directory, Target, WakeError};
 use crate::layers::LayerError;
 
 /// Commands that wait for a supervisor which is busy with another.
@@ -64,6 +65,8 @@ pub(crate) enum ChangeError {
     NotFound,
     #[error("The sandbox is {0:?}; this needs a ready one, or one that is stopped")]
     State(SandboxState),
+    #[error("{0}")]
+    Invalid(String),
     #[error("The sandbox has {} exposed ports already; close one first", create::MAX_PORTS)]
     TooManyPorts,
     #[error(
@@ -120,6 +123,7 @@ impl Sandboxes {
             what: "what an earlier agent left",
             source: io::Error::other(error),
         })??;
+        self.open_network(&found).await?;
         for Found { record, pidfd } in found {
             let id = record.id.clone();
             let place = pidfd.is_some().then(|| self.context.capacity.occupy(record.memory_mb));
@@ -133,6 +137,20 @@ impl Sandboxes {
         self.tasks.spawn(self.clone().keep_up());
         let late = self.clone();
         tokio::spawn(async move { late.sweep_later().await });
+        Ok(())
+    }
+
+    /// Takes over the slots of machines that run, and removes the others that an earlier agent left.
+    async fn open_network(&self, found: &[Found]) -> Result<(), ReconcileError> {
+        let config = &self.context.config.network;
+        if !config.enabled {
+            return Ok(());
+        }
+        let in_use: Vec<u32> =
+            found.iter().filter(|found| found.pidfd.is_some()).filter_map(|found| found.record.slot).collect();
+        let network = Network::start(config.clone(), &in_use).await?;
+        // Only here, and once.
+        let _ = self.context.network.set(network);
         Ok(())
     }
 
@@ -232,6 +250,7 @@ impl Sandboxes {
             overdue: false,
             waiting: Vec::new(),
             place,
+            network: None,
             console: None,
         }
     }

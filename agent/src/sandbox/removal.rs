@@ -8,10 +8,10 @@ use sandpiper_protocol::agent::{SandboxError, SandboxState};
 use tokio::time::sleep;
 
 use super::command::{Command, DeleteCause};
-use super::ending;
 use super::machine::Machine;
 use super::registry::ChangeError;
 use super::supervisor::Supervisor;
+use super::{ending, network};
 
 /// Pause between attempts to remove files that could not be removed.
 const REMOVE_AGAIN: Duration = Duration::from_secs(5);
@@ -99,6 +99,8 @@ impl Supervisor {
             // Its user id stays taken: it may live.
             Err(error) => tracing::error!(sandbox = self.record().id, %error, "cannot end a monitor"),
         }
+        // After the monitor, which has the tap.
+        network::detach(self.network.take()).await;
         if let Some((end, following)) = self.console.take() {
             end.cancel();
             // So that the last words are in the log before the file goes.

@@ -20,8 +20,8 @@ use super::start::{Source, StartError};
 use super::supervisor::Supervisor;
 use super::upkeep;
 
-/// Descriptors of a start besides the layers: state, working set or kernel, the new top layer, vsock, console.
-const OTHER_FDS: usize = 5;
+/// Descriptors of a start besides the layers: state, working set or kernel, the new top layer, vsock, tap, console.
+const OTHER_FDS: usize = 6;
 
 impl Supervisor {
     /// Has the sandbox go on; its deadline is `seconds`, or its own time-out, after the moment it is ready.

@@ -12,9 +12,8 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use chacha20poly1305::aead::{Aead, KeyInit, Payload};
 use chacha20poly1305::{XChaCha20Poly1305, XNonce};
+use sandpiper_durable as durable;
 use serde::{Deserialize, Serialize};
-
-use crate::durable;
 
 /// The tenant's variables in the clear. Deliberately without `Debug`.
 pub(crate) type Envs = BTreeMap<String, String>;

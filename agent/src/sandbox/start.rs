@@ -12,12 +12,13 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use sandpiper_durable as durable;
 use sandpiper_protocol::agent::SandboxError;
 use sandpiper_protocol::vmm::{DiskConfig, MachineConfig, Request, RestoreConfig, Shape};
 
 use super::DeleteCause;
+use super::network::Tap;
 use crate::config::Config;
-use crate::durable;
 use crate::layers::{self, Files, Layer, LayerError, Role};
 use crate::paths::{self, MachinePaths};
 use crate::snapshots::Pin;
@@ -69,6 +70,8 @@ pub(super) struct Parts {
     /// Bottom first; the last one is writable.
     disk: Vec<File>,
     vsock: OwnedFd,
+    /// Added before the request is made.
+    tap: Option<Tap>,
     console: Option<File>,
 }
 
@@ -136,7 +139,7 @@ pub(super) fn prepare(
     let vsock = listen().map_err(failed("create the vsock socket"))?.into();
     let console = has_console.then(|| append(&paths.console_log())).transpose();
     let console = console.map_err(failed("create the console's log"))?;
-    Ok((files, Parts { what, disk_size, disk, vsock, console }))
+    Ok((files, Parts { what, disk_size, disk, vsock, tap: None, console }))
 }
 
 fn open_all(layers: &[Layer], folder: &Path) -> Result<Vec<File>, LayerError> {
@@ -149,9 +152,15 @@ fn append(path: &Path) -> io::Result<File> {
 }
 
 impl Parts {
+    /// Gives the machine a network device with this tap.
+    pub(super) fn connect(&mut self, tap: Option<Tap>) {
+        self.tap = tap;
+    }
+
     /// The request that starts the machine, and its descriptors in the order of the protocol.
     pub(super) fn request(&self, shape: Shape, kernel_args: &str) -> (Request, Vec<BorrowedFd<'_>>) {
         let layers = count(self.disk.len());
+        let net = self.tap.as_ref().map(|tap| tap.config);
         let mut fds = Vec::new();
         let request = match &self.what {
             What::Boot { kernel } => {
@@ -166,6 +175,7 @@ impl Parts {
                         layers,
                         read_only: false,
                     }],
+                    net,
                     console: self.console.is_some(),
                 })
             }
@@ -177,12 +187,14 @@ impl Parts {
                     memory_layers: count(memory.len()),
                     working_set: working_set.is_some(),
                     disk_layers: vec![layers],
+                    net,
                     console: self.console.is_some(),
                 })
             }
         };
         fds.extend(self.disk.iter().map(AsFd::as_fd));
         fds.push(self.vsock.as_fd());
+        fds.extend(self.tap.iter().map(|tap| tap.fd.as_fd()));
         fds.extend(self.console.iter().map(AsFd::as_fd));
         (request, fds)
     }
@@ -272,7 +284,8 @@ mod tests {
         let (files, parts) = prepare(&host.config, &host.paths("two"), &source, 1).unwrap();
         let (request, fds) = parts.request(SHAPE, "");
 
-        let expected = RestoreConfig { memory_layers: 1, working_set: false, disk_layers: vec![3], console: false };
+        let expected =
+            RestoreConfig { memory_layers: 1, working_set: false, disk_layers: vec![3], net: None, console: false };
         assert!(matches!(request, Request::Restore(config) if config == expected));
         // State, memory, three layers, vsock.
         assert_eq!(fds.len(), 6);

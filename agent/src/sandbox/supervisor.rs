@@ -10,6 +10,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use sandpiper_durable as durable;
+use sandpiper_network::Attachment;
 use sandpiper_protocol::agent::{LogSource, OnTimeout, SandboxError, SandboxState};
 use sandpiper_protocol::guest::{GuestMessage, LogLevel};
 use sandpiper_protocol::vmm::Shape;
@@ -30,8 +32,7 @@ use super::record::{self, Record};
 use super::registry::ChangeError;
 use super::seal::Envs;
 use super::start::StartError;
-use super::{Context, console, ending};
-use crate::durable;
+use super::{Context, console, ending, network};
 use crate::logs::SandboxLog;
 use crate::snapshots;
 
@@ -75,6 +76,8 @@ pub(super) struct Supervisor {
     pub(super) overdue: bool,
     /// What the machine holds of the host's memory, while there is one.
     pub(super) place: Option<Place>,
+    /// Where the machine's network is, while there is one.
+    pub(super) network: Option<Attachment>,
     /// Follows the guest's console, where there is one, until the token is cancelled.
     pub(super) console: Option<(CancellationToken, AbortOnDropHandle<()>)>,
 }
@@ -116,7 +119,13 @@ impl Supervisor {
     pub(super) async fn adopt(mut self, pidfd: OwnedFd, forget: impl FnOnce() + Send) {
         let record = self.record();
         let Some(known) = record.process.clone() else { return };
-        let guest = Guest { id: record.id.clone(), envs: self.unseal(), generation: record.generation };
+        self.adopt_network().await;
+        let guest = Guest {
+            id: record.id.clone(),
+            envs: self.unseal(),
+            generation: record.generation,
+            network: network::guest_network(self.network.as_ref()),
+        };
         let control = self.context.paths.sandbox(&record.id).control_socket();
         match MonitorProcess::watch(pidfd) {
             Ok(process) => {
@@ -347,6 +356,14 @@ impl Supervisor {
                 let saved = self.change(|record| record.exposed_ports.retain(|other| other.port != port));
                 (saved.await, answer)
             }
+            Command::SetNetwork(network, answer) => {
+                let _ = answer.send(self.set_network(network).await);
+                return;
+            }
+            Command::Denied(answer) => {
+                let _ = answer.send(self.denied().await);
+                return;
+            }
             Command::Absorb { lower, upper, answer } => (self.absorb(&lower, &upper).await, answer),
             other => return other.refuse(ChangeError::State(self.record().state)),
         };
@@ -377,15 +394,8 @@ impl Supervisor {
     // ---- stopped ----
 
     async fn watch_stopped(&mut self) -> Turn {
-        let leave = self.context.leave.clone();
         loop {
-            let command = match self.postponed.pop_front() {
-                Some(command) => command,
-                None => tokio::select! {
-                    () = leave.cancelled() => return Turn::Leave,
-                    command = next_command(&mut self.commands) => command,
-                },
-            };
+            let Some(command) = self.next_command().await else { return Turn::Leave };
             match command {
                 Command::Delete(cause, answer) => {
                     self.waiting.push(answer);
@@ -416,15 +426,8 @@ impl Supervisor {
     // ---- failed ----
 
     async fn watch_failed(&mut self) -> Turn {
-        let leave = self.context.leave.clone();
         loop {
-            let command = match self.postponed.pop_front() {
-                Some(command) => command,
-                None => tokio::select! {
-                    () = leave.cancelled() => return Turn::Leave,
-                    command = next_command(&mut self.commands) => command,
-                },
-            };
+            let Some(command) = self.next_command().await else { return Turn::Leave };
             match command {
                 Command::Delete(cause, answer) => {
                     self.waiting.push(answer);
@@ -436,6 +439,18 @@ impl Supervisor {
     }
 
     // ---- helpers ----
+
+    /// The next command, those that were put off first; `None` when the agent ends.
+    async fn next_command(&mut self) -> Option<Command> {
+        if let Some(command) = self.postponed.pop_front() {
+            return Some(command);
+        }
+        let leave = self.context.leave.clone();
+        tokio::select! {
+            () = leave.cancelled() => None,
+            command = next_command(&mut self.commands) => Some(command),
+        }
+    }
 
     /// Keeps a command for later while something else is being done; the cause when it is a delete, which does not wait.
     pub(super) fn postpone(&mut self, command: Command) -> Option<DeleteCause> {

@@ -23,6 +23,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use sandpiper_durable as durable;
+use sandpiper_ingress::vsock;
+use sandpiper_network::Attachment;
 use sandpiper_protocol::connect::{self, STREAM_CONTENT_TYPE};
 use sandpiper_protocol::guest::{DATA_PLANE_PORT, GuestMessage, HostMessage};
 use sandpiper_protocol::process::{ProcessConfig, SERVICE, StartRequest};
@@ -31,21 +34,20 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::Context;
 use super::command::Setback;
 use super::link::Guest;
 use super::machine::{Machine, MachineEvent, Over, Unanswered};
 use super::monitor::RequestError;
+use super::network::Tap;
 use super::pause;
 use super::registry::ChangeError;
 use super::seal::Envs;
 use super::start::{self, Source, StartError};
-use crate::durable;
+use super::{Context, network};
 use crate::host;
 use crate::layers::{self, Files, LayerError, Role};
 use crate::paths::MachinePaths;
 use crate::snapshots::{self, Recipe, Snapshot};
-use crate::vsock;
 
 /// Orders that wait. One that finds no place comes again with the next create.
 const ORDERS: usize = 16;
@@ -165,9 +167,9 @@ async fn make(context: &Arc<Context>, order: &Order) -> Result<(), MakeError> {
     }
     let draft = context.warm.draft_folder(key);
     let paths = MachinePaths { state: draft.clone(), runtime: runtime(context, key) };
-    let (files, mut machine) = launch(context, &paths, Source::Template(recipe.template.clone()), recipe).await?;
-    let written = unless_ending(context, write_down(context, &mut machine, &paths, files, memory_mb)).await;
-    end(context, machine).await?;
+    let (files, mut nobody) = launch(context, &paths, Source::Template(recipe.template.clone()), recipe).await?;
+    let written = unless_ending(context, write_down(context, &mut nobody.machine, &paths, files, memory_mb)).await;
+    end(context, nobody).await?;
     let files = written?;
     let files = blocking("sync the snapshot", {
         let draft = draft.clone();
@@ -177,9 +179,9 @@ async fn make(context: &Arc<Context>, order: &Order) -> Result<(), MakeError> {
 
     let trial = MachinePaths { state: context.warm.trial_folder(key), runtime: paths.runtime.clone() };
     let source = Source::Snapshot { folder: draft.clone(), files: files.clone(), _pin: None };
-    let (_, mut machine) = launch(context, &trial, source, recipe).await?;
-    let tried = unless_ending(context, try_out(context, &mut machine, &trial, &draft, files)).await;
-    end(context, machine).await?;
+    let (_, mut nobody) = launch(context, &trial, source, recipe).await?;
+    let tried = unless_ending(context, try_out(context, &mut nobody.machine, &trial, &draft, files)).await;
+    end(context, nobody).await?;
     let files = tried?;
 
     let snapshot = Snapshot {
@@ -200,15 +202,50 @@ async fn make(context: &Arc<Context>, order: &Order) -> Result<(), MakeError> {
     .await
 }
 
-/// Starts a machine that is nobody's.
+/// A machine that is nobody's.
+struct Nobody {
+    machine: Machine,
+    network: Option<Attachment>,
+}
+
+/// Starts a machine that is nobody's, with a network in which it reaches nothing.
 async fn launch(
     context: &Arc<Context>,
     paths: &MachinePaths,
     source: Source,
     recipe: &Recipe,
-) -> Result<(Files, Machine), MakeError> {
+) -> Result<(Files, Nobody), MakeError> {
+    let (attachment, tap) = network::attach_nowhere(context, NOBODY).await?;
+    let guest = Guest {
+        id: NOBODY.to_owned(),
+        envs: Envs::new(),
+        generation: 0,
+        network: network::guest_network(attachment.as_ref()),
+    };
+    match launch_guest(context, paths, source, recipe, guest, tap).await {
+        Ok((files, machine)) => Ok((files, Nobody { machine, network: attachment })),
+        Err((error, machine)) => {
+            if let Some(machine) = machine {
+                end(context, Nobody { machine, network: attachment }).await?;
+            } else {
+                network::detach(attachment).await;
+            }
+            Err(error)
+        }
+    }
+}
+
+/// The rest of a launch; on failure the machine comes back, if there is one.
+async fn launch_guest(
+    context: &Arc<Context>,
+    paths: &MachinePaths,
+    source: Source,
+    recipe: &Recipe,
+    guest: Guest,
+    tap: Option<Tap>,
+) -> Result<(Files, Machine), (MakeError, Option<Machine>)> {
     let shape = snapshots::shape(recipe.cpu, recipe.memory_mb);
-    let shell = context.shells.take(shape).await?;
+    let shell = context.shells.take(shape).await.map_err(nothing)?;
     let prepared = tokio::task::spawn_blocking({
         let (context, paths, disk_gib) = (Arc::clone(context), paths.clone(), recipe.disk_gib);
         move || {
@@ -222,27 +259,29 @@ async fn launch(
     });
     let (shell, prepared) = prepared
         .await
-        .map_err(|error| MakeError::Host { what: "prepare a machine", source: io::Error::other(error) })?;
-    let (files, parts) = match prepared {
+        .map_err(|error| nothing(MakeError::Host { what: "prepare a machine", source: io::Error::other(error) }))?;
+    let (files, mut parts) = match prepared {
         Ok(prepared) => prepared,
         Err(error) => {
             context.shells.end(shell).await;
-            return Err(error.into());
+            return Err(nothing(error));
         }
     };
+    parts.connect(tap);
     let (known, process, monitor) = shell.into_parts();
-    let guest = Guest { id: NOBODY.to_owned(), envs: Envs::new(), generation: 0 };
     let mut machine = Machine::new(guest, known, process, monitor, paths.control_socket());
     let (request, fds) = parts.request(shape, &context.config.kernel_args);
     let patience = context.config.boot_timeout();
     let started = unless_ending(context, async { Ok(machine.request(request, &fds, patience).await.map(drop)?) }).await;
     match started {
         Ok(()) => Ok((files, machine)),
-        Err(error) => {
-            end(context, machine).await?;
-            Err(error)
-        }
+        Err(error) => Err((error, Some(machine))),
     }
+}
+
+/// A failure that leaves no machine.
+fn nothing(error: impl Into<MakeError>) -> (MakeError, Option<Machine>) {
+    (error.into(), None)
 }
 
 /// Waits for a booted guest, brings it to rest, and writes it down.
@@ -343,8 +382,9 @@ async fn run_shell(vsock: &Path) -> io::Result<Vec<u8>> {
 }
 
 /// Ends a machine and frees what its monitor held.
-async fn end(context: &Context, machine: Machine) -> Result<(), MakeError> {
-    let ended = machine.end(context.config.stop_timeout()).await;
+async fn end(context: &Context, nobody: Nobody) -> Result<(), MakeError> {
+    let ended = nobody.machine.end(context.config.stop_timeout()).await;
+    network::detach(nobody.network).await;
     let known = ended.map_err(|source| MakeError::Host { what: "end a machine", source })?;
     context.shells.release(&known).await;
     Ok(())

@@ -90,7 +90,7 @@ impl From<ChangeError> for ApiError {
         match error {
             ChangeError::NotFound => Self { status: StatusCode::NOT_FOUND, code: "not_found", message },
             ChangeError::State(_) | ChangeError::Layers => Self::invalid_state(message),
-            ChangeError::TooManyPorts => Self::invalid(message),
+            ChangeError::TooManyPorts | ChangeError::Invalid(_) => Self::invalid(message),
             ChangeError::Capacity(_) => Self::unavailable(message),
             ChangeError::Guest(_) => Self::guest_failed(message),
             ChangeError::Start(error) => Self::of_start(&error, message),

@@ -10,6 +10,7 @@
 mod checkpoints;
 mod error;
 mod host;
+mod network;
 mod ports;
 mod sandboxes;
 mod templates;
@@ -28,15 +29,15 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
 use axum::serve::IncomingStream;
 use prometheus_client::registry::Registry;
+use sandpiper_durable as durable;
+use sandpiper_ingress::Urls;
+use sandpiper_ingress::session::Sessions;
 use tokio::net::UnixListener;
 use tokio_util::sync::CancellationToken;
 
 use self::error::ApiError;
 use crate::config::{ApiSocket, Config};
-use crate::durable;
-use crate::ingress::Urls;
 use crate::sandbox::Sandboxes;
-use crate::session::Sessions;
 
 /// Most bytes of a request's body; environment variables are the largest part.
 const MAX_BODY: usize = 1024 * 1024;
@@ -67,10 +68,13 @@ fn router(app: Arc<App>) -> Router {
         .route("/sandboxes/{id}", get(sandboxes::show).patch(sandboxes::update).delete(sandboxes::delete))
         .route("/sandboxes/{id}/session", post(sandboxes::session))
         .route("/sandboxes/{id}/logs", get(sandboxes::logs))
+        .route("/sandboxes/{id}/network", put(network::set))
+        .route("/sandboxes/{id}/network/denied", get(network::denied))
         .route("/sandboxes/{id}/ports/{port}", put(ports::expose).get(ports::show).delete(ports::close))
         .route("/checkpoints", get(checkpoints::list))
         .route("/checkpoints/{id}", get(checkpoints::show).delete(checkpoints::delete))
         .route("/templates", get(templates::list))
+        .route("/egress-profiles", get(network::profiles))
         .route("/host", get(host::info))
         .route("/metrics", get(host::metrics))
         .route("/healthz", get(host::health))

@@ -6,13 +6,13 @@ use std::time::Duration;
 use axum::Json;
 use axum::extract::{Path, State};
 use http::StatusCode;
+use sandpiper_ingress::Directory;
+use sandpiper_ingress::vsock::{self, ForwardError};
 use sandpiper_protocol::agent::{ExposedPort, PortRecord, PortStatus, SandboxState};
 
 use super::App;
 use super::error::{ApiError, Body};
-use crate::ingress::Directory;
 use crate::sandbox::{Command, Record, check_port};
-use crate::vsock::{self, ForwardError};
 
 /// How long the guest may take to say whether a port is open.
 const PROBE_PATIENCE: Duration = Duration::from_secs(2);

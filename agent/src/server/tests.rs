@@ -48,6 +48,8 @@ impl Agent {
             stop_timeout_seconds: 1,
             jail: Jail { enabled: false, ..Jail::default() },
             shells: Shells { per_shape },
+            // These monitors run no guest.
+            network: sandpiper_network::Config { enabled: false, ..Default::default() },
             ..Config::default()
         };
         let config = Arc::new(config);

@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use jiff::Timestamp;
+use sandpiper_durable as durable;
 use sandpiper_protocol::agent::Checkpoint;
 use sandpiper_protocol::id;
 use serde::{Deserialize, Serialize};
 
 use super::{FORM, HIDDEN, MANIFEST, OpenError, Snapshot};
-use crate::durable;
 
 /// Prefix of a checkpoint's id.
 const ID_PREFIX: &str = "ckp";

@@ -11,12 +11,12 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
+use sandpiper_durable as durable;
 use sandpiper_protocol::vmm::Shape;
 use serde::{Deserialize, Serialize};
 
 pub(crate) use self::checkpoints::{Checkpoints, Draft, DraftError, Manifest, Pin};
 pub(crate) use self::warm::{Recipe, Warm, WarmSnapshot};
-use crate::durable;
 use crate::layers::Files;
 
 /// Version of the manifests' form. A field that is added gets a `default`; anything else raises this number.

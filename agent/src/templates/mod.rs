@@ -15,11 +15,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use jiff::Timestamp;
+use sandpiper_durable as durable;
 use sandpiper_protocol::agent::{ImportTemplate, TemplateVersion};
 use sandpiper_protocol::id;
 use tokio::sync::Semaphore;
-
-use crate::durable;
 
 /// Prefix of a version's id.
 const ID_PREFIX: &str = "ver";

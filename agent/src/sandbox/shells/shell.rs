@@ -7,10 +7,10 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::Duration;
 
+use sandpiper_durable as durable;
 use sandpiper_protocol::vmm::{Request, Shape};
 
 use crate::config::Config;
-use crate::durable;
 use crate::jail::Jail;
 use crate::jail::cgroup::{Cgroups, Limits};
 use crate::paths::{MachinePaths, Paths};

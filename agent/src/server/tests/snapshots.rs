@@ -1,9 +1,9 @@
 //! Warm starts, pause, resume, checkpoints and forks, and what is left when the agent ends in the middle.
 
+use sandpiper_ingress::Directory;
 use sandpiper_protocol::agent::SandboxState;
 
 use super::*;
-use crate::ingress::Directory;
 
 /// A sandbox as its record has it.
 struct Sandbox<'a> {
