@@ -19,6 +19,8 @@ use tower_http::catch_panic::CatchPanicLayer;
 use crate::auth::RateLimits;
 use crate::clock::Clock;
 use crate::config::Config;
+use crate::dispatch::network::Turns;
+use crate::dispatch::profiles::KnownProfiles;
 use crate::dispatch::{AgentClient, InFlight};
 use crate::error::ApiError;
 use crate::metrics::Metrics;
@@ -42,6 +44,9 @@ pub struct Parts {
     pub clock: Clock,
     /// Sandboxes that this process is creating or removing at the agent; nobody else touches their rows.
     pub in_flight: InFlight,
+    /// One policy at a time is sent for each sandbox.
+    pub policy_turns: Turns,
+    pub profiles: KnownProfiles,
 }
 
 impl Deref for App {
@@ -66,6 +71,8 @@ impl App {
             metrics: Metrics::new(),
             clock,
             in_flight: InFlight::default(),
+            policy_turns: Turns::default(),
+            profiles: KnownProfiles::default(),
         }))
     }
 

@@ -104,10 +104,12 @@ pub struct Prices {
 pub struct Timing {
     /// A create request that takes longer is answered in `creating`.
     pub create_wait: Duration,
+    /// A network policy that the agent takes longer to apply is answered as `pending`.
+    pub apply_wait: Duration,
     /// Longest time for any request; longer than `create_wait`, and than the agent takes over a pause, resume, checkpoint
     /// or fork.
     pub request: Duration,
-    /// Between two rounds of synchronisation with the agent.
+    /// Between two rounds of synchronisation with the agent, and between two attempts to send what is pending.
     pub sync: Duration,
     /// A failed sandbox that the agent has forgotten is kept visible this long.
     pub failed_retention: Duration,
@@ -152,6 +154,7 @@ impl Default for Timing {
     fn default() -> Self {
         Self {
             create_wait: Duration::from_secs(30),
+            apply_wait: Duration::from_secs(5),
             request: Duration::from_secs(170),
             sync: Duration::from_secs(1),
             failed_retention: Duration::from_secs(3600),

@@ -5,6 +5,7 @@ mod commands;
 mod credentials;
 mod doctor;
 mod output;
+mod registries;
 
 use std::process::ExitCode;
 
@@ -25,7 +26,8 @@ Examples:
   sandpiper run -- python3 -c 'print(1)'    a fresh machine, one command, gone again
   sandpiper ps                              what is running
   sandpiper pause sbx…                      stop it and keep everything, to resume it
-  sandpiper checkpoint create sbx…          keep it as it is, to start others from"
+  sandpiper checkpoint create sbx…          keep it as it is, to start others from
+  sandpiper network set sbx… --internet off nothing outside can be reached any more"
 )]
 struct Arguments {
     /// Address of the API
@@ -59,6 +61,9 @@ enum Command {
     #[command(subcommand)]
     Checkpoint(commands::checkpoint::Command),
     Fork(commands::fork::Arguments),
+    #[command(subcommand)]
+    Network(commands::network::NetworkCommand),
+    NetLog(commands::net_log::Arguments),
     Ps(commands::ps::Arguments),
     Rm(commands::rm::Arguments),
     Logs(commands::logs::Arguments),
@@ -95,6 +100,8 @@ async fn dispatch(arguments: Arguments, output: Output) -> anyhow::Result<ExitCo
         Command::Resume(arguments) => commands::pause::resume(arguments, client()?, output).await,
         Command::Checkpoint(command) => commands::checkpoint::run(command, client()?, output).await,
         Command::Fork(arguments) => commands::fork::run(arguments, client()?, output).await,
+        Command::Network(command) => commands::network::run(command, client, output).await,
+        Command::NetLog(arguments) => commands::net_log::run(arguments, client()?, output).await,
         Command::Ps(arguments) => commands::ps::run(arguments, client()?, output).await,
         Command::Rm(arguments) => commands::rm::run(arguments, client()?, output).await,
         Command::Logs(arguments) => commands::logs::run(arguments, client()?, output).await,

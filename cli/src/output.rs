@@ -68,16 +68,21 @@ impl Output {
         Progress(bar)
     }
 
-    /// Reports the error once, with its causes, and gives the exit status 125: not one that a command in a sandbox is
-    /// likely to have, as with other tools that run commands elsewhere.
+    /// Reports the error and gives the exit status 125: not one that a command in a sandbox is likely to have, as with
+    /// other tools that run commands elsewhere.
     pub(crate) fn fail(self, error: &anyhow::Error) -> ExitCode {
+        self.report(error);
+        ExitCode::from(125)
+    }
+
+    /// Tells of the error once, with its causes.
+    pub(crate) fn report(self, error: &anyhow::Error) {
         if self.json {
             let code = error.downcast_ref::<ClientError>().and_then(ClientError::code).unwrap_or("failed");
             self.value(&json!({"error": code, "message": format!("{error:#}")}));
         } else {
             let _ = writeln!(std::io::stderr().lock(), "error: {error:#}");
         }
-        ExitCode::from(125)
     }
 }
 

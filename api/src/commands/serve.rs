@@ -13,6 +13,7 @@ use super::open_store;
 use crate::app::App;
 use crate::clock::Clock;
 use crate::config::Config;
+use crate::dispatch::network::PolicyWorker;
 use crate::dispatch::sync::Synchronizer;
 use crate::secrets::Vault;
 use crate::{privileges, server};
@@ -46,6 +47,7 @@ async fn serve(config: Config, listener: TcpListener) -> anyhow::Result<()> {
     let listener = tokio::net::TcpListener::from_std(listener)?;
     let app = App::new(config, store.clone(), vault, clock);
     let (stop, stopped) = watch::channel(false);
+    let policies = tokio::spawn(PolicyWorker::new(app.clone()).run(stopped.clone()));
     let synchronizer = tokio::spawn(Synchronizer::new(app.clone()).run(stopped));
 
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
@@ -64,10 +66,12 @@ async fn serve(config: Config, listener: TcpListener) -> anyhow::Result<()> {
     if tokio::time::timeout(FINISH_STARTS, starts_end).await.is_err() {
         tracing::warn!("sandboxes are still starting; they are found again at the next start");
     }
-    // The receiver is gone only if the task is.
+    // The receivers are gone only if the tasks are.
     let _ = stop.send(true);
-    if let Err(error) = synchronizer.await {
-        tracing::error!(%error, "synchronisation ended early");
+    for (task, name) in [(synchronizer, "synchronisation"), (policies, "policy worker")] {
+        if let Err(error) = task.await {
+            tracing::error!(%error, name, "a task ended early");
+        }
     }
     store.close().await;
     Ok(())

@@ -12,9 +12,9 @@ use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use sandpiper_protocol::agent::{
-    Checkpoint, CheckpointList, CreateCheckpoint, CreateSandbox, CreatedSandbox, ErrorBody, ExposedPort, ForkSandbox,
-    ForkedSandboxes, LogPage, PortRecord, ResumeSandbox, Sandbox, SandboxList, Session, TemplateList, TemplateVersion,
-    UpdateSandbox,
+    Checkpoint, CheckpointList, CreateCheckpoint, CreateSandbox, CreatedSandbox, DeniedPage, EgressProfiles, ErrorBody,
+    ExposedPort, ForkSandbox, ForkedSandboxes, LogPage, Network, PortRecord, ResumeSandbox, Sandbox, SandboxList,
+    Session, TemplateList, TemplateVersion, UpdateSandbox,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -156,6 +156,22 @@ impl AgentClient {
     /// Ends the exposure of a port.
     pub async fn unexpose(&self, id: &str, port: u16) -> Result<(), AgentError> {
         self.exchange::<()>(Method::DELETE, &format!("/sandboxes/{id}/ports/{port}"), None, CHANGE).await.map(drop)
+    }
+
+    /// Gives a sandbox a network policy, unless it has a newer one; the one that it has then.
+    pub async fn set_network(&self, id: &str, network: &Network) -> Result<Network, AgentError> {
+        self.call(Method::PUT, &format!("/sandboxes/{id}/network"), Some(network), CHANGE).await
+    }
+
+    /// What a sandbox was kept from reaching.
+    pub async fn denied(&self, id: &str) -> Result<DeniedPage, AgentError> {
+        self.ask(&format!("/sandboxes/{id}/network/denied")).await
+    }
+
+    /// Names of the egress profiles of the host.
+    pub async fn egress_profiles(&self) -> Result<Vec<String>, AgentError> {
+        let known: EgressProfiles = self.ask("/egress-profiles").await?;
+        Ok(known.profiles)
     }
 
     /// What the host and the guest noted.

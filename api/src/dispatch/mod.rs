@@ -4,6 +4,7 @@
 //!   handler ──[client]──▶ agent            asks: change, delete, session, port, logs
 //!   [create] ──────────▶ agent             one start, on a task of its own
 //!   [pause] [resume] [fork] [checkpoint] ─▶ agent
+//!   [network] ─────────▶ agent             a policy, when it changes, and again until it is applied
 //!   [sync]   ──every second──▶ agent       copies states into the store; finds what was lost
 //! ```
 //!
@@ -22,7 +23,9 @@ pub mod checkpoint_sync;
 pub mod client;
 pub mod create;
 pub mod fork;
+pub mod network;
 pub mod pause;
+pub mod profiles;
 pub mod resume;
 pub mod sync;
 

@@ -9,12 +9,14 @@
 //! | the agent refuses, or the call breaks | the row becomes what the agent says now, usually `stopped` |
 //! | this process dies | at the next start the row is not in flight: it becomes what the agent says |
 //!
+//! A network policy that the agent has not got yet goes before all that: see [`network::before_start`].
+//!
 //! What the agent resumes by itself, at a request to the data plane, passes by the quota: it counts from the moment it is
 //! seen, and may for that long be more than the quota allows.
 
 use sandpiper_protocol::agent::{ResumeSandbox, Session};
 
-use super::sync;
+use super::{network, sync};
 use crate::app::App;
 use crate::error::{ApiError, chain};
 use crate::plan::PlanLimits;
@@ -24,6 +26,7 @@ use crate::v1::limits::QuotaBody;
 
 /// Resumes the sandbox of `row` for `timeout` seconds; of a live one it moves the deadline out that far, never closer.
 pub async fn run(app: &App, row: &SandboxRow, timeout: u64, limits: &PlanLimits) -> Result<Session, ApiError> {
+    network::before_start(app, row).await?;
     // Before the row moves, so that the synchronisation never sees it `restoring` without. `None` while another request
     // works on it: then that one's task keeps the row.
     let guard = app.in_flight.enter(&row.id);

@@ -13,7 +13,10 @@
 //! | failed, destroyed, none | lists it, twice in a row | an orphan: the agent is told to remove it |
 //!
 //! Twice in a row, because a row may have been read just before it was written. For the same reason a row takes a report
-//! over only if it is still in the state that was read: the report is not newer than that.
+//! over only if it has not moved on since: the report may be older than that.
+//!
+//! A network policy is never taken over: what tenants want stands here. What follows from the agent's version of it is in
+//! [`crate::store::sandbox_network`], and [`super::network`] sends what is not in force.
 //!
 //! A stopped sandbox is listed like any other. Checkpoints follow in the same round, by [`checkpoint_sync`].
 
@@ -137,7 +140,7 @@ impl Synchronizer {
             }
             (State::Failed, Some(_)) => {}
             (_, Some(report)) if row.matches(report) => {}
-            (seen, Some(report)) => sandboxes.mirror_unless_moved(report, seen).await?,
+            (_, Some(report)) => sandboxes.mirror_unless_moved(report, row).await?,
             (_, None) => {
                 tracing::info!(sandbox = row.id, "sandbox is gone at the agent");
                 sandboxes.destroy(&row.id, now).await?;

@@ -61,7 +61,7 @@ impl Sandboxes {
         let limit = usize::try_from(limit).unwrap_or(usize::MAX);
         let more = rows.len() > limit;
         rows.truncate(limit);
-        let sandboxes = self.with_metadata(&rows).await?;
+        let sandboxes = self.with_documents(&rows).await?;
         let after = sandboxes.last().filter(|_| more).map(|last| last.id.clone());
         Ok(Page { sandboxes, after })
     }

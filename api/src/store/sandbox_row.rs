@@ -5,10 +5,11 @@ use std::fmt;
 use std::str::FromStr;
 
 use jiff::Timestamp;
-use sandpiper_protocol::agent::{self, ExposedPort, Lifecycle, OnTimeout, SandboxError};
+use sandpiper_protocol::agent::{self, ExposedPort, Lifecycle, Network, NetworkPolicy, OnTimeout, SandboxError};
 use sqlx::Row;
 use sqlx::sqlite::SqliteRow;
 
+use super::sandbox_documents::Documents;
 use super::{StoreError, count, from_ms, word};
 
 /// Where a sandbox is in its life.
@@ -113,11 +114,45 @@ pub struct NewSandbox {
     pub metadata: BTreeMap<String, String>,
     pub exposed_ports: Vec<ExposedPort>,
     pub allow_public_traffic: bool,
+    /// The agent gets it with the order to make the sandbox.
+    pub network: Network,
     /// Sealed; `None` without any.
     pub sealed_envs: Option<String>,
     /// The checkpoint that it starts from.
     pub snapshot_id: Option<String>,
     pub created_at: Timestamp,
+}
+
+/// How far the newest network policy of a sandbox has got.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NetworkState {
+    /// Of the newest policy; grows with every change.
+    pub version: u64,
+    /// Of the policy that is in force, as the agent last said; 0 before it said anything, never larger than `version`.
+    pub applied: u64,
+    /// Why the agent does not have the newest one.
+    pub error: Option<String>,
+}
+
+impl NetworkState {
+    /// The columns of a row of `sandboxes`.
+    pub(super) fn read(row: &SqliteRow) -> Result<Self, StoreError> {
+        Ok(Self {
+            version: count(row.try_get("network_version")?)?,
+            applied: count(row.try_get("network_applied")?)?,
+            error: row.try_get("network_error")?,
+        })
+    }
+
+    /// Whether the newest policy is still to be applied.
+    pub fn is_pending(&self) -> bool {
+        self.applied < self.version
+    }
+
+    /// Whether anything follows from the agent having this version on record: see [`super::sandbox_network`].
+    fn follows(&self, recorded: u64) -> bool {
+        recorded != self.applied && (self.applied == 0 || recorded < self.applied || recorded > self.version)
+    }
 }
 
 /// A sandbox as stored.
@@ -137,6 +172,9 @@ pub struct SandboxRow {
     pub metadata: BTreeMap<String, String>,
     pub exposed_ports: Vec<ExposedPort>,
     pub allow_public_traffic: bool,
+    /// The newest, which the agent may not have yet.
+    pub policy: NetworkPolicy,
+    pub network: NetworkState,
     pub data_plane_url: Option<String>,
     pub created_at: Timestamp,
     pub started_at: Option<Timestamp>,
@@ -149,8 +187,8 @@ pub struct SandboxRow {
 }
 
 impl SandboxRow {
-    /// A row of `sandboxes`, with its metadata.
-    pub(crate) fn read(row: &SqliteRow, metadata: BTreeMap<String, String>) -> Result<Self, StoreError> {
+    /// A row of `sandboxes`, with its documents.
+    pub(crate) fn read(row: &SqliteRow, Documents { metadata, policy }: Documents) -> Result<Self, StoreError> {
         let time = |column: &str| -> Result<Option<Timestamp>, StoreError> {
             row.try_get::<Option<i64>, _>(column)?.map(from_ms).transpose()
         };
@@ -176,6 +214,8 @@ impl SandboxRow {
             exposed_ports: serde_json::from_str(&ports)
                 .map_err(|_| StoreError::Corrupt { what: "exposed_ports".into() })?,
             allow_public_traffic: row.try_get("allow_public_traffic")?,
+            policy,
+            network: NetworkState::read(row)?,
             data_plane_url: row.try_get("data_plane_url")?,
             created_at: from_ms(row.try_get("created_at_ms")?)?,
             started_at: time("started_at_ms")?,
@@ -200,6 +240,7 @@ impl SandboxRow {
             && ms(self.started_at) == ms(report.started_at)
             && ms(self.stopped_at) == ms(report.stopped_at)
             && self.error == report.error
+            && !self.network.follows(report.network_version)
     }
 }
 

@@ -7,9 +7,10 @@ use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 use sandpiper_protocol::agent::{self, SandboxError};
-use sqlx::sqlite::SqliteRow;
-use sqlx::{QueryBuilder, Row, Sqlite};
+use sqlx::Row;
 
+use super::sandbox_documents::{Documents, insert_metadata};
+use super::sandbox_network::{Source, insert_policy, note_version, to_stored};
 use super::sandbox_row::{NewSandbox, SandboxRow, State, on_timeout_word};
 use super::{Database, StoreError, Tx, count, idempotency, to_ms, word};
 use crate::plan::Quota;
@@ -141,8 +142,7 @@ impl Sandboxes {
             .fetch_optional(self.database.read())
             .await?;
         let Some(row) = row else { return Ok(None) };
-        let mut metadata = self.metadata(std::slice::from_ref(&id.to_owned())).await?;
-        SandboxRow::read(&row, metadata.remove(id).unwrap_or_default()).map(Some)
+        Ok(self.with_documents(std::slice::from_ref(&row)).await?.pop())
     }
 
     /// Whether the team has, or ever had, a sandbox of this id.
@@ -173,11 +173,11 @@ impl Sandboxes {
         Ok(sealed.flatten())
     }
 
-    /// Every team's sandboxes that are not destroyed, without their metadata.
+    /// Every team's sandboxes that are not destroyed, without their metadata and policies.
     pub async fn existing(&self) -> Result<Vec<SandboxRow>, StoreError> {
         let rows =
             sqlx::query("SELECT * FROM sandboxes WHERE state <> 'destroyed'").fetch_all(self.database.read()).await?;
-        rows.iter().map(|row| SandboxRow::read(row, BTreeMap::new())).collect()
+        rows.iter().map(|row| SandboxRow::read(row, Documents::default())).collect()
     }
 
     /// How many sandboxes are in each state, all teams together.
@@ -193,8 +193,8 @@ impl Sandboxes {
         self.take_over(report, None).await
     }
 
-    /// Likewise, unless the row has left the state `seen` since it was read: the report may be older than that.
-    pub async fn mirror_unless_moved(&self, report: &agent::Sandbox, seen: State) -> Result<(), StoreError> {
+    /// Likewise, unless the row has moved on since it was read as `seen`: the report may be older than that.
+    pub async fn mirror_unless_moved(&self, report: &agent::Sandbox, seen: &SandboxRow) -> Result<(), StoreError> {
         self.take_over(report, Some(seen)).await
     }
 
@@ -212,7 +212,7 @@ impl Sandboxes {
         Ok(())
     }
 
-    async fn take_over(&self, report: &agent::Sandbox, seen: Option<State>) -> Result<(), StoreError> {
+    async fn take_over(&self, report: &agent::Sandbox, seen: Option<&SandboxRow>) -> Result<(), StoreError> {
         let state = State::from(report.state);
         // The schema demands a start of whatever serves, and an explanation of whatever failed.
         let started_at = match (report.started_at, state) {
@@ -230,11 +230,12 @@ impl Sandboxes {
             (error, _) => error.clone(),
         };
         let mut tx = self.database.write().await?;
-        sqlx::query(
+        let taken_over = sqlx::query(
             "UPDATE sandboxes SET state = $2, deadline_ms = $3, on_timeout = $4, auto_resume = $5, exposed_ports = $6, \
                  data_plane_url = $7, started_at_ms = $8, stopped_at_ms = $9, error_code = $10, error_message = $11, \
                  retained_bytes = $12 \
-             WHERE id = $1 AND state NOT IN ('failed', 'destroyed') AND state = COALESCE($13, state)",
+             WHERE id = $1 AND state NOT IN ('failed', 'destroyed') AND state = COALESCE($13, state) \
+                 AND network_applied = COALESCE($14, network_applied)",
         )
         .bind(&report.id)
         .bind(state.as_str())
@@ -248,9 +249,14 @@ impl Sandboxes {
         .bind(error.as_ref().map(|error| &error.code))
         .bind(error.as_ref().map(|error| &error.message))
         .bind(i64::try_from(report.retained_bytes).unwrap_or(i64::MAX))
-        .bind(seen.map(State::as_str))
+        .bind(seen.map(|row| row.state.as_str()))
+        .bind(seen.map(|row| to_stored(row.network.applied)))
         .execute(&mut *tx)
         .await?;
+        if taken_over.rows_affected() == 1 {
+            let source = if seen.is_some() { Source::FreshReport } else { Source::Report };
+            note_version(&mut tx, &report.id, report.network_version, source).await?;
+        }
         tx.commit().await?;
         Ok(())
     }
@@ -301,40 +307,9 @@ impl Sandboxes {
         .bind(to_ms(now))
         .execute(&mut *tx)
         .await?;
+        sqlx::query("DELETE FROM sandbox_policies WHERE sandbox_id = $1").bind(id).execute(&mut *tx).await?;
         tx.commit().await?;
         Ok(done.rows_affected() == 1)
-    }
-
-    /// The metadata of each of these sandboxes that has any.
-    pub(super) async fn metadata(
-        &self,
-        ids: &[String],
-    ) -> Result<BTreeMap<String, BTreeMap<String, String>>, StoreError> {
-        let mut by_sandbox: BTreeMap<String, BTreeMap<String, String>> = BTreeMap::new();
-        if ids.is_empty() {
-            return Ok(by_sandbox);
-        }
-        let mut query =
-            QueryBuilder::<Sqlite>::new("SELECT sandbox_id, key, value FROM sandbox_metadata WHERE sandbox_id IN (");
-        let mut list = query.separated(", ");
-        for id in ids {
-            list.push_bind(id.as_str());
-        }
-        query.push(")");
-        for row in query.build().fetch_all(self.database.read()).await? {
-            by_sandbox
-                .entry(row.try_get("sandbox_id")?)
-                .or_default()
-                .insert(row.try_get("key")?, row.try_get("value")?);
-        }
-        Ok(by_sandbox)
-    }
-
-    /// Rows with their metadata, in the order given.
-    pub(super) async fn with_metadata(&self, rows: &[SqliteRow]) -> Result<Vec<SandboxRow>, StoreError> {
-        let ids = rows.iter().map(|row| row.try_get("id")).collect::<Result<Vec<String>, _>>()?;
-        let mut metadata = self.metadata(&ids).await?;
-        rows.iter().zip(&ids).map(|(row, id)| SandboxRow::read(row, metadata.remove(id).unwrap_or_default())).collect()
     }
 }
 
@@ -365,13 +340,13 @@ async fn usage(connection: &mut sqlx::SqliteConnection, team_id: &str) -> Result
     })
 }
 
-/// One row in `creating`, with its metadata.
+/// One row in `creating`, with its documents.
 async fn insert(tx: &mut Tx, team_id: &str, new: &NewSandbox) -> Result<(), StoreError> {
     sqlx::query(
         "INSERT INTO sandboxes (id, team_id, state, template, template_version, cpu, memory_mb, disk_gib, \
              timeout_seconds, on_timeout, auto_resume, exposed_ports, allow_public_traffic, envs, created_at_ms, \
-             snapshot_id) \
-         VALUES ($1, $2, 'creating', $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)",
+             snapshot_id, network_version) \
+         VALUES ($1, $2, 'creating', $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)",
     )
     .bind(&new.id)
     .bind(team_id)
@@ -388,21 +363,11 @@ async fn insert(tx: &mut Tx, team_id: &str, new: &NewSandbox) -> Result<(), Stor
     .bind(&new.sealed_envs)
     .bind(to_ms(new.created_at))
     .bind(&new.snapshot_id)
+    .bind(to_stored(new.network.version))
     .execute(&mut **tx)
     .await?;
+    insert_policy(tx, &new.id, &new.network.policy).await?;
     insert_metadata(tx, &new.id, &new.metadata).await
-}
-
-async fn insert_metadata(tx: &mut Tx, id: &str, metadata: &BTreeMap<String, String>) -> Result<(), StoreError> {
-    for (key, value) in metadata {
-        sqlx::query("INSERT INTO sandbox_metadata (sandbox_id, key, value) VALUES ($1, $2, $3)")
-            .bind(id)
-            .bind(key)
-            .bind(value)
-            .execute(&mut **tx)
-            .await?;
-    }
-    Ok(())
 }
 
 /// Numbers, words and booleans always have a JSON form.

@@ -12,6 +12,8 @@
 //! | `POST /v1/sandboxes/{id}/fork` | [`sandboxes::fork`] |
 //! | `GET/POST /v1/sandboxes/{id}/checkpoints`, `GET /v1/checkpoints`, `GET/DELETE /v1/checkpoints/{id}` | [`checkpoints`] |
 //! | `GET/PUT/DELETE /v1/sandboxes/{id}/ports/{port}` | [`ports`] |
+//! | `PUT /v1/sandboxes/{id}/network`, `GET /v1/sandboxes/{id}/network/denied` | [`network`] |
+//! | `GET /v1/egress_profiles` | [`egress_profiles`] |
 //! | `GET /v1/sandboxes/{id}/logs` | [`logs`] |
 //! | `GET /v1/sandbox_limits` | [`limits`] |
 //! | `GET /v1/templates` | [`templates`] |
@@ -25,8 +27,10 @@ use crate::app::App;
 use crate::docs;
 
 pub mod checkpoints;
+pub mod egress_profiles;
 pub mod limits;
 pub mod logs;
+pub mod network;
 pub mod page;
 pub mod ports;
 pub mod sandboxes;
@@ -46,6 +50,9 @@ pub fn router() -> OpenApiRouter<App> {
         .routes(routes!(checkpoints::list))
         .routes(routes!(checkpoints::show, checkpoints::delete))
         .routes(routes!(ports::show, ports::expose, ports::unexpose))
+        .routes(routes!(network::replace))
+        .routes(routes!(network::denied))
+        .routes(routes!(egress_profiles::list))
         .routes(routes!(logs::logs))
         .routes(routes!(limits::limits))
         .routes(routes!(templates::list));

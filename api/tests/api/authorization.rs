@@ -41,7 +41,7 @@ impl Ids {
 }
 
 /// All of them. A new operation has to be added here, or `every_operation_is_listed` fails.
-const OPERATIONS: [Operation; 21] = [
+const OPERATIONS: [Operation; 24] = [
     Operation { of_one: false, ..operation("GET", "/v1/sandboxes") },
     Operation { of_one: false, body: Some(|| json!({"template": "base"})), ..operation("POST", "/v1/sandboxes") },
     operation("GET", "/v1/sandboxes/{id}"),
@@ -60,9 +60,12 @@ const OPERATIONS: [Operation; 21] = [
     operation("GET", "/v1/sandboxes/{id}/ports/{port}"),
     Operation { body: Some(|| json!({})), ..operation("PUT", "/v1/sandboxes/{id}/ports/{port}") },
     operation("DELETE", "/v1/sandboxes/{id}/ports/{port}"),
+    Operation { body: Some(|| json!({})), ..operation("PUT", "/v1/sandboxes/{id}/network") },
+    operation("GET", "/v1/sandboxes/{id}/network/denied"),
     operation("GET", "/v1/sandboxes/{id}/logs"),
     Operation { of_one: false, ..operation("GET", "/v1/sandbox_limits") },
     Operation { of_one: false, ..operation("GET", "/v1/templates") },
+    Operation { of_one: false, ..operation("GET", "/v1/egress_profiles") },
 ];
 
 impl Operation {

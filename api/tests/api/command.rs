@@ -7,6 +7,9 @@ use std::process::{Child, Command, Output, Stdio};
 
 use serde_json::Value;
 
+use crate::support::agent::StubAgent;
+use crate::support::eventually;
+
 fn api() -> Command {
     Command::new(env!("CARGO_BIN_EXE_sandpiper-api"))
 }
@@ -47,13 +50,28 @@ impl Server {
     }
 
     fn get(&self, path: &str, key: &str) -> String {
+        self.send("GET", path, key, "")
+    }
+
+    fn send(&self, method: &str, path: &str, key: &str, body: &str) -> String {
         let mut stream = TcpStream::connect(&self.address).unwrap();
-        write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\nConnection: close\r\n\r\n")
-            .unwrap();
+        write!(
+            stream,
+            "{method} {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\nContent-Length: {}\r\n\
+             Connection: close\r\n\r\n{body}",
+            body.len()
+        )
+        .unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).unwrap();
         answer
     }
+}
+
+/// The JSON of an answer.
+fn json(answer: &str) -> Value {
+    let (_, body) = answer.split_once("\r\n\r\n").unwrap();
+    serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {answer}"))
 }
 
 #[test]
@@ -101,6 +119,35 @@ fn a_key_from_the_command_line_opens_the_server_until_it_is_revoked() {
     let pid = i32::try_from(server.child.id()).unwrap();
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::Signal::SIGTERM).unwrap();
     assert!(server.child.wait().unwrap().success());
+}
+
+#[tokio::test]
+async fn a_policy_that_was_recorded_before_a_kill_is_applied_by_the_next_process() {
+    let folder = tempfile::tempdir().unwrap();
+    let (config, socket) = (folder.path().join("api.toml"), folder.path().join("agent.sock"));
+    let text =
+        format!("listen = \"127.0.0.1:0\"\nstate_dir = {:?}\nagent_socket = {socket:?}\n", folder.path().join("state"));
+    std::fs::write(&config, text).unwrap();
+    let config_path = config.to_str().unwrap();
+    let key = stdout(&run(&["key", "create", "--config", config_path, "--team", "acme", "--capability", "write"]));
+    let key = key.trim();
+    let mut agent = StubAgent::start(&socket);
+    let mut server = Server::start(&config);
+    let created = json(&server.send("POST", "/v1/sandboxes", key, r#"{"template": "base"}"#));
+    let id = created["id"].as_str().unwrap();
+    agent.stop();
+    let path = format!("/v1/sandboxes/{id}/network");
+    let answer = json(&server.send("PUT", &path, key, r#"{"allow_internet_access": false}"#));
+    assert_eq!(answer["apply_status"], "pending");
+
+    server.child.kill().unwrap();
+    server.child.wait().unwrap();
+    agent.resume();
+    let server = Server::start(&config);
+
+    eventually("the policy is applied", async || !agent.network(id).policy.allow_internet_access).await;
+    let shown = || json(&server.get(&format!("/v1/sandboxes/{id}"), key))["network"]["apply_status"].take();
+    eventually("it is shown", async || shown() == "applied").await;
 }
 
 #[test]

@@ -29,8 +29,13 @@ async fn a_sandbox_is_made_with_the_defaults_and_comes_with_a_session() {
     assert_eq!(body["volume_mounts"], json!({}));
     assert_eq!(body["metadata"], json!({}));
     assert_eq!(body["exposed_ports"], json!([]));
-    assert_eq!(body["network"]["allow_public_traffic"], true);
-    assert_eq!(body["network"]["allow_internet_access"], false);
+    assert_eq!(
+        body["network"],
+        json!({
+            "allow_internet_access": true, "allow_package_registry_access": false, "allow_public_traffic": true,
+            "allow_out": [], "deny_out": [], "egress_profiles": [], "apply_status": "applied",
+        })
+    );
     assert_eq!(body["session"]["access_token"], "token-1");
     assert_eq!(body["session"]["data_plane_url"], body["data_plane_url"]);
     for time in ["deadline", "created_at", "started_at"] {

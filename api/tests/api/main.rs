@@ -10,6 +10,8 @@ mod fork;
 mod http;
 mod idempotency;
 mod list;
+mod network;
+mod network_worker;
 mod openapi;
 mod pause;
 mod ports;

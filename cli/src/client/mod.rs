@@ -2,6 +2,7 @@
 
 mod data_plane;
 mod localhost;
+mod network;
 mod snapshots;
 
 use std::collections::BTreeMap;
@@ -12,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 pub use data_plane::{Command, DataPlane, Output, ProcessStream, Stdin, decode};
+pub use network::{Denied, DeniedList, Network, NetworkPolicy};
 pub use snapshots::{Checkpoint, NewCheckpoint};
 
 /// Longest wait for an answer of the control plane: longer than the API itself takes for anything.
@@ -85,6 +87,8 @@ pub struct CreateSandbox {
     pub metadata: BTreeMap<String, String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub exposed_ports: Vec<ExposedPort>,
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    pub network: Option<NetworkPolicy>,
 }
 
 impl Default for CreateSandbox {
@@ -99,6 +103,7 @@ impl Default for CreateSandbox {
             envs: BTreeMap::new(),
             metadata: BTreeMap::new(),
             exposed_ports: Vec::new(),
+            network: None,
         }
     }
 }

@@ -5,6 +5,8 @@ pub(crate) mod doctor;
 pub(crate) mod exec;
 pub(crate) mod fork;
 pub(crate) mod logs;
+pub(crate) mod net_log;
+pub(crate) mod network;
 pub(crate) mod pause;
 pub(crate) mod ps;
 pub(crate) mod rm;

@@ -20,6 +20,7 @@ Examples:
   sandpiper run -t -- bash
   sandpiper run --keep --expose 8000 -- python3 -m http.server 8000
   sandpiper run --snapshot after-setup -- make test
+  sandpiper run --no-internet --allow-out api.example.com:443 -- ./agent
   sandpiper run --keep --on-timeout pause --auto-resume -- ./prepare")]
 pub(crate) struct Arguments {
     /// Template to start from

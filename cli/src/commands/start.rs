@@ -1,7 +1,7 @@
 //! A new sandbox: what `run` and `checkpoint restore` share.
 
 use anyhow::Context;
-use sandpiper::client::{Client, CreateSandbox, ExposedPort, Lifecycle, OnTimeout, Sandbox, Session};
+use sandpiper::client::{Client, CreateSandbox, ExposedPort, Lifecycle, NetworkPolicy, OnTimeout, Sandbox, Session};
 
 use crate::output::Output;
 
@@ -31,6 +31,47 @@ pub(crate) struct StartArguments {
     /// Give a port of the sandbox a public preview URL
     #[arg(long, value_name = "PORT")]
     expose: Vec<u16>,
+
+    #[command(flatten)]
+    network: NetworkArguments,
+}
+
+/// What the new sandbox may reach: the Internet, unless these say otherwise.
+#[derive(clap::Args)]
+struct NetworkArguments {
+    /// Let it reach nothing but what is allowed by other options
+    #[arg(long)]
+    no_internet: bool,
+
+    /// Let it reach this: host, *.host, address or CIDR, with an optional :port
+    #[arg(long, value_name = "ENTRY")]
+    allow_out: Vec<String>,
+
+    /// Keep it from reaching this, unless it is allowed by --allow-out
+    #[arg(long, value_name = "ENTRY")]
+    deny_out: Vec<String>,
+
+    /// Let it reach what one of the operator's lists names
+    #[arg(long, value_name = "PROFILE")]
+    egress_profile: Vec<String>,
+
+    /// Let it reach package registries, as the operator listed them
+    #[arg(long)]
+    package_registries: bool,
+}
+
+impl NetworkArguments {
+    /// None where nothing is said.
+    fn policy(&self) -> Option<NetworkPolicy> {
+        let policy = NetworkPolicy {
+            allow_internet_access: !self.no_internet,
+            allow_package_registry_access: self.package_registries,
+            allow_out: self.allow_out.clone(),
+            deny_out: self.deny_out.clone(),
+            egress_profiles: self.egress_profile.clone(),
+        };
+        (policy != NetworkPolicy::default()).then_some(policy)
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -95,6 +136,7 @@ impl StartArguments {
             cpu: self.cpu,
             memory_mb: self.memory,
             exposed_ports: self.expose.iter().copied().map(ExposedPort::public).collect(),
+            network: self.network.policy(),
             ..CreateSandbox::default()
         }
     }
@@ -132,5 +174,17 @@ mod tests {
         let asked = request(&["--on-timeout", "pause", "--auto-resume"], Origin::Template("base".into()));
         assert_eq!(asked["lifecycle"]["auto_resume"], true);
         assert!(Line::try_parse_from(["x", "--auto-resume"]).is_err());
+    }
+
+    #[test]
+    fn what_it_may_reach_is_said_as_a_whole_or_not_at_all() {
+        let line = ["--no-internet", "--allow-out", "a.test", "--allow-out", "b.test", "--egress-profile", "weather"];
+        assert_eq!(
+            request(&line, Origin::Template("base".into())),
+            json!({
+                "template": "base", "allow_internet_access": false, "allow_package_registry_access": false,
+                "allow_out": ["a.test", "b.test"], "deny_out": [], "egress_profiles": ["weather"],
+            })
+        );
     }
 }

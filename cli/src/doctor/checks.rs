@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use super::Rung;
+use super::{Rung, network};
 
 #[derive(Debug, Clone, Copy, Serialize, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
@@ -27,15 +27,15 @@ pub(crate) struct Check {
 }
 
 impl Check {
-    fn ok(name: &'static str, found: impl Into<String>) -> Self {
+    pub(super) fn ok(name: &'static str, found: impl Into<String>) -> Self {
         Self { name, verdict: Verdict::Ok, found: found.into(), fix: None }
     }
 
-    fn warn(name: &'static str, found: impl Into<String>, fix: impl Into<String>) -> Self {
+    pub(super) fn warn(name: &'static str, found: impl Into<String>, fix: impl Into<String>) -> Self {
         Self { name, verdict: Verdict::Warn, found: found.into(), fix: Some(fix.into()) }
     }
 
-    fn fail(name: &'static str, found: impl Into<String>, fix: impl Into<String>) -> Self {
+    pub(super) fn fail(name: &'static str, found: impl Into<String>, fix: impl Into<String>) -> Self {
         Self { name, verdict: Verdict::Fail, found: found.into(), fix: Some(fix.into()) }
     }
 }
@@ -48,7 +48,7 @@ pub(crate) struct Paths {
 }
 
 pub(crate) fn all(rung: &Rung, paths: &Paths) -> Vec<Check> {
-    vec![
+    let mut checks = vec![
         kvm(rung),
         root(),
         memory(),
@@ -61,7 +61,9 @@ pub(crate) fn all(rung: &Rung, paths: &Paths) -> Vec<Check> {
             paths.template.as_deref(),
             "build it with scripts/base-template, or name it with --template",
         ),
-    ]
+    ];
+    checks.extend(network::checks(rung, &paths.state_dir));
+    checks
 }
 
 fn kvm(rung: &Rung) -> Check {

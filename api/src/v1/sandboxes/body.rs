@@ -105,8 +105,8 @@ pub enum PortProtocol {
     Http,
 }
 
-/// What a sandbox may reach, and who may reach it. Sandboxes of this host have no network of their own yet: nothing
-/// outside can be reached from within.
+/// What a sandbox may reach, and who may reach it. `allow_out` beats `deny_out`, both beat the profiles, and those beat
+/// `allow_internet_access`; the platform's own and private addresses are denied whatever is said here.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 #[schema(as = Network)]
 pub struct NetworkBody {
@@ -117,6 +117,36 @@ pub struct NetworkBody {
     pub allow_out: Vec<String>,
     pub deny_out: Vec<String>,
     pub egress_profiles: Vec<String>,
+    pub apply_status: ApplyStatus,
+    /// Why it is pending, where the host said why.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub apply_error: Option<String>,
+}
+
+/// Whether the host has the policy already.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ApplyStatus {
+    /// It holds.
+    Applied,
+    /// Until the host has it, the one before holds.
+    Pending,
+}
+
+impl From<&SandboxRow> for NetworkBody {
+    fn from(row: &SandboxRow) -> Self {
+        let policy = row.policy.clone();
+        Self {
+            allow_internet_access: policy.allow_internet_access,
+            allow_package_registry_access: policy.allow_package_registry_access,
+            allow_public_traffic: row.allow_public_traffic,
+            allow_out: policy.allow_out,
+            deny_out: policy.deny_out,
+            egress_profiles: policy.egress_profiles,
+            apply_status: if row.network.is_pending() { ApplyStatus::Pending } else { ApplyStatus::Applied },
+            apply_error: row.network.error.clone(),
+        }
+    }
 }
 
 /// Why a sandbox failed.
@@ -148,6 +178,7 @@ impl std::fmt::Debug for SessionBody {
 impl SandboxBody {
     /// `row`, a sandbox of `team`.
     pub fn new(team: &Team, row: SandboxRow) -> Self {
+        let network = NetworkBody::from(&row);
         Self {
             id: row.id,
             team: team.slug.clone(),
@@ -166,14 +197,7 @@ impl SandboxBody {
             disk_gib: row.disk_gib,
             metadata: row.metadata,
             exposed_ports: row.exposed_ports.into_iter().map(ExposedPortBody::from).collect(),
-            network: NetworkBody {
-                allow_internet_access: false,
-                allow_package_registry_access: false,
-                allow_public_traffic: row.allow_public_traffic,
-                allow_out: Vec::new(),
-                deny_out: Vec::new(),
-                egress_profiles: Vec::new(),
-            },
+            network,
             data_plane_url: row.data_plane_url,
             created_at: row.created_at,
             started_at: row.started_at,

@@ -55,6 +55,7 @@ pub async fn create(
     let limits = app.config.plans.of(caller.team.plan);
     let asked_size = (request.cpu, request.memory_mb);
     let wanted = validate::create(request, limits)?;
+    let policy = wanted.network.policy(&app).await?;
     let origin = Origin::find(&app, &caller, &wanted.start).await?;
     if asked_size != (None, None) && !caller.team.plan.may_override() {
         return Err(ApiError::plan_required(format!(
@@ -78,6 +79,7 @@ pub async fn create(
         metadata: wanted.metadata,
         exposed_ports: wanted.exposed_ports,
         allow_public_traffic: wanted.allow_public_traffic,
+        network: agent::Network { version: 1, policy },
         sealed_envs: seal(&app, &id, &wanted.envs)?,
         snapshot_id: origin.checkpoint.map(|checkpoint| checkpoint.id),
         created_at: app.clock.now(),
@@ -105,6 +107,7 @@ pub async fn create(
         envs: wanted.envs,
         exposed_ports: new.exposed_ports,
         allow_public_traffic: new.allow_public_traffic,
+        network: new.network,
     };
     let starting = dispatch::create::start(app.clone(), order, guard);
     let session = match tokio::time::timeout(app.config.timing.create_wait, starting).await {

@@ -4,6 +4,7 @@ use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
+use sandpiper_protocol::agent::Network;
 use sandpiper_protocol::id;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -54,8 +55,8 @@ pub struct ForkedSandboxes {
 
 /// Fork a sandbox
 ///
-/// New sandboxes that go on from where this one is, with its processes, files, environment, metadata, lifecycle, ports and
-/// timeout; all of them or none. The sandbox itself goes on too, or stays stopped.
+/// New sandboxes that go on from where this one is, with its processes, files, environment, metadata, lifecycle, ports,
+/// network policy and timeout; all of them or none. The sandbox itself goes on too, or stays stopped.
 #[utoipa::path(
     post,
     path = "/v1/sandboxes/{id}/fork",
@@ -77,6 +78,8 @@ pub async fn fork(
         return Err(ApiError::invalid_field("count", format!("must be from 1 to {MAX_COUNT}")));
     }
     check_usable(&source)?;
+    // What the agent copies is the policy that it has.
+    dispatch::network::before_start(&app, &source).await?;
     let envs = open_envs(&app, &source).await?;
 
     let (mut new, mut guards) = (Vec::new(), Vec::new());
@@ -150,6 +153,7 @@ fn copy_of(app: &App, source: &SandboxRow, envs: Option<&[u8]>) -> Result<NewSan
         metadata: source.metadata.clone(),
         exposed_ports: source.exposed_ports.clone(),
         allow_public_traffic: source.allow_public_traffic,
+        network: Network { version: source.network.version, policy: source.policy.clone() },
         snapshot_id: source.snapshot_id.clone(),
         created_at: app.clock.now(),
     })

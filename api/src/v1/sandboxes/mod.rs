@@ -23,15 +23,17 @@ fn failed(row: &SandboxRow) -> ApiError {
     ApiError::invalid_state(format!("{} has failed and cannot be used any more: {why}", row.id))
 }
 
+/// Refuses what has failed.
+pub(super) fn check_not_failed(row: &SandboxRow) -> Result<(), ApiError> {
+    if matches!(row.state, State::Failed | State::Destroyed) { Err(failed(row)) } else { Ok(()) }
+}
+
 /// Refuses what has not begun to run yet or has failed; what is stopped, or about to be, passes.
 pub(super) fn check_usable(row: &SandboxRow) -> Result<(), ApiError> {
-    match row.state {
-        State::Creating => {
-            Err(ApiError::invalid_state(format!("{} is still starting; try again when it is ready", row.id)))
-        }
-        State::Failed | State::Destroyed => Err(failed(row)),
-        State::Ready | State::Checkpointing | State::Stopping | State::Stopped | State::Restoring => Ok(()),
+    if row.state == State::Creating {
+        return Err(ApiError::invalid_state(format!("{} is still starting; try again when it is ready", row.id)));
     }
+    check_not_failed(row)
 }
 
 /// The caller's sandbox of this id, or 404.

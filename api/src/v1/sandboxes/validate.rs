@@ -1,7 +1,7 @@
 //! What a create or update request may say.
 //!
 //! Fields of capabilities that this host does not have yet are part of the schema and are accepted when they ask for what
-//! holds anyway. Anything else of them is refused: to ignore a `deny_out` would be a lie.
+//! holds anyway. Anything else of them is refused: to ignore what was asked for would be a lie.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,6 +13,7 @@ use utoipa::ToSchema;
 use super::body::{OnTimeout, PortProtocol};
 use crate::error::{ApiError, Detail};
 use crate::plan::PlanLimits;
+use crate::v1::network::{NetworkRequest, NetworkWish};
 
 /// Seconds, when a request names none.
 pub const DEFAULT_TIMEOUT: u64 = 300;
@@ -24,8 +25,6 @@ const MAX_ENVS: usize = 256;
 const MAX_ENVS_SIZE: usize = 32 * 1024;
 const MAX_PORTS: usize = 64;
 const MAX_TEMPLATE: usize = 256;
-
-const NOT_YET: &str = "is not available yet on this host; leave it out";
 
 /// The sandbox to create.
 #[derive(Deserialize, ToSchema)]
@@ -53,20 +52,22 @@ pub struct CreateRequest {
     pub envs: Option<BTreeMap<String, String>>,
     /// Absolute path in the guest to name of a volume. Not available yet.
     pub volume_mounts: Option<BTreeMap<String, String>>,
-    /// True is not available yet.
+    /// Whether what nothing else of the network policy decides may be reached.
+    #[schema(default = true)]
     pub allow_internet_access: Option<bool>,
-    /// True is not available yet.
+    /// The same as the egress profile `package-registries`.
+    #[schema(default = false)]
     pub allow_package_registry_access: Option<bool>,
     /// False closes every public preview.
     #[schema(default = true)]
     pub allow_public_traffic: Option<bool>,
-    /// Not available yet.
+    /// What may be reached, whatever else is said: `host`, `*.host`, an address or a CIDR, each with an optional `:port`.
     pub allow_out: Option<Vec<String>>,
-    /// Not available yet; nothing outside can be reached anyway.
+    /// What may not be reached, unless `allow_out` names it; entries as there.
     pub deny_out: Option<Vec<String>>,
-    /// Not available yet.
+    /// One profile; the same as `egress_profiles` with it.
     pub egress_profile: Option<String>,
-    /// Not available yet.
+    /// The operator's lists of what may be reached; `GET /v1/egress_profiles` names them.
     pub egress_profiles: Option<Vec<String>>,
     /// Ports that get a preview URL.
     pub exposed_ports: Option<Vec<ExposedPortRequest>>,
@@ -117,6 +118,7 @@ pub struct Create {
     pub envs: BTreeMap<String, String>,
     pub exposed_ports: Vec<ExposedPort>,
     pub allow_public_traffic: bool,
+    pub network: NetworkWish,
 }
 
 /// Checks all that can be checked without looking anything up, but CPU and memory: [`size`].
@@ -133,25 +135,18 @@ pub fn create(request: CreateRequest, limits: &PlanLimits) -> Result<Create, Api
     problems.envs(&envs);
     let exposed_ports = problems.exposed_ports(&request.exposed_ports.unwrap_or_default());
 
-    let asked: [(&str, bool); 7] = [
-        ("volume_mounts", request.volume_mounts.is_some_and(|mounts| !mounts.is_empty())),
-        ("allow_internet_access", request.allow_internet_access == Some(true)),
-        ("allow_package_registry_access", request.allow_package_registry_access == Some(true)),
-        ("allow_out", request.allow_out.is_some_and(|entries| !entries.is_empty())),
-        ("deny_out", request.deny_out.is_some_and(|entries| !entries.is_empty())),
-        ("egress_profile", request.egress_profile.is_some()),
-        ("egress_profiles", request.egress_profiles.is_some_and(|profiles| !profiles.is_empty())),
-    ];
-    for (field, _) in asked.into_iter().filter(|(_, asked)| *asked) {
-        let reason = match field {
-            "allow_internet_access" | "allow_package_registry_access" => {
-                "is not available yet on this host, whose sandboxes reach nothing outside; leave it out or send false"
-            }
-            "deny_out" => "is not available yet on this host, whose sandboxes reach nothing outside; leave it out",
-            _ => NOT_YET,
-        };
-        problems.add(field, reason);
+    if request.volume_mounts.is_some_and(|mounts| !mounts.is_empty()) {
+        problems.add("volume_mounts", "is not available yet on this host; leave it out");
     }
+    let network = NetworkRequest {
+        allow_internet_access: request.allow_internet_access,
+        allow_package_registry_access: request.allow_package_registry_access,
+        allow_out: request.allow_out,
+        deny_out: request.deny_out,
+        egress_profile: request.egress_profile,
+        egress_profiles: request.egress_profiles,
+    };
+    let network = network.check(&mut problems);
     problems.into_result()?;
     Ok(Create {
         start,
@@ -161,6 +156,7 @@ pub fn create(request: CreateRequest, limits: &PlanLimits) -> Result<Create, Api
         envs,
         exposed_ports,
         allow_public_traffic: request.allow_public_traffic.unwrap_or(true),
+        network,
     })
 }
 

@@ -12,14 +12,14 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use jiff::{SignedDuration, Timestamp};
 use sandpiper_protocol::agent::{
-    Checkpoint, CreateCheckpoint, CreateSandbox, CreatedSandbox, ErrorBody, ExposedPort, LogEntry, LogPage, LogSource,
-    PortRecord, PortStatus, RuntimeBaseline, Sandbox, SandboxError, SandboxList, SandboxState, Session, StartKind,
-    StartTimings, TemplateList, TemplateVersion, UpdateSandbox,
+    Checkpoint, CreateCheckpoint, CreateSandbox, CreatedSandbox, Denied, ErrorBody, ExposedPort, LogEntry, LogPage,
+    LogSource, Network, NetworkPolicy, PortRecord, PortStatus, RuntimeBaseline, Sandbox, SandboxError, SandboxList,
+    SandboxState, Session, StartKind, StartTimings, TemplateList, TemplateVersion, UpdateSandbox,
 };
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::Semaphore;
 
-use super::snapshots;
+use super::{network, snapshots};
 
 /// Ids of the versions of `base`, older first.
 pub(crate) const VERSIONS: [&str; 2] = ["ver0000000000000000000001", "ver0000000000000000000002"];
@@ -41,15 +41,24 @@ pub(crate) struct Records {
     pub(crate) checkpoints: BTreeMap<String, Checkpoint>,
     /// Ids of checkpoints asked for, as the requests arrived.
     pub(crate) checkpoint_orders: Vec<String>,
-    /// What to answer to a start, pause, resume, checkpoint or fork.
+    /// Network policies of sandboxes that were given one.
+    pub(crate) policies: BTreeMap<String, NetworkPolicy>,
+    /// Versions of network policies, as they arrived.
+    pub(crate) policy_orders: Vec<u64>,
+    /// What every sandbox was kept from reaching.
+    pub(crate) denied: Vec<Denied>,
+    pub(crate) profiles: Vec<String>,
+    /// What to answer to a start, pause, resume, checkpoint, fork or network policy.
     pub(crate) refuse: Option<(u16, &'static str)>,
+    /// What to answer to a network policy.
+    pub(crate) refuse_policies: Option<(u16, &'static str)>,
     sessions: u32,
 }
 
 #[derive(Clone)]
 pub(super) struct Shared {
     records: Arc<Mutex<Records>>,
-    /// A start, pause, resume, checkpoint or fork passes with a permit.
+    /// A start, pause, resume, checkpoint, fork or network policy passes with a permit.
     gate: Arc<Semaphore>,
 }
 
@@ -89,7 +98,8 @@ impl StubAgent {
             created_at: Timestamp::from_second(day * 86_400).unwrap(),
             baseline: RuntimeBaseline { cpu: 1, memory_mb: 256 },
         });
-        let records = Records { templates: templates.collect(), ..Records::default() };
+        let profiles = vec!["package-registries".to_owned(), "weather".to_owned()];
+        let records = Records { templates: templates.collect(), profiles, ..Records::default() };
         let shared =
             Shared { records: Arc::new(Mutex::new(records)), gate: Arc::new(Semaphore::new(Semaphore::MAX_PERMITS)) };
         let mut agent = Self { shared, socket: socket.to_owned(), runtime: None };
@@ -102,7 +112,7 @@ impl StubAgent {
         self.shared.records.lock().unwrap()
     }
 
-    /// From now on a start, pause, resume, checkpoint or fork waits for [`Self::admit`].
+    /// From now on a start, pause, resume, checkpoint, fork or network policy waits for [`Self::admit`].
     pub(crate) fn hold(&self) {
         self.shared.gate.forget_permits(usize::MAX);
     }
@@ -156,6 +166,11 @@ impl StubAgent {
         self.records().sandboxes.get_mut(id).unwrap().turn(state);
     }
 
+    /// The network policy that a sandbox has.
+    pub(crate) fn network(&self, id: &str) -> Network {
+        self.records().network(id)
+    }
+
     /// A sandbox that nobody ordered, or whose order is not known any more.
     pub(crate) fn insert(&self, id: &str) {
         self.records().sandboxes.insert(id.to_owned(), sandbox(&order(id)));
@@ -171,6 +186,7 @@ fn router(shared: Shared) -> Router {
         .route("/sandboxes/{id}/logs", get(logs))
         .route("/templates", get(templates))
         .merge(snapshots::router())
+        .merge(network::router())
         .with_state(shared)
 }
 
@@ -187,6 +203,7 @@ fn order(id: &str) -> CreateSandbox {
         envs: BTreeMap::new(),
         exposed_ports: Vec::new(),
         allow_public_traffic: true,
+        network: Network::default(),
     }
 }
 
@@ -204,6 +221,7 @@ pub(super) fn sandbox(order: &CreateSandbox) -> Sandbox {
         lifecycle: order.lifecycle,
         exposed_ports: order.exposed_ports.clone(),
         allow_public_traffic: order.allow_public_traffic,
+        network_version: order.network.version,
         data_plane_url: format!("http://{}.sandbox.localhost:8080", order.id),
         created_at: now,
         started_at: Some(now),
@@ -241,6 +259,11 @@ pub(super) fn refusal(status: u16, code: &str) -> Response {
 }
 
 impl Records {
+    pub(super) fn network(&self, id: &str) -> Network {
+        let policy = self.policies.get(id).cloned().unwrap_or_default();
+        Network { version: self.sandboxes[id].network_version, policy }
+    }
+
     pub(super) fn session(&mut self, id: &str) -> Session {
         self.sessions += 1;
         Session {
@@ -263,6 +286,7 @@ async fn create(State(shared): State<Shared>, Json(order): Json<CreateSandbox>) 
     let mut records = shared.records.lock().unwrap();
     let sandbox = sandbox(&order);
     records.sandboxes.insert(order.id.clone(), sandbox.clone());
+    records.policies.insert(order.id.clone(), order.network.policy.clone());
     let session = records.session(&order.id);
     (StatusCode::CREATED, Json(CreatedSandbox { sandbox, session })).into_response()
 }

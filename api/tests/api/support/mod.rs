@@ -24,6 +24,7 @@ use tempfile::TempDir;
 use tower::ServiceExt;
 
 pub(crate) mod agent;
+mod network;
 mod snapshots;
 
 use agent::StubAgent;

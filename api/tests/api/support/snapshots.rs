@@ -89,6 +89,9 @@ fn copy(records: &mut Records, source: &Sandbox, id: &str) -> CreatedSandbox {
     };
     sandbox.turn(SandboxState::Ready);
     records.sandboxes.insert(id.to_owned(), sandbox.clone());
+    if let Some(policy) = records.policies.get(&source.id).cloned() {
+        records.policies.insert(id.to_owned(), policy);
+    }
     CreatedSandbox { session: records.session(id), sandbox }
 }
 

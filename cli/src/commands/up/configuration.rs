@@ -18,6 +18,8 @@ pub(super) struct Files {
     pub(super) api: PathBuf,
     pub(super) agent_socket: PathBuf,
     pub(super) api_user: User,
+    /// Of egress profiles, where the operator's settings name no file.
+    pub(super) profiles: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy)]
@@ -61,15 +63,35 @@ pub(super) fn write(arguments: &Arguments) -> anyhow::Result<Files> {
     ingress.insert("tls".into(), if arguments.tls { "local_ca" } else { "off" }.into());
     agent.insert("ingress".into(), ingress.into());
 
+    let agent_settings = settings(arguments.agent_settings.as_deref())?;
+    let profiles = if names_profiles(&agent_settings) { None } else { Some(default_profiles(state)?) };
+    if let Some(profiles) = &profiles {
+        let mut network = Table::new();
+        network.insert("profiles".into(), text(profiles));
+        agent.insert("network".into(), network.into());
+    }
+
     let mut api = Table::new();
     api.insert("listen".into(), arguments.listen.to_string().into());
     api.insert("state_dir".into(), text(&api_dir));
     api.insert("agent_socket".into(), text(&agent_socket));
 
-    let files = Files { agent: state.join("agent.toml"), api: api_dir.join("api.toml"), agent_socket, api_user };
-    store(&files.agent, merged(agent, arguments.agent_settings.as_deref())?, None)?;
-    store(&files.api, merged(api, arguments.api_settings.as_deref())?, Some(api_user))?;
+    merge(&mut agent, agent_settings);
+    merge(&mut api, settings(arguments.api_settings.as_deref())?);
+    let files =
+        Files { agent: state.join("agent.toml"), api: api_dir.join("api.toml"), agent_socket, api_user, profiles };
+    store(&files.agent, agent, None)?;
+    store(&files.api, api, Some(api_user))?;
     Ok(files)
+}
+
+fn names_profiles(settings: &Table) -> bool {
+    settings.get("network").is_some_and(|network| network.get("profiles").is_some())
+}
+
+/// The agent takes an absolute path only.
+fn default_profiles(state: &Path) -> anyhow::Result<PathBuf> {
+    std::path::absolute(state.join("egress-profiles.json")).context("Cannot tell the current folder")
 }
 
 /// Copies the kernel into the state folder, so that no start depends on a build's cache, and gives the copy's path. A copy
@@ -91,16 +113,14 @@ fn install_kernel(kernel: &Path, state: &Path) -> anyhow::Result<PathBuf> {
     Ok(installed)
 }
 
-/// `base` with the operator's own settings over it, table by table.
-fn merged(mut base: Table, settings: Option<&Path>) -> anyhow::Result<Table> {
-    if let Some(path) = settings {
-        let text = fs::read_to_string(path).with_context(|| format!("Cannot read {}", path.display()))?;
-        let over: Table = toml::from_str(&text).with_context(|| format!("{} is not valid TOML", path.display()))?;
-        merge(&mut base, over);
-    }
-    Ok(base)
+/// The operator's own settings.
+fn settings(path: Option<&Path>) -> anyhow::Result<Table> {
+    let Some(path) = path else { return Ok(Table::new()) };
+    let text = fs::read_to_string(path).with_context(|| format!("Cannot read {}", path.display()))?;
+    toml::from_str(&text).with_context(|| format!("{} is not valid TOML", path.display()))
 }
 
+/// Lays `over` over `base`, table by table.
 fn merge(base: &mut Table, over: Table) {
     for (key, value) in over {
         match (base.get_mut(&key), value) {
@@ -155,5 +175,14 @@ mod tests {
         assert_eq!(base["ingress"]["listen"].as_str(), Some("a"));
         assert_eq!(base["ingress"]["tls"].as_str(), Some("local_ca"));
         assert_eq!(base["console"].as_bool(), Some(false));
+    }
+
+    #[test]
+    fn only_settings_that_name_profiles_keep_the_default_ones_away() {
+        let names = |text: &str| names_profiles(&toml::from_str(text).unwrap());
+        assert!(names("network.profiles = \"/etc/sandpiper/profiles.json\""));
+        for text in ["", "profiles = \"x\"", "network = 1", "[network]\npool = 2"] {
+            assert!(!names(text), "{text}");
+        }
     }
 }

@@ -8,6 +8,7 @@
 //! When this process is interrupted both are asked to end, and when it is killed the kernel asks them.
 
 mod configuration;
+mod egress_profiles;
 mod nested;
 mod service;
 
@@ -114,6 +115,9 @@ pub(crate) async fn run(arguments: Arguments, output: Output) -> anyhow::Result<
         bail!("A host needs root, for its agent. Run: sudo sandpiper up");
     }
     let files = configuration::write(&arguments)?;
+    if let Some(profiles) = &files.profiles {
+        egress_profiles::ensure(profiles).await?;
+    }
     let mut stop = StopSignals::new()?;
 
     let agent_arguments = vec!["--config".into(), files.agent.clone().into_os_string()];

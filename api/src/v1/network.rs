@@ -1,0 +1,242 @@
+//! What a sandbox may reach, and what it was kept from reaching.
+
+use axum::Json as Answer;
+use axum::extract::{Path, State};
+use jiff::Timestamp;
+use sandpiper_policy::Entry;
+use sandpiper_protocol::agent::{self, NetworkPolicy};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::egress_profiles;
+use super::sandboxes::body::{ApplyStatus, NetworkBody};
+use super::sandboxes::validate::Problems;
+use super::sandboxes::{check_not_failed, owned};
+use crate::app::App;
+use crate::auth::{ReadAccess, WriteAccess};
+use crate::dispatch::network::ApplyError;
+use crate::dispatch::{self, AgentError};
+use crate::error::{ApiError, chain};
+use crate::http::Json;
+use crate::store::sandbox_row::State as SandboxState;
+
+/// Entries together, bytes: a policy travels in one message to the agent.
+const MAX_ENTRIES_SIZE: usize = 512 * 1024;
+/// Of each list no more wrong entries are named than this.
+const MAX_BLAMED: usize = 20;
+
+/// The whole policy: a field that is left out returns to its default.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = ReplaceNetwork)]
+pub struct NetworkRequest {
+    /// Whether what nothing else here decides may be reached.
+    #[schema(default = true)]
+    pub allow_internet_access: Option<bool>,
+    /// The same as the egress profile `package-registries`.
+    #[schema(default = false)]
+    pub allow_package_registry_access: Option<bool>,
+    /// What may be reached, whatever else is said here: `host`, `*.host`, an address or a CIDR, each with an optional
+    /// `:port`.
+    #[schema(example = json!(["api.example.com:443", "*.example.org", "198.51.100.0/24"]))]
+    pub allow_out: Option<Vec<String>>,
+    /// What may not be reached, unless `allow_out` names it; entries as there.
+    pub deny_out: Option<Vec<String>>,
+    /// One profile; the same as `egress_profiles` with it.
+    pub egress_profile: Option<String>,
+    /// The operator's lists of what may be reached; `GET /v1/egress_profiles` names them.
+    pub egress_profiles: Option<Vec<String>>,
+}
+
+impl NetworkRequest {
+    /// Checks all that needs no knowledge of this host; the profiles are still to be looked up.
+    pub fn check(self, problems: &mut Problems) -> NetworkWish {
+        let default = NetworkPolicy::default();
+        let allow_out = self.allow_out.unwrap_or_default();
+        let deny_out = self.deny_out.unwrap_or_default();
+        for (field, entries) in [("allow_out", &allow_out), ("deny_out", &deny_out)] {
+            let wrong = entries.iter().enumerate().filter_map(|(index, entry)| {
+                entry.parse::<Entry>().err().map(|error| (format!("{field}[{index}]"), error.to_string()))
+            });
+            for (field, reason) in wrong.take(MAX_BLAMED) {
+                problems.add(field, reason);
+            }
+        }
+        if allow_out.len() + deny_out.len() > sandpiper_policy::MAX_ENTRIES {
+            let limit = sandpiper_policy::MAX_ENTRIES;
+            problems.add("allow_out", format!("and deny_out must have at most {limit} entries together"));
+        }
+        if allow_out.iter().chain(&deny_out).map(String::len).sum::<usize>() > MAX_ENTRIES_SIZE {
+            problems.add("allow_out", format!("and deny_out must be at most {MAX_ENTRIES_SIZE} bytes together"));
+        }
+        let mut profiles: Vec<NamedProfile> = Vec::new();
+        let one = self.egress_profile.map(|name| NamedProfile { field: "egress_profile".to_owned(), name });
+        let more = self.egress_profiles.unwrap_or_default().into_iter().enumerate();
+        let more = more.map(|(index, name)| NamedProfile { field: format!("egress_profiles[{index}]"), name });
+        for named in one.into_iter().chain(more) {
+            if profiles.iter().all(|known| known.name != named.name) {
+                profiles.push(named);
+            }
+        }
+        let policy = NetworkPolicy {
+            allow_internet_access: self.allow_internet_access.unwrap_or(default.allow_internet_access),
+            allow_package_registry_access: self
+                .allow_package_registry_access
+                .unwrap_or(default.allow_package_registry_access),
+            allow_out,
+            deny_out,
+            egress_profiles: profiles.iter().map(|profile| profile.name.clone()).collect(),
+        };
+        NetworkWish { policy, profiles }
+    }
+}
+
+/// A policy whose entries make sense.
+#[derive(Debug, Clone)]
+pub struct NetworkWish {
+    policy: NetworkPolicy,
+    profiles: Vec<NamedProfile>,
+}
+
+/// A profile, and where the request names it.
+#[derive(Debug, Clone)]
+struct NamedProfile {
+    field: String,
+    name: String,
+}
+
+impl NetworkWish {
+    /// The policy, if this host has its profiles.
+    pub async fn policy(self, app: &App) -> Result<NetworkPolicy, ApiError> {
+        if self.profiles.is_empty() {
+            return Ok(self.policy);
+        }
+        let wanted: Vec<&str> = self.profiles.iter().map(|profile| profile.name.as_str()).collect();
+        let known = dispatch::profiles::names(app, &wanted).await?;
+        let mut problems = Problems::default();
+        for profile in self.profiles.iter().filter(|profile| !known.contains(&profile.name)).take(MAX_BLAMED) {
+            problems.add(&profile.field, egress_profiles::unknown(&profile.name, &known));
+        }
+        problems.into_result()?;
+        Ok(self.policy)
+    }
+}
+
+/// The policy that was recorded, and whether it holds already.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ReplacedNetwork {
+    pub network: NetworkBody,
+    pub apply_status: ApplyStatus,
+}
+
+/// Replace a sandbox's network policy
+///
+/// All of it: what is left out returns to its default. Recorded first, then applied to the running sandbox, whose
+/// connections that it forbids are cut. Where the host does not answer, `apply_status` is `pending`, and the policy is
+/// applied as soon as the host can; a stopped sandbox has it before it sends anything again. `allow_public_traffic` stays.
+#[utoipa::path(
+    put,
+    path = "/v1/sandboxes/{id}/network",
+    operation_id = "replace_network",
+    tag = "network",
+    params(("id" = String, Path, description = "The sandbox")),
+    request_body = NetworkRequest,
+    responses((status = 200, description = "Recorded, and applied or pending", body = ReplacedNetwork))
+)]
+pub async fn replace(
+    WriteAccess(caller): WriteAccess,
+    State(app): State<App>,
+    Path(id): Path<String>,
+    Json(request): Json<NetworkRequest>,
+) -> Result<Answer<ReplacedNetwork>, ApiError> {
+    let row = owned(&app, &caller, &id).await?;
+    let mut problems = Problems::default();
+    let wish = request.check(&mut problems);
+    problems.into_result()?;
+    check_not_failed(&row)?;
+    let policy = wish.policy(&app).await?;
+
+    if app.store.sandboxes.replace_policy(&id, &policy).await?.is_none() {
+        // It has failed or ended since.
+        check_not_failed(&owned(&app, &caller, &id).await?)?;
+    }
+    // One that is being made is at the agent when that is done; the worker sees it then.
+    if row.state != SandboxState::Creating {
+        let applying = dispatch::network::apply(&app, &id);
+        match tokio::time::timeout(app.config.timing.apply_wait, applying).await {
+            Ok(Ok(())) => {}
+            Ok(Err(ApplyError::Store(error))) => return Err(error.into()),
+            Ok(Err(ApplyError::Agent(error))) => {
+                tracing::warn!(sandbox = id, error = chain(&error), "network policy recorded, not applied yet");
+                if error.is_not_found() {
+                    dispatch::sync::follow(&app, &caller.team.id, &id).await?;
+                }
+            }
+            Err(_) => tracing::warn!(sandbox = id, "network policy recorded; the agent takes long to apply it"),
+        }
+    }
+    let network = NetworkBody::from(&owned(&app, &caller, &id).await?);
+    Ok(Answer(ReplacedNetwork { apply_status: network.apply_status, network }))
+}
+
+/// What a sandbox was kept from reaching.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = DeniedList)]
+pub struct DeniedListBody {
+    /// Packets and requests that were refused since the sandbox started, also those that `denied` does not tell of.
+    pub total: u64,
+    /// By destination, the latest first; older ones are forgotten.
+    pub denied: Vec<DeniedBody>,
+}
+
+/// Attempts to reach one destination.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Denied)]
+pub struct DeniedBody {
+    /// Of the last attempt.
+    pub time: Timestamp,
+    /// `tcp`, `udp`, `icmp`, `dns` (a name was not resolved), `http` or `tls` (by the name that a request or a handshake
+    /// named), or another protocol's number.
+    #[schema(example = "tcp")]
+    pub protocol: String,
+    /// An address, or a name.
+    pub host: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub port: Option<u16>,
+    /// What denied it.
+    pub rule: String,
+    /// Packets or requests.
+    pub count: u64,
+}
+
+impl From<agent::Denied> for DeniedBody {
+    fn from(denied: agent::Denied) -> Self {
+        let agent::Denied { time, protocol, host, port, rule, count } = denied;
+        Self { time, protocol, host, port, rule, count }
+    }
+}
+
+/// List what a sandbox was denied
+///
+/// Connections and requests that its network policy refused. Asked of the host, and forgotten when the sandbox ends.
+#[utoipa::path(
+    get,
+    path = "/v1/sandboxes/{id}/network/denied",
+    operation_id = "list_denied",
+    tag = "network",
+    params(("id" = String, Path, description = "The sandbox")),
+    responses((status = 200, description = "What was refused", body = DeniedListBody))
+)]
+pub async fn denied(
+    ReadAccess(caller): ReadAccess,
+    State(app): State<App>,
+    Path(id): Path<String>,
+) -> Result<Answer<DeniedListBody>, ApiError> {
+    owned(&app, &caller, &id).await?;
+    let page = app
+        .agent
+        .denied(&id)
+        .await
+        .map_err(|error: AgentError| if error.is_not_found() { ApiError::no_sandbox(&id) } else { error.into() })?;
+    Ok(Answer(DeniedListBody { total: page.total, denied: page.entries.into_iter().map(DeniedBody::from).collect() }))
+}

@@ -1,0 +1,108 @@
+//! What a sandbox may reach.
+
+use reqwest::Method;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::{Client, ClientError};
+
+/// A network policy; `Default` is what the API takes where a request says nothing.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct NetworkPolicy {
+    /// Whether what nothing else here decides may be reached.
+    pub allow_internet_access: bool,
+    /// As the egress profile `package-registries`.
+    pub allow_package_registry_access: bool,
+    /// `host`, `*.host`, an address or a CIDR, each with an optional `:port`.
+    pub allow_out: Vec<String>,
+    pub deny_out: Vec<String>,
+    /// Names of the operator's lists of what may be reached.
+    pub egress_profiles: Vec<String>,
+}
+
+impl Default for NetworkPolicy {
+    fn default() -> Self {
+        Self {
+            allow_internet_access: true,
+            allow_package_registry_access: false,
+            allow_out: Vec::new(),
+            deny_out: Vec::new(),
+            egress_profiles: Vec::new(),
+        }
+    }
+}
+
+/// A sandbox's network as the API shows it; `raw` has every field.
+#[derive(Debug, Clone, Deserialize)]
+pub struct Network {
+    #[serde(flatten)]
+    pub policy: NetworkPolicy,
+    /// `applied`, or `pending` until the host has the policy.
+    pub apply_status: String,
+    /// Why it is pending, where the host said why.
+    #[serde(default)]
+    pub apply_error: Option<String>,
+    #[serde(skip)]
+    pub raw: Value,
+}
+
+/// What a sandbox was kept from reaching.
+#[derive(Debug, Clone, Deserialize)]
+pub struct DeniedList {
+    /// Packets and requests, also those that `denied` does not tell of.
+    pub total: u64,
+    /// The latest first.
+    pub denied: Vec<Denied>,
+}
+
+/// Attempts to reach one destination.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Denied {
+    /// Of the last attempt.
+    pub time: String,
+    pub protocol: String,
+    pub host: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub port: Option<u16>,
+    /// What denied it.
+    pub rule: String,
+    pub count: u64,
+}
+
+impl Client {
+    /// What a sandbox may reach.
+    pub async fn network(&self, id: &str) -> Result<Network, ClientError> {
+        let path = format!("/sandboxes/{id}");
+        let answer = self.call(Method::GET, &path, None).await?;
+        self.read_network(&path, answer)
+    }
+
+    /// Replaces the whole policy of a sandbox: a [`NetworkPolicy`], or any JSON object with such fields, of which those left
+    /// out return to their defaults.
+    pub async fn replace_network(&self, id: &str, policy: &impl Serialize) -> Result<Network, ClientError> {
+        let path = format!("/sandboxes/{id}/network");
+        let body = serde_json::to_value(policy).map_err(|error| self.malformed(&path, &error.to_string()))?;
+        let answer = self.call(Method::PUT, &path, Some(body)).await?;
+        self.read_network(&path, answer)
+    }
+
+    /// What a sandbox was kept from reaching.
+    pub async fn denied(&self, id: &str) -> Result<DeniedList, ClientError> {
+        let path = format!("/sandboxes/{id}/network/denied");
+        self.parse(&path, self.call(Method::GET, &path, None).await?)
+    }
+
+    /// Names of the host's egress profiles.
+    pub async fn egress_profiles(&self) -> Result<Vec<String>, ClientError> {
+        let mut answer = self.call(Method::GET, "/egress_profiles", None).await?;
+        self.parse("/egress_profiles", answer.get_mut("profiles").map(Value::take).unwrap_or_default())
+    }
+
+    /// The `network` of an answer.
+    fn read_network(&self, path: &str, mut answer: Value) -> Result<Network, ClientError> {
+        let raw = answer.get_mut("network").map(Value::take).unwrap_or_default();
+        let network: Network = self.parse(path, raw.clone())?;
+        Ok(Network { raw, ..network })
+    }
+}

@@ -1,0 +1,48 @@
+//! `sandpiper network`
+
+mod change;
+mod explain;
+mod set;
+mod show;
+
+use std::process::ExitCode;
+
+use sandpiper::client::Client;
+
+use crate::output::Output;
+
+/// Say what a sandbox may reach
+#[derive(clap::Subcommand)]
+#[command(after_help = "\
+An ENTRY is a host (api.example.com), all names below one (*.example.com), an address or a CIDR, each with an \
+optional :port. What is allowed beats what is denied; the host's own and private addresses are never reached.
+
+Examples:
+  sandpiper network show sbx…
+  sandpiper network set sbx… --internet off --allow api.example.com:443
+  sandpiper network deny sbx… '*.example.org' 198.51.100.0/24
+  sandpiper network explain --policy policy.json tcp:api.example.com:443
+  sandpiper net-log sbx…                        what it was kept from reaching")]
+pub(crate) enum NetworkCommand {
+    Show(show::Arguments),
+    Set(set::Arguments),
+    Allow(change::AllowArguments),
+    Deny(change::DenyArguments),
+    Explain(explain::Arguments),
+}
+
+/// `client` is asked for by what talks to a host.
+pub(crate) async fn run(
+    command: NetworkCommand,
+    client: impl FnOnce() -> anyhow::Result<Client>,
+    output: Output,
+) -> anyhow::Result<ExitCode> {
+    match command {
+        NetworkCommand::Show(arguments) => show::run(&arguments, &client()?, output).await?,
+        NetworkCommand::Set(arguments) => set::run(&arguments, &client()?, output).await?,
+        NetworkCommand::Allow(arguments) => change::allow(&arguments, &client()?, output).await?,
+        NetworkCommand::Deny(arguments) => change::deny(&arguments, &client()?, output).await?,
+        NetworkCommand::Explain(arguments) => return Ok(explain::run(&arguments, output)),
+    }
+    Ok(ExitCode::SUCCESS)
+}
