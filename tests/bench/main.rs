@@ -11,8 +11,12 @@ mod disk;
 mod figure;
 mod fork;
 mod memory;
+mod net;
 mod pause;
+mod policy_apply;
+mod preview;
 mod restore;
+mod slot;
 
 use clap::{Parser, ValueEnum};
 
@@ -29,9 +33,19 @@ struct Arguments {
     #[arg(long)]
     json: bool,
 
+    /// Of these, only those that need guests, or that need none
+    #[arg(long, value_enum)]
+    only: Option<Need>,
+
     /// Runs per figure
     #[arg(long, default_value_t = 20)]
     runs: usize,
+}
+
+#[derive(Clone, Copy, ValueEnum, PartialEq, Eq)]
+enum Need {
+    Guests,
+    None,
 }
 
 #[derive(Clone, Copy, ValueEnum, PartialEq, Eq)]
@@ -56,6 +70,25 @@ enum Bench {
     Memory,
     /// Reads and writes in a guest
     Disk,
+    /// A guest's round trips, connections and throughput, under policies of 0 to 9,000 entries
+    Net,
+    /// Requests through the ingress, and through nginx in its place, to a server on this machine
+    Preview,
+    /// Requests to Python's web server in a guest at its preview URL
+    PreviewGuest,
+    /// Giving a network slot to a machine, and taking it away
+    Slot,
+    /// Compiling a policy of 10, 1,000 and 10,000 entries, and putting it in force
+    PolicyApply,
+}
+
+impl Bench {
+    fn need(self) -> Need {
+        match self {
+            Self::Preview | Self::Slot | Self::PolicyApply => Need::None,
+            _ => Need::Guests,
+        }
+    }
 }
 
 #[tokio::main]
@@ -63,7 +96,7 @@ async fn main() -> anyhow::Result<()> {
     let arguments = Arguments::parse();
     let names = if arguments.names.is_empty() { Bench::value_variants().to_vec() } else { arguments.names };
     let mut report = Report::new(arguments.json);
-    for name in names {
+    for name in names.into_iter().filter(|name| arguments.only.is_none_or(|need| name.need() == need)) {
         match name {
             Bench::Boot => boot::run(arguments.runs, &mut report).await?,
             Bench::CreateExec => create_exec::run(arguments.runs, &mut report).await?,
@@ -75,6 +108,11 @@ async fn main() -> anyhow::Result<()> {
             Bench::CloneMemory => clone_memory::run(&mut report).await?,
             Bench::Memory => memory::run(&mut report).await?,
             Bench::Disk => disk::run(&mut report).await?,
+            Bench::Net => net::run(&mut report).await?,
+            Bench::Preview => preview::run(arguments.runs, &mut report).await?,
+            Bench::PreviewGuest => preview::run_in_guest(arguments.runs, &mut report).await?,
+            Bench::Slot => slot::run(arguments.runs, &mut report).await?,
+            Bench::PolicyApply => policy_apply::run(arguments.runs, &mut report).await?,
         }
     }
     report.finish();

@@ -11,6 +11,7 @@ mod fork;
 mod isolation;
 mod jail;
 mod lifecycle;
+mod network;
 mod pause;
 mod pressure;
 mod preview;

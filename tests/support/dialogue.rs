@@ -91,12 +91,19 @@ pub struct Dialogue {
 }
 
 impl Dialogue {
-    /// Starts a Python program ([`COUNTER`], [`KEEPER`]) as the default user. It need not have begun to run yet.
+    /// Starts a Python program ([`COUNTER`], [`KEEPER`], [`crate::REACHER`]) as the default user. It need not have begun to
+    /// run yet.
     pub async fn start(sandbox: &Sandbox, script: &str) -> Self {
+        Self::start_as(sandbox, script, None).await
+    }
+
+    /// As [`Self::start`], as that user.
+    pub async fn start_as(sandbox: &Sandbox, script: &str, user: Option<&str>) -> Self {
         let command = Command {
             program: "python3".into(),
             arguments: vec!["-c".into(), format!("{PREAMBLE}{script}")],
             stdin: Stdin::Open,
+            user: user.map(str::to_owned),
             ..Command::default()
         };
         let stream = sandbox.data_plane.start(&command).await;

@@ -13,6 +13,7 @@ use sandpiper_protocol::agent;
 use serde::Deserialize;
 
 use crate::checkpoint::{Checkpoint, from_checkpoint};
+use crate::internet::RESOLVER;
 use crate::sandbox::Sandbox;
 use crate::wait::{eventually, wait_until_within};
 
@@ -21,6 +22,8 @@ pub(crate) const STATE_DIR: &str = "/var/lib/sandpiper/tests";
 pub(crate) const RUNTIME_DIR: &str = "/run/sandpiper-tests";
 /// What agent and API of the shared host say.
 const LOG: &str = "/var/lib/sandpiper/tests.log";
+/// What the names of its slots begin with.
+pub(crate) const NETWORK: &str = "spt";
 const API: &str = "127.0.0.1:17070";
 const DATA_PLANE: &str = "127.0.0.1:17080";
 /// How long the first warm snapshot of a shape may take: two boots, about, and a whole memory written down.
@@ -200,11 +203,14 @@ fn up() -> Command {
     // Every run has a key of its own: the credentials of an earlier one are not taken up.
     let credentials = tempfile::tempdir().expect("a folder for credentials").keep();
     fs::create_dir_all(STATE_DIR).expect("a folder for the host's data");
+    let settings = format!("{STATE_DIR}.toml");
+    fs::write(&settings, agent_settings()).expect("a file for the agent's settings");
     let log = fs::File::create(LOG).expect("a file for what the host says");
     let mut command = Command::new(program());
     command
         .args(["--json", "up", "--stop-sandboxes-on-exit"])
         .args(["--state-dir", STATE_DIR, "--runtime-dir", RUNTIME_DIR])
+        .args(["--agent-settings", &settings])
         .args(["--listen", API, "--data-plane-listen", DATA_PLANE])
         .env("XDG_CONFIG_HOME", &credentials)
         .stdin(Stdio::null())
@@ -215,6 +221,17 @@ fn up() -> Command {
         command.pre_exec(|| Ok(nix::sys::prctl::set_pdeathsig(Signal::SIGTERM)?));
     }
     command
+}
+
+/// Names are resolved by the tests' own internet; slots have names of their own, so that an operator's are left alone.
+fn agent_settings() -> String {
+    let profiles = format!("{STATE_DIR}-profiles.json");
+    fs::write(&profiles, r#"{"profiles": {"package-registries": ["registry.example.test:443"]}}"#)
+        .expect("a file for the profiles");
+    format!(
+        "[network]\nname = {NETWORK:?}\ntransit = \"100.66.0.0/16\"\ntransit6 = \"fd5a:5c::/48\"\n\
+         resolvers = [{RESOLVER:?}]\nprofiles = {profiles:?}\n"
+    )
 }
 
 /// Processes of this program whose command line names `what`.

@@ -3,12 +3,14 @@
 //! [`Host::shared`] starts `sandpiper up` once per process, with its own folders and ports, and gives a client of it. A
 //! [`Sandbox`] and a [`Checkpoint`] are destroyed when they are dropped. The host ends with the process that started
 //! it, however that ends. A [`Dialogue`] is a program in a guest that answers questions, also after it was paused or
-//! forked. What a host must not keep, and what its files hold, is in `traces` and [`layers`].
+//! forked; [`REACHER`] is one that says what it can reach, of an [`internet`] of the tests' own. What a host must not keep, and what its files hold, is in `traces` and [`layers`].
 
 mod checkpoint;
 mod dialogue;
 mod host;
+pub mod internet;
 pub mod layers;
+mod reach;
 mod sandbox;
 mod traces;
 mod wait;
@@ -16,6 +18,7 @@ mod wait;
 pub use checkpoint::{Checkpoint, from_checkpoint};
 pub use dialogue::{COUNTER, Dialogue, KEEPER};
 pub use host::{Host, small};
+pub use reach::REACHER;
 pub use sandbox::{Sandbox, shell, text};
 pub use traces::Traces;
 pub use wait::{eventually, wait_for, wait_until, within};

@@ -1,4 +1,4 @@
-//! What a host has of its sandboxes: processes, files, cgroups. And what it must not have.
+//! What a host has of its sandboxes: processes, files, cgroups, networks. And what it must not have.
 
 use std::collections::HashSet;
 use std::fs;
@@ -9,12 +9,15 @@ use sandpiper_protocol::agent::{CheckpointList, SandboxList};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::host::{Host, RUNTIME_DIR, STATE_DIR, agent_get};
+use crate::host::{Host, NETWORK, RUNTIME_DIR, STATE_DIR, agent_get};
 use crate::sandbox::Sandbox;
 use crate::wait::wait_until;
 
 /// Variable of a monitor's environment: the folder of the shell that it began as.
 const MARKER: &str = "SANDPIPER_SANDBOX=";
+
+/// Slots that the agent keeps ready by default.
+const READY_SLOTS: usize = 4;
 
 /// What there is of a sandbox while it runs, to look for afterwards.
 #[derive(Debug)]
@@ -24,6 +27,8 @@ pub struct Traces {
     pub monitor: Option<Pid>,
     /// The cgroup folders of its monitor.
     pub cgroups: Vec<PathBuf>,
+    /// The name of its network namespace.
+    pub slot: Option<String>,
 }
 
 /// A monitor's process.
@@ -94,7 +99,12 @@ impl Host {
         let monitor = self.monitor_of(id);
         let shell = self.record(id).and_then(|record| record["process"]["shell"].as_str().map(str::to_owned));
         let cgroups = shell.map(|shell| cgroups().into_iter().filter(|path| path.ends_with(&shell)).collect());
-        Traces { id: id.to_owned(), monitor, cgroups: cgroups.unwrap_or_default() }
+        Traces { id: id.to_owned(), monitor, cgroups: cgroups.unwrap_or_default(), slot: self.slot_of(id) }
+    }
+
+    /// The name of the network namespace that a sandbox has while it runs.
+    pub fn slot_of(&self, id: &str) -> Option<String> {
+        Some(format!("{NETWORK}-{}", self.record(id)?["slot"].as_u64()?))
     }
 
     /// Destroys a sandbox and panics unless that leaves nothing of it.
@@ -145,6 +155,12 @@ impl Host {
         }
         let is_dead = |shell: &&String| running.iter().all(|process| process.shell != **shell);
         leaks.extend(shells.iter().filter(is_dead).map(|shell| format!("the shell {shell} has no process")));
+        let ids = names(&Path::new(STATE_DIR).join("sandboxes"));
+        let used: HashSet<String> = ids.iter().filter_map(|id| self.slot_of(id)).collect();
+        let unused: Vec<_> = slots().into_iter().filter(|slot| !used.contains(slot)).collect();
+        if unused.len() > READY_SLOTS {
+            leaks.push(format!("{unused:?} are nobody's networks, and more than are kept ready"));
+        }
         for cgroup in cgroups() {
             if fs::read_to_string(cgroup.join("cgroup.procs")).is_ok_and(|processes| processes.is_empty()) {
                 leaks.push(format!("{} has no process", cgroup.display()));
@@ -168,13 +184,15 @@ impl Traces {
         self.process_is_gone().await;
     }
 
-    /// Panics unless the process and its cgroup are gone before long.
+    /// Panics unless the process, its cgroup and its network are gone before long.
     pub async fn process_is_gone(&self) {
-        wait_until(&format!("process and cgroup of {} are gone", self.id), || async {
+        wait_until(&format!("process, cgroup and network of {} are gone", self.id), || async {
             let lives = self.monitor.filter(|pid| is_among(&processes(), *pid));
             let cgroups: Vec<_> = self.cgroups.iter().filter(|path| path.exists()).collect();
-            let is_gone = lives.is_none() && cgroups.is_empty();
-            if is_gone { Ok(()) } else { Err(format!("left: process {lives:?}, cgroups {cgroups:?}")) }
+            let slot = self.slot.as_ref().filter(|slot| slots().contains(slot));
+            let is_gone = lives.is_none() && cgroups.is_empty() && slot.is_none();
+            let left = || format!("left: process {lives:?}, cgroups {cgroups:?}, network {slot:?}");
+            if is_gone { Ok(()) } else { Err(left()) }
         })
         .await;
     }
@@ -212,6 +230,12 @@ fn cgroups() -> Vec<PathBuf> {
         |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("sandpiper-"));
     let agents = trees.flat_map(|tree| below(&tree)).filter(is_an_agents);
     agents.flat_map(|agent| below(&agent)).filter(|path| path.is_dir()).collect()
+}
+
+/// The network namespaces of the shared host.
+fn slots() -> Vec<String> {
+    let prefix = format!("{NETWORK}-");
+    names(Path::new("/run/netns")).into_iter().filter(|name| name.starts_with(&prefix)).collect()
 }
 
 /// What is in a folder, if it is one.
