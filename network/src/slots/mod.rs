@@ -135,7 +135,9 @@ impl Slots {
             Ok((host, remove::find(&for_host).map_err(SlotError::Find)?))
         })
         .await?;
-        let numbers = found.keys().chain(&left).copied().collect();
+        let numbers: BTreeSet<u32> = found.keys().chain(&left).copied().collect();
+        // Numbers go on where the earlier process was: what it left is being taken away, and should not be mistaken.
+        let last = numbers.last().copied().unwrap_or_default();
         let ending: Vec<Plan> = found.into_values().filter(|plan| !left.contains(&plan.number)).collect();
         if !ending.is_empty() {
             tracing::info!(slots = ending.len(), "taking away network slots of an earlier process");
@@ -143,7 +145,7 @@ impl Slots {
         let inner = Inner {
             config,
             host,
-            state: Mutex::new(State { numbers, left, ending, ..State::default() }),
+            state: Mutex::new(State { numbers, left, ending, last, ..State::default() }),
             lacking: Notify::new(),
             ending: Notify::new(),
             freed: Notify::new(),
