@@ -198,7 +198,8 @@ def ours():
 
 
 def qemu_command(image, console):
-    cpus = max(2, min(8, os.cpu_count() or 2))
+    # One more than are used: server.py says why.
+    cpus = max(2, min(8, os.cpu_count() or 2)) + 1
     with open("/proc/meminfo") as file:
         total = int(file.readline().split()[1]) // 1024
     # Taken page by page as it is used.

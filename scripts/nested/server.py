@@ -296,7 +296,18 @@ def hold_machine():
         return None
 
 
+def leave_first_processor():
+    """Keeps this server and all that it starts off processor 0.
+
+    In QEMU's emulation every processor that restores floating-point state writes, without a lock, to a word of processor
+    0's state (`cpu_clear_ignne`, of 7.2) that also says whether that processor is in a guest and whether it takes
+    interrupts there. A processor 0 that runs guests now and then is told the wrong thing, and its kernel or its guest dies.
+    """
+    os.sched_setaffinity(0, os.sched_getaffinity(0) - {0})
+
+
 def main():
+    leave_first_processor()
     # What a shell on the console would have; the output of this server goes to the console.
     os.environ.clear()
     os.environ.update({"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root"})
