@@ -60,6 +60,10 @@ use crate::server::App;
 use crate::snapshots::{Checkpoints, Warm};
 use crate::templates::Store;
 
+/// A request through the ingress makes and frees many small things, at which it is faster than the C library's.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// Time for the rest of the agent to end after the sandboxes were seen to.
 const END_PATIENCE: Duration = Duration::from_secs(15);
 

@@ -23,6 +23,10 @@ use clap::{Parser, ValueEnum};
 use crate::figure::Report;
 use crate::pause::Half;
 
+/// The agent's, since the ingress is measured in this process.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// Benchmarks of a whole host with real guests
 #[derive(Parser)]
 struct Arguments {
