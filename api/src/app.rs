@@ -4,8 +4,8 @@
 //!
 //! 1. [`http::observe`]: request id, span, metrics, error envelope;
 //! 2. catch-panic and time-out, each an answer in the envelope;
-//! 3. [`http::mutation`] (not for GET): authentication, body, idempotency key; the rest runs to its end even if the
-//!    client hangs up, and is written to the audit;
+//! 3. where something is changed, under `/v1` [`http::mutation`] (authentication, body, idempotency key), under
+//!    `/operator` [`operator::audited`]: the rest runs to its end even if the client hangs up, and is written to the audit;
 //! 4. the handler, whose parameters say which capability it needs.
 
 use std::ops::Deref;
@@ -23,10 +23,12 @@ use crate::dispatch::network::Turns;
 use crate::dispatch::profiles::KnownProfiles;
 use crate::dispatch::{AgentClient, InFlight};
 use crate::error::ApiError;
+use crate::merchant::answers::Answers;
 use crate::metrics::Metrics;
 use crate::secrets::Vault;
 use crate::store::Store;
-use crate::{docs, http, v1};
+use crate::webhooks::Webhooks;
+use crate::{docs, http, merchant, operator, v1};
 
 /// What handlers work with; cheap to clone.
 #[derive(Debug, Clone)]
@@ -47,6 +49,9 @@ pub struct Parts {
     /// One policy at a time is sent for each sandbox.
     pub policy_turns: Turns,
     pub profiles: KnownProfiles,
+    /// To what merchants have asked, while nothing of it has changed.
+    pub answers: Answers,
+    pub webhooks: Webhooks,
 }
 
 impl Deref for App {
@@ -62,6 +67,7 @@ impl App {
     pub fn new(config: Config, store: Store, vault: Vault, clock: Clock) -> Self {
         let agent = AgentClient::new(config.agent_socket.clone());
         let rate_limits = RateLimits::new(config.rate_limit);
+        let webhooks = Webhooks::new(&config.webhooks);
         Self(Arc::new(Parts {
             config,
             store,
@@ -73,14 +79,21 @@ impl App {
             in_flight: InFlight::default(),
             policy_turns: Turns::default(),
             profiles: KnownProfiles::default(),
+            answers: Answers::default(),
+            webhooks,
         }))
     }
 
     /// Everything that is served.
     pub fn router(&self) -> Router {
         let (api, document) = v1::router().split_for_parts();
+        let audited = middleware::from_fn_with_state(self.clone(), operator::audited::run);
+        let (payments, payments_document) =
+            merchant::document::of(merchant::router(), operator::router().route_layer(audited));
         api.route_layer(middleware::from_fn_with_state(self.clone(), http::mutation::run))
+            .merge(payments)
             .merge(docs::router(&document))
+            .merge(merchant::document::router(&payments_document))
             .route("/healthz", get(crate::metrics::healthz))
             .route("/metrics", get(crate::metrics::metrics))
             .layer(middleware::from_fn_with_state(self.clone(), http::time_out))

@@ -4,7 +4,7 @@
 //! ```toml
 //! listen = "127.0.0.1:7070"
 //! state_dir = "/var/lib/sandpiper/api"        # of this process alone: holds the database and the secrets key
-//! database = "/var/lib/sandpiper/api/sandpiper.db"
+//! database = "/var/lib/sandpiper/api/sandpiper.db"   # or postgres://user:password@host/name?sslmode=verify-full
 //! secrets_key_file = "/var/lib/sandpiper/api/secrets.key"
 //! agent_socket = "/run/sandpiper/agent.sock"
 //! user = "sandpiper"                          # become this user after binding; only for a start as root
@@ -27,11 +27,22 @@
 //! max_timeout = 3600                          # seconds
 //! quota = { sandboxes = 10, cpu = 20, memory_mb = 20480 }
 //!
+//! [webhooks]
+//! concurrency = 1024                          # attempts at a time
+//! allow_addresses = ["127.0.0.0/8"]           # for development: none by default
+//! ca_file = "/etc/sandpiper/dev-ca.pem"       # for development: trusted besides the system's authorities
+//!
 //! [prices]                                    # decimal text, as the limits report them; nothing is charged here
 //! currency = "USD"
 //! vcpu_hour = "0"
 //! memory_gib_hour = "0"
 //! storage_gib_month = "0"
+//!
+//! [payments]                                  # the words of enumerations, and the largest file to import, in bytes
+//! payment_methods = ["PAYMENT_METHOD_BANK_ACCOUNT", "PAYMENT_METHOD_MOBILE_MONEY", "PAYMENT_METHOD_MOBILE_MONEY_TRANSFER"]
+//! traffic_verticals = ["TRAFFIC_VERTICAL_ECOMMERCE", "TRAFFIC_VERTICAL_FINANCIAL_SERVICES", "TRAFFIC_VERTICAL_GAMING"]
+//! customer_segments = ["CUSTOMER_SEGMENT_BUSINESS", "CUSTOMER_SEGMENT_CONSUMER"]
+//! import_limit = 16777216
 //! ```
 
 use std::net::SocketAddr;
@@ -41,15 +52,19 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
+use crate::merchant::settings::PaymentSettings;
 use crate::plan::{Plan, Plans};
+use crate::store::DatabaseLocation;
+use crate::webhooks;
 
 /// Why a configuration cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     #[error("Configuration file {path:?} cannot be read")]
     Read { path: PathBuf, source: std::io::Error },
-    #[error("Configuration file {path:?}")]
-    Parse { path: PathBuf, source: toml::de::Error },
+    /// Without the text of the line, which may hold a password.
+    #[error("Configuration file {path:?}, line {line}: {reason}")]
+    Parse { path: PathBuf, line: usize, reason: String },
     #[error("Configuration: {key}: {reason}")]
     Value { key: String, reason: String },
 }
@@ -60,7 +75,8 @@ pub enum ConfigError {
 pub struct Config {
     pub listen: SocketAddr,
     pub state_dir: PathBuf,
-    database: Option<PathBuf>,
+    /// [`Config::database`] says where it is by default.
+    pub database: Option<DatabaseLocation>,
     secrets_key_file: Option<PathBuf>,
     pub agent_socket: PathBuf,
     pub user: Option<String>,
@@ -69,6 +85,8 @@ pub struct Config {
     pub baseline: Baseline,
     pub plans: Plans,
     pub prices: Prices,
+    pub payments: PaymentSettings,
+    pub webhooks: webhooks::settings::Settings,
     #[serde(skip)]
     pub timing: Timing,
 }
@@ -134,6 +152,8 @@ impl Default for Config {
             baseline: Baseline { cpu: 1, memory_mb: 512 },
             plans: Plans::default(),
             prices: Prices::default(),
+            payments: PaymentSettings::default(),
+            webhooks: webhooks::settings::Settings::default(),
             timing: Timing::default(),
         }
     }
@@ -171,16 +191,20 @@ impl Config {
             Some(path) => {
                 let text = std::fs::read_to_string(path)
                     .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
-                toml::from_str(&text).map_err(|source| ConfigError::Parse { path: path.to_owned(), source })?
+                toml::from_str(&text).map_err(|error| ConfigError::Parse {
+                    path: path.to_owned(),
+                    line: error.span().map_or(1, |span| line_of(&text, span.start)),
+                    reason: error.message().to_owned(),
+                })?
             }
         };
         config.check()?;
         Ok(config)
     }
 
-    /// The SQLite file.
-    pub fn database(&self) -> PathBuf {
-        self.database.clone().unwrap_or_else(|| self.state_dir.join("sandpiper.db"))
+    /// The database: unless configured otherwise, a file of SQLite in the state folder.
+    pub fn database(&self) -> DatabaseLocation {
+        self.database.clone().unwrap_or_else(|| DatabaseLocation::Sqlite(self.state_dir.join("sandpiper.db")))
     }
 
     /// The key under which tenants' secrets are sealed.
@@ -199,11 +223,19 @@ impl Config {
         if self.baseline.cpu == 0 || self.baseline.memory_mb == 0 {
             return wrong("baseline", "cpu and memory_mb must be at least 1");
         }
+        if let Some((key, problem)) = self.payments.problem() {
+            return wrong(key, problem);
+        }
         if self.request_body_limit < 1024 {
             return wrong("request_body_limit", "must be at least 1024 bytes");
         }
         Ok(())
     }
+}
+
+/// The line, counted from 1, that holds the byte at `offset`.
+fn line_of(text: &str, offset: usize) -> usize {
+    1 + text.bytes().take(offset).filter(|byte| *byte == b'\n').count()
 }
 
 #[cfg(test)]
@@ -221,14 +253,27 @@ mod tests {
     fn an_empty_file_means_the_defaults() {
         let config = load("").unwrap();
         assert_eq!(config.listen.to_string(), "127.0.0.1:7070");
-        assert_eq!(config.database(), Path::new("/var/lib/sandpiper/api/sandpiper.db"));
+        assert_eq!(config.database().to_string(), "/var/lib/sandpiper/api/sandpiper.db");
     }
 
     #[test]
     fn paths_follow_the_state_folder_unless_given() {
         let config = load("state_dir = \"/srv/s\"\ndatabase = \"/db/x.db\"\n").unwrap();
-        assert_eq!(config.database(), Path::new("/db/x.db"));
+        assert_eq!(config.database().to_string(), "/db/x.db");
         assert_eq!(config.secrets_key_file(), Path::new("/srv/s/secrets.key"));
+    }
+
+    #[test]
+    fn no_message_shows_the_password_of_a_database() {
+        let config = load("database = \"postgres://sp:geheim@db.example.test/sp\"\n").unwrap();
+        assert!(!format!("{config:?}").contains("geheim"));
+        for text in [
+            "\ndatabase = \"mysql://sp:geheim@db.example.test/sp\"\n",
+            "\ndatabase = \"postgres://sp:geheim@db.example.test/sp\n",
+        ] {
+            let message = load(text).unwrap_err().to_string();
+            assert!(message.contains("line 2") && !message.contains("geheim"), "{message}");
+        }
     }
 
     #[test]

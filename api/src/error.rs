@@ -208,6 +208,26 @@ impl ApiError {
         self.0.status
     }
 
+    /// What is wrong, for people.
+    pub fn message(&self) -> &str {
+        &self.0.message
+    }
+
+    /// Which fields are wrong.
+    pub fn details(&self) -> &[Detail] {
+        &self.0.details
+    }
+
+    /// When to try again.
+    pub fn retry_after_seconds(&self) -> Option<u64> {
+        self.0.retry_after
+    }
+
+    /// What goes to the log.
+    pub fn cause(&self) -> Option<&str> {
+        self.0.cause.as_deref()
+    }
+
     /// An envelope for a status that no handler chose.
     fn of_status(status: StatusCode) -> Self {
         match status {
@@ -223,7 +243,10 @@ impl ApiError {
 
 impl From<StoreError> for ApiError {
     fn from(error: StoreError) -> Self {
-        Self::internal(chain(&error))
+        match error {
+            StoreError::NulCharacter => Self::invalid("A text in the request has the character NUL; leave it out"),
+            _ => Self::internal(chain(&error)),
+        }
     }
 }
 

@@ -1,4 +1,5 @@
-//! The API process: `/v1` for tenants, the store behind it, and the way to the agent that runs the sandboxes.
+//! The API process: `/v1` for tenants and the way to the agent that runs their sandboxes, `/merchant` and `/operator` for
+//! payments and the webhooks that tell of them, and the store behind both.
 //!
 //! # Dramatis personae
 //!
@@ -14,10 +15,20 @@
 //!   and is never stored or logged.
 //! * A **template version** is an immutable root file system that the agent has; the **catalog** here is a copy of its list.
 //!
+//! And of the payments, which share only the process with these:
+//!
+//! * A **merchant** has two **realms**, live and sandbox, and in each a public key, one secret key, markets, payments and a
+//!   URL for webhooks ([`merchant`]).
+//! * An **operator** runs the service, with an operator key: brings in merchants, markets and payments ([`operator`]). It is
+//!   not to be mistaken for a *mobile money operator*, which is among what merchants discover.
+//! * A **market** is a country with one of its currencies; the **catalog** of a merchant lists those it has.
+//! * A **payment** is in the state that was last reported. Each report that is accepted gives rise to a **delivery**.
+//!
 //! # Rooms
 //!
 //! [`app`] state and router · [`http`] what every request passes through · [`auth`] keys and capabilities ·
-//! [`v1`] one file per resource · [`dispatch`] the agent · [`store`] the database · [`secrets`] sealing ·
+//! [`v1`], [`merchant`], [`operator`] one file per resource · [`webhooks`] deliveries and their attempts ·
+//! [`dispatch`] the agent · [`store`] the database · [`secrets`] sealing ·
 //! [`error`] the envelope · [`docs`] the OpenAPI document and its page · [`commands`] the command line · [`server`] sockets
 
 pub mod app;
@@ -30,7 +41,9 @@ pub mod docs;
 pub mod error;
 pub mod hex;
 pub mod http;
+pub mod merchant;
 pub mod metrics;
+pub mod operator;
 pub mod plan;
 pub mod private_files;
 pub mod privileges;
@@ -38,3 +51,4 @@ pub mod secrets;
 pub mod server;
 pub mod store;
 pub mod v1;
+pub mod webhooks;

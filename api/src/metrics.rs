@@ -17,6 +17,7 @@ use prometheus_client::registry::Registry;
 use crate::app::App;
 use crate::error::{ApiError, chain};
 use crate::store::sandbox_row::State as SandboxState;
+use crate::webhooks::metrics::WebhookMetrics;
 
 /// Seconds, from a read in the store to a cold start.
 const BUCKETS: [f64; 13] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0];
@@ -55,6 +56,7 @@ pub struct Metrics {
     agent_calls: Family<CallLabels, Counter>,
     agent_up: Gauge,
     sync_seconds: Gauge<f64, AtomicU64>,
+    pub webhooks: WebhookMetrics,
 }
 
 impl Default for Metrics {
@@ -74,6 +76,7 @@ impl Metrics {
             agent_calls: Family::default(),
             agent_up: Gauge::default(),
             sync_seconds: Gauge::default(),
+            webhooks: WebhookMetrics::default(),
         };
         metrics.registered()
     }
@@ -86,6 +89,7 @@ impl Metrics {
         registry.register("agent_calls", "Work on sandboxes asked of the agent", self.agent_calls.clone());
         registry.register("agent_up", "Whether the agent answered last time", self.agent_up.clone());
         registry.register("sync_seconds", "Duration of the last synchronisation", self.sync_seconds.clone());
+        self.webhooks.register(registry);
         self
     }
 
@@ -120,6 +124,7 @@ impl Metrics {
 /// `GET /metrics`
 pub async fn metrics(State(app): State<App>) -> Result<Response, ApiError> {
     app.metrics.sandboxes(&app.store.sandboxes.counts().await?);
+    app.metrics.webhooks.loads(&app.store.webhook_endpoints.loads().await?);
     let mut text = String::new();
     encode(&mut text, &app.metrics.registry).map_err(|error| ApiError::internal(error.to_string()))?;
     let content_type = "application/openmetrics-text; version=1.0.0; charset=utf-8";

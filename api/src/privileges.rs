@@ -33,8 +33,8 @@ pub fn give_up(config: &Config) -> Result<(), PrivilegeError> {
     if !geteuid().is_root() {
         return Err(PrivilegeError::NotRoot { name: name.clone() });
     }
-    for path in [config.database(), config.secrets_key_file()] {
-        let Some(folder) = path.parent() else { continue };
+    let (database, secrets_key) = (config.database(), config.secrets_key_file());
+    for folder in [database.folder(), secrets_key.parent()].into_iter().flatten() {
         if !folder.exists() {
             private_files::folder(folder)
                 .map_err(|source| PrivilegeError::System { what: "make the state folder", source })?;

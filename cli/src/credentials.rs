@@ -17,6 +17,9 @@ pub(crate) const DEFAULT_URL: &str = "http://127.0.0.1:7070";
 pub(crate) struct Credentials {
     pub(crate) url: String,
     pub(crate) api_key: String,
+    /// For `/operator`: merchants and payments. Absent where the file is older than that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) operator_key: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) ca: Option<PathBuf>,
 }

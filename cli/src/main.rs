@@ -27,7 +27,8 @@ Examples:
   sandpiper ps                              what is running
   sandpiper pause sbx…                      stop it and keep everything, to resume it
   sandpiper checkpoint create sbx…          keep it as it is, to start others from
-  sandpiper network set sbx… --internet off nothing outside can be reached any more"
+  sandpiper network set sbx… --internet off nothing outside can be reached any more
+  sandpiper webhook listen --port 9000      receive payment webhooks, verified and kept"
 )]
 struct Arguments {
     /// Address of the API
@@ -69,6 +70,8 @@ enum Command {
     Logs(commands::logs::Arguments),
     #[command(subcommand)]
     Template(commands::template::Command),
+    #[command(subcommand)]
+    Webhook(commands::webhook::Command),
 }
 
 fn main() -> ExitCode {
@@ -94,6 +97,7 @@ async fn dispatch(arguments: Arguments, output: Output) -> anyhow::Result<ExitCo
         Command::Doctor(arguments) => commands::doctor::run(&arguments, output),
         Command::Up(arguments) => commands::up::run(arguments, output).await,
         Command::Template(command) => commands::template::run(command, output).await,
+        Command::Webhook(command) => commands::webhook::run(command, output).await,
         Command::Run(arguments) => commands::run::run(arguments, client()?, output).await,
         Command::Exec(arguments) => commands::exec::run(arguments, client()?, output).await,
         Command::Pause(arguments) => commands::pause::pause(arguments, client()?, output).await,

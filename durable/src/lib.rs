@@ -6,6 +6,10 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What the name of a file that is being written ends in.
+const UNFINISHED: &str = ".new";
 
 /// Replaces `path` by a file of mode 0600 with `contents`: after a crash either the old or the new file is there, whole.
 pub fn write_atomic(path: &Path, contents: &[u8]) -> io::Result<()> {
@@ -17,6 +21,44 @@ pub fn write_atomic(path: &Path, contents: &[u8]) -> io::Result<()> {
 /// empty.
 pub fn write_unsynced(path: &Path, contents: &[u8]) -> io::Result<()> {
     replace(path, contents, |_| Ok(()))
+}
+
+/// Makes `path`, a file of mode 0600 with `contents`, unless it is there already; says whether it made it. Whichever it
+/// is, the file is there after a crash, whole. Of several callers at the same time, also in several processes, one makes
+/// it. Its file system must know hard links.
+///
+/// A caller that is killed may leave something for [`remove_unfinished`].
+pub fn create_atomic(path: &Path, contents: &[u8]) -> io::Result<bool> {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+
+    let mut made = false;
+    if !path.try_exists()? {
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let temporary = path.with_file_name(format!(".{}-{count}{UNFINISHED}", std::process::id()));
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
+        let linked =
+            file.write_all(contents).and_then(|()| file.sync_all()).and_then(|()| fs::hard_link(&temporary, path));
+        remove_file(&temporary)?;
+        made = match linked {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => false,
+            other => other.map(|()| true)?,
+        };
+    }
+    // Also for one that somebody else has made: it may not be durable yet.
+    sync_parent(path)?;
+    Ok(made)
+}
+
+/// Removes from `folder` what callers of [`create_atomic`] that were killed left there.
+pub fn remove_unfinished(folder: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        if name.as_encoded_bytes().starts_with(b".") && name.as_encoded_bytes().ends_with(UNFINISHED.as_bytes()) {
+            remove_file(&entry.path())?;
+        }
+    }
+    Ok(())
 }
 
 fn replace(path: &Path, contents: &[u8], sync: impl FnOnce(&File) -> io::Result<()>) -> io::Result<()> {
@@ -75,7 +117,7 @@ fn ignore_missing(result: io::Result<()>) -> io::Result<()> {
 
 fn beside(path: &Path) -> PathBuf {
     let mut name = path.file_name().unwrap_or_default().to_os_string();
-    name.push(".new");
+    name.push(UNFINISHED);
     path.with_file_name(name)
 }
 
@@ -95,6 +137,49 @@ mod tests {
         assert_eq!(fs::read(&path).unwrap(), b"two");
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn of_many_who_create_a_file_one_does() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("record.json");
+
+        let makers: Vec<u8> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..16u8)
+                .map(|number| {
+                    let path = &path;
+                    scope.spawn(move || create_atomic(path, &[number; 4096]).unwrap().then_some(number))
+                })
+                .collect();
+            threads.into_iter().filter_map(|thread| thread.join().unwrap()).collect()
+        });
+
+        assert_eq!(makers.len(), 1);
+        assert_eq!(fs::read(&path).unwrap(), [makers[0]; 4096]);
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_created_leaves_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let name_too_long = folder.path().join("x".repeat(300));
+
+        create_atomic(&name_too_long, b"contents").unwrap_err();
+
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn what_was_left_unfinished_is_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join(".1-0.new"), b"half").unwrap();
+        create_atomic(&folder.path().join("somebodys.new"), b"whole").unwrap();
+
+        remove_unfinished(folder.path()).unwrap();
+
+        let left: Vec<_> = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(left, ["somebodys.new"]);
     }
 
     #[test]

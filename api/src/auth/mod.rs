@@ -88,7 +88,7 @@ impl FromRequestParts<App> for WriteAccess {
 }
 
 /// The key as presented: `Authorization: Bearer <key>`, or `X-API-Key: <key>`.
-fn presented_key(headers: &HeaderMap) -> Result<&str, ApiError> {
+pub(crate) fn presented_key(headers: &HeaderMap) -> Result<&str, ApiError> {
     if let Some(value) = headers.get(header::AUTHORIZATION) {
         let (scheme, key) = value.to_str().ok().and_then(|text| text.split_once(' ')).ok_or_else(not_a_key)?;
         return if scheme.eq_ignore_ascii_case("bearer") { Ok(key.trim()) } else { Err(not_a_key()) };
@@ -123,7 +123,7 @@ impl RateLimits {
         Self { buckets: RateLimiter::keyed(quota), clock: DefaultClock::default() }
     }
 
-    fn check(&self, key_id: &String) -> Result<(), ApiError> {
+    pub(crate) fn check(&self, key_id: &String) -> Result<(), ApiError> {
         self.buckets.check_key(key_id).map_err(|not_until| {
             let wait = not_until.wait_time_from(self.clock.now());
             // Whole seconds, rounded up: a client that waits as told gets through.

@@ -1,8 +1,10 @@
 //! `sandpiper-api audit`
 
+use jiff::Timestamp;
 use serde_json::json;
 
 use crate::store::Store;
+use crate::store::audit::{Entry, OPERATOR};
 
 /// Prints the newest entries.
 pub async fn show(store: &Store, resource: Option<&str>, limit: u32, as_json: bool) -> anyhow::Result<()> {
@@ -16,4 +18,18 @@ pub async fn show(store: &Store, resource: Option<&str>, limit: u32, as_json: bo
         println!("{} {} {} {} {} {}", entry.at, entry.status, entry.action, resource, entry.key_id, entry.request_id);
     }
     Ok(())
+}
+
+/// Writes down what was done by a command here, where there is no key and no request.
+pub async fn write(store: &Store, command: &str, resource: Option<&str>) -> anyhow::Result<()> {
+    let entry = Entry {
+        at: Timestamp::now(),
+        team_id: OPERATOR.to_owned(),
+        key_id: "-".to_owned(),
+        request_id: "-".to_owned(),
+        action: format!("sandpiper-api {command}"),
+        resource: resource.map(str::to_owned),
+        status: 200,
+    };
+    Ok(store.audit.add(&[entry]).await?)
 }

@@ -1,22 +1,29 @@
 //! The command line.
 
-use std::path::{Path, PathBuf};
+use std::env::{self, VarError};
+use std::path::PathBuf;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use clap::{Args, Parser, Subcommand};
 use nix::sys::stat::{Mode, umask};
 
 use crate::config::Config;
+use crate::operator::import::Kind;
 use crate::plan::Plan;
-use crate::store::Store;
 use crate::store::keys::Capability;
-use crate::{docs, privileges};
+use crate::store::{DatabaseLocation, Store};
+use crate::{docs, merchant, privileges};
 
 pub mod audit;
+pub mod import;
 pub mod key;
+pub mod operator_key;
 pub mod serve;
 
-/// The control plane of Sandpiper: sandboxes, API keys, limits, over HTTP.
+/// Takes the place of the configuration's `database`, so that a password need not stand in a file.
+const DATABASE_VARIABLE: &str = "SANDPIPER_DATABASE_URL";
+
+/// The control plane of Sandpiper: sandboxes, payments, API keys, limits, over HTTP.
 #[derive(Debug, Parser)]
 #[command(
     name = "sandpiper-api",
@@ -25,7 +32,12 @@ pub mod serve;
         sandpiper-api serve --config /etc/sandpiper/api.toml\n  \
         sandpiper-api key create --config /etc/sandpiper/api.toml --team acme --plan pro --capability write\n  \
         sandpiper-api key ls --config /etc/sandpiper/api.toml\n  \
-        sandpiper-api openapi > openapi.json"
+        sandpiper-api operator-key create --config /etc/sandpiper/api.toml --name payments-team\n  \
+        sandpiper-api import --config /etc/sandpiper/api.toml markets.json\n  \
+        sandpiper-api openapi > openapi.json\n\n\
+        Database:\n  \
+        A file of SQLite, or a PostgreSQL server: `database` in the configuration, or the environment variable\n  \
+        SANDPIPER_DATABASE_URL, which goes first, is a path or postgres://user:password@host:port/name?sslmode=verify-full"
 )]
 pub struct Arguments {
     #[command(subcommand)]
@@ -42,11 +54,27 @@ enum Command {
     /// Make, list and revoke API keys
     #[command(subcommand)]
     Key(KeyCommand),
+    /// Make, list and revoke operator keys, for /operator
+    #[command(subcommand)]
+    OperatorKey(OperatorKeyCommand),
+    /// Import markets, banks and mobile money operators: all of a file, or nothing
+    Import {
+        #[command(flatten)]
+        config: ConfigArgument,
+        /// A .json document, or a .csv table
+        file: PathBuf,
+        /// What a table holds
+        #[arg(long)]
+        kind: Option<Kind>,
+        /// Only check the file
+        #[arg(long)]
+        dry_run: bool,
+    },
     /// Show who changed what, newest first
     Audit {
         #[command(flatten)]
         config: ConfigArgument,
-        /// Only what was done to this sandbox or checkpoint
+        /// Only what was done to this: an id, or `payments/ID` and the like for the operator's requests
         #[arg(long)]
         resource: Option<String>,
         /// At most this many entries
@@ -57,7 +85,11 @@ enum Command {
         json: bool,
     },
     /// Print the OpenAPI document
-    Openapi,
+    Openapi {
+        /// That of /merchant and /operator instead of that of /v1
+        #[arg(long)]
+        payments: bool,
+    },
 }
 
 #[derive(Debug, Args)]
@@ -107,6 +139,37 @@ enum KeyCommand {
     },
 }
 
+#[derive(Debug, Subcommand)]
+enum OperatorKeyCommand {
+    /// Make a key and print it, this once
+    Create {
+        #[command(flatten)]
+        config: ConfigArgument,
+        /// What the key is for
+        #[arg(long, default_value = "")]
+        name: String,
+        /// One JSON document instead of the bare key
+        #[arg(long)]
+        json: bool,
+    },
+    /// List keys
+    #[command(visible_alias = "list")]
+    Ls {
+        #[command(flatten)]
+        config: ConfigArgument,
+        /// One JSON document instead of a table
+        #[arg(long)]
+        json: bool,
+    },
+    /// End a key
+    Revoke {
+        #[command(flatten)]
+        config: ConfigArgument,
+        /// `opk…`, from the list
+        id: String,
+    },
+}
+
 impl Arguments {
     /// Does what was asked.
     pub fn run(self) -> anyhow::Result<()> {
@@ -124,11 +187,25 @@ impl Arguments {
             Command::Key(KeyCommand::Revoke { config, id }) => {
                 config.with_store(|store| async move { key::revoke(&store, &id).await })
             }
+            Command::OperatorKey(OperatorKeyCommand::Create { config, name, json }) => {
+                config.with_store(|store| async move { operator_key::create(&store, &name, json).await })
+            }
+            Command::OperatorKey(OperatorKeyCommand::Ls { config, json }) => {
+                config.with_store(|store| async move { operator_key::list(&store, json).await })
+            }
+            Command::OperatorKey(OperatorKeyCommand::Revoke { config, id }) => {
+                config.with_store(|store| async move { operator_key::revoke(&store, &id).await })
+            }
+            Command::Import { config, file, kind, dry_run } => {
+                let file = import::File::open(file, kind)?;
+                let settings = config.load()?.payments;
+                config.with_store(|store| async move { import::run(&store, &settings, &file, dry_run).await })
+            }
             Command::Audit { config, resource, limit, json } => {
                 config.with_store(|store| async move { audit::show(&store, resource.as_deref(), limit, json).await })
             }
-            Command::Openapi => {
-                print!("{}", docs::document_text()?);
+            Command::Openapi { payments } => {
+                print!("{}", if payments { merchant::document::text()? } else { docs::document_text()? });
                 Ok(())
             }
         }
@@ -137,7 +214,13 @@ impl Arguments {
 
 impl ConfigArgument {
     fn load(&self) -> anyhow::Result<Config> {
-        Ok(Config::load(self.config.as_deref())?)
+        let mut config = Config::load(self.config.as_deref())?;
+        match env::var(DATABASE_VARIABLE) {
+            Ok(text) => config.database = Some(text.parse().context(DATABASE_VARIABLE)?),
+            Err(VarError::NotPresent) => {}
+            Err(VarError::NotUnicode(_)) => bail!("{DATABASE_VARIABLE} is not UTF-8"),
+        }
+        Ok(config)
     }
 
     /// Runs `work` with the store, as the user that serves: files made as root would be closed to the server.
@@ -154,6 +237,6 @@ impl ConfigArgument {
     }
 }
 
-async fn open_store(path: &Path) -> anyhow::Result<Store> {
-    Store::open(path).await.with_context(|| format!("Cannot open the database {}", path.display()))
+async fn open_store(location: &DatabaseLocation) -> anyhow::Result<Store> {
+    Store::open(location).await.with_context(|| format!("Cannot open the database {location}"))
 }

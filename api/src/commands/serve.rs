@@ -16,6 +16,8 @@ use crate::config::Config;
 use crate::dispatch::network::PolicyWorker;
 use crate::dispatch::sync::Synchronizer;
 use crate::secrets::Vault;
+use crate::webhooks::Outside;
+use crate::webhooks::worker::Worker;
 use crate::{privileges, server};
 
 /// How long the end waits for starts of sandboxes that are under way. What is not finished then is settled by the
@@ -45,8 +47,10 @@ async fn serve(config: Config, listener: TcpListener) -> anyhow::Result<()> {
 
     let address = listener.local_addr()?;
     let listener = tokio::net::TcpListener::from_std(listener)?;
+    let outside = Outside::system(&config.webhooks)?;
     let app = App::new(config, store.clone(), vault, clock);
     let (stop, stopped) = watch::channel(false);
+    let webhooks = tokio::spawn(Worker::new(app.clone(), outside).run(stopped.clone()));
     let policies = tokio::spawn(PolicyWorker::new(app.clone()).run(stopped.clone()));
     let synchronizer = tokio::spawn(Synchronizer::new(app.clone()).run(stopped));
 
@@ -68,7 +72,7 @@ async fn serve(config: Config, listener: TcpListener) -> anyhow::Result<()> {
     }
     // The receivers are gone only if the tasks are.
     let _ = stop.send(true);
-    for (task, name) in [(synchronizer, "synchronisation"), (policies, "policy worker")] {
+    for (task, name) in [(synchronizer, "synchronisation"), (policies, "policy worker"), (webhooks, "webhook worker")] {
         if let Err(error) = task.await {
             tracing::error!(%error, name, "a task ended early");
         }

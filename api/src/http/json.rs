@@ -38,7 +38,11 @@ impl<T: DeserializeOwned + Default> FromRequest<App> for OptionalJson<T> {
 
 /// The whole body, or 413.
 pub(super) async fn read(request: Request, app: &App) -> Result<Bytes, ApiError> {
-    let limit = app.config.request_body_limit;
+    read_up_to(app.config.request_body_limit, request).await
+}
+
+/// Likewise with a limit of its own.
+pub(crate) async fn read_up_to(limit: usize, request: Request) -> Result<Bytes, ApiError> {
     axum::body::to_bytes(request.into_body(), limit).await.map_err(|error| {
         let too_large =
             std::error::Error::source(&error).is_some_and(|source| source.is::<http_body_util::LengthLimitError>());
@@ -50,7 +54,8 @@ fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
     let mut deserializer = serde_json::Deserializer::from_slice(body);
     let value = serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
         let path = error.path().to_string();
-        let field = if path == "." { "body".to_owned() } else { path };
+        // A dot is the whole, a question mark what could not be read far enough to tell.
+        let field = if matches!(path.as_str(), "." | "?") { "body".to_owned() } else { path };
         ApiError::invalid_field(field, error.into_inner().to_string())
     })?;
     deserializer.end().map_err(|error| ApiError::invalid_field("body", error.to_string()))?;

@@ -11,6 +11,7 @@ use tracing::Instrument;
 
 use crate::app::App;
 use crate::error::{self, ApiError};
+use crate::merchant::error as rpc;
 
 pub mod json;
 pub mod mutation;
@@ -36,12 +37,13 @@ pub async fn observe(State(app): State<App>, mut request: Request, next: Next) -
     let method = known_method(request.method());
     // The route, not the path: as many as there are handlers, whatever clients ask for.
     let route = route(&request);
+    let render = if rpc::speaks(request.uri().path()) { rpc::render } else { error::render };
     let span = tracing::info_span!("request", request_id, method, route);
     request.extensions_mut().insert(RequestId(request_id.clone()));
 
     let response = next.run(request).instrument(span.clone()).await;
 
-    let mut response = span.in_scope(|| error::render(response, &request_id));
+    let mut response = span.in_scope(|| render(response, &request_id));
     if let Ok(value) = HeaderValue::from_str(&request_id) {
         response.headers_mut().insert(REQUEST_ID, value);
     }

@@ -3,14 +3,18 @@
 use jiff::Timestamp;
 use sandpiper_protocol::id;
 use serde::Serialize;
-use sqlx::{QueryBuilder, Row, Sqlite};
+use sqlx::Row;
 
-use super::{Database, StoreError, count, from_ms, to_ms};
+use super::{Database, Statement, StoreError, Tx, count, from_ms, to_ms};
+
+/// Stands for a team in entries on the operator's own requests; no team's id is like it.
+pub const OPERATOR: &str = "operator";
 
 /// One mutating request.
 #[derive(Debug, Clone, Serialize, PartialEq, Eq)]
 pub struct Entry {
     pub at: Timestamp,
+    /// [`OPERATOR`] for what the operator did.
     pub team_id: String,
     pub key_id: String,
     pub request_id: String,
@@ -35,22 +39,12 @@ impl AuditLog {
 
     /// Adds the entries of one request: one for each resource that it acted on.
     pub async fn add(&self, entries: &[Entry]) -> Result<(), StoreError> {
-        let mut tx = self.database.write().await?;
+        if entries.is_empty() {
+            return Ok(());
+        }
+        let mut tx = self.database.write_shared().await?;
         for entry in entries {
-            sqlx::query(
-                "INSERT INTO audit (id, at_ms, team_id, key_id, request_id, action, resource, status) \
-                 VALUES ($1, $2, $3, $4, $5, $6, $7, $8)",
-            )
-            .bind(id::generate("aud"))
-            .bind(to_ms(entry.at))
-            .bind(&entry.team_id)
-            .bind(&entry.key_id)
-            .bind(&entry.request_id)
-            .bind(&entry.action)
-            .bind(&entry.resource)
-            .bind(i64::from(entry.status))
-            .execute(&mut *tx)
-            .await?;
+            insert(&mut tx, entry).await?;
         }
         tx.commit().await?;
         Ok(())
@@ -58,7 +52,7 @@ impl AuditLog {
 
     /// The newest `limit` entries, newest first: of one resource, or of all.
     pub async fn newest(&self, resource: Option<&str>, limit: u32) -> Result<Vec<Entry>, StoreError> {
-        let mut query = QueryBuilder::<Sqlite>::new("SELECT * FROM audit");
+        let mut query = Statement::new("SELECT * FROM audit");
         if let Some(resource) = resource {
             query.push(" WHERE resource = ").push_bind(resource);
         }
@@ -78,4 +72,23 @@ impl AuditLog {
             })
             .collect()
     }
+}
+
+/// Adds an entry in the transaction of what it tells of.
+pub(super) async fn insert(tx: &mut Tx, entry: &Entry) -> Result<(), StoreError> {
+    sqlx::query(
+        "INSERT INTO audit (id, at_ms, team_id, key_id, request_id, action, resource, status) \
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8)",
+    )
+    .bind(id::generate("aud"))
+    .bind(to_ms(entry.at))
+    .bind(&entry.team_id)
+    .bind(&entry.key_id)
+    .bind(&entry.request_id)
+    .bind(&entry.action)
+    .bind(&entry.resource)
+    .bind(i64::from(entry.status))
+    .execute(&mut **tx)
+    .await?;
+    Ok(())
 }

@@ -5,11 +5,11 @@ use std::str::FromStr;
 
 use jiff::Timestamp;
 use sandpiper_protocol::agent;
-use sqlx::sqlite::SqliteRow;
-use sqlx::{QueryBuilder, Row, Sqlite};
+use sqlx::Row;
+use sqlx::any::AnyRow;
 
 use super::sandbox_row::SandboxRow;
-use super::{Database, StoreError, count, from_ms, idempotency, to_ms, word};
+use super::{Database, Statement, StoreError, count, from_ms, idempotency, to_ms, truth, word};
 
 /// Where a checkpoint is in its life.
 ///
@@ -130,7 +130,7 @@ impl Checkpoints {
         sandbox: &SandboxRow,
         claim: Option<&idempotency::Claim>,
     ) -> Result<(), CreateCheckpointError> {
-        let mut tx = self.database.write().await?;
+        let mut tx = self.database.write_shared().await?;
         sqlx::query(
             "INSERT INTO checkpoints (id, team_id, name, state, sandbox_id, template, template_version, memory, cpu, \
                  memory_mb, disk_gib, created_at_ms) \
@@ -142,7 +142,7 @@ impl Checkpoints {
         .bind(&sandbox.id)
         .bind(&sandbox.template)
         .bind(&sandbox.template_version)
-        .bind(new.memory)
+        .bind(i64::from(new.memory))
         .bind(i64::from(sandbox.cpu))
         .bind(i64::from(sandbox.memory_mb))
         .bind(i64::from(sandbox.disk_gib))
@@ -178,7 +178,7 @@ impl Checkpoints {
         after: Option<&str>,
         limit: u32,
     ) -> Result<CheckpointPage, StoreError> {
-        let mut query = QueryBuilder::<Sqlite>::new("SELECT * FROM checkpoints WHERE state <> 'deleted'");
+        let mut query = Statement::new("SELECT * FROM checkpoints WHERE state <> 'deleted'");
         query.push(" AND team_id = ").push_bind(team_id);
         if let Some(sandbox_id) = sandbox_id {
             query.push(" AND sandbox_id = ").push_bind(sandbox_id);
@@ -223,7 +223,7 @@ impl Checkpoints {
                  WHERE id = $1 AND state <> 'deleted'",
             )
             .bind(&report.id)
-            .bind(report.memory)
+            .bind(i64::from(report.memory))
             .bind(i64::from(report.cpu))
             .bind(i64::from(report.memory_mb))
             .bind(i64::from(report.disk_gib))
@@ -237,7 +237,7 @@ impl Checkpoints {
 
     /// The agent does not have it any more: `ready` becomes `failed`; false when it was not ready.
     pub async fn lose(&self, id: &str) -> Result<bool, StoreError> {
-        let mut tx = self.database.write().await?;
+        let mut tx = self.database.write_shared().await?;
         let done =
             sqlx::query("UPDATE checkpoints SET state = 'failed', size_bytes = 0 WHERE id = $1 AND state = 'ready'")
                 .bind(id)
@@ -249,7 +249,7 @@ impl Checkpoints {
 
     /// The checkpoint is gone, or was never taken.
     pub async fn delete(&self, id: &str, now: Timestamp) -> Result<(), StoreError> {
-        let mut tx = self.database.write().await?;
+        let mut tx = self.database.write_shared().await?;
         sqlx::query(
             "UPDATE checkpoints SET state = 'deleted', deleted_at_ms = $2 WHERE id = $1 AND state <> 'deleted'",
         )
@@ -272,7 +272,7 @@ impl CheckpointRow {
     }
 }
 
-fn read(row: &SqliteRow) -> Result<CheckpointRow, StoreError> {
+fn read(row: &AnyRow) -> Result<CheckpointRow, StoreError> {
     Ok(CheckpointRow {
         id: row.try_get("id")?,
         team_id: row.try_get("team_id")?,
@@ -281,7 +281,7 @@ fn read(row: &SqliteRow) -> Result<CheckpointRow, StoreError> {
         sandbox_id: row.try_get("sandbox_id")?,
         template: row.try_get("template")?,
         template_version: row.try_get("template_version")?,
-        memory: row.try_get("memory")?,
+        memory: truth(row.try_get("memory")?)?,
         cpu: count(row.try_get("cpu")?)?,
         memory_mb: count(row.try_get("memory_mb")?)?,
         disk_gib: count(row.try_get("disk_gib")?)?,

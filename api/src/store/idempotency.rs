@@ -127,7 +127,7 @@ impl IdempotencyKeys {
 
     /// Keeps the answer to the claim's request.
     pub async fn finish(&self, claim: &Claim, answer: &Answer) -> Result<(), StoreError> {
-        let mut tx = self.database.write().await?;
+        let mut tx = self.database.write_shared().await?;
         sqlx::query(
             "UPDATE idempotency_keys SET state = 'finished', status = $4, body = $5, session_of = $6 \
              WHERE team_id = $1 AND key = $2 AND claim = $3",
@@ -146,7 +146,7 @@ impl IdempotencyKeys {
 
     /// Forgets the key: its request may be tried again.
     pub async fn release(&self, claim: &Claim) -> Result<(), StoreError> {
-        let mut tx = self.database.write().await?;
+        let mut tx = self.database.write_shared().await?;
         sqlx::query("DELETE FROM idempotency_keys WHERE team_id = $1 AND key = $2 AND claim = $3")
             .bind(&claim.team_id)
             .bind(&claim.key)
@@ -185,4 +185,30 @@ pub(super) async fn name_resource(tx: &mut Tx, claim: &Claim, resource_id: &str)
 
 fn later(ms: i64, by: Duration) -> i64 {
     ms.saturating_add(i64::try_from(by.as_millis()).unwrap_or(i64::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Store;
+    use super::super::testing::test_store;
+    use super::*;
+    use crate::plan::Plan;
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+    async fn of_two_processes_on_one_database_one_gets_the_key() {
+        let store = test_store().await;
+        let other = Store::open(&store.location()).await.unwrap();
+        let team = store.teams.ensure("acme", Plan::Pro, Timestamp::UNIX_EPOCH).await.unwrap();
+
+        let claims = [&*store, &other].into_iter().cycle().take(16).map(|store| {
+            let (keys, team_id) = (store.idempotency.clone(), team.id.clone());
+            tokio::spawn(async move { keys.claim(&team_id, "k", &"0".repeat(64), Timestamp::UNIX_EPOCH).await })
+        });
+        let mut claimed = 0;
+        for claim in claims.collect::<Vec<_>>() {
+            claimed += u32::from(matches!(claim.await.unwrap().unwrap(), Lookup::Claimed(_)));
+        }
+
+        assert_eq!(claimed, 1);
+    }
 }

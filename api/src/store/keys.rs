@@ -82,7 +82,7 @@ impl ApiKeys {
         now: Timestamp,
     ) -> Result<String, StoreError> {
         let key_id = id::generate("key");
-        let mut tx = self.database.write().await?;
+        let mut tx = self.database.write_shared().await?;
         sqlx::query(
             "INSERT INTO api_keys (id, team_id, name, hash, capability, created_at_ms) VALUES ($1, $2, $3, $4, $5, $6)",
         )
@@ -144,7 +144,7 @@ impl ApiKeys {
 
     /// Ends a key; false when there is no such key or it had ended already.
     pub async fn revoke(&self, key_id: &str, now: Timestamp) -> Result<bool, StoreError> {
-        let mut tx = self.database.write().await?;
+        let mut tx = self.database.write_shared().await?;
         let done = sqlx::query("UPDATE api_keys SET revoked_at_ms = $1 WHERE id = $2 AND revoked_at_ms IS NULL")
             .bind(to_ms(now))
             .bind(key_id)

@@ -1,81 +1,90 @@
-//! What must survive: teams, keys, the template catalog, sandboxes, checkpoints, idempotency keys, the audit.
+//! What must survive: teams, keys, the template catalog, sandboxes, checkpoints, idempotency keys, the audit; merchants, what
+//! they may discover, payments, webhook deliveries.
 //!
 //! One file per resource, each a handle over the same [`Database`]. The SQL is written once for SQLite and PostgreSQL:
-//! `$1` placeholders, `ON CONFLICT`, `RETURNING`, text ids, integer times. What differs is in two places only, the
-//! migrations (a folder per database) and this file.
-//!
-//! SQLite allows one writer. A transaction that reads first and writes later would fail with "database is locked" when
-//! another wrote in between, so writes go through **one** connection and begin with `BEGIN IMMEDIATE`; reads have
-//! connections of their own and never wait (WAL). `synchronous=FULL`: what was acknowledged survives a power cut.
+//! `$1` placeholders, `ON CONFLICT`, `RETURNING`, text ids, integer times and truth values. What differs is in two places
+//! only: the migrations, a folder per database, each the other's twin, and [`database`].
 
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::path::PathBuf;
+use std::sync::Arc;
 
 use jiff::Timestamp;
-use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous};
-use sqlx::{Sqlite, Transaction};
 
 pub mod audit;
+pub(crate) mod batch;
 pub mod checkpoints;
+pub(crate) mod database;
+pub mod deliveries;
+pub mod delivery_claims;
+pub mod delivery_list;
+pub mod discovery;
 pub mod idempotency;
 pub mod keys;
+pub mod location;
+pub mod merchant_keys;
+pub mod merchants;
+pub mod operator_keys;
+pub mod payments;
 pub mod sandbox_documents;
 pub mod sandbox_list;
 pub mod sandbox_network;
 pub mod sandbox_row;
 pub mod sandboxes;
+mod statement;
 pub mod teams;
 pub mod templates;
+#[cfg(test)]
+pub(crate) mod testing;
+pub mod webhook_endpoints;
 
 pub use audit::AuditLog;
+pub(crate) use batch::Batch;
 pub use checkpoints::Checkpoints;
+pub(crate) use database::{Database, Tx};
+pub use deliveries::Deliveries;
+pub use delivery_claims::DeliveryClaims;
+pub use discovery::Discovery;
 pub use idempotency::IdempotencyKeys;
 pub use keys::ApiKeys;
+pub use location::DatabaseLocation;
+pub use merchant_keys::MerchantKeys;
+pub use merchants::Merchants;
+pub use operator_keys::OperatorKeys;
+pub use payments::Payments;
 pub use sandboxes::Sandboxes;
+pub(crate) use statement::Statement;
 pub use teams::Teams;
 pub use templates::Templates;
-
-/// Connections for reading.
-const READERS: u32 = 4;
-/// How long a statement waits for another process that writes (`sandpiper-api key create` beside the server).
-const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a request waits for its turn at a connection.
-const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(10);
-
-static MIGRATIONS: sqlx::migrate::Migrator = sqlx::migrate!("src/store/migrations/sqlite");
-
-/// A transaction that may write.
-pub(crate) type Tx = Transaction<'static, Sqlite>;
+pub use webhook_endpoints::WebhookEndpoints;
 
 /// Why the store did not do what it was asked.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     #[error("Database")]
-    Database(#[from] sqlx::Error),
+    Database(#[source] sqlx::Error),
+    /// PostgreSQL keeps no text with one; SQLite does.
+    #[error("A text has the character NUL")]
+    NulCharacter,
     #[error("Database migration")]
     Migration(#[from] sqlx::migrate::MigrateError),
     #[error("Folder {path:?} of the database cannot be made")]
     Folder { path: PathBuf, source: std::io::Error },
     #[error("A stored value cannot be read: {what}")]
     Corrupt { what: String },
+    /// Shared by all writes of the batch.
+    #[error("Database, at the commit of a batch")]
+    Commit(#[source] Arc<sqlx::Error>),
+    #[error("The write was given up; what it was to change is as before")]
+    Unwritten,
 }
 
-/// The connections.
-#[derive(Debug, Clone)]
-pub(crate) struct Database {
-    writer: SqlitePool,
-    reader: SqlitePool,
-}
-
-impl Database {
-    /// Begins a transaction that holds the write lock from its first moment.
-    pub(crate) async fn write(&self) -> Result<Tx, StoreError> {
-        Ok(self.writer.begin_with("BEGIN IMMEDIATE").await?)
-    }
-
-    /// For statements that only read.
-    pub(crate) fn read(&self) -> &SqlitePool {
-        &self.reader
+impl From<sqlx::Error> for StoreError {
+    fn from(error: sqlx::Error) -> Self {
+        // `character_not_in_repertoire`: what is bound is UTF-8, so it can be nothing else.
+        match error.as_database_error().and_then(|refused| refused.code()) {
+            Some(code) if code == "22021" => StoreError::NulCharacter,
+            _ => StoreError::Database(error),
+        }
     }
 }
 
@@ -89,37 +98,22 @@ pub struct Store {
     pub checkpoints: Checkpoints,
     pub idempotency: IdempotencyKeys,
     pub audit: AuditLog,
+    pub operator_keys: OperatorKeys,
+    pub merchants: Merchants,
+    pub merchant_keys: MerchantKeys,
+    pub discovery: Discovery,
+    pub payments: Payments,
+    pub webhook_endpoints: WebhookEndpoints,
+    pub deliveries: Deliveries,
+    pub delivery_claims: DeliveryClaims,
     database: Database,
 }
 
 impl Store {
-    /// Opens the SQLite file at `path`, made together with its folder (mode 0700) where missing, and brings its schema up to
-    /// date.
-    pub async fn open(path: &Path) -> Result<Self, StoreError> {
-        if let Some(folder) = path.parent() {
-            crate::private_files::folder(folder)
-                .map_err(|source| StoreError::Folder { path: folder.to_owned(), source })?;
-        }
-        let options = SqliteConnectOptions::new()
-            .filename(path)
-            .create_if_missing(true)
-            .journal_mode(SqliteJournalMode::Wal)
-            .synchronous(SqliteSynchronous::Full)
-            .foreign_keys(true)
-            .busy_timeout(BUSY_TIMEOUT);
-        let pool = |connections| {
-            SqlitePoolOptions::new()
-                .max_connections(connections)
-                .min_connections(1)
-                .idle_timeout(None)
-                .max_lifetime(None)
-                .acquire_timeout(ACQUIRE_TIMEOUT)
-        };
-        let writer = pool(1).connect_with(options.clone()).await?;
-        MIGRATIONS.run(&writer).await?;
-        let reader = pool(READERS).connect_with(options.create_if_missing(false).read_only(true)).await?;
-
-        let database = Database { writer, reader };
+    /// Opens the database and brings its schema up to date.
+    pub async fn open(location: &DatabaseLocation) -> Result<Self, StoreError> {
+        let database = Database::open(location).await?;
+        let batch = Batch::start(database.clone());
         Ok(Self {
             teams: Teams::new(database.clone()),
             keys: ApiKeys::new(database.clone()),
@@ -128,6 +122,14 @@ impl Store {
             checkpoints: Checkpoints::new(database.clone()),
             idempotency: IdempotencyKeys::new(database.clone()),
             audit: AuditLog::new(database.clone()),
+            operator_keys: OperatorKeys::new(database.clone()),
+            merchants: Merchants::new(database.clone()),
+            merchant_keys: MerchantKeys::new(database.clone()),
+            discovery: Discovery::new(database.clone()),
+            payments: Payments::new(database.clone(), batch.clone()),
+            webhook_endpoints: WebhookEndpoints::new(database.clone(), batch.clone()),
+            deliveries: Deliveries::new(database.clone(), batch.clone()),
+            delivery_claims: DeliveryClaims::new(database.clone(), batch),
             database,
         })
     }
@@ -138,10 +140,9 @@ impl Store {
         Ok(())
     }
 
-    /// Closes all connections, after which the file is complete without its write-ahead log.
+    /// Closes all connections.
     pub async fn close(&self) {
-        self.database.reader.close().await;
-        self.database.writer.close().await;
+        self.database.close().await;
     }
 }
 
@@ -160,6 +161,15 @@ pub(crate) fn count<T: TryFrom<i64>>(value: i64) -> Result<T, StoreError> {
     T::try_from(value).map_err(|_| StoreError::Corrupt { what: format!("number {value}") })
 }
 
+/// A stored truth value.
+pub(crate) fn truth(value: i64) -> Result<bool, StoreError> {
+    match value {
+        0 => Ok(false),
+        1 => Ok(true),
+        _ => Err(StoreError::Corrupt { what: format!("truth value {value}") }),
+    }
+}
+
 /// A stored word of a known few.
 pub(crate) fn word<T: std::str::FromStr>(value: &str) -> Result<T, StoreError> {
     value.parse().map_err(|_| StoreError::Corrupt { what: format!("word {value:?}") })
@@ -167,61 +177,43 @@ pub(crate) fn word<T: std::str::FromStr>(value: &str) -> Result<T, StoreError> {
 
 #[cfg(test)]
 mod tests {
+    use super::testing::{refusal, test_store};
     use super::*;
 
     #[tokio::test]
-    async fn the_database_keeps_its_promises_on_durability_and_references() {
-        let folder = tempfile::tempdir().unwrap();
-        let store = Store::open(&folder.path().join("api/sandpiper.db")).await.unwrap();
-
-        let mut tx = store.database.write().await.unwrap();
-        let journal: String = sqlx::query_scalar("PRAGMA journal_mode").fetch_one(&mut *tx).await.unwrap();
-        let synchronous: i64 = sqlx::query_scalar("PRAGMA synchronous").fetch_one(&mut *tx).await.unwrap();
-        let foreign_keys: i64 = sqlx::query_scalar("PRAGMA foreign_keys").fetch_one(&mut *tx).await.unwrap();
-
-        assert_eq!((journal.as_str(), synchronous, foreign_keys), ("wal", 2, 1));
-    }
-
-    #[tokio::test]
-    async fn what_was_committed_is_there_after_the_file_is_opened_again() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("sandpiper.db");
-        let store = Store::open(&path).await.unwrap();
+    async fn what_was_committed_is_there_after_the_database_is_opened_again() {
+        let store = test_store().await;
         let made = store.teams.ensure("acme", crate::plan::Plan::Pro, Timestamp::UNIX_EPOCH).await.unwrap();
-        // As after a kill: nothing is closed, the log is not merged.
-        std::mem::forget(store);
 
-        let reopened = Store::open(&path).await.unwrap();
+        // As after a kill: the first one is not closed, its log is not merged.
+        let reopened = Store::open(&store.location()).await.unwrap();
 
         assert_eq!(reopened.teams.by_slug("acme").await.unwrap().map(|team| team.id), Some(made.id));
     }
 
     #[tokio::test]
     async fn the_schema_itself_keeps_the_dead_dead() {
-        let folder = tempfile::tempdir().unwrap();
-        let store = Store::open(&folder.path().join("sandpiper.db")).await.unwrap();
+        let store = test_store().await;
         let mut tx = store.database.write().await.unwrap();
         sqlx::raw_sql(
             "INSERT INTO teams VALUES ('t', 't', 'pro', 0); \
-             INSERT INTO template_versions VALUES ('v', 'base', 1, 'd', 1, 1, 0, TRUE); \
+             INSERT INTO template_versions VALUES ('v', 'base', 1, 'd', 1, 1, 0, 1); \
              INSERT INTO sandboxes (id, team_id, state, template, template_version, cpu, memory_mb, disk_gib, \
                  timeout_seconds, on_timeout, auto_resume, exposed_ports, allow_public_traffic, created_at_ms, \
                  error_code, error_message) \
-             VALUES ('s', 't', 'failed', 'base', 'v', 1, 1, 1, 1, 'kill', FALSE, '[]', TRUE, 0, 'c', 'm'); \
+             VALUES ('s', 't', 'failed', 'base', 'v', 1, 1, 1, 1, 'kill', 0, '[]', 1, 0, 'c', 'm'); \
              INSERT INTO checkpoints (id, team_id, name, state, sandbox_id, template, template_version, memory, cpu, \
                  memory_mb, disk_gib, created_at_ms) \
-             VALUES ('c', 't', 'n', 'ready', 's', 'base', 'v', FALSE, 1, 1, 1, 0)",
+             VALUES ('c', 't', 'n', 'ready', 's', 'base', 'v', 0, 1, 1, 1, 0)",
         )
         .execute(&mut *tx)
         .await
         .unwrap();
-        let mut refused = async |statement: &'static str| {
-            sqlx::raw_sql(statement).execute(&mut *tx).await.err().map(|error| error.to_string()).unwrap_or_default()
-        };
+        let mut refused = async |statement| refusal(&mut tx, statement).await;
 
         assert!(refused("UPDATE sandboxes SET state = 'stopped'").await.contains("ended stays ended"));
         assert!(refused("UPDATE checkpoints SET state = 'creating'").await.contains("cannot change its state"));
-        assert!(refused("UPDATE checkpoints SET state = 'deleted'").await.contains("CHECK"));
+        assert!(refused("UPDATE checkpoints SET state = 'deleted'").await.to_lowercase().contains("check"));
         assert_eq!(refused("UPDATE checkpoints SET state = 'deleted', deleted_at_ms = 1").await, "");
         assert!(
             refused("UPDATE checkpoints SET state = 'ready', deleted_at_ms = NULL").await.contains("cannot change")
@@ -232,8 +224,7 @@ mod tests {
 
     #[tokio::test]
     async fn writers_wait_for_each_other_and_none_fails() {
-        let folder = tempfile::tempdir().unwrap();
-        let store = Store::open(&folder.path().join("sandpiper.db")).await.unwrap();
+        let store = test_store().await;
 
         let writers = (0..32).map(|n| {
             let teams = store.teams.clone();

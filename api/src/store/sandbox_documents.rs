@@ -4,13 +4,13 @@
 use std::collections::BTreeMap;
 
 use sandpiper_protocol::agent::NetworkPolicy;
-use sqlx::sqlite::SqliteRow;
-use sqlx::{QueryBuilder, Row, Sqlite};
+use sqlx::Row;
+use sqlx::any::AnyRow;
 
 use super::sandbox_network::read_policy;
 use super::sandbox_row::SandboxRow;
 use super::sandboxes::Sandboxes;
-use super::{StoreError, Tx};
+use super::{Statement, StoreError, Tx};
 
 /// A sandbox's documents.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -21,7 +21,7 @@ pub(crate) struct Documents {
 
 impl Sandboxes {
     /// Rows with their documents, in the order given.
-    pub(super) async fn with_documents(&self, rows: &[SqliteRow]) -> Result<Vec<SandboxRow>, StoreError> {
+    pub(super) async fn with_documents(&self, rows: &[AnyRow]) -> Result<Vec<SandboxRow>, StoreError> {
         let ids = rows.iter().map(|row| row.try_get("id")).collect::<Result<Vec<String>, _>>()?;
         let mut documents = self.documents(&ids).await?;
         rows.iter().zip(&ids).map(|(row, id)| SandboxRow::read(row, documents.remove(id).unwrap_or_default())).collect()
@@ -33,23 +33,18 @@ impl Sandboxes {
         if ids.is_empty() {
             return Ok(by_sandbox);
         }
-        let of_these = |select: &str| {
-            let mut query = QueryBuilder::<Sqlite>::new(select);
-            query.push(" WHERE sandbox_id IN (");
-            let mut list = query.separated(", ");
-            for id in ids {
-                list.push_bind(id.clone());
-            }
-            query.push(")");
-            query
+        let of_these = |select| {
+            let mut query = Statement::new(select);
+            query.push(" WHERE sandbox_id IN ").push_list(ids);
+            query.build()
         };
-        let mut metadata = of_these("SELECT sandbox_id, key, value FROM sandbox_metadata");
-        for row in metadata.build().fetch_all(self.database.read()).await? {
+        let metadata = of_these("SELECT sandbox_id, key, value FROM sandbox_metadata");
+        for row in metadata.fetch_all(self.database.read()).await? {
             let documents = by_sandbox.entry(row.try_get("sandbox_id")?).or_default();
             documents.metadata.insert(row.try_get("key")?, row.try_get("value")?);
         }
-        let mut policies = of_these("SELECT sandbox_id, policy FROM sandbox_policies");
-        for row in policies.build().fetch_all(self.database.read()).await? {
+        let policies = of_these("SELECT sandbox_id, policy FROM sandbox_policies");
+        for row in policies.fetch_all(self.database.read()).await? {
             by_sandbox.entry(row.try_get("sandbox_id")?).or_default().policy = read_policy(row.try_get("policy")?)?;
         }
         Ok(by_sandbox)

@@ -5,11 +5,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use sqlx::{QueryBuilder, Sqlite};
-
-use super::StoreError;
 use super::sandbox_row::{SandboxRow, State};
 use super::sandboxes::Sandboxes;
+use super::{Statement, StoreError};
 
 /// Which sandboxes a list shows.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -37,15 +35,10 @@ impl Sandboxes {
         after: Option<&str>,
         limit: u32,
     ) -> Result<Page, StoreError> {
-        let mut query = QueryBuilder::<Sqlite>::new("SELECT s.* FROM sandboxes s WHERE s.state <> 'destroyed'");
+        let mut query = Statement::new("SELECT s.* FROM sandboxes s WHERE s.state <> 'destroyed'");
         query.push(" AND s.team_id = ").push_bind(team_id);
         if !filter.states.is_empty() {
-            query.push(" AND s.state IN (");
-            let mut list = query.separated(", ");
-            for state in &filter.states {
-                list.push_bind(state.as_str());
-            }
-            query.push(")");
+            query.push(" AND s.state IN ").push_list(filter.states.iter().map(|state| state.as_str()));
         }
         for (key, value) in &filter.metadata {
             query.push(" AND EXISTS (SELECT 1 FROM sandbox_metadata m WHERE m.sandbox_id = s.id AND m.key = ");

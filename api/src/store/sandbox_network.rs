@@ -37,7 +37,7 @@ impl WantedPolicy {
 impl Sandboxes {
     /// Records a new policy, to be sent; its version, or `None` for a sandbox that has failed or is destroyed.
     pub async fn replace_policy(&self, id: &str, policy: &NetworkPolicy) -> Result<Option<u64>, StoreError> {
-        let mut tx = self.database.write().await?;
+        let mut tx = self.database.write_shared().await?;
         let version: Option<i64> = sqlx::query_scalar(
             "UPDATE sandboxes SET network_version = network_version + 1, network_error = NULL \
              WHERE id = $1 AND state NOT IN ('failed', 'destroyed') RETURNING network_version",
@@ -82,7 +82,7 @@ impl Sandboxes {
 
     /// The agent has answered that this version is in force.
     pub async fn note_policy(&self, id: &str, version: u64) -> Result<(), StoreError> {
-        let mut tx = self.database.write().await?;
+        let mut tx = self.database.write_shared().await?;
         note_version(&mut tx, id, version, Source::Answer).await?;
         tx.commit().await?;
         Ok(())
@@ -90,7 +90,7 @@ impl Sandboxes {
 
     /// Why the agent did not take this version; forgotten if there is a newer one by now.
     pub async fn note_policy_error(&self, id: &str, version: u64, error: &str) -> Result<(), StoreError> {
-        let mut tx = self.database.write().await?;
+        let mut tx = self.database.write_shared().await?;
         sqlx::query(
             "UPDATE sandboxes SET network_error = $3 \
              WHERE id = $1 AND network_version = $2 AND network_applied < network_version",
@@ -126,12 +126,12 @@ pub(super) async fn note_version(tx: &mut Tx, id: &str, version: u64, source: So
              network_error = CASE WHEN $2 < network_version THEN network_error END \
          WHERE id = $1 AND state NOT IN ('failed', 'destroyed') \
              AND (network_applied = 0 OR $2 > network_version \
-                  OR ($3 AND $2 > network_applied) OR ($4 AND $2 < network_applied))",
+                  OR ($3 = 1 AND $2 > network_applied) OR ($4 = 1 AND $2 < network_applied))",
     )
     .bind(id)
     .bind(to_stored(version))
-    .bind(source == Source::Answer)
-    .bind(source == Source::FreshReport)
+    .bind(i64::from(source == Source::Answer))
+    .bind(i64::from(source == Source::FreshReport))
     .execute(&mut **tx)
     .await?;
     Ok(())
@@ -164,57 +164,40 @@ fn policy_json(policy: &NetworkPolicy) -> String {
 
 #[cfg(test)]
 mod tests {
-    use sqlx::{Connection, SqliteConnection};
+    use super::super::database::connect;
+    use super::super::testing::{TestDatabase, refusal, test_store};
+    use super::super::{DatabaseLocation, Store};
 
-    use super::*;
+    const STOPPED_SANDBOX: &str = "INSERT INTO teams VALUES ('t', 't', 'pro', 0); \
+        INSERT INTO template_versions VALUES ('v', 'base', 1, 'd', 1, 1, 0, 1); \
+        INSERT INTO sandboxes (id, team_id, state, template, template_version, cpu, memory_mb, disk_gib, \
+            timeout_seconds, on_timeout, auto_resume, exposed_ports, allow_public_traffic, created_at_ms) \
+        VALUES ('s', 't', 'stopped', 'base', 'v', 1, 1, 1, 1, 'kill', 0, '[]', 1, 0)";
 
     #[tokio::test]
     async fn sandboxes_from_before_networks_get_none_by_the_migration() {
-        let mut database = SqliteConnection::connect("sqlite::memory:").await.unwrap();
-        let mut run = async |sql: &'static str| sqlx::raw_sql(sql).execute(&mut database).await.map(drop);
-        run(include_str!("migrations/sqlite/0001_sandboxes.sql")).await.unwrap();
-        run(include_str!("migrations/sqlite/0002_snapshots.sql")).await.unwrap();
-        run("INSERT INTO teams VALUES ('t', 't', 'pro', 0); \
-             INSERT INTO template_versions VALUES ('v', 'base', 1, 'd', 1, 1, 0, TRUE); \
-             INSERT INTO sandboxes (id, team_id, state, template, template_version, cpu, memory_mb, disk_gib, \
-                 timeout_seconds, on_timeout, auto_resume, exposed_ports, allow_public_traffic, created_at_ms) \
-             VALUES ('s', 't', 'stopped', 'base', 'v', 1, 1, 1, 1, 'kill', FALSE, '[]', TRUE, 0)")
-        .await
-        .unwrap();
+        let database = TestDatabase::new().await;
+        let location: DatabaseLocation = database.location.parse().unwrap();
+        let (mut connection, migrations) = connect(&location).await.unwrap();
+        migrations.run_to(2, &mut connection).await.unwrap();
+        sqlx::raw_sql(STOPPED_SANDBOX).execute(&mut connection).await.unwrap();
 
-        run(include_str!("migrations/sqlite/0003_network.sql")).await.unwrap();
+        let store = Store::open(&location).await.unwrap();
 
-        let row = sqlx::query(
-            "SELECT s.*, p.policy FROM sandboxes s JOIN sandbox_policies p ON p.sandbox_id = s.id WHERE s.id = 's'",
-        )
-        .fetch_one(&mut database)
-        .await
-        .unwrap();
-        assert!(!read_policy(row.get("policy")).unwrap().allow_internet_access);
-        assert!(NetworkState::read(&row).unwrap().is_pending());
+        let wanted = store.sandboxes.wanted_policy("s").await.unwrap().unwrap();
+        assert!(!wanted.policy.allow_internet_access);
+        assert!(wanted.state.is_pending());
     }
 
     #[tokio::test]
     async fn the_schema_itself_keeps_versions_in_order() {
-        let mut database = SqliteConnection::connect("sqlite::memory:").await.unwrap();
-        let mut run = async |sql: &'static str| {
-            sqlx::raw_sql(sql).execute(&mut database).await.err().map(|error| error.to_string()).unwrap_or_default()
-        };
-        for migration in [
-            include_str!("migrations/sqlite/0001_sandboxes.sql"),
-            include_str!("migrations/sqlite/0002_snapshots.sql"),
-            include_str!("migrations/sqlite/0003_network.sql"),
-            "INSERT INTO teams VALUES ('t', 't', 'pro', 0); \
-             INSERT INTO template_versions VALUES ('v', 'base', 1, 'd', 1, 1, 0, TRUE); \
-             INSERT INTO sandboxes (id, team_id, state, template, template_version, cpu, memory_mb, disk_gib, \
-                 timeout_seconds, on_timeout, auto_resume, exposed_ports, allow_public_traffic, created_at_ms) \
-             VALUES ('s', 't', 'stopped', 'base', 'v', 1, 1, 1, 1, 'kill', FALSE, '[]', TRUE, 0)",
-        ] {
-            assert_eq!(run(migration).await, "");
-        }
+        let store = test_store().await;
+        let mut tx = store.database.write().await.unwrap();
+        sqlx::raw_sql(STOPPED_SANDBOX).execute(&mut *tx).await.unwrap();
+        let mut refused = async |statement| refusal(&mut tx, statement).await;
 
-        assert_eq!(run("UPDATE sandboxes SET network_version = 3, network_applied = 2").await, "");
-        assert!(run("UPDATE sandboxes SET network_applied = 4").await.contains("CHECK"));
-        assert!(run("UPDATE sandboxes SET network_version = 2").await.contains("only grows"));
+        assert_eq!(refused("UPDATE sandboxes SET network_version = 3, network_applied = 2").await, "");
+        assert!(refused("UPDATE sandboxes SET network_applied = 4").await.to_lowercase().contains("check"));
+        assert!(refused("UPDATE sandboxes SET network_version = 2").await.contains("only grows"));
     }
 }

@@ -7,10 +7,10 @@ use std::str::FromStr;
 use jiff::Timestamp;
 use sandpiper_protocol::agent::{self, ExposedPort, Lifecycle, Network, NetworkPolicy, OnTimeout, SandboxError};
 use sqlx::Row;
-use sqlx::sqlite::SqliteRow;
+use sqlx::any::AnyRow;
 
 use super::sandbox_documents::Documents;
-use super::{StoreError, count, from_ms, word};
+use super::{StoreError, count, from_ms, truth, word};
 
 /// Where a sandbox is in its life.
 ///
@@ -136,7 +136,7 @@ pub struct NetworkState {
 
 impl NetworkState {
     /// The columns of a row of `sandboxes`.
-    pub(super) fn read(row: &SqliteRow) -> Result<Self, StoreError> {
+    pub(super) fn read(row: &AnyRow) -> Result<Self, StoreError> {
         Ok(Self {
             version: count(row.try_get("network_version")?)?,
             applied: count(row.try_get("network_applied")?)?,
@@ -188,7 +188,7 @@ pub struct SandboxRow {
 
 impl SandboxRow {
     /// A row of `sandboxes`, with its documents.
-    pub(crate) fn read(row: &SqliteRow, Documents { metadata, policy }: Documents) -> Result<Self, StoreError> {
+    pub(crate) fn read(row: &AnyRow, Documents { metadata, policy }: Documents) -> Result<Self, StoreError> {
         let time = |column: &str| -> Result<Option<Timestamp>, StoreError> {
             row.try_get::<Option<i64>, _>(column)?.map(from_ms).transpose()
         };
@@ -208,12 +208,12 @@ impl SandboxRow {
             deadline: time("deadline_ms")?,
             lifecycle: Lifecycle {
                 on_timeout: on_timeout(row.try_get("on_timeout")?)?,
-                auto_resume: row.try_get("auto_resume")?,
+                auto_resume: truth(row.try_get("auto_resume")?)?,
             },
             metadata,
             exposed_ports: serde_json::from_str(&ports)
                 .map_err(|_| StoreError::Corrupt { what: "exposed_ports".into() })?,
-            allow_public_traffic: row.try_get("allow_public_traffic")?,
+            allow_public_traffic: truth(row.try_get("allow_public_traffic")?)?,
             policy,
             network: NetworkState::read(row)?,
             data_plane_url: row.try_get("data_plane_url")?,

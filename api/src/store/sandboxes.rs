@@ -1,7 +1,7 @@
 //! Sandboxes: made under the quota, kept in step with the agent, ended.
 //!
-//! The quota is checked in the transaction that inserts a row, or that takes a stopped one back into use. Writers take
-//! turns ([`super`]), so however many requests arrive at once, the sum never passes the limit.
+//! The quota is checked in the transaction that inserts a row, or that takes a stopped one back into use. Such transactions
+//! take turns ([`super::database`]), so however many requests arrive at once, the sum never passes the limit.
 
 use std::collections::BTreeMap;
 
@@ -112,14 +112,18 @@ impl Sandboxes {
         if !usage.leaves_room(quota, 1, cpu, memory_mb) {
             return Err(QuotaError::OverQuota(usage));
         }
-        sqlx::query("UPDATE sandboxes SET state = 'restoring' WHERE id = $1").bind(id).execute(&mut *tx).await?;
+        // Whoever destroys it does not wait for this transaction.
+        let taken = sqlx::query("UPDATE sandboxes SET state = 'restoring' WHERE id = $1 AND state = 'stopped'")
+            .bind(id)
+            .execute(&mut *tx)
+            .await?;
         tx.commit().await?;
-        Ok(true)
+        Ok(taken.rows_affected() == 1)
     }
 
     /// Shows a ready sandbox as `stopping` from now on, before the agent is asked to stop it.
     pub async fn mark_stopping(&self, id: &str) -> Result<(), StoreError> {
-        let mut tx = self.database.write().await?;
+        let mut tx = self.database.write_shared().await?;
         sqlx::query("UPDATE sandboxes SET state = 'stopping' WHERE id = $1 AND state = 'ready'")
             .bind(id)
             .execute(&mut *tx)
@@ -229,7 +233,7 @@ impl Sandboxes {
             }
             (error, _) => error.clone(),
         };
-        let mut tx = self.database.write().await?;
+        let mut tx = self.database.write_shared().await?;
         let taken_over = sqlx::query(
             "UPDATE sandboxes SET state = $2, deadline_ms = $3, on_timeout = $4, auto_resume = $5, exposed_ports = $6, \
                  data_plane_url = $7, started_at_ms = $8, stopped_at_ms = $9, error_code = $10, error_message = $11, \
@@ -241,7 +245,7 @@ impl Sandboxes {
         .bind(state.as_str())
         .bind(to_ms(report.deadline))
         .bind(on_timeout_word(report.lifecycle.on_timeout))
-        .bind(report.lifecycle.auto_resume)
+        .bind(i64::from(report.lifecycle.auto_resume))
         .bind(ports_json(&report.exposed_ports))
         .bind(&report.data_plane_url)
         .bind(started_at.map(to_ms))
@@ -263,14 +267,15 @@ impl Sandboxes {
 
     /// Applies what an update request changes and the agent does not know of.
     pub async fn change(&self, id: &str, change: &Change) -> Result<(), StoreError> {
-        let mut tx = self.database.write().await?;
-        if let Some(seconds) = change.timeout_seconds {
-            sqlx::query("UPDATE sandboxes SET timeout_seconds = $2 WHERE id = $1 AND state <> 'destroyed'")
-                .bind(id)
-                .bind(i64::try_from(seconds).unwrap_or(i64::MAX))
-                .execute(&mut *tx)
-                .await?;
-        }
+        let mut tx = self.database.write_shared().await?;
+        // Also where the time-out stays: the row is the lock under which metadata is replaced.
+        sqlx::query(
+            "UPDATE sandboxes SET timeout_seconds = COALESCE($2, timeout_seconds) WHERE id = $1 AND state <> 'destroyed'",
+        )
+        .bind(id)
+        .bind(change.timeout_seconds.map(|seconds| i64::try_from(seconds).unwrap_or(i64::MAX)))
+        .execute(&mut *tx)
+        .await?;
         if let Some(metadata) = &change.metadata {
             sqlx::query("DELETE FROM sandbox_metadata WHERE sandbox_id = $1").bind(id).execute(&mut *tx).await?;
             insert_metadata(&mut tx, id, metadata).await?;
@@ -281,7 +286,7 @@ impl Sandboxes {
 
     /// The sandbox ended without being asked to. Frees its quota; it stays visible until it is deleted.
     pub async fn fail(&self, id: &str, error: &SandboxError, now: Timestamp) -> Result<(), StoreError> {
-        let mut tx = self.database.write().await?;
+        let mut tx = self.database.write_shared().await?;
         sqlx::query(
             "UPDATE sandboxes SET state = 'failed', error_code = $2, error_message = $3, stopped_at_ms = $4 \
              WHERE id = $1 AND state <> 'destroyed'",
@@ -298,7 +303,7 @@ impl Sandboxes {
 
     /// The sandbox is gone; false when it was already.
     pub async fn destroy(&self, id: &str, now: Timestamp) -> Result<bool, StoreError> {
-        let mut tx = self.database.write().await?;
+        let mut tx = self.database.write_shared().await?;
         let done = sqlx::query(
             "UPDATE sandboxes SET state = 'destroyed', destroyed_at_ms = $2, envs = NULL \
              WHERE id = $1 AND state <> 'destroyed'",
@@ -314,14 +319,16 @@ impl Sandboxes {
 }
 
 /// What the team's sandboxes and checkpoints hold, seen by `connection`.
-async fn usage(connection: &mut sqlx::SqliteConnection, team_id: &str) -> Result<Usage, StoreError> {
+async fn usage(connection: &mut sqlx::AnyConnection, team_id: &str) -> Result<Usage, StoreError> {
     // `live`: the states of `State::LIVE`.
     let row = sqlx::query(
-        "SELECT COALESCE(SUM(live), 0) AS sandboxes, COALESCE(SUM(live * cpu), 0) AS cpu, \
-             COALESCE(SUM(live * memory_mb), 0) AS memory_mb, COALESCE(SUM(stopped), 0) AS stopped, \
-             COALESCE(SUM(retained_bytes), 0) AS sandbox_bytes, \
-             (SELECT COALESCE(SUM(size_bytes), 0) FROM checkpoints WHERE team_id = $1 AND state <> 'deleted') \
-                 AS checkpoint_bytes \
+        "SELECT CAST(COALESCE(SUM(live), 0) AS BIGINT) AS sandboxes, \
+             CAST(COALESCE(SUM(live * cpu), 0) AS BIGINT) AS cpu, \
+             CAST(COALESCE(SUM(live * memory_mb), 0) AS BIGINT) AS memory_mb, \
+             CAST(COALESCE(SUM(stopped), 0) AS BIGINT) AS stopped, \
+             CAST(COALESCE(SUM(retained_bytes), 0) AS BIGINT) AS sandbox_bytes, \
+             (SELECT CAST(COALESCE(SUM(size_bytes), 0) AS BIGINT) FROM checkpoints \
+              WHERE team_id = $1 AND state <> 'deleted') AS checkpoint_bytes \
          FROM (SELECT cpu, memory_mb, retained_bytes, CASE state WHEN 'stopped' THEN 1 ELSE 0 END AS stopped, \
                    CASE WHEN state IN ('creating', 'ready', 'restoring', 'checkpointing', 'stopping') THEN 1 ELSE 0 END \
                        AS live \
@@ -357,9 +364,9 @@ async fn insert(tx: &mut Tx, team_id: &str, new: &NewSandbox) -> Result<(), Stor
     .bind(i64::from(new.disk_gib))
     .bind(i64::try_from(new.timeout_seconds).unwrap_or(i64::MAX))
     .bind(on_timeout_word(new.lifecycle.on_timeout))
-    .bind(new.lifecycle.auto_resume)
+    .bind(i64::from(new.lifecycle.auto_resume))
     .bind(ports_json(&new.exposed_ports))
-    .bind(new.allow_public_traffic)
+    .bind(i64::from(new.allow_public_traffic))
     .bind(&new.sealed_envs)
     .bind(to_ms(new.created_at))
     .bind(&new.snapshot_id)
@@ -373,4 +380,66 @@ async fn insert(tx: &mut Tx, team_id: &str, new: &NewSandbox) -> Result<(), Stor
 /// Numbers, words and booleans always have a JSON form.
 fn ports_json(ports: &[agent::ExposedPort]) -> String {
     serde_json::to_string(ports).unwrap_or_else(|_| "[]".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use sandpiper_protocol::agent::{Lifecycle, Network, RuntimeBaseline, TemplateVersion};
+    use sandpiper_protocol::id;
+
+    use super::super::Store;
+    use super::super::testing::test_store;
+    use super::*;
+    use crate::plan::Plan;
+
+    const NOW: Timestamp = Timestamp::UNIX_EPOCH;
+
+    fn new_sandbox() -> NewSandbox {
+        NewSandbox {
+            id: id::generate("sbx"),
+            template: "base".into(),
+            template_version: "ver1".into(),
+            cpu: 1,
+            memory_mb: 512,
+            disk_gib: 10,
+            timeout_seconds: 60,
+            lifecycle: Lifecycle::default(),
+            metadata: BTreeMap::new(),
+            exposed_ports: Vec::new(),
+            allow_public_traffic: false,
+            network: Network { version: 1, ..Network::default() },
+            sealed_envs: None,
+            snapshot_id: None,
+            created_at: NOW,
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+    async fn two_processes_on_one_database_never_pass_the_quota_together() {
+        let store = test_store().await;
+        let other = Store::open(&store.location()).await.unwrap();
+        let team = store.teams.ensure("acme", Plan::Pro, NOW).await.unwrap();
+        let version = TemplateVersion {
+            id: "ver1".into(),
+            slug: "base".into(),
+            digest: "d".into(),
+            key: None,
+            created_at: NOW,
+            baseline: RuntimeBaseline { cpu: 1, memory_mb: 512 },
+        };
+        store.templates.replace(&[version]).await.unwrap();
+
+        let creates = [&*store, &other].into_iter().cycle().take(24).map(|store| {
+            let (sandboxes, team_id) = (store.sandboxes.clone(), team.id.clone());
+            let quota = Quota { sandboxes: 5, cpu: 100, memory_mb: 100_000 };
+            tokio::spawn(async move { sandboxes.create(&team_id, &[new_sandbox()], &quota, None).await })
+        });
+        let mut made = 0;
+        for create in creates.collect::<Vec<_>>() {
+            made += u32::from(create.await.unwrap().is_ok());
+        }
+
+        assert_eq!(made, 5);
+        assert_eq!(store.sandboxes.usage(&team.id).await.unwrap().sandboxes, 5);
+    }
 }

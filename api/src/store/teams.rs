@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use sandpiper_protocol::id;
 use sqlx::Row;
-use sqlx::sqlite::SqliteRow;
+use sqlx::any::AnyRow;
 
 use super::{Database, StoreError, from_ms, to_ms, word};
 use crate::plan::Plan;
@@ -30,7 +30,7 @@ impl Teams {
 
     /// The team of this slug, made with `plan` if there is none; an existing one keeps its plan.
     pub async fn ensure(&self, slug: &str, plan: Plan, now: Timestamp) -> Result<Team, StoreError> {
-        let mut tx = self.database.write().await?;
+        let mut tx = self.database.write_shared().await?;
         sqlx::query(
             "INSERT INTO teams (id, slug, plan, created_at_ms) VALUES ($1, $2, $3, $4) ON CONFLICT (slug) DO NOTHING",
         )
@@ -60,7 +60,7 @@ impl Teams {
 }
 
 /// A team from a row that has its columns under their own names.
-fn team(row: &SqliteRow) -> Result<Team, StoreError> {
+fn team(row: &AnyRow) -> Result<Team, StoreError> {
     Ok(Team {
         id: row.try_get("id")?,
         slug: row.try_get("slug")?,

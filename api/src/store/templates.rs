@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use sandpiper_protocol::agent;
 use sqlx::Row;
-use sqlx::sqlite::SqliteRow;
+use sqlx::any::AnyRow;
 
 use super::{Database, StoreError, count, from_ms, to_ms};
 
@@ -36,9 +36,9 @@ impl Templates {
         oldest_first.sort_by(|a, b| (a.created_at, &a.id).cmp(&(b.created_at, &b.id)));
 
         let mut tx = self.database.write().await?;
-        sqlx::query("UPDATE template_versions SET runnable = FALSE").execute(&mut *tx).await?;
+        sqlx::query("UPDATE template_versions SET runnable = 0").execute(&mut *tx).await?;
         for version in oldest_first {
-            let known = sqlx::query("UPDATE template_versions SET runnable = TRUE WHERE id = $1")
+            let known = sqlx::query("UPDATE template_versions SET runnable = 1 WHERE id = $1")
                 .bind(&version.id)
                 .execute(&mut *tx)
                 .await?;
@@ -48,7 +48,7 @@ impl Templates {
             sqlx::query(
                 "INSERT INTO template_versions (id, slug, number, digest, cpu, memory_mb, created_at_ms, runnable) \
                  VALUES ($1, $2, (SELECT COALESCE(MAX(number), 0) + 1 FROM template_versions WHERE slug = $2), \
-                         $3, $4, $5, $6, TRUE)",
+                         $3, $4, $5, $6, 1)",
             )
             .bind(&version.id)
             .bind(&version.slug)
@@ -66,7 +66,7 @@ impl Templates {
     /// The newest runnable version of `slug`.
     pub async fn latest(&self, slug: &str) -> Result<Option<TemplateVersion>, StoreError> {
         let row = sqlx::query(
-            "SELECT * FROM template_versions WHERE slug = $1 AND runnable ORDER BY created_at_ms DESC, id DESC LIMIT 1",
+            "SELECT * FROM template_versions WHERE slug = $1 AND runnable = 1 ORDER BY created_at_ms DESC, id DESC LIMIT 1",
         )
         .bind(slug)
         .fetch_optional(self.database.read())
@@ -79,7 +79,7 @@ impl Templates {
         // Numbers start at 1, so 0 finds nothing.
         let number: i64 = reference.parse().unwrap_or(0);
         let row = sqlx::query(
-            "SELECT * FROM template_versions WHERE slug = $1 AND (id = $2 OR number = $3) AND runnable LIMIT 1",
+            "SELECT * FROM template_versions WHERE slug = $1 AND (id = $2 OR number = $3) AND runnable = 1 LIMIT 1",
         )
         .bind(slug)
         .bind(reference)
@@ -91,17 +91,18 @@ impl Templates {
 
     /// The newest runnable version of every template, by slug.
     pub async fn all_latest(&self) -> Result<Vec<TemplateVersion>, StoreError> {
-        let rows =
-            sqlx::query("SELECT * FROM template_versions WHERE runnable ORDER BY slug, created_at_ms DESC, id DESC")
-                .fetch_all(self.database.read())
-                .await?;
+        let rows = sqlx::query(
+            "SELECT * FROM template_versions WHERE runnable = 1 ORDER BY slug, created_at_ms DESC, id DESC",
+        )
+        .fetch_all(self.database.read())
+        .await?;
         let mut versions = rows.iter().map(version).collect::<Result<Vec<_>, _>>()?;
         versions.dedup_by(|later, first| later.slug == first.slug);
         Ok(versions)
     }
 }
 
-fn version(row: &SqliteRow) -> Result<TemplateVersion, StoreError> {
+fn version(row: &AnyRow) -> Result<TemplateVersion, StoreError> {
     Ok(TemplateVersion {
         id: row.try_get("id")?,
         slug: row.try_get("slug")?,

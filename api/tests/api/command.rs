@@ -8,6 +8,7 @@ use std::process::{Child, Command, Output, Stdio};
 use serde_json::Value;
 
 use crate::support::agent::StubAgent;
+use crate::support::database::TestDatabase;
 use crate::support::eventually;
 
 fn api() -> Command {
@@ -74,16 +75,21 @@ fn json(answer: &str) -> Value {
     serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {answer}"))
 }
 
-#[test]
-fn a_key_from_the_command_line_opens_the_server_until_it_is_revoked() {
+/// For a server on a free port, with its state beside the configuration.
+fn write_config(path: &Path, agent_socket: &Path, database: &TestDatabase) {
+    let (state, location) = (path.with_file_name("state"), &database.location);
+    let text = format!(
+        "listen = \"127.0.0.1:0\"\nstate_dir = {state:?}\nagent_socket = {agent_socket:?}\ndatabase = {location:?}\n"
+    );
+    std::fs::write(path, text).unwrap();
+}
+
+#[tokio::test]
+async fn a_key_from_the_command_line_opens_the_server_until_it_is_revoked() {
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("api.toml");
-    let state = folder.path().join("state");
-    let text = format!(
-        "listen = \"127.0.0.1:0\"\nstate_dir = {state:?}\nagent_socket = {:?}\n",
-        folder.path().join("agent.sock")
-    );
-    std::fs::write(&config, text).unwrap();
+    let database = TestDatabase::new().await;
+    write_config(&config, &folder.path().join("agent.sock"), &database);
     let config_path = config.to_str().unwrap();
 
     let plain = stdout(&run(&["key", "create", "--config", config_path, "--team", "acme", "--capability", "read"]));
@@ -125,9 +131,8 @@ fn a_key_from_the_command_line_opens_the_server_until_it_is_revoked() {
 async fn a_policy_that_was_recorded_before_a_kill_is_applied_by_the_next_process() {
     let folder = tempfile::tempdir().unwrap();
     let (config, socket) = (folder.path().join("api.toml"), folder.path().join("agent.sock"));
-    let text =
-        format!("listen = \"127.0.0.1:0\"\nstate_dir = {:?}\nagent_socket = {socket:?}\n", folder.path().join("state"));
-    std::fs::write(&config, text).unwrap();
+    let database = TestDatabase::new().await;
+    write_config(&config, &socket, &database);
     let config_path = config.to_str().unwrap();
     let key = stdout(&run(&["key", "create", "--config", config_path, "--team", "acme", "--capability", "write"]));
     let key = key.trim();
@@ -165,5 +170,20 @@ fn mistakes_on_the_command_line_are_explained() {
         assert!(!output.status.success());
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(text.contains(explanation), "{text}");
+    }
+}
+
+#[test]
+fn a_database_that_cannot_be_used_is_named_without_its_password() {
+    for (database, explanation) in [
+        ("mysql://sp:geheim@127.0.0.1/sp", "unknown scheme \"mysql\""),
+        ("postgres://sp:geheim@127.0.0.1:1/sp", "postgres://sp@127.0.0.1:1/sp"),
+        ("postgres://sp:geheim@127.0.0.1/sp?sslmod=verify-full", "unknown parameter \"sslmod\""),
+    ] {
+        let output = api().args(["key", "ls"]).env("SANDPIPER_DATABASE_URL", database).output().unwrap();
+
+        assert!(!output.status.success());
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(text.contains(explanation) && !text.contains("geheim"), "{text}");
     }
 }

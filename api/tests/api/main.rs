@@ -1,4 +1,4 @@
-//! The API process from outside: its real router over a real SQLite file, asking an agent over a real Unix socket. Only the
+//! The API process from outside: its real router over a real database, asking an agent over a real Unix socket. Only the
 //! agent is a stand-in ([`support::agent`]), as another process would be.
 
 mod authorization;
@@ -14,6 +14,7 @@ mod network;
 mod network_worker;
 mod openapi;
 mod pause;
+mod payments;
 mod ports;
 mod quota;
 mod restore;
@@ -21,3 +22,4 @@ mod sandbox;
 mod support;
 mod sync;
 mod validation;
+mod webhooks;

@@ -111,3 +111,20 @@ async fn the_basic_plan_takes_the_templates_size() {
     let body = host.call("POST", "/v1/sandboxes", &host.foreign, Some(json!({"template": "base"}))).await.expect(201);
     assert_eq!((&body["memory_mb"], &body["disk_gib"]), (&json!(256), &json!(10)));
 }
+
+#[tokio::test]
+async fn the_character_nul_is_never_a_failure_of_ours() {
+    let host = Host::new().await;
+    let body = json!({"template": "base", "metadata": {"a": "\u{0}"}});
+    let answers = [
+        host.create(body).await,
+        host.get("/v1/sandboxes/sbx%00").await,
+        host.call("DELETE", "/v1/sandboxes/sbx%00", &host.write, None).await,
+        host.get("/v1/sandboxes?metadata%5Ba%5D=%00").await,
+        host.get("/v1/templates/base%00").await,
+    ];
+    // SQLite keeps it, PostgreSQL does not.
+    for answer in answers {
+        assert!(answer.status.as_u16() < 500, "{answer:?}");
+    }
+}

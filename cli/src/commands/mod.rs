@@ -15,3 +15,4 @@ pub(crate) mod session;
 pub(crate) mod start;
 pub(crate) mod template;
 pub(crate) mod up;
+pub(crate) mod webhook;

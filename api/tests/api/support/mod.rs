@@ -1,7 +1,6 @@
 //! One API host in a temporary folder, with keys of two teams.
 
 use std::num::NonZeroU32;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
@@ -17,17 +16,22 @@ use sandpiper_api::config::Config;
 use sandpiper_api::dispatch::sync::Synchronizer;
 use sandpiper_api::plan::Plan;
 use sandpiper_api::secrets::Vault;
-use sandpiper_api::store::Store;
 use sandpiper_api::store::keys::Capability;
+use sandpiper_api::store::{DatabaseLocation, Store};
 use serde_json::Value;
 use tempfile::TempDir;
 use tower::ServiceExt;
 
 pub(crate) mod agent;
+#[path = "../../../src/store/testing/database.rs"]
+pub(crate) mod database;
 mod network;
+pub(crate) mod shop;
 mod snapshots;
+mod stored;
 
 use agent::StubAgent;
+use database::TestDatabase;
 
 /// Longest wait for something that must happen.
 pub(crate) const BOUND: Duration = Duration::from_secs(30);
@@ -43,8 +47,9 @@ pub(crate) struct Host {
     pub(crate) foreign: String,
     router: Router,
     clock_offset_ms: Arc<AtomicI64>,
-    /// Removed with the host.
+    // Removed with the host.
     _folder: TempDir,
+    database: TestDatabase,
 }
 
 /// An answer, read to its end.
@@ -110,6 +115,8 @@ impl Host {
         let agent = StubAgent::start(&folder.path().join("agent.sock"));
         let mut config = Config::default();
         config.state_dir = folder.path().join("state");
+        let database = TestDatabase::new().await;
+        config.database = Some(database.location.parse().unwrap());
         config.agent_socket = folder.path().join("agent.sock");
         // Many requests at once are no concern of most tests.
         config.rate_limit.burst = NonZeroU32::MAX;
@@ -120,7 +127,7 @@ impl Host {
         let foreign = key(&store, "rival", Plan::Basic, Capability::Write).await;
         let clock_offset_ms = Arc::new(AtomicI64::new(0));
         let app = assemble(config, store, &clock_offset_ms);
-        Self { router: app.router(), app, agent, _folder: folder, write, read, foreign, clock_offset_ms }
+        Self { router: app.router(), app, agent, write, read, foreign, clock_offset_ms, _folder: folder, database }
     }
 
     /// Ends this process's part without closing anything, as a kill would, and starts anew on the same files.
@@ -208,8 +215,8 @@ pub(crate) async fn eventually(what: &str, mut condition: impl AsyncFnMut() -> b
     tokio::time::timeout(BOUND, holds).await.unwrap_or_else(|_| panic!("not within {BOUND:?}: {what}"));
 }
 
-async fn open(path: &Path) -> Store {
-    Store::open(path).await.unwrap()
+async fn open(location: &DatabaseLocation) -> Store {
+    Store::open(location).await.unwrap()
 }
 
 fn assemble(config: Config, store: Store, clock_offset_ms: &Arc<AtomicI64>) -> App {

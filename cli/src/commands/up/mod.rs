@@ -1,7 +1,7 @@
 //! `sandpiper up`: a whole host in the foreground.
 //!
 //! ```text
-//!   check ─▶ write configurations ─▶ agent ─▶ base template ─▶ API ─▶ first key ─▶ "ready" ─▶ (until interrupted)
+//!   check ─▶ write configurations ─▶ agent ─▶ base template ─▶ API ─▶ first keys ─▶ "ready" ─▶ (until interrupted)
 //! ```
 //!
 //! Both processes are started again when they end by themselves; the agent finds its sandboxes again, so none is lost.
@@ -19,6 +19,7 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, bail};
 use sandpiper_protocol::agent::{ImportTemplate, RuntimeBaseline, TemplateVersion};
+use serde::Deserialize;
 use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -33,7 +34,7 @@ pub(crate) const STATE_DIR: &str = "/var/lib/sandpiper";
 /// How long each process may take to answer; generous, as software emulation is slow.
 const START_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Start a host here: agent, API, base template; print its URL, and its first key once
+/// Start a host here: agent, API, base template; print its URL, and its first keys once
 #[derive(clap::Args, Clone)]
 #[command(after_help = "\
 Examples:
@@ -149,8 +150,8 @@ pub(crate) async fn run(arguments: Arguments, output: Output) -> anyhow::Result<
     drop(progress);
     if ended? {
         let ca = arguments.tls.then(|| arguments.state_dir.join(format!("ca/{}.pem", arguments.data_plane_host)));
-        let key = ensure_key(&url, &files, ca).await?;
-        announce(&arguments, &url, key.as_deref(), output);
+        let keys = ensure_keys(&url, &files, ca).await?;
+        announce(&arguments, &url, &keys, output);
         stop.recv().await;
     }
     output.line("stopping");
@@ -158,20 +159,49 @@ pub(crate) async fn run(arguments: Arguments, output: Output) -> anyhow::Result<
     Ok(ExitCode::SUCCESS)
 }
 
-fn announce(arguments: &Arguments, url: &str, key: Option<&str>, output: Output) {
+/// Keys that were made by this start; those of earlier ones are in the credentials.
+#[derive(Debug, Default, Deserialize)]
+struct NewKeys {
+    api_key: Option<String>,
+    operator_key: Option<String>,
+}
+
+impl NewKeys {
+    /// Puts them into the credentials for this host, beside what else is there for it.
+    fn store(&self, url: &str, ca: Option<PathBuf>) -> anyhow::Result<()> {
+        let (api_key, operator_key) = match stored_for(url, ca.as_deref())? {
+            Some(stored) => (Some(stored.api_key), stored.operator_key),
+            None => (None, None),
+        };
+        let Some(api_key) = self.api_key.clone().or(api_key) else { return Ok(()) };
+        let operator_key = self.operator_key.clone().or(operator_key);
+        Credentials { url: url.to_owned(), api_key, operator_key, ca }.store()?;
+        Ok(())
+    }
+}
+
+fn stored_for(url: &str, ca: Option<&Path>) -> anyhow::Result<Option<Credentials>> {
+    Ok(Credentials::load()?.filter(|stored| stored.url == url && stored.ca.as_deref() == ca))
+}
+
+fn announce(arguments: &Arguments, url: &str, keys: &NewKeys, output: Output) {
+    let NewKeys { api_key, operator_key } = keys;
     if output.is_json() {
-        output.value(
-            &json!({"event": "ready", "url": url, "api_key": key, "data_plane_host": arguments.data_plane_host}),
-        );
+        let host = &arguments.data_plane_host;
+        output.value(&json!({
+            "event": "ready", "url": url, "api_key": api_key, "operator_key": operator_key, "data_plane_host": host,
+        }));
         return;
     }
     output.line(&format!("\nSandpiper is up at {url}   (API reference: {url}/docs)"));
-    match key {
-        Some(key) => {
-            output.line(&format!("API key, shown this once: {key}"));
-            output.line("It is also in your credentials file, where this command finds it.");
+    for (what, key) in [("API key", api_key), ("Operator key, for /operator", operator_key)] {
+        match key {
+            Some(key) => output.line(&format!("{what}, shown this once: {key}")),
+            None => output.line(&format!("{what}: in your credentials file, from an earlier start.")),
         }
-        None => output.line("The API key is in your credentials file, from an earlier start."),
+    }
+    if api_key.is_some() {
+        output.line("They are also in your credentials file, where this command finds the API key.");
     }
     output.line("\nTry, in another terminal:\n  sandpiper run -- python3 -c 'print(\"hello from a microVM\")'\n");
 }
@@ -192,17 +222,25 @@ async fn import_base(agent: &AgentSocket, image: Option<PathBuf>) -> anyhow::Res
     Ok(())
 }
 
-/// The key in the credentials if the API takes it; else a new one, stored there and returned.
-async fn ensure_key(url: &str, files: &configuration::Files, ca: Option<PathBuf>) -> anyhow::Result<Option<String>> {
-    if let Some(stored) = Credentials::load()?.filter(|stored| stored.url == url && stored.ca == ca) {
+/// Makes the keys that the credentials do not have, or that the API does not take any more, and stores them there.
+async fn ensure_keys(url: &str, files: &configuration::Files, ca: Option<PathBuf>) -> anyhow::Result<NewKeys> {
+    let (mut is_known, mut is_operator_known) = (false, false);
+    if let Some(stored) = stored_for(url, ca.as_deref())? {
         let client = sandpiper::client::Client::new(url, &stored.api_key, None)?;
-        if client.call(reqwest::Method::GET, "/sandbox_limits", None).await.is_ok() {
-            return Ok(None);
-        }
+        is_known = client.call(reqwest::Method::GET, "/sandbox_limits", None).await.is_ok();
+        // They are of one database, and known or unknown together.
+        is_operator_known = is_known && stored.operator_key.is_some();
     }
-    let api_key = service::create_key(&program("sandpiper-api")?, files).await?;
-    Credentials { url: url.to_owned(), api_key: api_key.clone(), ca }.store()?;
-    Ok(Some(api_key))
+    let api = program("sandpiper-api")?;
+    let mut keys = NewKeys::default();
+    if !is_known {
+        keys.api_key = Some(service::create_api_key(&api, files).await?);
+    }
+    if !is_operator_known {
+        keys.operator_key = Some(service::create_operator_key(&api, files).await?);
+    }
+    keys.store(url, ca)?;
+    Ok(keys)
 }
 
 /// The address that a client on this machine uses for a listener.

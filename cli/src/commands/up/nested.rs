@@ -5,19 +5,11 @@ use std::path::PathBuf;
 use std::process::{ExitCode, Stdio};
 
 use anyhow::{Context, bail};
-use serde::Deserialize;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::Command;
 
-use super::{Arguments, StopSignals, announce, reachable};
-use crate::credentials::Credentials;
+use super::{Arguments, NewKeys, StopSignals, announce, reachable};
 use crate::output::Output;
-
-/// What the inner `up` prints when it is ready.
-#[derive(Deserialize)]
-struct Ready {
-    api_key: Option<String>,
-}
 
 pub(super) async fn run(arguments: &Arguments, output: Output) -> anyhow::Result<ExitCode> {
     let script = host_script()?;
@@ -32,10 +24,11 @@ pub(super) async fn run(arguments: &Arguments, output: Output) -> anyhow::Result
     let mut child = command.spawn().with_context(|| format!("Cannot run {}", script.display()))?;
     let mut stop = StopSignals::new()?;
     let mut lines = BufReader::new(child.stdout.take().context("The nested host has no output")?).lines();
-    let ready: Ready = loop {
+    // What the inner `up` prints when it is ready.
+    let keys: NewKeys = loop {
         tokio::select! {
             line = lines.next_line() => match line? {
-                Some(line) => if let Ok(ready) = serde_json::from_str(&line) { break ready },
+                Some(line) => if let Ok(keys) = serde_json::from_str(&line) { break keys },
                 None => bail!("The host inside the nested host did not start; its messages above say why"),
             },
             () = stop.recv() => return end(child).await,
@@ -43,10 +36,8 @@ pub(super) async fn run(arguments: &Arguments, output: Output) -> anyhow::Result
     };
     drop(progress);
     let url = format!("http://{}", reachable(arguments.listen));
-    if let Some(api_key) = &ready.api_key {
-        Credentials { url: url.clone(), api_key: api_key.clone(), ca: None }.store()?;
-    }
-    announce(arguments, &url, ready.api_key.as_deref(), output);
+    keys.store(&url, None)?;
+    announce(arguments, &url, &keys, output);
     tokio::select! {
         ended = child.wait() => bail!("The host inside the nested host ended ({})", ended?),
         () = stop.recv() => end(child).await,

@@ -100,26 +100,24 @@ async fn end(mut child: Child) {
 }
 
 /// Makes a writing key for the development team through the API's own command.
-pub(super) async fn create_key(api: &Path, files: &Files) -> anyhow::Result<String> {
+pub(super) async fn create_api_key(api: &Path, files: &Files) -> anyhow::Result<String> {
+    let team = ["--team", "default", "--plan", "pro", "--capability", "write"];
+    create_key(api, files, &[&["key", "create"], &team[..]].concat()).await
+}
+
+/// Makes an operator key.
+pub(super) async fn create_operator_key(api: &Path, files: &Files) -> anyhow::Result<String> {
+    create_key(api, files, &["operator-key", "create"]).await
+}
+
+async fn create_key(api: &Path, files: &Files, command: &[&str]) -> anyhow::Result<String> {
     #[derive(Deserialize)]
     struct Created {
         key: String,
     }
     let made = Command::new(api)
-        .args([
-            "key",
-            "create",
-            "--json",
-            "--team",
-            "default",
-            "--plan",
-            "pro",
-            "--capability",
-            "write",
-            "--name",
-            "first",
-            "--config",
-        ])
+        .args(command)
+        .args(["--json", "--name", "first", "--config"])
         .arg(&files.api)
         .uid(files.api_user.uid)
         .gid(files.api_user.gid)
@@ -127,9 +125,9 @@ pub(super) async fn create_key(api: &Path, files: &Files) -> anyhow::Result<Stri
         .await
         .context("Cannot run sandpiper-api")?;
     if !made.status.success() {
-        bail!("Cannot make the first API key: {}", String::from_utf8_lossy(&made.stderr).trim());
+        bail!("Cannot make the first keys: {}", String::from_utf8_lossy(&made.stderr).trim());
     }
     let created: Created =
-        serde_json::from_slice(&made.stdout).context("sandpiper-api key create answered something else")?;
+        serde_json::from_slice(&made.stdout).context("sandpiper-api made a key and answered something else")?;
     Ok(created.key)
 }

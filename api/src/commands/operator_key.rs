@@ -1,0 +1,53 @@
+//! `sandpiper-api operator-key …`
+
+use anyhow::{bail, ensure};
+use jiff::Timestamp;
+use serde_json::json;
+
+use super::audit;
+use crate::operator::auth;
+use crate::store::Store;
+
+const MAX_NAME: usize = 200;
+
+/// Makes a key and prints it.
+pub async fn create(store: &Store, name: &str, as_json: bool) -> anyhow::Result<()> {
+    ensure!(name.len() <= MAX_NAME, "A key's name has at most {MAX_NAME} bytes");
+    let key = auth::generate();
+    let Some(hash) = auth::hash(&key) else { bail!("A new key does not have the form of a key") };
+    let id = store.operator_keys.add(name, &hash, Timestamp::now()).await?;
+    audit::write(store, "operator-key create", Some(&id)).await?;
+    if as_json {
+        println!("{}", json!({"id": id, "key": *key}));
+    } else {
+        println!("{}", *key);
+        eprintln!("{id}: operator of merchants and payments. The key is not shown again.");
+    }
+    Ok(())
+}
+
+/// Prints all keys, without the keys themselves, which are not stored.
+pub async fn list(store: &Store, as_json: bool) -> anyhow::Result<()> {
+    let keys = store.operator_keys.all().await?;
+    if as_json {
+        println!("{}", json!({ "keys": keys }));
+        return Ok(());
+    }
+    println!("{:<27} {:<24} {:<8} NAME", "ID", "CREATED", "STATE");
+    for key in keys {
+        let state = if key.revoked_at.is_some() { "revoked" } else { "active" };
+        println!("{:<27} {:<24} {state:<8} {}", key.id, key.created_at.to_string(), key.name);
+    }
+    Ok(())
+}
+
+/// Ends a key.
+pub async fn revoke(store: &Store, id: &str) -> anyhow::Result<()> {
+    ensure!(
+        store.operator_keys.revoke(id, Timestamp::now()).await?,
+        "There is no active operator key {id}; `sandpiper-api operator-key ls` lists them"
+    );
+    audit::write(store, "operator-key revoke", Some(id)).await?;
+    eprintln!("{id} is revoked.");
+    Ok(())
+}

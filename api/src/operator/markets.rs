@@ -1,0 +1,134 @@
+//! Markets: which there are, and how one can pay in each.
+
+use axum::Json;
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::auth::Operator;
+use super::checks::{Cell, Faults, Offered, Place, RawMarket, RawSeed};
+use crate::app::App;
+use crate::http::Json as Body;
+use crate::merchant::error::RpcError;
+use crate::merchant::parameters::Parameters;
+use crate::store::discovery::{Market, MarketKey};
+
+/// A market, as it is written in a file to import.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+#[schema(as = Market)]
+pub struct MarketBody {
+    #[schema(example = "KE")]
+    pub country_code: String,
+    #[schema(example = "KES")]
+    pub currency_code: String,
+    /// `PAYMENT_METHOD_…`
+    pub methods_in: Vec<String>,
+    pub methods_out: Vec<String>,
+}
+
+/// Markets, by country and currency.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Markets)]
+pub struct MarketsBody {
+    pub markets: Vec<MarketBody>,
+}
+
+/// How one can pay in a market.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct PutMarket {
+    /// `PAYMENT_METHOD_…`
+    pub methods_in: Vec<String>,
+    pub methods_out: Vec<String>,
+}
+
+impl From<Market> for MarketBody {
+    fn from(market: Market) -> Self {
+        Self {
+            country_code: market.key.country_code,
+            currency_code: market.key.currency_code,
+            methods_in: market.methods_in,
+            methods_out: market.methods_out,
+        }
+    }
+}
+
+/// List markets
+#[utoipa::path(
+    get,
+    path = "/operator/v1/markets",
+    operation_id = "list_markets",
+    tag = "discovery data",
+    responses((status = 200, description = "All markets", body = MarketsBody))
+)]
+pub async fn list(_: Operator, State(app): State<App>, parameters: Parameters) -> Result<Json<MarketsBody>, RpcError> {
+    parameters.only(&[])?;
+    let markets = app.store.discovery.markets().await?;
+    Ok(Json(MarketsBody { markets: markets.into_iter().map(MarketBody::from).collect() }))
+}
+
+/// Put a market
+///
+/// Adds a market, or changes how one can pay there.
+#[utoipa::path(
+    put,
+    path = "/operator/v1/markets/{countryCode}/{currencyCode}",
+    operation_id = "put_market",
+    tag = "discovery data",
+    params(
+        ("countryCode" = String, Path, description = "ISO 3166-1 alpha-2"),
+        ("currencyCode" = String, Path, description = "ISO 4217"),
+    ),
+    request_body = PutMarket,
+    responses((status = 200, description = "The market", body = MarketBody))
+)]
+pub async fn put(
+    _: Operator,
+    State(app): State<App>,
+    Path((country, currency)): Path<(String, String)>,
+    parameters: Parameters,
+    Body(market): Body<PutMarket>,
+) -> Result<Json<MarketBody>, RpcError> {
+    parameters.only(&[])?;
+    let raw = RawMarket {
+        country_code: Cell::new(country, Place::field("countryCode")),
+        currency_code: Cell::new(currency, Place::field("currencyCode")),
+        methods_in: Cell::new(market.methods_in, Place::field("methodsIn")),
+        methods_out: Cell::new(market.methods_out, Place::field("methodsOut")),
+    };
+    let raw = RawSeed { markets: vec![raw], ..RawSeed::default() };
+    let mut seed = raw.check(&app.config.payments, Faults::default(), Offered::default())?;
+    app.store.discovery.store(&seed).await?;
+    let stored = seed.markets.pop().ok_or_else(|| RpcError::internal("one market was checked, none came out"))?;
+    Ok(Json(stored.into()))
+}
+
+/// Remove a market
+///
+/// It is taken from all merchants too. Its banks and operators stay, for another market of the country.
+#[utoipa::path(
+    delete,
+    path = "/operator/v1/markets/{countryCode}/{currencyCode}",
+    operation_id = "remove_market",
+    tag = "discovery data",
+    params(
+        ("countryCode" = String, Path, description = "ISO 3166-1 alpha-2"),
+        ("currencyCode" = String, Path, description = "ISO 4217"),
+    ),
+    responses((status = 204, description = "Removed"))
+)]
+pub async fn remove(
+    _: Operator,
+    State(app): State<App>,
+    Path((country_code, currency_code)): Path<(String, String)>,
+    parameters: Parameters,
+) -> Result<StatusCode, RpcError> {
+    parameters.only(&[])?;
+    let key = MarketKey { country_code, currency_code };
+    match app.store.discovery.remove_market(&key).await? {
+        true => Ok(StatusCode::NO_CONTENT),
+        false => Err(RpcError::not_found(format!("There is no market {} {}", key.country_code, key.currency_code))),
+    }
+}

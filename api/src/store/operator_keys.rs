@@ -1,0 +1,82 @@
+//! Keys of those who operate the service, kept as hashes.
+
+use jiff::Timestamp;
+use sandpiper_protocol::id;
+use serde::Serialize;
+use sqlx::Row;
+
+use super::{Database, StoreError, from_ms, to_ms};
+
+/// A key as the operator's list shows it.
+#[derive(Debug, Clone, Serialize)]
+pub struct OperatorKeyRecord {
+    pub id: String,
+    pub name: String,
+    pub created_at: Timestamp,
+    pub revoked_at: Option<Timestamp>,
+}
+
+/// The keys.
+#[derive(Debug, Clone)]
+pub struct OperatorKeys {
+    database: Database,
+}
+
+impl OperatorKeys {
+    pub(crate) fn new(database: Database) -> Self {
+        Self { database }
+    }
+
+    /// Adds a key by its hash (64 hexadecimal digits); its id.
+    pub async fn add(&self, name: &str, hash: &str, now: Timestamp) -> Result<String, StoreError> {
+        let key_id = id::generate("opk");
+        let mut tx = self.database.write().await?;
+        sqlx::query("INSERT INTO operator_keys (id, name, hash, created_at_ms) VALUES ($1, $2, $3, $4)")
+            .bind(&key_id)
+            .bind(name)
+            .bind(hash)
+            .bind(to_ms(now))
+            .execute(&mut *tx)
+            .await?;
+        tx.commit().await?;
+        Ok(key_id)
+    }
+
+    /// The id of the key with this hash, unless it was revoked.
+    pub async fn active(&self, hash: &str) -> Result<Option<String>, StoreError> {
+        let row = sqlx::query("SELECT id FROM operator_keys WHERE hash = $1 AND revoked_at_ms IS NULL")
+            .bind(hash)
+            .fetch_optional(self.database.read())
+            .await?;
+        Ok(row.map(|row| row.try_get("id")).transpose()?)
+    }
+
+    /// Every key, oldest first.
+    pub async fn all(&self) -> Result<Vec<OperatorKeyRecord>, StoreError> {
+        let rows = sqlx::query("SELECT id, name, created_at_ms, revoked_at_ms FROM operator_keys ORDER BY id")
+            .fetch_all(self.database.read())
+            .await?;
+        rows.iter()
+            .map(|row| {
+                Ok(OperatorKeyRecord {
+                    id: row.try_get("id")?,
+                    name: row.try_get("name")?,
+                    created_at: from_ms(row.try_get("created_at_ms")?)?,
+                    revoked_at: row.try_get::<Option<i64>, _>("revoked_at_ms")?.map(from_ms).transpose()?,
+                })
+            })
+            .collect()
+    }
+
+    /// Ends a key; false when there is no such key or it had ended already.
+    pub async fn revoke(&self, key_id: &str, now: Timestamp) -> Result<bool, StoreError> {
+        let mut tx = self.database.write().await?;
+        let done = sqlx::query("UPDATE operator_keys SET revoked_at_ms = $1 WHERE id = $2 AND revoked_at_ms IS NULL")
+            .bind(to_ms(now))
+            .bind(key_id)
+            .execute(&mut *tx)
+            .await?;
+        tx.commit().await?;
+        Ok(done.rows_affected() == 1)
+    }
+}

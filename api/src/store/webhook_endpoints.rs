@@ -1,0 +1,266 @@
+//! Where webhooks go: an endpoint for each realm of a merchant. Its row is also the endpoint's place in the line of those
+//! that wait for attempts.
+
+use jiff::Timestamp;
+use sqlx::Row;
+
+use super::audit;
+use super::batch::Batch;
+use super::{Database, StoreError, Tx, count, from_ms, to_ms};
+use crate::merchant::realm::Realm;
+use crate::webhooks::capacity::SMALLEST_CAP;
+
+/// Which endpoint.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct EndpointKey {
+    pub merchant_id: String,
+    pub realm: Realm,
+}
+
+/// What is configured.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Configuration {
+    /// `None`: it was taken away.
+    pub url: Option<String>,
+    pub updated_at: Timestamp,
+}
+
+/// How much waits at an endpoint.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Load {
+    pub endpoint: EndpointKey,
+    pub pending: u64,
+    pub in_flight: u64,
+}
+
+/// The endpoints.
+#[derive(Debug, Clone)]
+pub struct WebhookEndpoints {
+    database: Database,
+    batch: Batch,
+}
+
+impl WebhookEndpoints {
+    pub(crate) fn new(database: Database, batch: Batch) -> Self {
+        Self { database, batch }
+    }
+
+    /// What is configured; `None` if nothing ever was.
+    pub async fn get(&self, endpoint: &EndpointKey) -> Result<Option<Configuration>, StoreError> {
+        let row = sqlx::query("SELECT url, updated_at_ms FROM webhook_endpoints WHERE merchant_id = $1 AND realm = $2")
+            .bind(&endpoint.merchant_id)
+            .bind(endpoint.realm.as_str())
+            .fetch_optional(self.database.read())
+            .await?;
+        let Some(row) = row else { return Ok(None) };
+        Ok(Some(Configuration { url: row.try_get("url")?, updated_at: from_ms(row.try_get("updated_at_ms")?)? }))
+    }
+
+    /// Configures the URL from the next attempt on, and writes the audit's entry. Without a URL, what is pending is
+    /// cancelled; how many deliveries that were.
+    pub async fn configure(
+        &self,
+        endpoint: EndpointKey,
+        url: Option<String>,
+        entry: audit::Entry,
+        now: Timestamp,
+    ) -> Result<u64, StoreError> {
+        self.batch
+            .write(move |tx| {
+                Box::pin(async move {
+                    audit::insert(tx, &entry).await?;
+                    configure(tx, &endpoint, url, now).await
+                })
+            })
+            .await
+    }
+
+    /// When the first attempt at any endpoint is due that has room for one.
+    pub async fn next_due(&self) -> Result<Option<Timestamp>, StoreError> {
+        let row = sqlx::query(
+            "SELECT MIN(next_at_ms) AS next_at_ms FROM webhook_endpoints \
+             WHERE in_flight < cap AND next_at_ms IS NOT NULL",
+        )
+        .fetch_one(self.database.read())
+        .await?;
+        row.try_get::<Option<i64>, _>("next_at_ms")?.map(from_ms).transpose()
+    }
+
+    /// What waits at the endpoints at which anything does.
+    pub async fn loads(&self) -> Result<Vec<Load>, StoreError> {
+        let rows = sqlx::query(
+            "SELECT merchant_id, realm, CAST(SUM(pending) AS BIGINT) AS pending, \
+                 CAST(SUM(in_flight) AS BIGINT) AS in_flight \
+             FROM (SELECT merchant_id, realm, 1 AS pending, 0 AS in_flight FROM webhook_deliveries WHERE state = 'pending' \
+                   UNION ALL \
+                   SELECT merchant_id, realm, 0, 1 FROM webhook_deliveries WHERE state = 'in_flight') AS waiting \
+             GROUP BY merchant_id, realm",
+        )
+        .fetch_all(self.database.read())
+        .await?;
+        rows.iter()
+            .map(|row| {
+                Ok(Load {
+                    endpoint: read_key(row)?,
+                    pending: count(row.try_get("pending")?)?,
+                    in_flight: count(row.try_get("in_flight")?)?,
+                })
+            })
+            .collect()
+    }
+
+    /// Takes every endpoint's cap back to the smallest: for the start of a process, at which much may be due at once.
+    pub async fn begin_small(&self) -> Result<(), StoreError> {
+        self.batch
+            .write(|tx| {
+                Box::pin(async move {
+                    sqlx::query("UPDATE webhook_endpoints SET cap = $1 WHERE cap > $1")
+                        .bind(i64::from(SMALLEST_CAP))
+                        .execute(&mut **tx)
+                        .await?;
+                    Ok(())
+                })
+            })
+            .await
+    }
+}
+
+async fn configure(
+    tx: &mut Tx,
+    endpoint: &EndpointKey,
+    url: Option<String>,
+    now: Timestamp,
+) -> Result<u64, StoreError> {
+    sqlx::query(
+        "INSERT INTO webhook_endpoints (merchant_id, realm, url, cap, updated_at_ms) VALUES ($1, $2, $3, $4, $5) \
+         ON CONFLICT (merchant_id, realm) DO UPDATE SET url = excluded.url, updated_at_ms = excluded.updated_at_ms",
+    )
+    .bind(&endpoint.merchant_id)
+    .bind(endpoint.realm.as_str())
+    .bind(&url)
+    .bind(i64::from(SMALLEST_CAP))
+    .bind(to_ms(now))
+    .execute(&mut **tx)
+    .await?;
+    if url.is_some() {
+        return Ok(0);
+    }
+    let cancelled = cancel_pending(tx, endpoint, now).await?;
+    refresh(tx, endpoint, Change::default()).await?;
+    Ok(cancelled)
+}
+
+/// What an attempt's end needs to know of the endpoint.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Standing {
+    pub(super) has_url: bool,
+    pub(super) cap: u32,
+}
+
+/// Reads it as it is in this transaction.
+pub(super) async fn standing(tx: &mut Tx, endpoint: &EndpointKey) -> Result<Standing, StoreError> {
+    let row = sqlx::query("SELECT url, cap FROM webhook_endpoints WHERE merchant_id = $1 AND realm = $2")
+        .bind(&endpoint.merchant_id)
+        .bind(endpoint.realm.as_str())
+        .fetch_one(&mut **tx)
+        .await?;
+    Ok(Standing { has_url: row.try_get::<Option<String>, _>("url")?.is_some(), cap: count(row.try_get("cap")?)? })
+}
+
+/// What changes at an endpoint besides its deliveries.
+#[derive(Debug, Default)]
+pub(super) struct Change {
+    pub(super) cap: Option<u32>,
+    /// Attempts began at this time, which puts the endpoint behind all that have waited until then.
+    pub(super) served_at: Option<Timestamp>,
+}
+
+/// Sums the endpoint's deliveries up anew. Ends every transaction that changed one of them, so that the line never forgets
+/// an endpoint, and what was wrong would not stay so.
+pub(super) async fn refresh(tx: &mut Tx, endpoint: &EndpointKey, change: Change) -> Result<(), StoreError> {
+    sqlx::query(
+        "UPDATE webhook_endpoints SET \
+             cap = COALESCE($3, cap), \
+             served_at_ms = COALESCE($4, served_at_ms), \
+             in_flight = (SELECT COUNT(*) FROM webhook_deliveries d \
+                          WHERE d.merchant_id = $1 AND d.realm = $2 AND d.state = 'in_flight'), \
+             next_at_ms = (SELECT CASE WHEN d.next_at_ms < COALESCE($4, webhook_endpoints.served_at_ms) \
+                                       THEN COALESCE($4, webhook_endpoints.served_at_ms) ELSE d.next_at_ms END \
+                           FROM webhook_deliveries d \
+                           WHERE d.merchant_id = $1 AND d.realm = $2 AND d.state = 'pending' \
+                           ORDER BY d.next_at_ms LIMIT 1) \
+         WHERE merchant_id = $1 AND realm = $2",
+    )
+    .bind(&endpoint.merchant_id)
+    .bind(endpoint.realm.as_str())
+    .bind(change.cap.map(i64::from))
+    .bind(change.served_at.map(to_ms))
+    .execute(&mut **tx)
+    .await?;
+    Ok(())
+}
+
+/// Ends what is pending; how many deliveries that were.
+pub(super) async fn cancel_pending(tx: &mut Tx, endpoint: &EndpointKey, now: Timestamp) -> Result<u64, StoreError> {
+    let cancelled = sqlx::query(
+        "UPDATE webhook_deliveries SET state = 'cancelled', next_at_ms = NULL, ended_at_ms = $3 \
+         WHERE merchant_id = $1 AND realm = $2 AND state = 'pending'",
+    )
+    .bind(&endpoint.merchant_id)
+    .bind(endpoint.realm.as_str())
+    .bind(to_ms(now))
+    .execute(&mut **tx)
+    .await?;
+    Ok(cancelled.rows_affected())
+}
+
+/// The endpoint that a row names.
+pub(super) fn read_key(row: &sqlx::any::AnyRow) -> Result<EndpointKey, StoreError> {
+    Ok(EndpointKey { merchant_id: row.try_get("merchant_id")?, realm: super::word(row.try_get("realm")?)? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{refusal, test_store};
+
+    const DELIVERY: &str = "INSERT INTO merchants (id, name, created_at_ms) VALUES ('m', 'm', 0); \
+        INSERT INTO webhook_endpoints (merchant_id, realm, url, cap, updated_at_ms) VALUES ('m', 'live', 'u', 4, 0); \
+        INSERT INTO payments (id, merchant_id, realm, status, created_at_ms, updated_at_ms, document) \
+            VALUES ('p', 'm', 'live', 'PENDING', 0, 0, '{}'); \
+        INSERT INTO webhook_deliveries (id, merchant_id, realm, state, trigger, payment_id, payment_at_ms, \
+            created_at_ms, next_at_ms, body) \
+            VALUES ('dlv_00000000000000000000000000', 'm', 'live', 'pending', 'update', 'p', 0, 0, 0, '')";
+
+    #[tokio::test]
+    async fn the_schema_itself_keeps_states_and_columns_together() {
+        let store = test_store().await;
+        let mut tx = store.database.write().await.unwrap();
+        assert_eq!(refusal(&mut tx, DELIVERY).await, "");
+        let mut refused = async |statement| refusal(&mut tx, statement).await.to_lowercase();
+
+        for statement in [
+            "UPDATE webhook_deliveries SET state = 'in_flight'",
+            "UPDATE webhook_deliveries SET state = 'in_flight', claim = 'c', lease_until_ms = 1",
+            "UPDATE webhook_deliveries SET next_at_ms = NULL",
+            "UPDATE webhook_deliveries SET claim = 'c', lease_until_ms = 1",
+            "UPDATE webhook_deliveries SET attempts = 100",
+            "UPDATE webhook_deliveries SET state = 'failed'",
+            "UPDATE webhook_deliveries SET state = 'delivered', next_at_ms = NULL, ended_at_ms = 1",
+            "UPDATE webhook_deliveries SET state = 'delivered', next_at_ms = NULL, ended_at_ms = 1, status = 302",
+            "UPDATE webhook_deliveries SET trigger = 'replay'",
+            "UPDATE webhook_endpoints SET realm = 'production'",
+        ] {
+            assert!(refused(statement).await.contains("check"), "{statement}");
+        }
+        let again = "INSERT INTO webhook_deliveries (id, merchant_id, realm, state, trigger, payment_id, payment_at_ms, \
+                         created_at_ms, next_at_ms, body) \
+                     SELECT 'dlv_11111111111111111111111111', merchant_id, realm, state, trigger, payment_id, \
+                         payment_at_ms, created_at_ms, next_at_ms, body FROM webhook_deliveries";
+        assert!(refused(again).await.contains("unique"));
+
+        let cancelled = "UPDATE webhook_deliveries SET state = 'cancelled', next_at_ms = NULL, ended_at_ms = 1";
+        assert_eq!(refused(cancelled).await, "");
+        let back = "UPDATE webhook_deliveries SET state = 'pending', next_at_ms = 1, ended_at_ms = NULL";
+        assert!(refused(back).await.contains("ended stays ended"));
+    }
+}

@@ -1,0 +1,115 @@
+//! One attempt of one delivery: sign, send, decide what becomes of it.
+
+use std::time::{Duration, Instant};
+
+use jiff::{SignedDuration, Timestamp};
+use sandpiper_webhook::{SigningKey, sign};
+
+use super::chance::Chance;
+use super::endpoint_url::EndpointUrl;
+use super::outcome::{Answer, Failure, FailureClass, Verdict};
+use super::schedule::{Next, next_attempt};
+use super::sender::{Sender, Webhook};
+use crate::app::App;
+use crate::error::chain;
+use crate::store::deliveries::State;
+use crate::store::delivery_claims::{Claimed, Decision, Finished};
+
+/// How long a delivery is held that cannot be signed. Nothing of its budget but time is used up.
+const HOLD: SignedDuration = SignedDuration::from_secs(60);
+
+/// Makes attempts.
+#[derive(Debug)]
+pub(super) struct Attempter {
+    pub(super) app: App,
+    pub(super) sender: Sender,
+    pub(super) chance: Chance,
+}
+
+impl Attempter {
+    /// Makes the attempt that was claimed. Whatever happens, there is a result.
+    pub(super) async fn attempt(&self, claimed: Claimed) -> Finished {
+        let began = Instant::now();
+        let lag = claimed.started_at.duration_since(claimed.due_at);
+        self.app.metrics.webhooks.started(lag.unsigned_abs());
+        let key = match self.signing_key(&claimed).await {
+            Ok(key) => key,
+            Err(reason) => return self.held(claimed, reason),
+        };
+        let signed_at = self.app.clock.now().as_second();
+        let signature = sign(&key, signed_at, &claimed.body);
+        drop(key);
+        let sent = self.send(&claimed, &signature).await;
+        self.finished(claimed, sent, signed_at, began.elapsed())
+    }
+
+    /// The realm's secret as it is at this moment: after a rotation, no attempt is signed with the old one.
+    async fn signing_key(&self, claimed: &Claimed) -> Result<SigningKey, String> {
+        let endpoint = &claimed.endpoint;
+        let keys = &self.app.store.merchant_keys;
+        match keys.signing_key(&self.app.vault, &endpoint.merchant_id, endpoint.realm).await {
+            Ok(Some(key)) => Ok(key),
+            Ok(None) => Err("The realm has no active secret key".to_owned()),
+            Err(error) => Err(chain(&error)),
+        }
+    }
+
+    async fn send(&self, claimed: &Claimed, signature: &str) -> Result<Answer, Failure> {
+        // Checked when it was configured; what is allowed may have changed.
+        let url = EndpointUrl::parse(&claimed.url, self.app.webhooks.rule())
+            .map_err(|error| Failure::new(FailureClass::BlockedAddress, error))?;
+        let webhook = Webhook {
+            endpoint: &claimed.endpoint,
+            url: &url,
+            delivery: &claimed.id,
+            signature,
+            body: claimed.body.clone(),
+        };
+        self.sender.send(&webhook, &self.app.clock).await
+    }
+
+    fn held(&self, claimed: Claimed, reason: String) -> Finished {
+        let now = self.app.clock.now();
+        Finished {
+            claimed,
+            ended_at: now,
+            duration: Duration::ZERO,
+            signed_at: None,
+            result: Err(FailureClass::NoSigningSecret),
+            detail: reason,
+            decision: Decision::Hold(now.saturating_add(HOLD).unwrap_or(now)),
+        }
+    }
+
+    fn finished(
+        &self,
+        claimed: Claimed,
+        sent: Result<Answer, Failure>,
+        signed_at: i64,
+        duration: Duration,
+    ) -> Finished {
+        let ended_at = self.app.clock.now();
+        let decision = decide(&claimed, &sent, ended_at, self.chance.draw());
+        let (result, detail) = match sent {
+            Ok(answer) => (Ok(answer.status), answer.snippet),
+            Err(failure) => (Err(failure.class), failure.detail),
+        };
+        Finished { claimed, ended_at, duration, signed_at: Some(signed_at), result, detail, decision }
+    }
+}
+
+/// What becomes of the delivery.
+fn decide(claimed: &Claimed, sent: &Result<Answer, Failure>, now: Timestamp, chance: f64) -> Decision {
+    let (verdict, retry_after) = match sent {
+        Ok(answer) => (Verdict::of_status(answer.status), answer.retry_after),
+        Err(_) => (Verdict::Again, None),
+    };
+    match verdict {
+        Verdict::Acknowledged => Decision::End(State::Delivered),
+        Verdict::Refused => Decision::End(State::Failed),
+        Verdict::Again => match next_attempt(claimed.attempt, claimed.created_at, now, retry_after, chance) {
+            Next::At(at) => Decision::Retry(at),
+            Next::Exhausted => Decision::End(State::Exhausted),
+        },
+    }
+}

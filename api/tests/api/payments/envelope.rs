@@ -1,0 +1,88 @@
+//! Errors of `/merchant` and `/operator` have one shape, wherever they come from.
+
+use std::num::NonZeroU32;
+
+use axum::body::Body;
+use axum::http::Request;
+use serde_json::json;
+
+use crate::support::shop::{Shop, detail};
+use crate::support::{Host, request};
+
+#[tokio::test]
+async fn unknown_paths_and_wrong_methods_get_the_envelope() {
+    let host = Host::new().await;
+    let shop = Shop::open(&host).await;
+    for path in ["/merchant", "/merchant/api/v1/nothing", "/merchant/api/v2/catalog", "/operator/v1/", "/operator/x/y"]
+    {
+        host.call("GET", path, &shop.live.public, None).await.denied(404, "NOT_FOUND", "NO_SUCH_PATH");
+        host.send(Request::get(path).body(Body::empty()).unwrap()).await.denied(404, "NOT_FOUND", "NO_SUCH_PATH");
+    }
+    for (method, path, allowed) in [
+        ("POST", "/merchant/api/v1/catalog", "GET"),
+        ("DELETE", "/merchant/api/v1/payment/pay_1", "GET"),
+        ("PATCH", "/operator/v1/payments/pay_1", "PUT"),
+    ] {
+        let answer = host.call(method, path, &shop.operator, None).await;
+        assert!(answer.header("allow").is_some_and(|header| header.contains(allowed)), "{method} {path}");
+        answer.denied(405, "UNIMPLEMENTED", "METHOD_NOT_ALLOWED");
+    }
+    // Elsewhere the envelope is the other one.
+    host.call("GET", "/v1/nothing", &host.read, None).await.refused(404, "not_found");
+}
+
+#[tokio::test]
+async fn bodies_that_cannot_be_read_are_explained() {
+    let host = Host::new().await;
+    let shop = Shop::open(&host).await;
+    for (body, field) in [
+        ("{", "body"),
+        ("[]", "body"),
+        ("{\"name\": 5}", "name"),
+        ("{\"name\": \"a\", \"colour\": \"red\"}", "colour"),
+        ("{\"name\": \"a\", \"markets\": {\"moon\": []}}", "markets"),
+        ("{\"name\": \"a\", \"markets\": {\"live\": [{\"countryCode\": \"KE\"}]}}", "markets.live[0]"),
+        ("{\"name\": \"a\"} more", "body"),
+    ] {
+        let mut order = request("POST", "/operator/v1/merchants", &shop.operator, None);
+        *order.body_mut() = Body::from(body);
+        let error = host.send(order).await.denied(400, "INVALID_ARGUMENT", "INVALID_FIELD");
+        let found = detail(&error, "BadRequest")["fieldViolations"][0]["field"].as_str().unwrap();
+        assert!(found.starts_with(field), "{body}: {found}");
+    }
+    let large = json!({"name": "x".repeat(1024 * 1024)});
+    let answer = host.call("POST", "/operator/v1/merchants", &shop.operator, Some(large)).await;
+    answer.denied(413, "INVALID_ARGUMENT", "TOO_LARGE");
+}
+
+#[tokio::test]
+async fn a_key_over_its_rate_limit_is_told_to_wait_and_others_are_not_harmed() {
+    let host = Host::with(|config| {
+        config.rate_limit.per_second = NonZeroU32::MIN;
+        config.rate_limit.burst = NonZeroU32::new(2).unwrap();
+    })
+    .await;
+    // More requests than the limit, which is not the operator's.
+    let shop = Shop::open(&host).await;
+    let catalog = "/merchant/api/v1/catalog";
+    host.call("GET", catalog, &shop.live.public, None).await.expect(200);
+    host.call("GET", catalog, &shop.live.public, None).await.expect(200);
+
+    let answer = host.call("GET", catalog, &shop.live.public, None).await;
+
+    let seconds: u64 = answer.header("retry-after").unwrap().parse().unwrap();
+    let error = answer.denied(429, "RESOURCE_EXHAUSTED", "RATE_LIMITED");
+    assert_eq!(detail(&error, "RetryInfo")["retryDelay"], format!("{seconds}s"));
+    host.call("GET", catalog, &shop.live.secret, None).await.expect(200);
+    host.call("GET", catalog, &shop.sandbox.public, None).await.expect(200);
+}
+
+#[tokio::test]
+async fn without_its_database_the_process_says_no_more_than_that() {
+    let host = Host::new().await;
+    let shop = Shop::open(&host).await;
+    host.app.store.close().await;
+    let answer = host.call("GET", "/merchant/api/v1/catalog", &shop.live.public, None).await;
+    let error = answer.denied(500, "INTERNAL", "INTERNAL");
+    assert!(!error.to_string().to_lowercase().contains("pool"), "{error}");
+}

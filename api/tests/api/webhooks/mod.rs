@@ -1,0 +1,14 @@
+//! Webhooks from an update of a payment to a receiver and back: the real store, worker, TLS and sockets. Only the clock,
+//! chance and names are the tests' own.
+
+mod addresses;
+mod config;
+mod fairness;
+mod operator;
+mod outcomes;
+mod process;
+mod receiver;
+mod recovery;
+mod requests;
+mod schedule;
+mod stage;
