@@ -266,9 +266,20 @@ mod tests {
         statements.collect()
     }
 
+    /// As the migration 0006 leaves it.
+    fn with_truth_values(statement: &str) -> String {
+        let columns = ["runnable", "auto_resume", "allow_public_traffic", "memory"];
+        let statement = columns.iter().fold(statement.to_owned(), |statement, column| {
+            let integer = format!(" {column} BIGINT NOT NULL CHECK ({column} IN (0, 1))");
+            statement.replace(&format!(" {column} BOOLEAN NOT NULL"), &integer)
+        });
+        statement.replace("NOT auto_resume OR", "auto_resume = 0 OR")
+    }
+
     #[test]
     fn both_databases_get_the_same_tables() {
-        let (sqlite, postgres) = (tables(&SQLITE_MIGRATIONS), tables(&POSTGRES_MIGRATIONS));
+        let (mut sqlite, postgres) = (tables(&SQLITE_MIGRATIONS), tables(&POSTGRES_MIGRATIONS));
+        sqlite.iter_mut().for_each(|(_, statement)| *statement = with_truth_values(statement));
         assert!(sqlite.len() > 20, "{sqlite:?}");
         assert_eq!(sqlite, postgres);
     }

@@ -1,5 +1,5 @@
--- Conventions: ids are text, times are milliseconds since 1970 (UTC), truth values are 0 and 1, documents are JSON in TEXT.
--- Each file has a twin for PostgreSQL that makes the same tables (TEXT, BIGINT; BLOB is BYTEA).
+-- Conventions: ids are text, times are milliseconds since 1970 (UTC), documents are JSON in TEXT.
+-- Everything here has a direct counterpart in PostgreSQL (TEXT, BIGINT, BOOLEAN; BLOB is BYTEA).
 
 -- A team owns everything else. Its plan decides limits and quota; the numbers of a plan are configuration.
 CREATE TABLE teams (
@@ -31,7 +31,7 @@ CREATE TABLE template_versions (
     cpu           BIGINT  NOT NULL CHECK (cpu >= 1),
     memory_mb     BIGINT  NOT NULL CHECK (memory_mb >= 1),
     created_at_ms BIGINT  NOT NULL,
-    runnable      BIGINT  NOT NULL CHECK (runnable IN (0, 1)),
+    runnable      BOOLEAN NOT NULL,
     UNIQUE (slug, number)
 );
 
@@ -50,9 +50,9 @@ CREATE TABLE sandboxes (
     timeout_seconds      BIGINT  NOT NULL CHECK (timeout_seconds >= 1),
     deadline_ms          BIGINT,
     on_timeout           TEXT    NOT NULL CHECK (on_timeout IN ('kill', 'pause')),
-    auto_resume          BIGINT  NOT NULL CHECK (auto_resume IN (0, 1)),
+    auto_resume          BOOLEAN NOT NULL,
     exposed_ports        TEXT    NOT NULL,
-    allow_public_traffic BIGINT  NOT NULL CHECK (allow_public_traffic IN (0, 1)),
+    allow_public_traffic BOOLEAN NOT NULL,
     data_plane_url       TEXT,
     -- Sealed under the secrets key; gone with the sandbox.
     envs                 TEXT,
@@ -63,7 +63,7 @@ CREATE TABLE sandboxes (
     error_code           TEXT,
     error_message        TEXT,
     -- Only a sandbox that is paused on time-out can be resumed by a request.
-    CHECK (auto_resume = 0 OR on_timeout = 'pause'),
+    CHECK (NOT auto_resume OR on_timeout = 'pause'),
     -- A sandbox that serves has been started and has an address and a deadline.
     CHECK (state <> 'ready' OR (started_at_ms IS NOT NULL AND deadline_ms IS NOT NULL AND data_plane_url IS NOT NULL)),
     -- A failure is explained.

@@ -1,5 +1,5 @@
--- Snapshots: a stopped sandbox keeps its disk, a checkpoint keeps one of its own. Conventions as in
--- 0001; a trigger's counterpart in PostgreSQL is a trigger with a function.
+-- Snapshots: a stopped sandbox keeps its disk, a checkpoint keeps one of its own. Conventions as in 0001; a trigger's
+-- counterpart in PostgreSQL is a trigger with a function.
 
 -- A sandbox as it was, under a name, from which new ones are started.
 CREATE TABLE checkpoints (
@@ -12,7 +12,7 @@ CREATE TABLE checkpoints (
     sandbox_id       TEXT    NOT NULL REFERENCES sandboxes (id),
     template         TEXT    NOT NULL,
     template_version TEXT    NOT NULL REFERENCES template_versions (id),
-    memory           BIGINT  NOT NULL CHECK (memory IN (0, 1)),
+    memory           BOOLEAN NOT NULL,
     cpu              BIGINT  NOT NULL CHECK (cpu >= 1),
     memory_mb        BIGINT  NOT NULL CHECK (memory_mb >= 1),
     disk_gib         BIGINT  NOT NULL CHECK (disk_gib >= 1),
