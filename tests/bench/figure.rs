@@ -60,7 +60,7 @@ pub(crate) fn mebibytes(bytes: u64) -> f64 {
 }
 
 /// The nearest-rank percentile of sorted samples; 0 where there are none.
-fn percentile(sorted: &[f64], percent: usize) -> f64 {
+pub(crate) fn percentile(sorted: &[f64], percent: usize) -> f64 {
     let rank = (sorted.len() * percent).div_ceil(100).max(1);
     sorted.get(rank - 1).copied().unwrap_or(0.0)
 }

@@ -3,13 +3,17 @@
 //! Every figure is one line: what was measured, in which unit, over how many runs, its median and 95th percentile. Times
 //! of different machines say nothing of each other; ratios of one run do.
 
+mod api;
 mod boot;
 mod checkpoint;
 mod clone_memory;
+mod connection;
 mod create_exec;
+mod discovery;
 mod disk;
 mod figure;
 mod fork;
+mod load;
 mod memory;
 mod net;
 mod pause;
@@ -17,6 +21,7 @@ mod policy_apply;
 mod preview;
 mod restore;
 mod slot;
+mod webhooks;
 
 use clap::{Parser, ValueEnum};
 
@@ -84,12 +89,16 @@ enum Bench {
     Slot,
     /// Compiling a policy of 10, 1,000 and 10,000 entries, and putting it in force
     PolicyApply,
+    /// Payments reported -> webhooks at their receivers: times, sustained rate, and fairness beside one that hangs
+    Webhooks,
+    /// Requests for a merchant's catalog, banks and mobile money operators
+    Discovery,
 }
 
 impl Bench {
     fn need(self) -> Need {
         match self {
-            Self::Preview | Self::Slot | Self::PolicyApply => Need::None,
+            Self::Preview | Self::Slot | Self::PolicyApply | Self::Webhooks | Self::Discovery => Need::None,
             _ => Need::Guests,
         }
     }
@@ -117,6 +126,8 @@ async fn main() -> anyhow::Result<()> {
             Bench::PreviewGuest => preview::run_in_guest(arguments.runs, &mut report).await?,
             Bench::Slot => slot::run(arguments.runs, &mut report).await?,
             Bench::PolicyApply => policy_apply::run(arguments.runs, &mut report).await?,
+            Bench::Webhooks => webhooks::run(arguments.runs, &mut report).await?,
+            Bench::Discovery => discovery::run(arguments.runs, &mut report).await?,
         }
     }
     report.finish();

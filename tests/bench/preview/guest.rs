@@ -7,8 +7,8 @@ use anyhow::Context;
 use sandpiper::client::{CreateSandbox, ExposedPort};
 use support::{Host, eventually, shell, small};
 
-use super::load::Load;
 use crate::figure::Report;
+use crate::load::Load;
 
 /// The server has a thread for each.
 const CONNECTIONS: usize = 8;
@@ -31,8 +31,14 @@ pub(crate) async fn run(runs: usize, report: &mut Report) -> anyhow::Result<()> 
     let port: u16 = authority.rsplit_once(':').context("a URL without a port")?.1.parse()?;
     let address = (Ipv4Addr::LOCALHOST, port).into();
     for name in ["100b", "64k"] {
-        let load =
-            Load { address, host: authority.to_owned(), path: format!("/{name}"), tls: None, connections: CONNECTIONS };
+        let load = Load {
+            address,
+            host: authority.to_owned(),
+            path: format!("/{name}"),
+            key: None,
+            tls: None,
+            connections: CONNECTIONS,
+        };
         let (mut rates, mut p99) = (Vec::new(), Vec::new());
         for _ in 0..runs.clamp(1, MOST_ROUNDS) {
             let round = load.clone().run(ROUND).await?;

@@ -10,7 +10,6 @@
 //! says what the box costs also where the load or the origin holds everything up.
 
 mod guest;
-mod load;
 mod nginx;
 mod origin;
 mod stage;
@@ -18,9 +17,9 @@ mod stage;
 use std::time::Duration;
 
 pub(crate) use self::guest::run as run_in_guest;
-use self::load::{Load, Round};
 use self::stage::{Stage, Subject};
 use crate::figure::Report;
+use crate::load::{Load, Round};
 
 const CONNECTIONS: usize = 32;
 const ROUND: Duration = Duration::from_secs(3);
@@ -68,6 +67,7 @@ async fn measure(stage: &Stage, subject: &Subject, size: usize, time: Duration) 
         address: subject.address,
         host: stage::HOST.to_owned(),
         path: format!("/{size}"),
+        key: None,
         tls: stage.tls.clone(),
         connections: CONNECTIONS,
     };

@@ -206,13 +206,18 @@ pub(crate) fn with_header(mut request: Request<Body>, name: &'static str, value:
 }
 
 /// Waits until `condition` holds.
-pub(crate) async fn eventually(what: &str, mut condition: impl AsyncFnMut() -> bool) {
+pub(crate) async fn eventually(what: &str, condition: impl AsyncFnMut() -> bool) {
+    eventually_within(BOUND, what, condition).await;
+}
+
+/// Likewise, for what takes longer than most.
+pub(crate) async fn eventually_within(bound: Duration, what: &str, mut condition: impl AsyncFnMut() -> bool) {
     let holds = async {
         while !condition().await {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    tokio::time::timeout(BOUND, holds).await.unwrap_or_else(|_| panic!("not within {BOUND:?}: {what}"));
+    tokio::time::timeout(bound, holds).await.unwrap_or_else(|_| panic!("not within {bound:?}: {what}"));
 }
 
 async fn open(location: &DatabaseLocation) -> Store {

@@ -3,6 +3,7 @@
 
 mod addresses;
 mod config;
+mod crash;
 mod fairness;
 mod operator;
 mod outcomes;
@@ -11,4 +12,5 @@ mod receiver;
 mod recovery;
 mod requests;
 mod schedule;
+mod server;
 mod stage;

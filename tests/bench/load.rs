@@ -20,26 +20,28 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Whom to ask, and how.
 #[derive(Clone)]
-pub(super) struct Load {
-    pub(super) address: SocketAddr,
-    pub(super) host: String,
-    pub(super) path: String,
-    pub(super) tls: Option<Arc<ClientConfig>>,
-    pub(super) connections: usize,
+pub(crate) struct Load {
+    pub(crate) address: SocketAddr,
+    pub(crate) host: String,
+    pub(crate) path: String,
+    /// What `Authorization` says after `Bearer`.
+    pub(crate) key: Option<String>,
+    pub(crate) tls: Option<Arc<ClientConfig>>,
+    pub(crate) connections: usize,
 }
 
 /// What came of it.
-pub(super) struct Round {
-    pub(super) answers: u32,
+pub(crate) struct Round {
+    pub(crate) answers: u32,
     /// Answers a second.
-    pub(super) rate: f64,
+    pub(crate) rate: f64,
     /// The 99th percentile of the answers' times, in milliseconds.
-    pub(super) p99: f64,
+    pub(crate) p99: f64,
 }
 
 impl Load {
     /// Asks for so long, on the runtime where this is called.
-    pub(super) async fn run(self, time: Duration) -> anyhow::Result<Round> {
+    pub(crate) async fn run(self, time: Duration) -> anyhow::Result<Round> {
         let begin = Instant::now();
         let clients = (0..self.connections).map(|_| {
             let load = self.clone();
@@ -71,7 +73,8 @@ impl Load {
         end: Instant,
         mut stream: impl AsyncRead + AsyncWrite + Unpin,
     ) -> anyhow::Result<Vec<Duration>> {
-        let request = format!("GET {} HTTP/1.1\r\nHost: {}\r\nAccept: */*\r\n\r\n", self.path, self.host);
+        let key = self.key.as_ref().map(|key| format!("Authorization: Bearer {key}\r\n")).unwrap_or_default();
+        let request = format!("GET {} HTTP/1.1\r\nHost: {}\r\nAccept: */*\r\n{key}\r\n", self.path, self.host);
         let (mut times, mut buffer) = (Vec::new(), vec![0; 128 << 10]);
         let mut begin = Instant::now();
         while begin < end {

@@ -1,0 +1,119 @@
+//! The real `sandpiper-api`, as it was built beside this program.
+
+use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use anyhow::{Context, ensure};
+use serde_json::{Value, json};
+
+use crate::connection::Connection;
+
+/// Where its data is.
+pub(crate) enum Database {
+    /// A file, on a disk.
+    Sqlite,
+    /// At this URL, empty.
+    Postgres(String),
+}
+
+/// The process; killed when this is dropped, and its files removed.
+pub(crate) struct Api {
+    pub(crate) address: SocketAddr,
+    /// An operator's key.
+    pub(crate) operator: String,
+    child: Child,
+    _folder: tempfile::TempDir,
+}
+
+impl Api {
+    /// Starts it without rate limits. `authority` is the certificate of whom webhooks may go to on this machine.
+    pub(crate) async fn start(database: &Database, authority: Option<&str>) -> anyhow::Result<Self> {
+        // Not the folder for temporary files, which often is no disk: what a commit costs is to be measured.
+        let folder = tempfile::Builder::new().prefix("sandpiper-bench-").tempdir_in("/var/tmp")?;
+        let config = configure(folder.path(), database, authority)?;
+        let made = Command::new(program()?).args(["operator-key", "create", "--config"]).arg(&config).output()?;
+        ensure!(made.status.success(), "no operator key: {}", String::from_utf8_lossy(&made.stderr));
+        let operator = String::from_utf8(made.stdout)?.trim().to_owned();
+        let mut command = Command::new(program()?);
+        command.args(["serve", "--config"]).arg(&config).env("NO_COLOR", "1").stderr(Stdio::piped());
+        let mut child = command.spawn()?;
+        let log = child.stderr.take().context("no log")?;
+        let served = tokio::task::spawn_blocking(move || find_address(log)).await?;
+        let api = |address| Self { address, operator, child, _folder: folder };
+        served.map(api)
+    }
+
+    /// The JSON that answers a request.
+    pub(crate) async fn call(&self, method: &str, path: &str, key: &str, body: &Value) -> anyhow::Result<Value> {
+        let answer = Connection::open(self.address).await?.ask(method, path, key, &body.to_string()).await?;
+        Ok(serde_json::from_slice(&answer)?)
+    }
+
+    /// A new merchant with these markets: its id.
+    pub(crate) async fn merchant(&self, name: &str, markets: &[Value]) -> anyhow::Result<String> {
+        let merchant = json!({"name": name, "markets": {"live": markets}});
+        text(&self.call("POST", "/operator/v1/merchants", &self.operator, &merchant).await?, "id")
+    }
+
+    /// A new live key of a merchant, `public` or `secret`.
+    pub(crate) async fn key(&self, merchant: &str, kind: &str) -> anyhow::Result<String> {
+        let path = format!("/operator/v1/merchants/{merchant}/keys");
+        text(&self.call("POST", &path, &self.operator, &json!({"realm": "live", "kind": kind})).await?, "key")
+    }
+}
+
+impl Drop for Api {
+    fn drop(&mut self) {
+        // Fails when the process has ended, which is as good.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The text in a field of an answer.
+pub(crate) fn text(answer: &Value, field: &str) -> anyhow::Result<String> {
+    Ok(answer[field].as_str().with_context(|| format!("no {field} in {answer}"))?.to_owned())
+}
+
+fn program() -> anyhow::Result<PathBuf> {
+    let program = std::env::current_exe()?.with_file_name("sandpiper-api");
+    ensure!(program.is_file(), "{} is not built: scripts/build", program.display());
+    Ok(program)
+}
+
+fn configure(folder: &Path, database: &Database, authority: Option<&str>) -> anyhow::Result<PathBuf> {
+    let location = match database {
+        Database::Sqlite => folder.join("sandpiper.db").display().to_string(),
+        Database::Postgres(url) => url.clone(),
+    };
+    let mut text = format!(
+        "listen = \"127.0.0.1:0\"\nstate_dir = {folder:?}\nagent_socket = {:?}\ndatabase = {location:?}\n\
+         [rate_limit]\nper_second = 1000000\nburst = 1000000\n",
+        folder.join("agent.sock")
+    );
+    if let Some(authority) = authority {
+        let file = folder.join("authority.pem");
+        std::fs::write(&file, authority)?;
+        text += &format!("[webhooks]\nallow_addresses = [\"127.0.0.0/8\"]\nca_file = {file:?}\n");
+    }
+    let config = folder.join("api.toml");
+    std::fs::write(&config, text)?;
+    Ok(config)
+}
+
+/// Reads the log up to where it says that it serves, and the rest on a thread of its own, so that the process never waits
+/// for room to log.
+fn find_address(log: std::process::ChildStderr) -> anyhow::Result<SocketAddr> {
+    let mut lines = BufReader::new(log).lines().map_while(Result::ok);
+    let mut before = Vec::new();
+    let address = lines.find_map(|line| {
+        let address = line.split_once("serving address=").map(|(_, rest)| rest.trim().to_owned());
+        before.push(line);
+        address
+    });
+    let address = address.with_context(|| format!("the API did not start: {}", before.join("\n")))?;
+    std::thread::spawn(move || lines.for_each(drop));
+    Ok(address.parse()?)
+}
