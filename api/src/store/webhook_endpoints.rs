@@ -109,12 +109,14 @@ impl WebhookEndpoints {
             .collect()
     }
 
-    /// Takes every endpoint's cap back to the smallest: for the start of a process, at which much may be due at once.
+    /// Takes every endpoint's cap back to the smallest: for the start of a process, at which much may be due at once. What is
+    /// in flight then is mostly a dead process's, and would keep the endpoint from everything until those leases end: so it
+    /// does not count.
     pub async fn begin_small(&self) -> Result<(), StoreError> {
         self.batch
             .write(|tx| {
                 Box::pin(async move {
-                    sqlx::query("UPDATE webhook_endpoints SET cap = $1 WHERE cap > $1")
+                    sqlx::query("UPDATE webhook_endpoints SET cap = in_flight + $1")
                         .bind(i64::from(SMALLEST_CAP))
                         .execute(&mut **tx)
                         .await?;

@@ -81,6 +81,23 @@ async fn a_hundredth_attempt_whose_process_died_is_the_last() {
 }
 
 #[tokio::test]
+async fn what_a_dead_process_had_begun_keeps_nothing_else_waiting() {
+    let receiver = Receiver::answering(200).await;
+    let stage = Stage::towards(&receiver).await;
+    for number in 0..4 {
+        stage.pay(&format!("pay_{number}")).await;
+    }
+    let store = &stage.host.app.store;
+    assert_eq!(store.delivery_claims.claim(4, stage.now()).await.unwrap().deliveries.len(), 4);
+    store.webhook_endpoints.begin_small().await.unwrap();
+
+    let delivery = stage.pay("pay_new").await;
+    stage.worker(&receiver).round().await.unwrap();
+
+    assert_eq!(stage.delivery(&delivery).await.state, State::Delivered);
+}
+
+#[tokio::test]
 async fn what_is_overdue_after_a_restart_keeps_its_due_time_and_begins_a_few_at_a_time() {
     let receiver = Receiver::answering(200).await;
     let stage = Stage::towards(&receiver).await;
