@@ -46,7 +46,9 @@ fn a_sandbox_is_paused_resumed_checkpointed_forked_and_restored() {
     assert_eq!(lines(host, &["resume", "--timeout", "600", id]), [id]);
     assert_eq!(lines(host, &["exec", id, "--", "cat", "kept"]), ["kept"]);
 
-    let name = "from-the-command-line";
+    // Its own, since one that a broken-off run has left is still there.
+    let name = format!("of-{id}");
+    let name = name.as_str();
     let taken = lines(host, &["checkpoint", "create", id, "--name", name, "--memory"]);
     assert!(taken.len() == 1 && taken[0].starts_with("ckp"), "{taken:?}");
     let listed = lines(host, &["checkpoint", "ls", id]);
