@@ -54,8 +54,14 @@ pub(super) fn pause(control: &Path, folder: &Path) {
     let request = Request::Snapshot(SnapshotConfig { push_layers: false, then: Then::Pause });
     let fds = [files[0].as_fd(), files[1].as_fd()];
     vmm::send(socket.as_fd(), &RequestMessage { id: 1, request }, &fds).unwrap();
-    let answer = vmm::receive(socket.as_fd()).unwrap().unwrap();
-    let answer: MonitorMessage = serde_json::from_slice(&answer.bytes).unwrap();
+    // Events of the machine come on this connection too, and may come first.
+    let answer = loop {
+        let message = vmm::receive(socket.as_fd()).unwrap().unwrap();
+        match serde_json::from_slice(&message.bytes).unwrap() {
+            MonitorMessage::Event(_) => {}
+            answer => break answer,
+        }
+    };
     assert!(matches!(answer, MonitorMessage::Reply { result: Ok(Reply::Snapshot(_)), .. }), "{answer:?}");
 }
 
