@@ -154,9 +154,15 @@ pub(super) async fn connect(location: &DatabaseLocation) -> Result<(AnyConnectio
 }
 
 fn pool(connections: u32, settings: &'static str) -> AnyPoolOptions {
-    AnyPoolOptions::new().max_connections(connections).acquire_timeout(ACQUIRE_TIMEOUT).after_connect(
-        move |connection, _| Box::pin(async move { sqlx::raw_sql(settings).execute(connection).await.map(drop) }),
-    )
+    AnyPoolOptions::new()
+        .max_connections(connections)
+        .acquire_timeout(ACQUIRE_TIMEOUT)
+        .after_connect(move |connection, _| {
+            Box::pin(async move { sqlx::raw_sql(settings).execute(connection).await.map(drop) })
+        })
+        // When its disk is full, SQLite rolls back by itself; the driver's own rollback fails then, and it takes the
+        // connection for one within a transaction for ever.
+        .before_acquire(|connection, _| Box::pin(async move { Ok(!connection.is_in_transaction()) }))
 }
 
 /// The file as a URL, in which every byte that could mean something else is escaped.
@@ -251,6 +257,27 @@ mod tests {
         let read: Vec<Sample> = sqlx::query_as("SELECT * FROM samples").fetch_all(&mut *tx).await.unwrap();
 
         assert_eq!(read, samples);
+    }
+
+    #[tokio::test]
+    async fn a_full_disk_costs_a_transaction_and_not_the_connection() {
+        let folder = tempfile::tempdir().unwrap();
+        let database = Database::open(&DatabaseLocation::Sqlite(folder.path().join("api.db"))).await.unwrap();
+        let mut tx = database.write().await.unwrap();
+        sqlx::raw_sql("CREATE TABLE filled (bytes BLOB)").execute(&mut *tx).await.unwrap();
+        tx.commit().await.unwrap();
+        let fill = "INSERT INTO filled VALUES (zeroblob(1000000))";
+
+        let mut tx = database.write().await.unwrap();
+        // The rollback by itself comes only when the cache has no room either.
+        sqlx::raw_sql("PRAGMA max_page_count = 200; PRAGMA cache_size = 1").execute(&mut *tx).await.unwrap();
+        let error = sqlx::raw_sql(fill).execute(&mut *tx).await.unwrap_err();
+        assert!(error.to_string().contains("full"), "{error}");
+        assert!(tx.rollback().await.is_err(), "SQLite did not roll back by itself, so that this shows nothing");
+
+        let mut tx = database.write().await.unwrap();
+        sqlx::raw_sql(fill).execute(&mut *tx).await.unwrap();
+        tx.commit().await.unwrap();
     }
 
     /// Comments, triggers and functions differ, and bytes have another name.
