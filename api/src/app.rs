@@ -28,7 +28,7 @@ use crate::metrics::Metrics;
 use crate::secrets::Vault;
 use crate::store::Store;
 use crate::webhooks::Webhooks;
-use crate::{docs, http, merchant, operator, v1};
+use crate::{docs, http, merchant, operator, portal, v1};
 
 /// What handlers work with; cheap to clone.
 #[derive(Debug, Clone)]
@@ -93,6 +93,7 @@ impl App {
         api.route_layer(middleware::from_fn_with_state(self.clone(), http::mutation::run))
             .merge(payments)
             .merge(docs::router(&document))
+            .merge(portal::router())
             .merge(merchant::document::router(&payments_document))
             .route("/healthz", get(crate::metrics::healthz))
             .route("/metrics", get(crate::metrics::metrics))

@@ -29,7 +29,8 @@
 //! [`app`] state and router · [`http`] what every request passes through · [`auth`] keys and capabilities ·
 //! [`v1`], [`merchant`], [`operator`] one file per resource · [`webhooks`] deliveries and their attempts ·
 //! [`dispatch`] the agent · [`store`] the database · [`secrets`] sealing ·
-//! [`error`] the envelope · [`docs`] the OpenAPI document and its page · [`commands`] the command line · [`server`] sockets
+//! [`error`] the envelope · [`docs`] the OpenAPI document and its page · [`portal`] a page for merchants ·
+//! [`commands`] the command line · [`server`] sockets
 
 pub mod app;
 pub mod auth;
@@ -45,6 +46,7 @@ pub mod merchant;
 pub mod metrics;
 pub mod operator;
 pub mod plan;
+pub mod portal;
 pub mod private_files;
 pub mod privileges;
 pub mod secrets;

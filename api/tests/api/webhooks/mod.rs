@@ -7,6 +7,7 @@ mod crash;
 mod fairness;
 mod operator;
 mod outcomes;
+mod portal;
 mod process;
 mod receiver;
 mod recovery;
