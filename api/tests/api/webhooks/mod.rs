@@ -14,3 +14,4 @@ mod requests;
 mod schedule;
 mod server;
 mod stage;
+mod two_processes;
