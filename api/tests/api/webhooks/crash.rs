@@ -20,7 +20,7 @@ use crate::support::database::TestDatabase;
 use crate::support::eventually_within;
 
 /// Lives of the process that end in SIGKILL.
-const KILLS: usize = 20;
+const KILLS: usize = 50;
 /// A life ends within so many milliseconds.
 const LONGEST_LIFE: u64 = 400;
 /// Who report payments at the same time.
