@@ -29,6 +29,7 @@
 //!
 //! [webhooks]
 //! concurrency = 1024                          # attempts at a time
+//! resolvers = ["192.0.2.53"]                  # asked for names, in place of those in /etc/resolv.conf
 //! allow_addresses = ["127.0.0.0/8"]           # for development: none by default
 //! ca_file = "/etc/sandpiper/dev-ca.pem"       # for development: trusted besides the system's authorities
 //!

@@ -94,8 +94,12 @@ impl Outside {
     /// The real world. What is missing of it on this host, name servers or certificate authorities, makes attempts fail, not
     /// the process, which has other things to do.
     pub fn system(settings: &Settings) -> Result<Self, TrustError> {
-        let resolver = Resolver::system().unwrap_or_else(|error| {
-            tracing::error!(error = chain(&error), "webhooks find no name: /etc/resolv.conf cannot be used");
+        let resolver = match &settings.resolvers[..] {
+            [] => Resolver::system(),
+            servers => Resolver::asking(servers),
+        };
+        let resolver = resolver.unwrap_or_else(|error| {
+            tracing::error!(error = chain(&error), "webhooks find no name: the name servers cannot be used");
             Resolver::none("this host knows no name servers".to_owned())
         });
         let tls = match trust::system(settings.ca_file.as_deref()) {

@@ -5,6 +5,8 @@ mod addresses;
 mod config;
 mod crash;
 mod fairness;
+mod name_server;
+mod names;
 mod operator;
 mod outcomes;
 mod process;
