@@ -5,6 +5,7 @@ mod addresses;
 mod config;
 mod crash;
 mod fairness;
+mod limit;
 mod name_server;
 mod names;
 mod operator;
