@@ -14,6 +14,7 @@ mod process;
 mod receiver;
 mod recovery;
 mod requests;
+mod rollback;
 mod schedule;
 mod server;
 mod stage;
