@@ -30,6 +30,7 @@
 //! [webhooks]
 //! concurrency = 1024                          # attempts at a time
 //! resolvers = ["192.0.2.53"]                  # asked for names, in place of those in /etc/resolv.conf
+//! keep_days = 90                              # how long deliveries are kept after their end; at least 8
 //! allow_addresses = ["127.0.0.0/8"]           # for development: none by default
 //! ca_file = "/etc/sandpiper/dev-ca.pem"       # for development: trusted besides the system's authorities
 //!
@@ -224,7 +225,7 @@ impl Config {
         if self.baseline.cpu == 0 || self.baseline.memory_mb == 0 {
             return wrong("baseline", "cpu and memory_mb must be at least 1");
         }
-        if let Some((key, problem)) = self.payments.problem() {
+        if let Some((key, problem)) = self.payments.problem().or(self.webhooks.problem()) {
             return wrong(key, problem);
         }
         if self.request_body_limit < 1024 {

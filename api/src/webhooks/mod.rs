@@ -10,6 +10,7 @@
 //! * An **attempt** is one HTTP request ([`sender`]), signed afresh with the realm's secret of that moment ([`attempt`]).
 //!   Its number, 1 to 100, is counted when it is claimed.
 //! * The **worker** ([`worker`]) claims deliveries that are due, has attempts made, and writes down how they went.
+//! * What has been over for months is deleted ([`retention`]).
 //!
 //! # What holds at any moment
 //!
@@ -35,6 +36,7 @@ pub mod metrics;
 pub mod outcome;
 mod pool;
 pub mod resolver;
+pub mod retention;
 pub mod retry_after;
 pub mod schedule;
 pub mod sender;

@@ -22,6 +22,18 @@ pub struct Settings {
     /// Whom to ask for the addresses of names, in place of the servers of `/etc/resolv.conf`.
     #[serde(deserialize_with = "resolvers")]
     pub resolvers: Vec<SocketAddr>,
+    /// How long deliveries are kept after their end.
+    pub keep_days: u32,
+}
+
+/// More than the seven days for which a delivery is attempted.
+const SHORTEST_KEEP: u32 = 8;
+
+impl Settings {
+    /// Which setting is wrong, and why, if any is.
+    pub fn problem(&self) -> Option<(&'static str, &'static str)> {
+        (self.keep_days < SHORTEST_KEEP).then_some(("webhooks.keep_days", "must be at least 8"))
+    }
 }
 
 impl Default for Settings {
@@ -31,6 +43,7 @@ impl Default for Settings {
             ca_file: None,
             concurrency: NonZeroUsize::MIN.saturating_add(1023),
             resolvers: Vec::new(),
+            keep_days: 90,
         }
     }
 }
@@ -57,6 +70,15 @@ mod tests {
         let settings: Settings = toml::from_str("resolvers = [\"192.0.2.53\", \"[2001:db8::53]:5353\"]").unwrap();
         let resolvers: Vec<_> = settings.resolvers.iter().map(ToString::to_string).collect();
         assert_eq!(resolvers, ["192.0.2.53:53", "[2001:db8::53]:5353"]);
+    }
+
+    #[test]
+    fn nothing_is_deleted_before_it_could_be_over() {
+        assert_eq!(Settings::default().problem(), None);
+        for (keep_days, is_wrong) in [(0, true), (7, true), (8, false), (u32::MAX, false)] {
+            let settings = Settings { keep_days, ..Settings::default() };
+            assert_eq!(settings.problem().is_some(), is_wrong, "{keep_days}");
+        }
     }
 
     #[test]

@@ -14,6 +14,7 @@ mod process;
 mod receiver;
 mod recovery;
 mod requests;
+mod retention;
 mod rollback;
 mod schedule;
 mod server;
