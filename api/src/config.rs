@@ -10,9 +10,13 @@
 //! user = "sandpiper"                          # become this user after binding; only for a start as root
 //! request_body_limit = 1048576                # bytes
 //!
-//! [rate_limit]                                # of each API key
+//! [rate_limit]                                # of each API key, and of each key of a merchant
 //! per_second = 50
 //! burst = 100
+//!
+//! [operator_rate_limit]                       # of each operator key
+//! per_second = 2000
+//! burst = 4000
 //!
 //! [baseline]                                  # of a new template that names none
 //! cpu = 1
@@ -84,6 +88,7 @@ pub struct Config {
     pub user: Option<String>,
     pub request_body_limit: usize,
     pub rate_limit: RateLimit,
+    pub operator_rate_limit: RateLimit,
     pub baseline: Baseline,
     pub plans: Plans,
     pub prices: Prices,
@@ -150,6 +155,10 @@ impl Default for Config {
             rate_limit: RateLimit {
                 per_second: NonZeroU32::MIN.saturating_add(49),
                 burst: NonZeroU32::MIN.saturating_add(99),
+            },
+            operator_rate_limit: RateLimit {
+                per_second: NonZeroU32::MIN.saturating_add(1999),
+                burst: NonZeroU32::MIN.saturating_add(3999),
             },
             baseline: Baseline { cpu: 1, memory_mb: 512 },
             plans: Plans::default(),
