@@ -42,6 +42,8 @@ pub struct Parts {
     pub vault: Vault,
     pub agent: AgentClient,
     pub rate_limits: RateLimits,
+    /// Of operator keys; all other keys have the one above.
+    pub operator_rate_limits: RateLimits,
     pub metrics: Metrics,
     pub clock: Clock,
     /// Sandboxes that this process is creating or removing at the agent; nobody else touches their rows.
@@ -67,6 +69,7 @@ impl App {
     pub fn new(config: Config, store: Store, vault: Vault, clock: Clock) -> Self {
         let agent = AgentClient::new(config.agent_socket.clone());
         let rate_limits = RateLimits::new(config.rate_limit);
+        let operator_rate_limits = RateLimits::new(config.operator_rate_limit);
         let webhooks = Webhooks::new(&config.webhooks);
         Self(Arc::new(Parts {
             config,
@@ -74,6 +77,7 @@ impl App {
             vault,
             agent,
             rate_limits,
+            operator_rate_limits,
             metrics: Metrics::new(),
             clock,
             in_flight: InFlight::default(),

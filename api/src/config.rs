@@ -10,9 +10,13 @@
 //! user = "sandpiper"                          # become this user after binding; only for a start as root
 //! request_body_limit = 1048576                # bytes
 //!
-//! [rate_limit]                                # of each API key
+//! [rate_limit]                                # of each API key, and of each key of a merchant
 //! per_second = 50
 //! burst = 100
+//!
+//! [operator_rate_limit]                       # of each operator key
+//! per_second = 2000
+//! burst = 4000
 //!
 //! [baseline]                                  # of a new template that names none
 //! cpu = 1
@@ -29,6 +33,8 @@
 //!
 //! [webhooks]
 //! concurrency = 1024                          # attempts at a time
+//! resolvers = ["192.0.2.53"]                  # asked for names, in place of those in /etc/resolv.conf
+//! keep_days = 90                              # how long deliveries are kept after their end; at least 8
 //! allow_addresses = ["127.0.0.0/8"]           # for development: none by default
 //! ca_file = "/etc/sandpiper/dev-ca.pem"       # for development: trusted besides the system's authorities
 //!
@@ -82,6 +88,7 @@ pub struct Config {
     pub user: Option<String>,
     pub request_body_limit: usize,
     pub rate_limit: RateLimit,
+    pub operator_rate_limit: RateLimit,
     pub baseline: Baseline,
     pub plans: Plans,
     pub prices: Prices,
@@ -148,6 +155,10 @@ impl Default for Config {
             rate_limit: RateLimit {
                 per_second: NonZeroU32::MIN.saturating_add(49),
                 burst: NonZeroU32::MIN.saturating_add(99),
+            },
+            operator_rate_limit: RateLimit {
+                per_second: NonZeroU32::MIN.saturating_add(1999),
+                burst: NonZeroU32::MIN.saturating_add(3999),
             },
             baseline: Baseline { cpu: 1, memory_mb: 512 },
             plans: Plans::default(),
@@ -223,7 +234,7 @@ impl Config {
         if self.baseline.cpu == 0 || self.baseline.memory_mb == 0 {
             return wrong("baseline", "cpu and memory_mb must be at least 1");
         }
-        if let Some((key, problem)) = self.payments.problem() {
+        if let Some((key, problem)) = self.payments.problem().or(self.webhooks.problem()) {
             return wrong(key, problem);
         }
         if self.request_body_limit < 1024 {

@@ -90,7 +90,8 @@ fn configure(folder: &Path, database: &Database, authority: Option<&str>) -> any
     };
     let mut text = format!(
         "listen = \"127.0.0.1:0\"\nstate_dir = {folder:?}\nagent_socket = {:?}\ndatabase = {location:?}\n\
-         [rate_limit]\nper_second = 1000000\nburst = 1000000\n",
+         [rate_limit]\nper_second = 1000000\nburst = 1000000\n\
+         [operator_rate_limit]\nper_second = 1000000\nburst = 1000000\n",
         folder.join("agent.sock")
     );
     if let Some(authority) = authority {

@@ -17,6 +17,7 @@ use crate::dispatch::network::PolicyWorker;
 use crate::dispatch::sync::Synchronizer;
 use crate::secrets::Vault;
 use crate::webhooks::Outside;
+use crate::webhooks::retention::Retention;
 use crate::webhooks::worker::Worker;
 use crate::{privileges, server};
 
@@ -51,6 +52,7 @@ async fn serve(config: Config, listener: TcpListener) -> anyhow::Result<()> {
     let app = App::new(config, store.clone(), vault, clock);
     let (stop, stopped) = watch::channel(false);
     let webhooks = tokio::spawn(Worker::new(app.clone(), outside).run(stopped.clone()));
+    let retention = tokio::spawn(Retention::new(app.clone()).run(stopped.clone()));
     let policies = tokio::spawn(PolicyWorker::new(app.clone()).run(stopped.clone()));
     let synchronizer = tokio::spawn(Synchronizer::new(app.clone()).run(stopped));
 
@@ -72,7 +74,12 @@ async fn serve(config: Config, listener: TcpListener) -> anyhow::Result<()> {
     }
     // The receivers are gone only if the tasks are.
     let _ = stop.send(true);
-    for (task, name) in [(synchronizer, "synchronisation"), (policies, "policy worker"), (webhooks, "webhook worker")] {
+    for (task, name) in [
+        (synchronizer, "synchronisation"),
+        (policies, "policy worker"),
+        (webhooks, "webhook worker"),
+        (retention, "deletion of old webhooks"),
+    ] {
         if let Err(error) = task.await {
             tracing::error!(%error, name, "a task ended early");
         }

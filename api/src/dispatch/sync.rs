@@ -76,6 +76,7 @@ impl Synchronizer {
             let result = self.round().await;
             self.note(&result, started);
             self.app.rate_limits.prune();
+            self.app.operator_rate_limits.prune();
             tokio::select! {
                 () = tokio::time::sleep(self.app.config.timing.sync) => {}
                 _ = stop.changed() => return,

@@ -1,4 +1,4 @@
-//! The OpenAPI document, made from the handlers, and a page that shows it.
+//! The OpenAPI document, made from the handlers, and a page that shows it and that of payments.
 
 use axum::Router;
 use axum::http::header;
@@ -86,7 +86,7 @@ pub fn document_text() -> Result<String, serde_json::Error> {
     Ok(document.to_pretty_json()? + "\n")
 }
 
-/// `/openapi.json` and `/docs`.
+/// `/openapi.json` and `/docs`; `/payments-docs` is the same page, which looks where it is.
 pub fn router(document: &OpenApi) -> Router<App> {
     // A document of plain maps and texts always has a JSON form.
     let json = document.to_json().unwrap_or_default();
@@ -99,5 +99,8 @@ pub fn router(document: &OpenApi) -> Router<App> {
             [(header::CONTENT_TYPE, "text/html; charset=utf-8"), (header::CONTENT_SECURITY_POLICY, PAGE_POLICY)];
         (headers, PAGE).into_response()
     };
-    Router::new().route("/openapi.json", get(serve_document)).route("/docs", get(serve_page))
+    Router::new()
+        .route("/openapi.json", get(serve_document))
+        .route("/docs", get(serve_page))
+        .route("/payments-docs", get(serve_page))
 }

@@ -1,7 +1,8 @@
 //! Who operates the service: the holder of an operator key, `opk_` and 40 hexadecimal digits.
 //!
-//! Made with `sandpiper-api operator-key create`. There is one kind, which may do everything here and nothing elsewhere;
-//! it has no rate limit, for what it brings is the service's own work.
+//! Made with `sandpiper-api operator-key create`. There is one kind, which may do everything here and nothing elsewhere.
+//! Checks come in this order: the key (401), its rate limit (429); then the handler's. The limit is one of its own, far
+//! above that of other keys, for what an operator brings is the service's own work.
 
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
@@ -39,6 +40,7 @@ impl FromRequestParts<App> for Operator {
         }
         let hash = hash(presented_key(&parts.headers)?).ok_or_else(not_a_key)?;
         let key_id = app.store.operator_keys.active(&hash).await?.ok_or_else(not_a_key)?;
+        app.operator_rate_limits.check(&key_id)?;
         let operator = Operator { key_id };
         parts.extensions.insert(operator.clone());
         Ok(operator)

@@ -17,6 +17,7 @@ pub(crate) mod database;
 pub mod deliveries;
 pub mod delivery_claims;
 pub mod delivery_list;
+pub mod delivery_retention;
 pub mod discovery;
 pub mod idempotency;
 pub mod keys;

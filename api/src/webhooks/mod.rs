@@ -10,6 +10,7 @@
 //! * An **attempt** is one HTTP request ([`sender`]), signed afresh with the realm's secret of that moment ([`attempt`]).
 //!   Its number, 1 to 100, is counted when it is claimed.
 //! * The **worker** ([`worker`]) claims deliveries that are due, has attempts made, and writes down how they went.
+//! * What has been over for months is deleted ([`retention`]).
 //!
 //! # What holds at any moment
 //!
@@ -35,6 +36,7 @@ pub mod metrics;
 pub mod outcome;
 mod pool;
 pub mod resolver;
+pub mod retention;
 pub mod retry_after;
 pub mod schedule;
 pub mod sender;
@@ -94,8 +96,12 @@ impl Outside {
     /// The real world. What is missing of it on this host, name servers or certificate authorities, makes attempts fail, not
     /// the process, which has other things to do.
     pub fn system(settings: &Settings) -> Result<Self, TrustError> {
-        let resolver = Resolver::system().unwrap_or_else(|error| {
-            tracing::error!(error = chain(&error), "webhooks find no name: /etc/resolv.conf cannot be used");
+        let resolver = match &settings.resolvers[..] {
+            [] => Resolver::system(),
+            servers => Resolver::asking(servers),
+        };
+        let resolver = resolver.unwrap_or_else(|error| {
+            tracing::error!(error = chain(&error), "webhooks find no name: the name servers cannot be used");
             Resolver::none("this host knows no name servers".to_owned())
         });
         let tls = match trust::system(settings.ca_file.as_deref()) {

@@ -1,13 +1,14 @@
 //! Names to addresses, passed in, so that a test can answer what it likes.
 
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use hickory_resolver::TokioResolver;
-use hickory_resolver::config::{LookupIpStrategy, ResolveHosts};
+use hickory_resolver::config::{LookupIpStrategy, NameServerConfig, ResolveHosts, ResolverConfig};
 use hickory_resolver::net::NetError;
+use hickory_resolver::net::runtime::TokioRuntimeProvider;
+use hickory_resolver::{ResolverBuilder, TokioResolver};
 
 /// For one server to answer. The attempt's own limit ends the whole.
 const SERVER_TIMEOUT: Duration = Duration::from_secs(3);
@@ -26,10 +27,20 @@ pub trait Resolve: Send + Sync {
 pub type Resolving<'a> = std::pin::Pin<Box<dyn Future<Output = Result<Vec<IpAddr>, String>> + Send + 'a>>;
 
 impl Resolver {
-    /// The servers of `/etc/resolv.conf`. Nothing is cached: every new connection asks. Search domains are not regarded,
-    /// because a merchant's name is a whole one.
+    /// Asks the servers of `/etc/resolv.conf`.
     pub fn system() -> Result<Self, NetError> {
-        let mut builder = TokioResolver::builder_tokio()?;
+        Self::built(TokioResolver::builder_tokio()?)
+    }
+
+    /// Asks these servers.
+    pub fn asking(servers: &[SocketAddr]) -> Result<Self, NetError> {
+        let config = ResolverConfig::from_parts(None, Vec::new(), servers.iter().map(name_server).collect());
+        Self::built(TokioResolver::builder_with_config(config, TokioRuntimeProvider::default()))
+    }
+
+    /// Nothing is cached: every new connection asks. Search domains are not regarded, because a merchant's name is a whole
+    /// one.
+    fn built(mut builder: ResolverBuilder<TokioRuntimeProvider>) -> Result<Self, NetError> {
         let options = builder.options_mut();
         options.timeout = SERVER_TIMEOUT;
         options.cache_size = 0;
@@ -54,6 +65,13 @@ impl Resolver {
         let addresses = self.0.resolve(name).await?;
         if addresses.is_empty() { Err("the name has no addresses".to_owned()) } else { Ok(addresses) }
     }
+}
+
+/// By UDP, and by TCP what is too long for that.
+fn name_server(address: &SocketAddr) -> NameServerConfig {
+    let mut server = NameServerConfig::udp_and_tcp(address.ip());
+    server.connections.iter_mut().for_each(|connection| connection.port = address.port());
+    server
 }
 
 impl fmt::Debug for Resolver {

@@ -1,10 +1,13 @@
 //! `[webhooks]` of the configuration. When to try again and how long is the specification's, not the operator's.
 
+use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use ipnet::IpNet;
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
+
+const DNS_PORT: u16 = 53;
 
 /// What an operator can set.
 #[derive(Debug, Clone, Deserialize)]
@@ -16,17 +19,67 @@ pub struct Settings {
     pub ca_file: Option<PathBuf>,
     /// Attempts at a time, of all endpoints together.
     pub concurrency: NonZeroUsize,
+    /// Whom to ask for the addresses of names, in place of the servers of `/etc/resolv.conf`.
+    #[serde(deserialize_with = "resolvers")]
+    pub resolvers: Vec<SocketAddr>,
+    /// How long deliveries are kept after their end.
+    pub keep_days: u32,
+}
+
+/// More than the seven days for which a delivery is attempted.
+const SHORTEST_KEEP: u32 = 8;
+
+impl Settings {
+    /// Which setting is wrong, and why, if any is.
+    pub fn problem(&self) -> Option<(&'static str, &'static str)> {
+        (self.keep_days < SHORTEST_KEEP).then_some(("webhooks.keep_days", "must be at least 8"))
+    }
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { allow_addresses: Vec::new(), ca_file: None, concurrency: NonZeroUsize::MIN.saturating_add(1023) }
+        Self {
+            allow_addresses: Vec::new(),
+            ca_file: None,
+            concurrency: NonZeroUsize::MIN.saturating_add(1023),
+            resolvers: Vec::new(),
+            keep_days: 90,
+        }
     }
+}
+
+/// Addresses, each with an optional port.
+fn resolvers<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<SocketAddr>, D::Error> {
+    let parse = |text: &String| {
+        let address = text.parse::<IpAddr>().map(|address| SocketAddr::new(address, DNS_PORT));
+        address.or_else(|_| text.parse()).map_err(|_| {
+            serde::de::Error::custom(format!(
+                "{text:?} is no address; write it as 192.0.2.53, 192.0.2.53:5353 or [2001:db8::53]:5353"
+            ))
+        })
+    };
+    Vec::<String>::deserialize(deserializer)?.iter().map(parse).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn resolvers_are_addresses_with_or_without_a_port() {
+        let settings: Settings = toml::from_str("resolvers = [\"192.0.2.53\", \"[2001:db8::53]:5353\"]").unwrap();
+        let resolvers: Vec<_> = settings.resolvers.iter().map(ToString::to_string).collect();
+        assert_eq!(resolvers, ["192.0.2.53:53", "[2001:db8::53]:5353"]);
+    }
+
+    #[test]
+    fn nothing_is_deleted_before_it_could_be_over() {
+        assert_eq!(Settings::default().problem(), None);
+        for (keep_days, is_wrong) in [(0, true), (7, true), (8, false), (u32::MAX, false)] {
+            let settings = Settings { keep_days, ..Settings::default() };
+            assert_eq!(settings.problem().is_some(), is_wrong, "{keep_days}");
+        }
+    }
 
     #[test]
     fn nothing_inside_is_allowed_unless_it_is_said() {
@@ -35,7 +88,13 @@ mod tests {
         assert_eq!(settings.concurrency.get(), 1024);
         let settings: Settings = toml::from_str("allow_addresses = [\"127.0.0.0/8\", \"::1/128\"]").unwrap();
         assert_eq!(settings.allow_addresses.len(), 2);
-        for wrong in ["allow_addresses = [\"localhost\"]", "allow_adresses = []", "concurrency = 0", "base_delay = 1"] {
+        for wrong in [
+            "allow_addresses = [\"localhost\"]",
+            "allow_adresses = []",
+            "concurrency = 0",
+            "base_delay = 1",
+            "resolvers = [\"localhost\"]",
+        ] {
             assert!(toml::from_str::<Settings>(wrong).is_err(), "{wrong}");
         }
     }

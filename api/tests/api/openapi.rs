@@ -44,9 +44,13 @@ fn operations_have_names_of_their_own_and_all_references_exist() {
 #[tokio::test]
 async fn the_page_needs_nothing_from_elsewhere() {
     let host = Host::new().await;
-    let page = host.send(Request::get("/docs").body(Body::empty()).unwrap()).await;
-    assert_eq!(page.status.as_u16(), 200);
-    assert!(page.header("content-security-policy").unwrap().contains("default-src 'none'"));
-    assert!(!page.text.contains("http://") && !page.text.contains("https://"));
-    assert!(page.text.contains("fetch(\"openapi.json\")"));
+    for path in ["/docs", "/payments-docs"] {
+        let page = host.send(Request::get(path).body(Body::empty()).unwrap()).await;
+        assert_eq!(page.status.as_u16(), 200);
+        assert!(page.header("content-security-policy").unwrap().contains("default-src 'none'"));
+        assert!(!page.text.contains("http://") && !page.text.contains("https://"));
+        // Both lead to each other, and each asks for the document that its own name names.
+        assert!(page.text.contains("href=\"docs\"") && page.text.contains("href=\"payments-docs\""));
+        assert!(page.text.contains(".replace(\"docs\", \"openapi.json\")"));
+    }
 }

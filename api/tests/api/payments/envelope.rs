@@ -6,7 +6,7 @@ use axum::body::Body;
 use axum::http::Request;
 use serde_json::json;
 
-use crate::support::shop::{Shop, detail};
+use crate::support::shop::{Shop, detail, operator_key};
 use crate::support::{Host, request};
 
 #[tokio::test]
@@ -75,6 +75,29 @@ async fn a_key_over_its_rate_limit_is_told_to_wait_and_others_are_not_harmed() {
     assert_eq!(detail(&error, "RetryInfo")["retryDelay"], format!("{seconds}s"));
     host.call("GET", catalog, &shop.live.secret, None).await.expect(200);
     host.call("GET", catalog, &shop.sandbox.public, None).await.expect(200);
+}
+
+#[tokio::test]
+async fn an_operator_key_over_its_rate_limit_is_told_to_wait_and_others_are_not_harmed() {
+    let host = Host::with(|config| {
+        config.operator_rate_limit.per_second = NonZeroU32::MIN;
+        config.operator_rate_limit.burst = NonZeroU32::new(2).unwrap();
+    })
+    .await;
+    let (one, other) = (operator_key(&host).await, operator_key(&host).await);
+    let merchants = "/operator/v1/merchants";
+    host.call("POST", merchants, &one, Some(json!({"name": "acme"}))).await.expect(201);
+    host.call("GET", merchants, &one, None).await.expect(200);
+
+    for (method, body) in [("GET", None), ("POST", Some(json!({"name": "rival"})))] {
+        let answer = host.call(method, merchants, &one, body).await;
+        let seconds: u64 = answer.header("retry-after").unwrap().parse().unwrap();
+        let error = answer.denied(429, "RESOURCE_EXHAUSTED", "RATE_LIMITED");
+        assert_eq!(detail(&error, "RetryInfo")["retryDelay"], format!("{seconds}s"));
+    }
+
+    let listed = host.call("GET", merchants, &other, None).await.expect(200);
+    assert_eq!(listed["merchants"].as_array().unwrap().len(), 1, "what was refused is not done");
 }
 
 #[tokio::test]

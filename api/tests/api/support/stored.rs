@@ -1,4 +1,5 @@
-//! What the database holds, whole, to look for what must not be in it.
+//! The database itself, past the API: all that it holds, to look for what must not be in it; and changes that nobody makes
+//! but a test.
 
 use sandpiper_api::store::DatabaseLocation;
 use sqlx::{AnyConnection, AssertSqlSafe, Connection};
@@ -13,6 +14,17 @@ impl Host {
             DatabaseLocation::Postgres(_) => self.rows().await,
         };
         content.windows(text.len()).any(|window| window == text.as_bytes())
+    }
+
+    /// Carries out statements, as a process of its own would.
+    pub(crate) async fn alter(&self, sqlite: &str, postgres: &str) {
+        let (location, statements) = match self.app.config.database() {
+            DatabaseLocation::Sqlite(path) => (format!("sqlite://{}", path.display()), sqlite),
+            DatabaseLocation::Postgres(_) => (self.database.location.clone(), postgres),
+        };
+        let mut connection = AnyConnection::connect(&location).await.unwrap();
+        sqlx::raw_sql(AssertSqlSafe(statements.to_owned())).execute(&mut connection).await.unwrap();
+        connection.close().await.unwrap();
     }
 
     /// The file and its write-ahead log.

@@ -9,18 +9,18 @@ use sandpiper_api::merchant::order::{PaymentOrder, Status};
 use sandpiper_api::merchant::realm::Realm;
 use sandpiper_api::store::deliveries::DeliveryId;
 use sandpiper_webhook::SigningKey;
-use serde_json::{Value, json};
+use serde_json::Value;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
 use super::receiver::{Received, Receiver};
-use super::server::{Server, operator_key, send, write_config};
+use super::server::{Server, operator_key, report as report_of, send, write_config};
 use super::stage::order;
 use crate::support::database::TestDatabase;
 use crate::support::eventually_within;
 
 /// Lives of the process that end in SIGKILL.
-const KILLS: usize = 20;
+const KILLS: usize = 50;
 /// A life ends within so many milliseconds.
 const LONGEST_LIFE: u64 = 400;
 /// Who report payments at the same time.
@@ -125,11 +125,7 @@ async fn report_payments(client: usize, mut lives: watch::Receiver<Life>, mercha
 
 /// Reports until somebody answers: a process that is killed before it answers may have accepted the report, or not.
 async fn report(update: &Update, lives: &mut watch::Receiver<Life>, merchants: &Merchants) {
-    let mut body = serde_json::to_value(&update.order).unwrap();
-    let id = body.as_object_mut().unwrap().remove("id").unwrap();
-    body["merchantId"] = json!(merchants.merchants[update.merchant].0);
-    body["realm"] = json!("live");
-    let path = format!("/operator/v1/payments/{}", id.as_str().unwrap());
+    let (path, body) = report_of(&merchants.merchants[update.merchant].0, &update.order);
     loop {
         let address = lives.borrow_and_update().address.clone();
         let answer = send(&address, "PUT", &path, &merchants.operator, &body).await.unwrap_or_default();

@@ -28,6 +28,9 @@ fn class((attempt, state): &(AttemptRow, State)) -> &'static str {
     attempt.error_class.unwrap().as_str()
 }
 
+/// Between two bytes of an answer that drips.
+const PAUSE: Duration = Duration::from_millis(20);
+
 /// How much longer than the limit an attempt may take.
 const A_SECOND: Duration = Duration::from_secs(1);
 
@@ -98,7 +101,7 @@ async fn a_receiver_that_hangs_at_any_stage_costs_the_limit_and_no_more() {
     let (asleep, silent) = (std::net::TcpListener::bind("127.0.0.1:0").unwrap(), Greeting::Silence);
     let in_tls = Receiver::greeting(silent).await;
     let before_head = Receiver::scripted(|_, _| Reaction::Hang).await;
-    let in_head = Receiver::scripted(|_, _| Reaction::Drip(b"HTTP/1.1 200 OK\r\nx: ".to_vec())).await;
+    let in_head = Receiver::scripted(|_, _| Reaction::Drip(b"HTTP/1.1 200 OK\r\nx: ".to_vec(), PAUSE)).await;
     let informing = Receiver::scripted(|_, _| Reaction::Flood(b"HTTP/1.1 103 Early Hints\r\n\r\n".to_vec())).await;
     let before_accept = format!("https://{}/", asleep.local_addr().unwrap());
     for (receiver, url) in [
@@ -122,7 +125,7 @@ async fn a_receiver_that_hangs_at_any_stage_costs_the_limit_and_no_more() {
 async fn the_head_decides_whatever_the_body_does() {
     let head = "HTTP/1.1 200 OK\r\n";
     let bodies = [
-        Reaction::Drip(format!("{head}content-length: 100000\r\n\r\nhello").into_bytes()),
+        Reaction::Drip(format!("{head}content-length: 100000\r\n\r\nhello").into_bytes(), PAUSE),
         Reaction::Bytes(format!("{head}transfer-encoding: chunked\r\n\r\nnot a chunk").into_bytes()),
         Reaction::Flood([format!("{head}content-length: 99999999\r\n\r\n").as_bytes(), &[b'x'; 8192]].concat()),
         Reaction::Bytes(format!("{head}content-length: 100\r\n\r\nhello").into_bytes()),
@@ -135,8 +138,9 @@ async fn the_head_decides_whatever_the_body_does() {
         assert!(duration(&attempt) < LIMIT + A_SECOND);
         assert!(attempt.detail.unwrap().len() <= 1024);
     }
-    let refused = Receiver::scripted(|_, _| Reaction::Drip(b"HTTP/1.1 404 X\r\ncontent-length: 99\r\n\r\n".to_vec()));
-    assert_eq!(attempt(&refused.await).await.1, State::Failed);
+    let refused = b"HTTP/1.1 404 X\r\ncontent-length: 99\r\n\r\n";
+    let receiver = Receiver::scripted(|_, _| Reaction::Drip(refused.to_vec(), PAUSE)).await;
+    assert_eq!(attempt(&receiver).await.1, State::Failed);
 }
 
 #[tokio::test]

@@ -46,8 +46,8 @@ impl Received {
 pub(crate) enum Reaction {
     /// These bytes, after which the connection is kept.
     Bytes(Vec<u8>),
-    /// These bytes, then one after the other forever.
-    Drip(Vec<u8>),
+    /// These bytes, then one after the other forever, with a pause after each.
+    Drip(Vec<u8>, Duration),
     /// These bytes over and over again.
     Flood(Vec<u8>),
     /// Nothing, forever.
@@ -201,12 +201,12 @@ impl Shared {
 async fn react(reaction: Reaction, stream: &mut TlsStream<TcpStream>) -> std::io::Result<()> {
     match reaction {
         Reaction::Bytes(bytes) => stream.write_all(&bytes).await?,
-        Reaction::Drip(bytes) => {
+        Reaction::Drip(bytes, pause) => {
             stream.write_all(&bytes).await?;
             loop {
                 stream.write_all(b".").await?;
                 stream.flush().await?;
-                tokio::time::sleep(Duration::from_millis(20)).await;
+                tokio::time::sleep(pause).await;
             }
         }
         Reaction::Flood(bytes) => loop {

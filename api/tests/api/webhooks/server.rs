@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 
+use sandpiper_api::merchant::order::PaymentOrder;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -91,6 +92,12 @@ impl Server {
         serde_json::from_str(answer.split_once("\r\n\r\n").unwrap().1).unwrap()
     }
 
+    /// Reports a live payment of a merchant; the answer.
+    pub(crate) async fn report(&self, operator: &str, merchant: &str, order: &PaymentOrder) -> Value {
+        let (path, body) = report(merchant, order);
+        self.send("PUT", &path, operator, &body).await
+    }
+
     /// SIGKILL, and nothing of it is left.
     pub(crate) fn kill(mut self) {
         self.child.kill().unwrap();
@@ -108,6 +115,15 @@ impl Server {
         self.send("PUT", "/merchant/api/v1/webhookConfig", &secret, &saved).await;
         (id, secret)
     }
+}
+
+/// Path and body of the report of a live payment.
+pub(crate) fn report(merchant: &str, order: &PaymentOrder) -> (String, Value) {
+    let mut body = serde_json::to_value(order).unwrap();
+    body.as_object_mut().unwrap().remove("id").unwrap();
+    body["merchantId"] = json!(merchant);
+    body["realm"] = json!("live");
+    (format!("/operator/v1/payments/{}", order.id), body)
 }
 
 /// What comes back for a request on a connection of its own, until the other side ends it.
