@@ -18,6 +18,7 @@ use sqlx::Row;
 
 use super::batch::Batch;
 use super::deliveries::{DeliveryId, State, Trigger};
+use super::statement::round_up;
 use super::webhook_endpoints::{Change, EndpointKey, Standing, cancel_pending, read_key, refresh, standings};
 use super::{Database, Statement, StoreError, Tx, count, from_ms, to_ms, word};
 use crate::webhooks::capacity::cap_after;
@@ -219,9 +220,9 @@ fn mark(claim: &str, shares: &[(&Ready, usize)], now: Timestamp) -> Statement {
     let share = |(one, share): &(&Ready, usize)| {
         (one.endpoint.merchant_id.clone(), one.endpoint.realm.as_str(), i64::try_from(*share).unwrap_or(i64::MAX))
     };
-    // Shares of nobody for the same reason as rows of NULL in a table of values.
+    // Shares of nobody make it a round number.
     let nobody = std::iter::repeat_with(|| (String::new(), "", 0));
-    let all = shares.iter().map(share).chain(nobody).take(shares.len().next_power_of_two());
+    let all = shares.iter().map(share).chain(nobody).take(round_up(shares.len()));
     for (index, (merchant_id, realm, share)) in all.enumerate() {
         statement.push(if index == 0 { "" } else { " UNION ALL " });
         // Each in brackets of its own, because it is ordered and limited by itself.

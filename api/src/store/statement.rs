@@ -55,15 +55,15 @@ impl Statement {
 
     /// `VALUES (…), (…)`: a table whose columns are `column1`, `column2`, …, for what is done to many rows at once.
     ///
-    /// Rows of NULL fill it up to a power of two, so that the texts are few and a connection can keep each prepared. They
-    /// match nothing; who does not compare asks for `column1 IS NOT NULL`.
+    /// Rows of NULL fill it up to a [round](round_up) number. They match nothing; who does not compare asks for
+    /// `column1 IS NOT NULL`.
     pub(crate) fn push_rows<const N: usize>(&mut self, rows: impl IntoIterator<Item = [Value; N]>) -> &mut Self {
         let (mut length, mut before) = (0_usize, "VALUES ");
         for row in rows {
             self.push(before).push_list(row);
             (length, before) = (length + 1, ", ");
         }
-        for _ in length..length.next_power_of_two() {
+        for _ in length..round_up(length) {
             self.push(before).push("(NULL");
             for _ in 1..N {
                 self.push(", NULL");
@@ -83,6 +83,12 @@ impl Statement {
             Value::Bytes(bytes) => query.bind(bytes),
         })
     }
+}
+
+/// The next power of four. Statements for many things are made for round numbers of them: so their texts are few, and a
+/// connection, which keeps a hundred, has each prepared.
+pub(crate) fn round_up(length: usize) -> usize {
+    std::iter::successors(Some(1_usize), |round| round.checked_mul(4)).find(|round| *round >= length).unwrap_or(length)
 }
 
 impl From<&str> for Value {
@@ -142,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_filled_up_to_a_power_of_two() {
+    fn rows_are_filled_up_to_a_round_number() {
         let of = |count: i64| {
             let mut statement = Statement::new("");
             statement.push_rows((0..count).map(|number| ["a".into(), number.into()]));
@@ -152,5 +158,6 @@ mod tests {
         assert_eq!(of(0), "VALUES (NULL, NULL)");
         assert_eq!(of(1), "VALUES ($1, $2)");
         assert_eq!(of(3), "VALUES ($1, $2), ($3, $4), ($5, $6), (NULL, NULL)");
+        assert_eq!([4, 5, 64, 65, 256].map(round_up), [4, 16, 64, 256, 256]);
     }
 }
