@@ -144,7 +144,9 @@ impl Worker {
             return Ok(POLL);
         }
         let claimed = self.claim(room.min(AT_ONCE)).await?;
-        let pause = if claimed.is_empty() { BREATH } else { Duration::ZERO };
+        if claimed.is_empty() {
+            return Ok(BREATH);
+        }
         let keys = self.attempter.signing_keys(&claimed).await;
         for claimed in claimed {
             let key = keys.of(&claimed.endpoint);
@@ -157,7 +159,7 @@ impl Worker {
                 let _ = finished.send((result, place)).await;
             });
         }
-        Ok(pause)
+        Ok(Duration::ZERO)
     }
 
     /// None only if none is due that may be attempted.
