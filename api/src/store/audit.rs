@@ -43,9 +43,7 @@ impl AuditLog {
             return Ok(());
         }
         let mut tx = self.database.write_shared().await?;
-        for entry in entries {
-            insert(&mut tx, entry).await?;
-        }
+        insert(&mut tx, entries).await?;
         tx.commit().await?;
         Ok(())
     }
@@ -74,21 +72,27 @@ impl AuditLog {
     }
 }
 
-/// Adds an entry in the transaction of what it tells of.
-pub(super) async fn insert(tx: &mut Tx, entry: &Entry) -> Result<(), StoreError> {
-    sqlx::query(
-        "INSERT INTO audit (id, at_ms, team_id, key_id, request_id, action, resource, status) \
-         VALUES ($1, $2, $3, $4, $5, $6, $7, $8)",
-    )
-    .bind(id::generate("aud"))
-    .bind(to_ms(entry.at))
-    .bind(&entry.team_id)
-    .bind(&entry.key_id)
-    .bind(&entry.request_id)
-    .bind(&entry.action)
-    .bind(&entry.resource)
-    .bind(i64::from(entry.status))
-    .execute(&mut **tx)
-    .await?;
+/// Adds entries in the transaction of what they tell of.
+pub(super) async fn insert(tx: &mut Tx, entries: &[Entry]) -> Result<(), StoreError> {
+    if entries.is_empty() {
+        return Ok(());
+    }
+    let mut statement = Statement::new(
+        "INSERT INTO audit (id, at_ms, team_id, key_id, request_id, action, resource, status) SELECT * FROM (",
+    );
+    statement.push_rows(entries.iter().map(|entry| {
+        [
+            id::generate("aud").into(),
+            to_ms(entry.at).into(),
+            entry.team_id.as_str().into(),
+            entry.key_id.as_str().into(),
+            entry.request_id.as_str().into(),
+            entry.action.as_str().into(),
+            entry.resource.as_deref().into(),
+            i64::from(entry.status).into(),
+        ]
+    }));
+    statement.push(") AS entries WHERE column1 IS NOT NULL");
+    statement.build().execute(&mut **tx).await?;
     Ok(())
 }

@@ -5,8 +5,8 @@
 //! them out one after the other in one transaction, and answers each after the commit. Nobody waits for a batch to fill: a
 //! write that comes alone is committed alone.
 //!
-//! Each write is under a savepoint: one that fails is undone and fails alone. When the commit fails, all fail, and nothing
-//! of any of them is left.
+//! Each write is under a savepoint, or the first of its transaction: one that fails is undone and fails alone. When the commit
+//! fails, all fail, and nothing of any of them is left.
 
 use std::fmt;
 use std::pin::Pin;
@@ -120,17 +120,19 @@ async fn carry_out(database: Database, mut entries: Vec<Box<dyn Entry>>) {
 }
 
 async fn in_one_transaction(database: &Database, entries: &mut [Box<dyn Entry>]) -> Result<(), sqlx::Error> {
-    let mut tx = database.write().await.map_err(|error| match error {
-        StoreError::Database(error) => error,
-        other => sqlx::Error::Configuration(other.into()),
-    })?;
-    // What is alone needs no savepoint: the transaction is one.
-    if let [only] = entries {
-        return if only.carry_out(&mut tx).await { tx.commit().await } else { tx.rollback().await };
-    }
-    // A statement costs a change of threads or a round trip, mostly more than what it does: so the end of one write and the
-    // beginning of the next are one, and the last ends with the transaction.
+    let mut tx = begin(database).await?;
+    // A statement costs a change of threads or a round trip, mostly more than what it does: so the transaction itself is the
+    // first write's savepoint, the end of one write and the beginning of the next are one, and the last ends with the
+    // transaction.
+    let mut entries = entries.iter_mut();
     let mut next = "SAVEPOINT entry";
+    for first in entries.by_ref() {
+        if first.carry_out(&mut tx).await {
+            break;
+        }
+        tx.rollback().await?;
+        tx = begin(database).await?;
+    }
     for entry in entries {
         sqlx::raw_sql(next).execute(&mut *tx).await?;
         if !entry.carry_out(&mut tx).await {
@@ -139,6 +141,13 @@ async fn in_one_transaction(database: &Database, entries: &mut [Box<dyn Entry>])
         next = "RELEASE SAVEPOINT entry; SAVEPOINT entry";
     }
     tx.commit().await
+}
+
+async fn begin(database: &Database) -> Result<Tx, sqlx::Error> {
+    database.write().await.map_err(|error| match error {
+        StoreError::Database(error) => error,
+        other => sqlx::Error::Configuration(other.into()),
+    })
 }
 
 #[cfg(test)]

@@ -43,6 +43,8 @@ const READERS: u32 = 8;
 const SHARED_WRITERS: u32 = 8;
 /// How long a request waits for its turn at a connection.
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(10);
+/// A connection that answered since then is taken to be still there.
+const JUST_NOW: Duration = Duration::from_secs(1);
 /// Of PostgreSQL's advisory lock that serialised transactions hold; nothing else in the database has it.
 const WRITE_LOCK: i64 = 0x7361_6e64_7069_7065;
 
@@ -160,9 +162,17 @@ fn pool(connections: u32, settings: &'static str) -> AnyPoolOptions {
         .after_connect(move |connection, _| {
             Box::pin(async move { sqlx::raw_sql(settings).execute(connection).await.map(drop) })
         })
-        // When its disk is full, SQLite rolls back by itself; the driver's own rollback fails then, and it takes the
-        // connection for one within a transaction for ever.
-        .before_acquire(|connection, _| Box::pin(async move { Ok(!connection.is_in_transaction()) }))
+        .test_before_acquire(false)
+        .before_acquire(|connection, used| Box::pin(async move { Ok(is_usable(connection, used.idle_for).await) }))
+}
+
+/// Whether a connection that has waited for `idle` is still there. To ask costs as much as a read, so what answered just now
+/// is not asked.
+///
+/// When its disk is full, SQLite rolls back by itself; the driver's own rollback fails then, and it takes the connection for
+/// one within a transaction for ever.
+async fn is_usable(connection: &mut AnyConnection, idle: Duration) -> bool {
+    !connection.is_in_transaction() && (idle < JUST_NOW || connection.ping().await.is_ok())
 }
 
 /// The file as a URL, in which every byte that could mean something else is escaped.

@@ -1,6 +1,7 @@
 //! Deliveries: made in the transaction of what they report, looked at, replayed, cancelled. How they are attempted is in
 //! [`super::delivery_claims`].
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::str::FromStr;
 
@@ -148,52 +149,74 @@ impl FromStr for Trigger {
 
 /// An update of a payment that the merchant is to be told.
 #[derive(Debug)]
-pub struct NewDelivery<'a> {
-    pub merchant_id: &'a str,
-    pub realm: Realm,
-    pub payment_id: &'a str,
-    pub updated_at_ms: i64,
+pub(super) struct NewDelivery<'a> {
+    pub(super) endpoint: EndpointKey,
+    pub(super) payment_id: &'a str,
+    pub(super) updated_at_ms: i64,
     /// The PaymentOrder as it is now: these bytes are sent, in every attempt.
-    pub body: &'a [u8],
+    pub(super) body: &'a [u8],
+    pub(super) made_at: Timestamp,
 }
 
-/// Makes the delivery of an update, in the transaction of the update itself: with it, or not at all. `None` where the realm
-/// has no URL; the same id again for the same update. Afterwards, the worker is to be woken.
-pub async fn enqueue(tx: &mut Tx, new: NewDelivery<'_>, now: Timestamp) -> Result<Option<DeliveryId>, StoreError> {
-    let id = DeliveryId::of_update(new.realm, new.payment_id, new.updated_at_ms);
-    if !line_up(tx, new.merchant_id, new.realm, now).await? {
-        return Ok(None);
+/// Makes the deliveries of updates, in the transaction of the updates themselves: with them, or not at all. Each one's id,
+/// `None` where the realm has no URL; the same id again for the same update. Afterwards, the worker is to be woken.
+pub(super) async fn enqueue(tx: &mut Tx, new: &[NewDelivery<'_>]) -> Result<Vec<Option<DeliveryId>>, StoreError> {
+    let mut due: BTreeMap<EndpointKey, Timestamp> = BTreeMap::new();
+    for one in new {
+        let first = due.entry(one.endpoint.clone()).or_insert(one.made_at);
+        *first = one.made_at.min(*first);
     }
-    sqlx::query(
+    let lined_up = line_up_all(tx, due).await?;
+    let id = |one: &NewDelivery| DeliveryId::of_update(one.endpoint.realm, one.payment_id, one.updated_at_ms);
+    let ids: Vec<_> = new.iter().map(|one| lined_up.contains(&one.endpoint).then(|| id(one))).collect();
+    if lined_up.is_empty() {
+        return Ok(ids);
+    }
+    let rows = new.iter().zip(&ids).filter_map(|(one, id)| {
+        let (endpoint, id) = (&one.endpoint, id.as_ref()?);
+        Some([
+            id.as_str().into(),
+            endpoint.merchant_id.as_str().into(),
+            endpoint.realm.as_str().into(),
+            one.payment_id.into(),
+            one.updated_at_ms.into(),
+            to_ms(one.made_at).into(),
+            one.body.into(),
+        ])
+    });
+    let mut statement = Statement::new(
         "INSERT INTO webhook_deliveries (id, merchant_id, realm, state, trigger, payment_id, payment_at_ms, created_at_ms, \
              next_at_ms, body) \
-         VALUES ($1, $2, $3, 'pending', 'update', $4, $5, $6, $6, $7) ON CONFLICT DO NOTHING",
-    )
-    .bind(id.as_str())
-    .bind(new.merchant_id)
-    .bind(new.realm.as_str())
-    .bind(new.payment_id)
-    .bind(new.updated_at_ms)
-    .bind(to_ms(now))
-    .bind(new.body.to_vec())
-    .execute(&mut **tx)
-    .await?;
-    Ok(Some(id))
+         SELECT column1, column2, column3, 'pending', 'update', column4, column5, column6, column6, column7 FROM (",
+    );
+    statement.push_rows(rows).push(") AS given WHERE column1 IS NOT NULL ON CONFLICT DO NOTHING");
+    statement.build().execute(&mut **tx).await?;
+    Ok(ids)
 }
 
 /// Puts the endpoint into the line, now at the latest; false when it has no URL.
-async fn line_up(tx: &mut Tx, merchant_id: &str, realm: Realm, now: Timestamp) -> Result<bool, StoreError> {
-    let lined_up = sqlx::query(
-        "UPDATE webhook_endpoints \
-         SET next_at_ms = CASE WHEN next_at_ms <= $3 THEN next_at_ms ELSE $3 END \
-         WHERE merchant_id = $1 AND realm = $2 AND url IS NOT NULL",
-    )
-    .bind(merchant_id)
-    .bind(realm.as_str())
-    .bind(to_ms(now))
-    .execute(&mut **tx)
-    .await?;
-    Ok(lined_up.rows_affected() == 1)
+async fn line_up(tx: &mut Tx, endpoint: &EndpointKey, now: Timestamp) -> Result<bool, StoreError> {
+    let lined_up = line_up_all(tx, BTreeMap::from([(endpoint.clone(), now)])).await?;
+    Ok(!lined_up.is_empty())
+}
+
+/// Puts endpoints into the line, each at its time at the latest; those that have a URL.
+async fn line_up_all(tx: &mut Tx, due: BTreeMap<EndpointKey, Timestamp>) -> Result<BTreeSet<EndpointKey>, StoreError> {
+    if due.is_empty() {
+        return Ok(BTreeSet::new());
+    }
+    let mut statement = Statement::new(
+        "UPDATE webhook_endpoints SET next_at_ms = CASE WHEN next_at_ms <= column3 THEN next_at_ms ELSE column3 END FROM (",
+    );
+    statement.push_rows(
+        due.into_iter()
+            .map(|(endpoint, at)| [endpoint.merchant_id.into(), endpoint.realm.as_str().into(), to_ms(at).into()]),
+    );
+    statement.push(
+        ") AS given WHERE merchant_id = column1 AND realm = column2 AND url IS NOT NULL RETURNING merchant_id, realm",
+    );
+    let rows = statement.build().fetch_all(&mut **tx).await?;
+    rows.iter().map(read_key).collect()
 }
 
 /// A delivery as it is looked at.
@@ -340,7 +363,7 @@ impl Deliveries {
 }
 
 async fn test(tx: &mut Tx, endpoint: EndpointKey, body: Vec<u8>, now: Timestamp) -> Result<DeliveryId, DeliveryError> {
-    if !line_up(tx, &endpoint.merchant_id, endpoint.realm, now).await? {
+    if !line_up(tx, &endpoint, now).await? {
         return Err(DeliveryError::NoUrl);
     }
     let id = DeliveryId::random();
@@ -380,7 +403,7 @@ pub(super) async fn replay_all(
     originals: &[DeliveryId],
     now: Timestamp,
 ) -> Result<Vec<DeliveryId>, StoreError> {
-    if originals.is_empty() || !line_up(tx, &endpoint.merchant_id, endpoint.realm, now).await? {
+    if originals.is_empty() || !line_up(tx, endpoint, now).await? {
         return Ok(Vec::new());
     }
     let replays: Vec<_> = originals.iter().map(|original| (original, DeliveryId::random())).collect();
@@ -413,7 +436,7 @@ async fn cancel(tx: &mut Tx, id: String, now: Timestamp) -> Result<(), DeliveryE
     .bind(to_ms(now))
     .execute(&mut **tx)
     .await?;
-    refresh(tx, &delivery.endpoint, Change::default()).await?;
+    refresh(tx, &[(delivery.endpoint, Change::default())]).await?;
     Ok(())
 }
 

@@ -9,7 +9,7 @@
 //! The next endpoint is the one that has waited longest, not the one with the most to send: see
 //! [`super::webhook_endpoints`]. Of one endpoint's deliveries those come first that are due first.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -18,8 +18,9 @@ use sqlx::Row;
 
 use super::batch::Batch;
 use super::deliveries::{DeliveryId, State, Trigger};
-use super::webhook_endpoints::{Change, EndpointKey, cancel_pending, read_key, refresh, standing};
-use super::{Database, StoreError, Tx, count, from_ms, to_ms, word};
+use super::statement::round_up;
+use super::webhook_endpoints::{Change, EndpointKey, Standing, cancel_pending, read_key, refresh, standings};
+use super::{Database, Statement, StoreError, Tx, count, from_ms, to_ms, word};
 use crate::webhooks::capacity::cap_after;
 use crate::webhooks::outcome::FailureClass;
 use crate::webhooks::schedule::{self, MAX_ATTEMPTS};
@@ -119,82 +120,82 @@ impl DeliveryClaims {
 struct Ready {
     endpoint: EndpointKey,
     url: String,
+    /// So many more may be under way.
     room: usize,
+    /// So many are due, as far as they matter to this claim.
+    due: usize,
 }
 
 async fn claim(tx: &mut Tx, limit: usize, now: Timestamp) -> Result<Claims, StoreError> {
-    let ready = ready(tx, limit.min(ENDPOINTS_AT_ONCE), now).await?;
-    let mut claims = Claims::default();
-    let mut left = limit;
-    for (index, one) in ready.iter().enumerate() {
-        // As much as the others leave it: where there is little room, one for each comes before two for any.
-        let share = left.div_ceil(ready.len() - index).min(one.room);
-        let claimed = claim_at(tx, one, share, now).await?;
-        let (live, expired): (Vec<_>, Vec<_>) =
-            claimed.into_iter().partition(|claimed| !schedule::is_over(claimed.created_at, now));
-        expire(tx, &expired, now).await?;
-        refresh(tx, &one.endpoint, Change { served_at: Some(now), cap: None }).await?;
-        left -= live.len();
-        claims.expired += expired.len();
-        claims.deliveries.extend(live);
-    }
-    Ok(claims)
+    let ready = ready(tx, limit, now).await?;
+    let claimed = claim_shares(tx, &ready, limit, now).await?;
+    let (live, expired): (Vec<_>, Vec<_>) =
+        claimed.into_iter().partition(|claimed| !schedule::is_over(claimed.created_at, now));
+    expire(tx, &expired, now).await?;
+    let served = || Change { served_at: Some(now), cap: None };
+    let mut changes: Vec<_> = ready.into_iter().map(|one| (one.endpoint, served())).collect();
+    changes.sort_by(|(one, _), (other, _)| one.cmp(other));
+    refresh(tx, &changes).await?;
+    Ok(Claims { deliveries: live, expired: expired.len() })
 }
 
 async fn ready(tx: &mut Tx, limit: usize, now: Timestamp) -> Result<Vec<Ready>, StoreError> {
     let rows = sqlx::query(
-        "SELECT merchant_id, realm, url, cap - in_flight AS room FROM webhook_endpoints \
+        "SELECT merchant_id, realm, url, cap - in_flight AS room, \
+             (SELECT COUNT(*) FROM (SELECT 1 FROM webhook_deliveries d \
+                                    WHERE d.merchant_id = e.merchant_id AND d.realm = e.realm \
+                                        AND d.state = 'pending' AND d.next_at_ms <= $1 LIMIT $3) AS counted) AS due \
+         FROM webhook_endpoints e \
          WHERE next_at_ms <= $1 AND in_flight < cap AND url IS NOT NULL ORDER BY next_at_ms LIMIT $2",
     )
     .bind(to_ms(now))
+    .bind(i64::try_from(limit.min(ENDPOINTS_AT_ONCE)).unwrap_or(i64::MAX))
     .bind(i64::try_from(limit).unwrap_or(i64::MAX))
     .fetch_all(&mut **tx)
     .await?;
     rows.iter()
-        .map(|row| Ok(Ready { endpoint: read_key(row)?, url: row.try_get("url")?, room: count(row.try_get("room")?)? }))
+        .map(|row| {
+            Ok(Ready {
+                endpoint: read_key(row)?,
+                url: row.try_get("url")?,
+                room: count(row.try_get("room")?)?,
+                due: count(row.try_get("due")?)?,
+            })
+        })
         .collect()
 }
 
-async fn claim_at(tx: &mut Tx, at: &Ready, limit: usize, now: Timestamp) -> Result<Vec<Claimed>, StoreError> {
-    let claim = crate::hex::encode(&rand::random::<[u8; 16]>());
-    let rows = sqlx::query(
-        "UPDATE webhook_deliveries SET state = 'in_flight', claim = $1, lease_until_ms = $2, attempts = attempts + 1 \
-         WHERE state = 'pending' AND id IN ( \
-             SELECT id FROM webhook_deliveries \
-             WHERE merchant_id = $3 AND realm = $4 AND state = 'pending' AND next_at_ms <= $5 \
-             ORDER BY next_at_ms LIMIT $6) \
-         RETURNING id, trigger, body, attempts, created_at_ms, next_at_ms",
-    )
-    .bind(&claim)
-    .bind(to_ms(now).saturating_add(i64::try_from(LEASE.as_millis()).unwrap_or(i64::MAX)))
-    .bind(&at.endpoint.merchant_id)
-    .bind(at.endpoint.realm.as_str())
-    .bind(to_ms(now))
-    .bind(i64::try_from(limit).unwrap_or(i64::MAX))
-    .fetch_all(&mut **tx)
-    .await?;
-    if rows.is_empty() {
+/// How many deliveries each endpoint may have of `limit`.
+fn shares(ready: &[Ready], limit: usize) -> Vec<usize> {
+    let mut left = limit;
+    let share = |(index, one): (usize, &Ready)| {
+        // As much as the others leave it: where there is little room, one for each comes before two for any.
+        let share = left.div_ceil(ready.len() - index).min(one.room).min(one.due);
+        left -= share;
+        share
+    };
+    ready.iter().enumerate().map(share).collect()
+}
+
+async fn claim_shares(tx: &mut Tx, ready: &[Ready], limit: usize, now: Timestamp) -> Result<Vec<Claimed>, StoreError> {
+    let shares: Vec<_> = ready.iter().zip(shares(ready, limit)).filter(|(_, share)| *share > 0).collect();
+    if shares.is_empty() {
         return Ok(Vec::new());
     }
-    sqlx::query(
-        "INSERT INTO webhook_attempts (delivery_id, number, due_at_ms, started_at_ms) \
-         SELECT id, attempts, next_at_ms, $4 FROM webhook_deliveries \
-         WHERE merchant_id = $1 AND realm = $2 AND state = 'in_flight' AND claim = $3",
-    )
-    .bind(&at.endpoint.merchant_id)
-    .bind(at.endpoint.realm.as_str())
-    .bind(&claim)
-    .bind(to_ms(now))
-    .execute(&mut **tx)
-    .await?;
-    let mut claimed = rows
+    let claim = crate::hex::encode(&rand::random::<[u8; 16]>());
+    let urls: HashMap<&EndpointKey, &str> = shares.iter().map(|(one, _)| (&one.endpoint, one.url.as_str())).collect();
+    let mut claimed = mark(&claim, &shares, now)
+        .build()
+        .fetch_all(&mut **tx)
+        .await?
         .iter()
         .map(|row| {
+            let endpoint = read_key(row)?;
             Ok(Claimed {
                 id: DeliveryId::stored(row.try_get("id")?),
-                endpoint: at.endpoint.clone(),
+                url: urls.get(&endpoint).copied().unwrap_or_default().to_owned(),
+                endpoint,
                 trigger: word(row.try_get("trigger")?)?,
-                url: at.url.clone(),
                 body: Bytes::from(row.try_get::<Vec<u8>, _>("body")?),
                 attempt: count(row.try_get("attempts")?)?,
                 created_at: from_ms(row.try_get("created_at_ms")?)?,
@@ -206,7 +207,46 @@ async fn claim_at(tx: &mut Tx, at: &Ready, limit: usize, now: Timestamp) -> Resu
         .collect::<Result<Vec<_>, StoreError>>()?;
     // RETURNING has no order.
     claimed.sort_by_key(|claimed| claimed.due_at);
+    begin_attempts(tx, &claimed).await?;
     Ok(claimed)
+}
+
+/// The statement that claims each endpoint's share.
+fn mark(claim: &str, shares: &[(&Ready, usize)], now: Timestamp) -> Statement {
+    let lease_until_ms = to_ms(now).saturating_add(i64::try_from(LEASE.as_millis()).unwrap_or(i64::MAX));
+    let mut statement = Statement::new("UPDATE webhook_deliveries SET state = 'in_flight', claim = ");
+    statement.push_bind(claim).push(", lease_until_ms = ").push_bind(lease_until_ms);
+    statement.push(", attempts = attempts + 1 WHERE state = 'pending' AND id IN (");
+    let share = |(one, share): &(&Ready, usize)| {
+        (one.endpoint.merchant_id.clone(), one.endpoint.realm.as_str(), i64::try_from(*share).unwrap_or(i64::MAX))
+    };
+    // Shares of nobody make it a round number.
+    let nobody = std::iter::repeat_with(|| (String::new(), "", 0));
+    let all = shares.iter().map(share).chain(nobody).take(round_up(shares.len()));
+    for (index, (merchant_id, realm, share)) in all.enumerate() {
+        statement.push(if index == 0 { "" } else { " UNION ALL " });
+        // Each in brackets of its own, because it is ordered and limited by itself.
+        statement.push("SELECT id FROM (SELECT id FROM webhook_deliveries WHERE state = 'pending' AND merchant_id = ");
+        statement.push_bind(merchant_id).push(" AND realm = ").push_bind(realm);
+        statement.push(" AND next_at_ms <= ").push_bind(to_ms(now));
+        statement.push(" ORDER BY next_at_ms LIMIT ").push_bind(share).push(") AS share");
+    }
+    statement.push(") RETURNING id, merchant_id, realm, trigger, body, attempts, created_at_ms, next_at_ms");
+    statement
+}
+
+async fn begin_attempts(tx: &mut Tx, claimed: &[Claimed]) -> Result<(), StoreError> {
+    if claimed.is_empty() {
+        return Ok(());
+    }
+    let mut statement =
+        Statement::new("INSERT INTO webhook_attempts (delivery_id, number, due_at_ms, started_at_ms) SELECT * FROM (");
+    statement.push_rows(claimed.iter().map(|one| {
+        [one.id.as_str().into(), i64::from(one.attempt).into(), to_ms(one.due_at).into(), to_ms(one.started_at).into()]
+    }));
+    statement.push(") AS begun WHERE column1 IS NOT NULL");
+    statement.build().execute(&mut **tx).await?;
+    Ok(())
 }
 
 /// Ends deliveries whose seven days are over, without the attempt for which they were claimed.
@@ -243,63 +283,121 @@ async fn finish(tx: &mut Tx, finished: Vec<Finished>) -> Result<(), StoreError> 
     for one in finished {
         by_endpoint.entry(one.claimed.endpoint.clone()).or_default().push(one);
     }
-    for (endpoint, finished) in by_endpoint {
-        let standing = standing(tx, &endpoint).await?;
-        let cap = finished.iter().fold(standing.cap, |cap, one| match one.decision {
-            Decision::Hold(_) => cap,
-            _ => cap_after(cap, one.duration),
-        });
-        for one in &finished {
-            match one.decision {
-                Decision::Hold(until) => hold(tx, one, until).await?,
-                Decision::End(state) => end(tx, one, state).await?,
-                Decision::Retry(at) if standing.has_url => retry(tx, one, at).await?,
-                // The URL was taken away meanwhile, and with it all that was pending.
-                Decision::Retry(_) => end(tx, one, State::Cancelled).await?,
+    let standings = standings(tx, by_endpoint.keys()).await?;
+    let (mut ends, mut changes) = (Vec::new(), Vec::with_capacity(by_endpoint.len()));
+    for (endpoint, finished) in &by_endpoint {
+        let nowhere = || StoreError::Corrupt { what: format!("deliveries to {endpoint:?}, which there is not") };
+        let standing = standings.get(endpoint).ok_or_else(nowhere)?;
+        let mut cap = standing.cap;
+        for one in finished {
+            match End::of(one, standing) {
+                Ok(end) => {
+                    cap = cap_after(cap, one.duration);
+                    ends.push(end);
+                }
+                Err(until) => hold(tx, one, until).await?,
             }
         }
-        if !standing.has_url
-            && let Some(last) = finished.last()
-        {
-            cancel_pending(tx, &endpoint, last.ended_at).await?;
-        }
-        refresh(tx, &endpoint, Change { cap: Some(cap), served_at: None }).await?;
+        changes.push((endpoint.clone(), Change { cap: Some(cap), served_at: None }));
     }
+    log(tx, &ends).await?;
+    settle(tx, &ends).await?;
+    for (endpoint, finished) in &by_endpoint {
+        if let (Some(Standing { has_url: false, .. }), Some(last)) = (standings.get(endpoint), finished.last()) {
+            cancel_pending(tx, endpoint, last.ended_at).await?;
+        }
+    }
+    refresh(tx, &changes).await
+}
+
+/// An attempt that counts, and what its delivery is afterwards.
+struct End<'a> {
+    attempt: &'a Finished,
+    state: State,
+    /// While it is pending.
+    next_at: Option<Timestamp>,
+}
+
+impl<'a> End<'a> {
+    /// Until when the delivery is to be held instead, if nothing was sent.
+    fn of(attempt: &'a Finished, standing: &Standing) -> Result<Self, Timestamp> {
+        let (state, next_at) = match attempt.decision {
+            Decision::Hold(until) => return Err(until),
+            Decision::End(state) => (state, None),
+            Decision::Retry(at) if standing.has_url => (State::Pending, Some(at)),
+            // The URL was taken away meanwhile, and with it all that was pending.
+            Decision::Retry(_) => (State::Cancelled, None),
+        };
+        Ok(Self { attempt, state, next_at })
+    }
+
+    fn status(&self) -> Option<i64> {
+        self.attempt.result.ok().map(i64::from)
+    }
+
+    fn error_class(&self) -> Option<&'static str> {
+        self.attempt.result.err().map(FailureClass::as_str)
+    }
+
+    fn ended_at(&self) -> Option<Timestamp> {
+        self.state.is_over().then_some(self.attempt.ended_at)
+    }
+}
+
+/// Ends the deliveries, or lines them up again.
+async fn settle(tx: &mut Tx, ends: &[End<'_>]) -> Result<(), StoreError> {
+    if ends.is_empty() {
+        return Ok(());
+    }
+    let mut statement = Statement::new(
+        "UPDATE webhook_deliveries SET state = column3, next_at_ms = column4, ended_at_ms = column5, status = column6, \
+             error_class = column7, claim = NULL, lease_until_ms = NULL \
+         FROM (",
+    );
+    statement.push_rows(ends.iter().map(|end| {
+        [
+            end.attempt.claimed.id.as_str().into(),
+            end.attempt.claimed.claim.as_str().into(),
+            end.state.as_str().into(),
+            end.next_at.map(to_ms).into(),
+            end.ended_at().map(to_ms).into(),
+            end.status().into(),
+            end.error_class().into(),
+        ]
+    }));
+    statement.push(") AS ends WHERE id = column1 AND claim = column2");
+    statement.build().execute(&mut **tx).await?;
     Ok(())
 }
 
-async fn end(tx: &mut Tx, one: &Finished, state: State) -> Result<(), StoreError> {
-    log(tx, one, None).await?;
-    sqlx::query(
-        "UPDATE webhook_deliveries SET state = $3, next_at_ms = NULL, ended_at_ms = $4, claim = NULL, \
-             lease_until_ms = NULL, status = $5, error_class = $6 \
-         WHERE id = $1 AND claim = $2",
-    )
-    .bind(one.claimed.id.as_str())
-    .bind(&one.claimed.claim)
-    .bind(state.as_str())
-    .bind(to_ms(one.ended_at))
-    .bind(one.result.ok().map(i64::from))
-    .bind(one.result.err().map(FailureClass::as_str))
-    .execute(&mut **tx)
-    .await?;
-    Ok(())
-}
-
-async fn retry(tx: &mut Tx, one: &Finished, at: Timestamp) -> Result<(), StoreError> {
-    log(tx, one, Some(at)).await?;
-    sqlx::query(
-        "UPDATE webhook_deliveries SET state = 'pending', next_at_ms = $3, claim = NULL, lease_until_ms = NULL, \
-             status = $4, error_class = $5 \
-         WHERE id = $1 AND claim = $2",
-    )
-    .bind(one.claimed.id.as_str())
-    .bind(&one.claimed.claim)
-    .bind(to_ms(at))
-    .bind(one.result.ok().map(i64::from))
-    .bind(one.result.err().map(FailureClass::as_str))
-    .execute(&mut **tx)
-    .await?;
+/// Completes the attempts' rows, which is right whatever has become of the deliveries.
+async fn log(tx: &mut Tx, ends: &[End<'_>]) -> Result<(), StoreError> {
+    if ends.is_empty() {
+        return Ok(());
+    }
+    let mut statement = Statement::new(
+        "UPDATE webhook_attempts SET duration_ms = column3, signed_at = column4, status = column5, error_class = column6, \
+             detail = column7, next_at_ms = column8 \
+         FROM (",
+    );
+    statement.push_rows(ends.iter().map(|end| {
+        let attempt = end.attempt;
+        [
+            attempt.claimed.id.as_str().into(),
+            i64::from(attempt.claimed.attempt).into(),
+            i64::try_from(attempt.duration.as_millis()).unwrap_or(i64::MAX).into(),
+            attempt.signed_at.into(),
+            end.status().into(),
+            end.error_class().into(),
+            attempt.detail.as_str().into(),
+            end.next_at.map(to_ms).into(),
+        ]
+    }));
+    statement
+        .push(") AS ends WHERE delivery_id = column1 AND number = column2 AND (duration_ms IS NULL OR error_class = ");
+    // It was slow, was given up for dead, and comes after all.
+    statement.push_bind(FailureClass::Interrupted.as_str()).push(")");
+    statement.build().execute(&mut **tx).await?;
     Ok(())
 }
 
@@ -315,28 +413,6 @@ async fn hold(tx: &mut Tx, one: &Finished, until: Timestamp) -> Result<(), Store
     .bind(&one.claimed.claim)
     .bind(to_ms(until))
     .bind(one.result.err().map(FailureClass::as_str))
-    .execute(&mut **tx)
-    .await?;
-    Ok(())
-}
-
-/// Completes the attempt's row, which is right whatever has become of the delivery.
-async fn log(tx: &mut Tx, one: &Finished, next_at: Option<Timestamp>) -> Result<(), StoreError> {
-    sqlx::query(
-        "UPDATE webhook_attempts SET duration_ms = $3, signed_at = $4, status = $5, error_class = $6, detail = $7, \
-             next_at_ms = $8 \
-         WHERE delivery_id = $1 AND number = $2 AND (duration_ms IS NULL OR error_class = $9)",
-    )
-    .bind(one.claimed.id.as_str())
-    .bind(i64::from(one.claimed.attempt))
-    .bind(i64::try_from(one.duration.as_millis()).unwrap_or(i64::MAX))
-    .bind(one.signed_at)
-    .bind(one.result.ok().map(i64::from))
-    .bind(one.result.err().map(FailureClass::as_str))
-    .bind(&one.detail)
-    .bind(next_at.map(to_ms))
-    // It was slow, was given up for dead, and comes after all.
-    .bind(FailureClass::Interrupted.as_str())
     .execute(&mut **tx)
     .await?;
     Ok(())
@@ -375,11 +451,12 @@ async fn reclaim(tx: &mut Tx, now: Timestamp) -> Result<usize, StoreError> {
     }
     endpoints.sort();
     endpoints.dedup();
-    for endpoint in &endpoints {
-        if !standing(tx, endpoint).await?.has_url {
-            cancel_pending(tx, endpoint, now).await?;
+    for (endpoint, standing) in standings(tx, &endpoints).await? {
+        if !standing.has_url {
+            cancel_pending(tx, &endpoint, now).await?;
         }
-        refresh(tx, endpoint, Change::default()).await?;
     }
+    let changes: Vec<_> = endpoints.into_iter().map(|endpoint| (endpoint, Change::default())).collect();
+    refresh(tx, &changes).await?;
     Ok(rows.len())
 }

@@ -4,6 +4,7 @@
 //! active, because its base64 part is the key that signs the realm's webhooks. A realm has at most one active secret key,
 //! which the database guarantees; to rotate it is to end it and to begin another in one transaction.
 
+use std::collections::HashMap;
 use std::str::FromStr;
 
 use jiff::Timestamp;
@@ -13,7 +14,8 @@ use sqlx::Row;
 use sqlx::any::AnyRow;
 use utoipa::ToSchema;
 
-use super::{Database, StoreError, Tx, from_ms, to_ms, word};
+use super::webhook_endpoints::{EndpointKey, read_key};
+use super::{Database, Statement, StoreError, Tx, from_ms, to_ms, word};
 use crate::merchant::realm::Realm;
 use crate::secrets::{OpenError, Vault};
 
@@ -101,8 +103,6 @@ impl From<sqlx::Error> for CreateKeyError {
 /// Why a realm's webhooks cannot be signed, though it has a key.
 #[derive(Debug, thiserror::Error)]
 pub enum SigningKeyError {
-    #[error(transparent)]
-    Store(#[from] StoreError),
     #[error("The secret key {key_id} cannot be recovered; restore the key file, or rotate the key")]
     Sealed { key_id: String, source: OpenError },
     #[error("The secret key {key_id} is not one; rotate it")]
@@ -207,33 +207,31 @@ impl MerchantKeys {
         rows.iter().map(record).collect()
     }
 
-    /// The key that signs a realm's webhooks now; `None` when the realm has no active secret key. Not to be kept: a
+    /// The keys that sign the webhooks of these realms now; none of a realm that has no active secret key. Not to be kept: a
     /// rotation is in force from its commit on.
-    pub async fn signing_key(
+    pub async fn signing_keys<'a>(
         &self,
         vault: &Vault,
-        merchant_id: &str,
-        realm: Realm,
-    ) -> Result<Option<SigningKey>, SigningKeyError> {
-        let row = sqlx::query(
-            "SELECT id, sealed FROM merchant_keys \
-             WHERE merchant_id = $1 AND realm = $2 AND kind = 'secret' AND revoked_at_ms IS NULL",
-        )
-        .bind(merchant_id)
-        .bind(realm.as_str())
-        .fetch_optional(self.database.read())
-        .await
-        .map_err(StoreError::from)?;
-        let Some(row) = row else { return Ok(None) };
-        let key_id: String = row.try_get("id").map_err(StoreError::from)?;
-        let sealed: String = row.try_get("sealed").map_err(StoreError::from)?;
-        let open = vault.unseal(&key_id, &sealed);
-        let secret = open.map_err(|source| SigningKeyError::Sealed { key_id: key_id.clone(), source })?;
-        // What is no text is no key either, and an empty one is refused as such.
-        let secret = std::str::from_utf8(&secret).unwrap_or_default();
-        let key = SigningKey::from_api_key(secret).map_err(|source| SigningKeyError::Malformed { key_id, source })?;
-        Ok(Some(key))
+        realms: impl IntoIterator<Item = &'a EndpointKey>,
+    ) -> Result<HashMap<EndpointKey, Result<SigningKey, SigningKeyError>>, StoreError> {
+        let mut statement = Statement::new("SELECT merchant_id, realm, id, sealed FROM merchant_keys JOIN (");
+        statement.push_rows(realms.into_iter().map(|of| [of.merchant_id.as_str().into(), of.realm.as_str().into()]));
+        statement.push(") AS given ON merchant_id = column1 AND realm = column2");
+        statement.push(" WHERE kind = 'secret' AND revoked_at_ms IS NULL");
+        let rows = statement.build().fetch_all(self.database.read()).await?;
+        rows.iter().map(|row| Ok((read_key(row)?, signing_key(vault, row)?))).collect()
     }
+}
+
+fn signing_key(vault: &Vault, row: &AnyRow) -> Result<Result<SigningKey, SigningKeyError>, StoreError> {
+    let (key_id, sealed): (String, String) = (row.try_get("id")?, row.try_get("sealed")?);
+    let secret = match vault.unseal(&key_id, &sealed) {
+        Ok(secret) => secret,
+        Err(source) => return Ok(Err(SigningKeyError::Sealed { key_id, source })),
+    };
+    // What is no text is no key either, and an empty one is refused as such.
+    let secret = std::str::from_utf8(&secret).unwrap_or_default();
+    Ok(SigningKey::from_api_key(secret).map_err(|source| SigningKeyError::Malformed { key_id, source }))
 }
 
 async fn insert(tx: &mut Tx, new: &NewMerchantKey<'_>, now: Timestamp) -> Result<(), CreateKeyError> {

@@ -25,6 +25,7 @@ pub mod location;
 pub mod merchant_keys;
 pub mod merchants;
 pub mod operator_keys;
+mod payment_updates;
 pub mod payments;
 pub mod sandbox_documents;
 pub mod sandbox_list;

@@ -1,5 +1,4 @@
-//! Payments, each in its newest state, and the one way in for updates: the update, the webhook that tells of it, and the
-//! audit's entry are one transaction.
+//! Payments, each in its newest state. How updates come in is in [`super::payment_updates`].
 
 use jiff::Timestamp;
 use sqlx::Row;
@@ -7,11 +6,12 @@ use sqlx::any::AnyRow;
 
 use super::audit;
 use super::batch::Batch;
-use super::deliveries::{self, DeliveryId, NewDelivery};
-use super::{Database, Statement, StoreError, Tx, from_ms, to_ms, word};
+use super::deliveries::DeliveryId;
+use super::payment_updates::{PaymentUpdates, Report};
+use super::{Database, Statement, StoreError, from_ms, word};
 use crate::merchant::order::{PaymentOrder, Status};
 use crate::merchant::realm::Realm;
-use crate::merchant::transition::{Refusal, Verdict, judge};
+use crate::merchant::transition::Refusal;
 
 /// A payment, and whose it is.
 #[derive(Debug, Clone)]
@@ -75,32 +75,24 @@ pub struct PaymentFilter {
 #[derive(Debug, Clone)]
 pub struct Payments {
     database: Database,
-    batch: Batch,
+    updates: PaymentUpdates,
 }
 
 impl Payments {
     pub(crate) fn new(database: Database, batch: Batch) -> Self {
-        Self { database, batch }
+        Self { database, updates: PaymentUpdates::new(batch) }
     }
 
     /// Takes over an update, enqueues its webhook, and writes the audit's entry, together with whatever else there is to
-    /// write. What is refused leaves nothing.
+    /// write. What is refused leaves nothing. Once it was handed over it is carried out even if the caller stops waiting.
     pub async fn put(
         &self,
         update: PaymentUpdate,
         entry: audit::Entry,
         now: Timestamp,
     ) -> Result<Accepted, PutPaymentError> {
-        self.batch
-            .write(move |tx| {
-                Box::pin(async move {
-                    let accepted = put(tx, &update, now).await?;
-                    let status = if matches!(accepted, Accepted::Created(_)) { 201 } else { 200 };
-                    audit::insert(tx, &audit::Entry { status, ..entry }).await?;
-                    Ok(accepted)
-                })
-            })
-            .await
+        let document = update.order.document().map_err(|error| StoreError::Corrupt { what: error.to_string() })?;
+        self.updates.put(Report { update, document, entry, at: now }).await
     }
 
     /// The payment with this id.
@@ -156,75 +148,6 @@ impl Payments {
     }
 }
 
-async fn put(tx: &mut Tx, update: &PaymentUpdate, now: Timestamp) -> Result<Accepted, PutPaymentError> {
-    let document = update.order.document().map_err(|error| StoreError::Corrupt { what: error.to_string() })?;
-    if insert(tx, update, &document).await? {
-        return Ok(Accepted::Created(enqueue(tx, update, &document, now).await?));
-    }
-    // Held from here on: of two updates at once, the second is judged by what the first has left.
-    let row = sqlx::query("UPDATE payments SET updated_at_ms = updated_at_ms WHERE id = $1 RETURNING *")
-        .bind(&update.order.id)
-        .fetch_optional(&mut **tx)
-        .await?;
-    let Some(row) = row else { return Err(PutPaymentError::NoMerchant(update.merchant_id.clone())) };
-    let stored = payment(&row)?;
-    if (stored.merchant_id.as_str(), stored.realm) != (&update.merchant_id, update.realm) {
-        return Err(PutPaymentError::OfOther);
-    }
-    match judge(&stored.order()?, &update.order)? {
-        Verdict::Repetition => Ok(Accepted::Repeated),
-        Verdict::Accept => {
-            sqlx::query(
-                "UPDATE payments SET status = $2, actual_amount = $3, updated_at_ms = $4, document = $5 WHERE id = $1",
-            )
-            .bind(&update.order.id)
-            .bind(update.order.status.as_str())
-            .bind(update.order.actual_amount.as_ref().map(|amount| amount.as_str()))
-            .bind(to_ms(update.order.updated_at))
-            .bind(&document)
-            .execute(&mut **tx)
-            .await?;
-            Ok(Accepted::Updated(enqueue(tx, update, &document, now).await?))
-        }
-    }
-}
-
-/// Adds a payment; false when there is one of this id, or no such merchant.
-async fn insert(tx: &mut Tx, update: &PaymentUpdate, document: &str) -> Result<bool, StoreError> {
-    let order = &update.order;
-    let inserted = sqlx::query(
-        "INSERT INTO payments (id, merchant_id, realm, status, actual_amount, created_at_ms, updated_at_ms, document) \
-         SELECT $1, m.id, $3, $4, $5, $6, $7, $8 FROM merchants m WHERE m.id = $2 ON CONFLICT (id) DO NOTHING",
-    )
-    .bind(&order.id)
-    .bind(&update.merchant_id)
-    .bind(update.realm.as_str())
-    .bind(order.status.as_str())
-    .bind(order.actual_amount.as_ref().map(|amount| amount.as_str()))
-    .bind(to_ms(order.created_at))
-    .bind(to_ms(order.updated_at))
-    .bind(document)
-    .execute(&mut **tx)
-    .await?;
-    Ok(inserted.rows_affected() == 1)
-}
-
-async fn enqueue(
-    tx: &mut Tx,
-    update: &PaymentUpdate,
-    document: &str,
-    now: Timestamp,
-) -> Result<Option<DeliveryId>, StoreError> {
-    let delivery = NewDelivery {
-        merchant_id: &update.merchant_id,
-        realm: update.realm,
-        payment_id: &update.order.id,
-        updated_at_ms: to_ms(update.order.updated_at),
-        body: document.as_bytes(),
-    };
-    deliveries::enqueue(tx, delivery, now).await
-}
-
 impl PaymentRow {
     /// What the document says.
     pub fn order(&self) -> Result<PaymentOrder, StoreError> {
@@ -232,7 +155,7 @@ impl PaymentRow {
     }
 }
 
-fn payment(row: &AnyRow) -> Result<PaymentRow, StoreError> {
+pub(super) fn payment(row: &AnyRow) -> Result<PaymentRow, StoreError> {
     Ok(PaymentRow {
         id: row.try_get("id")?,
         merchant_id: row.try_get("merchant_id")?,

@@ -17,8 +17,9 @@ pub(crate) struct Statement {
 /// A value to bind.
 #[derive(Debug, Clone)]
 pub(crate) enum Value {
-    Text(String),
-    Integer(i64),
+    Text(Option<String>),
+    Integer(Option<i64>),
+    Bytes(Vec<u8>),
 }
 
 impl Statement {
@@ -52,31 +53,83 @@ impl Statement {
         self.push(")")
     }
 
+    /// `VALUES (…), (…)`: a table whose columns are `column1`, `column2`, …, for what is done to many rows at once.
+    ///
+    /// Rows of NULL fill it up to a [round](round_up) number. They match nothing; who does not compare asks for
+    /// `column1 IS NOT NULL`.
+    pub(crate) fn push_rows<const N: usize>(&mut self, rows: impl IntoIterator<Item = [Value; N]>) -> &mut Self {
+        let (mut length, mut before) = (0_usize, "VALUES ");
+        for row in rows {
+            self.push(before).push_list(row);
+            (length, before) = (length + 1, ", ");
+        }
+        for _ in length..round_up(length) {
+            self.push(before).push("(NULL");
+            for _ in 1..N {
+                self.push(", NULL");
+            }
+            self.push(")");
+            before = ", ";
+        }
+        self
+    }
+
     pub(crate) fn build(self) -> Query<'static, Any, AnyArguments> {
         // Only literals and placeholders are ever pushed.
         let query = sqlx::query(AssertSqlSafe(self.sql));
         self.values.into_iter().fold(query, |query, value| match value {
             Value::Text(text) => query.bind(text),
             Value::Integer(number) => query.bind(number),
+            Value::Bytes(bytes) => query.bind(bytes),
         })
     }
 }
 
+/// The next power of four. Statements for many things are made for round numbers of them: so their texts are few, and a
+/// connection, which keeps a hundred, has each prepared.
+pub(crate) fn round_up(length: usize) -> usize {
+    std::iter::successors(Some(1_usize), |round| round.checked_mul(4)).find(|round| *round >= length).unwrap_or(length)
+}
+
 impl From<&str> for Value {
     fn from(text: &str) -> Self {
-        Value::Text(text.to_owned())
+        Value::Text(Some(text.to_owned()))
+    }
+}
+
+impl From<Option<&str>> for Value {
+    fn from(text: Option<&str>) -> Self {
+        Value::Text(text.map(str::to_owned))
+    }
+}
+
+impl From<String> for Value {
+    fn from(text: String) -> Self {
+        Value::Text(Some(text))
     }
 }
 
 impl From<&String> for Value {
     fn from(text: &String) -> Self {
-        Value::Text(text.clone())
+        Value::Text(Some(text.clone()))
     }
 }
 
 impl From<i64> for Value {
     fn from(number: i64) -> Self {
+        Value::Integer(Some(number))
+    }
+}
+
+impl From<Option<i64>> for Value {
+    fn from(number: Option<i64>) -> Self {
         Value::Integer(number)
+    }
+}
+
+impl From<&[u8]> for Value {
+    fn from(bytes: &[u8]) -> Self {
+        Value::Bytes(bytes.to_vec())
     }
 }
 
@@ -92,5 +145,19 @@ mod tests {
         statement.push_bind("x").push(" AND b IN ").push_list(["y", "z"]).push(" LIMIT ").push_bind(5);
 
         assert_eq!(statement.build().sql().as_str(), "SELECT 1 FROM t WHERE a = $1 AND b IN ($2, $3) LIMIT $4");
+    }
+
+    #[test]
+    fn rows_are_filled_up_to_a_round_number() {
+        let of = |count: i64| {
+            let mut statement = Statement::new("");
+            statement.push_rows((0..count).map(|number| ["a".into(), number.into()]));
+            statement.build().sql().as_str().to_owned()
+        };
+
+        assert_eq!(of(0), "VALUES (NULL, NULL)");
+        assert_eq!(of(1), "VALUES ($1, $2)");
+        assert_eq!(of(3), "VALUES ($1, $2), ($3, $4), ($5, $6), (NULL, NULL)");
+        assert_eq!([4, 5, 64, 65, 256].map(round_up), [4, 16, 64, 256, 256]);
     }
 }

@@ -1,12 +1,14 @@
 //! Where webhooks go: an endpoint for each realm of a merchant. Its row is also the endpoint's place in the line of those
 //! that wait for attempts.
 
+use std::collections::BTreeMap;
+
 use jiff::Timestamp;
 use sqlx::Row;
 
 use super::audit;
 use super::batch::Batch;
-use super::{Database, StoreError, Tx, count, from_ms, to_ms};
+use super::{Database, Statement, StoreError, Tx, count, from_ms, to_ms};
 use crate::merchant::realm::Realm;
 use crate::webhooks::capacity::SMALLEST_CAP;
 
@@ -68,7 +70,7 @@ impl WebhookEndpoints {
         self.batch
             .write(move |tx| {
                 Box::pin(async move {
-                    audit::insert(tx, &entry).await?;
+                    audit::insert(tx, &[entry]).await?;
                     configure(tx, &endpoint, url, now).await
                 })
             })
@@ -148,7 +150,7 @@ async fn configure(
         return Ok(0);
     }
     let cancelled = cancel_pending(tx, endpoint, now).await?;
-    refresh(tx, endpoint, Change::default()).await?;
+    refresh(tx, &[(endpoint.clone(), Change::default())]).await?;
     Ok(cancelled)
 }
 
@@ -159,14 +161,21 @@ pub(super) struct Standing {
     pub(super) cap: u32,
 }
 
-/// Reads it as it is in this transaction.
-pub(super) async fn standing(tx: &mut Tx, endpoint: &EndpointKey) -> Result<Standing, StoreError> {
-    let row = sqlx::query("SELECT url, cap FROM webhook_endpoints WHERE merchant_id = $1 AND realm = $2")
-        .bind(&endpoint.merchant_id)
-        .bind(endpoint.realm.as_str())
-        .fetch_one(&mut **tx)
-        .await?;
-    Ok(Standing { has_url: row.try_get::<Option<String>, _>("url")?.is_some(), cap: count(row.try_get("cap")?)? })
+/// Reads them as they are in this transaction.
+pub(super) async fn standings<'a>(
+    tx: &mut Tx,
+    endpoints: impl IntoIterator<Item = &'a EndpointKey>,
+) -> Result<BTreeMap<EndpointKey, Standing>, StoreError> {
+    let mut statement = Statement::new("SELECT merchant_id, realm, url, cap FROM webhook_endpoints JOIN (");
+    let rows = endpoints.into_iter().map(|one| [one.merchant_id.as_str().into(), one.realm.as_str().into()]);
+    statement.push_rows(rows).push(") AS given ON merchant_id = column1 AND realm = column2");
+    let rows = statement.build().fetch_all(&mut **tx).await?;
+    rows.iter()
+        .map(|row| {
+            let has_url = row.try_get::<Option<String>, _>("url")?.is_some();
+            Ok((read_key(row)?, Standing { has_url, cap: count(row.try_get("cap")?)? }))
+        })
+        .collect()
 }
 
 /// What changes at an endpoint besides its deliveries.
@@ -177,29 +186,42 @@ pub(super) struct Change {
     pub(super) served_at: Option<Timestamp>,
 }
 
-/// Sums the endpoint's deliveries up anew. Ends every transaction that changed one of them, so that the line never forgets
+/// Sums the endpoints' deliveries up anew. Ends every transaction that changed one of them, so that the line never forgets
 /// an endpoint, and what was wrong would not stay so.
-pub(super) async fn refresh(tx: &mut Tx, endpoint: &EndpointKey, change: Change) -> Result<(), StoreError> {
-    sqlx::query(
-        "UPDATE webhook_endpoints SET \
-             cap = COALESCE($3, cap), \
-             served_at_ms = COALESCE($4, served_at_ms), \
-             in_flight = (SELECT COUNT(*) FROM webhook_deliveries d \
-                          WHERE d.merchant_id = $1 AND d.realm = $2 AND d.state = 'in_flight'), \
-             next_at_ms = (SELECT CASE WHEN d.next_at_ms < COALESCE($4, webhook_endpoints.served_at_ms) \
-                                       THEN COALESCE($4, webhook_endpoints.served_at_ms) ELSE d.next_at_ms END \
-                           FROM webhook_deliveries d \
-                           WHERE d.merchant_id = $1 AND d.realm = $2 AND d.state = 'pending' \
-                           ORDER BY d.next_at_ms LIMIT 1) \
-         WHERE merchant_id = $1 AND realm = $2",
-    )
-    .bind(&endpoint.merchant_id)
-    .bind(endpoint.realm.as_str())
-    .bind(change.cap.map(i64::from))
-    .bind(change.served_at.map(to_ms))
-    .execute(&mut **tx)
-    .await?;
+pub(super) async fn refresh(tx: &mut Tx, changes: &[(EndpointKey, Change)]) -> Result<(), StoreError> {
+    if !changes.is_empty() {
+        summing_up(changes).build().execute(&mut **tx).await?;
+    }
     Ok(())
+}
+
+/// What is in flight has a lease, and is asked for it so that SQLite sees which index is meant: it would take another, and
+/// with it look at everything that was ever delivered to the endpoint.
+fn summing_up(changes: &[(EndpointKey, Change)]) -> Statement {
+    let mut statement = Statement::new(
+        "UPDATE webhook_endpoints SET \
+             cap = COALESCE(column3, cap), \
+             served_at_ms = COALESCE(column4, served_at_ms), \
+             in_flight = (SELECT COUNT(*) FROM webhook_deliveries d \
+                          WHERE d.merchant_id = column1 AND d.realm = column2 AND d.state = 'in_flight' \
+                              AND d.lease_until_ms > 0), \
+             next_at_ms = (SELECT CASE WHEN d.next_at_ms < COALESCE(column4, served_at_ms) \
+                                       THEN COALESCE(column4, served_at_ms) ELSE d.next_at_ms END \
+                           FROM webhook_deliveries d \
+                           WHERE d.merchant_id = column1 AND d.realm = column2 AND d.state = 'pending' \
+                           ORDER BY d.next_at_ms LIMIT 1) \
+         FROM (",
+    );
+    statement.push_rows(changes.iter().map(|(endpoint, change)| {
+        [
+            endpoint.merchant_id.as_str().into(),
+            endpoint.realm.as_str().into(),
+            change.cap.map(i64::from).into(),
+            change.served_at.map(to_ms).into(),
+        ]
+    }));
+    statement.push(") AS given WHERE merchant_id = column1 AND realm = column2");
+    statement
 }
 
 /// Ends what is pending; how many deliveries that were.
@@ -223,7 +245,11 @@ pub(super) fn read_key(row: &sqlx::any::AnyRow) -> Result<EndpointKey, StoreErro
 
 #[cfg(test)]
 mod tests {
+    use sqlx::{AssertSqlSafe, Execute};
+
+    use super::super::DatabaseLocation;
     use super::super::testing::{refusal, test_store};
+    use super::*;
 
     const DELIVERY: &str = "INSERT INTO merchants (id, name, created_at_ms) VALUES ('m', 'm', 0); \
         INSERT INTO webhook_endpoints (merchant_id, realm, url, cap, updated_at_ms) VALUES ('m', 'live', 'u', 4, 0); \
@@ -264,5 +290,23 @@ mod tests {
         assert_eq!(refused(cancelled).await, "");
         let back = "UPDATE webhook_deliveries SET state = 'pending', next_at_ms = 1, ended_at_ms = NULL";
         assert!(refused(back).await.contains("ended stays ended"));
+    }
+
+    #[tokio::test]
+    async fn on_sqlite_summing_up_does_not_look_at_deliveries_that_are_over() {
+        let folder = tempfile::tempdir().unwrap();
+        let location = DatabaseLocation::Sqlite(folder.path().join("api.db"));
+        let database = Database::open(&location).await.unwrap();
+        let endpoint = EndpointKey { merchant_id: "m".to_owned(), realm: Realm::Live };
+        let statement = summing_up(&[(endpoint, Change::default())]).build().sql().as_str().to_owned();
+
+        let explain = AssertSqlSafe(format!("EXPLAIN QUERY PLAN {statement}"));
+        let plan = sqlx::query(explain).fetch_all(database.read()).await.unwrap();
+
+        let steps: Vec<String> = plan.iter().map(|step| step.get("detail")).collect();
+        let of_deliveries: Vec<_> = steps.iter().filter(|step| step.contains("webhook_deliveries")).collect();
+        assert_eq!(of_deliveries.len(), 2, "{steps:?}");
+        assert!(of_deliveries[0].contains("webhook_deliveries_in_flight"), "{steps:?}");
+        assert!(of_deliveries[1].contains("webhook_deliveries_pending"), "{steps:?}");
     }
 }

@@ -1,5 +1,6 @@
 //! One attempt of one delivery: sign, send, decide what becomes of it.
 
+use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
 use jiff::{SignedDuration, Timestamp};
@@ -14,9 +15,21 @@ use crate::app::App;
 use crate::error::chain;
 use crate::store::deliveries::State;
 use crate::store::delivery_claims::{Claimed, Decision, Finished};
+use crate::store::webhook_endpoints::EndpointKey;
 
 /// How long a delivery is held that cannot be signed. Nothing of its budget but time is used up.
 const HOLD: SignedDuration = SignedDuration::from_secs(60);
+
+/// What signs, or why nothing can.
+#[derive(Debug)]
+pub(super) struct SigningKeys(HashMap<EndpointKey, Result<SigningKey, String>>);
+
+impl SigningKeys {
+    /// Of an endpoint.
+    pub(super) fn of(&self, endpoint: &EndpointKey) -> Result<SigningKey, String> {
+        self.0.get(endpoint).cloned().unwrap_or_else(|| Err("The realm has no active secret key".to_owned()))
+    }
+}
 
 /// Makes attempts.
 #[derive(Debug)]
@@ -27,12 +40,26 @@ pub(super) struct Attempter {
 }
 
 impl Attempter {
+    /// The secrets, as they are at this moment, of the realms of which deliveries were claimed: after a rotation, no attempt
+    /// is signed with the old one.
+    pub(super) async fn signing_keys(&self, claimed: &[Claimed]) -> SigningKeys {
+        let endpoints: BTreeSet<_> = claimed.iter().map(|claimed| &claimed.endpoint).collect();
+        let keys = &self.app.store.merchant_keys;
+        let readable = match keys.signing_keys(&self.app.vault, endpoints.iter().copied()).await {
+            Ok(keys) => {
+                keys.into_iter().map(|(endpoint, key)| (endpoint, key.map_err(|error| chain(&error)))).collect()
+            }
+            Err(error) => endpoints.into_iter().map(|endpoint| (endpoint.clone(), Err(chain(&error)))).collect(),
+        };
+        SigningKeys(readable)
+    }
+
     /// Makes the attempt that was claimed. Whatever happens, there is a result.
-    pub(super) async fn attempt(&self, claimed: Claimed) -> Finished {
+    pub(super) async fn attempt(&self, claimed: Claimed, key: Result<SigningKey, String>) -> Finished {
         let began = Instant::now();
         let lag = claimed.started_at.duration_since(claimed.due_at);
         self.app.metrics.webhooks.started(lag.unsigned_abs());
-        let key = match self.signing_key(&claimed).await {
+        let key = match key {
             Ok(key) => key,
             Err(reason) => return self.held(claimed, reason),
         };
@@ -41,17 +68,6 @@ impl Attempter {
         drop(key);
         let sent = self.send(&claimed, &signature).await;
         self.finished(claimed, sent, signed_at, began.elapsed())
-    }
-
-    /// The realm's secret as it is at this moment: after a rotation, no attempt is signed with the old one.
-    async fn signing_key(&self, claimed: &Claimed) -> Result<SigningKey, String> {
-        let endpoint = &claimed.endpoint;
-        let keys = &self.app.store.merchant_keys;
-        match keys.signing_key(&self.app.vault, &endpoint.merchant_id, endpoint.realm).await {
-            Ok(Some(key)) => Ok(key),
-            Ok(None) => Err("The realm has no active secret key".to_owned()),
-            Err(error) => Err(chain(&error)),
-        }
     }
 
     async fn send(&self, claimed: &Claimed, signature: &str) -> Result<Answer, Failure> {

@@ -115,7 +115,11 @@ impl Worker {
                 return Ok(count);
             }
             count += claimed.len();
-            let attempts = claimed.into_iter().map(|claimed| self.attempter.attempt(claimed));
+            let keys = self.attempter.signing_keys(&claimed).await;
+            let attempts = claimed.into_iter().map(|claimed| {
+                let key = keys.of(&claimed.endpoint);
+                self.attempter.attempt(claimed, key)
+            });
             let finished = join_all(attempts).await;
             finished.iter().for_each(|one| self.note(one));
             self.app().store.delivery_claims.finish(finished).await?;
@@ -140,18 +144,22 @@ impl Worker {
             return Ok(POLL);
         }
         let claimed = self.claim(room.min(AT_ONCE)).await?;
-        let pause = if claimed.is_empty() { BREATH } else { Duration::ZERO };
+        if claimed.is_empty() {
+            return Ok(BREATH);
+        }
+        let keys = self.attempter.signing_keys(&claimed).await;
         for claimed in claimed {
+            let key = keys.of(&claimed.endpoint);
             self.under_way.fetch_add(1, Ordering::Relaxed);
             let (attempter, place, finished) =
                 (self.attempter.clone(), Place(self.under_way.clone()), finished.clone());
             tokio::spawn(async move {
-                let result = attempter.attempt(claimed).await;
+                let result = attempter.attempt(claimed, key).await;
                 // Nobody is there to write it down only when the process ends.
                 let _ = finished.send((result, place)).await;
             });
         }
-        Ok(pause)
+        Ok(Duration::ZERO)
     }
 
     /// None only if none is due that may be attempted.

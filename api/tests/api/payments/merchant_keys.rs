@@ -1,6 +1,7 @@
 //! Merchants' keys: made once, rotated at once, never shown again.
 
 use sandpiper_api::merchant::realm::Realm;
+use sandpiper_api::store::webhook_endpoints::EndpointKey;
 use sandpiper_webhook::{DEFAULT_WINDOW, SigningKey, sign, verify};
 use serde_json::{Value, json};
 
@@ -9,9 +10,16 @@ use crate::support::shop::Shop;
 
 const CATALOG: &str = "/merchant/api/v1/catalog";
 
+/// The key that signs webhooks of this realm now.
+async fn signing_key(host: &Host, shop: &Shop, realm: Realm) -> Option<SigningKey> {
+    let endpoint = EndpointKey { merchant_id: shop.merchant.clone(), realm };
+    let mut keys = host.app.store.merchant_keys.signing_keys(&host.app.vault, [&endpoint]).await.unwrap();
+    keys.remove(&endpoint).transpose().unwrap()
+}
+
 /// Whether webhooks of this realm are signed with the key in this secret now.
 async fn signs_with(host: &Host, shop: &Shop, realm: Realm, secret: &str) -> bool {
-    let key = host.app.store.merchant_keys.signing_key(&host.app.vault, &shop.merchant, realm).await.unwrap();
+    let key = signing_key(host, shop, realm).await;
     let header = sign(&key.expect("a signing key"), 1_700_000_000, b"{}");
     let expected = SigningKey::from_api_key(secret).unwrap();
     verify(&expected, [header], b"{}", 1_700_000_000, DEFAULT_WINDOW).is_ok()
@@ -125,9 +133,7 @@ async fn a_realm_whose_secret_key_was_ended_has_no_signing_key_until_it_gets_ano
     host.call("DELETE", &path, &shop.operator, None).await.expect(204);
     host.call("DELETE", &path, &shop.operator, None).await.denied(404, "NOT_FOUND", "NOT_FOUND");
 
-    let signing_key =
-        async || host.app.store.merchant_keys.signing_key(&host.app.vault, &shop.merchant, Realm::Live).await.unwrap();
-    assert!(signing_key().await.is_none());
+    assert!(signing_key(&host, &shop, Realm::Live).await.is_none());
     let keys = format!("/operator/v1/merchants/{}/keys", shop.merchant);
     let body = json!({"realm": "live", "kind": "secret"});
     let new = host.call("POST", &keys, &shop.operator, Some(body)).await.expect(201);

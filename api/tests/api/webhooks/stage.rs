@@ -135,8 +135,9 @@ impl Stage {
 
     /// The key that signs now.
     pub(crate) async fn signing_key(&self, realm: Realm) -> SigningKey {
-        let app = &self.host.app;
-        app.store.merchant_keys.signing_key(&app.vault, &self.merchant_id, realm).await.unwrap().unwrap()
+        let (app, endpoint) = (&self.host.app, self.endpoint(realm));
+        let mut keys = app.store.merchant_keys.signing_keys(&app.vault, [&endpoint]).await.unwrap();
+        keys.remove(&endpoint).unwrap().unwrap()
     }
 
     /// A public key of the realm.
