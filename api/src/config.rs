@@ -15,8 +15,8 @@
 //! burst = 100
 //!
 //! [operator_rate_limit]                       # of each operator key
-//! per_second = 2000
-//! burst = 4000
+//! per_second = 10000
+//! burst = 20000
 //!
 //! [baseline]                                  # of a new template that names none
 //! cpu = 1
@@ -157,8 +157,8 @@ impl Default for Config {
                 burst: NonZeroU32::MIN.saturating_add(99),
             },
             operator_rate_limit: RateLimit {
-                per_second: NonZeroU32::MIN.saturating_add(1999),
-                burst: NonZeroU32::MIN.saturating_add(3999),
+                per_second: NonZeroU32::MIN.saturating_add(9_999),
+                burst: NonZeroU32::MIN.saturating_add(19_999),
             },
             baseline: Baseline { cpu: 1, memory_mb: 512 },
             plans: Plans::default(),
