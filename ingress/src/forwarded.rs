@@ -13,7 +13,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use http::header::{FORWARDED, HeaderMap, HeaderName, HeaderValue};
+use http::header::{FORWARDED, HeaderMap, HeaderName, HeaderValue, InvalidHeaderValue};
 use ipnet::IpNet;
 
 use super::headers::list;
@@ -37,13 +37,29 @@ impl TrustedProxies {
     }
 }
 
+/// Whose connection it is.
+#[derive(Debug)]
+pub(super) struct Peer {
+    address: IpAddr,
+    /// The same in words, which every request on the connection needs.
+    text: HeaderValue,
+}
+
+impl From<IpAddr> for Peer {
+    fn from(address: IpAddr) -> Peer {
+        let address = address.to_canonical();
+        // An address has nothing that a field may not hold.
+        let text = HeaderValue::try_from(address.to_string()).unwrap_or(HeaderValue::from_static("unknown"));
+        Peer { address, text }
+    }
+}
+
 /// Who sent a request, as far as that can be told.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Source {
+#[derive(Debug)]
+pub(super) struct Source<'a> {
     /// The client, behind all trusted proxies.
     pub(super) client: IpAddr,
-    /// Whose connection it came on.
-    peer: IpAddr,
+    peer: &'a Peer,
     /// `http` or `https`.
     scheme: &'static str,
     /// The peer is a trusted proxy.
@@ -53,15 +69,19 @@ pub(super) struct Source {
     forwarded: Option<String>,
 }
 
-impl Source {
+impl<'a> Source<'a> {
     /// Reads the claims in `headers`, if `peer` may make any. `scheme` is that of the connection.
-    pub(super) fn of(peer: IpAddr, scheme: &'static str, headers: &HeaderMap, trusted: &TrustedProxies) -> Source {
-        let peer = peer.to_canonical();
-        if !trusted.contain(peer) {
-            return Source { client: peer, peer, scheme, trusted: false, chain: None, forwarded: None };
+    pub(super) fn of(
+        peer: &'a Peer,
+        scheme: &'static str,
+        headers: &HeaderMap,
+        trusted: &TrustedProxies,
+    ) -> Source<'a> {
+        if !trusted.contain(peer.address) {
+            return Source { client: peer.address, peer, scheme, trusted: false, chain: None, forwarded: None };
         }
         let hops: Vec<&str> = list(headers, &X_FORWARDED_FOR).collect();
-        let mut client = peer;
+        let mut client = peer.address;
         // From here outwards: what is not an address ends the part that can be believed.
         for hop in hops.iter().rev().map_while(|hop| address(hop)) {
             client = hop;
@@ -85,20 +105,23 @@ impl Source {
         if !trusted {
             remove_claims(headers);
         }
-        let address = peer.to_string();
-        let (open, close) = if peer.is_ipv4() { ("", "") } else { ("\"[", "]\"") };
-        let asked = String::from_utf8_lossy(host.as_bytes());
-        let element = ["for=", open, &address, close, ";host=\"", &asked, "\";proto=", scheme].concat();
-        let port = asked.rsplit_once(':').map(|(_, port)| port).filter(|port| !port.is_empty());
-        let port = port.unwrap_or(if scheme == "https" { "443" } else { "80" }).to_owned();
+        let (open, close) = if peer.address.is_ipv4() { (&b""[..], &b""[..]) } else { (&b"\"["[..], &b"]\""[..]) };
+        let asked = host.as_bytes();
+        let element =
+            [b"for=", open, peer.text.as_bytes(), close, b";host=\"", asked, b"\";proto=", scheme.as_bytes()].concat();
+        let port = asked.iter().rposition(|&byte| byte == b':').map(|colon| &asked[colon + 1..]);
+        let port = match port.filter(|port| !port.is_empty()) {
+            Some(port) => HeaderValue::from_bytes(port),
+            None => Ok(HeaderValue::from_static(if scheme == "https" { "443" } else { "80" })),
+        };
         let fields = [
-            (X_FORWARDED_FOR, append(chain, address)),
+            (X_FORWARDED_FOR, append(chain, peer.text.clone())),
             (X_FORWARDED_PORT, port),
-            (FORWARDED, append(forwarded, element)),
+            (FORWARDED, HeaderValue::try_from(element).and_then(|element| append(forwarded, element))),
         ];
         for (name, value) in fields {
             // Addresses and host names that led to a sandbox hold nothing that a field may not.
-            if let Ok(value) = HeaderValue::try_from(value) {
+            if let Ok(value) = value {
                 headers.insert(name, value);
             }
         }
@@ -116,10 +139,11 @@ fn remove_claims(headers: &mut HeaderMap) {
     }
 }
 
-fn append(chain: Option<String>, last: String) -> String {
+/// `last`, behind what a trusted peer said of those before it.
+fn append(chain: Option<String>, last: HeaderValue) -> Result<HeaderValue, InvalidHeaderValue> {
     match chain {
-        Some(chain) => format!("{chain}, {last}"),
-        None => last,
+        Some(chain) => HeaderValue::try_from([chain.as_bytes(), b", ", last.as_bytes()].concat()),
+        None => Ok(last),
     }
 }
 
@@ -144,7 +168,7 @@ mod tests {
 
     fn client(peer: &str, chain: &'static str) -> String {
         let headers = map(&[("x-forwarded-for", chain)]);
-        Source::of(peer.parse().expect("an address"), "http", &headers, &trusted()).client.to_string()
+        Source::of(&peer.parse::<IpAddr>().expect("an address").into(), "http", &headers, &trusted()).client.to_string()
     }
 
     #[test]
@@ -158,7 +182,8 @@ mod tests {
             ("x-real-ip", "10.0.0.1"),
             ("forwarded", "for=10.0.0.1"),
         ]);
-        let source = Source::of(IpAddr::from([192, 0, 2, 7]), "http", &headers, &trusted());
+        let peer = Peer::from(IpAddr::from([192, 0, 2, 7]));
+        let source = Source::of(&peer, "http", &headers, &trusted());
         assert_eq!(source.client, IpAddr::from([192, 0, 2, 7]));
         source.tell(&mut headers, &HeaderValue::from_static("p80-a.sandbox.localhost:7080"));
         let expected = map(&[
@@ -181,7 +206,8 @@ mod tests {
             ("x-forwarded-user", "ann"),
             ("forwarded", "for=192.0.2.1"),
         ]);
-        let source = Source::of("2001:db8::5".parse().expect("an address"), "http", &headers, &trusted());
+        let peer = Peer::from("2001:db8::5".parse::<IpAddr>().expect("an address"));
+        let source = Source::of(&peer, "http", &headers, &trusted());
         assert_eq!(source.client, IpAddr::from([192, 0, 2, 1]), "what stands before it, anyone may have written");
         source.tell(&mut headers, &HeaderValue::from_static("a.example.test"));
         let expected = map(&[

@@ -20,6 +20,7 @@ use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
+use memchr::memchr2;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// Of a line only so much is looked at: more than any field has that frames a message.
@@ -187,11 +188,12 @@ impl Scanner {
             State::ChunkEnd if !self.line.after_cr && bytes[0] != b'\r' => return None,
             State::Head | State::ChunkLine(_) | State::ChunkEnd | State::Trailers => {}
         }
-        if self.line.take(bytes[0])? {
+        let (taken, ended) = self.line.take(bytes)?;
+        if ended {
             self.end_of_line()?;
             self.line.clear();
         }
-        Some(1)
+        Some(taken)
     }
 
     /// A line of the head, of a chunk's frame or of the trailers is complete.
@@ -217,20 +219,24 @@ fn take(left: &mut u64, bytes: &[u8]) -> usize {
 }
 
 impl Line {
-    /// Takes one byte; true when it ends the line, `None` when it may not stand there.
-    fn take(&mut self, byte: u8) -> Option<bool> {
-        match (self.after_cr, byte) {
-            (true, b'\n') => return Some(true),
-            (true, _) | (false, b'\n') => return None,
-            (false, b'\r') => self.after_cr = true,
-            (false, _) => {
-                self.length = self.length.saturating_add(1);
-                if self.look.len() < LOOK {
-                    self.look.push(byte);
-                }
-            }
+    /// Takes at least one of `bytes`, which are not empty. Returns how many, and whether the last one ends the line; `None`
+    /// when the first may not stand there.
+    fn take(&mut self, bytes: &[u8]) -> Option<(usize, bool)> {
+        if self.after_cr {
+            return (bytes[0] == b'\n').then_some((1, true));
         }
-        Some(false)
+        let length = memchr2(b'\r', b'\n', bytes).unwrap_or(bytes.len());
+        let (text, rest) = bytes.split_at(length);
+        self.look.extend_from_slice(&text[..length.min(LOOK - self.look.len())]);
+        self.length = self.length.saturating_add(length);
+        match rest.first() {
+            Some(b'\r') => {
+                self.after_cr = true;
+                Some((length + 1, false))
+            }
+            Some(_) if length == 0 => None,
+            _ => Some((length, false)),
+        }
     }
 
     fn clear(&mut self) {

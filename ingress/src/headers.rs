@@ -1,30 +1,31 @@
 //! Which header fields pass through the proxy, and which it sets (RFC 9110 section 7.6).
 
 use http::Version;
-use http::header::{
-    CONNECTION, CONTENT_TYPE, COOKIE, EXPECT, HOST, HeaderMap, HeaderName, HeaderValue, PROXY_AUTHENTICATE,
-    PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE,
-};
+use http::header::{CONNECTION, CONTENT_TYPE, COOKIE, EXPECT, HOST, HeaderMap, HeaderName, HeaderValue, TE};
 
 use super::forwarded::Source;
 
-/// Fields that concern one connection only, apart from those that `Connection` names.
-const HOP_BY_HOP: [HeaderName; 8] = [
-    CONNECTION,
-    HeaderName::from_static("keep-alive"),
-    HeaderName::from_static("proxy-connection"),
-    PROXY_AUTHENTICATE,
-    PROXY_AUTHORIZATION,
-    TE,
-    TRANSFER_ENCODING,
-    UPGRADE,
-];
+/// Whether a field concerns one connection only, apart from those that `Connection` names.
+fn is_hop_by_hop(name: &HeaderName) -> bool {
+    matches!(
+        name.as_str(),
+        "connection"
+            | "keep-alive"
+            | "proxy-authenticate"
+            | "proxy-authorization"
+            | "proxy-connection"
+            | "te"
+            | "transfer-encoding"
+            | "upgrade"
+    )
+}
 
 /// Removes the fields that concern the connection a message came on. `Content-Length` may go too, if a peer names it in
 /// `Connection`: the framing of the next hop follows the body as it was parsed, never a field.
 pub(super) fn remove_hop_by_hop(headers: &mut HeaderMap) {
-    let named: Vec<HeaderName> = list(headers, &CONNECTION).filter_map(|name| name.parse().ok()).collect();
-    for name in named.iter().chain(&HOP_BY_HOP) {
+    let named = list(headers, &CONNECTION).filter_map(|name| name.parse().ok());
+    let names: Vec<HeaderName> = headers.keys().filter(|name| is_hop_by_hop(name)).cloned().chain(named).collect();
+    for name in names {
         headers.remove(name);
     }
 }
@@ -60,7 +61,7 @@ impl Protocol {
 }
 
 /// Makes the fields of a client's request those of the request to the guest.
-pub(super) fn prepare_request(headers: &mut HeaderMap, protocol: Protocol, host: &HeaderValue, source: Source) {
+pub(super) fn prepare_request(headers: &mut HeaderMap, protocol: Protocol, host: &HeaderValue, source: Source<'_>) {
     let trailers = list(headers, &TE).any(|coding| coding.eq_ignore_ascii_case("trailers"));
     remove_hop_by_hop(headers);
     // Answered here: hyper asks the client for the body as soon as the guest's connection wants it.
@@ -105,8 +106,8 @@ mod tests {
 
     /// What becomes of `headers`, sent by 192.0.2.7 over TLS.
     fn prepared(mut headers: HeaderMap, protocol: Protocol) -> HeaderMap {
-        let peer = std::net::IpAddr::from([192, 0, 2, 7]);
-        let source = Source::of(peer, "https", &headers, &Default::default());
+        let peer = std::net::IpAddr::from([192, 0, 2, 7]).into();
+        let source = Source::of(&peer, "https", &headers, &Default::default());
         prepare_request(&mut headers, protocol, &HeaderValue::from_static("a.sandbox.localhost"), source);
         headers
     }

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::pin::Pin;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -17,16 +17,22 @@ pub(super) struct IdleIo<S> {
     limit: Duration,
     last_progress: Instant,
     alarm: Pin<Box<Sleep>>,
+    /// Whom the alarm will wake, unless it has gone off.
+    wakes: Option<Waker>,
 }
 
 impl<S> IdleIo<S> {
     pub(super) fn new(inner: S, limit: Duration) -> IdleIo<S> {
         let now = Instant::now();
-        IdleIo { inner, limit, last_progress: now, alarm: Box::pin(tokio::time::sleep_until(now + limit)) }
+        IdleIo { inner, limit, last_progress: now, alarm: Box::pin(tokio::time::sleep_until(now + limit)), wakes: None }
     }
 
     /// Ready when the stream has been idle for too long; otherwise wakes the task when it will have been.
     fn poll_alarm(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
+        if !self.alarm.is_elapsed() && self.wakes.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
+            return Poll::Pending;
+        }
+        self.wakes = Some(cx.waker().clone());
         loop {
             ready!(self.alarm.as_mut().poll(cx));
             let due = self.last_progress + self.limit;

@@ -1,9 +1,10 @@
 //! How much of the proxy one sandbox or one client may occupy.
 
-use std::collections::HashMap;
 use std::hash::Hash;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use foldhash::HashMap;
 
 use super::stats::Kind;
 

@@ -10,7 +10,6 @@
 //! whoever waits for the answer, or for the next piece of it, does so: all is done in one task, without waking another for
 //! every step. A body must go on while nobody reads the answer, so the connection gets a task of its own for it.
 
-use std::collections::HashMap;
 use std::ffi::OsString;
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
@@ -18,6 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use foldhash::HashMap;
 use http::header::UPGRADE;
 use http::{Request, Response};
 use hyper::body::{Body as _, Incoming};

@@ -130,7 +130,7 @@ impl<D: Directory> Listener<D> {
     ) -> impl Future<Output = ()> + Send + 'static {
         let (proxy, tls) = (self.proxy.clone(), self.tls.clone());
         async move {
-            let client = Client { ip: peer.ip(), held: Arc::new(held) };
+            let client = Client { peer: peer.ip().into(), held: Arc::new(held) };
             if let Err(error) = prepare(&stream) {
                 debug!(%error, "A connection keeps the kernel's own settings");
             }

@@ -7,7 +7,6 @@
 //! The framing of what is forwarded follows the body as hyper parsed it, never a field; and what hyper gets to parse has
 //! passed [`super::framing`], so nothing that a client smuggles is seen as a second request by a guest.
 
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,7 +24,7 @@ use super::body::Body;
 use super::cors;
 use super::credentials::Credentials;
 use super::exchange::exchange;
-use super::forwarded::{Source, TrustedProxies};
+use super::forwarded::{Peer, Source, TrustedProxies};
 use super::headers::{Protocol, prepare_request, remove_hop_by_hop};
 use super::host::requested_host;
 use super::limits::{Full, InFlight, Neighbourhood, Place};
@@ -48,7 +47,7 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// One client's connection, as its requests see it.
 pub(super) struct Client {
-    pub(super) ip: IpAddr,
+    pub(super) peer: Peer,
     /// Also held by the connection's tunnel, which outlives it.
     pub(super) held: Arc<Held>,
 }
@@ -144,7 +143,7 @@ impl<D: Directory> Proxy<D> {
             true => allowed.map(|()| true).map_err(Refusal::Unauthorized)?,
             false => allowed.is_ok() || door != Door::DataPlane,
         };
-        let source = Source::of(client.ip, self.scheme, &parts.headers, &self.trusted);
+        let source = Source::of(&client.peer, self.scheme, &parts.headers, &self.trusted);
         let occupied = self.in_flight.enter(&target.sandbox_id, *kind, source.client).map_err(|full| match full {
             Full::Sandbox => Refusal::SandboxBusy,
             Full::Visitor => Refusal::TooMany,
