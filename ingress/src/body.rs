@@ -5,7 +5,7 @@ use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use http_body_util::Full;
-use hyper::body::{Body as HttpBody, Frame, Incoming, SizeHint};
+use hyper::body::{Body as HttpBody, Frame, SizeHint};
 
 use super::limits::Occupied;
 use super::link::Lease;
@@ -22,12 +22,15 @@ pub(super) enum Body {
 /// An error here (the guest broke off) makes hyper end the client's response abnormally: a missing last chunk, a missing
 /// rest, or a reset HTTP/2 stream. Nothing may turn it into a clean end, because that would look like a complete answer.
 pub(super) struct GuestBody {
-    incoming: Incoming,
+    /// Until the end.
     held: Option<(Lease, Occupied)>,
     /// The guest has broken off. The client is told in the next poll: until then hyper sends what came before, which it
     /// throws away at an error.
-    broken: Option<hyper::Error>,
+    broken: Option<BodyError>,
 }
+
+/// Why a guest's body has no end; for hyper, which only needs to know that.
+pub(super) type BodyError = Box<dyn std::error::Error + Send + Sync>;
 
 impl Body {
     pub(super) fn empty() -> Body {
@@ -38,8 +41,8 @@ impl Body {
         Body::Small(Full::new(text))
     }
 
-    pub(super) fn guest(incoming: Incoming, lease: Lease, occupied: Occupied) -> Body {
-        let mut body = GuestBody { incoming, held: Some((lease, occupied)), broken: None };
+    pub(super) fn guest(lease: Lease, occupied: Occupied) -> Body {
+        let mut body = GuestBody { held: Some((lease, occupied)), broken: None };
         body.let_go_at_end();
         Body::Guest(body)
     }
@@ -48,13 +51,7 @@ impl Body {
 impl GuestBody {
     /// To be called after each frame: when hyper knows that there is no more, it does not ask again.
     fn let_go_at_end(&mut self) {
-        if self.incoming.is_end_stream() {
-            self.let_go();
-        }
-    }
-
-    fn let_go(&mut self) {
-        if let Some((lease, _occupied)) = self.held.take() {
+        if let Some((lease, _occupied)) = self.held.take_if(|(lease, _)| lease.is_end_stream()) {
             lease.give_back();
         }
     }
@@ -62,9 +59,9 @@ impl GuestBody {
 
 impl HttpBody for Body {
     type Data = Bytes;
-    type Error = hyper::Error;
+    type Error = BodyError;
 
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let body = match self.get_mut() {
             Body::Small(body) => return Pin::new(body).poll_frame(cx).map_err(|never| match never {}),
             Body::Guest(body) => body,
@@ -73,12 +70,9 @@ impl HttpBody for Body {
             return Poll::Ready(Some(Err(error)));
         }
         loop {
-            if let Some((lease, _)) = &mut body.held {
-                lease.poll_link(cx);
-            }
-            let frame = ready!(Pin::new(&mut body.incoming).poll_frame(cx));
+            let Some((lease, _)) = &mut body.held else { return Poll::Ready(None) };
+            let frame = ready!(lease.poll_frame(cx));
             match frame {
-                None => body.let_go(),
                 Some(Err(error)) => {
                     (body.held, body.broken) = (None, Some(error));
                     cx.waker().wake_by_ref();
@@ -86,7 +80,7 @@ impl HttpBody for Body {
                 }
                 // HTTP/2 clients count empty frames against the sender and hang up after some.
                 Some(Ok(ref frame)) if frame.data_ref().is_some_and(Bytes::is_empty) => continue,
-                Some(Ok(_)) => body.let_go_at_end(),
+                None | Some(Ok(_)) => body.let_go_at_end(),
             }
             return Poll::Ready(frame);
         }
@@ -95,14 +89,14 @@ impl HttpBody for Body {
     fn is_end_stream(&self) -> bool {
         match self {
             Body::Small(body) => body.is_end_stream(),
-            Body::Guest(body) => body.broken.is_none() && body.incoming.is_end_stream(),
+            Body::Guest(body) => body.held.is_none() && body.broken.is_none(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match self {
             Body::Small(body) => body.size_hint(),
-            Body::Guest(body) => body.incoming.size_hint(),
+            Body::Guest(body) => body.held.as_ref().map_or(SizeHint::with_exact(0), |(lease, _)| lease.size_hint()),
         }
     }
 }

@@ -1,8 +1,4 @@
 //! One request and its answer, over a link of the pool or a new one.
-//!
-//! A link that waited may be closed by the guest at the moment it is used. The request is then sent again, once and over a
-//! new link, where that cannot do a thing twice: nothing of it was sent, or it is one that changes nothing and has no body
-//! (RFC 9110 section 9.2.2). Anything else is answered 502.
 
 use std::error::Error as _;
 use std::io;
@@ -10,13 +6,13 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::{Method, Request, Response};
-use hyper::body::{Body as _, Incoming};
+use http::{Request, Response};
 use sandpiper_protocol::guest::DATA_PLANE_PORT;
 use tokio::net::UnixStream;
 use tracing::debug;
 
-use super::link::{Lease, Link, Pool, Server};
+use super::http1::SendError;
+use super::link::{Lease, Link, Pool, Server, Unanswered};
 use super::refusal::Refusal;
 use super::route::Door;
 use super::upload::{Upload, UploadError};
@@ -31,36 +27,18 @@ pub(super) async fn exchange(
     server: Server,
     mut request: Request<Upload>,
     idle_timeout: Duration,
-) -> Result<(Response<Incoming>, Lease), Refusal> {
+) -> Result<(Response<()>, Lease), Refusal> {
     if let Some(mut link) = pool.take(&server) {
-        let copy = harmless(&request).then(|| duplicate(&request));
         match link.send(request).await {
-            Ok(response) => return Ok((response, Lease::new(link, server, pool.clone()))),
-            Err(mut error) => {
-                let unsent = error.take_message();
-                let error = error.into_error();
-                request = unsent.or(copy.filter(|_| broke_off(&error))).ok_or_else(|| refusal_of(&error))?;
-            }
+            Ok(head) => return Ok((head, Lease::new(link, server, pool.clone()))),
+            Err(Unanswered { again: Some(again), .. }) => request = again,
+            Err(Unanswered { why, .. }) => return Err(why),
         }
     }
     let stream = connect(&server).await?;
-    let mut link = Link::open(stream, server.protocol, idle_timeout).await.map_err(|error| refusal_of(&error))?;
-    let response = link.send(request).await.map_err(|error| refusal_of(error.error()))?;
-    Ok((response, Lease::new(link, server, pool.clone())))
-}
-
-fn harmless(request: &Request<Upload>) -> bool {
-    matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS) && request.body().is_end_stream()
-}
-
-/// The same request again; it has no body.
-fn duplicate(request: &Request<Upload>) -> Request<Upload> {
-    let mut copy = Request::new(Upload::Empty);
-    *copy.method_mut() = request.method().clone();
-    *copy.uri_mut() = request.uri().clone();
-    *copy.version_mut() = request.version();
-    *copy.headers_mut() = request.headers().clone();
-    copy
+    let mut link = Link::open(stream, server.protocol, idle_timeout).await?;
+    let head = link.send(request).await.map_err(|unanswered| unanswered.why)?;
+    Ok((head, Lease::new(link, server, pool.clone())))
 }
 
 async fn connect(server: &Server) -> Result<UnixStream, Refusal> {
@@ -78,24 +56,34 @@ async fn connect(server: &Server) -> Result<UnixStream, Refusal> {
     })
 }
 
-/// Whether the guest closed the connection, rather than saying something wrong or nothing for too long.
-fn broke_off(error: &hyper::Error) -> bool {
-    !error.is_user() && !error.is_parse() && !timed_out(error)
-}
-
 /// Who was to blame when no answer came.
-fn refusal_of(error: &hyper::Error) -> Refusal {
-    if error.is_user() {
-        // The only thing of ours that hyper can object to here is the body, which is the client's.
-        return match error.source().and_then(|source| source.downcast_ref()) {
-            Some(UploadError::TooSlow) => Refusal::SlowUpload,
-            _ => Refusal::Invalid("The request's body broke off or is not valid"),
-        };
+impl From<SendError> for Refusal {
+    fn from(error: SendError) -> Refusal {
+        match error {
+            SendError::Client(error) => of_upload(Some(&error)),
+            SendError::Guest(error) if error.kind() == io::ErrorKind::TimedOut => Refusal::TimedOut,
+            SendError::Guest(_) | SendError::Unsent | SendError::Closed => Refusal::BrokenAnswer,
+        }
     }
-    if timed_out(error) { Refusal::TimedOut } else { Refusal::BrokenAnswer }
 }
 
-fn timed_out(error: &hyper::Error) -> bool {
-    let source = error.source().and_then(|source| source.downcast_ref::<io::Error>());
-    source.is_some_and(|source| source.kind() == io::ErrorKind::TimedOut)
+impl From<hyper::Error> for Refusal {
+    fn from(error: hyper::Error) -> Refusal {
+        if error.is_user() {
+            // The only thing of ours that hyper can object to here is the body, which is the client's.
+            return of_upload(error.source().and_then(|source| source.downcast_ref()));
+        }
+        let source = error.source().and_then(|source| source.downcast_ref::<io::Error>());
+        match source.is_some_and(|source| source.kind() == io::ErrorKind::TimedOut) {
+            true => Refusal::TimedOut,
+            false => Refusal::BrokenAnswer,
+        }
+    }
+}
+
+fn of_upload(error: Option<&UploadError>) -> Refusal {
+    match error {
+        Some(UploadError::TooSlow) => Refusal::SlowUpload,
+        _ => Refusal::Invalid("The request's body broke off or is not valid"),
+    }
 }

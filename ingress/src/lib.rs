@@ -9,8 +9,9 @@
 //! * [`listener`]: connections of clients, their limits and their end. [`framing`]: what is refused before it is parsed.
 //! * [`tls`]: the certificate, be it given, ordered from an issuer ([`acme`]) or our own authority's ([`ca`]).
 //! * [`proxy`]: one request. [`host`] and [`route`] read whom it is for, [`credentials`] its token, [`forwarded`] whom it is
-//!   from; [`headers`] says which fields pass; [`exchange`] carries it over a [`link`] into the guest; [`upgrade`] makes
-//!   WebSockets tunnels; [`refusal`] and [`page`] are what clients get when it does not come that far.
+//!   from; [`headers`] says which fields pass; [`exchange`] carries it over a [`link`] into the guest, which speaks
+//!   HTTP/1.1 ([`http1`]) or HTTP/2; [`upgrade`] makes WebSockets tunnels; [`refusal`] and [`page`] are what clients get
+//!   when it does not come that far.
 //! * [`idle`], [`limits`], [`upload`]: what keeps one client or one sandbox from holding up the others.
 //! * [`session`]: access tokens, which the agent mints and the proxy verifies. [`vsock`]: connections into a guest.
 //!
@@ -29,6 +30,7 @@ mod forwarded;
 mod framing;
 mod headers;
 mod host;
+mod http1;
 mod idle;
 mod limits;
 mod link;

@@ -5,32 +5,30 @@
 //! the same server. It does not wait long: a server that handles one connection at a time is not kept from its next
 //! visitor, and servers, which themselves close idle connections after a few seconds, hardly ever close one of ours just
 //! when we write to it. An answer that is given up half-way closes its link, and so the guest learns of it.
-//!
-//! Someone must poll a connection for anything to move on it. Most requests have no body, and then it is enough that
-//! whoever waits for the answer, or for the next piece of it, does so: all is done in one task, without waking another for
-//! every step. A body must go on while nobody reads the answer, so the connection gets a task of its own for it.
 
 use std::ffi::OsString;
-use std::future::poll_fn;
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
+use bytes::Bytes;
 use foldhash::HashMap;
-use http::header::UPGRADE;
-use http::{Request, Response};
-use hyper::body::{Body as _, Incoming};
-use hyper::client::conn::{TrySendError, http1, http2};
+use http::{Method, Request, Response};
+use hyper::body::{Body as _, Frame, Incoming, SizeHint};
+use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::net::UnixStream;
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::debug;
 
+use super::body::BodyError;
 use super::headers::Protocol;
+use super::http1::{Http1, SendError};
 use super::idle::IdleIo;
 use super::proxy::MAX_HEAD;
+use super::refusal::Refusal;
 use super::route::Door;
 use super::upload::Upload;
 
@@ -44,127 +42,100 @@ const MAX_IDLE_TOTAL: usize = 1024;
 const H2_WINDOW: u32 = 1 << 20;
 
 /// A connection to one server in a guest. Dropping it closes it.
-pub(super) struct Link {
-    sender: Sender,
-    connection: Connection,
+pub(super) enum Link {
+    Http1(Http1),
+    Http2(Http2),
 }
 
-enum Sender {
-    Http1(http1::SendRequest<Upload>),
-    Http2(http2::SendRequest<Upload>),
+/// HTTP/2, with one stream at a time.
+pub(super) struct Http2 {
+    sender: http2::SendRequest<Upload>,
+    _connection: AbortOnDropHandle<()>,
+    answer: Option<Incoming>,
 }
 
-/// hyper's side of a link, and who polls it.
-enum Connection {
-    /// Whoever uses the link.
-    Here(Pin<Box<dyn Future<Output = hyper::Result<()>> + Send>>),
-    Task {
-        _handle: AbortOnDropHandle<()>,
-    },
-    Ended,
-}
-
-impl Connection {
-    fn in_task(connection: impl Future<Output = hyper::Result<()>> + Send + 'static) -> Connection {
-        let drive = async move { note_end(connection.await) };
-        Connection::Task { _handle: AbortOnDropHandle::new(tokio::spawn(drive)) }
-    }
-
-    /// Does what can be done now, unless a task does it.
-    fn poll(&mut self, cx: &mut Context<'_>) {
-        if let Connection::Here(connection) = self
-            && let Poll::Ready(result) = connection.as_mut().poll(cx)
-        {
-            note_end(result);
-            *self = Connection::Ended;
-        }
-    }
-}
-
-fn note_end(result: hyper::Result<()>) {
-    if let Err(error) = result {
-        debug!(%error, "A connection to a guest broke");
-    }
+/// Why there is no answer, and the request where it may be sent again.
+pub(super) struct Unanswered {
+    pub(super) why: Refusal,
+    pub(super) again: Option<Request<Upload>>,
 }
 
 impl Link {
     /// Speaks `protocol` on `stream`, as long as something moves on it every `idle_timeout`.
     pub(super) async fn open(stream: UnixStream, protocol: Protocol, idle_timeout: Duration) -> hyper::Result<Link> {
-        let io = TokioIo::new(IdleIo::new(stream, idle_timeout));
+        let stream = IdleIo::new(stream, idle_timeout);
         match protocol {
-            Protocol::Http1 => {
-                let mut builder = http1::Builder::new();
-                builder.max_buf_size(MAX_HEAD);
-                let (sender, connection) = builder.handshake(io).await?;
-                Ok(Link {
-                    sender: Sender::Http1(sender),
-                    connection: Connection::Here(Box::pin(connection.with_upgrades())),
-                })
-            }
+            Protocol::Http1 => Ok(Link::Http1(Http1::new(stream))),
             Protocol::Http2 => {
                 let mut builder = http2::Builder::new(TokioExecutor::new());
                 builder.initial_stream_window_size(H2_WINDOW).initial_connection_window_size(H2_WINDOW);
                 builder.max_header_list_size(u32::try_from(MAX_HEAD).unwrap_or(u32::MAX));
-                let (sender, connection) = builder.handshake(io).await?;
-                Ok(Link { sender: Sender::Http2(sender), connection: Connection::in_task(connection) })
+                let (sender, connection) = builder.handshake(TokioIo::new(stream)).await?;
+                let connection = tokio::spawn(async move {
+                    if let Err(error) = connection.await {
+                        debug!(%error, "A connection to a guest broke");
+                    }
+                });
+                Ok(Link::Http2(Http2 { sender, _connection: AbortOnDropHandle::new(connection), answer: None }))
             }
         }
     }
 
-    /// Sends a request and waits for the head of its answer. The error has the request where nothing of it was sent.
-    pub(super) async fn send(
-        &mut self,
-        request: Request<Upload>,
-    ) -> Result<Response<Incoming>, TrySendError<Request<Upload>>> {
-        if !request.body().is_end_stream() || request.headers().contains_key(UPGRADE) {
-            self.drive_apart();
-        }
-        match &mut self.sender {
-            Sender::Http1(sender) => {
-                let mut answer = pin!(sender.try_send_request(request));
-                poll_fn(|cx| {
-                    self.connection.poll(cx);
-                    answer.as_mut().poll(cx)
-                })
-                .await
-            }
-            Sender::Http2(sender) => sender.try_send_request(request).await,
+    /// Sends a request and waits for the head of its answer.
+    ///
+    /// A link that waited may be closed by the guest at the moment it is used. The request comes back where sending it
+    /// again cannot do a thing twice: nothing of it was sent, or it is one that changes nothing and has no body (RFC 9110
+    /// section 9.2.2).
+    pub(super) async fn send(&mut self, request: Request<Upload>) -> Result<Response<()>, Unanswered> {
+        match self {
+            Link::Http1(link) => link.send(request).await.map_err(|(error, request)| {
+                let again = request.filter(|request| match error {
+                    SendError::Unsent => true,
+                    SendError::Closed => is_harmless(request),
+                    SendError::Guest(_) | SendError::Client(_) => false,
+                });
+                Unanswered { why: error.into(), again }
+            }),
+            Link::Http2(link) => match link.sender.try_send_request(request).await {
+                Ok(response) => {
+                    let (head, answer) = response.into_parts();
+                    link.answer = Some(answer);
+                    Ok(Response::from_parts(head, ()))
+                }
+                Err(mut error) => {
+                    let again = error.take_message();
+                    Err(Unanswered { why: error.into_error().into(), again })
+                }
+            },
         }
     }
 
-    /// Gives the connection a task of its own, for good.
-    fn drive_apart(&mut self) {
-        self.connection = match std::mem::replace(&mut self.connection, Connection::Ended) {
-            Connection::Here(connection) => Connection::in_task(connection),
-            other => other,
-        };
-    }
-
-    /// Waits until the last exchange is over on both sides; an error when the guest has closed.
-    async fn ready(&mut self) -> hyper::Result<()> {
-        poll_fn(|cx| {
-            self.connection.poll(cx);
-            match &mut self.sender {
-                Sender::Http1(sender) => sender.poll_ready(cx),
-                Sender::Http2(sender) => sender.poll_ready(cx),
-            }
-        })
-        .await
+    /// Waits until the last exchange is over on both sides. Whether there can be another.
+    async fn ready(&mut self) -> bool {
+        match self {
+            Link::Http1(link) => link.ready().await,
+            Link::Http2(link) => link.sender.ready().await.is_ok(),
+        }
     }
 
     fn is_ready(&self) -> bool {
-        match &self.sender {
-            Sender::Http1(sender) => sender.is_ready(),
-            Sender::Http2(sender) => sender.is_ready(),
+        match self {
+            Link::Http1(link) => link.is_ready(),
+            Link::Http2(link) => link.sender.is_ready(),
         }
     }
 
     /// Whether a link that has waited can be used: the guest has neither closed it nor said something unasked.
     fn is_open(&mut self) -> bool {
-        // Nobody is to be woken: this only looks at what has come.
-        self.connection.poll(&mut Context::from_waker(Waker::noop()));
-        self.is_ready()
+        match self {
+            Link::Http1(link) => link.is_open(),
+            Link::Http2(link) => link.sender.is_ready(),
+        }
     }
+}
+
+fn is_harmless(request: &Request<Upload>) -> bool {
+    matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS) && request.body().is_end_stream()
 }
 
 /// What a link leads to. A resumed sandbox has the same socket, but another monitor: the links to the old one are closed.
@@ -246,9 +217,37 @@ impl Lease {
         Lease { link, server, pool }
     }
 
-    /// Lets the answer come, while whoever reads it waits for a piece.
-    pub(super) fn poll_link(&mut self, cx: &mut Context<'_>) {
-        self.link.connection.poll(cx);
+    /// The next piece of the answer's body.
+    pub(super) fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        match &mut self.link {
+            Link::Http1(link) => link.poll_frame(cx).map_err(Into::into),
+            Link::Http2(Http2 { answer: Some(answer), .. }) => Pin::new(answer).poll_frame(cx).map_err(Into::into),
+            Link::Http2(Http2 { answer: None, .. }) => Poll::Ready(None),
+        }
+    }
+
+    /// Whether all of the answer's body has been taken.
+    pub(super) fn is_end_stream(&self) -> bool {
+        match &self.link {
+            Link::Http1(link) => link.is_complete(),
+            Link::Http2(link) => link.answer.as_ref().is_none_or(Incoming::is_end_stream),
+        }
+    }
+
+    /// How much of the answer's body is left.
+    pub(super) fn size_hint(&self) -> SizeHint {
+        match &self.link {
+            Link::Http1(link) => link.left().map_or_else(SizeHint::default, SizeHint::with_exact),
+            Link::Http2(link) => link.answer.as_ref().map_or_else(SizeHint::default, Incoming::size_hint),
+        }
+    }
+
+    /// The connection, after the guest has agreed to change the protocol.
+    pub(super) fn into_stream(self) -> Option<(IdleIo<UnixStream>, Bytes)> {
+        match self.link {
+            Link::Http1(link) => link.into_stream(),
+            Link::Http2(_) => None,
+        }
     }
 
     /// Keeps the link for another request, once the guest has taken all of the last one; for that it has the time that a
@@ -259,7 +258,7 @@ impl Lease {
             return pool.put(server, link);
         }
         tokio::spawn(async move {
-            if let Ok(Ok(())) = tokio::time::timeout(IDLE_LIFE, link.ready()).await {
+            if let Ok(true) = tokio::time::timeout(IDLE_LIFE, link.ready()).await {
                 pool.put(server, link);
             }
         });

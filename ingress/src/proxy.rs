@@ -168,23 +168,23 @@ impl<D: Directory> Proxy<D> {
         let upload = Upload::new(body.take().ok_or(Refusal::Unreachable)?, self.patience(protocol));
         let request = guest_request(parts, protocol, text, &path, upload)?;
         let server = Server { vsock: target.vsock.into_os_string(), door, protocol };
-        let (mut response, lease) = exchange(&self.pool, server, request, self.guest_idle_timeout()).await?;
+        let (response, lease) = exchange(&self.pool, server, request, self.guest_idle_timeout()).await?;
 
-        let on_guest = hyper::upgrade::on(&mut response);
-        let (mut head, body) = response.into_parts();
+        let (mut head, ()) = response.into_parts();
         let agreed = prepare_response(&mut head, door);
         if head.status != StatusCode::SWITCHING_PROTOCOLS {
             if wish.is_some_and(|wish| wish.would_take(head.status)) {
                 return Err(Refusal::BrokenAnswer);
             }
-            return Ok(Response::from_parts(head, Body::guest(body, lease, occupied)));
+            return Ok(Response::from_parts(head, Body::guest(lease, occupied)));
         }
         let (Some(wish), Some(agreed)) = (wish, agreed) else {
             debug!(sandbox_id = target.sandbox_id, "The guest switched protocols without being asked");
             return Err(Refusal::BrokenAnswer);
         };
+        let (guest, beginning) = lease.into_stream().ok_or(Refusal::BrokenAnswer)?;
         wish.fulfil(&mut head, agreed);
-        let tunnel = Tunnel { client: on_client, guest: on_guest, lease, stop: self.stop.clone() };
+        let tunnel = Tunnel { client: on_client, guest, beginning, stop: self.stop.clone() };
         let held = (occupied, client.held.clone(), self.stats.tunnel());
         tokio::spawn(async move {
             tunnel.run().await;

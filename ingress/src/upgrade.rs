@@ -12,16 +12,19 @@
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
 use http::header::{CONNECTION, HeaderValue, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY, SEC_WEBSOCKET_VERSION, UPGRADE};
 use http::{Method, StatusCode, Version, request, response};
 use hyper::ext::Protocol;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
+use tokio::io::AsyncWriteExt as _;
+use tokio::net::UnixStream;
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
 use super::headers::list;
-use super::link::Lease;
+use super::idle::IdleIo;
 
 /// Bytes buffered in each direction of a tunnel.
 const BUFFER: usize = 16 * 1024;
@@ -111,9 +114,9 @@ impl Wish {
 /// Both ends of an upgraded exchange.
 pub(super) struct Tunnel {
     pub(super) client: OnUpgrade,
-    pub(super) guest: OnUpgrade,
-    /// Drives the guest's connection until it has become `guest`.
-    pub(super) lease: Lease,
+    pub(super) guest: IdleIo<UnixStream>,
+    /// What the guest has said in the new protocol already.
+    pub(super) beginning: Bytes,
     /// The proxy is shutting down.
     pub(super) stop: CancellationToken,
 }
@@ -121,10 +124,10 @@ pub(super) struct Tunnel {
 impl Tunnel {
     /// Copies both ways until both directions have ended, one side breaks, or nothing moves for too long.
     pub(super) async fn run(self) {
-        let Tunnel { client, guest, lease: _lease, stop } = self;
+        let Tunnel { client, mut guest, beginning, stop } = self;
         let copy = async {
-            let (client, guest) = tokio::try_join!(client, guest).map_err(std::io::Error::other)?;
-            let (mut client, mut guest) = (TokioIo::new(client), TokioIo::new(guest));
+            let mut client = TokioIo::new(client.await.map_err(std::io::Error::other)?);
+            client.write_all(&beginning).await?;
             tokio::io::copy_bidirectional_with_sizes(&mut client, &mut guest, BUFFER, BUFFER).await
         };
         tokio::select! {
