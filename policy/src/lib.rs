@@ -52,6 +52,7 @@
 
 mod decision;
 mod destination;
+mod document;
 mod entry;
 mod index;
 mod name;
@@ -63,6 +64,7 @@ mod syntax;
 
 pub use decision::{Decision, Rule, Verdict};
 pub use destination::{Destination, DestinationError, Host, Protocol};
+pub use document::{Format, Unique};
 pub use entry::{Entry, EntryError, Target};
 pub use name::{Name, NameError};
 pub use nets::Nets;
