@@ -33,6 +33,13 @@ fn refusal(mut command: Command) -> String {
     String::from_utf8(output.stderr).unwrap()
 }
 
+/// A run to whose standard input this is written.
+fn piped(mut command: Command, text: &str) -> Output {
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+    child.wait_with_output().unwrap()
+}
+
 const POLICY: &str = r#"{
     "allow_internet_access": false,
     "allow_out": ["api.example.test", "*.Example.test:8443"],
@@ -87,16 +94,31 @@ fn json_is_one_array() {
 }
 
 #[test]
-fn a_policy_comes_as_toml_or_on_standard_input_too() {
+fn a_policy_is_json_or_toml_by_its_name_or_else_by_its_content() {
     let folder = tempfile::tempdir().unwrap();
-    let policy = file(folder.path(), "policy.toml", "allow_internet_access = false\nallow_out = [\"a.test:1\"]\n");
-    let output = explain(&["--policy", &policy, "tcp:a.test:1"]).output().unwrap();
-    assert_eq!(stdout(&output), "allow  tcp:a.test:1  allow_out \"a.test:1\"\n");
+    let (json, toml) = (r#"{"allow_out": ["a.test:1"]}"#, "allow_out = [\"a.test:1\"]\n");
+    let allowed = "allow  tcp:a.test:1  allow_out \"a.test:1\"\n";
+    for (name, text) in [("p.json", json), ("p.toml", toml), ("P.TOML", toml), ("json", json), ("toml", toml)] {
+        let policy = file(folder.path(), name, text);
+        assert_eq!(stdout(&explain(&["--policy", &policy, "tcp:a.test:1"]).output().unwrap()), allowed, "{name}");
+    }
+    for text in [json, toml] {
+        let output = piped(explain(&["--policy", "-", "tcp:a.test:1"]), text);
+        assert_eq!(stdout(&output), allowed, "{text}");
+    }
+}
 
-    let mut child =
-        explain(&["--policy", "-", "tcp:a.test:1"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-    child.stdin.take().unwrap().write_all(br#"{"deny_out": ["a.test"]}"#).unwrap();
-    assert_eq!(stdout(&child.wait_with_output().unwrap()), "deny   tcp:a.test:1  deny_out \"a.test\"\n");
+#[test]
+fn a_field_that_is_given_twice_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, text, field) in [
+        ("policy.json", r#"{"deny_out": ["evil.test"], "deny_out": []}"#, "\"deny_out\" is given twice"),
+        ("policy.toml", "deny_out = [\"evil.test\"]\ndeny_out = []\n", "deny_out = []"),
+    ] {
+        let policy = file(folder.path(), name, text);
+        let message = refusal(explain(&["--policy", &policy, "tcp:evil.test:443"]));
+        assert!(message.contains(field), "{message}");
+    }
 }
 
 #[test]
@@ -134,6 +156,8 @@ fn a_wrong_policy_is_refused() {
         let message = refusal(explain(&["--policy", &policy, "tcp:a.test:1"]));
         assert!(message.contains(hint), "{text}: {message}");
     }
+    let output = piped(explain(&["--policy", "-", "tcp:a.test:1"]), "");
+    assert_eq!(output.status.code(), Some(2), "a command before the pipe that failed");
     let message = refusal(explain(&["--policy", "/nonexistent.json", "tcp:a.test:1"]));
     assert!(message.contains("/nonexistent.json"), "{message}");
 }

@@ -10,11 +10,8 @@ use sandpiper_protocol::agent::NetworkPolicy;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::set;
+use super::{bad_input, policy_file};
 use crate::output::Output;
-
-/// Exit status where nothing was decided, as for a command line that cannot be read.
-const BAD_INPUT: u8 = 2;
 
 /// Say what a policy allows and denies, and by which of its rules, without any host
 #[derive(clap::Args)]
@@ -31,7 +28,7 @@ Examples:
   sandpiper --json network show sbx… | jq '{allow_internet_access, allow_out, deny_out}' |
     sandpiper network explain --policy - udp:198.51.100.53:53")]
 pub(crate) struct Arguments {
-    /// The policy as JSON, as the API takes it, or as TOML if the name ends so; `-` reads standard input
+    /// The policy, with the fields that the API takes, in JSON or TOML; `-` reads standard input
     #[arg(long, value_name = "FILE")]
     policy: PathBuf,
 
@@ -75,10 +72,7 @@ struct Answer<'a> {
 pub(super) fn run(arguments: &Arguments, output: Output) -> ExitCode {
     let answers = match explain(arguments) {
         Ok(answers) => answers,
-        Err(error) => {
-            output.report(&error);
-            return ExitCode::from(BAD_INPUT);
-        }
+        Err(error) => return bad_input(&error, output),
     };
     if output.is_json() {
         output.value(&json!(answers));
@@ -90,7 +84,7 @@ pub(super) fn run(arguments: &Arguments, output: Output) -> ExitCode {
 }
 
 fn explain(arguments: &Arguments) -> anyhow::Result<Vec<Answer<'_>>> {
-    let body = Value::Object(set::read(&arguments.policy)?);
+    let body = Value::Object(policy_file::read(&arguments.policy)?);
     let body: Body = serde_path_to_error::deserialize(body)
         .with_context(|| format!("{} is not a policy", arguments.policy.display()))?;
     let profiles = arguments.profiles.as_deref().map(Profiles::read).transpose()?.unwrap_or_default();

@@ -2,6 +2,7 @@
 
 mod change;
 mod explain;
+mod policy_file;
 mod set;
 mod show;
 
@@ -10,6 +11,9 @@ use std::process::ExitCode;
 use sandpiper::client::Client;
 
 use crate::output::Output;
+
+/// Exit status where something given is wrong and so nothing was done, as for a command line that cannot be read.
+const BAD_INPUT: u8 = 2;
 
 /// Say what a sandbox may reach
 #[derive(clap::Subcommand)]
@@ -39,10 +43,16 @@ pub(crate) async fn run(
 ) -> anyhow::Result<ExitCode> {
     match command {
         NetworkCommand::Show(arguments) => show::run(&arguments, &client()?, output).await?,
-        NetworkCommand::Set(arguments) => set::run(&arguments, &client()?, output).await?,
+        NetworkCommand::Set(arguments) => return set::run(&arguments, &client()?, output).await,
         NetworkCommand::Allow(arguments) => change::allow(&arguments, &client()?, output).await?,
         NetworkCommand::Deny(arguments) => change::deny(&arguments, &client()?, output).await?,
         NetworkCommand::Explain(arguments) => return Ok(explain::run(&arguments, output)),
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Tells what is wrong with what was given.
+fn bad_input(error: &anyhow::Error, output: Output) -> ExitCode {
+    output.report(error);
+    ExitCode::from(BAD_INPUT)
 }
