@@ -122,6 +122,22 @@ fn a_field_that_is_given_twice_is_named() {
 }
 
 #[test]
+fn what_network_show_prints_is_a_policy() {
+    let shown = json!({
+        "allow_internet_access": false, "allow_package_registry_access": false, "allow_public_traffic": true,
+        "allow_out": ["a.test"], "deny_out": [], "egress_profiles": ["ci"], "apply_status": "pending",
+        "apply_error": "The host does not answer",
+    });
+    let folder = tempfile::tempdir().unwrap();
+    let profiles = file(folder.path(), "profiles", PROFILES);
+    let command = explain(&["--policy", "-", "--profiles", &profiles, "tcp:a.test:1", "tcp:ci.example.test:22"]);
+    assert_eq!(
+        stdout(&piped(command, &shown.to_string())),
+        "allow  tcp:a.test:1  allow_out \"a.test\"\nallow  tcp:ci.example.test:22  profile ci \"ci.example.test:22\"\n"
+    );
+}
+
+#[test]
 fn the_operators_ranges_are_regarded() {
     let folder = tempfile::tempdir().unwrap();
     let policy = file(folder.path(), "policy.json", "{}");
@@ -143,6 +159,8 @@ fn a_wrong_policy_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     for (text, hint) in [
         (r#"{"deny_outs": []}"#, "unknown field `deny_outs`"),
+        (r#"{"allow_public_traffic": false}"#, "unknown field `allow_public_traffic`"),
+        (r#"{"apply_status": "applied", "state": "ready"}"#, "unknown field `state`"),
         (r#"{"deny_out": ["a.test", 5]}"#, "deny_out[1]: invalid type"),
         (
             r#"{"deny_out": ["a.test", "https://b.test"]}"#,

@@ -20,13 +20,16 @@ A DEST is tcp:HOST:PORT, udp:HOST:PORT or icmp:HOST, where HOST is a name or an 
 a port has brackets. About a name, the answer is that of a host's resolver, firewall and proxy
 together, as far as it does not depend on the addresses that the name has.
 
+What no file says is not regarded: a policy that names profiles, or allows package registries, needs
+the host's file of them (--profiles), and ranges of the operator's are given by --allow-range and
+--deny-range.
+
 Exit status: 0 when every DEST was decided, 2 when something given is wrong.
 
 Examples:
   sandpiper network explain --policy policy.json tcp:api.example.com:443 icmp:198.51.100.7
   sandpiper network explain --policy policy.toml --profiles profiles.json 'tcp:[2001:db8::7]:22'
-  sandpiper --json network show sbx… | jq '{allow_internet_access, allow_out, deny_out}' |
-    sandpiper network explain --policy - udp:198.51.100.53:53")]
+  sandpiper --json network show sbx… | sandpiper network explain --policy - udp:198.51.100.53:53")]
 pub(crate) struct Arguments {
     /// The policy, with the fields that the API takes, in JSON or TOML; `-` reads standard input
     #[arg(long, value_name = "FILE")]

@@ -7,6 +7,12 @@ use anyhow::{Context, ensure};
 use sandpiper_policy::{Format, Unique};
 use serde_json::{Map, Value};
 
+/// By this field an output of `network show` is known.
+const STATUS: &str = "apply_status";
+/// What `network show` adds to a policy. By themselves they are no part of one: who writes `allow_public_traffic` into a
+/// policy must not think that it closes anything.
+const SHOWN_ONLY: [&str; 3] = [STATUS, "apply_error", "allow_public_traffic"];
+
 /// The fields of the policy in a file, or on standard input for `-`. What they mean is for others to judge.
 pub(super) fn read(path: &Path) -> anyhow::Result<Map<String, Value>> {
     let text = if path == Path::new("-") {
@@ -20,10 +26,13 @@ pub(super) fn read(path: &Path) -> anyhow::Result<Map<String, Value>> {
 fn parse(text: &str, format: Format) -> anyhow::Result<Map<String, Value>> {
     // As TOML this would be the policy that allows the Internet, and it is what a command that failed leaves in a pipe.
     ensure!(!text.trim().is_empty(), "it is empty; write {{}} to mean the default");
-    let Unique(fields) = match format {
+    let Unique(mut fields) = match format {
         Format::Json => serde_json::from_str::<Unique<Value>>(text)?,
         Format::Toml => toml::from_str(text)?,
     };
+    if fields.contains_key(STATUS) {
+        fields.retain(|field, _| !SHOWN_ONLY.contains(&field.as_str()));
+    }
     Ok(fields.into_iter().collect())
 }
 

@@ -15,12 +15,14 @@ use crate::output::Output;
 #[command(after_help = "\
 Without any option the policy is the default: the whole Internet, nothing of the host. With --policy the options \
 change what the file says: --internet and --package-registries take the place of its values, entries are added to its \
-lists.
+lists. The file may be what `sandpiper --json network show` printed, about this sandbox or another; whether previews are \
+public is not part of a policy, and stays as it is.
 
 Examples:
   sandpiper network set sbx… --internet off --allow api.example.com:443 --allow '*.example.org'
   sandpiper network set sbx… --deny 198.51.100.0/24
   sandpiper network set sbx… --policy policy.json
+  sandpiper --json network show sbx… | sandpiper network set sbx… --policy -
   sandpiper network set sbx…                    everything allowed again")]
 pub(crate) struct Arguments {
     /// The sandbox's id
