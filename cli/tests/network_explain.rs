@@ -166,7 +166,10 @@ fn a_wrong_policy_is_refused() {
             r#"{"deny_out": ["a.test", "https://b.test"]}"#,
             "deny_out[1]: \"https://b.test\" is no entry: leave out the scheme",
         ),
-        (r#"{"egress_profiles": ["ci"]}"#, "There is no egress profile \"ci\""),
+        (
+            r#"{"egress_profiles": ["ci"]}"#,
+            "give the host's file of profiles with --profiles: There is no egress profile \"ci\"; there are none",
+        ),
         ("[]", "is not a policy"),
         ("", "is not a policy"),
     ] {
@@ -192,6 +195,27 @@ fn a_wrong_destination_or_range_is_refused_before_anything_is_printed() {
     assert!(message.contains("without a port"), "{message}");
     let message = refusal(explain(&["--policy", &policy]));
     assert!(message.contains("<DEST>"), "{message}");
+}
+
+#[test]
+fn package_registries_that_no_profile_lists_are_pointed_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let policy = r#"{"allow_internet_access": false, "allow_package_registry_access": true}"#;
+    let policy = file(folder.path(), "policy.json", policy);
+    let (other, registries) = (
+        file(folder.path(), "other.json", PROFILES),
+        file(folder.path(), "registries.json", r#"{"profiles": {"package-registries": []}}"#),
+    );
+    let hint = "hint: allow_package_registry_access opens nothing here: ";
+    for (profiles, advice) in [
+        (vec![], format!("{hint}give the host's file of profiles with --profiles\n")),
+        (vec!["--profiles", &other], format!("{hint}{other} has no profile package-registries\n")),
+        (vec!["--profiles", &registries], String::new()),
+    ] {
+        let output = explain(&["--policy", &policy, "tcp:a.test:1"]).args(profiles).output().unwrap();
+        assert_eq!(stdout(&output), "deny   tcp:a.test:1  allow_internet_access false\n");
+        assert_eq!(String::from_utf8(output.stderr).unwrap(), advice);
+    }
 }
 
 #[test]

@@ -33,7 +33,8 @@ pub struct NetworkRequest {
     /// Whether what nothing else here decides may be reached.
     #[schema(default = true)]
     pub allow_internet_access: Option<bool>,
-    /// The same as the egress profile `package-registries`.
+    /// The same as the egress profile `package-registries`; but where the operator has none of this name, it opens nothing and
+    /// is no error.
     #[schema(default = false)]
     pub allow_package_registry_access: Option<bool>,
     /// What may be reached, whatever else is said here: `host`, `*.host`, an address or a CIDR, each with an optional

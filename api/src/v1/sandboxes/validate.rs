@@ -55,7 +55,8 @@ pub struct CreateRequest {
     /// Whether what nothing else of the network policy decides may be reached.
     #[schema(default = true)]
     pub allow_internet_access: Option<bool>,
-    /// The same as the egress profile `package-registries`.
+    /// The same as the egress profile `package-registries`; but where the operator has none of this name, it opens nothing and
+    /// is no error.
     #[schema(default = false)]
     pub allow_package_registry_access: Option<bool>,
     /// False closes every public preview.

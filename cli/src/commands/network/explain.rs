@@ -5,13 +5,15 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use ipnet::IpNet;
-use sandpiper_policy::{Destination, Entry, Platform, Policy, Profiles, Target};
+use sandpiper_policy::{Destination, Entry, PACKAGE_REGISTRIES, Platform, Policy, PolicyError, Profiles, Target};
 use sandpiper_protocol::agent::NetworkPolicy;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::{bad_input, policy_file};
 use crate::output::Output;
+
+const GIVE_PROFILES: &str = "give the host's file of profiles with --profiles";
 
 /// Say what a policy allows and denies, and by which of its rules, without any host
 #[derive(clap::Args)]
@@ -72,11 +74,20 @@ struct Answer<'a> {
     rule: String,
 }
 
+struct Explanation<'a> {
+    answers: Vec<Answer<'a>>,
+    /// Something that the policy seems to say and does not.
+    hint: Option<String>,
+}
+
 pub(super) fn run(arguments: &Arguments, output: Output) -> ExitCode {
-    let answers = match explain(arguments) {
-        Ok(answers) => answers,
+    let Explanation { answers, hint } = match explain(arguments) {
+        Ok(explanation) => explanation,
         Err(error) => return bad_input(&error, output),
     };
+    if let Some(hint) = hint {
+        eprintln!("hint: {hint}");
+    }
     if output.is_json() {
         output.value(&json!(answers));
     }
@@ -86,18 +97,34 @@ pub(super) fn run(arguments: &Arguments, output: Output) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-fn explain(arguments: &Arguments) -> anyhow::Result<Vec<Answer<'_>>> {
+fn explain(arguments: &Arguments) -> anyhow::Result<Explanation<'_>> {
     let body = Value::Object(policy_file::read(&arguments.policy)?);
     let body: Body = serde_path_to_error::deserialize(body)
         .with_context(|| format!("{} is not a policy", arguments.policy.display()))?;
+    let given = NetworkPolicy::from(body);
     let profiles = arguments.profiles.as_deref().map(Profiles::read).transpose()?.unwrap_or_default();
     let platform = Platform { allow: arguments.allow_range.clone(), deny: arguments.deny_range.clone() };
-    let policy = Policy::compile(&body.into(), &profiles, &platform)?;
+    let policy = match Policy::compile(&given, &profiles, &platform) {
+        Ok(policy) => policy,
+        Err(error @ PolicyError::UnknownProfile { .. }) if arguments.profiles.is_none() => {
+            return Err(anyhow::Error::from(error).context(GIVE_PROFILES));
+        }
+        Err(error) => return Err(error.into()),
+    };
     let decide = |text| {
         let decision = policy.decide(&str::parse::<Destination>(text)?);
         Ok(Answer { destination: text, verdict: decision.verdict.to_string(), rule: decision.rule.to_string() })
     };
-    arguments.destinations.iter().map(String::as_str).map(decide).collect()
+    let answers = arguments.destinations.iter().map(String::as_str).map(decide).collect::<anyhow::Result<_>>()?;
+    let opens_nothing = given.allow_package_registry_access && profiles.get(PACKAGE_REGISTRIES).is_none();
+    let hint = opens_nothing.then(|| {
+        let advice = match &arguments.profiles {
+            Some(path) => format!("{} has no profile {PACKAGE_REGISTRIES}", path.display()),
+            None => GIVE_PROFILES.to_owned(),
+        };
+        format!("allow_package_registry_access opens nothing here: {advice}")
+    });
+    Ok(Explanation { answers, hint })
 }
 
 impl From<Body> for NetworkPolicy {
