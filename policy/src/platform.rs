@@ -45,7 +45,8 @@ const fn v6([a, b, c, last]: [u16; 4], length: u8) -> IpNet {
 /// The operator's say in what is protected.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Platform {
-    /// Opened, where `deny` does not say otherwise; the sandbox's policy then decides about them.
+    /// Opened, where `deny` does not say otherwise: they are as the Internet then, about which policies decide, and
+    /// `allow_internet_access` where these say nothing.
     pub allow: Vec<IpNet>,
     /// Protected in addition.
     pub deny: Vec<IpNet>,

@@ -101,7 +101,7 @@ fn an_address_is_dialled_only_if_name_and_address_both_may() {
 }
 
 #[test]
-fn the_operator_opens_a_private_range_for_policies_to_decide_about() {
+fn a_range_that_the_operator_opens_is_as_the_internet() {
     let platform = Platform { allow: vec!["10.1.0.0/16".parse().unwrap()], deny: vec!["10.1.1.0/24".parse().unwrap()] };
     let compile = |json| {
         let policy: NetworkPolicy = serde_json::from_value(json).unwrap();

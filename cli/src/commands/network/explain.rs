@@ -41,11 +41,11 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "FILE")]
     profiles: Option<PathBuf>,
 
-    /// A protected range that the operator opens
+    /// A protected range that the operator opens (allow_ranges): policy and default decide about it
     #[arg(long, value_name = "CIDR", value_parser = range)]
     allow_range: Vec<IpNet>,
 
-    /// A range that the operator protects in addition
+    /// A range that the operator protects in addition (deny_ranges)
     #[arg(long, value_name = "CIDR", value_parser = range)]
     deny_range: Vec<IpNet>,
 

@@ -19,7 +19,8 @@ const BAD_INPUT: u8 = 2;
 #[derive(clap::Subcommand)]
 #[command(after_help = "\
 An ENTRY is a host (api.example.com), all names below one (*.example.com), an address or a CIDR, each with an \
-optional :port. What is allowed beats what is denied; the host's own and private addresses are never reached.
+optional :port. What is allowed beats what is denied. The host itself is never reached, nor are protected addresses (private ones, \
+link-local ones and the like), but for ranges that the operator opened: these are as the Internet.
 
 Examples:
   sandpiper network show sbx…
