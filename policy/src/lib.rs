@@ -24,7 +24,7 @@
 //!
 //! | | tier | says |
 //! |---|---|---|
-//! | 1 | the platform's protected ranges ([`Platform`]) | deny |
+//! | 1 | the platform's protected ranges ([`Platform`]); `localhost` and the names below it | deny |
 //! | 2 | `allow_out` | allow |
 //! | 3 | `deny_out` | deny |
 //! | 4 | the profiles: `egress_profiles`, and `package-registries` with `allow_package_registry_access` | allow |

@@ -197,6 +197,10 @@ impl Policy {
         if let Some(net) = subject.address().and_then(|address| self.platform.protecting(address)) {
             return Decision::deny(Rule::Protected(net));
         }
+        // Nobody outside speaks for it, and whoever did would be trusted by what takes it for itself.
+        if subject.name().is_some_and(Name::is_localhost) {
+            return Decision::deny(Rule::Localhost);
+        }
         let find = |index: &Index, by_name: bool| {
             let name = subject.name().filter(|_| by_name);
             let named = name.and_then(|name| index.by_name(name, port));

@@ -39,6 +39,7 @@ struct Situation {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Protected,
+    Localhost,
     Allow,
     Deny,
     Profile,
@@ -149,6 +150,9 @@ impl Situation {
         if address.is_some_and(|address| self.protects(address)) {
             return (Verdict::Deny, Kind::Protected);
         }
+        if host.is_some_and(|host| host == "localhost" || host.ends_with(".localhost")) {
+            return (Verdict::Deny, Kind::Localhost);
+        }
         let by_name =
             |entries: &[Drawn]| host.is_some_and(|host| entries.iter().any(|entry| entry.fits_name(host, port)));
         let by_range = |entries: &[Drawn]| match address {
@@ -182,6 +186,7 @@ impl Situation {
 fn kind(rule: &Rule) -> Kind {
     match rule {
         Rule::Protected(_) => Kind::Protected,
+        Rule::Localhost => Kind::Localhost,
         Rule::AllowOut(_) => Kind::Allow,
         Rule::DenyOut(_) => Kind::Deny,
         Rule::Profile(..) => Kind::Profile,
@@ -215,7 +220,11 @@ fn firewall(policy: &Policy, pins: &[Pin], protocol: &str, address: IpAddr, port
 }
 
 fn host() -> impl Strategy<Value = String> {
-    vec(select(vec!["a", "b", "c"]), 1..4).prop_map(|labels| format!("{}.test", labels.join(".")))
+    let local = select(vec!["localhost", "a.localhost", "notlocalhost", "localhost.test"]);
+    prop_oneof![
+        8 => vec(select(vec!["a", "b", "c"]), 1..4).prop_map(|labels| format!("{}.test", labels.join("."))),
+        1 => local.prop_map(str::to_owned),
+    ]
 }
 
 fn port() -> impl Strategy<Value = u16> {

@@ -51,6 +51,28 @@ fn by_default_all_but_protected_ranges_is_allowed() {
 }
 
 #[test]
+fn localhost_is_opened_by_nothing() {
+    let (local, internet) = ("localhost, and every name below it, is the sandbox itself", "allow_internet_access true");
+    check(
+        json!({
+            "allow_out": ["localhost", "*.localhost", "db.localhost:5432", "0.0.0.0/0"],
+            "deny_out": ["localhost"],
+            "egress_profiles": ["ci"],
+        }),
+        &[
+            ("tcp:localhost:80", "deny", local),
+            ("tcp:LOCALHOST.:443", "deny", local),
+            ("udp:localhost:443", "deny", local),
+            ("icmp:localhost", "deny", local),
+            ("tcp:db.localhost:5432", "deny", local),
+            ("tcp:a.b.localhost:80", "deny", local),
+            ("tcp:localhost.test:80", "allow", "allow_out \"0.0.0.0/0\""),
+        ],
+    );
+    check(json!({}), &[("tcp:app.localhost:80", "deny", local), ("tcp:notlocalhost:80", "allow", internet)]);
+}
+
+#[test]
 fn without_the_internet_nothing_is_allowed() {
     let internet = "allow_internet_access false";
     check(
