@@ -143,6 +143,15 @@ mod tests {
     }
 
     #[test]
+    fn operators_read_of_the_same_ranges() {
+        let page = include_str!("../../docs/operators.md");
+        let section = page.split("\n### ").find(|section| section.starts_with("Protected ranges")).unwrap();
+        let listed = section.lines().filter(|line| line.starts_with('|')).flat_map(|line| line.split('`'));
+        let listed: Vec<IpNet> = listed.filter_map(|text| text.parse().ok()).collect();
+        assert_eq!(IpNet::aggregate(&listed), Platform::default().protected_nets());
+    }
+
+    #[test]
     fn the_internet_around_it_is_not() {
         let platform = Platform::default();
         for address in [

@@ -62,9 +62,10 @@ pub struct CreateRequest {
     /// False closes every public preview.
     #[schema(default = true)]
     pub allow_public_traffic: Option<bool>,
-    /// What may be reached, whatever else is said: `host`, `*.host`, an address or a CIDR, each with an optional `:port`.
+    /// What may be reached, unless it is protected: `host`, `*.host`, an address or a CIDR, each with an optional `:port`.
+    /// `ReplaceNetwork` says what a policy means.
     pub allow_out: Option<Vec<String>>,
-    /// What may not be reached, unless `allow_out` names it; entries as there.
+    /// What may not be reached, also where a profile has it, unless `allow_out` names it; entries as there.
     pub deny_out: Option<Vec<String>>,
     /// One profile; the same as `egress_profiles` with it.
     pub egress_profile: Option<String>,

@@ -20,7 +20,8 @@ const GIVE_PROFILES: &str = "give the host's file of profiles with --profiles";
 #[command(after_help = "\
 A DEST is tcp:HOST:PORT, udp:HOST:PORT or icmp:HOST, where HOST is a name or an address; IPv6 with
 a port has brackets. About a name, the answer is that of a host's resolver, firewall and proxy
-together, as far as it does not depend on the addresses that the name has.
+together, as far as it does not depend on the addresses that the name has. `sandpiper network
+--help` says what the rules are.
 
 What no file says is not regarded: a policy that names profiles, or allows package registries, needs
 the host's file of them (--profiles), and ranges of the operator's are given by --allow-range and

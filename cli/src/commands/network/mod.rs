@@ -18,9 +18,16 @@ const BAD_INPUT: u8 = 2;
 /// Say what a sandbox may reach
 #[derive(clap::Subcommand)]
 #[command(after_help = "\
-An ENTRY is a host (api.example.com), all names below one (*.example.com), an address or a CIDR, each with an \
-optional :port. What is allowed beats what is denied. The host itself is never reached, nor are protected addresses (private ones, \
-link-local ones and the like), but for ranges that the operator opened: these are as the Internet.
+An ENTRY is a host (api.example.com), all names below one but not itself (*.example.com), an address or a CIDR, each \
+with an optional :port, without which ICMP is meant as well.
+
+The first that has something to say decides: protected ranges and localhost are denied, then what is allowed, what is \
+denied, the profiles, and whether the Internet is on. Protected are the host itself, private and link-local addresses \
+and the like, but for ranges that the operator opened: these are as the Internet. Besides:
+
+- UDP to port 443 is never opened for a name's sake: QUIC hides the name.
+- While a name is denied, ports 53 and 853 of other resolvers are, too, unless an entry allows them.
+- 0.0.0.0/0, or ranges that add up to it, stands for every name as well; all of IPv6 is ::/0.
 
 Examples:
   sandpiper network show sbx…
