@@ -120,6 +120,41 @@ fn a_policy_file_may_be_json_or_toml() {
 }
 
 #[test]
+fn set_takes_what_show_printed() {
+    let policy = json!({
+        "allow_internet_access": false, "allow_package_registry_access": true, "allow_out": ["a.test"],
+        "deny_out": ["192.0.2.0/24"], "egress_profiles": ["weather"], "apply_status": "applied",
+    });
+    let mut network = policy.clone();
+    network["allow_public_traffic"] = json!(false);
+    let api = Api::start(network);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("shown.json");
+    std::fs::write(&path, api.output(&["--json", "network", "show", "sbx1"])).unwrap();
+
+    api.output(&["network", "set", "sbx1", "--policy", path.to_str().unwrap(), "--allow", "b.test"]);
+
+    let mut expected = policy;
+    expected["allow_out"] = json!(["a.test", "b.test"]);
+    assert_eq!(api.network(), expected);
+}
+
+#[test]
+fn a_policy_that_gives_a_field_twice_is_refused_before_anything_is_sent() {
+    let api = Api::start(open());
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("policy.json");
+    std::fs::write(&path, r#"{"deny_out": ["evil.test"], "deny_out": []}"#).unwrap();
+
+    let refused = api.run(&["network", "set", "sbx1", "--policy", path.to_str().unwrap()]);
+
+    assert_eq!(refused.status.code(), Some(2));
+    let text = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(text.contains("\"deny_out\" is given twice"), "{text}");
+    assert_eq!(api.network(), open());
+}
+
+#[test]
 fn allow_and_deny_change_their_lists_and_keep_the_rest() {
     let api = Api::start(json!({
         "allow_internet_access": false, "allow_package_registry_access": true, "allow_public_traffic": true,

@@ -33,6 +33,13 @@ fn refusal(mut command: Command) -> String {
     String::from_utf8(output.stderr).unwrap()
 }
 
+/// A run to whose standard input this is written.
+fn piped(mut command: Command, text: &str) -> Output {
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+    child.wait_with_output().unwrap()
+}
+
 const POLICY: &str = r#"{
     "allow_internet_access": false,
     "allow_out": ["api.example.test", "*.Example.test:8443"],
@@ -87,16 +94,47 @@ fn json_is_one_array() {
 }
 
 #[test]
-fn a_policy_comes_as_toml_or_on_standard_input_too() {
+fn a_policy_is_json_or_toml_by_its_name_or_else_by_its_content() {
     let folder = tempfile::tempdir().unwrap();
-    let policy = file(folder.path(), "policy.toml", "allow_internet_access = false\nallow_out = [\"a.test:1\"]\n");
-    let output = explain(&["--policy", &policy, "tcp:a.test:1"]).output().unwrap();
-    assert_eq!(stdout(&output), "allow  tcp:a.test:1  allow_out \"a.test:1\"\n");
+    let (json, toml) = (r#"{"allow_out": ["a.test:1"]}"#, "allow_out = [\"a.test:1\"]\n");
+    let allowed = "allow  tcp:a.test:1  allow_out \"a.test:1\"\n";
+    for (name, text) in [("p.json", json), ("p.toml", toml), ("P.TOML", toml), ("json", json), ("toml", toml)] {
+        let policy = file(folder.path(), name, text);
+        assert_eq!(stdout(&explain(&["--policy", &policy, "tcp:a.test:1"]).output().unwrap()), allowed, "{name}");
+    }
+    for text in [json, toml] {
+        let output = piped(explain(&["--policy", "-", "tcp:a.test:1"]), text);
+        assert_eq!(stdout(&output), allowed, "{text}");
+    }
+}
 
-    let mut child =
-        explain(&["--policy", "-", "tcp:a.test:1"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-    child.stdin.take().unwrap().write_all(br#"{"deny_out": ["a.test"]}"#).unwrap();
-    assert_eq!(stdout(&child.wait_with_output().unwrap()), "deny   tcp:a.test:1  deny_out \"a.test\"\n");
+#[test]
+fn a_field_that_is_given_twice_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, text, field) in [
+        ("policy.json", r#"{"deny_out": ["evil.test"], "deny_out": []}"#, "\"deny_out\" is given twice"),
+        ("policy.toml", "deny_out = [\"evil.test\"]\ndeny_out = []\n", "deny_out = []"),
+    ] {
+        let policy = file(folder.path(), name, text);
+        let message = refusal(explain(&["--policy", &policy, "tcp:evil.test:443"]));
+        assert!(message.contains(field), "{message}");
+    }
+}
+
+#[test]
+fn what_network_show_prints_is_a_policy() {
+    let shown = json!({
+        "allow_internet_access": false, "allow_package_registry_access": false, "allow_public_traffic": true,
+        "allow_out": ["a.test"], "deny_out": [], "egress_profiles": ["ci"], "apply_status": "pending",
+        "apply_error": "The host does not answer",
+    });
+    let folder = tempfile::tempdir().unwrap();
+    let profiles = file(folder.path(), "profiles", PROFILES);
+    let command = explain(&["--policy", "-", "--profiles", &profiles, "tcp:a.test:1", "tcp:ci.example.test:22"]);
+    assert_eq!(
+        stdout(&piped(command, &shown.to_string())),
+        "allow  tcp:a.test:1  allow_out \"a.test\"\nallow  tcp:ci.example.test:22  profile ci \"ci.example.test:22\"\n"
+    );
 }
 
 #[test]
@@ -121,12 +159,17 @@ fn a_wrong_policy_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     for (text, hint) in [
         (r#"{"deny_outs": []}"#, "unknown field `deny_outs`"),
+        (r#"{"allow_public_traffic": false}"#, "unknown field `allow_public_traffic`"),
+        (r#"{"apply_status": "applied", "state": "ready"}"#, "unknown field `state`"),
         (r#"{"deny_out": ["a.test", 5]}"#, "deny_out[1]: invalid type"),
         (
             r#"{"deny_out": ["a.test", "https://b.test"]}"#,
             "deny_out[1]: \"https://b.test\" is no entry: leave out the scheme",
         ),
-        (r#"{"egress_profiles": ["ci"]}"#, "There is no egress profile \"ci\""),
+        (
+            r#"{"egress_profiles": ["ci"]}"#,
+            "give the host's file of profiles with --profiles: There is no egress profile \"ci\"; there are none",
+        ),
         ("[]", "is not a policy"),
         ("", "is not a policy"),
     ] {
@@ -134,6 +177,8 @@ fn a_wrong_policy_is_refused() {
         let message = refusal(explain(&["--policy", &policy, "tcp:a.test:1"]));
         assert!(message.contains(hint), "{text}: {message}");
     }
+    let output = piped(explain(&["--policy", "-", "tcp:a.test:1"]), "");
+    assert_eq!(output.status.code(), Some(2), "a command before the pipe that failed");
     let message = refusal(explain(&["--policy", "/nonexistent.json", "tcp:a.test:1"]));
     assert!(message.contains("/nonexistent.json"), "{message}");
 }
@@ -150,6 +195,27 @@ fn a_wrong_destination_or_range_is_refused_before_anything_is_printed() {
     assert!(message.contains("without a port"), "{message}");
     let message = refusal(explain(&["--policy", &policy]));
     assert!(message.contains("<DEST>"), "{message}");
+}
+
+#[test]
+fn package_registries_that_no_profile_lists_are_pointed_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let policy = r#"{"allow_internet_access": false, "allow_package_registry_access": true}"#;
+    let policy = file(folder.path(), "policy.json", policy);
+    let (other, registries) = (
+        file(folder.path(), "other.json", PROFILES),
+        file(folder.path(), "registries.json", r#"{"profiles": {"package-registries": []}}"#),
+    );
+    let hint = "hint: allow_package_registry_access opens nothing here: ";
+    for (profiles, advice) in [
+        (vec![], format!("{hint}give the host's file of profiles with --profiles\n")),
+        (vec!["--profiles", &other], format!("{hint}{other} has no profile package-registries\n")),
+        (vec!["--profiles", &registries], String::new()),
+    ] {
+        let output = explain(&["--policy", &policy, "tcp:a.test:1"]).args(profiles).output().unwrap();
+        assert_eq!(stdout(&output), "deny   tcp:a.test:1  allow_internet_access false\n");
+        assert_eq!(String::from_utf8(output.stderr).unwrap(), advice);
+    }
 }
 
 #[test]

@@ -4,8 +4,8 @@
 //! [network]
 //! resolvers = ["192.0.2.53"]
 //! profiles = "/etc/sandpiper/egress-profiles.json"
-//! allow_ranges = ["10.20.0.0/16"]       # an internal network that policies may open
-//! deny_ranges = ["198.51.100.0/24"]     # one that no policy may
+//! allow_ranges = ["10.20.0.0/16"]       # an internal network, which is to sandboxes as the Internet then
+//! deny_ranges = ["198.51.100.0/24"]     # one that no sandbox reaches
 //!
 //! [network.limits]
 //! new_connections = 200
@@ -51,9 +51,10 @@ pub struct Config {
     pub resolvers: Vec<SocketAddr>,
     /// The file of egress profiles.
     pub profiles: Option<PathBuf>,
-    /// Ranges that are protected by default and that policies may open nonetheless.
+    /// Ranges that are not protected, other than by default: policies decide about them, and where these say nothing,
+    /// `allow_internet_access`, whose default is true.
     pub allow_ranges: Vec<IpNet>,
-    /// More ranges that no policy can open; they win over `allow_ranges`.
+    /// Ranges that are protected besides, from every policy; they win over `allow_ranges`.
     pub deny_ranges: Vec<IpNet>,
     /// What each sandbox gets.
     pub limits: Limits,
@@ -205,7 +206,7 @@ impl Config {
         Ok(())
     }
 
-    /// What the policies of this host cannot open.
+    /// What no policy on this host opens.
     pub fn platform(&self) -> Platform {
         Platform { allow: self.allow_ranges.clone(), deny: self.deny_ranges.clone() }
     }

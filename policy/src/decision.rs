@@ -38,6 +38,8 @@ impl Decision {
 pub enum Rule {
     /// A range that protects the platform.
     Protected(IpNet),
+    /// A name of the asking machine's own.
+    Localhost,
     AllowOut(Entry),
     DenyOut(Entry),
     /// A profile's name, and its entry.
@@ -63,6 +65,7 @@ impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Protected(net) => write!(f, "protected range {net}"),
+            Self::Localhost => f.write_str("localhost, and every name below it, is the sandbox itself"),
             Self::AllowOut(entry) => write!(f, "allow_out \"{entry}\""),
             Self::DenyOut(entry) => write!(f, "deny_out \"{entry}\""),
             Self::Profile(profile, entry) => write!(f, "profile {profile} \"{entry}\""),

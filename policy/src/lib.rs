@@ -24,7 +24,7 @@
 //!
 //! | | tier | says |
 //! |---|---|---|
-//! | 1 | the platform's protected ranges ([`Platform`]) | deny |
+//! | 1 | the platform's protected ranges ([`Platform`]); `localhost` and the names below it | deny |
 //! | 2 | `allow_out` | allow |
 //! | 3 | `deny_out` | deny |
 //! | 4 | the profiles: `egress_profiles`, and `package-registries` with `allow_package_registry_access` | allow |
@@ -52,6 +52,7 @@
 
 mod decision;
 mod destination;
+mod document;
 mod entry;
 mod index;
 mod name;
@@ -63,6 +64,7 @@ mod syntax;
 
 pub use decision::{Decision, Rule, Verdict};
 pub use destination::{Destination, DestinationError, Host, Protocol};
+pub use document::{Format, Unique};
 pub use entry::{Entry, EntryError, Target};
 pub use name::{Name, NameError};
 pub use nets::Nets;

@@ -20,6 +20,12 @@ impl Name {
         &self.0
     }
 
+    /// Whether this is `localhost` or a name below it: the asking machine's own, wherever it is asked for (RFC 6761, section
+    /// 6.3).
+    pub(crate) fn is_localhost(&self) -> bool {
+        self.0.rsplit('.').next() == Some("localhost")
+    }
+
     /// The names that this one is below, nearest first: `b.test` and `test` of `a.b.test`.
     pub(crate) fn parents(&self) -> impl Iterator<Item = &str> {
         self.0.match_indices('.').map(|(dot, _)| &self.0[dot + 1..])

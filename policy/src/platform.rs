@@ -7,45 +7,47 @@ use ipnet::IpNet;
 use crate::nets::without;
 
 /// Protected unless the operator opens them.
-const PROTECTED: [IpNet; 20] = [
-    v4([0, 0, 0, 0], 8),          // this network (RFC 1122)
-    v4([10, 0, 0, 0], 8),         // private (RFC 1918)
-    v4([100, 64, 0, 0], 10),      // shared (RFC 6598): the slots' own addresses are in it
-    v4([127, 0, 0, 0], 8),        // loopback
-    v4([168, 63, 129, 16], 32),   // a cloud's metadata and agents
-    v4([169, 254, 0, 0], 16),     // link-local, and the metadata of most clouds
-    v4([172, 16, 0, 0], 12),      // private
-    v4([192, 0, 0, 0], 24),       // protocol assignments (RFC 6890)
-    v4([192, 168, 0, 0], 16),     // private
-    v4([224, 0, 0, 0], 4),        // multicast
-    v4([240, 0, 0, 0], 4),        // reserved, and broadcast
-    v6([0, 0, 0, 0], 128),        // unspecified
-    v6([0, 0, 0, 1], 128),        // loopback
-    v6([0x64, 0xff9b, 0, 0], 96), // IPv4 behind NAT64 (RFC 6052): every IPv4 address again
-    v6([0x64, 0xff9b, 1, 0], 48), // the same, locally (RFC 8215)
-    v6([0x2001, 0, 0, 0], 32),    // Teredo: IPv4 within
-    v6([0x2002, 0, 0, 0], 16),    // 6to4: IPv4 within
-    v6([0xfc00, 0, 0, 0], 7),     // private (RFC 4193)
-    v6([0xfe80, 0, 0, 0], 10),    // link-local
-    v6([0xff00, 0, 0, 0], 8),     // multicast
+const PROTECTED: [IpNet; 21] = [
+    v4([0, 0, 0, 0], 8),                // this network (RFC 1122)
+    v4([10, 0, 0, 0], 8),               // private (RFC 1918)
+    v4([100, 64, 0, 0], 10),            // shared (RFC 6598): the slots' own addresses are in it
+    v4([127, 0, 0, 0], 8),              // loopback
+    v4([168, 63, 129, 16], 32),         // a cloud's metadata and agents
+    v4([169, 254, 0, 0], 16),           // link-local, and the metadata of most clouds
+    v4([172, 16, 0, 0], 12),            // private
+    v4([192, 0, 0, 0], 24),             // protocol assignments (RFC 6890)
+    v4([192, 168, 0, 0], 16),           // private
+    v4([224, 0, 0, 0], 4),              // multicast
+    v4([240, 0, 0, 0], 4),              // reserved, and broadcast
+    v6([0, 0, 0, 0, 0, 0], 96),         // unspecified, loopback, and IPv4 within (RFC 4291, section 2.5.5.1)
+    v6([0, 0, 0, 0, 0xffff, 0], 96),    // IPv4, translated (RFC 2765)
+    v6([0x64, 0xff9b, 0, 0, 0, 0], 96), // IPv4 behind NAT64 (RFC 6052): every IPv4 address again
+    v6([0x64, 0xff9b, 1, 0, 0, 0], 48), // the same, locally (RFC 8215)
+    v6([0x2001, 0, 0, 0, 0, 0], 32),    // Teredo: IPv4 within
+    v6([0x2002, 0, 0, 0, 0, 0], 16),    // 6to4: IPv4 within
+    v6([0xfc00, 0, 0, 0, 0, 0], 7),     // private (RFC 4193)
+    v6([0xfe80, 0, 0, 0, 0, 0], 10),    // link-local
+    v6([0xfec0, 0, 0, 0, 0, 0], 10),    // private, given up (RFC 3879)
+    v6([0xff00, 0, 0, 0, 0, 0], 8),     // multicast
 ];
 
 /// IPv4 addresses in IPv6 form. No packet has them rightly, so that nothing opens them.
-const MAPPED: IpNet = IpNet::new_assert(IpAddr::V6(Ipv6Addr::new(0, 0, 0, 0, 0, 0xffff, 0, 0)), 96);
+const MAPPED: IpNet = v6([0, 0, 0, 0, 0, 0xffff], 96);
 
 const fn v4([a, b, c, d]: [u8; 4], length: u8) -> IpNet {
     IpNet::new_assert(IpAddr::V4(Ipv4Addr::new(a, b, c, d)), length)
 }
 
-/// The first three groups, and the last one.
-const fn v6([a, b, c, last]: [u16; 4], length: u8) -> IpNet {
-    IpNet::new_assert(IpAddr::V6(Ipv6Addr::new(a, b, c, 0, 0, 0, 0, last)), length)
+/// All groups but the last two.
+const fn v6([a, b, c, d, e, f]: [u16; 6], length: u8) -> IpNet {
+    IpNet::new_assert(IpAddr::V6(Ipv6Addr::new(a, b, c, d, e, f, 0, 0)), length)
 }
 
 /// The operator's say in what is protected.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Platform {
-    /// Opened, where `deny` does not say otherwise; the sandbox's policy then decides about them.
+    /// Opened, where `deny` does not say otherwise: they are as the Internet then, about which policies decide, and
+    /// `allow_internet_access` where these say nothing.
     pub allow: Vec<IpNet>,
     /// Protected in addition.
     pub deny: Vec<IpNet>,
@@ -115,6 +117,9 @@ mod tests {
             "255.255.255.255",
             "::",
             "::1",
+            "::2",
+            "::192.0.2.1",
+            "::ffff:0:192.0.2.1",
             "::ffff:203.0.113.1",
             "::ffff:127.0.0.1",
             "64:ff9b::1",
@@ -128,11 +133,22 @@ mod tests {
             "fdff::1",
             "fe80::1",
             "febf::1",
+            "fec0::1",
+            "feff::1",
             "ff02::1",
             "ffff::1",
         ] {
             assert!(is_protected(&platform, address), "{address}");
         }
+    }
+
+    #[test]
+    fn operators_read_of_the_same_ranges() {
+        let page = include_str!("../../docs/operators.md");
+        let section = page.split("\n### ").find(|section| section.starts_with("Protected ranges")).unwrap();
+        let listed = section.lines().filter(|line| line.starts_with('|')).flat_map(|line| line.split('`'));
+        let listed: Vec<IpNet> = listed.filter_map(|text| text.parse().ok()).collect();
+        assert_eq!(IpNet::aggregate(&listed), Platform::default().protected_nets());
     }
 
     #[test]
@@ -157,16 +173,20 @@ mod tests {
             "192.167.255.255",
             "192.169.0.0",
             "198.51.100.1",
+            "198.18.0.1",
             "203.0.113.1",
             "223.255.255.255",
-            "::2",
+            "::1:0:0",
+            "::fffe:ffff:ffff",
+            "::1:0:0:0",
+            "::fffe:ffff:ffff:ffff",
+            "::ffff:1:0:0",
             "64:ff9b:0:0:0:1::",
             "64:ff9b:2::",
             "2001:1::",
             "2001:db8::1",
             "2003::",
             "fbff::",
-            "fec0::",
         ] {
             assert!(!is_protected(&platform, address), "{address}");
         }

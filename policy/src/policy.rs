@@ -19,7 +19,8 @@ use crate::profiles::Profiles;
 /// Most entries of one policy, those of its profiles included: what a slot's firewall takes in one transaction.
 pub const MAX_ENTRIES: usize = 10_000;
 
-/// The profile that `allow_package_registry_access` stands for. A host without it has nothing to allow.
+/// The profile that `allow_package_registry_access` stands for. Unlike a profile that is named, it may be missing: then there
+/// is nothing to allow.
 pub const PACKAGE_REGISTRIES: &str = "package-registries";
 
 /// Where QUIC is spoken.
@@ -65,7 +66,7 @@ pub enum PolicyError {
 }
 
 fn known_profiles(known: &[String]) -> String {
-    if known.is_empty() { "this host has none".to_owned() } else { format!("this host has {}", known.join(", ")) }
+    if known.is_empty() { "there are none".to_owned() } else { format!("there are {}", known.join(", ")) }
 }
 
 /// What the DNS forwarder does with a name.
@@ -195,6 +196,10 @@ impl Policy {
     fn judge_by_tiers(&self, port: Option<u16>, subject: Subject<'_>, names_open: bool) -> Decision {
         if let Some(net) = subject.address().and_then(|address| self.platform.protecting(address)) {
             return Decision::deny(Rule::Protected(net));
+        }
+        // Nobody outside speaks for it, and whoever did would be trusted by what takes it for itself.
+        if subject.name().is_some_and(Name::is_localhost) {
+            return Decision::deny(Rule::Localhost);
         }
         let find = |index: &Index, by_name: bool| {
             let name = subject.name().filter(|_| by_name);

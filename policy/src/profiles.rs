@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use thiserror::Error;
 
+use crate::document::{Format, Unique};
 use crate::entry::{Entry, EntryError};
 use crate::policy::MAX_ENTRIES;
 
@@ -55,21 +56,19 @@ pub enum ProfilesError {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Document {
-    profiles: BTreeMap<String, Vec<String>>,
+    profiles: Unique<Vec<String>>,
 }
 
 impl Profiles {
-    /// Reads a file: JSON or TOML as the end of its name says, else as its content looks. Blocks.
+    /// Reads a file in either [`Format`]. Blocks.
     pub fn read(path: &Path) -> Result<Self, ProfilesError> {
         let failed = |source| ProfilesError::Read { path: path.to_owned(), source };
         let mut text = String::new();
         File::open(path).map_err(failed)?.take(MAX_FILE).read_to_string(&mut text).map_err(failed)?;
-        let is_json = match path.extension().and_then(|extension| extension.to_str()) {
-            Some("json") => true,
-            Some("toml") => false,
-            _ => text.trim_start().starts_with('{'),
-        };
-        if is_json { Self::from_json(&text) } else { Self::from_toml(&text) }
+        match Format::of(path, &text) {
+            Format::Json => Self::from_json(&text),
+            Format::Toml => Self::from_toml(&text),
+        }
     }
 
     pub fn from_json(text: &str) -> Result<Self, ProfilesError> {
@@ -83,10 +82,11 @@ impl Profiles {
     }
 
     fn new(document: Document) -> Result<Self, ProfilesError> {
-        if document.profiles.len() > MAX_PROFILES {
-            return Err(ProfilesError::TooManyProfiles(document.profiles.len()));
+        let Unique(profiles) = document.profiles;
+        if profiles.len() > MAX_PROFILES {
+            return Err(ProfilesError::TooManyProfiles(profiles.len()));
         }
-        let profiles = document.profiles.into_iter().map(|(name, texts)| {
+        let profiles = profiles.into_iter().map(|(name, texts)| {
             if !is_name(&name) {
                 return Err(ProfilesError::Name(name.chars().take(MAX_NAME).collect()));
             }
@@ -158,6 +158,15 @@ mod tests {
         assert!(matches!(error, ProfilesError::Entry { index: 1, .. }));
         for text in ["{}", "[]", "", r#"{"profiles": {}, "profile": {}}"#, r#"{"profiles": {"a": "x.test"}}"#] {
             assert!(matches!(Profiles::from_json(text), Err(ProfilesError::Json(_))), "{text}");
+        }
+        for text in [
+            r#"{"profiles": {"a": ["x.test"], "b": [], "a": []}}"#,
+            r#"{"profiles": {"a": ["x.test"]}, "profiles": {"a": []}}"#,
+        ] {
+            assert!(matches!(Profiles::from_json(text), Err(ProfilesError::Json(_))), "given twice: {text}");
+        }
+        for text in ["[profiles]\na = [\"x.test\"]\na = []\n", "[profiles]\n[profiles]\n"] {
+            assert!(matches!(Profiles::from_toml(text), Err(ProfilesError::Toml(_))), "given twice: {text}");
         }
         for name in ["", "a b", "a\"b", "ü", &"a".repeat(65)] {
             let text = serde_json::json!({"profiles": {name: []}}).to_string();

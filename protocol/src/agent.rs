@@ -105,7 +105,7 @@ pub struct Network {
 #[serde(default, deny_unknown_fields)]
 pub struct NetworkPolicy {
     pub allow_internet_access: bool,
-    /// As the profile `package-registries`.
+    /// As the profile `package-registries`; nothing where there is none.
     pub allow_package_registry_access: bool,
     /// `host`, `*.host`, an address, or a CIDR, each with an optional `:port`.
     pub allow_out: Vec<String>,

@@ -26,6 +26,15 @@ const MAX_ENTRIES_SIZE: usize = 512 * 1024;
 const MAX_BLAMED: usize = 20;
 
 /// The whole policy: a field that is left out returns to its default.
+///
+/// The first that has something to say decides: protected ranges and `localhost` (denied), `allow_out`, `deny_out`, the
+/// profiles, `allow_internet_access`.
+///
+/// An entry is a host name (ASCII, others in punycode), `*.` and a name for all names below it but not itself, an address, or a
+/// CIDR that begins with its first address; each with an optional `:port`, without which ICMP is meant as well. UDP to port 443
+/// is never opened for a name's sake, as QUIC hides the name. While `deny_out` has a name, ports 53 and 853 of all resolvers but
+/// the sandbox's own are denied unless an entry opens them. `0.0.0.0/0`, or ranges that add up to it, stands for every name, too;
+/// IPv6 addresses are `::/0`.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = ReplaceNetwork)]
@@ -33,14 +42,14 @@ pub struct NetworkRequest {
     /// Whether what nothing else here decides may be reached.
     #[schema(default = true)]
     pub allow_internet_access: Option<bool>,
-    /// The same as the egress profile `package-registries`.
+    /// The same as the egress profile `package-registries`; but where the operator has none of this name, it opens nothing and
+    /// is no error.
     #[schema(default = false)]
     pub allow_package_registry_access: Option<bool>,
-    /// What may be reached, whatever else is said here: `host`, `*.host`, an address or a CIDR, each with an optional
-    /// `:port`.
+    /// What may be reached, unless it is protected: `host`, `*.host`, an address or a CIDR, each with an optional `:port`.
     #[schema(example = json!(["api.example.com:443", "*.example.org", "198.51.100.0/24"]))]
     pub allow_out: Option<Vec<String>>,
-    /// What may not be reached, unless `allow_out` names it; entries as there.
+    /// What may not be reached, also where a profile has it, unless `allow_out` names it; entries as there.
     pub deny_out: Option<Vec<String>>,
     /// One profile; the same as `egress_profiles` with it.
     pub egress_profile: Option<String>,

@@ -12,7 +12,7 @@ use super::{Client, ClientError};
 pub struct NetworkPolicy {
     /// Whether what nothing else here decides may be reached.
     pub allow_internet_access: bool,
-    /// As the egress profile `package-registries`.
+    /// As the egress profile `package-registries`; nothing where the host has none.
     pub allow_package_registry_access: bool,
     /// `host`, `*.host`, an address or a CIDR, each with an optional `:port`.
     pub allow_out: Vec<String>,

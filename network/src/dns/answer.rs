@@ -4,7 +4,6 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use hickory_resolver::proto::op::{Message, ResponseCode};
-use hickory_resolver::proto::rr::domain::usage::LOCALHOST;
 use hickory_resolver::proto::rr::rdata::HINFO;
 use hickory_resolver::proto::rr::{DNSClass, RData, Record, RecordType};
 use sandpiper_policy::{Name, Pin, Policy, Resolution, Rule};
@@ -32,7 +31,7 @@ impl Forwarder {
         };
 
         let policy = self.shared.policy();
-        if is_local(question, &policy) {
+        if is_of_protected_range(question, &policy) {
             return question.failed(ResponseCode::NXDomain);
         }
         let pins = match policy.resolve(&name) {
@@ -146,11 +145,9 @@ enum Admitted {
     NotNow,
 }
 
-/// Names of the guest itself and of networks that nobody here speaks for. Public servers know nothing of them either.
-fn is_local(question: &Question, policy: &Policy) -> bool {
-    let name = question.query.name();
-    let protected = || name.parse_arpa_name().is_ok_and(|net| protecting(policy, net.addr()).is_some());
-    LOCALHOST.zone_of(name) || protected()
+/// Whether the name is an address of a network that nobody here speaks for. Public servers know nothing of it either.
+fn is_of_protected_range(question: &Question, policy: &Policy) -> bool {
+    question.query.name().parse_arpa_name().is_ok_and(|net| protecting(policy, net.addr()).is_some())
 }
 
 /// Whether anything in the policy could be dodged with addresses or keys that come with a service's record.

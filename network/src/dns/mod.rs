@@ -2,10 +2,10 @@
 //!
 //! | question | answer |
 //! |---|---|
-//! | a name that nothing allows | NXDOMAIN, with extended error 15 (blocked); counted as denied |
+//! | a name that nothing allows, `localhost` | NXDOMAIN, with extended error 15 (blocked); counted as denied |
 //! | A, AAAA | without addresses in protected ranges; the others are pinned where a rule about the name says so |
 //! | HTTPS, SVCB | nothing where names matter: hints are addresses that were not pinned, and their keys hide the name from the proxy |
-//! | PTR of a protected range, `localhost` | NXDOMAIN |
+//! | PTR of a protected range | NXDOMAIN |
 //! | ANY | one HINFO record (RFC 8482) |
 //! | zone transfers, classes other than IN, names that no policy can speak of | REFUSED |
 //! | anything else of an allowed name | as the host's name servers answer it |

@@ -110,6 +110,24 @@ fn only_allowed_names_are_resolved_and_their_addresses_pinned() {
 }
 
 #[test]
+fn localhost_is_asked_of_nobody_whatever_the_policy_says() {
+    in_a_world(|world| async move {
+        for name in ["localhost", "app.localhost"] {
+            world.internet.dns.addresses(name, 300, &["198.51.100.1"]);
+        }
+        let (names, pins) = world.sandbox(policy(true, &["localhost", "*.localhost"], &[])).await;
+        let asked = world.internet.dns.asked();
+        for name in ["localhost", "LocalHost", "app.localhost"] {
+            let reply = ask(&world, &question(name, RecordType::A)).await;
+            assert_eq!((reply.response_code, is_blocked(&reply)), (ResponseCode::NXDomain, true), "{name}");
+        }
+        assert_eq!(world.internet.dns.asked(), asked);
+        assert!(pins.told().is_empty());
+        assert_eq!(names.denied().0[0].rule, "localhost, and every name below it, is the sandbox itself");
+    });
+}
+
+#[test]
 fn denied_names_are_unknown_unless_on_some_ports_only() {
     in_a_world(|world| async move {
         for name in ["evil.example.test", "www.evil.example.test", "half.example.test", "good.example.test"] {
@@ -280,7 +298,6 @@ fn questions_that_are_not_for_a_forwarder_are_turned_down() {
     in_a_world(|world| async move {
         let (names, _) = world.sandbox(policy(true, &[], &[])).await;
         let table = [
-            ("localhost", RecordType::A, ResponseCode::NXDomain),
             ("1.0.0.10.in-addr.arpa", RecordType::PTR, ResponseCode::NXDomain),
             ("example.test", RecordType::AXFR, ResponseCode::Refused),
             ("", RecordType::NS, ResponseCode::Refused),

@@ -195,6 +195,20 @@ fn where_only_some_names_are_denied_the_address_decides_about_nameless_requests(
 }
 
 #[test]
+fn localhost_is_refused_although_everything_else_is_allowed() {
+    in_a_world(|world| async move {
+        servers(&world);
+        world.internet.dns.addresses("app.localhost", 300, &["198.51.100.1"]);
+        let (_names, _) = world.sandbox(policy(true, &["*.localhost"], &["evil.example.test"])).await;
+        for host in ["localhost", "app.localhost:80"] {
+            let answer = exchange(&world, &format!("GET / HTTP/1.1\r\nHost: {host}\r\n\r\n")).await;
+            assert_eq!(status(&answer), "403", "{answer}");
+            assert!(answer.contains("localhost, and every name below it"), "{answer}");
+        }
+    });
+}
+
+#[test]
 fn a_change_of_the_policy_ends_open_connections_and_holds_for_the_next_request() {
     in_a_world(|world| async move {
         servers(&world);

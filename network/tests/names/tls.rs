@@ -93,6 +93,19 @@ fn an_allowed_name_leads_to_its_own_address_whatever_was_connected_to() {
 }
 
 #[test]
+fn localhost_is_refused_although_everything_else_is_allowed() {
+    in_a_world(|world| async move {
+        let (api, _) = servers(&world);
+        world.internet.dns.addresses("app.localhost", 300, &["198.51.100.1"]);
+        let (_names, _) = world.sandbox(policy(true, &["*.localhost"], &["evil.example.test"])).await;
+        for name in ["localhost", "app.localhost"] {
+            let error = server(&world, &api, "198.51.100.1:443", name).await.unwrap_err();
+            assert!(error.to_string().contains("AccessDenied"), "{name}: {error}");
+        }
+    });
+}
+
+#[test]
 fn the_guest_keeps_its_choice_among_a_names_addresses() {
     in_a_world(|world| async move {
         world.internet.dns.addresses("api.example.test", 300, &["198.51.100.1", "198.51.100.2"]);

@@ -85,10 +85,10 @@ fn a_slot_without_its_firewall_still_reaches_neither_the_host_nor_another_slot()
         serve("::").unwrap();
         other.netns().run(|| serve("::")).unwrap();
         // Ranges that are protected, and that there is a way to.
-        for address in ["10.1.2.3", "fd00::1"] {
+        for address in ["10.1.2.3", "fd00::1", "fec0::1"] {
             ip(&format!("-n internet addr add {address} dev lo{}", nodad(address)));
         }
-        for server in SERVER.into_iter().chain(["10.1.2.3", "fd00::1"]) {
+        for server in SERVER.into_iter().chain(["10.1.2.3", "fd00::1", "fec0::1"]) {
             host.internet.run(|| serve(server)).unwrap();
         }
         for server in SERVER {
@@ -103,6 +103,7 @@ fn a_slot_without_its_firewall_still_reaches_neither_the_host_nor_another_slot()
             "fd5a:5b:0:2::1",
             "10.1.2.3",
             "fd00::1",
+            "fec0::1",
         ]) {
             let error = ask_from(&one, address).unwrap_err();
             // Refused at once, not left waiting.

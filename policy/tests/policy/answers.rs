@@ -25,6 +25,16 @@ fn a_denied_name_is_not_resolved() {
 }
 
 #[test]
+fn localhost_is_neither_resolved_nor_dialled() {
+    let policy = policy(json!({"allow_out": ["localhost:80", "*.localhost"]}));
+    for local in ["localhost", "app.localhost"] {
+        assert_eq!(policy.resolve(&name(local)), Resolution::Refused(Rule::Localhost));
+        assert_eq!(policy.named(&name(local), 80).rule, Rule::Localhost);
+        assert_eq!(policy.vet(&name(local), "198.51.100.7".parse().unwrap(), 80).rule, Rule::Localhost);
+    }
+}
+
+#[test]
 fn a_name_that_nothing_allows_is_not_resolved() {
     let policy = policy(json!({"allow_internet_access": false, "allow_out": ["api.example.test", "198.51.100.0/24"]}));
     assert_eq!(policy.resolve(&name("other.example.test")), Resolution::Refused(Rule::Internet(false)));
@@ -101,7 +111,7 @@ fn an_address_is_dialled_only_if_name_and_address_both_may() {
 }
 
 #[test]
-fn the_operator_opens_a_private_range_for_policies_to_decide_about() {
+fn a_range_that_the_operator_opens_is_as_the_internet() {
     let platform = Platform { allow: vec!["10.1.0.0/16".parse().unwrap()], deny: vec!["10.1.1.0/24".parse().unwrap()] };
     let compile = |json| {
         let policy: NetworkPolicy = serde_json::from_value(json).unwrap();

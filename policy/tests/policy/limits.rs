@@ -59,9 +59,9 @@ fn an_unknown_profile_is_named_beside_those_that_exist() {
     let policy = NetworkPolicy { egress_profiles: vec!["cj".into()], ..NetworkPolicy::default() };
     let profiles = Profiles::from_json(r#"{"profiles": {"ci": [], "mirrors": []}}"#).unwrap();
     let error = compile(&policy, &profiles).unwrap_err();
-    assert_eq!(error.to_string(), "There is no egress profile \"cj\"; this host has ci, mirrors");
+    assert_eq!(error.to_string(), "There is no egress profile \"cj\"; there are ci, mirrors");
     let error = compile(&policy, &Profiles::default()).unwrap_err();
-    assert_eq!(error.to_string(), "There is no egress profile \"cj\"; this host has none");
+    assert_eq!(error.to_string(), "There is no egress profile \"cj\"; there are none");
 }
 
 #[test]

@@ -39,6 +39,7 @@ struct Situation {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Protected,
+    Localhost,
     Allow,
     Deny,
     Profile,
@@ -94,7 +95,7 @@ fn fill_ipv4(entries: &[Drawn], port: Option<u16>) -> bool {
     fills(None) || fills(port)
 }
 
-const RANGES: [&str; 21] = [
+const RANGES: [&str; 22] = [
     "0.0.0.0/8",
     "10.0.0.0/8",
     "100.64.0.0/10",
@@ -106,15 +107,16 @@ const RANGES: [&str; 21] = [
     "192.168.0.0/16",
     "224.0.0.0/4",
     "240.0.0.0/4",
-    "::/128",
-    "::1/128",
+    "::/96",
     "::ffff:0:0/96",
+    "::ffff:0:0:0/96",
     "64:ff9b::/96",
     "64:ff9b:1::/48",
     "2001::/32",
     "2002::/16",
     "fc00::/7",
     "fe80::/10",
+    "fec0::/10",
     "ff00::/8",
 ];
 
@@ -147,6 +149,9 @@ impl Situation {
     fn judge(&self, protocol: &str, host: Option<&str>, address: Option<IpAddr>, port: Option<u16>) -> (Verdict, Kind) {
         if address.is_some_and(|address| self.protects(address)) {
             return (Verdict::Deny, Kind::Protected);
+        }
+        if host.is_some_and(|host| host == "localhost" || host.ends_with(".localhost")) {
+            return (Verdict::Deny, Kind::Localhost);
         }
         let by_name =
             |entries: &[Drawn]| host.is_some_and(|host| entries.iter().any(|entry| entry.fits_name(host, port)));
@@ -181,6 +186,7 @@ impl Situation {
 fn kind(rule: &Rule) -> Kind {
     match rule {
         Rule::Protected(_) => Kind::Protected,
+        Rule::Localhost => Kind::Localhost,
         Rule::AllowOut(_) => Kind::Allow,
         Rule::DenyOut(_) => Kind::Deny,
         Rule::Profile(..) => Kind::Profile,
@@ -214,7 +220,11 @@ fn firewall(policy: &Policy, pins: &[Pin], protocol: &str, address: IpAddr, port
 }
 
 fn host() -> impl Strategy<Value = String> {
-    vec(select(vec!["a", "b", "c"]), 1..4).prop_map(|labels| format!("{}.test", labels.join(".")))
+    let local = select(vec!["localhost", "a.localhost", "notlocalhost", "localhost.test"]);
+    prop_oneof![
+        8 => vec(select(vec!["a", "b", "c"]), 1..4).prop_map(|labels| format!("{}.test", labels.join("."))),
+        1 => local.prop_map(str::to_owned),
+    ]
 }
 
 fn port() -> impl Strategy<Value = u16> {
@@ -222,8 +232,19 @@ fn port() -> impl Strategy<Value = u16> {
 }
 
 fn address() -> impl Strategy<Value = IpAddr> {
-    let few =
-        ["198.51.100.1", "10.0.0.1", "10.200.0.1", "127.0.0.1", "169.254.169.254", "fd00::1", "::1", "64:ff9b::1"];
+    let few = [
+        "198.51.100.1",
+        "10.0.0.1",
+        "10.200.0.1",
+        "127.0.0.1",
+        "169.254.169.254",
+        "fd00::1",
+        "::1",
+        "64:ff9b::1",
+        "fec0::1",
+        "::192.0.2.1",
+        "::ffff:0:192.0.2.1",
+    ];
     prop_oneof![
         4 => (0..16u8).prop_map(|last| IpAddr::from([203, 0, 113, last])),
         2 => (0..4u16).prop_map(|last| IpAddr::from([0x2001, 0xdb8, 0, 0, 0, 0, 0, last])),

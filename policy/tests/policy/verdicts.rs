@@ -37,14 +37,39 @@ fn by_default_all_but_protected_ranges_is_allowed() {
             ("icmp:192.168.1.1", "deny", "protected range 192.168.0.0/16"),
             ("udp:224.0.0.251:5353", "deny", "protected range 224.0.0.0/4"),
             ("udp:255.255.255.255:67", "deny", "protected range 240.0.0.0/4"),
-            ("tcp:[::1]:80", "deny", "protected range ::1/128"),
+            ("tcp:[::1]:80", "deny", "protected range ::/96"),
+            ("tcp:[::198.51.100.7]:80", "deny", "protected range ::/96"),
+            ("tcp:[::ffff:0:198.51.100.7]:80", "deny", "protected range ::ffff:0:0:0/96"),
             ("tcp:[fe80::1]:80", "deny", "protected range fe80::/10"),
+            ("tcp:[fec0::1]:80", "deny", "protected range fec0::/10"),
             ("tcp:[fd5a:5a::1]:53", "deny", "protected range fc00::/7"),
             ("tcp:[64:ff9b::7f00:1]:80", "deny", "protected range 64:ff9b::/96"),
             ("tcp:[2002:7f00:1::]:80", "deny", "protected range 2002::/16"),
             ("tcp:[::ffff:10.0.0.1]:22", "deny", "protected range 10.0.0.0/8"),
         ],
     );
+}
+
+#[test]
+fn localhost_is_opened_by_nothing() {
+    let (local, internet) = ("localhost, and every name below it, is the sandbox itself", "allow_internet_access true");
+    check(
+        json!({
+            "allow_out": ["localhost", "*.localhost", "db.localhost:5432", "0.0.0.0/0"],
+            "deny_out": ["localhost"],
+            "egress_profiles": ["ci"],
+        }),
+        &[
+            ("tcp:localhost:80", "deny", local),
+            ("tcp:LOCALHOST.:443", "deny", local),
+            ("udp:localhost:443", "deny", local),
+            ("icmp:localhost", "deny", local),
+            ("tcp:db.localhost:5432", "deny", local),
+            ("tcp:a.b.localhost:80", "deny", local),
+            ("tcp:localhost.test:80", "allow", "allow_out \"0.0.0.0/0\""),
+        ],
+    );
+    check(json!({}), &[("tcp:app.localhost:80", "deny", local), ("tcp:notlocalhost:80", "allow", internet)]);
 }
 
 #[test]

@@ -106,7 +106,8 @@ pub enum PortProtocol {
 }
 
 /// What a sandbox may reach, and who may reach it. `allow_out` beats `deny_out`, both beat the profiles, and those beat
-/// `allow_internet_access`; the platform's own and private addresses are denied whatever is said here.
+/// `allow_internet_access`. The host itself is denied whatever is said here, and so are private and other protected ranges,
+/// but for those that the operator opened: they are as the Internet.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 #[schema(as = Network)]
 pub struct NetworkBody {

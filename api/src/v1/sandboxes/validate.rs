@@ -55,15 +55,17 @@ pub struct CreateRequest {
     /// Whether what nothing else of the network policy decides may be reached.
     #[schema(default = true)]
     pub allow_internet_access: Option<bool>,
-    /// The same as the egress profile `package-registries`.
+    /// The same as the egress profile `package-registries`; but where the operator has none of this name, it opens nothing and
+    /// is no error.
     #[schema(default = false)]
     pub allow_package_registry_access: Option<bool>,
     /// False closes every public preview.
     #[schema(default = true)]
     pub allow_public_traffic: Option<bool>,
-    /// What may be reached, whatever else is said: `host`, `*.host`, an address or a CIDR, each with an optional `:port`.
+    /// What may be reached, unless it is protected: `host`, `*.host`, an address or a CIDR, each with an optional `:port`.
+    /// `ReplaceNetwork` says what a policy means.
     pub allow_out: Option<Vec<String>>,
-    /// What may not be reached, unless `allow_out` names it; entries as there.
+    /// What may not be reached, also where a profile has it, unless `allow_out` names it; entries as there.
     pub deny_out: Option<Vec<String>>,
     /// One profile; the same as `egress_profiles` with it.
     pub egress_profile: Option<String>,

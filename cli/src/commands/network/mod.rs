@@ -2,6 +2,7 @@
 
 mod change;
 mod explain;
+mod policy_file;
 mod set;
 mod show;
 
@@ -11,11 +12,22 @@ use sandpiper::client::Client;
 
 use crate::output::Output;
 
+/// Exit status where something given is wrong and so nothing was done, as for a command line that cannot be read.
+const BAD_INPUT: u8 = 2;
+
 /// Say what a sandbox may reach
 #[derive(clap::Subcommand)]
 #[command(after_help = "\
-An ENTRY is a host (api.example.com), all names below one (*.example.com), an address or a CIDR, each with an \
-optional :port. What is allowed beats what is denied; the host's own and private addresses are never reached.
+An ENTRY is a host (api.example.com), all names below one but not itself (*.example.com), an address or a CIDR, each \
+with an optional :port, without which ICMP is meant as well.
+
+The first that has something to say decides: protected ranges and localhost are denied, then what is allowed, what is \
+denied, the profiles, and whether the Internet is on. Protected are the host itself, private and link-local addresses \
+and the like, but for ranges that the operator opened: these are as the Internet. Besides:
+
+- UDP to port 443 is never opened for a name's sake: QUIC hides the name.
+- While a name is denied, ports 53 and 853 of other resolvers are, too, unless an entry allows them.
+- 0.0.0.0/0, or ranges that add up to it, stands for every name as well; all of IPv6 is ::/0.
 
 Examples:
   sandpiper network show sbx…
@@ -39,10 +51,16 @@ pub(crate) async fn run(
 ) -> anyhow::Result<ExitCode> {
     match command {
         NetworkCommand::Show(arguments) => show::run(&arguments, &client()?, output).await?,
-        NetworkCommand::Set(arguments) => set::run(&arguments, &client()?, output).await?,
+        NetworkCommand::Set(arguments) => return set::run(&arguments, &client()?, output).await,
         NetworkCommand::Allow(arguments) => change::allow(&arguments, &client()?, output).await?,
         NetworkCommand::Deny(arguments) => change::deny(&arguments, &client()?, output).await?,
         NetworkCommand::Explain(arguments) => return Ok(explain::run(&arguments, output)),
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Tells what is wrong with what was given.
+fn bad_input(error: &anyhow::Error, output: Output) -> ExitCode {
+    output.report(error);
+    ExitCode::from(BAD_INPUT)
 }

@@ -1,13 +1,13 @@
 //! `sandpiper network set`
 
-use std::fs;
-use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+use std::process::ExitCode;
 
 use anyhow::Context;
 use sandpiper::client::{Client, Network};
 use serde_json::{Map, Value, json};
 
+use super::{bad_input, policy_file};
 use crate::output::Output;
 
 /// Replace the whole network policy of a sandbox: what is not said returns to its default
@@ -15,18 +15,20 @@ use crate::output::Output;
 #[command(after_help = "\
 Without any option the policy is the default: the whole Internet, nothing of the host. With --policy the options \
 change what the file says: --internet and --package-registries take the place of its values, entries are added to its \
-lists.
+lists. The file may be what `sandpiper --json network show` printed, about this sandbox or another; whether previews are \
+public is not part of a policy, and stays as it is.
 
 Examples:
   sandpiper network set sbx… --internet off --allow api.example.com:443 --allow '*.example.org'
   sandpiper network set sbx… --deny 198.51.100.0/24
   sandpiper network set sbx… --policy policy.json
+  sandpiper --json network show sbx… | sandpiper network set sbx… --policy -
   sandpiper network set sbx…                    everything allowed again")]
 pub(crate) struct Arguments {
     /// The sandbox's id
     id: String,
 
-    /// The policy as JSON, as the API takes it, or as TOML if the name ends so; `-` reads standard input
+    /// The policy, with the fields that the API takes, in JSON or TOML; `-` reads standard input
     #[arg(long, value_name = "FILE")]
     policy: Option<PathBuf>,
 
@@ -57,11 +59,13 @@ enum Switch {
     Off,
 }
 
-pub(super) async fn run(arguments: &Arguments, client: &Client, output: Output) -> anyhow::Result<()> {
-    let base = arguments.policy.as_deref().map(read).transpose()?.unwrap_or_default();
-    let network = client.replace_network(&arguments.id, &arguments.policy(base)?).await?;
-    report(&arguments.id, &network, output);
-    Ok(())
+pub(super) async fn run(arguments: &Arguments, client: &Client, output: Output) -> anyhow::Result<ExitCode> {
+    let policy = match arguments.wanted() {
+        Ok(policy) => policy,
+        Err(error) => return Ok(bad_input(&error, output)),
+    };
+    report(&arguments.id, &client.replace_network(&arguments.id, &policy).await?, output);
+    Ok(ExitCode::SUCCESS)
 }
 
 /// What follows a change of a policy.
@@ -77,6 +81,11 @@ pub(super) fn report(id: &str, network: &Network, output: Output) {
 }
 
 impl Arguments {
+    /// What is to be sent: the file, if there is one, with what the options say.
+    fn wanted(&self) -> anyhow::Result<Map<String, Value>> {
+        self.policy(self.policy.as_deref().map(policy_file::read).transpose()?.unwrap_or_default())
+    }
+
     /// `policy` with what the options say.
     fn policy(&self, mut policy: Map<String, Value>) -> anyhow::Result<Map<String, Value>> {
         let switches =
@@ -98,24 +107,6 @@ impl Arguments {
         }
         Ok(policy)
     }
-}
-
-/// The object in a file, or on standard input for `-`. What its fields mean is for others to judge.
-pub(super) fn read(path: &Path) -> anyhow::Result<Map<String, Value>> {
-    let text = if path == Path::new("-") {
-        let mut text = String::new();
-        std::io::stdin().read_to_string(&mut text).context("Cannot read the policy from standard input")?;
-        text
-    } else {
-        fs::read_to_string(path).with_context(|| format!("Cannot read the policy file {}", path.display()))?
-    };
-    let is_toml = path.extension().is_some_and(|extension| extension == "toml");
-    let policy = if is_toml { toml::from_str(&text).map_err(anyhow::Error::from) } else { json_object(&text) };
-    policy.with_context(|| format!("{} is not a policy", path.display()))
-}
-
-fn json_object(text: &str) -> anyhow::Result<Map<String, Value>> {
-    Ok(serde_json::from_str(text)?)
 }
 
 #[cfg(test)]
