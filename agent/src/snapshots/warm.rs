@@ -116,6 +116,7 @@ impl Warm {
             identity(&config.vmm)?,
             config.kernel_args.clone(),
             config.console.to_string(),
+            config.network.enabled.to_string(),
             self.host.clone(),
         ];
         for part in parts {
@@ -327,6 +328,17 @@ mod tests {
         assert!(found.folder.join("disk-0.layer").exists());
         assert!(!reopened.begin(&key));
         assert!(reopened.find(&reopened.key(&host.config, &recipe(512)).unwrap()).is_none());
+    }
+
+    #[test]
+    fn machines_with_and_without_a_network_have_different_snapshots() {
+        let mut host = Host::new(16);
+        let warm = host.open();
+        let key = warm.key(&host.config, &recipe(256)).unwrap();
+
+        host.config.network.enabled = false;
+
+        assert_ne!(warm.key(&host.config, &recipe(256)).unwrap(), key);
     }
 
     #[test]
