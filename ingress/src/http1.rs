@@ -485,7 +485,10 @@ mod tests {
             let mut head = [0; 1024];
             let length = far.read(&mut head).await.expect("a request");
             for piece in text.as_bytes().chunks(piece) {
-                far.write_all(piece).await.expect("writable");
+                if far.write_all(piece).await.is_err() {
+                    // What came was wrong enough.
+                    break;
+                }
                 tokio::task::yield_now().await;
             }
             // Only what is framed by the end of the connection needs that end.

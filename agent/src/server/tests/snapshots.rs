@@ -18,10 +18,11 @@ impl Agent {
         Self::start_in(folder, vmm, 1).await
     }
 
-    /// The agent that follows this one, which is gone without a word.
+    /// The agent that follows this one, which is gone without a word. It is not, here: what it was just doing has to end
+    /// before another looks at the same files.
     async fn follow(self) -> Self {
         let folder = self.folder;
-        self.sandboxes.context().leave.cancel();
+        self.sandboxes.close(false, Duration::from_secs(10)).await;
         fs::remove_file(&self.socket).unwrap();
         let vmm = folder.path().join("monitor");
         Self::start_in(folder, vmm, 1).await
