@@ -57,6 +57,23 @@ async fn no_guest_ever_sees_an_access_token() {
 }
 
 #[tokio::test]
+async fn trailers_of_a_client_are_left_out() {
+    let house = House::new(http(|_, request| async move {
+        let collected = request.into_body().collect().await.expect("whole");
+        let trailers = collected.trailers().map_or(0, |trailers| trailers.len());
+        Response::new(full(format!("{trailers} behind {:?}", collected.to_bytes())))
+    }))
+    .await;
+    let chunks = "4\r\nbody\r\n0\r\nX-Forwarded-For: 10.9.9.9\r\nX-Access-Token: spt1_x\r\n\r\n";
+    let request = format!(
+        "POST / HTTP/1.1\r\nHost: {PUBLIC}\r\nConnection: close\r\nTrailer: x-forwarded-for, x-access-token\r\n\
+         Transfer-Encoding: chunked\r\n\r\n{chunks}"
+    );
+    let answer = house.raw(&request).await;
+    assert!(answer.contains("0 behind b\"body\""), "{answer}");
+}
+
+#[tokio::test]
 async fn contradicting_hosts_are_refused() {
     let house = House::new(mirror()).await;
     let table = [
