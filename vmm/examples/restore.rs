@@ -6,7 +6,7 @@
 //! target/release/examples/restore [--runs N] [--memory MIB]
 //! ```
 
-#[path = "../tests/monitor/payload.rs"]
+#[path = "../tests/vmm/payload.rs"]
 #[expect(dead_code, reason = "the tests use more of it")]
 mod payload;
 mod shared;

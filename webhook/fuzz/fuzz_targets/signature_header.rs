@@ -5,7 +5,7 @@
 
 #![no_main]
 
-#[path = "../../tests/reference/mod.rs"]
+#[path = "../../tests/webhook/reference.rs"]
 mod reference;
 
 use libfuzzer_sys::fuzz_target;
