@@ -339,6 +339,7 @@ impl<'l> Mount<'l> {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use sandpiper_skip::skipped;
     use std::io::Write;
     use std::process::{Child, Command, Stdio};
 
@@ -351,7 +352,7 @@ pub(super) mod tests {
         match cgroups {
             Some(cgroups) if !cgroups.trees.is_empty() => Some((cgroups, format!("sbx{test}"))),
             _ => {
-                let _ = writeln!(io::stderr(), "\n*** SKIPPED, no cgroup was made: this needs root and cgroups\n");
+                skipped("cgroups of monitors", "this needs root and cgroups");
                 None
             }
         }
@@ -453,7 +454,7 @@ pub(super) mod tests {
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
         let mount = mounts.lines().filter_map(Mount::parse).find(|mount| mount.kind == "cgroup2");
         let (Some(mount), true) = (mount, nix::unistd::Uid::effective().is_root()) else {
-            let _ = writeln!(io::stderr(), "\n*** SKIPPED, no cgroup was made: this needs root and cgroup2\n");
+            skipped("cgroups of version 2", "this needs root and cgroup2");
             return;
         };
         let tree = Tree { path: mount.path, version: Version::Two, controllers: Vec::new() };

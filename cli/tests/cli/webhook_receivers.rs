@@ -7,6 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, SystemTime};
 
 use reqwest::{Client, RequestBuilder};
+use sandpiper_skip::skipped;
 use sandpiper_webhook::{SigningKey, sign};
 use tempfile::TempDir;
 
@@ -29,7 +30,7 @@ impl Receiver {
     /// Starts the page's only program in `language`. `None` where there is no interpreter for it.
     async fn start(language: &str, interpreter: &'static str, file: &'static str) -> Option<Self> {
         if Command::new(interpreter).arg("--version").stdout(Stdio::null()).status().is_err() {
-            println!("SKIPPED: {file} of docs/webhooks.md: {interpreter} is not installed");
+            skipped(&format!("{file} of docs/webhooks.md"), format!("{interpreter} is not installed"));
             return None;
         }
         let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();

@@ -8,6 +8,7 @@ use http::header::HOST;
 use http_body_util::BodyExt as _;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
+use sandpiper_skip::skipped;
 use sandpiper_webhook::SigningKey;
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
@@ -34,14 +35,14 @@ impl Drop for Browser {
 }
 
 impl Browser {
-    /// `None`, loudly, where there is none.
+    /// `None`, said aloud, where there is none.
     async fn open() -> Option<Self> {
         // It cannot say which port it got, so one is chosen that was free a moment ago.
         let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let mut command = Command::new("chromedriver");
         command.arg(format!("--port={}", address.port())).stdout(Stdio::null()).stderr(Stdio::null());
         let Ok(driver) = command.spawn() else {
-            eprintln!("SKIPPED: the Merchant Portal in a browser: install Debian's chromium and chromium-driver");
+            skipped("the Merchant Portal in a browser", "install Debian's chromium and chromium-driver");
             return None;
         };
         eventually("the driver listens", async || TcpStream::connect(address).await.is_ok()).await;

@@ -3,9 +3,11 @@
 use std::ffi::CString;
 use std::io;
 
+use sandpiper_skip::skipped;
+
 use super::*;
 
-/// A folder on a tmpfs of `kib` KiB, or `None`, loudly, where mounting is not permitted.
+/// A folder on a tmpfs of `kib` KiB, or `None`, said aloud, where mounting is not permitted.
 fn small_file_system(kib: u64) -> Option<(tempfile::TempDir, Mounted)> {
     let folder = tempfile::tempdir().unwrap();
     let path = CString::new(folder.path().to_str().unwrap()).unwrap();
@@ -15,7 +17,7 @@ fn small_file_system(kib: u64) -> Option<(tempfile::TempDir, Mounted)> {
         unsafe { libc::mount(c"tmpfs".as_ptr(), path.as_ptr(), c"tmpfs".as_ptr(), 0, options.as_ptr().cast()) };
     if result != 0 {
         let error = io::Error::last_os_error();
-        eprintln!("SKIPPED: mounting a small tmpfs needs root ({error}): behaviour on a full host is NOT tested here");
+        skipped("a disk on a full host", format!("mounting a small tmpfs needs root: {error}"));
         return None;
     }
     Some((folder, Mounted(path)))

@@ -21,6 +21,7 @@ use sandpiper_protocol::vmm::{
     self, DiskConfig, Event, ExitRecord, Fault, MachineConfig, MonitorMessage, NetConfig, NetLimits, Reply, Request,
     RequestMessage,
 };
+use sandpiper_skip::skipped;
 use tempfile::TempDir;
 
 use super::devices;
@@ -41,8 +42,7 @@ pub(crate) fn jails_are_possible() -> bool {
     } else {
         return true;
     };
-    // Not `eprintln!`, which the test harness keeps to itself when a test passes.
-    let _ = writeln!(std::io::stderr(), "\n*** SKIPPED, no monitor was jailed: {reason}\n");
+    skipped("the monitor in its jail", reason);
     false
 }
 

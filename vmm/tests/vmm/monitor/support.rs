@@ -14,6 +14,7 @@ use nix::sys::socket::{
     AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, connect, getsockname, listen, socket,
 };
 use sandpiper_protocol::vmm::{self, ExitRecord, Fault, MachineConfig, MonitorMessage, Reply, Request, RequestMessage};
+use sandpiper_skip::skipped;
 
 /// How long anything may take on a busy machine whose guests are emulated.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -23,9 +24,7 @@ pub(crate) fn kvm_is_usable() -> bool {
     match File::options().read(true).write(true).open("/dev/kvm") {
         Ok(_) => true,
         Err(error) => {
-            // Not `eprintln!`, which the test harness keeps to itself when a test passes.
-            let _ =
-                writeln!(std::io::stderr(), "\n*** SKIPPED, no guest was run: /dev/kvm cannot be opened: {error}\n");
+            skipped("the monitor with payload guests", format!("/dev/kvm cannot be opened: {error}"));
             false
         }
     }
