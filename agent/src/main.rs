@@ -15,6 +15,7 @@
 //! agent takes them over by their records ([`sandbox`]).
 
 mod config;
+mod crash_points;
 mod host;
 mod jail;
 mod layers;

@@ -20,6 +20,7 @@ use super::shells::Shell;
 use super::start::{self, Parts, Source, StartError};
 use super::supervisor::{Supervisor, next_command};
 use super::{Context, ending, network};
+use crate::crash_points::CrashPoint;
 use crate::host;
 use crate::layers::Files;
 use crate::logs::sanitize;
@@ -140,6 +141,7 @@ impl Supervisor {
                 return Err((error, Some(machine)));
             }
         };
+        CrashPoint::StartRunning.pass();
         let ready = match self.await_ready(&mut machine, timings, give_up_at).await {
             Ok(timings) => self.set_ready(kind, timeout_seconds, asked_at_us, timings).await,
             Err(error) => Err(error),
@@ -188,6 +190,7 @@ impl Supervisor {
             }
         };
         let shell = shell?;
+        CrashPoint::StartFilesMade.pass();
         record.slot = self.network.as_ref().map(Attachment::slot);
         let context = Arc::clone(&self.context);
         let moved = tokio::task::spawn_blocking(move || {
@@ -202,6 +205,7 @@ impl Supervisor {
                 return Err(StartError::Host { what: "write the sandbox's record", source });
             }
         };
+        CrashPoint::StartRecorded.pass();
         self.published.send_replace(Arc::clone(&record));
         let guest = Guest {
             id: record.id.clone(),
@@ -290,6 +294,7 @@ impl Supervisor {
         asked_at_us: u64,
         (now_us, timings): (u64, Timings),
     ) -> Result<(), StartError> {
+        CrashPoint::StartGuestReady.pass();
         let since = |step: u64| if step == 0 { 0 } else { step.saturating_sub(asked_at_us) };
         let console = self.context.config.console;
         let saved = self.change(|record| {
@@ -310,6 +315,7 @@ impl Supervisor {
             }
         });
         saved.await.map_err(|source| StartError::Host { what: "write the sandbox's record", source })?;
+        CrashPoint::StartReady.pass();
         self.context.metrics.started(kind, Duration::from_micros(now_us.saturating_sub(asked_at_us)));
         Ok(())
     }
@@ -328,6 +334,7 @@ fn settle(
     record.process = Some(shell.known());
     change(&mut record);
     shell.move_into(&paths)?;
+    CrashPoint::StartMonitorMoved.pass();
     if record.state == SandboxState::Creating {
         record::save_unsynced(&paths.record(), &record)?;
     } else {

@@ -30,6 +30,7 @@ use super::monitor::RequestError;
 use super::pause::{millis, snapshot_patience};
 use super::registry::ChangeError;
 use super::supervisor::Supervisor;
+use crate::crash_points::CrashPoint;
 use crate::layers::{self, Files, Layer, LayerError, MAX_DISK_LAYERS, Role};
 use crate::snapshots::Manifest;
 
@@ -66,6 +67,7 @@ impl Supervisor {
         if self.record().state == SandboxState::Checkpointing {
             // An older record says `checkpointing`, which an agent that reads it takes for `ready`.
             self.change_regardless(|record| record.state = SandboxState::Ready).await;
+            CrashPoint::CheckpointReady.pass();
         }
         self.context.metrics.checkpointed(result.is_ok(), began.elapsed());
         let sandbox = self.record().id.clone();
@@ -109,11 +111,13 @@ impl Supervisor {
         let created =
             created.map_err(|error| Setback::host("create the checkpoint's files", io::Error::other(error)))?;
         let new = created.map_err(|error| Setback::Refused(ChangeError::Layer(error)))?;
+        CrashPoint::CheckpointFilesMade.pass();
         let saved = self.change(|record| {
             record.state = SandboxState::Checkpointing;
             record.files = own;
         });
         saved.await.map_err(|error| Setback::Refused(ChangeError::Storage(error)))?;
+        CrashPoint::CheckpointRecorded.pass();
 
         let stopped_us = self.switch_layers(machine, &new, record.memory_mb).await?;
         if let Some([(state, _), (memory, _)]) = new.memory {
@@ -137,6 +141,7 @@ impl Supervisor {
             }
             return Err(setback);
         }
+        CrashPoint::CheckpointFrozen.pass();
         let frozen = Instant::now();
         let answer = match &new.memory {
             Some([(_, state), (_, memory)]) => {
@@ -146,7 +151,9 @@ impl Supervisor {
             }
             None => machine.request(Request::PushLayer { disk: 0 }, &[new.top.as_fd()], PUSH_PATIENCE).await,
         };
+        CrashPoint::CheckpointSwitched.pass();
         self.thaw(machine).await?;
+        CrashPoint::CheckpointThawed.pass();
         let stood_still = u64::try_from(frozen.elapsed().as_micros()).unwrap_or(u64::MAX);
         match answer {
             Ok(Reply::Snapshot(stats)) => Ok(stats.stopped_us),
@@ -225,7 +232,10 @@ fn link(files: &Files, source: &std::path::Path, folder: &std::path::Path) -> Re
 }
 
 fn sync(files: &Files, folder: &std::path::Path) -> Result<(), ChangeError> {
-    files.sync(folder).map_err(|source| ChangeError::Host { what: "sync the checkpoint", source })
+    CrashPoint::CheckpointLinked.pass();
+    files.sync(folder).map_err(|source| ChangeError::Host { what: "sync the checkpoint", source })?;
+    CrashPoint::CheckpointSynced.pass();
+    Ok(())
 }
 
 #[cfg(test)]

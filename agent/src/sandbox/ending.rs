@@ -10,6 +10,7 @@ use sandpiper_protocol::agent::SandboxError;
 use sandpiper_protocol::vmm::{ExitReason, ExitRecord};
 
 use super::process::Ended;
+use crate::crash_points::CrashPoint;
 use crate::logs::sanitize;
 use crate::paths::MachinePaths;
 
@@ -124,6 +125,7 @@ pub(super) fn free(paths: &MachinePaths) -> io::Result<()> {
 /// Removes everything of a sandbox whose monitor is gone. Blocks.
 pub(super) fn remove(paths: &MachinePaths) -> io::Result<()> {
     durable::remove_tree(&paths.runtime)?;
+    CrashPoint::DeleteSocketsRemoved.pass();
     // Should this be interrupted after the record is gone, the next agent finds a folder without one and removes it.
     durable::remove_tree(&paths.state)
 }

@@ -14,6 +14,7 @@ use super::create::{self, CreateError, DiskSpaceError, Origin};
 use super::record::Record;
 use super::registry::{ChangeError, Sandboxes};
 use super::{ID_PREFIX, StartError};
+use crate::crash_points::CrashPoint;
 use crate::snapshots::{Draft, DraftError, Manifest};
 
 /// Most sandboxes of one fork.
@@ -94,6 +95,7 @@ impl Sandboxes {
         let checkpoints = self.context().checkpoints.clone();
         let draft = blocking(move || checkpoints.scratch()).await?.map_err(CheckpointError::from)?;
         let (manifest, draft) = self.write_down(id, draft, true).await?;
+        CrashPoint::ForkWritten.pass();
         let origin = Origin { folder: draft.folder().to_owned(), manifest: Arc::new(manifest), pin: None };
         let create = |id: &String| {
             let (this, request, origin) = (self.clone(), self.like(&source, id), origin.clone());
@@ -101,8 +103,10 @@ impl Sandboxes {
         };
         let creates: Vec<_> = ids.iter().map(create).collect();
         let results: Vec<_> = stream::iter(creates).buffered(AT_A_TIME).collect().await;
+        CrashPoint::ForkMade.pass();
         // The new sandboxes have links of their own.
         blocking(move || drop(draft)).await?;
+        CrashPoint::ForkCleaned.pass();
         let mut made = Vec::new();
         let mut failure = None;
         for result in results {

@@ -28,6 +28,7 @@ use super::ending;
 use super::machine::{Machine, Unanswered};
 use super::registry::ChangeError;
 use super::supervisor::{Supervisor, hear_log, next_command};
+use crate::crash_points::CrashPoint;
 use crate::layers::{self, Files, Layer, Role};
 use crate::logs::sanitize;
 
@@ -83,6 +84,7 @@ impl Supervisor {
             record.pausing = true;
         });
         saved.await.map_err(|error| Setback::Refused(ChangeError::Storage(error)))?;
+        CrashPoint::PauseRecorded.pass();
         let stopped = match self.write_down(machine, rest).await {
             Ok(files) => self
                 .change(|record| record.stop(files, Timestamp::now()))
@@ -95,7 +97,10 @@ impl Supervisor {
                 self.let_go_on(machine).await?;
                 Err(Setback::Refused(error))
             }
-            result => result,
+            result => {
+                CrashPoint::PauseStopped.pass();
+                result
+            }
         }
     }
 
@@ -108,11 +113,14 @@ impl Supervisor {
             }
             (result, _) => result?,
         }
+        CrashPoint::PauseFrozen.pass();
         let record = self.record();
         let folder = self.context.paths.sandbox(&record.id).state;
         let mut files = record.files.clone();
         snapshot(machine, &folder, &mut files, record.memory_mb).await?;
+        CrashPoint::PauseWritten.pass();
         let synced = tokio::task::spawn_blocking(move || files.sync(&folder).map(|()| files)).await;
+        CrashPoint::PauseSynced.pass();
         synced.map_err(io::Error::other).flatten().map_err(|source| Setback::host("sync the snapshot", source))
     }
 
@@ -199,6 +207,7 @@ pub(super) async fn snapshot(
     let created = tokio::task::spawn_blocking(create).await;
     let created = created.map_err(|error| Setback::host("create the snapshot's files", io::Error::other(error)))?;
     let [state_file, memory_file] = created.map_err(|error| Setback::Refused(ChangeError::Layer(error)))?;
+    CrashPoint::PauseFilesMade.pass();
     let request = Request::Snapshot(SnapshotConfig { push_layers: false, then: Then::Pause });
     let fds = [state_file.as_fd(), memory_file.as_fd()];
     match machine.request(request, &fds, snapshot_patience(memory_mb)).await {

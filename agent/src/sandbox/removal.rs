@@ -12,6 +12,7 @@ use super::machine::Machine;
 use super::registry::ChangeError;
 use super::supervisor::Supervisor;
 use super::{ending, network};
+use crate::crash_points::CrashPoint;
 
 /// Pause between attempts to remove files that could not be removed.
 const REMOVE_AGAIN: Duration = Duration::from_secs(5);
@@ -42,6 +43,7 @@ impl Supervisor {
         if let Some(machine) = machine {
             self.end_process(machine).await;
         }
+        CrashPoint::PauseMonitorEnded.pass();
         let paths = self.context.paths.sandbox(&self.record().id);
         let removed = tokio::task::spawn_blocking(move || ending::remove_process_files(&paths)).await;
         if let Err(error) = removed.map_err(io::Error::other).flatten() {
@@ -60,8 +62,10 @@ impl Supervisor {
             // otherwise.
             tracing::warn!(sandbox = id, %error, "cannot write down that a sandbox is being deleted");
         }
+        CrashPoint::DeleteRecorded.pass();
         self.log.host(format!("deleted: {}", cause.as_str()));
         self.take_away(machine).await;
+        CrashPoint::DeleteRemoved.pass();
         tracing::info!(target: "audit", sandbox = id, ?cause, "deleted");
         self.context.metrics.deleted(cause);
         forget();
@@ -73,6 +77,7 @@ impl Supervisor {
         if let Some(machine) = machine {
             self.end_process(machine).await;
         }
+        CrashPoint::DeleteMonitorEnded.pass();
         self.place = None;
         let record = self.record();
         loop {

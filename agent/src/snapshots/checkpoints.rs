@@ -13,6 +13,7 @@ use sandpiper_protocol::id;
 use serde::{Deserialize, Serialize};
 
 use super::{FORM, HIDDEN, MANIFEST, OpenError, Snapshot};
+use crate::crash_points::CrashPoint;
 
 /// Prefix of a checkpoint's id.
 const ID_PREFIX: &str = "ckp";
@@ -162,6 +163,7 @@ impl Checkpoints {
             return Err(DraftError::Exists(id.to_owned()));
         }
         fs::create_dir(&draft.folder).map_err(DraftError::Storage)?;
+        CrashPoint::CheckpointDrafted.pass();
         Ok(draft)
     }
 

@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use self::checkpoints::{Checkpoints, Draft, DraftError, Manifest, Pin};
 pub(crate) use self::warm::{Recipe, Warm, WarmSnapshot};
+use crate::crash_points::CrashPoint;
 use crate::layers::Files;
 
 /// Version of the manifests' form. A field that is added gets a `default`; anything else raises this number.
@@ -51,7 +52,9 @@ pub(crate) fn shape(cpu: u32, memory_mb: u32) -> Shape {
 /// Writes the manifest into `draft`, whose other files are synced, and makes it `folder`. Blocks.
 fn publish(draft: &Path, folder: &Path, manifest: &impl Serialize) -> io::Result<()> {
     durable::write_atomic(&draft.join(MANIFEST), &serde_json::to_vec_pretty(manifest)?)?;
+    CrashPoint::CheckpointManifest.pass();
     fs::rename(draft, folder)?;
+    CrashPoint::CheckpointPublished.pass();
     durable::sync_parent(folder)
 }
 
@@ -60,8 +63,11 @@ fn retract(folder: &Path) -> io::Result<()> {
     let name = folder.file_name().unwrap_or_default().to_string_lossy();
     let hidden = folder.with_file_name(format!("{HIDDEN}deleted-{name}"));
     fs::rename(folder, &hidden)?;
+    CrashPoint::CheckpointHidden.pass();
     durable::sync_parent(folder)?;
-    durable::remove_tree(&hidden)
+    durable::remove_tree(&hidden)?;
+    CrashPoint::CheckpointRemoved.pass();
+    Ok(())
 }
 
 /// The published folders in `folder`, by name, with their manifests; what was left unfinished is removed, what cannot be

@@ -13,11 +13,11 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, accept, connect, socket};
+use nix::sys::socket::accept;
 use sandpiper_protocol::guest::{GuestMessage, HostMessage, LINK_PORT};
 use sandpiper_protocol::vmm::{
-    self, Event, Fault, FaultCode, MachineState, MonitorMessage, Reply, Request, RequestMessage, SnapshotConfig,
-    SnapshotStats, Then, Timings,
+    self, Event, Fault, FaultCode, MachineState, MonitorMessage, Reply, Request, RequestMessage, SnapshotStats, Then,
+    Timings,
 };
 
 /// Set by the script that starts this binary as a monitor, to the monitor's arguments.
@@ -43,26 +43,6 @@ pub(super) fn block_of(folder: &Path, layers: &[String], generation: u64) -> Opt
         let text = String::from_utf8_lossy(&block).trim_end_matches('\0').to_owned();
         (!text.is_empty()).then_some(text)
     })
-}
-
-/// Has the monitor behind this socket write down its machine into `folder` and leave it paused.
-pub(super) fn pause(control: &Path, folder: &Path) {
-    let flags = SockFlag::SOCK_CLOEXEC;
-    let socket = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None).unwrap();
-    connect(socket.as_raw_fd(), &UnixAddr::new(control).unwrap()).unwrap();
-    let files = ["state-8", "memory-9.layer"].map(|name| File::create_new(folder.join(name)).unwrap());
-    let request = Request::Snapshot(SnapshotConfig { push_layers: false, then: Then::Pause });
-    let fds = [files[0].as_fd(), files[1].as_fd()];
-    vmm::send(socket.as_fd(), &RequestMessage { id: 1, request }, &fds).unwrap();
-    // Events of the machine come on this connection too, and may come first.
-    let answer = loop {
-        let message = vmm::receive(socket.as_fd()).unwrap().unwrap();
-        match serde_json::from_slice(&message.bytes).unwrap() {
-            MonitorMessage::Event(_) => {}
-            answer => break answer,
-        }
-    };
-    assert!(matches!(answer, MonitorMessage::Reply { result: Ok(Reply::Snapshot(_)), .. }), "{answer:?}");
 }
 
 /// Kills the monitor whose shell's folder this is.

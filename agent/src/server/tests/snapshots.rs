@@ -18,8 +18,7 @@ impl Agent {
         Self::start_in(folder, vmm, 1).await
     }
 
-    /// The agent that follows this one, which is gone without a word. It is not, here: what it was just doing has to end
-    /// before another looks at the same files.
+    /// The agent that follows this one, which ends as it does when it is asked to. Those that are killed are in `tests/agent`.
     async fn follow(self) -> Self {
         let folder = self.folder;
         self.sandboxes.close(false, Duration::from_secs(10)).await;
@@ -363,31 +362,6 @@ async fn stopped_and_running_sandboxes_and_checkpoints_outlive_the_agent() {
     let mut request = create("");
     request["checkpoint"] = json!(checkpoint);
     agent.create(request).await;
-    agent.end().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_pause_in_whose_middle_the_agent_was_killed_never_happened() {
-    let agent = Agent::with_machines().await;
-    let (sandbox, _) = agent.create(create(&agent.import().await.id)).await;
-    let id = sandbox.id.clone();
-    agent.sandboxes.context().leave.cancel();
-    // As far as an agent comes before the record says `stopped`.
-    let mut record = sandbox.record();
-    (record["state"], record["pausing"]) = (json!("stopping"), json!(true));
-    fs::write(sandbox.folder().join("record.json"), record.to_string()).unwrap();
-    let control = agent.folder.path().join("run/sandboxes").join(&id).join("control.sock");
-    monitor::pause(&control, &sandbox.folder());
-
-    let agent = agent.follow().await;
-
-    let sandbox = agent.sandbox(&id);
-    assert_eq!((sandbox.state().await.as_str(), &sandbox.record()["pausing"]), ("ready", &json!(false)));
-    assert!(!sandbox.folder().join("memory-9.layer").exists());
-    // The monitor takes it of a running machine only.
-    sandbox.ask("pause", json!({})).await;
-    sandbox.ask("resume", json!({})).await;
-    assert_eq!(sandbox.block(1).unwrap(), format!("{id} booted 1"), "the guest was told who it is once more");
     agent.end().await;
 }
 

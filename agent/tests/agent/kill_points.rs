@@ -1,0 +1,255 @@
+//! An agent that is killed between two steps of an operation, wherever that is: the next one finishes the operation or undoes
+//! it, the sandbox goes on with its memory and disk, and nothing leaks.
+
+use sandpiper_protocol::id;
+use serde_json::{Value, json};
+
+use crate::crash_points::CrashPoint;
+use crate::host::{Agent, Host};
+
+/// What is asked of the agent when it dies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Operation {
+    Create,
+    /// A create from a checkpoint.
+    Restore,
+    Fork,
+    Pause,
+    Resume,
+    /// With memory, of a running sandbox.
+    Checkpoint,
+    /// Of the disk alone.
+    DiskCheckpoint,
+    /// Of a sandbox that is stopped.
+    StoppedCheckpoint,
+    DeleteCheckpoint,
+    Delete,
+    DeleteStopped,
+}
+
+/// What the next agent makes of an operation that nobody was told the end of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Outcome {
+    Undone,
+    Done,
+}
+
+/// What is there before the operation, and what the operation makes.
+struct Scene {
+    /// The sandbox that the operation is about, or that is there beside it.
+    sandbox: String,
+    checkpoint: Option<String>,
+    /// Id of what is made.
+    new: String,
+    /// How often the sandbox's guest was told who it is.
+    told: u64,
+    method: &'static str,
+    path: String,
+    body: Value,
+}
+
+impl Operation {
+    async fn arrange(self, agent: &Agent<'_>) -> Scene {
+        let mut request = agent.create_request().await;
+        let sandbox = agent.get("POST", "/sandboxes", request.clone()).await;
+        let sandbox = sandbox["sandbox"]["id"].as_str().unwrap().to_owned();
+        let path = format!("/sandboxes/{sandbox}");
+        let checkpoint = if matches!(self, Self::Restore | Self::DeleteCheckpoint) {
+            let order = json!({"id": id::generate("ckp"), "memory": true});
+            let taken = agent.get("POST", &format!("{path}/checkpoints"), order).await;
+            Some(taken["id"].as_str().unwrap().to_owned())
+        } else {
+            None
+        };
+        if matches!(self, Self::Resume | Self::StoppedCheckpoint | Self::DeleteStopped) {
+            agent.get("POST", &format!("{path}/pause"), Value::Null).await;
+        }
+        let told = agent.host.told(&sandbox);
+
+        let is_checkpoint = matches!(self, Self::Checkpoint | Self::DiskCheckpoint | Self::StoppedCheckpoint);
+        let new = id::generate(if is_checkpoint { "ckp" } else { "sbx" });
+        request["id"] = json!(new);
+        request["checkpoint"] = json!(checkpoint);
+        let (method, path, body) = match self {
+            Self::Create | Self::Restore => ("POST", "/sandboxes".to_owned(), request),
+            Self::Fork => ("POST", format!("{path}/fork"), json!({"ids": [new]})),
+            Self::Pause => ("POST", format!("{path}/pause"), Value::Null),
+            Self::Resume => ("POST", format!("{path}/resume"), json!({})),
+            Self::Checkpoint | Self::DiskCheckpoint | Self::StoppedCheckpoint => {
+                let order = json!({"id": new, "memory": self != Self::DiskCheckpoint});
+                ("POST", format!("{path}/checkpoints"), order)
+            }
+            Self::DeleteCheckpoint => ("DELETE", format!("/checkpoints/{}", checkpoint.as_ref().unwrap()), Value::Null),
+            Self::Delete | Self::DeleteStopped => ("DELETE", path, Value::Null),
+        };
+        Scene { sandbox, checkpoint, new, told, method, path, body }
+    }
+
+    /// What the sandbox must be now.
+    fn state(self, outcome: Outcome) -> Option<&'static str> {
+        match (self, outcome) {
+            (Self::Delete | Self::DeleteStopped, _) => None,
+            (Self::Pause, Outcome::Done) | (Self::Resume, Outcome::Undone) | (Self::StoppedCheckpoint, _) => {
+                Some("stopped")
+            }
+            _ => Some("ready"),
+        }
+    }
+
+    /// Whether there must be what was to be made, or, of a checkpoint that was to be deleted, still is.
+    fn makes(self, outcome: Outcome) -> bool {
+        outcome == Outcome::Done && !matches!(self, Self::Pause | Self::Resume | Self::Delete | Self::DeleteStopped)
+    }
+}
+
+/// Has the agent die at `point` of `operation`, and looks at what the next one makes of it.
+async fn kill_at(operation: Operation, point: CrashPoint, outcome: Outcome) {
+    let Some(host) = Host::new() else { return };
+    let agent = host.start().await;
+    let scene = operation.arrange(&agent).await;
+
+    host.arm(point);
+    let answer = agent.ask(scene.method, &scene.path, &scene.body).await;
+    agent.was_killed().await;
+    if let Ok((status, body)) = answer {
+        assert!((200..300).contains(&status) && outcome == Outcome::Done, "{status} {body}");
+    }
+
+    let agent = host.start().await;
+    assert_eq!(agent.state(&scene.sandbox).await.as_deref(), operation.state(outcome), "{}", host.log());
+    if operation.state(outcome).is_some() {
+        goes_on(&agent, &scene.sandbox, scene.told).await;
+    }
+    match &scene.checkpoint {
+        Some(checkpoint) => {
+            let is_there = operation != Operation::DeleteCheckpoint || outcome == Outcome::Undone;
+            can_be_restored(&agent, checkpoint, is_there).await;
+        }
+        None if scene.new.starts_with("ckp") => {
+            can_be_restored(&agent, &scene.new, operation.makes(outcome)).await;
+        }
+        None => {}
+    }
+    if scene.new.starts_with("sbx") {
+        let expected = operation.makes(outcome) && operation != Operation::DeleteCheckpoint;
+        assert_eq!(agent.state(&scene.new).await.as_deref(), expected.then_some("ready"), "{}", host.log());
+        if expected {
+            let told = if operation == Operation::Create { 0 } else { scene.told };
+            goes_on(&agent, &scene.new, told).await;
+        }
+    }
+    agent.leave_nothing().await;
+}
+
+/// The sandbox can be paused and resumed, and has what was in its memory and on its disk: without either, its guest would count
+/// from the beginning.
+async fn goes_on(agent: &Agent<'_>, id: &str, told: u64) {
+    let path = format!("/sandboxes/{id}");
+    if agent.state(id).await.as_deref() == Some("ready") {
+        agent.told_more_than(id, told).await;
+        agent.get("POST", &format!("{path}/pause"), Value::Null).await;
+    }
+    let told = agent.host.told(id);
+    let resumed = agent.get("POST", &format!("{path}/resume"), json!({})).await;
+    assert_eq!(resumed["sandbox"]["start"], "restored");
+    agent.told_more_than(id, told).await;
+}
+
+/// The checkpoint is there and whole, or is not there at all.
+async fn can_be_restored(agent: &Agent<'_>, checkpoint: &str, is_there: bool) {
+    let (status, found) = agent.ask("GET", &format!("/checkpoints/{checkpoint}"), &Value::Null).await.unwrap();
+    assert_eq!(status, if is_there { 200 } else { 404 }, "{found}\n{}", agent.host.log());
+    if is_there {
+        let mut request = agent.create_request().await;
+        request["checkpoint"] = json!(checkpoint);
+        let created = agent.get("POST", "/sandboxes", request).await;
+        let start = if found["memory"] == true { "restored" } else { "cold" };
+        assert_eq!(created["sandbox"]["start"], start);
+    }
+}
+
+/// One test for each operation and each point that it passes, and the list of both.
+macro_rules! kill_points {
+    ($($operation:ident in $module:ident {
+        $($outcome:ident: $($test:ident at $point:ident),+;)+
+    })+) => {
+        const TESTED: &[CrashPoint] = &[$($($(CrashPoint::$point,)+)+)+];
+
+        $(mod $module {
+            use super::*;
+
+            $($(
+                #[tokio::test(flavor = "multi_thread")]
+                async fn $test() {
+                    kill_at(Operation::$operation, CrashPoint::$point, Outcome::$outcome).await;
+                }
+            )+)+
+        })+
+    };
+}
+
+kill_points! {
+    Create in create {
+        Undone: files_made at StartFilesMade, monitor_moved at StartMonitorMoved, recorded at StartRecorded,
+            running at StartRunning, guest_ready at StartGuestReady;
+        Done: ready at StartReady;
+    }
+    Restore in restore {
+        Undone: files_made at StartFilesMade, monitor_moved at StartMonitorMoved, recorded at StartRecorded,
+            running at StartRunning, guest_ready at StartGuestReady;
+        Done: ready at StartReady;
+    }
+    Fork in fork {
+        Undone: drafted at CheckpointDrafted, checkpoint_files_made at CheckpointFilesMade,
+            checkpoint_recorded at CheckpointRecorded, frozen at CheckpointFrozen, switched at CheckpointSwitched,
+            thawed at CheckpointThawed, linked at CheckpointLinked, synced at CheckpointSynced,
+            source_ready at CheckpointReady, written at ForkWritten,
+            files_made at StartFilesMade, monitor_moved at StartMonitorMoved, recorded at StartRecorded,
+            running at StartRunning, guest_ready at StartGuestReady;
+        Done: ready at StartReady, made at ForkMade, cleaned at ForkCleaned;
+    }
+    Pause in pause {
+        Undone: recorded at PauseRecorded, frozen at PauseFrozen, files_made at PauseFilesMade,
+            written at PauseWritten, synced at PauseSynced;
+        Done: stopped at PauseStopped, monitor_ended at PauseMonitorEnded;
+    }
+    Resume in resume {
+        Undone: files_made at StartFilesMade, monitor_moved at StartMonitorMoved, recorded at StartRecorded,
+            running at StartRunning, guest_ready at StartGuestReady;
+        Done: ready at StartReady;
+    }
+    Checkpoint in checkpoint {
+        Undone: drafted at CheckpointDrafted, files_made at CheckpointFilesMade, recorded at CheckpointRecorded,
+            frozen at CheckpointFrozen, switched at CheckpointSwitched, thawed at CheckpointThawed,
+            linked at CheckpointLinked, synced at CheckpointSynced, ready at CheckpointReady,
+            manifest at CheckpointManifest;
+        Done: published at CheckpointPublished;
+    }
+    DiskCheckpoint in disk_checkpoint {
+        Undone: recorded at CheckpointRecorded, frozen at CheckpointFrozen, switched at CheckpointSwitched,
+            thawed at CheckpointThawed, linked at CheckpointLinked, synced at CheckpointSynced,
+            manifest at CheckpointManifest;
+        Done: published at CheckpointPublished;
+    }
+    StoppedCheckpoint in stopped_checkpoint {
+        Undone: drafted at CheckpointDrafted, linked at CheckpointLinked, synced at CheckpointSynced,
+            manifest at CheckpointManifest;
+        Done: published at CheckpointPublished;
+    }
+    DeleteCheckpoint in delete_checkpoint {
+        Done: hidden at CheckpointHidden, removed at CheckpointRemoved;
+    }
+    Delete in delete {
+        Done: recorded at DeleteRecorded, monitor_ended at DeleteMonitorEnded, sockets_removed at DeleteSocketsRemoved,
+            removed at DeleteRemoved;
+    }
+    DeleteStopped in delete_stopped {
+        Done: recorded at DeleteRecorded, sockets_removed at DeleteSocketsRemoved, removed at DeleteRemoved;
+    }
+}
+
+#[test]
+fn every_crash_point_has_a_test() {
+    let untested: Vec<_> = CrashPoint::ALL.iter().filter(|point| !TESTED.contains(point)).collect();
+    assert!(untested.is_empty(), "add these to the list above: {untested:?}");
+}
