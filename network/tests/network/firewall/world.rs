@@ -21,8 +21,8 @@ use super::internet::Internet;
 
 pub(crate) const GUEST_MAC: [u8; 6] = [0x02, 0, 0, 0, 0, 2];
 pub(crate) const SLOT_MAC: [u8; 6] = [0x02, 0, 0, 0, 0, 1];
-/// Longer than anything takes that happens at all.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+/// Longer than anything takes that happens at all, also on a machine that is busy with something else.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The kernel's clock for time-outs has ticks, of 10 ms at most.
 pub(crate) const TICK: Duration = Duration::from_millis(10);

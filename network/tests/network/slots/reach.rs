@@ -123,6 +123,9 @@ fn nobody_reaches_a_slot_unasked() {
         // A neighbour on the host's network who takes it for a router, which it is now.
         ip("-n internet route add 100.65.0.0/16 via 198.51.100.1");
         assert!(host.internet.run(|| ask_within(SILENCE, "100.65.0.3")).is_err());
+        // It is the host's table that keeps the neighbour out, and nothing else.
+        run("nft", &["delete", "table", "inet", "sp"]);
+        assert_eq!(host.internet.run(|| ask("100.65.0.3")).unwrap(), "198.51.100.2");
         slots.close().await;
     });
 }

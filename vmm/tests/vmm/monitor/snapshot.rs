@@ -6,8 +6,8 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixListener;
 use std::time::{Duration, Instant};
 
-use crate::payload::Payload;
 use super::support::{Agent, Guest, Monitor, kvm_is_usable};
+use crate::payload::Payload;
 use sandpiper_protocol::vmm::{
     Fault, FaultCode, MachineState, NetConfig, NetLimits, Reply, Request, RestoreConfig, Shape, SnapshotConfig,
     SnapshotStats, Then,
@@ -145,7 +145,11 @@ fn a_paused_machine_stands_still_until_it_is_resumed() {
     let again = Snapshot::take(&mut monitor.agent, &[], Then::Pause).map(drop).unwrap_err();
     assert_eq!(again.code, FaultCode::InvalidState);
     let before = output(console);
-    std::thread::sleep(Duration::from_millis(50));
+    // Another machine shows that there was time to go on.
+    let other = Guest::new(&Payload::new().count());
+    let mut running = Monitor::start();
+    running.agent.boot(&other).unwrap();
+    wait_for_more(other.console.as_ref().unwrap(), 300);
     assert_eq!(output(console), before);
 
     monitor.agent.request(Request::Resume, &[]).unwrap();

@@ -9,9 +9,9 @@ mod snapshot;
 
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use driver::{Guest, Packet};
 use sandpiper_protocol::guest::{GUEST_CID, LINK_PORT};
@@ -19,7 +19,7 @@ use tempfile::TempDir;
 
 use super::packet::op;
 use super::{Backend, GuestConnections, Pace, Turn, Vsock, Worker};
-use crate::devices::virtio::VirtioDevice;
+use crate::devices::virtio::{Activation, VirtioDevice};
 
 /// No test waits longer than this for anything.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -58,11 +58,7 @@ impl Fixture {
 
     /// A client that has named its port.
     fn client(&self, port: u32) -> UnixStream {
-        let mut client = UnixStream::connect(&self.socket).expect("the listener accepts");
-        client.set_read_timeout(Some(PATIENCE)).expect("a timeout");
-        client.set_write_timeout(Some(PATIENCE)).expect("a timeout");
-        writeln!(client, "CONNECT {port}").expect("room for a line");
-        client
+        client(&self.socket, port)
     }
 
     /// A client that is connected to the guest's `port`, and the host's port.
@@ -84,6 +80,14 @@ impl Fixture {
     }
 }
 
+fn client(socket: &Path, port: u32) -> UnixStream {
+    let mut client = UnixStream::connect(socket).expect("the listener accepts");
+    client.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+    client.set_write_timeout(Some(PATIENCE)).expect("a timeout");
+    writeln!(client, "CONNECT {port}").expect("room for a line");
+    client
+}
+
 /// Where a worker without a device is reached.
 struct Socket {
     path: PathBuf,
@@ -93,12 +97,16 @@ struct Socket {
 
 /// The device's loop without its thread, for tests that take the turns themselves.
 fn worker(guest: &Guest) -> (Worker, Socket) {
+    worker_of(guest.activation())
+}
+
+fn worker_of(activation: Activation) -> (Worker, Socket) {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("vsock");
     let listener = UnixListener::bind(&path).expect("a listener");
     let (sender, links) = channel();
     let backend = Backend::new(GUEST_CID, listener, Box::new(Link(sender)));
-    let worker = Worker::new(backend, guest.activation(), None).expect("the worker starts");
+    let worker = Worker::new(backend, activation, None).expect("the worker starts");
     (worker, Socket { path, _links: links, _directory: directory })
 }
 
@@ -122,17 +130,6 @@ fn read_line(stream: &mut UnixStream) -> String {
         line.push(byte[0]);
     }
     String::from_utf8(line).expect("text")
-}
-
-fn wait_for<T>(mut look: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        match look() {
-            Some(found) => return found,
-            None => assert!(Instant::now() < deadline, "waited in vain"),
-        }
-        std::thread::yield_now();
-    }
 }
 
 fn assert_at_end(stream: &mut UnixStream) {

@@ -3,8 +3,9 @@
 use std::io::Write;
 
 use super::super::packet::op;
-use super::{Fixture, read_line, wait_for};
-use crate::devices::virtio::VirtioDevice;
+use super::driver::Guest;
+use super::{Fixture, Pace, client, turn_until, worker_of};
+use crate::devices::virtio::{Activation, VirtioDevice};
 
 #[test]
 fn connections_of_a_suspended_device_go_on_when_it_is_resumed() {
@@ -20,26 +21,21 @@ fn connections_of_a_suspended_device_go_on_when_it_is_resumed() {
 
 #[test]
 fn a_restored_device_first_tells_of_the_loss_and_connects_nobody_before_the_driver_has_heard() {
-    let mut fixture = Fixture::new();
+    let mut guest = Guest::new();
     for _ in 0..8 {
-        fixture.guest.post_event();
+        guest.post_event();
     }
-    fixture.device.reset();
-    let mut activation = fixture.guest.activation();
-    activation.restored = true;
-    fixture.device.activate(activation).expect("the device starts");
+    let (mut worker, socket) = worker_of(Activation { restored: true, ..guest.activation() });
+    let _client = client(&socket.path, 80);
 
-    let event = wait_for(|| fixture.guest.poll_event());
-    let mut client = fixture.client(80);
+    for _ in 0..10 {
+        worker.turn(Pace::Poll);
+    }
+    assert_eq!(guest.poll_event().as_deref(), Some(&[0; 4][..]), "the transport was reset");
+    assert!(guest.poll().is_none() && !worker.is_busy(), "nothing before the driver has heard");
 
-    assert_eq!(event, [0; 4], "the transport was reset");
-    // It is the device's next packet that counts, so time is all that shows that there is none yet.
-    std::thread::sleep(std::time::Duration::from_millis(50));
-    assert!(fixture.guest.poll().is_none());
-    fixture.guest.post_event();
-    let request = fixture.guest.receive_op(op::REQUEST);
-    fixture.guest.reply(&request, op::RESPONSE, 0);
-    assert!(read_line(&mut client).starts_with("OK "));
+    guest.post_event();
+    turn_until(&mut worker, &mut guest, op::REQUEST);
 }
 
 #[test]
