@@ -44,6 +44,12 @@ pub(crate) enum LayerError {
     Create { path: PathBuf, source: io::Error },
     #[error("Cannot open {}", path.display())]
     Open { path: PathBuf, source: io::Error },
+    #[error(
+        "{} is damaged: it has {length} bytes, which no layer of this disk has; restore it from a backup, or delete what \
+         consists of it",
+        path.display()
+    )]
+    Length { path: PathBuf, length: u64 },
 }
 
 /// Bytes of a disk of `disk_gib`.
@@ -66,6 +72,23 @@ pub(crate) fn open(path: &Path) -> Result<File, LayerError> {
     File::open(path).map_err(|source| LayerError::Open { path: path.to_owned(), source })
 }
 
+/// Opens the layers of a disk of `disk_gib` for reading, bottom first. Those above the bottom, which is a template's image,
+/// are as long as the disk was when each was made: in one that was cut off, what is below would show through. Blocks.
+pub(crate) fn open_disk(layers: &[Layer], folder: &Path, disk_gib: u32) -> Result<Vec<File>, LayerError> {
+    let open = |(index, layer): (usize, &Layer)| {
+        let path = folder.join(&layer.name);
+        let file = open(&path)?;
+        let metadata = file.metadata().map_err(|source| LayerError::Open { path: path.clone(), source })?;
+        let length = metadata.len();
+        let is_whole = (GIB..=disk_size(disk_gib)).contains(&length) && length.is_multiple_of(GIB);
+        if index > 0 && !is_whole {
+            return Err(LayerError::Length { path, length });
+        }
+        Ok(file)
+    };
+    layers.iter().enumerate().map(open).collect()
+}
+
 /// Whether an image of `image_size` bytes fits on a disk of `disk_gib`.
 pub(crate) fn fits(image_size: u64, disk_gib: u32) -> bool {
     image_size <= disk_size(disk_gib)
@@ -85,6 +108,23 @@ mod tests {
 
         let metadata = std::fs::metadata(&path).unwrap();
         assert_eq!((metadata.len(), metadata.blocks()), (3 * GIB, 0));
+    }
+
+    #[test]
+    fn a_layer_that_was_cut_off_is_refused_by_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let layers = ["image", "disk-1.layer", "disk-2.layer"].map(|name| Layer::own(name.to_owned()));
+        std::fs::write(folder.path().join("image"), b"of any length").unwrap();
+        // The disk may have grown since the first was made.
+        create(&folder.path().join("disk-1.layer"), disk_size(1)).unwrap();
+        let upper = create(&folder.path().join("disk-2.layer"), disk_size(2)).unwrap();
+        assert_eq!(open_disk(&layers, folder.path(), 2).unwrap().len(), 3);
+
+        for length in [0, 4096, disk_size(2) - 1, disk_size(3)] {
+            upper.set_len(length).unwrap();
+            let error = open_disk(&layers, folder.path(), 2).unwrap_err().to_string();
+            assert!(error.contains("disk-2.layer is damaged") && error.contains("backup"), "{error}");
+        }
     }
 
     #[test]

@@ -193,7 +193,10 @@ pub(crate) fn save_unsynced(path: &std::path::Path, record: &Record) -> io::Resu
 pub(crate) enum LoadError {
     #[error("Cannot read {}", path.display())]
     Read { path: PathBuf, source: io::Error },
-    #[error("{} is damaged", path.display())]
+    #[error(
+        "{} is damaged; restore it from a backup, or end the agent and remove its folder, and the sandbox with it",
+        path.display()
+    )]
     Damaged { path: PathBuf, source: serde_json::Error },
     #[error("{} has form {form}, made by a newer agent; this one knows form {FORM}", path.display())]
     Newer { path: PathBuf, form: u32 },
@@ -291,9 +294,25 @@ pub(super) mod tests {
         save(&path, &record).unwrap();
         assert!(matches!(load(&path, "sbxa"), Err(LoadError::Older { .. })));
 
-        std::fs::write(&path, b"{").unwrap();
-        assert!(matches!(load(&path, "sbxa"), Err(LoadError::Damaged { .. })));
         assert!(load(&folder.path().join("none"), "sbxa").unwrap().is_none());
+    }
+
+    #[test]
+    fn a_record_that_is_cut_off_or_overwritten_is_refused_by_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("record.json");
+        save(&path, &example("sbxa")).unwrap();
+        let whole = std::fs::read(&path).unwrap();
+
+        for damage in (1..whole.len() - 1).step_by(16) {
+            let mut zeroed = whole.clone();
+            zeroed[damage] = 0;
+            for bytes in [&whole[..damage], &zeroed] {
+                std::fs::write(&path, bytes).unwrap();
+                let error = load(&path, "sbxa").unwrap_err().to_string();
+                assert!(error.contains("record.json is damaged") && error.contains("backup"), "{damage}: {error}");
+            }
+        }
     }
 
     #[test]

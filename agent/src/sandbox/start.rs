@@ -126,7 +126,7 @@ pub(super) fn prepare(
         files.console = has_console;
     }
 
-    let mut disk = open_all(&files.disk, &paths.state)?;
+    let mut disk = layers::open_disk(&files.disk, &paths.state, disk_gib)?;
     let disk_size = layers::disk_size(disk_gib);
     let top = files.new_name(Role::Disk);
     disk.push(layers::create(&paths.file(&top), disk_size)?);

@@ -1,7 +1,7 @@
 //! Copying a root file system image: checked, holes kept, hashed.
 
 use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom};
+use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::FileExt;
 
@@ -15,23 +15,34 @@ const CHUNK: usize = 64 * BLOCK;
 /// What holes are made of.
 const BLOCK: usize = 4096;
 
-/// Offset and bytes of ext4's magic number: field `s_magic` of the superblock, which begins at byte 1024.
-const EXT4_MAGIC: (u64, [u8; 2]) = (1024 + 0x38, [0x53, 0xef]);
+/// Where ext4's superblock is, and how long.
+const SUPERBLOCK: (u64, usize) = (1024, 1024);
 
 mod ioctl {
     // Makes this file share the extents of another: `linux/fs.h`.
     nix::ioctl_write_int!(ficlone, 0x94, 9);
 }
 
-/// Whether `image` begins like an ext4 file system (or its elders, which the same driver mounts).
-pub(super) fn is_ext4(image: &mut File) -> io::Result<bool> {
-    image.seek(SeekFrom::Start(EXT4_MAGIC.0))?;
-    let mut magic = [0; 2];
-    match image.read_exact(&mut magic) {
-        Ok(()) => Ok(magic == EXT4_MAGIC.1),
-        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
-        Err(error) => Err(error),
+/// How long the ext4 file system (or one of its elders, which the same driver mounts) in `image` is in bytes; `None` when there
+/// is none.
+pub(super) fn ext4_length(image: &File) -> io::Result<Option<u64>> {
+    let mut superblock = [0; SUPERBLOCK.1];
+    match image.read_exact_at(&mut superblock, SUPERBLOCK.0) {
+        Ok(()) => {}
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
+        Err(error) => return Err(error),
     }
+    let word = |at: usize| u32::from_le_bytes([0, 1, 2, 3].map(|byte| superblock[at + byte]));
+    // `s_magic`
+    if superblock[0x38..0x3a] != [0x53, 0xef] {
+        return Ok(None);
+    }
+    // `s_blocks_count_hi` counts with the feature `64bit` of `s_feature_incompat` only.
+    let high = if word(0x60) & 0x80 == 0 { 0 } else { word(0x150) };
+    let blocks = u64::from(high) << 32 | u64::from(word(0x4));
+    // `s_log_block_size`: 1 KiB shifted by it. What is no number of blocks there is no length either.
+    let block = 1024_u64.checked_shl(word(0x18)).filter(|block| (1024..=64 * 1024).contains(block));
+    Ok(Some(block.and_then(|block| blocks.checked_mul(block)).unwrap_or(u64::MAX)))
 }
 
 /// Copies `source` into the empty file `target` (sharing extents where the file system can) and returns a digest of the
@@ -121,6 +132,7 @@ fn hexadecimal(bytes: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::{Read, Seek};
     use std::os::unix::fs::MetadataExt;
 
     #[test]

@@ -215,15 +215,19 @@ fn open_image(path: &Path) -> Result<File, ImportError> {
     let invalid = |problem: String| ImportError::Invalid { field: "image", problem };
     // Non-blocking, so that a path to a pipe does not hang the import.
     let open = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path);
-    let mut image = open.map_err(|error| invalid(format!("cannot open {}: {error}", path.display())))?;
+    let image = open.map_err(|error| invalid(format!("cannot open {}: {error}", path.display())))?;
     let read = |error: io::Error| invalid(format!("cannot read {}: {error}", path.display()));
     if !image.metadata().map_err(read)?.is_file() {
         return Err(invalid(format!("{} is not a regular file", path.display())));
     }
-    if !copy::is_ext4(&mut image).map_err(read)? {
-        return Err(invalid(format!("{} does not hold an ext4 file system", path.display())));
+    let length = image.metadata().map_err(read)?.len();
+    match copy::ext4_length(&image).map_err(read)? {
+        None => Err(invalid(format!("{} does not hold an ext4 file system", path.display()))),
+        Some(needed) if needed > length => {
+            Err(invalid(format!("{} is cut off: its file system has {needed} bytes, it {length}", path.display())))
+        }
+        Some(_) => Ok(image),
     }
-    Ok(image)
 }
 
 fn read_version(folder: &Path, name: &str) -> io::Result<TemplateVersion> {
@@ -231,7 +235,11 @@ fn read_version(folder: &Path, name: &str) -> io::Result<TemplateVersion> {
     if version.id != name {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "its id is not its folder's name"));
     }
-    fs::metadata(folder.join("root.ext4"))?;
+    let image = File::open(folder.join("root.ext4"))?;
+    let length = image.metadata()?.len();
+    if copy::ext4_length(&image)?.is_none_or(|needed| needed > length) {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "root.ext4 is damaged; import the image again"));
+    }
     Ok(version)
 }
 
@@ -240,6 +248,7 @@ mod tests {
     use super::*;
     use sandpiper_protocol::agent::RuntimeBaseline;
     use std::io::{Seek, SeekFrom, Write};
+    use std::os::unix::fs::FileExt;
 
     fn image(folder: &Path, name: &str, content: &[u8]) -> ImportTemplate {
         let path = folder.join(name);
@@ -322,6 +331,31 @@ mod tests {
         assert!(not_ext4.to_string().contains("ext4"), "{not_ext4}");
         assert!(matches!(bad_slug, ImportError::Invalid { field: "slug", .. }));
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+
+    #[tokio::test]
+    async fn an_image_shorter_than_its_file_system_is_neither_imported_nor_used() {
+        let folder = tempfile::tempdir().unwrap();
+        let sources = tempfile::tempdir().unwrap();
+        let store = Store::open(folder.path()).unwrap();
+        let whole = image(sources.path(), "whole", b"one");
+        let cut = image(sources.path(), "cut", b"two");
+        for request in [&whole, &cut] {
+            // 1,024 blocks of 1 KiB.
+            File::options().write(true).open(&request.image).unwrap().write_all_at(&[0, 4, 0, 0], 1024 + 4).unwrap();
+        }
+        File::options().write(true).open(&cut.image).unwrap().set_len(1024 * 1024 - 1).unwrap();
+
+        let refused = store.import(cut).await.unwrap_err();
+        let Imported::Added(version) = store.import(whole).await.unwrap() else { panic!("not added") };
+        let stored = File::options().write(true).open(store.find(&version.id).unwrap().image).unwrap();
+        assert_eq!(Store::open(folder.path()).unwrap().list().len(), 1);
+        stored.set_len(512 * 1024).unwrap();
+
+        assert!(refused.to_string().contains("is cut off"), "{refused}");
+        assert!(Store::open(folder.path()).unwrap().list().is_empty());
+        let error = read_version(&folder.path().join(&version.id), &version.id).unwrap_err();
+        assert!(error.to_string().contains("root.ext4 is damaged; import"), "{error}");
     }
 
     #[test]

@@ -124,6 +124,19 @@ impl Host {
         fs::read_to_string(self.path("agent.log")).unwrap()
     }
 
+    /// The file of the sandbox `id` that was made last of those with this role: `disk`, `memory`, `state`.
+    pub(crate) fn newest(&self, id: &str, role: &str) -> PathBuf {
+        let files = &self.record(id)["files"];
+        let name =
+            if role == "state" { &files[role] } else { &files[role].as_array().unwrap().last().unwrap()["name"] };
+        self.path("state/sandboxes").join(id).join(name.as_str().unwrap())
+    }
+
+    fn record(&self, id: &str) -> Value {
+        let path = self.path("state/sandboxes").join(id).join("record.json");
+        serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
+    }
+
     /// How often the guest of the sandbox `id` was told who it is, as its disk says, from its first boot on.
     pub(crate) fn told(&self, id: &str) -> u64 {
         (1..).find(|count| !self.was_told(id, *count)).unwrap() - 1
@@ -131,9 +144,8 @@ impl Host {
 
     fn was_told(&self, id: &str, count: u64) -> bool {
         let folder = self.path("state/sandboxes").join(id);
-        let record: Value = serde_json::from_slice(&fs::read(folder.join("record.json")).unwrap()).unwrap();
         let (offset, text) = guest::told_block(count);
-        record["files"]["disk"].as_array().unwrap().iter().any(|layer| {
+        self.record(id)["files"]["disk"].as_array().unwrap().iter().any(|layer| {
             let mut found = vec![0; text.len()];
             let file = File::open(folder.join(layer["name"].as_str().unwrap())).unwrap();
             file.read_exact_at(&mut found, offset).is_ok() && found == text.as_bytes()

@@ -5,6 +5,7 @@
 #[path = "../../src/crash_points.rs"]
 #[allow(dead_code, reason = "the agent passes the points; tests only name them")]
 mod crash_points;
+mod damage;
 mod guest;
 mod host;
 mod kill_points;
