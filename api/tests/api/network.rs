@@ -6,7 +6,6 @@ use std::time::Duration;
 use jiff::Timestamp;
 use sandpiper_protocol::agent::{Denied, NetworkPolicy};
 use serde_json::{Value, json};
-use tower::ServiceExt;
 
 use crate::support::{Answer, Host, request, with_header};
 
@@ -175,20 +174,14 @@ async fn what_the_operation_does_not_know_is_refused() {
     assert!(host.agent.records().policy_orders.is_empty());
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn concurrent_changes_reach_the_agent_in_order_and_the_newest_stays() {
     let host = Host::new().await;
     let id = host.sandbox().await;
     let path = format!("/v1/sandboxes/{id}/network");
-    let changes: Vec<_> = (0..24)
-        .map(|n| {
-            let order = request("PUT", &path, &host.write, Some(json!({"deny_out": [format!("192.0.2.{n}")]})));
-            tokio::spawn(host.router().oneshot(order))
-        })
-        .collect();
-    for change in changes {
-        let answer = Answer::read(change.await.unwrap().unwrap()).await.expect(200);
-        assert_eq!(answer["apply_status"], "applied");
+    let change = |n| request("PUT", &path, &host.write, Some(json!({"deny_out": [format!("192.0.2.{n}")]})));
+    for answer in host.at_once((0..24).map(change)).await {
+        assert_eq!(answer.expect(200)["apply_status"], "applied");
     }
 
     let versions = host.agent.records().policy_orders.clone();

@@ -99,7 +99,7 @@ async fn resume_needs_room_in_the_quota() {
     host.post(&format!("{path}/resume"), json!({})).await.expect(200);
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn parallel_resumes_never_pass_the_quota() {
     let host = Host::with(|config| config.plans.pro.quota.sandboxes = 3).await;
     let mut resumes = Vec::new();
@@ -108,13 +108,9 @@ async fn parallel_resumes_never_pass_the_quota() {
         resumes.push(request("POST", &format!("{path}/resume"), &host.write, None));
     }
 
-    let resumes: Vec<_> = resumes.into_iter().map(|one| tokio::spawn(host.router().oneshot(one))).collect();
-    let mut resumed = 0;
-    for answer in resumes {
-        resumed += u32::from(answer.await.unwrap().unwrap().status().as_u16() == 200);
-    }
+    let answers = host.at_once(resumes).await;
 
-    assert_eq!(resumed, 3);
+    assert_eq!(answers.iter().filter(|answer| answer.status == 200).count(), 3);
     assert_eq!(host.usage().await["sandboxes"], 3);
 }
 
@@ -127,6 +123,7 @@ async fn two_resumes_of_one_sandbox_both_succeed_and_count_once() {
     let first = tokio::spawn(host.router().oneshot(resume()));
     eventually("the first is at work", async || host.agent.records().timeouts.len() == 1).await;
     let second = tokio::spawn(host.router().oneshot(resume()));
+    eventually("the second is too", async || host.agent.records().timeouts.len() == 2).await;
     host.agent.admit(2);
 
     for answer in [first, second] {

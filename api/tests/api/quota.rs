@@ -1,27 +1,19 @@
 //! The quota holds whatever happens at once.
 
-use axum::response::Response;
 use sandpiper_api::plan::Quota;
 use serde_json::json;
-use tower::ServiceExt;
 
 use crate::support::agent::RETAINED;
-use crate::support::{Answer, Host, request};
+use crate::support::{Host, request};
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn parallel_creates_never_pass_the_quota() {
     let host = Host::with(|config| config.plans.pro.quota = Quota { sandboxes: 5, cpu: 100, memory_mb: 100_000 }).await;
     host.sync().await;
 
-    let creates = (0..24).map(|_| {
-        let order = request("POST", "/v1/sandboxes", &host.write, Some(json!({"template": "base"})));
-        tokio::spawn(host.router().oneshot(order))
-    });
-    let mut statuses = Vec::new();
-    for create in creates.collect::<Vec<_>>() {
-        let response: Response = create.await.unwrap().unwrap();
-        statuses.push(Answer::read(response).await.status.as_u16());
-    }
+    let create = |_| request("POST", "/v1/sandboxes", &host.write, Some(json!({"template": "base"})));
+    let answers = host.at_once((0..24).map(create)).await;
+    let statuses: Vec<u16> = answers.iter().map(|answer| answer.status.as_u16()).collect();
 
     assert_eq!(statuses.iter().filter(|status| **status == 201).count(), 5, "{statuses:?}");
     assert_eq!(statuses.iter().filter(|status| **status == 422).count(), 19, "{statuses:?}");

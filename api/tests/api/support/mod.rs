@@ -20,6 +20,9 @@ use sandpiper_api::store::keys::Capability;
 use sandpiper_api::store::{DatabaseLocation, Store};
 use serde_json::Value;
 use tempfile::TempDir;
+use tokio::runtime::Handle;
+use tokio::sync::Barrier;
+use tokio::task::JoinSet;
 use tower::ServiceExt;
 
 pub(crate) mod agent;
@@ -190,6 +193,24 @@ impl Host {
     /// A router for requests from other tasks.
     pub(crate) fn router(&self) -> Router {
         self.router.clone()
+    }
+
+    /// The answers to requests that are made at the same time. On one thread they would take turns, so the test needs several.
+    pub(crate) async fn at_once(&self, requests: impl IntoIterator<Item = Request<Body>>) -> Vec<Answer> {
+        assert!(Handle::current().metrics().num_workers() > 1, "this test needs the flavor `multi_thread`");
+        let requests: Vec<_> = requests.into_iter().collect();
+        let start = Arc::new(Barrier::new(requests.len()));
+        let tasks: JoinSet<Answer> = requests
+            .into_iter()
+            .map(|request| {
+                let (router, start) = (self.router(), Arc::clone(&start));
+                async move {
+                    start.wait().await;
+                    Answer::read(router.oneshot(request).await.unwrap()).await
+                }
+            })
+            .collect();
+        tasks.join_all().await
     }
 }
 

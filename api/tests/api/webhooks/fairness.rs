@@ -1,14 +1,14 @@
 //! An endpoint that hangs, and the others.
 
 use std::collections::HashMap;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures_util::future::join_all;
 use sandpiper_api::merchant::order::Status;
 use sandpiper_api::merchant::realm::Realm;
 use sandpiper_api::store::webhook_endpoints::EndpointKey;
+use sandpiper_api::webhooks::Outside;
 use sandpiper_api::webhooks::worker::Worker;
-use sandpiper_api::webhooks::{Outside, sender};
 
 use super::receiver::{Reaction, Receiver};
 use super::stage::{Stage, configure, merchant, order, outside, report};
@@ -67,11 +67,10 @@ async fn an_endpoint_that_hangs_does_not_hold_up_the_others() {
         configure(&stage.host, endpoint, Some(&prompt.url())).await;
         others.push(other);
     }
-    let world = Outside { attempt_limit: sender::ATTEMPT_LIMIT, ..outside(&[&hanging, &prompt]) };
+    // So long that no attempt at the endpoint that hangs ends here: whoever waited for one would not be served at all.
+    let world = Outside { attempt_limit: Duration::from_secs(3600), ..outside(&[&hanging, &prompt]) };
     let (_stop, stopped) = tokio::sync::watch::channel(false);
     tokio::spawn(Worker::new(stage.host.app.clone(), world).run(stopped));
-    p95(&stage, &prompt, &others, "warm", 40).await;
-    let alone = p95(&stage, &prompt, &others, "alone", 100).await;
 
     for chunk in 0..HELD_UP / 500 {
         let reports = (0..500).map(|number| {
@@ -81,30 +80,15 @@ async fn an_endpoint_that_hangs_does_not_hold_up_the_others() {
         join_all(reports).await;
     }
     eventually("the endpoint hangs", async || hanging.count() >= 4).await;
-    let beside = p95(&stage, &prompt, &others, "beside", 100).await;
+
+    for number in 0..100 {
+        let before = prompt.count();
+        let order = order(&format!("beside_{number}"), Status::Completed, 1);
+        report(&stage.host, &others[number % others.len()], Realm::Live, &order).await.unwrap();
+        eventually("a delivery beside it", async || prompt.count() > before).await;
+    }
 
     let loads = stage.host.app.store.webhook_endpoints.loads().await.unwrap();
     let hog = loads.iter().find(|load| load.endpoint.merchant_id == stage.merchant_id).unwrap();
     assert_eq!((hog.in_flight, hog.pending), (4, HELD_UP as u64 - 4));
-    let ratio = beside.as_secs_f64() / alone.as_secs_f64();
-    // Far from what held-up endpoints would show, which is thirty seconds; wide, for a machine that is busy otherwise.
-    assert!(ratio < 4.0 || beside < Duration::from_millis(60), "alone {alone:?}, beside {beside:?}");
-}
-
-/// The time from the report of a payment to its webhook's arrival that 95 of 100 do not exceed.
-async fn p95(stage: &Stage, receiver: &Receiver, merchants: &[String], name: &str, count: usize) -> Duration {
-    let mut times = Vec::new();
-    for number in 0..count {
-        let merchant = &merchants[number % merchants.len()];
-        let (before, began) = (receiver.count(), Instant::now());
-        let order = order(&format!("{name}_{number}"), Status::Completed, 1);
-        report(&stage.host, merchant, Realm::Live, &order).await.unwrap();
-        while receiver.count() == before {
-            assert!(began.elapsed() < Duration::from_secs(20), "not delivered");
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-        times.push(began.elapsed());
-    }
-    times.sort();
-    times[count * 95 / 100]
 }

@@ -18,9 +18,9 @@ use crate::support::eventually_within;
 /// Far less than any time-out between two bytes would be.
 const PAUSE: Duration = Duration::from_secs(1);
 /// The limit, the delay before the second attempt, and time for a busy machine.
-const SECOND_ATTEMPT: Duration = Duration::from_secs(90);
-/// How long an attempt takes that is ended by the limit.
-const LIMITED_MS: std::ops::Range<u64> = 30_000..31_500;
+const SECOND_ATTEMPT: Duration = Duration::from_secs(120);
+/// How long an attempt takes that is ended by the limit, on a busy machine too. Without it, the answers here take a day.
+const LIMITED_MS: std::ops::Range<u64> = 30_000..45_000;
 
 #[tokio::test]
 async fn an_answer_that_drips_for_ever_costs_thirty_seconds() {

