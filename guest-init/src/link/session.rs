@@ -207,12 +207,20 @@ mod tests {
     }
 
     impl Host {
-        /// A session whose connection was begun `age` ago.
-        fn start(age: Duration) -> Self {
+        /// A session whose connection has just begun, however slow this machine is.
+        fn start_fresh() -> Self {
+            Self::start(Instant::now() + Duration::from_secs(3600))
+        }
+
+        /// A session whose connection was begun two seconds ago.
+        fn start_old() -> Self {
+            Self::start(Instant::now() - Duration::from_secs(2))
+        }
+
+        fn start(begun: Instant) -> Self {
             let (guest, host) = StdStream::pair().unwrap();
             host.set_nonblocking(true).unwrap();
             let (log, mut to_host) = crate::log::channel();
-            let begun = Instant::now() - age;
             let session = tokio::spawn(async move {
                 let link = FdStream::new(guest.into()).unwrap();
                 let mut guest = Willing::default();
@@ -256,7 +264,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_session_answers_each_message_and_carries_log_lines() {
-        let mut host = Host::start(Duration::ZERO);
+        let mut host = Host::start_fresh();
 
         host.tell(&(init_line("a") + "{\"type\":\"freeze\",\"processes\":true}\n" + TIME + "{\"type\":\"thaw\"}\n"))
             .await;
@@ -275,7 +283,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_link_that_was_begun_long_ago_asks_for_the_time() {
-        let mut host = Host::start(Duration::from_secs(2));
+        let mut host = Host::start_old();
 
         host.tell(&init_line("a")).await;
         let mut rounds = 0;
@@ -296,7 +304,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_host_that_does_not_tell_its_time_is_believed_what_it_wrote() {
-        let mut host = Host::start(Duration::from_secs(2));
+        let mut host = Host::start_old();
 
         host.tell(&init_line("a")).await;
         assert_eq!(host.hear().await, ASK_TIME);
@@ -308,7 +316,7 @@ mod tests {
 
     #[tokio::test]
     async fn another_answer_than_the_time_ends_the_session() {
-        let mut host = Host::start(Duration::from_secs(2));
+        let mut host = Host::start_old();
 
         host.tell(&(init_line("a") + "{\"type\":\"thaw\"}\n")).await;
 
