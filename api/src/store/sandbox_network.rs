@@ -165,7 +165,7 @@ fn policy_json(policy: &NetworkPolicy) -> String {
 #[cfg(test)]
 mod tests {
     use super::super::database::connect;
-    use super::super::testing::{TestDatabase, refusal, test_store};
+    use super::super::testing::{database_without_tables, refusal, test_store};
     use super::super::{DatabaseLocation, Store};
 
     const STOPPED_SANDBOX: &str = "INSERT INTO teams VALUES ('t', 't', 'pro', 0); \
@@ -176,7 +176,7 @@ mod tests {
 
     #[tokio::test]
     async fn sandboxes_from_before_networks_get_none_by_the_migration() {
-        let database = TestDatabase::new().await;
+        let database = database_without_tables().await;
         let location: DatabaseLocation = database.location.parse().unwrap();
         let (mut connection, migrations) = connect(&location).await.unwrap();
         migrations.run_to(2, &mut connection).await.unwrap();

@@ -1,11 +1,20 @@
 //! An empty database for one test: a file of SQLite in a temporary folder, or, where `SANDPIPER_TEST_POSTGRES` is the URL
 //! of a PostgreSQL server on which databases may be made, one of those. Shared by the tests inside and outside the crate.
+//!
+//! On PostgreSQL it is a copy of a database that has the tables already: every test's own migrations took longer than most
+//! tests. The first test to come makes that one.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use sqlx::any::AnyConnectOptions;
+use sqlx::migrate::Migrator;
 use sqlx::{AnyConnection, AssertSqlSafe, Connection};
 use tempfile::TempDir;
+
+static MIGRATIONS: Migrator = sqlx::migrate!("src/store/migrations/postgres");
+
+/// The database that others are copied from.
+const TEMPLATE: &str = "migrated";
 
 /// The database, until this is dropped.
 #[derive(Debug)]
@@ -22,7 +31,13 @@ enum Kind {
 }
 
 impl TestDatabase {
+    /// With today's tables on PostgreSQL; on SQLite whoever opens it makes them.
     pub(crate) async fn new() -> Self {
+        Self::copied_from(TEMPLATE).await
+    }
+
+    /// On PostgreSQL a copy of that database.
+    pub(super) async fn copied_from(template: &str) -> Self {
         let Ok(server) = std::env::var("SANDPIPER_TEST_POSTGRES") else {
             let folder = tempfile::tempdir().unwrap();
             let location = folder.path().join("sandpiper.db").to_str().unwrap().to_owned();
@@ -30,10 +45,14 @@ impl TestDatabase {
         };
         static COUNTER: AtomicU32 = AtomicU32::new(0);
         let name = format!("test_{}_{}", std::process::id(), COUNTER.fetch_add(1, Ordering::Relaxed));
-        administer(&server, format!("CREATE DATABASE {name} TEMPLATE template0")).await.unwrap();
-        let mut location = server.parse::<AnyConnectOptions>().unwrap().database_url;
-        location.set_path(&name);
-        Self { location: location.into(), kind: Kind::Postgres { server, name } }
+        sqlx::any::install_default_drivers();
+        let mut administrator = AnyConnection::connect(&server).await.unwrap();
+        if template == TEMPLATE {
+            make_template(&server, &mut administrator).await;
+        }
+        execute(&mut administrator, format!("CREATE DATABASE {name} TEMPLATE {template}")).await;
+        administrator.close().await.unwrap();
+        Self { location: on(&server, &name), kind: Kind::Postgres { server, name } }
     }
 }
 
@@ -44,15 +63,39 @@ impl Drop for TestDatabase {
         // On a thread of its own, for this one may be inside a runtime. What is not dropped ends with the server.
         let dropped = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-            runtime.block_on(administer(&server, statement))
+            runtime.block_on(async {
+                let mut administrator = AnyConnection::connect(&server).await.unwrap();
+                execute(&mut administrator, statement).await;
+            });
         });
         let _ = dropped.join();
     }
 }
 
-async fn administer(server: &str, statement: String) -> Result<(), sqlx::Error> {
-    sqlx::any::install_default_drivers();
-    let mut connection = AnyConnection::connect(server).await?;
-    sqlx::raw_sql(AssertSqlSafe(statement)).execute(&mut connection).await?;
-    connection.close().await
+/// Makes the database that others are copied from, unless another test has.
+async fn make_template(server: &str, administrator: &mut AnyConnection) {
+    execute(administrator, "SELECT pg_advisory_lock(1)".to_owned()).await;
+    let made = "SELECT count(*) FROM pg_database WHERE datname = $1 AND NOT datallowconn";
+    let made: i64 = sqlx::query_scalar(made).bind(TEMPLATE).fetch_one(&mut *administrator).await.unwrap();
+    if made == 0 {
+        execute(administrator, format!("DROP DATABASE IF EXISTS {TEMPLATE}")).await;
+        execute(administrator, format!("CREATE DATABASE {TEMPLATE} TEMPLATE template0")).await;
+        let mut connection = AnyConnection::connect(&on(server, TEMPLATE)).await.unwrap();
+        MIGRATIONS.run(&mut connection).await.unwrap();
+        connection.close().await.unwrap();
+        // From here on nobody connects to it, who would be in the way of its copies: it is complete.
+        execute(administrator, format!("ALTER DATABASE {TEMPLATE} ALLOW_CONNECTIONS false")).await;
+    }
+    execute(administrator, "SELECT pg_advisory_unlock(1)".to_owned()).await;
+}
+
+async fn execute(connection: &mut AnyConnection, statement: String) {
+    sqlx::raw_sql(AssertSqlSafe(statement)).execute(connection).await.unwrap();
+}
+
+/// The URL of a database of this server.
+fn on(server: &str, name: &str) -> String {
+    let mut url = server.parse::<AnyConnectOptions>().unwrap().database_url;
+    url.set_path(name);
+    url.into()
 }

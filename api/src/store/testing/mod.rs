@@ -17,6 +17,11 @@ pub(crate) struct TestStore {
     database: TestDatabase,
 }
 
+/// A database without any table.
+pub(crate) async fn database_without_tables() -> TestDatabase {
+    TestDatabase::copied_from("template0").await
+}
+
 /// A store without any content.
 pub(crate) async fn test_store() -> TestStore {
     let database = TestDatabase::new().await;
