@@ -7,8 +7,9 @@ Everything of a running nested host is in the run directory (mode 0700):
     state.json    pid, port, what it was made from
     token         the secret of the command channel
     qmp.sock      QEMU's monitor
-    console.log   what the nested host printed, console.previous.log: the one before; qemu.log, virtiofsd.log: what those two
-                  had to say
+    console.log   what the nested host printed; qemu.log, virtiofsd.log: what those two had to say
+
+The consoles of those that ended are in $SANDPIPER_CACHE/nested/consoles, the last twenty.
 """
 
 import fcntl
@@ -16,6 +17,7 @@ import hashlib
 import json
 import os
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
@@ -34,6 +36,7 @@ DISK_SIZE = 20 << 30
 START_SECONDS = 300
 # A guest that was busy for this long would be of no use either.
 ANSWER_SECONDS = 120
+KEPT_CONSOLES = 20
 
 
 class Refused(Exception):
@@ -136,9 +139,7 @@ def start(image, keep):
     alive_fd = os.open(RUN + "/alive", os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(alive_fd, fcntl.LOCK_EX)
     console = RUN + "/console.log"
-    if os.path.exists(console):
-        # Why the one before ended may stand in it.
-        os.rename(console, RUN + "/console.previous.log")
+    keep_console(console)
     open(console, "w").close()
 
     shares = subprocess.Popen(
@@ -166,6 +167,18 @@ def start(image, keep):
     put(RUN + "/state.json", json.dumps(now))
     say("nested host: ready after %.1f s" % (time.monotonic() - began))
     return now
+
+
+def keep_console(console):
+    """Puts the console of the nested host before aside: why it ended may stand in it."""
+    folder = FOLDER + "/consoles"
+    os.makedirs(folder, exist_ok=True)
+    if os.path.exists(console):
+        ended = time.strftime("%Y%m%d-%H%M%S", time.gmtime(os.stat(console).st_mtime))
+        # Another file system, perhaps.
+        shutil.move(console, "%s/%s.log" % (folder, ended))
+    for old in sorted(os.listdir(folder))[:-KEPT_CONSOLES]:
+        os.unlink(folder + "/" + old)
 
 
 def end_unfinished():
