@@ -5,6 +5,17 @@ use std::process::Command;
 use sandpiper::client::NewCheckpoint;
 use support::{COUNTER, Checkpoint, Dialogue, Host, Sandbox, layers, text};
 
+tests! {
+    shared: [
+        a_checkpoint_has_the_files_of_its_moment_and_lasts_on_in_what_was_started_from_it,
+        a_checkpoint_outlives_its_sandbox,
+        a_checkpoint_of_a_disk_that_is_written_to_is_a_consistent_file_system,
+        a_checkpoint_with_memory_has_disk_and_memory_of_one_moment_and_its_processes_go_on,
+        a_stopped_sandbox_is_checkpointed_with_and_without_its_memory,
+    ],
+    alone: [],
+}
+
 /// Reads the counter's file past every cache and prints how many blocks it has, each of them whole.
 const BLOCKS: &str = r#"python3 -c '
 import os
@@ -16,7 +27,6 @@ for n in range(1, size // 4096 + 1):
 assert size % 4096 == 0, size
 print(size // 4096)'"#;
 
-#[tokio::test]
 async fn a_checkpoint_has_the_files_of_its_moment_and_lasts_on_in_what_was_started_from_it() {
     let host = Host::shared();
     let source = host.sandbox().await;
@@ -53,7 +63,6 @@ async fn a_checkpoint_has_the_files_of_its_moment_and_lasts_on_in_what_was_start
     host.leaves_nothing(second).await;
 }
 
-#[tokio::test]
 async fn a_checkpoint_outlives_its_sandbox() {
     let host = Host::shared();
     let source = host.sandbox().await;
@@ -66,7 +75,6 @@ async fn a_checkpoint_outlives_its_sandbox() {
     assert_eq!(restored.out("cat kept").await, "kept\n");
 }
 
-#[tokio::test]
 async fn a_checkpoint_of_a_disk_that_is_written_to_is_a_consistent_file_system() {
     let host = Host::shared();
     let source = host.sandbox().await;
@@ -85,7 +93,6 @@ async fn a_checkpoint_of_a_disk_that_is_written_to_is_a_consistent_file_system()
     assert!((before..=after).contains(&kept), "{before} were on the disk before, {after} after, {kept} were kept");
 }
 
-#[tokio::test]
 async fn a_checkpoint_with_memory_has_disk_and_memory_of_one_moment_and_its_processes_go_on() {
     let host = Host::shared();
     let source = host.sandbox().await;
@@ -108,7 +115,6 @@ async fn a_checkpoint_with_memory_has_disk_and_memory_of_one_moment_and_its_proc
     assert_eq!(restored.out("hostname").await, format!("{}\n", restored.id));
 }
 
-#[tokio::test]
 async fn a_stopped_sandbox_is_checkpointed_with_and_without_its_memory() {
     let host = Host::shared();
     let mut source = host.sandbox().await;

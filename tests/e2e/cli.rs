@@ -5,19 +5,28 @@ use std::process::{Output, Stdio};
 
 use support::Host;
 
-#[test]
-fn run_passes_streams_and_exit_status_through_and_destroys_the_sandbox() {
+tests! {
+    shared: [
+        a_sandbox_is_kept_listed_used_logged_and_removed,
+        a_sandbox_is_paused_resumed_checkpointed_forked_and_restored,
+        errors_say_what_is_wrong_and_have_their_own_exit_status,
+    ],
+    alone: [
+        run_passes_streams_and_exit_status_through_and_destroys_the_sandbox,
+    ],
+}
+
+async fn run_passes_streams_and_exit_status_through_and_destroys_the_sandbox() {
     let host = Host::shared();
-    let before = host.monitors().len();
+    let before = host.client.list("").await.unwrap().len();
 
     let ran = host.cli(&["run", "--", "sh", "-c", "echo out; echo err >&2; exit 7"]).output().unwrap();
 
     assert_eq!((text(&ran.stdout), text(&ran.stderr), ran.status.code()), ("out\n", "err\n", Some(7)));
-    assert_eq!(host.monitors().len(), before);
+    assert_eq!(host.client.list("").await.unwrap().len(), before);
 }
 
-#[test]
-fn a_sandbox_is_kept_listed_used_logged_and_removed() {
+async fn a_sandbox_is_kept_listed_used_logged_and_removed() {
     let host = Host::shared();
 
     let ran = run(host, &["--json", "run", "--keep", "--", "true"]);
@@ -31,8 +40,7 @@ fn a_sandbox_is_kept_listed_used_logged_and_removed() {
     assert!(!text(&run(host, &["ps", "--all"]).stdout).contains(id));
 }
 
-#[test]
-fn a_sandbox_is_paused_resumed_checkpointed_forked_and_restored() {
+async fn a_sandbox_is_paused_resumed_checkpointed_forked_and_restored() {
     let host = Host::shared();
     let ran = run(host, &["--json", "run", "--keep", "--", "sh", "-c", "echo kept > kept"]);
     let created: serde_json::Value = serde_json::from_str(text(&ran.stdout).lines().next().unwrap()).unwrap();
@@ -46,9 +54,7 @@ fn a_sandbox_is_paused_resumed_checkpointed_forked_and_restored() {
     assert_eq!(lines(host, &["resume", "--timeout", "600", id]), [id]);
     assert_eq!(lines(host, &["exec", id, "--", "cat", "kept"]), ["kept"]);
 
-    // Its own, since one that a broken-off run has left is still there.
-    let name = format!("of-{id}");
-    let name = name.as_str();
+    let name = "before-the-fork";
     let taken = lines(host, &["checkpoint", "create", id, "--name", name, "--memory"]);
     assert!(taken.len() == 1 && taken[0].starts_with("ckp"), "{taken:?}");
     let listed = lines(host, &["checkpoint", "ls", id]);
@@ -69,8 +75,7 @@ fn a_sandbox_is_paused_resumed_checkpointed_forked_and_restored() {
     assert!(!gone.status.success() && text(&gone.stderr).contains("checkpoint ls"), "{}", text(&gone.stderr));
 }
 
-#[test]
-fn errors_say_what_is_wrong_and_have_their_own_exit_status() {
+async fn errors_say_what_is_wrong_and_have_their_own_exit_status() {
     let host = Host::shared();
 
     let missing = host.cli(&["exec", "sbx0000000000000000000000", "--", "true"]).output().unwrap();

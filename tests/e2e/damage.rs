@@ -7,6 +7,15 @@ use sandpiper_protocol::agent::StartKind;
 use serde_json::Value;
 use support::{Host, Sandbox, layers, wait_until, within};
 
+tests! {
+    shared: [
+        a_sandbox_whose_state_is_damaged_boots_from_its_disk,
+        a_paused_sandbox_whose_memory_is_damaged_harms_nobody_else,
+        a_damaged_checkpoint_harms_only_what_is_started_from_it,
+    ],
+    alone: [],
+}
+
 /// How a file is damaged: what is done to it, in words, and doing it.
 const DAMAGES: [(&str, fn(&Path)); 2] = [
     ("with bits flipped", |path| {
@@ -16,7 +25,6 @@ const DAMAGES: [(&str, fn(&Path)); 2] = [
     ("cut in half", |path| layers::truncate(path).expect("the file can be cut")),
 ];
 
-#[tokio::test]
 async fn a_sandbox_whose_state_is_damaged_boots_from_its_disk() {
     let host = Host::shared();
     let bystander = Bystander::new().await;
@@ -35,7 +43,6 @@ async fn a_sandbox_whose_state_is_damaged_boots_from_its_disk() {
     }
 }
 
-#[tokio::test]
 async fn a_paused_sandbox_whose_memory_is_damaged_harms_nobody_else() {
     let host = Host::shared();
     let bystander = Bystander::new().await;
@@ -52,10 +59,8 @@ async fn a_paused_sandbox_whose_memory_is_damaged_harms_nobody_else() {
         bystander.is_unharmed(&format!("memory {how}")).await;
         within("the delete", host.leaves_nothing(sandbox)).await;
     }
-    host.leaks_nothing().await;
 }
 
-#[tokio::test]
 async fn a_damaged_checkpoint_harms_only_what_is_started_from_it() {
     let host = Host::shared();
     let source = host.sandbox().await;
@@ -78,7 +83,6 @@ async fn a_damaged_checkpoint_harms_only_what_is_started_from_it() {
             bystander.is_unharmed(&what).await;
         }
     }
-    host.leaks_nothing().await;
 }
 
 /// A sandbox that has nothing to do with it, and the agent.

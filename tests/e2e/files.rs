@@ -2,7 +2,15 @@
 
 use support::{Host, Sandbox};
 
-#[tokio::test]
+tests! {
+    shared: [
+        twenty_mebibytes_go_up_and_down_unchanged,
+        files_that_are_missing_or_not_the_users_are_refused,
+        a_full_disk_is_an_error_of_the_guest_and_not_its_end,
+    ],
+    alone: [],
+}
+
 async fn twenty_mebibytes_go_up_and_down_unchanged() {
     let sandbox = Host::shared().sandbox().await;
     let content: Vec<u8> = (0..20_u32 << 18).flat_map(|word| word.wrapping_mul(0x9e37_79b9).to_le_bytes()).collect();
@@ -17,7 +25,6 @@ async fn twenty_mebibytes_go_up_and_down_unchanged() {
     assert_eq!(String::from_utf8_lossy(&owner.stdout), "user:user\nuser:user\nuser:user\n");
 }
 
-#[tokio::test]
 async fn files_that_are_missing_or_not_the_users_are_refused() {
     let sandbox = Host::shared().sandbox().await;
 
@@ -28,7 +35,6 @@ async fn files_that_are_missing_or_not_the_users_are_refused() {
     assert!(sandbox.data_plane.read_file("/etc/shadow", Some("root")).await.is_ok());
 }
 
-#[tokio::test]
 async fn a_full_disk_is_an_error_of_the_guest_and_not_its_end() {
     let sandbox = Host::shared().sandbox().await;
 

@@ -3,7 +3,14 @@
 use futures_util::future::join_all;
 use support::{COUNTER, Dialogue, Host, KEEPER};
 
-#[tokio::test]
+tests! {
+    shared: [
+        ten_forks_of_a_running_sandbox_go_on_as_themselves_and_so_does_their_source,
+        a_stopped_sandbox_is_forked_and_stays_stopped,
+    ],
+    alone: [],
+}
+
 async fn ten_forks_of_a_running_sandbox_go_on_as_themselves_and_so_does_their_source() {
     let host = Host::shared();
     let source = host.sandbox().await;
@@ -37,10 +44,8 @@ async fn ten_forks_of_a_running_sandbox_go_on_as_themselves_and_so_does_their_so
     for fork in forks {
         host.leaves_nothing(fork).await;
     }
-    host.leaks_nothing().await;
 }
 
-#[tokio::test]
 async fn a_stopped_sandbox_is_forked_and_stays_stopped() {
     let host = Host::shared();
     let mut source = host.sandbox().await;

@@ -2,7 +2,14 @@
 
 use support::Host;
 
-#[tokio::test]
+tests! {
+    shared: [
+        two_sandboxes_of_one_template_do_not_see_each_others_writes,
+        each_sandbox_has_its_own_randomness_and_the_hosts_clock,
+    ],
+    alone: [],
+}
+
 async fn two_sandboxes_of_one_template_do_not_see_each_others_writes() {
     let host = Host::shared();
     let (first, second) = tokio::join!(host.sandbox(), host.sandbox());
@@ -18,7 +25,6 @@ async fn two_sandboxes_of_one_template_do_not_see_each_others_writes() {
     assert_ne!(third.sh("cat /home/user/mine").await.end.exit_code, 0);
 }
 
-#[tokio::test]
 async fn each_sandbox_has_its_own_randomness_and_the_hosts_clock() {
     let host = Host::shared();
     let (first, second) = tokio::join!(host.sandbox(), host.sandbox());

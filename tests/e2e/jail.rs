@@ -10,7 +10,16 @@ use nix::sys::wait::{WaitPidFlag, waitpid};
 use nix::unistd::Pid;
 use support::{Host, wait_until};
 
-#[tokio::test]
+tests! {
+    shared: [
+        every_thread_of_a_monitor_is_without_privileges_and_filtered,
+        a_monitor_sees_no_file_no_process_and_no_network_of_its_host,
+        a_monitor_is_limited_in_memory_processors_and_threads,
+        a_monitor_that_makes_a_forbidden_system_call_dies_of_it_and_the_sandbox_says_so,
+    ],
+    alone: [],
+}
+
 async fn every_thread_of_a_monitor_is_without_privileges_and_filtered() {
     let host = Host::shared();
     let sandbox = host.sandbox().await;
@@ -37,7 +46,6 @@ async fn every_thread_of_a_monitor_is_without_privileges_and_filtered() {
     }
 }
 
-#[tokio::test]
 async fn a_monitor_sees_no_file_no_process_and_no_network_of_its_host() {
     let host = Host::shared();
     let (sandbox, other) = tokio::join!(host.sandbox(), host.sandbox());
@@ -68,7 +76,6 @@ async fn a_monitor_sees_no_file_no_process_and_no_network_of_its_host() {
     assert_ne!(uid(monitor), uid(neighbour), "two monitors are one user");
 }
 
-#[tokio::test]
 async fn a_monitor_is_limited_in_memory_processors_and_threads() {
     let host = Host::shared();
     let sandbox = host.sandbox().await;
@@ -78,7 +85,7 @@ async fn a_monitor_is_limited_in_memory_processors_and_threads() {
     let own = groups.lines().find_map(|line| line.strip_prefix("0::/"));
     let own = Path::new("/sys/fs/cgroup").join(own.unwrap_or_else(|| panic!("a cgroup of version 2 in {groups:?}")));
 
-    assert_eq!(host.traces_of(&sandbox.id).cgroups, [own.clone()]);
+    assert_eq!(host.traces_of(&sandbox.id).cgroups, std::slice::from_ref(&own));
     let limit = |name: &str| {
         let text = fs::read_to_string(own.join(name)).unwrap_or_else(|error| panic!("{name}: {error}"));
         let first = text.split_whitespace().next().unwrap_or_default().to_owned();
@@ -89,7 +96,6 @@ async fn a_monitor_is_limited_in_memory_processors_and_threads() {
     assert!(limit("cpu.max") > 0 && limit("pids.max") > 0);
 }
 
-#[tokio::test]
 async fn a_monitor_that_makes_a_forbidden_system_call_dies_of_it_and_the_sandbox_says_so() {
     let host = Host::shared();
     let (sandbox, other) = tokio::join!(host.sandbox(), host.sandbox());

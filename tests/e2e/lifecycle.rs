@@ -3,7 +3,21 @@
 use sandpiper::client::CreateSandbox;
 use support::{Host, eventually, shell, small, wait_for};
 
-#[tokio::test]
+tests! {
+    shared: [
+        a_sandbox_is_created_listed_shown_and_deleted_without_a_trace,
+        several_cpus_and_more_memory_are_really_there,
+        a_sandbox_is_destroyed_at_its_timeout,
+        a_guest_that_powers_itself_off_is_reported,
+        a_guest_that_reboots_is_reported,
+        a_kernel_panic_is_reported,
+        a_monitor_that_is_killed_is_reported,
+    ],
+    alone: [
+        with_the_console_on_what_kernel_and_programs_print_is_in_the_logs,
+    ],
+}
+
 async fn a_sandbox_is_created_listed_shown_and_deleted_without_a_trace() {
     let host = Host::shared();
     let before = mounts();
@@ -31,7 +45,6 @@ fn mounts() -> Vec<String> {
     mounts.lines().filter(|line| !line.contains(" /run/netns/")).map(str::to_owned).collect()
 }
 
-#[tokio::test]
 async fn several_cpus_and_more_memory_are_really_there() {
     let request = CreateSandbox { cpu: Some(2), memory_mb: Some(1024), ..small() };
     let sandbox = Host::shared().sandbox_with(&request).await;
@@ -44,7 +57,6 @@ async fn several_cpus_and_more_memory_are_really_there() {
     assert!((900..=1024).contains(&memory.parse::<u32>().unwrap()), "{memory} MiB");
 }
 
-#[tokio::test]
 async fn a_sandbox_is_destroyed_at_its_timeout() {
     let host = Host::shared();
     let sandbox = host.sandbox_with(&CreateSandbox { timeout: Some(3), ..small() }).await;
@@ -58,22 +70,18 @@ async fn a_sandbox_is_destroyed_at_its_timeout() {
     assert_eq!(host.files_of(&sandbox.id), Vec::<std::path::PathBuf>::new());
 }
 
-#[tokio::test]
 async fn a_guest_that_powers_itself_off_is_reported() {
     assert_eq!(end_of_a_sandbox("poweroff").await, "guest_powered_off");
 }
 
-#[tokio::test]
 async fn a_guest_that_reboots_is_reported() {
     assert_eq!(end_of_a_sandbox("reboot").await, "guest_reset");
 }
 
-#[tokio::test]
 async fn a_kernel_panic_is_reported() {
     assert_eq!(end_of_a_sandbox("echo c > /proc/sysrq-trigger").await, "guest_panicked");
 }
 
-#[tokio::test]
 async fn a_monitor_that_is_killed_is_reported() {
     let host = Host::shared();
     let sandbox = host.sandbox().await;
@@ -84,7 +92,6 @@ async fn a_monitor_that_is_killed_is_reported() {
     assert_eq!(error.code, "monitor_failed");
 }
 
-#[tokio::test]
 async fn with_the_console_on_what_kernel_and_programs_print_is_in_the_logs() {
     let host = Host::shared();
     host.set_agent("console", "true");

@@ -1,6 +1,11 @@
 //! A whole host with real guests, from the API down to processes inside a microVM.
 //!
-//! Run with `scripts/test`, which starts this where real guests run. One host serves all tests, one after another.
+//! Run with `scripts/test`, which starts this where real guests run. One process and one host serve all tests: those that
+//! share the host two at a time, those that kill or starve it alone ([`runner`]).
+#![deny(dead_code)]
+
+#[macro_use]
+mod runner;
 
 mod checkpoint;
 mod cli;
@@ -20,3 +25,67 @@ mod recovery;
 mod tokens;
 mod wake;
 mod warm;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::runner::{Module, Selection};
+
+/// In this order: `warm` has the snapshot made that most of the others start from; what kills the agent, fills the disk or
+/// takes the memory comes last.
+const MODULES: [Module; 18] = [
+    warm::TESTS,
+    process::TESTS,
+    files::TESTS,
+    isolation::TESTS,
+    lifecycle::TESTS,
+    preview::TESTS,
+    cli::TESTS,
+    jail::TESTS,
+    wake::TESTS,
+    pause::TESTS,
+    checkpoint::TESTS,
+    fork::TESTS,
+    network::TESTS,
+    damage::TESTS,
+    tokens::TESTS,
+    crash::TESTS,
+    recovery::TESTS,
+    pressure::TESTS,
+];
+
+/// End-to-end tests
+#[derive(Parser)]
+struct Arguments {
+    /// Parts of the names of the tests to run; all tests where there is none
+    filters: Vec<String>,
+
+    /// The filters are whole names
+    #[arg(long)]
+    exact: bool,
+
+    /// Leaves out tests with this in their name
+    #[arg(long)]
+    skip: Vec<String>,
+
+    /// Prints the names of the tests instead, in the order in which they run
+    #[arg(long)]
+    list: bool,
+}
+
+fn main() -> ExitCode {
+    let Arguments { filters, exact, skip, list } = Arguments::parse();
+    let selection = match Selection::new(&MODULES, &filters, exact, &skip) {
+        Ok(selection) => selection,
+        Err(error) => {
+            eprintln!("error: {error}");
+            return ExitCode::from(2);
+        }
+    };
+    if list {
+        selection.names().for_each(|name| println!("{name}: test"));
+        return ExitCode::SUCCESS;
+    }
+    selection.run()
+}

@@ -6,12 +6,24 @@ use sandpiper_protocol::agent::{SandboxState, StartKind};
 use serde_json::json;
 use support::{Dialogue, Host, KEEPER, small, wait_until, within};
 
-#[tokio::test]
+tests! {
+    shared: [
+        twenty_pauses_lose_nothing,
+        what_was_written_before_the_pause_at_the_deadline_is_there_after_the_resume,
+        a_resume_moves_the_deadline_out_and_never_closer,
+        a_resume_that_meets_a_pause_ends_with_a_live_sandbox,
+        a_download_that_a_pause_cuts_ends_and_the_next_one_works,
+    ],
+    alone: [
+        a_process_goes_on_after_a_resume_as_if_nothing_had_been,
+    ],
+}
+
 async fn a_process_goes_on_after_a_resume_as_if_nothing_had_been() {
     let host = Host::shared();
-    let mut sandbox = host.sandbox_with(&CreateSandbox { memory_mb: Some(512), ..small() }).await;
+    let mut sandbox = host.sandbox().await;
     let mut keeper = Dialogue::start(&sandbox, KEEPER).await;
-    assert_eq!(keeper.ask("fill 200").await, "200");
+    assert_eq!(keeper.ask("fill 100").await, "100");
     let (digest, ticks) = (keeper.ask("digest").await, keeper.ask_number("ticks").await);
     let traces = host.traces_of(&sandbox.id);
     let (live, stopped) = usage().await;
@@ -38,7 +50,6 @@ async fn a_process_goes_on_after_a_resume_as_if_nothing_had_been() {
     host.leaves_nothing(sandbox).await;
 }
 
-#[tokio::test]
 async fn twenty_pauses_lose_nothing() {
     let host = Host::shared();
     let mut sandbox = host.sandbox().await;
@@ -60,7 +71,6 @@ async fn twenty_pauses_lose_nothing() {
     assert!(generation >= 21, "generation {generation}");
 }
 
-#[tokio::test]
 async fn what_was_written_before_the_pause_at_the_deadline_is_there_after_the_resume() {
     let host = Host::shared();
     let lifecycle = Lifecycle { on_timeout: OnTimeout::Pause, auto_resume: false };
@@ -80,7 +90,6 @@ async fn what_was_written_before_the_pause_at_the_deadline_is_there_after_the_re
     assert_eq!(sandbox.out("cat unsynced synced last").await, "unsyncedsyncedlast");
 }
 
-#[tokio::test]
 async fn a_resume_moves_the_deadline_out_and_never_closer() {
     let host = Host::shared();
     let mut sandbox = host.sandbox_with(&CreateSandbox { timeout: Some(600), ..small() }).await;
@@ -105,22 +114,21 @@ async fn a_resume_moves_the_deadline_out_and_never_closer() {
     assert!(again > resumed.deadline, "its own time-out of 600 s ends at {again}");
 }
 
-#[tokio::test]
 async fn a_resume_that_meets_a_pause_ends_with_a_live_sandbox() {
     let host = Host::shared();
     let sandbox = host.sandbox().await;
     sandbox.out("echo kept > kept").await;
 
-    let resume = async {
-        wait_until("the pause begins", || async {
-            let state = host.agent_view(&sandbox.id).await.map_err(|error| error.to_string())?.state;
-            let began = matches!(state, SandboxState::Stopping | SandboxState::Stopped);
-            if began { Ok(()) } else { Err(format!("it is {state:?}")) }
-        })
-        .await;
-        host.client.resume(&sandbox.id, None).await
-    };
-    let (paused, resumed) = tokio::join!(sandbox.pause(), resume);
+    let id = sandbox.id.clone();
+    let pause = tokio::spawn(async move { host.client.pause(&id).await });
+    wait_until("the pause begins", || async {
+        let state = host.agent_view(&sandbox.id).await.map_err(|error| error.to_string())?.state;
+        let began = matches!(state, SandboxState::Stopping | SandboxState::Stopped);
+        if began { Ok(()) } else { Err(format!("it is {state:?}")) }
+    })
+    .await;
+    let resumed = host.client.resume(&sandbox.id, None).await;
+    let paused = pause.await.expect("the pause comes to an end");
 
     // The pause came about, for a moment, or not any more.
     let paused = paused.map(|sandbox| sandbox.state).map_err(|error| error.to_string());
@@ -133,7 +141,6 @@ async fn a_resume_that_meets_a_pause_ends_with_a_live_sandbox() {
     assert_eq!(sandbox.out("cat kept").await, "kept\n");
 }
 
-#[tokio::test]
 async fn a_download_that_a_pause_cuts_ends_and_the_next_one_works() {
     let host = Host::shared();
     let mut sandbox = host.sandbox().await;
@@ -145,8 +152,9 @@ async fn a_download_that_a_pause_cuts_ends_and_the_next_one_works() {
     assert_eq!(download.status(), 200);
     download.chunk().await.expect("the download begins");
 
-    let rest = within("the download", async { while let Ok(Some(_)) = download.chunk().await {} });
-    let (paused, ()) = tokio::join!(sandbox.pause(), rest);
+    let rest = tokio::spawn(async move { while let Ok(Some(_)) = download.chunk().await {} });
+    let paused = sandbox.pause().await;
+    within("the download", rest).await.expect("the download comes to an end");
 
     paused.expect("a transfer does not keep a sandbox from being paused");
     sandbox.resume(None).await.expect("the sandbox is resumed");

@@ -9,6 +9,16 @@ use tokio::net::TcpStream;
 use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 
+tests! {
+    shared: [
+        a_server_on_the_guests_loopback_answers_at_its_preview_url,
+        a_port_that_is_not_exposed_is_not_reachable,
+        a_websocket_echoes_through_the_preview_url,
+        a_slow_answer_arrives_piece_by_piece,
+    ],
+    alone: [],
+}
+
 /// A WebSocket server in Python's standard library: sends back each text message of up to 125 bytes.
 const WEBSOCKET_ECHO: &str = r#"
 import base64, hashlib, socket, threading
@@ -35,7 +45,6 @@ while True:
     threading.Thread(target=serve, args=[server.accept()[0]]).start()
 "#;
 
-#[tokio::test]
 async fn a_server_on_the_guests_loopback_answers_at_its_preview_url() {
     let host = Host::shared();
     let sandbox = exposing(&[ExposedPort::public(8000), ExposedPort::private(8001)]).await;
@@ -63,7 +72,6 @@ async fn a_server_on_the_guests_loopback_answers_at_its_preview_url() {
     assert_eq!((without.status().as_u16(), with.status().as_u16()), (401, 200));
 }
 
-#[tokio::test]
 async fn a_port_that_is_not_exposed_is_not_reachable() {
     let host = Host::shared();
     let sandbox = exposing(&[ExposedPort::public(8000)]).await;
@@ -75,7 +83,6 @@ async fn a_port_that_is_not_exposed_is_not_reachable() {
     assert_eq!(answer.status(), 404);
 }
 
-#[tokio::test]
 async fn a_websocket_echoes_through_the_preview_url() {
     let host = Host::shared();
     let sandbox = exposing(&[ExposedPort::public(9000)]).await;
@@ -102,7 +109,6 @@ async fn a_websocket_echoes_through_the_preview_url() {
     assert_eq!(echoed, ["one", "two", "three"]);
 }
 
-#[tokio::test]
 async fn a_slow_answer_arrives_piece_by_piece() {
     let host = Host::shared();
     let sandbox = exposing(&[ExposedPort::public(8000)]).await;

@@ -6,7 +6,21 @@ use sandpiper::client::{Command, Stdin};
 use sandpiper_protocol::process::{DataEvent, ProcessEvent, Signal};
 use support::{Host, eventually, shell};
 
-#[tokio::test]
+tests! {
+    shared: [
+        python_runs_and_both_streams_and_the_exit_code_come_back,
+        a_command_runs_as_the_user_in_the_folder_and_with_the_environment_it_asks_for,
+        a_missing_folder_or_user_is_refused_and_says_so,
+        ten_mebibytes_go_through_a_process_unchanged,
+        a_client_that_attaches_late_gets_the_output_and_the_end,
+        a_signal_reaches_the_whole_process_group,
+        a_process_ends_at_the_deadline_its_client_set,
+        a_terminal_has_the_size_it_was_given_and_can_be_resized,
+        what_the_guest_does_not_offer_is_unimplemented,
+    ],
+    alone: [],
+}
+
 async fn python_runs_and_both_streams_and_the_exit_code_come_back() {
     let sandbox = Host::shared().sandbox().await;
 
@@ -28,7 +42,6 @@ async fn python_runs_and_both_streams_and_the_exit_code_come_back() {
     assert_eq!((output.end.exit_code, output.end.exited), (3, true));
 }
 
-#[tokio::test]
 async fn a_command_runs_as_the_user_in_the_folder_and_with_the_environment_it_asks_for() {
     let sandbox = Host::shared().sandbox().await;
 
@@ -43,7 +56,6 @@ async fn a_command_runs_as_the_user_in_the_folder_and_with_the_environment_it_as
     assert_eq!(String::from_utf8_lossy(&root.stdout), "root\n/etc\nteal\n");
 }
 
-#[tokio::test]
 async fn a_missing_folder_or_user_is_refused_and_says_so() {
     let sandbox = Host::shared().sandbox().await;
 
@@ -54,7 +66,6 @@ async fn a_missing_folder_or_user_is_refused_and_says_so() {
     assert_eq!(nobody.unwrap_err().code(), Some("unauthenticated"));
 }
 
-#[tokio::test]
 async fn ten_mebibytes_go_through_a_process_unchanged() {
     let sandbox = Host::shared().sandbox().await;
     let sent = pattern(10 << 20);
@@ -73,7 +84,6 @@ async fn ten_mebibytes_go_through_a_process_unchanged() {
     assert_eq!(output.end.exit_code, 0);
 }
 
-#[tokio::test]
 async fn a_client_that_attaches_late_gets_the_output_and_the_end() {
     let sandbox = Host::shared().sandbox().await;
     let stream = sandbox.data_plane.start(&shell("echo early; exit 5", None)).await.unwrap();
@@ -86,7 +96,6 @@ async fn a_client_that_attaches_late_gets_the_output_and_the_end() {
     assert_eq!(late.end.exit_code, 5);
 }
 
-#[tokio::test]
 async fn a_signal_reaches_the_whole_process_group() {
     let sandbox = Host::shared().sandbox().await;
     let stream = sandbox.data_plane.start(&shell("sleep 1000 & sleep 1000 & echo started; wait", None)).await.unwrap();
@@ -102,7 +111,6 @@ async fn a_signal_reaches_the_whole_process_group() {
     assert_eq!(sandbox.data_plane.signal(pid, Signal::Kill).await.unwrap_err().code(), Some("not_found"));
 }
 
-#[tokio::test]
 async fn a_process_ends_at_the_deadline_its_client_set() {
     let sandbox = Host::shared().sandbox().await;
     let command = Command { timeout: Some(Duration::from_secs(2)), ..shell("sleep 1000", None) };
@@ -117,7 +125,6 @@ async fn a_process_ends_at_the_deadline_its_client_set() {
     eventually("the process is gone", || async { sandbox.sh("pgrep -c sleep").await.stdout == b"0\n" }).await;
 }
 
-#[tokio::test]
 async fn a_terminal_has_the_size_it_was_given_and_can_be_resized() {
     let sandbox = Host::shared().sandbox().await;
     let mut command = shell("stty size; read line; stty size; test -t 0 && echo terminal", None);
@@ -142,7 +149,6 @@ async fn a_terminal_has_the_size_it_was_given_and_can_be_resized() {
     assert!(seen.contains("terminal"), "{seen:?}");
 }
 
-#[tokio::test]
 async fn what_the_guest_does_not_offer_is_unimplemented() {
     let sandbox = Host::shared().sandbox().await;
 

@@ -5,10 +5,21 @@ use std::time::Duration;
 
 use support::{COUNTER, Checkpoint, Dialogue, Host, Sandbox, wait_until};
 
+tests! {
+    shared: [],
+    alone: [
+        a_pause_holds_if_it_was_acknowledged_and_else_the_sandbox_goes_on,
+        a_resume_holds_if_it_was_acknowledged_and_else_can_be_asked_for_again,
+        a_checkpoint_of_the_disk_can_be_restored_if_it_was_acknowledged,
+        a_checkpoint_with_memory_can_be_restored_if_it_was_acknowledged,
+        the_forks_of_a_sandbox_live_if_they_were_acknowledged_and_else_there_are_none,
+        a_sandbox_is_gone_if_its_delete_was_acknowledged_and_else_can_be_deleted_again,
+    ],
+}
+
 /// When the agent is killed, in milliseconds after the operation began.
 const POINTS: [u64; 7] = [0, 20, 50, 100, 200, 400, 800];
 
-#[tokio::test]
 async fn a_pause_holds_if_it_was_acknowledged_and_else_the_sandbox_goes_on() {
     let host = Host::shared();
     let mut sandbox = Subject::start().await;
@@ -24,7 +35,6 @@ async fn a_pause_holds_if_it_was_acknowledged_and_else_the_sandbox_goes_on() {
     host.leaves_nothing(sandbox.sandbox).await;
 }
 
-#[tokio::test]
 async fn a_resume_holds_if_it_was_acknowledged_and_else_can_be_asked_for_again() {
     let host = Host::shared();
     let mut sandbox = Subject::start().await;
@@ -41,17 +51,14 @@ async fn a_resume_holds_if_it_was_acknowledged_and_else_can_be_asked_for_again()
     host.leaves_nothing(sandbox.sandbox).await;
 }
 
-#[tokio::test]
 async fn a_checkpoint_of_the_disk_can_be_restored_if_it_was_acknowledged() {
     checkpoint_at_every_point(false).await;
 }
 
-#[tokio::test]
 async fn a_checkpoint_with_memory_can_be_restored_if_it_was_acknowledged() {
     checkpoint_at_every_point(true).await;
 }
 
-#[tokio::test]
 async fn the_forks_of_a_sandbox_live_if_they_were_acknowledged_and_else_there_are_none() {
     let host = Host::shared();
     let mut sandbox = Subject::start().await;
@@ -74,7 +81,6 @@ async fn the_forks_of_a_sandbox_live_if_they_were_acknowledged_and_else_there_ar
     host.leaves_nothing(sandbox.sandbox).await;
 }
 
-#[tokio::test]
 async fn a_sandbox_is_gone_if_its_delete_was_acknowledged_and_else_can_be_deleted_again() {
     let host = Host::shared();
     for point in POINTS {

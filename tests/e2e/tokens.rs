@@ -2,7 +2,17 @@
 
 use support::{Host, Sandbox, eventually};
 
-#[tokio::test]
+tests! {
+    shared: [
+        missing_wrong_and_foreign_tokens_are_refused,
+        an_unknown_sandbox_is_not_found_and_tells_nothing,
+        the_control_plane_refuses_a_missing_and_a_wrong_key,
+    ],
+    alone: [
+        an_expired_token_is_refused_and_a_new_session_works,
+    ],
+}
+
 async fn missing_wrong_and_foreign_tokens_are_refused() {
     let host = Host::shared();
     let (sandbox, other) = tokio::join!(host.sandbox(), host.sandbox());
@@ -19,7 +29,6 @@ async fn missing_wrong_and_foreign_tokens_are_refused() {
     assert_eq!(status(&sandbox, Some(token)).await, 200);
 }
 
-#[tokio::test]
 async fn an_expired_token_is_refused_and_a_new_session_works() {
     let host = Host::shared();
     let sandbox = host.sandbox().await;
@@ -40,7 +49,6 @@ async fn an_expired_token_is_refused_and_a_new_session_works() {
     assert!(host.client.data_plane(&session).read_file("/etc/hostname", None).await.is_ok());
 }
 
-#[tokio::test]
 async fn an_unknown_sandbox_is_not_found_and_tells_nothing() {
     let host = Host::shared();
     let sandbox = host.sandbox().await;
@@ -59,7 +67,6 @@ async fn an_unknown_sandbox_is_not_found_and_tells_nothing() {
     assert_eq!(answer.status(), 502);
 }
 
-#[tokio::test]
 async fn the_control_plane_refuses_a_missing_and_a_wrong_key() {
     let host = Host::shared();
     let url = format!("{}/v1/sandboxes", host.api_url);

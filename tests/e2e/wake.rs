@@ -1,10 +1,19 @@
 //! Requests to paused sandboxes.
 
-use futures_util::future::join_all;
-use sandpiper::client::{CreateSandbox, ExposedPort, Lifecycle, OnTimeout};
+use futures_util::future::try_join_all;
+use sandpiper::client::{CreateSandbox, DataPlane, ExposedPort, Lifecycle, OnTimeout};
 use support::{Host, Sandbox, eventually, shell, small};
 
-#[tokio::test]
+tests! {
+    shared: [
+        a_request_to_a_paused_sandbox_that_wakes_is_served,
+        requests_that_come_together_share_one_resume,
+        without_auto_resume_a_request_is_refused_and_says_that_the_sandbox_is_paused,
+        asking_for_its_health_without_a_token_wakes_no_sandbox,
+    ],
+    alone: [],
+}
+
 async fn a_request_to_a_paused_sandbox_that_wakes_is_served() {
     let host = Host::shared();
     let sandbox = paused_at_its_deadline(true, &[ExposedPort::public(8000)]).await;
@@ -28,19 +37,18 @@ async fn a_request_to_a_paused_sandbox_that_wakes_is_served() {
     eventually("the API sees that it is awake", || async { state(&sandbox).await == "ready" }).await;
 }
 
-#[tokio::test]
 async fn requests_that_come_together_share_one_resume() {
     let sandbox = paused_at_its_deadline(true, &[]).await;
-    let before = generation(&sandbox).await;
+    let before = generation(sandbox.data_plane.clone()).await;
     sandbox.pause().await.expect("the sandbox is paused");
 
-    let seen = join_all((0..5).map(|_| generation(&sandbox))).await;
+    let requests = (0..5).map(|_| tokio::spawn(generation(sandbox.data_plane.clone())));
+    let seen = try_join_all(requests).await.expect("every request comes to an end");
 
     assert_eq!(seen, [before + 1; 5]);
-    assert_eq!(generation(&sandbox).await, before + 1);
+    assert_eq!(generation(sandbox.data_plane.clone()).await, before + 1);
 }
 
-#[tokio::test]
 async fn without_auto_resume_a_request_is_refused_and_says_that_the_sandbox_is_paused() {
     let host = Host::shared();
     let sandbox = paused_at_its_deadline(false, &[ExposedPort::public(8000)]).await;
@@ -60,7 +68,6 @@ async fn without_auto_resume_a_request_is_refused_and_says_that_the_sandbox_is_p
     assert_eq!(state(&sandbox).await, "stopped");
 }
 
-#[tokio::test]
 async fn asking_for_its_health_without_a_token_wakes_no_sandbox() {
     let host = Host::shared();
     let sandbox = paused_at_its_deadline(true, &[]).await;
@@ -87,8 +94,8 @@ async fn state(sandbox: &Sandbox) -> String {
 }
 
 /// How often the sandbox was started, as its programs see it.
-async fn generation(sandbox: &Sandbox) -> u64 {
-    let file = sandbox.data_plane.read_file("/run/sandpiper/generation", None).await;
-    let file = file.unwrap_or_else(|error| panic!("the generation of {} is read: {error}", sandbox.id));
+async fn generation(data_plane: DataPlane) -> u64 {
+    let file = data_plane.read_file("/run/sandpiper/generation", None).await;
+    let file = file.unwrap_or_else(|error| panic!("the generation is read: {error}"));
     String::from_utf8(file).unwrap().trim().parse().expect("a number")
 }

@@ -6,6 +6,15 @@ use sandpiper::client::CreateSandbox;
 use sandpiper_protocol::agent::StartKind;
 use support::{Dialogue, Host, KEEPER, Sandbox, small};
 
+tests! {
+    shared: [],
+    alone: [
+        the_second_sandbox_of_a_shape_is_restored_and_serves,
+        two_sandboxes_from_one_snapshot_share_nothing_that_should_be_their_own,
+        a_restored_guest_has_the_hosts_clock,
+    ],
+}
+
 /// How far a guest's clock may be from the host's.
 const CLOCK_NS: u128 = 50_000_000;
 
@@ -14,7 +23,6 @@ const IDENTITY: &str = "python3 -c 'import os; print(os.urandom(32).hex())'; cat
                         python3 -c 'import uuid; print(uuid.uuid4())'; hostname; cat /run/sandpiper/id; echo $COLOUR; \
                         cat /run/sandpiper/generation";
 
-#[tokio::test]
 async fn the_second_sandbox_of_a_shape_is_restored_and_serves() {
     let host = Host::shared();
     host.wait_until_warm(&small()).await.delete().await;
@@ -28,7 +36,6 @@ async fn the_second_sandbox_of_a_shape_is_restored_and_serves() {
     host.leaves_nothing(sandbox).await;
 }
 
-#[tokio::test]
 async fn two_sandboxes_from_one_snapshot_share_nothing_that_should_be_their_own() {
     let host = Host::shared();
     host.wait_until_warm(&small()).await.delete().await;
@@ -49,7 +56,6 @@ async fn two_sandboxes_from_one_snapshot_share_nothing_that_should_be_their_own(
     assert!(first[6].parse::<u64>().is_ok_and(|generation| generation >= 1), "generation {:?}", first[6]);
 }
 
-#[tokio::test]
 async fn a_restored_guest_has_the_hosts_clock() {
     let host = Host::shared();
     let sandbox = host.wait_until_warm(&small()).await;

@@ -1,6 +1,8 @@
+//! One checkpoint of a test.
+
 use sandpiper::client::{self, Client, CreateSandbox};
 
-use crate::sandbox::last_call;
+use crate::sandbox::clean_up;
 
 /// A checkpoint that is deleted when it is dropped.
 pub struct Checkpoint {
@@ -23,8 +25,7 @@ impl Checkpoint {
 impl Drop for Checkpoint {
     fn drop(&mut self) {
         let (client, id) = (self.client.clone(), self.id.clone());
-        // One that was deleted already answers 404.
-        last_call(async move { drop(client.delete_checkpoint(&id).await) });
+        clean_up(&format!("checkpoint {}", self.id), async move { client.delete_checkpoint(&id).await });
     }
 }
 

@@ -1,31 +1,27 @@
+//! The host that tests and benchmarks use.
+
 use std::fs;
-use std::io::{BufRead, BufReader};
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::sync::{OnceLock, mpsc};
+use std::process::Command;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use sandpiper::client::{Client, ClientError, CreateSandbox};
 use sandpiper_protocol::agent;
-use serde::Deserialize;
 
 use crate::checkpoint::{Checkpoint, from_checkpoint};
-use crate::internet::RESOLVER;
 use crate::sandbox::Sandbox;
-use crate::wait::{eventually, wait_until_within};
+use crate::up::{self, Ready};
+use crate::wait::{wait_for, wait_until_within};
+use crate::watch::Services;
 
 /// Where the shared host keeps its data: apart from an operator's own, on the same file system.
 pub(crate) const STATE_DIR: &str = "/var/lib/sandpiper/tests";
 pub(crate) const RUNTIME_DIR: &str = "/run/sandpiper-tests";
-/// What agent and API of the shared host say.
-const LOG: &str = "/var/lib/sandpiper/tests.log";
 /// What the names of its slots begin with.
 pub(crate) const NETWORK: &str = "spt";
-const API: &str = "127.0.0.1:17070";
-const DATA_PLANE: &str = "127.0.0.1:17080";
 /// How long the first warm snapshot of a shape may take: two boots, about, and a whole memory written down.
 const WARMING: Duration = Duration::from_secs(400);
 
@@ -34,6 +30,15 @@ pub struct Host {
     pub client: Client,
     pub api_url: String,
     api_key: String,
+    log: PathBuf,
+    expected: Mutex<Expected>,
+}
+
+/// What the tests know of the host's processes.
+pub(crate) struct Expected {
+    pub(crate) services: Services,
+    /// How often a test made one of them start again.
+    pub(crate) restarts: usize,
 }
 
 impl Host {
@@ -46,25 +51,21 @@ impl Host {
     fn start() -> Self {
         // One provider for every TLS connection; another test may have installed it.
         let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
-        let (sender, receiver) = mpsc::channel();
-        // `up` gets a signal when the thread that started it ends: this one lasts as long as the process.
-        std::thread::spawn(move || {
-            let mut child = up().spawn().expect("sandpiper up starts");
-            let lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
-            for line in lines.map_while(Result::ok) {
-                if let Ok(ready) = serde_json::from_str::<Ready>(&line) {
-                    let _ = sender.send(ready);
-                }
-            }
-            let _ = child.wait();
-        });
-        let ready = receiver.recv_timeout(Duration::from_secs(600));
-        let log = || fs::read_to_string(LOG).unwrap_or_default();
-        let ready = ready.unwrap_or_else(|_| panic!("sandpiper up is not ready; it said:\n{}", log()));
+        let (Ready { url, api_key }, log) = up::start();
         // Every test has a runtime of its own, and a kept connection would belong to the one that opened it.
         let http = Client::http_builder().pool_max_idle_per_host(0).build().expect("an HTTP client");
-        let client = Client::with_http(http, &ready.url, &ready.api_key);
-        Self { client, api_url: ready.url, api_key: ready.api_key }
+        let client = Client::with_http(http, &url, &api_key);
+        let expected = Mutex::new(Expected { services: Services::find(), restarts: 0 });
+        Self { client, api_url: url, api_key, log, expected }
+    }
+
+    /// What agent and API write. It is kept when they have ended.
+    pub fn log(&self) -> &Path {
+        &self.log
+    }
+
+    pub(crate) fn expected(&self) -> MutexGuard<'_, Expected> {
+        self.expected.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A ready sandbox of the base template.
@@ -83,7 +84,7 @@ impl Host {
 
     /// The `sandpiper` command, set up for this host.
     pub fn cli(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(program());
+        let mut command = Command::new(up::program());
         command.args(arguments).env("SANDPIPER_URL", &self.api_url).env("SANDPIPER_API_KEY", &self.api_key);
         command
     }
@@ -121,7 +122,8 @@ impl Host {
             while is_making_a_snapshot() {
                 tokio::time::sleep(Duration::from_secs(1)).await;
             }
-            Err(format!("the start was {start:?}; {LOG} says what became of the warm snapshot"))
+            let log = self.log.display();
+            Err(format!("the start was {start:?}; {log} says what became of the warm snapshot"))
         })
         .await
     }
@@ -136,12 +138,17 @@ impl Host {
     /// Kills the agent with SIGKILL and waits until the one that follows it answers.
     pub async fn kill_agent(&self) {
         let pid = self.agent_pid().expect("an agent runs");
+        assert_eq!(Some(pid), self.expected().services.agent, "the agent ended by itself before it was killed");
         kill(pid, Signal::SIGKILL).expect("the agent is ours to kill");
         // Each time anew: what the old one was just starting looks like an agent for a moment.
-        eventually("another agent answers", || async {
-            self.agent_pid().is_some_and(|next| next != pid) && agent_call("/healthz").await.is_ok()
+        let next = wait_for("another agent answers", || async {
+            let next = self.agent_pid().filter(|next| *next != pid)?;
+            agent_call("/healthz").await.is_ok().then_some(next)
         })
         .await;
+        let mut expected = self.expected();
+        expected.services.agent = Some(next);
+        expected.restarts += 1;
     }
 
     /// Changes one setting of the agent's configuration until `up` writes it anew; it holds from the agent's next
@@ -159,8 +166,7 @@ impl Host {
 
     /// The agent's process.
     pub fn agent_pid(&self) -> Option<Pid> {
-        // A monitor that is being started looks like the agent until it is executed; the agent is the older one.
-        processes("sandpiper-agent", STATE_DIR).into_iter().min()
+        Services::find().agent
     }
 }
 
@@ -184,67 +190,4 @@ async fn agent_call(path: &str) -> reqwest::Result<reqwest::Response> {
 /// The smallest sandbox that runs everything the tests run.
 pub fn small() -> CreateSandbox {
     CreateSandbox { memory_mb: Some(256), cpu: Some(1), timeout: Some(900), ..CreateSandbox::default() }
-}
-
-#[derive(Deserialize)]
-struct Ready {
-    url: String,
-    api_key: String,
-}
-
-/// Tests and programs are built into one folder; a test binary is one level below it.
-fn program() -> PathBuf {
-    let exe = std::env::current_exe().expect("own path");
-    let found = exe.ancestors().skip(1).take(2).map(|folder| folder.join("sandpiper")).find(|path| path.is_file());
-    found.expect("sandpiper is built beside the tests: scripts/build")
-}
-
-fn up() -> Command {
-    // Every run has a key of its own: the credentials of an earlier one are not taken up.
-    let credentials = tempfile::tempdir().expect("a folder for credentials").keep();
-    fs::create_dir_all(STATE_DIR).expect("a folder for the host's data");
-    let settings = format!("{STATE_DIR}.toml");
-    fs::write(&settings, agent_settings()).expect("a file for the agent's settings");
-    let log = fs::File::create(LOG).expect("a file for what the host says");
-    let mut command = Command::new(program());
-    command
-        .args(["--json", "up", "--stop-sandboxes-on-exit"])
-        .args(["--state-dir", STATE_DIR, "--runtime-dir", RUNTIME_DIR])
-        .args(["--agent-settings", &settings])
-        .args(["--listen", API, "--data-plane-listen", DATA_PLANE])
-        .env("XDG_CONFIG_HOME", &credentials)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(log);
-    // SAFETY: between fork and exec the closure makes one system call and allocates nothing.
-    unsafe {
-        command.pre_exec(|| Ok(nix::sys::prctl::set_pdeathsig(Signal::SIGTERM)?));
-    }
-    command
-}
-
-/// Names are resolved by the tests' own internet; slots have names of their own, so that an operator's are left alone.
-fn agent_settings() -> String {
-    let profiles = format!("{STATE_DIR}-profiles.json");
-    fs::write(&profiles, r#"{"profiles": {"package-registries": ["registry.example.test:443"]}}"#)
-        .expect("a file for the profiles");
-    format!(
-        "[network]\nname = {NETWORK:?}\ntransit = \"100.66.0.0/16\"\ntransit6 = \"fd5a:5c::/48\"\n\
-         resolvers = [{RESOLVER:?}]\nprofiles = {profiles:?}\n"
-    )
-}
-
-/// Processes of this program whose command line names `what`.
-fn processes(program: &str, what: &str) -> Vec<Pid> {
-    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
-    entries
-        .filter_map(|entry| {
-            let path = entry.ok()?.path();
-            let pid: i32 = path.file_name()?.to_str()?.parse().ok()?;
-            let words = fs::read(path.join("cmdline")).ok()?;
-            let words = String::from_utf8_lossy(&words);
-            let first = words.split('\0').next()?;
-            (first.ends_with(program) && words.contains(what)).then(|| Pid::from_raw(pid))
-        })
-        .collect()
 }

@@ -1,3 +1,5 @@
+//! An internet of the tests' own.
+
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};

@@ -1,3 +1,5 @@
+//! One sandbox of a test.
+
 use std::collections::BTreeMap;
 
 use sandpiper::client::{self, Client, ClientError, Command, DataPlane, NewCheckpoint, Output, Session};
@@ -86,20 +88,29 @@ impl Sandbox {
 impl Drop for Sandbox {
     fn drop(&mut self) {
         let (client, id) = (self.client.clone(), self.id.clone());
-        // One that was destroyed already answers 404.
-        last_call(async move { drop(client.delete(&id).await) });
+        clean_up(&format!("sandbox {}", self.id), async move { client.delete(&id).await });
     }
 }
 
-/// Makes a call from a destructor. A test may be panicking on a runtime that is about to end: a thread with its own
-/// does it.
-pub(crate) fn last_call(call: impl Future<Output = ()> + Send + 'static) {
+/// Deletes `what` from a destructor, and fails the test when that fails; one that is gone already answers 404. A test
+/// may be panicking on a runtime that is about to end: a thread with its own does it.
+pub(crate) fn clean_up(what: &str, delete: impl Future<Output = Result<(), ClientError>> + Send + 'static) {
     let thread = std::thread::spawn(move || {
-        if let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() {
-            runtime.block_on(call);
-        }
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        runtime.expect("a runtime").block_on(delete)
     });
-    let _ = thread.join();
+    let failure = match thread.join() {
+        Ok(Ok(())) => return,
+        Ok(Err(error)) if error.status() == Some(404) => return,
+        Ok(Err(error)) => error.to_string(),
+        Err(_) => "the call panicked".to_owned(),
+    };
+    // A panic on top of another one would end the process.
+    if std::thread::panicking() {
+        eprintln!("{what} could not be deleted: {failure}");
+    } else {
+        panic!("{what} could not be deleted: {failure}");
+    }
 }
 
 /// A command line for the guest's shell.

@@ -32,10 +32,10 @@ pub struct Traces {
 }
 
 /// A monitor's process.
-struct Process {
-    pid: Pid,
+pub(crate) struct Process {
+    pub(crate) pid: Pid,
     /// Id of the shell that it began as.
-    shell: String,
+    pub(crate) shell: String,
 }
 
 impl Host {
@@ -66,9 +66,26 @@ impl Host {
         paths.into_iter().filter(|path| path.exists()).collect()
     }
 
+    /// The folders of everything on disk that belongs to sandboxes and checkpoints.
+    pub fn folders(&self) -> Vec<PathBuf> {
+        ["sandboxes", "checkpoints"].map(|folder| Path::new(STATE_DIR).join(folder)).into()
+    }
+
     /// The folder of a sandbox's files.
     pub fn folder_of(&self, id: &str) -> PathBuf {
         Path::new(STATE_DIR).join("sandboxes").join(id)
+    }
+
+    /// The folder of the base template.
+    pub fn template_folder(&self) -> PathBuf {
+        let folders = below(&Path::new(STATE_DIR).join("templates"));
+        folders.into_iter().next().expect("the base template was imported")
+    }
+
+    /// The folders of warm snapshots that are complete.
+    pub fn warm_folders(&self) -> Vec<PathBuf> {
+        let folders = below(&Path::new(STATE_DIR).join("warm"));
+        folders.into_iter().filter(|folder| folder.join("manifest.json").exists()).collect()
     }
 
     /// The folder of a checkpoint's files.
@@ -102,6 +119,11 @@ impl Host {
         Traces { id: id.to_owned(), monitor, cgroups: cgroups.unwrap_or_default(), slot: self.slot_of(id) }
     }
 
+    /// The host's end of a sandbox's network: the name of the link.
+    pub fn link_of(&self, id: &str) -> Option<String> {
+        Some(format!("{NETWORK}v{}", self.record(id)?["slot"].as_u64()?))
+    }
+
     /// The name of the network namespace that a sandbox has while it runs.
     pub fn slot_of(&self, id: &str) -> Option<String> {
         Some(format!("{NETWORK}-{}", self.record(id)?["slot"].as_u64()?))
@@ -123,7 +145,15 @@ impl Host {
         .await;
     }
 
-    async fn leaks(&self) -> Result<Vec<String>, String> {
+    /// Monitors that wait for a sandbox.
+    pub(crate) fn idle_monitors(&self) -> Vec<Process> {
+        let (recorded, shells) = (self.recorded(), names(&Path::new(STATE_DIR).join("shells")));
+        let is_idle = |process: &Process| !recorded.contains(&process.pid) && shells.contains(&process.shell);
+        processes().into_iter().filter(is_idle).collect()
+    }
+
+    /// What there is on this host that is of no use to anybody, or not there that should be.
+    pub(crate) async fn leaks(&self) -> Result<Vec<String>, String> {
         let text = |error: &dyn std::fmt::Display| error.to_string();
         let listed: SandboxList = agent_get("/sandboxes").await.map_err(|error| text(&error))?;
         let shown = self.client.list("").await.map_err(|error| text(&error))?;
@@ -158,9 +188,11 @@ impl Host {
         let ids = names(&Path::new(STATE_DIR).join("sandboxes"));
         let used: HashSet<String> = ids.iter().filter_map(|id| self.slot_of(id)).collect();
         let unused: Vec<_> = slots().into_iter().filter(|slot| !used.contains(slot)).collect();
-        if unused.len() > READY_SLOTS {
-            leaks.push(format!("{unused:?} are nobody's networks, and more than are kept ready"));
+        if unused.len() != READY_SLOTS {
+            leaks.push(format!("{unused:?} are nobody's networks, and {READY_SLOTS} are kept ready"));
         }
+        let drafts = names(&Path::new(STATE_DIR).join("warm")).into_iter().filter(|name| name.starts_with('.'));
+        leaks.extend(drafts.map(|draft| format!("the warm snapshot {draft} is being made")));
         for cgroup in cgroups() {
             if fs::read_to_string(cgroup.join("cgroup.procs")).is_ok_and(|processes| processes.is_empty()) {
                 leaks.push(format!("{} has no process", cgroup.display()));
@@ -182,6 +214,11 @@ impl Traces {
         let files = Host::shared().files_of(&self.id);
         assert_eq!(files, Vec::<PathBuf>::new(), "files of {} are left", self.id);
         self.process_is_gone().await;
+    }
+
+    /// Whether the monitor runs.
+    pub fn is_alive(&self) -> bool {
+        self.monitor.is_some_and(|pid| is_among(&processes(), pid))
     }
 
     /// Panics unless the process, its cgroup and its network are gone before long.
@@ -223,7 +260,7 @@ fn processes() -> Vec<Process> {
 }
 
 /// The cgroup folders of monitors: of one tree, or of several where the host still has version 1.
-fn cgroups() -> Vec<PathBuf> {
+pub(crate) fn cgroups() -> Vec<PathBuf> {
     let root = PathBuf::from("/sys/fs/cgroup");
     let trees = below(&root).into_iter().chain([root]);
     let is_an_agents =
