@@ -141,7 +141,9 @@ pub(crate) async fn run(arguments: Arguments, output: Output) -> anyhow::Result<
     let api = Service::start("sandpiper-api", program("sandpiper-api")?, api_arguments, Some(files.api_user));
     let url = format!("http://{}", reachable(arguments.listen));
     let progress = output.progress("starting the API");
-    let probe = reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(5)).build()?;
+    // It lives as long as this function: a connection that it kept would be open for nothing.
+    let probe =
+        reqwest::Client::builder().no_proxy().pool_max_idle_per_host(0).timeout(Duration::from_secs(5)).build()?;
     let health = format!("{url}/healthz");
     let ready = wait_until("the API", || async {
         probe.get(&health).send().await.is_ok_and(|answer| answer.status().is_success())
