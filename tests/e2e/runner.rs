@@ -14,6 +14,7 @@ use std::thread;
 use std::time::Instant;
 
 use support::Host;
+use support::internet::Internet;
 
 /// Tests that run side by side.
 const AT_A_TIME: usize = 2;
@@ -125,6 +126,8 @@ impl Selection {
         println!("running {} tests", self.names().count());
         let (host, report) = (Host::shared(), Report::new());
         println!("agent and API write to {}", host.log().display());
+        // Before the first inventory: it stays until the end.
+        Internet::shared();
         for part in &self.0 {
             part.run(host, &report);
         }
