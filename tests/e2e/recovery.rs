@@ -1,6 +1,12 @@
-//! `kill -9` of the agent at many points of everything that has to do with snapshots. What was acknowledged holds; what
+//! `kill -9` of the agent in every phase of everything that has to do with snapshots. What was acknowledged holds; what
 //! was not leaves a sandbox that goes on; and nothing is left that belongs to nobody.
+//!
+//! The phases are those that the agent's files show: each operation is done again and again, the agent being killed once
+//! before any of them has changed, then at the first change, the second, the fourth, and so on, until the operation is over
+//! first. With a real guest an agent's death takes seconds; `agent/tests` has it die at every point there is.
 
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use support::{COUNTER, Checkpoint, Dialogue, Host, Sandbox, wait_until};
@@ -17,19 +23,17 @@ tests! {
     ],
 }
 
-/// When the agent is killed, in milliseconds after the operation began.
-const POINTS: [u64; 7] = [0, 20, 50, 100, 200, 400, 800];
-
 async fn a_pause_holds_if_it_was_acknowledged_and_else_the_sandbox_goes_on() {
     let host = Host::shared();
     let mut sandbox = Subject::start().await;
-    for point in POINTS {
-        let paused = kill_agent_during(point, sandbox.sandbox.pause()).await;
+    let mut phases = Phases::new();
+    while let Some(point) = phases.next() {
+        let paused = phases.kill_agent_during(sandbox.sandbox.pause()).await;
 
         let state = sandbox.rests().await;
         let acknowledged = outcome(&paused);
-        assert!(paused.is_err() || state == "stopped", "at {point} ms, {acknowledged}: it is {state}");
-        sandbox.goes_on(&format!("agent killed {point} ms into a pause, {acknowledged}, then {state}")).await;
+        assert!(paused.is_err() || state == "stopped", "at {point}, {acknowledged}: it is {state}");
+        sandbox.goes_on(&format!("agent killed at {point} of a pause, {acknowledged}, then {state}")).await;
         host.leaks_nothing().await;
     }
     host.leaves_nothing(sandbox.sandbox).await;
@@ -38,14 +42,15 @@ async fn a_pause_holds_if_it_was_acknowledged_and_else_the_sandbox_goes_on() {
 async fn a_resume_holds_if_it_was_acknowledged_and_else_can_be_asked_for_again() {
     let host = Host::shared();
     let mut sandbox = Subject::start().await;
-    for point in POINTS {
+    let mut phases = Phases::new();
+    while let Some(point) = phases.next() {
         sandbox.sandbox.pause().await.expect("the sandbox is paused");
-        let resumed = kill_agent_during(point, host.client.resume(&sandbox.sandbox.id, None)).await;
+        let resumed = phases.kill_agent_during(host.client.resume(&sandbox.sandbox.id, None)).await;
 
         let state = sandbox.rests().await;
         let acknowledged = outcome(&resumed);
-        assert!(resumed.is_err() || state == "ready", "at {point} ms, {acknowledged}: it is {state}");
-        sandbox.goes_on(&format!("agent killed {point} ms into a resume, {acknowledged}, then {state}")).await;
+        assert!(resumed.is_err() || state == "ready", "at {point}, {acknowledged}: it is {state}");
+        sandbox.goes_on(&format!("agent killed at {point} of a resume, {acknowledged}, then {state}")).await;
         host.leaks_nothing().await;
     }
     host.leaves_nothing(sandbox.sandbox).await;
@@ -62,11 +67,12 @@ async fn a_checkpoint_with_memory_can_be_restored_if_it_was_acknowledged() {
 async fn the_forks_of_a_sandbox_live_if_they_were_acknowledged_and_else_there_are_none() {
     let host = Host::shared();
     let mut sandbox = Subject::start().await;
-    for point in POINTS {
-        let forked = kill_agent_during(point, sandbox.sandbox.fork(2)).await;
+    let mut phases = Phases::new();
+    while let Some(point) = phases.next() {
+        let forked = phases.kill_agent_during(sandbox.sandbox.fork(2)).await;
 
         let acknowledged = outcome(&forked);
-        let what = format!("agent killed {point} ms into a fork, {acknowledged}");
+        let what = format!("agent killed at {point} of a fork, {acknowledged}");
         for fork in forked.unwrap_or_default() {
             assert_eq!(state_at_rest(&fork.id).await, "ready", "{what}");
             assert_eq!(fork.out("cat kept; hostname").await, format!("kept\n{}\n", fork.id), "{what}");
@@ -83,23 +89,24 @@ async fn the_forks_of_a_sandbox_live_if_they_were_acknowledged_and_else_there_ar
 
 async fn a_sandbox_is_gone_if_its_delete_was_acknowledged_and_else_can_be_deleted_again() {
     let host = Host::shared();
-    for point in POINTS {
+    let mut phases = Phases::new();
+    while let Some(point) = phases.next() {
         let sandbox = host.sandbox().await;
         let traces = host.traces_of(&sandbox.id);
 
-        let deleted = kill_agent_during(point, host.client.delete(&sandbox.id)).await;
+        let deleted = phases.kill_agent_during(host.client.delete(&sandbox.id)).await;
 
         let shown = host.client.show(&sandbox.id).await;
         let acknowledged = outcome(&deleted);
         assert!(
             deleted.is_err() || shown.as_ref().is_err_and(|error| error.status() == Some(404)),
-            "at {point} ms, {acknowledged}: {shown:?}"
+            "at {point}, {acknowledged}: {shown:?}"
         );
         wait_until("the sandbox is deleted, now or before", || async {
             match host.client.delete(&sandbox.id).await {
                 Ok(()) => Ok(()),
                 Err(error) if error.status() == Some(404) => Ok(()),
-                Err(error) => Err(format!("at {point} ms, {acknowledged}: {error}")),
+                Err(error) => Err(format!("at {point}, {acknowledged}: {error}")),
             }
         })
         .await;
@@ -144,11 +151,12 @@ impl Subject {
 async fn checkpoint_at_every_point(memory: bool) {
     let host = Host::shared();
     let mut sandbox = Subject::start().await;
-    for point in POINTS {
-        let taken = kill_agent_during(point, sandbox.sandbox.checkpoint(memory)).await;
+    let mut phases = Phases::new();
+    while let Some(point) = phases.next() {
+        let taken = phases.kill_agent_during(sandbox.sandbox.checkpoint(memory)).await;
 
         let acknowledged = outcome(&taken);
-        let what = format!("agent killed {point} ms into a checkpoint, {acknowledged}");
+        let what = format!("agent killed at {point} of a checkpoint, {acknowledged}");
         assert_eq!(sandbox.rests().await, "ready", "{what}");
         sandbox.goes_on(&what).await;
         if let Ok(checkpoint) = taken {
@@ -170,14 +178,71 @@ async fn is_restored(checkpoint: &Checkpoint, process: Option<u32>, what: &str) 
     host.leaves_nothing(restored).await;
 }
 
-/// Does something, and kills the agent when that has gone on for `point` milliseconds; comes back when another agent is
-/// up.
-async fn kill_agent_during<T>(point: u64, operation: impl Future<Output = T>) -> T {
-    let kill = async {
-        tokio::time::sleep(Duration::from_millis(point)).await;
-        Host::shared().kill_agent().await;
-    };
-    tokio::join!(operation, kill).0
+/// The phases of an operation, one after another.
+struct Phases {
+    /// The next one: how many changes the agent makes before it is killed.
+    next: usize,
+    /// Whether the operation was over before it had made so many.
+    are_over: bool,
+}
+
+impl Phases {
+    /// Between two looks at the agent's files.
+    const GLANCE: Duration = Duration::from_millis(1);
+
+    fn new() -> Self {
+        Self { next: 0, are_over: false }
+    }
+
+    /// Whether there is another one; its name.
+    fn next(&self) -> Option<String> {
+        (!self.are_over).then(|| format!("change {}", self.next))
+    }
+
+    /// Does something, and kills the agent when that has come to the next phase, or to its end; comes back when another
+    /// agent is up.
+    async fn kill_agent_during<T>(&mut self, operation: impl Future<Output = T>) -> T {
+        let is_over = AtomicBool::new(false);
+        let operation = async {
+            let outcome = operation.await;
+            is_over.store(true, Ordering::Relaxed);
+            outcome
+        };
+        let kill = async {
+            let (mut seen, mut left) = (progress(), self.next);
+            while left > 0 && !is_over.load(Ordering::Relaxed) {
+                tokio::time::sleep(Self::GLANCE).await;
+                let now = progress();
+                left -= usize::from(now != seen);
+                seen = now;
+            }
+            self.are_over = left > 0;
+            self.next = (self.next * 2).max(1);
+            Host::shared().kill_agent().await;
+        };
+        tokio::join!(operation, kill).0
+    }
+}
+
+/// How far the agent's files say that it is: their names, what the records hold, and whether there are data in the others.
+fn progress() -> BTreeSet<String> {
+    let host = Host::shared();
+    let mut found = BTreeSet::new();
+    let mut folders = host.folders();
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(&folder).into_iter().flatten().flatten() {
+            let (path, Ok(data)) = (entry.path(), entry.metadata()) else { continue };
+            let content = match path.extension() {
+                Some(extension) if extension == "json" => std::fs::read_to_string(&path).unwrap_or_default(),
+                _ => (data.len() > 0).to_string(),
+            };
+            found.insert(format!("{} {content}", path.display()));
+            if data.is_dir() {
+                folders.push(path);
+            }
+        }
+    }
+    found
 }
 
 /// The state in which a sandbox has come to rest, once agent and API say the same.
