@@ -1,35 +1,31 @@
 //! Snapshots whose files were damaged: they harm nobody but those who are started from them.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use nix::unistd::Pid;
 use sandpiper_protocol::agent::StartKind;
 use serde_json::Value;
-use support::{Host, Sandbox, layers, wait_until, within};
+use support::{Host, Sandbox, damage, wait_until, within};
 
 tests! {
     shared: [
         a_sandbox_whose_state_is_damaged_boots_from_its_disk,
         a_paused_sandbox_whose_memory_is_damaged_harms_nobody_else,
         a_damaged_checkpoint_harms_only_what_is_started_from_it,
+        a_paused_sandbox_whose_disk_is_damaged_harms_nobody_else,
+        a_sandbox_whose_disk_is_not_there_is_refused_and_goes_on_when_it_is_back,
     ],
-    alone: [],
+    alone: [
+        a_warm_snapshot_whose_working_set_is_damaged_starts_sandboxes_all_the_same,
+    ],
 }
-
-/// How a file is damaged: what is done to it, in words, and doing it.
-const DAMAGES: [(&str, fn(&Path)); 2] = [
-    ("with bits flipped", |path| {
-        let flipped = layers::flip_bits(path, 512).expect("the file can be changed");
-        assert!(flipped > 0, "{} has no data", path.display());
-    }),
-    ("cut in half", |path| layers::truncate(path).expect("the file can be cut")),
-];
 
 async fn a_sandbox_whose_state_is_damaged_boots_from_its_disk() {
     let host = Host::shared();
     let bystander = Bystander::new().await;
     let mut sandbox = host.sandbox().await;
-    for (how, damage) in DAMAGES {
+    for (how, damage) in damage::WAYS {
         sandbox.out(&format!("echo '{how}' > kept")).await;
         sandbox.pause().await.expect("the sandbox is paused");
         damage(&state_of(&host.record(&sandbox.id).expect("a record")["files"], &host.folder_of(&sandbox.id)));
@@ -46,7 +42,7 @@ async fn a_sandbox_whose_state_is_damaged_boots_from_its_disk() {
 async fn a_paused_sandbox_whose_memory_is_damaged_harms_nobody_else() {
     let host = Host::shared();
     let bystander = Bystander::new().await;
-    for (how, damage) in DAMAGES {
+    for (how, damage) in damage::WAYS {
         let mut sandbox = host.sandbox().await;
         sandbox.out("echo kept > kept").await;
         sandbox.pause().await.expect("the sandbox is paused");
@@ -61,13 +57,67 @@ async fn a_paused_sandbox_whose_memory_is_damaged_harms_nobody_else() {
     }
 }
 
+async fn a_paused_sandbox_whose_disk_is_damaged_harms_nobody_else() {
+    let host = Host::shared();
+    let bystander = Bystander::new().await;
+    for (how, damage) in damage::WAYS {
+        let mut sandbox = host.sandbox().await;
+        sandbox.out("echo kept > kept; sync").await;
+        sandbox.pause().await.expect("the sandbox is paused");
+        damage(&disk_of(&host.record(&sandbox.id).expect("a record")["files"], &host.folder_of(&sandbox.id)));
+
+        let resumed = within("the resume", sandbox.resume(None)).await.map(|resumed| resumed.state);
+
+        comes_to_rest(&sandbox.id, &format!("a disk {how}; the resume came to {resumed:?}")).await;
+        bystander.is_unharmed(&format!("a disk {how}")).await;
+        within("the delete", host.leaves_nothing(sandbox)).await;
+    }
+}
+
+async fn a_sandbox_whose_disk_is_not_there_is_refused_and_goes_on_when_it_is_back() {
+    let host = Host::shared();
+    let mut sandbox = host.sandbox().await;
+    sandbox.out("echo kept > kept").await;
+    sandbox.pause().await.expect("the sandbox is paused");
+    let disk = disk_of(&host.record(&sandbox.id).expect("a record")["files"], &host.folder_of(&sandbox.id));
+    let elsewhere = host.scratch();
+    let kept = elsewhere.path().join("disk");
+    fs::rename(&disk, &kept).expect("the layer is moved away");
+
+    let refused = within("the resume", sandbox.resume(None)).await.expect_err("there is no disk to go on with");
+
+    let name = disk.file_name().expect("a name").to_string_lossy();
+    let logs = host.client.logs(&sandbox.id).await.unwrap();
+    assert!(logs.iter().any(|entry| entry.message.contains(&*name)), "{name} is named: {refused}, {logs:?}");
+    assert_eq!(host.client.show(&sandbox.id).await.unwrap().state, "stopped");
+    fs::rename(&kept, &disk).expect("the layer is moved back");
+    sandbox.resume(None).await.expect("the sandbox is resumed");
+    assert_eq!(sandbox.out("cat kept").await, "kept\n");
+}
+
+async fn a_warm_snapshot_whose_working_set_is_damaged_starts_sandboxes_all_the_same() {
+    let host = Host::shared();
+    host.wait_until_warm(&support::small()).await.delete().await;
+    for (how, damage) in damage::WAYS {
+        let sets: Vec<PathBuf> = host.warm_folders().iter().map(|folder| working_set_of(folder)).collect();
+        let whole: Vec<Vec<u8>> = sets.iter().map(|path| fs::read(path).expect("a working set")).collect();
+        sets.iter().for_each(|path| damage(path));
+
+        let sandbox = host.sandbox().await;
+
+        assert_eq!(host.agent_view(&sandbox.id).await.unwrap().start, StartKind::Warm, "a working set {how}");
+        assert_eq!(sandbox.out("echo well").await, "well\n", "a working set {how}");
+        sets.iter().zip(whole).for_each(|(path, whole)| fs::write(path, whole).expect("the set is put right"));
+    }
+}
+
 async fn a_damaged_checkpoint_harms_only_what_is_started_from_it() {
     let host = Host::shared();
     let source = host.sandbox().await;
     source.out("echo kept > kept").await;
     let bystander = Bystander::new().await;
     for (part, find) in [("state", state_of as fn(&Value, &Path) -> PathBuf), ("memory", memory_of)] {
-        for (how, damage) in DAMAGES {
+        for (how, damage) in damage::WAYS {
             let checkpoint = source.checkpoint(true).await.expect("the checkpoint is taken");
             let manifest = host.manifest(&checkpoint.id);
             damage(&find(&manifest["snapshot"]["files"], &host.checkpoint_folder(&checkpoint.id)));
@@ -119,6 +169,19 @@ async fn comes_to_rest(id: &str, what: &str) {
 /// The state among the files of a snapshot in `folder`.
 fn state_of(files: &Value, folder: &Path) -> PathBuf {
     folder.join(files["state"].as_str().unwrap_or_else(|| panic!("a state in {files}")))
+}
+
+/// The disk layer that was written last.
+fn disk_of(files: &Value, folder: &Path) -> PathBuf {
+    let top = files["disk"].as_array().and_then(|layers| layers.last());
+    folder.join(top.and_then(|layer| layer["name"].as_str()).unwrap_or_else(|| panic!("disk layers in {files}")))
+}
+
+/// The working set of a warm snapshot.
+fn working_set_of(folder: &Path) -> PathBuf {
+    let manifest: Value = serde_json::from_slice(&fs::read(folder.join("manifest.json")).expect("a manifest")).unwrap();
+    let name = manifest["snapshot"]["files"]["working_set"].as_str();
+    folder.join(name.unwrap_or_else(|| panic!("a working set in {manifest}")))
 }
 
 /// The memory layer that was written last.

@@ -13,9 +13,7 @@ tests! {
         a_kernel_panic_is_reported,
         a_monitor_that_is_killed_is_reported,
     ],
-    alone: [
-        with_the_console_on_what_kernel_and_programs_print_is_in_the_logs,
-    ],
+    alone: [],
 }
 
 async fn a_sandbox_is_created_listed_shown_and_deleted_without_a_trace() {
@@ -90,25 +88,6 @@ async fn a_monitor_that_is_killed_is_reported() {
 
     let error = wait_for("the sandbox fails", || async { host.client.show(&sandbox.id).await.unwrap().error }).await;
     assert_eq!(error.code, "monitor_failed");
-}
-
-async fn with_the_console_on_what_kernel_and_programs_print_is_in_the_logs() {
-    let host = Host::shared();
-    host.set_agent("console", "true");
-    host.kill_agent().await;
-    let sandbox = host.sandbox().await;
-    sandbox.root_sh("echo printed by a program > /dev/console").await;
-
-    let printed = wait_for("the line is in the logs", || async {
-        let logs = host.client.logs(&sandbox.id).await.unwrap();
-        let console: Vec<_> = logs.into_iter().filter(|entry| entry.source == "console").collect();
-        console.iter().any(|entry| entry.message.contains("printed by a program")).then_some(console)
-    })
-    .await;
-
-    assert!(printed.iter().any(|entry| entry.message.contains("Linux version")));
-    host.set_agent("console", "false");
-    host.kill_agent().await;
 }
 
 /// How the API reports the end of a sandbox in which root runs `script`.

@@ -22,6 +22,7 @@ mod pressure;
 mod preview;
 mod process;
 mod recovery;
+mod restart;
 mod tokens;
 mod wake;
 mod warm;
@@ -33,8 +34,8 @@ use clap::Parser;
 use crate::runner::{Module, Selection};
 
 /// In this order: `warm` has the snapshot made that most of the others start from; what kills the agent, fills the disk or
-/// takes the memory comes last.
-const MODULES: [Module; 18] = [
+/// takes the memory comes last, and `restart` at the very end, as it makes the agent throw the snapshots away.
+const MODULES: [Module; 19] = [
     warm::TESTS,
     process::TESTS,
     files::TESTS,
@@ -53,6 +54,7 @@ const MODULES: [Module; 18] = [
     crash::TESTS,
     recovery::TESTS,
     pressure::TESTS,
+    restart::TESTS,
 ];
 
 /// End-to-end tests

@@ -6,6 +6,7 @@
 //! forked; [`REACHER`] is one that says what it can reach, of an [`internet`] of the tests' own. What a host must not keep, and what its files hold, is in `traces` and [`layers`].
 
 mod checkpoint;
+pub mod damage;
 mod dialogue;
 mod host;
 pub mod internet;
