@@ -1,14 +1,20 @@
 //! What sandboxes reach: real guests, a real firewall, and an internet that the tests made.
 
+use std::net::IpAddr;
+use std::process::Command;
+
 use futures_util::future::join_all;
 use nix::sys::signal::{Signal, kill};
 use sandpiper::client::{CreateSandbox, NetworkPolicy};
-use support::internet::{API, EVIL, Internet, RANGE, RESOLVER, WWW};
-use support::{Dialogue, Host, REACHER, Sandbox, eventually, small, wait_until};
+use support::internet::{API, EVIL, Internet, PRIVATE, RANGE, RESOLVER, WWW};
+use support::listeners::{self, Listeners};
+use support::{Dialogue, Host, REACHER, Sandbox, eventually, small, text, wait_until};
+use tokio::net::TcpStream;
 
 tests! {
     shared: [
-        by_default_all_that_is_public_is_reached_and_the_platform_is_not,
+        by_default_all_that_is_public_is_reached,
+        neither_the_host_nor_the_networks_that_it_is_in_are_reached,
         ranges_and_ports_are_allowed_as_they_are_written,
         what_is_denied_is_not_reached_by_name_or_by_range,
         a_profile_opens_what_the_operator_put_into_it,
@@ -24,10 +30,7 @@ tests! {
     ],
 }
 
-/// An address of the host itself that everybody could reach, were it not protected.
-const HOST: &str = "203.0.113.1";
-
-async fn by_default_all_that_is_public_is_reached_and_the_platform_is_not() {
+async fn by_default_all_that_is_public_is_reached() {
     let (sandbox, mut guest) = guest(NetworkPolicy::default()).await;
 
     assert_eq!(guest.ask("resolve api.example.test").await, API);
@@ -37,22 +40,53 @@ async fn by_default_all_that_is_public_is_reached_and_the_platform_is_not() {
     assert_eq!(guest.ask(&format!("udp {EVIL} 9999")).await, "echo");
     let mut root = Dialogue::start_as(&sandbox, REACHER, Some("root")).await;
     assert_eq!(root.ask(&format!("ping {EVIL}")).await, "echo");
+}
 
-    // The host's API listens on its loopback; its SSH port, its own addresses and its other networks are out of reach.
-    for protected in [HOST, "10.0.2.15", "10.0.2.2", "100.66.0.0", "100.66.0.1", "169.254.169.254", "192.168.0.1"] {
-        for port in [22, 53, 80, 443, 17070, 17080] {
-            assert_eq!(guest.ask(&format!("tcp {protected} {port}")).await, "closed", "{protected}:{port}");
+async fn neither_the_host_nor_the_networks_that_it_is_in_are_reached() {
+    let (sandbox, mut guest) = guest(NetworkPolicy::default()).await;
+    let mut root = Dialogue::start_as(&sandbox, REACHER, Some("root")).await;
+    let listeners = Listeners::start(&addresses_of_host(&sandbox), &[22, 80, 443, 17070, 17080]).await;
+    let internet = Internet::shared();
+    let known = internet.arrivals_of(&PRIVATE).len();
+    for address in PRIVATE {
+        drop(TcpStream::connect((address, 9999)).await.expect("the host reaches its networks"));
+    }
+    eventually("the host has arrived", || async { internet.arrivals_of(&PRIVATE).len() == known + PRIVATE.len() })
+        .await;
+
+    for address in &listeners.addresses {
+        assert_eq!(guest.ask(&format!("tcp {} {}", address.ip(), address.port())).await, "closed", "{address}");
+        assert!(address.is_ipv6() || root.ask(&format!("ping {}", address.ip())).await == "silent", "{address}");
+    }
+    for address in PRIVATE.into_iter().chain(["169.254.169.254"]) {
+        for port in [22, 80, 443, 9999] {
+            assert_eq!(guest.ask(&format!("tcp {address} {port}")).await, "closed", "{address}:{port}");
         }
-        assert_eq!(root.ask(&format!("ping {protected}")).await, "silent", "{protected}");
+        assert_eq!(root.ask(&format!("ping {address}")).await, "silent", "{address}");
     }
     for hidden in ["loopback", "private"] {
         assert_eq!(guest.ask(&format!("resolve {hidden}.example.test")).await, "unknown", "{hidden}");
     }
     assert_eq!(guest.ask("resolve metadata.example.test").await, API, "only the public one of its addresses");
-    assert_eq!(Internet::shared().arrivals_at("169.254.169.254"), []);
+    // What the same guest may reach, by the same means, it does reach.
+    assert_eq!(guest.ask(&format!("tcp {EVIL} 9999")).await, format!("open ::ffff:{EVIL}:9999"));
+    assert_eq!(root.ask(&format!("ping {EVIL}")).await, "echo");
+    assert_eq!(listeners.peers(), []);
+    assert_eq!(internet.arrivals_of(&PRIVATE).len(), known + PRIVATE.len());
     let denied = Host::shared().client.denied(&sandbox.id).await.unwrap();
     let metadata = denied.denied.iter().find(|denied| denied.host == "169.254.169.254" && denied.port == Some(80));
     assert!(metadata.is_some_and(|denied| denied.protocol == "tcp" && denied.count > 0), "{denied:?}");
+}
+
+/// The host's own addresses, those left out that it has for other sandboxes, which come and go.
+fn addresses_of_host(sandbox: &Sandbox) -> Vec<IpAddr> {
+    let own = Host::shared().link_of(&sandbox.id).expect("the sandbox has a network");
+    let is_meant =
+        |link: &String| *link == own || !link.starts_with(own.trim_end_matches(|c: char| c.is_ascii_digit()));
+    let found = listeners::addresses().into_iter().filter(|(link, _)| is_meant(link));
+    let found: Vec<IpAddr> = found.map(|(_, address)| address).collect();
+    assert!(found.len() >= 3, "one at the internet, two at the sandbox: {found:?}");
+    found
 }
 
 async fn without_internet_nothing_is_reached_and_no_name_is_known() {
@@ -183,7 +217,8 @@ async fn a_policy_that_changed_during_a_pause_holds_from_the_first_packet_on() {
     let (mut sandbox, guest) = guest(NetworkPolicy::default()).await;
     let sender = "while :; do echo late > /dev/udp/198.51.100.66/9999; sleep 0.02; done";
     sandbox.data_plane.start(&support::shell(sender, None)).await.unwrap();
-    let late = || internet.arrivals_at(EVIL).iter().filter(|arrival| arrival.name.as_deref() == Some("late\n")).count();
+    let late =
+        || internet.arrivals_of(&[EVIL]).iter().filter(|arrival| arrival.name.as_deref() == Some("late\n")).count();
     eventually("datagrams arrive", || async { late() > 0 }).await;
 
     sandbox.pause().await.unwrap();
@@ -216,16 +251,35 @@ async fn forks_have_networks_of_their_own() {
     assert_eq!(second.ask("tcp api.example.test 9999").await, format!("open ::ffff:{API}:9999"));
     assert_eq!(guest.ask("tcp api.example.test 9999").await, format!("open ::ffff:{API}:9999"));
 
-    // Whatever addresses the others' slots have on the host's side.
+    // A server in the one is not reached from the other, whatever address is tried.
     host.client.replace_network(&forks[0].id, &NetworkPolicy::default()).await.unwrap();
-    forks[1].data_plane.start(&support::shell("python3 -m http.server 7777", None)).await.unwrap();
-    for low in 0..24 {
-        assert_eq!(first.ask(&format!("tcp 100.66.0.{low} 7777")).await, "closed", "{low}");
+    forks[1].data_plane.start(&support::shell("exec python3 -m http.server 7777", None)).await.unwrap();
+    let own = addresses[1].split('/').next().expect("an address and its length");
+    let listens = format!("exec 3<>/dev/tcp/{own}/7777");
+    wait_until("the server listens, as its own guest sees", || async {
+        let dialled = forks[1].sh(&listens).await;
+        if dialled.end.exit_code == 0 { Ok(()) } else { Err(text(&dialled.stderr)) }
+    })
+    .await;
+    assert_eq!(first.ask(&format!("tcp {EVIL} 9999")).await, format!("open ::ffff:{EVIL}:9999"));
+    let of_slot = addresses_of_slot(&forks[1]);
+    assert!(of_slot.len() >= 3, "one at the guest, two at the host: {of_slot:?}");
+    for address in of_slot {
+        assert_eq!(first.ask(&format!("tcp {address} 7777")).await, "closed", "{address}");
     }
     for fork in forks {
         host.leaves_nothing(fork).await;
     }
     host.leaves_nothing(source).await;
+}
+
+/// What a sandbox's slot is called by: the addresses in its namespace.
+fn addresses_of_slot(sandbox: &Sandbox) -> Vec<String> {
+    let slot = Host::shared().slot_of(&sandbox.id).expect("the sandbox has a network");
+    let listed = Command::new("ip").args(["-n", &slot, "-o", "address", "show", "scope", "global"]).output();
+    let listed = text(&listed.expect("iproute2 is installed").stdout);
+    let addresses = listed.lines().filter_map(|line| line.split_whitespace().nth(3)?.split('/').next());
+    addresses.map(str::to_owned).collect()
 }
 
 /// What root in a guest may try with frames of its own. Prints nothing; what matters is what arrives.

@@ -20,6 +20,8 @@ pub const RESOLVER: &str = "203.0.113.10";
 pub const API: &str = "203.0.113.20";
 pub const WWW: &str = "203.0.113.30";
 pub const EVIL: &str = "198.51.100.66";
+/// Servers in the networks of the host's operator: its own machines, its provider's service for machines' secrets.
+pub const PRIVATE: [&str; 3] = ["10.66.6.6", "192.168.66.6", "169.254.66.66"];
 /// In a range by itself.
 pub const RANGE: &str = "198.51.100.0/24";
 
@@ -95,9 +97,9 @@ impl Internet {
         self.arrivals.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// What of it came to this address.
-    pub fn arrivals_at(&self, address: &str) -> Vec<Arrival> {
-        self.arrivals().into_iter().filter(|arrival| arrival.address == address).collect()
+    /// What of it came to these addresses.
+    pub fn arrivals_of(&self, addresses: &[&str]) -> Vec<Arrival> {
+        self.arrivals().into_iter().filter(|arrival| addresses.contains(&arrival.address.as_str())).collect()
     }
 }
 
@@ -133,6 +135,10 @@ fn lay_lines() {
     inside("link set eth0 up");
     inside("route add default via 203.0.113.1");
     ip(&format!("route replace {RANGE} via {RESOLVER}"));
+    for address in PRIVATE {
+        inside(&format!("address add {address}/32 dev eth0"));
+        ip(&format!("route replace {address}/32 via {RESOLVER}"));
+    }
 }
 
 fn ip(arguments: &str) {

@@ -12,6 +12,7 @@ mod host;
 pub mod internet;
 mod inventory;
 pub mod layers;
+pub mod listeners;
 mod reach;
 mod sandbox;
 mod traces;
