@@ -72,10 +72,19 @@ pub(crate) fn configure(vcpu: &VcpuFd, id: u8, supported: &CpuId) -> Result<(), 
 /// exit for the guest's `XSETBV`, would go on believing the reset value, and the guest would find its CPUID contradicting
 /// itself and do without AVX.
 fn enable_extended_state(vcpu: &VcpuFd, features: &[kvm_cpuid_entry2]) -> Result<(), kvm_ioctls::Error> {
-    let Some(leaf) = features.iter().find(|leaf| (leaf.function, leaf.index) == (0xd, 0)) else { return Ok(()) };
+    let Some(components) = extended_state(features) else { return Ok(()) };
     let mut registers = kvm_xcrs { nr_xcrs: 1, ..Default::default() };
-    registers.xcrs[0].value = u64::from(leaf.edx) << 32 | u64::from(leaf.eax);
+    registers.xcrs[0].value = components;
     vcpu.set_xcrs(&registers)
+}
+
+/// The components of register state that XCR0 can switch on. `None` without XSAVE (processors before 2011, `noxsave`, or
+/// a hypervisor that hides it): such a vCPU has no XCR0, and KVM refuses to set it, although leaf 0xd may be there, empty.
+fn extended_state(features: &[kvm_cpuid_entry2]) -> Option<u64> {
+    const XSAVE: u32 = 1 << 26;
+    let leaf = |function, index| features.iter().find(|leaf| (leaf.function, leaf.index) == (function, index));
+    let components = leaf(0xd, 0).filter(|_| leaf(0x1, 0).is_some_and(|leaf| leaf.ecx & XSAVE != 0))?;
+    Some(u64::from(components.edx) << 32 | u64::from(components.eax))
 }
 
 /// Makes one CPUID leaf say what is true for this vCPU: who it is among how many, and that it is virtual. Performance
@@ -265,6 +274,15 @@ mod tests {
             kvm_cpuid_entry2 { function, index, eax: 0x121, ebx: 0xaa00_0800, ecx: 0x8024, ..Default::default() };
         adapt(&mut leaf, id, count);
         leaf
+    }
+
+    #[test]
+    fn extended_state_is_switched_on_only_where_there_is_xsave() {
+        let leaf = |function, ecx, eax| kvm_cpuid_entry2 { function, ecx, eax, edx: 1, ..Default::default() };
+        let with = |ecx, eax| extended_state(&[leaf(0x1, ecx, 0), leaf(0xd, 0, eax)]);
+        assert_eq!(with(1 << 26, 7), Some(1 << 32 | 7));
+        assert_eq!(with(0, 7), None, "leaf 0xd alone says nothing");
+        assert_eq!(extended_state(&[leaf(0x1, 1 << 26, 0)]), None);
     }
 
     #[test]

@@ -93,7 +93,10 @@ impl VcpuState {
         // SAFETY: KVM reads as many bytes as its extended state has. That is more than `kvm_xsave` only for features that a
         // process must ask the kernel for, and this one never does.
         set("extended state", unsafe { vcpu.set_xsave(&self.extended_state) })?;
-        set("extended controls", vcpu.set_xcrs(&self.extended_controls))?;
+        // KVM tells of none where the host has no XSAVE, and then refuses even to set none.
+        if self.extended_controls.nr_xcrs > 0 {
+            set("extended controls", vcpu.set_xcrs(&self.extended_controls))?;
+        }
         set("debug registers", vcpu.set_debug_regs(&self.debug_registers))?;
         set("local APIC", vcpu.set_lapic(&self.local_apic))?;
         self.write_msrs(vcpu)?;
