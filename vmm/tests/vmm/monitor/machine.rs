@@ -189,9 +189,9 @@ fn a_monitor_takes_little_memory_of_its_own() {
         std::thread::yield_now();
     }
 
-    let kib = monitor.private_dirty_kib(256);
+    let kib = monitor.anonymous_kib(256);
 
-    println!("private dirty memory of the monitor: {kib} KiB");
+    println!("anonymous memory of the monitor: {kib} KiB");
     assert!(kib <= 3 * 1024, "{kib} KiB");
     assert!(matches!(monitor.agent.request(Request::Stop, &[]), Ok(Reply::Stopping)));
     monitor.end();

@@ -3,10 +3,9 @@
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::FileExt;
-use std::os::unix::net::UnixListener;
 use std::time::{Duration, Instant};
 
-use super::support::{Agent, Guest, Monitor, kvm_is_usable};
+use super::support::{Agent, Guest, Monitor, kvm_is_usable, vsock_listener};
 use crate::payload::Payload;
 use sandpiper_protocol::vmm::{
     Fault, FaultCode, MachineState, NetConfig, NetLimits, Reply, Request, RestoreConfig, Shape, SnapshotConfig,
@@ -41,8 +40,7 @@ impl Snapshot {
 
     /// The same with a network device, which is to have this tap.
     fn restore_with(&self, agent: &mut Agent, tap: Option<&File>, console: &File) -> Result<Reply, Fault> {
-        let folder = tempfile::tempdir().unwrap();
-        let vsock = UnixListener::bind(folder.path().join("vsock")).unwrap();
+        let (_folder, vsock) = vsock_listener();
         let mut fds: Vec<BorrowedFd<'_>> = vec![self.state.as_fd()];
         fds.extend(self.memory.iter().map(AsFd::as_fd));
         fds.push(vsock.as_fd());

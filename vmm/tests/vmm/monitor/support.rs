@@ -1,9 +1,10 @@
 //! A monitor under test: the real binary, its control socket, and payload guests of a few instructions.
 
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{Read, Seek, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::{Child, Command};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -13,11 +14,13 @@ use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::sys::socket::{
     AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, connect, getsockname, listen, socket,
 };
-use sandpiper_protocol::vmm::{self, ExitRecord, Fault, MachineConfig, MonitorMessage, Reply, Request, RequestMessage};
+use sandpiper_protocol::vmm::{
+    self, Event, ExitRecord, Fault, MachineConfig, MonitorMessage, Reply, Request, RequestMessage,
+};
 use sandpiper_skip::skipped;
 
 /// How long anything may take on a busy machine whose guests are emulated.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Whether guests can run here. If not, says so where nobody overlooks it.
 pub(crate) fn kvm_is_usable() -> bool {
@@ -68,7 +71,7 @@ impl Monitor {
 
     /// Waits for the process to end and reads its record.
     pub(crate) fn end(mut self) -> (ExitRecord, i32) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         let status = loop {
             if let Some(status) = self.child.try_wait().unwrap() {
                 break status;
@@ -82,15 +85,16 @@ impl Monitor {
         (serde_json::from_str(&text).unwrap(), status.code().unwrap())
     }
 
-    /// KiB of memory that is this process's alone and written to, guest memory (mappings of at least `guest_mib`) left out.
-    pub(crate) fn private_dirty_kib(&self, guest_mib: u64) -> u64 {
+    /// KiB of memory that is this process's alone because it wrote to it, guest memory (mappings of at least `guest_mib`)
+    /// left out. Not `Private_Dirty`: of a program that is on a tmpfs that counts the code too.
+    pub(crate) fn anonymous_kib(&self, guest_mib: u64) -> u64 {
         let maps = std::fs::read_to_string(format!("/proc/{}/smaps", self.child.id())).unwrap();
         let (mut size, mut sum) = (0, 0);
         for line in maps.lines() {
             let mut words = line.split_whitespace();
             match (words.next(), words.next().and_then(|number| number.parse::<u64>().ok())) {
                 (Some("Size:"), Some(kib)) => size = kib,
-                (Some("Private_Dirty:"), Some(kib)) if size < guest_mib * 1024 => sum += kib,
+                (Some("Anonymous:"), Some(kib)) if size < guest_mib * 1024 => sum += kib,
                 _ => {}
             }
         }
@@ -113,15 +117,17 @@ fn seqpacket() -> OwnedFd {
 pub(crate) struct Agent {
     socket: OwnedFd,
     next_id: u64,
+    /// The guest's connections that nobody asked for yet.
+    guest_connections: VecDeque<OwnedFd>,
 }
 
 impl Agent {
     fn connect(address: &UnixAddr) -> Self {
         let socket = seqpacket();
         connect(socket.as_raw_fd(), address).unwrap();
-        let patience = nix::sys::time::TimeVal::new(PATIENCE.as_secs().try_into().unwrap(), 0);
-        nix::sys::socket::setsockopt(&socket, nix::sys::socket::sockopt::ReceiveTimeout, &patience).unwrap();
-        Self { socket, next_id: 1 }
+        let timeout = nix::sys::time::TimeVal::new(TIMEOUT.as_secs().try_into().unwrap(), 0);
+        nix::sys::socket::setsockopt(&socket, nix::sys::socket::sockopt::ReceiveTimeout, &timeout).unwrap();
+        Self { socket, next_id: 1, guest_connections: VecDeque::new() }
     }
 
     pub(crate) fn request(&mut self, request: Request, fds: &[BorrowedFd<'_>]) -> Result<Reply, Fault> {
@@ -145,10 +151,32 @@ impl Agent {
     }
 
     fn reply(&mut self) -> (u64, Result<Reply, Fault>) {
+        loop {
+            if let Some(reply) = self.receive() {
+                return reply;
+            }
+        }
+    }
+
+    /// The host's end of the next connection that the guest opens, or has opened.
+    pub(crate) fn guest_connection(&mut self) -> UnixStream {
+        loop {
+            if let Some(connection) = self.guest_connections.pop_front() {
+                return connection.into();
+            }
+            assert!(self.receive().is_none(), "a reply to no request");
+        }
+    }
+
+    /// Takes one packet, and returns it if it is a reply.
+    fn receive(&mut self) -> Option<(u64, Result<Reply, Fault>)> {
         let packet = vmm::receive(self.socket.as_fd()).unwrap().expect("the monitor closed the connection");
         match serde_json::from_slice(&packet.bytes).unwrap() {
-            MonitorMessage::Reply { id, result } => (id, result),
-            MonitorMessage::Event(event) => panic!("unexpected {event:?}"),
+            MonitorMessage::Reply { id, result } => Some((id, result)),
+            MonitorMessage::Event(Event::GuestConnected { .. }) => {
+                self.guest_connections.extend(packet.fds);
+                None
+            }
         }
     }
 
@@ -173,7 +201,8 @@ pub(crate) struct Guest {
 impl Guest {
     /// One vCPU, 32 MiB, a console, no disk, and `code` for a kernel.
     pub(crate) fn new(code: &Payload) -> Self {
-        let folder = tempfile::tempdir().unwrap();
+        // The socket outlives its name.
+        let (_, vsock) = vsock_listener();
         Self {
             config: MachineConfig {
                 vcpus: 1,
@@ -185,8 +214,7 @@ impl Guest {
             },
             kernel: file_with(&code.elf()),
             layers: Vec::new(),
-            // The socket outlives its name.
-            vsock: UnixListener::bind(folder.path().join("vsock")).unwrap(),
+            vsock,
             console: Some(tempfile::tempfile().unwrap()),
         }
     }
@@ -205,4 +233,11 @@ pub(crate) fn file_with(bytes: &[u8]) -> File {
     let mut file = tempfile::tempfile().unwrap();
     file.write_all(bytes).unwrap();
     file
+}
+
+/// Where a guest's vsock ports are reached: the socket `vsock` in the folder.
+pub(crate) fn vsock_listener() -> (tempfile::TempDir, UnixListener) {
+    let folder = tempfile::tempdir().unwrap();
+    let listener = UnixListener::bind(folder.path().join("vsock")).unwrap();
+    (folder, listener)
 }

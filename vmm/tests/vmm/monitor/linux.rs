@@ -1,0 +1,248 @@
+//! A Linux guest with the project's own first process: booted, written down, and restored twice from the same snapshot.
+//!
+//! `SANDPIPER_TEST_KERNEL` names a guest kernel, `SANDPIPER_TEST_ROOT` an ext4 image with `/sbin/sandpiper-init`, which is
+//! not written to; /dev/kvm must run Linux. `scripts/vmx` provides all of it on Intel's VMX, and leaves its image for
+//! whoever wants to see the same on AMD's SVM, in the nested host:
+//!
+//! ```sh
+//! cargo test --workspace --test vmm --no-run      # prints the name of the tests' program
+//! export SANDPIPER_TEST_KERNEL=$(kernel-config/build)
+//! export SANDPIPER_TEST_ROOT=/var/cache/sandpiper/vmx/run/tree/guest/root.ext4
+//! scripts/host -- PROGRAM --nocapture monitor::linux::
+//! ```
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::time::{Instant, SystemTime};
+
+use super::support::{Monitor, TIMEOUT, kvm_is_usable, vsock_listener};
+use sandpiper_protocol::guest::{DATA_PLANE_PORT, GENERATION_FILE, GuestMessage, HostMessage, Init};
+use sandpiper_protocol::vmm::{DiskConfig, MachineConfig, Reply, Request, RestoreConfig, SnapshotConfig, Then};
+use sandpiper_skip::skipped;
+
+#[test]
+fn linux_goes_on_after_each_of_two_restores_as_if_nothing_had_been() {
+    let Some(image) = Image::named() else { return };
+
+    let first = LinuxGuest::boot(&image);
+    first.put("/dev/shm/memory", "kept in memory");
+    first.put("/disk", "kept on disk");
+    let snapshot = first.snapshot();
+
+    for generation in 2..4 {
+        let clone = LinuxGuest::restore(&snapshot, generation);
+        assert_eq!(clone.get("/dev/shm/memory"), "kept in memory");
+        assert_eq!(clone.get("/disk"), "kept on disk");
+        assert_eq!(clone.get(GENERATION_FILE), format!("{generation}\n"));
+        // Nothing of this is in the next restore.
+        clone.put("/dev/shm/memory", "changed");
+        clone.put("/disk", "changed");
+        clone.stop();
+    }
+}
+
+/// What a guest is booted from.
+struct Image {
+    kernel: File,
+    root: File,
+}
+
+impl Image {
+    /// Those that the environment names. Without, says so where nobody overlooks it.
+    fn named() -> Option<Self> {
+        let file = |variable| {
+            let Some(path) = std::env::var_os(variable).map(PathBuf::from) else {
+                skipped("the monitor with a Linux guest", format!("{variable} names none"));
+                return None;
+            };
+            Some(File::open(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display())))
+        };
+        let (kernel, root) = (file("SANDPIPER_TEST_KERNEL")?, file("SANDPIPER_TEST_ROOT")?);
+        kvm_is_usable().then_some(Self { kernel, root })
+    }
+}
+
+/// A guest that was written down.
+struct Snapshot {
+    state: File,
+    memory: File,
+    /// Of its one disk, bottom first.
+    layers: Vec<File>,
+}
+
+/// A guest whose first process has said that its data plane answers.
+struct LinuxGuest {
+    monitor: Monitor,
+    link: Link,
+    vsock: PathBuf,
+    /// Holds `vsock`.
+    _folder: tempfile::TempDir,
+    layers: Vec<File>,
+    console: File,
+}
+
+impl LinuxGuest {
+    fn boot(image: &Image) -> Self {
+        let began = Instant::now();
+        let config = MachineConfig {
+            vcpus: 1,
+            memory_mib: 128,
+            // Each character on the console is an exit.
+            kernel_args: "loglevel=4".into(),
+            disks: vec![DiskConfig {
+                serial: "root".into(),
+                size: image.root.metadata().unwrap().len(),
+                layers: 2,
+                read_only: false,
+            }],
+            net: None,
+            console: true,
+        };
+        let layers = vec![image.root.try_clone().unwrap(), tempfile::tempfile().unwrap()];
+        let guest = Self::start(Request::Boot(config), &[&image.kernel], layers, 1);
+        println!("boot: {:.1} s", began.elapsed().as_secs_f32());
+        guest
+    }
+
+    fn restore(snapshot: &Snapshot, generation: u64) -> Self {
+        let began = Instant::now();
+        let config =
+            RestoreConfig { memory_layers: 1, working_set: false, disk_layers: vec![3], net: None, console: true };
+        let mut layers: Vec<_> = snapshot.layers.iter().map(|layer| layer.try_clone().unwrap()).collect();
+        layers.push(tempfile::tempfile().unwrap());
+        let guest = Self::start(Request::Restore(config), &[&snapshot.state, &snapshot.memory], layers, generation);
+        println!("restore: {:.1} s", began.elapsed().as_secs_f32());
+        guest
+    }
+
+    fn start(request: Request, files: &[&File], layers: Vec<File>, generation: u64) -> Self {
+        let mut monitor = Monitor::start();
+        let (folder, listener) = vsock_listener();
+        let console = tempfile::tempfile().unwrap();
+        let mut fds: Vec<_> = files.iter().map(AsFd::as_fd).collect();
+        fds.extend(layers.iter().map(AsFd::as_fd));
+        fds.extend([listener.as_fd(), console.as_fd()]);
+        monitor.agent.request(request, &fds).unwrap();
+        let printed = PrintOnPanic(&console);
+        let link = Link::open(monitor.agent.guest_connection(), generation);
+        drop(printed);
+        let vsock = folder.path().join("vsock");
+        Self { monitor, link, vsock, _folder: folder, layers, console }
+    }
+
+    /// Brings the guest's file systems to rest, writes it down and ends it, as a pause does.
+    fn snapshot(mut self) -> Snapshot {
+        let began = Instant::now();
+        assert!(matches!(self.link.ask(&HostMessage::Freeze { processes: true }), GuestMessage::Frozen));
+        let (state, memory) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
+        let request = Request::Snapshot(SnapshotConfig { push_layers: false, then: Then::Pause });
+        let reply = self.monitor.agent.request(request, &[state.as_fd(), memory.as_fd()]).unwrap();
+        let Reply::Snapshot(stats) = reply else { panic!("unexpected {reply:?}") };
+        println!("snapshot: {:.1} s, {} MiB of memory", began.elapsed().as_secs_f32(), stats.memory_bytes >> 20);
+        let layers = std::mem::take(&mut self.layers);
+        self.stop();
+        Snapshot { state, memory, layers }
+    }
+
+    fn stop(mut self) {
+        assert!(matches!(self.monitor.agent.request(Request::Stop, &[]), Ok(Reply::Stopping)));
+        self.monitor.end();
+    }
+
+    /// Writes a file in the guest, through its data plane.
+    fn put(&self, path: &str, text: &str) {
+        let request = format!(
+            "POST /files?path={path} HTTP/1.1\r\nHost: guest\r\nConnection: close\r\n\
+             Content-Type: application/octet-stream\r\nContent-Length: {}\r\n\r\n{text}",
+            text.len()
+        );
+        self.http(&request);
+    }
+
+    /// Reads a file in the guest.
+    fn get(&self, path: &str) -> String {
+        self.http(&format!("GET /files?path={path} HTTP/1.1\r\nHost: guest\r\nConnection: close\r\n\r\n"))
+    }
+
+    /// The body of the answer to `request`, which must be a success.
+    fn http(&self, request: &str) -> String {
+        let _printed = PrintOnPanic(&self.console);
+        let mut stream = BufReader::new(UnixStream::connect(&self.vsock).unwrap());
+        stream.get_ref().set_read_timeout(Some(TIMEOUT)).unwrap();
+        write!(stream.get_mut(), "CONNECT {DATA_PLANE_PORT}\n{request}").unwrap();
+        let mut connected = String::new();
+        stream.read_line(&mut connected).unwrap();
+        assert!(connected.starts_with("OK "), "{connected:?}");
+        let mut response = String::new();
+        stream.read_to_string(&mut response).unwrap();
+        let (head, body) = response.split_once("\r\n\r\n").unwrap();
+        assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
+        body.to_owned()
+    }
+}
+
+/// Shows what the guest printed when a test that holds this fails.
+struct PrintOnPanic<'a>(&'a File);
+
+impl Drop for PrintOnPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let mut text = vec![0; usize::try_from(self.0.metadata().unwrap().len()).unwrap()];
+            self.0.read_exact_at(&mut text, 0).unwrap();
+            println!("the guest's console:\n{}", String::from_utf8_lossy(&text));
+        }
+    }
+}
+
+/// The link that the guest's first process opened, spoken as the agent does.
+struct Link(BufReader<UnixStream>);
+
+impl Link {
+    /// Tells the guest who it is, and waits until it is ready.
+    fn open(stream: UnixStream, generation: u64) -> Self {
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+        let mut link = Self(BufReader::new(stream));
+        let init = Init {
+            sandbox_id: "test".into(),
+            hostname: "test".into(),
+            unix_time_ns: unix_time_ns(),
+            envs: BTreeMap::new(),
+            default_user: "root".into(),
+            entropy: "5a".repeat(32),
+            generation,
+            network: None,
+        };
+        let answer = link.ask(&HostMessage::Init(init));
+        assert!(matches!(answer, GuestMessage::Ready { .. }), "{answer:?}");
+        link
+    }
+
+    /// Sends `message` and returns the answer to it.
+    fn ask(&mut self, message: &HostMessage) -> GuestMessage {
+        self.send(message);
+        loop {
+            let mut line = String::new();
+            self.0.read_line(&mut line).unwrap();
+            match serde_json::from_str(&line).unwrap() {
+                GuestMessage::AskTime => self.send(&HostMessage::Time { unix_time_ns: unix_time_ns() }),
+                GuestMessage::Log { message, .. } => println!("guest: {message}"),
+                answer => return answer,
+            }
+        }
+    }
+
+    fn send(&mut self, message: &HostMessage) {
+        let line = serde_json::to_string(message).unwrap() + "\n";
+        self.0.get_mut().write_all(line.as_bytes()).unwrap();
+    }
+}
+
+fn unix_time_ns() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
+    u64::try_from(since.as_nanos()).unwrap()
+}
