@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use super::{Rung, network};
+use super::{Rung, network, processor};
 
 #[derive(Debug, Clone, Copy, Serialize, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
@@ -62,6 +62,10 @@ pub(crate) fn all(rung: &Rung, paths: &Paths) -> Vec<Check> {
             "build it with scripts/base-template, or name it with --template",
         ),
     ];
+    // The nested host has a processor of its own.
+    if *rung == Rung::Direct {
+        checks.extend(processor::checks());
+    }
     checks.extend(network::checks(rung, &paths.state_dir));
     checks
 }

@@ -10,6 +10,7 @@
 mod checks;
 mod network;
 mod payload;
+mod processor;
 
 use std::fmt;
 
