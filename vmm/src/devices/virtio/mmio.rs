@@ -351,9 +351,11 @@ impl Window {
         }
         let nonsense = WindowStateError::Nonsense { device_type };
         let known = ACKNOWLEDGE | DRIVER | FEATURES_OK | DRIVER_OK | FAILED;
+        // Before that a driver may have asked for anything.
+        let negotiated = state.status & (FEATURES_OK | DRIVER_OK) != 0;
         if state.queues.len() != self.queues.len()
             || state.status & !known != 0
-            || state.features & !self.offered() != 0
+            || negotiated && state.features & !self.offered() != 0
             || state.positions.is_some() && state.status & DRIVER_OK == 0
         {
             return Err(nonsense);

@@ -206,6 +206,20 @@ fn a_restored_window_has_the_registers_and_queues_that_it_had() {
 }
 
 #[test]
+fn a_driver_that_asked_for_what_is_not_on_offer_is_restored_and_refused_as_before() {
+    let driver = Driver::new();
+    driver.accept(VERSION_1 | 2);
+    let state = driver.window.suspend().unwrap();
+    let restored = Driver::new();
+
+    restored.window.restore(&state).unwrap();
+    restored.drive();
+
+    assert_eq!(restored.status(), ACKNOWLEDGE | DRIVER);
+    assert!(restored.log.lock().unwrap().activations.is_empty());
+}
+
+#[test]
 fn a_state_that_makes_no_sense_is_refused() {
     let driver = Driver::new();
     driver.accept(VERSION_1);
