@@ -3,9 +3,10 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use hickory_resolver::proto::op::{Message, ResponseCode};
+use hickory_resolver::proto::op::{Message, Query, ResponseCode};
 use hickory_resolver::proto::rr::rdata::HINFO;
 use hickory_resolver::proto::rr::{DNSClass, RData, Record, RecordType};
+use ipnet::IpNet;
 use sandpiper_policy::{Name, Pin, Policy, Resolution, Rule};
 use tracing::{debug, warn};
 
@@ -61,17 +62,7 @@ impl Forwarder {
 
     /// Answers with these records, or as much of them as the guest may know.
     async fn tell(&self, question: &Question, name: &Name, mut records: Vec<Record>) -> Message {
-        let query = &question.query;
-        // Where a server says more than was asked, nobody would look at addresses among it.
-        records.retain(
-            |record| matches!(record.record_type(), kind if kind == query.query_type() || kind == RecordType::CNAME),
-        );
-        for record in &mut records {
-            if record.name == *query.name() {
-                // Cached, perhaps, from a question in another case.
-                record.name = query.name().clone();
-            }
-        }
+        keep_relevant(&question.query, &mut records);
         match self.admit(name, &mut records).await {
             Admitted::All => {
                 let mut reply = question.reply();
@@ -99,12 +90,7 @@ impl Forwarder {
             Resolution::Allowed { pins } => pins,
         };
 
-        let mut protected = None;
-        records.retain(|record| {
-            let net = points_at(record).into_iter().find_map(|address| protecting(&policy, address));
-            protected = net.or(protected);
-            net.is_none()
-        });
+        let protected = take_out_protected(&policy, records);
         let told: Vec<_> = records.iter().filter_map(|record| Some((address(record)?, life(record)))).collect();
         if let (Some(net), true) = (protected, told.is_empty()) {
             return Admitted::Nothing(Rule::Protected(net));
@@ -132,6 +118,32 @@ impl Forwarder {
         explain(&mut reply, Extended::Blocked);
         reply
     }
+}
+
+/// Takes out what was not asked for: where a server says more, nobody would look at addresses among it.
+pub(super) fn keep_relevant(query: &Query, records: &mut Vec<Record>) {
+    records.retain(|record| {
+        let kind = record.record_type();
+        // One without data belongs into an update, and makes an answer unreadable.
+        (kind == query.query_type() || kind == RecordType::CNAME) && !matches!(record.data, RData::Update0(_))
+    });
+    for record in records {
+        if record.name == *query.name() {
+            // Cached, perhaps, from a question in another case.
+            record.name = query.name().clone();
+        }
+    }
+}
+
+/// Takes out what has clients connect to a protected address; returns the range of such a one.
+pub(super) fn take_out_protected(policy: &Policy, records: &mut Vec<Record>) -> Option<IpNet> {
+    let mut protected = None;
+    records.retain(|record| {
+        let net = points_at(record).into_iter().find_map(|address| protecting(policy, address));
+        protected = net.or(protected);
+        net.is_none()
+    });
+    protected
 }
 
 enum Admitted {
@@ -164,7 +176,7 @@ fn minimal(question: &Question) -> Message {
 }
 
 /// The protected range that an address is in.
-fn protecting(policy: &Policy, address: IpAddr) -> Option<ipnet::IpNet> {
+fn protecting(policy: &Policy, address: IpAddr) -> Option<IpNet> {
     policy.protected().iter().find(|net| net.contains(&address)).copied()
 }
 
@@ -190,4 +202,26 @@ fn points_at(record: &Record) -> Vec<IpAddr> {
 /// How long a record's address is pinned.
 fn life(record: &Record) -> Duration {
     Duration::from_secs(record.ttl.into()).max(SHORTEST_PIN) + GRACE
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hickory_resolver::proto::rr::Name;
+    use hickory_resolver::proto::rr::rdata::A;
+
+    #[test]
+    fn what_was_not_asked_for_and_what_has_no_data_is_left_out() {
+        let name: Name = "a.example.test.".parse().unwrap();
+        let address = Record::from_rdata(name.clone(), 60, RData::A(A::new(203, 0, 113, 7)));
+        let mut records = vec![
+            Record::update0(name.clone(), 60, RecordType::A),
+            address.clone(),
+            Record::update0(name.clone(), 60, RecordType::AAAA),
+        ];
+
+        keep_relevant(&Query::query(name, RecordType::A), &mut records);
+
+        assert_eq!(records, [address]);
+    }
 }
