@@ -2,6 +2,7 @@
 
 mod answers;
 mod limits;
+mod model;
 mod oracle;
 mod texts;
 mod verdicts;
