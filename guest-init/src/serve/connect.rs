@@ -6,7 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::{Stream, StreamExt};
 use http_body_util::{BodyExt, Limited, StreamBody};
-use hyper::body::{Frame, Incoming};
+use hyper::body::{Body, Frame, Incoming};
 use hyper::header::{CONTENT_TYPE, HeaderMap, HeaderValue};
 use hyper::{Request, StatusCode};
 use sandpiper_protocol::connect::{
@@ -40,7 +40,7 @@ impl Error {
         Self::new(Code::InvalidArgument, message)
     }
 
-    fn body(&self) -> ErrorBody {
+    pub(super) fn body(&self) -> ErrorBody {
         ErrorBody { code: self.code, message: self.message.clone() }
     }
 }
@@ -139,18 +139,18 @@ async fn whole(body: Incoming) -> Result<Bytes, Error> {
 }
 
 /// The messages of a client's stream, one after the other.
-pub(super) struct Messages {
-    body: Incoming,
+pub(super) struct Messages<B> {
+    body: B,
     decoder: Decoder,
 }
 
-impl Messages {
-    pub(super) fn new(body: Incoming) -> Self {
+impl<B: Body<Data = Bytes> + Unpin> Messages<B> {
+    pub(super) fn new(body: B) -> Self {
         Self { body, decoder: Decoder::new(MAX_MESSAGE) }
     }
 
     /// The next message; `None` at the end of the stream.
-    async fn next(&mut self) -> Result<Option<Vec<u8>>, Error> {
+    pub(super) async fn next(&mut self) -> Result<Option<Vec<u8>>, Error> {
         loop {
             match self.decoder.next_envelope().map_err(|error| Error::invalid(error.to_string()))? {
                 Some((flags, _)) if flags & END_OF_STREAM != 0 => return Ok(None),

@@ -14,6 +14,8 @@
 
 mod connect;
 mod files;
+#[cfg(fuzzing)]
+pub mod fuzzing;
 mod http;
 mod process;
 

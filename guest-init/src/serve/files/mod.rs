@@ -15,6 +15,8 @@ use hyper::{Request, StatusCode};
 
 pub(super) use download::download;
 pub(super) use path::resolve;
+#[cfg(fuzzing)]
+pub(super) use upload::Form;
 pub(super) use upload::upload;
 
 use super::App;
@@ -26,7 +28,7 @@ const PIECE: usize = 256 * 1024;
 
 /// Why a file request fails.
 #[derive(Debug, thiserror::Error)]
-enum FileError {
+pub(super) enum FileError {
     #[error("{0}")]
     Request(String),
     #[error("{0}")]

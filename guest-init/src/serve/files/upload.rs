@@ -4,6 +4,7 @@
 //! breaks off, or fills the disk, leaves what was there. Where the user may write the file but not its folder, it is
 //! written in place.
 
+use std::error::Error;
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
@@ -15,9 +16,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::{Stream, StreamExt, TryStreamExt};
 use http_body_util::BodyExt;
-use hyper::body::Incoming;
+use hyper::body::{Body, Incoming};
 use hyper::header::{CONTENT_ENCODING, CONTENT_TYPE, EXPECT};
 use hyper::{Request, StatusCode};
+use multer::{Field, Multipart};
 use sandpiper_protocol::process::WrittenFile;
 use tokio::time::timeout;
 
@@ -71,7 +73,14 @@ async fn try_upload(request: &Request<()>, body: &mut Incoming, app: &Arc<App>) 
     let is_bytes = content_type.split(';').next().is_some_and(|kind| kind.trim() == "application/octet-stream");
     let user = blocking(move || lookup(&name)).await?;
     match (boundary, path) {
-        (Some(boundary), path) => form(body, boundary, path, &user).await,
+        (Some(boundary), path) => {
+            let mut form = Form::new(body, boundary, path);
+            let mut written = Vec::new();
+            while let Some((field, target)) = form.next().await? {
+                written.push(receive(field.map_err(|error| error.to_string()), &target, user.clone()).await?);
+            }
+            Ok(written)
+        }
         (None, Some(path)) if is_bytes => {
             let body = body.into_data_stream().map_err(|error| error.to_string());
             Ok(vec![receive(body, &path, user).await?])
@@ -81,31 +90,42 @@ async fn try_upload(request: &Request<()>, body: &mut Incoming, app: &Arc<App>) 
     }
 }
 
-/// Every field `file` of a form; `path` is where the first goes, others say it in their file name.
-async fn form(
-    body: &mut Incoming,
-    boundary: String,
+/// The files of a form: its fields called `file`, of which there must be one.
+pub(in crate::serve) struct Form<'a> {
+    fields: Multipart<'a>,
+    /// Where the first file goes; others, and the first without it, say it in their file name.
     path: Option<String>,
-    user: &User,
-) -> Result<Vec<WrittenFile>, FileError> {
-    let incomplete = |error: multer::Error| FileError::Incomplete(error.to_string());
-    let mut form = multer::Multipart::new(body.into_data_stream(), boundary);
-    let mut path = path;
-    let mut written = Vec::new();
-    loop {
-        let next = timeout(PIECE_TIMEOUT, form.next_field()).await;
-        let Some(field) = next.map_err(|_| late())?.map_err(incomplete)? else { break };
-        if field.name() != Some(FIELD) {
-            continue;
+    is_empty: bool,
+}
+
+impl<'a> Form<'a> {
+    pub(in crate::serve) fn new<B>(body: B, boundary: String, path: Option<String>) -> Self
+    where
+        B: Body<Data = Bytes, Error: Into<Box<dyn Error + Send + Sync>> + 'a> + Send + Unpin + 'a,
+    {
+        Self { fields: Multipart::new(body.into_data_stream(), boundary), path, is_empty: true }
+    }
+
+    /// The next file and where it goes; `None` at the end. The one before must have been read, or dropped.
+    pub(in crate::serve) async fn next(&mut self) -> Result<Option<(Field<'a>, String)>, FileError> {
+        let incomplete = |error: multer::Error| FileError::Incomplete(error.to_string());
+        loop {
+            let next = timeout(PIECE_TIMEOUT, self.fields.next_field()).await;
+            let Some(field) = next.map_err(|_| late())?.map_err(incomplete)? else { break };
+            if field.name() != Some(FIELD) {
+                continue;
+            }
+            self.is_empty = false;
+            let target = self.path.take().or_else(|| field.file_name().map(str::to_owned));
+            let target = target.filter(|target| !target.is_empty());
+            let target = target.ok_or_else(|| FileError::Request("A file of the form has no name".into()))?;
+            return Ok(Some((field, target)));
         }
-        let target = path.take().or_else(|| field.file_name().map(str::to_owned)).filter(|target| !target.is_empty());
-        let target = target.ok_or_else(|| FileError::Request("A file of the form has no name".into()))?;
-        written.push(receive(field.map_err(|error| error.to_string()), &target, user.clone()).await?);
+        match self.is_empty {
+            true => Err(FileError::Request(format!("The form has no field called {FIELD:?}"))),
+            false => Ok(None),
+        }
     }
-    if written.is_empty() {
-        return Err(FileError::Request(format!("The form has no field called {FIELD:?}")));
-    }
-    Ok(written)
 }
 
 fn late() -> FileError {
