@@ -228,6 +228,12 @@ impl Http1 {
         }
     }
 
+    /// Whether the guest takes another request after this one. For fuzzing.
+    #[cfg(fuzzing)]
+    pub(super) fn lasts(&self) -> bool {
+        self.lasts
+    }
+
     /// Whether another request can be sent now.
     pub(super) fn is_ready(&self) -> bool {
         self.is_complete() && self.lasts && self.writer.is_some() && self.received.is_empty()

@@ -28,6 +28,8 @@ mod credentials;
 mod exchange;
 mod forwarded;
 mod framing;
+#[cfg(fuzzing)]
+pub mod fuzzing;
 mod headers;
 mod host;
 mod http1;

@@ -20,3 +20,10 @@ pub mod upstream;
 pub use attachment::{AttachError, Attachment, CheckError, Network, StartError};
 pub use config::Config;
 pub use slots::Slot;
+
+/// What the fuzz targets reach (`tests/fuzz`).
+#[cfg(fuzzing)]
+pub mod fuzzing {
+    pub use crate::dns::fuzzing::reply;
+    pub use crate::proxy::hello;
+}

@@ -17,6 +17,8 @@
 //! any resolver, and nothing of one sandbox is in another's way.
 
 mod answer;
+#[cfg(fuzzing)]
+pub(crate) mod fuzzing;
 mod memory;
 mod message;
 

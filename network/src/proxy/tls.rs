@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use rustls::server::Acceptor;
 use sandpiper_policy::Name;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, copy_bidirectional_with_sizes};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _, copy_bidirectional_with_sizes};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tracing::debug;
@@ -24,7 +24,7 @@ const BUFFER: usize = 16 * 1024;
 const ACCESS_DENIED: [u8; 7] = [21, 3, 3, 0, 2, 2, 49];
 
 #[derive(Debug, thiserror::Error)]
-enum HelloError {
+pub(super) enum HelloError {
     #[error("The client went away")]
     Read(#[from] io::Error),
     #[error("The client did not send a hello in time")]
@@ -37,9 +37,9 @@ enum HelloError {
 }
 
 /// How a client began: what it sent, to be sent on, and the name in it.
-struct Hello {
-    bytes: Vec<u8>,
-    target: Target,
+pub(super) struct Hello {
+    pub(super) bytes: Vec<u8>,
+    pub(super) target: Target,
 }
 
 pub(super) async fn serve(shared: &Shared, mut client: TcpStream, to: SocketAddr) {
@@ -81,7 +81,7 @@ pub(super) async fn serve(shared: &Shared, mut client: TcpStream, to: SocketAddr
 }
 
 /// Reads until the hello is complete, however many records and packets it comes in.
-async fn read_hello(client: &mut TcpStream) -> Result<Hello, HelloError> {
+pub(super) async fn read_hello(client: &mut (impl AsyncRead + Unpin)) -> Result<Hello, HelloError> {
     let mut acceptor = Acceptor::default();
     let mut bytes = Vec::new();
     let mut chunk = [0; 4096];

@@ -258,7 +258,7 @@ impl Driver {
 }
 
 /// The request in a packet, or what to answer instead and to which id.
-fn understand(packet: &Packet) -> Result<RequestMessage, (u64, Fault)> {
+pub(super) fn understand(packet: &Packet) -> Result<RequestMessage, (u64, Fault)> {
     /// As much of a request as is needed to answer it.
     #[derive(Deserialize)]
     struct Envelope {

@@ -23,6 +23,8 @@ use std::os::fd::OwnedFd;
 
 use kvm_ioctls::Kvm;
 use sandpiper_protocol::vmm::{ExitReason, ExitRecord};
+#[cfg(fuzzing)]
+use sandpiper_protocol::vmm::{Fault, Packet, RequestMessage};
 
 /// What a monitor is started with.
 pub struct Options {
@@ -47,6 +49,12 @@ pub fn run(options: Options) -> ExitRecord {
         eprintln!("sandpiper-vmm: cannot write the exit record {record:?}: {error}");
     }
     record
+}
+
+/// The request in a packet of these bytes, or the id and the fault that it is answered with. For fuzzing.
+#[cfg(fuzzing)]
+pub fn understand(bytes: Vec<u8>) -> Result<RequestMessage, (u64, Fault)> {
+    driver::understand(&Packet { bytes, fds: Vec::new() })
 }
 
 /// An error with all its causes, in one line.

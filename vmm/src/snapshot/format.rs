@@ -147,7 +147,7 @@ pub(crate) fn read<T: DeserializeOwned>(file: &File, kind: Kind) -> Result<T, Fo
     decode(&bytes, kind)
 }
 
-fn encode(kind: Kind, origin: &Origin, content: &impl Serialize) -> Result<Vec<u8>, FormatError> {
+pub(super) fn encode(kind: Kind, origin: &Origin, content: &impl Serialize) -> Result<Vec<u8>, FormatError> {
     let mut bytes = vec![0; HEADER];
     bytes = postcard::to_extend(origin, bytes).map_err(FormatError::Nonsense)?;
     bytes = postcard::to_extend(content, bytes).map_err(FormatError::Nonsense)?;

@@ -8,13 +8,15 @@ pub(crate) mod state;
 
 pub use format::{FormatError, Origin};
 
-/// Whether `bytes` are a machine's state that could be used here. For fuzzing.
-pub fn check_state(bytes: &[u8]) -> Result<(), FormatError> {
-    format::decode::<state::State>(bytes, format::Kind::State).map(drop)
+/// The machine's state in `bytes`, written anew. For fuzzing.
+#[cfg(fuzzing)]
+pub fn rewrite(bytes: &[u8]) -> Result<Vec<u8>, FormatError> {
+    let state: state::State = format::decode(bytes, format::Kind::State)?;
+    format::encode(format::Kind::State, &Origin::here(), &state)
 }
 
 /// A file of this host and monitor with this content, of which nothing is checked. For fuzzing.
-#[cfg(any(test, fuzzing))]
+#[cfg(fuzzing)]
 pub fn with_header(content: &[u8]) -> Vec<u8> {
     format::seal(content)
 }

@@ -20,11 +20,11 @@ use crate::jail::Role;
 const QUEUE_SIZES: [u16; 1] = [64];
 
 /// Most bytes for one request; the driver is told how many it got.
-const MAX_REQUEST: usize = 64 * 1024;
+pub const MAX_REQUEST: usize = 64 * 1024;
 
 /// The rate. A request counts for at least [`REQUEST_COST`], because it costs more than its bytes.
-const WINDOW: Duration = Duration::from_millis(100);
-const WINDOW_BYTES: usize = 256 * 1024;
+pub const WINDOW: Duration = Duration::from_millis(100);
+pub const WINDOW_BYTES: usize = 256 * 1024;
 const REQUEST_COST: usize = 256;
 
 const KILL: u64 = 0;
@@ -81,7 +81,8 @@ impl VirtioDevice for Rng {
     }
 }
 
-struct Service {
+/// What the device's thread does, one turn at a time, so that fuzzers can take the turns themselves.
+pub struct Service {
     memory: Memory,
     queue: Queue,
     notify: EventFd,
@@ -107,7 +108,10 @@ impl Work for Service {
 }
 
 impl Service {
-    fn new(activation: Activation) -> io::Result<Self> {
+    /// # Errors
+    ///
+    /// The activation is not that of a random number device.
+    pub fn new(activation: Activation) -> io::Result<Self> {
         let Activation { memory, queues, interrupt, .. } = activation;
         let Some(active) = queues.into_iter().next() else {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "a random number device has one queue"));
@@ -160,7 +164,11 @@ impl Service {
     }
 
     /// Answers what is in the queue. False if the window's bytes ran out first.
-    fn answer(&mut self) -> Result<bool, QueueBroken> {
+    ///
+    /// # Errors
+    ///
+    /// The driver broke the queue.
+    pub fn answer(&mut self) -> Result<bool, QueueBroken> {
         let now = Instant::now();
         if now >= self.window_end {
             self.window_end = now + WINDOW;
@@ -186,7 +194,7 @@ impl Service {
 }
 
 /// The driver broke the queue itself.
-struct QueueBroken;
+pub struct QueueBroken;
 
 impl From<virtio_queue::Error> for QueueBroken {
     fn from(_: virtio_queue::Error) -> Self {

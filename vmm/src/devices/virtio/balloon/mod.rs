@@ -35,7 +35,7 @@ use virtio_bindings::virtio_ids::VIRTIO_ID_BALLOON;
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 use virtio_queue::QueueState;
 
-use self::worker::Service;
+pub use self::worker::{Broken, Service};
 use super::worker::Worker;
 use super::{ActivateError, Activation, VirtioDevice};
 

@@ -1,4 +1,4 @@
-//! What the thread of a running balloon does.
+//! What the thread of a running balloon does, one turn at a time, so that tests and fuzzers can take the turns themselves.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -17,7 +17,7 @@ use crate::jail::Role;
 const STOP: u64 = u64::MAX;
 
 /// All that the thread works with.
-pub(super) struct Service {
+pub struct Service {
     memory: Memory,
     lanes: Vec<Lane>,
     interrupt: Interrupt,
@@ -39,7 +39,7 @@ enum Purpose {
 }
 
 /// The driver broke a queue, or the host has no events for the thread.
-pub(super) struct Broken;
+pub struct Broken;
 
 impl From<virtio_queue::Error> for Broken {
     fn from(_: virtio_queue::Error) -> Self {
@@ -65,7 +65,10 @@ impl Work for Service {
 }
 
 impl Service {
-    pub(super) fn new(activation: Activation) -> io::Result<Self> {
+    /// # Errors
+    ///
+    /// The activation is not that of a balloon.
+    pub fn new(activation: Activation) -> io::Result<Self> {
         let Activation { memory, queues, interrupt, features, .. } = activation;
         if queues.len() != QUEUE_SIZES.len() {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "a balloon has three queues"));
@@ -117,7 +120,11 @@ impl Service {
 
     /// Answers a chain of each queue that has one: a driver waits for each chain before its next anyway. True if there
     /// may be more, for which no notification will come.
-    pub(super) fn turn(&mut self) -> Result<bool, Broken> {
+    ///
+    /// # Errors
+    ///
+    /// The driver broke a queue.
+    pub fn turn(&mut self) -> Result<bool, Broken> {
         let mut more = false;
         for lane in self.lanes.iter_mut().filter(|lane| lane.in_use) {
             more |= lane.answer(&self.memory, &self.interrupt)?;
