@@ -9,6 +9,7 @@
 //! * [`agent`]: what the API process asks of the host agent, HTTP and JSON over a Unix socket.
 //! * [`vmm`]: what the agent asks of one monitor, JSON frames with file descriptors over a Unix socket.
 //! * [`guest`]: vsock ports, the link between the agent and PID 1, and how a TCP port of the guest is reached.
+//! * [`lines`]: lines of a stream, as the link has them.
 //! * [`connect`] and [`process`]: the data plane, as the E2B SDKs speak it.
 //! * [`id`] makes and checks identifiers.
 
@@ -16,5 +17,6 @@ pub mod agent;
 pub mod connect;
 pub mod guest;
 pub mod id;
+pub mod lines;
 pub mod process;
 pub mod vmm;

@@ -8,7 +8,8 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use sandpiper_protocol::guest::{GuestMessage, GuestNetwork, HostMessage, Init, MAX_LINK_LINE};
-use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWriteExt, BufReader};
+use sandpiper_protocol::lines::Decoder;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::mpsc;
@@ -24,6 +25,8 @@ const RATE_LINES: u32 = 200;
 const RATE_WINDOW: Duration = Duration::from_secs(1);
 /// Messages that wait to be handled; the guest is not read on when they are not.
 const QUEUE: usize = 16;
+/// Bytes read at once: more than most messages have.
+const PIECE: usize = 1024;
 /// Messages that wait to be sent. One is asked and answered at a time.
 const SEND_QUEUE: usize = 4;
 
@@ -154,26 +157,27 @@ impl Conversation {
 
 /// Lines of a stream, each limited in length.
 struct Lines<R> {
-    reader: BufReader<R>,
-    /// The beginning of a line whose end has not come yet.
-    partial: Vec<u8>,
+    reader: R,
+    decoder: Decoder,
 }
 
 impl<R: AsyncRead + Unpin> Lines<R> {
     fn new(reader: R) -> Self {
-        Self { reader: BufReader::new(reader), partial: Vec::new() }
+        Self { reader, decoder: Decoder::new(MAX_LINK_LINE) }
     }
 
     /// One line without its end; `None` at the end of the stream. May be dropped and called again.
     async fn next(&mut self) -> io::Result<Option<Vec<u8>>> {
-        let room = MAX_LINK_LINE.saturating_sub(self.partial.len()) as u64;
-        (&mut self.reader).take(room).read_until(b'\n', &mut self.partial).await?;
-        let mut line = std::mem::take(&mut self.partial);
-        match line.pop() {
-            None => Ok(None),
-            Some(b'\n') => Ok(Some(line)),
-            Some(_) if line.len() + 1 < MAX_LINK_LINE => Ok(None),
-            Some(_) => Err(io::Error::new(io::ErrorKind::InvalidData, "a line over the limit")),
+        loop {
+            let line = self.decoder.next_line().map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+            if line.is_some() {
+                return Ok(line);
+            }
+            let mut piece = [0; PIECE];
+            match self.reader.read(&mut piece).await? {
+                0 => return Ok(None),
+                count => self.decoder.push(&piece[..count]),
+            }
         }
     }
 }

@@ -5,6 +5,7 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use sandpiper_protocol::guest::{GuestMessage, HostMessage};
+use sandpiper_protocol::lines::Decoder;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
@@ -131,34 +132,27 @@ fn parse(line: &[u8]) -> Result<HostMessage, GuestMessage> {
 /// Takes lines out of a stream. Cancelling [`Lines::next`] loses nothing.
 struct Lines<'a> {
     link: &'a FdStream,
-    buffer: Vec<u8>,
+    decoder: Decoder,
 }
 
 impl<'a> Lines<'a> {
     fn new(link: &'a FdStream) -> Self {
-        Self { link, buffer: Vec::new() }
+        Self { link, decoder: Decoder::new(MAX_HOST_LINE) }
     }
 
     /// The next line without its end. The end of the stream is an error.
     async fn next(&mut self) -> io::Result<Vec<u8>> {
-        let mut searched = 0;
         loop {
-            if let Some(end) = self.buffer.iter().skip(searched).position(|byte| *byte == b'\n') {
-                let rest = self.buffer.split_off(searched + end + 1);
-                let mut line = std::mem::replace(&mut self.buffer, rest);
-                line.pop();
+            let line = self.decoder.next_line().map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+            if let Some(line) = line {
                 return Ok(line);
-            }
-            searched = self.buffer.len();
-            if searched > MAX_HOST_LINE {
-                return Err(io::Error::new(io::ErrorKind::InvalidData, "The host's line is too long"));
             }
             let mut piece = [0; 4096];
             let count = self.link.read(&mut piece).await?;
             if count == 0 {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
-            self.buffer.extend_from_slice(piece.get(..count).unwrap_or_default());
+            self.decoder.push(piece.get(..count).unwrap_or_default());
         }
     }
 }
