@@ -56,9 +56,9 @@ use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use sandpiper_discovery::settings::PaymentSettings;
 use serde::Deserialize;
 
-use crate::merchant::settings::PaymentSettings;
 use crate::plan::{Plan, Plans};
 use crate::store::DatabaseLocation;
 use crate::webhooks;

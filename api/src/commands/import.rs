@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, bail};
+use sandpiper_discovery::checks::Offered;
+use sandpiper_discovery::import::{Format, Kind, Refused, read};
+use sandpiper_discovery::settings::PaymentSettings;
 
-use crate::merchant::settings::PaymentSettings;
-use crate::operator::checks::Offered;
-use crate::operator::import::{Format, Kind, Refused, read};
 use crate::store::Store;
 
 /// A file, read before the process gives up its rights.

@@ -4,11 +4,12 @@ use std::env::{self, VarError};
 use std::path::PathBuf;
 
 use anyhow::{Context, bail};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
 use nix::sys::stat::{Mode, umask};
+use sandpiper_discovery::import::Kind;
 
 use crate::config::Config;
-use crate::operator::import::Kind;
 use crate::plan::Plan;
 use crate::store::keys::Capability;
 use crate::store::{DatabaseLocation, Store};
@@ -64,7 +65,7 @@ enum Command {
         /// A .json document, or a .csv table
         file: PathBuf,
         /// What a table holds
-        #[arg(long)]
+        #[arg(long, value_parser = kind())]
         kind: Option<Kind>,
         /// Only check the file
         #[arg(long)]
@@ -239,4 +240,9 @@ impl ConfigArgument {
 
 async fn open_store(location: &DatabaseLocation) -> anyhow::Result<Store> {
     Store::open(location).await.with_context(|| format!("Cannot open the database {location}"))
+}
+
+/// Reads the word for a kind of things; the help lists them.
+fn kind() -> impl TypedValueParser<Value = Kind> {
+    PossibleValuesParser::new(Kind::ALL.map(Kind::list)).try_map(|word| word.parse())
 }

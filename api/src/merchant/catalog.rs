@@ -3,6 +3,8 @@
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::Response;
+use sandpiper_discovery::Market;
+use sandpiper_discovery::settings::discovery_token;
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -10,9 +12,7 @@ use super::answers::{A_MINUTE, Answer};
 use super::auth::PublicAccess;
 use super::error::RpcError;
 use super::parameters::Parameters;
-use super::settings::discovery_token;
 use crate::app::App;
-use crate::store::discovery::Market;
 
 /// The markets that are enabled for the merchant.
 #[derive(Debug, Serialize, ToSchema)]

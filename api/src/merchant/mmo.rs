@@ -3,6 +3,7 @@
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::Response;
+use sandpiper_discovery::settings::{MOBILE_MONEY, MOBILE_MONEY_TRANSFER};
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -11,7 +12,6 @@ use super::auth::PublicAccess;
 use super::error::RpcError;
 use super::parameters::Parameters;
 use super::selection::Selection;
-use super::settings::{MOBILE_MONEY, MOBILE_MONEY_TRANSFER};
 use crate::app::App;
 
 /// Operators, by name.

@@ -22,7 +22,6 @@ pub mod answers;
 pub mod auth;
 pub mod banks;
 pub mod catalog;
-pub mod codes;
 pub mod document;
 pub mod error;
 pub mod keys;
@@ -32,7 +31,6 @@ pub mod parameters;
 pub mod payment;
 pub mod realm;
 pub mod selection;
-pub mod settings;
 pub mod transition;
 pub mod webhook_config;
 

@@ -1,10 +1,10 @@
 //! What banks and operators are selected by: a country, a payment method, and for whom.
 
-use super::codes;
+use sandpiper_discovery::{Audience, codes};
+
 use super::error::{Code, RpcError};
 use super::parameters::Parameters;
 use crate::app::App;
-use crate::store::discovery::Audience;
 use crate::store::merchant_keys::ActiveMerchantKey;
 
 /// A checked selection.

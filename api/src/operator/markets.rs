@@ -3,16 +3,16 @@
 use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
+use sandpiper_discovery::checks::{Cell, Faults, Offered, Place, RawMarket, RawSeed};
+use sandpiper_discovery::{Market, MarketKey};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::auth::Operator;
-use super::checks::{Cell, Faults, Offered, Place, RawMarket, RawSeed};
 use crate::app::App;
 use crate::http::Json as Body;
 use crate::merchant::error::RpcError;
 use crate::merchant::parameters::Parameters;
-use crate::store::discovery::{Market, MarketKey};
 
 /// A market, as it is written in a file to import.
 #[derive(Debug, Serialize, ToSchema)]

@@ -7,11 +7,12 @@ use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use jiff::Timestamp;
+use sandpiper_discovery::MarketKey;
+use sandpiper_discovery::checks::is_name;
 use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::ToSchema;
 
 use super::auth::Operator;
-use super::checks::is_name;
 use super::page::Paging;
 use crate::app::App;
 use crate::http::Json as Body;
@@ -19,7 +20,6 @@ use crate::http::mutation::Acted;
 use crate::merchant::error::RpcError;
 use crate::merchant::parameters::Parameters;
 use crate::merchant::realm::Realm;
-use crate::store::discovery::MarketKey;
 use crate::store::merchants::{Merchant, MerchantChange, MerchantError};
 
 /// A merchant.

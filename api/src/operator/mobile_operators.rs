@@ -3,17 +3,17 @@
 use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
+use sandpiper_discovery::MobileOperator;
+use sandpiper_discovery::checks::{Cell, Faults, Offered, Place, RawOperator, RawSeed};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::auth::Operator;
-use super::checks::{Cell, Faults, Offered, Place, RawOperator, RawSeed};
 use super::page::Paging;
 use crate::app::App;
 use crate::http::Json as Body;
 use crate::merchant::error::RpcError;
 use crate::merchant::parameters::Parameters;
-use crate::store::discovery::MobileOperator;
 
 /// An operator, as it is written in a file to import.
 #[derive(Debug, Serialize, ToSchema)]

@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
+use sandpiper_discovery::MarketKey;
 use sandpiper_protocol::id;
 use sqlx::Row;
 use sqlx::any::AnyRow;
 
-use super::discovery::{self, MarketKey};
+use super::discovery;
 use super::{Database, StoreError, Tx, from_ms, to_ms, word};
 use crate::merchant::realm::Realm;
 

@@ -6,10 +6,8 @@
 
 use std::collections::{HashMap, HashSet};
 
-use crate::merchant::codes;
-use crate::merchant::error::{RpcError, Violation};
-use crate::merchant::settings::{BANK_ACCOUNT, MOBILE_MONEY, MOBILE_MONEY_TRANSFER, PaymentSettings};
-use crate::store::discovery::{Audience, Bank, Market, MarketKey, MobileOperator, Seed};
+use crate::settings::{BANK_ACCOUNT, MOBILE_MONEY, MOBILE_MONEY_TRANSFER, PaymentSettings};
+use crate::{Audience, Bank, Market, MarketKey, MobileOperator, Seed, codes};
 
 const MAX_NAME: usize = 200;
 /// Faults that are told one by one; the others are counted.
@@ -119,14 +117,6 @@ impl Faults {
     /// Whether nothing is wrong.
     pub fn is_empty(&self) -> bool {
         self.total == 0
-    }
-}
-
-impl From<Faults> for RpcError {
-    /// For things that came in a body or path, not in a file.
-    fn from(faults: Faults) -> Self {
-        let violation = |fault: Fault| Violation::new(fault.field, fault.problem);
-        RpcError::invalid_fields(faults.listed.into_iter().map(violation).collect())
     }
 }
 

@@ -15,8 +15,8 @@ use std::fmt;
 use serde::de::{Deserialize, DeserializeOwned, Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
-use super::super::checks::{Cell, Fault, Faults, Place, RawBank, RawMarket, RawOperator, RawSeed, shortened};
 use super::Kind;
+use crate::checks::{Cell, Fault, Faults, Place, RawBank, RawMarket, RawOperator, RawSeed, shortened};
 
 /// Reads a document.
 pub(super) fn read(text: &str) -> (RawSeed, Faults) {

@@ -9,8 +9,8 @@
 //! The first record names the columns, in any order. Words of a list are separated by blanks. Lines end with LF or CRLF;
 //! empty ones are passed over.
 
-use super::super::checks::{Cell, Fault, Faults, Place, RawBank, RawMarket, RawOperator, RawSeed, shortened};
 use super::Kind;
+use crate::checks::{Cell, Fault, Faults, Place, RawBank, RawMarket, RawOperator, RawSeed, shortened};
 
 /// A cell's text, and where it begins.
 type Plain = (String, usize);
