@@ -4,6 +4,7 @@ use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{Context, ensure};
 use serde_json::{Value, json};
@@ -14,8 +15,34 @@ use crate::connection::Connection;
 pub(crate) enum Database {
     /// A file, on a disk.
     Sqlite,
-    /// At this URL, empty.
+    /// A new database on the server at this URL.
     Postgres(String),
+}
+
+impl Database {
+    /// All that can be measured here, with names; what cannot is said.
+    pub(crate) fn all(bench: &str) -> Vec<(&'static str, Self)> {
+        let mut all = vec![("sqlite", Self::Sqlite)];
+        match std::env::var("SANDPIPER_TEST_POSTGRES") {
+            Ok(url) => all.push(("postgres", Self::Postgres(url))),
+            Err(_) => eprintln!("SKIPPED: {bench} on PostgreSQL: SANDPIPER_TEST_POSTGRES names no server"),
+        }
+        all
+    }
+
+    /// What the API's configuration says of it.
+    fn location(&self, folder: &Path) -> anyhow::Result<String> {
+        static MADE: AtomicU32 = AtomicU32::new(0);
+        let Self::Postgres(server) = self else {
+            return Ok(folder.join("sandpiper.db").display().to_string());
+        };
+        let name = format!("bench_{}_{}", std::process::id(), MADE.fetch_add(1, Ordering::Relaxed));
+        let made = Command::new("createdb").arg(format!("--maintenance-db={server}")).arg(&name).output()?;
+        ensure!(made.status.success(), "no database: {}", String::from_utf8_lossy(&made.stderr));
+        let mut url: reqwest::Url = server.parse()?;
+        url.set_path(&name);
+        Ok(url.into())
+    }
 }
 
 /// The process; killed when this is dropped, and its files removed.
@@ -47,8 +74,8 @@ impl Api {
 
     /// The JSON that answers a request.
     pub(crate) async fn call(&self, method: &str, path: &str, key: &str, body: &Value) -> anyhow::Result<Value> {
-        let answer = Connection::open(self.address).await?.ask(method, path, key, &body.to_string()).await?;
-        Ok(serde_json::from_slice(&answer)?)
+        let mut connection = Connection::open(self.address).await?;
+        Ok(serde_json::from_slice(connection.ask(method, path, key, &body.to_string()).await?)?)
     }
 
     /// A new merchant with these markets: its id.
@@ -84,10 +111,7 @@ fn program() -> anyhow::Result<PathBuf> {
 }
 
 fn configure(folder: &Path, database: &Database, authority: Option<&str>) -> anyhow::Result<PathBuf> {
-    let location = match database {
-        Database::Sqlite => folder.join("sandpiper.db").display().to_string(),
-        Database::Postgres(url) => url.clone(),
-    };
+    let location = database.location(folder)?;
     let mut text = format!(
         "listen = \"127.0.0.1:0\"\nstate_dir = {folder:?}\nagent_socket = {:?}\ndatabase = {location:?}\n\
          [rate_limit]\nper_second = 1000000\nburst = 1000000\n\

@@ -1,54 +1,83 @@
-//! One connection to a server on this machine, which is kept. As in [`crate::load`], little is done for each answer.
+//! One connection to a server on this machine, which is kept.
+//!
+//! As little as can be done is done for each response, because it takes its time from the same processors as what is
+//! measured: it is looked through for the status and the length, and the rest is left as it is.
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-/// For one answer: something has gone wrong long before.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// For one response: something has gone wrong long before.
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// For the largest response that is asked for, so that the buffer need not grow while something is measured.
+const ROOM: usize = 128 << 10;
 
-pub(crate) struct Connection(TcpStream);
+pub(crate) struct Connection<S = TcpStream> {
+    stream: S,
+    /// The last response.
+    buffer: Vec<u8>,
+}
 
 impl Connection {
     pub(crate) async fn open(address: SocketAddr) -> anyhow::Result<Self> {
         let stream = TcpStream::connect(address).await?;
         stream.set_nodelay(true)?;
-        Ok(Self(stream))
+        Ok(Self::over(stream))
     }
 
-    /// The body of the answer to a request, which must succeed.
-    pub(crate) async fn ask(&mut self, method: &str, path: &str, key: &str, body: &str) -> anyhow::Result<Vec<u8>> {
+    /// The body of the response to a request with JSON, which must succeed.
+    pub(crate) async fn ask(&mut self, method: &str, path: &str, key: &str, body: &str) -> anyhow::Result<&[u8]> {
         let request = format!(
             "{method} {path} HTTP/1.1\r\nHost: bench\r\nAuthorization: Bearer {key}\r\nContent-Type: application/json\r\n\
              Content-Length: {}\r\n\r\n{body}",
             body.len()
         );
-        let answer = async {
-            self.0.write_all(request.as_bytes()).await?;
-            self.read().await
-        };
-        tokio::time::timeout(PATIENCE, answer).await.with_context(|| format!("{method} {path}: no answer in time"))?
+        self.exchange(&request).await.with_context(|| format!("{method} {path}"))
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
+    pub(crate) fn over(stream: S) -> Self {
+        Self { stream, buffer: Vec::with_capacity(ROOM) }
     }
 
-    async fn read(&mut self) -> anyhow::Result<Vec<u8>> {
-        let mut bytes = Vec::with_capacity(4096);
-        let end = loop {
-            ensure!(self.0.read_buf(&mut bytes).await? > 0, "the connection ended before an answer");
-            if let Some(end) = head_end(&bytes) {
+    /// The body of the response to a whole request, which must succeed.
+    pub(crate) async fn exchange(&mut self, request: &str) -> anyhow::Result<&[u8]> {
+        let exchange = async {
+            self.stream.write_all(request.as_bytes()).await?;
+            self.read().await
+        };
+        let body = tokio::time::timeout(TIMEOUT, exchange).await.context("no response in time")??;
+        Ok(&self.buffer[body..])
+    }
+
+    /// Reads one response; where its body begins.
+    async fn read(&mut self) -> anyhow::Result<usize> {
+        self.buffer.clear();
+        let body = loop {
+            self.read_some().await?;
+            if let Some(end) = head_end(&self.buffer) {
                 break end;
             }
         };
-        let mut body = bytes.split_off(end);
-        let head = String::from_utf8(bytes)?;
-        let length: usize = header(&head, "content-length").context("an answer without a length")?.parse()?;
-        while body.len() < length {
-            ensure!(self.0.read_buf(&mut body).await? > 0, "the connection ended in the middle of an answer");
+        let head = std::str::from_utf8(&self.buffer[..body])?;
+        let is_success = head.starts_with("HTTP/1.1 2") || head.starts_with("HTTP/1.0 2");
+        let length: usize = header(head, "content-length").context("a response without a length")?.parse()?;
+        while self.buffer.len() < body + length {
+            self.read_some().await?;
         }
-        ensure!(head.starts_with("HTTP/1.1 2"), "{head}{}", String::from_utf8_lossy(&body));
+        ensure!(self.buffer.len() == body + length, "more came than was asked for");
+        ensure!(is_success, "{}", String::from_utf8_lossy(&self.buffer));
         Ok(body)
+    }
+
+    async fn read_some(&mut self) -> anyhow::Result<()> {
+        let length = self.stream.read_buf(&mut self.buffer).await?;
+        ensure!(length > 0, "the connection ended in a response: {:?}", String::from_utf8_lossy(&self.buffer));
+        Ok(())
     }
 }
 

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::api::{Api, Database};
 use crate::figure::Report;
-use crate::load::Load;
+use crate::load::{Load, Rounds};
 
 /// Markets, each in a country of its own.
 const MARKETS: u8 = 200;
@@ -56,14 +56,11 @@ async fn measure(
     let key = Some(key.to_owned());
     let load = Load { address: api.address, host, path, key, tls: None, connections: CONNECTIONS };
     load.clone().run(WARM_UP).await?;
-    let (mut rates, mut p99) = (Vec::new(), Vec::new());
+    let mut rounds = Rounds::default();
     for _ in 0..runs.clamp(1, MOST_ROUNDS) {
-        let round = load.clone().run(ROUND).await?;
-        rates.push(round.rate);
-        p99.push(round.p99);
+        rounds.add(&load.clone().run(ROUND).await?);
     }
-    report.add("discovery", name, "req/s", &rates);
-    report.add("discovery", &format!("{name}_p99"), "ms", &p99);
+    rounds.report("discovery", name, report);
     Ok(())
 }
 

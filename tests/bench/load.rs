@@ -1,22 +1,19 @@
 //! A client that asks the same again and again, over so many connections at a time, each of which is kept.
-//!
-//! It does as little as can be done for each answer, because it takes its time from the same processors as what is
-//! measured: it looks for the status and the length, and throws the rest away.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail, ensure};
 use futures_util::future::try_join_all;
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use support::Samples;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
-/// For one answer: something has gone wrong long before.
-const PATIENCE: Duration = Duration::from_secs(60);
+use crate::connection::Connection;
+use crate::figure::Report;
 
 /// Whom to ask, and how.
 #[derive(Clone)]
@@ -32,11 +29,18 @@ pub(crate) struct Load {
 
 /// What came of it.
 pub(crate) struct Round {
-    pub(crate) answers: u32,
-    /// Answers a second.
+    /// How long each response took to be complete, in milliseconds.
+    pub(crate) times: Vec<f64>,
+    /// Responses a second.
     pub(crate) rate: f64,
-    /// The 99th percentile of the answers' times, in milliseconds.
-    pub(crate) p99: f64,
+}
+
+/// What several rounds came to.
+#[derive(Default)]
+pub(crate) struct Rounds {
+    pub(crate) rates: Vec<f64>,
+    /// Of the rounds that had enough responses to have one.
+    p99: Vec<f64>,
 }
 
 impl Load {
@@ -47,16 +51,13 @@ impl Load {
             let load = self.clone();
             async move { tokio::spawn(async move { load.client(begin + time).await }).await? }
         });
-        let mut times: Vec<Duration> = try_join_all(clients).await?.into_iter().flatten().collect();
-        let seconds = begin.elapsed().as_secs_f64();
-        times.sort_unstable();
-        let p99 = times.get(times.len() * 99 / 100).context("no answer came")?.as_secs_f64() * 1000.0;
-        let answers = u32::try_from(times.len())?;
-        Ok(Round { answers, rate: f64::from(answers) / seconds, p99 })
+        let times: Vec<f64> = try_join_all(clients).await?.into_iter().flatten().collect();
+        let rate = f64::from(u32::try_from(times.len())?) / begin.elapsed().as_secs_f64();
+        Ok(Round { times, rate })
     }
 
-    /// One connection. How long each answer took to be complete.
-    async fn client(self, end: Instant) -> anyhow::Result<Vec<Duration>> {
+    /// One connection. How long each response took.
+    async fn client(self, end: Instant) -> anyhow::Result<Vec<f64>> {
         let stream = TcpStream::connect(self.address).await?;
         stream.set_nodelay(true)?;
         match &self.tls {
@@ -68,53 +69,31 @@ impl Load {
         }
     }
 
-    async fn ask_until(
-        &self,
-        end: Instant,
-        mut stream: impl AsyncRead + AsyncWrite + Unpin,
-    ) -> anyhow::Result<Vec<Duration>> {
+    async fn ask_until(&self, end: Instant, stream: impl AsyncRead + AsyncWrite + Unpin) -> anyhow::Result<Vec<f64>> {
         let key = self.key.as_ref().map(|key| format!("Authorization: Bearer {key}\r\n")).unwrap_or_default();
         let request = format!("GET {} HTTP/1.1\r\nHost: {}\r\nAccept: */*\r\n{key}\r\n", self.path, self.host);
-        let (mut times, mut buffer) = (Vec::new(), vec![0; 128 << 10]);
+        let mut connection = Connection::over(stream);
+        let mut times = Vec::new();
         let mut begin = Instant::now();
         while begin < end {
-            let answer = async {
-                stream.write_all(request.as_bytes()).await?;
-                read_answer(&mut stream, &mut buffer).await
-            };
-            tokio::time::timeout(PATIENCE, answer).await.context("no answer came in time")??;
+            connection.exchange(&request).await?;
             let now = Instant::now();
-            times.push(now - begin);
+            times.push((now - begin).as_secs_f64() * 1000.0);
             begin = now;
         }
         Ok(times)
     }
 }
 
-/// Reads one whole answer, which must be a 200 with a length.
-async fn read_answer(stream: &mut (impl AsyncRead + Unpin), buffer: &mut [u8]) -> anyhow::Result<()> {
-    let mut filled = 0;
-    let head = loop {
-        let length = stream.read(&mut buffer[filled..]).await?;
-        ensure!(length > 0, "the connection ended before an answer: {}", String::from_utf8_lossy(&buffer[..filled]));
-        filled += length;
-        if let Some(end) = buffer[..filled].windows(4).position(|bytes| bytes == b"\r\n\r\n") {
-            break end + 4;
-        }
-    };
-    let text = std::str::from_utf8(&buffer[..head])?;
-    ensure!(text.starts_with("HTTP/1.1 200") || text.starts_with("HTTP/1.0 200"), "the answer is {text}");
-    let length = text.lines().find_map(|line| {
-        let (name, value) = line.split_once(':')?;
-        name.eq_ignore_ascii_case("content-length").then(|| value.trim().parse::<usize>())
-    });
-    let Some(length) = length else { bail!("the answer has no length: {text}") };
-    let mut left = (head + length?).checked_sub(filled).context("more came than was asked for")?;
-    while left > 0 {
-        let most = left.min(buffer.len());
-        let length = stream.read(&mut buffer[..most]).await?;
-        ensure!(length > 0, "the connection ended in the middle of an answer");
-        left -= length;
+impl Rounds {
+    pub(crate) fn add(&mut self, round: &Round) {
+        self.rates.push(round.rate);
+        self.p99.extend(Samples::new(&round.times).percentile(99));
     }
-    Ok(())
+
+    /// Adds the figures `name` and `name_p99`.
+    pub(crate) fn report(&self, bench: &str, name: &str, report: &mut Report) {
+        report.add(bench, name, "req/s", &self.rates);
+        report.add(bench, &format!("{name}_p99"), "ms", &self.p99);
+    }
 }

@@ -19,6 +19,7 @@ mod net;
 mod pause;
 mod policy_apply;
 mod preview;
+mod reporter;
 mod restore;
 mod slot;
 mod webhooks;

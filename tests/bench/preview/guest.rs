@@ -8,7 +8,7 @@ use sandpiper::client::{CreateSandbox, ExposedPort};
 use support::{Host, eventually, shell, small};
 
 use crate::figure::Report;
-use crate::load::Load;
+use crate::load::{Load, Rounds};
 
 /// The server has a thread for each.
 const CONNECTIONS: usize = 8;
@@ -39,14 +39,11 @@ pub(crate) async fn run(runs: usize, report: &mut Report) -> anyhow::Result<()> 
             tls: None,
             connections: CONNECTIONS,
         };
-        let (mut rates, mut p99) = (Vec::new(), Vec::new());
+        let mut rounds = Rounds::default();
         for _ in 0..runs.clamp(1, MOST_ROUNDS) {
-            let round = load.clone().run(ROUND).await?;
-            rates.push(round.rate);
-            p99.push(round.p99);
+            rounds.add(&load.clone().run(ROUND).await?);
         }
-        report.add("preview", &format!("guest_{name}"), "req/s", &rates);
-        report.add("preview", &format!("guest_{name}_p99"), "ms", &p99);
+        rounds.report("preview-guest", name, report);
     }
     sandbox.delete().await;
     Ok(())

@@ -19,7 +19,7 @@ use std::time::Duration;
 pub(crate) use self::guest::run as run_in_guest;
 use self::stage::{Stage, Subject};
 use crate::figure::Report;
-use crate::load::{Load, Round};
+use crate::load::{Load, Round, Rounds};
 
 const CONNECTIONS: usize = 32;
 const ROUND: Duration = Duration::from_secs(3);
@@ -56,7 +56,8 @@ async fn compare(stage: &Stage, name: &str, size: usize, rounds: usize, report: 
     }
     ingress.report(&format!("proxy_{name}"), report);
     nginx.report(&format!("nginx_{name}"), report);
-    let ratios: Vec<f64> = ingress.rates.iter().zip(&nginx.rates).map(|(proxy, nginx)| proxy / nginx * 100.0).collect();
+    let ratios: Vec<f64> =
+        ingress.rounds.rates.iter().zip(&nginx.rounds.rates).map(|(proxy, nginx)| proxy / nginx * 100.0).collect();
     report.add("preview", &format!("proxy_over_nginx_{name}"), "%", &ratios);
     Ok(())
 }
@@ -74,27 +75,24 @@ async fn measure(stage: &Stage, subject: &Subject, size: usize, time: Duration) 
     let before = subject.processor_time()?;
     let round = stage.run(load.run(time)).await?;
     let spent = subject.processor_time()?.saturating_sub(before);
-    let each = spent.as_secs_f64() * 1e6 / f64::from(round.answers);
+    let each = spent.as_secs_f64() * 1e6 / f64::from(u32::try_from(round.times.len())?);
     Ok((round, each))
 }
 
 #[derive(Default)]
 struct Figures {
-    rates: Vec<f64>,
-    p99: Vec<f64>,
+    rounds: Rounds,
     processor: Vec<f64>,
 }
 
 impl Figures {
     fn add(&mut self, (round, processor): (Round, f64)) {
-        self.rates.push(round.rate);
-        self.p99.push(round.p99);
+        self.rounds.add(&round);
         self.processor.push(processor);
     }
 
     fn report(&self, name: &str, report: &mut Report) {
-        report.add("preview", name, "req/s", &self.rates);
-        report.add("preview", &format!("{name}_p99"), "ms", &self.p99);
+        self.rounds.report("preview", name, report);
         report.add("preview", &format!("{name}_cpu"), "us/req", &self.processor);
     }
 }

@@ -21,11 +21,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use serde_json::json;
+use support::Samples;
 
-use self::events::{Reporter, arrived, times};
+use self::events::{arrived, times};
 use self::receiver::Receiver;
 use crate::api::{Api, Database};
-use crate::figure::{Report, percentile};
+use crate::figure::Report;
+use crate::reporter::Reporter;
 
 const MERCHANTS: usize = 10;
 /// The one that hangs.
@@ -45,15 +47,10 @@ const HELD_UP: usize = 10_000;
 const MOST_ROUNDS: usize = 3;
 
 pub(crate) async fn run(runs: usize, report: &mut Report) -> anyhow::Result<()> {
-    let rounds = runs.clamp(1, MOST_ROUNDS);
-    measure("sqlite", &Database::Sqlite, rounds, report).await?;
-    match std::env::var("SANDPIPER_TEST_POSTGRES") {
-        Ok(url) => measure("postgres", &Database::Postgres(url), rounds, report).await,
-        Err(_) => {
-            eprintln!("SKIPPED: webhooks on PostgreSQL: SANDPIPER_TEST_POSTGRES names no server");
-            Ok(())
-        }
+    for (name, database) in Database::all("webhooks") {
+        measure(name, &database, runs.clamp(1, MOST_ROUNDS), report).await?;
     }
+    Ok(())
 }
 
 async fn measure(name: &str, database: &Database, rounds: usize, report: &mut Report) -> anyhow::Result<()> {
@@ -76,7 +73,7 @@ async fn measure(name: &str, database: &Database, rounds: usize, report: &mut Re
         for (from, samples) in [("accepted", &times.since_accepted), ("reported", &times.since_due)] {
             let metric = format!("{name}_{from}_{rate}");
             report.add("webhooks", &metric, "ms", samples);
-            report.add("webhooks", &format!("{metric}_p99"), "ms", &[percentile_of(samples, 99)]);
+            report.add("webhooks", &format!("{metric}_p99"), "ms", &[percentile(samples, 99)?]);
         }
     }
 
@@ -100,7 +97,7 @@ async fn fairness(
 ) -> anyhow::Result<()> {
     let others = async || {
         let times = times(&reporter.at_rate(OTHERS, FAIRNESS_RATE, ROUND).await?, receiver).await?;
-        anyhow::Ok(percentile_of(&times.since_accepted, 95))
+        percentile(&times.since_accepted, 95)
     };
     let (mut alone, mut beside, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..rounds {
@@ -118,8 +115,6 @@ async fn fairness(
     Ok(())
 }
 
-fn percentile_of(samples: &[f64], percent: usize) -> f64 {
-    let mut sorted = samples.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    percentile(&sorted, percent)
+fn percentile(samples: &[f64], percent: usize) -> anyhow::Result<f64> {
+    Samples::new(samples).percentile(percent).context("too few webhooks for this percentile")
 }
