@@ -1,24 +1,18 @@
 //! A cold start, step by step, as monitor and agent saw it.
 
+use sandpiper_protocol::agent::StartKind;
 use support::Host;
 
-use crate::figure::{Report, milliseconds};
+use crate::figure::Report;
+use crate::restore::Steps;
 
 pub(crate) async fn run(runs: usize, report: &mut Report) -> anyhow::Result<()> {
     let host = Host::shared();
     host.set_warm_starts(false).await;
-    let (mut first, mut init, mut ready) = (Vec::new(), Vec::new(), Vec::new());
-    for _ in 0..runs {
-        let sandbox = host.sandbox().await;
-        let timings = host.agent_view(&sandbox.id).await?.timings;
-        first.push(milliseconds(timings.first_instruction_us));
-        init.push(milliseconds(timings.guest_init_us));
-        ready.push(milliseconds(timings.data_plane_ready_us));
-        sandbox.delete().await;
-    }
-    report.add("boot", "start_to_first_instruction", "ms", &first);
-    report.add("boot", "start_to_init", "ms", &init);
-    report.add("boot", "start_to_data_plane", "ms", &ready);
+    let steps = Steps::take(StartKind::Cold, runs).await?;
+    report.add("boot", "cold_start_to_first_instruction", "ms", &steps.first_instruction);
+    report.add("boot", "cold_start_to_init", "ms", &steps.link);
+    report.add("boot", "cold_start_to_data_plane", "ms", &steps.data_plane);
     host.set_warm_starts(true).await;
     Ok(())
 }

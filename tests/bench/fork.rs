@@ -4,9 +4,11 @@ use std::time::Instant;
 
 use futures_util::future::join_all;
 use sandpiper::client::CreateSandbox;
+use sandpiper_protocol::agent::StartKind;
 use support::{Host, Sandbox, layers, small};
 
-use crate::figure::{Report, mebibytes};
+use crate::figure::{Report, elapsed, mebibytes};
+use crate::starts;
 
 /// Each takes ten starts.
 const TEN_RUNS: usize = 5;
@@ -19,7 +21,10 @@ pub(crate) async fn run(runs: usize, report: &mut Report) -> anyhow::Result<()> 
         for _ in 0..runs {
             let start = Instant::now();
             let forks = source.fork(count).await?;
-            live.push(start.elapsed().as_secs_f64() * 1000.0);
+            live.push(elapsed(start));
+            for fork in &forks {
+                starts::check(fork, StartKind::Restored).await?;
+            }
             let own = forks.iter().map(|fork| layers::own_bytes(&host.folder_of(&fork.id)));
             bytes.push(mebibytes(own.sum::<std::io::Result<u64>>()?));
             join_all(forks.into_iter().map(Sandbox::delete)).await;

@@ -1,7 +1,7 @@
 //! Figures of a whole host, taken where this runs: `scripts/bench NAME`.
 //!
-//! Every figure is one line: what was measured, in which unit, over how many runs, its median and 95th percentile. Times
-//! of different machines say nothing of each other; ratios of one run do.
+//! Every figure is one line: what was measured, in which unit, of how many samples, their median and 95th percentile, and
+//! what it was taken on. `docs/benchmarks.md` says how each is taken, and what it does not say.
 
 mod api;
 mod boot;
@@ -22,6 +22,8 @@ mod preview;
 mod reporter;
 mod restore;
 mod slot;
+mod starts;
+mod usage;
 mod webhooks;
 
 use clap::{Parser, ValueEnum};
@@ -47,7 +49,7 @@ struct Arguments {
     #[arg(long, value_enum)]
     only: Option<Need>,
 
-    /// Runs per figure
+    /// Runs per figure, fewer where one is long; a 95th percentile needs 20 samples
     #[arg(long, default_value_t = 20)]
     runs: usize,
 }
@@ -60,32 +62,32 @@ enum Need {
 
 #[derive(Clone, Copy, ValueEnum, PartialEq, Eq)]
 enum Bench {
-    /// Monitor started -> first instruction -> init -> data plane ready
+    /// A cold start: monitor asked for -> first instruction -> init -> data plane ready
     Boot,
-    /// Create called -> first byte of a command's output, booted and from a warm snapshot
+    /// Create called -> first byte of a command's output, cold and warm
     CreateExec,
-    /// A start from a warm snapshot -> first instruction -> guest's link -> data plane ready
+    /// A warm start: monitor asked for -> first instruction -> guest's link -> data plane ready
     Restore,
     /// Pausing a 512 MiB sandbox of which 10, 30 and 100 MiB were written, and what that stores
     Pause,
-    /// Resuming the same
+    /// Resuming the same, its files in the host's page cache
     Resume,
     /// Checkpoints of disk and of disk and memory: standstill, time, and what they store
     Checkpoint,
     /// Forking a sandbox into 1 and into 10
     Fork,
-    /// Memory and disk that each of ten idle clones of a warm snapshot has for itself
+    /// Memory and disk that each of ten idle clones of a warm snapshot takes
     CloneMemory,
     /// Memory of an idle 256 MiB sandbox's monitor
     Memory,
     /// Reads and writes in a guest
     Disk,
-    /// A guest's round trips, connections and throughput, under policies of 0 to 9,000 entries
+    /// A guest's round trips, connections and throughput, under policies of 0 to 10,000 entries
     Net,
-    /// Requests through the ingress, and through nginx in its place, to a server on this machine
-    Preview,
     /// Requests to Python's web server in a guest at its preview URL
     PreviewGuest,
+    /// Requests through the ingress, and through nginx in its place, to a server on this machine
+    Preview,
     /// Giving a network slot to a machine, and taking it away
     Slot,
     /// Compiling a policy of 10, 1,000 and 10,000 entries, and putting it in force
@@ -103,34 +105,43 @@ impl Bench {
             _ => Need::Guests,
         }
     }
+
+    async fn run(self, runs: usize, report: &mut Report) -> anyhow::Result<()> {
+        match self {
+            Self::Boot => boot::run(runs, report).await,
+            Self::CreateExec => create_exec::run(runs, report).await,
+            Self::Restore => restore::run(runs, report).await,
+            Self::Pause => pause::run(Half::Pause, runs, report).await,
+            Self::Resume => pause::run(Half::Resume, runs, report).await,
+            Self::Checkpoint => checkpoint::run(runs, report).await,
+            Self::Fork => fork::run(runs, report).await,
+            Self::CloneMemory => clone_memory::run(report).await,
+            Self::Memory => memory::run(report).await,
+            Self::Disk => disk::run(report).await,
+            Self::Net => net::run(report).await,
+            Self::PreviewGuest => preview::run_in_guest(runs, report).await,
+            Self::Preview => preview::run(runs, report).await,
+            Self::Slot => slot::run(runs, report).await,
+            Self::PolicyApply => policy_apply::run(runs, report).await,
+            Self::Webhooks => webhooks::run(runs, report).await,
+            Self::Discovery => discovery::run(runs, report).await,
+        }
+    }
 }
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
-    let arguments = Arguments::parse();
-    let names = if arguments.names.is_empty() { Bench::value_variants().to_vec() } else { arguments.names };
-    let mut report = Report::new(arguments.json);
-    for name in names.into_iter().filter(|name| arguments.only.is_none_or(|need| name.need() == need)) {
-        match name {
-            Bench::Boot => boot::run(arguments.runs, &mut report).await?,
-            Bench::CreateExec => create_exec::run(arguments.runs, &mut report).await?,
-            Bench::Restore => restore::run(arguments.runs, &mut report).await?,
-            Bench::Pause => pause::run(Half::Pause, arguments.runs, &mut report).await?,
-            Bench::Resume => pause::run(Half::Resume, arguments.runs, &mut report).await?,
-            Bench::Checkpoint => checkpoint::run(arguments.runs, &mut report).await?,
-            Bench::Fork => fork::run(arguments.runs, &mut report).await?,
-            Bench::CloneMemory => clone_memory::run(&mut report).await?,
-            Bench::Memory => memory::run(&mut report).await?,
-            Bench::Disk => disk::run(&mut report).await?,
-            Bench::Net => net::run(&mut report).await?,
-            Bench::Preview => preview::run(arguments.runs, &mut report).await?,
-            Bench::PreviewGuest => preview::run_in_guest(arguments.runs, &mut report).await?,
-            Bench::Slot => slot::run(arguments.runs, &mut report).await?,
-            Bench::PolicyApply => policy_apply::run(arguments.runs, &mut report).await?,
-            Bench::Webhooks => webhooks::run(arguments.runs, &mut report).await?,
-            Bench::Discovery => discovery::run(arguments.runs, &mut report).await?,
+    let Arguments { names, json, only, runs } = Arguments::parse();
+    let names = if names.is_empty() { Bench::value_variants().to_vec() } else { names };
+    let mut report = Report::new(json)?;
+    let mut outcome = Ok(());
+    for bench in names.into_iter().filter(|bench| only.is_none_or(|need| bench.need() == need)) {
+        outcome = bench.run(runs, &mut report).await;
+        if outcome.is_err() {
+            break;
         }
     }
+    // Also what was measured before one failed.
     report.finish();
-    Ok(())
+    outcome
 }

@@ -1,9 +1,11 @@
 //! What a monitor costs beside its guest's memory.
 
-use anyhow::Context;
+use sandpiper_protocol::agent::StartKind;
 use support::Host;
 
 use crate::figure::Report;
+use crate::starts;
+use crate::usage;
 
 /// A mapping at least this large is the guest's memory.
 const GUEST_MAPPING_KIB: u64 = 128 << 10;
@@ -14,8 +16,9 @@ pub(crate) async fn run(report: &mut Report) -> anyhow::Result<()> {
     let source = host.sandbox().await;
     let checkpoint = source.checkpoint(false).await?;
     let sandbox = host.restore(&checkpoint).await;
+    starts::check(&sandbox, StartKind::Cold).await?;
     source.delete().await;
-    let monitor = host.monitor_of(&sandbox.id).context("the sandbox has a monitor")?;
+    let monitor = usage::monitor_of(&sandbox)?;
     let smaps = std::fs::read_to_string(format!("/proc/{monitor}/smaps"))?;
     let (own, guest) = private_dirty(&smaps);
     report.add("memory", "monitor_private_dirty", "KiB", &[own]);

@@ -1,11 +1,13 @@
-//! Pause and resume, by how much a guest wrote since it was started or resumed.
+//! Pause, and resume while the host still has the files in its page cache, by how much a guest wrote since it was started or resumed.
 
 use std::time::Instant;
 
 use sandpiper::client::CreateSandbox;
+use sandpiper_protocol::agent::StartKind;
 use support::{Dialogue, Host, KEEPER, layers, small};
 
-use crate::figure::{Report, mebibytes};
+use crate::figure::{Report, elapsed, mebibytes};
+use crate::starts;
 
 /// Of a guest of 512 MiB.
 const WRITTEN_MIB: [u32; 3] = [10, 30, 100];
@@ -31,14 +33,15 @@ pub(crate) async fn run(half: Half, runs: usize, report: &mut Report) -> anyhow:
             let before = layers::own_bytes(&folder)?;
             let start = Instant::now();
             sandbox.pause().await?;
-            paused.push(start.elapsed().as_secs_f64() * 1000.0);
+            paused.push(elapsed(start));
             bytes.push(mebibytes(layers::own_bytes(&folder)?.saturating_sub(before)));
 
             let start = Instant::now();
             sandbox.resume(None).await?;
-            resumed.push(start.elapsed().as_secs_f64() * 1000.0);
+            resumed.push(elapsed(start));
             sandbox.sh("true").await;
-            served.push(start.elapsed().as_secs_f64() * 1000.0);
+            served.push(elapsed(start));
+            starts::check(&sandbox, StartKind::Restored).await?;
         }
         match half {
             Half::Pause => {

@@ -5,11 +5,11 @@ use std::time::Instant;
 
 use sandpiper_network::firewall::Firewall;
 use sandpiper_network::slots::Slots;
-use sandpiper_policy::{Platform, Policy, PolicyError, Profiles};
+use sandpiper_policy::{Platform, Policy, Profiles};
 use sandpiper_protocol::agent::NetworkPolicy;
 
-use crate::figure::Report;
-use crate::slot::{config, milliseconds};
+use crate::figure::{Report, elapsed};
+use crate::slot::config;
 
 /// Entries of a policy.
 const SIZES: [u32; 3] = [10, 1000, 10_000];
@@ -28,12 +28,13 @@ fn measure(firewall: &Firewall, runs: usize, report: &mut Report) -> anyhow::Res
     for size in SIZES {
         let (mut compile, mut apply) = (Vec::new(), Vec::new());
         for (generation, run) in (1..).zip(0..runs) {
+            let policy = policy(size, run);
             let begin = Instant::now();
-            let policy = policy(size, run)?;
-            compile.push(milliseconds(begin));
+            let policy = Policy::compile(&policy, &Profiles::default(), &Platform::default())?;
+            compile.push(elapsed(begin));
             let begin = Instant::now();
             firewall.apply(&policy, generation, &[])?;
-            apply.push(milliseconds(begin));
+            apply.push(elapsed(begin));
         }
         report.add("policy-apply", &format!("compile_{size}"), "ms", &compile);
         report.add("policy-apply", &format!("apply_{size}"), "ms", &apply);
@@ -42,13 +43,12 @@ fn measure(firewall: &Firewall, runs: usize, report: &mut Report) -> anyhow::Res
 }
 
 /// Addresses with and without ports, none beside another, so that nothing can be put together.
-fn policy(size: u32, run: usize) -> Result<Policy, PolicyError> {
+fn policy(size: u32, run: usize) -> NetworkPolicy {
     let first = if run.is_multiple_of(2) { 0x2000_0000 } else { 0x3000_0000 };
     let entry = |number: u32| {
         let address = std::net::Ipv4Addr::from(first + number * 2);
         if number.is_multiple_of(2) { address.to_string() } else { format!("{address}:443") }
     };
     let allow_out = (0..size).map(entry).collect();
-    let policy = NetworkPolicy { allow_internet_access: false, allow_out, ..NetworkPolicy::default() };
-    Policy::compile(&policy, &Profiles::default(), &Platform::default())
+    NetworkPolicy { allow_internet_access: false, allow_out, ..NetworkPolicy::default() }
 }

@@ -4,22 +4,38 @@ use sandpiper_protocol::agent::StartKind;
 use support::{Host, small};
 
 use crate::figure::{Report, milliseconds};
+use crate::starts;
 
 pub(crate) async fn run(runs: usize, report: &mut Report) -> anyhow::Result<()> {
-    let host = Host::shared();
-    host.wait_until_warm(&small()).await.delete().await;
-    let (mut first, mut link, mut ready) = (Vec::new(), Vec::new(), Vec::new());
-    for _ in 0..runs {
-        let sandbox = host.sandbox().await;
-        let view = host.agent_view(&sandbox.id).await?;
-        anyhow::ensure!(view.start == StartKind::Warm, "a start was {:?}, not warm", view.start);
-        first.push(milliseconds(view.timings.first_instruction_us));
-        link.push(milliseconds(view.timings.guest_init_us));
-        ready.push(milliseconds(view.timings.data_plane_ready_us));
-        sandbox.delete().await;
-    }
-    report.add("restore", "start_to_first_instruction", "ms", &first);
-    report.add("restore", "start_to_link", "ms", &link);
-    report.add("restore", "start_to_data_plane", "ms", &ready);
+    Host::shared().wait_until_warm(&small()).await.delete().await;
+    let steps = Steps::take(StartKind::Warm, runs).await?;
+    report.add("restore", "warm_start_to_first_instruction", "ms", &steps.first_instruction);
+    report.add("restore", "warm_start_to_link", "ms", &steps.link);
+    report.add("restore", "warm_start_to_data_plane", "ms", &steps.data_plane);
     Ok(())
+}
+
+/// Milliseconds of each start from when a monitor was asked for.
+#[derive(Default)]
+pub(crate) struct Steps {
+    pub(crate) first_instruction: Vec<f64>,
+    /// To the guest's first process, which speaks to the agent.
+    pub(crate) link: Vec<f64>,
+    pub(crate) data_plane: Vec<f64>,
+}
+
+impl Steps {
+    /// Of so many starts, which must all be of one kind.
+    pub(crate) async fn take(kind: StartKind, runs: usize) -> anyhow::Result<Self> {
+        let mut steps = Self::default();
+        for _ in 0..runs {
+            let sandbox = Host::shared().sandbox().await;
+            let timings = starts::check(&sandbox, kind).await?.timings;
+            steps.first_instruction.push(milliseconds(timings.first_instruction_us));
+            steps.link.push(milliseconds(timings.guest_init_us));
+            steps.data_plane.push(milliseconds(timings.data_plane_ready_us));
+            sandbox.delete().await;
+        }
+        Ok(steps)
+    }
 }

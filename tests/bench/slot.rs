@@ -11,7 +11,7 @@ use sandpiper_network::slots::{Slot, Slots};
 use sandpiper_policy::{Platform, Policy, Profiles};
 use sandpiper_protocol::agent::NetworkPolicy;
 
-use crate::figure::Report;
+use crate::figure::{Report, elapsed};
 
 /// Beside an agent's own.
 pub(crate) fn config() -> Config {
@@ -35,25 +35,25 @@ async fn measure(slots: &Slots, runs: usize, report: &mut Report) -> anyhow::Res
         let begin = Instant::now();
         let slot = slots.take().await?;
         assign_to_guest(&slot, &policy)?;
-        assign.push(milliseconds(begin));
+        assign.push(elapsed(begin));
         let name = slot.name().to_owned();
         let begin = Instant::now();
         slots.destroy(slot).await;
         until(|| Ok(!netns::names("spb-")?.contains(&name))).await?;
-        recycle.push(milliseconds(begin));
+        recycle.push(elapsed(begin));
     }
     report.add("slot", "assign", "ms", &assign);
     report.add("slot", "recycle", "ms", &recycle);
 
     let begin = Instant::now();
     let taken = futures_util::future::try_join_all((0..200).map(|_| slots.take())).await?;
-    report.add("slot", "make_200", "ms", &[milliseconds(begin)]);
+    report.add("slot", "make_200", "ms", &[elapsed(begin)]);
     let begin = Instant::now();
     for slot in taken {
         slots.destroy(slot).await;
     }
     until(|| Ok(netns::names("spb-")?.len() <= 8)).await?;
-    report.add("slot", "remove_200", "ms", &[milliseconds(begin)]);
+    report.add("slot", "remove_200", "ms", &[elapsed(begin)]);
     Ok(())
 }
 
@@ -75,8 +75,4 @@ async fn until(mut reached: impl FnMut() -> anyhow::Result<bool>) -> anyhow::Res
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     Ok(())
-}
-
-pub(crate) fn milliseconds(begin: Instant) -> f64 {
-    begin.elapsed().as_secs_f64() * 1000.0
 }

@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::nginx::Nginx;
 use super::origin::{self, Opening};
+use crate::usage;
 
 pub(super) const HOST: &str = "p8000-bench.sandbox.localhost";
 /// Names of threads; the kernel keeps 15 bytes.
@@ -33,16 +34,7 @@ pub(super) struct Subject {
 impl Subject {
     /// What its threads have had of the processors.
     pub(super) fn processor_time(&self) -> anyhow::Result<Duration> {
-        let mut nanoseconds = 0;
-        for task in std::fs::read_dir(format!("/proc/{}/task", self.process))? {
-            let task = task?.path();
-            if std::fs::read_to_string(task.join("comm"))?.trim_end() == self.thread {
-                // Documentation/scheduler/sched-stats.rst: time spent on the processor comes first.
-                let text = std::fs::read_to_string(task.join("schedstat"))?;
-                nanoseconds += text.split(' ').next().context("an empty schedstat")?.parse::<u64>()?;
-            }
-        }
-        Ok(Duration::from_nanos(nanoseconds))
+        usage::processor_time(self.process, |thread| thread == self.thread)
     }
 }
 

@@ -1,0 +1,39 @@
+//! Starts of the kind that a figure says: one of the other kind among them ends the run.
+
+use std::time::Instant;
+
+use anyhow::{Context, ensure};
+use sandpiper::client::CreateSandbox;
+use sandpiper_protocol::agent::{self, StartKind};
+use sandpiper_protocol::process::ProcessEvent;
+use support::{Host, Sandbox, shell};
+
+use crate::figure::elapsed;
+
+/// A new sandbox, and how long its caller waited.
+pub(crate) struct Start {
+    pub(crate) sandbox: Sandbox,
+    /// Milliseconds from the create call to its response.
+    pub(crate) created: f64,
+    /// From the create call to the first byte of a command's output.
+    pub(crate) first_output: f64,
+}
+
+/// Creates a sandbox, which must be started this way, and runs a command in it.
+pub(crate) async fn timed(request: &CreateSandbox, kind: StartKind) -> anyhow::Result<Start> {
+    let begin = Instant::now();
+    let sandbox = Host::shared().try_sandbox(request).await?;
+    let created = elapsed(begin);
+    let mut stream = sandbox.data_plane.start(&shell("echo ready", None)).await?;
+    while !matches!(stream.next().await?.context("the output ended before it began")?, ProcessEvent::Data(_)) {}
+    let first_output = elapsed(begin);
+    check(&sandbox, kind).await?;
+    Ok(Start { sandbox, created, first_output })
+}
+
+/// What the agent says of a sandbox, whose last start must have been of this kind.
+pub(crate) async fn check(sandbox: &Sandbox, kind: StartKind) -> anyhow::Result<agent::Sandbox> {
+    let view = Host::shared().agent_view(&sandbox.id).await?;
+    ensure!(view.start == kind, "a start was {:?}, not {kind:?}: its figure would not be what it says", view.start);
+    Ok(view)
+}
