@@ -4,15 +4,16 @@
 //! what it was taken on. `docs/benchmarks.md` says how each is taken, and what it does not say.
 
 mod api;
+mod block;
 mod boot;
 mod checkpoint;
 mod clone_memory;
 mod connection;
 mod create_exec;
 mod discovery;
-mod disk;
 mod figure;
 mod fork;
+mod guest_program;
 mod load;
 mod memory;
 mod net;
@@ -80,8 +81,8 @@ enum Bench {
     CloneMemory,
     /// Memory of an idle 256 MiB sandbox's monitor
     Memory,
-    /// Reads and writes in a guest
-    Disk,
+    /// A guest's disk: random and sequential, one request at a time and 32, one stream and four
+    Block,
     /// A guest's round trips, connections and throughput, under policies of 0 to 10,000 entries
     Net,
     /// Requests to Python's web server in a guest at its preview URL
@@ -117,8 +118,8 @@ impl Bench {
             Self::Fork => fork::run(runs, report).await,
             Self::CloneMemory => clone_memory::run(report).await,
             Self::Memory => memory::run(report).await,
-            Self::Disk => disk::run(report).await,
-            Self::Net => net::run(report).await,
+            Self::Block => block::run(runs, report).await,
+            Self::Net => net::run(runs, report).await,
             Self::PreviewGuest => preview::run_in_guest(runs, report).await,
             Self::Preview => preview::run(runs, report).await,
             Self::Slot => slot::run(runs, report).await,
