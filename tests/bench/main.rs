@@ -6,6 +6,7 @@
 mod api;
 mod block;
 mod boot;
+mod burst;
 mod checkpoint;
 mod clone_memory;
 mod connection;
@@ -14,6 +15,7 @@ mod discovery;
 mod figure;
 mod fork;
 mod guest_program;
+mod idle;
 mod load;
 mod memory;
 mod net;
@@ -53,6 +55,10 @@ struct Arguments {
     /// Runs per figure, fewer where one is long; a 95th percentile needs 20 samples
     #[arg(long, default_value_t = 20)]
     runs: usize,
+
+    /// Sandboxes of `idle`, or as many as the host has room for; the quota of the host's team is 100, one more than these
+    #[arg(long, default_value_t = 99)]
+    sandboxes: usize,
 }
 
 #[derive(Clone, Copy, ValueEnum, PartialEq, Eq)]
@@ -69,6 +75,10 @@ enum Bench {
     CreateExec,
     /// A warm start: monitor asked for -> first instruction -> guest's link -> data plane ready
     Restore,
+    /// Ten creates at once -> all have answered a command
+    Burst,
+    /// Many sandboxes that do nothing: memory, processor time, and the next one's start beside them
+    Idle,
     /// Pausing a 512 MiB sandbox of which 10, 30 and 100 MiB were written, and what that stores
     Pause,
     /// Resuming the same, its files in the host's page cache
@@ -107,11 +117,13 @@ impl Bench {
         }
     }
 
-    async fn run(self, runs: usize, report: &mut Report) -> anyhow::Result<()> {
+    async fn run(self, runs: usize, sandboxes: usize, report: &mut Report) -> anyhow::Result<()> {
         match self {
             Self::Boot => boot::run(runs, report).await,
             Self::CreateExec => create_exec::run(runs, report).await,
             Self::Restore => restore::run(runs, report).await,
+            Self::Burst => burst::run(runs, report).await,
+            Self::Idle => idle::run(sandboxes, runs, report).await,
             Self::Pause => pause::run(Half::Pause, runs, report).await,
             Self::Resume => pause::run(Half::Resume, runs, report).await,
             Self::Checkpoint => checkpoint::run(runs, report).await,
@@ -132,12 +144,12 @@ impl Bench {
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
-    let Arguments { names, json, only, runs } = Arguments::parse();
+    let Arguments { names, json, only, runs, sandboxes } = Arguments::parse();
     let names = if names.is_empty() { Bench::value_variants().to_vec() } else { names };
     let mut report = Report::new(json)?;
     let mut outcome = Ok(());
     for bench in names.into_iter().filter(|bench| only.is_none_or(|need| bench.need() == need)) {
-        outcome = bench.run(runs, &mut report).await;
+        outcome = bench.run(runs, sandboxes, &mut report).await;
         if outcome.is_err() {
             break;
         }
