@@ -21,11 +21,14 @@ mod memory;
 mod net;
 mod pause;
 mod policy_apply;
+mod policy_live;
 mod preview;
 mod reporter;
 mod restore;
+mod resume_cold;
 mod slot;
 mod starts;
+mod transfer;
 mod usage;
 mod webhooks;
 
@@ -83,6 +86,8 @@ enum Bench {
     Pause,
     /// Resuming the same, its files in the host's page cache
     Resume,
+    /// Resuming one of which 30 MiB were written, its files not in the page cache
+    ResumeCold,
     /// Checkpoints of disk and of disk and memory: standstill, time, and what they store
     Checkpoint,
     /// Forking a sandbox into 1 and into 10
@@ -95,6 +100,10 @@ enum Bench {
     Block,
     /// A guest's round trips, connections and throughput, under policies of 0 to 10,000 entries
     Net,
+    /// Files and a process's output through the data plane
+    Transfer,
+    /// A policy of 10, 1,000 and 10,000 entries through the API, for a guest with 100 open connections
+    PolicyLive,
     /// Requests to Python's web server in a guest at its preview URL
     PreviewGuest,
     /// Requests through the ingress, and through nginx in its place, to a server on this machine
@@ -126,12 +135,15 @@ impl Bench {
             Self::Idle => idle::run(sandboxes, runs, report).await,
             Self::Pause => pause::run(Half::Pause, runs, report).await,
             Self::Resume => pause::run(Half::Resume, runs, report).await,
+            Self::ResumeCold => resume_cold::run(runs, report).await,
             Self::Checkpoint => checkpoint::run(runs, report).await,
             Self::Fork => fork::run(runs, report).await,
             Self::CloneMemory => clone_memory::run(report).await,
             Self::Memory => memory::run(report).await,
             Self::Block => block::run(runs, report).await,
             Self::Net => net::run(runs, report).await,
+            Self::Transfer => transfer::run(runs, report).await,
+            Self::PolicyLive => policy_live::run(runs, report).await,
             Self::PreviewGuest => preview::run_in_guest(runs, report).await,
             Self::Preview => preview::run(runs, report).await,
             Self::Slot => slot::run(runs, report).await,
