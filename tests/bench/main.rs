@@ -16,6 +16,7 @@ mod figure;
 mod fork;
 mod guest_program;
 mod idle;
+mod list;
 mod load;
 mod memory;
 mod net;
@@ -116,12 +117,16 @@ enum Bench {
     Webhooks,
     /// Requests for a merchant's catalog, banks and mobile money operators
     Discovery,
+    /// Pages of 10,000 payments while others are reported
+    List,
 }
 
 impl Bench {
     fn need(self) -> Need {
         match self {
-            Self::Preview | Self::Slot | Self::PolicyApply | Self::Webhooks | Self::Discovery => Need::None,
+            Self::Preview | Self::Slot | Self::PolicyApply | Self::Webhooks | Self::Discovery | Self::List => {
+                Need::None
+            }
             _ => Need::Guests,
         }
     }
@@ -150,6 +155,7 @@ impl Bench {
             Self::PolicyApply => policy_apply::run(runs, report).await,
             Self::Webhooks => webhooks::run(runs, report).await,
             Self::Discovery => discovery::run(runs, report).await,
+            Self::List => list::run(runs, report).await,
         }
     }
 }
