@@ -26,6 +26,7 @@ mod policy_live;
 mod preview;
 mod reporter;
 mod restore;
+mod restore_payload;
 mod resume_cold;
 mod slot;
 mod starts;
@@ -109,6 +110,8 @@ enum Bench {
     PreviewGuest,
     /// Requests through the ingress, and through nginx in its place, to a server on this machine
     Preview,
+    /// Restores of a guest of a few instructions, on this machine's own /dev/kvm
+    RestorePayload,
     /// Giving a network slot to a machine, and taking it away
     Slot,
     /// Compiling a policy of 10, 1,000 and 10,000 entries, and putting it in force
@@ -124,9 +127,13 @@ enum Bench {
 impl Bench {
     fn need(self) -> Need {
         match self {
-            Self::Preview | Self::Slot | Self::PolicyApply | Self::Webhooks | Self::Discovery | Self::List => {
-                Need::None
-            }
+            Self::Preview
+            | Self::RestorePayload
+            | Self::Slot
+            | Self::PolicyApply
+            | Self::Webhooks
+            | Self::Discovery
+            | Self::List => Need::None,
             _ => Need::Guests,
         }
     }
@@ -151,6 +158,7 @@ impl Bench {
             Self::PolicyLive => policy_live::run(runs, report).await,
             Self::PreviewGuest => preview::run_in_guest(runs, report).await,
             Self::Preview => preview::run(runs, report).await,
+            Self::RestorePayload => restore_payload::run(runs, report),
             Self::Slot => slot::run(runs, report).await,
             Self::PolicyApply => policy_apply::run(runs, report).await,
             Self::Webhooks => webhooks::run(runs, report).await,
