@@ -62,7 +62,6 @@ impl Report {
             let figure = Figure { bench, metric, unit, n, p50, p95, origin: &self.origin };
             println!("{}", serde_json::to_string(&figure).expect("texts and numbers have a JSON form"));
         }
-        let cell = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |value| format!("{value:.1}"));
         self.rows.push([bench.into(), metric.into(), unit.into(), n.to_string(), cell(p50), cell(p95)]);
     }
 
@@ -129,6 +128,15 @@ fn stated(variable: &str, what: &str) -> anyhow::Result<String> {
 /// Milliseconds since then.
 pub(crate) fn elapsed(begin: Instant) -> f64 {
     begin.elapsed().as_secs_f64() * 1000.0
+}
+
+/// A number of the table, or that there is none.
+fn cell(value: Option<f64>) -> String {
+    match value {
+        None => "-".to_owned(),
+        Some(value) if value < 10.0 => format!("{value:.3}"),
+        Some(value) => format!("{value:.1}"),
+    }
 }
 
 #[expect(clippy::cast_precision_loss, reason = "nothing here takes 2^52 microseconds")]
