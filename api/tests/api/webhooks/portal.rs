@@ -8,6 +8,8 @@ use http::header::HOST;
 use http_body_util::BodyExt as _;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use sandpiper_skip::skipped;
 use sandpiper_webhook::SigningKey;
 use serde_json::{Value, json};
@@ -21,6 +23,8 @@ use crate::support::eventually;
 /// A browser without a window, by WebDriver (w3.org/TR/webdriver2). It ends with this.
 struct Browser {
     driver: Child,
+    /// The browser's own process, which outlives a driver that is killed.
+    process: Option<Pid>,
     address: SocketAddr,
     /// The beginning of all its paths.
     session: String,
@@ -28,7 +32,10 @@ struct Browser {
 
 impl Drop for Browser {
     fn drop(&mut self) {
-        // The browser ends with its driver. Either may have ended, which is as good.
+        // Either may have ended, which is as good.
+        if let Some(process) = self.process {
+            let _ = kill(process, Signal::SIGKILL);
+        }
         let _ = self.driver.kill();
         let _ = self.driver.wait();
     }
@@ -46,12 +53,14 @@ impl Browser {
             return None;
         };
         eventually("the driver listens", async || TcpStream::connect(address).await.is_ok()).await;
-        let mut browser = Self { driver, address, session: String::new() };
+        let mut browser = Self { driver, process: None, address, session: String::new() };
         // Chromium's own sandbox does not run as root.
         let options = json!({"args": ["--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]});
         let wanted = json!({"capabilities": {"alwaysMatch": {"goog:chromeOptions": options}}});
         let opened = browser.ask("POST", "/session", wanted).await.expect("a browser");
         browser.session = format!("/session/{}", opened["sessionId"].as_str().unwrap());
+        let process = opened["capabilities"]["goog:processID"].as_i64().expect("the browser's process");
+        browser.process = Some(Pid::from_raw(process.try_into().unwrap()));
         Some(browser)
     }
 

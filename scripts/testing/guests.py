@@ -1,0 +1,103 @@
+"""The end-to-end tests, where guests run; and what counts when the nested host dies under them.
+
+The nested host is software emulation, and its emulator has faults of its own. When it dies, the tests that have no result
+yet run in a new one. Only if the console shows a fault of `emulator-faults.txt` is that no failure; the summary names it in
+any case. On a machine whose own KVM runs guests (rung 1) nothing is run twice.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+from outcome import TEST_LINE, from_lines
+
+HERE = os.path.dirname(os.path.realpath(__file__))
+ATTEMPTS = 3
+MINUTES = 45
+# The status of scripts/host for a nested host that died while the command ran.
+DIED = 125
+# The test at the end of each module: the host holds what it held before.
+COMPARISON = "::leaves_nothing_behind"
+CONSOLE = "/run/sandpiper-nested/console.log"
+SHOWN = r"^test .*\.\.\. |^test result|panicked at|nested host|^error"
+
+
+def run(job, program, text):
+    listed = names(subprocess.run([program, "--list"], capture_output=True, text=True, check=True).stdout)
+    open_tests = [name for name in listed if text in name]
+    if not listed:
+        job.outcome.fail("FAILED: %s lists no test" % program)
+    nested = subprocess.run(["scripts/host", "--rung"], capture_output=True, text=True, check=True).stdout.strip() != "1"
+    for attempt in range(1, ATTEMPTS + 1):
+        if not open_tests:
+            return
+        status, lines = job.run(["scripts/host", "--", program, "--exact", *open_tests], MINUTES, SHOWN)
+        outcome = from_lines(lines)
+        ended = {found["name"] for line in lines if (found := TEST_LINE.match(line))}
+        open_tests = [name for name in open_tests if name not in ended]
+        if any(line.startswith("test result") for line in lines):
+            job.outcome.add(outcome)
+            if status != 0 and not outcome.failed:
+                job.outcome.fail("FAILED: the end-to-end tests: exit status %s, and no test says why (%s)" % (status, job.log))
+            if open_tests:
+                job.outcome.fail("FAILED: these end-to-end tests have no result: " + ", ".join(open_tests))
+            return
+        count_unfinished(outcome, lines)
+        job.outcome.add(outcome)
+        job.show_end(lines)
+        if not (nested and status in (DIED, None)):
+            job.outcome.fail("FAILED: the end-to-end tests ended early with status %s (%s)" % (status, job.log))
+            return
+        explain(job, status, attempt, open_tests)
+        open_tests = comparable(job, open_tests)
+    if open_tests:
+        job.outcome.fail("FAILED: the nested host died %d times; never run: %s" % (ATTEMPTS, ", ".join(open_tests)))
+
+
+def names(listing):
+    return re.findall(r"^(\S+): test$", listing, re.MULTILINE)
+
+
+def comparable(job, tests):
+    """Leaves out the comparison at a module's end where no test of the module is left: what it began with is gone."""
+    modules = {name.split("::")[0] for name in tests if not name.endswith(COMPARISON)}
+    for name in tests:
+        if name.endswith(COMPARISON) and name.split("::")[0] not in modules:
+            job.outcome.notes.append("NOT RUN: %s: the nested host that held what it compares is gone" % name)
+    return [name for name in tests if name.split("::")[0] in modules]
+
+
+def count_unfinished(outcome, lines):
+    """Counts the results of a run that did not come to its own count."""
+    for line in lines:
+        if found := TEST_LINE.match(line):
+            outcome.passed += found["result"] == "ok"
+            outcome.failed += found["result"] == "FAILED"
+
+
+def explain(job, status, attempt, open_tests):
+    """Keeps the console of a nested host that died or hangs, and says whether that is a known fault of the emulator."""
+    kept = "%s.console-%d.log" % (job.log.removesuffix(".log"), attempt)
+    if status is None:
+        subprocess.run(["scripts/host", "--stop"], check=False)
+    shutil.copyfile(CONSOLE, kept)
+    with open(kept, errors="replace") as file:
+        fault = known_fault(file.read())
+    what = "the nested host %s (console: %s), %d tests were run in a new one" % (
+        "hung" if status is None else "died", kept, len(open_tests))
+    if fault:
+        job.outcome.notes.append("REPEATED: %s: %s" % (what, fault))
+    else:
+        job.outcome.fail("FAILED: %s: no known fault of the emulator" % what)
+
+
+def known_fault(console):
+    """What a line of `emulator-faults.txt` calls the fault that this console shows, if one does."""
+    with open(HERE + "/emulator-faults.txt") as file:
+        for line in file:
+            name, _, signature = line.rstrip("\n").partition(": ")
+            if signature and not line.startswith("#") and re.search(signature, console):
+                return name
+    return None

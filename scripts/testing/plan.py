@@ -1,0 +1,148 @@
+"""What is run: every step of a whole test run, the ones that others wait for first.
+
+On a machine of two processors the guests take one for most of the time; what needs no guest runs beside them, and gives
+way to them.
+"""
+
+import os
+import re
+import subprocess
+
+import guests
+from outcome import from_junit, from_lines
+from steps import Step
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
+CACHE = os.environ.get("SANDPIPER_CACHE", "/var/cache/sandpiper")
+TARGET = os.environ.get("CARGO_TARGET_DIR", ROOT + "/target")
+# Lines of nextest that tell of one test.
+NEXTEST_LINES = r"^\s+(PASS|FAIL|SLOW|TIMEOUT|SIGKILL|SIGSEGV|SIGABRT|TERMINATING|LEAK) \[|panicked at|^error"
+
+
+def check(name, *argv, minutes=20, needs=(), nice=5, show=None):
+    """A command that succeeds or fails: it counts as one test."""
+    def work(job):
+        lines = job.must(argv, minutes, show)
+        job.outcome.passed += 1
+        for line in lines:
+            job.outcome.take_skips(line)
+    return Step(name, work, needs, nice)
+
+
+def made(name, *argv, minutes, needs=(), nice=0):
+    """A command that makes what other steps need; it counts as no test."""
+    return Step(name, lambda job: job.must(argv, minutes, show=r"\[\d\d:\d\d:\d\d\]|^\s+\d+ objects|^error"), needs, nice)
+
+
+def checks():
+    return [
+        made("tools", "scripts/testing/tools", minutes=30, nice=5),
+        check("formatting", "scripts/testing/formatting"),
+        check("the test runner's own tests", "/usr/bin/python3", "scripts/testing/tests.py"),
+        check("clippy", "cargo", "clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings", minutes=30),
+        check("licences, bans and sources of dependencies", "cargo", "deny", "--log-level", "error", "check", "licenses", "bans",
+              "sources", needs=("tools",)),
+        Step("advisories on dependencies", advisories, ("tools",), 5),
+    ]
+
+
+def advisories(job):
+    if job.run(["cargo", "deny", "--log-level", "off", "fetch", "db"], 2)[0] != 0:
+        job.outcome.skip("advisories on dependencies: their database cannot be fetched from this machine")
+        return
+    job.must(["cargo", "deny", "--log-level", "error", "check", "advisories"], 5)
+    job.outcome.passed += 1
+
+
+def native(text):
+    """The tests that need no guest, those of the API on SQLite and on PostgreSQL; of those only what has `text` in its name."""
+    only = ["-E", "test(%s)" % text] if text else []
+    of_api = "package(sandpiper-api)" + (" & test(%s)" % text if text else "")
+    return [
+        Step("native tests: build", lambda job: job.must(["cargo", "nextest", "run", "--workspace", "--no-run"], 40, r"^error"),
+             () if text else ("tools",), 5),
+        Step("native tests", lambda job: nextest(job, "default", [], only), ("native tests: build",), 5),
+        Step("native tests: documentation", lambda job: documentation(job, text), ("native tests: build",), 5),
+        Step("native tests: the API on PostgreSQL",
+             lambda job: nextest(job, "postgres", ["scripts/lib/postgres.sh"], ["-E", of_api]), ("native tests: build",), 5),
+    ]
+
+
+def nextest(job, profile, prefix, options):
+    report = "%s/nextest/%s/junit.xml" % (TARGET, profile)
+    if os.path.exists(report):
+        os.unlink(report)
+    nothing = "pass" if any("test(" in option for option in options) else "fail"
+    status, lines = job.run([*prefix, "cargo", "nextest", "run", "--workspace", "--profile", profile, "--no-tests", nothing, *options],
+                            30, NEXTEST_LINES)
+    if os.path.exists(report):
+        job.outcome.add(from_junit(report))
+    if status != 0:
+        job.show_end(lines)
+        if not job.outcome.failed:
+            job.outcome.fail("FAILED: %s: exit status %s, and no test says why (%s)" % (job.step.name, status, job.log))
+    if profile == "default":
+        ignored = job.must(["cargo", "nextest", "list", "--workspace", "--run-ignored", "only", "--message-format", "oneline", *options], 10)
+        for name in (line for line in ignored if "::" in line):
+            job.outcome.skip("%s is ignored" % name.strip())
+
+
+def documentation(job, text):
+    status, lines = job.run(["cargo", "test", "--quiet", "--workspace", "--doc", *([text] if text else [])], 20, r"panicked at|^error")
+    job.outcome.add(from_lines(lines))
+    if status != 0 and not job.outcome.failed:
+        job.show_end(lines)
+        job.outcome.fail("FAILED: the documentation's examples do not build (%s)" % job.log)
+
+
+def programs():
+    return [
+        made("guest kernel", "kernel-config/build", minutes=45),
+        made("programs", "scripts/build", "--tests", minutes=60),
+        made("base template", "scripts/base-template", minutes=20, needs=("programs",)),
+    ]
+
+
+def end_to_end(text):
+    needs = ("guest kernel", "programs", "base template")
+    return [Step("end-to-end tests", lambda job: guests.run(job, TARGET + "/release/e2e", text), needs)]
+
+
+def fuzzing(seconds):
+    targets = subprocess.run(["scripts/fuzz", "--list"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    return [
+        made("fuzzing: build", "scripts/fuzz", "--build", minutes=40, nice=10),
+        check("fuzzing: clippy", "scripts/fuzz", "--lint", needs=("fuzzing: build",), nice=10),
+        *(check("fuzzing: " + target, "scripts/fuzz", target, str(seconds), minutes=10, needs=("fuzzing: build",), nice=10,
+                show="^fuzz ") for target in targets),
+    ]
+
+
+def others():
+    """What else runs guests: in the nested host after the tests there have ended."""
+    return [
+        Step("the monitor on emulated Intel processors", vmx, ("guest kernel", "programs", "native tests: build"), 5),
+        Step("scripts/demo", demo, ("guest kernel", "programs", "base template"), after=("end-to-end tests",)),
+        Step("the nested host's own tests", nested_host, nice=5, after=("end-to-end tests", "scripts/demo")),
+    ]
+
+
+def vmx(job):
+    status, lines = job.run(["scripts/vmx"], 20, r"^test .*\.\.\. |^vmx: |SKIPPED|panicked at|\[\d\d:\d\d:\d\d\]")
+    job.outcome.add(from_lines(lines))
+    if status != 0:
+        job.show_end(lines)
+        job.outcome.fail("FAILED: scripts/vmx: exit status %s (%s)" % (status, job.log))
+
+
+def demo(job):
+    job.must(["scripts/demo"], 15, r"\[\d\d:\d\d:\d\d\]", {"SANDPIPER_PROGRAMS": TARGET + "/release"})
+    job.outcome.passed += 1
+
+
+def nested_host(job):
+    lines = job.must(["scripts/nested/test", "-v"], 15, r" \.\.\. (ok|FAIL|ERROR)$")
+    ran = next((int(found[1]) for line in lines if (found := re.match(r"Ran (\d+) tests?", line))), 0)
+    if not ran:
+        job.outcome.fail("FAILED: %s ran no test (%s)" % (job.step.name, job.log))
+    job.outcome.passed += ran

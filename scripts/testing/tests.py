@@ -1,0 +1,115 @@
+"""Tests of the test runner itself: a test run must not be green for want of tests."""
+
+import os
+import sys
+import tempfile
+import unittest
+
+sys.dont_write_bytecode = True
+import guests  # noqa: E402
+import main  # noqa: E402
+import outcome  # noqa: E402
+from steps import Step, run_all  # noqa: E402
+
+JUNIT = """<testsuites>
+<testsuite name="sandpiper-vmm::monitor">
+  <testcase name="control::answers" time="1.500"><system-out>SKIPPED: no guest was run: /dev/kvm</system-out></testcase>
+  <testcase name="control::breaks" time="0.1"><failure type="test failure">panicked</failure></testcase>
+</testsuite>
+</testsuites>"""
+
+
+def results_of(steps, at_once=2):
+    with tempfile.TemporaryDirectory() as folder:
+        return {result.step.name: result.outcome for result in run_all(steps, folder, at_once)}
+
+
+class Outcomes(unittest.TestCase):
+    def test_a_report_of_nextest_gives_results_times_and_skips(self):
+        with tempfile.NamedTemporaryFile("w") as file:
+            file.write(JUNIT)
+            file.flush()
+            read = outcome.from_junit(file.name)
+        self.assertEqual((read.passed, read.failed), (1, 1))
+        self.assertEqual(read.tests[0], ("sandpiper-vmm::monitor control::answers", 1.5))
+        self.assertEqual(read.skips, ["no guest was run: /dev/kvm"])
+        self.assertEqual(read.notes, ["FAILED: sandpiper-vmm::monitor control::breaks"])
+
+    def test_lines_of_tests_are_counted_by_their_total(self):
+        read = outcome.from_lines(["test warm::one ... ok (2.5 s)", "test warm::two ... FAILED (1.0 s)", "test three ... ignored",
+                                   "test result: FAILED. 1 passed; 1 failed; 1 ignored; 0 measured"])
+        self.assertEqual((read.passed, read.failed), (1, 1))
+        self.assertEqual(read.tests, [("warm::one", 2.5), ("warm::two", 1.0)])
+        self.assertEqual(read.skips, ["three is ignored"])
+
+    def test_a_reason_is_listed_once(self):
+        read = outcome.Outcome()
+        read.take_skips("*** SKIPPED, no monitor was jailed: not root\nSKIPPED: no monitor was jailed: not root")
+        self.assertEqual(read.skips, ["no monitor was jailed: not root"])
+
+
+class Steps(unittest.TestCase):
+    def test_a_step_waits_for_what_it_needs(self):
+        order = []
+        ended = results_of([Step("second", lambda job: order.append("second"), ("first",)),
+                            Step("first", lambda job: order.append("first"))])
+        self.assertEqual(order, ["first", "second"])
+        self.assertEqual([outcome.failed for outcome in ended.values()], [0, 0])
+
+    def test_what_needs_a_failed_step_does_not_run_and_fails(self):
+        ended = results_of([Step("build", lambda job: job.must(["false"], 1)),
+                            Step("tests", lambda job: self.fail("it ran"), ("build",))])
+        self.assertEqual(ended["build"].failed, 1)
+        self.assertEqual(ended["tests"].notes, ["NOT RUN: tests, because of build"])
+
+    def test_what_comes_after_a_failed_step_runs(self):
+        ended = results_of([Step("later", lambda job: job.must(["true"], 1), after=("first",)),
+                            Step("first", lambda job: job.must(["false"], 1))])
+        self.assertEqual((ended["first"].failed, ended["later"].failed), (1, 0))
+
+    def test_a_step_that_takes_too_long_is_ended_with_all_it_started(self):
+        ended = results_of([Step("slow", lambda job: job.must(["sh", "-c", "sleep 3600 & wait"], 0.01))])
+        self.assertEqual(ended["slow"].failed, 1)
+        self.assertIn("took longer", ended["slow"].notes[0])
+
+    def test_a_need_that_nobody_makes_is_an_error(self):
+        with self.assertRaises(ValueError):
+            results_of([Step("tests", lambda job: None, ("nothing",))])
+
+
+class Skips(unittest.TestCase):
+    def test_only_what_the_list_names_may_be_skipped(self):
+        listed = "advisories on dependencies: their database cannot be fetched from this machine"
+        self.assertEqual(main.refused([listed, "no guest was run: /dev/kvm", listed + " today"]),
+                         ["no guest was run: /dev/kvm", listed + " today"])
+
+
+class EmulatorFaults(unittest.TestCase):
+    def test_a_console_without_a_known_fault_is_none(self):
+        self.assertIsNone(guests.known_fault("Kernel panic - not syncing: Attempted to kill init!"))
+
+    def test_a_known_fault_is_named(self):
+        console = "BUG: kernel NULL pointer dereference, address: 0000000000000000\n...\nRIP: 0010:prepare_creds+0x5/0x2b0\n"
+        self.assertIn("group_info", guests.known_fault(console))
+
+    def test_every_line_of_the_list_has_a_name_and_a_pattern(self):
+        with open(os.path.dirname(os.path.realpath(__file__)) + "/emulator-faults.txt") as file:
+            for line in file:
+                self.assertTrue(line.startswith("#") or ": " in line, line)
+
+
+class Listing(unittest.TestCase):
+    def test_tests_are_read_from_a_listing(self):
+        self.assertEqual(guests.names("warm::a: test\nwarm::b: test\n\n2 tests, 0 benchmarks\n"), ["warm::a", "warm::b"])
+
+
+class Repeating(unittest.TestCase):
+    def test_a_comparison_without_its_module_is_named_and_left_out(self):
+        job = type("Job", (), {"outcome": outcome.Outcome()})
+        left = guests.comparable(job, ["warm::leaves_nothing_behind", "fork::two", "fork::leaves_nothing_behind"])
+        self.assertEqual(left, ["fork::two", "fork::leaves_nothing_behind"])
+        self.assertIn("warm::leaves_nothing_behind", job.outcome.notes[0])
+
+
+if __name__ == "__main__":
+    unittest.main()
