@@ -78,7 +78,11 @@ impl Host {
     }
 
     pub async fn try_sandbox(&self, request: &CreateSandbox) -> Result<Sandbox, ClientError> {
-        let (sandbox, session) = self.client.create(request).await?;
+        let created = self.client.create(request).await;
+        if let Err(ClientError::NotStarted { id, .. }) = &created {
+            self.client.delete(id).await.expect("what did not start is destroyed");
+        }
+        let (sandbox, session) = created?;
         Ok(Sandbox::new(self.client.clone(), sandbox.id, session))
     }
 

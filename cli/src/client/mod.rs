@@ -6,7 +6,7 @@ mod network;
 mod snapshots;
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use reqwest::{Method, StatusCode};
 use serde::{Deserialize, Serialize};
@@ -18,6 +18,10 @@ pub use snapshots::{Checkpoint, NewCheckpoint};
 
 /// Longest wait for an answer of the control plane: longer than the API itself takes for anything.
 const ANSWER: Duration = Duration::from_secs(180);
+/// Longest wait for a sandbox whose start takes longer than the API waits for it.
+const START_TIMEOUT: Duration = Duration::from_secs(600);
+/// Between two looks at it.
+const START_POLL: Duration = Duration::from_millis(250);
 
 /// The control plane of one Sandpiper, as one API key sees it.
 #[derive(Clone)]
@@ -42,6 +46,8 @@ pub enum ClientError {
     Malformed { url: String, detail: String },
     #[error("The stream from the sandbox broke off: {0}")]
     Broken(String),
+    #[error("Sandbox {id} did not start: {reason}. See `sandpiper logs {id}`")]
+    NotStarted { id: String, reason: String },
     #[error("Cannot set up the HTTP client")]
     Setup(#[source] reqwest::Error),
 }
@@ -241,7 +247,30 @@ impl Client {
         let body = serde_json::to_value(request).map_err(|error| self.malformed("/sandboxes", &error.to_string()))?;
         let mut answer = self.call(Method::POST, "/sandboxes", Some(body)).await?;
         let session = answer.get_mut("session").map(Value::take).unwrap_or_default();
-        Ok((self.sandbox(answer)?, self.parse("/sandboxes", session)?))
+        let sandbox = self.sandbox(answer)?;
+        // A start that takes longer than the API waits is answered without one.
+        if session.is_null() {
+            return self.started(sandbox).await;
+        }
+        Ok((sandbox, self.parse("/sandboxes", session)?))
+    }
+
+    /// Waits until a sandbox that is being created is ready.
+    async fn started(&self, mut sandbox: Sandbox) -> Result<(Sandbox, Session), ClientError> {
+        let not_started = |id: String, reason| Err(ClientError::NotStarted { id, reason });
+        let give_up_at = Instant::now() + START_TIMEOUT;
+        while sandbox.state == "creating" {
+            if Instant::now() >= give_up_at {
+                return not_started(sandbox.id, format!("it is not ready after {} s", START_TIMEOUT.as_secs()));
+            }
+            tokio::time::sleep(START_POLL).await;
+            sandbox = self.show(&sandbox.id).await?;
+        }
+        if let Some(error) = sandbox.error {
+            return not_started(sandbox.id, error.message);
+        }
+        let session = self.connect(&sandbox.id).await?;
+        Ok((sandbox, session))
     }
 
     /// All sandboxes of the key's team that match `query` (`query[state][]=running`, …), page after page.
