@@ -76,12 +76,6 @@ impl Host {
         Path::new(STATE_DIR).join("sandboxes").join(id)
     }
 
-    /// The folder of the base template.
-    pub fn template_folder(&self) -> PathBuf {
-        let folders = below(&Path::new(STATE_DIR).join("templates"));
-        folders.into_iter().next().expect("the base template was imported")
-    }
-
     /// The folders of warm snapshots that are complete.
     pub fn warm_folders(&self) -> Vec<PathBuf> {
         let folders = below(&Path::new(STATE_DIR).join("warm"));
@@ -214,11 +208,6 @@ impl Traces {
         let files = Host::shared().files_of(&self.id);
         assert_eq!(files, Vec::<PathBuf>::new(), "files of {} are left", self.id);
         self.process_is_gone().await;
-    }
-
-    /// Whether the monitor runs.
-    pub fn is_alive(&self) -> bool {
-        self.monitor.is_some_and(|pid| is_among(&processes(), pid))
     }
 
     /// Panics unless the process, its cgroup and its network are gone before long.

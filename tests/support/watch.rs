@@ -42,12 +42,6 @@ impl Host {
         Watch { host: self, written: self.said().len(), restarts: self.expected().restarts }
     }
 
-    /// Whether agent or API have written a line with all of these words.
-    pub fn has_said(&self, words: &[&str]) -> bool {
-        let said = self.said();
-        String::from_utf8_lossy(&said).lines().any(|line| words.iter().all(|word| line.contains(word)))
-    }
-
     /// What agent and API have written so far.
     fn said(&self) -> Vec<u8> {
         fs::read(self.log()).unwrap_or_else(|error| panic!("{}: {error}", self.log().display()))
