@@ -55,10 +55,9 @@ pub struct Totals {
 
 /// In no particular order.
 pub(super) fn denied(socket: &Socket) -> std::io::Result<Vec<DeniedPacket>> {
-    let now = Timestamp::now();
     let mut all = Vec::new();
     for set in SETS {
-        all.extend(elements(socket, set, |element| packet(element, now))?);
+        all.extend(elements(socket, set, packet)?);
     }
     Ok(all)
 }
@@ -85,7 +84,7 @@ fn elements<T>(socket: &Socket, set: &str, read: impl Fn(Attributes<'_>) -> Opti
 }
 
 /// An element of the set of denied destinations: an address, a protocol and a port, each padded to four bytes.
-fn packet(element: Attributes<'_>, now: Timestamp) -> Option<DeniedPacket> {
+fn packet(element: Attributes<'_>) -> Option<DeniedPacket> {
     let key = element.within(ELEMENT_KEY)?.find(VALUE)?;
     let (address, rest) = match key.len() {
         12 => (IpAddr::from(*key.first_chunk::<4>()?), key.get(4..)?),
@@ -94,6 +93,8 @@ fn packet(element: Attributes<'_>, now: Timestamp) -> Option<DeniedPacket> {
     let protocol = *rest.first()?;
     let port = u16::from_be_bytes(*rest.get(4..)?.first_chunk()?);
     let left = Duration::from_millis(element.number(ELEMENT_EXPIRATION)?);
+    // Read after the kernel said what is left: a wait between the two makes a packet later, never earlier than it was.
+    let now = Timestamp::now();
     Some(DeniedPacket {
         protocol,
         address,
