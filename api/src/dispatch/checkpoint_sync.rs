@@ -6,8 +6,10 @@
 //! | any | lists it | `ready`, with its size |
 //! | `creating` | does not list it | goes: this process died before it was taken |
 //! | `ready` | does not list it | `failed`: it was promised to last, so its loss is shown |
-//! | none | lists it, for all of the grace period | the agent is told to remove it |
+//! | `deleted` | lists it | the agent is told to remove it |
+//! | none | lists it, for all of the grace period | the same |
 //!
+//! A row is `deleted` when the checkpoint was, or when the agent's connection broke before it said that it had taken one.
 //! The grace period is there because a checkpoint is meant to last: a database that was put back from a copy must not cost
 //! all checkpoints made since, before anybody has looked.
 
@@ -59,17 +61,19 @@ impl CheckpointSync {
         self.remove_orphans(app, orphans.map(|id| (*id).to_owned()).collect()).await
     }
 
-    /// Checkpoints of the agent that no row stands for.
+    /// Checkpoints of the agent that nobody has.
     async fn remove_orphans(&mut self, app: &App, orphans: HashSet<String>) -> Result<(), SyncError> {
         let now = app.clock.now();
         self.orphans.retain(|id, _| orphans.contains(id));
         for id in orphans {
             let since = *self.orphans.entry(id.clone()).or_insert(now);
-            if now.duration_since(since).unsigned_abs() < app.config.timing.orphan_grace {
-                continue;
-            }
-            // It may have got its row between the two readings of this round.
-            if !matches!(app.store.checkpoints.state(&id).await?, None | Some(State::Deleted)) {
+            let is_removed = match app.store.checkpoints.state(&id).await? {
+                Some(State::Deleted) => true,
+                None => now.duration_since(since).unsigned_abs() >= app.config.timing.orphan_grace,
+                // It got its row between the two readings of this round.
+                Some(_) => false,
+            };
+            if !is_removed {
                 continue;
             }
             if let Some(guard) = app.in_flight.enter(&id) {

@@ -237,3 +237,19 @@ async fn one_without_a_row_is_removed_after_the_grace_period() {
     eventually("the orphan is gone", async || host.agent.records().checkpoints.len() == 1).await;
     assert_eq!(host.get(&path(&kept)).await.expect(200)["state"], "ready");
 }
+
+#[tokio::test]
+async fn one_that_was_not_acknowledged_is_removed_at_once() {
+    let host = Host::new().await;
+    let sandbox = host.sandbox().await;
+    let kept = host.checkpoint(&sandbox, json!({})).await;
+    let given_up = host.checkpoint(&sandbox, json!({})).await;
+    host.call("DELETE", &path(&given_up), &host.write, None).await.expect(204);
+    // The agent had taken it before its connection broke.
+    host.agent.insert_checkpoint(given_up["id"].as_str().unwrap(), &sandbox);
+
+    Synchronizer::new(host.app.clone()).round().await.unwrap();
+
+    eventually("it is gone", async || host.agent.records().checkpoints.len() == 1).await;
+    assert_eq!(host.get(&path(&kept)).await.expect(200)["state"], "ready");
+}
