@@ -1,7 +1,9 @@
 //! Forks: sandboxes that go on from where another one is.
 
-use futures_util::future::join_all;
-use support::{COUNTER, Dialogue, Host, KEEPER};
+use std::collections::HashSet;
+
+use futures_util::{StreamExt, stream};
+use support::{COUNTER, Dialogue, Host, KEEPER, Sandbox};
 
 tests! {
     shared: [
@@ -10,6 +12,9 @@ tests! {
     ],
     alone: [],
 }
+
+/// Forks that are looked at side by side.
+const AT_A_TIME: usize = 3;
 
 async fn ten_forks_of_a_running_sandbox_go_on_as_themselves_and_so_does_their_source() {
     let host = Host::shared();
@@ -22,28 +27,28 @@ async fn ten_forks_of_a_running_sandbox_go_on_as_themselves_and_so_does_their_so
 
     let after = counter.ask_number("count").await;
     assert_eq!(forks.len(), 10);
-    for fork in &forks {
-        assert_eq!(host.client.show(&fork.id).await.unwrap().state, "ready");
-        let seen = fork.out("hostname; cat /run/sandpiper/id file; echo $HOSTNAME").await;
-        assert_eq!(seen, format!("{0}\n{0}\nshared\n{0}\n", fork.id));
-        let mut copy = Dialogue::attach(fork, counter.pid()).await;
+    // Each goes when it was looked at: what is left has the host's processors for itself.
+    let look = |fork: Sandbox| async {
+        let what = fork.id.clone();
+        assert_eq!(host.client.show(&what).await.unwrap().state, "ready");
+        let seen = fork.out("hostname; cat /run/sandpiper/id file; echo $HOSTNAME; echo mine > file").await;
+        assert_eq!(seen, format!("{what}\n{what}\nshared\n{what}\n"));
+        let mut copy = Dialogue::attach(&fork, counter.pid()).await;
         let count = copy.ask_number("count").await;
-        assert!(count >= before, "{before} was counted before the fork, {count} in {}", fork.id);
+        assert!(count >= before, "{before} was counted before the fork, {count} in {what}");
         copy.grows("count", count).await;
-        assert_eq!(copy.ask("check").await, "whole", "{}", fork.id);
-        fork.out("echo mine > file").await;
-    }
-    let random = join_all(forks.iter().map(|fork| fork.out("head -c 16 /dev/urandom | sha256sum"))).await;
-    let distinct: std::collections::HashSet<_> = random.iter().collect();
+        assert_eq!(copy.ask("check").await, "whole", "{what}");
+        let random = fork.out("head -c 16 /dev/urandom | sha256sum").await;
+        host.leaves_nothing(fork).await;
+        random
+    };
+    let random: Vec<String> = stream::iter(forks).map(look).buffer_unordered(AT_A_TIME).collect().await;
+    let distinct: HashSet<&String> = random.iter().collect();
     assert_eq!(distinct.len(), 10, "{random:?}");
     assert_eq!(source.out("cat file").await, "shared\n");
     counter.grows("count", after).await;
     assert_eq!(counter.ask("check").await, "whole", "the source went on");
-
     host.leaves_nothing(source).await;
-    for fork in forks {
-        host.leaves_nothing(fork).await;
-    }
 }
 
 async fn a_stopped_sandbox_is_forked_and_stays_stopped() {
