@@ -1,5 +1,6 @@
 //! What sandboxes reach: real guests, a real firewall, and an internet that the tests made.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::process::Command;
 
@@ -54,16 +55,13 @@ async fn neither_the_host_nor_the_networks_that_it_is_in_are_reached() {
     eventually("the host has arrived", || async { internet.arrivals_of(&PRIVATE).len() == known + PRIVATE.len() })
         .await;
 
-    for address in &listeners.addresses {
-        assert_eq!(guest.ask(&format!("tcp {} {}", address.ip(), address.port())).await, "closed", "{address}");
-        assert!(address.is_ipv6() || root.ask(&format!("ping {}", address.ip())).await == "silent", "{address}");
-    }
-    for address in PRIVATE.into_iter().chain(["169.254.169.254"]) {
-        for port in [80, 9999] {
-            assert_eq!(guest.ask(&format!("tcp {address} {port}")).await, "closed", "{address}:{port}");
-        }
-        assert_eq!(root.ask(&format!("ping {address}")).await, "silent", "{address}");
-    }
+    let addresses: Vec<String> = PRIVATE.into_iter().chain(["169.254.169.254"]).map(str::to_owned).collect();
+    let own = listeners.addresses.iter().map(|address| format!("tcp {} {}", address.ip(), address.port()));
+    let others = addresses.iter().flat_map(|address| [80, 9999].map(|port| format!("tcp {address} {port}")));
+    all_answer(&mut guest, own.chain(others), "closed").await;
+    let ipv4 = listeners.addresses.iter().filter(|address| address.is_ipv4()).map(|address| address.ip().to_string());
+    let pinged: BTreeSet<String> = ipv4.chain(addresses).collect();
+    all_answer(&mut root, pinged.iter().map(|address| format!("ping {address}")), "silent").await;
     for hidden in ["loopback", "private"] {
         assert_eq!(guest.ask(&format!("resolve {hidden}.example.test")).await, "unknown", "{hidden}");
     }
@@ -76,6 +74,16 @@ async fn neither_the_host_nor_the_networks_that_it_is_in_are_reached() {
     let denied = Host::shared().client.denied(&sandbox.id).await.unwrap();
     let metadata = denied.denied.iter().find(|denied| denied.host == "169.254.169.254" && denied.port == Some(80));
     assert!(metadata.is_some_and(|denied| denied.protocol == "tcp" && denied.count > 0), "{denied:?}");
+}
+
+/// Asks everything at once, and panics unless all has this answer.
+async fn all_answer(guest: &mut Dialogue, questions: impl IntoIterator<Item = String>, answer: &str) {
+    let questions: Vec<String> = questions.into_iter().collect();
+    let answers = guest.ask(&questions.join("; ")).await;
+    let answers: Vec<&str> = answers.split("; ").collect();
+    assert_eq!(answers.len(), questions.len(), "{answers:?}");
+    let others: Vec<_> = questions.iter().zip(answers).filter(|(_, found)| *found != answer).collect();
+    assert!(others.is_empty(), "not {answer}: {others:?}");
 }
 
 /// The host's own addresses, those left out that it has for other sandboxes, which come and go.
@@ -95,14 +103,11 @@ async fn without_internet_nothing_is_reached_and_no_name_is_known() {
     let before = internet.arrivals().len();
 
     assert_eq!(guest.ask("resolve api.example.test").await, "unknown");
-    for address in [API, WWW, EVIL, RESOLVER] {
-        for port in [22, 53, 80, 443, 853, 9999] {
-            assert_eq!(guest.ask(&format!("tcp {address} {port}")).await, "closed", "{address}:{port}");
-        }
-        for port in [53, 443, 9999] {
-            assert_eq!(guest.ask(&format!("udp {address} {port}")).await, "silent", "{address}:{port}");
-        }
-    }
+    let everybody = [API, WWW, EVIL, RESOLVER];
+    let by_tcp = |address| [22, 53, 80, 443, 853, 9999].map(|port| format!("tcp {address} {port}"));
+    all_answer(&mut guest, everybody.into_iter().flat_map(by_tcp), "closed").await;
+    let by_udp = |address| [53, 443, 9999].map(|port| format!("udp {address} {port}"));
+    all_answer(&mut guest, everybody.into_iter().flat_map(by_udp), "silent").await;
 
     assert_eq!(internet.arrivals()[before..], []);
     let denied = Host::shared().client.denied(&sandbox.id).await.unwrap();

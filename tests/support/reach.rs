@@ -12,6 +12,8 @@
 /// | `resolve NAME` | addresses, or `unknown` |
 /// | `hold ADDRESS PORT` | `held N`: a connection that stays open |
 /// | `use N` | `alive` if that still passes a line, else `cut` |
+///
+/// Questions with `; ` between them are tried at once, and answered in their order in the same way.
 pub const REACHER: &str = r#"
 import socket, ssl, struct
 PATIENCE = 8
@@ -75,7 +77,7 @@ def use(number):
     except OSError:
         return "cut"
 FAILED = {"udp": "silent", "ping": "silent", "resolve": "unknown"}
-def handle(question):
+def attempt(question):
     verb, *words = question.split()
     try:
         return globals()[verb](*words)
@@ -83,5 +85,15 @@ def handle(question):
         return "unknown" if verb == "resolve" else "closed"
     except OSError:
         return FAILED.get(verb, "closed")
+def handle(questions):
+    answers = {}
+    def find_out(index, question):
+        answers[index] = attempt(question)
+    threads = [threading.Thread(target=find_out, args=entry) for entry in enumerate(questions.split("; "))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return "; ".join(answers[index] for index in range(len(threads)))
 answer(handle)
 "#;
