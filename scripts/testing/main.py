@@ -12,6 +12,7 @@ import sys
 import time
 
 sys.dont_write_bytecode = True
+import kept  # noqa: E402
 import plan  # noqa: E402
 import steps  # noqa: E402
 from outcome import Outcome  # noqa: E402
@@ -34,6 +35,8 @@ def main(arguments):
     os.chdir(plan.ROOT)
     os.environ["PATH"] += ":%s/tools/bin" % plan.CACHE
 
+    if plan.TARGET != plan.ROOT + "/target":
+        kept.keep_times(plan.ROOT, plan.TARGET)
     chosen = []
     if guests:
         chosen += plan.programs() + plan.end_to_end(text)

@@ -1,12 +1,15 @@
 """Tests of the test runner itself: a test run must not be green for want of tests."""
 
 import os
+import shutil
+import subprocess
 import sys
 import tempfile
 import unittest
 
 sys.dont_write_bytecode = True
 import guests  # noqa: E402
+import kept  # noqa: E402
 import main  # noqa: E402
 import outcome  # noqa: E402
 from steps import Step, run_all  # noqa: E402
@@ -109,6 +112,44 @@ class Repeating(unittest.TestCase):
         left = guests.comparable(job, ["warm::leaves_nothing_behind", "fork::two", "fork::leaves_nothing_behind"])
         self.assertEqual(left, ["fork::two", "fork::leaves_nothing_behind"])
         self.assertIn("warm::leaves_nothing_behind", job.outcome.notes[0])
+
+
+class Kept(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.root, self.target = folder.name + "/checkout", folder.name + "/target"
+
+    def checkout(self, time, **sources):
+        """A fresh checkout, all of it from `time`, after what a run does with it: the times of its files."""
+        shutil.rmtree(self.root, ignore_errors=True)
+        os.makedirs(self.root + "/src")
+        paths = [self.root + "/src/" + name for name in sources]
+        for path, text in zip(paths, sources.values()):
+            with open(path, "w") as file:
+                file.write(text)
+        for argv in (["init", "--quiet"], ["add", "src"]):
+            subprocess.run(["git", "-C", self.root, *argv], check=True)
+        for path in (*paths, self.root + "/src"):
+            os.utime(path, (time, time))
+        kept.keep_times(self.root, self.target)
+        return [int(os.stat(path).st_mtime) for path in (*paths, self.root + "/src")]
+
+    def test_what_did_not_change_keeps_its_time(self):
+        self.assertEqual(self.checkout(1000, a="one", b="two"), [1000, 1000, 1000])
+        self.assertEqual(self.checkout(2000, a="one", b="three"), [1000, 2000, 1000])
+        self.assertEqual(self.checkout(3000, a="one", b="two", c=""), [1000, 3000, 3000, 3000])
+
+    def test_another_place_begins_anew(self):
+        self.checkout(1000, a="one")
+        self.root += "-2"
+        self.assertEqual(self.checkout(2000, a="one"), [2000, 2000])
+
+    def test_a_damaged_record_is_none(self):
+        self.checkout(1000, a="one")
+        with open(self.target + "/sources.json", "w") as file:
+            file.write("{")
+        self.assertEqual(self.checkout(2000, a="one"), [2000, 2000])
 
 
 if __name__ == "__main__":
