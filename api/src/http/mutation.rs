@@ -1,6 +1,6 @@
 //! What is common to every request that changes something.
 //!
-//! * The caller is established before the body is read.
+//! * The caller is established before the body is read, and may write: an answer that was kept is for nobody else either.
 //! * With an `Idempotency-Key`, the request is done once: a repetition gets the kept answer, or is told that the first is
 //!   still at work, or that the key was used for something else. Sessions in an answer are never kept: a repetition gets a
 //!   new one.
@@ -19,7 +19,7 @@ use tracing::Instrument;
 
 use super::{RequestId, json, route};
 use crate::app::App;
-use crate::auth::Caller;
+use crate::auth::{Caller, WriteAccess};
 use crate::error::{ApiError, chain};
 use crate::hex;
 use crate::store::audit;
@@ -80,7 +80,7 @@ struct Job {
 async fn prepare(app: &App, request: Request) -> Result<Prepared, ApiError> {
     let action = format!("{} {}", request.method(), route(&request));
     let (mut parts, body) = request.into_parts();
-    let caller = Caller::from_request_parts(&mut parts, app).await?;
+    let WriteAccess(caller) = WriteAccess::from_request_parts(&mut parts, app).await?;
     let key = idempotency_key(&parts.headers)?;
     let body = json::read(Request::new(body), app).await?;
 

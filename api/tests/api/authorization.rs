@@ -6,7 +6,7 @@ use axum::body::Body;
 use axum::http::Request;
 use serde_json::{Value, json};
 
-use crate::support::{Host, with_header};
+use crate::support::{Host, request, with_header};
 
 /// An operation, and what is needed to try it.
 struct Operation {
@@ -132,6 +132,30 @@ async fn operations_that_change_something_need_a_key_that_may_write() {
     for operation in OPERATIONS.iter().filter(|operation| !operation.mutates()) {
         let answer = host.call(operation.method, &operation.path(&ids), &host.read, None).await;
         assert_ne!(answer.status.as_u16(), 403, "{} {}", operation.method, operation.path);
+    }
+}
+
+#[tokio::test]
+async fn a_kept_answer_is_for_keys_that_may_write() {
+    let host = Host::new().await;
+    for operation in OPERATIONS.iter().filter(|operation| operation.mutates()) {
+        let what = format!("{} {}", operation.method, operation.path);
+        let ids = Ids::new(&host).await;
+        host.call("PUT", &format!("/v1/sandboxes/{}/ports/8000", ids.sandbox), &host.write, Some(json!({})))
+            .await
+            .expect(200);
+        let path = operation.path(&ids);
+        let send = async |key: &str| {
+            let request = request(operation.method, &path, key, operation.body());
+            host.send(with_header(request, "idempotency-key", &what.replace(' ', "-"))).await
+        };
+        send(&host.read).await.refused(403, "insufficient_scope");
+        let first = send(&host.write).await;
+        assert!(first.status.is_success(), "{what}: {}", first.status);
+
+        send(&host.read).await.refused(403, "insufficient_scope");
+
+        assert_eq!(send(&host.write).await.header("idempotency-replayed"), Some("true"), "{what}");
     }
 }
 
