@@ -16,6 +16,8 @@ use crate::denials::{Seen, Wanted};
 use crate::pin::Pinned;
 use crate::upstream::{Found, address};
 
+/// Addresses that are taken from an answer: each is pinned and remembered, and who answers may be a stranger.
+const MOST_ADDRESSES: usize = 32;
 /// Clients hold on to answers, and to connections that they open with them, for longer than they should.
 const SHORTEST_PIN: Duration = Duration::from_secs(60);
 /// And get them a little later than they are pinned.
@@ -91,6 +93,7 @@ impl Forwarder {
         };
 
         let protected = take_out_protected(&policy, records);
+        take_out_excess(records);
         let told: Vec<_> = records.iter().filter_map(|record| Some((address(record)?, life(record)))).collect();
         if let (Some(net), true) = (protected, told.is_empty()) {
             return Admitted::Nothing(Rule::Protected(net));
@@ -144,6 +147,15 @@ pub(super) fn take_out_protected(policy: &Policy, records: &mut Vec<Record>) -> 
         net.is_none()
     });
     protected
+}
+
+/// Takes out what an answer has of addresses beyond the first [`MOST_ADDRESSES`].
+fn take_out_excess(records: &mut Vec<Record>) {
+    let mut addresses = 0;
+    records.retain(|record| {
+        addresses += usize::from(address(record).is_some());
+        address(record).is_none() || addresses <= MOST_ADDRESSES
+    });
 }
 
 enum Admitted {
@@ -223,5 +235,16 @@ mod tests {
         keep_relevant(&Query::query(name, RecordType::A), &mut records);
 
         assert_eq!(records, [address]);
+    }
+
+    #[test]
+    fn of_many_addresses_the_first_are_taken() {
+        let name: Name = "a.example.test.".parse().unwrap();
+        let address = |n| Record::from_rdata(name.clone(), 60, RData::A(A::new(203, 0, 113, n)));
+        let mut records: Vec<Record> = (0..100).map(address).collect();
+
+        take_out_excess(&mut records);
+
+        assert_eq!(records, (0..32).map(address).collect::<Vec<_>>());
     }
 }

@@ -1,7 +1,7 @@
 //! Addresses that the guest was told, for as long as it may use them: a policy that comes later has to know them, as the guest
 //! will not ask again.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
@@ -13,21 +13,27 @@ use crate::pin::Pinned;
 /// the guest has to resolve these anew.
 const REMEMBERED: usize = 4096;
 
-/// What one guest was told.
+/// What one guest was told. The guest decides how often it asks, so remembering costs no look at all that is known.
 #[derive(Debug, Default)]
 pub(crate) struct Memory {
-    /// Until when an address is a name's.
-    until: HashMap<(Name, IpAddr), Instant>,
+    /// The names of an address, and until when it is theirs.
+    names: HashMap<IpAddr, HashMap<Name, Instant>>,
+    /// The same by its end, the first first.
+    ends: BTreeSet<(Instant, IpAddr, Name)>,
 }
 
 impl Memory {
     pub(crate) fn remember(&mut self, name: &Name, addresses: impl Iterator<Item = (IpAddr, Duration)>) {
         let now = Instant::now();
         for (address, life) in addresses {
-            if self.until.len() >= REMEMBERED {
-                self.make_room(now);
+            let end = now + life;
+            if let Some(former) = self.names.entry(address).or_default().insert(name.clone(), end) {
+                self.ends.remove(&(former, address, name.clone()));
             }
-            self.until.insert((name.clone(), address), now + life);
+            self.ends.insert((end, address, name.clone()));
+        }
+        while self.ends.first().is_some_and(|(end, ..)| *end <= now) || self.ends.len() > REMEMBERED {
+            self.forget_first();
         }
     }
 
@@ -35,11 +41,8 @@ impl Memory {
     pub(crate) fn pins(&self, policy: &Policy) -> Vec<Pinned> {
         let now = Instant::now();
         let mut pins = Vec::new();
-        for ((name, address), until) in &self.until {
-            let life = until.saturating_duration_since(now);
-            if life.is_zero() {
-                continue;
-            }
+        for (end, address, name) in self.ends.iter().rev().take_while(|(end, ..)| *end > now) {
+            let life = end.saturating_duration_since(now);
             if let Resolution::Allowed { pins: wanted } = policy.resolve(name) {
                 let pinned =
                     |pin: sandpiper_policy::Pin| Pinned { tier: pin.tier, address: *address, port: pin.port, life };
@@ -53,20 +56,20 @@ impl Memory {
     /// denied altogether is not resolved, so its addresses are not known.)
     pub(crate) fn denied(&self, policy: &Policy, address: IpAddr, port: u16) -> Option<Rule> {
         let now = Instant::now();
-        let names = self.until.iter().filter(|((_, known), until)| *known == address && **until > now);
-        names.map(|((name, _), _)| policy.named(name, port)).find_map(|decision| match decision.rule {
+        let names = self.names.get(&address)?.iter().filter(|(_, end)| **end > now);
+        names.map(|(name, _)| policy.named(name, port)).find_map(|decision| match decision.rule {
             rule @ Rule::DenyOut(_) => Some(rule),
             _ => None,
         })
     }
 
-    fn make_room(&mut self, now: Instant) {
-        self.until.retain(|_, until| *until > now);
-        while self.until.len() >= REMEMBERED {
-            let Some(first) = self.until.iter().min_by_key(|(_, until)| **until).map(|(key, _)| key.clone()) else {
-                return;
-            };
-            self.until.remove(&first);
+    fn forget_first(&mut self) {
+        let Some((_, address, name)) = self.ends.pop_first() else { return };
+        if let Some(names) = self.names.get_mut(&address) {
+            names.remove(&name);
+            if names.is_empty() {
+                self.names.remove(&address);
+            }
         }
     }
 }
@@ -117,7 +120,33 @@ mod tests {
         let other: Name = "other.example.test".parse().unwrap();
         let many = (0..u32::try_from(2 * REMEMBERED).unwrap()).map(|n| (IpAddr::from(n.to_be_bytes()), MINUTE));
         memory.remember(&other, many);
-        assert_eq!(memory.until.len(), REMEMBERED);
+        assert_eq!((memory.ends.len(), memory.names.len()), (REMEMBERED, REMEMBERED));
         assert_eq!(memory.pins(&policy(&["lasting.example.test"])).len(), 1);
+    }
+
+    #[test]
+    fn an_address_that_is_told_again_is_remembered_once_and_longer() {
+        let mut memory = Memory::default();
+        let (name, address): (Name, IpAddr) = ("a.example.test".parse().unwrap(), "192.0.2.1".parse().unwrap());
+        for life in [MINUTE, 2 * MINUTE] {
+            memory.remember(&name, [(address, life)].into_iter());
+        }
+        assert_eq!(memory.ends.len(), 1);
+        let pins = memory.pins(&policy(&["a.example.test"]));
+        assert_eq!(pins.len(), 1);
+        assert!(pins[0].life > MINUTE);
+    }
+
+    #[test]
+    fn a_port_of_an_address_is_denied_for_the_name_that_was_told_with_it() {
+        let mut memory = Memory::default();
+        let address: IpAddr = "192.0.2.1".parse().unwrap();
+        memory.remember(&"a.example.test".parse().unwrap(), [(address, MINUTE)].into_iter());
+        let policy = NetworkPolicy { deny_out: vec!["a.example.test:22".to_owned()], ..NetworkPolicy::default() };
+        let policy = Policy::compile(&policy, &Profiles::default(), &Platform::default()).unwrap();
+
+        assert!(matches!(memory.denied(&policy, address, 22), Some(Rule::DenyOut(_))));
+        assert_eq!(memory.denied(&policy, address, 23), None);
+        assert_eq!(memory.denied(&policy, "192.0.2.2".parse().unwrap(), 22), None);
     }
 }
