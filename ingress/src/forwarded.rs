@@ -10,6 +10,9 @@
 //! | `X-Forwarded-Proto` | `http` or `https`, as the client spoke |
 //! | `X-Forwarded-Host`, `X-Forwarded-Port` | host name and port that the client asked for |
 //! | `Forwarded` | the same (RFC 7239) |
+//!
+//! Many servers hand fields to applications as CGI variables, where `X_Forwarded_For` is `X-Forwarded-For`: such a twin of a
+//! field above is dropped whoever sends it.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -102,9 +105,7 @@ impl<'a> Source<'a> {
     /// Replaces every claim in `headers` by what is known. `host` is what the client asked for, port included.
     pub(super) fn tell(self, headers: &mut HeaderMap, host: &HeaderValue) {
         let Source { peer, scheme, trusted, chain, forwarded, .. } = self;
-        if !trusted {
-            remove_claims(headers);
-        }
+        remove_claims(headers, trusted);
         let (open, close) = if peer.address.is_ipv4() { (&b""[..], &b""[..]) } else { (&b"\"["[..], &b"]\""[..]) };
         let asked = host.as_bytes();
         let element =
@@ -130,11 +131,16 @@ impl<'a> Source<'a> {
     }
 }
 
-/// Removes what this module sets, and what others of the family say: `X-Forwarded-User` is even taken for a login.
-fn remove_claims(headers: &mut HeaderMap) {
-    let claim = |name: &&HeaderName| name.as_str().starts_with("x-forwarded-") || name.as_str() == "x-real-ip";
-    let claims: Vec<HeaderName> = headers.keys().filter(claim).cloned().collect();
-    for name in claims {
+/// Removes what this module sets, and what others of the family say: `X-Forwarded-User` is even taken for a login. Of a
+/// trusted proxy only what merely looks like them.
+fn remove_claims(headers: &mut HeaderMap, trusted: bool) {
+    let is_claim = |name: &str| name.starts_with("x-forwarded-") || name == "x-real-ip";
+    let is_removed = |name: &&HeaderName| match name.as_str() {
+        name if name.contains('_') => is_claim(&name.replace('_', "-")),
+        name => !trusted && is_claim(name),
+    };
+    let removed: Vec<HeaderName> = headers.keys().filter(is_removed).cloned().collect();
+    for name in removed {
         headers.remove(name);
     }
 }
@@ -179,7 +185,10 @@ mod tests {
             ("x-forwarded-port", "22"),
             ("x-forwarded-proto", "https"),
             ("x-forwarded-user", "root"),
+            ("x_forwarded_for", "10.0.0.1"),
+            ("x-forwarded_user", "root"),
             ("x-real-ip", "10.0.0.1"),
+            ("x_real_ip", "10.0.0.1"),
             ("forwarded", "for=10.0.0.1"),
         ]);
         let peer = Peer::from(IpAddr::from([192, 0, 2, 7]));
@@ -204,6 +213,7 @@ mod tests {
             ("x-forwarded-proto", "https"),
             ("x-forwarded-host", "elsewhere.example.test"),
             ("x-forwarded-user", "ann"),
+            ("x_forwarded_user", "bob"),
             ("forwarded", "for=192.0.2.1"),
         ]);
         let peer = Peer::from("2001:db8::5".parse::<IpAddr>().expect("an address"));
