@@ -8,6 +8,7 @@
 //! | `PATCH /v1/sandboxes/{id}` | [`sandboxes::update`] |
 //! | `DELETE /v1/sandboxes/{id}` | [`sandboxes::delete`] |
 //! | `POST /v1/sandboxes/{id}/connect`, `…/resume` | [`sandboxes::connect`] |
+//! | `POST /v1/sandboxes/{id}/session` | [`sandboxes::session`] |
 //! | `POST /v1/sandboxes/{id}/pause`, `…/stop` | [`sandboxes::pause`] |
 //! | `POST /v1/sandboxes/{id}/fork` | [`sandboxes::fork`] |
 //! | `GET/POST /v1/sandboxes/{id}/checkpoints`, `GET /v1/checkpoints`, `GET/DELETE /v1/checkpoints/{id}` | [`checkpoints`] |
@@ -43,6 +44,7 @@ pub fn router() -> OpenApiRouter<App> {
         .routes(routes!(sandboxes::show::show, sandboxes::update::update, sandboxes::delete::delete))
         .routes(routes!(sandboxes::connect::connect))
         .routes(routes!(sandboxes::connect::resume))
+        .routes(routes!(sandboxes::session::create))
         .routes(routes!(sandboxes::pause::pause))
         .routes(routes!(sandboxes::pause::stop))
         .routes(routes!(sandboxes::fork::fork))

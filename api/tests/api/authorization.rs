@@ -41,7 +41,7 @@ impl Ids {
 }
 
 /// All of them. A new operation has to be added here, or `every_operation_is_listed` fails.
-const OPERATIONS: [Operation; 24] = [
+const OPERATIONS: [Operation; 25] = [
     Operation { of_one: false, ..operation("GET", "/v1/sandboxes") },
     Operation { of_one: false, body: Some(|| json!({"template": "base"})), ..operation("POST", "/v1/sandboxes") },
     operation("GET", "/v1/sandboxes/{id}"),
@@ -49,6 +49,7 @@ const OPERATIONS: [Operation; 24] = [
     operation("DELETE", "/v1/sandboxes/{id}"),
     operation("POST", "/v1/sandboxes/{id}/connect"),
     operation("POST", "/v1/sandboxes/{id}/resume"),
+    operation("POST", "/v1/sandboxes/{id}/session"),
     operation("POST", "/v1/sandboxes/{id}/pause"),
     operation("POST", "/v1/sandboxes/{id}/stop"),
     operation("POST", "/v1/sandboxes/{id}/fork"),

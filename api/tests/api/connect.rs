@@ -1,4 +1,4 @@
-//! `POST /v1/sandboxes/{id}/connect` and `…/resume`.
+//! `POST /v1/sandboxes/{id}/connect` and `…/resume`, and `…/session`.
 
 use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
@@ -58,4 +58,29 @@ async fn a_sandbox_that_failed_or_vanished_cannot_be_connected_to() {
     let live = host.sandbox().await;
     host.post(&format!("/v1/sandboxes/{live}/connect"), json!({"timeout": 0})).await.blames("timeout");
     host.post(&format!("/v1/sandboxes/{live}/connect"), json!({"time": 9})).await.refused(400, "invalid_request");
+}
+
+#[tokio::test]
+async fn a_new_session_leaves_the_deadline_where_it_is() {
+    let host = Host::new().await;
+    let created = host.create(json!({"template": "base"})).await.expect(201);
+    let path = format!("/v1/sandboxes/{}", created["id"].as_str().unwrap());
+
+    let answer = host.call("POST", &format!("{path}/session"), &host.write, None).await.expect(200);
+
+    assert_ne!(answer["session"]["access_token"], created["session"]["access_token"]);
+    assert_eq!(deadline(&host.get(&path).await.expect(200)), deadline(&created));
+    assert!(host.agent.records().timeouts.is_empty());
+}
+
+#[tokio::test]
+async fn a_sandbox_that_does_not_run_has_no_session() {
+    let host = Host::new().await;
+    let (stopped, failed) = (host.sandbox().await, host.sandbox().await);
+    host.post(&format!("/v1/sandboxes/{stopped}/pause"), json!({})).await.expect(200);
+    host.agent.fail(&failed);
+    for sandbox in [&stopped, &failed] {
+        let answer = host.call("POST", &format!("/v1/sandboxes/{sandbox}/session"), &host.write, None).await;
+        answer.refused(409, "invalid_state");
+    }
 }

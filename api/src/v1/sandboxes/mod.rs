@@ -13,6 +13,7 @@ pub mod fork;
 pub mod list;
 pub mod origin;
 pub mod pause;
+pub mod session;
 pub mod show;
 pub mod update;
 pub mod validate;

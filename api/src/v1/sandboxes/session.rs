@@ -1,0 +1,50 @@
+//! `POST /v1/sandboxes/{id}/session`
+
+use axum::extract::{Path, State};
+use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use super::body::SessionBody;
+use super::{check_usable, owned};
+use crate::app::App;
+use crate::auth::WriteAccess;
+use crate::error::ApiError;
+use crate::http::mutation::SessionOf;
+use crate::store::sandbox_row::State as SandboxState;
+
+/// Another way in.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct NewSession {
+    pub session: SessionBody,
+}
+
+/// Get a new session
+///
+/// For a live sandbox whose session ends soon, or is lost. Its deadline stays where it is, and other sessions go on.
+#[utoipa::path(
+    post,
+    path = "/v1/sandboxes/{id}/session",
+    operation_id = "create_session",
+    tag = "sandboxes",
+    params(("id" = String, Path, description = "The sandbox")),
+    responses((status = 200, description = "The way in", body = NewSession))
+)]
+pub async fn create(
+    WriteAccess(caller): WriteAccess,
+    State(app): State<App>,
+    Path(id): Path<String>,
+) -> Result<Response, ApiError> {
+    let row = owned(&app, &caller, &id).await?;
+    check_usable(&row)?;
+    if matches!(row.state, SandboxState::Stopped | SandboxState::Stopping) {
+        return Err(ApiError::invalid_state(format!("{id} is {}; resume it to get a session", row.state)));
+    }
+    let session = app
+        .agent
+        .session(&id)
+        .await
+        .map_err(|error| if error.is_not_found() { ApiError::no_sandbox(&id) } else { error.into() })?;
+    Ok((Extension(SessionOf(vec![id])), Json(NewSession { session: session.into() })).into_response())
+}
