@@ -5,6 +5,7 @@ way to them.
 """
 
 import os
+import re
 import subprocess
 
 import guests
@@ -122,6 +123,7 @@ def others():
     return [
         Step("the monitor on emulated Intel processors", vmx, ("guest kernel", "programs", "native tests: build"), 5),
         Step("scripts/demo", demo, ("guest kernel", "programs", "base template"), after=("end-to-end tests",)),
+        Step("the nested host's own tests", nested_host, nice=5),
     ]
 
 
@@ -136,3 +138,11 @@ def vmx(job):
 def demo(job):
     job.must(["scripts/demo"], 15, r"\[\d\d:\d\d:\d\d\]", {"SANDPIPER_PROGRAMS": TARGET + "/release"})
     job.outcome.passed += 1
+
+
+def nested_host(job):
+    lines = job.must(["scripts/nested/test", "-v"], 15, r" \.\.\. (ok|FAIL|ERROR)$")
+    ran = next((int(found[1]) for line in lines if (found := re.match(r"Ran (\d+) tests?", line))), 0)
+    if not ran:
+        job.outcome.fail("FAILED: %s ran no test (%s)" % (job.step.name, job.log))
+    job.outcome.passed += ran
