@@ -271,6 +271,9 @@ pub struct UpdateSandbox {
     pub timeout_seconds: Option<u64>,
     #[serde(default)]
     pub lifecycle: Option<Lifecycle>,
+    /// See [`CreateSandbox::allow_public_traffic`].
+    #[serde(default)]
+    pub allow_public_traffic: Option<bool>,
 }
 
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]

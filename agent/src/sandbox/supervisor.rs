@@ -331,6 +331,9 @@ impl Supervisor {
                     if let Some(lifecycle) = update.lifecycle {
                         record.lifecycle = lifecycle;
                     }
+                    if let Some(allowed) = update.allow_public_traffic {
+                        record.allow_public_traffic = allowed;
+                    }
                 });
                 (saved.await, answer)
             }

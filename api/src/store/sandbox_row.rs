@@ -236,6 +236,7 @@ impl SandboxRow {
             && ms(self.deadline) == ms(Some(report.deadline))
             && self.lifecycle == report.lifecycle
             && self.exposed_ports == report.exposed_ports
+            && self.allow_public_traffic == report.allow_public_traffic
             && self.data_plane_url.as_deref() == Some(report.data_plane_url.as_str())
             && ms(self.started_at) == ms(report.started_at)
             && ms(self.stopped_at) == ms(report.stopped_at)

@@ -237,7 +237,7 @@ impl Sandboxes {
         let taken_over = sqlx::query(
             "UPDATE sandboxes SET state = $2, deadline_ms = $3, on_timeout = $4, auto_resume = $5, exposed_ports = $6, \
                  data_plane_url = $7, started_at_ms = $8, stopped_at_ms = $9, error_code = $10, error_message = $11, \
-                 retained_bytes = $12 \
+                 retained_bytes = $12, allow_public_traffic = $15 \
              WHERE id = $1 AND state NOT IN ('failed', 'destroyed') AND state = COALESCE($13, state) \
                  AND network_applied = COALESCE($14, network_applied)",
         )
@@ -255,6 +255,7 @@ impl Sandboxes {
         .bind(i64::try_from(report.retained_bytes).unwrap_or(i64::MAX))
         .bind(seen.map(|row| row.state.as_str()))
         .bind(seen.map(|row| to_stored(row.network.applied)))
+        .bind(i64::from(report.allow_public_traffic))
         .execute(&mut *tx)
         .await?;
         if taken_over.rows_affected() == 1 {

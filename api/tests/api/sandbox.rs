@@ -61,6 +61,21 @@ async fn what_an_update_of_the_lifecycle_leaves_out_stays() {
 }
 
 #[tokio::test]
+async fn an_update_closes_public_previews_and_opens_them_again() {
+    let host = Host::new().await;
+    let path = format!("/v1/sandboxes/{}", host.sandbox().await);
+    for allowed in [false, true] {
+        let change = json!({"allow_public_traffic": allowed});
+        let updated = host.call("PATCH", &path, &host.write, Some(change)).await.expect(200);
+        assert_eq!(updated["network"]["allow_public_traffic"], allowed);
+        assert_eq!(host.get(&path).await.expect(200), updated);
+        // What else is changed leaves it as it is.
+        let updated = host.call("PATCH", &path, &host.write, Some(json!({"timeout": 60}))).await.expect(200);
+        assert_eq!(updated["network"]["allow_public_traffic"], allowed);
+    }
+}
+
+#[tokio::test]
 async fn an_update_that_makes_no_sense_is_refused() {
     let host = Host::new().await;
     let path = format!("/v1/sandboxes/{}", host.sandbox().await);

@@ -150,6 +150,27 @@ async fn a_warm_snapshot_that_cannot_be_restored_is_thrown_away_and_the_guest_bo
     agent.end().await;
 }
 
+#[tokio::test]
+async fn an_update_closes_public_previews_until_another_one() {
+    let agent = Agent::with_machines().await;
+    let mut request = create(&agent.import().await.id);
+    request["exposed_ports"] = json!([{"port": 8000, "protocol": "http", "public": true}]);
+    let (sandbox, _) = agent.create(request).await;
+    let path = format!("/sandboxes/{}", sandbox.id);
+    for allowed in [false, true] {
+        let change = json!({"allow_public_traffic": allowed}).to_string();
+        let (status, answer) = agent.ask("PATCH", &path, change).await;
+        assert_eq!(status, 200, "{answer}");
+
+        let (_, port) = agent.ask("GET", &format!("{path}/ports/8000"), "").await;
+
+        let port: Value = serde_json::from_str(&port).unwrap();
+        assert_eq!(port["public"], allowed, "{port}");
+    }
+    sandbox.delete().await;
+    agent.end().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_paused_sandbox_is_files_only_and_goes_on_where_it_stopped() {
     let agent = Agent::with_machines().await;

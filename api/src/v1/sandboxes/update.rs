@@ -31,11 +31,13 @@ pub struct UpdateRequest {
     pub metadata: Option<BTreeMap<String, Value>>,
     /// What it leaves out stays as it is, too.
     pub lifecycle: Option<LifecycleRequest>,
+    /// Whether public preview ports are reached without the access token.
+    pub allow_public_traffic: Option<bool>,
 }
 
 /// Update a sandbox
 ///
-/// Changes deadline, metadata or lifecycle.
+/// Changes deadline, metadata, lifecycle, or whether previews may be public.
 #[utoipa::path(
     patch,
     path = "/v1/sandboxes/{id}",
@@ -60,11 +62,12 @@ pub async fn update(
     let metadata = request.metadata.map(|metadata| problems.metadata(metadata));
     problems.into_result()?;
 
-    if request.timeout.is_some() || lifecycle.is_some() {
+    let UpdateRequest { timeout: timeout_seconds, allow_public_traffic, .. } = request;
+    if timeout_seconds.is_some() || lifecycle.is_some() || allow_public_traffic.is_some() {
         if matches!(row.state, SandboxState::Failed | SandboxState::Creating) {
-            return Err(ApiError::invalid_state(format!("{id} is {}; it has no deadline to change", row.state)));
+            return Err(ApiError::invalid_state(format!("{id} is {}; only its metadata can be changed", row.state)));
         }
-        let change = agent::UpdateSandbox { timeout_seconds: request.timeout, lifecycle };
+        let change = agent::UpdateSandbox { timeout_seconds, lifecycle, allow_public_traffic };
         let report = app
             .agent
             .update(&id, &change)
@@ -72,6 +75,6 @@ pub async fn update(
             .map_err(|error| if error.is_not_found() { ApiError::no_sandbox(&id) } else { error.into() })?;
         app.store.sandboxes.mirror(&report).await?;
     }
-    app.store.sandboxes.change(&id, &Change { timeout_seconds: request.timeout, metadata }).await?;
+    app.store.sandboxes.change(&id, &Change { timeout_seconds, metadata }).await?;
     Ok(axum::Json(SandboxBody::new(&caller.team, owned(&app, &caller, &id).await?)))
 }

@@ -313,6 +313,9 @@ async fn update(
     if let Some(lifecycle) = change.lifecycle {
         sandbox.lifecycle = lifecycle;
     }
+    if let Some(allowed) = change.allow_public_traffic {
+        sandbox.allow_public_traffic = allowed;
+    }
     Json(&*sandbox).into_response()
 }
 
