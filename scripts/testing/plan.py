@@ -119,7 +119,7 @@ def fuzzing(seconds):
 
 
 def others():
-    """What else runs guests: in the nested host after the tests there have ended."""
+    """What else runs guests."""
     return [
         Step("the monitor on emulated Intel processors", vmx, ("guest kernel", "programs", "native tests: build"), 5),
         Step("scripts/demo", demo, ("guest kernel", "programs", "base template"), after=("end-to-end tests",)),
