@@ -44,8 +44,9 @@
 //! - **QUIC** hides the name from the proxy, so UDP to port 443 is never allowed for its name's sake ([`Rule::HiddenName`]).
 //! - Where names are denied and everything else is allowed ([`Policy::denies_names`]), another **resolver** would give away
 //!   what the forwarder refuses: only an allowed entry opens its ports ([`Rule::OtherResolver`]).
-//! - A range that is **all of IPv4** (`0.0.0.0/0`, or several entries that make it up) also stands for every name: who
-//!   denies all addresses does not want names resolved, and who allows all of them does.
+//! - A range that is **all of IPv4** (`0.0.0.0/0`, or several entries that make it up, on one port those for it and those
+//!   without a port together) also stands for every name: who denies all addresses does not want names resolved, and who
+//!   allows all of them does.
 //!
 //! [`Policy::decide`] about a name tells what these do together. The addresses of the name are not known to it: that it
 //! points into a protected or denied range is found when it is resolved, by [`Policy::vet`].

@@ -1,12 +1,11 @@
 //! Ranges for the firewall: few, and none within another.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr};
 
 use ipnet::IpNet;
 
-/// All of IPv4.
-const ALL_OF_IPV4: IpNet = IpNet::new_assert(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
+/// Addresses of IPv4.
+const ALL_OF_IPV4: u64 = 1 << 32;
 
 /// The ranges of one tier.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -33,13 +32,33 @@ impl Nets {
         Self { any_port, ports }
     }
 
-    /// The ports that all of IPv4 is named with; None for any port.
-    pub(crate) fn ports_of_all_ipv4(&self) -> impl Iterator<Item = Option<u16>> {
-        // The one IPv4 range that there is then, and IPv4 comes first.
-        let any_port = self.any_port.first() == Some(&ALL_OF_IPV4);
-        let ports = self.ports.iter().take_while(|(net, _)| *net == ALL_OF_IPV4);
-        any_port.then_some(None).into_iter().chain(ports.map(|(_, port)| Some(*port)))
+    /// The ports on which all of IPv4 is named, by ranges for that port and those for every port; None: on every port.
+    pub(crate) fn ports_of_all_ipv4(&self) -> Vec<Option<u16>> {
+        // IPv4 comes first.
+        let any_port = &self.any_port[..self.any_port.partition_point(|net| net.addr().is_ipv4())];
+        // How many addresses the first ranges for every port have together: of none, one, two and so on.
+        let mut sums = vec![0];
+        sums.extend(any_port.iter().scan(0, |sum, net| {
+            *sum += addresses(net);
+            Some(*sum)
+        }));
+        let missing = ALL_OF_IPV4 - sums[any_port.len()];
+        if missing == 0 {
+            return vec![None];
+        }
+        let mut added = BTreeMap::<u16, u64>::new();
+        for (net, port) in self.ports.iter().take_while(|(net, _)| net.addr().is_ipv4()) {
+            let first = any_port.partition_point(|other| other.network() < net.network());
+            let end = any_port.partition_point(|other| other.network() <= net.broadcast());
+            *added.entry(*port).or_default() += addresses(net) - (sums[end] - sums[first]);
+        }
+        added.into_iter().filter(|(_, added)| *added == missing).map(|(port, _)| Some(port)).collect()
     }
+}
+
+/// How many there are in a range of IPv4.
+fn addresses(net: &IpNet) -> u64 {
+    ALL_OF_IPV4 >> net.prefix_len()
 }
 
 /// Whether one of `nets`, sorted and disjoint, holds all of `net`: only the last that begins no later can.
@@ -87,6 +106,20 @@ mod tests {
         assert_eq!(made.any_port, nets(&["198.51.100.0/24", "2001:db8::/32"]));
         let ports: Vec<_> = made.ports.iter().map(|(net, port)| format!("{net}:{port}")).collect();
         assert_eq!(ports, ["198.51.0.0/16:80", "203.0.113.0/24:80", "203.0.113.0/24:443"]);
+    }
+
+    #[test]
+    fn all_of_ipv4_is_found_in_any_pieces() {
+        let found = |given: &[(&str, Option<u16>)]| {
+            Nets::new(given.iter().map(|(net, port)| (net.parse().unwrap(), *port))).ports_of_all_ipv4()
+        };
+        let (low, high) = ("0.0.0.0/1", "128.0.0.0/1");
+        assert_eq!(found(&[(low, None), (high, None), (high, Some(443))]), [None]);
+        assert_eq!(found(&[("0.0.0.0/0", Some(443)), (high, None), ("::/0", None)]), [Some(443)]);
+        assert_eq!(found(&[(low, Some(443)), (high, None), (high, Some(443)), (low, Some(80))]), [Some(80), Some(443)]);
+        assert_eq!(found(&[(low, Some(443)), ("192.0.0.0/2", None), ("128.0.0.0/2", Some(443))]), [Some(443)]);
+        assert_eq!(found(&[(low, Some(443)), (high, Some(80)), ("10.0.0.0/8", None), ("::/0", None)]), []);
+        assert_eq!(found(&[("::/0", Some(443)), ("::/0", None)]), []);
     }
 
     #[test]

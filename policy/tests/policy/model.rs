@@ -72,22 +72,18 @@ impl Drawn {
     }
 }
 
-/// Whether the entries without port, or else those with it, leave no gap in IPv4: a walk from its first address to its last.
+/// Whether the entries for this port leave no gap in IPv4: a walk from its first address to its last.
 fn fill_ipv4(entries: &[Drawn], port: Option<u16>) -> bool {
-    let fills = |port: Option<u16>| {
-        let mut ranges: Vec<(u64, u64)> = entries
-            .iter()
-            .filter_map(|entry| match entry.target {
-                Target::Net(IpNet::V4(net)) if entry.port == port => {
-                    Some((u32::from(net.network()).into(), u32::from(net.broadcast()).into()))
-                }
-                _ => None,
-            })
-            .collect();
-        ranges.sort_unstable();
-        ranges.into_iter().fold(0, |next, (from, to)| if from <= next { next.max(to + 1) } else { next }) == 1 << 32
-    };
-    fills(None) || fills(port)
+    let mut ranges: Vec<(u64, u64)> = entries
+        .iter()
+        .filter(|entry| entry.fits_port(port))
+        .filter_map(|entry| match entry.target {
+            Target::Net(IpNet::V4(net)) => Some((u32::from(net.network()).into(), u32::from(net.broadcast()).into())),
+            _ => None,
+        })
+        .collect();
+    ranges.sort_unstable();
+    ranges.into_iter().fold(0, |next, (from, to)| if from <= next { next.max(to + 1) } else { next }) == 1 << 32
 }
 
 const RANGES: [&str; 22] = [

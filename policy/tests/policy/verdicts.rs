@@ -304,6 +304,34 @@ fn an_entry_for_all_addresses_is_one_for_all_names() {
 }
 
 #[test]
+fn on_a_port_ranges_for_it_and_those_for_all_ports_add_up() {
+    let (internet, denied) = ("allow_internet_access true", "deny_out \"0.0.0.0/1:443\"");
+    for others in [vec!["128.0.0.0/1"], vec!["128.0.0.0/1", "128.0.0.0/1:443"], vec!["128.0.0.0/2", "192.0.0.0/2"]] {
+        let denying = [&["0.0.0.0/1:443"], others.as_slice()].concat();
+        check(
+            json!({"deny_out": denying}),
+            &[
+                ("tcp:any.example.test:443", "deny", denied),
+                ("tcp:any.example.test:80", "allow", internet),
+                ("icmp:any.example.test", "allow", internet),
+            ],
+        );
+    }
+    check(
+        json!({"deny_out": ["0.0.0.0/1:443", "128.0.0.0/1:80", "128.0.0.0/2", "224.0.0.0/3"]}),
+        &[("tcp:any.example.test:443", "allow", internet), ("tcp:any.example.test:80", "allow", internet)],
+    );
+    let allowing = json!({"allow_internet_access": false, "allow_out": ["0.0.0.0/0:443", "198.51.100.0/24", "::/0"]});
+    check(
+        allowing,
+        &[
+            ("tcp:any.example.test:443", "allow", "allow_out \"0.0.0.0/0:443\""),
+            ("tcp:any.example.test:80", "deny", "allow_internet_access false"),
+        ],
+    );
+}
+
+#[test]
 fn of_several_entries_the_narrowest_is_named() {
     check(
         json!({
