@@ -42,6 +42,9 @@ def checks():
         check("clippy", "cargo", "clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings", minutes=30),
         check("licences, bans and sources of dependencies", "cargo", "deny", "--log-level", "error", "check", "licenses", "bans",
               "sources", needs=("tools",)),
+        check("licences, bans and sources of the fuzz targets' dependencies", "cargo", "deny", "--log-level", "error",
+              "--manifest-path", "tests/fuzz/Cargo.toml", "--config", "deny.toml", "check", "licenses", "bans", "sources",
+              needs=("tools",)),
         Step("advisories on dependencies", advisories, ("tools",), 5),
     ]
 
