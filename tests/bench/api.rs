@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{Context, ensure};
 use serde_json::{Value, json};
+use sqlx::{AnyConnection, Connection as _};
 
 use crate::connection::Connection;
 
@@ -50,8 +51,10 @@ pub(crate) struct Api {
     pub(crate) address: SocketAddr,
     /// An operator's key.
     pub(crate) operator: String,
+    /// A URL of PostgreSQL, or the path of SQLite's file.
+    database: String,
     child: Child,
-    _folder: tempfile::TempDir,
+    folder: tempfile::TempDir,
 }
 
 impl Api {
@@ -59,16 +62,15 @@ impl Api {
     pub(crate) async fn start(database: &Database, authority: Option<&str>) -> anyhow::Result<Self> {
         // Not the folder for temporary files, which often is no disk: what a commit costs is to be measured.
         let folder = tempfile::Builder::new().prefix("sandpiper-bench-").tempdir_in("/var/tmp")?;
-        let config = configure(folder.path(), database, authority)?;
-        let made = Command::new(program()?).args(["operator-key", "create", "--config"]).arg(&config).output()?;
-        ensure!(made.status.success(), "no operator key: {}", String::from_utf8_lossy(&made.stderr));
-        let operator = String::from_utf8(made.stdout)?.trim().to_owned();
+        let database = database.location(folder.path())?;
+        configure(folder.path(), &database, authority)?;
+        let operator = make_key(folder.path(), &["operator-key", "create"])?;
         let mut command = Command::new(program()?);
-        command.args(["serve", "--config"]).arg(&config).env("NO_COLOR", "1").stderr(Stdio::piped());
+        command.args(["serve", "--config"]).arg(config(folder.path())).env("NO_COLOR", "1").stderr(Stdio::piped());
         let mut child = command.spawn()?;
         let log = child.stderr.take().context("no log")?;
         let served = tokio::task::spawn_blocking(move || find_address(log)).await?;
-        let api = |address| Self { address, operator, child, _folder: folder };
+        let api = |address| Self { address, operator, database, child, folder };
         served.map(api)
     }
 
@@ -88,6 +90,18 @@ impl Api {
     pub(crate) async fn key(&self, merchant: &str, kind: &str) -> anyhow::Result<String> {
         let path = format!("/operator/v1/merchants/{merchant}/keys");
         text(&self.call("POST", &path, &self.operator, &json!({"realm": "live", "kind": kind})).await?, "key")
+    }
+
+    /// A new key of a team of sandboxes, which is made where there is none of this name.
+    pub(crate) fn team_key(&self, team: &str) -> anyhow::Result<String> {
+        make_key(self.folder.path(), &["key", "create", "--team", team, "--capability", "write"])
+    }
+
+    /// A connection to its database.
+    pub(crate) async fn connect(&self) -> anyhow::Result<AnyConnection> {
+        sqlx::any::install_default_drivers();
+        let scheme = if self.database.starts_with('/') { "sqlite://" } else { "" };
+        Ok(AnyConnection::connect(&format!("{scheme}{}", self.database)).await?)
     }
 }
 
@@ -110,10 +124,21 @@ fn program() -> anyhow::Result<PathBuf> {
     Ok(program)
 }
 
-fn configure(folder: &Path, database: &Database, authority: Option<&str>) -> anyhow::Result<PathBuf> {
-    let location = database.location(folder)?;
+/// The key that a command makes.
+fn make_key(folder: &Path, command: &[&str]) -> anyhow::Result<String> {
+    let made = Command::new(program()?).args(command).arg("--config").arg(config(folder)).output()?;
+    ensure!(made.status.success(), "no key: {}", String::from_utf8_lossy(&made.stderr));
+    Ok(String::from_utf8(made.stdout)?.trim().to_owned())
+}
+
+/// The file of the configuration.
+fn config(folder: &Path) -> PathBuf {
+    folder.join("api.toml")
+}
+
+fn configure(folder: &Path, database: &str, authority: Option<&str>) -> anyhow::Result<()> {
     let mut text = format!(
-        "listen = \"127.0.0.1:0\"\nstate_dir = {folder:?}\nagent_socket = {:?}\ndatabase = {location:?}\n\
+        "listen = \"127.0.0.1:0\"\nstate_dir = {folder:?}\nagent_socket = {:?}\ndatabase = {database:?}\n\
          [rate_limit]\nper_second = 1000000\nburst = 1000000\n\
          [operator_rate_limit]\nper_second = 1000000\nburst = 1000000\n",
         folder.join("agent.sock")
@@ -123,9 +148,7 @@ fn configure(folder: &Path, database: &Database, authority: Option<&str>) -> any
         std::fs::write(&file, authority)?;
         text += &format!("[webhooks]\nallow_addresses = [\"127.0.0.0/8\"]\nca_file = {file:?}\n");
     }
-    let config = folder.join("api.toml");
-    std::fs::write(&config, text)?;
-    Ok(config)
+    Ok(std::fs::write(config(folder), text)?)
 }
 
 /// Reads the log up to where it says that it serves, and the rest on a thread of its own, so that the process never waits

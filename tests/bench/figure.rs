@@ -74,9 +74,9 @@ impl Report {
         let changes = if dirty { " with changes" } else { "" };
         println!("rung {rung}: {} x {}, {} MiB, Linux {kernel}", machine.cores, machine.cpu, machine.memory_mib);
         println!("commit {commit}{changes}");
-        println!("{:<16} {:<42} {:<6} {:>5} {:>12} {:>12}", "bench", "metric", "unit", "n", "p50", "p95");
+        println!("{:<16} {:<44} {:<6} {:>5} {:>12} {:>12}", "bench", "metric", "unit", "n", "p50", "p95");
         for [bench, metric, unit, n, p50, p95] in self.rows {
-            println!("{bench:<16} {metric:<42} {unit:<6} {n:>5} {p50:>12} {p95:>12}");
+            println!("{bench:<16} {metric:<44} {unit:<6} {n:>5} {p50:>12} {p95:>12}");
         }
     }
 }

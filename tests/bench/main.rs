@@ -28,6 +28,7 @@ mod reporter;
 mod restore;
 mod restore_payload;
 mod resume_cold;
+mod schedule;
 mod slot;
 mod starts;
 mod transfer;
@@ -120,7 +121,7 @@ enum Bench {
     Webhooks,
     /// Requests for a merchant's catalog, banks and mobile money operators
     Discovery,
-    /// Pages of 10,000 payments while others are reported
+    /// Pages of 10,000 payments, and of 10,000 stopped sandboxes, while others write
     List,
 }
 

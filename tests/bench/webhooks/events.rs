@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, ensure};
 
 use super::receiver::Receiver;
-use crate::reporter::Event;
+use crate::reporter::Accepted;
+use crate::schedule::Answer;
 
 /// For the last webhook to arrive.
 const TIMEOUT: Duration = Duration::from_secs(120);
@@ -19,7 +20,7 @@ pub(super) struct Times {
 }
 
 /// Waits until the webhooks of all events have come; when the last came.
-pub(super) async fn arrived(events: &[Event], receiver: &Receiver) -> anyhow::Result<Option<Instant>> {
+pub(super) async fn arrived(events: &[Answer<Accepted>], receiver: &Receiver) -> anyhow::Result<Option<Instant>> {
     let begin = Instant::now();
     let mut last = None;
     for event in events {
@@ -29,19 +30,19 @@ pub(super) async fn arrived(events: &[Event], receiver: &Receiver) -> anyhow::Re
 }
 
 /// How long the webhooks of all events took, once they have come.
-pub(super) async fn times(events: &[Event], receiver: &Receiver) -> anyhow::Result<Times> {
+pub(super) async fn times(events: &[Answer<Accepted>], receiver: &Receiver) -> anyhow::Result<Times> {
     let (begin, mut times) = (Instant::now(), Times { since_due: Vec::new(), since_accepted: Vec::new() });
     for event in events {
         let arrival = arrival(event, receiver, begin).await?;
         let since = |from| arrival.saturating_duration_since(from).as_secs_f64() * 1000.0;
         times.since_due.push(since(event.due));
-        times.since_accepted.push(since(event.accepted));
+        times.since_accepted.push(since(event.received));
     }
     Ok(times)
 }
 
-async fn arrival(event: &Event, receiver: &Receiver, begin: Instant) -> anyhow::Result<Instant> {
-    let delivery = event.delivery.as_deref().context("a report gave rise to no webhook")?;
+async fn arrival(event: &Answer<Accepted>, receiver: &Receiver, begin: Instant) -> anyhow::Result<Instant> {
+    let delivery = event.body.delivery_id.as_deref().context("a report gave rise to no webhook")?;
     loop {
         if let Some(arrival) = receiver.arrival(delivery) {
             return Ok(arrival);
