@@ -4,6 +4,7 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
+use anyhow::ensure;
 use sandpiper::client::{CreateSandbox, NetworkPolicy};
 use sandpiper_bench_guest::{Job, Transfer, Volume};
 use support::internet::{API, Internet};
@@ -29,7 +30,8 @@ pub(crate) async fn run(runs: usize, report: &mut Report) -> anyhow::Result<()> 
     let peer = SocketAddr::new(API.parse()?, PORT);
     let _peer = Peer::start(peer).await?;
     for size in SIZES {
-        host.client.replace_network(&sandbox.id, &policy(size)).await?;
+        let network = host.client.replace_network(&sandbox.id, &policy(size)).await?;
+        ensure!(network.apply_status == "applied", "a policy of {size} entries is {}", network.apply_status);
         let times: Vec<f64> = program.run(&Job::RoundTrips { peer, count: ROUND_TRIPS }).await?;
         report.add("net", &format!("round_trip_{size}"), "ms", &times);
         let times: Vec<f64> = program.run(&Job::Connections { peer, count: CONNECTIONS }).await?;
