@@ -65,6 +65,10 @@ struct Arguments {
     /// Sandboxes of `idle`, or as many as the host has room for; the quota of the host's team is 100, one more than these
     #[arg(long, default_value_t = 99)]
     sandboxes: usize,
+
+    /// Only print the names of what would be measured
+    #[arg(long)]
+    dry_run: bool,
 }
 
 #[derive(Clone, Copy, ValueEnum, PartialEq, Eq)]
@@ -171,11 +175,18 @@ impl Bench {
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
-    let Arguments { names, json, only, runs, sandboxes } = Arguments::parse();
-    let names = if names.is_empty() { Bench::value_variants().to_vec() } else { names };
+    let Arguments { mut names, json, only, runs, sandboxes, dry_run } = Arguments::parse();
+    if names.is_empty() {
+        names = Bench::value_variants().to_vec();
+    }
+    names.retain(|bench| only.is_none_or(|need| bench.need() == need));
+    if dry_run {
+        names.iter().filter_map(Bench::to_possible_value).for_each(|name| println!("{}", name.get_name()));
+        return Ok(());
+    }
     let mut report = Report::new(json)?;
     let mut outcome = Ok(());
-    for bench in names.into_iter().filter(|bench| only.is_none_or(|need| bench.need() == need)) {
+    for bench in names {
         outcome = bench.run(runs, sandboxes, &mut report).await;
         if outcome.is_err() {
             break;
