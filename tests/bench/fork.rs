@@ -25,8 +25,7 @@ pub(crate) async fn run(runs: usize, report: &mut Report) -> anyhow::Result<()> 
             for fork in &forks {
                 starts::check(fork, StartKind::Restored).await?;
             }
-            let own = forks.iter().map(|fork| layers::own_bytes(&host.folder_of(&fork.id)));
-            bytes.push(mebibytes(own.sum::<std::io::Result<u64>>()?));
+            bytes.push(mebibytes(layers::own_bytes_of(forks.iter().map(|fork| host.folder_of(&fork.id)))?));
             join_all(forks.into_iter().map(Sandbox::delete)).await;
         }
         report.add("fork", &format!("fork_{count}"), "ms", &live);

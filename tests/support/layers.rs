@@ -1,5 +1,6 @@
 //! The sparse files that disks and memories consist of, from outside of the host that made them.
 
+use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::ops::Range;
@@ -66,15 +67,24 @@ pub fn truncate(path: &Path) -> io::Result<()> {
 
 /// Bytes of disk that the files right in `folder` take, those left out that others have a name of too.
 pub fn own_bytes(folder: &Path) -> io::Result<u64> {
-    let mut bytes = 0;
-    for entry in std::fs::read_dir(folder)? {
-        let metadata = entry?.metadata()?;
-        if metadata.is_file() && metadata.nlink() == 1 {
-            // `st_blocks` counts in 512 bytes whatever the file system's blocks are (stat(3type)).
-            bytes += metadata.blocks() * 512;
+    own_bytes_of([folder])
+}
+
+/// Bytes of disk that the files right in these folders take, each once, those left out that others have a name of too.
+pub fn own_bytes_of(folders: impl IntoIterator<Item = impl AsRef<Path>>) -> io::Result<u64> {
+    // By inode: how many names are still to be found, and bytes.
+    let mut files = HashMap::new();
+    for folder in folders {
+        for entry in std::fs::read_dir(folder)? {
+            let metadata = entry?.metadata()?;
+            if metadata.is_file() {
+                // `st_blocks` counts in 512 bytes whatever the file system's blocks are (stat(3type)).
+                let file = files.entry((metadata.dev(), metadata.ino()));
+                file.or_insert((metadata.nlink(), metadata.blocks() * 512)).0 -= 1;
+            }
         }
     }
-    Ok(bytes)
+    Ok(files.into_values().filter(|(names_elsewhere, _)| *names_elsewhere == 0).map(|(_, bytes)| bytes).sum())
 }
 
 #[cfg(test)]
@@ -103,6 +113,21 @@ mod tests {
         assert_eq!(flat.len(), 32 * 4096);
         let seen: Vec<u8> = [0, 1, 2, 15, 16].map(|block| flat[block * 4096]).to_vec();
         assert_eq!(seen, [0, b'a', b'b', b'b', 0]);
+    }
+
+    #[test]
+    fn a_file_that_several_folders_have_is_theirs_together() {
+        let root = tempfile::tempdir().unwrap();
+        let folders = ["one", "two", "other"].map(|name| root.path().join(name));
+        folders.iter().for_each(|folder| std::fs::create_dir(folder).unwrap());
+        let [one, two, other] = &folders;
+        layer(&one.join("own"), &[(0, 1)]);
+        let link = |from: PathBuf, to: PathBuf| std::fs::hard_link(from, to).unwrap();
+        link(layer(&one.join("both"), &[(0, 1), (1, 1)]), two.join("both"));
+        link(layer(&one.join("all"), &[(0, 1), (1, 1), (2, 1)]), other.join("all"));
+
+        let pages = |bytes: io::Result<u64>| bytes.unwrap() / 4096;
+        assert_eq!([pages(own_bytes(one)), pages(own_bytes(two)), pages(own_bytes_of([one, two]))], [1, 0, 3]);
     }
 
     #[test]
