@@ -46,12 +46,13 @@ use sandpiper_ingress::Ingress;
 use sandpiper_ingress::session::Sessions;
 use sha2::{Digest, Sha256};
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::Notify;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::EnvFilter;
 
 use crate::config::{Config, LogFormat};
 use crate::jail::cgroup::Cgroups;
+use crate::layers::digest::Visits;
 use crate::layers::usage::Usage;
 use crate::logs::Logs;
 use crate::metrics::Metrics;
@@ -209,7 +210,8 @@ fn open_context(config: Arc<Config>, paths: Paths, metrics: Metrics) -> anyhow::
         sealer: Sealer::open(&paths.record_key()).context("Cannot read record.key")?,
         boot_id,
         network: OnceLock::new(),
-        changed: Notify::new(),
+        visits: Visits::default(),
+        changed: watch::Sender::default(),
         leave: CancellationToken::new(),
         config,
         paths,

@@ -102,6 +102,7 @@ pub(crate) struct Metrics {
     checkpoints: Gauge,
     warm_snapshots: Gauge,
     retained_bytes: Gauge,
+    damaged_files: Gauge,
 }
 
 impl Metrics {
@@ -118,6 +119,7 @@ impl Metrics {
             checkpoints: Gauge::default(),
             warm_snapshots: Gauge::default(),
             retained_bytes: Gauge::default(),
+            damaged_files: Gauge::default(),
         }
     }
 
@@ -153,6 +155,11 @@ impl Metrics {
             "Disk that sandboxes and checkpoints hold",
             Unit::Bytes,
             self.retained_bytes.clone(),
+        );
+        registry.register(
+            "damaged_files",
+            "Files that were found not to hold what was written to them",
+            self.damaged_files.clone(),
         );
     }
 
@@ -197,6 +204,11 @@ impl Metrics {
             Err(CreateError::Start(StartError::Deleted(_) | StartError::ShuttingDown)) => Outcome::Cancelled,
         };
         self.creates.get_or_create(&CreateLabels { outcome }).inc();
+    }
+
+    /// So many files are known to be damaged.
+    pub(crate) fn damaged(&self, files: usize) {
+        self.damaged_files.set(gauge(files));
     }
 
     /// A sandbox has failed.

@@ -16,49 +16,66 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::time::Duration;
 
-use nix::errno::Errno;
-use nix::unistd::{Whence, lseek};
-
 use super::Layer;
+use super::digest::{self, Note, Visits};
+use super::extents::{CHUNK, next_extent, next_hole};
 
 /// Layers of a disk beyond which it is shortened.
 pub(crate) const LONG_DISK: usize = 8;
 /// Layers of a memory image beyond which it is shortened.
 pub(crate) const LONG_MEMORY: usize = 3;
 
-/// What layers are made of.
-const BLOCK: u64 = 4096;
-/// Bytes copied at a time.
-const CHUNK: u64 = 1 << 20;
-
 /// The two neighbours, lower first, whose merge costs least; `None` when the chain has at most `most` layers or none of
-/// its layers may be touched. All of `layers` must be immutable. Blocks.
+/// its layers may be touched: what is damaged stays as it is. All of `layers` must be immutable. Blocks.
 pub(crate) fn candidates<'a>(folder: &Path, layers: &'a [Layer], most: usize) -> Option<(&'a Layer, &'a Layer)> {
     if layers.len() <= most {
         return None;
     }
-    let pairs = layers.windows(2).filter(|pair| pair.iter().all(|layer| !layer.shared));
+    let may_be_touched = |layer: &Layer| !layer.shared && !digest::is_damaged(&folder.join(&layer.name));
+    let pairs = layers.windows(2).filter(|pair| pair.iter().all(may_be_touched));
     let cost = |pair: &&[Layer]| std::fs::metadata(folder.join(&pair[0].name)).map_or(u64::MAX, |data| data.blocks());
     pairs.min_by_key(cost).map(|pair| (&pair[0], &pair[1]))
 }
 
 /// Copies into `upper` what it lacks and `lower` holds, and waits until that is on stable storage. Between two pieces it
 /// rests for `pause`, and asks `go_on` whether to. `Ok(false)` when that said no. Blocks.
-pub(crate) fn fill(lower: &Path, upper: &Path, pause: Duration, go_on: impl Fn() -> bool) -> io::Result<bool> {
+pub(crate) fn fill(
+    lower: &Path,
+    upper: &Path,
+    visits: &Visits,
+    pause: Duration,
+    go_on: impl Fn() -> bool,
+) -> io::Result<bool> {
     let lower = File::open(lower)?;
     let upper = OpenOptions::new().read(true).write(true).open(upper)?;
+    let visit = visits.begin(&upper)?;
+    let mut note = Note::take(&upper)?;
+    let finished = copy(&lower, &upper, note.as_mut(), pause, go_on)?;
+    upper.sync_data()?;
+    if let Some(Err(error)) = note.and_then(|note| visit.if_alone(|| note.write(&upper))) {
+        tracing::debug!(%error, "a merged layer gets another digest later");
+    }
+    Ok(finished)
+}
+
+fn copy(
+    lower: &File,
+    upper: &File,
+    mut note: Option<&mut Note>,
+    pause: Duration,
+    go_on: impl Fn() -> bool,
+) -> io::Result<bool> {
     let mut buffer = vec![0; usize::try_from(CHUNK).unwrap_or(1 << 20)];
     let mut at = 0;
-    while let Some((start, end)) = next_extent(&lower, at)? {
+    while let Some((start, end)) = next_extent(lower, at)? {
         let mut here = start;
         while here < end {
             // The upper layer's part from here on: a hole that is filled, or data that is skipped.
-            let (hole, after) = next_hole(&upper, here, end)?;
+            let (hole, after) = next_hole(upper, here, end)?;
             here = hole;
             while here < after {
                 if !go_on() {
@@ -67,51 +84,23 @@ pub(crate) fn fill(lower: &Path, upper: &Path, pause: Duration, go_on: impl Fn()
                 let length = usize::try_from((after - here).min(CHUNK)).unwrap_or(buffer.len());
                 lower.read_exact_at(&mut buffer[..length], here)?;
                 upper.write_all_at(&buffer[..length], here)?;
+                if let Some(note) = &mut note {
+                    note.add(&buffer[..length], here);
+                }
                 here += length as u64;
                 std::thread::sleep(pause);
             }
         }
         at = end;
     }
-    upper.sync_data()?;
     Ok(true)
-}
-
-/// The next run of whole blocks from `at` on that `layer` holds.
-fn next_extent(layer: &File, at: u64) -> io::Result<Option<(u64, u64)>> {
-    let Some(start) = seek(layer, at, Whence::SeekData)? else { return Ok(None) };
-    let end = seek(layer, start, Whence::SeekHole)?.unwrap_or(start + BLOCK);
-    Ok(Some((start - start % BLOCK, end.next_multiple_of(BLOCK).min(length(layer)?.next_multiple_of(BLOCK)))))
-}
-
-/// The first run of whole blocks within `at..end` that `layer` does not hold; `(end, end)` when it holds all of them.
-fn next_hole(layer: &File, at: u64, end: u64) -> io::Result<(u64, u64)> {
-    // Beyond the file's end there is nothing but hole.
-    let hole = seek(layer, at, Whence::SeekHole)?.unwrap_or(at).next_multiple_of(BLOCK);
-    if hole >= end {
-        return Ok((end, end));
-    }
-    let data = seek(layer, hole, Whence::SeekData)?.map_or(end, |data| data - data % BLOCK);
-    Ok((hole, data.min(end)))
-}
-
-/// `lseek`; `None` where there is nothing more of the kind.
-fn seek(file: &File, at: u64, whence: Whence) -> io::Result<Option<u64>> {
-    let offset = i64::try_from(at).map_err(io::Error::other)?;
-    match lseek(file.as_fd(), offset, whence) {
-        Ok(found) => Ok(Some(u64::try_from(found).map_err(io::Error::other)?)),
-        Err(Errno::ENXIO) => Ok(None),
-        Err(errno) => Err(errno.into()),
-    }
-}
-
-fn length(file: &File) -> io::Result<u64> {
-    Ok(file.metadata()?.len())
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::extents::{BLOCK, seek};
     use super::*;
+    use nix::unistd::Whence;
     use std::path::PathBuf;
 
     const BLOCKS: u64 = 600;
@@ -154,7 +143,7 @@ mod tests {
         let upper = layer(folder.path(), "upper", &[(2, 3), (301, 3)], BLOCKS);
         let before: Vec<u8> = (0..BLOCKS).map(|block| read(&[&upper, &lower, &base], block)).collect();
 
-        assert!(fill(&lower, &upper, Duration::ZERO, || true).unwrap());
+        assert!(fill(&lower, &upper, &Visits::default(), Duration::ZERO, || true).unwrap());
 
         let after: Vec<u8> = (0..BLOCKS).map(|block| read(&[&upper, &base], block)).collect();
         assert_eq!(after, before);
@@ -167,7 +156,7 @@ mod tests {
         let lower = layer(folder.path(), "lower", &[(0, 2), (500, 2)], BLOCKS);
         let upper = layer(folder.path(), "upper", &[(0, 3)], 2);
 
-        assert!(fill(&lower, &upper, Duration::ZERO, || true).unwrap());
+        assert!(fill(&lower, &upper, &Visits::default(), Duration::ZERO, || true).unwrap());
 
         assert_eq!((read(&[&upper], 0), read(&[&upper], 500), read(&[&upper], 400)), (3, 2, 0));
     }
@@ -180,9 +169,10 @@ mod tests {
         let upper = layer(folder.path(), "upper", &[(5, 3)], BLOCKS);
         let pieces = std::cell::Cell::new(0);
 
-        let first = fill(&lower, &upper, Duration::ZERO, || pieces.replace(pieces.get() + 1) < 2).unwrap();
+        let first =
+            fill(&lower, &upper, &Visits::default(), Duration::ZERO, || pieces.replace(pieces.get() + 1) < 2).unwrap();
         let (early, late) = (read(&[&upper, &lower], 0), read(&[&upper, &lower], BLOCKS - 1));
-        let second = fill(&lower, &upper, Duration::ZERO, || true).unwrap();
+        let second = fill(&lower, &upper, &Visits::default(), Duration::ZERO, || true).unwrap();
 
         assert!(!first && second && !holds(&lower, BLOCKS));
         assert_eq!((early, late), (2, 2));

@@ -12,9 +12,13 @@
 //! can observe: holes of it may be filled with what is below them ([`merge`]).
 //!
 //! * [`files`]: the list of an owner's files, and how they are linked from one folder into another.
+//! * [`extents`]: which blocks a layer holds.
+//! * [`digest`]: whether a file still holds what was written to it.
 //! * [`merge`]: makes one layer of two, so that chains do not grow for ever.
 //! * [`usage`]: how much of the host's disk is whose.
 
+pub(crate) mod digest;
+mod extents;
 mod files;
 pub(crate) mod merge;
 pub(crate) mod usage;

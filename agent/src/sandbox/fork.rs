@@ -61,7 +61,7 @@ impl Sandboxes {
             let (manifest, draft) = this.write_down(&id, draft, request.memory).await?;
             let checkpoints = this.context().checkpoints.clone();
             let published = blocking(move || checkpoints.publish(draft, manifest)).await?;
-            this.context().changed.notify_one();
+            this.context().changed.send_replace(());
             published.map_err(|source| CheckpointError::Storage { what: "publish the checkpoint", source })
         };
         self.in_background(work).await
@@ -74,7 +74,7 @@ impl Sandboxes {
         let deleted = deleted.map_err(|source| CheckpointError::Storage { what: "delete the checkpoint", source })?;
         if deleted {
             tracing::info!(target: "audit", checkpoint = id, "checkpoint deleted");
-            self.context().changed.notify_one();
+            self.context().changed.send_replace(());
         }
         Ok(deleted)
     }

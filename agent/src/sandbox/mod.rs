@@ -18,6 +18,7 @@
 //! * A **place** (`capacity`) is what a machine holds of the host's memory.
 //! * **Reconciliation** (`reconcile`) is what a starting agent does with what an earlier one left.
 //! * **Upkeep** (`upkeep`) is what goes on in the background: merging layers, measuring them.
+//! * **Scrubbing** (`scrub`) finds out whether files still hold what was written to them.
 //!
 //! # Life of a sandbox
 //!
@@ -74,6 +75,7 @@ mod record;
 mod registry;
 mod removal;
 mod resume;
+mod scrub;
 mod seal;
 mod shells;
 mod start;
@@ -84,10 +86,11 @@ mod warm;
 use std::sync::{Arc, OnceLock};
 
 use sandpiper_network::Network;
-use tokio::sync::Notify;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::Config;
+use crate::layers::digest::Visits;
 use crate::layers::usage::Usage;
 use crate::logs::Logs;
 use crate::metrics::Metrics;
@@ -124,8 +127,10 @@ pub(crate) struct Context {
     pub(crate) boot_id: String,
     /// Set once it is known which slots are in use; never on a host whose sandboxes have no network.
     pub(crate) network: OnceLock<Network>,
-    /// Layers came or went: for the upkeep.
-    pub(crate) changed: Notify,
+    /// Who reads or fills which layers at the moment.
+    pub(crate) visits: Visits,
+    /// Layers came, went or are in use again: for what goes on in the background.
+    pub(crate) changed: watch::Sender<()>,
     /// Supervisors end without touching their sandboxes.
     pub(crate) leave: CancellationToken,
 }

@@ -60,7 +60,7 @@ impl Supervisor {
             Ok(()) => {
                 tracing::info!(target: "audit", sandbox = id, took_ms = millis(began), "paused");
                 self.log.host("paused");
-                self.context.changed.notify_one();
+                self.context.changed.send_replace(());
             }
             Err(Setback::Refused(error)) => {
                 let error = crate::chain(error);

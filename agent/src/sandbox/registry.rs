@@ -135,6 +135,7 @@ impl Sandboxes {
             };
         }
         self.tasks.spawn(self.clone().keep_up());
+        self.tasks.spawn(self.clone().scrub());
         let late = self.clone();
         tokio::spawn(async move { late.sweep_later().await });
         Ok(())

@@ -33,6 +33,7 @@ impl Supervisor {
         let result = self.resume_placed(seconds).await;
         drop(start);
         self.context.metrics.resumed(result.is_ok(), began.elapsed());
+        self.context.changed.send_replace(());
         let record = self.record();
         match &result {
             Ok(_) => {
@@ -103,7 +104,7 @@ impl Supervisor {
             }
             let folder = self.context.paths.sandbox(&record.id).state;
             let context = Arc::clone(&self.context);
-            let merge = move || upkeep::merge_now(&folder, &record.files, &context.leave);
+            let merge = move || upkeep::merge_now(&folder, &record.files, &context.visits, &context.leave);
             let merged = tokio::task::spawn_blocking(merge).await.map_err(std::io::Error::other).flatten();
             match merged.map_err(|source| Setback::host("merge the sandbox's layers", source))? {
                 Some((lower, upper)) => {

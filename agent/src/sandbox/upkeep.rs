@@ -12,23 +12,35 @@ use tokio_util::sync::CancellationToken;
 
 use super::command::Command;
 use super::registry::Sandboxes;
+use crate::layers::digest::{self, Visits};
 use crate::layers::{Files, Layer, merge, usage};
 
 /// How often everything is measured, when nothing has happened.
 const MEASURE: Duration = Duration::from_secs(30);
-/// Rest between two pieces of a merge, a MiB each, so that guests find the disk free: about 60 MiB a second at most.
-const PACE: Duration = Duration::from_millis(16);
+/// Rest between two pieces that are merged or read, a MiB each, so that guests find the disk free: about 60 MiB a second at
+/// most.
+pub(super) const PACE: Duration = Duration::from_millis(16);
 /// How long a merge is left alone after one that failed: for want of space, perhaps.
 const MERGE_AGAIN: Duration = Duration::from_secs(60);
 
 /// Where layers are.
-struct Owner {
-    id: String,
-    folder: PathBuf,
-    files: Files,
+pub(super) struct Owner {
+    pub(super) kind: OwnerKind,
+    pub(super) id: String,
+    /// Of a sandbox, so that one life of it can be told from the next.
+    pub(super) generation: u64,
+    pub(super) folder: PathBuf,
+    pub(super) files: Files,
     /// The top of the disk is being written to.
-    runs: bool,
-    is_checkpoint: bool,
+    pub(super) runs: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum OwnerKind {
+    Sandbox,
+    Checkpoint,
+    WarmSnapshot,
+    Template,
 }
 
 /// Two neighbouring layers of one owner.
@@ -42,6 +54,7 @@ impl Sandboxes {
     /// Looks after the layers until the agent ends.
     pub(super) async fn keep_up(self) {
         let leave = self.context().leave.clone();
+        let mut changes = self.context().changed.subscribe();
         let mut merge_after = Instant::now();
         loop {
             self.measure().await;
@@ -50,7 +63,7 @@ impl Sandboxes {
             }
             tokio::select! {
                 () = leave.cancelled() => return,
-                () = self.context().changed.notified() => {}
+                _ = changes.changed() => {}
                 () = sleep(MEASURE) => {}
             }
         }
@@ -83,7 +96,15 @@ impl Sandboxes {
 
     async fn merge(&self, Merge { owner, lower, upper }: Merge, leave: CancellationToken) -> io::Result<()> {
         let (lower_path, upper_path) = (owner.folder.join(&lower), owner.folder.join(&upper));
-        let fill = move || merge::fill(&lower_path, &upper_path, PACE, || !leave.is_cancelled());
+        let context = self.context_owned();
+        let fill = move || {
+            let go_on = || !leave.is_cancelled();
+            // What is damaged is not to be spread.
+            if digest::check(&lower_path, &context.visits, PACE, go_on)? == Some(false) {
+                return Ok(false);
+            }
+            merge::fill(&lower_path, &upper_path, &context.visits, PACE, go_on)
+        };
         let filled = tokio::task::spawn_blocking(fill).await.map_err(io::Error::other)?;
         match filled {
             Ok(true) => {}
@@ -93,7 +114,7 @@ impl Sandboxes {
             Err(error) => return Err(error),
         }
         tracing::debug!(owner = owner.id, lower, upper, "merged");
-        if owner.is_checkpoint {
+        if owner.kind == OwnerKind::Checkpoint {
             let checkpoints = self.context().checkpoints.clone();
             let absorb = move || checkpoints.absorb(&owner.id, &lower, &upper);
             return tokio::task::spawn_blocking(absorb).await.map_err(io::Error::other)?;
@@ -104,22 +125,25 @@ impl Sandboxes {
         Ok(())
     }
 
-    fn owners(&self) -> Vec<Owner> {
+    /// All sandboxes and checkpoints.
+    pub(super) fn owners(&self) -> Vec<Owner> {
         use sandpiper_protocol::agent::SandboxState::{Checkpointing, Creating, Ready, Restoring, Stopping};
         let context = self.context();
         let sandboxes = self.list().into_iter().map(|record| Owner {
+            kind: OwnerKind::Sandbox,
             id: record.id.clone(),
+            generation: record.generation,
             folder: context.paths.sandbox(&record.id).state,
             files: record.files.clone(),
             runs: matches!(record.state, Creating | Ready | Checkpointing | Restoring | Stopping),
-            is_checkpoint: false,
         });
         let checkpoints = context.checkpoints.list().into_iter().map(|manifest| Owner {
+            kind: OwnerKind::Checkpoint,
             id: manifest.id.clone(),
+            generation: 0,
             folder: context.checkpoints.folder(&manifest.id),
             files: manifest.snapshot.files.clone(),
             runs: false,
-            is_checkpoint: true,
         });
         sandboxes.chain(checkpoints).collect()
     }
@@ -143,6 +167,7 @@ impl Owner {
 pub(super) fn merge_now(
     folder: &Path,
     files: &Files,
+    visits: &Visits,
     leave: &CancellationToken,
 ) -> io::Result<Option<(String, String)>> {
     let disk = merge::candidates(folder, &files.disk, merge::LONG_DISK);
@@ -150,7 +175,8 @@ pub(super) fn merge_now(
         return Ok(None);
     };
     let (lower, upper) = names(pair);
-    let filled = merge::fill(&folder.join(&lower), &folder.join(&upper), Duration::ZERO, || !leave.is_cancelled())?;
+    let (lower_path, upper_path) = (folder.join(&lower), folder.join(&upper));
+    let filled = merge::fill(&lower_path, &upper_path, visits, Duration::ZERO, || !leave.is_cancelled())?;
     Ok(filled.then_some((lower, upper)))
 }
 

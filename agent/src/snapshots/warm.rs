@@ -193,6 +193,13 @@ impl Warm {
         }
     }
 
+    /// All that can be started from.
+    pub(crate) fn list(&self) -> Vec<WarmSnapshot> {
+        let shelf = self.lock();
+        let snapshots = shelf.ready.iter().map(|(key, entry)| (key.clone(), Arc::clone(&entry.snapshot)));
+        snapshots.map(|(key, snapshot)| WarmSnapshot { folder: self.folder.join(&key), key, snapshot }).collect()
+    }
+
     /// How many there are.
     pub(crate) fn count(&self) -> usize {
         self.lock().ready.len()

@@ -4,6 +4,7 @@ use sandpiper_ingress::Directory;
 use sandpiper_protocol::agent::SandboxState;
 
 use super::*;
+use crate::layers::digest;
 
 /// A sandbox as its record has it.
 struct Sandbox<'a> {
@@ -91,6 +92,20 @@ impl Sandbox<'_> {
     /// What the guest wrote when it was told this generation.
     fn block(&self, generation: u64) -> Option<String> {
         monitor::block_of(&self.folder(), &self.layers("disk"), generation)
+    }
+
+    /// Waits until every layer of a stopped sandbox has a digest.
+    async fn gets_digests(&self) {
+        let has_digest = |layer: &String| {
+            // Those that were merged go.
+            digest::look(&self.folder().join(layer)).is_ok_and(|(_, note)| note.is_some())
+        };
+        eventually(|| [self.layers("disk"), self.layers("memory")].iter().flatten().all(has_digest)).await;
+    }
+
+    fn says(&self, what: &str) -> bool {
+        let log = self.agent.sandboxes.log(&self.id).unwrap();
+        log.iter().any(|entry| entry.message.contains(what))
     }
 
     fn files(&self) -> Vec<String> {
@@ -414,5 +429,52 @@ async fn a_monitor_waits_for_the_next_start_and_is_replaced_when_it_dies() {
 
     assert_ne!(shell_of(&third), doomed);
     assert!(!agent.folder.path().join("state/shells").join(&doomed).exists());
+    agent.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_flipped_bit_is_said_to_every_owner_of_the_file_and_to_nobody_else() {
+    let Some(_) = digest::tests::folder() else { return };
+    let agent = Agent::with_machines().await;
+    let template = agent.import().await.id;
+    let (sandbox, _) = agent.create(create(&template)).await;
+    let (bystander, _) = agent.create(create(&template)).await;
+    sandbox.ask("pause", json!({})).await;
+    sandbox.gets_digests().await;
+    digest::tests::flip_a_bit(&sandbox.folder().join("disk-1.layer"), 4096);
+
+    sandbox.ask("resume", json!({})).await;
+
+    eventually(|| sandbox.says("disk-1.layer is damaged")).await;
+    let checkpoint = sandbox.ask("checkpoints", json!({"id": id::generate("ckp"), "memory": true})).await;
+    let mut request = create("");
+    request["checkpoint"] = json!(checkpoint_of(&checkpoint));
+    let (heir, _) = agent.create(request).await;
+    eventually(|| heir.says("disk-1.layer is damaged")).await;
+    assert!(!bystander.says("damaged"));
+    let (_, metrics) = agent.ask("GET", "/metrics", "").await;
+    assert!(metrics.lines().any(|line| line.ends_with("damaged_files 1")), "{metrics}");
+    agent.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sandbox_that_is_written_to_and_merged_again_and_again_is_never_said_to_be_damaged() {
+    let Some(_) = digest::tests::folder() else { return };
+    let agent = Agent::with_machines().await;
+    let (sandbox, _) = agent.create(create(&agent.import().await.id)).await;
+    for _ in 0..6 {
+        sandbox.ask("checkpoints", json!({"id": id::generate("ckp"), "memory": true})).await;
+        sandbox.ask("pause", json!({})).await;
+        sandbox.gets_digests().await;
+        sandbox.ask("resume", json!({})).await;
+    }
+    sandbox.ask("pause", json!({})).await;
+    eventually(|| sandbox.layers("disk").len() <= 8 && sandbox.layers("memory").len() <= 3).await;
+    sandbox.gets_digests().await;
+
+    for layer in [sandbox.layers("disk"), sandbox.layers("memory")].concat() {
+        assert_eq!(digest::tests::fits(&sandbox.folder().join(&layer)), Some(true), "{layer}");
+    }
+    assert!(!sandbox.says("damaged"));
     agent.end().await;
 }
