@@ -250,6 +250,13 @@ impl RpcError {
         error
     }
 
+    /// 429 on what may be done again in `seconds`.
+    pub fn exhausted(reason: &'static str, message: impl Into<String>, seconds: u64) -> Self {
+        let mut error = Self::new(Code::ResourceExhausted, reason, message);
+        error.0.retry_after = Some(seconds);
+        error
+    }
+
     /// 500; `cause` goes to the log.
     pub fn internal(cause: impl Into<String>) -> Self {
         ApiError::internal(cause).into()

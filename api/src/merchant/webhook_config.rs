@@ -190,6 +190,10 @@ impl From<DeliveryError> for RpcError {
             DeliveryError::NoUrl => {
                 RpcError::aborted("NO_URL", "The realm has no URL for webhooks; save one with PUT webhookConfig first")
             }
+            DeliveryError::TooManyTests { retry_after_seconds } => {
+                let message = format!("{error}; try again in {retry_after_seconds} s");
+                RpcError::exhausted("TOO_MANY_TESTS", message, retry_after_seconds)
+            }
             DeliveryError::Store(error) => error.into(),
         }
     }

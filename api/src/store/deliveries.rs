@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::str::FromStr;
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use sha2::{Digest, Sha256};
 use sqlx::Row;
 use sqlx::any::AnyRow;
@@ -283,6 +283,10 @@ pub struct AttemptRow {
     pub next_at: Option<Timestamp>,
 }
 
+/// Test deliveries that an endpoint gets within [`TEST_WINDOW`]: enough for a person, too few for a load.
+const TESTS: i64 = 10;
+const TEST_WINDOW: SignedDuration = SignedDuration::from_secs(60);
+
 /// Why something was not done with a delivery.
 #[derive(Debug, thiserror::Error)]
 pub enum DeliveryError {
@@ -292,6 +296,8 @@ pub enum DeliveryError {
     WrongState(State),
     #[error("The realm has no URL")]
     NoUrl,
+    #[error("The endpoint was tested {TESTS} times within {} seconds", TEST_WINDOW.as_secs())]
+    TooManyTests { retry_after_seconds: u64 },
     #[error(transparent)]
     Store(#[from] StoreError),
 }
@@ -365,6 +371,21 @@ impl Deliveries {
 async fn test(tx: &mut Tx, endpoint: EndpointKey, body: Vec<u8>, now: Timestamp) -> Result<DeliveryId, DeliveryError> {
     if !line_up(tx, &endpoint, now).await? {
         return Err(DeliveryError::NoUrl);
+    }
+    let last = "SELECT created_at_ms FROM webhook_deliveries WHERE merchant_id = $1 AND realm = $2 AND trigger = 'test' \
+                ORDER BY created_at_ms DESC LIMIT 1 OFFSET $3";
+    let row = sqlx::query(last)
+        .bind(&endpoint.merchant_id)
+        .bind(endpoint.realm.as_str())
+        .bind(TESTS - 1)
+        .fetch_optional(&mut **tx)
+        .await?;
+    if let Some(row) = row {
+        let wait = TEST_WINDOW - now.duration_since(from_ms(row.try_get("created_at_ms")?)?);
+        if wait.is_positive() {
+            let retry_after_seconds = u64::try_from(wait.as_secs()).unwrap_or_default() + 1;
+            return Err(DeliveryError::TooManyTests { retry_after_seconds });
+        }
     }
     let id = DeliveryId::random();
     sqlx::query(

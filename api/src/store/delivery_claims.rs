@@ -21,7 +21,7 @@ use super::deliveries::{DeliveryId, State, Trigger};
 use super::statement::round_up;
 use super::webhook_endpoints::{Change, EndpointKey, Standing, cancel_pending, read_key, refresh, standings};
 use super::{Database, Statement, StoreError, Tx, count, from_ms, to_ms, word};
-use crate::webhooks::capacity::cap_after;
+use crate::webhooks::capacity::{SMALLEST_CAP, cap_after};
 use crate::webhooks::outcome::FailureClass;
 use crate::webhooks::schedule::{self, MAX_ATTEMPTS};
 
@@ -97,9 +97,10 @@ impl DeliveryClaims {
         self.batch.write(move |tx| Box::pin(claim(tx, limit, now))).await
     }
 
-    /// Writes down how attempts ended, all at once. What was cancelled or claimed anew meanwhile stays as it is.
-    pub async fn finish(&self, finished: Vec<Finished>) -> Result<(), StoreError> {
-        self.batch.write(move |tx| Box::pin(finish(tx, finished))).await
+    /// Writes down how attempts ended, all at once, and lets endpoints' caps grow to `largest_cap` where they were prompt.
+    /// What was cancelled or claimed anew meanwhile stays as it is.
+    pub async fn finish(&self, finished: Vec<Finished>, largest_cap: u32) -> Result<(), StoreError> {
+        self.batch.write(move |tx| Box::pin(finish(tx, finished, largest_cap))).await
     }
 
     /// Takes back what was claimed by processes that are gone; how many deliveries that were.
@@ -277,7 +278,7 @@ async fn forget_attempt(tx: &mut Tx, claimed: &Claimed) -> Result<(), StoreError
     Ok(())
 }
 
-async fn finish(tx: &mut Tx, finished: Vec<Finished>) -> Result<(), StoreError> {
+async fn finish(tx: &mut Tx, finished: Vec<Finished>, largest_cap: u32) -> Result<(), StoreError> {
     // In the order of their keys, as everywhere where several endpoints are touched.
     let mut by_endpoint: BTreeMap<EndpointKey, Vec<Finished>> = BTreeMap::new();
     for one in finished {
@@ -292,7 +293,10 @@ async fn finish(tx: &mut Tx, finished: Vec<Finished>) -> Result<(), StoreError> 
         for one in finished {
             match End::of(one, standing) {
                 Ok(end) => {
-                    cap = cap_after(cap, one.duration);
+                    // What an earlier URL answered says nothing of this one.
+                    if standing.url.as_ref() == Some(&one.claimed.url) {
+                        cap = cap_after(cap, largest_cap, one.duration);
+                    }
                     ends.push(end);
                 }
                 Err(until) => hold(tx, one, until).await?,
@@ -303,7 +307,7 @@ async fn finish(tx: &mut Tx, finished: Vec<Finished>) -> Result<(), StoreError> 
     log(tx, &ends).await?;
     settle(tx, &ends).await?;
     for (endpoint, finished) in &by_endpoint {
-        if let (Some(Standing { has_url: false, .. }), Some(last)) = (standings.get(endpoint), finished.last()) {
+        if let (Some(Standing { url: None, .. }), Some(last)) = (standings.get(endpoint), finished.last()) {
             cancel_pending(tx, endpoint, last.ended_at).await?;
         }
     }
@@ -324,7 +328,7 @@ impl<'a> End<'a> {
         let (state, next_at) = match attempt.decision {
             Decision::Hold(until) => return Err(until),
             Decision::End(state) => (state, None),
-            Decision::Retry(at) if standing.has_url => (State::Pending, Some(at)),
+            Decision::Retry(at) if standing.url.is_some() => (State::Pending, Some(at)),
             // The URL was taken away meanwhile, and with it all that was pending.
             Decision::Retry(_) => (State::Cancelled, None),
         };
@@ -452,11 +456,13 @@ async fn reclaim(tx: &mut Tx, now: Timestamp) -> Result<usize, StoreError> {
     endpoints.sort();
     endpoints.dedup();
     for (endpoint, standing) in standings(tx, &endpoints).await? {
-        if !standing.has_url {
+        if standing.url.is_none() {
             cancel_pending(tx, &endpoint, now).await?;
         }
     }
-    let changes: Vec<_> = endpoints.into_iter().map(|endpoint| (endpoint, Change::default())).collect();
+    // The cap may have made up for the attempts that were taken back.
+    let small = || Change { cap: Some(SMALLEST_CAP), served_at: None };
+    let changes: Vec<_> = endpoints.into_iter().map(|endpoint| (endpoint, small())).collect();
     refresh(tx, &changes).await?;
     Ok(rows.len())
 }

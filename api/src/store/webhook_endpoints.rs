@@ -1,7 +1,7 @@
 //! Where webhooks go: an endpoint for each realm of a merchant. Its row is also the endpoint's place in the line of those
 //! that wait for attempts.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
 use sqlx::Row;
@@ -113,19 +113,30 @@ impl WebhookEndpoints {
 
     /// Takes every endpoint's cap back to the smallest: for the start of a process, at which much may be due at once. What is
     /// in flight then is mostly a dead process's, and would keep the endpoint from everything until those leases end: so it
-    /// does not count.
-    pub async fn begin_small(&self) -> Result<(), StoreError> {
+    /// does not count, up to `largest_cap`.
+    pub async fn begin_small(&self, largest_cap: u32) -> Result<(), StoreError> {
         self.batch
-            .write(|tx| {
+            .write(move |tx| {
                 Box::pin(async move {
-                    sqlx::query("UPDATE webhook_endpoints SET cap = in_flight + $1")
+                    let cap =
+                        "UPDATE webhook_endpoints SET cap = $1 + CASE WHEN in_flight < $2 THEN in_flight ELSE $2 END";
+                    sqlx::query(cap)
                         .bind(i64::from(SMALLEST_CAP))
+                        .bind(i64::from(largest_cap))
                         .execute(&mut **tx)
                         .await?;
                     Ok(())
                 })
             })
             .await
+    }
+
+    /// Takes the caps of these endpoints back to the smallest.
+    pub async fn slow_down(&self, endpoints: BTreeSet<EndpointKey>) -> Result<(), StoreError> {
+        if endpoints.is_empty() {
+            return Ok(());
+        }
+        self.batch.write(move |tx| Box::pin(async move { slow_down(tx, &endpoints).await })).await
     }
 }
 
@@ -137,7 +148,8 @@ async fn configure(
 ) -> Result<u64, StoreError> {
     sqlx::query(
         "INSERT INTO webhook_endpoints (merchant_id, realm, url, cap, updated_at_ms) VALUES ($1, $2, $3, $4, $5) \
-         ON CONFLICT (merchant_id, realm) DO UPDATE SET url = excluded.url, updated_at_ms = excluded.updated_at_ms",
+         ON CONFLICT (merchant_id, realm) DO UPDATE SET url = excluded.url, updated_at_ms = excluded.updated_at_ms, \
+             cap = CASE WHEN webhook_endpoints.url = excluded.url THEN webhook_endpoints.cap ELSE excluded.cap END",
     )
     .bind(&endpoint.merchant_id)
     .bind(endpoint.realm.as_str())
@@ -154,10 +166,20 @@ async fn configure(
     Ok(cancelled)
 }
 
+async fn slow_down(tx: &mut Tx, endpoints: &BTreeSet<EndpointKey>) -> Result<(), StoreError> {
+    let mut statement = Statement::new("UPDATE webhook_endpoints SET cap = ");
+    statement.push_bind(i64::from(SMALLEST_CAP)).push(" FROM (");
+    statement.push_rows(endpoints.iter().map(|one| [one.merchant_id.as_str().into(), one.realm.as_str().into()]));
+    statement.push(") AS given WHERE merchant_id = column1 AND realm = column2 AND cap > ");
+    statement.push_bind(i64::from(SMALLEST_CAP));
+    statement.build().execute(&mut **tx).await?;
+    Ok(())
+}
+
 /// What an attempt's end needs to know of the endpoint.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(super) struct Standing {
-    pub(super) has_url: bool,
+    pub(super) url: Option<String>,
     pub(super) cap: u32,
 }
 
@@ -171,10 +193,7 @@ pub(super) async fn standings<'a>(
     statement.push_rows(rows).push(") AS given ON merchant_id = column1 AND realm = column2");
     let rows = statement.build().fetch_all(&mut **tx).await?;
     rows.iter()
-        .map(|row| {
-            let has_url = row.try_get::<Option<String>, _>("url")?.is_some();
-            Ok((read_key(row)?, Standing { has_url, cap: count(row.try_get("cap")?)? }))
-        })
+        .map(|row| Ok((read_key(row)?, Standing { url: row.try_get("url")?, cap: count(row.try_get("cap")?)? })))
         .collect()
 }
 

@@ -43,6 +43,7 @@ pub mod sender;
 pub mod settings;
 pub mod test_event;
 pub mod trust;
+mod under_way;
 pub mod worker;
 
 use addresses::AddressRule;

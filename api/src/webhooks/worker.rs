@@ -16,7 +16,6 @@
 //! process, after their leases.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -25,9 +24,10 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::Outside;
 use super::attempt::Attempter;
-use super::capacity::window;
+use super::capacity::{SLOW, largest_cap, window};
 use super::metrics::outcome;
 use super::sender::Sender;
+use super::under_way::{Place, UnderWay};
 use crate::app::App;
 use crate::error::chain;
 use crate::store::StoreError;
@@ -50,17 +50,7 @@ const RECORD_TRIES: usize = 30;
 pub struct Worker {
     attempter: Arc<Attempter>,
     started: Instant,
-    under_way: Arc<AtomicUsize>,
-}
-
-/// The place of an attempt among those that may be under way, free again when this is dropped.
-#[derive(Debug)]
-struct Place(Arc<AtomicUsize>);
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
+    under_way: Arc<UnderWay>,
 }
 
 impl Worker {
@@ -73,7 +63,7 @@ impl Worker {
 
     /// Sends until `stop` changes.
     pub async fn run(self, mut stop: watch::Receiver<bool>) {
-        if let Err(error) = self.app().store.webhook_endpoints.begin_small().await {
+        if let Err(error) = self.app().store.webhook_endpoints.begin_small(self.largest_cap()).await {
             tracing::error!(error = chain(&error), "webhooks begin with the caps of before");
         }
         let (finished, results) = mpsc::channel(AT_ONCE);
@@ -122,7 +112,7 @@ impl Worker {
             });
             let finished = join_all(attempts).await;
             finished.iter().for_each(|one| self.note(one));
-            self.app().store.delivery_claims.finish(finished).await?;
+            self.app().store.delivery_claims.finish(finished, self.largest_cap()).await?;
         }
     }
 
@@ -130,10 +120,17 @@ impl Worker {
         &self.attempter.app
     }
 
+    fn limit(&self) -> usize {
+        self.app().config.webhooks.concurrency.get()
+    }
+
+    fn largest_cap(&self) -> u32 {
+        largest_cap(self.limit())
+    }
+
     /// Begins attempts for as much as there is room; how long to sleep afterwards.
     async fn begin(&self, finished: &mpsc::Sender<(Finished, Place)>) -> Result<Duration, StoreError> {
-        let limit = self.app().config.webhooks.concurrency.get();
-        let room = window(self.started.elapsed(), limit).saturating_sub(self.under_way.load(Ordering::Relaxed));
+        let room = window(self.started.elapsed(), self.limit()).saturating_sub(self.under_way.count());
         let Some(due) = self.app().store.webhook_endpoints.next_due().await? else { return Ok(POLL) };
         let wait = due.duration_since(self.app().clock.now());
         if wait.is_positive() {
@@ -150,9 +147,8 @@ impl Worker {
         let keys = self.attempter.signing_keys(&claimed).await;
         for claimed in claimed {
             let key = keys.of(&claimed.endpoint);
-            self.under_way.fetch_add(1, Ordering::Relaxed);
-            let (attempter, place, finished) =
-                (self.attempter.clone(), Place(self.under_way.clone()), finished.clone());
+            let place = self.under_way.begin(claimed.endpoint.clone());
+            let (attempter, finished) = (self.attempter.clone(), finished.clone());
             tokio::spawn(async move {
                 let result = attempter.attempt(claimed, key).await;
                 // Nobody is there to write it down only when the process ends.
@@ -177,9 +173,14 @@ impl Worker {
         }
     }
 
-    /// Takes back what dead processes had claimed, and closes connections that nobody used.
+    /// Takes back what dead processes had claimed, closes connections that nobody used, and takes their caps from endpoints
+    /// that hang: a result comes only when an attempt is over, and until then more would begin.
     async fn sweep(&self) {
         self.attempter.sender.prune();
+        let slow = self.under_way.longer_than(SLOW);
+        if let Err(error) = self.app().store.webhook_endpoints.slow_down(slow).await {
+            tracing::error!(error = chain(&error), "endpoints that hang keep their caps");
+        }
         match self.app().store.delivery_claims.reclaim(self.app().clock.now()).await {
             Ok(0) => {}
             Ok(deliveries) => {
@@ -203,7 +204,7 @@ impl Worker {
 
     async fn record(&self, finished: Vec<Finished>) {
         for _ in 0..RECORD_TRIES {
-            match self.app().store.delivery_claims.finish(finished.clone()).await {
+            match self.app().store.delivery_claims.finish(finished.clone(), self.largest_cap()).await {
                 Ok(()) => return,
                 Err(error) => {
                     tracing::error!(

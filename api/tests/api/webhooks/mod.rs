@@ -2,6 +2,7 @@
 //! chance and names are the tests' own.
 
 mod addresses;
+mod caps;
 mod config;
 mod crash;
 mod fairness;

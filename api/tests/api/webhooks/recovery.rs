@@ -57,7 +57,7 @@ async fn a_result_that_comes_after_the_lease_changes_the_log_and_nothing_else() 
         detail: String::new(),
         decision: Decision::End(State::Failed),
     };
-    store.delivery_claims.finish(vec![late]).await.unwrap();
+    store.delivery_claims.finish(vec![late], 128).await.unwrap();
 
     assert_eq!(stage.delivery(&delivery).await.state, State::Delivered);
     let statuses: Vec<_> = stage.attempts(&delivery).await.iter().map(|attempt| attempt.status).collect();
@@ -89,7 +89,7 @@ async fn what_a_dead_process_had_begun_keeps_nothing_else_waiting() {
     }
     let store = &stage.host.app.store;
     assert_eq!(store.delivery_claims.claim(4, stage.now()).await.unwrap().deliveries.len(), 4);
-    store.webhook_endpoints.begin_small().await.unwrap();
+    store.webhook_endpoints.begin_small(128).await.unwrap();
 
     let delivery = stage.pay("pay_new").await;
     stage.worker(&receiver).round().await.unwrap();
@@ -122,7 +122,7 @@ async fn what_is_overdue_after_a_restart_keeps_its_due_time_and_begins_a_few_at_
         assert!(stage.attempts(delivery).await.iter().all(|attempt| attempt.due_at == due));
     }
     // It has proved itself; after the next start it has to again.
-    stage.host.app.store.webhook_endpoints.begin_small().await.unwrap();
+    stage.host.app.store.webhook_endpoints.begin_small(128).await.unwrap();
     for number in 60..70 {
         stage.pay(&format!("pay_{number}")).await;
     }
