@@ -114,7 +114,7 @@ pub struct Attempt {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub error_class: Option<&'static str>,
-    /// The beginning of the answer's body, or why there was no answer.
+    /// The beginning of the answer's body if it did not acknowledge, or why there was no answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub detail: Option<String>,
     /// When the next was due because of this one.

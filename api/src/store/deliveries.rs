@@ -278,7 +278,7 @@ pub struct AttemptRow {
     pub signed_at: Option<i64>,
     pub status: Option<u16>,
     pub error_class: Option<FailureClass>,
-    /// The beginning of the answer's body, or why there was no answer.
+    /// The beginning of the answer's body if it did not acknowledge, or why there was no answer.
     pub detail: Option<String>,
     pub next_at: Option<Timestamp>,
 }

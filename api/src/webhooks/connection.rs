@@ -37,6 +37,14 @@ pub struct Connector {
     pub tls: Arc<ClientConfig>,
 }
 
+/// Why a request got no answer.
+#[derive(Debug)]
+pub struct NoAnswer {
+    pub failure: Failure,
+    /// Nothing of the request was written: the connection was closed while it waited.
+    pub unsent: bool,
+}
+
 /// A connection, closed when this is dropped.
 #[derive(Debug)]
 pub struct Connection {
@@ -120,9 +128,15 @@ impl Connection {
     }
 
     /// Sends a request and reads the head of its answer.
-    pub async fn send(&mut self, request: Request<Full<Bytes>>) -> Result<Response<Incoming>, Failure> {
-        self.requests.ready().await.map_err(|error| of_http(&error))?;
-        self.requests.send_request(request).await.map_err(|error| of_http(&error))
+    pub async fn send(&mut self, request: Request<Full<Bytes>>) -> Result<Response<Incoming>, NoAnswer> {
+        if let Err(error) = self.requests.ready().await {
+            return Err(NoAnswer { failure: of_http(&error), unsent: true });
+        }
+        self.requests.try_send_request(request).await.map_err(|mut error| {
+            // It comes back only if the connection ended before any of it was written.
+            let unsent = error.take_message().is_some();
+            NoAnswer { failure: of_http(error.error()), unsent }
+        })
     }
 }
 

@@ -32,7 +32,7 @@ pub struct Answer {
     pub status: u16,
     /// How long the receiver asks to wait, if it does so in a valid way.
     pub retry_after: Option<Duration>,
-    /// For people: text, without control characters.
+    /// For people: text, without control characters. Empty if the answer acknowledges, whose body nobody waits for.
     pub snippet: String,
 }
 

@@ -4,7 +4,7 @@
 //! while it is young and was used lately: a name that points elsewhere is noticed within [`MAX_AGE`].
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -17,13 +17,23 @@ use crate::store::webhook_endpoints::EndpointKey;
 const MAX_IDLE: Duration = Duration::from_secs(20);
 /// From its opening.
 const MAX_AGE: Duration = Duration::from_secs(60);
+/// Connections of an endpoint that are kept open for the rest of an answer. More only a receiver causes whose bodies do not
+/// end.
+const MOST_READING: usize = 128;
 
 /// To whom a connection is.
 pub(super) type PoolKey = (EndpointKey, Authority);
 
 /// The connections.
 #[derive(Debug, Default)]
-pub(super) struct Pool(Mutex<HashMap<PoolKey, Vec<Idle>>>);
+pub(super) struct Pool(Mutex<HashMap<PoolKey, Connections>>);
+
+#[derive(Debug, Default)]
+struct Connections {
+    idle: Vec<Idle>,
+    /// So many are not idle yet: the answer to their last request is being read.
+    reading: usize,
+}
 
 #[derive(Debug)]
 struct Idle {
@@ -31,11 +41,26 @@ struct Idle {
     since: Instant,
 }
 
+/// A connection of which an answer is being read, until this is dropped.
+#[derive(Debug)]
+pub(super) struct Reading {
+    pool: Arc<Pool>,
+    key: PoolKey,
+}
+
+impl Drop for Reading {
+    fn drop(&mut self) {
+        if let Some(connections) = self.pool.lock().get_mut(&self.key) {
+            connections.reading -= 1;
+        }
+    }
+}
+
 impl Pool {
     /// A connection that may be used once more; the one that was used last, so that others can grow old.
     pub(super) fn take(&self, key: &PoolKey) -> Option<Connection> {
-        let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let idle = waiting.get_mut(key)?;
+        let mut all = self.lock();
+        let idle = &mut all.get_mut(key)?.idle;
         std::iter::from_fn(|| idle.pop()).find(Idle::is_usable).map(|idle| idle.connection)
     }
 
@@ -43,17 +68,31 @@ impl Pool {
     pub(super) fn put(&self, key: PoolKey, connection: Connection) {
         let idle = Idle { connection, since: Instant::now() };
         if idle.is_usable() {
-            self.0.lock().unwrap_or_else(PoisonError::into_inner).entry(key).or_default().push(idle);
+            self.lock().entry(key).or_default().idle.push(idle);
         }
+    }
+
+    /// Counts a connection of which an answer is being read; `None` when the endpoint has enough of them.
+    pub(super) fn begin_reading(self: &Arc<Self>, key: PoolKey) -> Option<Reading> {
+        let mut all = self.lock();
+        let connections = all.entry(key.clone()).or_default();
+        if connections.reading == MOST_READING {
+            return None;
+        }
+        connections.reading += 1;
+        Some(Reading { pool: self.clone(), key })
     }
 
     /// Closes what has waited too long.
     pub(super) fn prune(&self) {
-        let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        waiting.retain(|_, idle| {
-            idle.retain(Idle::is_usable);
-            !idle.is_empty()
+        self.lock().retain(|_, connections| {
+            connections.idle.retain(Idle::is_usable);
+            connections.reading > 0 || !connections.idle.is_empty()
         });
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<PoolKey, Connections>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -2,36 +2,42 @@
 //!
 //! ```text
 //! resolve ─ vet ─ connect ─ TLS ─ request ─ head of the answer ─ body, to a cap
-//! └────────────────────────── 30 seconds ───────────────────────────────────┘
+//! └───────────────────── 30 seconds ──────────────────────────┘└─ 2 seconds ─┘
 //! ```
 //!
-//! The head decides. What comes after it is read so that the connection can be used again, and shown to people; it changes
-//! nothing, also when it never ends. Redirects are answers like others: nobody asks where they lead. No proxy of the
-//! environment is used, because a proxy would resolve names itself.
+//! The head decides. What comes after it is read so that the connection can be used again; it changes nothing, also when it
+//! never ends. An attempt that is acknowledged is over with the head, and the body is read apart. Otherwise the beginning of
+//! the body is kept for people, and the attempt waits for it.
+//!
+//! An attempt is one request at most, so each has a signature of its own and counts. Redirects are answers like others:
+//! nobody asks where they lead. No proxy of the environment is used, because a proxy would resolve names itself.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HOST, RETRY_AFTER, USER_AGENT};
 use http::{HeaderValue, Method, Request, Response};
 use http_body_util::{BodyExt as _, Full};
-use hyper::body::Incoming;
+use hyper::body::{Body as _, Incoming};
 use sandpiper_webhook::{IDEMPOTENCY_KEY_HEADER, SIGNATURE_HEADER};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 
-use super::connection::{Connection, Connector};
+use super::connection::{Connection, Connector, NoAnswer};
 use super::endpoint_url::EndpointUrl;
-use super::outcome::{Answer, Failure, FailureClass, SNIPPET, snippet};
-use super::pool::Pool;
+use super::outcome::{Answer, Failure, FailureClass, SNIPPET, Verdict, snippet};
+use super::pool::{Pool, PoolKey};
 use super::retry_after;
 use crate::clock::Clock;
 use crate::store::deliveries::DeliveryId;
 use crate::store::webhook_endpoints::EndpointKey;
 
-/// Of a whole attempt.
+/// Of an attempt, to the head of its answer.
 pub const ATTEMPT_LIMIT: Duration = Duration::from_secs(30);
 /// Of an answer's body, which is read for the sake of the connection. A longer one costs the connection.
 const BODY_LIMIT: usize = 64 * 1024;
+/// How long a body is read after its head.
+const BODY_TIME: Duration = Duration::from_secs(2);
 const AGENT: HeaderValue = HeaderValue::from_static("Sandpiper-Webhooks/1");
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 
@@ -51,13 +57,13 @@ pub struct Webhook<'a> {
 pub struct Sender {
     connector: Connector,
     limit: Duration,
-    pool: Pool,
+    pool: Arc<Pool>,
 }
 
 impl Sender {
     /// Each attempt takes `limit` at most.
     pub fn new(connector: Connector, limit: Duration) -> Self {
-        Self { connector, limit, pool: Pool::default() }
+        Self { connector, limit, pool: Arc::default() }
     }
 
     /// Makes one attempt; the clock is for dates in `Retry-After`.
@@ -69,11 +75,28 @@ impl Sender {
         let retry_after = head.headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok());
         let retry_after = retry_after.and_then(|value| retry_after::parse(value, clock.now()));
 
-        let mut read = Vec::new();
-        if let Ok(Ok(())) = timeout_at(deadline, drain(body, &mut read)).await {
-            self.pool.put((webhook.endpoint.clone(), webhook.url.authority()), connection);
+        let (status, key) = (head.status.as_u16(), (webhook.endpoint.clone(), webhook.url.authority()));
+        let snippet = match Verdict::of_status(status) {
+            Verdict::Acknowledged => {
+                self.read_apart(key, connection, body);
+                String::new()
+            }
+            _ => read(&self.pool, key, connection, body).await,
+        };
+        Ok(Answer { status, retry_after, snippet })
+    }
+
+    /// Has the body of an acknowledgement read for the sake of the connection, unless too many others are being read.
+    fn read_apart(&self, key: PoolKey, connection: Connection, body: Incoming) {
+        if body.is_end_stream() {
+            self.pool.put(key, connection);
+        } else if let Some(reading) = self.pool.begin_reading(key.clone()) {
+            let pool = self.pool.clone();
+            tokio::spawn(async move {
+                read(&pool, key, connection, body).await;
+                drop(reading);
+            });
         }
-        Ok(Answer { status: head.status.as_u16(), retry_after, snippet: snippet(&read) })
     }
 
     /// Closes connections that have waited too long.
@@ -83,9 +106,8 @@ impl Sender {
 
     /// Sends the request on a connection that waits, or on a new one.
     ///
-    /// A receiver may close a waiting connection at the moment at which it is used again. That says nothing about the
-    /// receiver; the request goes out once more, on a new connection. It may have arrived the first time, which the
-    /// `Idempotency-Key` makes harmless.
+    /// A receiver may close a waiting connection at the moment at which it is used again. Where nothing of the request was
+    /// written before, a new connection is opened for it. Otherwise it may have arrived, and the attempt has failed.
     async fn exchange(
         &self,
         webhook: &Webhook<'_>,
@@ -95,14 +117,14 @@ impl Sender {
         if let Some(mut connection) = self.pool.take(&key) {
             match connection.send(request(webhook)?).await {
                 Ok(answer) => return Ok((connection, answer)),
-                Err(failure) if failure.class == FailureClass::Reset => {
+                Err(NoAnswer { failure, unsent: true }) => {
                     tracing::debug!(delivery = %webhook.delivery, %failure, "a waiting connection was closed");
                 }
-                Err(failure) => return Err(failure),
+                Err(NoAnswer { failure, .. }) => return Err(failure),
             }
         }
         let mut connection = self.connector.open(&key.1, deadline).await?;
-        let answer = connection.send(request(webhook)?).await?;
+        let answer = connection.send(request(webhook)?).await.map_err(|none| none.failure)?;
         Ok((connection, answer))
     }
 
@@ -123,6 +145,15 @@ fn request(webhook: &Webhook<'_>) -> Result<Request<Full<Bytes>>, Failure> {
         .body(Full::new(webhook.body.clone()))
         // Every part has been through a parser or was made here.
         .map_err(|error| Failure::new(FailureClass::Malformed, error))
+}
+
+/// The beginning of a body, which is read for a while. If it ended, the connection is kept.
+async fn read(pool: &Pool, key: PoolKey, connection: Connection, body: Incoming) -> String {
+    let mut kept = Vec::new();
+    if let Ok(Ok(())) = timeout(BODY_TIME, drain(body, &mut kept)).await {
+        pool.put(key, connection);
+    }
+    snippet(&kept)
 }
 
 /// Reads a body to its end, or fails. What came first is in `kept` in either case.

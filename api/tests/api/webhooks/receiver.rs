@@ -46,6 +46,8 @@ impl Received {
 pub(crate) enum Reaction {
     /// These bytes, after which the connection is kept.
     Bytes(Vec<u8>),
+    /// These bytes, after which the connection is closed.
+    Last(Vec<u8>),
     /// These bytes, then one after the other forever, with a pause after each.
     Drip(Vec<u8>, Duration),
     /// These bytes over and over again.
@@ -201,6 +203,11 @@ impl Shared {
 async fn react(reaction: Reaction, stream: &mut TlsStream<TcpStream>) -> std::io::Result<()> {
     match reaction {
         Reaction::Bytes(bytes) => stream.write_all(&bytes).await?,
+        Reaction::Last(bytes) => {
+            stream.write_all(&bytes).await?;
+            stream.shutdown().await?;
+            return Err(std::io::ErrorKind::ConnectionAborted.into());
+        }
         Reaction::Drip(bytes, pause) => {
             stream.write_all(&bytes).await?;
             loop {

@@ -1,12 +1,17 @@
 //! What a receiver gets.
 
+use std::time::Duration;
+
 use sandpiper_api::merchant::order::Status;
 use sandpiper_api::merchant::realm::Realm;
 use sandpiper_api::store::deliveries::{DeliveryId, State};
+use sandpiper_api::webhooks::Outside;
+use sandpiper_api::webhooks::worker::Worker;
 use serde_json::Value;
 
 use super::receiver::{Reaction, Received, Receiver};
-use super::stage::{Stage, order};
+use super::stage::{Stage, order, outside};
+use crate::support::eventually;
 
 #[tokio::test]
 async fn an_update_is_posted_once_signed_and_as_it_is_read() {
@@ -190,7 +195,7 @@ async fn connections_are_used_again() {
 #[tokio::test]
 async fn a_connection_that_was_closed_while_it_waited_costs_no_attempt() {
     let receiver = Receiver::scripted(|_, number| match number {
-        1 => Reaction::Reset,
+        0 => Reaction::Last(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n".to_vec()),
         _ => Reaction::status(200),
     })
     .await;
@@ -203,5 +208,59 @@ async fn a_connection_that_was_closed_while_it_waited_costs_no_attempt() {
 
     let row = stage.delivery(&delivery).await;
     assert_eq!((row.state, row.attempts), (State::Delivered, 1));
-    assert_eq!((receiver.count(), receiver.connections()), (3, 2));
+    assert_eq!((receiver.count(), receiver.connections()), (2, 2));
+}
+
+#[tokio::test]
+async fn every_request_is_an_attempt_and_signed_anew_also_on_a_connection_that_broke() {
+    let receiver = Receiver::scripted(|_, number| match number {
+        1 => Reaction::Reset,
+        _ => Reaction::status(200),
+    })
+    .await;
+    let stage = Stage::towards(&receiver).await;
+    let worker = stage.worker(&receiver);
+    stage.pay("pay_1").await;
+    worker.round().await.unwrap();
+    let delivery = stage.pay("pay_2").await;
+    worker.round().await.unwrap();
+
+    assert_eq!(receiver.count(), 2, "what may have arrived is not repeated at once");
+    let [broken] = &stage.attempts(&delivery).await[..] else { panic!("one attempt") };
+    assert_eq!(broken.error_class.map(|class| class.as_str()), Some("reset"));
+    stage.pass_to_next().await;
+    worker.round().await.unwrap();
+    let row = stage.delivery(&delivery).await;
+    assert_eq!((row.state, row.attempts, receiver.count()), (State::Delivered, 2, 3));
+    let signatures: Vec<_> = receiver.received().iter().map(|one| one.header("x-webhook-signature")).collect();
+    assert_ne!(signatures[1], signatures[2]);
+}
+
+#[tokio::test]
+async fn an_acknowledgement_is_written_down_when_its_head_has_come() {
+    let receiver = Receiver::scripted(|_, _| {
+        Reaction::Drip(b"HTTP/1.1 200 OK\r\ncontent-length: 100000\r\n\r\n".to_vec(), Duration::from_secs(3600))
+    })
+    .await;
+    let stage = Stage::towards(&receiver).await;
+    let delivery = stage.pay("pay_1").await;
+    let world = Outside { attempt_limit: Duration::from_secs(3600), ..outside(&[&receiver]) };
+    Worker::new(stage.host.app.clone(), world).round().await.unwrap();
+
+    assert_eq!(stage.delivery(&delivery).await.state, State::Delivered);
+}
+
+#[tokio::test]
+async fn a_connection_is_used_again_after_a_body_that_came_behind_the_acknowledgement() {
+    let receiver = Receiver::scripted(|_, _| Reaction::answer(200, "", "thank you")).await;
+    let stage = Stage::towards(&receiver).await;
+    let worker = stage.worker(&receiver);
+    let mut number = 0;
+    eventually("a connection is used twice", async || {
+        number += 1;
+        stage.pay(&format!("pay_{number}")).await;
+        worker.round().await.unwrap();
+        receiver.connections() < receiver.count()
+    })
+    .await;
 }
