@@ -49,6 +49,7 @@
 //! traffic_verticals = ["TRAFFIC_VERTICAL_ECOMMERCE", "TRAFFIC_VERTICAL_FINANCIAL_SERVICES", "TRAFFIC_VERTICAL_GAMING"]
 //! customer_segments = ["CUSTOMER_SEGMENT_BUSINESS", "CUSTOMER_SEGMENT_CONSUMER"]
 //! import_limit = 16777216
+//! import_entries = 20000
 //! ```
 
 use std::net::SocketAddr;

@@ -73,3 +73,10 @@ pub struct Seed {
     pub banks: Vec<Bank>,
     pub mobile_operators: Vec<MobileOperator>,
 }
+
+impl Seed {
+    /// How many things.
+    pub fn entries(&self) -> usize {
+        self.markets.len() + self.banks.len() + self.mobile_operators.len()
+    }
+}

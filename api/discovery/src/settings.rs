@@ -27,6 +27,8 @@ pub struct PaymentSettings {
     pub customer_segments: Vec<String>,
     /// Largest file to import, bytes.
     pub import_limit: usize,
+    /// Most entries of a file. All of them are put in place at once, and payments wait for as long as that takes.
+    pub import_entries: usize,
 }
 
 impl Default for PaymentSettings {
@@ -41,6 +43,7 @@ impl Default for PaymentSettings {
             ]),
             customer_segments: words(&["CUSTOMER_SEGMENT_BUSINESS", "CUSTOMER_SEGMENT_CONSUMER"]),
             import_limit: 16 * 1024 * 1024,
+            import_entries: 20_000,
         }
     }
 }

@@ -20,9 +20,14 @@ pub async fn show(store: &Store, resource: Option<&str>, limit: u32, as_json: bo
     Ok(())
 }
 
-/// Writes down what was done by a command here, where there is no key and no request.
+/// Writes down what was done by a command here.
 pub async fn write(store: &Store, command: &str, resource: Option<&str>) -> anyhow::Result<()> {
-    let entry = Entry {
+    Ok(store.audit.add(&[entry(command, resource)]).await?)
+}
+
+/// The entry of a command here, where there is no key and no request.
+pub fn entry(command: &str, resource: Option<&str>) -> Entry {
+    Entry {
         at: Timestamp::now(),
         team_id: OPERATOR.to_owned(),
         key_id: "-".to_owned(),
@@ -30,6 +35,5 @@ pub async fn write(store: &Store, command: &str, resource: Option<&str>) -> anyh
         action: format!("sandpiper-api {command}"),
         resource: resource.map(str::to_owned),
         status: 200,
-    };
-    Ok(store.audit.add(&[entry]).await?)
+    }
 }

@@ -44,9 +44,14 @@ pub async fn run(store: &Store, settings: &PaymentSettings, file: &File, dry_run
             bail!("Nothing was imported; errors: {total}");
         }
     };
+    if seed.entries() > settings.import_entries {
+        let (entries, most) = (seed.entries(), settings.import_entries);
+        bail!(
+            "Nothing was imported: the file has {entries} entries, of which {most} can be imported at a time; split it"
+        );
+    }
     if !dry_run {
-        store.discovery.store(&seed).await?;
-        super::audit::write(store, "import", None).await?;
+        store.discovery.import(&seed, super::audit::entry("import", None)).await?;
     }
     let done = if dry_run { "Would import" } else { "Imported" };
     let (markets, banks, operators) = (seed.markets.len(), seed.banks.len(), seed.mobile_operators.len());

@@ -139,9 +139,7 @@ async fn perform(app: &App, job: Job, next: Next) -> Response {
         Some(claim) => settle(app, &claim, response).await,
         None => response,
     };
-    if let Err(error) = app.store.audit.add(&entries).await {
-        tracing::error!(error = chain(&error), action, "audit entry lost");
-    }
+    app.store.audit.keep(entries).await;
     response
 }
 

@@ -8,7 +8,6 @@ use tracing::Instrument;
 
 use super::auth::Operator;
 use crate::app::App;
-use crate::error::chain;
 use crate::http::mutation::Acted;
 use crate::http::{RequestId, route};
 use crate::merchant::error::RpcError;
@@ -46,10 +45,7 @@ pub async fn run(State(app): State<App>, request: Request, next: Next) -> Respon
             Ok(response) => response,
             Err(error) => RpcError::internal(format!("panic in a handler: {error}")).into_response(),
         };
-        let entries = entries(entry, &response);
-        if let Err(error) = app.store.audit.add(&entries).await {
-            tracing::error!(error = chain(&error), "audit entries lost");
-        }
+        app.store.audit.keep(entries(entry, &response)).await;
         response
     };
     tokio::spawn(work.in_current_span()).await.unwrap_or_else(|error| {

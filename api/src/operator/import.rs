@@ -1,18 +1,23 @@
 //! Importing markets, banks and operators in bulk.
 
 use axum::Json;
-use axum::extract::{Request, State};
+use axum::body::Bytes;
+use axum::extract::{Extension, Request, State};
 use axum::http::header;
+use axum::response::{IntoResponse, Response};
+use sandpiper_discovery::Seed;
 use sandpiper_discovery::checks::Offered;
 use sandpiper_discovery::import::{Format, KindError, read};
 use serde::Serialize;
 use utoipa::ToSchema;
 
+use super::audited::Written;
 use super::auth::Operator;
 use crate::app::App;
 use crate::http::json::read_up_to;
-use crate::merchant::error::RpcError;
+use crate::merchant::error::{Code, RpcError};
 use crate::merchant::parameters::Parameters;
+use crate::store::audit;
 
 /// What a file holds.
 #[derive(Debug, Serialize, ToSchema)]
@@ -29,9 +34,9 @@ pub struct ImportBody {
 
 /// Import markets, banks and operators
 ///
-/// Adds the entries of a file, or puts them in the place of those with the same key, in one transaction. When anything is
-/// wrong, nothing is stored and the error names line, column and field of each mistake, up to a hundred. Entries that the
-/// file does not name stay as they are.
+/// Adds the entries of a file, or puts them in the place of those with the same key, all at once. When anything is wrong,
+/// nothing is stored and the error names line, column and field of each mistake, up to a hundred. Entries that the file does
+/// not name stay as they are.
 #[utoipa::path(
     post,
     path = "/operator/v1/import",
@@ -51,9 +56,10 @@ pub struct ImportBody {
 pub async fn import(
     _: Operator,
     State(app): State<App>,
+    Extension(entry): Extension<audit::Entry>,
     parameters: Parameters,
     request: Request,
-) -> Result<Json<ImportBody>, RpcError> {
+) -> Result<Response, RpcError> {
     let parameters = parameters.only(&["kind", "dry_run"])?;
     let dry_run = match parameters.optional("dry_run") {
         None | Some("false") => false,
@@ -62,19 +68,37 @@ pub async fn import(
     };
     let content_type = request.headers().get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
     let format = format(content_type, parameters.optional("kind"))?;
-    let settings = &app.config.payments;
-    let file = read_up_to(settings.import_limit, request).await?;
+    let file = read_up_to(app.config.payments.import_limit, request).await?;
     let offered = Offered::by(&app.store.discovery.markets().await?);
-    let seed = read(&file, format, settings, offered)?;
-    if !dry_run {
-        app.store.discovery.store(&seed).await?;
+    let seed = parse(&app, file, format, offered).await?;
+    let most = app.config.payments.import_entries;
+    if seed.entries() > most {
+        return Err(too_many(seed.entries(), most));
     }
-    Ok(Json(ImportBody {
-        dry_run,
-        markets: seed.markets.len(),
-        banks: seed.banks.len(),
-        operators: seed.mobile_operators.len(),
-    }))
+    let (markets, banks, operators) = (seed.markets.len(), seed.banks.len(), seed.mobile_operators.len());
+    let mut response = Json(ImportBody { dry_run, markets, banks, operators }).into_response();
+    if !dry_run {
+        let entry = audit::Entry { status: response.status().as_u16(), ..entry };
+        app.store.discovery.import(&seed, entry).await?;
+        response.extensions_mut().insert(Written);
+    }
+    Ok(response)
+}
+
+/// On a thread that may be busy for a while.
+async fn parse(app: &App, file: Bytes, format: Format, offered: Offered) -> Result<Seed, RpcError> {
+    let app = app.clone();
+    let parsing = tokio::task::spawn_blocking(move || read(&file, format, &app.config.payments, offered));
+    Ok(parsing.await.map_err(|error| RpcError::internal(format!("import: {error}")))??)
+}
+
+fn too_many(entries: usize, most: usize) -> RpcError {
+    let message = format!(
+        "Nothing was imported: the file has {entries} entries, of which {most} can be imported at a time; split it"
+    );
+    RpcError::new(Code::InvalidArgument, "TOO_MANY_ENTRIES", message)
+        .with("entries", entries.to_string())
+        .with("limit", most.to_string())
 }
 
 fn format(content_type: Option<&str>, kind: Option<&str>) -> Result<Format, RpcError> {

@@ -1,11 +1,14 @@
 //! Who asked for what, and how it ended.
 
+use std::time::Duration;
+
 use jiff::Timestamp;
 use sandpiper_protocol::id;
 use serde::Serialize;
 use sqlx::Row;
 
 use super::{Database, Statement, StoreError, Tx, count, from_ms, to_ms};
+use crate::error::chain;
 
 /// Stands for a team in entries on the operator's own requests; no team's id is like it.
 pub const OPERATOR: &str = "operator";
@@ -25,6 +28,10 @@ pub struct Entry {
     /// HTTP status of the answer.
     pub status: u16,
 }
+
+/// How often a write of entries is tried again, and how long after the last time.
+const TRIES: usize = 60;
+const PAUSE: Duration = Duration::from_secs(1);
 
 /// The audit.
 #[derive(Debug, Clone)]
@@ -46,6 +53,22 @@ impl AuditLog {
         insert(&mut tx, entries).await?;
         tx.commit().await?;
         Ok(())
+    }
+
+    /// Likewise; what the database does not take now is written behind the caller's back as soon as it does.
+    pub async fn keep(&self, entries: Vec<Entry>) {
+        let Err(error) = self.add(&entries).await else { return };
+        tracing::warn!(error = chain(&error), "audit entries not written yet");
+        let audit = self.clone();
+        tokio::spawn(async move {
+            for _ in 0..TRIES {
+                tokio::time::sleep(PAUSE).await;
+                if audit.add(&entries).await.is_ok() {
+                    return;
+                }
+            }
+            tracing::error!(?entries, "audit entries lost");
+        });
     }
 
     /// The newest `limit` entries, newest first: of one resource, or of all.
@@ -95,4 +118,41 @@ pub(super) async fn insert(tx: &mut Tx, entries: &[Entry]) -> Result<(), StoreEr
     statement.push(") AS entries WHERE column1 IS NOT NULL");
     statement.build().execute(&mut **tx).await?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{TestStore, test_store};
+    use super::*;
+
+    async fn run(store: &TestStore, statement: &'static str) {
+        let mut tx = store.database.write().await.unwrap();
+        sqlx::raw_sql(statement).execute(&mut *tx).await.unwrap();
+        tx.commit().await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn an_entry_that_the_database_does_not_take_now_is_written_when_it_does() {
+        let store = test_store().await;
+        run(&store, "ALTER TABLE audit RENAME TO audit_elsewhere").await;
+        let entry = Entry {
+            at: Timestamp::UNIX_EPOCH,
+            team_id: OPERATOR.to_owned(),
+            key_id: "key".to_owned(),
+            request_id: "request".to_owned(),
+            action: "PUT /operator/v1/banks".to_owned(),
+            resource: None,
+            status: 200,
+        };
+
+        store.audit.keep(vec![entry.clone()]).await;
+        run(&store, "ALTER TABLE audit_elsewhere RENAME TO audit").await;
+
+        let kept = async {
+            while store.audit.newest(None, 10).await.unwrap() != [entry.clone()] {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(30), kept).await.unwrap();
+    }
 }

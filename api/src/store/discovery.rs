@@ -1,9 +1,10 @@
-//! What merchants may discover: markets with their methods, banks, mobile money operators.
+//! What merchants may discover: markets with their methods, banks, mobile money operators. How they are brought in is in
+//! [`super::imports`].
 //!
 //! Every change advances the *revision* in its own transaction, so an answer can be kept for as long as the revision it
 //! was made under is the present one ([`crate::merchant::answers`]).
 
-use sandpiper_discovery::{Audience, Bank, Market, MarketKey, MobileOperator, Seed};
+use sandpiper_discovery::{Audience, Bank, Market, MarketKey, MobileOperator};
 use sqlx::Row;
 use sqlx::any::AnyRow;
 
@@ -13,29 +14,12 @@ use crate::merchant::realm::Realm;
 /// Markets, banks and operators.
 #[derive(Debug, Clone)]
 pub struct Discovery {
-    database: Database,
+    pub(super) database: Database,
 }
 
 impl Discovery {
     pub(crate) fn new(database: Database) -> Self {
         Self { database }
-    }
-
-    /// Stores all of it or, on an error, nothing.
-    pub async fn store(&self, seed: &Seed) -> Result<(), StoreError> {
-        let mut tx = self.database.write().await?;
-        for market in &seed.markets {
-            store_market(&mut tx, market).await?;
-        }
-        for bank in &seed.banks {
-            store_bank(&mut tx, bank).await?;
-        }
-        for operator in &seed.mobile_operators {
-            store_operator(&mut tx, operator).await?;
-        }
-        advance(&mut tx).await?;
-        tx.commit().await?;
-        Ok(())
     }
 
     /// The markets that the merchant has in this realm, by country and currency.
@@ -192,69 +176,6 @@ async fn finish_removal(mut tx: Tx, removed: u64) -> Result<bool, StoreError> {
 /// Says that what can be discovered has changed.
 pub(super) async fn advance(tx: &mut Tx) -> Result<(), StoreError> {
     sqlx::query("UPDATE discovery_revision SET revision = revision + 1").execute(&mut **tx).await?;
-    Ok(())
-}
-
-async fn store_market(tx: &mut Tx, market: &Market) -> Result<(), StoreError> {
-    let MarketKey { country_code, currency_code } = &market.key;
-    sqlx::query("INSERT INTO markets (country_code, currency_code) VALUES ($1, $2) ON CONFLICT DO NOTHING")
-        .bind(country_code)
-        .bind(currency_code)
-        .execute(&mut **tx)
-        .await?;
-    sqlx::query("DELETE FROM market_methods WHERE country_code = $1 AND currency_code = $2")
-        .bind(country_code)
-        .bind(currency_code)
-        .execute(&mut **tx)
-        .await?;
-    for (direction, methods) in [("in", &market.methods_in), ("out", &market.methods_out)] {
-        for method in methods {
-            sqlx::query(
-                "INSERT INTO market_methods (country_code, currency_code, direction, method) VALUES ($1, $2, $3, $4)",
-            )
-            .bind(country_code)
-            .bind(currency_code)
-            .bind(direction)
-            .bind(method)
-            .execute(&mut **tx)
-            .await?;
-        }
-    }
-    Ok(())
-}
-
-async fn store_bank(tx: &mut Tx, bank: &Bank) -> Result<(), StoreError> {
-    sqlx::query(
-        "INSERT INTO banks (country_code, code, name, traffic_verticals, customer_segments) \
-         VALUES ($1, $2, $3, $4, $5) ON CONFLICT (country_code, code) DO UPDATE \
-         SET name = excluded.name, traffic_verticals = excluded.traffic_verticals, \
-             customer_segments = excluded.customer_segments",
-    )
-    .bind(&bank.country_code)
-    .bind(&bank.code)
-    .bind(&bank.name)
-    .bind(bank.audience.traffic_verticals.join(" "))
-    .bind(bank.audience.customer_segments.join(" "))
-    .execute(&mut **tx)
-    .await?;
-    Ok(())
-}
-
-async fn store_operator(tx: &mut Tx, operator: &MobileOperator) -> Result<(), StoreError> {
-    sqlx::query(
-        "INSERT INTO mobile_operators (country_code, method, code, name, traffic_verticals, customer_segments) \
-         VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT (country_code, method, code) DO UPDATE \
-         SET name = excluded.name, traffic_verticals = excluded.traffic_verticals, \
-             customer_segments = excluded.customer_segments",
-    )
-    .bind(&operator.country_code)
-    .bind(&operator.method)
-    .bind(&operator.code)
-    .bind(&operator.name)
-    .bind(operator.audience.traffic_verticals.join(" "))
-    .bind(operator.audience.customer_segments.join(" "))
-    .execute(&mut **tx)
-    .await?;
     Ok(())
 }
 

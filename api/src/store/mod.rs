@@ -20,6 +20,7 @@ pub mod delivery_list;
 pub mod delivery_retention;
 pub mod discovery;
 pub mod idempotency;
+mod imports;
 pub mod keys;
 pub mod location;
 pub mod merchant_keys;

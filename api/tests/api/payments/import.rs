@@ -227,6 +227,51 @@ async fn a_file_may_be_larger_than_other_bodies_but_not_endless() {
 }
 
 #[tokio::test]
+async fn a_file_may_have_so_many_entries_and_no_more() {
+    let host = Host::with(|config| config.payments.import_entries = 4).await;
+    let operator = operator_key(&host).await;
+    let error = host.import(&operator, "application/json", "", MARKETS).await;
+    let error = error.denied(400, "INVALID_ARGUMENT", "TOO_MANY_ENTRIES");
+    assert_eq!(detail(&error, "ErrorInfo")["metadata"], json!({"entries": "13", "limit": "4"}));
+    assert_eq!(markets(&host, &operator).await, json!([]));
+}
+
+#[tokio::test]
+async fn while_a_large_file_is_imported_payments_go_on_and_nobody_sees_a_part_of_it() {
+    let host = Host::new().await;
+    let shop = Shop::open(&host).await;
+    let rows: String = (0..20_000).map(|number| format!("NG,large-{number},Bank {number}\n")).collect();
+    let file = format!("countryCode,code,name\n{rows}");
+    let seen = async || {
+        let path = "/operator/v1/banks?countryCode=NG&pageSize=1000";
+        let page = host.call("GET", path, &shop.operator, None).await.expect(200);
+        page["banks"].as_array().unwrap().len()
+    };
+    let before = seen().await;
+
+    let mut importing = std::pin::pin!(host.import(&shop.operator, "text/csv", "?kind=banks", &file));
+    let mut paid = 0;
+    loop {
+        let pay = async {
+            let report = shop.report("PENDING", "2026-01-02T03:05:01Z");
+            host.report(&shop, &format!("pay_{paid}"), report).await.expect(201);
+            seen().await
+        };
+        tokio::select! {
+            biased;
+            seen = pay => assert!([before, 1000].contains(&seen), "{seen}"),
+            answer = &mut importing => break answer.expect(200),
+        };
+        paid += 1;
+    }
+
+    assert!(paid >= 20, "payments waited for the import: {paid}");
+    assert_eq!(seen().await, 1000);
+    let audited = host.app.store.audit.newest(None, 1000).await.unwrap();
+    assert_eq!(audited.iter().filter(|entry| entry.action == "POST /operator/v1/import").count(), 2);
+}
+
+#[tokio::test]
 async fn lists_have_pages() {
     let host = Host::new().await;
     let shop = Shop::open(&host).await;
