@@ -27,19 +27,15 @@ const NOT_PUBLIC_V4: [Ipv4Net; 16] = [
     v4([240, 0, 0, 0], 4),      // reserved, and broadcast
 ];
 
-const NOT_PUBLIC_V6: [Ipv6Net; 12] = [
-    v6([0, 0, 0], 8),           // unspecified, loopback, and IPv4 in IPv6 form
-    v6([0x64, 0xff9b, 1], 48),  // NAT64 of a local network (RFC 8215)
-    v6([0x100, 0, 0], 64),      // discarded (RFC 6666)
+/// All that is assigned for the Internet (RFC 4291). What lies outside may be assigned for anything some day.
+const GLOBAL_UNICAST_V6: Ipv6Net = v6([0x2000, 0, 0], 3);
+
+/// Of these.
+const NOT_PUBLIC_V6: [Ipv6Net; 4] = [
     v6([0x2001, 0, 0], 23),     // protocol assignments (RFC 2928), Teredo among them
     v6([0x2001, 0xdb8, 0], 32), // documentation (RFC 3849)
     v6([0x2002, 0, 0], 16),     // 6to4: IPv4 within
     v6([0x3fff, 0, 0], 20),     // documentation (RFC 9637)
-    v6([0x5f00, 0, 0], 16),     // segment routing (RFC 9602)
-    v6([0xfc00, 0, 0], 7),      // private (RFC 4193)
-    v6([0xfe80, 0, 0], 10),     // link-local
-    v6([0xfec0, 0, 0], 10),     // site-local, given up (RFC 3879)
-    v6([0xff00, 0, 0], 8),      // multicast
 ];
 
 /// IPv4 behind NAT64 (RFC 6052): as public as the IPv4 address in its last four bytes.
@@ -94,7 +90,9 @@ fn is_public(address: IpAddr) -> bool {
             let [.., a, b, c, d] = address.octets();
             is_public(IpAddr::V4(Ipv4Addr::new(a, b, c, d)))
         }
-        IpAddr::V6(address) => !NOT_PUBLIC_V6.iter().any(|net| net.contains(&address)),
+        IpAddr::V6(address) => {
+            GLOBAL_UNICAST_V6.contains(&address) && !NOT_PUBLIC_V6.iter().any(|net| net.contains(&address))
+        }
     }
 }
 
@@ -156,6 +154,13 @@ mod tests {
             "febf::1",
             "fec0::1",
             "ff02::1",
+            "200::1",
+            "400::1",
+            "64:ff9c::808:808",
+            "1fff:ffff::1",
+            "4000::1",
+            "8000::1",
+            "e000::1",
         ] {
             assert!(!passes(&rule, address), "{address}");
         }
@@ -192,6 +197,7 @@ mod tests {
             "203.0.114.0",
             "223.255.255.255",
             "64:ff9b::808:808",
+            "2000::1",
             "2001:200::1",
             "2001:db7:ffff::1",
             "2001:db9::1",
