@@ -17,17 +17,20 @@ use crate::store::deliveries::State;
 use crate::store::delivery_claims::{Claimed, Decision, Finished};
 use crate::store::webhook_endpoints::EndpointKey;
 
-/// How long a delivery is held that cannot be signed. Nothing of its budget but time is used up.
+/// How long a delivery is held whose realm has no secret. Nothing of its budget but time is used up.
 const HOLD: SignedDuration = SignedDuration::from_secs(60);
+/// Likewise while the database does not say whether it has one: that is ours to mend, and seldom lasts.
+const SHORT_HOLD: SignedDuration = SignedDuration::from_secs(5);
 
 /// What signs, or why nothing can.
 #[derive(Debug)]
-pub(super) struct SigningKeys(HashMap<EndpointKey, Result<SigningKey, String>>);
+pub(super) struct SigningKeys(HashMap<EndpointKey, Result<SigningKey, Failure>>);
 
 impl SigningKeys {
     /// Of an endpoint.
-    pub(super) fn of(&self, endpoint: &EndpointKey) -> Result<SigningKey, String> {
-        self.0.get(endpoint).cloned().unwrap_or_else(|| Err("The realm has no active secret key".to_owned()))
+    pub(super) fn of(&self, endpoint: &EndpointKey) -> Result<SigningKey, Failure> {
+        let none = || Err(Failure::new(FailureClass::NoSigningSecret, "The realm has no active secret key"));
+        self.0.get(endpoint).cloned().unwrap_or_else(none)
     }
 }
 
@@ -47,21 +50,25 @@ impl Attempter {
         let keys = &self.app.store.merchant_keys;
         let readable = match keys.signing_keys(&self.app.vault, endpoints.iter().copied()).await {
             Ok(keys) => {
-                keys.into_iter().map(|(endpoint, key)| (endpoint, key.map_err(|error| chain(&error)))).collect()
+                let unusable = |error| Failure::new(FailureClass::NoSigningSecret, chain(&error));
+                keys.into_iter().map(|(endpoint, key)| (endpoint, key.map_err(unusable))).collect()
             }
-            Err(error) => endpoints.into_iter().map(|endpoint| (endpoint.clone(), Err(chain(&error)))).collect(),
+            Err(error) => {
+                let unread = Failure::new(FailureClass::SecretUnread, chain(&error));
+                endpoints.into_iter().map(|endpoint| (endpoint.clone(), Err(unread.clone()))).collect()
+            }
         };
         SigningKeys(readable)
     }
 
     /// Makes the attempt that was claimed. Whatever happens, there is a result.
-    pub(super) async fn attempt(&self, claimed: Claimed, key: Result<SigningKey, String>) -> Finished {
+    pub(super) async fn attempt(&self, claimed: Claimed, key: Result<SigningKey, Failure>) -> Finished {
         let began = Instant::now();
         let lag = claimed.started_at.duration_since(claimed.due_at);
         self.app.metrics.webhooks.started(lag.unsigned_abs());
         let key = match key {
             Ok(key) => key,
-            Err(reason) => return self.held(claimed, reason),
+            Err(unsigned) => return self.held(claimed, unsigned),
         };
         let signed_at = self.app.clock.now().as_second();
         let signature = sign(&key, signed_at, &claimed.body);
@@ -84,16 +91,17 @@ impl Attempter {
         self.sender.send(&webhook, &self.app.clock).await
     }
 
-    fn held(&self, claimed: Claimed, reason: String) -> Finished {
+    fn held(&self, claimed: Claimed, unsigned: Failure) -> Finished {
         let now = self.app.clock.now();
+        let hold = if unsigned.class == FailureClass::SecretUnread { SHORT_HOLD } else { HOLD };
         Finished {
             claimed,
             ended_at: now,
             duration: Duration::ZERO,
             signed_at: None,
-            result: Err(FailureClass::NoSigningSecret),
-            detail: reason,
-            decision: Decision::Hold(now.saturating_add(HOLD).unwrap_or(now)),
+            result: Err(unsigned.class),
+            detail: unsigned.detail,
+            decision: Decision::Hold(now.saturating_add(hold).unwrap_or(now)),
         }
     }
 

@@ -75,11 +75,13 @@ pub enum FailureClass {
     Interrupted,
     /// There is no secret to sign with: nothing was sent.
     NoSigningSecret,
+    /// Whether there is one could not be read: nothing was sent.
+    SecretUnread,
 }
 
 impl FailureClass {
     /// All of them.
-    pub const ALL: [FailureClass; 10] = [
+    pub const ALL: [FailureClass; 11] = [
         FailureClass::Dns,
         FailureClass::BlockedAddress,
         FailureClass::Refused,
@@ -90,6 +92,7 @@ impl FailureClass {
         FailureClass::Timeout,
         FailureClass::Interrupted,
         FailureClass::NoSigningSecret,
+        FailureClass::SecretUnread,
     ];
 
     /// Its name in JSON, metrics and the database.
@@ -105,6 +108,7 @@ impl FailureClass {
             FailureClass::Timeout => "timeout",
             FailureClass::Interrupted => "interrupted",
             FailureClass::NoSigningSecret => "no_signing_secret",
+            FailureClass::SecretUnread => "secret_unread",
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use jiff::SignedDuration;
 use sandpiper_api::merchant::order::Status;
 use sandpiper_api::merchant::realm::Realm;
 use sandpiper_api::store::deliveries::{DeliveryId, State};
@@ -175,6 +176,30 @@ async fn nothing_is_sent_unsigned_and_what_is_held_goes_on_with_the_next_secret(
     assert!(metrics.contains("sandpiper_api_webhook_unsigned_total 2"), "{metrics}");
 
     stage.grant(Realm::Live).await;
+    stage.pass_to_next().await;
+    worker.round().await.unwrap();
+    assert_eq!(stage.delivery(&delivery).await.state, State::Delivered);
+}
+
+#[tokio::test]
+async fn while_secrets_cannot_be_read_deliveries_are_held_for_seconds() {
+    let receiver = Receiver::answering(200).await;
+    let stage = Stage::towards(&receiver).await;
+    let delivery = stage.pay("pay_1").await;
+    let rename = async |from: &str, to: &str| {
+        let statement = format!("ALTER TABLE {from} RENAME TO {to}");
+        stage.host.alter(&statement, &statement).await;
+    };
+    rename("merchant_keys", "elsewhere").await;
+    let worker = stage.worker(&receiver);
+    worker.round().await.unwrap();
+    rename("elsewhere", "merchant_keys").await;
+
+    let held = stage.delivery(&delivery).await;
+    assert_eq!((held.state, held.attempts), (State::Pending, 0));
+    assert_eq!(held.error_class.map(|class| class.as_str()), Some("secret_unread"));
+    let wait = held.next_at.unwrap().duration_since(stage.now());
+    assert!(wait <= SignedDuration::from_secs(5), "{wait}");
     stage.pass_to_next().await;
     worker.round().await.unwrap();
     assert_eq!(stage.delivery(&delivery).await.state, State::Delivered);
