@@ -11,7 +11,7 @@ use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use sandpiper_discovery::codes;
 use sandpiper_discovery::settings::{MOBILE_MONEY_TRANSFER, PaymentSettings};
 use serde::{Deserialize, Serialize};
@@ -89,7 +89,7 @@ pub struct PutPayment {
     /// RFC 3339, whole milliseconds. Fixed.
     #[schema(value_type = String, format = DateTime)]
     pub created_at: Timestamp,
-    /// RFC 3339, whole milliseconds; later than that of the report before.
+    /// RFC 3339, whole milliseconds; later than that of the report before, and at most 5 minutes ahead of the service's clock.
     #[schema(value_type = String, format = DateTime)]
     pub updated_at: Timestamp,
     /// Up to 50 texts.
@@ -99,7 +99,7 @@ pub struct PutPayment {
 
 impl PutPayment {
     /// The payment order that is reported.
-    fn order(self, id: String, settings: &PaymentSettings) -> Result<PaymentOrder, RpcError> {
+    fn order(self, id: String, settings: &PaymentSettings, now: Timestamp) -> Result<PaymentOrder, RpcError> {
         let mut wrong = Vec::new();
         let mut check = |field: &str, is_right: bool, problem: &str| {
             if !is_right {
@@ -129,6 +129,7 @@ impl PutPayment {
         check("createdAt", is_whole(self.created_at), "must be whole milliseconds");
         check("updatedAt", is_whole(self.updated_at), "must be whole milliseconds");
         check("updatedAt", self.created_at <= self.updated_at, "must not be before createdAt");
+        check("updatedAt", self.updated_at.duration_since(now) <= LARGEST_LEAD, "must not be more than 5 minutes ahead");
         if !wrong.is_empty() {
             return Err(RpcError::invalid_fields(wrong));
         }
@@ -150,6 +151,8 @@ impl PutPayment {
     }
 }
 
+/// How far the clock of who reports may be ahead. A payment with a time that is far off would take no update until then.
+const LARGEST_LEAD: SignedDuration = SignedDuration::from_mins(5);
 const PAIRS: &str = "must be at most 50 texts of up to 1000 characters under names of 1 to 64";
 
 fn are_small(pairs: &BTreeMap<String, String>) -> bool {
@@ -186,7 +189,7 @@ pub async fn put(
 ) -> Result<Response, RpcError> {
     parameters.only(&[])?;
     let (merchant_id, realm) = (report.merchant_id.clone(), report.realm);
-    let order = report.order(id, &app.config.payments)?;
+    let order = report.order(id, &app.config.payments, app.clock.now())?;
     let document = order.document().map_err(|error| RpcError::internal(error.to_string()))?;
     let update = PaymentUpdate { merchant_id: merchant_id.clone(), realm, order };
     let accepted = app.store.payments.put(update, entry, app.clock.now()).await?;

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use futures_util::future::join_all;
+use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
 
 use crate::support::Host;
@@ -170,6 +171,18 @@ async fn what_a_payment_is_cannot_be_changed() {
         report[field] = json!(value);
         host.report(&shop, "pay_1", report).await.denied(409, "ALREADY_EXISTS", "ALREADY_EXISTS");
     }
+}
+
+#[tokio::test]
+async fn a_time_that_no_true_update_could_follow_is_refused() {
+    let host = Host::new().await;
+    let shop = Shop::open(&host).await;
+    let ahead = |seconds| {
+        let now = Timestamp::from_millisecond(host.app.clock.now().as_millisecond()).unwrap();
+        shop.report("PENDING", &(now + SignedDuration::from_secs(seconds)).to_string())
+    };
+    host.report(&shop, "pay_1", ahead(360)).await.violates(&["updatedAt"]);
+    host.report(&shop, "pay_1", ahead(240)).await.expect(201);
 }
 
 #[tokio::test]
