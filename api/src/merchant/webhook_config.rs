@@ -182,7 +182,11 @@ fn endpoint(caller: &ActiveMerchantKey, realm: Realm) -> Result<EndpointKey, Rpc
 impl From<DeliveryError> for RpcError {
     fn from(error: DeliveryError) -> Self {
         match error {
-            DeliveryError::NotFound => RpcError::not_found("There is no such delivery"),
+            DeliveryError::NotFound | DeliveryError::NoPayment => RpcError::not_found(error.to_string()),
+            DeliveryError::Exists(ref id) => {
+                RpcError::aborted("DELIVERY_EXISTS", format!("{error}; replay it once it has ended"))
+                    .with("deliveryId", id.to_string())
+            }
             DeliveryError::WrongState(state) => {
                 let message = format!("The delivery is {}, in which state this cannot be done", state.as_str());
                 RpcError::aborted("WRONG_STATE", message).with("state", state.as_str())

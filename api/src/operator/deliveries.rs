@@ -255,6 +255,26 @@ pub async fn replay(_: Operator, State(app): State<App>, Path(id): Path<String>)
     Ok((StatusCode::CREATED, acted, Json(Delivery::from(row))).into_response())
 }
 
+/// Deliver a payment's present state
+///
+/// Makes the delivery that the payment's last update did not make because the realm had no URL at that time. Where it made
+/// one, that one can be replayed.
+#[utoipa::path(
+    post,
+    path = "/operator/v1/payments/{id}/deliver",
+    operation_id = "deliver_payment",
+    tag = "webhooks",
+    params(("id" = String, Path, description = "The payment")),
+    responses((status = 201, description = "The delivery", body = Delivery))
+)]
+pub async fn deliver(_: Operator, State(app): State<App>, Path(payment): Path<String>) -> Result<Response, RpcError> {
+    let id = app.store.deliveries.deliver(payment.clone(), app.clock.now()).await?;
+    app.webhooks.wake();
+    let row = find(&app, id.as_str()).await?;
+    let acted = Extension(Acted(vec![format!("payments/{payment}"), format!("deliveries/{id}")]));
+    Ok((StatusCode::CREATED, acted, Json(Delivery::from(row))).into_response())
+}
+
 /// Replay webhook deliveries
 ///
 /// Those of one page of the list with the same parameters. At least one filter has to be given; with `pageToken` the request

@@ -10,7 +10,7 @@
 //! | `POST …/import` | [`import`] |
 //! | `GET …/payments`, `GET/PUT …/payments/{id}` | [`payments`] |
 //! | `GET …/deliveries[/{id}]`, `POST …/deliveries/replay`, `…/{id}/replay`, `…/{id}/cancel` | [`deliveries`] |
-//! | `POST …/merchants/{merchant}/webhookConfig/test` | [`deliveries`] |
+//! | `POST …/payments/{id}/deliver`, `…/merchants/{merchant}/webhookConfig/test` | [`deliveries`] |
 //!
 //! Every handler's first parameter is the proof of an operator key ([`auth`]). What changes something is audited
 //! ([`audited`]). Errors are those of `/merchant` ([`crate::merchant::error`]).
@@ -55,5 +55,6 @@ pub fn router() -> OpenApiRouter<App> {
         .routes(routes!(deliveries::replay))
         .routes(routes!(deliveries::replay_many))
         .routes(routes!(deliveries::cancel))
+        .routes(routes!(deliveries::deliver))
         .routes(routes!(deliveries::test))
 }

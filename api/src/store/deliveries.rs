@@ -292,6 +292,10 @@ const TEST_WINDOW: SignedDuration = SignedDuration::from_secs(60);
 pub enum DeliveryError {
     #[error("There is no such delivery")]
     NotFound,
+    #[error("There is no such payment")]
+    NoPayment,
+    #[error("The payment's present state has the delivery {0}")]
+    Exists(DeliveryId),
     #[error("The delivery is {}", .0.as_str())]
     WrongState(State),
     #[error("The realm has no URL")]
@@ -347,6 +351,11 @@ impl Deliveries {
         rows.iter().map(read_attempt).collect()
     }
 
+    /// Makes the delivery of a payment's last update if there is none, as where the realm had no URL then.
+    pub async fn deliver(&self, payment_id: String, now: Timestamp) -> Result<DeliveryId, DeliveryError> {
+        self.batch.write(move |tx| Box::pin(deliver(tx, payment_id, now))).await
+    }
+
     /// Makes a delivery that only tries whether webhooks arrive.
     pub async fn test(
         &self,
@@ -400,6 +409,30 @@ async fn test(tx: &mut Tx, endpoint: EndpointKey, body: Vec<u8>, now: Timestamp)
     .execute(&mut **tx)
     .await?;
     Ok(id)
+}
+
+async fn deliver(tx: &mut Tx, payment_id: String, now: Timestamp) -> Result<DeliveryId, DeliveryError> {
+    let payment = sqlx::query("SELECT merchant_id, realm, updated_at_ms, document FROM payments WHERE id = $1")
+        .bind(&payment_id)
+        .fetch_optional(&mut **tx)
+        .await?
+        .ok_or(DeliveryError::NoPayment)?;
+    let (endpoint, updated_at_ms) = (read_key(&payment)?, payment.try_get("updated_at_ms")?);
+    let id = DeliveryId::of_update(endpoint.realm, &payment_id, updated_at_ms);
+    match find(tx, id.as_str()).await {
+        Ok(_) => return Err(DeliveryError::Exists(id)),
+        Err(DeliveryError::NotFound) => {}
+        Err(error) => return Err(error),
+    }
+    let document: String = payment.try_get("document")?;
+    let new = NewDelivery {
+        endpoint,
+        payment_id: &payment_id,
+        updated_at_ms,
+        body: document.as_bytes(),
+        made_at: now,
+    };
+    enqueue(tx, &[new]).await?.pop().flatten().ok_or(DeliveryError::NoUrl)
 }
 
 /// The delivery as it is in this transaction.

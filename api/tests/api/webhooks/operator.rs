@@ -3,12 +3,13 @@
 use std::collections::HashSet;
 
 use jiff::Timestamp;
+use sandpiper_api::merchant::order::Status;
 use sandpiper_api::merchant::realm::Realm;
 use sandpiper_api::store::deliveries::State;
 use serde_json::{Value, json};
 
 use super::receiver::{Reaction, Received, Receiver};
-use super::stage::Stage;
+use super::stage::{Stage, order};
 
 const PATH: &str = "/operator/v1/deliveries";
 
@@ -183,6 +184,32 @@ async fn what_is_cancelled_is_not_attempted_again() {
     assert!(!stage.pass_to_next().await);
     stage.host.call("POST", &path, &key, None).await.expect(409);
     stage.host.call("POST", &format!("{PATH}/dlv_none/cancel"), &key, None).await.expect(404);
+}
+
+#[tokio::test]
+async fn the_present_state_of_a_payment_is_delivered_that_had_no_url_at_its_time() {
+    let receiver = Receiver::answering(200).await;
+    let stage = Stage::new().await;
+    let key = key(&stage).await;
+    let deliver = async |payment: &str| {
+        stage.host.call("POST", &format!("/operator/v1/payments/{payment}/deliver"), &key, None).await
+    };
+    deliver("pay_1").await.denied(404, "NOT_FOUND", "NOT_FOUND");
+    for (status, second) in [(Status::Pending, 1), (Status::Completed, 2)] {
+        assert_eq!(stage.update(Realm::Live, &order("pay_1", status, second)).await, None);
+    }
+    deliver("pay_1").await.denied(409, "ABORTED", "NO_URL");
+
+    stage.configure(Realm::Live, Some(&receiver.url())).await;
+    let made = deliver("pay_1").await.expect(201);
+    stage.worker(&receiver).round().await.unwrap();
+
+    let [request] = &receiver.received()[..] else { panic!("{:?}", receiver.received()) };
+    assert_eq!(request.key(), made["id"].as_str().unwrap());
+    let body: Value = serde_json::from_slice(&request.body).unwrap();
+    assert_eq!((&body["id"], &body["status"]), (&json!("pay_1"), &json!("COMPLETED")));
+    let error = deliver("pay_1").await.denied(409, "ABORTED", "DELIVERY_EXISTS");
+    assert_eq!(error["details"][0]["metadata"]["deliveryId"], made["id"]);
 }
 
 #[tokio::test]
