@@ -135,7 +135,7 @@ pub async fn save(
 
 /// Send a test webhook
 ///
-/// A payment order with `metadata.test`, of a payment that does not exist, signed and sent like any other.
+/// `{"id": "test event", "status": "PENDING", …}`, without an amount, signed and sent like an update. No payment has that id.
 #[utoipa::path(
     post,
     path = "/merchant/api/v1/webhookConfig/test",
@@ -157,8 +157,7 @@ pub async fn test(
 /// Makes a test delivery and has it sent.
 pub async fn send_test(app: &App, endpoint: EndpointKey) -> Result<TestDelivery, RpcError> {
     let (now, realm) = (app.clock.now(), endpoint.realm);
-    let body = test_event::body(now).map_err(|error| RpcError::internal(error.to_string()))?;
-    let id = app.store.deliveries.test(endpoint, body, now).await?;
+    let id = app.store.deliveries.test(endpoint, test_event::body(now), now).await?;
     app.webhooks.wake();
     Ok(TestDelivery { delivery_id: id.to_string(), realm })
 }

@@ -1,32 +1,22 @@
-//! What a test delivery says: a payment order like any other, of a payment that does not exist.
-
-use std::collections::BTreeMap;
+//! What a test delivery says. It has the form of a payment order, and says in every way that it is none: no payment can have
+//! its id, there is no amount that could be credited, and nothing has come to an end.
 
 use jiff::Timestamp;
+use serde_json::json;
 
-use crate::merchant::amount::Amount;
-use crate::merchant::order::{PaymentOrder, Status};
-
-/// Tells it from every payment, whose ids have no blanks.
-const ID: &str = "test event";
+/// Receivers know it by this. The ids of payments have no blanks.
+pub const ID: &str = "test event";
 
 /// The body of a test delivery that is made now.
-pub fn body(now: Timestamp) -> Result<Vec<u8>, serde_json::Error> {
-    let amount: Amount = serde_json::from_str(r#""1500.00""#)?;
-    let order = PaymentOrder {
-        id: ID.to_owned(),
-        status: Status::Completed,
-        actual_amount: Some(amount.clone()),
-        amount,
-        currency_code: "XXX".to_owned(),
-        country_code: "ZZ".to_owned(),
-        payment_method: "PAYMENT_METHOD_BANK_ACCOUNT".to_owned(),
-        operator: None,
-        bank_code: None,
-        mobile_money_transfer_details: None,
-        created_at: now,
-        updated_at: now,
-        metadata: BTreeMap::from([("test".to_owned(), "true".to_owned())]),
-    };
-    order.document().map(String::into_bytes)
+pub fn body(now: Timestamp) -> Vec<u8> {
+    // As all times of payments are.
+    let at = Timestamp::from_millisecond(now.as_millisecond()).unwrap_or(now);
+    let event = json!({
+        "id": ID,
+        "status": "PENDING",
+        "createdAt": at,
+        "updatedAt": at,
+        "metadata": {"test": "true"},
+    });
+    event.to_string().into_bytes()
 }

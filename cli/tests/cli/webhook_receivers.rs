@@ -12,6 +12,8 @@ use sandpiper_webhook::{SigningKey, sign};
 use tempfile::TempDir;
 
 const PAGE: &str = include_str!("../../../docs/webhooks.md");
+/// As the API makes it.
+const TEST_EVENT: &str = r#"{"createdAt":"2026-08-01T10:00:01.5Z","id":"test event","metadata":{"test":"true"},"status":"PENDING","updatedAt":"2026-08-01T10:00:01.5Z"}"#;
 const SECRET: &str = "sk_test_c2VjcmV0";
 /// For whatever a test waits for.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -177,6 +179,7 @@ async fn the_python_receiver_verifies_deduplicates_and_reconciles() {
     refuses_what_is_not_genuine(&receiver).await;
     accepts_what_is_genuine(&receiver).await;
 
+    assert_eq!(receiver.deliver("dlv_test", TEST_EVENT).await, 200);
     assert_eq!(receiver.deliver("dlv_no_payment", "{}").await, 200);
     assert_eq!(receiver.deliver("dlv_failed", &payment("pay_2", "FAILED", "", 1)).await, 200);
     assert_eq!(receiver.deliver("dlv_corrected", &payment("pay_2", "COMPLETED", "9.50", 3)).await, 200);
@@ -187,7 +190,7 @@ async fn the_python_receiver_verifies_deduplicates_and_reconciles() {
     let query = "import sqlite3; db = sqlite3.connect('webhooks.db'); \
                  print(db.execute('SELECT count(*), sum(1 - applied) FROM deliveries').fetchone(), \
                  db.execute('SELECT id, status, actual_amount FROM payments ORDER BY id').fetchall())";
-    let expected = "(9, 1) [('pay_1', 'PENDING', ''), ('pay_2', 'COMPLETED', '9.50')]\n";
+    let expected = "(10, 1) [('pay_1', 'PENDING', ''), ('pay_2', 'COMPLETED', '9.50')]\n";
     let deadline = tokio::time::Instant::now() + PATIENCE;
     loop {
         let asked = Command::new("python3").args(["-c", query]).current_dir(receiver.folder.path()).output().unwrap();
@@ -205,6 +208,7 @@ async fn the_javascript_receiver_verifies_and_deduplicates() {
     refuses_what_is_not_genuine(&receiver).await;
     accepts_what_is_genuine(&receiver).await;
 
+    assert_eq!(receiver.deliver("dlv_test", TEST_EVENT).await, 200);
     let body = payment("pay_2", "COMPLETED", "9.50", 3);
     assert_eq!(receiver.deliver("dlv_1", &body).await, 200);
     receiver.kill_and_restart().await;

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use jiff::SignedDuration;
+use jiff::{SignedDuration, Timestamp};
 use sandpiper_api::app::App;
 use sandpiper_api::merchant::realm::Realm;
 use sandpiper_api::secrets::Vault;
@@ -172,5 +172,10 @@ async fn a_test_delivery_is_one_of_its_own_every_time() {
     let keys: HashSet<_> = receiver.received().iter().map(Received::key).collect();
     assert_eq!(keys, [&one, &two].map(|sent| sent["deliveryId"].as_str().unwrap().to_owned()).into());
     let body: serde_json::Value = serde_json::from_slice(&receiver.received()[0].body).unwrap();
-    assert_eq!((&body["metadata"]["test"], &body["status"]), (&"true".into(), &"COMPLETED".into()));
+    assert_eq!((&body["id"], &body["status"]), (&"test event".into(), &"PENDING".into()));
+    assert!(body.get("amount").is_none() && body.get("actualAmount").is_none(), "{body}");
+    for time in ["createdAt", "updatedAt"] {
+        let time: Timestamp = body[time].as_str().unwrap().parse().unwrap();
+        assert_eq!(time.subsec_nanosecond() % 1_000_000, 0, "{time}");
+    }
 }
