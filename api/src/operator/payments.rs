@@ -129,7 +129,11 @@ impl PutPayment {
         check("createdAt", is_whole(self.created_at), "must be whole milliseconds");
         check("updatedAt", is_whole(self.updated_at), "must be whole milliseconds");
         check("updatedAt", self.created_at <= self.updated_at, "must not be before createdAt");
-        check("updatedAt", self.updated_at.duration_since(now) <= LARGEST_LEAD, "must not be more than 5 minutes ahead");
+        check(
+            "updatedAt",
+            self.updated_at.duration_since(now) <= LARGEST_LEAD,
+            "must not be more than 5 minutes ahead",
+        );
         if !wrong.is_empty() {
             return Err(RpcError::invalid_fields(wrong));
         }

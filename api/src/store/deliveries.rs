@@ -425,13 +425,7 @@ async fn deliver(tx: &mut Tx, payment_id: String, now: Timestamp) -> Result<Deli
         Err(error) => return Err(error),
     }
     let document: String = payment.try_get("document")?;
-    let new = NewDelivery {
-        endpoint,
-        payment_id: &payment_id,
-        updated_at_ms,
-        body: document.as_bytes(),
-        made_at: now,
-    };
+    let new = NewDelivery { endpoint, payment_id: &payment_id, updated_at_ms, body: document.as_bytes(), made_at: now };
     enqueue(tx, &[new]).await?.pop().flatten().ok_or(DeliveryError::NoUrl)
 }
 

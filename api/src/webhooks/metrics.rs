@@ -80,7 +80,11 @@ impl WebhookMetrics {
         registry.register("lag_seconds", "From the time an attempt was due to its start", self.lags.clone());
         registry.register("exhausted", "Deliveries that ended without being acknowledged", self.exhausted.clone());
         registry.register("blocked", "Attempts that a non-public address prevented", self.blocked.clone());
-        registry.register("unsigned", "Attempts that were held because they could not be signed", self.unsigned.clone());
+        registry.register(
+            "unsigned",
+            "Attempts that were held because they could not be signed",
+            self.unsigned.clone(),
+        );
         registry.register("reclaimed", "Attempts whose process died in them", self.reclaimed.clone());
         registry.register("backlog", "Deliveries that wait for an attempt, by endpoint", self.backlog.clone());
         registry.register("in_flight", "Deliveries with an attempt under way, by endpoint", self.in_flight.clone());

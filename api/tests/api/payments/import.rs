@@ -251,7 +251,7 @@ async fn while_a_large_file_is_imported_payments_go_on_and_nobody_sees_a_part_of
 
     let mut importing = std::pin::pin!(host.import(&shop.operator, "text/csv", "?kind=banks", &file));
     let mut paid = 0;
-    loop {
+    let imported = loop {
         let pay = async {
             let report = shop.report("PENDING", "2026-01-02T03:05:01Z");
             host.report(&shop, &format!("pay_{paid}"), report).await.expect(201);
@@ -263,8 +263,9 @@ async fn while_a_large_file_is_imported_payments_go_on_and_nobody_sees_a_part_of
             answer = &mut importing => break answer.expect(200),
         };
         paid += 1;
-    }
+    };
 
+    assert_eq!(imported["banks"], 20_000);
     assert!(paid >= 20, "payments waited for the import: {paid}");
     assert_eq!(seen().await, 1000);
     let audited = host.app.store.audit.newest(None, 1000).await.unwrap();
