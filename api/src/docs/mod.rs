@@ -20,7 +20,7 @@ use crate::v1;
 /// The page: one file, without anything from elsewhere.
 static PAGE: &str = include_str!("page.html");
 /// Only the page's own script and style, and only this server to ask.
-pub(crate) static PAGE_POLICY: &str = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; \
+static PAGE_POLICY: &str = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; \
                             connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 const DESCRIPTION: &str = "Isolated Linux machines for agents and automation.\n\n\

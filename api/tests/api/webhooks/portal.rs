@@ -18,7 +18,7 @@ use tokio::net::TcpStream;
 use super::receiver::Receiver;
 use super::server::{Server, operator_key, write_config};
 use crate::support::database::TestDatabase;
-use crate::support::eventually;
+use crate::support::{Host, eventually};
 
 /// A browser without a window, by WebDriver (w3.org/TR/webdriver2). It ends with this.
 struct Browser {
@@ -117,6 +117,21 @@ impl Browser {
     }
 }
 
+#[tokio::test]
+async fn nothing_but_the_portals_own_files_is_carried_out_in_it() {
+    let host = Host::new().await;
+    for (path, content_type) in
+        [("/portal", "text/html"), ("/portal.css", "text/css"), ("/portal.js", "text/javascript")]
+    {
+        let file = host.get(path).await;
+        assert_eq!(file.status.as_u16(), 200, "{path}");
+        assert!(file.header("content-type").unwrap().starts_with(content_type), "{path}");
+        assert_eq!(file.header("x-content-type-options"), Some("nosniff"), "{path}");
+        let policy = file.header("content-security-policy").unwrap();
+        assert!(policy.contains("script-src 'self'; style-src 'self'") && !policy.contains("unsafe"), "{policy}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_merchant_says_in_the_portal_where_webhooks_go() {
     let Some(browser) = Browser::open().await else { return };
@@ -127,7 +142,8 @@ async fn a_merchant_says_in_the_portal_where_webhooks_go() {
     let server = Server::start(&config, "info").await;
     let old = format!("https://{}/old", receiver.address);
     let (_, secret) = server.merchant(&operator_key(&config), "a merchant", &old).await;
-    browser.open_page(&format!("http://{}/portal", server.address)).await;
+    let portal = format!("http://{}/portal", server.address);
+    browser.open_page(&portal).await;
 
     // The other realm's key is not mistaken for this one's.
     browser.write("#key", &secret).await;
@@ -162,4 +178,12 @@ async fn a_merchant_says_in_the_portal_where_webhooks_go() {
     browser.click("#stop").await;
     browser.agree().await;
     browser.says("#saved", "no webhooks are sent").await;
+    // Without a URL there is nothing to test, also where that is what a page finds.
+    browser.open_page(&portal).await;
+    browser.write("#key", &secret).await;
+    browser.click("input[value=live]").await;
+    browser.click("#open button").await;
+    browser.says("#saved", "no webhooks are sent").await;
+    browser.find("#test:disabled").await;
+    browser.find("#stop:disabled").await;
 }
