@@ -1,6 +1,9 @@
 //! Errors of `/merchant` and `/operator` have one shape, wherever they come from.
 
+use std::collections::BTreeSet;
+use std::fs;
 use std::num::NonZeroU32;
+use std::path::Path;
 
 use axum::body::Body;
 use axum::http::Request;
@@ -29,6 +32,32 @@ async fn unknown_paths_and_wrong_methods_get_the_envelope() {
     }
     // Elsewhere the envelope is the other one.
     host.call("GET", "/v1/nothing", &host.read, None).await.refused(404, "not_found");
+}
+
+/// The words in capitals, such as `NO_URL`, that stand alone in a literal.
+fn words(source: &str) -> impl Iterator<Item = &str> {
+    let is_word =
+        |text: &&str| text.contains('_') && text.bytes().all(|byte| byte.is_ascii_uppercase() || byte == b'_');
+    source.split('"').filter(is_word)
+}
+
+#[test]
+fn every_reason_is_documented() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let page = fs::read_to_string(root.join("../docs/payments.md")).unwrap();
+    // These are values of fields.
+    let values = ["PAYMENT_METHOD_", "TRAFFIC_VERTICAL_", "CUSTOMER_SEGMENT_"];
+    let mut found = BTreeSet::new();
+    for folder in ["merchant", "operator"] {
+        for file in fs::read_dir(root.join("src").join(folder)).unwrap() {
+            let source = fs::read_to_string(file.unwrap().path()).unwrap();
+            found.extend(words(&source).map(str::to_owned));
+        }
+    }
+    found.retain(|word| !values.iter().any(|prefix| word.starts_with(prefix)));
+    assert!(found.len() > 20, "{found:?}");
+    let missing: Vec<_> = found.iter().filter(|word| !page.contains(&format!("`{word}`"))).collect();
+    assert!(missing.is_empty(), "docs/payments.md says nothing of {missing:?}");
 }
 
 #[tokio::test]
