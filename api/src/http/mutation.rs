@@ -1,9 +1,9 @@
 //! What is common to every request that changes something.
 //!
-//! * The caller is established before the body is read, and may write: an answer that was kept is for nobody else either.
+//! * The caller is established before the body is read.
 //! * With an `Idempotency-Key`, the request is done once: a repetition gets the kept answer, or is told that the first is
 //!   still at work, or that the key was used for something else. Sessions in an answer are never kept: a repetition gets a
-//!   new one.
+//!   new one. A key that may only read has no part in this: the handler refuses it.
 //! * The work goes on when the client hangs up or the time-out strikes, so a half-made sandbox is never left behind by a
 //!   broken connection.
 //! * How it ended is written to the audit.
@@ -19,11 +19,12 @@ use tracing::Instrument;
 
 use super::{RequestId, json, route};
 use crate::app::App;
-use crate::auth::{Caller, WriteAccess};
+use crate::auth::Caller;
 use crate::error::{ApiError, chain};
 use crate::hex;
 use crate::store::audit;
 use crate::store::idempotency::{Answer, Claim, Lookup};
+use crate::store::keys::Capability;
 use crate::v1::{checkpoints, sandboxes};
 
 /// The request header.
@@ -80,8 +81,8 @@ struct Job {
 async fn prepare(app: &App, request: Request) -> Result<Prepared, ApiError> {
     let action = format!("{} {}", request.method(), route(&request));
     let (mut parts, body) = request.into_parts();
-    let WriteAccess(caller) = WriteAccess::from_request_parts(&mut parts, app).await?;
-    let key = idempotency_key(&parts.headers)?;
+    let caller = Caller::from_request_parts(&mut parts, app).await?;
+    let key = idempotency_key(&parts.headers)?.filter(|_| caller.capability == Capability::Write);
     let body = json::read(Request::new(body), app).await?;
 
     let (mut claim, mut made_before) = (None, None);
