@@ -1,8 +1,10 @@
-//! Which host a request names: once, plainly, and the same to everyone who reads it.
+//! Which host a request names, and where it ends: once, plainly, and the same to everyone who reads it.
 
-use http::header::HOST;
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+use http::header::{CONTENT_LENGTH, HOST, TRANSFER_ENCODING};
 use http::uri::Authority;
-use http::{Method, Request, Version};
+use http::{HeaderMap, Method, Request, Version};
 use sandpiper_policy::Name;
 
 use super::dial::Target;
@@ -18,12 +20,17 @@ pub(super) enum BadRequest {
     Host,
     #[error("The request's target names another host than the Host header")]
     Target,
+    #[error("A request needs one plain Content-Length or one Transfer-Encoding, which is chunked, or neither")]
+    Framing,
 }
 
-/// The host that a request is for.
+/// The host that a request is for, if its end is beyond doubt.
 pub(super) fn target<B>(request: &Request<B>) -> Result<Target, BadRequest> {
     if request.method() == Method::CONNECT {
         return Err(BadRequest::Connect);
+    }
+    if !is_framed_plainly(request.headers()) {
+        return Err(BadRequest::Framing);
     }
     let mut hosts = request.headers().get_all(HOST).iter();
     let named = match (hosts.next(), hosts.next()) {
@@ -44,6 +51,18 @@ pub(super) fn target<B>(request: &Request<B>) -> Result<Target, BadRequest> {
     named.map_or(Ok(Target::Unnamed), |host| host_of(&host))
 }
 
+/// hyper takes more codings than this and passes them on as they came. Of lengths it is as strict today.
+fn is_framed_plainly(headers: &HeaderMap) -> bool {
+    let (lengths, codings) = (headers.get_all(CONTENT_LENGTH), headers.get_all(TRANSFER_ENCODING));
+    let (mut lengths, mut codings) = (lengths.iter(), codings.iter());
+    match (lengths.next(), codings.next()) {
+        (None, None) => true,
+        (Some(length), None) => lengths.next().is_none() && length.as_bytes().iter().all(u8::is_ascii_digit),
+        (None, Some(coding)) => codings.next().is_none() && coding.as_bytes().eq_ignore_ascii_case(b"chunked"),
+        (Some(_), Some(_)) => false,
+    }
+}
+
 /// An address in place of a name says no more than the connection itself.
 fn host_of(authority: &Authority) -> Result<Target, BadRequest> {
     // `host()` leaves out what is before an `@`, and what is behind a colon if it is no port.
@@ -52,7 +71,8 @@ fn host_of(authority: &Authority) -> Result<Target, BadRequest> {
         return Err(BadRequest::Host);
     }
     let host = authority.host();
-    if host.starts_with('[') || host.parse::<std::net::Ipv4Addr>().is_ok() {
+    let in_brackets = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+    if host.parse::<Ipv4Addr>().is_ok() || in_brackets.is_some_and(|host| host.parse::<Ipv6Addr>().is_ok()) {
         return Ok(Target::Unnamed);
     }
     host.parse::<Name>().map(Target::Named).map_err(|_| BadRequest::Host)
@@ -83,6 +103,8 @@ mod tests {
             ("192.0.2.1", Ok(Target::Unnamed)),
             ("192.0.2.1:80", Ok(Target::Unnamed)),
             ("[2001:db8::1]:80", Ok(Target::Unnamed)),
+            ("[api.example.test]", Err(BadRequest::Host)),
+            ("[2001:db8::12345]:80", Err(BadRequest::Host)),
             ("", Err(BadRequest::Host)),
             ("api.example.test:", Err(BadRequest::Host)),
             ("api.example.test:http", Err(BadRequest::Host)),
@@ -113,6 +135,27 @@ mod tests {
         assert_eq!(target(&request("http://a.example.test:81/", &[host])), Err(BadRequest::Target));
         assert_eq!(target(&request("http://u@a.example.test/", &[host])), Err(BadRequest::Target));
         assert_eq!(target(&request("ftp://a.example.test/", &[host])), Err(BadRequest::Target));
+    }
+
+    #[test]
+    fn an_end_that_could_be_read_in_two_ways_is_refused() {
+        let host = ("host", "a.example.test");
+        let (length, chunked) = (("content-length", "5"), ("transfer-encoding", "Chunked"));
+        for framed in [vec![host], vec![host, length], vec![host, chunked]] {
+            assert_eq!(target(&request("/", &framed)), named("a.example.test"), "{framed:?}");
+        }
+        for doubtful in [
+            vec![length, length],
+            vec![length, chunked],
+            vec![chunked, chunked],
+            vec![("transfer-encoding", "gzip"), chunked],
+            vec![("transfer-encoding", "gzip, chunked")],
+            vec![("content-length", "5, 5")],
+            vec![("content-length", "+5")],
+        ] {
+            let headers = [vec![host], doubtful].concat();
+            assert_eq!(target(&request("/", &headers)), Err(BadRequest::Framing), "{headers:?}");
+        }
     }
 
     #[test]
