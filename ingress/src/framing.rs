@@ -13,8 +13,8 @@
 //! | chunks | sizes with signs, spaces or more than 16 digits; line ends other than CRLF, in extensions and trailers too |
 //!
 //! [`StrictIo`] stands between the connection and hyper and follows the framing byte by byte. At the first byte that is
-//! wrong it lets a NUL pass instead of it, which is valid nowhere in a head or in a chunk's frame, and then the stream ends.
-//! So it is hyper that answers 400, behind the answers to the requests before, and closes the connection.
+//! wrong it lets a NUL pass instead of it, which a head may not hold, and then the stream ends. So it is hyper that answers
+//! 400, behind the answers to the requests before, and closes the connection.
 
 use std::io;
 use std::pin::Pin;
@@ -26,29 +26,39 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 /// Of a line only so much is looked at: more than any field has that frames a message.
 const LOOK: usize = 64;
 
+/// What hyper reads instead of a head from where it is wrong. It looks at a head that comes in pieces at its end only.
+const NO_HEAD: &[u8] = b"\0\r\n\r\n";
+/// The same in a body. No line may end here: a NUL in a chunk's extension does not disturb hyper, and this could be the last.
+const NO_BODY: &[u8] = b"\0";
+
 /// A stream of requests of HTTP/1 that stops at the first one whose framing is not beyond doubt.
 pub(super) struct StrictIo<S> {
     inner: S,
     scanner: Scanner,
+    /// What is still to be read of [`NO_HEAD`] or [`NO_BODY`].
+    objection: &'static [u8],
 }
 
 impl<S> StrictIo<S> {
     pub(super) fn new(inner: S) -> StrictIo<S> {
-        StrictIo { inner, scanner: Scanner::default() }
+        StrictIo { inner, scanner: Scanner::default(), objection: &[] }
     }
 }
 
 impl<S: AsyncRead + Unpin> AsyncRead for StrictIo<S> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        if self.scanner.is_over() {
-            return Poll::Ready(Ok(()));
+        if !self.scanner.is_over() {
+            let before = buf.filled().len();
+            ready!(Pin::new(&mut self.inner).poll_read(cx, buf))?;
+            let Err(Doubt { at, in_head }) = self.scanner.scan(&buf.filled()[before..]) else {
+                return Poll::Ready(Ok(()));
+            };
+            buf.set_filled(before + at);
+            self.objection = if in_head { NO_HEAD } else { NO_BODY };
         }
-        let before = buf.filled().len();
-        ready!(Pin::new(&mut self.inner).poll_read(cx, buf))?;
-        if let Err(Doubt { at }) = self.scanner.scan(&buf.filled()[before..]) {
-            buf.filled_mut()[before + at] = 0;
-            buf.set_filled(before + at + 1);
-        }
+        let (now, later) = self.objection.split_at(self.objection.len().min(buf.remaining()));
+        buf.put_slice(now);
+        self.objection = later;
         Poll::Ready(Ok(()))
     }
 }
@@ -79,10 +89,11 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for StrictIo<S> {
     }
 }
 
-/// The index of the first byte that must not pass.
+/// The first byte that must not pass.
 #[derive(Debug, PartialEq, Eq)]
 struct Doubt {
     at: usize,
+    in_head: bool,
 }
 
 /// Where in a request the next byte stands.
@@ -145,8 +156,8 @@ impl Scanner {
             match self.step(&bytes[at..]) {
                 Some(taken) => at += taken,
                 None => {
-                    self.state = State::Over;
-                    return Err(Doubt { at });
+                    let in_head = matches!(std::mem::replace(&mut self.state, State::Over), State::Head);
+                    return Err(Doubt { at, in_head });
                 }
             }
         }
@@ -299,6 +310,15 @@ fn digits(text: &[u8]) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
+    use http::{Request, Response};
+    use http_body_util::{BodyExt as _, Empty};
+    use hyper::body::Incoming;
+    use hyper::server::conn::http1;
+    use hyper::service::service_fn;
+    use hyper_util::rt::TokioIo;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
     use super::*;
 
     /// The text up to where it is in doubt, or `None` where it is not.
@@ -372,6 +392,49 @@ mod tests {
         for chunks in table {
             let text = format!("{head}{chunks}");
             assert_eq!(passed(&text), Some(&text[..text.len() - 1]), "{chunks:?}");
+        }
+    }
+
+    /// What a server answers that reads requests to their end, if they come in pieces of `size`.
+    async fn answer(requests: &str, size: usize) -> String {
+        let (client, server) = tokio::io::duplex(size);
+        let service = service_fn(|request: Request<Incoming>| async {
+            request.into_body().collect().await.map(|_| Response::new(Empty::<Bytes>::new()))
+        });
+        let served = http1::Builder::new().serve_connection(TokioIo::new(StrictIo::new(server)), service);
+        let (mut reader, mut writer) = tokio::io::split(client);
+        let mut answer = String::new();
+        let talk = async {
+            // The server may have closed.
+            let _ = writer.write_all(requests.as_bytes()).await;
+            let _ = writer.shutdown().await;
+        };
+        let (_closed, (), read) = tokio::join!(served, talk, reader.read_to_string(&mut answer));
+        read.expect("text");
+        answer
+    }
+
+    #[tokio::test]
+    async fn doubtful_heads_are_answered_400_however_they_are_cut() {
+        let good = "GET / HTTP/1.1\r\nHost: a\r\n\r\n";
+        for wrong in [
+            "POST / HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+            "POST / HTTP/1.1\r\nContent-Length: +5\r\n\r\nhello",
+            "GET / HTTP/1.1\r\nX: a\n\n",
+        ] {
+            for size in [1, 7, 4096] {
+                let text = answer(&format!("{good}{wrong}{good}"), size).await;
+                let statuses: Vec<_> = text.lines().filter_map(|line| line.strip_prefix("HTTP/1.1 ")).collect();
+                assert_eq!(statuses, ["200 OK", "400 Bad Request"], "{wrong:?} in pieces of {size}");
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_wrong_chunk_does_not_become_the_last() {
+        for size in [1, 7, 4096] {
+            let request = "POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0;a\n\r\n\r\n";
+            assert!(!answer(request, size).await.contains(" 200 "), "in pieces of {size}");
         }
     }
 
