@@ -197,11 +197,11 @@ async fn peek(stream: &TcpStream) -> io::Result<Beginning> {
 
 /// How connections are told to end.
 #[derive(Clone)]
-struct Phases {
+pub(super) struct Phases {
     /// Answer what was asked, take nothing new.
-    finish: CancellationToken,
+    pub(super) finish: CancellationToken,
     /// Now.
-    abort: CancellationToken,
+    pub(super) abort: CancellationToken,
 }
 
 /// Drives a hyper connection through the phases. A macro, because hyper's connections share the method but no trait.
@@ -224,7 +224,7 @@ macro_rules! drive {
     }};
 }
 
-async fn serve_http1<D: Directory, S>(stream: S, client: Client, proxy: Arc<Proxy<D>>, phases: Phases)
+pub(super) async fn serve_http1<D: Directory, S>(stream: S, client: Client, proxy: Arc<Proxy<D>>, phases: Phases)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {

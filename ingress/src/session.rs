@@ -92,7 +92,7 @@ impl Sessions {
         Ok(Sessions::new(&key, ttl))
     }
 
-    fn new(key: &[u8; KEY_BYTES], ttl: Duration) -> Sessions {
+    pub(super) fn new(key: &[u8; KEY_BYTES], ttl: Duration) -> Sessions {
         // As long as the hash's block, as RFC 2104 extends a shorter key: with zeros.
         let mut block = [0; BLOCK_BYTES];
         block[..KEY_BYTES].copy_from_slice(key);

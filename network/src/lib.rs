@@ -25,5 +25,5 @@ pub use slots::Slot;
 #[cfg(fuzzing)]
 pub mod fuzzing {
     pub use crate::dns::fuzzing::reply;
-    pub use crate::proxy::hello;
+    pub use crate::proxy::fuzzing::{Passed, hello, requests};
 }

@@ -9,14 +9,15 @@
 
 use std::net::SocketAddr;
 use std::sync::{Arc, PoisonError};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{CONNECTION, CONTENT_TYPE, HeaderName, UPGRADE};
 use http::{HeaderValue, Request, Response, StatusCode, Uri};
 use http_body_util::{Either, Full};
 use hyper::body::Incoming;
-use hyper::client::conn::http1::{self as client, SendRequest};
-use hyper::server::conn::http1 as server;
+use hyper::client::conn::http1::{Builder as ClientBuilder, SendRequest};
+use hyper::server::conn::http1::Builder as ServerBuilder;
 use hyper::service::service_fn;
 use hyper::upgrade::{OnUpgrade, on};
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -38,7 +39,7 @@ const BUFFERED: usize = 32 * 1024;
 const HOP_BY_HOP: [HeaderName; 2] =
     [HeaderName::from_static("keep-alive"), HeaderName::from_static("proxy-connection")];
 
-type Body = Either<Incoming, Full<Bytes>>;
+pub(super) type Body = Either<Incoming, Full<Bytes>>;
 
 /// The requests of one connection.
 struct Conversation {
@@ -60,7 +61,7 @@ struct Server {
 
 /// Why a request does not get a server's answer.
 #[derive(Debug, thiserror::Error)]
-enum Refusal {
+pub(super) enum Refusal {
     #[error(transparent)]
     Malformed(#[from] BadRequest),
     #[error(transparent)]
@@ -70,7 +71,7 @@ enum Refusal {
 }
 
 impl Refusal {
-    fn response(&self) -> Response<Body> {
+    pub(super) fn response(&self) -> Response<Body> {
         let status = match self {
             Self::Malformed(_) => StatusCode::BAD_REQUEST,
             Self::Dial(DialError::Denied(_)) => StatusCode::FORBIDDEN,
@@ -98,15 +99,8 @@ pub(super) async fn serve(shared: &Arc<Shared>, stream: TcpStream, to: SocketAdd
         let conversation = conversation.clone();
         async move { conversation.answer(request).await }
     });
-    let connection = server::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(shared.limits.head)
-        .max_buf_size(BUFFERED)
-        .half_close(true)
-        .preserve_header_case(true)
-        .auto_date_header(false)
-        .serve_connection(TokioIo::new(activity.of(stream)), service)
-        .with_upgrades();
+    let connection =
+        server(shared.limits.head).serve_connection(TokioIo::new(activity.of(stream)), service).with_upgrades();
     let work = async {
         if let Err(error) = connection.await {
             debug!(%error, "an HTTP connection ended");
@@ -114,6 +108,21 @@ pub(super) async fn serve(shared: &Arc<Shared>, stream: TcpStream, to: SocketAdd
         conversation.tunnel().await;
     };
     watch(shared, Seen::Http, &conversation.granted, &activity, work).await;
+}
+
+/// The side that clients see; for the head of a request they have so long.
+pub(super) fn server(head: Duration) -> ServerBuilder {
+    let mut builder = ServerBuilder::new();
+    builder.timer(TokioTimer::new()).header_read_timeout(head).max_buf_size(BUFFERED);
+    builder.half_close(true).preserve_header_case(true).auto_date_header(false);
+    builder
+}
+
+/// The side that servers see.
+pub(super) fn client() -> ClientBuilder {
+    let mut builder = ClientBuilder::new();
+    builder.max_buf_size(BUFFERED).preserve_header_case(true);
+    builder
 }
 
 impl Conversation {
@@ -166,12 +175,8 @@ impl Conversation {
         self.granted.set(grant.clone());
         // Whoever watches the connection knows the grant from here on, but not of a change while it was being dialled.
         ask_again(&self.shared, Seen::Http, &grant).await.map_err(DialError::Denied)?;
-        let (requests, connection) = client::Builder::new()
-            .max_buf_size(BUFFERED)
-            .preserve_header_case(true)
-            .handshake(TokioIo::new(stream))
-            .await
-            .map_err(|_| DialError::Unreachable)?;
+        let (requests, connection) =
+            client().handshake(TokioIo::new(stream)).await.map_err(|_| DialError::Unreachable)?;
         // Ends with `requests`, so with the conversation or its next server.
         self.shared.spawn(async move {
             if let Err(error) = connection.with_upgrades().await {
@@ -192,7 +197,7 @@ impl Conversation {
 }
 
 /// Makes a request one of this proxy's own. Whether it asks for an upgrade that is passed on.
-fn prepare(request: &mut Request<Incoming>) -> bool {
+pub(super) fn prepare(request: &mut Request<Incoming>) -> bool {
     let path = request.uri().path_and_query().cloned();
     // As to a server, also if it was made as to a proxy. The asterisk of OPTIONS is a path here.
     *request.uri_mut() = path.map_or_else(|| Uri::from_static("/"), Uri::from);

@@ -22,6 +22,8 @@
 
 mod activity;
 mod dial;
+#[cfg(fuzzing)]
+pub(crate) mod fuzzing;
 mod host;
 mod http;
 mod original;
@@ -81,17 +83,4 @@ async fn connection(shared: &Arc<Shared>, stream: TcpStream) {
 /// Whether the guest connected to the proxy by its own address.
 fn is_own(stream: &TcpStream, to: SocketAddr) -> bool {
     stream.local_addr().is_ok_and(|own| own == to)
-}
-
-/// The hello at the beginning of what a client sends, and the name in it; `None` where the client is refused. For fuzzing.
-#[cfg(fuzzing)]
-pub async fn hello(
-    client: &mut (impl tokio::io::AsyncRead + Unpin),
-) -> Option<(Vec<u8>, Option<sandpiper_policy::Name>)> {
-    let hello = tls::read_hello(client).await.ok()?;
-    let name = match hello.target {
-        dial::Target::Named(name) => Some(name),
-        dial::Target::Unnamed => None,
-    };
-    Some((hello.bytes, name))
 }

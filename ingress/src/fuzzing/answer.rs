@@ -1,20 +1,17 @@
-//! What the fuzz targets reach (`tests/fuzz`).
+//! A guest's answer, from its bytes to what is passed on of it.
 
 use std::future::poll_fn;
 use std::io;
-use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderMap, Method, Request, StatusCode};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixStream;
 
-use super::http1::{Http1, SendError};
-use super::idle::IdleIo;
-use super::upload::Upload;
-
-/// No input takes so long.
-const TIMEOUT: Duration = Duration::from_secs(60);
+use super::TIMEOUT;
+use crate::http1::{Http1, SendError};
+use crate::idle::IdleIo;
+use crate::upload::Upload;
 
 /// What a guest's server answered.
 #[derive(Debug, PartialEq, Eq)]
