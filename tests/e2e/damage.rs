@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use nix::unistd::Pid;
 use sandpiper_protocol::agent::StartKind;
 use serde_json::Value;
-use support::{Host, Sandbox, damage, wait_until, within};
+use support::{Host, Sandbox, damage, layers, wait_until, within};
 
 tests! {
     shared: [
@@ -14,6 +14,7 @@ tests! {
         a_paused_sandbox_whose_memory_is_damaged_harms_nobody_else,
         a_damaged_checkpoint_harms_only_what_is_started_from_it,
         a_paused_sandbox_whose_disk_is_damaged_harms_nobody_else,
+        a_bit_that_flips_while_a_sandbox_is_paused_is_said_in_its_log,
         a_sandbox_whose_disk_is_not_there_is_refused_and_goes_on_when_it_is_back,
     ],
     alone: [
@@ -72,6 +73,44 @@ async fn a_paused_sandbox_whose_disk_is_damaged_harms_nobody_else() {
         bystander.is_unharmed(&format!("a disk {how}")).await;
         within("the delete", host.leaves_nothing(sandbox)).await;
     }
+}
+
+async fn a_bit_that_flips_while_a_sandbox_is_paused_is_said_in_its_log() {
+    const LINE: &str = "ballast\n";
+    let host = Host::shared();
+    let bystander = Bystander::new().await;
+    let mut sandbox = host.sandbox().await;
+    sandbox.out("yes ballast | head -c 1048576 > ballast; sync").await;
+    for life in 1..=2 {
+        // The second pause comes after the damage, whose layer is below the top by then.
+        sandbox.pause().await.expect("the sandbox is paused");
+        let (files, folder) =
+            (host.record(&sandbox.id).expect("a record")["files"].clone(), host.folder_of(&sandbox.id));
+        for file in [disk_of(&files, &folder), memory_of(&files, &folder)] {
+            wait_until("the agent gives the sealed file a digest", || async {
+                match layers::has_digest(&file) {
+                    Ok(true) => Ok(()),
+                    other => Err(format!("{}: {other:?}", file.display())),
+                }
+            })
+            .await;
+        }
+        if life == 1 {
+            let flipped = layers::flip_bit_of(&disk_of(&files, &folder), LINE.repeat(4096 / LINE.len()).as_bytes());
+            assert!(flipped.expect("the layer can be changed"), "the layer holds what the guest wrote");
+        }
+
+        sandbox.resume(None).await.expect("the sandbox is resumed");
+
+        wait_until("the sandbox's log speaks of the damage", || async {
+            let said = damage_said(&sandbox.id).await.len();
+            if said == life { Ok(()) } else { Err(format!("{said} entries")) }
+        })
+        .await;
+        assert_eq!(sandbox.out("echo well").await, "well\n");
+    }
+    assert_eq!(damage_said(&bystander.sandbox.id).await, [""; 0]);
+    bystander.is_unharmed("a bit of another's disk flipped").await;
 }
 
 async fn a_sandbox_whose_disk_is_not_there_is_refused_and_goes_on_when_it_is_back() {
@@ -154,6 +193,12 @@ impl Bystander {
         assert_eq!(self.sandbox.out("echo well").await, "well\n", "{what}");
         host.sandbox().await.delete().await;
     }
+}
+
+/// What the log of a sandbox says of damaged files.
+async fn damage_said(id: &str) -> Vec<String> {
+    let logs = Host::shared().client.logs(id).await.expect("the sandbox's log");
+    logs.into_iter().map(|entry| entry.message).filter(|message| message.contains("is damaged")).collect()
 }
 
 /// Waits until a sandbox that may be ill is in a state that lasts.

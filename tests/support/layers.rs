@@ -59,6 +59,29 @@ pub fn flip_bits(path: &Path, every: usize) -> io::Result<usize> {
     Ok(flipped)
 }
 
+/// Flips one bit of the first block of `path` that has this content; whether there is one.
+pub fn flip_bit_of(path: &Path, block: &[u8]) -> io::Result<bool> {
+    let file = OpenOptions::new().read(true).write(true).open(path)?;
+    let mut present = vec![0; block.len()];
+    for offset in data(&file)?.into_iter().flat_map(|extent| extent.step_by(block.len())) {
+        file.read_exact_at(&mut present, offset)?;
+        if present == block {
+            file.write_all_at(&[block[0] ^ 0x10], offset)?;
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Whether the agent has given the sealed file `path` a digest.
+pub fn has_digest(path: &Path) -> io::Result<bool> {
+    match rustix::fs::getxattr(path, "trusted.sandpiper.digest", &mut [0; 64][..]) {
+        Ok(length) => Ok(length > 0),
+        Err(rustix::io::Errno::NODATA) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
 /// Cuts `path` to half its length.
 pub fn truncate(path: &Path) -> io::Result<()> {
     let file = OpenOptions::new().write(true).open(path)?;
@@ -140,5 +163,16 @@ mod tests {
         let extents = data(&File::open(&path).unwrap()).unwrap();
         assert_eq!((extents.len(), extents[0].clone()), (1, 3 * 4096..5 * 4096));
         assert_eq!(std::fs::read(&path).unwrap()[4 * 4096], 0x10);
+    }
+
+    #[test]
+    fn one_bit_of_a_block_is_flipped_where_that_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = layer(&folder.path().join("layer"), &[(3, 1), (5, 2)]);
+
+        assert!(flip_bit_of(&path, &[2; 4096]).unwrap() && !flip_bit_of(&path, &[2; 4096]).unwrap());
+
+        let bytes = std::fs::read(&path).unwrap();
+        assert_eq!((bytes[3 * 4096], bytes[5 * 4096], bytes[5 * 4096 + 1]), (1, 0x12, 2));
     }
 }
