@@ -100,6 +100,9 @@ impl Discovery {
 
 /// Stages rows, numbered from `first` on.
 async fn stage(tx: &mut Tx, import: &str, first: usize, rows: &[Row<'_>], now: Timestamp) -> Result<(), StoreError> {
+    if rows.is_empty() {
+        return Ok(());
+    }
     let mut statement = Statement::new(
         "INSERT INTO import_rows (import_id, number, staged_at_ms, method, country_code, code, name, traffic_verticals, \
              customer_segments) \
