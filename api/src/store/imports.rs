@@ -194,11 +194,14 @@ fn methods(market: &Market) -> impl Iterator<Item = [&str; 4]> {
 
 #[cfg(test)]
 mod tests {
+    use std::pin::pin;
+
     use sandpiper_discovery::{Bank, MobileOperator};
     use sqlx::Row as _;
 
     use super::super::testing::{TestStore, test_store};
     use super::*;
+    use crate::plan::Plan;
 
     fn seed(count: usize) -> Seed {
         let bank = |number| Bank {
@@ -255,6 +258,25 @@ mod tests {
         let expected = 2 * AT_ONCE as i64;
         assert_eq!((count(&store, "banks").await, count(&store, "mobile_operators").await), (expected, expected));
         assert_eq!(count(&store, "audit").await, 1);
+    }
+
+    #[tokio::test]
+    async fn others_write_while_a_file_is_staged() {
+        let store = test_store().await;
+        let (large, at) = (seed(10 * AT_ONCE), Timestamp::UNIX_EPOCH);
+        let mut importing = pin!(store.discovery.stage_and_put_in_place("large", &large, entry(at)));
+        let mut written = 0;
+        loop {
+            let slug = format!("team-{written}");
+            tokio::select! {
+                biased;
+                team = store.teams.ensure(&slug, Plan::Pro, at) => drop(team.unwrap()),
+                imported = &mut importing => break imported.unwrap(),
+            }
+            written += 1;
+        }
+        // There are twenty parts. In one transaction, at most one other write would come before and one after it.
+        assert!(written > 5, "{written}");
     }
 
     #[tokio::test]

@@ -92,13 +92,13 @@ async fn a_new_url_begins_small_whatever_the_one_before_still_answers() {
 #[tokio::test]
 async fn an_endpoint_loses_its_cap_while_it_hangs_not_only_when_its_attempts_end() {
     let receiver = Receiver::scripted(|_, number| match number {
-        0 => Reaction::status(503),
+        0 => Reaction::answer(503, "retry-after: 3600\r\n", ""),
         1..=60 => Reaction::status(200),
         _ => Reaction::Hang,
     })
     .await;
     let stage = Stage::towards(&receiver).await;
-    // It stays due later, so that the endpoint has a place in the line for as long as its cap leaves it one.
+    // It stays due in an hour, so that the endpoint has a place in the line for as long as its cap leaves it one.
     stage.pay("later").await;
     stage.worker(&receiver).round().await.unwrap();
     let _sending = send(&stage, &[&receiver]);
