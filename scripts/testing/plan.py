@@ -72,7 +72,8 @@ def native(text):
 
 
 def nextest(job, profile, prefix, options):
-    report = "%s/nextest/%s/junit.xml" % (TARGET, profile)
+    # Beside the sources, wherever cargo builds.
+    report = "%s/target/nextest/%s/junit.xml" % (ROOT, profile)
     if os.path.exists(report):
         os.unlink(report)
     nothing = "pass" if any("test(" in option for option in options) else "fail"
@@ -80,6 +81,8 @@ def nextest(job, profile, prefix, options):
                             30, NEXTEST_LINES)
     if os.path.exists(report):
         job.outcome.add(from_junit(report))
+    elif nothing == "fail" and status == 0:
+        job.outcome.fail("FAILED: %s: there is no report of it at %s" % (job.step.name, report))
     if status != 0:
         job.show_end(lines)
         if not job.outcome.failed:

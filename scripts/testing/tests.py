@@ -6,12 +6,14 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import unittest.mock
 
 sys.dont_write_bytecode = True
 import guests  # noqa: E402
 import kept  # noqa: E402
 import main  # noqa: E402
 import outcome  # noqa: E402
+import plan  # noqa: E402
 from steps import Step, run_all  # noqa: E402
 
 JUNIT = """<testsuites>
@@ -49,6 +51,38 @@ class Outcomes(unittest.TestCase):
         read = outcome.Outcome()
         read.take_skips("*** SKIPPED, no monitor was jailed: not root\nSKIPPED: no monitor was jailed: not root")
         self.assertEqual(read.skips, ["no monitor was jailed: not root"])
+
+
+class NativeTests(unittest.TestCase):
+    def outcome_of(self, report):
+        """Of a run that says it went well, and writes this report."""
+        with tempfile.TemporaryDirectory() as root:
+            path = root + "/target/nextest/default/junit.xml"
+
+            class Job:
+                step, log, outcome = Step("native tests", None), "log", outcome.Outcome()
+
+                def run(self, *_):
+                    if report:
+                        os.makedirs(os.path.dirname(path))
+                        with open(path, "w") as file:
+                            file.write(report)
+                    return 0, []
+
+                def must(self, *_):
+                    return []
+
+            with unittest.mock.patch.object(plan, "ROOT", root):
+                plan.nextest(Job(), "default", [], [])
+            return Job.outcome
+
+    def test_their_report_is_found_wherever_cargo_builds(self):
+        with unittest.mock.patch.object(plan, "TARGET", "/elsewhere"):
+            read = self.outcome_of(JUNIT)
+        self.assertEqual((read.passed, read.failed, len(read.skips)), (1, 1, 1))
+
+    def test_a_run_without_a_report_fails(self):
+        self.assertEqual(self.outcome_of(None).failed, 1)
 
 
 class Steps(unittest.TestCase):
