@@ -146,6 +146,8 @@ async fn a_warm_snapshot_whose_working_set_is_damaged_starts_sandboxes_all_the_s
 
         assert_eq!(host.agent_view(&sandbox.id).await.unwrap().start, StartKind::Warm, "a working set {how}");
         assert_eq!(sandbox.out("echo well").await, "well\n", "a working set {how}");
+        let said = fs::read_to_string(host.folder_of(&sandbox.id).join("monitor.log")).expect("the monitor's log");
+        assert!(said.contains("restoring without the working set"), "a working set {how}: {said:?}");
         sets.iter().zip(whole).for_each(|(path, whole)| fs::write(path, whole).expect("the set is put right"));
     }
 }

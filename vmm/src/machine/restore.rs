@@ -200,10 +200,14 @@ fn check_features(theirs: &[kvm_cpuid_entry2], ours: &CpuId) -> Result<(), Resto
     Ok(())
 }
 
-/// Has a thread fetch the working set while the rest of the machine is put together, and beyond. Nothing depends on it.
+/// Has a thread fetch the working set while the rest of the machine is put together, and beyond. Nothing depends on it: the
+/// guest goes on without one that is damaged, only more slowly.
 fn fetch(prepared: &Prepared, file: &File) {
-    if let Ok(set) = format::read::<WorkingSet>(file, Kind::WorkingSet) {
-        let memory = prepared.memory.clone();
-        let _ = jail::spawn(Role::Prefetch, move || set.fetch(&memory));
+    match format::read::<WorkingSet>(file, Kind::WorkingSet) {
+        Ok(set) => {
+            let memory = prepared.memory.clone();
+            let _ = jail::spawn(Role::Prefetch, move || set.fetch(&memory));
+        }
+        Err(error) => eprintln!("sandpiper-vmm: restoring without the working set: {error}"),
     }
 }
