@@ -176,11 +176,15 @@ def start(image, keep):
 def prefer(process):
     """Lets a process of a session of its own have the processors before other sessions: guests are 20 to 50 times slower
     than what runs beside them, and waited for longest."""
-    os.setpriority(os.PRIO_PROCESS, process.pid, PREFERENCE)
-    # A kernel that groups processes by session weighs the groups; one that does not has no such file.
-    if os.path.exists("/proc/%d/autogroup" % process.pid):
-        with open("/proc/%d/autogroup" % process.pid, "w") as group:
-            group.write(str(PREFERENCE))
+    try:
+        os.setpriority(os.PRIO_PROCESS, process.pid, PREFERENCE)
+        # A kernel that groups processes by session weighs the groups; one that does not has no such file.
+        if os.path.exists("/proc/%d/autogroup" % process.pid):
+            with open("/proc/%d/autogroup" % process.pid, "w") as group:
+                group.write(str(PREFERENCE))
+    except PermissionError:
+        # As in most containers, also for root: it only takes longer.
+        pass
 
 
 def keep_console(console):
