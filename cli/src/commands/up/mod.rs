@@ -10,6 +10,7 @@
 mod configuration;
 mod egress_profiles;
 mod nested;
+mod pause;
 mod service;
 
 use std::net::SocketAddr;
@@ -42,8 +43,8 @@ Examples:
   sandpiper up --nested            in a virtual machine in software, where KVM cannot run Linux
   sandpiper up --tls               previews and data planes over HTTPS with a CA of this host's own
 
-Stop it with Ctrl-C. Sandboxes keep running and are found again by the next `up`, unless
---stop-sandboxes-on-exit is given.")]
+Stop it with Ctrl-C. Sandboxes keep running and are found again by the next `up`; with --nested, where they
+cannot, they are paused first. With --stop-sandboxes-on-exit they are destroyed.")]
 pub(crate) struct Arguments {
     /// Where the host keeps its data
     #[arg(long, default_value = STATE_DIR)]
@@ -92,6 +93,10 @@ pub(crate) struct Arguments {
     /// Destroy all sandboxes at the end
     #[arg(long)]
     pub(crate) stop_sandboxes_on_exit: bool,
+
+    /// Pause all sandboxes at the end, where they would not outlive it; --nested does
+    #[arg(long, conflicts_with = "stop_sandboxes_on_exit")]
+    pub(crate) pause_sandboxes_on_exit: bool,
 
     /// Run all of this in the nested host
     #[arg(long)]
@@ -157,7 +162,14 @@ pub(crate) async fn run(arguments: Arguments, output: Output) -> anyhow::Result<
         stop.recv().await;
     }
     output.line("stopping");
-    tokio::join!(api.stop(), agent.stop());
+    if arguments.pause_sandboxes_on_exit {
+        // First, so that nobody starts another.
+        api.stop().await;
+        pause::all(&socket, &mut stop).await;
+        agent.stop().await;
+    } else {
+        tokio::join!(api.stop(), agent.stop());
+    }
     Ok(ExitCode::SUCCESS)
 }
 

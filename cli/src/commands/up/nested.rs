@@ -31,7 +31,7 @@ pub(super) async fn run(arguments: &Arguments, output: Output) -> anyhow::Result
                 Some(line) => if let Ok(keys) = serde_json::from_str(&line) { break keys },
                 None => bail!("The host inside the nested host did not start; its messages above say why"),
             },
-            () = stop.recv() => return end(child).await,
+            () = stop.recv() => return end(child, &mut stop).await,
         }
     };
     drop(progress);
@@ -40,17 +40,25 @@ pub(super) async fn run(arguments: &Arguments, output: Output) -> anyhow::Result
     announce(arguments, &url, &keys, output);
     tokio::select! {
         ended = child.wait() => bail!("The host inside the nested host ended ({})", ended?),
-        () = stop.recv() => end(child).await,
+        () = stop.recv() => end(child, &mut stop).await,
     }
 }
 
-async fn end(mut child: tokio::process::Child) -> anyhow::Result<ExitCode> {
-    if let Some(pid) = child.id().and_then(|pid| i32::try_from(pid).ok()) {
-        // It may have ended just now: the wait below finds out.
-        let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::Signal::SIGTERM);
+/// Has the inner `up` end, which pauses its sandboxes first. It hears of every further signal, and answers for itself.
+async fn end(mut child: tokio::process::Child, stop: &mut StopSignals) -> anyhow::Result<ExitCode> {
+    loop {
+        if let Some(pid) = child.id().and_then(|pid| i32::try_from(pid).ok()) {
+            // It may have ended just now: the wait below finds out.
+            let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::Signal::SIGTERM);
+        }
+        tokio::select! {
+            ended = child.wait() => {
+                ended?;
+                return Ok(ExitCode::SUCCESS);
+            }
+            () = stop.recv() => {}
+        }
     }
-    child.wait().await?;
-    Ok(ExitCode::SUCCESS)
 }
 
 /// The inner `up` listens on every address of the nested host, which only this machine's loopback reaches.
@@ -77,6 +85,8 @@ fn inner_arguments(arguments: &Arguments) -> Vec<OsString> {
         ("--tls", arguments.tls),
         ("--console", arguments.console),
         ("--stop-sandboxes-on-exit", arguments.stop_sandboxes_on_exit),
+        // Everything of the command ends with it, machines too.
+        ("--pause-sandboxes-on-exit", !arguments.stop_sandboxes_on_exit),
     ];
     inner.extend(switches.into_iter().filter(|(_, on)| *on).map(|(name, _)| OsString::from(name)));
     inner

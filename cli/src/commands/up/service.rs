@@ -72,7 +72,8 @@ fn spawn(program: &Path, arguments: &[OsString], user: Option<User>) -> std::io:
     // A Ctrl-C in the terminal is for `up`, which then ends its services in order.
     command.process_group(0);
     if let Some(user) = user {
-        command.uid(user.uid).gid(user.gid);
+        // Root's own, where it may not look for anything.
+        command.uid(user.uid).gid(user.gid).env_remove("HOME");
     }
     let parent = nix::unistd::getpid();
     // SAFETY: between fork and exec the closure makes two system calls and allocates nothing.
