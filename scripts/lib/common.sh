@@ -25,3 +25,14 @@ need_packages() {
         { apt-get update -qq >&2 && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null; } ||
         die "could not install: ${missing[*]}"
 }
+
+# need_postgresql: installs PostgreSQL's programs if they are missing, and no server for the machine.
+need_postgresql() {
+    # The package would make and start one, unless told not to.
+    local settings=/etc/postgresql-common/createcluster.conf
+    if [ "$(id -u)" = 0 ] && [ ! -e "$settings" ]; then
+        mkdir -p "$(dirname "$settings")"
+        echo "create_main_cluster = false" >"$settings"
+    fi
+    need_packages postgresql
+}

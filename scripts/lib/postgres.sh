@@ -11,13 +11,7 @@ set -euo pipefail
 
 [ $# -gt 0 ] || die "usage: scripts/lib/postgres.sh COMMAND..."
 
-# The package would make and start a server for the machine, unless told not to.
-settings=/etc/postgresql-common/createcluster.conf
-if [ "$(id -u)" = 0 ] && [ ! -e "$settings" ]; then
-    mkdir -p "$(dirname "$settings")"
-    echo "create_main_cluster = false" >"$settings"
-fi
-need_packages postgresql
+need_postgresql
 programs=$(find /usr/lib/postgresql -mindepth 2 -maxdepth 2 -name bin | sort -V | tail -n 1)
 
 folder=$(mktemp -d)

@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
+use support::http1::{head_end, header};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -79,15 +80,4 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         ensure!(length > 0, "the connection ended in a response: {:?}", String::from_utf8_lossy(&self.buffer));
         Ok(())
     }
-}
-
-/// Where the body begins.
-pub(crate) fn head_end(bytes: &[u8]) -> Option<usize> {
-    bytes.windows(4).position(|window| window == b"\r\n\r\n").map(|position| position + 4)
-}
-
-/// The value of a header that a head has once.
-pub(crate) fn header<'a>(head: &'a str, name: &str) -> Option<&'a str> {
-    let mut lines = head.lines().filter_map(|line| line.split_once(':'));
-    lines.find(|(found, _)| found.eq_ignore_ascii_case(name)).map(|(_, value)| value.trim())
 }

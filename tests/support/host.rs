@@ -1,7 +1,7 @@
 //! The host that tests and benchmarks use.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -13,7 +13,7 @@ use sandpiper_protocol::agent;
 
 use crate::checkpoint::{Checkpoint, from_checkpoint};
 use crate::sandbox::Sandbox;
-use crate::up::{self, Ready};
+use crate::up::{self, AtExit, Setup, Up, processes};
 use crate::wait::{wait_for, wait_until_within};
 use crate::watch::Services;
 
@@ -30,7 +30,11 @@ pub struct Host {
     pub client: Client,
     pub api_url: String,
     api_key: String,
-    log: PathBuf,
+    /// A key of an operator.
+    pub operator_key: String,
+    up: Up,
+    /// Where the API's data are.
+    pub(crate) database: String,
     expected: Mutex<Expected>,
 }
 
@@ -44,28 +48,63 @@ pub(crate) struct Expected {
 impl Host {
     /// The host of this process, started on first use.
     pub fn shared() -> &'static Self {
-        static HOST: OnceLock<Host> = OnceLock::new();
-        HOST.get_or_init(Self::start)
+        HOST.get_or_init(|| Self::start(&Setup::default()))
     }
 
-    fn start() -> Self {
+    /// The host of this process, which must not have been started.
+    pub fn set_up(setup: &Setup) -> &'static Self {
+        assert!(HOST.get().is_none(), "the host has been started");
+        HOST.get_or_init(|| Self::start(setup))
+    }
+
+    fn start(setup: &Setup) -> Self {
         // One provider for every TLS connection; another test may have installed it.
         let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
-        let (Ready { url, api_key }, log) = up::start();
+        let up = Up::new(setup);
+        let ready = up.start(setup.at_exit);
+        let (api_key, operator_key) = ready.api_key.zip(ready.operator_key).expect("a new host has new keys");
         // Every test has a runtime of its own, and a kept connection would belong to the one that opened it.
         let http = Client::http_builder().pool_max_idle_per_host(0).build().expect("an HTTP client");
-        let client = Client::with_http(http, &url, &api_key);
+        let client = Client::with_http(http, &ready.url, &api_key);
         let expected = Mutex::new(Expected { services: Services::find(), restarts: 0 });
-        Self { client, api_url: url, api_key, log, expected }
+        let database =
+            setup.database.clone().unwrap_or_else(|| format!("sqlite://{STATE_DIR}/api/sandpiper.db?mode=ro"));
+        Self { client, api_url: ready.url, api_key, operator_key, up, database, expected }
+    }
+
+    /// Starts `sandpiper up` again, which has been told to end, or was killed, once all of it has ended.
+    pub async fn start_up_again(&'static self, at_exit: AtExit) {
+        wait_for("`up` and its services have ended", || async {
+            (self.up_pid().is_none() && Services::find() == Services { agent: None, api: None }).then_some(())
+        })
+        .await;
+        tokio::task::spawn_blocking(move || self.up.start(at_exit)).await.expect("it starts");
+        self.expected().services = Services::find();
+    }
+
+    /// Has `sandpiper up` end, as Ctrl-C does, and starts it again.
+    pub async fn restart_up(&'static self, at_exit: AtExit) {
+        self.interrupt_up();
+        self.start_up_again(at_exit).await;
+    }
+
+    /// What Ctrl-C does.
+    pub fn interrupt_up(&self) {
+        kill(self.up_pid().expect("`up` runs"), Signal::SIGINT).expect("`up` is ours to end");
     }
 
     /// What agent and API write. It is kept when they have ended.
     pub fn log(&self) -> &Path {
-        &self.log
+        &self.up.log
     }
 
     pub(crate) fn expected(&self) -> MutexGuard<'_, Expected> {
         self.expected.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A key of the team that the client acts for.
+    pub fn api_key(&self) -> &str {
+        &self.api_key
     }
 
     /// A ready sandbox of the base template.
@@ -126,7 +165,7 @@ impl Host {
             while is_making_a_snapshot() {
                 tokio::time::sleep(Duration::from_secs(1)).await;
             }
-            let log = self.log.display();
+            let log = self.log().display();
             Err(format!("the start was {start:?}; {log} says what became of the warm snapshot"))
         })
         .await
@@ -172,7 +211,19 @@ impl Host {
     pub fn agent_pid(&self) -> Option<Pid> {
         Services::find().agent
     }
+
+    /// The API's process.
+    pub fn api_pid(&self) -> Option<Pid> {
+        Services::find().api
+    }
+
+    /// The process of `sandpiper up`.
+    pub fn up_pid(&self) -> Option<Pid> {
+        processes("/sandpiper", STATE_DIR).first().copied()
+    }
 }
+
+static HOST: OnceLock<Host> = OnceLock::new();
 
 /// Whether the agent has a warm snapshot that is not finished.
 fn is_making_a_snapshot() -> bool {

@@ -11,14 +11,16 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use nix::unistd::Pid;
-use sqlx::sqlite::SqliteConnectOptions;
-use sqlx::{Connection, SqliteConnection};
+use sqlx::{AnyConnection, Connection};
 
 use crate::host::{Host, NETWORK, RUNTIME_DIR, STATE_DIR};
 use crate::sandbox::text;
 use crate::up::processes;
 use crate::wait::wait_until;
 use crate::watch::Services;
+
+/// Tables of what is kept for a while after it happened.
+const HISTORY: [&str; 5] = ["audit", "idempotency_keys", "payments", "webhook_deliveries", "webhook_attempts"];
 
 /// How often a host has each thing.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -64,7 +66,7 @@ impl Host {
         let shells: BTreeSet<&str> = idle.iter().map(|monitor| monitor.shell.as_str()).collect();
         inventory.add_files(&shells);
         inventory.add_network();
-        inventory.add_rows().await.map_err(|error| format!("the API's database: {error}"))?;
+        inventory.add_rows(&self.database).await.map_err(|error| format!("the API's database: {error}"))?;
         Ok(inventory)
     }
 }
@@ -192,24 +194,26 @@ impl Inventory {
         }
     }
 
-    /// Rows of the API's tables. What is kept as history is not counted: the audit, and sandboxes and checkpoints that are
-    /// gone.
-    async fn add_rows(&mut self) -> sqlx::Result<()> {
-        let options = SqliteConnectOptions::new().filename(format!("{STATE_DIR}/api/sandpiper.db")).read_only(true);
-        let mut database = SqliteConnection::connect_with(&options).await?;
-        let tables: Vec<String> =
-            sqlx::query_scalar("SELECT name FROM sqlite_schema WHERE type = 'table'").fetch_all(&mut database).await?;
-        for table in tables.iter().filter(|table| *table != "audit") {
+    /// Rows of the API's tables, but [`HISTORY`], and sandboxes and checkpoints that are gone.
+    async fn add_rows(&mut self, database: &str) -> sqlx::Result<()> {
+        sqlx::any::install_default_drivers();
+        let mut connection = AnyConnection::connect(database).await?;
+        let tables = match connection.backend_name() {
+            "PostgreSQL" => "SELECT tablename::text FROM pg_catalog.pg_tables WHERE schemaname = 'public'",
+            _ => "SELECT name FROM sqlite_schema WHERE type = 'table'",
+        };
+        let tables: Vec<String> = sqlx::query_scalar(tables).fetch_all(&mut connection).await?;
+        for table in tables.iter().filter(|table| !HISTORY.contains(&table.as_str())) {
             let living = match table.as_str() {
                 "sandboxes" => "WHERE state <> 'destroyed'",
                 "checkpoints" => "WHERE state <> 'deleted'",
                 _ => "",
             };
             let count = sqlx::AssertSqlSafe(format!("SELECT count(*) FROM {table} {living}"));
-            let rows: i64 = sqlx::query_scalar(count).fetch_one(&mut database).await?;
+            let rows: i64 = sqlx::query_scalar(count).fetch_one(&mut connection).await?;
             self.0.insert(format!("rows of {table}"), usize::try_from(rows).unwrap_or_default());
         }
-        database.close().await
+        connection.close().await
     }
 }
 

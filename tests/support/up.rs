@@ -1,9 +1,9 @@
 //! Starts the shared host, with `sandpiper up`.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, OpenOptions};
 use std::io::{self, BufRead, BufReader};
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -23,23 +23,70 @@ const START: Duration = Duration::from_secs(600);
 /// How long the host of an earlier run may take to end.
 const END: Duration = Duration::from_secs(60);
 
+/// What a host is to be, where that is not what `up` makes by itself.
+#[derive(Debug, Default)]
+pub struct Setup {
+    /// Where the API's data are, a URL of PostgreSQL; in SQLite otherwise.
+    pub database: Option<String>,
+    /// More of the API's settings, TOML.
+    pub api_settings: String,
+    pub at_exit: AtExit,
+}
+
+/// What becomes of the sandboxes when `up` ends.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum AtExit {
+    #[default]
+    Destroy,
+    Pause,
+    /// They go on, and the next `up` finds them.
+    Keep,
+}
+
 /// A host that is up.
 #[derive(Deserialize)]
 pub(crate) struct Ready {
     pub(crate) url: String,
-    pub(crate) api_key: String,
+    /// Only of the first start: it makes the keys.
+    pub(crate) api_key: Option<String>,
+    pub(crate) operator_key: Option<String>,
 }
 
-/// Starts a host on empty folders; it ends with this process. Gives also the file that agent and API write to.
-pub(crate) fn start() -> (Ready, PathBuf) {
-    empty_folders();
-    let log = log_file();
-    let (sender, receiver) = mpsc::channel();
-    // `up` gets a signal when the thread that started it ends: this one lasts as long as the process.
-    std::thread::spawn({
-        let log = log.clone();
-        move || {
-            let mut child = up(&log).spawn().expect("sandpiper up starts");
+/// `sandpiper up`, as often as it is started.
+pub(crate) struct Up {
+    /// The file that agent and API write to.
+    pub(crate) log: PathBuf,
+    /// Where the keys are kept. Every host has its own, so that those of an earlier run are not taken up.
+    credentials: PathBuf,
+    agent_settings: PathBuf,
+    api_settings: PathBuf,
+}
+
+impl Up {
+    /// A host on empty folders, not yet started.
+    pub(crate) fn new(setup: &Setup) -> Self {
+        empty_folders();
+        let settings = |of: &str, text: String| {
+            let path = PathBuf::from(format!("{STATE_DIR}-{of}.toml"));
+            fs::write(&path, text).expect("a file for settings");
+            path
+        };
+        let database = setup.database.as_ref().map(|url| format!("database = {url:?}\n")).unwrap_or_default();
+        Self {
+            log: log_file(),
+            credentials: tempfile::tempdir().expect("a folder for credentials").keep(),
+            agent_settings: settings("agent", agent_settings()),
+            api_settings: settings("api", database + &setup.api_settings),
+        }
+    }
+
+    /// Starts it, and waits until it is ready; it ends with this process.
+    pub(crate) fn start(&self, at_exit: AtExit) -> Ready {
+        let (sender, receiver) = mpsc::channel();
+        let mut command = self.command(at_exit);
+        // `up` gets a signal when the thread that started it ends: this one lasts as long as it.
+        std::thread::spawn(move || {
+            let mut child = command.spawn().expect("sandpiper up starts");
             let lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
             for line in lines.map_while(Result::ok) {
                 if let Ok(ready) = serde_json::from_str::<Ready>(&line) {
@@ -47,12 +94,37 @@ pub(crate) fn start() -> (Ready, PathBuf) {
                 }
             }
             let _ = child.wait();
+        });
+        let said = || fs::read_to_string(&self.log).unwrap_or_default();
+        receiver.recv_timeout(START).unwrap_or_else(|_| panic!("sandpiper up is not ready; it said:\n{}", said()))
+    }
+
+    fn command(&self, at_exit: AtExit) -> Command {
+        let log = OpenOptions::new().append(true).create(true).open(&self.log).expect("a file for what the host says");
+        let mut command = Command::new(program());
+        command
+            .args(["--json", "up"])
+            .args(["--state-dir", STATE_DIR, "--runtime-dir", RUNTIME_DIR])
+            .arg("--agent-settings")
+            .arg(&self.agent_settings)
+            .arg("--api-settings")
+            .arg(&self.api_settings)
+            .args(["--listen", API, "--data-plane-listen", DATA_PLANE])
+            .env("XDG_CONFIG_HOME", &self.credentials)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(log);
+        match at_exit {
+            AtExit::Destroy => drop(command.arg("--stop-sandboxes-on-exit")),
+            AtExit::Pause => drop(command.arg("--pause-sandboxes-on-exit")),
+            AtExit::Keep => {}
         }
-    });
-    let said = || fs::read_to_string(&log).unwrap_or_default();
-    let ready =
-        receiver.recv_timeout(START).unwrap_or_else(|_| panic!("sandpiper up is not ready; it said:\n{}", said()));
-    (ready, log)
+        // SAFETY: between fork and exec the closure makes one system call and allocates nothing.
+        unsafe {
+            command.pre_exec(|| Ok(nix::sys::prctl::set_pdeathsig(Signal::SIGTERM)?));
+        }
+        command
+    }
 }
 
 /// Takes away what an earlier run has left, so that each begins with nothing.
@@ -84,29 +156,6 @@ pub(crate) fn program() -> PathBuf {
     let exe = std::env::current_exe().expect("own path");
     let found = exe.ancestors().skip(1).take(2).map(|folder| folder.join("sandpiper")).find(|path| path.is_file());
     found.expect("sandpiper is built beside the tests: scripts/build")
-}
-
-fn up(log: &Path) -> Command {
-    // Every run has a key of its own: the credentials of an earlier one are not taken up.
-    let credentials = tempfile::tempdir().expect("a folder for credentials").keep();
-    let settings = format!("{STATE_DIR}.toml");
-    fs::write(&settings, agent_settings()).expect("a file for the agent's settings");
-    let log: File = OpenOptions::new().append(true).create_new(true).open(log).expect("a file for what the host says");
-    let mut command = Command::new(program());
-    command
-        .args(["--json", "up", "--stop-sandboxes-on-exit"])
-        .args(["--state-dir", STATE_DIR, "--runtime-dir", RUNTIME_DIR])
-        .args(["--agent-settings", &settings])
-        .args(["--listen", API, "--data-plane-listen", DATA_PLANE])
-        .env("XDG_CONFIG_HOME", &credentials)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(log);
-    // SAFETY: between fork and exec the closure makes one system call and allocates nothing.
-    unsafe {
-        command.pre_exec(|| Ok(nix::sys::prctl::set_pdeathsig(Signal::SIGTERM)?));
-    }
-    command
 }
 
 /// Names are resolved by the tests' own internet; slots have names of their own, so that an operator's are left alone.

@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
+use support::Receiver;
 
-use super::receiver::Receiver;
 use crate::reporter::Accepted;
 use crate::schedule::Answer;
 

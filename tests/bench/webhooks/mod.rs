@@ -14,17 +14,15 @@
 //! which `scripts/bench` starts and which does not: its figures are of the work, not of the disk.
 
 mod events;
-mod receiver;
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use serde_json::json;
-use support::Samples;
+use support::{Receiver, Samples};
 
 use self::events::{arrived, times};
-use self::receiver::Receiver;
 use crate::api::{Api, Database};
 use crate::figure::Report;
 use crate::reporter::Reporter;

@@ -1,6 +1,6 @@
-//! The receiver of all merchants: TLS, and an answer at once, unless one of them is to hang.
+//! A receiver of webhooks, of any number of merchants: TLS, and an answer at once, unless one of them is to hang.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -13,7 +13,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 
-use crate::connection::{head_end, header};
+use crate::http1::{head_end, header};
 
 const ANSWER: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n";
 
@@ -21,16 +21,20 @@ const ANSWER: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n";
 type Arrivals = Arc<Mutex<HashMap<String, Instant>>>;
 
 /// Serves until the runtime ends where it was started.
-pub(super) struct Receiver {
+pub struct Receiver {
     address: SocketAddr,
     /// Its certificate, which vouches for itself, in PEM.
-    pub(super) certificate: String,
+    pub certificate: String,
     arrivals: Arrivals,
     hanging: watch::Sender<Option<usize>>,
 }
 
 impl Receiver {
-    pub(super) async fn start() -> anyhow::Result<Self> {
+    /// Listens on a port of its own.
+    ///
+    /// # Errors
+    /// Where it cannot listen, or has no certificate.
+    pub async fn start() -> anyhow::Result<Self> {
         let CertifiedKey { cert, signing_key } = generate_simple_self_signed([Ipv4Addr::LOCALHOST.to_string()])?;
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         let key = PrivatePkcs8KeyDer::from(signing_key.serialize_der()).into();
@@ -54,17 +58,22 @@ impl Receiver {
     }
 
     /// Where the webhooks of a merchant go.
-    pub(super) fn url(&self, merchant: usize) -> String {
+    pub fn url(&self, merchant: usize) -> String {
         format!("https://{}/{merchant}", self.address)
     }
 
     /// From now on this merchant, if any, gets no answers; what was held back of others is answered.
-    pub(super) fn hang(&self, merchant: Option<usize>) {
+    pub fn hang(&self, merchant: Option<usize>) {
         self.hanging.send_replace(merchant);
     }
 
+    /// Every delivery that has come.
+    pub fn deliveries(&self) -> HashSet<String> {
+        self.arrivals.lock().unwrap_or_else(PoisonError::into_inner).keys().cloned().collect()
+    }
+
     /// When the first byte of a delivery came, if it did.
-    pub(super) fn arrival(&self, delivery: &str) -> Option<Instant> {
+    pub fn arrival(&self, delivery: &str) -> Option<Instant> {
         self.arrivals.lock().unwrap_or_else(PoisonError::into_inner).get(delivery).copied()
     }
 }
