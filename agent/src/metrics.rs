@@ -103,6 +103,18 @@ pub(crate) struct Metrics {
     warm_snapshots: Gauge,
     retained_bytes: Gauge,
     damaged_files: Gauge,
+    held: Gauge,
+    disk_failures: Counter,
+}
+
+/// One sandbox stands still because the host's disk is full, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Held(Gauge);
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
 }
 
 impl Metrics {
@@ -120,6 +132,8 @@ impl Metrics {
             warm_snapshots: Gauge::default(),
             retained_bytes: Gauge::default(),
             damaged_files: Gauge::default(),
+            held: Gauge::default(),
+            disk_failures: Counter::default(),
         }
     }
 
@@ -160,6 +174,16 @@ impl Metrics {
             "damaged_files",
             "Files that were found not to hold what was written to them",
             self.damaged_files.clone(),
+        );
+        registry.register(
+            "sandboxes_held",
+            "Sandboxes that stand still until the host's disk has room",
+            self.held.clone(),
+        );
+        registry.register(
+            "disk_failures",
+            "I/O errors that guests were told of because the host's disk failed",
+            self.disk_failures.clone(),
         );
     }
 
@@ -204,6 +228,17 @@ impl Metrics {
             Err(CreateError::Start(StartError::Deleted(_) | StartError::ShuttingDown)) => Outcome::Cancelled,
         };
         self.creates.get_or_create(&CreateLabels { outcome }).inc();
+    }
+
+    /// A sandbox stands still because the host's disk is full.
+    pub(crate) fn held(&self) -> Held {
+        self.held.inc();
+        Held(self.held.clone())
+    }
+
+    /// A monitor has told its guest of so many I/O errors more.
+    pub(crate) fn disk_failed(&self, count: u64) {
+        self.disk_failures.inc_by(count);
     }
 
     /// So many files are known to be damaged.

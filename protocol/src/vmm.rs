@@ -14,6 +14,10 @@
 //!   any ──the guest ends, Stop, or an error──▶ (process ends, exit record written)
 //! ```
 //!
+//! A running machine that writes to a disk for which the host has no room is **held**: no vCPU runs, the write is tried
+//! again and again, and when it works the machine runs on by itself. Requests treat it as a running one. A snapshot of it
+//! has the write as not yet done, so it is done again by whatever goes on from there.
+//!
 //! # What a snapshot is made of
 //! * The **state** file: everything of a machine but its memory and disks, versioned and checksummed. Only the monitor
 //!   knows its form.
@@ -200,6 +204,8 @@ pub enum MachineState {
     Waiting,
     Prepared,
     Running,
+    /// It runs again by itself, as soon as the host has room for what it wrote.
+    Held,
     Paused,
 }
 
@@ -231,7 +237,36 @@ pub enum FaultCode {
 pub enum Event {
     /// The guest connected to this vsock port of the host; the packet's one descriptor is the host's end, a stream
     /// socket. Without an agent connected the guest's attempt is reset.
-    GuestConnected { port: u32 },
+    GuestConnected {
+        port: u32,
+    },
+    Disk(DiskEvent),
+}
+
+/// What the host's disks do to a machine.
+#[derive(Debug, Clone, Serialize, Deserialize, PartialEq, Eq)]
+#[serde(tag = "disk_event", rename_all = "snake_case")]
+pub enum DiskEvent {
+    /// The machine is held: there is no room for what the guest wrote.
+    Full(DiskFailure),
+    /// There is room, and the machine goes on.
+    Room,
+    /// The guest was told of an I/O error. At most one such event in a second: `total` counts all since the machine's start.
+    Failed { failure: DiskFailure, total: u64 },
+}
+
+/// What the host could not do with a disk's layer.
+#[derive(Debug, Clone, Serialize, Deserialize, PartialEq, Eq)]
+pub struct DiskFailure {
+    /// Index in [`MachineConfig::disks`].
+    pub disk: u32,
+    /// In the order of the disk's descriptors, then of those that were pushed on top.
+    pub layer: u32,
+    /// A verb: read, write, sync, …
+    pub operation: String,
+    /// Where in the layer, in bytes; a sync has no place.
+    pub offset: Option<u64>,
+    pub errno: i32,
 }
 
 /// Microseconds of `CLOCK_MONOTONIC` at which each step was reached, 0 for one not reached yet.

@@ -83,6 +83,7 @@ fn drive(arguments: &Arguments, monitor: &Monitor) -> Result<Timings, Box<dyn Er
             MonitorMessage::Reply { result: Ok(Reply::Booted(times)), .. } => timings = times,
             MonitorMessage::Reply { result: Ok(Reply::Status { timings: times, .. }), .. } => timings = times,
             MonitorMessage::Reply { result: Ok(_), .. } => {}
+            MonitorMessage::Event(Event::Disk(event)) => eprintln!("{event:?}"),
             MonitorMessage::Event(Event::GuestConnected { .. }) => {
                 links.extend(fds);
                 vmm::send(monitor.control(), &RequestMessage { id: 2, request: Request::Status }, &[])?;

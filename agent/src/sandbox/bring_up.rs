@@ -214,7 +214,8 @@ impl Supervisor {
             network: network::guest_network(self.network.as_ref()),
         };
         let (known, process, monitor) = shell.into_parts();
-        let machine = Machine::new(guest, known, process, monitor, paths.control_socket());
+        let machine =
+            Machine::new(guest, known, process, monitor, paths.control_socket(), self.context.metrics.clone());
         Ok(Started { machine, parts, asked_at_us })
     }
 
@@ -250,6 +251,7 @@ impl Supervisor {
                     self.log.host(format!("the guest's init is {}", sanitize(&init_version)));
                     return Ok((now_us, timings));
                 }
+                MachineEvent::Disk(event) => self.hear_disk(&event),
                 MachineEvent::LinkOpened => {
                     // The guest is busy with its first message now, so this costs the start nothing.
                     match machine.timings().await {

@@ -1,16 +1,19 @@
 //! One running monitor as its supervisor sees it: process, control connection and link, merged into one run of events.
 
+use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use sandpiper_protocol::guest::{GuestMessage, HostMessage, LINK_PORT};
-use sandpiper_protocol::vmm::{MachineState, Reply, Request, Timings};
+use sandpiper_protocol::vmm::{DiskEvent, MachineState, Reply, Request, Timings};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::link::{Guest, Link};
-use super::monitor::{Monitor, RequestError};
+use super::monitor::{Monitor, MonitorEvent, RequestError};
 use super::process::{Ended, KnownMonitor, MonitorProcess};
+use crate::logs::sanitize;
+use crate::metrics::{Held, Metrics};
 
 /// Pause before a control connection that broke is opened again.
 const RECONNECT_AFTER: Duration = Duration::from_secs(1);
@@ -18,6 +21,8 @@ const RECONNECT_AFTER: Duration = Duration::from_secs(1);
 const RECONNECT_ATTEMPTS: u32 = 5;
 /// How long a monitor may take for a small request.
 const REQUEST_PATIENCE: Duration = Duration::from_secs(5);
+/// Events of disks that came while the guest was asked something; more are dropped.
+const UNHEARD: usize = 8;
 
 /// The parts of a running microVM. Dropping it leaves the process alone.
 pub(super) struct Machine {
@@ -29,6 +34,12 @@ pub(super) struct Machine {
     link: Option<Link>,
     reconnect_at: Instant,
     attempts: u32,
+    metrics: Metrics,
+    /// The monitor has stopped the guest until the host has room for what it wrote.
+    held: Option<Held>,
+    /// I/O errors that the monitor has told of.
+    disk_failures: u64,
+    unheard: VecDeque<DiskEvent>,
 }
 
 /// Something happened.
@@ -39,6 +50,8 @@ pub(super) enum MachineEvent {
     /// PID 1 opened its link.
     LinkOpened,
     Guest(GuestMessage),
+    /// It has been noted and logged for the operator; what is left is to tell the owner.
+    Disk(DiskEvent),
     /// The process lives, but does not answer on its control socket any more.
     OutOfControl,
 }
@@ -51,6 +64,8 @@ pub(super) enum Unanswered {
     /// The guest opened another link, on which it was told who it is: that undid what it had been asked.
     #[error("The guest's link broke")]
     LinkBroke,
+    #[error("The host has no room for what the sandbox wrote; it stands still until its operator makes room")]
+    NoRoom,
     /// Something that ends the sandbox.
     #[error("The guest or its monitor ended")]
     Over(Over),
@@ -73,8 +88,22 @@ impl Machine {
         process: MonitorProcess,
         monitor: Option<Monitor>,
         control_path: PathBuf,
+        metrics: Metrics,
     ) -> Self {
-        Self { guest, known, process, control_path, monitor, link: None, reconnect_at: Instant::now(), attempts: 0 }
+        Self {
+            guest,
+            known,
+            process,
+            control_path,
+            monitor,
+            link: None,
+            reconnect_at: Instant::now(),
+            attempts: 0,
+            metrics,
+            held: None,
+            disk_failures: 0,
+            unheard: VecDeque::new(),
+        }
     }
 
     /// Asks the monitor; connects first if need be.
@@ -108,7 +137,10 @@ impl Machine {
 
     async fn status(&mut self) -> Result<(MachineState, Timings), RequestError> {
         match self.request(Request::Status, &[], REQUEST_PATIENCE).await? {
-            Reply::Status { state, timings } => Ok((state, timings)),
+            Reply::Status { state, timings } => {
+                self.set_held(state == MachineState::Held);
+                Ok((state, timings))
+            }
             // Not an answer to this question.
             _ => Err(RequestError::Closed),
         }
@@ -117,7 +149,7 @@ impl Machine {
     /// Sends `message` to the guest, as soon as it has a link, and waits at most `patience` for its answer, which
     /// `is_answer` knows. What else the guest says meanwhile goes to `hear`.
     ///
-    /// A guest that does not answer in time loses its link. On the next one it is told who it is, which undoes whatever it
+    /// A guest that does not answer in time, or stands still because the host's disk is full, loses its link. On the next one it is told who it is, which undoes whatever it
     /// had been asked for; and no late answer can be taken for one to a later question.
     pub(super) async fn ask(
         &mut self,
@@ -127,9 +159,13 @@ impl Machine {
         mut hear: impl FnMut(GuestMessage),
     ) -> Result<GuestMessage, Unanswered> {
         let give_up_at = Instant::now() + patience;
+        // Where an event may have been missed, the monitor knows.
+        if self.held.is_some() && matches!(self.status().await, Ok((MachineState::Held, _))) {
+            return Err(Unanswered::NoRoom);
+        }
         let mut asked = self.send(&message);
         loop {
-            let Ok(event) = timeout_at(give_up_at, self.next()).await else {
+            let Ok(event) = timeout_at(give_up_at, self.wait()).await else {
                 self.link = None;
                 return Err(Unanswered::TimedOut(patience));
             };
@@ -141,6 +177,16 @@ impl Machine {
                 MachineEvent::Guest(other) => hear(other),
                 MachineEvent::LinkOpened if asked => return Err(Unanswered::LinkBroke),
                 MachineEvent::LinkOpened => asked = self.send(&message),
+                MachineEvent::Disk(event) => {
+                    let full = matches!(event, DiskEvent::Full(_));
+                    if self.unheard.len() < UNHEARD {
+                        self.unheard.push_back(event);
+                    }
+                    if full {
+                        self.link = None;
+                        return Err(Unanswered::NoRoom);
+                    }
+                }
                 MachineEvent::Ended(ended) => return Err(Unanswered::Over(Over::Ended(ended))),
                 MachineEvent::OutOfControl => return Err(Unanswered::Over(Over::OutOfControl)),
             }
@@ -153,16 +199,30 @@ impl Machine {
 
     /// Waits for the next event. May be dropped and called again.
     pub(super) async fn next(&mut self) -> MachineEvent {
+        match self.unheard.pop_front() {
+            Some(event) => MachineEvent::Disk(event),
+            None => self.wait().await,
+        }
+    }
+
+    async fn wait(&mut self) -> MachineEvent {
         loop {
             tokio::select! {
                 // The end first: what a dead monitor's sockets report is only a consequence.
                 biased;
                 ended = self.process.ended() => return MachineEvent::Ended(ended.unwrap_or(Ended::Unknown)),
-                connection = async { self.monitor.as_mut()?.guest_connection().await }, if self.monitor.is_some() => {
-                    let Some(connection) = connection else {
-                        self.monitor = None;
-                        self.reconnect_at = Instant::now() + RECONNECT_AFTER;
-                        continue;
+                event = async { self.monitor.as_mut()?.event().await }, if self.monitor.is_some() => {
+                    let connection = match event {
+                        None => {
+                            self.monitor = None;
+                            self.reconnect_at = Instant::now() + RECONNECT_AFTER;
+                            continue;
+                        }
+                        Some(MonitorEvent::Disk(event)) => {
+                            self.note(&event);
+                            return MachineEvent::Disk(event);
+                        }
+                        Some(MonitorEvent::GuestConnected(connection)) => connection,
                     };
                     self.attempts = 0;
                     if connection.port != LINK_PORT {
@@ -196,6 +256,40 @@ impl Machine {
                     }
                 }
             }
+        }
+    }
+
+    fn note(&mut self, event: &DiskEvent) {
+        let sandbox = &self.guest.id;
+        match event {
+            DiskEvent::Full(failure) => {
+                let (layer, offset, errno) = (failure.layer, failure.offset, failure.errno);
+                tracing::error!(
+                    sandbox,
+                    layer,
+                    offset,
+                    errno,
+                    "the host's disk is full: a sandbox stands still until there is room below `state_dir`"
+                );
+                self.set_held(true);
+            }
+            DiskEvent::Room => {
+                tracing::info!(sandbox, "the host has room again: a sandbox goes on");
+                self.set_held(false);
+            }
+            DiskEvent::Failed { failure, total } => {
+                let (layer, offset, errno) = (failure.layer, failure.offset, failure.errno);
+                let (operation, error) = (sanitize(&failure.operation), std::io::Error::from_raw_os_error(errno));
+                tracing::error!(sandbox, operation, layer, offset, %error, total, "the host's disk failed a sandbox");
+                self.metrics.disk_failed(total.saturating_sub(self.disk_failures));
+                self.disk_failures = self.disk_failures.max(*total);
+            }
+        }
+    }
+
+    fn set_held(&mut self, held: bool) {
+        if held != self.held.is_some() {
+            self.held = held.then(|| self.metrics.held());
         }
     }
 

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, connect, listen, socket};
-use sandpiper_protocol::vmm::{self, Event, Fault, MonitorMessage, Packet, Reply, Request, RequestMessage};
+use sandpiper_protocol::vmm::{self, DiskEvent, Event, Fault, MonitorMessage, Packet, Reply, Request, RequestMessage};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc;
@@ -24,9 +24,16 @@ const QUEUE: usize = 8;
 pub(super) struct Monitor {
     socket: Arc<AsyncFd<OwnedFd>>,
     replies: mpsc::Receiver<(u64, Result<Reply, Fault>)>,
-    events: mpsc::Receiver<GuestConnection>,
+    events: mpsc::Receiver<MonitorEvent>,
     next_id: u64,
     _reader: AbortOnDropHandle<()>,
+}
+
+/// What a monitor says unasked.
+#[derive(Debug)]
+pub(super) enum MonitorEvent {
+    GuestConnected(GuestConnection),
+    Disk(DiskEvent),
 }
 
 /// The guest connected to a vsock port of the host.
@@ -101,8 +108,8 @@ impl Monitor {
         tokio::time::timeout(patience, ask).await.unwrap_or(Err(RequestError::TimedOut(patience)))
     }
 
-    /// The next connection of the guest; `None` once the monitor closed. May be dropped and called again.
-    pub(super) async fn guest_connection(&mut self) -> Option<GuestConnection> {
+    /// The next event; `None` once the monitor closed. May be dropped and called again.
+    pub(super) async fn event(&mut self) -> Option<MonitorEvent> {
         self.events.recv().await
     }
 }
@@ -111,7 +118,7 @@ impl Monitor {
 async fn read(
     socket: Arc<AsyncFd<OwnedFd>>,
     replies: mpsc::Sender<(u64, Result<Reply, Fault>)>,
-    events: mpsc::Sender<GuestConnection>,
+    events: mpsc::Sender<MonitorEvent>,
 ) {
     loop {
         let received = socket.async_io(Interest::READABLE, |fd| vmm::receive(fd.as_fd())).await;
@@ -127,7 +134,7 @@ async fn read(
             // Queues that are full belong to a monitor that sends what nobody asked for: the surplus is dropped, which
             // closes the descriptors.
             Ok(Message::Reply(id, result)) => drop(replies.try_send((id, result))),
-            Ok(Message::Event(connection)) => drop(events.try_send(connection)),
+            Ok(Message::Event(event)) => drop(events.try_send(event)),
             Err(error) => {
                 tracing::warn!(%error, "a monitor broke its protocol");
                 return;
@@ -138,7 +145,7 @@ async fn read(
 
 enum Message {
     Reply(u64, Result<Reply, Fault>),
-    Event(GuestConnection),
+    Event(MonitorEvent),
 }
 
 fn understand(packet: Packet) -> io::Result<Message> {
@@ -147,8 +154,10 @@ fn understand(packet: Packet) -> io::Result<Message> {
         MonitorMessage::Reply { id, result } => Ok(Message::Reply(id, result)),
         MonitorMessage::Event(Event::GuestConnected { port }) => {
             let missing = || io::Error::new(io::ErrorKind::InvalidData, "an event without its descriptor");
-            Ok(Message::Event(GuestConnection { port, stream: fds.next().ok_or_else(missing)? }))
+            let connection = GuestConnection { port, stream: fds.next().ok_or_else(missing)? };
+            Ok(Message::Event(MonitorEvent::GuestConnected(connection)))
         }
+        MonitorMessage::Event(Event::Disk(event)) => Ok(Message::Event(MonitorEvent::Disk(event))),
     }
 }
 
@@ -180,6 +189,7 @@ mod tests {
             let request: RequestMessage = serde_json::from_slice(&packet.bytes).unwrap();
             let event = MonitorMessage::Event(Event::GuestConnected { port: 1024 });
             vmm::send(peer.as_fd(), &event, &[peer.as_fd()]).unwrap();
+            vmm::send(peer.as_fd(), &MonitorMessage::Event(Event::Disk(DiskEvent::Room)), &[]).unwrap();
             let late = Fault { code: FaultCode::Host, message: "late".into() };
             vmm::send(peer.as_fd(), &MonitorMessage::Reply { id: request.id + 9, result: Err(late) }, &[]).unwrap();
             let status = Reply::Status { state: MachineState::Running, timings: Timings::default() };
@@ -190,8 +200,12 @@ mod tests {
         answers.await.unwrap();
 
         assert!(matches!(reply, Reply::Status { state: MachineState::Running, .. }));
-        assert_eq!(monitor.guest_connection().await.unwrap().port, 1024);
-        assert!(monitor.guest_connection().await.is_none());
+        assert!(matches!(
+            monitor.event().await,
+            Some(MonitorEvent::GuestConnected(GuestConnection { port: 1024, .. }))
+        ));
+        assert!(matches!(monitor.event().await, Some(MonitorEvent::Disk(DiskEvent::Room))));
+        assert!(monitor.event().await.is_none());
     }
 
     #[tokio::test]
@@ -204,7 +218,7 @@ mod tests {
 
         vmm::send(peer.as_fd(), &"nonsense", &[]).unwrap();
 
-        assert!(monitor.guest_connection().await.is_none());
+        assert!(monitor.event().await.is_none());
         assert!(matches!(monitor.request(Request::Status, &[], PATIENCE).await, Err(RequestError::Closed)));
     }
 

@@ -14,7 +14,7 @@ use sandpiper_durable as durable;
 use sandpiper_network::Attachment;
 use sandpiper_protocol::agent::{LogSource, OnTimeout, SandboxError, SandboxState};
 use sandpiper_protocol::guest::{GuestMessage, LogLevel};
-use sandpiper_protocol::vmm::Shape;
+use sandpiper_protocol::vmm::{DiskEvent, DiskFailure, Shape};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{MissedTickBehavior, interval, sleep};
 use tokio_util::sync::CancellationToken;
@@ -132,7 +132,7 @@ impl Supervisor {
                 tracing::info!(sandbox = record.id, "adopted");
                 self.log.host("the agent was restarted; the sandbox went on");
                 self.follow_console();
-                let mut machine = Machine::new(guest, known, process, None, control);
+                let mut machine = Machine::new(guest, known, process, None, control, self.context.metrics.clone());
                 // The earlier agent may have ended while it paused the sandbox.
                 if let Err(error) = machine.go_on().await {
                     let error = crate::chain(&error);
@@ -209,6 +209,7 @@ impl Supervisor {
                 event = machine.next() => match event {
                     MachineEvent::Ended(ended) => return Turn::Ended(self.explain(ended).await),
                     MachineEvent::OutOfControl => return Turn::Ended(ending::out_of_control()),
+                    MachineEvent::Disk(event) => self.hear_disk(&event),
                     MachineEvent::LinkOpened => tracing::debug!(sandbox = self.record().id, "the guest opened its link again"),
                     MachineEvent::Guest(message) => {
                         if let Some(error) = self.hear(message) {
@@ -536,6 +537,26 @@ impl Supervisor {
             Over::Ended(ended) => self.explain(ended).await,
             Over::OutOfControl => ending::out_of_control(),
             Over::Failed(message) => ending::guest_failed(&message),
+        }
+    }
+
+    /// Tells the owner what the host's disk did to the sandbox, and the operator which file it was.
+    pub(super) fn hear_disk(&self, event: &DiskEvent) {
+        let record = self.record();
+        let file = |failure: &DiskFailure| {
+            let layer = usize::try_from(failure.layer).ok().and_then(|layer| record.files.disk.get(layer));
+            layer.map(|layer| self.context.paths.sandbox(&record.id).file(&layer.name))
+        };
+        match event {
+            DiskEvent::Full(failure) => {
+                tracing::error!(sandbox = record.id, file = ?file(failure), "no room for what is written to this file");
+                self.log.host("the host has no room for what the sandbox wrote: it stands still until there is");
+            }
+            DiskEvent::Room => self.log.host("the host has room again: the sandbox goes on"),
+            DiskEvent::Failed { failure, total } => {
+                tracing::error!(sandbox = record.id, file = ?file(failure), "this file cannot be read or written");
+                self.log.host(format!("the host's disk failed: the guest has seen {total} I/O errors of it"));
+            }
         }
     }
 

@@ -269,7 +269,7 @@ async fn launch_guest(
     };
     parts.connect(tap);
     let (known, process, monitor) = shell.into_parts();
-    let mut machine = Machine::new(guest, known, process, monitor, paths.control_socket());
+    let mut machine = Machine::new(guest, known, process, monitor, paths.control_socket(), context.metrics.clone());
     let (request, fds) = parts.request(shape, &context.config.kernel_args);
     let patience = context.config.boot_timeout();
     let started = unless_ending(context, async { Ok(machine.request(request, &fds, patience).await.map(drop)?) }).await;
@@ -336,7 +336,7 @@ async fn await_ready(machine: &mut Machine, patience: Duration) -> Result<(), Ma
             MachineEvent::Guest(GuestMessage::Failed { message }) => Over::Failed(message),
             MachineEvent::Ended(ended) => Over::Ended(ended),
             MachineEvent::OutOfControl => Over::OutOfControl,
-            MachineEvent::Guest(_) | MachineEvent::LinkOpened => continue,
+            MachineEvent::Guest(_) | MachineEvent::LinkOpened | MachineEvent::Disk(_) => continue,
         };
         return Err(Unanswered::Over(over).into());
     }

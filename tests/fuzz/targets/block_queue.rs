@@ -17,7 +17,7 @@ use libfuzzer_sys::fuzz_target;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use sandpiper_fuzz::{Input, put};
 use sandpiper_vmm::devices::virtio::Memory;
-use sandpiper_vmm::devices::virtio::block::BlockQueue;
+use sandpiper_vmm::devices::virtio::block::{BlockQueue, Health, Next};
 use sandpiper_vmm::disk::{BLOCK_SIZE, Buffers, Disk};
 use virtio_queue::{Queue, QueueT};
 use vm_memory::{Bytes, GuestAddress, VolatileSlice};
@@ -50,6 +50,7 @@ fn run(input: &[u8]) {
         open(&layers, settings.read_only),
         *b"fuzz\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0",
         settings.write_through,
+        (0, Health::new().expect("an event")),
     );
     let mut queue = settings.queue();
     put(memory, AVAILABLE + 2, &available.wrapping_add(settings.extra_available).to_le_bytes());
@@ -57,7 +58,7 @@ fn run(input: &[u8]) {
     // A queue of at most 64 entries is done after three batches, unless the requests themselves rewrite the rings.
     for _ in 0..8 {
         match requests.process(memory, &mut queue) {
-            Ok(batch) if batch.more => {}
+            Ok(batch) if batch.next == Next::Now => {}
             _ => break,
         }
     }

@@ -46,14 +46,22 @@ pub enum LayerError {
 /// Where a layer stands in its stack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Place {
-    /// Nothing is below: holes are zeros, so the data need not come in whole blocks.
-    pub(super) bottom: bool,
+    /// Layers below. With none, holes are zeros, so the data need not come in whole blocks.
+    pub(super) below: usize,
     pub(super) writable: bool,
+}
+
+impl Place {
+    fn is_bottom(self) -> bool {
+        self.below == 0
+    }
 }
 
 #[derive(Debug)]
 pub(super) struct Layer {
     file: File,
+    /// 0 is the bottom.
+    index: usize,
     /// The blocks that are read from this layer if none above holds them.
     pub(super) map: BlockMap,
     /// Length of the file; what the bottom layer's last block lacks reads as zeros.
@@ -74,7 +82,7 @@ impl Layer {
         if length > disk_size {
             return Err(LayerError::TooLong { length, size: disk_size });
         }
-        if !place.bottom {
+        if !place.is_bottom() {
             // A file system that allocates in larger units reports data where nothing was written.
             let block_size = fstatfs(&file).map_err(failed_errno("examine the file system of"))?.block_size();
             if u64::try_from(block_size) != Ok(BLOCK_SIZE) {
@@ -84,18 +92,19 @@ impl Layer {
 
         let mapped = if place.writable { disk_size } else { length };
         let mut map = BlockMap::new(mapped.div_ceil(BLOCK_SIZE));
-        scan(&file, length, place.bottom, &mut map)?;
+        scan(&file, length, place.is_bottom(), &mut map)?;
 
         if place.writable && length < disk_size {
             // At its full length from the beginning, the file never grows by writing, so no file system allocates ahead
             // of a write. What was added must be a hole, or this file system does not know holes.
             file.set_len(disk_size).map_err(failed("extend"))?;
-            if !place.bottom && next_data(&file, length)?.is_some() {
+            if !place.is_bottom() && next_data(&file, length)?.is_some() {
                 return Err(LayerError::NoHoles);
             }
             length = disk_size;
         }
-        Ok(Self { file, map, length, unsynced: !place.bottom || place.writable })
+        let unsynced = !place.is_bottom() || place.writable;
+        Ok(Self { file, index: place.below, map, length, unsynced })
     }
 
     /// Whether the file holds no data at all.
@@ -120,12 +129,12 @@ impl Layer {
                     buffers.fill_with_zeros(end - at);
                     return Ok(());
                 }
-                Ok(0) => return Err(DiskError::io("read")(io::ErrorKind::UnexpectedEof.into())),
+                Ok(0) => return Err(self.failed("read", at)(io::ErrorKind::UnexpectedEof.into())),
                 Ok(count) => {
                     buffers.advance(count);
                     at += count;
                 }
-                Err(_) => retry_interrupted("read")?,
+                Err(_) => self.retry_interrupted("read", at)?,
             }
         }
         Ok(())
@@ -141,10 +150,10 @@ impl Layer {
                     target.0[filled..].fill(0);
                     return Ok(());
                 }
-                Ok(0) => return Err(DiskError::io("read")(io::ErrorKind::UnexpectedEof.into())),
+                Ok(0) => return Err(self.failed("read", at)(io::ErrorKind::UnexpectedEof.into())),
                 Ok(count) => filled += count,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(DiskError::io("read")(error)),
+                Err(error) => return Err(self.failed("read", at)(error)),
             }
         }
         Ok(())
@@ -206,14 +215,15 @@ impl Layer {
     /// Writes real zeros within one block that this layer holds.
     pub(super) fn zero_within(&mut self, offset: u64, length: u64) -> Result<(), DiskError> {
         self.unsynced = true;
-        self.file.write_all_at(zeros(length), offset).map_err(DiskError::io("write"))
+        self.file.write_all_at(zeros(length), offset).map_err(self.failed("write", offset))
     }
 
     /// Makes holes of blocks that this layer holds. The caller knows that nothing below has data there.
     pub(super) fn punch(&mut self, blocks: Range<u64>) -> Result<(), DiskError> {
         self.unsynced = true;
         // While this runs, and if it fails, the map goes on to say that the data is here: part of it reads as zeros.
-        self.punch_file(&blocks).map_err(|errno| DiskError::io("punch a hole into")(errno.into()))?;
+        let failed = self.failed("punch a hole into", blocks.start * BLOCK_SIZE);
+        self.punch_file(&blocks).map_err(|errno| failed(errno.into()))?;
         self.map.remove(blocks);
         Ok(())
     }
@@ -221,7 +231,8 @@ impl Layer {
     /// Waits until everything written is on stable storage.
     pub(super) fn sync(&mut self) -> Result<(), DiskError> {
         if self.unsynced {
-            self.file.sync_data().map_err(DiskError::io("sync"))?;
+            let failed = |source| DiskError::Io { operation: "sync", layer: self.index, offset: None, source };
+            self.file.sync_data().map_err(failed)?;
             self.unsynced = false;
         }
         Ok(())
@@ -238,7 +249,7 @@ impl Layer {
             }
             Err(error) => {
                 self.disown(blocks);
-                Err(DiskError::io("write")(error))
+                Err(self.failed("write", offset)(error))
             }
         }
     }
@@ -252,12 +263,12 @@ impl Layer {
             let count =
                 unsafe { libc::pwritev(self.file.as_raw_fd(), iovecs.as_ptr(), int_count(used), file_offset(offset)?) };
             match u64::try_from(count) {
-                Ok(0) => return Err(DiskError::io("write")(io::ErrorKind::WriteZero.into())),
+                Ok(0) => return Err(self.failed("write", offset)(io::ErrorKind::WriteZero.into())),
                 Ok(count) => {
                     buffers.advance(count);
                     return Ok(count);
                 }
-                Err(_) => retry_interrupted("write")?,
+                Err(_) => self.retry_interrupted("write", offset)?,
             }
         }
     }
@@ -273,6 +284,19 @@ impl Layer {
             }
             at += length;
         }
+    }
+
+    /// The error of the last system call, unless it only has to be tried again.
+    fn retry_interrupted(&self, operation: &'static str, offset: u64) -> Result<(), DiskError> {
+        match io::Error::last_os_error() {
+            error if error.kind() == io::ErrorKind::Interrupted => Ok(()),
+            error => Err(self.failed(operation, offset)(error)),
+        }
+    }
+
+    fn failed(&self, operation: &'static str, offset: u64) -> impl FnOnce(io::Error) -> DiskError + use<> {
+        let layer = self.index;
+        move |source| DiskError::Io { operation, layer, offset: Some(offset), source }
     }
 
     fn punch_file(&self, blocks: &Range<u64>) -> Result<(), Errno> {
@@ -313,14 +337,6 @@ fn int_count(used: usize) -> libc::c_int {
 
 fn file_offset(offset: u64) -> Result<libc::off_t, DiskError> {
     libc::off_t::try_from(offset).map_err(|_| DiskError::OutOfRange { offset, length: 0 })
-}
-
-/// The error of the last system call, unless it only has to be tried again.
-fn retry_interrupted(operation: &'static str) -> Result<(), DiskError> {
-    match io::Error::last_os_error() {
-        error if error.kind() == io::ErrorKind::Interrupted => Ok(()),
-        error => Err(DiskError::io(operation)(error)),
-    }
 }
 
 fn failed(operation: &'static str) -> impl FnOnce(io::Error) -> LayerError {

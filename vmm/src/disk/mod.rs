@@ -33,14 +33,16 @@
 //!    that is the duty of whoever made it.
 //!
 //! When the host has no space left, a write fails with [`DiskError::Io`] and the block keeps its former content; nothing
-//! else happens to the disk, and writing works again as soon as there is space.
+//! else happens to the disk, and the same write works as soon as there is space. That is so because space is taken by the
+//! write, not by the flush after it: ext4 and XFS reserve it then. Where a file system finds out only at the flush (a network's,
+//! a thin volume below), the kernel has dropped the data, and by the fifth point the flush has failed for good.
 
 mod buffers;
 mod layer;
 mod map;
 mod stack;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::io;
 
@@ -91,16 +93,22 @@ pub enum DiskError {
     TooManyBuffers,
     #[error("An earlier flush failed: written data may be lost")]
     SyncLost,
-    #[error("The host could not {operation} a disk layer")]
+    #[error("The host could not {operation} layer {layer} of a disk")]
     Io {
         operation: &'static str,
+        /// 0 is the bottom.
+        layer: usize,
+        /// On the disk, in bytes, where the operation has a place.
+        offset: Option<u64>,
         #[source]
         source: io::Error,
     },
 }
 
 impl DiskError {
-    fn io(operation: &'static str) -> impl FnOnce(io::Error) -> Self {
-        move |source| Self::Io { operation, source }
+    /// Whether it will work as soon as somebody makes room on the host. Never so for a flush: see the module's fifth point.
+    pub(crate) fn is_no_room(&self) -> bool {
+        use io::ErrorKind::{QuotaExceeded, StorageFull};
+        matches!(self, Self::Io { offset: Some(_), source, .. } if matches!(source.kind(), StorageFull | QuotaExceeded))
     }
 }

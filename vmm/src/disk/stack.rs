@@ -40,7 +40,7 @@ impl Disk {
             return Err(OpenDiskError::NoLayers);
         };
         let open = |(index, file): (usize, File)| {
-            let place = Place { bottom: index == 0, writable: index == top && !read_only };
+            let place = Place { below: index, writable: index == top && !read_only };
             Layer::open(file, size, place).map_err(|source| OpenDiskError::Layer { index, source })
         };
         let layers = layers.into_iter().enumerate().map(open).collect::<Result<_, _>>()?;
@@ -168,7 +168,7 @@ impl Disk {
         if self.read_only {
             return Err(PushLayerError::ReadOnly);
         }
-        let place = Place { bottom: false, writable: true };
+        let place = Place { below: self.layers.len(), writable: true };
         let layer = Layer::open(file, self.size, place).map_err(PushLayerError::Layer)?;
         if !layer.is_empty() {
             return Err(PushLayerError::NotEmpty);

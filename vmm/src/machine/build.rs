@@ -21,7 +21,7 @@ use crate::devices::power::{AcpiPower, KeyboardController};
 use crate::devices::pvpanic::PvPanic;
 use crate::devices::serial::{Console, ConsoleState};
 use crate::devices::virtio::balloon::Balloon;
-use crate::devices::virtio::block::Block;
+use crate::devices::virtio::block::{Block, Health};
 use crate::devices::virtio::mmio::MmioWindow;
 use crate::devices::virtio::net::{Net, Tap};
 use crate::devices::virtio::rng::Rng;
@@ -36,6 +36,8 @@ use crate::memory::image::Image;
 pub struct Parts {
     /// The layers of each disk of the configuration, bottom first.
     pub disks: Vec<Vec<File>>,
+    /// Told of the host's failures to read and write them.
+    pub disk_health: Health,
     /// What the network device's frames pass through, if the configuration has one.
     pub tap: Option<File>,
     /// Clients of the guest's vsock ports connect here.
@@ -207,10 +209,10 @@ pub(super) fn attach(
     ending: &Ending,
 ) -> Result<Attached, BuildError> {
     let mut buses = Buses::default();
-    let Parts { disks, tap, vsock, guest_connections, console: file } = parts;
+    let Parts { disks, disk_health, tap, vsock, guest_connections, console: file } = parts;
     let console = file.map(|file| make_console(&prepared.vm, file, console)).transpose()?;
     attach_ports(&mut buses, console.clone(), ending);
-    let mut virtio = block_devices(config, disks)?;
+    let mut virtio = block_devices(config, disks, &disk_health)?;
     if let (Some(net), Some(tap)) = (&config.net, tap) {
         virtio.push(Box::new(Net::new(net, Tap::new(tap).map_err(BuildError::Tap)?)));
     }
@@ -243,12 +245,17 @@ fn attach_ports(buses: &mut Buses, console: Option<Arc<Console>>, ending: &Endin
 }
 
 /// The disks, in the order of the configuration.
-fn block_devices(config: &MachineConfig, layers: Vec<Vec<File>>) -> Result<Vec<Box<dyn VirtioDevice>>, BuildError> {
+fn block_devices(
+    config: &MachineConfig,
+    layers: Vec<Vec<File>>,
+    health: &Health,
+) -> Result<Vec<Box<dyn VirtioDevice>>, BuildError> {
     let mut devices: Vec<Box<dyn VirtioDevice>> = Vec::with_capacity(window_count(config));
     for (index, (disk, layers)) in config.disks.iter().zip(layers).enumerate() {
         let stack = Disk::open(layers, disk.size, disk.read_only)
             .map_err(|source| BuildError::OpenDisk { disk: index, source })?;
-        devices.push(Box::new(Block::new(stack, &disk.serial)));
+        let number = u32::try_from(index).unwrap_or(u32::MAX);
+        devices.push(Box::new(Block::new(stack, &disk.serial, number, health.clone())));
     }
     Ok(devices)
 }

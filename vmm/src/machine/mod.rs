@@ -10,7 +10,7 @@
 //!
 //! * [`Prepared`]: what depends on the shape only; no guest instruction has run.
 //! * [`Parts`]: the descriptors behind its devices; nothing is opened by path.
-//! * [`Machine`]: it stands still until [`Machine::run`]. It ends when something is reported to its [`Ending`]; dropping it
+//! * [`Machine`]: it stands still until [`Machine::run`], and again while it is held: the host has no room for what it wrote. It ends when something is reported to its [`Ending`]; dropping it
 //!   stops what still runs: first the vCPUs, then the devices, so that after the drop nothing of the guest can reach a disk
 //!   or a socket.
 //!
@@ -72,8 +72,18 @@ pub struct Machine {
     features: CpuId,
     /// The model-specific registers that KVM can save.
     msrs: Vec<u32>,
-    is_running: bool,
+    motion: Motion,
     ending: Ending,
+}
+
+/// Whether a machine moves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Motion {
+    /// vCPUs and devices run.
+    Running,
+    /// Devices run, vCPUs do not.
+    Held,
+    Paused,
 }
 
 /// Why a machine does not run.
@@ -109,14 +119,13 @@ impl Machine {
             config,
             features: prepared.features,
             msrs: prepared.msrs,
-            is_running: false,
+            motion: Motion::Paused,
             ending,
         }
     }
 
-    /// Whether vCPUs run.
-    pub fn is_running(&self) -> bool {
-        self.is_running
+    pub fn motion(&self) -> Motion {
+        self.motion
     }
 
     /// Guest memory, for whoever looks from the host's side.
@@ -127,7 +136,7 @@ impl Machine {
     /// Lets it run. Returns the time at which the first vCPU entered the guest.
     pub fn run(&mut self) -> Result<u64, RunError> {
         let entered = self.vcpus.run(&self.buses)?;
-        self.is_running = true;
+        self.motion = Motion::Running;
         // After the vCPUs: starting a thread for each takes longer than they do until they want something.
         for window in self.devices.windows() {
             window.start()?;
@@ -135,27 +144,46 @@ impl Machine {
         Ok(entered)
     }
 
-    /// Lets a machine go on that was paused for a snapshot; without effect on one that runs.
-    pub fn resume(&mut self) -> Result<(), ResumeError> {
-        if self.is_running {
+    /// Stops the vCPUs of a running machine, and nothing else, until [`Self::release`].
+    pub fn hold(&mut self) {
+        if self.motion == Motion::Running {
+            self.vcpus.pause();
+            self.motion = Motion::Held;
+        }
+    }
+
+    /// Lets a machine go on that is held; without effect on others.
+    pub fn release(&mut self) -> Result<(), ResumeError> {
+        if self.motion != Motion::Held {
             return Ok(());
         }
-        let resumed = self.try_resume();
-        if let Err(error) = &resumed {
+        let released = self.start_again();
+        self.end_unless(released)
+    }
+
+    /// Lets a machine go on that was paused for a snapshot; without effect on others.
+    pub fn resume(&mut self) -> Result<(), ResumeError> {
+        if self.motion != Motion::Paused {
+            return Ok(());
+        }
+        let resumed = self.devices.windows().try_for_each(|window| window.resume().map_err(ResumeError::Device));
+        let resumed = resumed.and_then(|()| self.start_again());
+        self.end_unless(resumed)
+    }
+
+    fn start_again(&mut self) -> Result<(), ResumeError> {
+        // Tells the guest's watchdogs that it was not they who slept. One whose kernel uses no KVM clock cannot be told.
+        self.vcpus.each(|_| Box::new(|vcpu| vcpu.kvmclock_ctrl().is_ok()))?;
+        self.run()?;
+        Ok(())
+    }
+
+    fn end_unless(&self, went_on: Result<(), ResumeError>) -> Result<(), ResumeError> {
+        if let Err(error) = &went_on {
             self.ending
                 .report(ExitReason::Failed, format!("The machine cannot go on: {}", crate::process::chain(error)));
         }
-        resumed
-    }
-
-    fn try_resume(&mut self) -> Result<(), ResumeError> {
-        // Tells the guest's watchdogs that it was not they who slept. One whose kernel uses no KVM clock cannot be told.
-        self.vcpus.each(|_| Box::new(|vcpu| vcpu.kvmclock_ctrl().is_ok()))?;
-        for window in self.devices.windows() {
-            window.resume().map_err(ResumeError::Device)?;
-        }
-        self.run()?;
-        Ok(())
+        went_on
     }
 
     /// Puts `file` on top of a disk, in the order of the configuration.
@@ -163,7 +191,7 @@ impl Machine {
         if disk >= self.config.disks.len() {
             return Err(PushError::NotADisk);
         }
-        self.devices.0[disk].push_layer(file, !self.is_running)
+        self.devices.0[disk].push_layer(file, self.motion == Motion::Paused)
     }
 }
 

@@ -13,7 +13,7 @@ use sandpiper_protocol::vmm::{ExitReason, SnapshotConfig, SnapshotStats, Then};
 use super::interrupts::{self, InterruptError};
 use super::vcpu::StartError;
 use super::vcpu_state::{VcpuState, VcpuStateError};
-use super::{Machine, ResumeError};
+use super::{Machine, Motion, ResumeError};
 use crate::devices::virtio::block::PushError;
 use crate::devices::virtio::mmio::{WindowState, WindowStateError};
 use crate::memory::working_set::WorkingSet;
@@ -57,14 +57,15 @@ pub enum SnapshotError {
 }
 
 impl Machine {
-    /// Writes a running machine to `files`. When that fails it runs on.
+    /// Writes a running machine to `files`. When that fails it runs on. Of one that is held, the request that waits is
+    /// written as not yet seen by its disk, and is done again when the machine goes on.
     pub fn snapshot(
         &mut self,
         config: SnapshotConfig,
         files: SnapshotFiles,
         pagemap: &Pagemap,
     ) -> Result<SnapshotStats, SnapshotError> {
-        if !self.is_running {
+        if self.motion == Motion::Paused {
             return Err(SnapshotError::Paused);
         }
         let written_to: Vec<usize> =
@@ -76,7 +77,7 @@ impl Machine {
 
         let stopped_at = Instant::now();
         self.vcpus.pause();
-        self.is_running = false;
+        self.motion = Motion::Paused;
         let result = self.write_down(&files, pagemap).and_then(|stats| {
             self.push_layers(&written_to, files.layers)?;
             Ok(stats)

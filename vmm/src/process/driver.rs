@@ -1,7 +1,7 @@
 //! The state driver: the one thread that changes what the machine is.
 //!
-//! It waits for three things, with one epoll: a new control connection, a packet on one, the machine's end. Requests are
-//! handled one after another, so there is never a question of what happens to a `Stop` during a `Boot`.
+//! It waits for four things, with one epoll: a new control connection, a packet on one, news of the disks, the machine's end.
+//! They are handled one after another, so there is never a question of what happens to a `Stop` during a `Boot`.
 
 use std::fs::File;
 use std::io;
@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use kvm_ioctls::Kvm;
 use sandpiper_protocol::vmm::{
-    ExitReason, ExitRecord, Fault, FaultCode, MachineConfig, MachineState, MonitorMessage, Packet, Reply, Request,
-    RequestMessage, RestoreConfig, Shape, SnapshotConfig, Timings,
+    DiskEvent, Event, ExitReason, ExitRecord, Fault, FaultCode, MachineConfig, MachineState, MonitorMessage, Packet,
+    Reply, Request, RequestMessage, RestoreConfig, Shape, SnapshotConfig, Timings,
 };
 use serde::Deserialize;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
@@ -21,22 +21,24 @@ use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use super::control::{ConnectionId, Control, Received};
 use super::link::{AgentLink, EventSlot};
 use super::{Options, chain};
+use crate::devices::virtio::block::Health;
 use crate::machine::build::{self, BuildError};
 use crate::machine::clock::monotonic_us;
 use crate::machine::restore::{self, Snapshot};
-use crate::machine::{Ending, Machine, Parts, Prepared, SnapshotError, SnapshotFiles};
+use crate::machine::{Ending, Machine, Motion, Parts, Prepared, SnapshotError, SnapshotFiles};
 use crate::memory::written::Pagemap;
 
 /// What an epoll event is about; connections are numbered from [`FIRST_CONNECTION`] on.
 const LISTENER: u64 = 0;
 const ENDED: u64 = 1;
-const FIRST_CONNECTION: u64 = 2;
+const DISKS: u64 = 2;
+const FIRST_CONNECTION: u64 = 3;
 
 /// The monitor itself cannot go on.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DriverError {
-    #[error("Cannot make the event that tells the machine's end")]
-    Ending(#[source] io::Error),
+    #[error("Cannot make the events that tell of the machine")]
+    Events(#[source] io::Error),
     #[error("Cannot watch the control socket")]
     Watch(#[source] io::Error),
     #[error("Cannot wait for events")]
@@ -50,6 +52,7 @@ pub(crate) struct Driver {
     control: Control,
     kvm: Kvm,
     ending: Ending,
+    disk_health: Health,
     events: EventSlot,
     guest_init_us: Arc<AtomicU64>,
     timings: Timings,
@@ -61,17 +64,20 @@ pub(crate) struct Driver {
 impl Driver {
     pub(crate) fn new(options: Options) -> Result<Self, DriverError> {
         let Options { control, kvm, pagemap, process_start_us, .. } = options;
-        let ending = Ending::new().map_err(DriverError::Ending)?;
+        let ending = Ending::new().map_err(DriverError::Events)?;
+        let disk_health = Health::new().map_err(DriverError::Events)?;
         let epoll = Epoll::new().map_err(DriverError::Watch)?;
         let watch = |fd, what| epoll.ctl(ControlOperation::Add, fd, EpollEvent::new(EventSet::IN, what));
         watch(control.as_raw_fd(), LISTENER).map_err(DriverError::Watch)?;
         watch(ending.event().as_raw_fd(), ENDED).map_err(DriverError::Watch)?;
+        watch(disk_health.event().as_raw_fd(), DISKS).map_err(DriverError::Watch)?;
         let events = EventSlot::default();
         Ok(Self {
             epoll,
             control: Control::new(control, events.clone(), FIRST_CONNECTION),
             kvm,
             ending,
+            disk_health,
             events,
             guest_init_us: Arc::default(),
             timings: Timings { process_start_us, ..Timings::default() },
@@ -94,6 +100,7 @@ impl Driver {
                 match event.data() {
                     LISTENER => self.control.accept(&self.epoll).map_err(DriverError::Accept)?,
                     ENDED => {}
+                    DISKS => self.attend_to_disks(),
                     connection => self.serve(connection),
                 }
             }
@@ -102,6 +109,27 @@ impl Driver {
                 self.machine = None;
                 return Ok(record);
             }
+        }
+    }
+
+    /// Holds the machine while the host has no room for what it writes, and tells the agent what became of its disks.
+    fn attend_to_disks(&mut self) {
+        // Readable, and read by nobody else.
+        let _ = self.disk_health.event().read();
+        if let Some((failure, total)) = self.disk_health.take_failure() {
+            self.events.send(Event::Disk(DiskEvent::Failed { failure, total }), None);
+        }
+        let Some(machine) = &mut self.machine else { return };
+        match (self.disk_health.waiting(), machine.motion()) {
+            (Some(failure), Motion::Running) => {
+                machine.hold();
+                self.events.send(Event::Disk(DiskEvent::Full(failure)), None);
+            }
+            // If it cannot go on, its end has been reported.
+            (None, Motion::Held) if machine.release().is_ok() => {
+                self.events.send(Event::Disk(DiskEvent::Room), None);
+            }
+            _ => {}
         }
     }
 
@@ -154,8 +182,11 @@ impl Driver {
 
     fn state(&self) -> MachineState {
         match (&self.machine, &self.prepared) {
-            (Some(machine), _) if machine.is_running() => MachineState::Running,
-            (Some(_), _) => MachineState::Paused,
+            (Some(machine), _) => match machine.motion() {
+                Motion::Running => MachineState::Running,
+                Motion::Held => MachineState::Held,
+                Motion::Paused => MachineState::Paused,
+            },
             (None, Some(_)) => MachineState::Prepared,
             (None, None) => MachineState::Waiting,
         }
@@ -243,6 +274,7 @@ impl Driver {
         let link = AgentLink { events: self.events.clone(), guest_init_us: Arc::clone(&self.guest_init_us) };
         let parts = Parts {
             disks: layers.iter().map(|count| fds.files(*count)).collect::<Result<_, _>>()?,
+            disk_health: self.disk_health.clone(),
             vsock: UnixListener::from(fds.next()?),
             tap: net.then(|| fds.file()).transpose()?,
             guest_connections: Box::new(link),

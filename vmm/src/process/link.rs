@@ -22,9 +22,10 @@ impl EventSlot {
 
     /// Sends `event` unless nobody is there to take it now: the connection does not block, so an agent that reads nothing
     /// holds nothing up here.
-    fn send(&self, event: Event, fd: &UnixStream) -> bool {
+    pub(crate) fn send(&self, event: Event, fd: Option<&UnixStream>) -> bool {
         let Some(connection) = self.lock().clone() else { return false };
-        vmm::send(connection.as_fd(), &MonitorMessage::Event(event), &[fd.as_fd()]).is_ok()
+        let fds: Vec<_> = fd.iter().map(AsFd::as_fd).collect();
+        vmm::send(connection.as_fd(), &MonitorMessage::Event(event), &fds).is_ok()
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Arc<OwnedFd>>> {
@@ -47,7 +48,7 @@ impl GuestConnections for AgentLink {
         // Only the first attempt finds a zero.
         let _ = self.guest_init_us.compare_exchange(0, monotonic_us(), Ordering::Relaxed, Ordering::Relaxed);
         let (ours, theirs) = UnixStream::pair().ok()?;
-        self.events.send(Event::GuestConnected { port }, &theirs).then_some(ours)
+        self.events.send(Event::GuestConnected { port }, Some(&theirs)).then_some(ours)
     }
 }
 

@@ -13,7 +13,7 @@ use vm_memory::{Bytes, GuestAddress};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::EventFd;
 
-use super::worker::{Work, Worker};
+use super::worker::{Work, Worker, log_failure};
 use super::{ActivateError, Activation, Interrupt, Memory, VirtioDevice};
 use crate::jail::Role;
 
@@ -101,7 +101,11 @@ impl Work for Service {
             epoll.ctl(ControlOperation::Add, event.as_raw_fd(), EpollEvent::new(EventSet::IN, id))
         };
         let watched = watch(stop, KILL).and_then(|()| watch(&self.notify, NOTIFY));
-        if watched.is_err() || self.serve(&epoll).is_err() {
+        if watched.is_err() {
+            return self.interrupt.needs_reset();
+        }
+        if let Err(error) = self.serve(&epoll) {
+            log_failure("random number", &error);
             self.interrupt.needs_reset();
         }
     }
@@ -194,13 +198,9 @@ impl Service {
 }
 
 /// The driver broke the queue itself.
-pub struct QueueBroken;
-
-impl From<virtio_queue::Error> for QueueBroken {
-    fn from(_: virtio_queue::Error) -> Self {
-        QueueBroken
-    }
-}
+#[derive(Debug, thiserror::Error)]
+#[error("The driver broke the queue")]
+pub struct QueueBroken(#[from] virtio_queue::Error);
 
 /// Fills the writable buffers of `chain`, up to the first that lies outside memory, and returns how many bytes that were.
 fn fill(memory: &Memory, chain: DescriptorChain<&Memory>) -> usize {

@@ -6,7 +6,9 @@
 
 use std::io;
 use std::sync::mpsc;
+use std::sync::{Mutex, PoisonError};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
@@ -21,6 +23,17 @@ pub(super) trait Work: Send + 'static {
     /// cannot be served any more. Called again after the thread was parked: whatever happened meanwhile is to be found by
     /// looking, for its notification may be lost.
     fn run(&mut self, stop: &EventFd);
+}
+
+/// Says on standard error, at most once a second, why a device stopped: a guest can have its devices stop as often as it
+/// likes.
+pub(super) fn log_failure(device: &str, error: &dyn std::error::Error) {
+    static LAST: Mutex<Option<Instant>> = Mutex::new(None);
+    let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
+    if last.is_none_or(|last| last.elapsed() >= Duration::from_secs(1)) {
+        *last = Some(Instant::now());
+        eprintln!("sandpiper-vmm: a {device} device stopped: {}", crate::process::chain(error));
+    }
 }
 
 /// A device's work and, at times, its thread. Stopped when dropped.

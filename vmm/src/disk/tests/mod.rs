@@ -2,7 +2,7 @@
 
 mod basics;
 mod crash;
-mod full;
+pub(crate) mod full;
 mod model;
 
 use std::fs::{File, OpenOptions};

@@ -149,6 +149,7 @@ impl Monitor {
                 self.connections.extend(packet.fds);
                 None
             }
+            MonitorMessage::Event(Event::Disk(event)) => panic!("the host's disk: {event:?}"),
         }
     }
 

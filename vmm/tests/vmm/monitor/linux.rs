@@ -13,16 +13,21 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::{Instant, SystemTime};
 
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sys::statvfs::statvfs;
+
 use super::support::{Monitor, TIMEOUT, kvm_is_usable, vsock_listener};
 use sandpiper_protocol::guest::{DATA_PLANE_PORT, GENERATION_FILE, GuestMessage, HostMessage, Init};
-use sandpiper_protocol::vmm::{DiskConfig, MachineConfig, Reply, Request, RestoreConfig, SnapshotConfig, Then};
+use sandpiper_protocol::vmm::{
+    DiskConfig, DiskEvent, MachineConfig, MachineState, Reply, Request, RestoreConfig, SnapshotConfig, Then,
+};
 use sandpiper_skip::skipped;
 
 #[test]
@@ -30,19 +35,87 @@ fn linux_goes_on_after_each_of_two_restores_as_if_nothing_had_been() {
     let Some(image) = Image::named() else { return };
 
     let first = LinuxGuest::boot(&image);
-    first.put("/dev/shm/memory", "kept in memory");
-    first.put("/disk", "kept on disk");
+    first.data_plane.put("/dev/shm/memory", "kept in memory");
+    first.data_plane.put("/disk", "kept on disk");
     let snapshot = first.snapshot();
 
     for generation in 2..4 {
         let clone = LinuxGuest::restore(&snapshot, generation);
-        assert_eq!(clone.get("/dev/shm/memory"), "kept in memory");
-        assert_eq!(clone.get("/disk"), "kept on disk");
-        assert_eq!(clone.get(GENERATION_FILE), format!("{generation}\n"));
+        assert_eq!(clone.data_plane.get("/dev/shm/memory"), "kept in memory");
+        assert_eq!(clone.data_plane.get("/disk"), "kept on disk");
+        assert_eq!(clone.data_plane.get(GENERATION_FILE), format!("{generation}\n"));
         // Nothing of this is in the next restore.
-        clone.put("/dev/shm/memory", "changed");
-        clone.put("/disk", "changed");
+        clone.data_plane.put("/dev/shm/memory", "changed");
+        clone.data_plane.put("/disk", "changed");
         clone.stop();
+    }
+}
+
+#[test]
+fn linux_stands_still_while_the_host_has_no_room_and_loses_nothing() {
+    let Some(image) = Image::named() else { return };
+    let host = SmallDisk::mount();
+    let (first, second) = ("first, ".repeat(300_000), "second, ".repeat(100_000));
+
+    let mut guest = LinuxGuest::boot_on(&image, host.create("top"));
+    guest.data_plane.put("/disk", &first);
+    host.leave(1 << 20);
+    guest.link.send(&HostMessage::Freeze { processes: false });
+    let DiskEvent::Full(failure) = guest.monitor.agent.disk_event() else { panic!("another event") };
+    assert_eq!((failure.layer, failure.errno), (1, libc::ENOSPC));
+    let status = guest.monitor.agent.request(Request::Status, &[]);
+    assert!(matches!(status, Ok(Reply::Status { state: MachineState::Held, .. })), "{status:?}");
+    host.make_room();
+    assert!(matches!(guest.monitor.agent.disk_event(), DiskEvent::Room));
+    assert!(matches!(guest.link.answer(), GuestMessage::Frozen));
+    assert!(matches!(guest.link.ask(&HostMessage::Thaw), GuestMessage::Thawed));
+
+    // Once more, and this time it is written down while it stands still.
+    guest.data_plane.put("/again", &second);
+    host.leave(0);
+    guest.link.send(&HostMessage::Freeze { processes: false });
+    assert!(matches!(guest.monitor.agent.disk_event(), DiskEvent::Full(_)));
+    let snapshot = guest.write_down();
+    host.make_room();
+    let mut restored = LinuxGuest::restore(&snapshot, 2);
+    assert!(matches!(restored.link.ask(&HostMessage::Freeze { processes: false }), GuestMessage::Frozen));
+    assert!(matches!(restored.link.ask(&HostMessage::Thaw), GuestMessage::Thawed));
+    assert!(restored.data_plane.get("/disk") == first && restored.data_plane.get("/again") == second);
+    restored.stop();
+}
+
+/// A file system of 32 MiB, of which a file takes what nothing else shall have.
+struct SmallDisk(tempfile::TempDir);
+
+impl SmallDisk {
+    const SIZE: u64 = 32 << 20;
+
+    fn mount() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let options = format!("size={}", Self::SIZE);
+        mount(Some("tmpfs"), folder.path(), Some("tmpfs"), MsFlags::empty(), Some(options.as_str())).unwrap();
+        Self(folder)
+    }
+
+    fn create(&self, name: &str) -> File {
+        File::options().read(true).write(true).create_new(true).open(self.0.path().join(name)).unwrap()
+    }
+
+    /// Leaves so many bytes free.
+    fn leave(&self, free: u64) {
+        let (mut filler, statistics) = (self.create("filler"), statvfs(self.0.path()).unwrap());
+        let available = statistics.blocks_available() * statistics.fragment_size();
+        io::copy(&mut io::repeat(0).take(available.checked_sub(free).unwrap()), &mut filler).unwrap();
+    }
+
+    fn make_room(&self) {
+        std::fs::remove_file(self.0.path().join("filler")).unwrap();
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = umount2(self.0.path(), MntFlags::MNT_DETACH);
     }
 }
 
@@ -79,15 +152,25 @@ struct Snapshot {
 struct LinuxGuest {
     monitor: Monitor,
     link: Link,
-    vsock: PathBuf,
-    /// Holds `vsock`.
+    data_plane: DataPlane,
+    /// Holds the data plane's socket.
     _folder: tempfile::TempDir,
     layers: Vec<File>,
+}
+
+/// A guest's files.
+struct DataPlane {
+    vsock: PathBuf,
     console: File,
 }
 
 impl LinuxGuest {
     fn boot(image: &Image) -> Self {
+        Self::boot_on(image, tempfile::tempfile().unwrap())
+    }
+
+    /// Boots a guest that writes to `top`.
+    fn boot_on(image: &Image, top: File) -> Self {
         let began = Instant::now();
         let config = MachineConfig {
             vcpus: 1,
@@ -103,7 +186,7 @@ impl LinuxGuest {
             net: None,
             console: true,
         };
-        let layers = vec![image.root.try_clone().unwrap(), tempfile::tempfile().unwrap()];
+        let layers = vec![image.root.try_clone().unwrap(), top];
         let guest = Self::start(Request::Boot(config), &[&image.kernel], layers, 1);
         println!("boot: {:.1} s", began.elapsed().as_secs_f32());
         guest
@@ -131,14 +214,18 @@ impl LinuxGuest {
         let printed = PrintOnPanic(&console);
         let link = Link::open(monitor.agent.guest_connection(), generation);
         drop(printed);
-        let vsock = folder.path().join("vsock");
-        Self { monitor, link, vsock, _folder: folder, layers, console }
+        let data_plane = DataPlane { vsock: folder.path().join("vsock"), console };
+        Self { monitor, link, data_plane, _folder: folder, layers }
     }
 
     /// Brings the guest's file systems to rest, writes it down and ends it, as a pause does.
     fn snapshot(mut self) -> Snapshot {
-        let began = Instant::now();
         assert!(matches!(self.link.ask(&HostMessage::Freeze { processes: true }), GuestMessage::Frozen));
+        self.write_down()
+    }
+
+    fn write_down(mut self) -> Snapshot {
+        let began = Instant::now();
         let (state, memory) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
         let request = Request::Snapshot(SnapshotConfig { push_layers: false, then: Then::Pause });
         let reply = self.monitor.agent.request(request, &[state.as_fd(), memory.as_fd()]).unwrap();
@@ -153,8 +240,10 @@ impl LinuxGuest {
         assert!(matches!(self.monitor.agent.request(Request::Stop, &[]), Ok(Reply::Stopping)));
         self.monitor.end();
     }
+}
 
-    /// Writes a file in the guest, through its data plane.
+impl DataPlane {
+    /// Writes a file in the guest.
     fn put(&self, path: &str, text: &str) {
         let request = format!(
             "POST /files?path={path} HTTP/1.1\r\nHost: guest\r\nConnection: close\r\n\
@@ -225,6 +314,10 @@ impl Link {
     /// Sends `message` and returns the answer to it.
     fn ask(&mut self, message: &HostMessage) -> GuestMessage {
         self.send(message);
+        self.answer()
+    }
+
+    fn answer(&mut self) -> GuestMessage {
         loop {
             let mut line = String::new();
             self.0.read_line(&mut line).unwrap();

@@ -15,7 +15,7 @@ use nix::sys::socket::{
     AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, connect, getsockname, listen, socket,
 };
 use sandpiper_protocol::vmm::{
-    self, Event, ExitRecord, Fault, MachineConfig, MonitorMessage, Reply, Request, RequestMessage,
+    self, DiskEvent, Event, ExitRecord, Fault, MachineConfig, MonitorMessage, Reply, Request, RequestMessage,
 };
 use sandpiper_skip::skipped;
 
@@ -119,6 +119,7 @@ pub(crate) struct Agent {
     next_id: u64,
     /// The guest's connections that nobody asked for yet.
     guest_connections: VecDeque<OwnedFd>,
+    disk_events: VecDeque<DiskEvent>,
 }
 
 impl Agent {
@@ -127,7 +128,7 @@ impl Agent {
         connect(socket.as_raw_fd(), address).unwrap();
         let timeout = nix::sys::time::TimeVal::new(TIMEOUT.as_secs().try_into().unwrap(), 0);
         nix::sys::socket::setsockopt(&socket, nix::sys::socket::sockopt::ReceiveTimeout, &timeout).unwrap();
-        Self { socket, next_id: 1, guest_connections: VecDeque::new() }
+        Self { socket, next_id: 1, guest_connections: VecDeque::new(), disk_events: VecDeque::new() }
     }
 
     pub(crate) fn request(&mut self, request: Request, fds: &[BorrowedFd<'_>]) -> Result<Reply, Fault> {
@@ -177,6 +178,20 @@ impl Agent {
                 self.guest_connections.extend(packet.fds);
                 None
             }
+            MonitorMessage::Event(Event::Disk(event)) => {
+                self.disk_events.push_back(event);
+                None
+            }
+        }
+    }
+
+    /// The next thing that the monitor tells of its disks.
+    pub(crate) fn disk_event(&mut self) -> DiskEvent {
+        loop {
+            if let Some(event) = self.disk_events.pop_front() {
+                return event;
+            }
+            assert!(self.receive().is_none(), "a reply to no request");
         }
     }
 

@@ -9,7 +9,7 @@ use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{QUEUE_SIZES, VIRTIO_BALLOON_F_REPORTING, pages};
-use crate::devices::virtio::worker::Work;
+use crate::devices::virtio::worker::{Work, log_failure};
 use crate::devices::virtio::{Activation, ActiveQueue, Interrupt, Memory};
 use crate::jail::Role;
 
@@ -39,18 +39,12 @@ enum Purpose {
 }
 
 /// The driver broke a queue, or the host has no events for the thread.
-pub struct Broken;
-
-impl From<virtio_queue::Error> for Broken {
-    fn from(_: virtio_queue::Error) -> Self {
-        Broken
-    }
-}
-
-impl From<io::Error> for Broken {
-    fn from(_: io::Error) -> Self {
-        Broken
-    }
+#[derive(Debug, thiserror::Error)]
+pub enum Broken {
+    #[error("The driver broke a queue")]
+    Queue(#[from] virtio_queue::Error),
+    #[error("The host has no events for the thread")]
+    Events(#[from] io::Error),
 }
 
 impl Work for Service {
@@ -58,7 +52,8 @@ impl Work for Service {
 
     /// Until `stop`, or until the guest breaks a queue.
     fn run(&mut self, stop: &EventFd) {
-        if self.serve(stop).is_err() {
+        if let Err(error) = self.serve(stop) {
+            log_failure("balloon", &error);
             self.interrupt.needs_reset();
         }
     }

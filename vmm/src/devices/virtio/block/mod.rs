@@ -9,6 +9,7 @@
 //! * `queue`: takes chains off the queue, a batch at a time, and completes them. Needs no thread, so it can be tested
 //!   and fuzzed as it is.
 //! * `request`: one chain: where its header, data and status byte lie, and what it asks for.
+//! * `health`: what the host's own disk does to the machine, for the state driver.
 //! * `worker`: what the thread between [`VirtioDevice::activate`] and [`VirtioDevice::reset`] does.
 //!
 //! Data moves between guest memory and the layers' page cache without a copy in between. Requests are carried out one after
@@ -17,11 +18,13 @@
 //! Sectors have 512 bytes, as everywhere in virtio, and physical blocks 4096: a guest's file system then works in whole
 //! blocks, and the rare partial one is completed from the layers below (see [`crate::disk`]).
 //!
-//! Every failure is the request's own: a guest that asks for nonsense, and a host that is out of space or whose disk fails,
-//! both get `VIRTIO_BLK_S_IOERR`, which a guest's programs see as `EIO`. (A guest whose own file system is full never
-//! gets here: its kernel says `ENOSPC`.) Only a queue that makes no sense, or a chain without a place for its status,
-//! stops the device with `DEVICE_NEEDS_RESET`.
+//! A request for which the host has no room (`ENOSPC`, `EDQUOT`) waits, with all behind it, and is tried again until there
+//! is: the guest's file system would take an error for a broken disk. Meanwhile no vCPU runs (see `health`). Every other
+//! failure is the request's own: a guest that asks for nonsense, and a host whose disk fails, both get `VIRTIO_BLK_S_IOERR`,
+//! which a guest's programs see as `EIO`. (A guest whose own file system is full never gets here: its kernel says `ENOSPC`.)
+//! Only a queue that makes no sense, or a chain without a place for its status, stops the device with `DEVICE_NEEDS_RESET`.
 
+mod health;
 mod queue;
 mod request;
 #[cfg(test)]
@@ -41,7 +44,8 @@ use virtio_bindings::virtio_ids::VIRTIO_ID_BLOCK;
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 use virtio_queue::{QueueState, QueueT};
 
-pub use self::queue::{Batch, BlockQueue, QueueError};
+pub use self::health::Health;
+pub use self::queue::{Batch, BlockQueue, Next, QueueError};
 use self::worker::Service;
 use super::worker::Worker;
 use super::{ActivateError, Activation, VirtioDevice};
@@ -72,6 +76,8 @@ pub struct Block {
     config: [u8; 60],
     features: u64,
     serial: Serial,
+    index: u32,
+    health: Health,
     state: State,
 }
 
@@ -112,8 +118,9 @@ pub enum PushError {
 }
 
 impl Block {
-    /// A device for `disk` that tells the guest `serial`, of which only the first 20 bytes count.
-    pub fn new(disk: Disk, serial: &str) -> Self {
+    /// A device for `disk` that tells the guest `serial`, of which only the first 20 bytes count, and `health` of the host's
+    /// failures, as those of disk number `index`.
+    pub fn new(disk: Disk, serial: &str, index: u32, health: Health) -> Self {
         let mut features = 1 << VIRTIO_RING_F_EVENT_IDX
             | 1 << VIRTIO_RING_F_INDIRECT_DESC
             | 1 << VIRTIO_BLK_F_SIZE_MAX
@@ -126,7 +133,8 @@ impl Block {
         } else {
             1 << VIRTIO_BLK_F_DISCARD | 1 << VIRTIO_BLK_F_WRITE_ZEROES
         };
-        Self { config: config_space(disk.size()), features, serial: padded(serial), state: State::Idle(disk) }
+        let (config, serial) = (config_space(disk.size()), padded(serial));
+        Self { config, features, serial, index, health, state: State::Idle(disk) }
     }
 
     pub fn is_read_only(&self) -> bool {
@@ -179,7 +187,7 @@ impl VirtioDevice for Block {
         active.queue.set_event_idx(features & (1 << VIRTIO_RING_F_EVENT_IDX) != 0);
         // A driver that knows no flush takes a completed write for durable (virtio 1.2, section 5.2.5.2).
         let write_through = features & (1 << VIRTIO_BLK_F_FLUSH) == 0;
-        let requests = BlockQueue::new(disk, self.serial, write_through);
+        let requests = BlockQueue::new(disk, self.serial, write_through, (self.index, self.health.clone()));
         let stop_flag = requests.stop_flag();
         match Worker::start(Service { requests, memory, active, interrupt }) {
             Ok(worker) => {

@@ -1,12 +1,18 @@
 //! From the queue to the disk and back, without a thread.
+//!
+//! A request for which the host has no room is put back: the queue stands before it, as if it had not been seen. So
+//! whoever saves the queue then saves it with the request still to be done. Doing it again does no harm: the driver was
+//! not told of it, so it has left what is to be written as it is, and expects nothing of what is on the disk there.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use sandpiper_protocol::vmm::DiskFailure;
 use virtio_bindings::virtio_blk::{VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP};
 use virtio_queue::{DescriptorChain, Queue, QueueOwnedT, QueueT};
 
 use super::Serial;
+use super::health::{Health, failure};
 use super::request::{Operation, Parts, Refusal};
 use crate::devices::virtio::Memory;
 use crate::disk::{Disk, DiskError};
@@ -26,12 +32,22 @@ pub enum QueueError {
 }
 
 /// What one call to [`BlockQueue::process`] leaves to do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Batch {
     /// The driver wants to be told of the requests just completed.
     pub notify: bool,
-    /// There may be more requests, for which no notification will come: call again.
-    pub more: bool,
+    pub next: Next,
+}
+
+/// When to call again.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Next {
+    /// There may be more requests, for which no notification will come.
+    Now,
+    /// When the driver notifies.
+    Notified,
+    /// When there may be room: the host had none for the next request.
+    Room(DiskFailure),
 }
 
 /// A disk and what it takes to carry out a driver's requests on it.
@@ -39,13 +55,28 @@ pub struct BlockQueue {
     disk: Disk,
     serial: Serial,
     write_through: bool,
+    /// The disk's number, and who is told of the host's failures.
+    index: u32,
+    health: Health,
     stop: Arc<AtomicBool>,
 }
 
+/// What became of a request.
+enum Outcome {
+    /// It is answered: so many bytes of its writable part are certainly written.
+    Done(u32),
+    NoRoom(DiskFailure),
+}
+
 impl BlockQueue {
-    /// `serial` is padded with zero bytes; with `write_through` every write is durable before it is completed.
-    pub fn new(disk: Disk, serial: Serial, write_through: bool) -> Self {
-        Self { disk, serial, write_through, stop: Arc::new(AtomicBool::new(false)) }
+    /// For disk number `index`. `serial` is padded with zero bytes; with `write_through` every write is durable before it
+    /// is completed.
+    pub fn new(disk: Disk, serial: Serial, write_through: bool, (index, health): (u32, Health)) -> Self {
+        Self { disk, serial, write_through, index, health, stop: Arc::new(AtomicBool::new(false)) }
+    }
+
+    pub(super) fn health(&self) -> &Health {
+        &self.health
     }
 
     /// Set it to end [`Self::process`] after the request at hand.
@@ -78,36 +109,56 @@ impl BlockQueue {
         queue.disable_notification(memory).map_err(QueueError::Ring)?;
         let mut parts = Parts::default();
         let mut completed = 0;
+        let mut next = None;
         while completed < BATCH && !self.stop.load(Ordering::Relaxed) {
             let Some(chain) = queue.iter(memory).map_err(QueueError::Ring)?.next() else { break };
             let head = chain.head_index();
-            let used = self.complete(memory, chain, &mut parts)?;
-            queue.add_used(memory, head, used).map_err(QueueError::Ring)?;
+            match self.complete(memory, chain, &mut parts)? {
+                Outcome::Done(used) => queue.add_used(memory, head, used).map_err(QueueError::Ring)?,
+                Outcome::NoRoom(failure) => {
+                    queue.set_next_avail(queue.next_avail().wrapping_sub(1));
+                    next = Some(Next::Room(failure));
+                    break;
+                }
+            }
             completed += 1;
         }
-        let more = completed == BATCH || queue.enable_notification(memory).map_err(QueueError::Ring)?;
         let notify = completed > 0 && queue.needs_notification(memory).map_err(QueueError::Ring)?;
-        Ok(Batch { notify, more })
+        let next = match next {
+            Some(next) => next,
+            None if completed == BATCH || queue.enable_notification(memory).map_err(QueueError::Ring)? => Next::Now,
+            None => Next::Notified,
+        };
+        Ok(Batch { notify, next })
     }
 
-    /// Carries out one request and writes its status; returns how many bytes of its writable part are certainly written.
+    /// Carries out one request and writes its status.
     fn complete<'m>(
         &mut self,
         memory: &'m Memory,
         chain: DescriptorChain<&Memory>,
         parts: &mut Parts<'m>,
-    ) -> Result<u32, QueueError> {
+    ) -> Result<Outcome, QueueError> {
         let status = parts.collect(memory, chain).map_err(|_| QueueError::NoStatus)?;
         let code = match self.carry_out(parts) {
             Ok(()) => VIRTIO_BLK_S_OK,
             Err(Refusal::Malformed) => VIRTIO_BLK_S_IOERR,
             Err(Refusal::Unsupported) => VIRTIO_BLK_S_UNSUPP,
+            Err(Refusal::Disk(error)) => {
+                if let Some(failure) = failure(self.index, &error) {
+                    if error.is_no_room() {
+                        return Ok(Outcome::NoRoom(failure));
+                    }
+                    self.health.failed(failure);
+                }
+                VIRTIO_BLK_S_IOERR
+            }
         };
         status.copy_from(&code.to_le_bytes()[..1]);
         // The count covers the beginning without a gap: after a failed read the status is written, but not all before it.
         let data = parts.writable_length();
         let all = code == VIRTIO_BLK_S_OK || data == 0;
-        Ok(if all { u32::try_from(data + 1).unwrap_or(0) } else { 0 })
+        Ok(Outcome::Done(if all { u32::try_from(data + 1).unwrap_or(0) } else { 0 }))
     }
 
     fn carry_out(&mut self, parts: &Parts<'_>) -> Result<(), Refusal> {
@@ -128,7 +179,7 @@ impl BlockQueue {
                 Ok(())
             }
         };
-        done.map_err(|_| Refusal::Malformed)
+        done.map_err(Refusal::Disk)
     }
 
     fn after_write(&mut self) -> Result<(), DiskError> {

@@ -15,7 +15,7 @@ use vm_memory::{GuestAddress, GuestMemoryBackend, VolatileSlice};
 
 use super::{MAX_DISCARD_SECTORS, MAX_WRITE_ZEROES_SECTORS, SECTOR_SIZE, SEG_MAX, SIZE_MAX};
 use crate::devices::virtio::Memory;
-use crate::disk::Buffers;
+use crate::disk::{Buffers, DiskError};
 
 /// `struct virtio_blk_req` before its data: type, reserved, sector.
 const HEADER: usize = 16;
@@ -41,12 +41,14 @@ pub(super) enum Operation {
 }
 
 /// Why a request is refused.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(super) enum Refusal {
     /// Against the rules, `VIRTIO_BLK_S_IOERR`.
     Malformed,
     /// By the rules, but nothing that this device does, `VIRTIO_BLK_S_UNSUPP`.
     Unsupported,
+    /// Asked of the disk, which did not do it.
+    Disk(DiskError),
 }
 
 /// The chain does not end well: nobody can say where its status byte is.

@@ -16,8 +16,11 @@ use virtio_queue::desc::split::Descriptor;
 use virtio_queue::mock::MockSplitQueue;
 use vm_memory::{Bytes, GuestAddress};
 
+use sandpiper_protocol::vmm::DiskFailure;
+
 use super::*;
 use crate::devices::virtio::{ActiveQueue, Interrupt, Memory};
+use crate::disk::tests::full::small_file_system;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 /// Flags of a descriptor (virtio 1.2, section 2.7.5).
@@ -48,8 +51,12 @@ fn disk() -> Disk {
     Disk::open(vec![base, tempfile::tempfile().unwrap()], DISK_SIZE, false).unwrap()
 }
 
+fn health() -> Health {
+    Health::new().unwrap()
+}
+
 fn requests() -> BlockQueue {
-    BlockQueue::new(disk(), padded("serial"), false)
+    BlockQueue::new(disk(), padded("serial"), false, (0, health()))
 }
 
 /// A descriptor; `next` is the index of the one after it, if there is one.
@@ -272,12 +279,13 @@ fn a_disk_that_is_read_only_says_so_and_refuses_writes() {
     let base = tempfile::tempfile().unwrap();
     base.write_all_at(&[1; 4096], 0).unwrap();
     let disk = Disk::open(vec![base], 4096, true).unwrap();
-    let block = Block::new(disk, "");
+    let block = Block::new(disk, "", 0, health());
     assert_ne!(block.features() & (1 << VIRTIO_BLK_F_RO), 0);
     assert_eq!(block.features() & (1 << VIRTIO_BLK_F_DISCARD | 1 << VIRTIO_BLK_F_WRITE_ZEROES), 0);
 
     let base = tempfile::tempfile().unwrap();
-    let mut requests = BlockQueue::new(Disk::open(vec![base], 4096, true).unwrap(), Serial::default(), false);
+    let mut requests =
+        BlockQueue::new(Disk::open(vec![base], 4096, true).unwrap(), Serial::default(), false, (0, health()));
     let memory = memory();
     assert_eq!(request(&mut requests, &memory, VIRTIO_BLK_T_OUT, 0, (DATA, 512, 0)), VIRTIO_BLK_S_IOERR);
     assert_eq!(request(&mut requests, &memory, VIRTIO_BLK_T_IN, 0, (DATA, 512, WRITE)), VIRTIO_BLK_S_OK);
@@ -291,18 +299,22 @@ fn a_host_error_is_an_error_status_and_the_next_request_works() {
     base.write_all_at(&[1; 4096], 0).unwrap();
     let disk = Disk::open(vec![base, top.try_clone().unwrap()], 8192, false).unwrap();
     fcntl(&top, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_WRITE)).unwrap();
-    let (memory, mut requests) = (memory(), BlockQueue::new(disk, Serial::default(), false));
+    let health = health();
+    let (memory, mut requests) = (memory(), BlockQueue::new(disk, Serial::default(), false, (3, health.clone())));
 
     for data in [(DATA, 512, 0), (DATA, 4096, 0)] {
-        assert_eq!(request(&mut requests, &memory, VIRTIO_BLK_T_OUT, 0, data), VIRTIO_BLK_S_IOERR);
+        assert_eq!(request(&mut requests, &memory, VIRTIO_BLK_T_OUT, 8, data), VIRTIO_BLK_S_IOERR);
     }
+    let failure = DiskFailure { disk: 3, layer: 1, operation: "write".into(), offset: Some(4096), errno: libc::EPERM };
+    assert_eq!(health.take_failure(), Some((failure, 2)));
+    assert!(health.waiting().is_none());
     assert_eq!(request(&mut requests, &memory, VIRTIO_BLK_T_IN, 0, (DATA, 512, WRITE)), VIRTIO_BLK_S_OK);
     assert_eq!(contents(&memory, DATA, 512), vec![1; 512]);
 }
 
 #[test]
 fn configuration_space_ends_in_zeros_and_shows_the_capacity() {
-    let block = Block::new(disk(), "serial");
+    let block = Block::new(disk(), "serial", 0, health());
     let mut config = [0xff; 80];
     block.read_config(0, &mut config);
     assert_eq!(config[..8], (DISK_SIZE / 512).to_le_bytes());
@@ -315,23 +327,10 @@ fn configuration_space_ends_in_zeros_and_shows_the_capacity() {
 #[test]
 fn a_running_device_completes_requests_stops_and_starts_again() {
     let memory = memory();
-    let mut block = Block::new(disk(), "serial");
+    let mut block = Block::new(disk(), "serial", 0, health());
     for _ in 0..2 {
         let driver = MockSplitQueue::new(&memory, 16);
-        let notify = EventFd::new(EFD_NONBLOCK).unwrap();
-        let interrupt = Interrupt::new(EventFd::new(EFD_NONBLOCK).unwrap());
-        let queue = driver.create_queue().unwrap();
-        let queues = vec![ActiveQueue { queue, notify: notify.try_clone().unwrap() }];
-        let features = block.features();
-        block
-            .activate(Activation {
-                memory: memory.clone(),
-                queues,
-                interrupt: interrupt.clone(),
-                features,
-                restored: false,
-            })
-            .unwrap();
+        let (notify, interrupt) = activate(&mut block, &memory, &driver);
 
         put_header(&memory, VIRTIO_BLK_T_IN, 0);
         driver.add_desc_chains(&chain(&[(HEADER, 16, 0), (DATA, 512, WRITE), (STATUS, 1, WRITE)]), 0).unwrap();
@@ -345,6 +344,70 @@ fn a_running_device_completes_requests_stops_and_starts_again() {
         wait_until(|| interrupt.is_reset_needed());
         block.reset();
     }
+}
+
+/// Sets the device going with the driver's queue.
+fn activate(block: &mut Block, memory: &Memory, driver: &MockSplitQueue<'_, Memory>) -> (EventFd, Interrupt) {
+    let notify = EventFd::new(EFD_NONBLOCK).unwrap();
+    let interrupt = Interrupt::new(EventFd::new(EFD_NONBLOCK).unwrap());
+    let queues = vec![ActiveQueue { queue: driver.create_queue().unwrap(), notify: notify.try_clone().unwrap() }];
+    let (memory, features) = (memory.clone(), block.features());
+    let activation = Activation { memory, queues, interrupt: interrupt.clone(), features, restored: false };
+    block.activate(activation).unwrap();
+    (notify, interrupt)
+}
+
+#[test]
+fn a_write_without_room_on_the_host_waits_is_not_lost_by_a_suspension_and_is_done_when_there_is_room() {
+    let Some((folder, _mounted)) = small_file_system(256) else { return };
+    let filler = folder.path().join("filler");
+    std::fs::write(&filler, [0; 200 * 1024]).unwrap();
+    let top = File::create_new(folder.path().join("top")).unwrap();
+    let open = || File::options().read(true).write(true).open(folder.path().join("top")).unwrap();
+    drop(top);
+    let (memory, health) = (memory(), health());
+    let mut block = Block::new(Disk::open(vec![open()], DISK_SIZE, false).unwrap(), "serial", 0, health.clone());
+    let driver = MockSplitQueue::new(&memory, 16);
+    fill(&memory, DATA, 128 * 1024, 7);
+    put_header(&memory, VIRTIO_BLK_T_OUT, 8);
+    driver.add_desc_chains(&chain(&[(HEADER, 16, 0), (DATA, 128 * 1024, 0), (STATUS, 1, WRITE)]), 0).unwrap();
+
+    let (_notify, interrupt) = activate(&mut block, &memory, &driver);
+    wait_until(|| health.waiting().is_some());
+    assert_eq!(health.waiting().unwrap().errno, libc::ENOSPC);
+    let suspended = block.suspend();
+    assert_eq!(suspended[0].next_avail, 0, "the request is still to be done");
+    assert!(health.waiting().is_none(), "a device that stands still waits for nothing");
+    block.resume().unwrap();
+    wait_until(|| health.waiting().is_some());
+    assert_eq!((driver.used().idx().load(), status(&memory)), (0, u32::from(UNTOUCHED)));
+
+    std::fs::remove_file(&filler).unwrap();
+    wait_until(|| interrupt.status() != 0);
+    assert_eq!((driver.used().idx().load(), status(&memory)), (1, VIRTIO_BLK_S_OK));
+    wait_until(|| health.waiting().is_none());
+    block.reset();
+    let mut written = vec![0; 128 * 1024];
+    open().read_exact_at(&mut written, 4096).unwrap();
+    assert!(written.iter().all(|byte| *byte == 7));
+}
+
+#[test]
+fn a_device_that_waits_for_room_is_reset_at_once() {
+    let Some((folder, _mounted)) = small_file_system(64) else { return };
+    let top = File::options().read(true).write(true).create_new(true).open(folder.path().join("top")).unwrap();
+    let (memory, health) = (memory(), health());
+    let mut block = Block::new(Disk::open(vec![top], DISK_SIZE, false).unwrap(), "serial", 0, health.clone());
+    let driver = MockSplitQueue::new(&memory, 16);
+    put_header(&memory, VIRTIO_BLK_T_OUT, 0);
+    driver.add_desc_chains(&chain(&[(HEADER, 16, 0), (DATA, 128 * 1024, 0), (STATUS, 1, WRITE)]), 0).unwrap();
+
+    activate(&mut block, &memory, &driver);
+    wait_until(|| health.waiting().is_some());
+    block.reset();
+
+    assert!(health.waiting().is_none());
+    assert_eq!(driver.used().idx().load(), 0);
 }
 
 fn wait_until(condition: impl Fn() -> bool) {

@@ -8,14 +8,26 @@ use virtio_queue::QueueState;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::EventFd;
 
-use super::BlockQueue;
-use crate::devices::virtio::worker::Work;
+use super::{BlockQueue, Next, QueueError};
+use crate::devices::virtio::worker::{Work, log_failure};
 use crate::devices::virtio::{ActiveQueue, Interrupt, Memory};
 use crate::jail::Role;
 
 /// What wakes the thread.
 const NOTIFY: u64 = 0;
 const STOP: u64 = 1;
+
+/// Milliseconds between two looks at whether the host has room again.
+const ROOM_CHECK: i32 = 500;
+
+/// Why the device cannot go on.
+#[derive(Debug, thiserror::Error)]
+enum Broken {
+    #[error(transparent)]
+    Queue(#[from] QueueError),
+    #[error("The host has no events for the thread")]
+    Events(#[source] io::Error),
+}
 
 /// All that the thread works with.
 pub(super) struct Service {
@@ -28,10 +40,11 @@ pub(super) struct Service {
 impl Work for Service {
     const ROLE: Role = Role::Block;
 
-    /// Serves the queue until it is told to stop; requests in the queue are left there then.
+    /// Serves the queue until it is told to stop, or until it cannot be trusted any more; requests in the queue are left
+    /// there then.
     fn run(&mut self, stop: &EventFd) {
-        if self.serve(stop).is_err() {
-            // Without events there is no way to be told of anything.
+        if let Err(error) = self.serve(stop) {
+            log_failure("block", &error);
             self.interrupt.needs_reset();
         }
     }
@@ -42,18 +55,26 @@ impl Service {
         self.active.queue.state()
     }
 
-    fn serve(&mut self, stop: &EventFd) -> io::Result<()> {
-        let epoll = Epoll::new()?;
-        epoll.ctl(ControlOperation::Add, self.active.notify.as_raw_fd(), EpollEvent::new(EventSet::IN, NOTIFY))?;
-        epoll.ctl(ControlOperation::Add, stop.as_raw_fd(), EpollEvent::new(EventSet::IN, STOP))?;
-        // What the driver made available before the thread existed may have been notified to nobody.
-        let mut trusted = self.drain();
+    fn serve(&mut self, stop: &EventFd) -> Result<(), Broken> {
+        let epoll = self.watch(stop).map_err(Broken::Events)?;
         let mut events = [EpollEvent::default(); 2];
+        let mut waiting = None;
         loop {
-            let count = match epoll.wait(-1, &mut events) {
+            // What the driver made available before the thread existed may have been notified to nobody.
+            let patience = match self.drain()? {
+                Next::Room(failure) => {
+                    waiting.get_or_insert_with(|| self.requests.health().wait_for_room(failure));
+                    ROOM_CHECK
+                }
+                Next::Now | Next::Notified => {
+                    waiting = None;
+                    -1
+                }
+            };
+            let count = match epoll.wait(patience, &mut events) {
                 Ok(count) => count,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(error) => return Err(error),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => 0,
+                Err(error) => return Err(Broken::Events(error)),
             };
             for event in events.iter().take(count) {
                 if event.data() == STOP {
@@ -61,32 +82,28 @@ impl Service {
                 }
                 // Non-blocking or not, the event is readable and nobody else reads it.
                 let _ = self.active.notify.read();
-                if trusted {
-                    trusted = self.drain();
-                }
             }
         }
     }
 
-    /// Completes everything available; false once the queue cannot be trusted any more.
-    fn drain(&mut self) -> bool {
+    fn watch(&self, stop: &EventFd) -> io::Result<Epoll> {
+        let epoll = Epoll::new()?;
+        epoll.ctl(ControlOperation::Add, self.active.notify.as_raw_fd(), EpollEvent::new(EventSet::IN, NOTIFY))?;
+        epoll.ctl(ControlOperation::Add, stop.as_raw_fd(), EpollEvent::new(EventSet::IN, STOP))?;
+        Ok(epoll)
+    }
+
+    /// Completes what can be completed now. [`Next::Now`] only if it was told to stop.
+    fn drain(&mut self) -> Result<Next, QueueError> {
         let stop = self.requests.stop_flag();
-        while !stop.load(Ordering::Relaxed) {
-            match self.requests.process(&self.memory, &mut self.active.queue) {
-                Ok(batch) => {
-                    if batch.notify {
-                        self.interrupt.used_buffer();
-                    }
-                    if !batch.more {
-                        break;
-                    }
-                }
-                Err(_) => {
-                    self.interrupt.needs_reset();
-                    return false;
-                }
+        loop {
+            let batch = self.requests.process(&self.memory, &mut self.active.queue)?;
+            if batch.notify {
+                self.interrupt.used_buffer();
+            }
+            if batch.next != Next::Now || stop.load(Ordering::Relaxed) {
+                return Ok(batch.next);
             }
         }
-        true
     }
 }

@@ -18,7 +18,7 @@ use super::receive::Receive;
 use super::tap::Tap;
 use super::transmit::Transmit;
 use crate::devices::virtio::ring::{Ring, RingError};
-use crate::devices::virtio::worker::Work;
+use crate::devices::virtio::worker::{Work, log_failure};
 use crate::devices::virtio::{Activation, Interrupt, Memory};
 use crate::jail::Role;
 
@@ -67,7 +67,8 @@ impl Work for Service {
 
     /// Until `stop`, until the guest breaks a queue, or until the tap is gone.
     fn run(&mut self, stop: &EventFd) {
-        if self.serve(stop).is_err() {
+        if let Err(error) = self.serve(stop) {
+            log_failure("network", &error);
             self.interrupt.needs_reset();
         }
     }

@@ -18,7 +18,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::super::ring::{Ring, RingError};
 use super::super::slices::Direction;
-use super::super::worker::Work;
+use super::super::worker::{Work, log_failure};
 use super::super::{Activation, ActiveQueue, Interrupt, Memory};
 use super::Backend;
 use super::muxer::{FIRST_ID, Muxer, Served};
@@ -167,7 +167,10 @@ impl Worker {
             Ok(count) => count,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => 0,
             // Not one of the documented errors can occur with a descriptor and a buffer of our own. Spinning would be worse.
-            Err(_) => return Turn::Stop,
+            Err(error) => {
+                log_failure("vsock", &error);
+                return Turn::Stop;
+            }
         };
         let now = Instant::now();
         for event in &events[..count] {
@@ -190,7 +193,8 @@ impl Worker {
         if !self.broken {
             match self.process(now) {
                 Ok(busy) => self.busy = busy,
-                Err(_) => {
+                Err(error) => {
+                    log_failure("vsock", &error);
                     self.broken = true;
                     self.muxer.shut(&self.epoll);
                     self.interrupt.needs_reset();
