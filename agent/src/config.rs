@@ -19,6 +19,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use sandpiper_ingress::IngressConfig;
+use sandpiper_protocol::vmm::DiskLimits;
 use serde::Deserialize;
 
 /// Longest `runtime_dir`: a Unix socket's path is limited to 107 bytes, and at most `/sandboxes/<25>/control.sock` follows.
@@ -58,6 +59,7 @@ pub(crate) struct Config {
     pub(crate) jail: Jail,
     pub(crate) shells: Shells,
     pub(crate) warm: Warm,
+    pub(crate) disk: DiskRates,
     pub(crate) network: sandpiper_network::Config,
     pub(crate) ingress: IngressConfig,
 }
@@ -123,6 +125,35 @@ pub(crate) struct Warm {
     pub(crate) max: u32,
 }
 
+/// Most that the disk of each sandbox does in a second; a second's worth may pass at once, what is over it waits. 0: no limit.
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct DiskRates {
+    /// Bytes read and written.
+    pub(crate) bandwidth: u64,
+    /// Requests of any kind.
+    pub(crate) operations: u64,
+    /// What `fsync` comes to: each makes the host's file system commit its journal, for which all others wait.
+    pub(crate) flushes: u64,
+}
+
+impl DiskRates {
+    pub(crate) fn limits(self) -> DiskLimits {
+        let limit = |rate| (rate > 0).then_some(rate);
+        DiskLimits {
+            bytes_per_second: limit(self.bandwidth),
+            operations_per_second: limit(self.operations),
+            flushes_per_second: limit(self.flushes),
+        }
+    }
+}
+
+impl Default for DiskRates {
+    fn default() -> Self {
+        Self { bandwidth: 512 << 20, operations: 20_000, flushes: 200 }
+    }
+}
+
 impl Default for Jail {
     fn default() -> Self {
         Self { enabled: true, uid_base: 0x2000_0000 }
@@ -173,6 +204,7 @@ impl Default for Config {
             jail: Jail::default(),
             shells: Shells::default(),
             warm: Warm::default(),
+            disk: DiskRates::default(),
             network: sandpiper_network::Config::default(),
             ingress: IngressConfig::default(),
         }
@@ -309,6 +341,14 @@ mod tests {
         );
         let config: Config = toml::from_str("runtime_dir = \"run\"").unwrap();
         assert_eq!(config.check().unwrap_err().to_string(), "`runtime_dir` must be an absolute path, not \"run\"");
+    }
+
+    #[test]
+    fn a_disk_has_limits_unless_they_are_turned_off() {
+        let config: Config = toml::from_str("[disk]\nbandwidth = 0\noperations = 300").unwrap();
+        let limits = config.disk.limits();
+        assert_eq!((limits.bytes_per_second, limits.operations_per_second), (None, Some(300)));
+        assert!(limits.flushes_per_second.is_some());
     }
 
     #[test]

@@ -92,6 +92,8 @@ pub struct MachineConfig {
     /// Appended to the monitor's own kernel arguments.
     pub kernel_args: String,
     pub disks: Vec<DiskConfig>,
+    /// Of each disk.
+    pub disk_limits: DiskLimits,
     pub net: Option<NetConfig>,
     /// A 16550A at 0x3f8, for debugging: what it prints costs start time.
     pub console: bool,
@@ -113,6 +115,16 @@ pub struct NetLimits {
     pub bytes_per_second: Option<u64>,
     /// Frames; one that the guest had segmented later counts as one.
     pub packets_per_second: Option<u64>,
+}
+
+/// Most that a disk does in a second, whatever the direction; a second's worth may pass at once. What is over it waits.
+/// `None`: no limit.
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize, PartialEq, Eq)]
+pub struct DiskLimits {
+    pub bytes_per_second: Option<u64>,
+    /// Requests of any kind.
+    pub operations_per_second: Option<u64>,
+    pub flushes_per_second: Option<u64>,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize, PartialEq, Eq)]
@@ -143,6 +155,7 @@ pub struct RestoreConfig {
     pub working_set: bool,
     /// Number of layers of each disk, in the order of [`MachineConfig::disks`].
     pub disk_layers: Vec<u32>,
+    pub disk_limits: DiskLimits,
     /// There if, and only if, the machine of the snapshot has a network device.
     pub net: Option<NetConfig>,
     /// Whether the machine of the snapshot has a console, which must be so.

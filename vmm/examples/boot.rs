@@ -20,7 +20,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use sandpiper_protocol::vmm::{
-    self, DiskConfig, Event, MachineConfig, MonitorMessage, Reply, Request, RequestMessage, Timings,
+    self, DiskConfig, DiskLimits, Event, MachineConfig, MonitorMessage, Reply, Request, RequestMessage, Timings,
 };
 
 use shared::{Monitor, receive};
@@ -55,6 +55,7 @@ fn drive(arguments: &Arguments, monitor: &Monitor) -> Result<Timings, Box<dyn Er
         memory_mib: arguments.memory,
         kernel_args: arguments.kernel_args.clone(),
         disks: Vec::new(),
+        disk_limits: DiskLimits::default(),
         net: None,
         console: !arguments.quiet,
     };

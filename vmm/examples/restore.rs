@@ -19,8 +19,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use sandpiper_protocol::vmm::{
-    self, MachineConfig, MonitorMessage, Reply, Request, RequestMessage, RestoreConfig, Shape, SnapshotConfig, Then,
-    Timings,
+    self, DiskLimits, MachineConfig, MonitorMessage, Reply, Request, RequestMessage, RestoreConfig, Shape,
+    SnapshotConfig, Then, Timings,
 };
 
 use payload::Payload;
@@ -57,6 +57,7 @@ fn take_snapshot(memory: u32, state: &File, layer: &File) -> Result<(), Box<dyn 
         memory_mib: memory,
         kernel_args: String::new(),
         disks: Vec::new(),
+        disk_limits: DiskLimits::default(),
         net: None,
         console: false,
     };
@@ -74,8 +75,14 @@ fn restore(memory: u32, state: &File, layer: &File, prepared: bool) -> Result<Ti
     if prepared {
         ask(&monitor, Request::Prepare(Shape { vcpus: 1, memory_mib: memory }), &[])?;
     }
-    let config =
-        RestoreConfig { memory_layers: 1, working_set: false, disk_layers: Vec::new(), net: None, console: false };
+    let config = RestoreConfig {
+        memory_layers: 1,
+        working_set: false,
+        disk_layers: Vec::new(),
+        disk_limits: DiskLimits::default(),
+        net: None,
+        console: false,
+    };
     let reply = ask(&monitor, Request::Restore(config), &[state.as_fd(), layer.as_fd(), vsock.as_fd()])?;
     stop(monitor)?;
     match reply {

@@ -126,7 +126,7 @@ impl Supervisor {
         self.follow_console();
         let shape = snapshots::shape(record.cpu, record.memory_mb);
         let context = Arc::clone(&self.context);
-        let (request, fds) = parts.request(shape, &context.config.kernel_args);
+        let (request, fds) = parts.request(shape, &context.config);
         let answer = tokio::select! {
             answer = machine.request(request, &fds, context.config.boot_timeout()) => answer,
             error = self.interruption(give_up_at) => return Err((error, Some(machine))),

@@ -158,9 +158,10 @@ impl Parts {
     }
 
     /// The request that starts the machine, and its descriptors in the order of the protocol.
-    pub(super) fn request(&self, shape: Shape, kernel_args: &str) -> (Request, Vec<BorrowedFd<'_>>) {
+    pub(super) fn request(&self, shape: Shape, config: &Config) -> (Request, Vec<BorrowedFd<'_>>) {
         let layers = count(self.disk.len());
         let net = self.tap.as_ref().map(|tap| tap.config);
+        let disk_limits = config.disk.limits();
         let mut fds = Vec::new();
         let request = match &self.what {
             What::Boot { kernel } => {
@@ -168,13 +169,14 @@ impl Parts {
                 Request::Boot(MachineConfig {
                     vcpus: shape.vcpus,
                     memory_mib: shape.memory_mib,
-                    kernel_args: kernel_args.to_owned(),
+                    kernel_args: config.kernel_args.clone(),
                     disks: vec![DiskConfig {
                         serial: layers::ROOT_SERIAL.to_owned(),
                         size: self.disk_size,
                         layers,
                         read_only: false,
                     }],
+                    disk_limits,
                     net,
                     console: self.console.is_some(),
                 })
@@ -187,6 +189,7 @@ impl Parts {
                     memory_layers: count(memory.len()),
                     working_set: working_set.is_some(),
                     disk_layers: vec![layers],
+                    disk_limits,
                     net,
                     console: self.console.is_some(),
                 })
@@ -264,7 +267,7 @@ mod tests {
         let paths = host.paths("one");
 
         let (files, parts) = prepare(&host.config, &paths, &host.template(), 1).unwrap();
-        let (request, fds) = parts.request(SHAPE, "quiet");
+        let (request, fds) = parts.request(SHAPE, &host.config);
 
         let Request::Boot(config) = request else { panic!("not booted") };
         assert_eq!((config.disks[0].layers, config.disks[0].size, config.console), (2, 1 << 30, false));
@@ -282,10 +285,18 @@ mod tests {
         let source = Source::Snapshot { folder: host.paths("one").state, files: snapshot.clone(), _pin: None };
 
         let (files, parts) = prepare(&host.config, &host.paths("two"), &source, 1).unwrap();
-        let (request, fds) = parts.request(SHAPE, "");
+        let (request, fds) = parts.request(SHAPE, &host.config);
 
-        let expected =
-            RestoreConfig { memory_layers: 1, working_set: false, disk_layers: vec![3], net: None, console: false };
+        // What the host's operator allows now, whatever it was when the snapshot was taken.
+        let disk_limits = host.config.disk.limits();
+        let expected = RestoreConfig {
+            memory_layers: 1,
+            working_set: false,
+            disk_layers: vec![3],
+            disk_limits,
+            net: None,
+            console: false,
+        };
         assert!(matches!(request, Request::Restore(config) if config == expected));
         // State, memory, three layers, vsock.
         assert_eq!(fds.len(), 6);
@@ -301,7 +312,7 @@ mod tests {
 
         let (files, parts) = prepare(&host.config, &host.paths("two"), &source, 2).unwrap();
 
-        assert!(matches!(parts.request(SHAPE, "").0, Request::Boot(config) if config.disks[0].layers == 3));
+        assert!(matches!(parts.request(SHAPE, &host.config).0, Request::Boot(config) if config.disks[0].layers == 3));
         assert!(files.memory.is_empty() && files.state.is_none());
     }
 
@@ -313,7 +324,7 @@ mod tests {
         for cold in [false, true] {
             let (files, parts) =
                 prepare(&host.config, &paths, &Source::Own { files: paused.clone(), cold }, 1).unwrap();
-            assert_eq!(matches!(parts.request(SHAPE, "").0, Request::Boot(_)), cold);
+            assert_eq!(matches!(parts.request(SHAPE, &host.config).0, Request::Boot(_)), cold);
             assert_eq!((&files.state, &files.memory), (&paused.state, &paused.memory));
             assert_eq!(files.disk[..2], paused.disk[..]);
             paused.remove_others(&paths.state).unwrap();

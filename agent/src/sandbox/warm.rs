@@ -270,7 +270,7 @@ async fn launch_guest(
     parts.connect(tap);
     let (known, process, monitor) = shell.into_parts();
     let mut machine = Machine::new(guest, known, process, monitor, paths.control_socket(), context.metrics.clone());
-    let (request, fds) = parts.request(shape, &context.config.kernel_args);
+    let (request, fds) = parts.request(shape, &context.config);
     let patience = context.config.boot_timeout();
     let started = unless_ending(context, async { Ok(machine.request(request, &fds, patience).await.map(drop)?) }).await;
     match started {

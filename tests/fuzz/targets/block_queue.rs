@@ -16,8 +16,9 @@ use std::sync::OnceLock;
 use libfuzzer_sys::fuzz_target;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use sandpiper_fuzz::{Input, put};
+use sandpiper_protocol::vmm::DiskLimits;
 use sandpiper_vmm::devices::virtio::Memory;
-use sandpiper_vmm::devices::virtio::block::{BlockQueue, Health, Next};
+use sandpiper_vmm::devices::virtio::block::{Backend, BlockQueue, Health, Next};
 use sandpiper_vmm::disk::{BLOCK_SIZE, Buffers, Disk};
 use virtio_queue::{Queue, QueueT};
 use vm_memory::{Bytes, GuestAddress, VolatileSlice};
@@ -47,7 +48,7 @@ fn run(input: &[u8]) {
 
     let layers = settings.layers();
     let mut requests = BlockQueue::new(
-        open(&layers, settings.read_only),
+        Backend::new(open(&layers, settings.read_only), DiskLimits::default()),
         *b"fuzz\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0",
         settings.write_through,
         (0, Health::new().expect("an event")),

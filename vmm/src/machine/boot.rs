@@ -113,10 +113,19 @@ fn command_line(config: &MachineConfig) -> Result<String, BootError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use sandpiper_protocol::vmm::DiskLimits;
 
     fn config(kernel_args: &str) -> MachineConfig {
         let kernel_args = kernel_args.to_owned();
-        MachineConfig { vcpus: 1, memory_mib: 64, kernel_args, disks: vec![], net: None, console: false }
+        MachineConfig {
+            vcpus: 1,
+            memory_mib: 64,
+            kernel_args,
+            disks: vec![],
+            disk_limits: DiskLimits::default(),
+            net: None,
+            console: false,
+        }
     }
 
     #[test]

@@ -255,7 +255,7 @@ fn block_devices(
         let stack = Disk::open(layers, disk.size, disk.read_only)
             .map_err(|source| BuildError::OpenDisk { disk: index, source })?;
         let number = u32::try_from(index).unwrap_or(u32::MAX);
-        devices.push(Box::new(Block::new(stack, &disk.serial, number, health.clone())));
+        devices.push(Box::new(Block::new(stack, config.disk_limits, &disk.serial, number, health.clone())));
     }
     Ok(devices)
 }

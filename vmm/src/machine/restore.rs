@@ -7,7 +7,7 @@ use std::fs::File;
 
 use kvm_bindings::{CpuId, kvm_clock_data, kvm_cpuid_entry2};
 use kvm_ioctls::Kvm;
-use sandpiper_protocol::vmm::{DiskConfig, MachineConfig, RestoreConfig};
+use sandpiper_protocol::vmm::{MachineConfig, RestoreConfig};
 
 use super::build::{self, BuildError, Parts};
 use super::interrupts::{self, InterruptError};
@@ -21,7 +21,7 @@ use crate::memory;
 use crate::memory::image::{Image, ImageError};
 use crate::memory::working_set::WorkingSet;
 use crate::snapshot::format::{self, FormatError, Kind};
-use crate::snapshot::state::State;
+use crate::snapshot::state::{Config, State};
 
 /// Why a snapshot does not become a machine.
 #[derive(Debug, thiserror::Error)]
@@ -89,11 +89,9 @@ pub fn restore(
     parts: Parts,
     ending: &Ending,
 ) -> Result<Machine, RestoreError> {
-    let mut state: State = format::read(&snapshot.state, Kind::State)?;
-    check(&state, config)?;
-    // The network is not the snapshot's: a clone has an address of its own.
-    state.config.net = config.net;
-    let shape = build::shape(&state.config);
+    let state: State = format::read(&snapshot.state, Kind::State)?;
+    let machine = check(&state, config)?;
+    let shape = build::shape(&machine);
     let mut prepared = match prepared.filter(|prepared| prepared.shape() == shape) {
         Some(prepared) => prepared,
         None => Prepared::new(kvm, shape, ending)?,
@@ -106,7 +104,7 @@ pub fn restore(
     }
 
     interrupts::restore(&prepared.vm, &state.interrupts)?;
-    let attached = build::attach(&mut prepared, &state.config, parts, state.console.as_ref(), ending)?;
+    let attached = build::attach(&mut prepared, &machine, parts, state.console.as_ref(), ending)?;
     let mut vcpus = state.vcpus.into_iter();
     let written = prepared.vcpus.each(|_| {
         let state = vcpus.next();
@@ -123,18 +121,18 @@ pub fn restore(
     }
     attached.generation_id.write_new(&prepared.memory).map_err(BuildError::from)?;
     attached.generation_id.notify();
-    Ok(Machine::new(prepared, state.config, image, attached, ending.clone()))
+    Ok(Machine::new(prepared, machine, image, attached, ending.clone()))
 }
 
-fn check(state: &State, config: &RestoreConfig) -> Result<(), RestoreError> {
-    build::check(&state.config)?;
+/// The machine that a restore makes of `state`, if the two fit.
+fn check(state: &State, config: &RestoreConfig) -> Result<MachineConfig, RestoreError> {
     let mismatch = |what, theirs, ours| Err(RestoreError::Mismatch { what, theirs, ours });
-    let MachineConfig { disks, net, vcpus, console, .. } = &state.config;
+    let Config { disks, net, vcpus, console, .. } = &state.config;
     if disks.len() != config.disk_layers.len() {
         return mismatch("disks", disks.len(), config.disk_layers.len());
     }
-    if net.is_some() != config.net.is_some() {
-        return mismatch("network devices", usize::from(net.is_some()), usize::from(config.net.is_some()));
+    if *net != config.net.is_some() {
+        return mismatch("network devices", usize::from(*net), usize::from(config.net.is_some()));
     }
     if *console != config.console {
         return mismatch("consoles", usize::from(*console), usize::from(config.console));
@@ -142,16 +140,18 @@ fn check(state: &State, config: &RestoreConfig) -> Result<(), RestoreError> {
     if usize::from(*vcpus) != state.vcpus.len() {
         return Err(RestoreError::Nonsense { what: "it has another number of vCPUs than it says" });
     }
-    if state.windows.len() != build::window_count(&state.config) {
-        return Err(RestoreError::Nonsense { what: "it has another number of devices than it says" });
-    }
     if state.console.is_some() != *console {
         return Err(RestoreError::Nonsense { what: "it has a console and no state of it, or the other way round" });
     }
-    if disks.iter().any(|DiskConfig { size, .. }| *size == 0) {
+    if disks.iter().any(|disk| disk.size == 0) {
         return Err(RestoreError::Nonsense { what: "a disk has no size" });
     }
-    Ok(())
+    let machine = state.config.clone().into_machine(&config.disk_layers, config.disk_limits, config.net);
+    build::check(&machine)?;
+    if state.windows.len() != build::window_count(&machine) {
+        return Err(RestoreError::Nonsense { what: "it has another number of devices than it says" });
+    }
+    Ok(machine)
 }
 
 /// Gives the vCPUs the features that the guest has seen, where they are not the host's.

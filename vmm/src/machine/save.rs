@@ -19,7 +19,7 @@ use crate::devices::virtio::mmio::{WindowState, WindowStateError};
 use crate::memory::working_set::WorkingSet;
 use crate::memory::written::{Pagemap, SaveError};
 use crate::snapshot::format::{self, FormatError, Kind};
-use crate::snapshot::state::State;
+use crate::snapshot::state::{Config, State};
 
 /// Where a snapshot goes: empty files, open for reading and writing.
 pub struct SnapshotFiles {
@@ -98,7 +98,7 @@ impl Machine {
             Box::new(move |vcpu| VcpuState::read(vcpu, &msrs))
         })?;
         let state = State {
-            config: self.config.clone(),
+            config: Config::of(&self.config),
             features: self.features.as_slice().to_vec(),
             interrupts: interrupts::save(&self.vm)?,
             clock: self.vm.get_clock().map_err(SnapshotError::Clock)?,

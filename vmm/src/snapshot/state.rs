@@ -1,7 +1,7 @@
 //! A machine without its memory and disks.
 
 use kvm_bindings::{kvm_clock_data, kvm_cpuid_entry2, kvm_irqchip};
-use sandpiper_protocol::vmm::MachineConfig;
+use sandpiper_protocol::vmm::{DiskConfig, DiskLimits, MachineConfig, NetConfig};
 use serde::{Deserialize, Serialize};
 
 use crate::devices::serial::ConsoleState;
@@ -10,9 +10,7 @@ use crate::machine::vcpu_state::VcpuState;
 
 #[derive(Serialize, Deserialize)]
 pub(crate) struct State {
-    /// What it was booted with. The number of a disk's layers and all of `net` but whether it is there are not used: those
-    /// are the restore's.
-    pub(crate) config: MachineConfig,
+    pub(crate) config: Config,
     /// The CPU features of the host that it was booted on, which its vCPUs have been told of.
     pub(crate) features: Vec<kvm_cpuid_entry2>,
     pub(crate) interrupts: Interrupts,
@@ -22,6 +20,47 @@ pub(crate) struct State {
     /// The virtio devices, in their windows' order.
     pub(crate) windows: Vec<WindowState>,
     pub(crate) console: Option<ConsoleState>,
+}
+
+/// What it was booted with, but for what is the restore's to say. A type of its own, so that what agent and monitor say to
+/// each other can change without a new form of snapshots.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Config {
+    pub(crate) vcpus: u8,
+    pub(crate) memory_mib: u32,
+    pub(crate) disks: Vec<DiskShape>,
+    pub(crate) net: bool,
+    pub(crate) console: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct DiskShape {
+    pub(crate) serial: String,
+    pub(crate) size: u64,
+    pub(crate) read_only: bool,
+}
+
+impl Config {
+    pub(crate) fn of(config: &MachineConfig) -> Self {
+        let MachineConfig { vcpus, memory_mib, kernel_args: _, disks, disk_limits: _, net, console } = config;
+        let shape = |disk: &DiskConfig| {
+            let DiskConfig { serial, size, layers: _, read_only } = disk.clone();
+            DiskShape { serial, size, read_only }
+        };
+        let disks = disks.iter().map(shape).collect();
+        Self { vcpus: *vcpus, memory_mib: *memory_mib, disks, net: net.is_some(), console: *console }
+    }
+
+    /// With what the restore says: the number of each disk's layers, limits, and the network.
+    pub(crate) fn into_machine(self, layers: &[u32], disk_limits: DiskLimits, net: Option<NetConfig>) -> MachineConfig {
+        let Self { vcpus, memory_mib, disks, net: _, console } = self;
+        let disk = |(disk, layers): (DiskShape, &u32)| {
+            let DiskShape { serial, size, read_only } = disk;
+            DiskConfig { serial, size, layers: *layers, read_only }
+        };
+        let disks = disks.into_iter().zip(layers).map(disk).collect();
+        MachineConfig { vcpus, memory_mib, kernel_args: String::new(), disks, disk_limits, net, console }
+    }
 }
 
 /// KVM's interrupt controllers.

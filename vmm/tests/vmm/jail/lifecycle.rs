@@ -4,7 +4,9 @@ use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use super::support::{Guest, Monitor, NET, jails_are_possible};
-use sandpiper_protocol::vmm::{ExitReason, MachineState, Reply, Request, RestoreConfig, Shape, SnapshotConfig, Then};
+use sandpiper_protocol::vmm::{
+    DiskLimits, ExitReason, MachineState, Reply, Request, RestoreConfig, Shape, SnapshotConfig, Then,
+};
 
 fn empty() -> File {
     tempfile::tempfile().unwrap()
@@ -37,8 +39,14 @@ impl Snapshot {
         fds.extend(working_set.map(AsFd::as_fd));
         fds.extend([guest.disk.as_fd(), top.as_fd(), guest.vsock.as_fd(), guest.wire.tap.as_fd(), console.as_fd()]);
         let working_set = working_set.is_some();
-        let config =
-            RestoreConfig { memory_layers: 1, working_set, disk_layers: vec![2], net: Some(NET), console: true };
+        let config = RestoreConfig {
+            memory_layers: 1,
+            working_set,
+            disk_layers: vec![2],
+            disk_limits: DiskLimits::default(),
+            net: Some(NET),
+            console: true,
+        };
         let reply = monitor.request(Request::Restore(config), &fds);
         assert!(matches!(reply, Reply::Restored(_)), "{reply:?}");
     }

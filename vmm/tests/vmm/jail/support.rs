@@ -18,8 +18,8 @@ use nix::sys::socket::{
 use nix::sys::time::TimeVal;
 use nix::unistd::Uid;
 use sandpiper_protocol::vmm::{
-    self, DiskConfig, Event, ExitRecord, Fault, MachineConfig, MonitorMessage, NetConfig, NetLimits, Reply, Request,
-    RequestMessage,
+    self, DiskConfig, DiskLimits, Event, ExitRecord, Fault, MachineConfig, MonitorMessage, NetConfig, NetLimits, Reply,
+    Request, RequestMessage,
 };
 use sandpiper_skip::skipped;
 use tempfile::TempDir;
@@ -240,6 +240,7 @@ impl Guest {
                 vcpus: 1,
                 memory_mib: 32,
                 kernel_args: String::new(),
+                disk_limits: DiskLimits::default(),
                 disks: vec![DiskConfig {
                     serial: "root".into(),
                     size: devices::DISK_SIZE,

@@ -26,7 +26,7 @@ use nix::sys::statvfs::statvfs;
 use super::support::{Monitor, TIMEOUT, kvm_is_usable, vsock_listener};
 use sandpiper_protocol::guest::{DATA_PLANE_PORT, GENERATION_FILE, GuestMessage, HostMessage, Init};
 use sandpiper_protocol::vmm::{
-    DiskConfig, DiskEvent, MachineConfig, MachineState, Reply, Request, RestoreConfig, SnapshotConfig, Then,
+    DiskConfig, DiskEvent, DiskLimits, MachineConfig, MachineState, Reply, Request, RestoreConfig, SnapshotConfig, Then,
 };
 use sandpiper_skip::skipped;
 
@@ -183,6 +183,7 @@ impl LinuxGuest {
                 layers: 2,
                 read_only: false,
             }],
+            disk_limits: DiskLimits::default(),
             net: None,
             console: true,
         };
@@ -194,8 +195,14 @@ impl LinuxGuest {
 
     fn restore(snapshot: &Snapshot, generation: u64) -> Self {
         let began = Instant::now();
-        let config =
-            RestoreConfig { memory_layers: 1, working_set: false, disk_layers: vec![3], net: None, console: true };
+        let config = RestoreConfig {
+            memory_layers: 1,
+            working_set: false,
+            disk_layers: vec![3],
+            disk_limits: DiskLimits::default(),
+            net: None,
+            console: true,
+        };
         let mut layers: Vec<_> = snapshot.layers.iter().map(|layer| layer.try_clone().unwrap()).collect();
         layers.push(tempfile::tempfile().unwrap());
         let guest = Self::start(Request::Restore(config), &[&snapshot.state, &snapshot.memory], layers, generation);

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use super::support::{Agent, Guest, Monitor, kvm_is_usable, vsock_listener};
 use crate::payload::Payload;
 use sandpiper_protocol::vmm::{
-    Fault, FaultCode, MachineState, NetConfig, NetLimits, Reply, Request, RestoreConfig, Shape, SnapshotConfig,
-    SnapshotStats, Then,
+    DiskLimits, Fault, FaultCode, MachineState, NetConfig, NetLimits, Reply, Request, RestoreConfig, Shape,
+    SnapshotConfig, SnapshotStats, Then,
 };
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -48,8 +48,8 @@ impl Snapshot {
         fds.push(console.as_fd());
         let net = tap.map(|_| NetConfig { mac: [2, 0, 0, 0, 0, 1], limits: NetLimits::default() });
         let memory_layers = u32::try_from(self.memory.len()).unwrap();
-        let disk_layers = Vec::new();
-        let config = RestoreConfig { memory_layers, working_set: false, disk_layers, net, console: true };
+        let (disk_layers, disk_limits) = (Vec::new(), DiskLimits::default());
+        let config = RestoreConfig { memory_layers, working_set: false, disk_layers, disk_limits, net, console: true };
         agent.request(Request::Restore(config), &fds)
     }
 }

@@ -15,7 +15,8 @@ use nix::sys::socket::{
     AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, connect, getsockname, listen, socket,
 };
 use sandpiper_protocol::vmm::{
-    self, DiskEvent, Event, ExitRecord, Fault, MachineConfig, MonitorMessage, Reply, Request, RequestMessage,
+    self, DiskEvent, DiskLimits, Event, ExitRecord, Fault, MachineConfig, MonitorMessage, Reply, Request,
+    RequestMessage,
 };
 use sandpiper_skip::skipped;
 
@@ -224,6 +225,7 @@ impl Guest {
                 memory_mib: 32,
                 kernel_args: String::new(),
                 disks: Vec::new(),
+                disk_limits: DiskLimits::default(),
                 net: None,
                 console: true,
             },

@@ -9,6 +9,7 @@
 //! * `queue`: takes chains off the queue, a batch at a time, and completes them. Needs no thread, so it can be tested
 //!   and fuzzed as it is.
 //! * `request`: one chain: where its header, data and status byte lie, and what it asks for.
+//! * `limits`: how much a disk does in a second.
 //! * `health`: what the host's own disk does to the machine, for the state driver.
 //! * `worker`: what the thread between [`VirtioDevice::activate`] and [`VirtioDevice::reset`] does.
 //!
@@ -25,6 +26,7 @@
 //! Only a queue that makes no sense, or a chain without a place for its status, stops the device with `DEVICE_NEEDS_RESET`.
 
 mod health;
+mod limits;
 mod queue;
 mod request;
 #[cfg(test)]
@@ -36,6 +38,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use sandpiper_protocol::vmm::DiskLimits;
 use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_RO, VIRTIO_BLK_F_SEG_MAX,
     VIRTIO_BLK_F_SIZE_MAX, VIRTIO_BLK_F_TOPOLOGY, VIRTIO_BLK_F_WRITE_ZEROES, VIRTIO_BLK_ID_BYTES,
@@ -45,7 +48,7 @@ use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRE
 use virtio_queue::{QueueState, QueueT};
 
 pub use self::health::Health;
-pub use self::queue::{Batch, BlockQueue, Next, QueueError};
+pub use self::queue::{Backend, Batch, BlockQueue, Next, QueueError};
 use self::worker::Service;
 use super::worker::Worker;
 use super::{ActivateError, Activation, VirtioDevice};
@@ -82,7 +85,7 @@ pub struct Block {
 }
 
 enum State {
-    Idle(Disk),
+    Idle(Backend),
     Running(Running),
     /// The worker panicked and took the disk with it. Not reached unless this device has a bug.
     Lost,
@@ -120,7 +123,7 @@ pub enum PushError {
 impl Block {
     /// A device for `disk` that tells the guest `serial`, of which only the first 20 bytes count, and `health` of the host's
     /// failures, as those of disk number `index`.
-    pub fn new(disk: Disk, serial: &str, index: u32, health: Health) -> Self {
+    pub fn new(disk: Disk, limits: DiskLimits, serial: &str, index: u32, health: Health) -> Self {
         let mut features = 1 << VIRTIO_RING_F_EVENT_IDX
             | 1 << VIRTIO_RING_F_INDIRECT_DESC
             | 1 << VIRTIO_BLK_F_SIZE_MAX
@@ -134,7 +137,7 @@ impl Block {
             1 << VIRTIO_BLK_F_DISCARD | 1 << VIRTIO_BLK_F_WRITE_ZEROES
         };
         let (config, serial) = (config_space(disk.size()), padded(serial));
-        Self { config, features, serial, index, health, state: State::Idle(disk) }
+        Self { config, features, serial, index, health, state: State::Idle(Backend::new(disk, limits)) }
     }
 
     pub fn is_read_only(&self) -> bool {
@@ -146,7 +149,7 @@ impl Block {
         self.state = match std::mem::replace(&mut self.state, State::Lost) {
             State::Running(mut running) => {
                 running.park();
-                running.worker.stop().map_or(State::Lost, |service| State::Idle(service.requests.into_disk()))
+                running.worker.stop().map_or(State::Lost, |service| State::Idle(service.requests.into_backend()))
             }
             state => state,
         };
@@ -176,18 +179,18 @@ impl VirtioDevice for Block {
 
     fn activate(&mut self, activation: Activation) -> Result<(), ActivateError> {
         self.stop();
-        let State::Idle(disk) = std::mem::replace(&mut self.state, State::Lost) else {
+        let State::Idle(backend) = std::mem::replace(&mut self.state, State::Lost) else {
             return Err(ActivateError::Thread(io::Error::other("the disk was lost when its thread panicked")));
         };
         let Activation { memory, queues, interrupt, features, .. } = activation;
         let Some(mut active) = queues.into_iter().next() else {
-            self.state = State::Idle(disk);
+            self.state = State::Idle(backend);
             return Err(ActivateError::Events(io::Error::other("a block device has one queue, none was given")));
         };
         active.queue.set_event_idx(features & (1 << VIRTIO_RING_F_EVENT_IDX) != 0);
         // A driver that knows no flush takes a completed write for durable (virtio 1.2, section 5.2.5.2).
         let write_through = features & (1 << VIRTIO_BLK_F_FLUSH) == 0;
-        let requests = BlockQueue::new(disk, self.serial, write_through, (self.index, self.health.clone()));
+        let requests = BlockQueue::new(backend, self.serial, write_through, (self.index, self.health.clone()));
         let stop_flag = requests.stop_flag();
         match Worker::start(Service { requests, memory, active, interrupt }) {
             Ok(worker) => {
@@ -195,7 +198,7 @@ impl VirtioDevice for Block {
                 Ok(())
             }
             Err((error, service)) => {
-                self.state = State::Idle(service.requests.into_disk());
+                self.state = State::Idle(service.requests.into_backend());
                 Err(error)
             }
         }
@@ -217,7 +220,7 @@ impl VirtioDevice for Block {
 
     fn push_layer(&mut self, file: File, stay: bool) -> Result<(), PushError> {
         match &mut self.state {
-            State::Idle(disk) => Ok(disk.push_layer(file)?),
+            State::Idle(backend) => Ok(backend.disk_mut().push_layer(file)?),
             State::Lost => Err(PushError::Lost),
             State::Running(running) => {
                 let pushed = running.park().ok_or(PushError::Lost)?.requests.disk_mut().push_layer(file);

@@ -1,18 +1,20 @@
 //! From the queue to the disk and back, without a thread.
 //!
-//! A request for which the host has no room is put back: the queue stands before it, as if it had not been seen. So
+//! A request that would be over a limit, or for which the host has no room, is put back: the queue stands before it, as if it had not been seen. So
 //! whoever saves the queue then saves it with the request still to be done. Doing it again does no harm: the driver was
 //! not told of it, so it has left what is to be written as it is, and expects nothing of what is on the disk there.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
-use sandpiper_protocol::vmm::DiskFailure;
+use sandpiper_protocol::vmm::{DiskFailure, DiskLimits};
 use virtio_bindings::virtio_blk::{VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP};
 use virtio_queue::{DescriptorChain, Queue, QueueOwnedT, QueueT};
 
 use super::Serial;
 use super::health::{Health, failure};
+use super::limits::{Cost, Limits};
 use super::request::{Operation, Parts, Refusal};
 use crate::devices::virtio::Memory;
 use crate::disk::{Disk, DiskError};
@@ -46,13 +48,31 @@ pub enum Next {
     Now,
     /// When the driver notifies.
     Notified,
+    /// Then: before, a limit would be exceeded.
+    At(Instant),
     /// When there may be room: the host had none for the next request.
     Room(DiskFailure),
 }
 
+/// A disk and what it may still do. It outlives a reset of the device, which would else be a way around the limits.
+pub struct Backend {
+    disk: Disk,
+    limits: Limits,
+}
+
+impl Backend {
+    pub fn new(disk: Disk, limits: DiskLimits) -> Self {
+        Self { disk, limits: Limits::new(limits) }
+    }
+
+    pub fn disk_mut(&mut self) -> &mut Disk {
+        &mut self.disk
+    }
+}
+
 /// A disk and what it takes to carry out a driver's requests on it.
 pub struct BlockQueue {
-    disk: Disk,
+    backend: Backend,
     serial: Serial,
     write_through: bool,
     /// The disk's number, and who is told of the host's failures.
@@ -65,14 +85,15 @@ pub struct BlockQueue {
 enum Outcome {
     /// It is answered: so many bytes of its writable part are certainly written.
     Done(u32),
-    NoRoom(DiskFailure),
+    /// It is as if it had not been looked at; when to do so again.
+    PutBack(Next),
 }
 
 impl BlockQueue {
-    /// For disk number `index`. `serial` is padded with zero bytes; with `write_through` every write is durable before it
+    /// For the disk with number `index`. `serial` is padded with zero bytes; with `write_through` every write is durable before it
     /// is completed.
-    pub fn new(disk: Disk, serial: Serial, write_through: bool, (index, health): (u32, Health)) -> Self {
-        Self { disk, serial, write_through, index, health, stop: Arc::new(AtomicBool::new(false)) }
+    pub fn new(backend: Backend, serial: Serial, write_through: bool, (index, health): (u32, Health)) -> Self {
+        Self { backend, serial, write_through, index, health, stop: Arc::new(AtomicBool::new(false)) }
     }
 
     pub(super) fn health(&self) -> &Health {
@@ -85,15 +106,15 @@ impl BlockQueue {
     }
 
     pub fn disk(&self) -> &Disk {
-        &self.disk
+        &self.backend.disk
     }
 
     pub fn disk_mut(&mut self) -> &mut Disk {
-        &mut self.disk
+        &mut self.backend.disk
     }
 
-    pub fn into_disk(self) -> Disk {
-        self.disk
+    pub fn into_backend(self) -> Backend {
+        self.backend
     }
 
     /// Completes the requests that are available, at most 32 of them.
@@ -115,9 +136,9 @@ impl BlockQueue {
             let head = chain.head_index();
             match self.complete(memory, chain, &mut parts)? {
                 Outcome::Done(used) => queue.add_used(memory, head, used).map_err(QueueError::Ring)?,
-                Outcome::NoRoom(failure) => {
+                Outcome::PutBack(again) => {
                     queue.set_next_avail(queue.next_avail().wrapping_sub(1));
-                    next = Some(Next::Room(failure));
+                    next = Some(again);
                     break;
                 }
             }
@@ -140,6 +161,10 @@ impl BlockQueue {
         parts: &mut Parts<'m>,
     ) -> Result<Outcome, QueueError> {
         let status = parts.collect(memory, chain).map_err(|_| QueueError::NoStatus)?;
+        let (cost, now) = (self.cost(parts), Instant::now());
+        if let Some(time) = self.backend.limits.closed_until(cost, now) {
+            return Ok(Outcome::PutBack(Next::At(time)));
+        }
         let code = match self.carry_out(parts) {
             Ok(()) => VIRTIO_BLK_S_OK,
             Err(Refusal::Malformed) => VIRTIO_BLK_S_IOERR,
@@ -147,13 +172,14 @@ impl BlockQueue {
             Err(Refusal::Disk(error)) => {
                 if let Some(failure) = failure(self.index, &error) {
                     if error.is_no_room() {
-                        return Ok(Outcome::NoRoom(failure));
+                        return Ok(Outcome::PutBack(Next::Room(failure)));
                     }
                     self.health.failed(failure);
                 }
                 VIRTIO_BLK_S_IOERR
             }
         };
+        self.backend.limits.charge(cost, now);
         status.copy_from(&code.to_le_bytes()[..1]);
         // The count covers the beginning without a gap: after a failed read the status is written, but not all before it.
         let data = parts.writable_length();
@@ -161,15 +187,26 @@ impl BlockQueue {
         Ok(Outcome::Done(if all { u32::try_from(data + 1).unwrap_or(0) } else { 0 }))
     }
 
+    /// What a request takes of the limits. One against the rules takes none of the disk.
+    fn cost(&self, parts: &Parts<'_>) -> Cost {
+        match parts.operation() {
+            Ok((Operation::Read { .. }, _)) => Cost { bytes: parts.writable_length(), flush: false },
+            Ok((Operation::Write { .. }, data)) => Cost { bytes: data.remaining(), flush: self.write_through },
+            Ok((Operation::WriteZeroes { length, .. }, _)) => Cost { bytes: length, flush: self.write_through },
+            Ok((Operation::Flush, _)) => Cost { bytes: 0, flush: true },
+            Ok((Operation::Discard { .. } | Operation::Identify, _)) | Err(_) => Cost::default(),
+        }
+    }
+
     fn carry_out(&mut self, parts: &Parts<'_>) -> Result<(), Refusal> {
         let (operation, data) = parts.operation()?;
         let done = match operation {
-            Operation::Read { offset } => self.disk.read(offset, parts.writable()?),
-            Operation::Write { offset } => self.disk.write(offset, data).and_then(|()| self.after_write()),
-            Operation::Flush => self.disk.flush(),
-            Operation::Discard { offset, length } => self.disk.discard(offset, length),
+            Operation::Read { offset } => self.backend.disk.read(offset, parts.writable()?),
+            Operation::Write { offset } => self.backend.disk.write(offset, data).and_then(|()| self.after_write()),
+            Operation::Flush => self.backend.disk.flush(),
+            Operation::Discard { offset, length } => self.backend.disk.discard(offset, length),
             Operation::WriteZeroes { offset, length } => {
-                self.disk.write_zeroes(offset, length).and_then(|()| self.after_write())
+                self.backend.disk.write_zeroes(offset, length).and_then(|()| self.after_write())
             }
             Operation::Identify => {
                 let mut room = parts.writable()?;
@@ -183,6 +220,6 @@ impl BlockQueue {
     }
 
     fn after_write(&mut self) -> Result<(), DiskError> {
-        if self.write_through { self.disk.flush() } else { Ok(()) }
+        if self.write_through { self.backend.disk.flush() } else { Ok(()) }
     }
 }

@@ -16,7 +16,7 @@ use virtio_queue::desc::split::Descriptor;
 use virtio_queue::mock::MockSplitQueue;
 use vm_memory::{Bytes, GuestAddress};
 
-use sandpiper_protocol::vmm::DiskFailure;
+use sandpiper_protocol::vmm::{DiskFailure, DiskLimits};
 
 use super::*;
 use crate::devices::virtio::{ActiveQueue, Interrupt, Memory};
@@ -55,8 +55,12 @@ fn health() -> Health {
     Health::new().unwrap()
 }
 
+fn unlimited(disk: Disk) -> Backend {
+    Backend::new(disk, DiskLimits::default())
+}
+
 fn requests() -> BlockQueue {
-    BlockQueue::new(disk(), padded("serial"), false, (0, health()))
+    BlockQueue::new(unlimited(disk()), padded("serial"), false, (0, health()))
 }
 
 /// A descriptor; `next` is the index of the one after it, if there is one.
@@ -279,13 +283,17 @@ fn a_disk_that_is_read_only_says_so_and_refuses_writes() {
     let base = tempfile::tempfile().unwrap();
     base.write_all_at(&[1; 4096], 0).unwrap();
     let disk = Disk::open(vec![base], 4096, true).unwrap();
-    let block = Block::new(disk, "", 0, health());
+    let block = Block::new(disk, DiskLimits::default(), "", 0, health());
     assert_ne!(block.features() & (1 << VIRTIO_BLK_F_RO), 0);
     assert_eq!(block.features() & (1 << VIRTIO_BLK_F_DISCARD | 1 << VIRTIO_BLK_F_WRITE_ZEROES), 0);
 
     let base = tempfile::tempfile().unwrap();
-    let mut requests =
-        BlockQueue::new(Disk::open(vec![base], 4096, true).unwrap(), Serial::default(), false, (0, health()));
+    let mut requests = BlockQueue::new(
+        unlimited(Disk::open(vec![base], 4096, true).unwrap()),
+        Serial::default(),
+        false,
+        (0, health()),
+    );
     let memory = memory();
     assert_eq!(request(&mut requests, &memory, VIRTIO_BLK_T_OUT, 0, (DATA, 512, 0)), VIRTIO_BLK_S_IOERR);
     assert_eq!(request(&mut requests, &memory, VIRTIO_BLK_T_IN, 0, (DATA, 512, WRITE)), VIRTIO_BLK_S_OK);
@@ -300,7 +308,8 @@ fn a_host_error_is_an_error_status_and_the_next_request_works() {
     let disk = Disk::open(vec![base, top.try_clone().unwrap()], 8192, false).unwrap();
     fcntl(&top, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_WRITE)).unwrap();
     let health = health();
-    let (memory, mut requests) = (memory(), BlockQueue::new(disk, Serial::default(), false, (3, health.clone())));
+    let (memory, mut requests) =
+        (memory(), BlockQueue::new(unlimited(disk), Serial::default(), false, (3, health.clone())));
 
     for data in [(DATA, 512, 0), (DATA, 4096, 0)] {
         assert_eq!(request(&mut requests, &memory, VIRTIO_BLK_T_OUT, 8, data), VIRTIO_BLK_S_IOERR);
@@ -314,7 +323,7 @@ fn a_host_error_is_an_error_status_and_the_next_request_works() {
 
 #[test]
 fn configuration_space_ends_in_zeros_and_shows_the_capacity() {
-    let block = Block::new(disk(), "serial", 0, health());
+    let block = Block::new(disk(), DiskLimits::default(), "serial", 0, health());
     let mut config = [0xff; 80];
     block.read_config(0, &mut config);
     assert_eq!(config[..8], (DISK_SIZE / 512).to_le_bytes());
@@ -327,7 +336,7 @@ fn configuration_space_ends_in_zeros_and_shows_the_capacity() {
 #[test]
 fn a_running_device_completes_requests_stops_and_starts_again() {
     let memory = memory();
-    let mut block = Block::new(disk(), "serial", 0, health());
+    let mut block = Block::new(disk(), DiskLimits::default(), "serial", 0, health());
     for _ in 0..2 {
         let driver = MockSplitQueue::new(&memory, 16);
         let (notify, interrupt) = activate(&mut block, &memory, &driver);
@@ -366,7 +375,13 @@ fn a_write_without_room_on_the_host_waits_is_not_lost_by_a_suspension_and_is_don
     let open = || File::options().read(true).write(true).open(folder.path().join("top")).unwrap();
     drop(top);
     let (memory, health) = (memory(), health());
-    let mut block = Block::new(Disk::open(vec![open()], DISK_SIZE, false).unwrap(), "serial", 0, health.clone());
+    let mut block = Block::new(
+        Disk::open(vec![open()], DISK_SIZE, false).unwrap(),
+        DiskLimits::default(),
+        "serial",
+        0,
+        health.clone(),
+    );
     let driver = MockSplitQueue::new(&memory, 16);
     fill(&memory, DATA, 128 * 1024, 7);
     put_header(&memory, VIRTIO_BLK_T_OUT, 8);
@@ -397,7 +412,13 @@ fn a_device_that_waits_for_room_is_reset_at_once() {
     let Some((folder, _mounted)) = small_file_system(64) else { return };
     let top = File::options().read(true).write(true).create_new(true).open(folder.path().join("top")).unwrap();
     let (memory, health) = (memory(), health());
-    let mut block = Block::new(Disk::open(vec![top], DISK_SIZE, false).unwrap(), "serial", 0, health.clone());
+    let mut block = Block::new(
+        Disk::open(vec![top], DISK_SIZE, false).unwrap(),
+        DiskLimits::default(),
+        "serial",
+        0,
+        health.clone(),
+    );
     let driver = MockSplitQueue::new(&memory, 16);
     put_header(&memory, VIRTIO_BLK_T_OUT, 0);
     driver.add_desc_chains(&chain(&[(HEADER, 16, 0), (DATA, 128 * 1024, 0), (STATUS, 1, WRITE)]), 0).unwrap();
@@ -408,6 +429,35 @@ fn a_device_that_waits_for_room_is_reset_at_once() {
 
     assert!(health.waiting().is_none());
     assert_eq!(driver.used().idx().load(), 0);
+}
+
+#[test]
+fn a_request_over_a_limit_waits_and_keeps_neither_a_suspension_nor_a_reset_waiting() {
+    // Of one a second, one passes at once and one is owed.
+    let limits = DiskLimits { flushes_per_second: Some(1), ..DiskLimits::default() };
+    let memory = memory();
+    let mut block = Block::new(disk(), limits, "serial", 0, health());
+    let driver = MockSplitQueue::new(&memory, 16);
+    put_header(&memory, VIRTIO_BLK_T_FLUSH, 0);
+    for first in [0, 2, 4] {
+        driver.add_desc_chains(&chain(&[(HEADER, 16, 0), (STATUS, 1, WRITE)]), first).unwrap();
+    }
+
+    let began = Instant::now();
+    activate(&mut block, &memory, &driver);
+    wait_until(|| driver.used().idx().load() == 2);
+    assert_eq!(block.suspend()[0].next_avail, 2);
+    assert!(began.elapsed() < Duration::from_millis(500), "it had to wait");
+    block.resume().unwrap();
+    wait_until(|| driver.used().idx().load() == 3);
+    assert!(began.elapsed() > Duration::from_millis(900), "it did not wait");
+
+    // What a device owes, it owes after a reset, when it finds the same requests again.
+    let began = Instant::now();
+    block.reset();
+    activate(&mut block, &memory, &driver);
+    wait_until(|| driver.used().idx().load() == 1);
+    assert!(began.elapsed() > Duration::from_millis(500), "it did not wait after the reset");
 }
 
 fn wait_until(condition: impl Fn() -> bool) {

@@ -9,6 +9,7 @@ use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{BlockQueue, Next, QueueError};
+use crate::devices::virtio::bucket::milliseconds_until;
 use crate::devices::virtio::worker::{Work, log_failure};
 use crate::devices::virtio::{ActiveQueue, Interrupt, Memory};
 use crate::jail::Role;
@@ -66,9 +67,12 @@ impl Service {
                     waiting.get_or_insert_with(|| self.requests.health().wait_for_room(failure));
                     ROOM_CHECK
                 }
-                Next::Now | Next::Notified => {
+                next => {
                     waiting = None;
-                    -1
+                    match next {
+                        Next::At(time) => milliseconds_until(time),
+                        _ => -1,
+                    }
                 }
             };
             let count = match epoll.wait(patience, &mut events) {

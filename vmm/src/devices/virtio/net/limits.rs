@@ -1,14 +1,12 @@
 //! How much may pass in one direction: token buckets, of bytes and of frames.
 //!
-//! A bucket holds what passes in a second, and is full at first. It is asked whether it is empty before a frame and charged
-//! after it, when the frame's length is known, so it may owe up to one frame; the next one waits that much longer.
+//! They are charged after a frame, when its length is known, and may owe up to one.
 
-use std::num::NonZeroU64;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use sandpiper_protocol::vmm::NetLimits;
 
-const SECOND: Duration = Duration::from_secs(1);
+use crate::devices::virtio::bucket::Bucket;
 
 /// Of one direction.
 #[derive(Debug)]
@@ -39,38 +37,10 @@ impl Limits {
     }
 }
 
-/// What it holds is told by the time at which it will be full: a second from now if it is empty, later if it owes.
-#[derive(Debug)]
-struct Bucket {
-    /// Per second.
-    rate: NonZeroU64,
-    /// `None` if it has been full ever since it was made.
-    full_at: Option<Instant>,
-}
-
-impl Bucket {
-    /// Of none at all, which nobody can mean, it gives one.
-    fn new(rate: u64) -> Self {
-        Self { rate: NonZeroU64::new(rate).unwrap_or(NonZeroU64::MIN), full_at: None }
-    }
-
-    fn empty_until(&self, now: Instant) -> Option<Instant> {
-        let missing = self.full_at?.saturating_duration_since(now);
-        let wait = missing.checked_sub(SECOND)?;
-        // Exactly empty is empty.
-        Some(now + wait.max(Duration::from_nanos(1)))
-    }
-
-    fn take(&mut self, count: u64, now: Instant) {
-        // A frame has less than 2^17 bytes: no overflow.
-        let cost = Duration::from_nanos(count.saturating_mul(1_000_000_000).div_ceil(self.rate.get()));
-        let from = self.full_at.map_or(now, |full_at| full_at.max(now));
-        self.full_at = Some(from + cost);
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use proptest::prelude::*;
 
     use super::*;

@@ -17,6 +17,7 @@ use super::limits::Limits;
 use super::receive::Receive;
 use super::tap::Tap;
 use super::transmit::Transmit;
+use crate::devices::virtio::bucket::milliseconds_until;
 use crate::devices::virtio::ring::{Ring, RingError};
 use crate::devices::virtio::worker::{Work, log_failure};
 use crate::devices::virtio::{Activation, Interrupt, Memory};
@@ -158,15 +159,11 @@ impl Service {
     }
 }
 
-/// Milliseconds for `epoll_wait`, -1 for ever. Rounded up: what comes in meanwhile is not lost, the bucket is only asked
-/// later.
+/// Milliseconds for `epoll_wait`, -1 for ever.
 fn patience(next: Next) -> i32 {
     match next {
         Next::Now => 0,
         Next::Notified => -1,
-        Next::At(time) => {
-            let wait = time.saturating_duration_since(Instant::now()).as_millis() + 1;
-            i32::try_from(wait).unwrap_or(i32::MAX)
-        }
+        Next::At(time) => milliseconds_until(time),
     }
 }
