@@ -2,12 +2,15 @@
 //!
 //! The newest connection is the agent's present one and gets events; older ones still get their replies. A connection
 //! whose peer does not take its replies is closed: the protocol is one reply to one request, so a full socket means that
-//! nobody reads. There are at most [`MAX_CONNECTIONS`]; the oldest goes for a new one.
+//! nobody reads. There are at most [`MAX_CONNECTIONS`]; the oldest goes for a new one. If the kernel gives none out, for want of
+//! memory or descriptors, the listener rests for [`REST`]: clients wait in its backlog, and the machine has nothing to do
+//! with it.
 
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use nix::sys::socket::{SockFlag, accept4};
 use sandpiper_protocol::vmm::{self, MonitorMessage, Packet};
@@ -18,6 +21,9 @@ use super::link::EventSlot;
 /// An agent has one; one more while the old one's end is not noticed yet; the rest is for people who look.
 const MAX_CONNECTIONS: usize = 8;
 
+/// How long nobody is let in after the kernel refused to.
+const REST: Duration = Duration::from_millis(500);
+
 /// Names a connection; later ones have greater numbers.
 pub(crate) type ConnectionId = u64;
 
@@ -27,6 +33,10 @@ pub(crate) struct Control {
     connections: BTreeMap<ConnectionId, Arc<OwnedFd>>,
     next_id: ConnectionId,
     events: EventSlot,
+    /// When the listener is watched again.
+    rests_until: Option<Instant>,
+    /// A refusal has been logged; the next is, after a success.
+    complained: bool,
 }
 
 /// What came from a connection.
@@ -43,11 +53,47 @@ pub(crate) enum Received {
 impl Control {
     /// Connections are numbered from `first_id` on.
     pub(crate) fn new(listener: OwnedFd, events: EventSlot, first_id: ConnectionId) -> Self {
-        Self { listener, connections: BTreeMap::new(), next_id: first_id, events }
+        let connections = BTreeMap::new();
+        Self { listener, connections, next_id: first_id, events, rests_until: None, complained: false }
     }
 
-    /// Takes one waiting connection, if there is one, and has `epoll` watch it under its number.
-    pub(crate) fn accept(&mut self, epoll: &Epoll) -> io::Result<()> {
+    /// Has `epoll` watch the listener as `id`, or not.
+    fn watch(&self, epoll: &Epoll, id: u64, operation: ControlOperation) -> io::Result<()> {
+        epoll.ctl(operation, self.listener.as_raw_fd(), EpollEvent::new(EventSet::IN, id))
+    }
+
+    /// Takes one waiting connection, if there is one, and has `epoll` watch it under its number. If that fails, `epoll`
+    /// stops watching the listener, known to it as `listener`, until [`Self::wake`]. Fails only if that cannot be done.
+    pub(crate) fn accept(&mut self, epoll: &Epoll, listener: u64) -> io::Result<()> {
+        match self.take_one(epoll) {
+            Ok(()) => self.complained = false,
+            Err(error) => {
+                if !std::mem::replace(&mut self.complained, true) {
+                    eprintln!("sandpiper-vmm: cannot take a control connection, trying again: {error}");
+                }
+                self.watch(epoll, listener, ControlOperation::Delete)?;
+                self.rests_until = Some(Instant::now() + REST);
+            }
+        }
+        Ok(())
+    }
+
+    /// Milliseconds until [`Self::wake`] has something to do, for `epoll_wait`.
+    pub(crate) fn patience(&self) -> i32 {
+        let left = |until: Instant| until.saturating_duration_since(Instant::now()).as_millis() + 1;
+        self.rests_until.map_or(-1, |until| i32::try_from(left(until)).unwrap_or(i32::MAX))
+    }
+
+    /// Watches the listener again, if its rest is over.
+    pub(crate) fn wake(&mut self, epoll: &Epoll, listener: u64) -> io::Result<()> {
+        if self.rests_until.is_some_and(|until| until <= Instant::now()) {
+            self.rests_until = None;
+            self.watch(epoll, listener, ControlOperation::Add)?;
+        }
+        Ok(())
+    }
+
+    fn take_one(&mut self, epoll: &Epoll) -> io::Result<()> {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let fd = match accept4(self.listener.as_raw_fd(), flags) {
             Ok(fd) => fd,
@@ -116,6 +162,9 @@ mod tests {
     use sandpiper_protocol::guest::LINK_PORT;
     use sandpiper_protocol::vmm::Reply;
 
+    /// How the listener is known to epoll.
+    const LISTENER: u64 = 0;
+
     fn seqpacket() -> OwnedFd {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         socket(AddressFamily::Unix, SockType::SeqPacket, flags, None).unwrap()
@@ -147,7 +196,7 @@ mod tests {
         fn agent(&mut self) -> OwnedFd {
             let socket = seqpacket();
             connect(socket.as_raw_fd(), &self.address).unwrap();
-            self.control.accept(&self.epoll).unwrap();
+            self.control.accept(&self.epoll, LISTENER).unwrap();
             socket
         }
     }
@@ -180,6 +229,29 @@ mod tests {
         assert!(vmm::receive(agents[2].as_fd()).is_err(), "open, with nothing to read");
         assert!(fixture.link.connect(LINK_PORT).is_some());
         assert!(got_event(agents.last().unwrap()));
+    }
+
+    #[test]
+    fn a_listener_that_fails_rests_and_is_watched_again() {
+        let mut fixture = fixture();
+        // One that nobody can connect to: `accept4` fails with EINVAL, which is none of the errors that are known.
+        let listener = std::mem::replace(&mut fixture.control.listener, seqpacket());
+        let mut events = [EpollEvent::default(); 4];
+        fixture.control.watch(&fixture.epoll, LISTENER, ControlOperation::Add).unwrap();
+        fixture.control.accept(&fixture.epoll, LISTENER).unwrap();
+        assert!((1..=501).contains(&fixture.control.patience()));
+        assert_eq!(fixture.epoll.wait(0, &mut events).unwrap(), 0, "it is not watched");
+
+        fixture.control.listener = listener;
+        let client = seqpacket();
+        connect(client.as_raw_fd(), &fixture.address).unwrap();
+        while fixture.control.patience() >= 0 {
+            fixture.epoll.wait(fixture.control.patience(), &mut events).unwrap();
+            fixture.control.wake(&fixture.epoll, LISTENER).unwrap();
+        }
+        assert_eq!(fixture.epoll.wait(-1, &mut events).unwrap(), 1);
+        fixture.control.accept(&fixture.epoll, LISTENER).unwrap();
+        assert!(fixture.link.connect(LINK_PORT).is_some() && got_event(&client));
     }
 
     #[test]

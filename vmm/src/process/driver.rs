@@ -43,8 +43,6 @@ pub(crate) enum DriverError {
     Watch(#[source] io::Error),
     #[error("Cannot wait for events")]
     Wait(#[source] io::Error),
-    #[error("The control socket takes no connections")]
-    Accept(#[source] io::Error),
 }
 
 pub(crate) struct Driver {
@@ -91,14 +89,15 @@ impl Driver {
     pub(crate) fn run(mut self) -> Result<ExitRecord, DriverError> {
         let mut ready = [EpollEvent::default(); 16];
         loop {
-            let count = match self.epoll.wait(-1, &mut ready) {
+            let count = match self.epoll.wait(self.control.patience(), &mut ready) {
                 Ok(count) => count,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) => return Err(DriverError::Wait(error)),
             };
+            self.control.wake(&self.epoll, LISTENER).map_err(DriverError::Watch)?;
             for event in &ready[..count] {
                 match event.data() {
-                    LISTENER => self.control.accept(&self.epoll).map_err(DriverError::Accept)?,
+                    LISTENER => self.control.accept(&self.epoll, LISTENER).map_err(DriverError::Watch)?,
                     ENDED => {}
                     DISKS => self.attend_to_disks(),
                     connection => self.serve(connection),
