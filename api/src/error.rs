@@ -245,6 +245,7 @@ impl From<StoreError> for ApiError {
     fn from(error: StoreError) -> Self {
         match error {
             StoreError::NulCharacter => Self::invalid("A text in the request has the character NUL; leave it out"),
+            StoreError::ClaimLost => Self::idempotency_in_progress(),
             _ => Self::internal(chain(&error)),
         }
     }

@@ -2,9 +2,10 @@
 
 use std::io::IsTerminal;
 use std::net::TcpListener;
+use std::path::Path;
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tracing_subscriber::EnvFilter;
@@ -15,7 +16,10 @@ use crate::clock::Clock;
 use crate::config::Config;
 use crate::dispatch::network::PolicyWorker;
 use crate::dispatch::sync::Synchronizer;
+use crate::error::chain;
 use crate::secrets::Vault;
+use crate::store::sole::Sole;
+use crate::store::{DatabaseLocation, Store, processes};
 use crate::webhooks::Outside;
 use crate::webhooks::retention::Retention;
 use crate::webhooks::worker::Worker;
@@ -24,6 +28,8 @@ use crate::{privileges, server};
 /// How long the end waits for starts of sandboxes that are under way. What is not finished then is settled by the
 /// synchronisation after the next start.
 const FINISH_STARTS: Duration = Duration::from_secs(10);
+
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// Serves until a signal.
 pub fn run(config: Config) -> anyhow::Result<()> {
@@ -44,7 +50,7 @@ async fn serve(config: Config, listener: TcpListener) -> anyhow::Result<()> {
     let vault = Vault::open(&config.secrets_key_file())?;
     let store = open_store(&config.database()).await?;
     let clock = Clock::system();
-    store.idempotency.end_leases(clock.now()).await?;
+    let (agent, _sole) = join(&config, &store, &clock).await?;
 
     let address = listener.local_addr()?;
     let listener = tokio::net::TcpListener::from_std(listener)?;
@@ -54,7 +60,8 @@ async fn serve(config: Config, listener: TcpListener) -> anyhow::Result<()> {
     let webhooks = tokio::spawn(Worker::new(app.clone(), outside).run(stopped.clone()));
     let retention = tokio::spawn(Retention::new(app.clone()).run(stopped.clone()));
     let policies = tokio::spawn(PolicyWorker::new(app.clone()).run(stopped.clone()));
-    let synchronizer = tokio::spawn(Synchronizer::new(app.clone()).run(stopped));
+    let synchronizer = tokio::spawn(Synchronizer::new(app.clone()).run(stopped.clone()));
+    let heartbeat = tokio::spawn(beat(app.clone(), agent, stopped));
 
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let signalled = async move {
@@ -79,11 +86,58 @@ async fn serve(config: Config, listener: TcpListener) -> anyhow::Result<()> {
         (policies, "policy worker"),
         (webhooks, "webhook worker"),
         (retention, "deletion of old webhooks"),
+        (heartbeat, "sign of life"),
     ] {
         if let Err(error) = task.await {
             tracing::error!(%error, name, "a task ended early");
         }
     }
+    if let Err(error) = store.processes.leave().await {
+        tracing::warn!(error = chain(&error), "what this process leaves undone is taken over only in a while");
+    }
     store.close().await;
     Ok(())
+}
+
+/// Enters this process among those that serve the database: the name of its agent, and on SQLite, where it is the only one,
+/// the proof of that, to be kept.
+async fn join(config: &Config, store: &Store, clock: &Clock) -> anyhow::Result<(Option<String>, Option<Sole>)> {
+    let sole = match config.database() {
+        DatabaseLocation::Sqlite(path) => {
+            let sole = Sole::take(&path)?;
+            store.processes.outlive_others().await?;
+            Some(sole)
+        }
+        DatabaseLocation::Postgres(_) => None,
+    };
+    let agent = agent_name(&config.agent_socket)?;
+    if !store.processes.join(agent.as_deref(), clock.now()).await? {
+        bail!(
+            "Another sandpiper-api serves this database with another agent than {}: all of them must have the same one, \
+             on its machine",
+            config.agent_socket.display()
+        );
+    }
+    Ok((agent, sole))
+}
+
+/// What tells this machine's agent from that of another; `None` where there is none. The kernel's boot id names the machine:
+/// only processes that are alive at the same time are compared.
+fn agent_name(socket: &Path) -> anyhow::Result<Option<String>> {
+    let Ok(socket) = socket.canonicalize() else { return Ok(None) };
+    let boot = std::fs::read_to_string(BOOT_ID).with_context(|| format!("Cannot read {BOOT_ID}"))?;
+    Ok(Some(format!("{} {}", boot.trim(), socket.display())))
+}
+
+/// Says again and again that this process is alive, until `stop` changes.
+async fn beat(app: App, agent: Option<String>, mut stop: watch::Receiver<bool>) {
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep(processes::BEAT) => {}
+            _ = stop.changed() => return,
+        }
+        if let Err(error) = app.store.processes.beat(agent.as_deref(), app.clock.now()).await {
+            tracing::warn!(error = chain(&error), "this process cannot say that it is alive");
+        }
+    }
 }

@@ -2,7 +2,7 @@
 //!
 //! | row | agent | then |
 //! |---|---|---|
-//! | being taken or removed by this process | anything | left alone |
+//! | being taken or removed by a process that lives | anything | left alone |
 //! | any | lists it | `ready`, with its size |
 //! | `creating` | does not list it | goes: this process died before it was taken |
 //! | `ready` | does not list it | `failed`: it was promised to last, so its loss is shown |
@@ -21,7 +21,7 @@ use sandpiper_protocol::agent;
 use super::sync::SyncError;
 use crate::app::App;
 use crate::error::chain;
-use crate::store::checkpoints::State;
+use crate::store::checkpoints::{CheckpointRow, State};
 
 /// The memory from one round to the next.
 #[derive(Debug, Default)]
@@ -36,11 +36,13 @@ impl CheckpointSync {
         // In this order: a row whose task has ended by now was made at the agent before it is asked.
         let rows = app.store.checkpoints.existing().await?;
         let in_flight = app.in_flight.snapshot();
+        let others = app.store.processes.others(app.clock.now()).await?;
+        let is_others = |row: &CheckpointRow| row.process.as_ref().is_some_and(|process| others.contains(process));
         let listed = app.agent.checkpoints().await?;
         let listed: HashMap<&str, &agent::Checkpoint> = listed.iter().map(|one| (one.id.as_str(), one)).collect();
 
         let mut changed = Vec::new();
-        for row in rows.iter().filter(|row| !in_flight.contains(&row.id)) {
+        for row in rows.iter().filter(|row| !in_flight.contains(&row.id) && !is_others(row)) {
             match (row.state, listed.get(row.id.as_str())) {
                 (_, Some(report)) if row.matches(report) => {}
                 (_, Some(report)) => changed.push(*report),

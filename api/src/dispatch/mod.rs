@@ -13,7 +13,9 @@
 //! and while the agent is away. [`sync`] settles each of these; until it has, reads answer what was last known.
 //!
 //! A sandbox that this process is starting, resuming or removing, and a checkpoint that it is taking or removing, is
-//! [`InFlight`]: its row belongs to that task, and the synchronisation leaves it alone.
+//! [`InFlight`]: its row belongs to that task, and the synchronisation leaves it alone. So does that of every other process
+//! on the same database, for as long as this one is alive: see [`crate::store::processes`]. Each process has a
+//! synchronisation of its own; they find the same, and what two of them write is the same.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};

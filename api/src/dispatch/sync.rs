@@ -5,7 +5,7 @@
 //!
 //! | row | agent | then |
 //! |---|---|---|
-//! | being started, resumed or removed by this process | anything | left alone |
+//! | being started, resumed or removed by a process that lives | anything | left alone |
 //! | any but failed | lists it | the row takes over state, deadline, lifecycle, ports, error |
 //! | any but failed | does not list it | destroyed: its time was over, or it was removed |
 //! | failed | lists it failed | stays, for the tenant to see why |
@@ -95,11 +95,13 @@ impl Synchronizer {
         // In this order: a row whose task has ended by now was created at the agent before it is asked.
         let rows = self.app.store.sandboxes.existing().await?;
         let in_flight = self.app.in_flight.snapshot();
+        let others = self.app.store.processes.others(self.app.clock.now()).await?;
+        let is_others = |row: &SandboxRow| row.process.as_ref().is_some_and(|process| others.contains(process));
         let listed = self.app.agent.list().await?;
         let listed: HashMap<&str, &agent::Sandbox> =
             listed.iter().map(|sandbox| (sandbox.id.as_str(), sandbox)).collect();
 
-        for row in rows.iter().filter(|row| !in_flight.contains(&row.id)) {
+        for row in rows.iter().filter(|row| !in_flight.contains(&row.id) && !is_others(row)) {
             self.settle(row, listed.get(row.id.as_str()).copied()).await?;
         }
         if self.rounds_to_retained == 0 {
@@ -218,13 +220,13 @@ pub async fn catalog(app: &App) -> Result<(), SyncError> {
 /// the agent, what was last known.
 pub async fn refresh(app: &App, row: SandboxRow) -> Result<Option<SandboxRow>, StoreError> {
     // A failed sandbox changes no more, and one in flight belongs to its task.
-    if row.state == State::Failed || app.in_flight.contains(&row.id) {
+    if row.state == State::Failed || is_in_flight(app, &row).await? {
         return Ok(Some(row));
     }
     match app.agent.show(&row.id).await {
         Ok(report) if row.matches(&report) => Ok(Some(row)),
         Ok(report) => {
-            app.store.sandboxes.mirror(&report).await?;
+            app.store.sandboxes.mirror_unless_moved(&report, &row).await?;
             app.store.sandboxes.get(&row.team_id, &row.id).await
         }
         Err(error) if error.is_not_found() => {
@@ -235,6 +237,17 @@ pub async fn refresh(app: &App, row: SandboxRow) -> Result<Option<SandboxRow>, S
             tracing::debug!(sandbox = row.id, error = chain(&error), "answered from the store");
             Ok(Some(row))
         }
+    }
+}
+
+/// Whether a task, of this process or another that lives, is at work on the sandbox.
+pub async fn is_in_flight(app: &App, row: &SandboxRow) -> Result<bool, StoreError> {
+    if app.in_flight.contains(&row.id) {
+        return Ok(true);
+    }
+    match &row.process {
+        Some(process) => Ok(app.store.processes.others(app.clock.now()).await?.contains(process)),
+        None => Ok(false),
     }
 }
 

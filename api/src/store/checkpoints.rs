@@ -8,6 +8,7 @@ use sandpiper_protocol::agent;
 use sqlx::Row;
 use sqlx::any::AnyRow;
 
+use super::processes::OwnId;
 use super::sandbox_row::SandboxRow;
 use super::{Database, Statement, StoreError, count, from_ms, idempotency, to_ms, truth, word};
 
@@ -82,6 +83,8 @@ pub struct CheckpointRow {
     pub disk_gib: u32,
     pub size_bytes: u64,
     pub created_at: Timestamp,
+    /// The process that takes or removes it, if that is still alive.
+    pub process: Option<String>,
 }
 
 /// Why a checkpoint was not made.
@@ -115,11 +118,12 @@ pub struct CheckpointPage {
 #[derive(Debug, Clone)]
 pub struct Checkpoints {
     database: Database,
+    own: OwnId,
 }
 
 impl Checkpoints {
-    pub(crate) fn new(database: Database) -> Self {
-        Self { database }
+    pub(crate) fn new(database: Database, own: OwnId) -> Self {
+        Self { database, own }
     }
 
     /// Inserts a row in `creating`, of `sandbox`, which from now on is `checkpointing` if it is ready. A claim of an
@@ -133,8 +137,8 @@ impl Checkpoints {
         let mut tx = self.database.write_shared().await?;
         sqlx::query(
             "INSERT INTO checkpoints (id, team_id, name, state, sandbox_id, template, template_version, memory, cpu, \
-                 memory_mb, disk_gib, created_at_ms) \
-             VALUES ($1, $2, $3, 'creating', $4, $5, $6, $7, $8, $9, $10, $11)",
+                 memory_mb, disk_gib, created_at_ms, process) \
+             VALUES ($1, $2, $3, 'creating', $4, $5, $6, $7, $8, $9, $10, $11, $12)",
         )
         .bind(&new.id)
         .bind(&sandbox.team_id)
@@ -147,6 +151,7 @@ impl Checkpoints {
         .bind(i64::from(sandbox.memory_mb))
         .bind(i64::from(sandbox.disk_gib))
         .bind(to_ms(new.created_at))
+        .bind(self.own.as_str())
         .execute(&mut *tx)
         .await?;
         sqlx::query("UPDATE sandboxes SET state = 'checkpointing' WHERE id = $1 AND state = 'ready'")
@@ -219,7 +224,7 @@ impl Checkpoints {
         for report in reports {
             sqlx::query(
                 "UPDATE checkpoints SET state = 'ready', memory = $2, cpu = $3, memory_mb = $4, disk_gib = $5, \
-                     size_bytes = $6 \
+                     size_bytes = $6, process = NULL \
                  WHERE id = $1 AND state <> 'deleted'",
             )
             .bind(&report.id)
@@ -231,6 +236,19 @@ impl Checkpoints {
             .execute(&mut *tx)
             .await?;
         }
+        tx.commit().await?;
+        Ok(())
+    }
+
+    /// This process is about to have the agent remove it; until that is done, or this process is dead, others do not take
+    /// it for lost.
+    pub async fn mark_removal(&self, id: &str) -> Result<(), StoreError> {
+        let mut tx = self.database.write_shared().await?;
+        sqlx::query("UPDATE checkpoints SET process = $2 WHERE id = $1")
+            .bind(id)
+            .bind(self.own.as_str())
+            .execute(&mut *tx)
+            .await?;
         tx.commit().await?;
         Ok(())
     }
@@ -287,5 +305,6 @@ fn read(row: &AnyRow) -> Result<CheckpointRow, StoreError> {
         disk_gib: count(row.try_get("disk_gib")?)?,
         size_bytes: count(row.try_get("size_bytes")?)?,
         created_at: from_ms(row.try_get("created_at_ms")?)?,
+        process: row.try_get("process")?,
     })
 }

@@ -8,14 +8,16 @@
 //!                        └── lease over, names a resource: the resource is the answer
 //! ```
 //!
-//! The lease is there for a process that died at work: no request runs as long as [`LEASE`].
+//! A claim holds while its process lives ([`super::processes`]), and never longer than [`LEASE`], for no request runs as
+//! long. Who has lost it can make no resource under it any more.
 
 use std::time::Duration;
 
 use jiff::Timestamp;
 use sqlx::Row;
 
-use super::{Database, StoreError, Tx, count, to_ms};
+use super::processes::OwnId;
+use super::{Database, StoreError, Tx, count, to_ms, truth};
 
 /// How long a key is remembered.
 pub const RETENTION: Duration = Duration::from_secs(24 * 3600);
@@ -60,11 +62,12 @@ pub enum Lookup {
 #[derive(Debug, Clone)]
 pub struct IdempotencyKeys {
     database: Database,
+    own: OwnId,
 }
 
 impl IdempotencyKeys {
-    pub(crate) fn new(database: Database) -> Self {
-        Self { database }
+    pub(crate) fn new(database: Database, own: OwnId) -> Self {
+        Self { database, own }
     }
 
     /// Looks `key` up and claims it where it is free. `fingerprint`: 64 hexadecimal digits.
@@ -81,11 +84,18 @@ impl IdempotencyKeys {
         let mut tx = self.database.write().await?;
         sqlx::query("DELETE FROM idempotency_keys WHERE expires_at_ms <= $1").bind(now_ms).execute(&mut *tx).await?;
 
-        let row = sqlx::query("SELECT * FROM idempotency_keys WHERE team_id = $1 AND key = $2")
-            .bind(team_id)
-            .bind(key)
-            .fetch_optional(&mut *tx)
-            .await?;
+        let row = sqlx::query(
+            "SELECT *, CASE WHEN lease_until_ms > $4 AND (process = $3 OR EXISTS \
+                 (SELECT 1 FROM processes p WHERE p.id = idempotency_keys.process AND p.alive_until_ms > $4)) \
+                 THEN 1 ELSE 0 END AS held \
+             FROM idempotency_keys WHERE team_id = $1 AND key = $2",
+        )
+        .bind(team_id)
+        .bind(key)
+        .bind(self.own.as_str())
+        .bind(now_ms)
+        .fetch_optional(&mut *tx)
+        .await?;
         let mut abandoned_resource = None;
         if let Some(row) = row {
             if row.try_get::<String, _>("fingerprint")? != fingerprint {
@@ -98,16 +108,17 @@ impl IdempotencyKeys {
                     session_of: row.try_get("session_of")?,
                 }));
             }
-            if row.try_get::<i64, _>("lease_until_ms")? > now_ms {
+            if truth(row.try_get("held")?)? {
                 return Ok(Lookup::InFlight);
             }
             abandoned_resource = row.try_get::<Option<String>, _>("resource_id")?;
         }
         sqlx::query(
             "INSERT INTO idempotency_keys \
-                 (team_id, key, fingerprint, claim, state, lease_until_ms, created_at_ms, expires_at_ms) \
-             VALUES ($1, $2, $3, $4, 'in_flight', $5, $6, $7) \
-             ON CONFLICT (team_id, key) DO UPDATE SET claim = excluded.claim, lease_until_ms = excluded.lease_until_ms",
+                 (team_id, key, fingerprint, claim, state, lease_until_ms, created_at_ms, expires_at_ms, process) \
+             VALUES ($1, $2, $3, $4, 'in_flight', $5, $6, $7, $8) \
+             ON CONFLICT (team_id, key) DO UPDATE SET claim = excluded.claim, \
+                 lease_until_ms = excluded.lease_until_ms, process = excluded.process",
         )
         .bind(team_id)
         .bind(key)
@@ -116,6 +127,7 @@ impl IdempotencyKeys {
         .bind(later(now_ms, LEASE))
         .bind(now_ms)
         .bind(later(now_ms, RETENTION))
+        .bind(self.own.as_str())
         .execute(&mut *tx)
         .await?;
         tx.commit().await?;
@@ -156,31 +168,20 @@ impl IdempotencyKeys {
         tx.commit().await?;
         Ok(())
     }
-
-    /// Ends every lease. For the start of the only process that serves this database: no request of it can be at work.
-    pub async fn end_leases(&self, now: Timestamp) -> Result<(), StoreError> {
-        let mut tx = self.database.write().await?;
-        sqlx::query(
-            "UPDATE idempotency_keys SET lease_until_ms = $1 WHERE state = 'in_flight' AND lease_until_ms > $1",
-        )
-        .bind(to_ms(now))
-        .execute(&mut *tx)
-        .await?;
-        tx.commit().await?;
-        Ok(())
-    }
 }
 
-/// Notes, in the transaction that makes it, which resource the claim's request made.
+/// Notes, in the transaction that makes it, which resource the claim's request made. Fails where another process has taken
+/// the claim over: it makes the resource.
 pub(super) async fn name_resource(tx: &mut Tx, claim: &Claim, resource_id: &str) -> Result<(), StoreError> {
-    sqlx::query("UPDATE idempotency_keys SET resource_id = $4 WHERE team_id = $1 AND key = $2 AND claim = $3")
-        .bind(&claim.team_id)
-        .bind(&claim.key)
-        .bind(&claim.token)
-        .bind(resource_id)
-        .execute(&mut **tx)
-        .await?;
-    Ok(())
+    let named =
+        sqlx::query("UPDATE idempotency_keys SET resource_id = $4 WHERE team_id = $1 AND key = $2 AND claim = $3")
+            .bind(&claim.team_id)
+            .bind(&claim.key)
+            .bind(&claim.token)
+            .bind(resource_id)
+            .execute(&mut **tx)
+            .await?;
+    if named.rows_affected() == 1 { Ok(()) } else { Err(StoreError::ClaimLost) }
 }
 
 fn later(ms: i64, by: Duration) -> i64 {
@@ -200,6 +201,8 @@ mod tests {
         let other = Store::open(&store.location()).await.unwrap();
         let team = store.teams.ensure("acme", Plan::Pro, Timestamp::UNIX_EPOCH).await.unwrap();
 
+        other.processes.join(None, Timestamp::UNIX_EPOCH).await.unwrap();
+        store.processes.join(None, Timestamp::UNIX_EPOCH).await.unwrap();
         let claims = [&*store, &other].into_iter().cycle().take(16).map(|store| {
             let (keys, team_id) = (store.idempotency.clone(), team.id.clone());
             tokio::spawn(async move { keys.claim(&team_id, "k", &"0".repeat(64), Timestamp::UNIX_EPOCH).await })

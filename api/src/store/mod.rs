@@ -28,11 +28,13 @@ pub mod merchants;
 pub mod operator_keys;
 mod payment_updates;
 pub mod payments;
+pub mod processes;
 pub mod sandbox_documents;
 pub mod sandbox_list;
 pub mod sandbox_network;
 pub mod sandbox_row;
 pub mod sandboxes;
+pub mod sole;
 mod statement;
 pub mod teams;
 pub mod templates;
@@ -54,6 +56,8 @@ pub use merchant_keys::MerchantKeys;
 pub use merchants::Merchants;
 pub use operator_keys::OperatorKeys;
 pub use payments::Payments;
+use processes::OwnId;
+pub use processes::Processes;
 pub use sandboxes::Sandboxes;
 pub(crate) use statement::Statement;
 pub use teams::Teams;
@@ -79,6 +83,8 @@ pub enum StoreError {
     Commit(#[source] Arc<sqlx::Error>),
     #[error("The write was given up; what it was to change is as before")]
     Unwritten,
+    #[error("Another process took the request over, because this one was not heard of for long")]
+    ClaimLost,
 }
 
 impl From<sqlx::Error> for StoreError {
@@ -100,6 +106,7 @@ pub struct Store {
     pub sandboxes: Sandboxes,
     pub checkpoints: Checkpoints,
     pub idempotency: IdempotencyKeys,
+    pub processes: Processes,
     pub audit: AuditLog,
     pub operator_keys: OperatorKeys,
     pub merchants: Merchants,
@@ -117,13 +124,15 @@ impl Store {
     pub async fn open(location: &DatabaseLocation) -> Result<Self, StoreError> {
         let database = Database::open(location).await?;
         let batch = Batch::start(database.clone());
+        let own = OwnId::new();
         Ok(Self {
             teams: Teams::new(database.clone()),
             keys: ApiKeys::new(database.clone()),
             templates: Templates::new(database.clone()),
-            sandboxes: Sandboxes::new(database.clone()),
-            checkpoints: Checkpoints::new(database.clone()),
-            idempotency: IdempotencyKeys::new(database.clone()),
+            sandboxes: Sandboxes::new(database.clone(), own.clone()),
+            checkpoints: Checkpoints::new(database.clone(), own.clone()),
+            idempotency: IdempotencyKeys::new(database.clone(), own.clone()),
+            processes: Processes::new(database.clone(), own),
             audit: AuditLog::new(database.clone()),
             operator_keys: OperatorKeys::new(database.clone()),
             merchants: Merchants::new(database.clone()),

@@ -184,6 +184,8 @@ pub struct SandboxRow {
     pub snapshot_id: Option<String>,
     /// Of the host's disk.
     pub retained_bytes: u64,
+    /// The process that starts or resumes it, if that is still alive.
+    pub process: Option<String>,
 }
 
 impl SandboxRow {
@@ -223,6 +225,7 @@ impl SandboxRow {
             error: error_code.zip(error_message).map(|(code, message)| SandboxError { code, message }),
             snapshot_id: row.try_get("snapshot_id")?,
             retained_bytes: count(row.try_get("retained_bytes")?)?,
+            process: row.try_get("process")?,
         })
     }
 

@@ -2,6 +2,9 @@
 //!
 //! The quota is checked in the transaction that inserts a row, or that takes a stopped one back into use. Such transactions
 //! take turns ([`super::database`]), so however many requests arrive at once, the sum never passes the limit.
+//!
+//! A row that a process starts or resumes bears its id, until something is taken over from the agent: see
+//! [`super::processes`].
 
 use std::collections::BTreeMap;
 
@@ -9,6 +12,7 @@ use jiff::Timestamp;
 use sandpiper_protocol::agent::{self, SandboxError};
 use sqlx::Row;
 
+use super::processes::OwnId;
 use super::sandbox_documents::{Documents, insert_metadata};
 use super::sandbox_network::{Source, insert_policy, note_version, to_stored};
 use super::sandbox_row::{NewSandbox, SandboxRow, State, on_timeout_word};
@@ -64,11 +68,12 @@ pub struct Change {
 #[derive(Debug, Clone)]
 pub struct Sandboxes {
     pub(super) database: Database,
+    own: OwnId,
 }
 
 impl Sandboxes {
-    pub(crate) fn new(database: Database) -> Self {
-        Self { database }
+    pub(crate) fn new(database: Database, own: OwnId) -> Self {
+        Self { database, own }
     }
 
     /// Inserts a row in `creating` for each of `new`, all of `team_id`, if `quota` has room for all of them beside what is
@@ -89,7 +94,7 @@ impl Sandboxes {
             return Err(QuotaError::OverQuota(usage));
         }
         for one in new {
-            insert(&mut tx, team_id, one).await?;
+            insert(&mut tx, team_id, one, &self.own).await?;
         }
         if let Some(claim) = claim {
             let ids: Vec<&str> = new.iter().map(|one| one.id.as_str()).collect();
@@ -113,10 +118,12 @@ impl Sandboxes {
             return Err(QuotaError::OverQuota(usage));
         }
         // Whoever destroys it does not wait for this transaction.
-        let taken = sqlx::query("UPDATE sandboxes SET state = 'restoring' WHERE id = $1 AND state = 'stopped'")
-            .bind(id)
-            .execute(&mut *tx)
-            .await?;
+        let taken =
+            sqlx::query("UPDATE sandboxes SET state = 'restoring', process = $2 WHERE id = $1 AND state = 'stopped'")
+                .bind(id)
+                .bind(self.own.as_str())
+                .execute(&mut *tx)
+                .await?;
         tx.commit().await?;
         Ok(taken.rows_affected() == 1)
     }
@@ -237,7 +244,7 @@ impl Sandboxes {
         let taken_over = sqlx::query(
             "UPDATE sandboxes SET state = $2, deadline_ms = $3, on_timeout = $4, auto_resume = $5, exposed_ports = $6, \
                  data_plane_url = $7, started_at_ms = $8, stopped_at_ms = $9, error_code = $10, error_message = $11, \
-                 retained_bytes = $12, allow_public_traffic = $15 \
+                 retained_bytes = $12, allow_public_traffic = $15, process = NULL \
              WHERE id = $1 AND state NOT IN ('failed', 'destroyed') AND state = COALESCE($13, state) \
                  AND network_applied = COALESCE($14, network_applied)",
         )
@@ -349,12 +356,12 @@ async fn usage(connection: &mut sqlx::AnyConnection, team_id: &str) -> Result<Us
 }
 
 /// One row in `creating`, with its documents.
-async fn insert(tx: &mut Tx, team_id: &str, new: &NewSandbox) -> Result<(), StoreError> {
+async fn insert(tx: &mut Tx, team_id: &str, new: &NewSandbox, own: &OwnId) -> Result<(), StoreError> {
     sqlx::query(
         "INSERT INTO sandboxes (id, team_id, state, template, template_version, cpu, memory_mb, disk_gib, \
              timeout_seconds, on_timeout, auto_resume, exposed_ports, allow_public_traffic, envs, created_at_ms, \
-             snapshot_id, network_version) \
-         VALUES ($1, $2, 'creating', $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)",
+             snapshot_id, network_version, process) \
+         VALUES ($1, $2, 'creating', $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17)",
     )
     .bind(&new.id)
     .bind(team_id)
@@ -372,6 +379,7 @@ async fn insert(tx: &mut Tx, team_id: &str, new: &NewSandbox) -> Result<(), Stor
     .bind(to_ms(new.created_at))
     .bind(&new.snapshot_id)
     .bind(to_stored(new.network.version))
+    .bind(own.as_str())
     .execute(&mut **tx)
     .await?;
     insert_policy(tx, &new.id, &new.network.policy).await?;

@@ -291,6 +291,7 @@ pub async fn delete(
     }
     // `None` while another request removes it, too: the agent tells the later of the two that it is gone.
     let _in_flight = app.in_flight.enter(&id);
+    app.store.checkpoints.mark_removal(&id).await?;
     match app.agent.delete_checkpoint(&id).await {
         Ok(()) => {}
         Err(error) if error.is_not_found() => {

@@ -1,6 +1,6 @@
 //! The real process: keys from the command line, requests over TCP, the end by a signal.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
@@ -15,19 +15,19 @@ fn api() -> Command {
     Command::new(env!("CARGO_BIN_EXE_sandpiper-api"))
 }
 
-fn run(arguments: &[&str]) -> Output {
+pub(crate) fn run(arguments: &[&str]) -> Output {
     api().args(arguments).output().unwrap()
 }
 
-fn stdout(output: &Output) -> String {
+pub(crate) fn stdout(output: &Output) -> String {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout.clone()).unwrap()
 }
 
 /// Killed if a test fails before it ended by itself.
-struct Server {
-    child: Child,
-    address: String,
+pub(crate) struct Server {
+    pub(crate) child: Child,
+    pub(crate) address: String,
 }
 
 impl Drop for Server {
@@ -39,7 +39,7 @@ impl Drop for Server {
 }
 
 impl Server {
-    fn start(config: &Path) -> Self {
+    pub(crate) fn start(config: &Path) -> Self {
         let mut child =
             api().args(["serve", "--config"]).arg(config).env("NO_COLOR", "1").stderr(Stdio::piped()).spawn().unwrap();
         let mut log = BufReader::new(child.stderr.take().unwrap()).lines();
@@ -50,33 +50,36 @@ impl Server {
         Self { child, address }
     }
 
-    fn get(&self, path: &str, key: &str) -> String {
+    pub(crate) fn get(&self, path: &str, key: &str) -> String {
         self.send("GET", path, key, "")
     }
 
-    fn send(&self, method: &str, path: &str, key: &str, body: &str) -> String {
-        let mut stream = TcpStream::connect(&self.address).unwrap();
-        write!(
-            stream,
-            "{method} {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\nContent-Length: {}\r\n\
-             Connection: close\r\n\r\n{body}",
-            body.len()
-        )
-        .unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        answer
+    pub(crate) fn send(&self, method: &str, path: &str, key: &str, body: &str) -> String {
+        send(&self.address, method, path, &format!("Authorization: Bearer {key}\r\n"), body).unwrap()
     }
 }
 
+/// The answer to a request with these header lines.
+pub(crate) fn send(address: &str, method: &str, path: &str, headers: &str, body: &str) -> io::Result<String> {
+    let mut stream = TcpStream::connect(address)?;
+    write!(
+        stream,
+        "{method} {path} HTTP/1.1\r\nHost: x\r\n{headers}Content-Length: {}\r\nConnection: close\r\n\r\n{body}",
+        body.len()
+    )?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    Ok(answer)
+}
+
 /// The JSON of an answer.
-fn json(answer: &str) -> Value {
+pub(crate) fn json(answer: &str) -> Value {
     let (_, body) = answer.split_once("\r\n\r\n").unwrap();
     serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {answer}"))
 }
 
 /// For a server on a free port, with its state beside the configuration.
-fn write_config(path: &Path, agent_socket: &Path, database: &TestDatabase) {
+pub(crate) fn write_config(path: &Path, agent_socket: &Path, database: &TestDatabase) {
     let (state, location) = (path.with_file_name("state"), &database.location);
     let text = format!(
         "listen = \"127.0.0.1:0\"\nstate_dir = {state:?}\nagent_socket = {agent_socket:?}\ndatabase = {location:?}\n"

@@ -16,6 +16,7 @@ mod openapi;
 mod pause;
 mod payments;
 mod ports;
+mod processes;
 mod quota;
 mod restore;
 mod sandbox;

@@ -6,6 +6,7 @@ use axum::http::StatusCode;
 use super::owned;
 use crate::app::App;
 use crate::auth::WriteAccess;
+use crate::dispatch;
 use crate::error::ApiError;
 
 /// Delete a sandbox
@@ -24,15 +25,16 @@ pub async fn delete(
     State(app): State<App>,
     Path(id): Path<String>,
 ) -> Result<StatusCode, ApiError> {
-    owned(&app, &caller, &id).await?;
-    // `None` when it is just being started or removed by another request: then that one's task, or after it the
-    // synchronisation, removes what the agent still makes of it.
-    let guard = app.in_flight.enter(&id);
+    let row = owned(&app, &caller, &id).await?;
+    // When it is just being started or removed by another request, that one's task, or after it the synchronisation,
+    // removes what the agent still makes of it.
+    let is_in_flight = dispatch::sync::is_in_flight(&app, &row).await?;
+    let _in_flight = app.in_flight.enter(&id);
     match app.agent.delete(&id).await {
         Ok(()) => {}
         // It ended by itself, or failed and was forgotten, or is not there yet.
         Err(error) if error.is_not_found() => {}
-        Err(error) if guard.is_none() => {
+        Err(error) if is_in_flight => {
             tracing::debug!(sandbox = id, %error, "deleted while in flight");
         }
         Err(error) => return Err(error.into()),

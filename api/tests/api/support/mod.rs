@@ -137,7 +137,6 @@ impl Host {
     pub(crate) async fn restart(self) -> Self {
         let config = self.app.config.clone();
         let store = open(&config.database()).await;
-        store.idempotency.end_leases(Timestamp::now()).await.unwrap();
         let app = assemble(config, store, &self.clock_offset_ms);
         Self { router: app.router(), app, ..self }
     }
