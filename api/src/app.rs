@@ -88,7 +88,12 @@ impl App {
         }))
     }
 
-    /// Everything that is served.
+    /// What is served to the operator's monitoring, on a listener of its own: figures of all teams, without a key.
+    pub fn metrics_router(&self) -> Router {
+        Router::new().route("/metrics", get(crate::metrics::metrics)).with_state(self.clone())
+    }
+
+    /// Everything else that is served.
     pub fn router(&self) -> Router {
         let (api, document) = v1::router().split_for_parts();
         let audited = middleware::from_fn_with_state(self.clone(), operator::audited::run);
@@ -100,7 +105,6 @@ impl App {
             .merge(portal::router())
             .merge(merchant::document::router(&payments_document))
             .route("/healthz", get(crate::metrics::healthz))
-            .route("/metrics", get(crate::metrics::metrics))
             .layer(middleware::from_fn_with_state(self.clone(), http::time_out))
             .layer(CatchPanicLayer::custom(answer_to_panic))
             .layer(middleware::from_fn_with_state(self.clone(), http::observe))

@@ -3,7 +3,9 @@
 //!
 //! ```toml
 //! listen = "127.0.0.1:7070"
-//! state_dir = "/var/lib/sandpiper/api"        # of this process alone: holds the database and the secrets key
+//! metrics_listen = "127.0.0.1:7071"           # for Prometheus: GET /metrics, for whoever reaches it. By default on
+//!                                             # 127.0.0.1 the port after that of `listen`, or a free one; the log says
+//! state_dir = "/var/lib/sandpiper/api"        # holds the database and the secrets key
 //! database = "/var/lib/sandpiper/api/sandpiper.db"   # or postgres://user:password@host/name?sslmode=verify-full
 //! secrets_key_file = "/var/lib/sandpiper/api/secrets.key"
 //! agent_socket = "/run/sandpiper/agent.sock"
@@ -81,6 +83,8 @@ pub enum ConfigError {
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
     pub listen: SocketAddr,
+    /// [`crate::metrics::bind`] says where by default.
+    pub metrics_listen: Option<SocketAddr>,
     pub state_dir: PathBuf,
     /// [`Config::database`] says where it is by default.
     pub database: Option<DatabaseLocation>,
@@ -147,6 +151,7 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             listen: SocketAddr::from(([127, 0, 0, 1], 7070)),
+            metrics_listen: None,
             state_dir: PathBuf::from("/var/lib/sandpiper/api"),
             database: None,
             secrets_key_file: None,

@@ -1,5 +1,7 @@
-//! Figures for Prometheus, and the health check.
+//! Figures for Prometheus, on a listener of their own, and the health check.
 
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
@@ -121,6 +123,16 @@ impl Metrics {
     }
 }
 
+/// The listener for `GET /metrics`. Where none is configured it is on the loopback, at the port after that of `public`; and
+/// since nobody chose that port, at any free one if it is taken.
+pub fn bind(configured: Option<SocketAddr>, public: SocketAddr) -> io::Result<TcpListener> {
+    if let Some(address) = configured {
+        return TcpListener::bind(address);
+    }
+    let next = public.port().checked_add(1).unwrap_or(0);
+    TcpListener::bind((Ipv4Addr::LOCALHOST, next)).or_else(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)))
+}
+
 /// `GET /metrics`
 pub async fn metrics(State(app): State<App>) -> Result<Response, ApiError> {
     app.metrics.sandboxes(&app.store.sandboxes.counts().await?);
@@ -142,5 +154,23 @@ pub async fn healthz(State(app): State<App>) -> Response {
             let body = serde_json::json!({"status": "database_unavailable", "agent": agent});
             (StatusCode::SERVICE_UNAVAILABLE, axum::Json(body)).into_response()
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_port_that_was_chosen_must_be_free() {
+        let public = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let address = public.local_addr().unwrap();
+
+        let first = bind(None, address).unwrap();
+        let second = bind(None, address).unwrap();
+
+        assert_ne!(first.local_addr().unwrap(), second.local_addr().unwrap());
+        assert!(second.local_addr().unwrap().ip().is_loopback());
+        assert_eq!(bind(Some(address), address).unwrap_err().kind(), io::ErrorKind::AddrInUse);
     }
 }

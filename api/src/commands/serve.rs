@@ -23,7 +23,7 @@ use crate::store::{DatabaseLocation, Store, processes};
 use crate::webhooks::Outside;
 use crate::webhooks::retention::Retention;
 use crate::webhooks::worker::Worker;
-use crate::{privileges, server};
+use crate::{metrics, privileges, server};
 
 /// How long the end waits for starts of sandboxes that are under way. What is not finished then is settled by the
 /// synchronisation after the next start.
@@ -40,20 +40,26 @@ pub fn run(config: Config) -> anyhow::Result<()> {
     // In this order: a low port may need root, nothing after it does, and threads come last because a process gives up its
     // rights as a whole only while it has one.
     let listener = TcpListener::bind(config.listen).with_context(|| format!("Cannot listen on {}", config.listen))?;
-    listener.set_nonblocking(true)?;
+    let metrics = metrics::bind(config.metrics_listen, listener.local_addr()?)
+        .context("Cannot listen on the address of metrics_listen")?;
+    for listener in [&listener, &metrics] {
+        listener.set_nonblocking(true)?;
+    }
     privileges::give_up(&config)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    runtime.block_on(serve(config, listener))
+    runtime.block_on(serve(config, listener, metrics))
 }
 
-async fn serve(config: Config, listener: TcpListener) -> anyhow::Result<()> {
+async fn serve(config: Config, listener: TcpListener, metrics: TcpListener) -> anyhow::Result<()> {
     let vault = Vault::open(&config.secrets_key_file())?;
     let store = open_store(&config.database()).await?;
     let clock = Clock::system();
     let (agent, _sole) = join(&config, &store, &clock).await?;
 
     let address = listener.local_addr()?;
+    let metrics_address = metrics.local_addr()?;
     let listener = tokio::net::TcpListener::from_std(listener)?;
+    let metrics = tokio::net::TcpListener::from_std(metrics)?;
     let outside = Outside::system(&config.webhooks)?;
     let app = App::new(config, store.clone(), vault, clock);
     let (stop, stopped) = watch::channel(false);
@@ -61,12 +67,14 @@ async fn serve(config: Config, listener: TcpListener) -> anyhow::Result<()> {
     let retention = tokio::spawn(Retention::new(app.clone()).run(stopped.clone()));
     let policies = tokio::spawn(PolicyWorker::new(app.clone()).run(stopped.clone()));
     let synchronizer = tokio::spawn(Synchronizer::new(app.clone()).run(stopped.clone()));
-    let heartbeat = tokio::spawn(beat(app.clone(), agent, stopped));
+    let heartbeat = tokio::spawn(beat(app.clone(), agent, stopped.clone()));
+    let metrics = tokio::spawn(server::serve(metrics, app.metrics_router(), changed(stopped)));
 
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let signalled = async move {
         tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
     };
+    tracing::info!(metrics = %metrics_address, "figures for Prometheus");
     tracing::info!(%address, "serving");
     server::serve(listener, app.router(), signalled).await;
 
@@ -87,6 +95,7 @@ async fn serve(config: Config, listener: TcpListener) -> anyhow::Result<()> {
         (webhooks, "webhook worker"),
         (retention, "deletion of old webhooks"),
         (heartbeat, "sign of life"),
+        (metrics, "figures"),
     ] {
         if let Err(error) = task.await {
             tracing::error!(%error, name, "a task ended early");
@@ -127,6 +136,12 @@ fn agent_name(socket: &Path) -> anyhow::Result<Option<String>> {
     let Ok(socket) = socket.canonicalize() else { return Ok(None) };
     let boot = std::fs::read_to_string(BOOT_ID).with_context(|| format!("Cannot read {BOOT_ID}"))?;
     Ok(Some(format!("{} {}", boot.trim(), socket.display())))
+}
+
+/// Returns when `stop` changes.
+async fn changed(mut stop: watch::Receiver<bool>) {
+    // An error means that nobody is left who could change it.
+    let _ = stop.changed().await;
 }
 
 /// Says again and again that this process is alive, until `stop` changes.

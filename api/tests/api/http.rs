@@ -76,9 +76,10 @@ async fn health_and_metrics_need_no_key() {
     host.get("/v1/sandboxes/sbx0000000000000000000000").await.refused(404, "not_found");
 
     let health = host.send(get("/healthz")).await.expect(200);
-    let metrics = host.send(get("/metrics")).await;
+    let metrics = host.metrics().await;
 
     assert_eq!(health["status"], "ok");
+    host.send(get("/metrics")).await.refused(404, "not_found");
     assert_eq!(metrics.status.as_u16(), 200);
     for line in [
         "sandpiper_api_sandboxes{state=\"ready\"} 1",

@@ -159,6 +159,12 @@ impl Host {
         self.call("GET", path, &self.read, None).await
     }
 
+    /// The figures, from the listener of their own.
+    pub(crate) async fn metrics(&self) -> Answer {
+        let request = Request::get("/metrics").body(Body::empty()).unwrap();
+        Answer::read(self.app.metrics_router().oneshot(request).await.unwrap()).await
+    }
+
     pub(crate) async fn post(&self, path: &str, body: Value) -> Answer {
         self.call("POST", path, &self.write, Some(body)).await
     }

@@ -38,7 +38,7 @@ async fn a_name_that_points_inside_after_it_was_saved_gets_not_one_byte() {
         assert!(last.next_at.is_some());
     }
     assert_eq!(receiver.connections(), 0);
-    let metrics = stage.host.get("/metrics").await.text;
+    let metrics = stage.host.metrics().await.text;
     assert!(metrics.contains("sandpiper_api_webhook_blocked_total 4"), "{metrics}");
 }
 

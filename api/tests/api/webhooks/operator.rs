@@ -242,7 +242,7 @@ async fn figures_tell_outcomes_classes_lags_and_backlogs_and_no_secret() {
     }
     stage.pay("pay_2").await;
 
-    let metrics = stage.host.get("/metrics").await.text;
+    let metrics = stage.host.metrics().await.text;
 
     for line in [
         "webhook_attempts_total{outcome=\"retry\",class=\"reset\",trigger=\"update\",attempt=\"first\"} 1",

@@ -172,7 +172,7 @@ async fn nothing_is_sent_unsigned_and_what_is_held_goes_on_with_the_next_secret(
     assert_eq!((held.state, held.attempts), (State::Pending, 0));
     assert_eq!(held.error_class.map(|class| class.as_str()), Some("no_signing_secret"));
     assert!(stage.attempts(&delivery).await.is_empty());
-    let metrics = stage.host.get("/metrics").await.text;
+    let metrics = stage.host.metrics().await.text;
     assert!(metrics.contains("sandpiper_api_webhook_unsigned_total 2"), "{metrics}");
 
     stage.grant(Realm::Live).await;

@@ -39,7 +39,7 @@ async fn a_hundred_attempts_are_made_and_no_more() {
     }
     let gaps = attempts.windows(2).skip(10).map(|pair| pair[1].due_at.duration_since(pair[0].started_at).as_secs());
     assert!(gaps.clone().max().unwrap() > 3601 && gaps.min().unwrap() >= 3600, "jitter at the cap, and only on top");
-    let metrics = stage.host.get("/metrics").await.text;
+    let metrics = stage.host.metrics().await.text;
     assert!(metrics.contains("sandpiper_api_webhook_exhausted_total 1"), "{metrics}");
 }
 

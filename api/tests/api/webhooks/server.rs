@@ -41,6 +41,7 @@ pub(crate) fn operator_key(config: &Path) -> String {
 /// The process. Killed when this is dropped.
 pub(crate) struct Server {
     pub(crate) address: String,
+    pub(crate) metrics: String,
     child: Child,
     log: Arc<Mutex<Vec<u8>>>,
 }
@@ -68,15 +69,16 @@ impl Server {
                 kept.lock().unwrap().extend(&part[..length]);
             }
         });
-        let mut server = Self { child, log, address: String::new() };
+        let mut server = Self { child, log, address: String::new(), metrics: String::new() };
         eventually("the address in the log", async || server.find_address()).await;
         server
     }
 
     fn find_address(&mut self) -> bool {
         let log = self.log();
-        let address = log.lines().find_map(|line| line.split_once("serving address=").map(|(_, rest)| rest.trim()));
-        self.address = address.unwrap_or_default().to_owned();
+        let after = |mark| log.lines().find_map(|line| line.split_once(mark).map(|(_, rest)| rest.trim().to_owned()));
+        self.metrics = after("figures for Prometheus metrics=").unwrap_or_default();
+        self.address = after("serving address=").unwrap_or_default();
         !self.address.is_empty()
     }
 

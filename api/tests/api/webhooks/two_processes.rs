@@ -56,7 +56,7 @@ async fn two_processes_that_are_told_the_same_send_every_webhook_once() {
 
 /// Attempts that a process has made.
 async fn attempts(server: &Server) -> usize {
-    let metrics = send(&server.address, "GET", "/metrics", "", &Value::Null).await.unwrap();
+    let metrics = send(&server.metrics, "GET", "/metrics", "", &Value::Null).await.unwrap();
     let lines = metrics.lines().filter(|line| line.starts_with("sandpiper_api_webhook_attempts_total{"));
     lines.map(|line| line.rsplit(' ').next().unwrap().parse::<usize>().unwrap()).sum()
 }
