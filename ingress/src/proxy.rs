@@ -149,6 +149,7 @@ impl<D: Directory> Proxy<D> {
             Full::Visitor => Refusal::TooMany,
         })?;
         if target.wakes && may_wake {
+            let _waits = self.stats.wake();
             self.directory.wake(&target.sandbox_id).await.map_err(Refusal::NotWoken)?;
             target = self.directory.find(&token).await.ok_or(Refusal::SandboxNotFound)?;
         }

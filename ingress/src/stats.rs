@@ -16,6 +16,7 @@ pub struct Stats {
     pub(crate) connections: Gauge,
     pub(crate) connections_refused: Counter<u64, AtomicU64>,
     pub(crate) tunnels: Gauge,
+    pub(crate) waking: Gauge,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -61,6 +62,12 @@ impl Stats {
             self.connections_refused.clone(),
         );
         ingress.register("tunnels", "Upgraded connections (WebSocket) open now", self.tunnels.clone());
+        ingress.register("waking", "Requests that wait for a paused sandbox to go on", self.waking.clone());
+    }
+
+    /// Requests that wait for a paused sandbox to go on.
+    pub fn waking(&self) -> i64 {
+        self.waking.get()
     }
 
     /// Counts one request.
@@ -76,6 +83,11 @@ impl Stats {
     /// Counts a tunnel as open until the answer is dropped.
     pub(super) fn tunnel(&self) -> Open {
         Open::new(&self.tunnels)
+    }
+
+    /// Counts a request as waiting for its sandbox until the answer is dropped.
+    pub(super) fn wake(&self) -> Open {
+        Open::new(&self.waking)
     }
 }
 

@@ -81,6 +81,7 @@ mod shells;
 mod start;
 mod supervisor;
 mod upkeep;
+mod wake;
 mod warm;
 
 use std::sync::{Arc, OnceLock};

@@ -21,6 +21,7 @@ use super::monitor::RequestError;
 use super::reconcile::{self, Found, ReconcileError};
 use super::record::Record;
 use super::supervisor::Supervisor;
+use super::wake::Wakes;
 use super::warm::{self, WarmOrders};
 use super::{Context, StartError};
 use crate::layers::LayerError;
@@ -56,6 +57,7 @@ struct Shelf {
 struct Handle {
     record: watch::Receiver<Arc<Record>>,
     commands: mpsc::Sender<Command>,
+    wakes: Wakes,
 }
 
 /// Why a sandbox was not changed.
@@ -241,7 +243,7 @@ impl Sandboxes {
         shelf.by_route_token.insert(record.route_token.clone(), record.id.clone());
         let id = record.id.clone();
         let (published, record) = watch::channel(Arc::new(record));
-        shelf.by_id.insert(id, Handle { record, commands });
+        shelf.by_id.insert(id, Handle { record, commands, wakes: Wakes::default() });
         Supervisor {
             context: Arc::clone(&self.context),
             log,
@@ -323,6 +325,21 @@ impl Sandboxes {
         }
     }
 
+    /// Has a sandbox go on because it is asked for something.
+    async fn resume_for_requests(&self, id: &str) -> Result<(), WakeError> {
+        let patience = self.context.config.boot_timeout() + WAKE_SLACK;
+        let resume = self.change(id, |answer| Command::Resume(None, answer));
+        match tokio::time::timeout(patience, resume).await {
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(ChangeError::Capacity(_))) => Err(WakeError::NoRoom),
+            Ok(Err(error)) => {
+                tracing::warn!(sandbox = id, error = %crate::chain(&error), "a request could not wake a sandbox");
+                Err(WakeError::Failed)
+            }
+            Err(_) => Err(WakeError::TimedOut),
+        }
+    }
+
     /// The data under this lock is changed in one step, so it is whole even after a panic elsewhere.
     fn lock(&self) -> MutexGuard<'_, Shelf> {
         self.shelf.lock().unwrap_or_else(PoisonError::into_inner)
@@ -347,16 +364,8 @@ impl Directory for Sandboxes {
     }
 
     async fn wake(&self, sandbox_id: &str) -> Result<(), WakeError> {
-        let patience = self.context.config.boot_timeout() + WAKE_SLACK;
-        let resume = self.change(sandbox_id, |answer| Command::Resume(None, answer));
-        match tokio::time::timeout(patience, resume).await {
-            Ok(Ok(_)) => Ok(()),
-            Ok(Err(ChangeError::Capacity(_))) => Err(WakeError::NoRoom),
-            Ok(Err(error)) => {
-                tracing::warn!(sandbox = sandbox_id, error = %crate::chain(&error), "a request could not wake a sandbox");
-                Err(WakeError::Failed)
-            }
-            Err(_) => Err(WakeError::TimedOut),
-        }
+        let wakes = self.lock().by_id.get(sandbox_id).map(|handle| handle.wakes.clone()).ok_or(WakeError::Failed)?;
+        let (this, id) = (self.clone(), sandbox_id.to_owned());
+        wakes.join(move || Box::pin(async move { this.resume_for_requests(&id).await })).await
     }
 }

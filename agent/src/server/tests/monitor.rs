@@ -146,6 +146,9 @@ fn answer(request: Request, fds: Vec<OwnedFd>, shared: &Shared) -> Result<Reply,
         }
         Request::Restore(_) if behaves("bad-snapshot") => refuse(FaultCode::BadSnapshot),
         Request::Restore(config) => {
+            while behaves("hold-restore") {
+                std::thread::sleep(Duration::from_millis(5));
+            }
             let others = 1 + config.memory_layers + u32::from(config.working_set) + config.disk_layers[0] + 1;
             assert_eq!(files.len(), others as usize);
             files.next().unwrap().read_to_string(&mut machine.memory).unwrap();

@@ -1,5 +1,7 @@
 //! Warm starts, pause, resume, checkpoints and forks, and what is left when the agent ends in the middle.
 
+mod wake;
+
 use sandpiper_ingress::Directory;
 use sandpiper_protocol::agent::SandboxState;
 
