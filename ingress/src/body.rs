@@ -6,14 +6,16 @@ use std::task::{Context, Poll, ready};
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::body::{Body as HttpBody, Frame, SizeHint};
+use tracing::debug;
 
+use super::grant::Revoked;
 use super::limits::Occupied;
 use super::link::Lease;
 
 /// Either a short text of our own, or what a guest sends, passed on as it comes.
 pub(super) enum Body {
     Small(Full<Bytes>),
-    Guest(GuestBody),
+    Guest(Box<GuestBody>),
 }
 
 /// A guest's body with what it holds on to. When it is complete, the link to the guest is free for another request. When
@@ -23,10 +25,16 @@ pub(super) enum Body {
 /// rest, or a reset HTTP/2 stream. Nothing may turn it into a clean end, because that would look like a complete answer.
 pub(super) struct GuestBody {
     /// Until the end.
-    held: Option<(Lease, Occupied)>,
-    /// The guest has broken off. The client is told in the next poll: until then hyper sends what came before, which it
+    held: Option<Held>,
+    /// The guest has broken off, or the client may not go on. The client is told in the next poll: until then hyper sends what came before, which it
     /// throws away at an error.
     broken: Option<BodyError>,
+}
+
+struct Held {
+    lease: Lease,
+    revoked: Revoked,
+    _occupied: Occupied,
 }
 
 /// Why a guest's body has no end; for hyper, which only needs to know that.
@@ -41,19 +49,26 @@ impl Body {
         Body::Small(Full::new(text))
     }
 
-    pub(super) fn guest(lease: Lease, occupied: Occupied) -> Body {
-        let mut body = GuestBody { held: Some((lease, occupied)), broken: None };
+    pub(super) fn guest(lease: Lease, occupied: Occupied, revoked: Revoked) -> Body {
+        let mut body = GuestBody { held: Some(Held { lease, revoked, _occupied: occupied }), broken: None };
         body.let_go_at_end();
-        Body::Guest(body)
+        Body::Guest(Box::new(body))
     }
 }
 
 impl GuestBody {
     /// To be called after each frame: when hyper knows that there is no more, it does not ask again.
     fn let_go_at_end(&mut self) {
-        if let Some((lease, _occupied)) = self.held.take_if(|(lease, _)| lease.is_end_stream()) {
-            lease.give_back();
+        if let Some(held) = self.held.take_if(|held| held.lease.is_end_stream()) {
+            held.lease.give_back();
         }
+    }
+
+    /// Ends the answer with an error, in the next poll.
+    fn break_off<T>(&mut self, error: BodyError, cx: &mut Context<'_>) -> Poll<T> {
+        (self.held, self.broken) = (None, Some(error));
+        cx.waker().wake_by_ref();
+        Poll::Pending
     }
 }
 
@@ -70,14 +85,17 @@ impl HttpBody for Body {
             return Poll::Ready(Some(Err(error)));
         }
         loop {
-            let Some((lease, _)) = &mut body.held else { return Poll::Ready(None) };
-            let frame = ready!(lease.poll_frame(cx));
+            let Some(held) = &mut body.held else { return Poll::Ready(None) };
+            let frame = held.lease.poll_frame(cx);
+            if !held.lease.is_end_stream()
+                && let Poll::Ready(refusal) = held.revoked.as_mut().poll(cx)
+            {
+                debug!(?refusal, "An answer may not go on");
+                return body.break_off("The client may not read on".into(), cx);
+            }
+            let frame = ready!(frame);
             match frame {
-                Some(Err(error)) => {
-                    (body.held, body.broken) = (None, Some(error));
-                    cx.waker().wake_by_ref();
-                    return Poll::Pending;
-                }
+                Some(Err(error)) => return body.break_off(error, cx),
                 // HTTP/2 clients count empty frames against the sender and hang up after some.
                 Some(Ok(ref frame)) if frame.data_ref().is_some_and(Bytes::is_empty) => continue,
                 None | Some(Ok(_)) => body.let_go_at_end(),
@@ -96,7 +114,7 @@ impl HttpBody for Body {
     fn size_hint(&self) -> SizeHint {
         match self {
             Body::Small(body) => body.size_hint(),
-            Body::Guest(body) => body.held.as_ref().map_or(SizeHint::with_exact(0), |(lease, _)| lease.size_hint()),
+            Body::Guest(body) => body.held.as_ref().map_or(SizeHint::with_exact(0), |held| held.lease.size_hint()),
         }
     }
 }

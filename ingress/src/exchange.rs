@@ -84,6 +84,7 @@ impl From<hyper::Error> for Refusal {
 fn of_upload(error: Option<&UploadError>) -> Refusal {
     match error {
         Some(UploadError::TooSlow) => Refusal::SlowUpload,
+        Some(UploadError::Revoked(refusal)) => *refusal,
         _ => Refusal::Invalid("The request's body broke off or is not valid"),
     }
 }

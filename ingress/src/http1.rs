@@ -97,7 +97,7 @@ impl Http1 {
     ) -> Result<Response<()>, (SendError, Option<Request<Upload>>)> {
         let Some(mut writer) = self.writer.take() else { return Err((SendError::Unsent, Some(request))) };
         (self.lasts, self.room) = (true, ROOM);
-        if let Err(error) = send_head(&mut writer, &request).await {
+        if let Err(error) = send_head(&mut writer, &head_of(&request)).await {
             return Err((error, Some(request)));
         }
         let (parts, body) = request.into_parts();
@@ -269,8 +269,8 @@ fn is_closed(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
 }
 
-/// Sends the request line and the fields.
-async fn send_head(writer: &mut WriteHalf<Io>, request: &Request<Upload>) -> Result<(), SendError> {
+/// The request line and the fields.
+fn head_of(request: &Request<Upload>) -> Vec<u8> {
     let mut head = Vec::with_capacity(HEAD);
     let path = request.uri().path_and_query().map_or("/", |path| path.as_str());
     for part in [request.method().as_str(), " ", path, " HTTP/1.1\r\n"] {
@@ -282,7 +282,11 @@ async fn send_head(writer: &mut WriteHalf<Io>, request: &Request<Upload>) -> Res
         }
     }
     head.extend_from_slice(b"\r\n");
-    let mut left = head.as_slice();
+    head
+}
+
+async fn send_head(writer: &mut WriteHalf<Io>, head: &[u8]) -> Result<(), SendError> {
+    let mut left = head;
     while !left.is_empty() {
         match writer.write_buf(&mut left).await {
             Err(error) if left.len() == head.len() && is_closed(&error) => return Err(SendError::Unsent),

@@ -9,7 +9,7 @@
 //! * [`listener`]: connections of clients, their limits and their end. [`framing`]: what is refused before it is parsed.
 //! * [`tls`]: the certificate, be it given, ordered from an issuer ([`acme`]) or our own authority's ([`ca`]).
 //! * [`proxy`]: one request. [`host`] and [`route`] read whom it is for, [`credentials`] its token, [`forwarded`] whom it is
-//!   from; [`headers`] says which fields pass; [`exchange`] carries it over a [`link`] into the guest, which speaks
+//!   from; [`grant`] whether it may pass and go on; [`headers`] says which fields pass; [`exchange`] carries it over a [`link`] into the guest, which speaks
 //!   HTTP/1.1 ([`http1`]) or HTTP/2; [`upgrade`] makes WebSockets tunnels; [`refusal`] and [`page`] are what clients get
 //!   when it does not come that far.
 //! * [`idle`], [`limits`], [`upload`]: what keeps one client or one sandbox from holding up the others.
@@ -30,6 +30,7 @@ mod forwarded;
 mod framing;
 #[cfg(fuzzing)]
 pub mod fuzzing;
+mod grant;
 mod headers;
 mod host;
 mod http1;

@@ -17,14 +17,17 @@ use hyper::body::{Body as _, Incoming};
 use hyper::upgrade::OnUpgrade;
 use sandpiper_protocol::agent::SandboxState;
 use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
+use super::Directory;
 use super::body::Body;
 use super::cors;
 use super::credentials::Credentials;
 use super::exchange::exchange;
 use super::forwarded::{Peer, Source, TrustedProxies};
+use super::grant::{Grant, RECHECK};
 use super::headers::{Protocol, prepare_request, remove_hop_by_hop};
 use super::host::requested_host;
 use super::limits::{Full, InFlight, Neighbourhood, Place};
@@ -34,7 +37,6 @@ use super::route::{Door, Route, route};
 use super::stats::{Kind, Open, Outcome, Stats};
 use super::upgrade::{Tunnel, Wish};
 use super::upload::Upload;
-use super::{Directory, Target};
 use crate::session::Sessions;
 
 /// Head of a message in either direction. Of its fields hyper takes 100, which is left as it is: for any other number it
@@ -132,26 +134,25 @@ impl<D: Directory> Proxy<D> {
         if door == Door::DataPlane && cors::is_preflight(&parts) {
             return Ok(cors::preflight(&parts));
         }
-        let mut target = self.directory.find(&token).await.ok_or(Refusal::SandboxNotFound)?;
 
         let mut path = parts.uri.path_and_query().map_or("/", |path| path.as_str()).to_owned();
         let websocket = wish.as_ref().is_some_and(Wish::is_websocket);
         let credentials = Credentials::take(&mut parts.headers, &mut path, websocket);
-        let allowed = credentials.check(&self.sessions, &target.sandbox_id);
-        // A question that anyone may ask wakes nobody.
-        let may_wake = match needs_token(door, &target, &parts)? {
-            true => allowed.map(|()| true).map_err(Refusal::Unauthorized)?,
-            false => allowed.is_ok() || door != Door::DataPlane,
-        };
+        let is_health = door == Door::DataPlane && parts.method == Method::GET && parts.uri.path() == HEALTH_PATH;
+        let (directory, sessions) = (Arc::clone(&self.directory), Arc::clone(&self.sessions));
+        let grant = Arc::new(Grant { directory, sessions, route_token: token, door, is_health, credentials });
+        let mut target = grant.check().await?;
+        let mut checked = Instant::now();
         let source = Source::of(&client.peer, self.scheme, &parts.headers, &self.trusted);
         let occupied = self.in_flight.enter(&target.sandbox_id, *kind, source.client).map_err(|full| match full {
             Full::Sandbox => Refusal::SandboxBusy,
             Full::Visitor => Refusal::TooMany,
         })?;
-        if target.wakes && may_wake {
+        if target.wakes && grant.may_wake(&target) {
             let _waits = self.stats.wake();
             self.directory.wake(&target.sandbox_id).await.map_err(Refusal::NotWoken)?;
-            target = self.directory.find(&token).await.ok_or(Refusal::SandboxNotFound)?;
+            target = grant.check().await?;
+            checked = Instant::now();
         }
         // A checkpoint stops the guest for a moment; what arrives meanwhile waits.
         if !matches!(target.state, SandboxState::Ready | SandboxState::Checkpointing) {
@@ -166,10 +167,14 @@ impl<D: Directory> Proxy<D> {
         if let Some(wish) = &wish {
             wish.announce(&mut parts);
         }
-        let upload = Upload::new(body.take().ok_or(Refusal::Unreachable)?, self.patience(protocol));
+        let upload = body.take().ok_or(Refusal::Unreachable)?;
+        let upload = Upload::new(upload, self.patience(protocol), || grant.watch());
         let request = guest_request(parts, protocol, text, &path, upload)?;
         let server = Server { vsock: target.vsock.into_os_string(), door, protocol };
         let (response, lease) = exchange(&self.pool, server, request, self.guest_idle_timeout()).await?;
+        if checked.elapsed() >= RECHECK {
+            grant.check().await?;
+        }
 
         let (mut head, ()) = response.into_parts();
         let agreed = prepare_response(&mut head, door);
@@ -177,7 +182,7 @@ impl<D: Directory> Proxy<D> {
             if wish.is_some_and(|wish| wish.would_take(head.status)) {
                 return Err(Refusal::BrokenAnswer);
             }
-            return Ok(Response::from_parts(head, Body::guest(lease, occupied)));
+            return Ok(Response::from_parts(head, Body::guest(lease, occupied, grant.watch())));
         }
         let (Some(wish), Some(agreed)) = (wish, agreed) else {
             debug!(sandbox_id = target.sandbox_id, "The guest switched protocols without being asked");
@@ -185,7 +190,7 @@ impl<D: Directory> Proxy<D> {
         };
         let (guest, beginning) = lease.into_stream().ok_or(Refusal::BrokenAnswer)?;
         wish.fulfil(&mut head, agreed);
-        let tunnel = Tunnel { client: on_client, guest, beginning, stop: self.stop.clone() };
+        let tunnel = Tunnel { client: on_client, guest, beginning, stop: self.stop.clone(), revoked: grant.watch() };
         let held = (occupied, client.held.clone(), self.stats.tunnel());
         tokio::spawn(async move {
             tunnel.run().await;
@@ -212,18 +217,6 @@ impl<D: Directory> Proxy<D> {
 /// reset before it reads why it was refused.
 async fn drain(mut body: Incoming) {
     while let Some(Ok(_)) = body.frame().await {}
-}
-
-/// Whether this request needs the sandbox's token; an error where the port is not exposed at all.
-fn needs_token(door: Door, target: &Target, parts: &request::Parts) -> Result<bool, Refusal> {
-    match door {
-        Door::DataPlane => Ok(!(parts.method == Method::GET && parts.uri.path() == HEALTH_PATH)),
-        Door::Port(port) => {
-            let exposed = target.exposed_ports.iter().find(|exposed| exposed.port == port);
-            let exposed = exposed.ok_or(Refusal::PortNotExposed(port))?;
-            Ok(!(exposed.public && target.allow_public_traffic))
-        }
-    }
 }
 
 /// The request in the form and the framing of the next hop.

@@ -23,6 +23,7 @@ use tokio::net::UnixStream;
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
+use super::grant::Revoked;
 use super::headers::list;
 use super::idle::IdleIo;
 
@@ -119,12 +120,14 @@ pub(super) struct Tunnel {
     pub(super) beginning: Bytes,
     /// The proxy is shutting down.
     pub(super) stop: CancellationToken,
+    /// What let the request pass is over.
+    pub(super) revoked: Revoked,
 }
 
 impl Tunnel {
-    /// Copies both ways until both directions have ended, one side breaks, or nothing moves for too long.
+    /// Copies both ways until both directions have ended, one side breaks, nothing moves for too long, or the client may not go on.
     pub(super) async fn run(self) {
-        let Tunnel { client, mut guest, beginning, stop } = self;
+        let Tunnel { client, mut guest, beginning, stop, revoked } = self;
         let copy = async {
             let mut client = TokioIo::new(client.await.map_err(std::io::Error::other)?);
             client.write_all(&beginning).await?;
@@ -136,6 +139,7 @@ impl Tunnel {
                 Err(error) => debug!(%error, "Tunnel broke"),
             },
             () = stop.cancelled() => {}
+            refusal = revoked => debug!(?refusal, "Tunnel may not go on"),
         }
     }
 }

@@ -8,6 +8,9 @@ use bytes::Bytes;
 use hyper::body::{Body as HttpBody, Frame, Incoming, SizeHint};
 use tokio::time::{Instant, Sleep};
 
+use super::grant::Revoked;
+use super::refusal::Refusal;
+
 /// What a client sends, passed on as it comes, and only as fast as the guest takes it.
 pub(super) enum Upload {
     Empty,
@@ -20,6 +23,7 @@ pub(super) struct ClientBody {
     patience: Duration,
     /// Set while the guest would take more and the client sends nothing.
     alarm: Option<Pin<Box<Sleep>>>,
+    revoked: Revoked,
 }
 
 /// Why a request's body did not come to its end.
@@ -27,16 +31,18 @@ pub(super) struct ClientBody {
 pub(super) enum UploadError {
     #[error("The client sent nothing of its request's body for too long")]
     TooSlow,
+    #[error("The client may not go on with its request")]
+    Revoked(Refusal),
     #[error("The client's request broke off")]
     Broken(#[source] hyper::Error),
 }
 
 impl Upload {
-    /// `patience` is how long the client may pause.
-    pub(super) fn new(incoming: Incoming, patience: Duration) -> Upload {
+    /// `patience` is how long the client may pause; `watch` is asked for what ends it.
+    pub(super) fn new(incoming: Incoming, patience: Duration, watch: impl FnOnce() -> Revoked) -> Upload {
         match incoming.is_end_stream() {
             true => Upload::Empty,
-            false => Upload::Client(ClientBody { incoming, patience, alarm: None }),
+            false => Upload::Client(ClientBody { incoming, patience, alarm: None, revoked: watch() }),
         }
     }
 }
@@ -55,7 +61,13 @@ impl HttpBody for Upload {
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, UploadError>>> {
         let Upload::Client(body) = self.get_mut() else { return Poll::Ready(None) };
-        match Pin::new(&mut body.incoming).poll_frame(cx) {
+        let frame = Pin::new(&mut body.incoming).poll_frame(cx);
+        if !body.incoming.is_end_stream()
+            && let Poll::Ready(refusal) = body.revoked.as_mut().poll(cx)
+        {
+            return Poll::Ready(Some(Err(UploadError::Revoked(refusal))));
+        }
+        match frame {
             Poll::Ready(frame) => {
                 body.alarm = None;
                 Poll::Ready(frame.map(|frame| frame.map_err(UploadError::Broken)))

@@ -8,6 +8,7 @@ mod hygiene;
 mod issuer;
 mod limits;
 mod reuse;
+mod revocation;
 mod smuggling;
 mod streams;
 mod tls;
