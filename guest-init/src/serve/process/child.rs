@@ -60,6 +60,14 @@ impl Process {
         self.ended.load(Ordering::Acquire)
     }
 
+    /// Bytes that its output takes, and what it was started with.
+    pub(super) fn size(&self) -> usize {
+        let ProcessConfig { cmd, args, envs, cwd } = &self.config;
+        let envs = envs.iter().flat_map(|(name, value)| [name, value]);
+        let texts = args.iter().chain(envs).chain(cwd).chain(&self.tag);
+        self.output.size() + texts.map(|text| text.len() + size_of::<String>()).sum::<usize>() + cmd.len()
+    }
+
     pub(super) fn resize(&self, size: PtySize) -> Result<(), Error> {
         let Some(terminal) = self.terminal.upgrade() else {
             return Err(Error::new(Code::FailedPrecondition, "The process has no terminal to resize"));

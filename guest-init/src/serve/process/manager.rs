@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use sandpiper_protocol::connect::Code;
 use sandpiper_protocol::process::{ListResponse, ProcessInfo, ProcessSelector, StartRequest};
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep_until};
 
 use super::child::{self, Process};
 use super::output::Subscriber;
@@ -35,6 +35,8 @@ struct State {
     running: BTreeMap<u32, Arc<Process>>,
     /// Oldest first.
     ended: VecDeque<Ended>,
+    /// A task looks after `ended`.
+    forgetting: bool,
 }
 
 #[derive(Debug)]
@@ -77,14 +79,30 @@ impl Manager {
                 let process = Arc::clone(&process);
                 async move {
                     child::watch(launched.watched, deadline).await;
-                    manager.state().end(process);
-                    tokio::time::sleep(REMEMBERED_FOR).await;
-                    manager.state().forget(Instant::now());
+                    manager.end(process);
                 }
             });
             Ok((process, launched.starter))
         });
         started.await.map_err(|error| Error::new(Code::Internal, error.to_string()))?
+    }
+
+    /// Remembers a process that has ended, for a time.
+    fn end(self: &Arc<Self>, process: Arc<Process>) {
+        let mut state = self.state();
+        state.end(process);
+        // One task for all, while there is something to forget: processes may end by the thousand.
+        if !std::mem::replace(&mut state.forgetting, true) {
+            tokio::spawn(Arc::clone(self).forget_in_time());
+        }
+    }
+
+    async fn forget_in_time(self: Arc<Self>) {
+        loop {
+            let due = self.state().forget_until();
+            let Some(due) = due else { return };
+            sleep_until(due).await;
+        }
     }
 
     /// Running processes, by id.
@@ -134,9 +152,17 @@ impl State {
 
     fn remember(&mut self, process: Arc<Process>) {
         let now = Instant::now();
-        let bytes = process.output.size();
+        let bytes = process.size();
         self.ended.push_back(Ended { process, at: now, bytes });
         self.forget(now);
+    }
+
+    /// Forgets what has been remembered for long enough; when to look again. `None` ends the task that asks.
+    fn forget_until(&mut self) -> Option<Instant> {
+        self.forget(Instant::now());
+        let due = self.ended.front().map(|oldest| oldest.at + REMEMBERED_FOR);
+        self.forgetting = due.is_some();
+        due
     }
 
     fn forget(&mut self, now: Instant) {
