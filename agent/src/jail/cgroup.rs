@@ -16,20 +16,16 @@
 //! Where both versions are mounted, version 2 is used if the controllers are there. Nothing else is kept of a cgroup
 //! but its folder, so an agent that starts finds what an earlier one left ([`Cgroups::list`]).
 
+mod removal;
+
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
-use std::thread;
-use std::time::{Duration, Instant};
 
 /// `cpu.max`, `cpu.cfs_quota_us`: microseconds of CPU time in each period.
 const PERIOD_US: u64 = 100_000;
-
-/// How long the kernel may take to notice that the last process of a group has ended.
-const REMOVE_PATIENCE: Duration = Duration::from_secs(5);
-const REMOVE_EVERY: Duration = Duration::from_millis(5);
 
 /// What a monitor may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -183,27 +179,6 @@ impl Cgroups {
         Ok(Cgroup { entries })
     }
 
-    /// Removes a cgroup whose processes have ended, or are about to; content when there is none. Blocks, for a while if
-    /// the kernel has not noticed their end yet.
-    pub(crate) fn remove(&self, id: &str) -> io::Result<()> {
-        check(id)?;
-        let deadline = Instant::now() + REMOVE_PATIENCE;
-        for tree in &self.trees {
-            let path = tree.path.join(id);
-            loop {
-                match fs::remove_dir(&path) {
-                    Ok(()) => break,
-                    Err(error) if error.kind() == io::ErrorKind::NotFound => break,
-                    Err(error) if error.kind() == io::ErrorKind::ResourceBusy && Instant::now() < deadline => {
-                        thread::sleep(REMOVE_EVERY);
-                    }
-                    Err(error) => return Err(in_file("remove", &path, &error)),
-                }
-            }
-        }
-        Ok(())
-    }
-
     /// The ids of all cgroups that exist, also those of earlier agents of this name. Blocks.
     pub(crate) fn list(&self) -> io::Result<Vec<String>> {
         let mut ids = BTreeSet::new();
@@ -337,16 +312,17 @@ impl<'l> Mount<'l> {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(crate) mod tests {
     use super::*;
     use sandpiper_skip::skipped;
     use std::io::Write;
+    use std::os::unix::process::{CommandExt, ExitStatusExt};
     use std::process::{Child, Command, Stdio};
 
     const LIMITS: Limits = Limits { cpus: 2, memory_bytes: 96 << 20, tasks: 66 };
 
     /// Real cgroups for one test; `None`, said aloud, where there are none to be had.
-    pub(in crate::jail) fn for_one(test: &str) -> Option<(Cgroups, String)> {
+    pub(crate) fn for_one(test: &str) -> Option<(Cgroups, String)> {
         let name = format!("test-{test}-{}", std::process::id());
         let cgroups = nix::unistd::Uid::effective().is_root().then(|| Cgroups::open(&name).unwrap());
         match cgroups {
@@ -355,6 +331,13 @@ pub(super) mod tests {
                 skipped("cgroups of monitors", "this needs root and cgroups");
                 None
             }
+        }
+    }
+
+    impl Cgroups {
+        /// The folders of the cgroup `id`.
+        pub(crate) fn folders(&self, id: &str) -> impl Iterator<Item = PathBuf> {
+            self.trees.iter().map(move |tree| tree.path.join(id))
         }
     }
 
@@ -367,11 +350,15 @@ pub(super) mod tests {
     }
 
     /// A process in `cgroup`, ended with the test.
-    struct Member(Child);
+    pub(crate) struct Member(pub(crate) Child);
 
     impl Member {
         fn start(cgroup: &Cgroup) -> Self {
-            let child = Command::new("sleep").arg("1000").stdin(Stdio::null()).spawn().unwrap();
+            Self::start_as(0, cgroup)
+        }
+
+        pub(crate) fn start_as(uid: u32, cgroup: &Cgroup) -> Self {
+            let child = Command::new("sleep").arg("1000").stdin(Stdio::null()).uid(uid).spawn().unwrap();
             for mut entry in &cgroup.entries {
                 entry.write_all(child.id().to_string().as_bytes()).unwrap();
             }
@@ -414,6 +401,21 @@ pub(super) mod tests {
 
         cgroups.remove(&id).unwrap();
         cgroups.remove(&id).unwrap();
+        assert!(cgroups.list().unwrap().is_empty());
+    }
+
+    #[test]
+    fn what_is_in_a_group_is_killed_before_it_is_removed() {
+        let Some((cgroups, id)) = for_one("members") else { return };
+        let cgroup = cgroups.create(&id, &LIMITS).unwrap();
+        let mut members = [1001, 1002].map(|uid| Member::start_as(uid, &cgroup));
+        assert_eq!(cgroups.users(&id), [1001, 1002].into());
+
+        cgroups.remove(&id).unwrap();
+
+        for member in &mut members {
+            assert_eq!(member.0.wait().unwrap().signal(), Some(9));
+        }
         assert!(cgroups.list().unwrap().is_empty());
     }
 

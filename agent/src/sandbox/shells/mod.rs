@@ -15,8 +15,10 @@
 //! * A shell is found again by nobody: an agent that starts kills those of its predecessor (`reconcile`).
 
 mod shell;
+#[cfg(test)]
+mod tests;
 
-use std::collections::{BTreeSet, HashSet, VecDeque};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -39,6 +41,8 @@ const SHAPES: usize = 4;
 const CHECK: Duration = Duration::from_secs(5);
 /// Pause after a shell that could not be made, or died; doubled up to the second.
 const BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+
+const LEFT: &str = "a cgroup cannot be removed; its user id stays taken, and it is tried again";
 
 /// The shells of this host. Cheap to clone; all clones are the same.
 #[derive(Clone)]
@@ -63,6 +67,8 @@ struct Pool {
     recent: VecDeque<Shape>,
     /// User ids of monitors that may live, as offsets.
     uids: BTreeSet<u32>,
+    /// Cgroups that could not be removed, and the user ids in `uids` that stay taken for them.
+    left: HashMap<String, Vec<u32>>,
     /// Shells that may live, waiting or taken.
     known: HashSet<String>,
     /// Starts that are going on.
@@ -102,15 +108,46 @@ impl Shells {
         self.lock().known.contains(id)
     }
 
-    /// Removes the cgroups of monitors that nobody knows. Blocks.
+    /// Ends the cgroups of monitors that nobody knows, and what is in them. Blocks.
     pub(super) fn sweep_cgroups(&self) -> io::Result<()> {
         for id in self.inner.cgroups.list()? {
-            if !self.knows(&id) {
-                tracing::warn!(id, "removing a cgroup that has no monitor");
-                self.inner.cgroups.remove(&id)?;
+            if self.knows(&id) || self.lock().left.contains_key(&id) {
+                continue;
+            }
+            let users = self.inner.cgroups.users(&id);
+            tracing::warn!(id, ?users, "removing a cgroup that has no monitor");
+            let offsets = users.iter().filter_map(|uid| uid.checked_sub(self.inner.config.jail.uid_base));
+            let offsets: Vec<u32> = offsets.filter(|offset| *offset < UIDS).collect();
+            {
+                let mut pool = self.lock();
+                // One that a monitor of this agent has already is freed with that.
+                let reserved = offsets.into_iter().filter(|offset| pool.uids.insert(*offset)).collect();
+                pool.left.insert(id.clone(), reserved);
+            }
+            match self.inner.cgroups.remove(&id) {
+                Ok(()) => self.forget_left(&id),
+                Err(error) => tracing::error!(id, %error, "{LEFT}"),
             }
         }
         Ok(())
+    }
+
+    /// Tries again to end the cgroups that could not be. Blocks.
+    fn end_left(&self) {
+        let left: Vec<String> = self.lock().left.keys().cloned().collect();
+        for id in left {
+            if self.inner.cgroups.try_remove(&id).is_ok() {
+                tracing::info!(id, "removed a cgroup that could not be removed before");
+                self.forget_left(&id);
+            }
+        }
+    }
+
+    fn forget_left(&self, id: &str) {
+        let mut pool = self.lock();
+        for offset in pool.left.remove(id).unwrap_or_default() {
+            pool.uids.remove(&offset);
+        }
     }
 
     /// Says that a machine of this shape is about to be started, until the answer is dropped.
@@ -146,9 +183,14 @@ impl Shells {
         let (this, id) = (self.clone(), monitor.shell.clone());
         let removed = tokio::task::spawn_blocking(move || this.inner.cgroups.remove(&id)).await;
         if let Err(error) = removed.map_err(io::Error::other).flatten() {
-            tracing::warn!(shell = monitor.shell, %error, "cannot remove a monitor's cgroup; the next start will");
+            tracing::error!(id = monitor.shell, %error, "{LEFT}");
+            let mut pool = self.lock();
+            pool.known.remove(&monitor.shell);
+            let offset = monitor.uid.and_then(|uid| uid.checked_sub(self.inner.config.jail.uid_base));
+            pool.left.insert(monitor.shell.clone(), offset.into_iter().collect());
+        } else {
+            self.forget(&monitor.shell, monitor.uid);
         }
-        self.forget(&monitor.shell, monitor.uid);
     }
 
     /// Keeps the pool filled until `end`, and ends all shells then.
@@ -160,6 +202,11 @@ impl Shells {
                 () = end.cancelled() => break,
                 () = self.inner.wake.notified() => {}
                 () = sleep(CHECK) => {}
+            }
+            if !self.lock().left.is_empty() {
+                let this = self.clone();
+                // A panic in there is none of a cgroup that is left.
+                let _ = tokio::task::spawn_blocking(move || this.end_left()).await;
             }
             let mut failed = self.end_dead().await;
             while !failed && Instant::now() >= not_before && !end.is_cancelled() {
