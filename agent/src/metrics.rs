@@ -141,7 +141,11 @@ impl Metrics {
     pub(crate) fn register(&self, registry: &mut Registry) {
         registry.register("sandboxes", "Sandboxes by state", self.sandboxes.clone());
         registry.register("sandbox_creates", "Requests to create a sandbox, by outcome", self.creates.clone());
-        registry.register("sandbox_failures", "Sandboxes that ended unasked, by reason", self.failures.clone());
+        registry.register(
+            "sandbox_failures",
+            "Machines of sandboxes that ended unasked, by reason",
+            self.failures.clone(),
+        );
         registry.register("sandbox_deletes", "Sandboxes deleted, by cause", self.deletes.clone());
         registry.register_with_unit(
             "sandbox_create",
@@ -246,7 +250,7 @@ impl Metrics {
         self.damaged_files.set(gauge(files));
     }
 
-    /// A sandbox has failed.
+    /// The machine of a sandbox ended unasked.
     pub(crate) fn ended(&self, code: &str) {
         self.failures.get_or_create(&FailureLabels { code: code.to_owned() }).inc();
     }

@@ -52,9 +52,11 @@ pub enum SandboxState {
     Ready,
     Checkpointing,
     Stopping,
+    /// Holds no runtime capacity. With its memory; or, with [`Sandbox::error`], of its disk alone, because its machine ended
+    /// without being asked to. Such a one goes at its deadline, as if it still ran.
     Stopped,
     Restoring,
-    /// Ended without being asked to; [`Sandbox::error`] says how. Holds no runtime capacity.
+    /// Of earlier agents: ended without being asked to, and nothing is left but [`Sandbox::error`].
     Failed,
 }
 

@@ -305,6 +305,7 @@ impl Supervisor {
             record.start = kind;
             record.started_at = Some(now);
             record.stopped_at = None;
+            record.error = None;
             record.deadline = record::deadline(now, timeout_seconds.unwrap_or(record.timeout_seconds));
             record.timings.first_instruction_us = since(timings.first_instruction_us);
             record.timings.guest_init_us = since(timings.guest_init_us);

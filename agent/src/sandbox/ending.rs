@@ -1,4 +1,4 @@
-//! Why a sandbox ended by itself, in words for its owner; and how what it leaves is taken away.
+//! Why a machine ended by itself, in words for its owner; and how what it leaves is taken away.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
@@ -27,9 +27,9 @@ pub(super) fn explain(paths: &MachinePaths, ended: &Ended) -> SandboxError {
     }
 }
 
-/// The error of a sandbox whose host was started anew.
+/// The error of a machine whose host was started anew.
 pub(super) fn host_restarted() -> SandboxError {
-    error("host_restarted", "The host was restarted while the sandbox ran; create a new one".into())
+    error("host_restarted", "The host was restarted while the sandbox ran".into())
 }
 
 /// The error of a monitor that lives but cannot be talked to.

@@ -31,11 +31,12 @@
 //!                        checkpointing ◀┘ │ │ └── failed to pause ──┐          │
 //!                                         │ │                       │          │
 //!                   guest or monitor      │ │      pause, deadline  │          │
-//!                   ended                 │ └─────────────────────▶ stopping   │ DELETE
-//!                       ┌─────────────────┘                         (pausing)  │
-//!                       ▼                                           │          │
-//!                     failed ──DELETE──▶ …   ready ◀── restoring ◀── stopped ──┘
-//!                                                        └── failed ──▲
+//!                   ended                 │ └─────────────────────▶ stopping   │ DELETE,
+//!                       ┌─────────────────┘                         (pausing)  │ deadline
+//!                       │                                           │          │
+//!                       │ disk only              ready ◀── restoring ◀── stopped ──┘
+//!                       │                                  └── failed ──▲ ▲
+//!                       └────────────────────────────────────────────────┘
 //! ```
 //!
 //! * `creating`: the folder, its files, a shell and the record come into being (`start`, `bring_up`). The state ends when the
@@ -47,10 +48,11 @@
 //! * `ready`: the supervisor watches the process (a pidfd), the control connection, the link and the deadline.
 //! * `checkpointing` (`checkpoint`): for the moment in which a new layer is put on top of the disk. Requests pass.
 //! * `stopping`, on the way to `stopped` (`pause`): state and memory are written down. If that fails, it is `ready` again.
-//! * `stopped`: a record and files. It survives the agent and the host.
+//! * `stopped`: a record and files. It survives the agent and the host. When the guest or the monitor ended unasked, or the
+//!   host did, the files are the disk alone, with everything in it that the guest had flushed; the record says what happened
+//!   (`error`) until the sandbox is resumed, and its deadline still holds: with `kill` it is removed then.
 //! * `restoring` (`resume`): as `creating`, from its own snapshot; if that fails, it is `stopped` again.
-//! * `failed`: the guest or the monitor ended unasked. Process, disk and sockets are freed at once; the record, with the
-//!   error, stays until DELETE.
+//! * `failed`: of earlier agents, which kept nothing of a sandbox that ended unasked but its record. It goes at its deadline.
 //! * `stopping`, on the way to its end: written before the first thing is taken away, so that an agent that is killed
 //!   half-way has its successor finish. The sandbox is gone when its process and all its files are.
 //!

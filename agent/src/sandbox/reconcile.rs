@@ -5,7 +5,7 @@
 //! | `creating` | any | killed; everything removed: nobody was ever told that it exists |
 //! | `ready`, `checkpointing` | alive | adopted as `ready` |
 //! | `stopping`, pausing | alive | adopted as `ready`: a pause that nobody was told of never happened |
-//! | these three | gone | `failed`, with what its exit record says; `host_restarted` after a reboot |
+//! | these three | gone | `stopped`, of its disk alone, with what its exit record says; `host_restarted` after a reboot |
 //! | `stopped` | any | killed; its files stay |
 //! | `restoring` | any | killed; `stopped` again, without the layer that the resume had put on top |
 //! | `stopping` | any | killed; everything removed: the delete is finished |
@@ -177,10 +177,14 @@ fn settle(paths: &Paths, id: &str, boot_id: &str) -> Result<Settled, Box<dyn std
         (_, None) => {
             let same_boot = record.process.as_ref().is_some_and(|monitor| monitor.identity.boot_id == boot_id);
             let error = if same_boot { ending::explain(&own, &Ended::Unknown) } else { ending::host_restarted() };
-            tracing::info!(sandbox = id, code = error.code, "a sandbox ended while no agent ran");
-            record.fail(error, Timestamp::now());
+            tracing::info!(sandbox = id, code = error.code, "a machine ended while no agent ran");
+            record.lose_machine(error, Timestamp::now());
+            if let Err(error) = record.files.sync(&own.state) {
+                tracing::error!(sandbox = id, %error, "cannot sync the disk of a machine that ended");
+            }
             record::save(&own.record(), &record)?;
-            ending::free(&own)?;
+            ending::remove_process_files(&own)?;
+            record.files.remove_others(&own.state)?;
             kept(record, None)
         }
     }
@@ -422,20 +426,26 @@ mod tests {
     }
 
     #[test]
-    fn a_sandbox_that_ended_meanwhile_has_failed_as_its_exit_record_says() {
+    fn of_a_machine_that_ended_meanwhile_the_disk_is_left_and_the_reason() {
         let host = host();
-        let (record, sleeper) = host.leave(SandboxState::Ready);
+        let (mut record, sleeper) = host.leave(SandboxState::Ready);
         drop(sleeper);
         let own = host.paths.sandbox(&record.id);
+        let memory = record.files.new_name(Role::Memory);
+        fs::write(own.file(&memory), b"of no use without the machine").unwrap();
+        record.files.memory.push(Layer::own(memory));
+        host.save(&record);
         fs::write(own.exit_record(), r#"{"reason":"guest_powered_off","message":""}"#).unwrap();
 
         let found = host.reconcile();
 
-        assert_eq!(found[0].record.state, SandboxState::Failed);
+        assert_eq!(found[0].record.state, SandboxState::Stopped);
         assert_eq!(found[0].record.error.as_ref().unwrap().code, "guest_powered_off");
-        assert!(found[0].pidfd.is_none());
+        assert!(found[0].record.stopped_at.is_some() && found[0].pidfd.is_none());
         assert_eq!(record::load(&own.record(), &record.id).unwrap().as_ref(), Some(&found[0].record));
-        assert!(host.files(&record).is_empty() && !own.runtime.exists());
+        assert_eq!(host.files(&record), ["disk-0.layer", "disk-1.layer"]);
+        assert!(!own.runtime.exists());
+        assert_eq!(host.reconcile()[0].record, found[0].record, "the next agent finds the same");
     }
 
     #[test]
@@ -455,12 +465,16 @@ mod tests {
     }
 
     #[test]
-    fn after_a_reboot_sandboxes_have_failed_with_that_reason_unless_they_were_stopped() {
+    fn a_reboot_ends_machines_and_leaves_their_disks() {
         let host = host();
-        let (mut running, sleeper) = host.leave(SandboxState::Ready);
-        drop(sleeper);
-        running.process.as_mut().unwrap().identity.boot_id = "an earlier boot".into();
-        host.save(&running);
+        let running = [SandboxState::Ready, SandboxState::Checkpointing, SandboxState::Stopping].map(|state| {
+            let (mut record, sleeper) = host.leave(state);
+            drop(sleeper);
+            record.pausing = state == SandboxState::Stopping;
+            record.process.as_mut().unwrap().identity.boot_id = "an earlier boot".into();
+            host.save(&record);
+            record
+        });
         let (mut stopped, sleeper) = host.leave(SandboxState::Stopped);
         drop(sleeper);
         stopped.process = None;
@@ -469,7 +483,11 @@ mod tests {
         let found = host.reconcile();
 
         let of = |record: &Record| &found.iter().find(|found| found.record.id == record.id).unwrap().record;
-        assert_eq!(of(&running).error.as_ref().unwrap().code, "host_restarted");
+        for record in &running {
+            assert_eq!((of(record).state, of(record).pausing), (SandboxState::Stopped, false));
+            assert_eq!(of(record).error.as_ref().unwrap().code, "host_restarted");
+            assert_eq!(host.files(record), ["disk-0.layer", "disk-1.layer"]);
+        }
         assert_eq!(of(&stopped), &stopped);
     }
 

@@ -9,7 +9,8 @@ use std::path::PathBuf;
 use jiff::{SignedDuration, Timestamp};
 use sandpiper_durable as durable;
 use sandpiper_protocol::agent::{
-    CreateSandbox, ExposedPort, Lifecycle, Network, Sandbox, SandboxError, SandboxState, StartKind, StartTimings,
+    CreateSandbox, ExposedPort, Lifecycle, Network, OnTimeout, Sandbox, SandboxError, SandboxState, StartKind,
+    StartTimings,
 };
 use sandpiper_protocol::id;
 use serde::{Deserialize, Serialize};
@@ -47,6 +48,7 @@ pub(crate) struct Record {
     pub(crate) created_at: Timestamp,
     pub(crate) started_at: Option<Timestamp>,
     pub(crate) stopped_at: Option<Timestamp>,
+    /// Why its machine ended without being asked to, until another one runs.
     pub(crate) error: Option<SandboxError>,
     pub(crate) timings: StartTimings,
     pub(crate) start: StartKind,
@@ -105,7 +107,7 @@ impl Record {
         }
     }
 
-    /// Turns the record into that of a sandbox which was paused: `files` are its snapshot.
+    /// Turns the record into that of a sandbox which is `files` only, and can go on from them.
     pub(crate) fn stop(&mut self, files: Files, now: Timestamp) {
         self.state = SandboxState::Stopped;
         self.pausing = false;
@@ -124,15 +126,22 @@ impl Record {
         self.files.disk.pop();
     }
 
-    /// Turns the record into that of a sandbox which ended without being asked to.
-    pub(crate) fn fail(&mut self, error: SandboxError, now: Timestamp) {
-        self.state = SandboxState::Failed;
+    /// Turns the record into that of a sandbox whose machine ended without being asked to: of it, the disk is left.
+    pub(crate) fn lose_machine(&mut self, error: SandboxError, now: Timestamp) {
+        let disk = self.files.disk_only();
+        self.stop(disk, now);
         self.error = Some(error);
-        self.stopped_at = Some(now);
-        self.pausing = false;
-        self.process = None;
-        self.slot = None;
-        self.files = Files::default();
+    }
+
+    /// When a sandbox that does not run is removed all the same: one whose machine ended unasked has the time that it would
+    /// have had, one that was paused has any.
+    pub(crate) fn removed_at(&self) -> Option<Timestamp> {
+        let is_removed = match self.state {
+            SandboxState::Stopped => self.error.is_some() && self.lifecycle.on_timeout == OnTimeout::Kill,
+            SandboxState::Failed => true,
+            _ => false,
+        };
+        is_removed.then_some(self.deadline)
     }
 
     /// Whether a request to the sandbox has it go on.
@@ -340,6 +349,22 @@ pub(super) mod tests {
 
         assert_eq!(record.state, SandboxState::Stopped);
         assert_eq!(record.files.names(), files.names());
+    }
+
+    #[test]
+    fn a_deadline_holds_for_a_lost_machine_and_not_for_one_that_was_paused() {
+        let mut record = example("sbxa");
+        assert_eq!(record.removed_at(), None, "a running one's is its supervisor's");
+        record.stop(Files::default(), Timestamp::now());
+        assert_eq!(record.removed_at(), None);
+
+        record.lose_machine(SandboxError { code: "c".into(), message: "m".into() }, Timestamp::now());
+        assert_eq!(record.removed_at(), Some(record.deadline));
+        record.lifecycle.on_timeout = OnTimeout::Pause;
+        assert_eq!(record.removed_at(), None);
+
+        record.state = SandboxState::Failed;
+        assert_eq!(record.removed_at(), Some(record.deadline));
     }
 
     #[test]

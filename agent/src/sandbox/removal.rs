@@ -18,24 +18,31 @@ use crate::crash_points::CrashPoint;
 const REMOVE_AGAIN: Duration = Duration::from_secs(5);
 
 impl Supervisor {
-    /// Frees everything of a sandbox that ended by itself, but its record.
-    pub(super) async fn fail(&mut self, machine: Option<Machine>, error: SandboxError) {
+    /// Keeps the disk of a sandbox whose machine ended by itself, and frees everything else.
+    pub(super) async fn lose_machine(&mut self, machine: Option<Machine>, error: SandboxError) {
         let record = self.record();
-        tracing::warn!(sandbox = record.id, code = error.code, error = error.message, "sandbox failed");
-        self.log.host(format!("failed: {} ({})", error.message, error.code));
+        tracing::warn!(sandbox = record.id, code = error.code, error = error.message, "a machine ended unasked");
+        self.log.host(format!("ended, its disk is kept: {} ({})", error.message, error.code));
         self.context.metrics.ended(&error.code);
         if let Some(machine) = machine {
             self.end_process(machine).await;
         }
-        // Should the file not be written: the monitor is gone whatever it says, and a restarted agent comes to the same end.
-        self.change_regardless(|record| record.fail(error.clone(), Timestamp::now())).await;
-        self.place = None;
-        // After the record: the reason is in the exit record, which goes with the files.
         let paths = self.context.paths.sandbox(&record.id);
-        let freed = tokio::task::spawn_blocking(move || ending::free(&paths)).await.map_err(io::Error::other).flatten();
-        if let Err(error) = freed {
-            tracing::error!(sandbox = record.id, %error, "cannot free a failed sandbox's files; DELETE tries again");
+        let disk = record.files.disk_only();
+        let synced = tokio::task::spawn_blocking(move || disk.sync(&paths.state)).await;
+        if let Err(error) = synced.map_err(io::Error::other).flatten() {
+            // What the guest had flushed is there already; for the rest there is no other place.
+            tracing::error!(sandbox = record.id, %error, "cannot sync the disk of a machine that ended");
         }
+        // Should the file not be written: the monitor is gone whatever it says, and a restarted agent comes to the same end.
+        self.change_regardless(|record| record.lose_machine(error.clone(), Timestamp::now())).await;
+        self.place = None;
+        // After the record: the reason is in the exit record, which goes with the process's files.
+        self.put_away(None).await;
+        if let Err(error) = self.tidy().await {
+            tracing::warn!(sandbox = record.id, %error, "cannot remove what a machine leaves that ended");
+        }
+        self.context.changed.send_replace(());
     }
 
     /// Ends the machine of a sandbox that is stopped, as its record says already, and removes what belonged to it.

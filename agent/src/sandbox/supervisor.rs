@@ -145,7 +145,7 @@ impl Supervisor {
         }
     }
 
-    /// Stays with a sandbox that an earlier agent left stopped, or failed.
+    /// Stays with a sandbox that an earlier agent left stopped; or failed, as it was called when nothing was kept.
     pub(super) async fn keep(self, forget: impl FnOnce() + Send) {
         let phase = if self.record().state == SandboxState::Stopped { Phase::Stopped } else { Phase::Failed };
         self.stay(phase, forget).await;
@@ -167,8 +167,9 @@ impl Supervisor {
                 Turn::Leave => return,
                 Turn::Delete(cause) => return self.delete(machine, cause, forget).await,
                 Turn::Ended(error) => {
-                    self.fail(machine, error).await;
-                    Phase::Failed
+                    self.overdue = false;
+                    self.lose_machine(machine, error).await;
+                    Phase::Stopped
                 }
                 Turn::Stopped => {
                     self.overdue = false;
@@ -188,8 +189,7 @@ impl Supervisor {
         let mut housekeeping = interval(CLOCK_CHECK);
         housekeeping.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            let remaining = self.record().deadline.duration_since(Timestamp::now());
-            let remaining = Duration::try_from(remaining).unwrap_or_default();
+            let remaining = remaining(self.record().deadline);
             if remaining.is_zero() {
                 match self.time_is_over(machine).await {
                     Some(turn) => return turn,
@@ -399,7 +399,10 @@ impl Supervisor {
 
     async fn watch_stopped(&mut self) -> Turn {
         loop {
-            let Some(command) = self.next_command().await else { return Turn::Leave };
+            let command = match self.next_command().await {
+                Ok(command) => command,
+                Err(turn) => return turn,
+            };
             match command {
                 Command::Delete(cause, answer) => {
                     self.waiting.push(answer);
@@ -431,28 +434,35 @@ impl Supervisor {
 
     async fn watch_failed(&mut self) -> Turn {
         loop {
-            let Some(command) = self.next_command().await else { return Turn::Leave };
-            match command {
-                Command::Delete(cause, answer) => {
+            match self.next_command().await {
+                Err(turn) => return turn,
+                Ok(Command::Delete(cause, answer)) => {
                     self.waiting.push(answer);
                     return Turn::Delete(cause);
                 }
-                other => other.refuse(ChangeError::State(SandboxState::Failed)),
+                Ok(other) => other.refuse(ChangeError::State(SandboxState::Failed)),
             }
         }
     }
 
     // ---- helpers ----
 
-    /// The next command, those that were put off first; `None` when the agent ends.
-    async fn next_command(&mut self) -> Option<Command> {
-        if let Some(command) = self.postponed.pop_front() {
-            return Some(command);
-        }
+    /// The next command to a sandbox that does not run, those that were put off first; or what ends its phase.
+    async fn next_command(&mut self) -> Result<Command, Turn> {
         let leave = self.context.leave.clone();
-        tokio::select! {
-            () = leave.cancelled() => None,
-            command = next_command(&mut self.commands) => Some(command),
+        loop {
+            if let Some(command) = self.postponed.pop_front() {
+                return Ok(command);
+            }
+            let remaining = self.record().removed_at().map(remaining);
+            if remaining.is_some_and(|remaining| remaining.is_zero()) {
+                return Err(Turn::Delete(DeleteCause::Timeout));
+            }
+            tokio::select! {
+                () = leave.cancelled() => return Err(Turn::Leave),
+                command = next_command(&mut self.commands) => return Ok(command),
+                () = sleep(remaining.unwrap_or_default().min(CLOCK_CHECK)), if remaining.is_some() => {}
+            }
         }
     }
 
@@ -588,6 +598,11 @@ pub(super) fn hear_log(log: &SandboxLog, message: GuestMessage) {
         };
         log.push(LogSource::Guest, &format!("{mark}{message}"));
     }
+}
+
+/// How far away a moment is; nothing once it has passed.
+fn remaining(until: Timestamp) -> Duration {
+    Duration::try_from(until.duration_since(Timestamp::now())).unwrap_or_default()
 }
 
 /// The next command. The registry holds the other end as long as the sandbox is here, so there is always a next one.

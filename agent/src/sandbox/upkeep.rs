@@ -120,7 +120,7 @@ impl Sandboxes {
             return tokio::task::spawn_blocking(absorb).await.map_err(io::Error::other)?;
         }
         let command = |answer: oneshot::Sender<_>| Command::Absorb { lower, upper, answer };
-        // A sandbox that is gone, or has failed, has no layers any more.
+        // A sandbox that is gone has no layers any more.
         let _ = self.change(&owner.id, command).await;
         Ok(())
     }

@@ -9,39 +9,45 @@ use super::*;
 use crate::layers::digest;
 
 /// A sandbox as its record has it.
-struct Sandbox<'a> {
-    agent: &'a Agent,
-    id: String,
+pub(super) struct Sandbox<'a> {
+    pub(super) agent: &'a Agent,
+    pub(super) id: String,
 }
 
 impl Agent {
-    async fn with_machines() -> Self {
+    pub(super) async fn with_machines() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let vmm = monitor::program(folder.path());
         Self::start_in(folder, vmm, 1).await
     }
 
     /// The agent that follows this one, which ends as it does when it is asked to. Those that are killed are in `tests/agent`.
-    async fn follow(self) -> Self {
+    pub(super) async fn follow(self) -> Self {
+        self.follow_after(|| {}).await
+    }
+
+    /// Likewise, once `meanwhile` has been done to what this one left.
+    pub(super) async fn follow_after(self, meanwhile: impl FnOnce()) -> Self {
         let folder = self.folder;
         self.sandboxes.close(false, Duration::from_secs(10)).await;
         fs::remove_file(&self.socket).unwrap();
+        meanwhile();
         let vmm = folder.path().join("monitor");
         Self::start_in(folder, vmm, 1).await
     }
 
-    fn behave(&self, words: &str) {
+    pub(super) fn behave(&self, words: &str) {
         fs::write(self.folder.path().join("behaviour"), words).unwrap();
     }
 
-    async fn create(&self, request: Value) -> (Sandbox<'_>, Value) {
+    pub(super) async fn create(&self, request: Value) -> (Sandbox<'_>, Value) {
         let (status, body) = self.ask("POST", "/sandboxes", request.to_string()).await;
         assert_eq!(status, 201, "{body}");
         let created: Value = serde_json::from_str(&body).unwrap();
         (self.sandbox(request["id"].as_str().unwrap()), created["sandbox"].clone())
     }
 
-    fn sandbox(&self, id: &str) -> Sandbox<'_> {
+    pub(super) fn sandbox(&self, id: &str) -> Sandbox<'_> {
         Sandbox { agent: self, id: id.to_owned() }
     }
 
@@ -52,47 +58,51 @@ impl Agent {
 }
 
 impl Sandbox<'_> {
-    async fn ask(&self, operation: &str, body: Value) -> Value {
+    pub(super) async fn ask(&self, operation: &str, body: Value) -> Value {
         let (status, answer) = self.try_ask(operation, body).await;
         assert!(status < 300, "{operation}: {answer}");
         answer
     }
 
-    async fn try_ask(&self, operation: &str, body: Value) -> (u16, Value) {
+    pub(super) async fn try_ask(&self, operation: &str, body: Value) -> (u16, Value) {
         let path = format!("/sandboxes/{}/{operation}", self.id);
         let (status, answer) = self.agent.ask("POST", &path, body.to_string()).await;
         (status, serde_json::from_str(&answer).unwrap())
     }
 
-    async fn show(&self) -> Value {
+    pub(super) async fn show(&self) -> Value {
         let (status, answer) = self.agent.ask("GET", &format!("/sandboxes/{}", self.id), "").await;
         assert_eq!(status, 200, "{answer}");
         serde_json::from_str(&answer).unwrap()
     }
 
-    async fn state(&self) -> String {
+    pub(super) async fn state(&self) -> String {
         self.show().await["state"].as_str().unwrap().to_owned()
     }
 
-    async fn delete(&self) {
+    pub(super) async fn is_eventually(&self, state: SandboxState) {
+        eventually(|| self.agent.sandboxes.find(&self.id).unwrap().state == state).await;
+    }
+
+    pub(super) async fn delete(&self) {
         assert_eq!(self.agent.ask("DELETE", &format!("/sandboxes/{}", self.id), "").await.0, 204);
     }
 
-    fn folder(&self) -> PathBuf {
+    pub(super) fn folder(&self) -> PathBuf {
         self.agent.folder.path().join("state/sandboxes").join(&self.id)
     }
 
-    fn record(&self) -> Value {
+    pub(super) fn record(&self) -> Value {
         serde_json::from_slice(&fs::read(self.folder().join("record.json")).unwrap()).unwrap()
     }
 
-    fn layers(&self, what: &str) -> Vec<String> {
+    pub(super) fn layers(&self, what: &str) -> Vec<String> {
         let layers = self.record()["files"][what].as_array().unwrap().clone();
         layers.iter().map(|layer| layer["name"].as_str().unwrap().to_owned()).collect()
     }
 
     /// What the guest wrote when it was told this generation.
-    fn block(&self, generation: u64) -> Option<String> {
+    pub(super) fn block(&self, generation: u64) -> Option<String> {
         monitor::block_of(&self.folder(), &self.layers("disk"), generation)
     }
 
@@ -110,7 +120,7 @@ impl Sandbox<'_> {
         log.iter().any(|entry| entry.message.contains(what))
     }
 
-    fn files(&self) -> Vec<String> {
+    pub(super) fn files(&self) -> Vec<String> {
         let entries = fs::read_dir(self.folder()).unwrap();
         let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
         names.sort();
@@ -118,7 +128,7 @@ impl Sandbox<'_> {
     }
 }
 
-async fn eventually(is_so: impl Fn() -> bool) {
+pub(super) async fn eventually(is_so: impl Fn() -> bool) {
     let wait = async {
         while !is_so() {
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -235,8 +245,8 @@ async fn a_pause_that_fails_leaves_the_sandbox_running() {
     agent.behave("die-in-snapshot");
     let (status, _) = sandbox.try_ask("pause", json!({})).await;
     assert!(status >= 500);
-    let state = || agent.sandboxes.find(&sandbox.id).unwrap().state;
-    eventually(|| state() == SandboxState::Failed).await;
+    sandbox.is_eventually(SandboxState::Stopped).await;
+    assert_eq!(sandbox.show().await["error"]["code"], "monitor_failed");
     sandbox.delete().await;
     agent.end().await;
 }
@@ -267,7 +277,7 @@ async fn a_sandbox_whose_time_is_over_is_paused_if_that_was_asked_for() {
     let (sandbox, created) = agent.create(request).await;
     let token = created["data_plane_url"].as_str().unwrap().split(['/', '.']).nth(2).unwrap().to_owned();
 
-    eventually(|| agent.sandboxes.find(&sandbox.id).unwrap().state == SandboxState::Stopped).await;
+    sandbox.is_eventually(SandboxState::Stopped).await;
     let directory = &agent.sandboxes;
     let target = Directory::find(directory, &token).await.unwrap();
     assert!(target.wakes);
