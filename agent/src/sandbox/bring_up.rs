@@ -68,6 +68,8 @@ impl Supervisor {
     /// taken away.
     pub(super) async fn bring_up_new(&mut self, attempts: Vec<Attempt>, envs: &Envs) -> Result<Machine, Failed> {
         let mut attempts = attempts.into_iter().peekable();
+        // A warm snapshot that did not start this, whose files are not known to be bad.
+        let mut suspect = None;
         while let Some(attempt) = attempts.next() {
             let (kind, warm) = (attempt.kind, attempt.warm.clone());
             let is_last = attempts.peek().is_none();
@@ -77,9 +79,19 @@ impl Supervisor {
             match self.bring_up(attempt, envs, patience, |_| {}).await {
                 Err((error, machine)) if !is_last && error.is_of_its_source() => {
                     let reason = crate::chain(&error);
-                    tracing::warn!(sandbox = self.record().id, ?kind, reason, "starting in another way");
+                    let is_bad = error.is_bad_file();
+                    tracing::warn!(sandbox = self.record().id, ?kind, is_bad, reason, "starting in another way");
                     self.log.host(format!("not restored, booting instead: {reason}"));
-                    self.start_over(machine, warm).await?;
+                    let bad;
+                    (bad, suspect) = if is_bad { (warm, None) } else { (None, warm) };
+                    self.start_over(machine, bad).await?;
+                }
+                Ok(machine) => {
+                    if let Some(key) = warm {
+                        self.context.warm.worked(&key);
+                    }
+                    self.strike(suspect);
+                    return Ok(machine);
                 }
                 result => return result,
             }
@@ -87,15 +99,25 @@ impl Supervisor {
         Err((StartError::Host { what: "find anything to start from", source: io::ErrorKind::NotFound.into() }, None))
     }
 
-    /// Removes all that an attempt made, and the warm snapshot that was of no use.
-    async fn start_over(&mut self, machine: Option<Machine>, warm: Option<String>) -> Result<(), Failed> {
+    /// Notes that the host is well enough to start a sandbox, and yet did not from this warm snapshot.
+    fn strike(&self, suspect: Option<String>) {
+        if let Some(key) = suspect {
+            let context = Arc::clone(&self.context);
+            // Nobody waits for it.
+            tokio::task::spawn_blocking(move || context.warm.strike(&key));
+        }
+    }
+
+    /// Removes all that an attempt made, and the warm snapshot if that is bad.
+    async fn start_over(&mut self, machine: Option<Machine>, bad: Option<String>) -> Result<(), Failed> {
         if let Some(machine) = machine {
             self.end_process(machine).await;
         }
         let context = Arc::clone(&self.context);
         let paths = context.paths.sandbox(&self.record().id);
         let clean = move || {
-            if let Some(key) = warm {
+            if let Some(key) = bad {
+                tracing::warn!(key, "throwing away a warm snapshot that is bad");
                 context.warm.discard(&key);
             }
             ending::free(&paths)

@@ -80,6 +80,7 @@ mod resume;
 mod scrub;
 mod seal;
 mod shells;
+mod stalled;
 mod start;
 mod supervisor;
 mod upkeep;

@@ -49,6 +49,17 @@ impl StartError {
     pub(super) fn is_of_its_source(&self) -> bool {
         matches!(self, Self::Disk(_) | Self::Guest(_) | Self::BadSnapshot(_))
     }
+
+    /// Whether a file of the source is bad or missing: anything else may be a host that has too much to do.
+    pub(super) fn is_bad_file(&self) -> bool {
+        match self {
+            Self::BadSnapshot(_) | Self::Disk(LayerError::Length { .. }) => true,
+            Self::Disk(LayerError::Link { source, .. } | LayerError::Open { source, .. }) => {
+                source.kind() == io::ErrorKind::NotFound
+            }
+            _ => false,
+        }
+    }
 }
 
 /// What a machine is made from.

@@ -6,12 +6,14 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use sandpiper_protocol::agent::SandboxState;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
 use super::command::Command;
-use super::registry::Sandboxes;
+use super::registry::{ChangeError, Sandboxes};
+use super::stalled::Stalled;
 use crate::layers::digest::{self, Visits};
 use crate::layers::{Files, Layer, merge, usage};
 
@@ -20,8 +22,6 @@ const MEASURE: Duration = Duration::from_secs(30);
 /// Rest between two pieces that are merged or read, a MiB each, so that guests find the disk free: about 60 MiB a second at
 /// most.
 pub(super) const PACE: Duration = Duration::from_millis(16);
-/// How long a merge is left alone after one that failed: for want of space, perhaps.
-const MERGE_AGAIN: Duration = Duration::from_secs(60);
 
 /// Where layers are.
 pub(super) struct Owner {
@@ -55,12 +55,10 @@ impl Sandboxes {
     pub(super) async fn keep_up(self) {
         let leave = self.context().leave.clone();
         let mut changes = self.context().changed.subscribe();
-        let mut merge_after = Instant::now();
+        let mut stalled = Stalled::default();
         loop {
             self.measure().await;
-            if Instant::now() >= merge_after && !self.merge_some(&leave).await {
-                merge_after = Instant::now() + MERGE_AGAIN;
-            }
+            self.merge_some(&leave, &mut stalled).await;
             tokio::select! {
                 () = leave.cancelled() => return,
                 _ = changes.changed() => {}
@@ -79,19 +77,24 @@ impl Sandboxes {
         }
     }
 
-    /// Merges until no chain is too long; false when that failed and had better wait.
-    async fn merge_some(&self, leave: &CancellationToken) -> bool {
+    /// Merges until no chain is too long but those that cannot be merged now.
+    async fn merge_some(&self, leave: &CancellationToken, stalled: &mut Stalled) {
         while !leave.is_cancelled() {
-            let owners = self.owners();
+            let mut owners = self.owners();
+            stalled.retain(|id| owners.iter().any(|owner| owner.id == id));
+            owners.retain(|owner| !stalled.rests(&owner.id, Instant::now()));
             let next = tokio::task::spawn_blocking(move || owners.into_iter().find_map(Owner::next_merge)).await;
-            let Ok(Some(merge)) = next else { return true };
+            let Ok(Some(merge)) = next else { return };
             let id = merge.owner.id.clone();
-            if let Err(error) = self.merge(merge, leave.clone()).await {
-                tracing::warn!(owner = id, %error, "cannot merge layers; trying later");
-                return false;
+            match self.merge(merge, leave.clone()).await {
+                Ok(()) => stalled.go_on(&id),
+                Err(error) => {
+                    if stalled.stall(&id, Instant::now()) {
+                        tracing::warn!(owner = id, %error, "cannot merge layers; trying later, and ever later");
+                    }
+                }
             }
         }
-        true
     }
 
     async fn merge(&self, Merge { owner, lower, upper }: Merge, leave: CancellationToken) -> io::Result<()> {
@@ -120,14 +123,16 @@ impl Sandboxes {
             return tokio::task::spawn_blocking(absorb).await.map_err(io::Error::other)?;
         }
         let command = |answer: oneshot::Sender<_>| Command::Absorb { lower, upper, answer };
-        // A sandbox that is gone has no layers any more.
-        let _ = self.change(&owner.id, command).await;
-        Ok(())
+        match self.change(&owner.id, command).await {
+            // A sandbox that is gone has no layers any more.
+            Ok(_) | Err(ChangeError::NotFound | ChangeError::State(SandboxState::Failed)) => Ok(()),
+            Err(error) => Err(io::Error::other(crate::chain(&error))),
+        }
     }
 
     /// All sandboxes and checkpoints.
     pub(super) fn owners(&self) -> Vec<Owner> {
-        use sandpiper_protocol::agent::SandboxState::{Checkpointing, Creating, Ready, Restoring, Stopping};
+        use SandboxState::{Checkpointing, Creating, Ready, Restoring, Stopping};
         let context = self.context();
         let sandboxes = self.list().into_iter().map(|record| Owner {
             kind: OwnerKind::Sandbox,

@@ -217,14 +217,16 @@ impl Checkpoints {
     }
 
     /// Notes that in the checkpoint `id` the layer `upper` holds what `lower`, right below it, held, and removes that one's
-    /// link. Does nothing while something is started from the checkpoint. Blocks.
+    /// link. Refused while something is started from the checkpoint. Blocks.
     pub(crate) fn absorb(&self, id: &str, lower: &str, upper: &str) -> io::Result<()> {
         let manifest = {
             let mut shelf = self.lock();
-            let is_pinned = shelf.pinned.contains_key(id);
+            if shelf.pinned.contains_key(id) {
+                return Err(io::Error::other("Something is being started from the checkpoint"));
+            }
             let Some(present) = shelf.ready.get_mut(id) else { return Ok(()) };
             let mut manifest = (**present).clone();
-            if is_pinned || !manifest.snapshot.files.absorb(lower, upper) {
+            if !manifest.snapshot.files.absorb(lower, upper) {
                 return Ok(());
             }
             // Whoever starts from it now links the shorter chain; the longer one is as good while its link is there.
@@ -307,7 +309,7 @@ mod tests {
 
         store.absorb(&id, "disk-0.layer", "disk-2.layer").unwrap();
         let pin = store.pin(&id).unwrap();
-        store.absorb(&id, "disk-0.layer", "disk-1.layer").unwrap();
+        store.absorb(&id, "disk-0.layer", "disk-1.layer").unwrap_err();
         assert_eq!(store.find(&id).unwrap().snapshot.files.disk.len(), 3);
         drop(pin);
         store.absorb(&id, "disk-0.layer", "disk-1.layer").unwrap();

@@ -5,6 +5,7 @@
 //! name when an agent starts is removed.
 
 mod checkpoints;
+mod trouble;
 mod warm;
 
 use std::fs;

@@ -10,17 +10,16 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Instant, SystemTime};
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use super::trouble::Trouble;
 use super::{FORM, HIDDEN, OpenError, Snapshot};
 use crate::config::Config;
 use crate::templates::Template;
 
-/// How long after a failure a snapshot is not tried again.
-const BACKOFF: Duration = Duration::from_secs(600);
 /// Bytes of the hash that make a key: as text it is a folder's name, above a socket whose path must not be long.
 const KEY_BYTES: usize = 12;
 
@@ -48,8 +47,7 @@ pub(crate) struct Warm {
 struct Shelf {
     ready: HashMap<String, Entry>,
     making: HashSet<String>,
-    /// When these may be tried again.
-    failed: HashMap<String, Instant>,
+    trouble: HashMap<String, Trouble>,
 }
 
 #[derive(Debug)]
@@ -74,8 +72,9 @@ struct Manifest {
 }
 
 impl Warm {
-    /// Opens the snapshots in `folder`, which exists, and removes those that no create will ask for again: `template` finds
-    /// the template of a version. Blocks.
+    /// Opens the snapshots in `folder`, which exists, and removes those of templates that are gone: `template` finds the
+    /// template of a version. Those that were made with another kernel or monitor stay while there is room, for both may
+    /// come back. Blocks.
     pub(crate) fn open(
         folder: &Path,
         config: &Config,
@@ -84,18 +83,13 @@ impl Warm {
         let warm =
             Self { folder: folder.to_owned(), host: host(), most: config.warm.max as usize, shelf: Mutex::default() };
         for (name, Manifest { key, snapshot, .. }) in super::load::<Manifest>(folder)? {
-            let Snapshot { cpu, memory_mb, disk_gib, .. } = snapshot;
-            let recipe =
-                template(&snapshot.template_version).map(|template| Recipe { template, cpu, memory_mb, disk_gib });
-            let wanted = config.warm.enabled
-                && key == name
-                && recipe.is_some_and(|recipe| warm.key(config, &recipe).is_ok_and(|present| present == key));
+            let wanted = config.warm.enabled && key == name && template(&snapshot.template_version).is_some();
             let path = folder.join(&name);
             if wanted {
                 let used = fs::metadata(&path).and_then(|data| data.modified()).unwrap_or(SystemTime::UNIX_EPOCH);
                 warm.lock().ready.insert(key, Entry { snapshot: Arc::new(snapshot), used });
             } else {
-                tracing::info!(key = name, "removing a warm snapshot that was made with something else");
+                tracing::info!(key = name, "removing a warm snapshot that no create will ask for");
                 remove(&path);
             }
         }
@@ -145,9 +139,12 @@ impl Warm {
 
     /// Whether the caller is the one to make the snapshot of this key. If so, [`Self::publish`] or [`Self::gave_up`] follows.
     pub(crate) fn begin(&self, key: &str) -> bool {
+        let now = Instant::now();
         let mut shelf = self.lock();
-        shelf.failed.retain(|_, until| *until > Instant::now());
-        !shelf.ready.contains_key(key) && !shelf.failed.contains_key(key) && shelf.making.insert(key.to_owned())
+        let Shelf { ready, making, trouble } = &mut *shelf;
+        trouble.retain(|key, trouble| ready.contains_key(key) || !trouble.is_past(now));
+        let may = trouble.get(key).is_none_or(|trouble| trouble.may_retry(now));
+        !ready.contains_key(key) && may && making.insert(key.to_owned())
     }
 
     /// The snapshot was not made; `failed`: it is not tried again for a while.
@@ -155,7 +152,21 @@ impl Warm {
         let mut shelf = self.lock();
         shelf.making.remove(key);
         if failed {
-            shelf.failed.insert(key.to_owned(), Instant::now() + BACKOFF);
+            shelf.trouble.entry(key.to_owned()).or_default().fail(Instant::now());
+        }
+    }
+
+    /// A sandbox was started from it.
+    pub(crate) fn worked(&self, key: &str) {
+        self.lock().trouble.remove(key);
+    }
+
+    /// A start from it did not go well, and nothing says that its files are to blame; what was started in its place did.
+    /// Blocks.
+    pub(crate) fn strike(&self, key: &str) {
+        if self.lock().trouble.entry(key.to_owned()).or_default().strike() {
+            tracing::warn!(key, "throwing away a warm snapshot that did not start a few times in a row");
+            self.discard(key);
         }
     }
 
@@ -182,11 +193,11 @@ impl Warm {
         Ok(())
     }
 
-    /// Throws away a snapshot that turned out to be of no use. Blocks.
+    /// Throws away a snapshot that is of no use. It is made anew for the next create, if that is not soon after. Blocks.
     pub(crate) fn discard(&self, key: &str) {
         let mut shelf = self.lock();
         let found = shelf.ready.remove(key);
-        shelf.failed.insert(key.to_owned(), Instant::now() + BACKOFF);
+        shelf.trouble.entry(key.to_owned()).or_default().fail(Instant::now());
         drop(shelf);
         if found.is_some() {
             remove(&self.folder.join(key));
@@ -349,15 +360,29 @@ mod tests {
     }
 
     #[test]
-    fn a_new_kernel_needs_new_snapshots_and_the_old_ones_go() {
-        let host = Host::new(16);
+    fn a_new_kernel_needs_new_snapshots_and_the_old_ones_stay_while_there_is_room() {
+        let host = Host::new(2);
         let key = make(&host, &host.open(), 256);
         fs::write(&host.config.kernel, b"another kernel").unwrap();
 
         let reopened = host.open();
 
-        assert!(reopened.find(&key).is_none());
         assert_ne!(reopened.key(&host.config, &recipe(256)).unwrap(), key);
+        let newer = [256, 512].map(|memory_mb| {
+            assert_eq!(reopened.count(), if memory_mb == 256 { 1 } else { 2 });
+            make(&host, &reopened, memory_mb)
+        });
+        assert!(reopened.find(&key).is_none() && newer.iter().all(|key| reopened.find(key).is_some()));
+    }
+
+    #[test]
+    fn snapshots_of_a_template_that_is_gone_go() {
+        let host = Host::new(16);
+        make(&host, &host.open(), 256);
+
+        let reopened = Warm::open(&host.folder.path().join("warm"), &host.config, |_| None).unwrap();
+
+        assert_eq!(reopened.count(), 0);
         assert_eq!(fs::read_dir(host.folder.path().join("warm")).unwrap().count(), 0);
     }
 
@@ -387,5 +412,20 @@ mod tests {
         let key = make(&host, &warm, 256);
         warm.discard(&key);
         assert!(warm.find(&key).is_none() && !warm.begin(&key));
+    }
+
+    #[test]
+    fn a_snapshot_goes_when_it_did_not_start_three_times_in_a_row() {
+        let host = Host::new(2);
+        let warm = host.open();
+        let key = make(&host, &warm, 256);
+        for _ in 0..3 {
+            warm.strike(&key);
+            warm.strike(&key);
+            warm.worked(&key);
+        }
+        assert!(warm.find(&key).is_some());
+        (0..3).for_each(|_| warm.strike(&key));
+        assert!(warm.find(&key).is_none());
     }
 }

@@ -145,6 +145,7 @@ fn answer(request: Request, fds: Vec<OwnedFd>, shared: &Shared) -> Result<Reply,
             Ok(Reply::Booted(Timings::default()))
         }
         Request::Restore(_) if behaves("bad-snapshot") => refuse(FaultCode::BadSnapshot),
+        Request::Restore(_) if behaves("no-restore") => refuse(FaultCode::Host),
         Request::Restore(config) => {
             while behaves("hold-restore") {
                 std::thread::sleep(Duration::from_millis(5));

@@ -1,5 +1,6 @@
 //! Warm starts, pause, resume, checkpoints and forks, and what is left when the agent ends in the middle.
 
+mod merge;
 mod wake;
 
 use sandpiper_ingress::Directory;
@@ -174,6 +175,28 @@ async fn a_warm_snapshot_that_cannot_be_restored_is_thrown_away_and_the_guest_bo
     assert_eq!(second.block(1).unwrap(), format!("{} booted", second.id));
     assert_eq!(second.layers("disk").len(), 2);
     assert_eq!(agent.sandboxes.context().warm.count(), 0);
+    agent.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_warm_snapshot_that_does_not_start_is_kept_until_that_happened_three_times() {
+    let agent = Agent::with_machines().await;
+    let template = agent.import().await.id;
+    let (_first, _) = agent.create(create(&template)).await;
+    agent.warm().await;
+    let context = agent.sandboxes.context();
+    let path = context.warm.list()[0].folder.clone();
+    for restores in [false, false, true, false, false] {
+        agent.behave(if restores { "" } else { "no-restore" });
+        let (_, sandbox) = agent.create(create(&template)).await;
+        assert_eq!(sandbox["start"], if restores { "warm" } else { "cold" });
+        assert!(path.exists());
+    }
+
+    let (_, sandbox) = agent.create(create(&template)).await;
+
+    assert_eq!(sandbox["start"], "cold");
+    eventually(|| !path.exists()).await;
     agent.end().await;
 }
 

@@ -1,0 +1,65 @@
+//! Owners whose layers could not be merged: each is left alone for a while, longer each time, and the others are not held up.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// First and longest rest.
+const REST: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(3600));
+
+#[derive(Debug, Default)]
+pub(super) struct Stalled {
+    owners: HashMap<String, Stall>,
+}
+
+#[derive(Debug)]
+struct Stall {
+    rest: Duration,
+    until: Instant,
+}
+
+impl Stalled {
+    /// Notes a merge that could not proceed; true for the first of this owner in a row, which is worth a word.
+    pub(super) fn stall(&mut self, id: &str, now: Instant) -> bool {
+        let longer = self.owners.get(id).map(|stall| (stall.rest * 2).min(REST.1));
+        let rest = longer.unwrap_or(REST.0);
+        self.owners.insert(id.to_owned(), Stall { rest, until: now + rest });
+        longer.is_none()
+    }
+
+    /// Notes a merge that was done.
+    pub(super) fn go_on(&mut self, id: &str) {
+        self.owners.remove(id);
+    }
+
+    pub(super) fn rests(&self, id: &str, now: Instant) -> bool {
+        self.owners.get(id).is_some_and(|stall| now < stall.until)
+    }
+
+    /// Forgets owners that are gone.
+    pub(super) fn retain(&mut self, is_here: impl Fn(&str) -> bool) {
+        self.owners.retain(|id, _| is_here(id));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rests_grow_to_an_hour_and_are_told_of_once() {
+        let now = Instant::now();
+        let mut stalled = Stalled::default();
+        for (times, minutes) in [1, 2, 4, 8, 16, 32, 60, 60].into_iter().enumerate() {
+            assert_eq!(stalled.stall("one", now), times == 0);
+            let rest = Duration::from_secs(minutes * 60);
+            assert!(stalled.rests("one", now + rest - Duration::from_secs(1)), "{minutes}");
+            assert!(!stalled.rests("one", now + rest) && !stalled.rests("two", now), "{minutes}");
+        }
+        stalled.go_on("one");
+        assert!(!stalled.rests("one", now) && stalled.stall("one", now));
+        stalled.retain(|id| id != "one");
+        assert!(stalled.stall("one", now));
+    }
+}
