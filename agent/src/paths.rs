@@ -125,6 +125,16 @@ impl MachinePaths {
         self.state.join("record.json")
     }
 
+    /// The same as the record.
+    pub(crate) fn record_copy(&self) -> PathBuf {
+        self.state.join("record.copy.json")
+    }
+
+    /// The record of a sandbox that is being created.
+    pub(crate) fn draft(&self) -> PathBuf {
+        self.state.join("draft.json")
+    }
+
     /// A layer, or another file that the record names.
     pub(crate) fn file(&self, name: &str) -> PathBuf {
         self.state.join(name)

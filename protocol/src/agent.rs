@@ -204,6 +204,9 @@ pub struct CreatedSandbox {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct SandboxList {
     pub sandboxes: Vec<Sandbox>,
+    /// Ids of sandboxes that exist, and whose records nobody can read: they are to be left alone.
+    #[serde(default)]
+    pub unreadable: Vec<String>,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]

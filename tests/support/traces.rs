@@ -93,9 +93,10 @@ impl Host {
         tempfile::tempdir_in(parent).expect("a folder for large files")
     }
 
-    /// What the agent has written down of a sandbox.
+    /// What the agent has written down of a sandbox; of one that is being created, its draft.
     pub fn record(&self, id: &str) -> Option<Value> {
-        serde_json::from_slice(&fs::read(self.folder_of(id).join("record.json")).ok()?).ok()
+        let read = |name: &str| serde_json::from_slice(&fs::read(self.folder_of(id).join(name)).ok()?).ok();
+        read("record.json").or_else(|| read("draft.json"))
     }
 
     /// What the agent has written down of a checkpoint.

@@ -15,6 +15,7 @@ use super::link::Guest;
 use super::machine::{Machine, MachineEvent};
 use super::monitor::RequestError;
 use super::record::{self, Record};
+use super::record_file;
 use super::seal::Envs;
 use super::shells::Shell;
 use super::start::{self, Parts, Source, StartError};
@@ -361,9 +362,9 @@ fn settle(
     shell.move_into(&paths)?;
     CrashPoint::StartMonitorMoved.pass();
     if record.state == SandboxState::Creating {
-        record::save_unsynced(&paths.record(), &record)?;
+        record_file::save_draft(&paths, &record)?;
     } else {
-        record::save(&paths.record(), &record)?;
+        record_file::save(&paths, &record)?;
     }
     Ok(record)
 }

@@ -112,10 +112,10 @@ pub(super) fn remove_process_files(paths: &MachinePaths) -> io::Result<()> {
 /// Removes everything of a sandbox whose monitor is gone, but its record. Blocks.
 pub(super) fn free(paths: &MachinePaths) -> io::Result<()> {
     durable::remove_tree(&paths.runtime)?;
-    let record = paths.record();
+    let kept = [paths.draft(), paths.record(), paths.record_copy()];
     for entry in fs::read_dir(&paths.state)? {
         let path = entry?.path();
-        if path != record {
+        if !kept.contains(&path) {
             durable::remove_file(&path)?;
         }
     }

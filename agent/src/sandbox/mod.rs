@@ -74,6 +74,7 @@ mod pause;
 mod process;
 mod reconcile;
 mod record;
+mod record_file;
 mod registry;
 mod removal;
 mod resume;

@@ -24,11 +24,11 @@
 //! An agent killed at any moment leaves one of these, so it leaks nothing: this module is the other half of every
 //! operation that is not atomic.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use jiff::Timestamp;
 use sandpiper_durable as durable;
@@ -36,7 +36,8 @@ use sandpiper_protocol::agent::SandboxState;
 use sandpiper_protocol::id;
 
 use super::process::{self, Ended, Identity, KnownMonitor};
-use super::record::{self, Record};
+use super::record::Record;
+use super::record_file;
 use super::{Context, ID_PREFIX, ending};
 use crate::paths::{MachinePaths, Paths};
 
@@ -46,6 +47,14 @@ pub(super) struct Found {
     pub(super) record: Record,
     /// Its monitor; `None` when the sandbox is stopped or has failed.
     pub(super) pidfd: Option<OwnedFd>,
+}
+
+/// What an earlier agent left.
+#[derive(Debug, Default)]
+pub(super) struct Left {
+    pub(super) sandboxes: Vec<Found>,
+    /// Sandboxes that are left alone, and why: an operator has to see to them.
+    pub(super) unreadable: BTreeMap<String, String>,
 }
 
 /// Why the sandboxes of an earlier agent cannot be taken over.
@@ -58,15 +67,15 @@ pub(crate) enum ReconcileError {
 }
 
 /// Cleans up and returns what is to be kept. Blocks.
-pub(super) fn reconcile(context: &Context) -> Result<Vec<Found>, ReconcileError> {
-    let (found, spared) = settle_all(&context.paths, &context.boot_id)?;
-    for monitor in found.iter().filter_map(|found| found.record.process.as_ref()).chain(&spared) {
+pub(super) fn reconcile(context: &Context) -> Result<Left, ReconcileError> {
+    let (left, spared) = settle_all(&context.paths, &context.boot_id)?;
+    for monitor in left.sandboxes.iter().filter_map(|found| found.record.process.as_ref()).chain(&spared) {
         context.shells.adopt(monitor);
     }
     if let Err(error) = context.shells.sweep_cgroups() {
         tracing::error!(%error, "cannot remove cgroups that have no monitor");
     }
-    Ok(found)
+    Ok(left)
 }
 
 /// Kills monitors that appeared while an earlier agent was dying, after [`reconcile`] had looked. Blocks.
@@ -81,21 +90,23 @@ pub(super) fn sweep(context: &Context) -> io::Result<()> {
     context.shells.sweep_cgroups()
 }
 
-/// The sandboxes that are kept, and the monitors of those that were left alone.
-fn settle_all(paths: &Paths, boot_id: &str) -> Result<(Vec<Found>, Vec<KnownMonitor>), ReconcileError> {
+/// What is kept, and the monitors of what is left alone.
+fn settle_all(paths: &Paths, boot_id: &str) -> Result<(Left, Vec<KnownMonitor>), ReconcileError> {
     let read = |what| move |source| ReconcileError::Read { what, source };
-    let (mut found, mut spared) = (Vec::new(), Vec::new());
+    let (mut left, mut spared) = (Left::default(), Vec::new());
     for id in folders(&paths.sandboxes()).map_err(read("the sandboxes' folders"))? {
         match settle(paths, &id, boot_id) {
-            Ok(Settled::Kept(sandbox)) => found.push(*sandbox),
+            Ok(Settled::Kept(sandbox)) => left.sandboxes.push(*sandbox),
             Ok(Settled::Gone) => {}
             Err(error) => {
-                tracing::error!(sandbox = id, error = %chain(&*error), "left alone: cannot be cleaned up");
-                spared.extend(named_monitor(&paths.sandbox(&id).record()));
+                let reason = chain(&*error);
+                tracing::error!(sandbox = id, error = reason, "left alone until an operator has seen to it");
+                spared.extend(named_monitor(&paths.sandbox(&id)));
+                left.unreadable.insert(id, reason);
             }
         }
     }
-    let known = found.iter().filter_map(|sandbox| sandbox.record.process.as_ref()).chain(&spared);
+    let known = left.sandboxes.iter().filter_map(|sandbox| sandbox.record.process.as_ref()).chain(&spared);
     let keep: HashSet<&str> = known.map(|monitor| monitor.shell.as_str()).collect();
     for (shell, identity) in process::find_monitors(&paths.shells()).map_err(read("the list of processes"))? {
         if !keep.contains(shell.as_str()) {
@@ -116,7 +127,7 @@ fn settle_all(paths: &Paths, boot_id: &str) -> Result<(Vec<Found>, Vec<KnownMoni
             report(&entry.file_name().to_string_lossy(), durable::remove_tree(&entry.path()));
         }
     }
-    Ok((found, spared))
+    Ok((left, spared))
 }
 
 /// What became of a sandbox's folder.
@@ -128,7 +139,7 @@ enum Settled {
 /// Decides about one sandbox's folder.
 fn settle(paths: &Paths, id: &str, boot_id: &str) -> Result<Settled, Box<dyn std::error::Error>> {
     let own = paths.sandbox(id);
-    let Some(mut record) = record::load(&own.record(), id)? else {
+    let Some(mut record) = record_file::load(&own, id)? else {
         tracing::warn!(sandbox = id, "removing a folder that has no record");
         ending::remove(&own)?;
         return Ok(Settled::Gone);
@@ -143,7 +154,7 @@ fn settle(paths: &Paths, id: &str, boot_id: &str) -> Result<Settled, Box<dyn std
             tracing::info!(sandbox = id, "a pause that was not finished is undone");
             record.state = SandboxState::Ready;
             record.pausing = false;
-            record::save(&own.record(), &record)?;
+            record_file::save(&own, &record)?;
             record.files.remove_others(&own.state)?;
             kept(record, Some(pidfd))
         }
@@ -160,7 +171,7 @@ fn settle(paths: &Paths, id: &str, boot_id: &str) -> Result<Settled, Box<dyn std
             if record.state == SandboxState::Restoring {
                 tracing::info!(sandbox = id, "a resume that was not finished is undone");
                 record.undo_resume();
-                record::save(&own.record(), &record)?;
+                record_file::save(&own, &record)?;
             }
             ending::remove_process_files(&own)?;
             record.files.remove_others(&own.state)?;
@@ -169,7 +180,7 @@ fn settle(paths: &Paths, id: &str, boot_id: &str) -> Result<Settled, Box<dyn std
         (_, Some(pidfd)) => {
             if record.state == SandboxState::Checkpointing {
                 record.state = SandboxState::Ready;
-                record::save(&own.record(), &record)?;
+                record_file::save(&own, &record)?;
             }
             record.files.remove_others(&own.state)?;
             kept(record, Some(pidfd))
@@ -182,7 +193,7 @@ fn settle(paths: &Paths, id: &str, boot_id: &str) -> Result<Settled, Box<dyn std
             if let Err(error) = record.files.sync(&own.state) {
                 tracing::error!(sandbox = id, %error, "cannot sync the disk of a machine that ended");
             }
-            record::save(&own.record(), &record)?;
+            record_file::save(&own, &record)?;
             ending::remove_process_files(&own)?;
             record.files.remove_others(&own.state)?;
             kept(record, None)
@@ -201,9 +212,12 @@ fn remove(own: &MachinePaths, record: &Record, pidfd: Option<OwnedFd>) -> Result
 }
 
 /// What an unreadable record says of its monitor, if that at least can be read.
-fn named_monitor(path: &Path) -> Option<KnownMonitor> {
-    let mut record: serde_json::Value = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
-    serde_json::from_value(record.get_mut("process")?.take()).ok()
+fn named_monitor(own: &MachinePaths) -> Option<KnownMonitor> {
+    let named_in = |path: PathBuf| {
+        let mut record: serde_json::Value = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
+        serde_json::from_value(record.get_mut("process")?.take()).ok()
+    };
+    named_in(own.record()).or_else(|| named_in(own.record_copy()))
 }
 
 fn remove_shell(paths: &Paths, shell: &str) {
@@ -283,12 +297,12 @@ mod tests {
             let sleeper = self.shell(&shell);
             record.state = state;
             record.process = Some(KnownMonitor { identity: sleeper.identity(), shell, uid: Some(1000) });
-            record::save(&own.record(), &record).unwrap();
+            record_file::save(&own, &record).unwrap();
             (record, sleeper)
         }
 
         fn save(&self, record: &Record) {
-            record::save(&self.paths.sandbox(&record.id).record(), record).unwrap();
+            record_file::save(&self.paths.sandbox(&record.id), record).unwrap();
         }
 
         /// A process that is a monitor, whose environment is there to be seen.
@@ -304,6 +318,10 @@ mod tests {
         }
 
         fn reconcile(&self) -> Vec<Found> {
+            self.settle().sandboxes
+        }
+
+        fn settle(&self) -> Left {
             settle_all(&self.paths, &self.boot_id).unwrap().0
         }
 
@@ -316,7 +334,7 @@ mod tests {
         fn files(&self, record: &Record) -> Vec<String> {
             let entries = fs::read_dir(self.paths.sandbox(&record.id).state).unwrap();
             let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
-            names.retain(|name| name != "record.json");
+            names.retain(|name| !name.starts_with("record."));
             names.sort();
             names
         }
@@ -442,7 +460,7 @@ mod tests {
         assert_eq!(found[0].record.state, SandboxState::Stopped);
         assert_eq!(found[0].record.error.as_ref().unwrap().code, "guest_powered_off");
         assert!(found[0].record.stopped_at.is_some() && found[0].pidfd.is_none());
-        assert_eq!(record::load(&own.record(), &record.id).unwrap().as_ref(), Some(&found[0].record));
+        assert_eq!(record_file::load(&own, &record.id).unwrap().as_ref(), Some(&found[0].record));
         assert_eq!(host.files(&record), ["disk-0.layer", "disk-1.layer"]);
         assert!(!own.runtime.exists());
         assert_eq!(host.reconcile()[0].record, found[0].record, "the next agent finds the same");
@@ -508,21 +526,45 @@ mod tests {
     }
 
     #[test]
-    fn an_unreadable_record_is_left_for_an_operator() {
+    fn an_unreadable_record_is_left_for_an_operator_and_reported() {
         let host = host();
         let (record, sleeper) = host.leave(SandboxState::Ready);
         let own = host.paths.sandbox(&record.id);
         let mut newer: serde_json::Value = serde_json::from_slice(&fs::read(own.record()).unwrap()).unwrap();
+        newer.as_object_mut().unwrap().remove("checksum");
         newer["form"] = serde_json::json!(99);
         fs::write(own.record(), newer.to_string()).unwrap();
-        let damaged = host.paths.sandbox(&host.leave(SandboxState::Ready).0.id);
-        fs::write(damaged.record(), b"{ damaged").unwrap();
+        let (other, _) = host.leave(SandboxState::Ready);
+        let damaged = host.paths.sandbox(&other.id);
+        for path in [damaged.record(), damaged.record_copy()] {
+            fs::write(path, b"{ damaged").unwrap();
+        }
 
-        let found = host.reconcile();
+        let left = host.settle();
 
-        assert!(found.is_empty() && sleeper.is_running());
+        assert!(left.sandboxes.is_empty() && sleeper.is_running());
+        assert!(left.unreadable[&record.id].contains("newer agent"));
+        assert!(left.unreadable[&other.id].contains("restore one from a backup"));
         for own in [own, damaged] {
             assert!(own.file("disk-0.layer").exists() && own.runtime.exists());
         }
+    }
+
+    #[test]
+    fn a_torn_draft_is_nothing_and_a_torn_record_is_mended() {
+        let host = host();
+        let (draft, _process) = host.leave(SandboxState::Creating);
+        let own = host.paths.sandbox(&draft.id);
+        fs::remove_file(own.record_copy()).unwrap();
+        fs::remove_file(own.record()).unwrap();
+        fs::write(own.draft(), b"{ \"form\": 2, ").unwrap();
+        let (record, _other) = host.leave(SandboxState::Ready);
+        fs::write(host.paths.sandbox(&record.id).record(), b"").unwrap();
+
+        let left = host.settle();
+
+        assert!(left.unreadable.is_empty() && !own.state.exists());
+        assert_eq!(left.sandboxes.len(), 1);
+        assert_eq!(left.sandboxes[0].record, record);
     }
 }

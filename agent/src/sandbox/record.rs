@@ -3,11 +3,7 @@
 //! It names every file of a sandbox before that is used, and is removed after the last one is gone, so that an agent that
 //! was killed at any moment finds by it everything that it has to adopt or to remove.
 
-use std::io;
-use std::path::PathBuf;
-
 use jiff::{SignedDuration, Timestamp};
-use sandpiper_durable as durable;
 use sandpiper_protocol::agent::{
     CreateSandbox, ExposedPort, Lifecycle, Network, OnTimeout, Sandbox, SandboxError, SandboxState, StartKind,
     StartTimings,
@@ -21,12 +17,12 @@ use crate::layers::Files;
 use crate::snapshots::Snapshot;
 
 /// Version of the record's form. A field that is added gets a `default`; anything else raises this number.
-const FORM: u32 = 2;
+pub(super) const FORM: u32 = 2;
 
 /// One sandbox.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Record {
-    form: u32,
+    pub(super) form: u32,
     pub(crate) id: String,
     pub(crate) state: SandboxState,
     pub(crate) template_version: String,
@@ -187,71 +183,10 @@ pub(crate) fn deadline(now: Timestamp, seconds: u64) -> Timestamp {
     now.checked_add(SignedDuration::from_secs(seconds)).unwrap_or(Timestamp::MAX)
 }
 
-/// Writes the record to `path`, durably. Blocks.
-pub(crate) fn save(path: &std::path::Path, record: &Record) -> io::Result<()> {
-    durable::write_atomic(path, &serde_json::to_vec_pretty(record)?)
-}
-
-/// Writes the record of a sandbox that nobody was told of yet: it need not outlive the host. Blocks.
-pub(crate) fn save_unsynced(path: &std::path::Path, record: &Record) -> io::Result<()> {
-    durable::write_unsynced(path, &serde_json::to_vec_pretty(record)?)
-}
-
-/// Why a record cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum LoadError {
-    #[error("Cannot read {}", path.display())]
-    Read { path: PathBuf, source: io::Error },
-    #[error(
-        "{} is damaged; restore it from a backup, or end the agent and remove its folder, and the sandbox with it",
-        path.display()
-    )]
-    Damaged { path: PathBuf, source: serde_json::Error },
-    #[error("{} has form {form}, made by a newer agent; this one knows form {FORM}", path.display())]
-    Newer { path: PathBuf, form: u32 },
-    #[error("{} has form {form}, made by an older agent; delete its sandbox with that one", path.display())]
-    Older { path: PathBuf, form: u32 },
-    #[error("{} belongs to another sandbox", path.display())]
-    Misplaced { path: PathBuf },
-}
-
-/// Reads the record at `path`, which must be that of the sandbox `id`; `None` when there is none, or only the empty file that
-/// a power cut leaves of [`save_unsynced`]. Blocks.
-pub(crate) fn load(path: &std::path::Path, id: &str) -> Result<Option<Record>, LoadError> {
-    #[derive(Deserialize)]
-    struct FormOnly {
-        form: u32,
-    }
-
-    let path = path.to_owned();
-    let bytes = match std::fs::read(&path) {
-        Ok(bytes) if bytes.is_empty() => return Ok(None),
-        Ok(bytes) => bytes,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(source) => return Err(LoadError::Read { path, source }),
-    };
-    let form = match serde_json::from_slice::<FormOnly>(&bytes) {
-        Ok(FormOnly { form }) => form,
-        Err(source) => return Err(LoadError::Damaged { path, source }),
-    };
-    if form > FORM {
-        return Err(LoadError::Newer { path, form });
-    }
-    if form < FORM {
-        return Err(LoadError::Older { path, form });
-    }
-    match serde_json::from_slice::<Record>(&bytes) {
-        Ok(record) if record.id == id => Ok(Some(record)),
-        Ok(_) => Err(LoadError::Misplaced { path }),
-        Err(source) => Err(LoadError::Damaged { path, source }),
-    }
-}
-
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
     use crate::layers::{Layer, Role};
-    use crate::sandbox::process::Identity;
     use crate::sandbox::seal::{Envs, Sealer};
 
     /// A record as `POST /sandboxes` makes it.
@@ -273,65 +208,6 @@ pub(super) mod tests {
             network: Network::default(),
         };
         Record::new(&request, 1, sealer.seal(id, &request.envs).unwrap(), Timestamp::now())
-    }
-
-    #[test]
-    fn a_saved_record_is_loaded_as_it_was() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("record.json");
-        let mut record = example(&id::generate("sbx"));
-        let identity = Identity { pid: 7, start_time: 99, boot_id: "b".into() };
-        record.process = Some(KnownMonitor { identity, shell: "shl1".into(), uid: Some(1000) });
-
-        save(&path, &record).unwrap();
-
-        assert_eq!(load(&path, &record.id).unwrap(), Some(record));
-    }
-
-    #[test]
-    fn a_record_of_another_sandbox_or_a_newer_agent_is_refused() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("record.json");
-        let mut record = example("sbxa");
-        save(&path, &record).unwrap();
-        assert!(matches!(load(&path, "sbxb"), Err(LoadError::Misplaced { .. })));
-
-        record.form = FORM + 1;
-        save(&path, &record).unwrap();
-        assert!(matches!(load(&path, "sbxa"), Err(LoadError::Newer { .. })));
-        record.form = FORM - 1;
-        save(&path, &record).unwrap();
-        assert!(matches!(load(&path, "sbxa"), Err(LoadError::Older { .. })));
-
-        assert!(load(&folder.path().join("none"), "sbxa").unwrap().is_none());
-    }
-
-    #[test]
-    fn a_record_that_is_cut_off_or_overwritten_is_refused_by_name() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("record.json");
-        save(&path, &example("sbxa")).unwrap();
-        let whole = std::fs::read(&path).unwrap();
-
-        for damage in (1..whole.len() - 1).step_by(16) {
-            let mut zeroed = whole.clone();
-            zeroed[damage] = 0;
-            for bytes in [&whole[..damage], &zeroed] {
-                std::fs::write(&path, bytes).unwrap();
-                let error = load(&path, "sbxa").unwrap_err().to_string();
-                assert!(error.contains("record.json is damaged") && error.contains("backup"), "{damage}: {error}");
-            }
-        }
-    }
-
-    #[test]
-    fn what_a_power_cut_leaves_of_an_unfinished_create_is_no_record() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("record.json");
-        save_unsynced(&path, &example("sbxa")).unwrap();
-        assert!(load(&path, "sbxa").unwrap().is_some());
-        std::fs::write(&path, b"").unwrap();
-        assert!(load(&path, "sbxa").unwrap().is_none());
     }
 
     #[test]

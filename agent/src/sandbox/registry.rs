@@ -1,6 +1,6 @@
 //! Every sandbox of this host by id and by route token, and what can be asked of them.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -48,6 +48,8 @@ pub(crate) struct Sandboxes {
 struct Shelf {
     by_id: HashMap<String, Handle>,
     by_route_token: HashMap<String, String>,
+    /// Sandboxes that were left alone, and why.
+    unreadable: BTreeMap<String, String>,
     /// The agent ends: nothing new.
     closed: bool,
 }
@@ -65,6 +67,8 @@ struct Handle {
 pub(crate) enum ChangeError {
     #[error("There is no such sandbox, or no such port")]
     NotFound,
+    #[error("The host cannot read what it keeps of the sandbox; its operator has to see to it: {0}")]
+    Unreadable(String),
     #[error("The sandbox is {0:?}; this needs a ready one, or one that is stopped")]
     State(SandboxState),
     #[error("{0}")]
@@ -121,12 +125,13 @@ impl Sandboxes {
     pub(crate) async fn reconcile(&self) -> Result<(), ReconcileError> {
         let context = Arc::clone(&self.context);
         let work = move || reconcile::reconcile(&context);
-        let found = tokio::task::spawn_blocking(work).await.map_err(|error| ReconcileError::Read {
+        let left = tokio::task::spawn_blocking(work).await.map_err(|error| ReconcileError::Read {
             what: "what an earlier agent left",
             source: io::Error::other(error),
         })??;
-        self.open_network(&found).await?;
-        for Found { record, pidfd } in found {
+        self.open_network(&left.sandboxes).await?;
+        self.lock().unreadable = left.unreadable;
+        for Found { record, pidfd } in left.sandboxes {
             let id = record.id.clone();
             let place = pidfd.is_some().then(|| self.context.capacity.occupy(record.memory_mb));
             let supervisor = self.enter(&mut self.lock(), record, place);
@@ -283,6 +288,24 @@ impl Sandboxes {
         records
     }
 
+    /// Ids of the sandboxes that are here, and of which nothing can be told.
+    pub(crate) fn unreadable(&self) -> Vec<String> {
+        self.lock().unreadable.keys().cloned().collect()
+    }
+
+    /// Why there is no sandbox `id`.
+    pub(crate) fn absence(&self, id: &str) -> ChangeError {
+        match self.lock().unreadable.get(id) {
+            Some(reason) => ChangeError::Unreadable(reason.clone()),
+            None => ChangeError::NotFound,
+        }
+    }
+
+    fn handle(&self, id: &str) -> Result<Handle, ChangeError> {
+        let handle = self.lock().by_id.get(id).cloned();
+        handle.ok_or_else(|| self.absence(id))
+    }
+
     /// The log of a sandbox that is here or was not long ago.
     pub(crate) fn log(&self, id: &str) -> Option<Vec<LogEntry>> {
         Some(self.context.logs.find(id)?.entries())
@@ -294,7 +317,7 @@ impl Sandboxes {
         id: &str,
         command: impl FnOnce(Answer<T>) -> Command,
     ) -> Result<T, ChangeError> {
-        let handle = self.lock().by_id.get(id).cloned().ok_or(ChangeError::NotFound)?;
+        let handle = self.handle(id)?;
         let (answer, result) = oneshot::channel();
         handle.commands.send(command(answer)).await.map_err(|_| ChangeError::NotFound)?;
         result.await.map_err(|_| ChangeError::NotFound)?
@@ -302,7 +325,7 @@ impl Sandboxes {
 
     /// Deletes the sandbox `id`; returns when nothing of it is left. Dropping the future does not stop the deletion.
     pub(crate) async fn delete(&self, id: &str, cause: DeleteCause) -> Result<(), ChangeError> {
-        let handle = self.lock().by_id.get(id).cloned().ok_or(ChangeError::NotFound)?;
+        let handle = self.handle(id)?;
         let (answer, done) = oneshot::channel();
         handle.commands.send(Command::Delete(cause, answer)).await.map_err(|_| ChangeError::NotFound)?;
         done.await.map_err(|_| ChangeError::NotFound)

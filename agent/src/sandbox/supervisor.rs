@@ -29,6 +29,7 @@ use super::machine::{Machine, MachineEvent, Over};
 use super::pause::Rest;
 use super::process::{Ended, MonitorProcess};
 use super::record::{self, Record};
+use super::record_file;
 use super::registry::ChangeError;
 use super::seal::Envs;
 use super::start::StartError;
@@ -491,7 +492,7 @@ impl Supervisor {
         change(&mut record);
         let paths = self.context.paths.sandbox(&record.id);
         let save = move || {
-            record::save(&paths.record(), &record)?;
+            record_file::save(&paths, &record)?;
             if before.state == SandboxState::Creating {
                 // Until now the sandbox's folder was of no importance to anybody.
                 durable::sync_parent(&paths.state)?;

@@ -94,7 +94,8 @@ impl From<ChangeError> for ApiError {
             ChangeError::Capacity(_) => Self::unavailable(message),
             ChangeError::Guest(_) => Self::guest_failed(message),
             ChangeError::Start(error) => Self::of_start(&error, message),
-            ChangeError::Storage(_)
+            ChangeError::Unreadable(_)
+            | ChangeError::Storage(_)
             | ChangeError::Host { .. }
             | ChangeError::Layer(_)
             | ChangeError::Monitor(_)

@@ -25,7 +25,8 @@ pub(super) async fn create(
 
 /// `GET /sandboxes`
 pub(super) async fn list(State(app): State<Arc<App>>) -> Json<SandboxList> {
-    Json(SandboxList { sandboxes: app.sandboxes.list().iter().map(|record| app.view(record)).collect() })
+    let sandboxes = app.sandboxes.list().iter().map(|record| app.view(record)).collect();
+    Json(SandboxList { sandboxes, unreadable: app.sandboxes.unreadable() })
 }
 
 /// `GET /sandboxes/{id}`
@@ -106,7 +107,7 @@ pub(super) async fn logs(State(app): State<Arc<App>>, Path(id): Path<String>) ->
 
 impl App {
     pub(super) fn find(&self, id: &str) -> Result<Arc<Record>, ApiError> {
-        self.sandboxes.find(id).ok_or_else(|| ApiError::not_found("sandbox"))
+        self.sandboxes.find(id).ok_or_else(|| self.sandboxes.absence(id).into())
     }
 
     fn view(&self, record: &Record) -> Sandbox {

@@ -118,9 +118,8 @@ impl AgentClient {
     }
 
     /// All sandboxes of the host.
-    pub async fn list(&self) -> Result<Vec<Sandbox>, AgentError> {
-        let list: SandboxList = self.ask("/sandboxes").await?;
-        Ok(list.sandboxes)
+    pub async fn list(&self) -> Result<SandboxList, AgentError> {
+        self.ask("/sandboxes").await
     }
 
     /// One sandbox.

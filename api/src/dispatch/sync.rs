@@ -7,6 +7,7 @@
 //! |---|---|---|
 //! | being started, resumed or removed by a process that lives | anything | left alone |
 //! | any but failed | lists it | the row takes over state, deadline, lifecycle, ports, error |
+//! | any | says that it cannot read it | left alone, until an operator has seen to it |
 //! | any but failed | does not list it | destroyed: its time was over, or it was removed |
 //! | failed | lists it failed | stays, for the tenant to see why |
 //! | failed | does not list it | stays for a while, then destroyed |
@@ -23,7 +24,7 @@
 use std::collections::{HashMap, HashSet};
 use std::time::Instant;
 
-use sandpiper_protocol::agent::{self, SandboxState};
+use sandpiper_protocol::agent::{self, SandboxList, SandboxState};
 use tokio::sync::watch;
 
 use super::AgentError;
@@ -97,11 +98,12 @@ impl Synchronizer {
         let in_flight = self.app.in_flight.snapshot();
         let others = self.app.store.processes.others(self.app.clock.now()).await?;
         let is_others = |row: &SandboxRow| row.process.as_ref().is_some_and(|process| others.contains(process));
-        let listed = self.app.agent.list().await?;
+        let SandboxList { sandboxes: listed, unreadable } = self.app.agent.list().await?;
         let listed: HashMap<&str, &agent::Sandbox> =
             listed.iter().map(|sandbox| (sandbox.id.as_str(), sandbox)).collect();
 
-        for row in rows.iter().filter(|row| !in_flight.contains(&row.id) && !is_others(row)) {
+        let is_known = |row: &&SandboxRow| !unreadable.contains(&row.id);
+        for row in rows.iter().filter(|row| !in_flight.contains(&row.id) && !is_others(row)).filter(is_known) {
             self.settle(row, listed.get(row.id.as_str()).copied()).await?;
         }
         if self.rounds_to_retained == 0 {

@@ -21,6 +21,28 @@ async fn a_sandbox_whose_time_is_over_disappears() {
 }
 
 #[tokio::test]
+async fn a_sandbox_that_the_agent_cannot_read_is_left_alone_until_it_can() {
+    let host = Host::new().await;
+    let id = host.sandbox().await;
+    let unreadable = host.agent.records().sandboxes.remove(&id).unwrap();
+    host.agent.records().unreadable.push(id.clone());
+
+    host.sync().await;
+    host.pass(SignedDuration::from_hours(48));
+    host.sync().await;
+
+    assert_eq!(host.get(&format!("/v1/sandboxes/{id}")).await.expect(200)["state"], "ready");
+
+    host.agent.records().unreadable.clear();
+    host.agent.records().sandboxes.insert(id.clone(), unreadable);
+    host.sync().await;
+    host.sync().await;
+
+    assert_eq!(host.get(&format!("/v1/sandboxes/{id}")).await.expect(200)["state"], "ready");
+    assert!(host.agent.records().deletes.is_empty());
+}
+
+#[tokio::test]
 async fn a_failure_is_kept_for_a_while_after_the_agent_forgot_it() {
     let host = Host::new().await;
     let id = host.sandbox().await;

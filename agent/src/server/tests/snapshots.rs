@@ -229,8 +229,11 @@ async fn a_paused_sandbox_is_files_only_and_goes_on_where_it_stopped() {
     let paused = sandbox.ask("pause", json!({})).await;
     let again = sandbox.ask("pause", json!({})).await;
     assert_eq!((&paused["state"], &again["state"]), (&json!("stopped"), &json!("stopped")));
-    eventually(|| sandbox.files() == ["disk-0.layer", "disk-1.layer", "memory-3.layer", "record.json", "state-2"])
-        .await;
+    eventually(|| {
+        sandbox.files()
+            == ["disk-0.layer", "disk-1.layer", "memory-3.layer", "record.copy.json", "record.json", "state-2"]
+    })
+    .await;
     assert_eq!(agent.sandboxes.context().capacity.sandboxes(), 0);
     let (status, _) = agent.ask("PATCH", &format!("/sandboxes/{}", sandbox.id), r#"{"timeout_seconds": 70}"#).await;
     assert_eq!(status, 200);

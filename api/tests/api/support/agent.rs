@@ -31,6 +31,8 @@ pub(crate) const RETAINED: u64 = 1000;
 #[derive(Default)]
 pub(crate) struct Records {
     pub(crate) sandboxes: BTreeMap<String, Sandbox>,
+    /// Ids of sandboxes of which it cannot read what it keeps.
+    pub(crate) unreadable: Vec<String>,
     pub(crate) templates: Vec<TemplateVersion>,
     /// Create requests as they arrived.
     pub(crate) orders: Vec<CreateSandbox>,
@@ -275,7 +277,11 @@ impl Records {
 }
 
 async fn list(State(shared): State<Shared>) -> Json<SandboxList> {
-    Json(SandboxList { sandboxes: shared.records.lock().unwrap().sandboxes.values().cloned().collect() })
+    let records = shared.records.lock().unwrap();
+    Json(SandboxList {
+        sandboxes: records.sandboxes.values().cloned().collect(),
+        unreadable: records.unreadable.clone(),
+    })
 }
 
 async fn create(State(shared): State<Shared>, Json(order): Json<CreateSandbox>) -> Response {

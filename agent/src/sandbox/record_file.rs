@@ -1,0 +1,277 @@
+//! The record's files, in the folder of its sandbox.
+//!
+//! | file | |
+//! |---|---|
+//! | `draft.json` | of a sandbox that nobody was told of: not synced, as a power cut ends its machine anyway |
+//! | `record.json` | from then on: durable with its folder, at every change |
+//! | `record.copy.json` | the same once more, for a disk that gives back something else than was written |
+//!
+//! Each carries a checksum, so that what is torn or changed is never taken for a record. Of a draft there is nothing then; a
+//! record is mended from its copy; and where that is of no use either, the sandbox is left as it is, and said to be so until
+//! an operator has seen to it.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use sandpiper_durable as durable;
+use serde::Deserialize;
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+
+use super::record::{FORM, Record};
+use crate::paths::MachinePaths;
+
+/// The field with the digest of all others. A record of an agent that wrote none has none.
+const CHECKSUM: &str = "checksum";
+
+/// Why a record cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LoadError {
+    #[error("Cannot read {}", path.display())]
+    Read { path: PathBuf, source: io::Error },
+    #[error(
+        "{} and its copy are damaged; restore one from a backup, or end the agent and remove the folder, and the sandbox \
+         with it; then start the agent again",
+        path.display()
+    )]
+    Damaged { path: PathBuf, source: DamageError },
+    #[error("{} has form {form}, made by a newer agent; this one knows form {FORM}", path.display())]
+    Newer { path: PathBuf, form: u32 },
+    #[error("{} has form {form}, made by an older agent; delete its sandbox with that one", path.display())]
+    Older { path: PathBuf, form: u32 },
+    #[error("{} belongs to another sandbox", path.display())]
+    Misplaced { path: PathBuf },
+}
+
+/// What is wrong with a record's text.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum DamageError {
+    #[error("it is no record")]
+    Form(#[from] serde_json::Error),
+    #[error("its checksum is another one")]
+    Checksum,
+}
+
+/// Writes the record durably, in place of a draft. Blocks.
+///
+/// # Errors
+/// Of the file system; then the record is what it was.
+pub(crate) fn save(paths: &MachinePaths, record: &Record) -> io::Result<()> {
+    let text = encode(record)?;
+    durable::write_atomic(&paths.record(), &text)?;
+    copy(paths, &text);
+    durable::remove_file(&paths.draft())
+}
+
+/// Writes the record of a sandbox that nobody was told of yet: it need not outlive the host. Blocks.
+///
+/// # Errors
+/// Of the file system.
+pub(crate) fn save_draft(paths: &MachinePaths, record: &Record) -> io::Result<()> {
+    durable::write_unsynced(&paths.draft(), &encode(record)?)
+}
+
+/// The record of the sandbox `id`, mended if need be; none where there is at most a draft that came to nothing. Blocks.
+pub(crate) fn load(paths: &MachinePaths, id: &str) -> Result<Option<Record>, LoadError> {
+    let path = paths.record();
+    let Some(text) = read(&path)? else {
+        let draft = paths.draft();
+        return Ok(read(&draft)?.and_then(|text| decode(&draft, &text, id).ok()));
+    };
+    let copied = read(&paths.record_copy())?;
+    match decode(&path, &text, id) {
+        Err(damaged @ LoadError::Damaged { .. }) => {
+            let mended = copied.and_then(|text| Some((decode(&path, &text, id).ok()?, text)));
+            let (record, text) = mended.ok_or(damaged)?;
+            tracing::error!(sandbox = id, path = %path.display(), "a damaged record is mended from its copy");
+            durable::write_atomic(&path, &text).map_err(|source| LoadError::Read { path, source })?;
+            Ok(Some(record))
+        }
+        result => {
+            // The agent may have ended between the two.
+            if result.is_ok() && copied.as_ref() != Some(&text) {
+                copy(paths, &text);
+            }
+            result.map(Some)
+        }
+    }
+}
+
+/// Writes the copy. Without one the record is as good as before; an old one might take its place, and must not.
+fn copy(paths: &MachinePaths, text: &[u8]) {
+    let path = paths.record_copy();
+    if let Err(error) = durable::write_unsynced(&path, text).or_else(|_| durable::remove_file(&path)) {
+        tracing::warn!(path = %path.display(), %error, "cannot write a record's copy");
+    }
+}
+
+fn read(path: &Path) -> Result<Option<Vec<u8>>, LoadError> {
+    match std::fs::read(path) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(LoadError::Read { path: path.to_owned(), source }),
+    }
+}
+
+fn encode(record: &Record) -> serde_json::Result<Vec<u8>> {
+    let mut value = serde_json::to_value(record)?;
+    value[CHECKSUM] = checksum(&value).into();
+    serde_json::to_vec_pretty(&value)
+}
+
+/// The record in a text, which must be that of the sandbox `id`.
+fn decode(path: &Path, text: &[u8], id: &str) -> Result<Record, LoadError> {
+    #[derive(Deserialize)]
+    struct FormOnly {
+        form: u32,
+    }
+
+    let path = || path.to_owned();
+    let damaged = |source: serde_json::Error| LoadError::Damaged { path: path(), source: source.into() };
+    let mut value: Value = serde_json::from_slice(text).map_err(damaged)?;
+    let written = value.as_object_mut().and_then(|fields| fields.remove(CHECKSUM));
+    if written.is_some_and(|written| written != checksum(&value)) {
+        return Err(LoadError::Damaged { path: path(), source: DamageError::Checksum });
+    }
+    let FormOnly { form } = FormOnly::deserialize(&value).map_err(damaged)?;
+    if form > FORM {
+        return Err(LoadError::Newer { path: path(), form });
+    }
+    if form < FORM {
+        return Err(LoadError::Older { path: path(), form });
+    }
+    let record: Record = serde_json::from_value(value).map_err(damaged)?;
+    if record.id == id { Ok(record) } else { Err(LoadError::Misplaced { path: path() }) }
+}
+
+/// SHA-256 of a record's fields in the order of their names, in hex.
+fn checksum(fields: &Value) -> String {
+    let digest = Sha256::digest(fields.to_string());
+    digest.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use sandpiper_protocol::id;
+
+    use super::super::process::{Identity, KnownMonitor};
+    use super::super::record::tests::example;
+    use super::*;
+
+    /// A sandbox's folder, and its record.
+    fn sandbox() -> (tempfile::TempDir, MachinePaths, Record) {
+        let folder = tempfile::tempdir().unwrap();
+        let paths = MachinePaths { state: folder.path().to_owned(), runtime: folder.path().join("run") };
+        let mut record = example(&id::generate("sbx"));
+        let identity = Identity { pid: 7, start_time: 99, boot_id: "b".into() };
+        record.process = Some(KnownMonitor { identity, shell: "shl1".into(), uid: Some(1000) });
+        (folder, paths, record)
+    }
+
+    #[test]
+    fn a_record_is_loaded_as_it_was_saved_and_takes_the_place_of_its_draft() {
+        let (_folder, paths, mut record) = sandbox();
+        assert_eq!(load(&paths, &record.id).unwrap(), None);
+
+        save_draft(&paths, &record).unwrap();
+        assert_eq!(load(&paths, &record.id).unwrap().as_ref(), Some(&record));
+
+        record.memory_mb += 1;
+        save(&paths, &record).unwrap();
+        assert_eq!(load(&paths, &record.id).unwrap().as_ref(), Some(&record));
+        assert!(!paths.draft().exists());
+    }
+
+    #[test]
+    fn whatever_is_torn_or_changed_of_a_draft_there_is_none() {
+        let (_folder, paths, record) = sandbox();
+        save_draft(&paths, &record).unwrap();
+        let whole = fs::read(paths.draft()).unwrap();
+        for damaged in damages(&whole) {
+            fs::write(paths.draft(), damaged).unwrap();
+            assert_eq!(load(&paths, &record.id).unwrap(), None);
+        }
+    }
+
+    #[test]
+    fn a_torn_or_changed_record_is_mended_from_its_copy_for_good() {
+        let (_folder, paths, record) = sandbox();
+        save(&paths, &record).unwrap();
+        let whole = fs::read(paths.record()).unwrap();
+        for damaged in damages(&whole) {
+            fs::write(paths.record(), damaged).unwrap();
+            assert_eq!(load(&paths, &record.id).unwrap().as_ref(), Some(&record));
+            assert_eq!(fs::read(paths.record()).unwrap(), whole);
+        }
+    }
+
+    #[test]
+    fn where_the_copy_is_damaged_too_or_missing_the_record_is_refused_by_name() {
+        let (_folder, paths, record) = sandbox();
+        save(&paths, &record).unwrap();
+        fs::write(paths.record(), b"{").unwrap();
+        for copy in [Some(b"{"), None] {
+            match copy {
+                Some(text) => fs::write(paths.record_copy(), text).unwrap(),
+                None => fs::remove_file(paths.record_copy()).unwrap(),
+            }
+            let error = load(&paths, &record.id).unwrap_err().to_string();
+            assert!(error.contains("record.json") && error.contains("backup"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_copy_that_is_older_than_its_record_is_made_anew() {
+        let (_folder, paths, mut record) = sandbox();
+        save(&paths, &record).unwrap();
+        let older = fs::read(paths.record_copy()).unwrap();
+        record.memory_mb += 1;
+        save(&paths, &record).unwrap();
+        fs::write(paths.record_copy(), older).unwrap();
+
+        load(&paths, &record.id).unwrap();
+
+        assert_eq!(fs::read(paths.record_copy()).unwrap(), fs::read(paths.record()).unwrap());
+    }
+
+    #[test]
+    fn a_record_of_another_sandbox_or_another_form_is_refused() {
+        let (_folder, paths, mut record) = sandbox();
+        let id = record.id.clone();
+        save(&paths, &record).unwrap();
+        assert!(matches!(load(&paths, "sbxb"), Err(LoadError::Misplaced { .. })));
+
+        record.form = FORM + 1;
+        save(&paths, &record).unwrap();
+        assert!(matches!(load(&paths, &id), Err(LoadError::Newer { .. })));
+        record.form = FORM - 1;
+        save(&paths, &record).unwrap();
+        assert!(matches!(load(&paths, &id), Err(LoadError::Older { .. })));
+    }
+
+    #[test]
+    fn a_record_from_before_checksums_is_taken() {
+        let (_folder, paths, record) = sandbox();
+        fs::write(paths.record(), serde_json::to_vec_pretty(&record).unwrap()).unwrap();
+        assert_eq!(load(&paths, &record.id).unwrap(), Some(record));
+    }
+
+    /// A text cut off, with a byte of zero, with another digit, empty.
+    fn damages(whole: &[u8]) -> Vec<Vec<u8>> {
+        let mut all = vec![Vec::new()];
+        for at in (1..whole.len() - 1).step_by(16) {
+            let mut zeroed = whole.to_vec();
+            zeroed[at] = 0;
+            all.extend([whole[..at].to_vec(), zeroed]);
+        }
+        let digits = (0..whole.len()).filter(|at| whole[*at].is_ascii_digit());
+        all.extend(digits.map(|at| {
+            let mut changed = whole.to_vec();
+            changed[at] = if changed[at] == b'9' { b'8' } else { changed[at] + 1 };
+            changed
+        }));
+        all
+    }
+}
