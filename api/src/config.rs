@@ -136,8 +136,10 @@ pub struct Timing {
     pub create_wait: Duration,
     /// A network policy that the agent takes longer to apply is answered as `pending`.
     pub apply_wait: Duration,
-    /// Longest time for any request; longer than `create_wait`, and than the agent takes over a pause, resume, checkpoint
-    /// or fork.
+    /// A pause or checkpoint that takes longer is answered while it goes on.
+    pub work_wait: Duration,
+    /// Longest time for any request; longer than `create_wait` and `work_wait`, and than the agent takes over a resume or
+    /// fork.
     pub request: Duration,
     /// Between two rounds of synchronisation with the agent, and between two attempts to send what is pending.
     pub sync: Duration,
@@ -192,6 +194,7 @@ impl Default for Timing {
         Self {
             create_wait: Duration::from_secs(30),
             apply_wait: Duration::from_secs(5),
+            work_wait: Duration::from_secs(150),
             request: Duration::from_secs(170),
             sync: Duration::from_secs(1),
             failed_retention: Duration::from_secs(3600),

@@ -1,34 +1,79 @@
-//! One checkpoint at the agent.
+//! One checkpoint at the agent, on a task of its own: it takes as long as it takes, and the request waits for a while only.
 //!
 //! | what happens | what follows |
 //! |---|---|
 //! | the agent answers | the row becomes `ready` |
-//! | the agent refuses, or the call breaks | the row goes; what the agent may make of it yet is removed later |
+//! | the agent refuses, or the call breaks, while the request waits | the row goes; what the agent may make of it yet is removed later |
+//! | the same once the request was answered | the row becomes `failed`, and says why |
 //! | this process dies | at the next start the row is not in flight: it becomes `ready` if the agent has it, or goes |
 //!
 //! The sandbox says `checkpointing` meanwhile, and afterwards what the agent says of it, which after a failure too is that
 //! it runs.
 
-use sandpiper_protocol::agent::CreateCheckpoint;
+use sandpiper_protocol::agent::{Checkpoint, CreateCheckpoint};
+use tokio::task::JoinHandle;
+use tracing::Instrument;
 
-use super::{InFlightGuard, sync};
+use super::{AgentError, InFlightGuard, Progress, sync, wait};
 use crate::app::App;
 use crate::error::{ApiError, chain};
+use crate::store::StoreError;
 use crate::store::sandbox_row::SandboxRow;
 
+/// Work at the agent.
+type Taking = JoinHandle<Result<Checkpoint, AgentError>>;
+
 /// Takes the checkpoint of `guard`, whose row is in the store, of `sandbox`.
-pub async fn run(app: &App, sandbox: &SandboxRow, memory: bool, guard: InFlightGuard) -> Result<(), ApiError> {
-    let request = CreateCheckpoint { id: guard.id().to_owned(), memory };
-    let result = app.agent.checkpoint(&sandbox.id, &request).await;
-    app.metrics.agent_call("checkpoint", result.is_ok());
-    let outcome = match result {
-        Ok(report) => Ok(app.store.checkpoints.mirror(&[&report]).await?),
+pub async fn run(app: &App, sandbox: &SandboxRow, memory: bool, guard: InFlightGuard) -> Result<Progress, ApiError> {
+    let order = CreateCheckpoint { id: guard.id().to_owned(), memory };
+    let mut taking: Taking = {
+        let (agent, sandbox) = (app.agent.clone(), sandbox.id.clone());
+        tokio::spawn(async move { agent.checkpoint(&sandbox, &order).await })
+    };
+    let Some(result) = wait(app.config.timing.work_wait, &mut taking).await? else {
+        let (app, sandbox) = (app.clone(), sandbox.clone());
+        tokio::spawn(async move { finish(&app, &sandbox, taking, guard).await }.in_current_span());
+        return Ok(Progress::UnderWay);
+    };
+    let outcome = match take_over(app, sandbox, result).await? {
+        Ok(()) => Ok(Progress::Done),
         Err(error) => {
-            tracing::warn!(sandbox = sandbox.id, error = chain(&error), "checkpoint not taken");
             app.store.checkpoints.delete(guard.id(), app.clock.now()).await?;
             Err(if error.is_not_found() { ApiError::no_sandbox(&sandbox.id) } else { error.into() })
         }
     };
     sync::follow(app, &sandbox.team_id, &sandbox.id).await?;
     outcome
+}
+
+/// Settles a row whose request has been answered.
+async fn finish(app: &App, sandbox: &SandboxRow, taking: Taking, guard: InFlightGuard) {
+    // After a panic, which was reported where it happened, the synchronisation settles the row.
+    let Ok(result) = taking.await else { return };
+    let settle = async {
+        if let Err(error) = take_over(app, sandbox, result).await? {
+            app.store.checkpoints.fail(guard.id(), &error.explanation()).await?;
+        }
+        sync::follow(app, &sandbox.team_id, &sandbox.id).await?;
+        Ok::<_, StoreError>(())
+    };
+    if let Err(error) = settle.await {
+        tracing::error!(checkpoint = guard.id(), error = chain(&error), "a checkpoint's end was not written down");
+    }
+}
+
+/// Writes down what the agent made; or returns why it made nothing.
+async fn take_over(
+    app: &App,
+    sandbox: &SandboxRow,
+    result: Result<Checkpoint, AgentError>,
+) -> Result<Result<(), AgentError>, StoreError> {
+    app.metrics.agent_call("checkpoint", result.is_ok());
+    match result {
+        Ok(report) => Ok(Ok(app.store.checkpoints.mirror(&[&report]).await?)),
+        Err(error) => {
+            tracing::warn!(sandbox = sandbox.id, error = chain(&error), "checkpoint not taken");
+            Ok(Err(error))
+        }
+    }
 }

@@ -13,8 +13,8 @@ use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use sandpiper_protocol::agent::{
     Checkpoint, CheckpointList, CreateCheckpoint, CreateSandbox, CreatedSandbox, DeniedPage, EgressProfiles, ErrorBody,
-    ExposedPort, ForkSandbox, ForkedSandboxes, LogPage, Network, PortRecord, ResumeSandbox, Sandbox, SandboxList,
-    Session, TemplateList, TemplateVersion, UpdateSandbox,
+    ExposedPort, ForkSandbox, ForkedSandboxes, LogPage, Network, PortRecord, ResumeSandbox, Sandbox, SandboxError,
+    SandboxList, Session, TemplateList, TemplateVersion, UpdateSandbox,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -26,9 +26,10 @@ const ASK: Duration = Duration::from_secs(5);
 const CHANGE: Duration = Duration::from_secs(15);
 /// Ending one, with everything that belongs to it.
 const DELETE: Duration = Duration::from_secs(30);
-/// A start, a pause, a checkpoint, also when it first waits for another of these: the agent gives up on a guest earlier,
-/// and then says why.
+/// A start, also when it first waits for other work: the agent gives up on a guest earlier, and then says why.
 const WORK: Duration = Duration::from_secs(150);
+/// A pause or a checkpoint: as long as the agent, which waits for a monitor until that has answered or is dead.
+const UNTIL_DONE: Duration = Duration::MAX;
 /// Longest answer in bytes.
 const MAX_ANSWER: usize = 16 * 1024 * 1024;
 
@@ -51,6 +52,17 @@ impl AgentError {
     /// Whether the agent may be at work although the call has failed, or may have done it.
     pub fn is_in_doubt(&self) -> bool {
         !matches!(self, AgentError::Refused { .. } | AgentError::Unreachable { .. })
+    }
+
+    /// What a tenant is told of work that came to nothing after its request had been answered.
+    pub fn explanation(&self) -> SandboxError {
+        match self {
+            AgentError::Refused { body, .. } => SandboxError { code: body.code.clone(), message: body.message.clone() },
+            _ => SandboxError {
+                code: "host_unavailable".to_owned(),
+                message: "The host did not answer to the end; try again".to_owned(),
+            },
+        }
     }
 
     /// Whether the agent said that there is no such thing.
@@ -78,7 +90,7 @@ impl AgentClient {
 
     /// Stops a sandbox and keeps all of it; returns when that is durable.
     pub async fn pause(&self, id: &str) -> Result<Sandbox, AgentError> {
-        self.call::<(), _>(Method::POST, &format!("/sandboxes/{id}/pause"), None, WORK).await
+        self.call::<(), _>(Method::POST, &format!("/sandboxes/{id}/pause"), None, UNTIL_DONE).await
     }
 
     /// Brings a sandbox back, or moves the deadline of a live one out; a pause under way is waited for.
@@ -98,7 +110,7 @@ impl AgentClient {
 
     /// Takes a checkpoint of a sandbox; returns when it is durable.
     pub async fn checkpoint(&self, sandbox: &str, request: &CreateCheckpoint) -> Result<Checkpoint, AgentError> {
-        self.call(Method::POST, &format!("/sandboxes/{sandbox}/checkpoints"), Some(request), WORK).await
+        self.call(Method::POST, &format!("/sandboxes/{sandbox}/checkpoints"), Some(request), UNTIL_DONE).await
     }
 
     /// All checkpoints of the host.

@@ -3,7 +3,7 @@
 //! ```text
 //!   handler ──[client]──▶ agent            asks: change, delete, session, port, logs
 //!   [create] ──────────▶ agent             one start, on a task of its own
-//!   [pause] [resume] [fork] [checkpoint] ─▶ agent
+//!   [pause] [resume] [fork] [checkpoint] ─▶ agent      pause and checkpoint on tasks, however long they take
 //!   [network] ─────────▶ agent             a policy, when it changes, and again until it is applied
 //!   [sync]   ──every second──▶ agent       copies states into the store; finds what was lost
 //! ```
@@ -19,6 +19,11 @@
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::task::JoinHandle;
+
+use crate::error::ApiError;
 
 pub mod checkpoint;
 pub mod checkpoint_sync;
@@ -32,6 +37,22 @@ pub mod resume;
 pub mod sync;
 
 pub use client::{AgentClient, AgentError};
+
+/// What has become of work that a request waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Progress {
+    Done,
+    /// It goes on by itself.
+    UnderWay,
+}
+
+/// Waits at most `patience` for work on a task of its own; `None` when that takes longer.
+async fn wait<T>(patience: Duration, work: &mut JoinHandle<T>) -> Result<Option<T>, ApiError> {
+    match tokio::time::timeout(patience, work).await {
+        Ok(done) => done.map(Some).map_err(|error| ApiError::internal(format!("work ended early: {error}"))),
+        Err(_) => Ok(None),
+    }
+}
 
 /// Ids of sandboxes and checkpoints that a task of this process is at work on.
 #[derive(Debug, Clone, Default)]

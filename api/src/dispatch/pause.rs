@@ -1,19 +1,31 @@
-//! One pause at the agent.
+//! One pause at the agent, on a task of its own: it takes as long as it takes, and the request waits for a while only.
 //!
 //! The row says `stopping` before the agent is asked, then what the agent says: `stopped`, or after a failure `ready` as
 //! before, for a pause that fails leaves the sandbox running. If this process dies in between, the synchronisation follows
 //! the agent.
 
 use sandpiper_protocol::agent::Sandbox;
+use tracing::Instrument;
 
-use super::{AgentError, sync};
+use super::{AgentError, Progress, sync, wait};
 use crate::app::App;
 use crate::error::{ApiError, chain};
 use crate::store::sandbox_row::SandboxRow;
 
 /// Pauses the sandbox of `row`; one that is stopped already stays so.
-pub async fn run(app: &App, row: &SandboxRow) -> Result<(), ApiError> {
+pub async fn run(app: &App, row: &SandboxRow) -> Result<Progress, ApiError> {
     app.store.sandboxes.mark_stopping(&row.id).await?;
+    let work = {
+        let (app, row) = (app.clone(), row.clone());
+        async move { pause(&app, &row).await }
+    };
+    match wait(app.config.timing.work_wait, &mut tokio::spawn(work.in_current_span())).await? {
+        Some(paused) => paused.map(|()| Progress::Done),
+        None => Ok(Progress::UnderWay),
+    }
+}
+
+async fn pause(app: &App, row: &SandboxRow) -> Result<(), ApiError> {
     let result: Result<Sandbox, AgentError> = app.agent.pause(&row.id).await;
     app.metrics.agent_call("pause", result.is_ok());
     match result {

@@ -10,7 +10,7 @@
 //! | any | says that it cannot read it | left alone, until an operator has seen to it |
 //! | any but failed | does not list it | destroyed: its time was over, or it was removed |
 //! | failed | lists it failed | stays, for the tenant to see why |
-//! | failed | does not list it | stays for a while, then destroyed |
+//! | failed | does not list it | stays until its deadline, and for a while at most, then destroyed |
 //! | failed, destroyed, none | lists it, twice in a row | an orphan: the agent is told to remove it |
 //!
 //! Twice in a row, because a row may have been read just before it was written. For the same reason a row takes a report
@@ -139,7 +139,8 @@ impl Synchronizer {
             (State::Failed, None) => {
                 let ended = row.stopped_at.unwrap_or(row.created_at);
                 let retention = self.app.config.timing.failed_retention;
-                if now.duration_since(ended).unsigned_abs() > retention {
+                let is_over = row.deadline.is_some_and(|deadline| deadline <= now);
+                if is_over || now.duration_since(ended).unsigned_abs() > retention {
                     sandboxes.destroy(&row.id, now).await?;
                 }
             }

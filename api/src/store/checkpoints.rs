@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use jiff::Timestamp;
-use sandpiper_protocol::agent;
+use sandpiper_protocol::agent::{self, SandboxError};
 use sqlx::Row;
 use sqlx::any::AnyRow;
 
@@ -16,17 +16,17 @@ use super::{Database, Statement, StoreError, count, from_ms, idempotency, to_ms,
 ///
 /// ```text
 ///   creating ──▶ ready ──DELETE──▶ deleted
-///      │         │   ▲               ▲ ▲
-///      │    lost │   │ found         │ │
-///      │         ▼   │               │ │
-///      │         failed ────DELETE───┘ │
-///      └───── not taken after all ─────┘
+///    │ │         │   ▲               ▲ ▲
+///    │ │    lost │   │ found         │ │
+///    │ │         ▼   │               │ │
+///    │ └──late──▶ failed ───DELETE───┘ │
+///    └─────── not taken after all ─────┘
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
     Creating,
     Ready,
-    /// The agent does not have it any more.
+    /// It could not be taken, which came out after the request had been answered; or the agent does not have it any more.
     Failed,
     Deleted,
 }
@@ -82,6 +82,8 @@ pub struct CheckpointRow {
     pub memory_mb: u32,
     pub disk_gib: u32,
     pub size_bytes: u64,
+    /// Why it could not be taken.
+    pub error: Option<SandboxError>,
     pub created_at: Timestamp,
     /// The process that takes or removes it, if that is still alive.
     pub process: Option<String>,
@@ -224,7 +226,7 @@ impl Checkpoints {
         for report in reports {
             sqlx::query(
                 "UPDATE checkpoints SET state = 'ready', memory = $2, cpu = $3, memory_mb = $4, disk_gib = $5, \
-                     size_bytes = $6, process = NULL \
+                     size_bytes = $6, process = NULL, error_code = NULL, error_message = NULL \
                  WHERE id = $1 AND state <> 'deleted'",
             )
             .bind(&report.id)
@@ -249,6 +251,22 @@ impl Checkpoints {
             .bind(self.own.as_str())
             .execute(&mut *tx)
             .await?;
+        tx.commit().await?;
+        Ok(())
+    }
+
+    /// It could not be taken, and its tenant knows of it.
+    pub async fn fail(&self, id: &str, error: &SandboxError) -> Result<(), StoreError> {
+        let mut tx = self.database.write_shared().await?;
+        sqlx::query(
+            "UPDATE checkpoints SET state = 'failed', error_code = $2, error_message = $3, process = NULL \
+             WHERE id = $1 AND state = 'creating'",
+        )
+        .bind(id)
+        .bind(&error.code)
+        .bind(&error.message)
+        .execute(&mut *tx)
+        .await?;
         tx.commit().await?;
         Ok(())
     }
@@ -291,6 +309,8 @@ impl CheckpointRow {
 }
 
 fn read(row: &AnyRow) -> Result<CheckpointRow, StoreError> {
+    let error_code: Option<String> = row.try_get("error_code")?;
+    let error_message: Option<String> = row.try_get("error_message")?;
     Ok(CheckpointRow {
         id: row.try_get("id")?,
         team_id: row.try_get("team_id")?,
@@ -304,6 +324,7 @@ fn read(row: &AnyRow) -> Result<CheckpointRow, StoreError> {
         memory_mb: count(row.try_get("memory_mb")?)?,
         disk_gib: count(row.try_get("disk_gib")?)?,
         size_bytes: count(row.try_get("size_bytes")?)?,
+        error: error_code.zip(error_message).map(|(code, message)| SandboxError { code, message }),
         created_at: from_ms(row.try_get("created_at_ms")?)?,
         process: row.try_get("process")?,
     })

@@ -23,11 +23,12 @@ use super::{StoreError, count, from_ms, truth, word};
 ///                        └──────────── restoring ◀──resume────────┘
 ///
 ///   any of these ──DELETE, deadline──▶ destroyed
-///   any of these ──ended by itself──▶ failed ──DELETE, an hour──▶ destroyed
+///   ready, checkpointing, stopping ──ended by itself──▶ stopped
+///   creating ──not started──▶ failed ──DELETE, deadline, an hour──▶ destroyed
 /// ```
 ///
-/// What is stopped holds its disk and no runtime capacity. A pause, checkpoint or resume that goes wrong leads back to where
-/// it began.
+/// What is stopped holds its disk and no runtime capacity; with an error, it ended by itself, and its disk is all there is. A
+/// pause, checkpoint or resume that goes wrong leads back to where it began.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum State {
     Creating,
@@ -227,6 +228,12 @@ impl SandboxRow {
             retained_bytes: count(row.try_get("retained_bytes")?)?,
             process: row.try_get("process")?,
         })
+    }
+
+    /// When the lifecycle policy applies; `None` of a sandbox that was paused, which has any time.
+    pub fn effective_deadline(&self) -> Option<Timestamp> {
+        let is_removed = self.error.is_some() && self.lifecycle.on_timeout == OnTimeout::Kill;
+        self.deadline.filter(|_| self.state != State::Stopped || is_removed)
     }
 
     /// Whether the agent's report holds nothing that this row does not say already. Times are compared as stored, in

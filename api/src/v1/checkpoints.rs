@@ -11,10 +11,11 @@ use serde_json::json;
 use utoipa::ToSchema;
 
 use super::page::{List, Paging};
+use super::sandboxes::body::SandboxErrorBody;
 use super::sandboxes::{check_usable, owned};
 use crate::app::App;
 use crate::auth::{Caller, ReadAccess, WriteAccess};
-use crate::dispatch;
+use crate::dispatch::{self, Progress};
 use crate::error::{ApiError, chain};
 use crate::http::OptionalJson;
 use crate::http::mutation::Acted;
@@ -51,6 +52,9 @@ pub struct CheckpointBody {
     pub state: StateBody,
     /// Bytes of disk that it holds; what it shares with others counts in part.
     pub size: u64,
+    /// Why it could not be taken, where that came out after the request had been answered.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<SandboxErrorBody>,
     pub created_at: Timestamp,
 }
 
@@ -62,7 +66,8 @@ pub enum StateBody {
     /// It is being taken.
     Creating,
     Ready,
-    /// The host has lost it: nothing can be started from it, and it keeps its name until it is deleted.
+    /// It could not be taken, as `error` says, or the host has lost it: nothing can be started from it, and it keeps its
+    /// name until it is deleted.
     Failed,
 }
 
@@ -86,6 +91,7 @@ impl CheckpointBody {
                 CheckpointState::Failed | CheckpointState::Deleted => StateBody::Failed,
             },
             size: row.size_bytes,
+            error: row.error.map(SandboxErrorBody::from),
             created_at: row.created_at,
         }
     }
@@ -117,7 +123,8 @@ pub struct CheckpointList {
 /// Take a checkpoint
 ///
 /// Answers when it is durable. The sandbox stands still for a moment, in the state `checkpointing`, and goes on; a stopped
-/// one stays stopped.
+/// one stays stopped. Where that takes minutes, the answer is 202 and a checkpoint in `creating`, which becomes `ready`, or
+/// `failed` with an `error`. Of a sandbox that ended by itself there is no memory to be kept.
 #[utoipa::path(
     post,
     path = "/v1/sandboxes/{id}/checkpoints",
@@ -125,7 +132,10 @@ pub struct CheckpointList {
     tag = "checkpoints",
     params(("id" = String, Path, description = "The sandbox")),
     request_body = Option<CreateRequest>,
-    responses((status = 201, description = "Taken", body = CheckpointBody))
+    responses(
+        (status = 201, description = "Taken", body = CheckpointBody),
+        (status = 202, description = "It is still being taken", body = CheckpointBody),
+    )
 )]
 pub async fn create(
     WriteAccess(caller): WriteAccess,
@@ -150,9 +160,12 @@ pub async fn create(
         )),
         CreateCheckpointError::Store(error) => error.into(),
     })?;
-    dispatch::checkpoint::run(&app, &sandbox, request.memory, guard).await?;
+    let status = match dispatch::checkpoint::run(&app, &sandbox, request.memory, guard).await? {
+        Progress::Done => StatusCode::CREATED,
+        Progress::UnderWay => StatusCode::ACCEPTED,
+    };
     let row = find(&app, &caller, &id).await?;
-    Ok(answer(&caller, &sandbox_id, row))
+    Ok(answer(&caller, &sandbox_id, row, status))
 }
 
 /// The answer for a checkpoint that an earlier request with the same idempotency key began, before its process died; `None`
@@ -168,13 +181,13 @@ pub async fn answer_for_existing(app: &App, caller: &Caller, sandbox: &str, id: 
         Err(_) => return None,
     }
     let row = app.store.checkpoints.get(&caller.team.id, id).await.ok()??;
-    Some(answer(caller, sandbox, row))
+    Some(answer(caller, sandbox, row, StatusCode::CREATED))
 }
 
-fn answer(caller: &Caller, sandbox: &str, row: CheckpointRow) -> Response {
+fn answer(caller: &Caller, sandbox: &str, row: CheckpointRow, status: StatusCode) -> Response {
     let location = [(header::LOCATION, format!("/v1/checkpoints/{}", row.id))];
     let acted = Extension(Acted(vec![sandbox.to_owned(), row.id.clone()]));
-    (StatusCode::CREATED, location, acted, Json(CheckpointBody::new(caller, row))).into_response()
+    (status, location, acted, Json(CheckpointBody::new(caller, row))).into_response()
 }
 
 /// List a sandbox's checkpoints

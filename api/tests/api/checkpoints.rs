@@ -1,5 +1,7 @@
 //! Checkpoints: taken, listed, deleted, and kept in step with the agent.
 
+use std::time::Duration;
+
 use jiff::SignedDuration;
 use sandpiper_api::dispatch::sync::Synchronizer;
 use sandpiper_protocol::id;
@@ -111,6 +113,30 @@ async fn a_checkpoint_that_fails_leaves_the_sandbox_running_and_its_name_free() 
     assert_eq!(host.get("/v1/checkpoints").await.expect(200)["checkpoints"], json!([]));
     assert_eq!(host.get("/v1/sandboxes").await.expect(200)["sandboxes"][0]["state"], "ready");
     host.post(&path, json!({"name": "n"})).await.expect(201);
+}
+
+#[tokio::test]
+async fn one_that_takes_long_is_answered_while_it_is_taken_and_ends_ready_or_failed_with_the_reason() {
+    let host = Host::with(|config| config.timing.work_wait = Duration::from_millis(20)).await;
+    let sandbox = host.sandbox().await;
+    for (refusal, state) in [(None, "ready"), (Some((502, "guest_failed")), "failed")] {
+        host.agent.hold();
+        host.agent.records().refuse = refusal;
+
+        let checkpoint = host.post(&format!("/v1/sandboxes/{sandbox}/checkpoints"), json!({})).await.expect(202);
+
+        assert_eq!(checkpoint["state"], "creating");
+        host.sync().await;
+        assert_eq!(host.get(&path(&checkpoint)).await.expect(200)["state"], "creating");
+        host.agent.admit(1);
+        eventually("it ends", async || host.get(&path(&checkpoint)).await.expect(200)["state"] == state).await;
+        let code = host.get(&path(&checkpoint)).await.expect(200)["error"]["code"].clone();
+        assert_eq!(code, refusal.map_or(json!(null), |(_, code)| json!(code)));
+        eventually("its row is settled", async || host.app.in_flight.is_empty()).await;
+        host.sync().await;
+        assert_eq!(host.get(&path(&checkpoint)).await.expect(200)["state"], state);
+        host.call("DELETE", &path(&checkpoint), &host.write, None).await.expect(204);
+    }
 }
 
 #[tokio::test]

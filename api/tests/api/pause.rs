@@ -1,5 +1,7 @@
 //! `POST /v1/sandboxes/{id}/pause` and `…/stop`, and the way back.
 
+use std::time::Duration;
+
 use jiff::{SignedDuration, Timestamp};
 use sandpiper_protocol::agent::SandboxState;
 use serde_json::{Value, json};
@@ -82,6 +84,24 @@ async fn the_way_to_stopped_and_back_is_shown() {
         Answer::read(working.await.unwrap().unwrap()).await.expect(200);
 
         assert_eq!(states(&host, "").await, [after]);
+    }
+}
+
+#[tokio::test]
+async fn a_pause_that_takes_long_is_answered_while_it_goes_on() {
+    let host = Host::with(|config| config.timing.work_wait = Duration::from_millis(20)).await;
+    let path = format!("/v1/sandboxes/{}", host.sandbox().await);
+    for (refusal, after) in [(Some((502, "guest_failed")), "ready"), (None, "stopped")] {
+        host.agent.hold();
+        host.agent.records().refuse = refusal;
+
+        let sandbox = host.post(&format!("{path}/pause"), json!({})).await.expect(202);
+
+        assert_eq!(sandbox["state"], "stopping");
+        host.sync().await;
+        assert_eq!(states(&host, "").await, ["stopping"]);
+        host.agent.admit(1);
+        eventually("it ends", async || host.get(&path).await.expect(200)["state"] == after).await;
     }
 }
 

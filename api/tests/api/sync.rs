@@ -60,6 +60,51 @@ async fn a_failure_is_kept_for_a_while_after_the_agent_forgot_it() {
 }
 
 #[tokio::test]
+async fn a_failure_leaves_the_list_at_its_deadline() {
+    let host = Host::new().await;
+    let created = host.create(json!({"template": "base", "timeout": 60})).await.expect(201);
+    host.agent.fail(created["id"].as_str().unwrap());
+    host.sync().await;
+    host.agent.records().sandboxes.clear();
+    host.pass(SignedDuration::from_secs(50));
+    host.sync().await;
+    assert_eq!(host.get("/v1/sandboxes").await.expect(200)["sandboxes"][0]["state"], "failed");
+
+    host.pass(SignedDuration::from_secs(20));
+    host.sync().await;
+
+    assert_eq!(host.get("/v1/sandboxes").await.expect(200)["sandboxes"], json!([]));
+}
+
+#[tokio::test]
+async fn what_ended_by_itself_is_stopped_says_why_and_costs_nothing_until_it_is_resumed() {
+    let host = Host::new().await;
+    let [killed, paused] = [json!({}), json!({"on_timeout": "pause"})].map(|lifecycle| json!({"lifecycle": lifecycle}));
+    for (mut order, has_deadline) in [(killed, true), (paused, false)] {
+        order["template"] = json!("base");
+        let created = host.create(order).await.expect(201);
+        let path = format!("/v1/sandboxes/{}", created["id"].as_str().unwrap());
+        host.agent.lose(created["id"].as_str().unwrap());
+        for _ in 0..2 {
+            host.sync().await;
+            let shown = host.get(&path).await.expect(200);
+            assert_eq!(shown["state"], "stopped");
+            assert_eq!(shown["error"], json!({"code": "guest_panicked", "message": "The kernel panicked"}));
+            assert!(shown["stopped_at"].is_string());
+            assert_eq!(shown["deadline"], if has_deadline { created["deadline"].clone() } else { json!(null) });
+            assert_eq!((&host.usage().await["sandboxes"], &host.usage().await["stopped"]), (&json!(0), &json!(1)));
+        }
+        assert!(host.agent.records().deletes.is_empty());
+
+        let resumed = host.post(&format!("{path}/resume"), json!({})).await.expect(200)["sandbox"].clone();
+
+        assert_eq!((&resumed["state"], &resumed["error"]), (&json!("ready"), &json!(null)));
+        host.call("DELETE", &path, &host.write, None).await.expect(204);
+        host.agent.records().deletes.clear();
+    }
+}
+
+#[tokio::test]
 async fn a_sandbox_without_a_row_is_removed_but_not_at_first_sight() {
     let host = Host::new().await;
     let kept = host.sandbox().await;

@@ -25,7 +25,8 @@ pub struct SandboxBody {
     pub state: StateBody,
     /// Seconds from the start to the deadline.
     pub timeout: u64,
-    /// When the lifecycle policy applies; null while the sandbox is stopped.
+    /// When the lifecycle policy applies; null while the sandbox is stopped, unless it ended by itself and is to be removed
+    /// then.
     pub deadline: Option<Timestamp>,
     pub lifecycle: LifecycleBody,
     /// Absolute path in the guest to name of the volume.
@@ -46,7 +47,7 @@ pub struct SandboxBody {
     /// The checkpoint that it started from, if it did.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub snapshot_id: Option<String>,
-    /// Why it failed.
+    /// Why it ended by itself, until it is resumed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<SandboxErrorBody>,
 }
@@ -62,11 +63,13 @@ pub enum StateBody {
     Checkpointing,
     /// On the way to `stopped`.
     Stopping,
-    /// Paused: it keeps its disk, memory and processes, and holds no quota.
+    /// Paused: it keeps its disk, memory and processes, and holds no quota. Or, with an `error`, it ended without being asked
+    /// to: it keeps its disk, with everything that was flushed to it (fsync), and a resume boots it from that. A sandbox that
+    /// ended so is removed at its deadline if `on_timeout` is `kill`.
     Stopped,
     /// On the way from `stopped` to `ready`.
     Restoring,
-    /// It ended without being asked to; `error` says how. It holds no quota.
+    /// It could not be started; `error` says why. It holds nothing, and goes at its deadline.
     Failed,
 }
 
@@ -150,13 +153,19 @@ impl From<&SandboxRow> for NetworkBody {
     }
 }
 
-/// Why a sandbox failed.
+/// Why a sandbox ended by itself.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 #[schema(as = SandboxError)]
 pub struct SandboxErrorBody {
     #[schema(example = "guest_panicked")]
     pub code: String,
     pub message: String,
+}
+
+impl From<agent::SandboxError> for SandboxErrorBody {
+    fn from(error: agent::SandboxError) -> Self {
+        Self { code: error.code, message: error.message }
+    }
 }
 
 /// A short-lived way into a sandbox's data plane.
@@ -180,6 +189,7 @@ impl SandboxBody {
     /// `row`, a sandbox of `team`.
     pub fn new(team: &Team, row: SandboxRow) -> Self {
         let network = NetworkBody::from(&row);
+        let deadline = row.effective_deadline();
         Self {
             id: row.id,
             team: team.slug.clone(),
@@ -187,7 +197,7 @@ impl SandboxBody {
             template_version: row.template_version,
             state: row.state.into(),
             timeout: row.timeout_seconds,
-            deadline: row.deadline.filter(|_| row.state != State::Stopped),
+            deadline,
             lifecycle: LifecycleBody {
                 on_timeout: row.lifecycle.on_timeout.into(),
                 auto_resume: row.lifecycle.auto_resume,
@@ -204,7 +214,7 @@ impl SandboxBody {
             started_at: row.started_at,
             stopped_at: row.stopped_at,
             snapshot_id: row.snapshot_id,
-            error: row.error.map(|error| SandboxErrorBody { code: error.code, message: error.message }),
+            error: row.error.map(SandboxErrorBody::from),
         }
     }
 }

@@ -2,31 +2,36 @@
 
 use axum::Json;
 use axum::extract::{Path, State};
+use axum::http::StatusCode;
 
 use super::body::SandboxBody;
 use super::{check_usable, owned};
 use crate::app::App;
 use crate::auth::{Caller, WriteAccess};
-use crate::dispatch;
+use crate::dispatch::{self, Progress};
 use crate::error::ApiError;
 
 /// Pause a sandbox
 ///
 /// Stops it and keeps its disk, memory and processes; answers when that is durable. A stopped sandbox holds no quota. One
-/// that is stopped already stays so.
+/// that is stopped already stays so. Where it takes minutes, the answer is 202 and a sandbox in `stopping`, which becomes
+/// `stopped`, or `ready` again if it cannot be paused; its log says why.
 #[utoipa::path(
     post,
     path = "/v1/sandboxes/{id}/pause",
     operation_id = "pause_sandbox",
     tag = "sandboxes",
     params(("id" = String, Path, description = "The sandbox")),
-    responses((status = 200, description = "The sandbox, `stopped`", body = SandboxBody))
+    responses(
+        (status = 200, description = "The sandbox, `stopped`", body = SandboxBody),
+        (status = 202, description = "The sandbox, still `stopping`", body = SandboxBody),
+    )
 )]
 pub async fn pause(
     WriteAccess(caller): WriteAccess,
     State(app): State<App>,
     Path(id): Path<String>,
-) -> Result<Json<SandboxBody>, ApiError> {
+) -> Result<(StatusCode, Json<SandboxBody>), ApiError> {
     run(&app, &caller, &id).await
 }
 
@@ -39,19 +44,25 @@ pub async fn pause(
     operation_id = "stop_sandbox",
     tag = "sandboxes",
     params(("id" = String, Path, description = "The sandbox")),
-    responses((status = 200, description = "The sandbox, `stopped`", body = SandboxBody))
+    responses(
+        (status = 200, description = "The sandbox, `stopped`", body = SandboxBody),
+        (status = 202, description = "The sandbox, still `stopping`", body = SandboxBody),
+    )
 )]
 pub async fn stop(
     WriteAccess(caller): WriteAccess,
     State(app): State<App>,
     Path(id): Path<String>,
-) -> Result<Json<SandboxBody>, ApiError> {
+) -> Result<(StatusCode, Json<SandboxBody>), ApiError> {
     run(&app, &caller, &id).await
 }
 
-async fn run(app: &App, caller: &Caller, id: &str) -> Result<Json<SandboxBody>, ApiError> {
+async fn run(app: &App, caller: &Caller, id: &str) -> Result<(StatusCode, Json<SandboxBody>), ApiError> {
     let row = owned(app, caller, id).await?;
     check_usable(&row)?;
-    dispatch::pause::run(app, &row).await?;
-    Ok(Json(SandboxBody::new(&caller.team, owned(app, caller, id).await?)))
+    let status = match dispatch::pause::run(app, &row).await? {
+        Progress::Done => StatusCode::OK,
+        Progress::UnderWay => StatusCode::ACCEPTED,
+    };
+    Ok((status, Json(SandboxBody::new(&caller.team, owned(app, caller, id).await?))))
 }

@@ -154,11 +154,17 @@ impl StubAgent {
         self.runtime = Some(runtime);
     }
 
-    /// A sandbox that ended by itself.
+    /// A sandbox that ended by itself, as earlier agents have it: nothing is left of it.
     pub(crate) fn fail(&self, id: &str) {
+        self.lose(id);
+        self.records().sandboxes.get_mut(id).unwrap().state = SandboxState::Failed;
+    }
+
+    /// A sandbox that ended by itself.
+    pub(crate) fn lose(&self, id: &str) {
         let mut records = self.records();
         let sandbox = records.sandboxes.get_mut(id).unwrap();
-        sandbox.state = SandboxState::Failed;
+        sandbox.state = SandboxState::Stopped;
         sandbox.error = Some(SandboxError { code: "guest_panicked".into(), message: "The kernel panicked".into() });
         sandbox.stopped_at = Some(Timestamp::now());
     }
@@ -245,7 +251,7 @@ impl Turn for Sandbox {
         self.state = state;
         match state {
             SandboxState::Stopped => self.stopped_at = Some(Timestamp::now()),
-            SandboxState::Ready => self.stopped_at = None,
+            SandboxState::Ready => (self.stopped_at, self.error) = (None, None),
             _ => {}
         }
     }
