@@ -11,6 +11,9 @@
 //!   processors are of one instant. Without, it changes layers and no more.
 //! * The record names the new layer before the monitor may write to it. A layer that is named and stays empty is harmless;
 //!   one that is written to and not named would be lost.
+//! * Until the monitor has said that it took the new layer, either of the two may be the one that is written to, and nothing
+//!   else touches them (`unsettled` in the record). It has all the time that it needs. If it never says so, because the
+//!   agent was killed or the connection broke, that stays so until it says as much of a later layer, or the machine ends.
 //! * The guest goes on before anything is synced. An agent killed meanwhile leaves a running sandbox and a draft, which its
 //!   successor removes.
 
@@ -18,7 +21,6 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use sandpiper_protocol::agent::SandboxState;
 use sandpiper_protocol::vmm::{Reply, Request, SnapshotConfig, Then};
@@ -27,15 +29,13 @@ use tokio::time::Instant;
 use super::command::Setback;
 use super::machine::Machine;
 use super::monitor::RequestError;
-use super::pause::{millis, snapshot_patience};
+use super::pause::millis;
+use super::record::Record;
 use super::registry::ChangeError;
 use super::supervisor::Supervisor;
 use crate::crash_points::CrashPoint;
 use crate::layers::{self, Files, Layer, LayerError, MAX_DISK_LAYERS, Role};
 use crate::snapshots::Manifest;
-
-/// How long a monitor may take to change layers.
-const PUSH_PATIENCE: Duration = Duration::from_secs(30);
 
 /// A snapshot that is asked for.
 #[derive(Debug)]
@@ -67,7 +67,6 @@ impl Supervisor {
         if self.record().state == SandboxState::Checkpointing {
             // An older record says `checkpointing`, which an agent that reads it takes for `ready`.
             self.change_regardless(|record| record.state = SandboxState::Ready).await;
-            CrashPoint::CheckpointReady.pass();
         }
         self.context.metrics.checkpointed(result.is_ok(), began.elapsed());
         let sandbox = self.record().id.clone();
@@ -114,12 +113,13 @@ impl Supervisor {
         CrashPoint::CheckpointFilesMade.pass();
         let saved = self.change(|record| {
             record.state = SandboxState::Checkpointing;
+            record.unsettled = record.unsettled.take().or_else(|| record.top().map(str::to_owned));
             record.files = own;
         });
         saved.await.map_err(|error| Setback::Refused(ChangeError::Storage(error)))?;
         CrashPoint::CheckpointRecorded.pass();
 
-        let stopped_us = self.switch_layers(machine, &new, record.memory_mb).await?;
+        let stopped_us = self.switch_layers(machine, &new).await?;
         if let Some([(state, _), (memory, _)]) = new.memory {
             files.state = Some(state);
             files.memory.push(Layer::own(memory));
@@ -133,7 +133,7 @@ impl Supervisor {
 
     /// Has the machine go on with a new layer on top, and be written down if that is asked for, while the guest stands
     /// still; for how many microseconds it did.
-    async fn switch_layers(&mut self, machine: &mut Machine, new: &NewFiles, memory_mb: u32) -> Result<u64, Setback> {
+    async fn switch_layers(&mut self, machine: &mut Machine, new: &NewFiles) -> Result<u64, Setback> {
         if let Err(setback) = self.freeze(machine, new.memory.is_some()).await {
             if matches!(setback, Setback::Refused(_)) {
                 self.drop_unused_top().await;
@@ -147,31 +147,38 @@ impl Supervisor {
             Some([(_, state), (_, memory)]) => {
                 let request = Request::Snapshot(SnapshotConfig { push_layers: true, then: Then::Run });
                 let fds = [state.as_fd(), memory.as_fd(), new.top.as_fd()];
-                machine.request(request, &fds, snapshot_patience(memory_mb)).await
+                self.meanwhile(machine.order(request, &fds)).await?
             }
-            None => machine.request(Request::PushLayer { disk: 0 }, &[new.top.as_fd()], PUSH_PATIENCE).await,
+            None => self.meanwhile(machine.order(Request::PushLayer { disk: 0 }, &[new.top.as_fd()])).await?,
         };
         CrashPoint::CheckpointSwitched.pass();
         self.thaw(machine).await?;
         CrashPoint::CheckpointThawed.pass();
         let stood_still = u64::try_from(frozen.elapsed().as_micros()).unwrap_or(u64::MAX);
-        match answer {
-            Ok(Reply::Snapshot(stats)) => Ok(stats.stopped_us),
-            Ok(Reply::LayerPushed) => Ok(stood_still),
-            Ok(_) => Err(Setback::Refused(ChangeError::Unexpected)),
+        let stopped_us = match answer {
+            Ok(Reply::Snapshot(stats)) => stats.stopped_us,
+            Ok(Reply::LayerPushed) => stood_still,
+            Ok(_) => return Err(Setback::Refused(ChangeError::Unexpected)),
             Err(error) => {
                 // One that did not answer may have taken the layer all the same: then it stays where it is.
                 if matches!(error, RequestError::Refused(_)) {
                     self.drop_unused_top().await;
                 }
-                Err(Setback::Refused(ChangeError::Monitor(error)))
+                return Err(Setback::Refused(ChangeError::Monitor(error)));
             }
-        }
+        };
+        self.change_regardless(|record| {
+            record.state = SandboxState::Ready;
+            record.unsettled = None;
+        })
+        .await;
+        CrashPoint::CheckpointReady.pass();
+        Ok(stopped_us)
     }
 
     /// Takes back the new layer that the monitor was never given.
     async fn drop_unused_top(&mut self) {
-        let dropped = self.change(|record| drop(record.files.disk.pop())).await;
+        let dropped = self.change(Record::drop_top).await;
         let tidied = match dropped {
             Ok(()) => self.tidy().await,
             Err(error) => Err(error),

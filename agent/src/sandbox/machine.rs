@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use sandpiper_protocol::guest::{GuestMessage, HostMessage, LINK_PORT};
 use sandpiper_protocol::vmm::{DiskEvent, MachineState, Reply, Request, Timings};
-use tokio::time::{Instant, sleep_until, timeout_at};
+use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 
 use super::link::{Guest, Link};
 use super::monitor::{Monitor, MonitorEvent, RequestError};
@@ -19,10 +19,12 @@ use crate::metrics::{Held, Metrics};
 const RECONNECT_AFTER: Duration = Duration::from_secs(1);
 /// Attempts in a row; after them the monitor is beyond control.
 const RECONNECT_ATTEMPTS: u32 = 5;
-/// How long a monitor may take for a small request.
+/// How long a monitor may take for a small request of whose answer nothing depends.
 const REQUEST_PATIENCE: Duration = Duration::from_secs(5);
 /// Events of disks that came while the guest was asked something; more are dropped.
 const UNHEARD: usize = 8;
+/// How long a monitor may be silent before that is noted.
+const SILENCE: Duration = Duration::from_secs(60);
 
 /// The parts of a running microVM. Dropping it leaves the process alone.
 pub(super) struct Machine {
@@ -122,21 +124,37 @@ impl Machine {
         }
     }
 
+    /// As [`Self::request`], however long it takes: a monitor that is slow, because its host's disk is, has not failed.
+    /// Where its connection breaks, it has ended, or may have done what it was asked to.
+    pub(super) async fn order(&mut self, request: Request, fds: &[BorrowedFd<'_>]) -> Result<Reply, RequestError> {
+        let sandbox = self.guest.id.clone();
+        let result = {
+            let mut answer = std::pin::pin!(self.request(request, fds, Duration::MAX));
+            loop {
+                match timeout(SILENCE, &mut answer).await {
+                    Ok(answer) => break answer,
+                    Err(_) => tracing::warn!(sandbox, "a monitor has not answered yet; waiting on"),
+                }
+            }
+        };
+        if let Err(RequestError::Send(_) | RequestError::Closed) = &result {
+            self.monitor = None;
+        }
+        result
+    }
+
     /// When the monitor reached which step.
     pub(super) async fn timings(&mut self) -> Result<Timings, RequestError> {
         Ok(self.status().await?.1)
     }
 
-    /// Lets a machine go on that is paused; content when it runs.
-    pub(super) async fn go_on(&mut self) -> Result<(), RequestError> {
-        if self.status().await?.0 == MachineState::Paused {
-            self.request(Request::Resume, &[], REQUEST_PATIENCE).await?;
-        }
-        Ok(())
+    async fn status(&mut self) -> Result<(MachineState, Timings), RequestError> {
+        let reply = self.request(Request::Status, &[], REQUEST_PATIENCE).await?;
+        self.read_status(reply)
     }
 
-    async fn status(&mut self) -> Result<(MachineState, Timings), RequestError> {
-        match self.request(Request::Status, &[], REQUEST_PATIENCE).await? {
+    fn read_status(&mut self, reply: Reply) -> Result<(MachineState, Timings), RequestError> {
+        match reply {
             Reply::Status { state, timings } => {
                 self.set_held(state == MachineState::Held);
                 Ok((state, timings))
@@ -146,11 +164,33 @@ impl Machine {
         }
     }
 
+    /// Lets a machine go on that is paused; content when it runs. Asks until the monitor has answered, or has ended.
+    pub(super) async fn go_on(&mut self) -> Result<(), Ended> {
+        loop {
+            let Err(error) = self.try_to_go_on().await else { return Ok(()) };
+            let error = crate::chain(&error);
+            tracing::warn!(sandbox = self.guest.id, error, "cannot tell whether a machine runs; asking again");
+            tokio::select! {
+                ended = self.process.ended() => return Err(ended.unwrap_or(Ended::Unknown)),
+                () = sleep(RECONNECT_AFTER) => {}
+            }
+        }
+    }
+
+    async fn try_to_go_on(&mut self) -> Result<(), RequestError> {
+        let reply = self.order(Request::Status, &[]).await?;
+        if self.read_status(reply)?.0 == MachineState::Paused {
+            self.order(Request::Resume, &[]).await?;
+        }
+        Ok(())
+    }
+
     /// Sends `message` to the guest, as soon as it has a link, and waits at most `patience` for its answer, which
     /// `is_answer` knows. What else the guest says meanwhile goes to `hear`.
     ///
-    /// A guest that does not answer in time, or stands still because the host's disk is full, loses its link. On the next one it is told who it is, which undoes whatever it
-    /// had been asked for; and no late answer can be taken for one to a later question.
+    /// A guest that does not answer in time, or stands still because the host's disk is full, loses its link. On the next
+    /// one it is told who it is, which undoes whatever it had been asked for; and no late answer can be taken for one to a
+    /// later question.
     pub(super) async fn ask(
         &mut self,
         message: HostMessage,

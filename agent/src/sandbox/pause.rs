@@ -10,6 +10,9 @@
 //! The record is the moment of truth. Before it says `stopped`, whatever goes wrong leaves the sandbox running, and an agent
 //! that is killed has its successor do the same. After it, the process is of no use any more.
 //!
+//! A guest has some time to come to rest. Its monitor has all the time that it needs: until it has answered or ended, the
+//! sandbox is `stopping`, which only a delete cuts short.
+//!
 //! The layer that the guest wrote to becomes the snapshot's top as it is; a resume puts a new one over it.
 
 use std::io;
@@ -24,7 +27,6 @@ use sandpiper_protocol::vmm::{Reply, Request, SnapshotConfig, SnapshotStats, The
 use tokio::time::Instant;
 
 use super::command::Setback;
-use super::ending;
 use super::machine::{Machine, Unanswered};
 use super::registry::ChangeError;
 use super::supervisor::{Supervisor, hear_log, next_command};
@@ -36,9 +38,6 @@ use crate::logs::sanitize;
 const FREEZE_PATIENCE: Duration = Duration::from_secs(30);
 /// How long a guest may take to go on.
 const THAW_PATIENCE: Duration = Duration::from_secs(10);
-/// How long a monitor may take to write a machine down: this, and a second for so many MiB of memory.
-const SNAPSHOT_PATIENCE: Duration = Duration::from_secs(30);
-const MIB_PER_SECOND: u32 = 16;
 
 /// Whether the guest must have come to rest before it is written down.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -117,18 +116,17 @@ impl Supervisor {
         let record = self.record();
         let folder = self.context.paths.sandbox(&record.id).state;
         let mut files = record.files.clone();
-        snapshot(machine, &folder, &mut files, record.memory_mb).await?;
+        self.meanwhile(snapshot(machine, &folder, &mut files)).await??;
         CrashPoint::PauseWritten.pass();
         let synced = tokio::task::spawn_blocking(move || files.sync(&folder).map(|()| files)).await;
         CrashPoint::PauseSynced.pass();
         synced.map_err(io::Error::other).flatten().map_err(|source| Setback::host("sync the snapshot", source))
     }
 
-    /// Takes back a pause that did not come about.
-    async fn let_go_on(&mut self, machine: &mut Machine) -> Result<(), Setback> {
-        if let Err(error) = machine.go_on().await {
-            let message = format!("The sandbox could be neither paused nor let go on: {}", crate::chain(&error));
-            return Err(Setback::Over(ending::error("monitor_failed", message)));
+    /// Takes back a pause that did not come about, or what an earlier agent had begun.
+    pub(super) async fn let_go_on(&mut self, machine: &mut Machine) -> Result<(), Setback> {
+        if let Err(ended) = self.meanwhile(machine.go_on()).await? {
+            return Err(Setback::Over(self.explain(ended).await));
         }
         self.thaw(machine).await?;
         self.change_regardless(|record| {
@@ -164,7 +162,22 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Asks the guest, while commands wait and a delete does not.
+    /// Does something with the machine, while commands wait and a delete does not.
+    pub(super) async fn meanwhile<T>(&mut self, work: impl Future<Output = T>) -> Result<T, Setback> {
+        let mut work = std::pin::pin!(work);
+        loop {
+            tokio::select! {
+                result = &mut work => return Ok(result),
+                command = next_command(&mut self.commands) => {
+                    if let Some(cause) = self.postpone(command) {
+                        return Err(Setback::Delete(cause));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Asks the guest.
     async fn ask(
         &mut self,
         machine: &mut Machine,
@@ -173,20 +186,8 @@ impl Supervisor {
         patience: Duration,
     ) -> Result<Result<GuestMessage, Unanswered>, Setback> {
         let log = self.log.clone();
-        let answer = {
-            let mut ask = std::pin::pin!(machine.ask(question, is_answer, patience, |message| hear_log(&log, message)));
-            loop {
-                tokio::select! {
-                    answer = &mut ask => break answer,
-                    command = next_command(&mut self.commands) => {
-                        if let Some(cause) = self.postpone(command) {
-                            return Err(Setback::Delete(cause));
-                        }
-                    }
-                }
-            }
-        };
-        match answer {
+        let ask = machine.ask(question, is_answer, patience, |message| hear_log(&log, message));
+        match self.meanwhile(ask).await? {
             Err(Unanswered::Over(over)) => Err(Setback::Over(self.explain_over(over).await)),
             answer => Ok(answer),
         }
@@ -198,7 +199,6 @@ pub(super) async fn snapshot(
     machine: &mut Machine,
     folder: &Path,
     files: &mut Files,
-    memory_mb: u32,
 ) -> Result<SnapshotStats, Setback> {
     let (state, memory) = (files.new_name(Role::State), files.new_name(Role::Memory));
     let (state_path, memory_path) = (folder.join(&state), folder.join(&memory));
@@ -210,7 +210,7 @@ pub(super) async fn snapshot(
     CrashPoint::PauseFilesMade.pass();
     let request = Request::Snapshot(SnapshotConfig { push_layers: false, then: Then::Pause });
     let fds = [state_file.as_fd(), memory_file.as_fd()];
-    match machine.request(request, &fds, snapshot_patience(memory_mb)).await {
+    match machine.order(request, &fds).await {
         Ok(Reply::Snapshot(stats)) => {
             files.state = Some(state);
             files.memory.push(Layer::own(memory));
@@ -219,11 +219,6 @@ pub(super) async fn snapshot(
         Ok(_) => Err(Setback::Refused(ChangeError::Unexpected)),
         Err(error) => Err(Setback::Refused(ChangeError::Monitor(error))),
     }
-}
-
-/// How long a monitor may take to write down a machine of so much memory.
-pub(super) fn snapshot_patience(memory_mb: u32) -> Duration {
-    SNAPSHOT_PATIENCE + Duration::from_secs(u64::from(memory_mb / MIB_PER_SECOND))
 }
 
 pub(super) fn millis(since: Instant) -> u64 {

@@ -3,8 +3,9 @@
 //! | record | monitor | then |
 //! |---|---|---|
 //! | `creating` | any | killed; everything removed: nobody was ever told that it exists |
-//! | `ready`, `checkpointing` | alive | adopted as `ready` |
-//! | `stopping`, pausing | alive | adopted as `ready`: a pause that nobody was told of never happened |
+//! | `ready` | alive | adopted |
+//! | `checkpointing` | alive | adopted, and `ready` once its machine is known to run |
+//! | `stopping`, pausing | alive | the same: a pause that nobody was told of never happened |
 //! | these three | gone | `stopped`, of its disk alone, with what its exit record says; `host_restarted` after a reboot |
 //! | `stopped` | any | killed; its files stay |
 //! | `restoring` | any | killed; `stopped` again, without the layer that the resume had put on top |
@@ -13,8 +14,7 @@
 //! | none | any | killed; everything removed |
 //! | unreadable | any | left alone, as far as it says which is its monitor, and an error logged: an operator must look |
 //!
-//! A machine that is adopted is let go on if it is paused; its guest, if it is frozen, thaws when it is told on its new link
-//! who it is.
+//! The machine of the last two is let go on if it is paused, and its guest is thawed, however long that takes.
 //!
 //! A monitor is found by the shell's folder in its environment, and belongs to the sandbox whose record names its identity.
 //! One that no record names was a shell, or made a warm snapshot, or was just being given to a sandbox: it is killed. What
@@ -150,14 +150,6 @@ fn settle(paths: &Paths, id: &str, boot_id: &str) -> Result<Settled, Box<dyn std
     };
     let kept = |record, pidfd| Ok(Settled::Kept(Box::new(Found { record, pidfd })));
     match (record.state, pidfd) {
-        (SandboxState::Stopping, Some(pidfd)) if record.pausing => {
-            tracing::info!(sandbox = id, "a pause that was not finished is undone");
-            record.state = SandboxState::Ready;
-            record.pausing = false;
-            record_file::save(&own, &record)?;
-            record.files.remove_others(&own.state)?;
-            kept(record, Some(pidfd))
-        }
         (SandboxState::Creating, pidfd) => remove(&own, &record, pidfd),
         (SandboxState::Stopping, pidfd) if !record.pausing => remove(&own, &record, pidfd),
         (SandboxState::Failed, _) => {
@@ -178,10 +170,6 @@ fn settle(paths: &Paths, id: &str, boot_id: &str) -> Result<Settled, Box<dyn std
             kept(record, None)
         }
         (_, Some(pidfd)) => {
-            if record.state == SandboxState::Checkpointing {
-                record.state = SandboxState::Ready;
-                record_file::save(&own, &record)?;
-            }
             record.files.remove_others(&own.state)?;
             kept(record, Some(pidfd))
         }
@@ -377,7 +365,7 @@ mod tests {
         let found = host.reconcile();
 
         assert!(found[0].pidfd.is_some() && sleeper.is_running());
-        assert_eq!((found[0].record.state, found[0].record.pausing), (SandboxState::Ready, false));
+        assert_eq!(found[0].record, record, "its supervisor says when it is ready");
         assert_eq!(host.files(&record), ["disk-0.layer", "disk-1.layer"]);
     }
 
@@ -421,7 +409,7 @@ mod tests {
         let found = host.reconcile();
 
         assert!(found[0].pidfd.is_some() && sleeper.is_running());
-        assert_eq!(found[0].record.state, SandboxState::Ready);
+        assert_eq!(found[0].record, record, "its supervisor says when it is ready");
         assert_eq!(host.files(&record), ["disk-0.layer", "disk-1.layer"]);
     }
 

@@ -55,6 +55,10 @@ pub(crate) struct Record {
     pub(crate) process: Option<KnownMonitor>,
     /// The layers that the machine runs on, the last of its disk's being written to; of a stopped sandbox the snapshot.
     pub(crate) files: Files,
+    /// The layer that the machine wrote to before it was given those above it, of which it has not said yet that it took
+    /// them: any layer from this one on may be written to.
+    #[serde(default)]
+    pub(crate) unsettled: Option<String>,
     /// In `stopping`: on the way to `stopped`, not to its end.
     pub(crate) pausing: bool,
 }
@@ -88,6 +92,7 @@ impl Record {
             envs,
             process: None,
             files: Files::default(),
+            unsettled: None,
             pausing: false,
         }
     }
@@ -111,6 +116,30 @@ impl Record {
         self.process = None;
         self.slot = None;
         self.files = files;
+        self.unsettled = None;
+    }
+
+    /// The disk's uppermost layer.
+    pub(crate) fn top(&self) -> Option<&str> {
+        self.files.disk.last().map(|layer| layer.name.as_str())
+    }
+
+    /// Takes back the disk's uppermost layer, which the machine was never given.
+    pub(crate) fn drop_top(&mut self) {
+        self.files.disk.pop();
+        if self.unsettled.as_deref() == self.top() {
+            self.unsettled = None;
+        }
+    }
+
+    /// How many of the disk's layers, from the top, may be written to.
+    pub(crate) fn written_layers(&self) -> usize {
+        if matches!(self.state, SandboxState::Stopped | SandboxState::Failed) {
+            return 0;
+        }
+        let layers = &self.files.disk;
+        let from = layers.iter().position(|layer| Some(&layer.name) == self.unsettled.as_ref());
+        from.map_or(1, |from| layers.len() - from)
     }
 
     /// Turns the record of a sandbox that was being resumed back into that of the stopped one. The layer that the resume
@@ -241,6 +270,28 @@ pub(super) mod tests {
 
         record.state = SandboxState::Failed;
         assert_eq!(record.removed_at(), Some(record.deadline));
+    }
+
+    #[test]
+    fn any_layer_may_be_written_to_from_the_one_on_above_which_nothing_is_settled() {
+        let mut record = example("sbxa");
+        record.state = SandboxState::Ready;
+        for _ in 0..4 {
+            let name = record.files.new_name(Role::Disk);
+            record.files.disk.push(Layer::own(name));
+        }
+        assert_eq!(record.written_layers(), 1);
+        record.unsettled = Some("disk-1.layer".into());
+        assert_eq!(record.written_layers(), 3);
+
+        record.drop_top();
+        assert_eq!((record.written_layers(), record.top()), (2, Some("disk-2.layer")));
+        record.drop_top();
+        assert_eq!((record.written_layers(), record.unsettled.as_deref()), (1, None));
+
+        record.unsettled = Some("disk-0.layer".into());
+        record.stop(record.files.clone(), Timestamp::now());
+        assert_eq!((record.written_layers(), record.unsettled.as_deref()), (0, None));
     }
 
     #[test]

@@ -167,7 +167,7 @@ impl Sandboxes {
             generation: 0,
             folder: warm.folder,
             files: warm.snapshot.files.clone(),
-            runs: false,
+            written: 0,
         });
         let templates = context.templates.list().into_iter().filter_map(|version| {
             let image = context.templates.find(&version.id)?.image;
@@ -179,7 +179,7 @@ impl Sandboxes {
                 generation: 0,
                 folder: image.parent()?.to_owned(),
                 files,
-                runs: false,
+                written: 0,
             })
         });
         templates.chain(warm).chain(self.owners()).collect()
@@ -195,8 +195,8 @@ fn all_sealed(owners: Vec<Owner>) -> AllSealed {
             let Ok((inode, note)) = digest::look(&path) else { continue };
             let new = || Sealed { note, is_sealed: false, in_use: false, generations: 0, names: Vec::new() };
             let file = files.entry(inode).or_insert_with(new);
-            file.is_sealed |= !owner.runs;
-            file.in_use |= owner.runs;
+            file.is_sealed |= !owner.runs();
+            file.in_use |= owner.runs();
             file.generations = file.generations.wrapping_add(owner.generation);
             let Owner { kind, generation, .. } = owner;
             file.names.push(Name { path, kind, id: owner.id.clone(), generation });

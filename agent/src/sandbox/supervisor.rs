@@ -134,16 +134,27 @@ impl Supervisor {
                 self.log.host("the agent was restarted; the sandbox went on");
                 self.follow_console();
                 let mut machine = Machine::new(guest, known, process, None, control, self.context.metrics.clone());
-                // The earlier agent may have ended while it paused the sandbox.
-                if let Err(error) = machine.go_on().await {
-                    let error = crate::chain(&error);
-                    tracing::warn!(sandbox = record.id, error, "an adopted monitor does not answer");
-                }
-                self.stay(Phase::Running(Box::new(machine)), forget).await;
+                let phase = match self.take_up(&mut machine).await {
+                    Ok(()) | Err(Setback::Refused(_)) => Phase::Running(Box::new(machine)),
+                    Err(Setback::Over(error)) => {
+                        self.lose_machine(Some(machine), error).await;
+                        Phase::Stopped
+                    }
+                    Err(Setback::Delete(cause)) => return self.delete(Some(machine), cause, forget).await,
+                };
+                self.stay(phase, forget).await;
             }
             // Only for want of descriptors or memory: the process lives on, and the next agent finds it.
             Err(error) => tracing::error!(sandbox = record.id, %error, "cannot watch a monitor; restart the agent"),
         }
+    }
+
+    /// Has a machine go on that the earlier agent paused or checkpointed when it ended: only then its sandbox is `ready`.
+    async fn take_up(&mut self, machine: &mut Machine) -> Result<(), Setback> {
+        if self.record().state == SandboxState::Ready {
+            return Ok(());
+        }
+        self.let_go_on(machine).await
     }
 
     /// Stays with a sandbox that an earlier agent left stopped; or failed, as it was called when nothing was kept.

@@ -31,8 +31,8 @@ pub(super) struct Owner {
     pub(super) generation: u64,
     pub(super) folder: PathBuf,
     pub(super) files: Files,
-    /// The top of the disk is being written to.
-    pub(super) runs: bool,
+    /// How many layers of the disk, from the top, may be written to; none unless its machine runs.
+    pub(super) written: usize,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -132,7 +132,6 @@ impl Sandboxes {
 
     /// All sandboxes and checkpoints.
     pub(super) fn owners(&self) -> Vec<Owner> {
-        use SandboxState::{Checkpointing, Creating, Ready, Restoring, Stopping};
         let context = self.context();
         let sandboxes = self.list().into_iter().map(|record| Owner {
             kind: OwnerKind::Sandbox,
@@ -140,7 +139,7 @@ impl Sandboxes {
             generation: record.generation,
             folder: context.paths.sandbox(&record.id).state,
             files: record.files.clone(),
-            runs: matches!(record.state, Creating | Ready | Checkpointing | Restoring | Stopping),
+            written: record.written_layers(),
         });
         let checkpoints = context.checkpoints.list().into_iter().map(|manifest| Owner {
             kind: OwnerKind::Checkpoint,
@@ -148,20 +147,24 @@ impl Sandboxes {
             generation: 0,
             folder: context.checkpoints.folder(&manifest.id),
             files: manifest.snapshot.files.clone(),
-            runs: false,
+            written: 0,
         });
         sandboxes.chain(checkpoints).collect()
     }
 }
 
 impl Owner {
+    pub(super) fn runs(&self) -> bool {
+        self.written > 0
+    }
+
     /// Blocks.
     fn next_merge(self) -> Option<Merge> {
-        // Of a running machine only the disk below its top is still: the monitor has the memory layers mapped, which is
+        // Of a running machine only the disk below what it may write to is still: the monitor has the memory layers mapped, which is
         // no harm either, but nobody gains by it before the next pause.
-        let still = self.files.disk.len().saturating_sub(usize::from(self.runs));
+        let still = self.files.disk.len().saturating_sub(self.written);
         let disk = merge::candidates(&self.folder, &self.files.disk[..still], merge::LONG_DISK);
-        let memory = if self.runs { &[][..] } else { &self.files.memory[..] };
+        let memory = if self.runs() { &[][..] } else { &self.files.memory[..] };
         let found = disk.or_else(|| merge::candidates(&self.folder, memory, merge::LONG_MEMORY));
         let (lower, upper) = found.map(names)?;
         Some(Merge { owner: self, lower, upper })

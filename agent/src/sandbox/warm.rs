@@ -55,6 +55,9 @@ const ORDERS: usize = 16;
 const NOBODY: &str = "sandpiper";
 /// How long a guest that has just booted may take to come to rest.
 const FREEZE_PATIENCE: Duration = Duration::from_secs(30);
+/// How long a monitor may take to write it down: this, and a second for so many MiB of memory. Another can be made.
+const SNAPSHOT_PATIENCE: Duration = Duration::from_secs(30);
+const MIB_PER_SECOND: u32 = 16;
 /// How long the data plane of the trial may take to answer.
 const HEALTH_PATIENCE: Duration = Duration::from_secs(10);
 /// Most that a rehearsal listens to.
@@ -299,7 +302,10 @@ async fn write_down(
     if let GuestMessage::NotFrozen { message } = machine.ask(question, is_answer, FREEZE_PATIENCE, drop).await? {
         return Err(Unanswered::Over(Over::Failed(message)).into());
     }
-    match pause::snapshot(machine, &paths.state, &mut files, memory_mb).await {
+    let patience = SNAPSHOT_PATIENCE + Duration::from_secs(u64::from(memory_mb / MIB_PER_SECOND));
+    let written = timeout(patience, pause::snapshot(machine, &paths.state, &mut files)).await;
+    let silent = |_| Err(Setback::Refused(ChangeError::Monitor(RequestError::TimedOut(patience))));
+    match written.unwrap_or_else(silent) {
         Ok(_) => Ok(files),
         Err(Setback::Refused(error)) => Err(MakeError::Snapshot(error)),
         Err(Setback::Over(_) | Setback::Delete(_)) => Err(MakeError::Ending),

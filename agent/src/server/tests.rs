@@ -2,6 +2,7 @@
 
 mod lost;
 mod monitor;
+mod slow;
 mod snapshots;
 
 use std::fs;

@@ -267,6 +267,19 @@ impl Agent<'_> {
         (status == 200).then(|| sandbox["state"].as_str().unwrap().to_owned())
     }
 
+    /// Likewise, once an agent that has just started is done with what the one before it left unfinished.
+    pub(crate) async fn rests(&self, id: &str) -> Option<String> {
+        let deadline = Instant::now() + TIMEOUT;
+        loop {
+            let state = self.state(id).await;
+            if !matches!(state.as_deref(), Some("stopping" | "checkpointing" | "restoring")) {
+                return state;
+            }
+            assert!(Instant::now() < deadline, "{id} does not come to rest: {state:?}\n{}", self.host.log());
+            pause().await;
+        }
+    }
+
     /// Waits until the guest of the sandbox `id` was told who it is more than `count` times.
     pub(crate) async fn told_more_than(&self, id: &str, count: u64) -> u64 {
         let deadline = Instant::now() + TIMEOUT;

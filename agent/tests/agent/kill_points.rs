@@ -116,7 +116,7 @@ async fn kill_at(operation: Operation, point: CrashPoint, outcome: Outcome) {
     }
 
     let agent = host.start().await;
-    assert_eq!(agent.state(&scene.sandbox).await.as_deref(), operation.state(outcome), "{}", host.log());
+    assert_eq!(agent.rests(&scene.sandbox).await.as_deref(), operation.state(outcome), "{}", host.log());
     if operation.state(outcome).is_some() {
         goes_on(&agent, &scene.sandbox, scene.told).await;
     }

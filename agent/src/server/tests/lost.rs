@@ -12,11 +12,6 @@ impl Sandbox<'_> {
         monitor::kill(&self.shell());
         self.is_eventually(SandboxState::Stopped).await;
     }
-
-    fn shell(&self) -> PathBuf {
-        let shell = self.record()["process"]["shell"].as_str().unwrap().to_owned();
-        self.agent.folder.path().join("state/shells").join(shell)
-    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -13,11 +13,13 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use nix::sys::socket::accept;
+use nix::sys::signal::{Signal, raise};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, accept, connect, socket};
+use nix::unistd::Pid;
 use sandpiper_protocol::guest::{GuestMessage, HostMessage, LINK_PORT};
 use sandpiper_protocol::vmm::{
-    self, Event, Fault, FaultCode, MachineState, MonitorMessage, Reply, Request, RequestMessage, SnapshotStats, Then,
-    Timings,
+    self, Event, Fault, FaultCode, MachineState, MonitorMessage, Reply, Request, RequestMessage, SnapshotConfig,
+    SnapshotStats, Then, Timings,
 };
 
 /// Set by the script that starts this binary as a monitor, to the monitor's arguments.
@@ -47,6 +49,36 @@ pub(super) fn block_of(folder: &Path, layers: &[String], generation: u64) -> Opt
 
 /// Kills the monitor whose shell's folder this is.
 pub(super) fn kill(shell: &Path) {
+    nix::sys::signal::kill(pid(shell), Signal::SIGKILL).unwrap();
+}
+
+/// Stops the monitor, which may do so itself.
+pub(super) fn stop(shell: &Path) {
+    nix::sys::signal::kill(pid(shell), Signal::SIGSTOP).unwrap();
+}
+
+/// Lets it go on.
+pub(super) fn go_on(shell: &Path) {
+    nix::sys::signal::kill(pid(shell), Signal::SIGCONT).unwrap();
+}
+
+pub(super) fn has_stopped(shell: &Path) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{}/stat", pid(shell))).unwrap();
+    stat.rsplit(") ").next().unwrap().starts_with('T')
+}
+
+/// Has a machine be written down and stay paused, as an agent does that is killed before it has seen to the rest.
+pub(super) fn pause(control: &Path, folder: &Path) {
+    let socket = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None).unwrap();
+    connect(socket.as_raw_fd(), &UnixAddr::new(control).unwrap()).unwrap();
+    let files = ["state", "memory"].map(|name| File::create_new(folder.join(name)).unwrap());
+    let request = Request::Snapshot(SnapshotConfig { push_layers: false, then: Then::Pause });
+    let fds = files.each_ref().map(|file| file.as_fd());
+    vmm::send(socket.as_fd(), &RequestMessage { id: 1, request }, &fds).unwrap();
+    vmm::receive(socket.as_fd()).unwrap().unwrap();
+}
+
+fn pid(shell: &Path) -> Pid {
     let marker = format!("SANDPIPER_SANDBOX={}", shell.display());
     let processes = fs::read_dir("/proc").unwrap().flatten();
     let found = processes.filter_map(|entry| {
@@ -56,7 +88,7 @@ pub(super) fn kill(shell: &Path) {
     });
     let pids: Vec<i32> = found.collect();
     assert_eq!(pids.len(), 1);
-    nix::sys::signal::kill(nix::unistd::Pid::from_raw(pids[0]), nix::sys::signal::SIGKILL).unwrap();
+    Pid::from_raw(pids[0])
 }
 
 #[derive(Default)]
@@ -119,6 +151,9 @@ fn serve(connection: &OwnedFd, machine: &Shared, mut exit: &File) {
     while let Ok(Some(packet)) = vmm::receive(connection.as_fd()) {
         let RequestMessage { id, request } = serde_json::from_slice(&packet.bytes).unwrap();
         let stops = matches!(request, Request::Stop);
+        if matches!(request, Request::Snapshot(_) | Request::PushLayer { .. }) && behaves("slow") {
+            raise(Signal::SIGSTOP).unwrap();
+        }
         let result = answer(request, packet.fds, machine);
         vmm::send(connection.as_fd(), &MonitorMessage::Reply { id, result }, &[]).unwrap();
         if stops {

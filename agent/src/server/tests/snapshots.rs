@@ -93,6 +93,12 @@ impl Sandbox<'_> {
         self.agent.folder.path().join("state/sandboxes").join(&self.id)
     }
 
+    /// The folder that its monitor was started with.
+    pub(super) fn shell(&self) -> PathBuf {
+        let shell = self.record()["process"]["shell"].as_str().unwrap().to_owned();
+        self.agent.folder.path().join("state/shells").join(shell)
+    }
+
     pub(super) fn record(&self) -> Value {
         serde_json::from_slice(&fs::read(self.folder().join("record.json")).unwrap()).unwrap()
     }
