@@ -31,6 +31,8 @@ pub(crate) struct Guest {
     /// Locked while it is done, in the background.
     boot: Arc<Mutex<boot::Rest>>,
     has_users: bool,
+    /// The generation as which it was last told who it is.
+    generation: Option<u64>,
     /// Whom programs were told to ask for names. They may have chosen another since.
     resolver: Option<Ipv4Addr>,
     is_serving: bool,
@@ -46,6 +48,7 @@ impl Guest {
             keeper: Keeper::start(Stopper::new(groups), Arc::new(freeze::find), limit, log.clone())?,
             boot: Arc::default(),
             has_users: false,
+            generation: None,
             resolver: None,
             is_serving: false,
             log,
@@ -53,7 +56,14 @@ impl Guest {
     }
 
     /// Applies the host's message, lets go on what was frozen, and serves from the first message on.
+    ///
+    /// One that is the same as before has seen nothing but its agent restart. What its programs have made of names, addresses
+    /// and routes since is theirs.
     async fn become_what_is_wanted(&mut self, init: Init, time: HostTime) -> Result<(), String> {
+        let generation = Some(init.generation);
+        if self.generation == generation {
+            return self.keeper.thaw().await.map_err(|error| error.to_string());
+        }
         let settings = Settings { envs: init.envs.clone(), default_user: init.default_user.clone() };
         let hostname = init.hostname.clone();
         let resolver = init.network.as_ref().map(|network| network.gateway);
@@ -71,6 +81,7 @@ impl Guest {
             self.is_serving = true;
         }
         self.finish_boot();
+        self.generation = generation;
         Ok(())
     }
 

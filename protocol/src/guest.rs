@@ -70,7 +70,7 @@ pub enum HostMessage {
     },
 }
 
-/// Everything a guest must know of itself. Sent on every link, so it must be safe to apply twice.
+/// Everything a guest must know of itself. Sent on every link; a guest applies it once in each `generation`.
 #[derive(Clone, Serialize, Deserialize)]
 pub struct Init {
     pub sandbox_id: String,

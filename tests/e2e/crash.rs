@@ -8,6 +8,7 @@ tests! {
         an_agent_that_is_killed_loses_no_sandbox_and_leaks_nothing,
         the_monitors_that_wait_for_work_end_with_their_agent_and_the_next_one_has_its_own,
         an_agent_that_is_killed_during_a_create_leaves_nothing_behind,
+        a_guest_whose_agent_was_killed_keeps_the_names_that_it_gave_itself,
         a_guest_that_ends_while_no_agent_runs_is_reported_afterwards,
     ],
 }
@@ -67,6 +68,24 @@ async fn an_agent_that_is_killed_during_a_create_leaves_nothing_behind() {
         Err(_) => eventually("nothing is left", || async { host.monitors().len() <= before }).await,
     }
     host.leaks_nothing().await;
+}
+
+async fn a_guest_whose_agent_was_killed_keeps_the_names_that_it_gave_itself() {
+    let host = Host::shared();
+    let sandbox = host.sandbox().await;
+    sandbox
+        .root_sh("hostname mine && echo 192.0.2.1 mine.test >> /etc/hosts && ip route add 192.0.2.0/24 dev lo")
+        .await;
+    const SEEN: &str = "hostname; getent hosts mine.test; /sbin/ip route show 192.0.2.0/24";
+    let before = sandbox.out(SEEN).await;
+    assert!(before.starts_with("mine\n192.0.2.1"), "{before}");
+
+    host.kill_agent().await;
+
+    // Its guest has to be frozen for this, so it has spoken with the new agent.
+    sandbox.checkpoint(false).await.expect("the checkpoint is taken").delete().await;
+    assert_eq!(sandbox.out(SEEN).await, before);
+    host.leaves_nothing(sandbox).await;
 }
 
 async fn a_guest_that_ends_while_no_agent_runs_is_reported_afterwards() {

@@ -16,6 +16,7 @@ mod fork;
 mod isolation;
 mod jail;
 mod lifecycle;
+mod lost;
 mod network;
 mod pause;
 mod pressure;
@@ -35,12 +36,13 @@ use crate::runner::{Module, Selection};
 
 /// In this order: `warm` has the snapshot made that most of the others start from; what kills the agent, fills the disk or
 /// takes the memory comes last, and `restart` at the very end, as it makes the agent throw the snapshots away.
-const MODULES: [Module; 19] = [
+const MODULES: [Module; 20] = [
     warm::TESTS,
     process::TESTS,
     files::TESTS,
     isolation::TESTS,
     lifecycle::TESTS,
+    lost::TESTS,
     preview::TESTS,
     cli::TESTS,
     jail::TESTS,

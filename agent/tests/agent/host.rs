@@ -132,7 +132,7 @@ impl Host {
         self.path("state/sandboxes").join(id).join(name.as_str().unwrap())
     }
 
-    fn record(&self, id: &str) -> Value {
+    pub(crate) fn record(&self, id: &str) -> Value {
         let path = self.path("state/sandboxes").join(id).join("record.json");
         serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
     }
