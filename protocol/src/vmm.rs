@@ -239,7 +239,8 @@ pub enum FaultCode {
     InvalidState,
     /// The machine cannot be built as asked.
     BadConfig,
-    /// The snapshot is damaged, or was taken by another version, on another CPU model or under another kernel.
+    /// The snapshot is damaged, in a form that this monitor does not know, or of a CPU or a KVM that could do more than this
+    /// host's.
     BadSnapshot,
     /// KVM or the kernel refused.
     Host,

@@ -69,6 +69,27 @@ impl Prepared {
     pub fn shape(&self) -> Shape {
         self.shape
     }
+
+    /// What KVM says of a capability.
+    pub(super) fn capability(&self, capability: u32) -> i32 {
+        self.vm.check_extension_raw(capability.into())
+    }
+}
+
+/// Those that what is saved of a machine may rely on, and what KVM says of them: yes, flags, or a number.
+pub(super) fn capabilities(vm: &VmFd) -> Vec<(u32, i32)> {
+    const RELIED_ON: [u32; 9] = [
+        kvm_bindings::KVM_CAP_MCE,
+        kvm_bindings::KVM_CAP_ADJUST_CLOCK,
+        kvm_bindings::KVM_CAP_VCPU_EVENTS,
+        kvm_bindings::KVM_CAP_DEBUGREGS,
+        kvm_bindings::KVM_CAP_XSAVE,
+        kvm_bindings::KVM_CAP_XCRS,
+        kvm_bindings::KVM_CAP_TSC_DEADLINE_TIMER,
+        kvm_bindings::KVM_CAP_EXCEPTION_PAYLOAD,
+        kvm_bindings::KVM_CAP_X86_TRIPLE_FAULT_EVENT,
+    ];
+    RELIED_ON.map(|capability| (capability, vm.check_extension_raw(capability.into()))).to_vec()
 }
 
 fn check(shape: Shape) -> Result<(), BuildError> {

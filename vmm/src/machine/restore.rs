@@ -20,7 +20,7 @@ use crate::jail::{self, Role};
 use crate::memory;
 use crate::memory::image::{Image, ImageError};
 use crate::memory::working_set::WorkingSet;
-use crate::snapshot::format::{self, FormatError, Kind};
+use crate::snapshot::format::{self, FormatError};
 use crate::snapshot::state::{Config, State};
 
 /// Why a snapshot does not become a machine.
@@ -36,6 +36,8 @@ pub enum RestoreError {
         "The snapshot's guest uses CPU features that this host does not have (CPUID {function:#x}, register {register}, bits {bits:#x})"
     )]
     CpuFeatures { function: u32, register: usize, bits: u32 },
+    #[error("The snapshot needs KVM's capability {capability} with {theirs:#x}; this host's has {ours:#x}")]
+    Capability { capability: u32, theirs: i32, ours: i32 },
     #[error(transparent)]
     Memory(#[from] ImageError),
     #[error(transparent)]
@@ -60,6 +62,7 @@ impl RestoreError {
             Self::Nonsense { .. }
             | Self::Mismatch { .. }
             | Self::CpuFeatures { .. }
+            | Self::Capability { .. }
             | Self::Memory(ImageError::NotAFile { .. } | ImageError::Length { .. })
             | Self::Vcpu(_)
             | Self::Device(WindowStateError::OtherDevice { .. } | WindowStateError::Nonsense { .. })
@@ -89,7 +92,7 @@ pub fn restore(
     parts: Parts,
     ending: &Ending,
 ) -> Result<Machine, RestoreError> {
-    let state: State = format::read(&snapshot.state, Kind::State)?;
+    let state: State = format::read(&snapshot.state)?;
     let machine = check(&state, config)?;
     let shape = build::shape(&machine);
     let mut prepared = match prepared.filter(|prepared| prepared.shape() == shape) {
@@ -97,6 +100,7 @@ pub fn restore(
         None => Prepared::new(kvm, shape, ending)?,
     };
     set_features(&mut prepared, &state.features)?;
+    check_capabilities(&prepared, &state.capabilities)?;
     let image = Image::open(snapshot.memory, memory::length(&prepared.memory))?;
     image.map(&prepared.memory)?;
     if let Some(file) = &snapshot.working_set {
@@ -170,18 +174,33 @@ fn set_features(prepared: &mut Prepared, theirs: &[kvm_cpuid_entry2]) -> Result<
     Ok(told.into_iter().collect::<Result<(), _>>().map_err(BuildError::from)?)
 }
 
+/// Whether this host's KVM can do what the snapshot's could.
+fn check_capabilities(prepared: &Prepared, theirs: &[(u32, i32)]) -> Result<(), RestoreError> {
+    for &(capability, theirs) in theirs {
+        let ours = prepared.capability(capability);
+        if theirs & !ours != 0 {
+            return Err(RestoreError::Capability { capability, theirs, ours });
+        }
+    }
+    Ok(())
+}
+
 /// Whether every feature that the guest was told of is one of this host's. A guest has looked once and will not look again.
 fn check_features(theirs: &[kvm_cpuid_entry2], ours: &CpuId) -> Result<(), RestoreError> {
     /// Leaves that are sets of features, and which registers of them (eax, ebx, ecx, edx) are.
-    const FEATURES: [(u32, u32, [bool; 4]); 8] = [
+    const FEATURES: [(u32, u32, [bool; 4]); 11] = [
         (0x1, 0, [false, false, true, true]),
         (0x7, 0, [false, true, true, true]),
         (0x7, 1, [true, false, false, true]),
+        (0x7, 2, [false, false, false, true]),
         (0xd, 0, [true, false, false, true]),
         (0xd, 1, [true, false, true, true]),
+        // KVM's own.
+        (0x4000_0001, 0, [true, false, false, false]),
         (0x8000_0001, 0, [false, false, true, true]),
         (0x8000_0007, 0, [false, false, false, true]),
         (0x8000_0008, 0, [false, true, false, false]),
+        (0x8000_0021, 0, [true, false, false, false]),
     ];
     let leaf = |leaves: &[kvm_cpuid_entry2], function, index| {
         let found =
@@ -203,7 +222,7 @@ fn check_features(theirs: &[kvm_cpuid_entry2], ours: &CpuId) -> Result<(), Resto
 /// Has a thread fetch the working set while the rest of the machine is put together, and beyond. Nothing depends on it: the
 /// guest goes on without one that is damaged, only more slowly.
 fn fetch(prepared: &Prepared, file: &File) {
-    match format::read::<WorkingSet>(file, Kind::WorkingSet) {
+    match format::read::<WorkingSet>(file) {
         Ok(set) => {
             let memory = prepared.memory.clone();
             let _ = jail::spawn(Role::Prefetch, move || set.fetch(&memory));

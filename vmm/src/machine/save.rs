@@ -11,6 +11,7 @@ use std::time::Instant;
 use sandpiper_protocol::vmm::{ExitReason, SnapshotConfig, SnapshotStats, Then};
 
 use super::interrupts::{self, InterruptError};
+use super::prepare;
 use super::vcpu::StartError;
 use super::vcpu_state::{VcpuState, VcpuStateError};
 use super::{Machine, Motion, ResumeError};
@@ -18,7 +19,7 @@ use crate::devices::virtio::block::PushError;
 use crate::devices::virtio::mmio::{WindowState, WindowStateError};
 use crate::memory::working_set::WorkingSet;
 use crate::memory::written::{Pagemap, SaveError};
-use crate::snapshot::format::{self, FormatError, Kind};
+use crate::snapshot::format::{self, FormatError};
 use crate::snapshot::state::{Config, State};
 
 /// Where a snapshot goes: empty files, open for reading and writing.
@@ -100,6 +101,7 @@ impl Machine {
         let state = State {
             config: Config::of(&self.config),
             features: self.features.as_slice().to_vec(),
+            capabilities: prepare::capabilities(&self.vm),
             interrupts: interrupts::save(&self.vm)?,
             clock: self.vm.get_clock().map_err(SnapshotError::Clock)?,
             vcpus: vcpus.into_iter().collect::<Result<_, _>>()?,
@@ -107,7 +109,7 @@ impl Machine {
             console: self.console.as_ref().map(|console| console.state()),
         };
         let memory_bytes = pagemap.save(&self.memory, &self.image, &files.memory)?;
-        let state_bytes = format::write(&files.state, Kind::State, &state)?;
+        let state_bytes = format::write(&files.state, &state)?;
         Ok(SnapshotStats { state_bytes, memory_bytes, stopped_us: 0 })
     }
 
@@ -128,7 +130,7 @@ impl Machine {
     /// Writes which pages this process has mapped to `file`.
     pub fn save_working_set(&self, file: &File, pagemap: &Pagemap) -> Result<(), SnapshotError> {
         let touched = pagemap.touched(&self.memory).map_err(SaveError::Find)?;
-        format::write(file, Kind::WorkingSet, &WorkingSet::new(&touched))?;
+        format::write(file, &WorkingSet::new(&touched))?;
         Ok(())
     }
 }

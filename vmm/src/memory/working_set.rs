@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::written::Touched;
 use super::{Piece, pieces};
 use crate::devices::virtio::Memory;
+use crate::snapshot::format::{Content, Kind};
 
 /// Stretches of RAM, in order.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -23,6 +24,14 @@ struct Entry {
     length: u64,
     /// Will be written, so the copy that this takes can be made at once.
     written: bool,
+}
+
+impl Content for WorkingSet {
+    const KIND: Kind = Kind::WorkingSet;
+
+    fn read(_form: u32, bytes: &[u8]) -> postcard::Result<(Self, &[u8])> {
+        postcard::take_from_bytes(bytes)
+    }
 }
 
 impl WorkingSet {

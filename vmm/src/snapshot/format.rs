@@ -12,19 +12,22 @@
 //! The checksum is against accidents. A file that somebody made up has the right one; everything in it is checked again
 //! where it is used.
 //!
-//! A file is used only where it was made: by this version of the monitor, on this CPU model, under this kernel. Nothing
-//! else could promise that a register or a field means the same.
+//! A file is used only on the CPU model that it was made on: nothing else could promise that a register means the same.
+//! What it needs of KVM is in the state, and compared where that is used ([`restore`](crate::machine::restore)): an update of
+//! the host's kernel changes nothing if KVM can do what it could. A monitor reads the forms before its own too, from
+//! [`OLDEST_FORM`] on, and refuses others before anything is touched; `golden` has a file of each.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 const MAGIC: [u8; 8] = *b"SNDPSNAP";
-/// Raised by any change of what is in a payload.
-const FORM: u32 = 4;
+/// Raised by any change of what is in a payload; a test in `golden` fails without.
+pub(super) const FORM: u32 = 4;
+/// The first that [`Content::read`] knows.
+pub(super) const OLDEST_FORM: u32 = 3;
 const HEADER: usize = 28;
 /// Longest payload: 64 vCPUs take less than 1 MiB.
 const MAX_PAYLOAD: u64 = 16 << 20;
@@ -43,6 +46,14 @@ impl Kind {
             Self::WorkingSet => 2,
         }
     }
+}
+
+/// What a file holds, besides its origin.
+pub(crate) trait Content: Serialize + Sized {
+    const KIND: Kind;
+
+    /// Reads what was written in `form`, one that is known. Returns also what is left of `bytes`.
+    fn read(form: u32, bytes: &[u8]) -> postcard::Result<(Self, &[u8])>;
 }
 
 /// Where and by what a file was made.
@@ -69,15 +80,13 @@ pub enum FormatError {
     NotASnapshot,
     #[error("The snapshot is cut off: {found} bytes of {expected}")]
     Truncated { found: u64, expected: u64 },
-    #[error("The snapshot has form {found}; this monitor knows form {FORM}")]
+    #[error("The snapshot has form {found}; this monitor knows {OLDEST_FORM} to {FORM}")]
     OtherForm { found: u32 },
     #[error("The snapshot is damaged: its checksum is wrong")]
     Damaged,
     #[error("The snapshot's content makes no sense: {0}")]
     Nonsense(postcard::Error),
-    #[error("The snapshot was taken by monitor {theirs}, this is {ours}")]
-    OtherMonitor { theirs: String, ours: String },
-    #[error("The snapshot was taken under Linux {theirs}, this host runs {ours}")]
+    #[error("The snapshot does not say what it needs of KVM; it was taken under Linux {theirs}, this host runs {ours}")]
     OtherKernel { theirs: String, ours: String },
     #[error("The snapshot was taken on a CPU {theirs}, this one is {ours}")]
     OtherCpu { theirs: String, ours: String },
@@ -96,13 +105,10 @@ impl Origin {
         Self { monitor: env!("CARGO_PKG_VERSION").to_owned(), kernel: kernel_release(), cpu: cpu_model() }
     }
 
-    /// Whether what was made at `self` can be used here.
-    fn check(self) -> Result<(), FormatError> {
+    /// Whether what was made at `self`, in `form`, can be used here.
+    fn check(self, form: u32) -> Result<(), FormatError> {
         let ours = Self::here();
-        if self.monitor != ours.monitor {
-            return Err(FormatError::OtherMonitor { theirs: self.monitor, ours: ours.monitor });
-        }
-        if self.kernel != ours.kernel {
+        if form == 3 && self.kernel != ours.kernel {
             return Err(FormatError::OtherKernel { theirs: self.kernel, ours: ours.kernel });
         }
         if self.cpu != ours.cpu {
@@ -130,31 +136,31 @@ fn cpu_model() -> String {
 }
 
 /// Writes `content` to `file`, which is empty. Returns the number of bytes.
-pub(crate) fn write(file: &File, kind: Kind, content: &impl Serialize) -> Result<u64, FormatError> {
+pub(crate) fn write<T: Content>(file: &File, content: &T) -> Result<u64, FormatError> {
     if file.metadata().map_err(FormatError::Write)?.len() != 0 {
         return Err(FormatError::NotEmpty);
     }
-    let bytes = encode(kind, &Origin::here(), content)?;
+    let bytes = encode(&Origin::here(), content)?;
     file.write_all_at(&bytes, 0).map_err(FormatError::Write)?;
     Ok(bytes.len() as u64)
 }
 
 /// Reads what [`write`] wrote.
-pub(crate) fn read<T: DeserializeOwned>(file: &File, kind: Kind) -> Result<T, FormatError> {
+pub(crate) fn read<T: Content>(file: &File) -> Result<T, FormatError> {
     let length = file.metadata().map_err(FormatError::Read)?.len();
     let mut bytes = vec![0; usize::try_from(length.min(MAX_PAYLOAD + HEADER as u64)).unwrap_or(usize::MAX)];
     file.read_exact_at(&mut bytes, 0).map_err(FormatError::Read)?;
-    decode(&bytes, kind)
+    decode(&bytes)
 }
 
-pub(super) fn encode(kind: Kind, origin: &Origin, content: &impl Serialize) -> Result<Vec<u8>, FormatError> {
+pub(super) fn encode<T: Content>(origin: &Origin, content: &T) -> Result<Vec<u8>, FormatError> {
     let mut bytes = vec![0; HEADER];
     bytes = postcard::to_extend(origin, bytes).map_err(FormatError::Nonsense)?;
     bytes = postcard::to_extend(content, bytes).map_err(FormatError::Nonsense)?;
     if (bytes.len() - HEADER) as u64 > MAX_PAYLOAD {
         return Err(FormatError::Write(io::Error::new(io::ErrorKind::FileTooLarge, "a state of more than 16 MiB")));
     }
-    fill_header(&mut bytes, kind);
+    fill_header(&mut bytes, T::KIND);
     Ok(bytes)
 }
 
@@ -172,23 +178,31 @@ fn fill_header(bytes: &mut [u8], kind: Kind) {
 /// A state from here whose content is these bytes.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn seal(content: &[u8]) -> Vec<u8> {
-    let mut bytes = encode(Kind::State, &Origin::here(), &()).unwrap_or_default();
+    let mut bytes = postcard::to_extend(&Origin::here(), vec![0; HEADER]).unwrap_or_default();
     bytes.extend_from_slice(content);
     fill_header(&mut bytes, Kind::State);
     bytes
 }
 
 /// The content of a file that holds `bytes`.
-pub(crate) fn decode<T: DeserializeOwned>(bytes: &[u8], kind: Kind) -> Result<T, FormatError> {
+pub(crate) fn decode<T: Content>(bytes: &[u8]) -> Result<T, FormatError> {
+    let (form, origin, content) = parse(bytes)?;
+    origin.check(form)?;
+    Ok(content)
+}
+
+/// Form, origin and content of a file that holds `bytes`, wherever it was made.
+pub(super) fn parse<T: Content>(bytes: &[u8]) -> Result<(u32, Origin, T), FormatError> {
     let Some((header, payload)) = bytes.split_at_checked(HEADER) else {
         return Err(FormatError::Truncated { found: bytes.len() as u64, expected: HEADER as u64 });
     };
     let number = |at: usize| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
-    if header[..8] != MAGIC || number(12) != kind.number() {
+    if header[..8] != MAGIC || number(12) != T::KIND.number() {
         return Err(FormatError::NotASnapshot);
     }
-    if number(8) != FORM {
-        return Err(FormatError::OtherForm { found: number(8) });
+    let form = number(8);
+    if !(OLDEST_FORM..=FORM).contains(&form) {
+        return Err(FormatError::OtherForm { found: form });
     }
     let expected = u64::from(number(16)) | u64::from(number(20)) << 32;
     if expected != payload.len() as u64 {
@@ -198,9 +212,8 @@ pub(crate) fn decode<T: DeserializeOwned>(bytes: &[u8], kind: Kind) -> Result<T,
         return Err(FormatError::Damaged);
     }
     let (origin, content) = postcard::take_from_bytes::<Origin>(payload).map_err(FormatError::Nonsense)?;
-    origin.check()?;
-    match postcard::take_from_bytes(content).map_err(FormatError::Nonsense)? {
-        (content, []) => Ok(content),
+    match T::read(form, content).map_err(FormatError::Nonsense)? {
+        (content, []) => Ok((form, origin, content)),
         _ => Err(FormatError::Nonsense(postcard::Error::DeserializeBadEncoding)),
     }
 }
@@ -210,21 +223,33 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    #[derive(Debug, PartialEq, Serialize)]
+    struct Example(u64, u64);
+
+    impl Content for Example {
+        const KIND: Kind = Kind::WorkingSet;
+
+        fn read(_form: u32, bytes: &[u8]) -> postcard::Result<(Self, &[u8])> {
+            let ((first, second), rest) = postcard::take_from_bytes(bytes)?;
+            Ok((Self(first, second), rest))
+        }
+    }
+
     fn example() -> Vec<u8> {
-        encode(Kind::State, &Origin::here(), &vec![1u64, 2, 3]).unwrap()
+        encode(&Origin::here(), &Example(1, 2)).unwrap()
     }
 
     fn error(bytes: &[u8]) -> FormatError {
-        decode::<Vec<u64>>(bytes, Kind::State).unwrap_err()
+        decode::<Example>(bytes).unwrap_err()
     }
 
     #[test]
     fn what_was_written_is_read_again() {
         let file = tempfile::tempfile().unwrap();
-        write(&file, Kind::WorkingSet, &vec![5u64]).unwrap();
-        assert_eq!(read::<Vec<u64>>(&file, Kind::WorkingSet).unwrap(), [5]);
-        assert!(matches!(read::<Vec<u64>>(&file, Kind::State), Err(FormatError::NotASnapshot)));
-        assert!(matches!(write(&file, Kind::State, &1u8), Err(FormatError::NotEmpty)));
+        write(&file, &Example(5, 6)).unwrap();
+        assert_eq!(read::<Example>(&file).unwrap(), Example(5, 6));
+        assert!(matches!(read::<crate::snapshot::state::State>(&file), Err(FormatError::NotASnapshot)));
+        assert!(matches!(write(&file, &Example(5, 6)), Err(FormatError::NotEmpty)));
     }
 
     #[test]
@@ -243,28 +268,26 @@ mod tests {
     }
 
     #[test]
-    fn another_monitor_kernel_cpu_or_form_is_named() {
-        let here = Origin::here();
-        let from = |origin: Origin| error(&encode(Kind::State, &origin, &1u8).unwrap()).to_string();
+    fn another_cpu_or_form_is_refused_and_another_kernel_only_where_the_form_says_nothing_of_kvm() {
         let other = || "0.0.1".to_owned();
-        assert!(
-            from(Origin { monitor: other(), ..here.clone() }).starts_with("The snapshot was taken by monitor 0.0.1")
-        );
-        assert!(
-            from(Origin { kernel: other(), ..here.clone() }).starts_with("The snapshot was taken under Linux 0.0.1")
-        );
-        assert!(
-            from(Origin { cpu: other(), ..here }).starts_with("The snapshot was taken on a CPU 0.0.1, this one is")
-        );
+        let from = |origin: Origin| encode(&origin, &Example(1, 2)).unwrap();
+        let cpu = from(Origin { cpu: other(), ..Origin::here() });
+        assert!(error(&cpu).to_string().starts_with("The snapshot was taken on a CPU 0.0.1, this one is"));
+
+        let mut kernel = from(Origin { kernel: other(), monitor: other(), ..Origin::here() });
+        assert_eq!(decode::<Example>(&kernel).unwrap(), Example(1, 2));
+        kernel[8] = 3;
+        assert!(matches!(error(&kernel), FormatError::OtherKernel { .. }));
+
         let mut bytes = example();
         bytes[8] = 9;
-        assert_eq!(error(&bytes).to_string(), "The snapshot has form 9; this monitor knows form 4");
+        assert_eq!(error(&bytes).to_string(), "The snapshot has form 9; this monitor knows 3 to 4");
     }
 
     proptest! {
         #[test]
         fn payloads_with_a_right_checksum_and_any_content_do_not_panic(content: Vec<u8>) {
-            let _ = decode::<crate::snapshot::state::State>(&seal(&content), Kind::State);
+            let _ = decode::<crate::snapshot::state::State>(&seal(&content));
         }
     }
 }

@@ -3,7 +3,10 @@
 //! What is written when, and in which order it is put back, is in [`machine::save`](crate::machine) and
 //! [`machine::restore`](crate::machine): the memory has its own files, see [`memory`](crate::memory).
 
+mod form3;
 pub(crate) mod format;
+#[cfg(test)]
+mod golden;
 pub(crate) mod state;
 
 pub use format::{FormatError, Origin};
@@ -11,8 +14,8 @@ pub use format::{FormatError, Origin};
 /// The machine's state in `bytes`, written anew. For fuzzing.
 #[cfg(fuzzing)]
 pub fn rewrite(bytes: &[u8]) -> Result<Vec<u8>, FormatError> {
-    let state: state::State = format::decode(bytes, format::Kind::State)?;
-    format::encode(format::Kind::State, &Origin::here(), &state)
+    let state: state::State = format::decode(bytes)?;
+    format::encode(&Origin::here(), &state)
 }
 
 /// A file of this host and monitor with this content, of which nothing is checked. For fuzzing.

@@ -4,15 +4,30 @@ use kvm_bindings::{kvm_clock_data, kvm_cpuid_entry2, kvm_irqchip};
 use sandpiper_protocol::vmm::{DiskConfig, DiskLimits, MachineConfig, NetConfig};
 use serde::{Deserialize, Serialize};
 
+use super::form3;
+use super::format::{Content, Kind};
 use crate::devices::serial::ConsoleState;
 use crate::devices::virtio::mmio::WindowState;
 use crate::machine::vcpu_state::VcpuState;
+
+impl Content for State {
+    const KIND: Kind = Kind::State;
+
+    fn read(form: u32, bytes: &[u8]) -> postcard::Result<(Self, &[u8])> {
+        match form {
+            3 => postcard::take_from_bytes(bytes).map(|(state, rest): (form3::State, _)| (state.into(), rest)),
+            _ => postcard::take_from_bytes(bytes),
+        }
+    }
+}
 
 #[derive(Serialize, Deserialize)]
 pub(crate) struct State {
     pub(crate) config: Config,
     /// The CPU features of the host that it was booted on, which its vCPUs have been told of.
     pub(crate) features: Vec<kvm_cpuid_entry2>,
+    /// What KVM could do there that the rest of this may rely on: numbers of capabilities, and what KVM says of them.
+    pub(crate) capabilities: Vec<(u32, i32)>,
     pub(crate) interrupts: Interrupts,
     /// The guest's clock at the moment it stopped.
     pub(crate) clock: kvm_clock_data,
