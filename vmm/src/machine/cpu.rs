@@ -117,8 +117,8 @@ fn adapt(leaf: &mut kvm_cpuid_entry2, id: u8, count: u8) {
             leaf.eax &= ALWAYS_RUNNING_APIC_TIMER;
             leaf.ecx = 0;
         }
-        // Performance counters.
-        (0xa, _) => {
+        // Performance counters: Intel's, AMD's sampling, AMD's.
+        (0xa | 0x8000_001b | 0x8000_0022, _) => {
             leaf.eax = 0;
             leaf.ebx = 0;
             leaf.ecx = 0;
@@ -140,7 +140,12 @@ fn adapt(leaf: &mut kvm_cpuid_entry2, id: u8, count: u8) {
         }
         (0x8000_0001, _) => {
             const SVM: u32 = 1 << 2;
-            leaf.ecx &= !SVM;
+            const INSTRUCTION_BASED_SAMPLING: u32 = 1 << 10;
+            const CORE_COUNTERS: u32 = 1 << 23;
+            const NORTHBRIDGE_COUNTERS: u32 = 1 << 24;
+            const LAST_LEVEL_CACHE_COUNTERS: u32 = 1 << 28;
+            const COUNTERS: u32 = CORE_COUNTERS | NORTHBRIDGE_COUNTERS | LAST_LEVEL_CACHE_COUNTERS;
+            leaf.ecx &= !(SVM | INSTRUCTION_BASED_SAMPLING | COUNTERS);
         }
         // AMD's topology: cores in the package, width of their numbers.
         (0x8000_0008, _) => leaf.ecx = (count - 1) | (id_bits << 12),
@@ -308,5 +313,9 @@ mod tests {
         assert_eq!(leaf.edx & 1 << 28, 0);
         assert_eq!(adapted(0xa, 0, 0, 1).eax, 0);
         assert_eq!(adapted(0x8000_0001, 0, 0, 1).ecx, 0x8020, "no SVM");
+        assert_eq!(adapted(0x8000_0022, 0, 0, 1).eax, 0);
+        let mut amd = kvm_cpuid_entry2 { function: 0x8000_0001, ecx: u32::MAX, ..Default::default() };
+        adapt(&mut amd, 0, 1);
+        assert_eq!(!amd.ecx, 1 << 2 | 1 << 10 | 1 << 23 | 1 << 24 | 1 << 28);
     }
 }

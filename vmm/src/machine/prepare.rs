@@ -3,7 +3,7 @@
 //! A monitor that waits for work has done this already: descriptors, memory, interrupt controllers and vCPU threads are
 //! there, so that a restore is left with what is the snapshot's own.
 
-use kvm_bindings::CpuId;
+use kvm_bindings::{CpuId, kvm_enable_cap};
 use kvm_ioctls::{Cap, Kvm, VmFd};
 use sandpiper_protocol::vmm::Shape;
 use vmm_sys_util::eventfd::EventFd;
@@ -11,7 +11,7 @@ use vmm_sys_util::eventfd::EventFd;
 use super::build::{BuildError, MAX_MEMORY_MIB, MAX_VCPUS, MIN_MEMORY_MIB};
 use super::mmio_slot::MmioSlot;
 use super::vcpu::Vcpus;
-use super::{Ending, cpu, interrupts, layout};
+use super::{Ending, cpu, interrupts, layout, vcpu_state};
 use crate::devices::virtio::Memory;
 use crate::devices::vmgenid::VmGenId;
 use crate::memory;
@@ -30,7 +30,7 @@ pub struct Prepared {
     pub(super) generation_line: EventFd,
     /// The features that KVM offers on this host, which the vCPUs have.
     pub(super) features: CpuId,
-    /// The model-specific registers that KVM can save.
+    /// The model-specific registers that KVM can save, also those that it does not list.
     pub(super) msrs: Vec<u32>,
 }
 
@@ -41,6 +41,7 @@ impl Prepared {
     pub fn new(kvm: &Kvm, shape: Shape, ending: &Ending) -> Result<Self, BuildError> {
         check(shape)?;
         let vm = kvm.create_vm().map_err(BuildError::CreateVm)?;
+        turn_off_counters(&vm);
         vm.set_tss_address(layout::KVM_TSS).map_err(BuildError::CreateVm)?;
         // More than a page only with features that a process must ask for; saving a vCPU relies on it.
         if kvm.check_extension_int(Cap::Xsave2) > 4096 {
@@ -62,7 +63,10 @@ impl Prepared {
         }
         let slots = MmioSlot::usual(&vm)?;
         let generation_line = interrupts::line(&vm, VmGenId::GSI)?;
-        let msrs = kvm.get_msr_index_list().map_err(BuildError::Registers)?.as_slice().to_vec();
+        let mut msrs = kvm.get_msr_index_list().map_err(BuildError::Registers)?.as_slice().to_vec();
+        msrs.extend(
+            vcpus.each(|_| Box::new(|vcpu| vcpu_state::unlisted_msrs(vcpu)))?.into_iter().next().unwrap_or_default(),
+        );
         Ok(Self { shape, vcpus, vm, memory, slots, generation_line, features, msrs })
     }
 
@@ -90,6 +94,15 @@ pub(super) fn capabilities(vm: &VmFd) -> Vec<(u32, i32)> {
         kvm_bindings::KVM_CAP_X86_TRIPLE_FAULT_EVENT,
     ];
     RELIED_ON.map(|capability| (capability, vm.check_extension_raw(capability.into()))).to_vec()
+}
+
+/// Takes the performance counters from the machine, where KVM knows how (Linux 5.18): a guest could watch others by them. Its
+/// CPUID does not have them anyway, see [`cpu::set_features`].
+fn turn_off_counters(vm: &VmFd) {
+    let args = [u64::from(kvm_bindings::KVM_PMU_CAP_DISABLE), 0, 0, 0];
+    let off = kvm_enable_cap { cap: kvm_bindings::KVM_CAP_PMU_CAPABILITY, args, ..Default::default() };
+    // An older KVM refuses.
+    let _ = vm.enable_cap(&off);
 }
 
 fn check(shape: Shape) -> Result<(), BuildError> {
