@@ -20,8 +20,9 @@ use super::seal::Envs;
 
 /// How long a guest may take to accept a message.
 const WRITE_PATIENCE: Duration = Duration::from_secs(30);
-/// Lines read in [`RATE_WINDOW`]; then the guest has to wait.
+/// Lines and bytes read in [`RATE_WINDOW`]; then the guest has to wait. A monitor opens no more than a few links in it.
 const RATE_LINES: u32 = 200;
+const RATE_BYTES: usize = 256 * 1024;
 const RATE_WINDOW: Duration = Duration::from_secs(1);
 /// Messages that wait to be handled; the guest is not read on when they are not.
 const QUEUE: usize = 16;
@@ -105,6 +106,23 @@ pub(super) fn envs_fit(envs: &Envs) -> bool {
     serde_json::to_vec(envs).is_ok_and(|json| json.len() <= MAX_LINK_LINE - 4096)
 }
 
+/// What was read of a guest since `began`.
+struct Window {
+    began: Instant,
+    lines: u32,
+    bytes: usize,
+}
+
+impl Window {
+    fn new() -> Self {
+        Self { began: Instant::now(), lines: 0, bytes: 0 }
+    }
+
+    fn has_room(&self) -> bool {
+        self.lines < RATE_LINES && self.bytes < RATE_BYTES
+    }
+}
+
 /// What a link's task works with.
 struct Conversation {
     reader: Lines<OwnedReadHalf>,
@@ -117,13 +135,14 @@ impl Conversation {
     /// Carries messages both ways until one side closes.
     async fn run(mut self, first: HostMessage) -> io::Result<()> {
         self.write(&first).await?;
-        let mut window = (Instant::now(), 0);
+        let mut window = Window::new();
         loop {
-            let may_read = window.1 < RATE_LINES;
+            let may_read = window.has_room();
             tokio::select! {
                 line = self.reader.next(), if may_read => {
                     let Some(line) = line? else { return Ok(()) };
-                    window.1 += 1;
+                    window.lines += 1;
+                    window.bytes += line.len();
                     match serde_json::from_slice(&line) {
                         // Answered here and now: the guest reckons with the time that it takes.
                         Ok(GuestMessage::AskTime) => {
@@ -136,14 +155,14 @@ impl Conversation {
                         Err(_) => {}
                     }
                 }
-                () = sleep_until(window.0 + RATE_WINDOW), if !may_read => window = (Instant::now(), 0),
+                () = sleep_until(window.began + RATE_WINDOW), if !may_read => window = Window::new(),
                 message = self.to_send.recv() => match message {
                     Some(message) => self.write(&message).await?,
                     None => return Ok(()),
                 },
             }
-            if window.0.elapsed() > RATE_WINDOW {
-                window = (Instant::now(), 0);
+            if window.began.elapsed() > RATE_WINDOW {
+                window = Window::new();
             }
         }
     }
@@ -268,6 +287,29 @@ mod tests {
         assert!(matches!(message, Some(GuestMessage::Log { level: LogLevel::Warn, .. })));
         assert!(link.message().await.is_none());
         endless.await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_guest_that_says_much_is_heard_no_faster_than_it_may_speak() {
+        let (mut link, mut guest) = pair(&Envs::new());
+        let message = "m".repeat(MAX_LINK_LINE / 2);
+        let line = format!("{{\"type\":\"log\",\"level\":\"info\",\"message\":\"{message}\"}}");
+        let lines = 8 * RATE_BYTES / line.len();
+        let began = Instant::now();
+        let speaking = tokio::spawn(async move {
+            for _ in 0..lines {
+                say(&mut guest, &line).await;
+            }
+            guest
+        });
+
+        for _ in 0..lines {
+            assert!(link.message().await.is_some());
+        }
+        let guest = speaking.await.unwrap();
+
+        assert!(began.elapsed() >= 6 * RATE_WINDOW, "{:?}", began.elapsed());
+        drop(guest);
     }
 
     #[test]

@@ -19,6 +19,8 @@ use crate::metrics::{Held, Metrics};
 const RECONNECT_AFTER: Duration = Duration::from_secs(1);
 /// Attempts in a row; after them the monitor is beyond control.
 const RECONNECT_ATTEMPTS: u32 = 5;
+/// Links opened within a second; more are closed at once. A monitor lets its guest open no more, unless it is the guest's.
+const LINKS_PER_SECOND: u32 = 16;
 /// How long a monitor may take for a small request of whose answer nothing depends.
 const REQUEST_PATIENCE: Duration = Duration::from_secs(5);
 /// Events of disks that came while the guest was asked something; more are dropped.
@@ -36,6 +38,8 @@ pub(super) struct Machine {
     link: Option<Link>,
     reconnect_at: Instant,
     attempts: u32,
+    /// Links opened since then.
+    links: (Instant, u32),
     metrics: Metrics,
     /// The monitor has stopped the guest until the host has room for what it wrote.
     held: Option<Held>,
@@ -101,6 +105,7 @@ impl Machine {
             link: None,
             reconnect_at: Instant::now(),
             attempts: 0,
+            links: (Instant::now(), 0),
             metrics,
             held: None,
             disk_failures: 0,
@@ -265,7 +270,7 @@ impl Machine {
                         Some(MonitorEvent::GuestConnected(connection)) => connection,
                     };
                     self.attempts = 0;
-                    if connection.port != LINK_PORT {
+                    if connection.port != LINK_PORT || !self.may_open_link() {
                         continue;
                     }
                     // The newest link is the guest's; an older one is only not noticed to be dead yet.
@@ -297,6 +302,14 @@ impl Machine {
                 }
             }
         }
+    }
+
+    fn may_open_link(&mut self) -> bool {
+        if self.links.0.elapsed() > Duration::from_secs(1) {
+            self.links = (Instant::now(), 0);
+        }
+        self.links.1 += 1;
+        self.links.1 <= LINKS_PER_SECOND
     }
 
     fn note(&mut self, event: &DiskEvent) {

@@ -176,6 +176,7 @@ impl Rules {
             libc::SYS_shutdown,
             libc::SYS_getsockopt,
         ]);
+        self.allow_if(libc::SYS_setsockopt, &[equal(2, libc::SO_SNDBUF)?])?;
         self.allow_if(libc::SYS_socketpair, &[equal(0, libc::AF_UNIX)?])
     }
 

@@ -157,7 +157,7 @@ impl Control {
 mod tests {
     use super::*;
     use crate::devices::virtio::vsock::GuestConnections;
-    use crate::process::link::AgentLink;
+    use crate::process::link::{AgentLink, Openings};
     use nix::sys::socket::{AddressFamily, Backlog, SockType, UnixAddr, bind, connect, getsockname, listen, socket};
     use sandpiper_protocol::guest::LINK_PORT;
     use sandpiper_protocol::vmm::Reply;
@@ -188,7 +188,7 @@ mod tests {
             control,
             epoll: Epoll::new().unwrap(),
             address,
-            link: AgentLink { events, guest_init_us: Arc::default() },
+            link: AgentLink { events, guest_init_us: Arc::default(), openings: Openings::default() },
         }
     }
 

@@ -19,7 +19,7 @@ use serde::Deserialize;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
 use super::control::{ConnectionId, Control, Received};
-use super::link::{AgentLink, EventSlot};
+use super::link::{AgentLink, EventSlot, Openings};
 use super::{Options, chain};
 use crate::devices::virtio::block::Health;
 use crate::machine::build::{self, BuildError};
@@ -270,7 +270,11 @@ impl Driver {
 
     /// What is behind the devices, which all remaining descriptors are.
     fn parts(&self, layers: &[u32], net: bool, console: bool, mut fds: Descriptors) -> Result<Parts, Fault> {
-        let link = AgentLink { events: self.events.clone(), guest_init_us: Arc::clone(&self.guest_init_us) };
+        let link = AgentLink {
+            events: self.events.clone(),
+            guest_init_us: Arc::clone(&self.guest_init_us),
+            openings: Openings::default(),
+        };
         let parts = Parts {
             disks: layers.iter().map(|count| fds.files(*count)).collect::<Result<_, _>>()?,
             disk_health: self.disk_health.clone(),

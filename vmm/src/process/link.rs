@@ -4,10 +4,12 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use sandpiper_protocol::guest::LINK_PORT;
 use sandpiper_protocol::vmm::{self, Event, MonitorMessage};
 
+use crate::devices::virtio::bucket::Bucket;
 use crate::devices::virtio::vsock::GuestConnections;
 use crate::machine::clock::monotonic_us;
 
@@ -38,6 +40,29 @@ pub(crate) struct AgentLink {
     pub(crate) events: EventSlot,
     /// Filled with the time of the guest's first attempt.
     pub(crate) guest_init_us: Arc<AtomicU64>,
+    pub(crate) openings: Openings,
+}
+
+/// How often the guest may still open its link. It does so once, and again when the agent was restarted; each time costs the
+/// agent a task and a first message of up to 64 KiB.
+pub(crate) struct Openings(Bucket);
+
+impl Default for Openings {
+    fn default() -> Self {
+        Self(Bucket::new(PER_SECOND))
+    }
+}
+
+const PER_SECOND: u64 = 8;
+
+impl Openings {
+    fn take(&mut self, now: Instant) -> bool {
+        let open = self.0.empty_until(now).is_none();
+        if open {
+            self.0.take(1, now);
+        }
+        open
+    }
 }
 
 impl GuestConnections for AgentLink {
@@ -47,6 +72,9 @@ impl GuestConnections for AgentLink {
         }
         // Only the first attempt finds a zero.
         let _ = self.guest_init_us.compare_exchange(0, monotonic_us(), Ordering::Relaxed, Ordering::Relaxed);
+        if !self.openings.take(Instant::now()) {
+            return None;
+        }
         let (ours, theirs) = UnixStream::pair().ok()?;
         self.events.send(Event::GuestConnected { port }, Some(&theirs)).then_some(ours)
     }
@@ -62,7 +90,7 @@ mod tests {
         let (ours, theirs) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags).unwrap();
         let events = EventSlot::default();
         events.set(Some(Arc::new(ours)));
-        (AgentLink { events, guest_init_us: Arc::default() }, theirs)
+        (AgentLink { events, guest_init_us: Arc::default(), openings: Openings::default() }, theirs)
     }
 
     #[test]
@@ -92,11 +120,23 @@ mod tests {
 
     #[test]
     fn an_agent_that_does_not_read_does_not_block_the_guest() {
-        let (mut link, _agent) = link();
-        let mut kept = Vec::new();
-        while let Some(stream) = link.connect(LINK_PORT) {
-            kept.push(stream);
-            assert!(kept.len() < 100_000);
+        let (link, _agent) = link();
+        let (_ours, theirs) = UnixStream::pair().unwrap();
+        let mut sent = 0;
+        while link.events.send(Event::GuestConnected { port: LINK_PORT }, Some(&theirs)) {
+            sent += 1;
+            assert!(sent < 100_000);
         }
+    }
+
+    #[test]
+    fn a_guest_that_opens_its_link_in_a_loop_is_refused_and_later_heard_again() {
+        let (mut openings, start) = (Openings::default(), Instant::now());
+        let opened = (0..1000).filter(|_| openings.take(start)).count();
+        assert!((1..=PER_SECOND + 1).contains(&(opened as u64)), "{opened}");
+        assert!(openings.take(start + std::time::Duration::from_secs(1)));
+
+        let (mut link, _agent) = link();
+        assert!((0..1000).any(|_| link.connect(LINK_PORT).is_none()));
     }
 }

@@ -10,7 +10,7 @@ const SECOND: Duration = Duration::from_secs(1);
 
 /// What it holds is told by the time at which it will be full: a second from now if it is empty, later if it owes.
 #[derive(Debug)]
-pub(super) struct Bucket {
+pub(crate) struct Bucket {
     /// Per second.
     rate: NonZeroU64,
     /// `None` if it has been full ever since it was made.
@@ -19,12 +19,12 @@ pub(super) struct Bucket {
 
 impl Bucket {
     /// Of none at all, which nobody can mean, it gives one.
-    pub(super) fn new(rate: u64) -> Self {
+    pub(crate) fn new(rate: u64) -> Self {
         Self { rate: NonZeroU64::new(rate).unwrap_or(NonZeroU64::MIN), full_at: None }
     }
 
     /// When it will hold something again, if it does not at `now`.
-    pub(super) fn empty_until(&self, now: Instant) -> Option<Instant> {
+    pub(crate) fn empty_until(&self, now: Instant) -> Option<Instant> {
         let missing = self.full_at?.saturating_duration_since(now);
         let wait = missing.checked_sub(SECOND)?;
         // Exactly empty is empty.
@@ -32,7 +32,7 @@ impl Bucket {
     }
 
     /// Takes `count` at `now`, more than there is if need be.
-    pub(super) fn take(&mut self, count: u64, now: Instant) {
+    pub(crate) fn take(&mut self, count: u64, now: Instant) {
         // What is taken at once has less than 2^28 bytes: no overflow.
         let cost = Duration::from_nanos(count.saturating_mul(1_000_000_000).div_ceil(self.rate.get()));
         let from = self.full_at.map_or(now, |full_at| full_at.max(now));

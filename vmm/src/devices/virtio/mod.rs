@@ -25,7 +25,7 @@
 
 pub mod balloon;
 pub mod block;
-mod bucket;
+pub(crate) mod bucket;
 #[cfg(test)]
 mod driver_queue;
 pub mod mmio;

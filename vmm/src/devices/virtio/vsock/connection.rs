@@ -159,6 +159,11 @@ impl Connection {
         }
     }
 
+    /// Bytes that the host end did not take yet.
+    pub(super) fn backlog(&self) -> usize {
+        self.backlog.len()
+    }
+
     pub(super) fn stream(&self) -> Option<&UnixStream> {
         self.stream.as_ref()
     }

@@ -24,7 +24,8 @@
 //! * Host to guest: nothing is buffered here. A host stream is read only when the guest has posted buffers and granted
 //!   credit, straight into guest memory.
 //! * Guest to host: what the host stream does not take at once is kept, at most `credit::BUF_ALLOC` bytes a connection.
-//!   That is the credit the guest gets; a guest that sends more is reset.
+//!   That is the credit the guest gets; a guest that sends more is reset. Of all connections together, it is at most
+//!   `muxer::MAX_BACKLOG`; the slowest reader is reset for more.
 //! * Connections (`muxer::MAX_CONNECTIONS`), replies to packets that belong to none of them, time to name a port, time to
 //!   answer a request, work per turn.
 //!

@@ -21,6 +21,15 @@ use super::stream::{self, Command};
 /// Connections at a time, in all states. More are refused.
 pub(super) const MAX_CONNECTIONS: usize = 1024;
 
+/// Bytes for host streams that do not take them, of all connections together: as much as 64 of them may have. Over it, the
+/// connection with the most is reset: it is the reader of that one who is slow.
+pub(super) const MAX_BACKLOG: usize = 64 * BUF_ALLOC as usize;
+
+/// Connections that get as much of the kernel's memory for what their host end has not read as it gives to any socket (208 KiB).
+/// The rest gets little: all of it is the monitor's own, whose limit a guest must not be able to reach (its memory and an
+/// eighth, and 64 MiB).
+const FULL_BUFFERS: usize = 64;
+
 /// Replies to packets that belong to no connection. While as many wait for receive buffers, no more packets are taken from
 /// the guest (virtio 1.2 section 5.10.6.1.2): a guest that wants to send must also receive.
 const MAX_RESETS: usize = 256;
@@ -59,6 +68,8 @@ struct Entry {
     queued: bool,
     /// In `deadlines`.
     armed: Option<Instant>,
+    /// In the muxer's `backlog`.
+    backlog: usize,
 }
 
 pub(super) struct Muxer {
@@ -75,6 +86,8 @@ pub(super) struct Muxer {
     resets: VecDeque<Header>,
     next_id: Id,
     next_host_port: u32,
+    /// Bytes for host streams, of all connections.
+    backlog: usize,
 }
 
 impl Muxer {
@@ -90,6 +103,7 @@ impl Muxer {
             ready: VecDeque::new(),
             resets: VecDeque::new(),
             next_id: FIRST_ID,
+            backlog: 0,
             next_host_port: next_host_port.filter(|port| ports.contains(port)).unwrap_or(FIRST_HOST_PORT),
         }
     }
@@ -189,7 +203,18 @@ impl Muxer {
                     self.by_ports.remove(&ports);
                 }
                 self.decide(epoll, id, fate, now);
+                self.bound_backlog(epoll, now);
             }
+        }
+    }
+
+    /// Resets whoever has the most waiting, while there is too much.
+    fn bound_backlog(&mut self, epoll: &Epoll, now: Instant) {
+        while self.backlog > MAX_BACKLOG
+            && let Some((&id, entry)) = self.entries.iter().max_by_key(|(_, entry)| entry.backlog)
+        {
+            let fate = entry.connection.expire();
+            self.decide(epoll, id, fate, now);
         }
     }
 
@@ -291,6 +316,9 @@ impl Muxer {
             entry.queued = true;
             self.ready.push_back(id);
         }
+        let backlog = entry.connection.backlog();
+        self.backlog = self.backlog - entry.backlog + backlog;
+        entry.backlog = backlog;
         let deadline = entry.connection.deadline();
         if entry.armed != deadline {
             if let Some(armed) = entry.armed {
@@ -307,6 +335,9 @@ impl Muxer {
     fn add(&mut self, epoll: &Epoll, connection: Connection) -> io::Result<Id> {
         let id = self.next_id;
         if let Some(stream) = connection.stream() {
+            if self.entries.len() >= FULL_BUFFERS {
+                stream::shrink(stream)?;
+            }
             // Edge-triggered: a stream that has data while the guest has no credit for it must not wake the thread again
             // and again, nor cost a system call to be put aside.
             let events = EventSet::IN | EventSet::OUT | EventSet::READ_HANG_UP | EventSet::EDGE_TRIGGERED;
@@ -315,12 +346,13 @@ impl Muxer {
         self.next_id += 1;
         let armed = connection.deadline();
         self.deadlines.extend(armed.map(|deadline| (deadline, id)));
-        self.entries.insert(id, Entry { connection, queued: false, armed });
+        self.entries.insert(id, Entry { connection, queued: false, armed, backlog: 0 });
         Ok(id)
     }
 
     fn remove(&mut self, epoll: &Epoll, id: Id) {
         let Some(entry) = self.entries.remove(&id) else { return };
+        self.backlog -= entry.backlog;
         if let Some(armed) = entry.armed {
             self.deadlines.remove(&(armed, id));
         }

@@ -8,6 +8,7 @@ use std::net::Shutdown;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 
+use nix::sys::socket::{setsockopt, sockopt};
 use vm_memory::VolatileSlice;
 
 /// Longest first line of a client, newline included: `CONNECT 4294967295\n` has 19 bytes.
@@ -22,6 +23,12 @@ pub(super) enum Command {
     Incomplete,
     /// Nothing that this device does, or nothing any more.
     Invalid,
+}
+
+/// Has the kernel keep little of what is sent and not read yet.
+pub(super) fn shrink(stream: &UnixStream) -> io::Result<()> {
+    // Doubled by the kernel, and counted with its own overhead.
+    Ok(setsockopt(stream, sockopt::SndBuf, &(16 * 1024))?)
 }
 
 /// Writes as much of `pieces` as the socket takes now. `WouldBlock` if that is nothing.

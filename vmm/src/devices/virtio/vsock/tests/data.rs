@@ -1,14 +1,17 @@
 //! Bytes, credit, and the pace of a slow reader.
 
 use std::io::{ErrorKind, Read, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::thread;
 
+use nix::sys::socket::{MsgFlags, recv};
 use vm_memory::{Bytes, GuestAddress};
 use zerocopy::IntoBytes;
 
 use super::super::Pace;
 use super::super::credit::BUF_ALLOC;
+use super::super::muxer::MAX_BACKLOG;
 use super::super::packet::op;
 use super::driver::{GUEST_BUFFER, Guest};
 use super::{Fixture, assert_at_end, pattern, turn_until, worker};
@@ -51,6 +54,31 @@ impl Sender {
 
 fn sender() -> Sender {
     Sender { buf_alloc: BUF_ALLOC, ..Sender::default() }
+}
+
+#[test]
+fn slow_readers_together_are_kept_from_taking_all_memory_and_others_go_on() {
+    let mut fixture = Fixture::new();
+    // What all of them may have waiting is four times what the device keeps.
+    let slow: Vec<_> = (0..4 * MAX_BACKLOG / BUF_ALLOC as usize).map(|_| fixture.connected(80)).collect();
+    let (mut prompt, prompt_port) = fixture.connected(80);
+    for (_, port) in &slow {
+        for _ in 0..BUF_ALLOC as usize / PACKET {
+            fixture.guest.send(*port, 80, op::RW, 0, &[1; PACKET]);
+        }
+    }
+
+    let reset = fixture.guest.receive_other_than(&[op::CREDIT_UPDATE]);
+    assert_eq!(reset.op(), op::RST);
+    assert!(slow.iter().any(|(_, port)| *port == reset.header.src_port.get()));
+    fixture.guest.send(prompt_port, 80, op::RW, 0, b"heard");
+    let mut heard = [0; 5];
+    prompt.read_exact(&mut heard).expect("data");
+    assert_eq!(&heard, b"heard");
+    // Of the late ones, little waits in the kernel either.
+    let (late, _) = slow.last().expect("many");
+    let waiting = recv(late.as_raw_fd(), &mut vec![0; 1 << 20], MsgFlags::MSG_PEEK).expect("data");
+    assert!(waiting < PACKET, "{waiting} bytes");
 }
 
 #[test]
