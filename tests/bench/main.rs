@@ -14,6 +14,7 @@ mod create_exec;
 mod discovery;
 mod figure;
 mod fork;
+mod fsync_neighbour;
 mod guest_program;
 mod idle;
 mod list;
@@ -105,6 +106,8 @@ enum Bench {
     Memory,
     /// A guest's disk: random and sequential, one request at a time and 32, one stream and four
     Block,
+    /// What an fsync takes in a guest, alone and beside one that syncs in a loop
+    FsyncNeighbour,
     /// A guest's round trips, connections and throughput, under policies of 0 to 10,000 entries
     Net,
     /// Files and a process's output through the data plane
@@ -158,6 +161,7 @@ impl Bench {
             Self::CloneMemory => clone_memory::run(report).await,
             Self::Memory => memory::run(report).await,
             Self::Block => block::run(runs, report).await,
+            Self::FsyncNeighbour => fsync_neighbour::run(runs, report).await,
             Self::Net => net::run(runs, report).await,
             Self::Transfer => transfer::run(runs, report).await,
             Self::PolicyLive => policy_live::run(runs, report).await,

@@ -24,6 +24,8 @@ pub enum Job {
     Fill { path: PathBuf, bytes: u64 },
     /// Prints a [`Volume`].
     Block(Block),
+    /// Writes 4 KiB and syncs, with a pause between, for so long. Prints what each sync took, in milliseconds.
+    Syncs { path: PathBuf, time: Duration, pause: Duration },
     /// Sends a byte to the peer and waits for it to come back, on one connection. Prints the times, in milliseconds.
     RoundTrips { peer: SocketAddr, count: usize },
     /// Connects to the peer, until it has sent back a first byte: a proxy on the way may accept before the peer does.
@@ -53,6 +55,7 @@ impl Job {
         let printed = match self {
             Self::Fill { path, bytes } => serde_json::to_value(block::fill(path, *bytes)?),
             Self::Block(block) => serde_json::to_value(block.run()?),
+            Self::Syncs { path, time, pause } => serde_json::to_value(block::syncs(path, *time, *pause)?),
             Self::RoundTrips { peer, count } => serde_json::to_value(net::round_trips(*peer, *count)?),
             Self::Connections { peer, count } => serde_json::to_value(net::connections(*peer, *count)?),
             Self::Transfer(transfer) => serde_json::to_value(transfer.run()?),
