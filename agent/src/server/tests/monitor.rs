@@ -18,8 +18,8 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, accept, conn
 use nix::unistd::Pid;
 use sandpiper_protocol::guest::{GuestMessage, HostMessage, LINK_PORT};
 use sandpiper_protocol::vmm::{
-    self, Event, Fault, FaultCode, MachineState, MonitorMessage, Reply, Request, RequestMessage, SnapshotConfig,
-    SnapshotStats, Then, Timings,
+    self, DiskEvent, DiskFailure, Event, Fault, FaultCode, MachineState, MonitorMessage, Reply, Request,
+    RequestMessage, SnapshotConfig, SnapshotStats, Then, Timings,
 };
 
 /// Set by the script that starts this binary as a monitor, to the monitor's arguments.
@@ -250,6 +250,23 @@ fn serve_data_plane(mut stream: UnixStream) {
     let _ = stream.write_all(b"HTTP/1.1 204 No Content\r\n\r\n");
 }
 
+/// As a monitor does for whose guest the host has no room, until it has.
+fn stand_still(shared: &Shared, agent: &Arc<OwnedFd>) {
+    let failure = DiskFailure { disk: 0, layer: 1, operation: "write".into(), offset: Some(0), errno: libc::ENOSPC };
+    let (shared, agent) = (Arc::clone(shared), Arc::clone(agent));
+    let tell = move |state, event| {
+        shared.lock().unwrap().state = Some(state);
+        vmm::send(agent.as_fd(), &MonitorMessage::Event(Event::Disk(event)), &[]).unwrap();
+    };
+    tell(MachineState::Held, DiskEvent::Full(failure));
+    std::thread::spawn(move || {
+        while behaves("full-disk") {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        tell(MachineState::Running, DiskEvent::Room);
+    });
+}
+
 /// One link's life.
 fn live(shared: &Shared) {
     let (ours, theirs) = UnixStream::pair().unwrap();
@@ -271,6 +288,10 @@ fn live(shared: &Shared) {
             }
             HostMessage::Freeze { .. } if behaves("no-freeze") => {
                 GuestMessage::NotFrozen { message: "too busy".into() }
+            }
+            HostMessage::Freeze { .. } if behaves("full-disk") => {
+                stand_still(shared, &agent);
+                continue;
             }
             HostMessage::Freeze { .. } => GuestMessage::Frozen,
             HostMessage::Thaw => GuestMessage::Thawed,

@@ -284,6 +284,31 @@ async fn a_pause_that_fails_leaves_the_sandbox_running() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_sandbox_for_which_the_host_has_no_room_stands_still_says_so_and_goes_on() {
+    let agent = Agent::with_machines().await;
+    let (sandbox, _) = agent.create(create(&agent.import().await.id)).await;
+    let held = async |count: u8| {
+        let metrics = agent.ask("GET", "/metrics", "").await.1;
+        assert!(metrics.contains(&format!("sandboxes_held {count}\n")), "{metrics}");
+    };
+    agent.behave("full-disk");
+    let (status, answer) = sandbox.try_ask("pause", json!({})).await;
+    assert_eq!(status, 502);
+    assert!(answer["message"].as_str().unwrap().contains("The host has no room"), "{answer}");
+    eventually(|| sandbox.says("it stands still until there is")).await;
+    held(1).await;
+    assert_eq!(sandbox.state().await, "ready");
+
+    agent.behave("");
+    eventually(|| sandbox.says("the host has room again")).await;
+    held(0).await;
+    sandbox.ask("pause", json!({})).await;
+    sandbox.ask("resume", json!({})).await;
+    sandbox.delete().await;
+    agent.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_sandbox_whose_snapshot_cannot_be_restored_boots_from_its_disk() {
     let agent = Agent::with_machines().await;
     let (sandbox, _) = agent.create(create(&agent.import().await.id)).await;
