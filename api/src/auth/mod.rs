@@ -15,6 +15,7 @@ use governor::{DefaultKeyedRateLimiter, RateLimiter};
 use crate::app::App;
 use crate::config;
 use crate::error::ApiError;
+use crate::http::query::check_characters;
 use crate::store::keys::{ActiveKey, Capability};
 use crate::store::teams::Team;
 
@@ -67,7 +68,9 @@ impl FromRequestParts<App> for ReadAccess {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, ApiError> {
-        Caller::from_request_parts(parts, app).await.map(ReadAccess)
+        let caller = Caller::from_request_parts(parts, app).await?;
+        check_characters(&parts.uri)?;
+        Ok(ReadAccess(caller))
     }
 }
 
@@ -81,7 +84,10 @@ impl FromRequestParts<App> for WriteAccess {
     async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, ApiError> {
         let caller = Caller::from_request_parts(parts, app).await?;
         match caller.capability {
-            Capability::Write => Ok(WriteAccess(caller)),
+            Capability::Write => {
+                check_characters(&parts.uri)?;
+                Ok(WriteAccess(caller))
+            }
             Capability::Read => Err(ApiError::insufficient_scope()),
         }
     }

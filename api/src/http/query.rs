@@ -1,10 +1,13 @@
-//! Query strings, as pairs in their order: names such as `query[metadata][key]` fit no struct.
+//! Query strings, as pairs in their order: names such as `query[metadata][key]` fit no struct. A request that takes none says
+//! so with [`NoParameters`].
 
 use axum::extract::{FromRequestParts, Query};
+use axum::http::Uri;
 use axum::http::request::Parts;
 
 use crate::app::App;
 use crate::error::ApiError;
+use crate::store::StoreError;
 
 /// The decoded pairs.
 #[derive(Debug)]
@@ -33,6 +36,29 @@ impl Pairs {
         }
         Ok(team)
     }
+}
+
+/// Proof that a request has no parameters.
+#[derive(Debug)]
+pub struct NoParameters;
+
+impl FromRequestParts<App> for NoParameters {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, ApiError> {
+        match Pairs::from_request_parts(parts, app).await?.0.first() {
+            Some((name, _)) => Err(unknown(name)),
+            None => Ok(Self),
+        }
+    }
+}
+
+/// Refuses the character NUL in path and query, of which PostgreSQL keeps no text: SQLite does, and would answer otherwise. For
+/// everyone who establishes a caller, whom the request must have first.
+pub fn check_characters(uri: &Uri) -> Result<(), StoreError> {
+    // Nothing else can stand for it there (RFC 3986, 2.1).
+    let has_nul = uri.path_and_query().is_some_and(|text| text.as_str().contains("%00"));
+    if has_nul { Err(StoreError::NulCharacter) } else { Ok(()) }
 }
 
 /// A parameter that does not exist: refused, for a misspelt filter must not show everything.

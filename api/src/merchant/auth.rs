@@ -11,6 +11,7 @@ use super::error::RpcError;
 use super::keys;
 use crate::app::App;
 use crate::auth::presented_key;
+use crate::http::query::check_characters;
 use crate::store::merchant_keys::{ActiveMerchantKey, Kind};
 
 /// Proof of any of a merchant's keys.
@@ -24,6 +25,7 @@ impl FromRequestParts<App> for PublicAccess {
         let hash = keys::hash(presented_key(&parts.headers)?).ok_or_else(not_a_key)?;
         let key = app.store.merchant_keys.active(&hash).await?.ok_or_else(not_a_key)?;
         app.rate_limits.check(&key.id)?;
+        check_characters(&parts.uri)?;
         Ok(PublicAccess(key))
     }
 }

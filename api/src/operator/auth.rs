@@ -10,6 +10,7 @@ use zeroize::Zeroizing;
 
 use crate::app::App;
 use crate::auth::{keys, presented_key};
+use crate::http::query::check_characters;
 use crate::merchant::error::RpcError;
 
 const PREFIX: &str = "opk_";
@@ -41,6 +42,7 @@ impl FromRequestParts<App> for Operator {
         let hash = hash(presented_key(&parts.headers)?).ok_or_else(not_a_key)?;
         let key_id = app.store.operator_keys.active(&hash).await?.ok_or_else(not_a_key)?;
         app.operator_rate_limits.check(&key_id)?;
+        check_characters(&parts.uri)?;
         let operator = Operator { key_id };
         parts.extensions.insert(operator.clone());
         Ok(operator)

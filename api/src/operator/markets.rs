@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::auth::Operator;
+use super::page::Paging;
 use crate::app::App;
 use crate::http::Json as Body;
 use crate::merchant::error::RpcError;
@@ -30,9 +31,12 @@ pub struct MarketBody {
 
 /// Markets, by country and currency.
 #[derive(Debug, Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
 #[schema(as = Markets)]
 pub struct MarketsBody {
     pub markets: Vec<MarketBody>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub next_page_token: Option<String>,
 }
 
 /// How one can pay in a market.
@@ -61,12 +65,20 @@ impl From<Market> for MarketBody {
     path = "/operator/v1/markets",
     operation_id = "list_markets",
     tag = "discovery data",
-    responses((status = 200, description = "All markets", body = MarketsBody))
+    params(
+        ("pageSize" = Option<u32>, Query, description = "1 to 1000; 100 if left out"),
+        ("pageToken" = Option<String>, Query, description = "`nextPageToken` of the page before"),
+    ),
+    responses((status = 200, description = "A page of markets", body = MarketsBody))
 )]
 pub async fn list(_: Operator, State(app): State<App>, parameters: Parameters) -> Result<Json<MarketsBody>, RpcError> {
-    parameters.only(&[])?;
-    let markets = app.store.discovery.markets().await?;
-    Ok(Json(MarketsBody { markets: markets.into_iter().map(MarketBody::from).collect() }))
+    let parameters = parameters.only(&["pageSize", "pageToken"])?;
+    let paging = Paging::<(String, String)>::new(&parameters, &["markets"])?;
+    let key = |market: &Market| (market.key.country_code.clone(), market.key.currency_code.clone());
+    let mut markets = app.store.discovery.markets().await?;
+    markets.retain(|market| paging.after.as_ref().is_none_or(|after| key(market) > *after));
+    let next_page_token = paging.cut(&mut markets, key);
+    Ok(Json(MarketsBody { markets: markets.into_iter().map(MarketBody::from).collect(), next_page_token }))
 }
 
 /// Put a market

@@ -12,6 +12,7 @@ use zeroize::Zeroizing;
 
 use super::auth::Operator;
 use super::merchants::no_merchant;
+use super::page::Paging;
 use crate::app::App;
 use crate::http::Json as Body;
 use crate::http::mutation::Acted;
@@ -55,9 +56,12 @@ pub struct NewKeyBody {
 
 /// A merchant's keys, oldest first.
 #[derive(Debug, Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
 #[schema(as = MerchantKeys)]
 pub struct KeysBody {
     pub keys: Vec<KeyBody>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub next_page_token: Option<String>,
 }
 
 /// A key to make.
@@ -109,8 +113,12 @@ pub async fn create(
     path = "/operator/v1/merchants/{merchant}/keys",
     operation_id = "list_merchant_keys",
     tag = "merchants",
-    params(("merchant" = String, Path, description = "The merchant")),
-    responses((status = 200, description = "The keys", body = KeysBody))
+    params(
+        ("merchant" = String, Path, description = "The merchant"),
+        ("pageSize" = Option<u32>, Query, description = "1 to 1000; 100 if left out"),
+        ("pageToken" = Option<String>, Query, description = "`nextPageToken` of the page before"),
+    ),
+    responses((status = 200, description = "A page of keys", body = KeysBody))
 )]
 pub async fn list(
     _: Operator,
@@ -118,12 +126,15 @@ pub async fn list(
     Path(merchant_id): Path<String>,
     parameters: Parameters,
 ) -> Result<Json<KeysBody>, RpcError> {
-    parameters.only(&[])?;
+    let parameters = parameters.only(&["pageSize", "pageToken"])?;
+    let paging = Paging::<String>::new(&parameters, &["keys", &merchant_id])?;
     if app.store.merchants.get(&merchant_id).await?.is_none() {
         return Err(no_merchant(&merchant_id));
     }
-    let keys = app.store.merchant_keys.all(&merchant_id).await?;
-    Ok(Json(KeysBody { keys: keys.into_iter().map(KeyBody::from).collect() }))
+    let after = paging.after.as_deref().unwrap_or("");
+    let mut keys = app.store.merchant_keys.list(&merchant_id, after, paging.limit()).await?;
+    let next_page_token = paging.cut(&mut keys, |key| key.id.clone());
+    Ok(Json(KeysBody { keys: keys.into_iter().map(KeyBody::from).collect(), next_page_token }))
 }
 
 /// Rotate a key

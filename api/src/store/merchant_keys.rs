@@ -198,10 +198,12 @@ impl MerchantKeys {
         row.as_ref().map(record).transpose()
     }
 
-    /// Every key of a merchant, active or not, oldest first.
-    pub async fn all(&self, merchant_id: &str) -> Result<Vec<MerchantKeyRecord>, StoreError> {
-        let rows = sqlx::query("SELECT * FROM merchant_keys WHERE merchant_id = $1 ORDER BY id")
+    /// Up to `limit` keys of a merchant, active or not, oldest first, from the one after `after`.
+    pub async fn list(&self, merchant_id: &str, after: &str, limit: u32) -> Result<Vec<MerchantKeyRecord>, StoreError> {
+        let rows = sqlx::query("SELECT * FROM merchant_keys WHERE merchant_id = $1 AND id > $2 ORDER BY id LIMIT $3")
             .bind(merchant_id)
+            .bind(after)
+            .bind(i64::from(limit))
             .fetch_all(self.database.read())
             .await?;
         rows.iter().map(record).collect()

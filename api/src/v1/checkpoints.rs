@@ -19,7 +19,7 @@ use crate::dispatch::{self, Progress};
 use crate::error::{ApiError, chain};
 use crate::http::OptionalJson;
 use crate::http::mutation::Acted;
-use crate::http::query::{Pairs, unknown};
+use crate::http::query::{NoParameters, Pairs};
 use crate::store::checkpoints::{CheckpointRow, CreateCheckpointError, NewCheckpoint, State as CheckpointState};
 use crate::store::idempotency::Claim;
 
@@ -140,6 +140,7 @@ pub struct CheckpointList {
 pub async fn create(
     WriteAccess(caller): WriteAccess,
     State(app): State<App>,
+    _: NoParameters,
     claim: Option<Extension<Claim>>,
     Path(sandbox_id): Path<String>,
     OptionalJson(request): OptionalJson<CreateRequest>,
@@ -212,7 +213,7 @@ pub async fn list_of_sandbox(
     query: Pairs,
 ) -> Result<Json<CheckpointList>, ApiError> {
     owned(&app, &caller, &id).await?;
-    page(&app, &caller, Some(&id), query).await
+    page(&app, &caller, Some(&id), Paging::of_sandbox(query)?).await
 }
 
 /// List checkpoints
@@ -235,23 +236,16 @@ pub async fn list(
     State(app): State<App>,
     query: Pairs,
 ) -> Result<Json<CheckpointList>, ApiError> {
-    page(&app, &caller, None, query).await
+    page(&app, &caller, None, Paging::of_team(query, &caller)?).await
 }
 
 async fn page(
     app: &App,
     caller: &Caller,
     sandbox: Option<&str>,
-    Pairs(pairs): Pairs,
+    paging: Paging,
 ) -> Result<Json<CheckpointList>, ApiError> {
-    let mut paging = Paging::default();
-    for (name, value) in pairs {
-        if !paging.take(&name, &value)? {
-            return Err(unknown(&name));
-        }
-    }
-    caller.check_team(paging.team.as_deref())?;
-    let list = List::new("ckp", &json!([caller.team.id, sandbox]));
+    let list = List::of_ids("ckp", &json!([caller.team.id, sandbox]));
     let after = paging.after(&list)?;
 
     let page = app.store.checkpoints.list(&caller.team.id, sandbox, after.as_deref(), paging.limit).await?;
@@ -276,6 +270,7 @@ async fn page(
 pub async fn show(
     ReadAccess(caller): ReadAccess,
     State(app): State<App>,
+    _: NoParameters,
     Path(id): Path<String>,
 ) -> Result<Json<CheckpointBody>, ApiError> {
     let row = find(&app, &caller, &id).await?;
@@ -296,6 +291,7 @@ pub async fn show(
 pub async fn delete(
     WriteAccess(caller): WriteAccess,
     State(app): State<App>,
+    _: NoParameters,
     Path(id): Path<String>,
 ) -> Result<StatusCode, ApiError> {
     let row = find(&app, &caller, &id).await?;

@@ -3,19 +3,25 @@
 use axum::Json;
 use axum::extract::State;
 use serde::Serialize;
+use serde_json::json;
 use utoipa::ToSchema;
 
+use super::page::{List, Paging};
 use crate::app::App;
 use crate::auth::ReadAccess;
 use crate::dispatch;
 use crate::error::ApiError;
+use crate::http::query::Pairs;
 
-/// All profiles.
+/// One page.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = EgressProfiles)]
 pub struct EgressProfilesBody {
     /// Names, for `egress_profiles` of a sandbox.
     pub profiles: Vec<String>,
+    /// For the next page, of the same list; absent at the end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub next_token: Option<String>,
 }
 
 /// List egress profiles
@@ -26,10 +32,24 @@ pub struct EgressProfilesBody {
     path = "/v1/egress_profiles",
     operation_id = "list_egress_profiles",
     tag = "network",
-    responses((status = 200, description = "The profiles", body = EgressProfilesBody))
+    params(
+        ("team" = Option<String>, Query, description = "Slug or id of the key's own team, which is also the default"),
+        ("limit" = Option<u32>, Query, description = "Profiles per page: 50 by default, 100 at most", minimum = 1),
+        ("next_token" = Option<String>, Query, description = "From the page before"),
+    ),
+    responses((status = 200, description = "A page", body = EgressProfilesBody))
 )]
-pub async fn list(_access: ReadAccess, State(app): State<App>) -> Result<Json<EgressProfilesBody>, ApiError> {
-    Ok(Json(EgressProfilesBody { profiles: dispatch::profiles::names(&app, &[]).await? }))
+pub async fn list(
+    ReadAccess(caller): ReadAccess,
+    State(app): State<App>,
+    query: Pairs,
+) -> Result<Json<EgressProfilesBody>, ApiError> {
+    let paging = Paging::of_team(query, &caller)?;
+    let mut names = dispatch::profiles::names(&app, &[]).await?;
+    names.sort();
+    let names = names.into_iter().map(|name| (name.clone(), name));
+    let (profiles, next_token) = paging.cut(&List::of_keys(&json!(["egress_profiles"])), names)?;
+    Ok(Json(EgressProfilesBody { profiles, next_token }))
 }
 
 /// What to say of a name that is not `known`.

@@ -5,17 +5,23 @@ use axum::extract::{Path, State};
 use jiff::Timestamp;
 use sandpiper_protocol::agent::LogSource;
 use serde::Serialize;
+use serde_json::json;
 use utoipa::ToSchema;
 
+use super::page::{List, Paging, keys_by_time};
 use crate::app::App;
 use crate::auth::ReadAccess;
 use crate::error::ApiError;
+use crate::http::query::Pairs;
 
 /// Entries, oldest first.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = LogPage)]
 pub struct LogBody {
     pub entries: Vec<LogEntryBody>,
+    /// For the next page, of the same list; absent at the end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub next_token: Option<String>,
 }
 
 /// One entry.
@@ -49,22 +55,29 @@ pub enum Source {
     path = "/v1/sandboxes/{id}/logs",
     operation_id = "show_logs",
     tag = "sandboxes",
-    params(("id" = String, Path, description = "The sandbox")),
-    responses((status = 200, description = "The log", body = LogBody))
+    params(
+        ("id" = String, Path, description = "The sandbox"),
+        ("limit" = Option<u32>, Query, description = "Entries per page: 50 by default, 100 at most", minimum = 1),
+        ("next_token" = Option<String>, Query, description = "From the page before"),
+    ),
+    responses((status = 200, description = "A page", body = LogBody))
 )]
 pub async fn logs(
     ReadAccess(caller): ReadAccess,
     State(app): State<App>,
     Path(id): Path<String>,
+    query: Pairs,
 ) -> Result<Json<LogBody>, ApiError> {
     // The one thing that outlives a sandbox: a log is read most after its end.
     if !app.store.sandboxes.was_owned(&caller.team.id, &id).await? {
         return Err(ApiError::no_sandbox(&id));
     }
+    let paging = Paging::of_sandbox(query)?;
     let page = match app.agent.logs(&id).await {
         Err(error) if error.is_not_found() => return Err(ApiError::no_sandbox(&id)),
         page => page?,
     };
+    let keys: Vec<_> = keys_by_time(page.entries.iter().map(|entry| entry.time.as_microsecond())).collect();
     let entries = page.entries.into_iter().map(|entry| LogEntryBody {
         time: entry.time,
         source: match entry.source {
@@ -74,5 +87,6 @@ pub async fn logs(
         },
         message: entry.message,
     });
-    Ok(Json(LogBody { entries: entries.collect() }))
+    let (entries, next_token) = paging.cut(&List::of_keys(&json!(["logs", id])), keys.into_iter().zip(entries))?;
+    Ok(Json(LogBody { entries, next_token }))
 }

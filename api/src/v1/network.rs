@@ -6,9 +6,11 @@ use jiff::Timestamp;
 use sandpiper_policy::Entry;
 use sandpiper_protocol::agent::{self, NetworkPolicy};
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 use utoipa::ToSchema;
 
 use super::egress_profiles;
+use super::page::{List, Paging, keys_by_time};
 use super::sandboxes::body::{ApplyStatus, NetworkBody};
 use super::sandboxes::validate::Problems;
 use super::sandboxes::{check_not_failed, owned};
@@ -18,6 +20,7 @@ use crate::dispatch::network::ApplyError;
 use crate::dispatch::{self, AgentError};
 use crate::error::{ApiError, chain};
 use crate::http::Json;
+use crate::http::query::{NoParameters, Pairs};
 use crate::store::sandbox_row::State as SandboxState;
 
 /// Entries together, bytes: a policy travels in one message to the agent.
@@ -155,6 +158,7 @@ pub struct ReplacedNetwork {
 pub async fn replace(
     WriteAccess(caller): WriteAccess,
     State(app): State<App>,
+    _: NoParameters,
     Path(id): Path<String>,
     Json(request): Json<NetworkRequest>,
 ) -> Result<Answer<ReplacedNetwork>, ApiError> {
@@ -196,6 +200,9 @@ pub struct DeniedListBody {
     pub total: u64,
     /// By destination, the latest first; older ones are forgotten.
     pub denied: Vec<DeniedBody>,
+    /// For the next page, of the same list; absent at the end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub next_token: Option<String>,
 }
 
 /// Attempts to reach one destination.
@@ -233,19 +240,29 @@ impl From<agent::Denied> for DeniedBody {
     path = "/v1/sandboxes/{id}/network/denied",
     operation_id = "list_denied",
     tag = "network",
-    params(("id" = String, Path, description = "The sandbox")),
-    responses((status = 200, description = "What was refused", body = DeniedListBody))
+    params(
+        ("id" = String, Path, description = "The sandbox"),
+        ("limit" = Option<u32>, Query, description = "Destinations per page: 50 by default, 100 at most", minimum = 1),
+        ("next_token" = Option<String>, Query, description = "From the page before"),
+    ),
+    responses((status = 200, description = "A page", body = DeniedListBody))
 )]
 pub async fn denied(
     ReadAccess(caller): ReadAccess,
     State(app): State<App>,
     Path(id): Path<String>,
+    query: Pairs,
 ) -> Result<Answer<DeniedListBody>, ApiError> {
     owned(&app, &caller, &id).await?;
+    let paging = Paging::of_sandbox(query)?;
     let page = app
         .agent
         .denied(&id)
         .await
         .map_err(|error: AgentError| if error.is_not_found() { ApiError::no_sandbox(&id) } else { error.into() })?;
-    Ok(Answer(DeniedListBody { total: page.total, denied: page.entries.into_iter().map(DeniedBody::from).collect() }))
+    // The latest comes first.
+    let keys: Vec<_> = keys_by_time(page.entries.iter().map(|entry| -entry.time.as_microsecond())).collect();
+    let entries = page.entries.into_iter().map(DeniedBody::from);
+    let (denied, next_token) = paging.cut(&List::of_keys(&json!(["denied", id])), keys.into_iter().zip(entries))?;
+    Ok(Answer(DeniedListBody { total: page.total, denied, next_token }))
 }

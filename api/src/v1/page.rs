@@ -7,8 +7,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
+use crate::auth::Caller;
 use crate::error::ApiError;
 use crate::hex;
+use crate::http::query::{Pairs, unknown};
 
 const DEFAULT_LIMIT: u32 = 50;
 const MAX_LIMIT: u32 = 100;
@@ -28,6 +30,28 @@ impl Default for Paging {
 }
 
 impl Paging {
+    /// The parameters of a list of the caller's own team that takes no others.
+    pub fn of_team(query: Pairs, caller: &Caller) -> Result<Self, ApiError> {
+        let paging = Self::only(query, &["team", "limit", "next_token"])?;
+        caller.check_team(paging.team.as_deref())?;
+        Ok(paging)
+    }
+
+    /// The parameters of a list of one sandbox that takes no others.
+    pub fn of_sandbox(query: Pairs) -> Result<Self, ApiError> {
+        Self::only(query, &["limit", "next_token"])
+    }
+
+    fn only(Pairs(pairs): Pairs, known: &[&str]) -> Result<Self, ApiError> {
+        let mut paging = Self::default();
+        for (name, value) in pairs {
+            if !known.contains(&name.as_str()) || !paging.take(&name, &value)? {
+                return Err(unknown(&name));
+            }
+        }
+        Ok(paging)
+    }
+
     /// Takes a parameter over; false when it is none of these.
     pub fn take(&mut self, name: &str, value: &str) -> Result<bool, ApiError> {
         match name {
@@ -43,21 +67,42 @@ impl Paging {
     pub fn after(&self, list: &List) -> Result<Option<String>, ApiError> {
         self.next_token.as_deref().map(|text| list.open(text)).transpose()
     }
+
+    /// The page of a list that is at hand as a whole, in the order of its keys, and the token of the next page.
+    pub fn cut<T>(
+        &self,
+        list: &List,
+        entries: impl IntoIterator<Item = (String, T)>,
+    ) -> Result<(Vec<T>, Option<String>), ApiError> {
+        let after = self.after(list)?;
+        let is_before = |key: &String| after.as_ref().is_some_and(|after| key <= after);
+        let mut entries = entries.into_iter().skip_while(|(key, _)| is_before(key));
+        let limit = usize::try_from(self.limit).unwrap_or(usize::MAX);
+        let (keys, page): (Vec<_>, Vec<_>) = entries.by_ref().take(limit).unzip();
+        let next_token = entries.next().and(keys.into_iter().next_back()).map(|last| list.token(last));
+        Ok((page, next_token))
+    }
 }
 
 /// Names a list, so that a token of another one is not mistaken for its own.
 #[derive(Debug)]
 pub struct List {
-    prefix: &'static str,
+    /// What ids begin with; `None` where keys are other texts.
+    prefix: Option<&'static str>,
     fingerprint: String,
 }
 
 impl List {
     /// The list of ids with `prefix` that `filters`, the team among them, select.
-    pub fn new(prefix: &'static str, filters: &Value) -> Self {
+    pub fn of_ids(prefix: &'static str, filters: &Value) -> Self {
+        Self { prefix: Some(prefix), ..Self::of_keys(filters) }
+    }
+
+    /// The list with other keys that `filters` select.
+    pub fn of_keys(filters: &Value) -> Self {
         // 64 bits are enough, for nothing is protected by it, only mistakes are caught.
         let fingerprint = hex::encode(&Sha256::digest(filters.to_string().as_bytes())[..8]);
-        Self { prefix, fingerprint }
+        Self { prefix: None, fingerprint }
     }
 
     /// The token of the page that begins after this id.
@@ -69,7 +114,12 @@ impl List {
     fn open(&self, text: &str) -> Result<String, ApiError> {
         let token = BASE64.decode(text).ok().and_then(|json| serde_json::from_slice::<Token>(&json).ok());
         match token {
-            Some(token) if token.list == self.fingerprint && id::is_valid(self.prefix, &token.after) => Ok(token.after),
+            Some(token)
+                if token.list == self.fingerprint
+                    && self.prefix.is_none_or(|prefix| id::is_valid(prefix, &token.after)) =>
+            {
+                Ok(token.after)
+            }
             Some(_) => {
                 Err(ApiError::invalid_field("next_token", "is of another list: send the same filters as before"))
             }
@@ -84,6 +134,18 @@ impl List {
 struct Token {
     after: String,
     list: String,
+}
+
+/// Keys of entries that are in the order of their times, so that each is greater than the one before: also where times are the
+/// same, or a clock was set back.
+pub fn keys_by_time(times: impl IntoIterator<Item = i64>) -> impl Iterator<Item = String> {
+    let (mut latest, mut of_the_same) = (i64::MIN, 0_u64);
+    times.into_iter().map(move |time| {
+        of_the_same = if time > latest { 0 } else { of_the_same + 1 };
+        latest = latest.max(time);
+        // As unsigned numbers, whose digits have the order of the signed ones.
+        format!("{:020}.{of_the_same:010}", latest.cast_unsigned() ^ (1 << 63))
+    })
 }
 
 fn limit(text: &str) -> Result<u32, ApiError> {
@@ -110,11 +172,29 @@ mod tests {
 
     #[test]
     fn a_token_opens_only_for_its_own_list() {
-        let (one, other) = (List::new("sbx", &json!(["one"])), List::new("sbx", &json!(["other"])));
+        let (one, other) = (List::of_ids("sbx", &json!(["one"])), List::of_ids("sbx", &json!(["other"])));
         let after = id::generate("sbx");
         let text = one.token(after.clone());
         assert_eq!(one.open(&text).unwrap(), after);
         assert!(other.open(&text).is_err());
         assert!(one.open("%%%").is_err());
+    }
+
+    #[test]
+    fn pages_of_a_list_at_hand_have_every_entry_once() {
+        let list = List::of_keys(&json!([]));
+        let times = [-5, 3, 3, 3, 2, 7, i64::MAX];
+        let entries = || keys_by_time(times).zip(0..);
+        let (mut seen, mut next_token) = (Vec::new(), None);
+        loop {
+            let (page, next) = Paging { limit: 2, next_token, ..Paging::default() }.cut(&list, entries()).unwrap();
+            assert!(!page.is_empty() && page.len() <= 2);
+            seen.extend(page);
+            next_token = next;
+            if next_token.is_none() {
+                break;
+            }
+        }
+        assert_eq!(seen, (0..7).collect::<Vec<_>>());
     }
 }

@@ -12,6 +12,7 @@ use crate::auth::{Caller, ReadAccess, WriteAccess};
 use crate::dispatch::{self, AgentError};
 use crate::error::ApiError;
 use crate::http::OptionalJson;
+use crate::http::query::NoParameters;
 use crate::store::sandbox_row::SandboxRow;
 use crate::v1::sandboxes::body::{PortProtocol, port_number};
 use crate::v1::sandboxes::owned;
@@ -86,6 +87,7 @@ pub struct ExposePort {
 pub async fn show(
     ReadAccess(caller): ReadAccess,
     State(app): State<App>,
+    _: NoParameters,
     Path((id, port)): Path<(String, String)>,
 ) -> Result<Json<PortBody>, ApiError> {
     let (_, port) = owned_port(&app, &caller, &id, &port).await?;
@@ -108,6 +110,7 @@ pub async fn show(
 pub async fn expose(
     WriteAccess(caller): WriteAccess,
     State(app): State<App>,
+    _: NoParameters,
     Path((id, port)): Path<(String, String)>,
     OptionalJson(request): OptionalJson<ExposePort>,
 ) -> Result<Json<PortBody>, ApiError> {
@@ -132,6 +135,7 @@ pub async fn expose(
 pub async fn unexpose(
     WriteAccess(caller): WriteAccess,
     State(app): State<App>,
+    _: NoParameters,
     Path((id, port)): Path<(String, String)>,
 ) -> Result<StatusCode, ApiError> {
     let (row, port) = owned_port(&app, &caller, &id, &port).await?;

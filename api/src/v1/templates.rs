@@ -4,17 +4,24 @@ use axum::Json;
 use axum::extract::State;
 use jiff::Timestamp;
 use serde::Serialize;
+use serde_json::json;
 use utoipa::ToSchema;
 
+use super::page::{List, Paging};
 use crate::app::App;
 use crate::auth::ReadAccess;
 use crate::error::ApiError;
+use crate::http::query::Pairs;
 use crate::store::templates::TemplateVersion;
 
-/// All templates.
+/// One page.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct TemplateList {
+    /// By slug.
     pub templates: Vec<TemplateBody>,
+    /// For the next page, of the same list; absent at the end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub next_token: Option<String>,
 }
 
 /// One template, by its newest version.
@@ -58,15 +65,27 @@ impl From<TemplateVersion> for TemplateBody {
 
 /// List templates
 ///
-/// Every template with a version that can be started, by slug.
+/// Every template with a version that can be started, by slug, page by page.
 #[utoipa::path(
     get,
     path = "/v1/templates",
     operation_id = "list_templates",
     tag = "templates",
-    responses((status = 200, description = "The templates", body = TemplateList))
+    params(
+        ("team" = Option<String>, Query, description = "Slug or id of the key's own team, which is also the default"),
+        ("limit" = Option<u32>, Query, description = "Templates per page: 50 by default, 100 at most", minimum = 1),
+        ("next_token" = Option<String>, Query, description = "From the page before"),
+    ),
+    responses((status = 200, description = "A page", body = TemplateList))
 )]
-pub async fn list(_access: ReadAccess, State(app): State<App>) -> Result<Json<TemplateList>, ApiError> {
-    let templates = app.store.templates.all_latest().await?.into_iter().map(TemplateBody::from).collect();
-    Ok(Json(TemplateList { templates }))
+pub async fn list(
+    ReadAccess(caller): ReadAccess,
+    State(app): State<App>,
+    query: Pairs,
+) -> Result<Json<TemplateList>, ApiError> {
+    let paging = Paging::of_team(query, &caller)?;
+    let templates = app.store.templates.all_latest().await?.into_iter();
+    let templates = templates.map(|version| (version.slug.clone(), TemplateBody::from(version)));
+    let (templates, next_token) = paging.cut(&List::of_keys(&json!(["templates"])), templates)?;
+    Ok(Json(TemplateList { templates, next_token }))
 }

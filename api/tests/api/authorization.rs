@@ -84,10 +84,21 @@ impl Operation {
     }
 }
 
+async fn document(host: &Host) -> Value {
+    host.send(Request::get("/openapi.json").body(Body::empty()).unwrap()).await.json()
+}
+
+/// Names of the query parameters of an operation.
+fn parameters(document: &Value, operation: &Operation) -> Vec<String> {
+    let parameters = &document["paths"][operation.path][operation.method.to_lowercase()]["parameters"];
+    let of_query = parameters.as_array().into_iter().flatten().filter(|parameter| parameter["in"] == "query");
+    of_query.map(|parameter| parameter["name"].as_str().unwrap().to_owned()).collect()
+}
+
 #[tokio::test]
 async fn every_operation_is_listed() {
     let host = Host::new().await;
-    let document = host.send(Request::get("/openapi.json").body(Body::empty()).unwrap()).await.json();
+    let document = document(&host).await;
     let methods = |item: &Value| item.as_object().unwrap().keys().map(|key| key.to_uppercase()).collect::<Vec<_>>();
     let documented: BTreeSet<(String, String)> = document["paths"]
         .as_object()
@@ -158,6 +169,77 @@ async fn a_kept_answer_is_for_keys_that_may_write() {
 
         assert_eq!(send(&host.write).await.header("idempotency-replayed"), Some("true"), "{what}");
     }
+}
+
+#[tokio::test]
+async fn parameters_that_the_document_does_not_name_are_refused() {
+    let host = Host::new().await;
+    let document = document(&host).await;
+    let ids = Ids::new(&host).await;
+    for operation in &OPERATIONS {
+        let what = format!("{} {}", operation.method, operation.path);
+        let path = operation.path(&ids);
+        for query in ["limt=1", "limit", "team=rival", "team=acme&teem=acme"] {
+            let name = query.split(['=', '&']).next().unwrap();
+            let named = |name: &str| parameters(&document, operation).iter().any(|known| known == name);
+            if query != "team=acme&teem=acme" && named(name) {
+                continue;
+            }
+            for keyed in [false, true] {
+                let mut order = request(operation.method, &format!("{path}?{query}"), &host.write, operation.body());
+                if keyed {
+                    order = with_header(order, "idempotency-key", "k");
+                }
+                let answer = host.send(order).await;
+                assert_eq!(answer.status.as_u16(), 400, "{what}?{query}: {}", answer.text);
+                answer.refused(400, "invalid_request");
+            }
+            // Who may not do it is told that first.
+            if operation.mutates() {
+                let answer =
+                    host.call(operation.method, &format!("{path}?{query}"), &host.read, operation.body()).await;
+                answer.refused(403, "insufficient_scope");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn every_list_is_paged() {
+    let host = Host::new().await;
+    let document = document(&host).await;
+    let ids = Ids::new(&host).await;
+    let is_list = |operation: &&Operation| {
+        let id = &document["paths"][operation.path][operation.method.to_lowercase()]["operationId"];
+        operation.method == "GET" && (id.as_str().unwrap().starts_with("list_") || operation.path.ends_with("/logs"))
+    };
+    let lists: Vec<_> = OPERATIONS.iter().filter(is_list).collect();
+    assert!(lists.len() >= 7);
+    for operation in lists {
+        let known = parameters(&document, operation);
+        assert!(["limit", "next_token"].iter().all(|name| known.iter().any(|known| known == name)), "{known:?}");
+        let path = operation.path(&ids);
+        host.get(&format!("{path}?limit=0")).await.blames("limit");
+        host.get(&format!("{path}?next_token=x")).await.blames("next_token");
+        host.get(&format!("{path}?limit=1")).await.expect(200);
+    }
+}
+
+#[tokio::test]
+async fn pages_of_what_the_host_lists_have_everything_once() {
+    let host = Host::new().await;
+    let id = host.sandbox().await;
+    let profiles = host.get("/v1/egress_profiles").await.expect(200);
+    assert_eq!((&profiles["profiles"], profiles.get("next_token")), (&json!(["package-registries", "weather"]), None));
+
+    let first = host.get("/v1/egress_profiles?limit=1").await.expect(200);
+    let token = first["next_token"].as_str().unwrap();
+    let second = host.get(&format!("/v1/egress_profiles?limit=1&next_token={token}")).await.expect(200);
+
+    assert_eq!((&first["profiles"], &second["profiles"]), (&json!(["package-registries"]), &json!(["weather"])));
+    assert_eq!(second.get("next_token"), None);
+    host.get(&format!("/v1/templates?next_token={token}")).await.blames("next_token");
+    host.get(&format!("/v1/sandboxes/{id}/logs?next_token={token}")).await.blames("next_token");
 }
 
 #[tokio::test]

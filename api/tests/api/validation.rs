@@ -3,6 +3,7 @@
 use serde_json::json;
 
 use crate::support::Host;
+use crate::support::shop::Shop;
 
 #[tokio::test]
 async fn a_field_that_does_not_exist_is_refused() {
@@ -43,7 +44,7 @@ async fn values_out_of_bounds_are_blamed_on_their_field() {
         (json!({"template": "base", "metadata": many}), "metadata"),
         (json!({"template": "base", "metadata": {"k": "v".repeat(5000)}}), "metadata.k"),
         (json!({"template": "base", "envs": {"A=B": "c"}}), "envs"),
-        (json!({"template": "base", "envs": {"A": "nul\u{0}"}}), "envs"),
+        (json!({"template": "base", "envs": {"A": "nul\u{0}"}}), "envs.A"),
         (json!({"template": "base", "envs": {"A": "v".repeat(40_000)}}), "envs"),
         (json!({"template": "base", "exposed_ports": [{"port": 0}]}), "exposed_ports[0].port"),
         (json!({"template": "base", "exposed_ports": [{"port": 1}, {"port": 1}]}), "exposed_ports[1].port"),
@@ -113,18 +114,22 @@ async fn the_basic_plan_takes_the_templates_size() {
 }
 
 #[tokio::test]
-async fn the_character_nul_is_never_a_failure_of_ours() {
+async fn the_character_nul_is_refused_on_either_database() {
     let host = Host::new().await;
-    let body = json!({"template": "base", "metadata": {"a": "\u{0}"}});
-    let answers = [
-        host.create(body).await,
-        host.get("/v1/sandboxes/sbx%00").await,
-        host.call("DELETE", "/v1/sandboxes/sbx%00", &host.write, None).await,
-        host.get("/v1/sandboxes?metadata%5Ba%5D=%00").await,
-        host.get("/v1/templates/base%00").await,
-    ];
-    // SQLite keeps it, PostgreSQL does not.
-    for answer in answers {
-        assert!(answer.status.as_u16() < 500, "{answer:?}");
+    let shop = Shop::open(&host).await;
+    host.create(json!({"template": "base", "metadata": {"a": "\u{0}"}})).await.blames("metadata.a");
+    host.create(json!({"template": "base\u{0}"})).await.blames("template");
+    for path in ["sandboxes/sbx%00", "checkpoints/ckp%00", "sandboxes/sbx%00/logs", "sandboxes?query[metadata][a]=%00"]
+    {
+        host.get(&format!("/v1/{path}")).await.refused(400, "invalid_request");
     }
+    host.call("DELETE", "/v1/sandboxes/sbx%00", &host.write, None).await.refused(400, "invalid_request");
+    host.call("DELETE", "/v1/sandboxes/sbx%00", &host.read, None).await.refused(403, "insufficient_scope");
+    host.call("GET", "/v1/sandboxes/sbx%00", "nonsense", None).await.refused(401, "unauthorized");
+    for path in ["payments/pay%00", "deliveries/dlv%00", "merchants/mer%00/keys", "payments?merchantId=%00"] {
+        let answer = host.call("GET", &format!("/operator/v1/{path}"), &shop.operator, None).await;
+        answer.denied(400, "INVALID_ARGUMENT", "NUL_CHARACTER");
+    }
+    let answer = host.call("GET", "/merchant/api/v1/payment/pay%00", &shop.live.public, None).await;
+    answer.denied(400, "INVALID_ARGUMENT", "NUL_CHARACTER");
 }

@@ -197,11 +197,6 @@ pub struct LogEntry {
 }
 
 #[derive(Deserialize)]
-struct LogPage {
-    entries: Vec<LogEntry>,
-}
-
-#[derive(Deserialize)]
 struct ErrorEnvelope {
     error: String,
     message: String,
@@ -301,8 +296,8 @@ impl Client {
 
     pub async fn logs(&self, id: &str) -> Result<Vec<LogEntry>, ClientError> {
         let path = format!("/sandboxes/{id}/logs");
-        let page: LogPage = self.parse(&path, self.call(Method::GET, &path, None).await?)?;
-        Ok(page.entries)
+        let entries = self.pages(&path, "limit=100", "entries").await?;
+        self.parse(&path, entries.into())
     }
 
     /// Any call of the control plane: `path` follows `/v1`. An empty answer is `null`.
@@ -336,7 +331,7 @@ impl Client {
     }
 
     /// The entries of a list, `field` of each of its pages.
-    async fn pages(&self, path: &str, query: &str, field: &str) -> Result<Vec<Value>, ClientError> {
+    pub(super) async fn pages(&self, path: &str, query: &str, field: &str) -> Result<Vec<Value>, ClientError> {
         let mut all = Vec::new();
         let mut token = String::new();
         loop {

@@ -90,13 +90,17 @@ impl Client {
     /// What a sandbox was kept from reaching.
     pub async fn denied(&self, id: &str) -> Result<DeniedList, ClientError> {
         let path = format!("/sandboxes/{id}/network/denied");
-        self.parse(&path, self.call(Method::GET, &path, None).await?)
+        let mut list: DeniedList =
+            self.parse(&path, self.call(Method::GET, &format!("{path}?limit=1"), None).await?)?;
+        let denied = self.pages(&path, "limit=100", "denied").await?;
+        list.denied = self.parse(&path, denied.into())?;
+        Ok(list)
     }
 
     /// Names of the host's egress profiles.
     pub async fn egress_profiles(&self) -> Result<Vec<String>, ClientError> {
-        let mut answer = self.call(Method::GET, "/egress_profiles", None).await?;
-        self.parse("/egress_profiles", answer.get_mut("profiles").map(Value::take).unwrap_or_default())
+        let profiles = self.pages("/egress_profiles", "limit=100", "profiles").await?;
+        self.parse("/egress_profiles", profiles.into())
     }
 
     /// The `network` of an answer.

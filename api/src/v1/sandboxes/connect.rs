@@ -15,6 +15,7 @@ use crate::dispatch;
 use crate::error::ApiError;
 use crate::http::OptionalJson;
 use crate::http::mutation::SessionOf;
+use crate::http::query::NoParameters;
 
 /// How long the sandbox should live on.
 #[derive(Debug, Default, Deserialize, ToSchema)]
@@ -50,6 +51,7 @@ pub struct ConnectedSandbox {
 pub async fn connect(
     WriteAccess(caller): WriteAccess,
     State(app): State<App>,
+    _: NoParameters,
     Path(id): Path<String>,
     OptionalJson(request): OptionalJson<ConnectRequest>,
 ) -> Result<Response, ApiError> {
@@ -71,6 +73,7 @@ pub async fn connect(
 pub async fn resume(
     WriteAccess(caller): WriteAccess,
     State(app): State<App>,
+    _: NoParameters,
     Path(id): Path<String>,
     OptionalJson(request): OptionalJson<ConnectRequest>,
 ) -> Result<Response, ApiError> {

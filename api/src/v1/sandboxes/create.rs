@@ -20,6 +20,7 @@ use crate::dispatch;
 use crate::error::ApiError;
 use crate::http::Json;
 use crate::http::mutation::{Acted, SessionOf};
+use crate::http::query::NoParameters;
 use crate::store::idempotency::Claim;
 use crate::store::sandbox_row::{NewSandbox, SandboxRow, State as SandboxState};
 use crate::store::sandboxes::QuotaError;
@@ -48,6 +49,7 @@ pub struct CreatedSandbox {
 pub async fn create(
     WriteAccess(caller): WriteAccess,
     State(app): State<App>,
+    _: NoParameters,
     claim: Option<Extension<Claim>>,
     Json(request): Json<CreateRequest>,
 ) -> Result<Response, ApiError> {

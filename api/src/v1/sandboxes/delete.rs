@@ -8,6 +8,7 @@ use crate::app::App;
 use crate::auth::WriteAccess;
 use crate::dispatch;
 use crate::error::ApiError;
+use crate::http::query::NoParameters;
 
 /// Delete a sandbox
 ///
@@ -23,6 +24,7 @@ use crate::error::ApiError;
 pub async fn delete(
     WriteAccess(caller): WriteAccess,
     State(app): State<App>,
+    _: NoParameters,
     Path(id): Path<String>,
 ) -> Result<StatusCode, ApiError> {
     let row = owned(&app, &caller, &id).await?;

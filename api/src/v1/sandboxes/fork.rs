@@ -18,6 +18,7 @@ use crate::dispatch;
 use crate::error::ApiError;
 use crate::http::OptionalJson;
 use crate::http::mutation::{Acted, SessionOf};
+use crate::http::query::NoParameters;
 use crate::store::idempotency::Claim;
 use crate::store::sandbox_row::{NewSandbox, SandboxRow, State as SandboxState};
 use crate::store::sandboxes::QuotaError;
@@ -69,6 +70,7 @@ pub struct ForkedSandboxes {
 pub async fn fork(
     WriteAccess(caller): WriteAccess,
     State(app): State<App>,
+    _: NoParameters,
     claim: Option<Extension<Claim>>,
     Path(id): Path<String>,
     OptionalJson(ForkRequest { count }): OptionalJson<ForkRequest>,

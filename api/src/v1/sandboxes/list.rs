@@ -93,7 +93,7 @@ impl Request {
 
     fn list(&self, team_id: &str) -> List {
         let states: Vec<&str> = self.filter.states.iter().map(|state| state.as_str()).collect();
-        List::new("sbx", &json!([team_id, states, self.filter.metadata]))
+        List::of_ids("sbx", &json!([team_id, states, self.filter.metadata]))
     }
 }
 

@@ -10,6 +10,7 @@ use crate::app::App;
 use crate::auth::{Caller, WriteAccess};
 use crate::dispatch::{self, Progress};
 use crate::error::ApiError;
+use crate::http::query::NoParameters;
 
 /// Pause a sandbox
 ///
@@ -30,6 +31,7 @@ use crate::error::ApiError;
 pub async fn pause(
     WriteAccess(caller): WriteAccess,
     State(app): State<App>,
+    _: NoParameters,
     Path(id): Path<String>,
 ) -> Result<(StatusCode, Json<SandboxBody>), ApiError> {
     run(&app, &caller, &id).await
@@ -52,6 +54,7 @@ pub async fn pause(
 pub async fn stop(
     WriteAccess(caller): WriteAccess,
     State(app): State<App>,
+    _: NoParameters,
     Path(id): Path<String>,
 ) -> Result<(StatusCode, Json<SandboxBody>), ApiError> {
     run(&app, &caller, &id).await

@@ -12,6 +12,7 @@ use crate::app::App;
 use crate::auth::WriteAccess;
 use crate::error::ApiError;
 use crate::http::mutation::SessionOf;
+use crate::http::query::NoParameters;
 use crate::store::sandbox_row::State as SandboxState;
 
 /// Another way in.
@@ -34,6 +35,7 @@ pub struct NewSession {
 pub async fn create(
     WriteAccess(caller): WriteAccess,
     State(app): State<App>,
+    _: NoParameters,
     Path(id): Path<String>,
 ) -> Result<Response, ApiError> {
     let row = owned(&app, &caller, &id).await?;

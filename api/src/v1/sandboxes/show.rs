@@ -9,6 +9,7 @@ use crate::app::App;
 use crate::auth::ReadAccess;
 use crate::dispatch;
 use crate::error::ApiError;
+use crate::http::query::NoParameters;
 
 /// Show a sandbox
 ///
@@ -24,6 +25,7 @@ use crate::error::ApiError;
 pub async fn show(
     ReadAccess(caller): ReadAccess,
     State(app): State<App>,
+    _: NoParameters,
     Path(id): Path<String>,
 ) -> Result<Json<SandboxBody>, ApiError> {
     let row = owned(&app, &caller, &id).await?;

@@ -15,6 +15,7 @@ use crate::app::App;
 use crate::auth::WriteAccess;
 use crate::error::ApiError;
 use crate::http::Json;
+use crate::http::query::NoParameters;
 use crate::store::sandbox_row::State as SandboxState;
 use crate::store::sandboxes::Change;
 
@@ -50,6 +51,7 @@ pub struct UpdateRequest {
 pub async fn update(
     WriteAccess(caller): WriteAccess,
     State(app): State<App>,
+    _: NoParameters,
     Path(id): Path<String>,
     Json(request): Json<UpdateRequest>,
 ) -> Result<axum::Json<SandboxBody>, ApiError> {

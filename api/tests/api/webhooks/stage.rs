@@ -159,7 +159,7 @@ impl Stage {
 
     /// Gives the realm another secret key; it.
     pub(crate) async fn rotate(&self, realm: Realm) -> String {
-        let keys = self.host.app.store.merchant_keys.all(&self.merchant_id).await.unwrap();
+        let keys = self.host.app.store.merchant_keys.list(&self.merchant_id, "", 100).await.unwrap();
         let old = keys.iter().find(|key| signs(key, realm)).unwrap();
         let fresh = FreshKey::new(&self.host, realm);
         let new = fresh.of(&self.merchant_id);
@@ -176,7 +176,7 @@ impl Stage {
 
     /// Ends the realm's secret key without another in its place.
     pub(crate) async fn revoke(&self, realm: Realm) {
-        let keys = self.host.app.store.merchant_keys.all(&self.merchant_id).await.unwrap();
+        let keys = self.host.app.store.merchant_keys.list(&self.merchant_id, "", 100).await.unwrap();
         let key = keys.iter().find(|key| signs(key, realm)).unwrap();
         assert!(self.host.app.store.merchant_keys.revoke(&self.merchant_id, &key.id, self.now()).await.unwrap());
     }
