@@ -5,6 +5,7 @@
 //!   agent.lock                       held (flock) by the one agent of this folder
 //!   record.key                       seals the environment variables inside the records
 //!   session.key                      signs data-plane access tokens
+//!   session.revoked                  API keys whose tokens open nothing
 //!   templates/<ver…>/                root.ext4, template.json
 //!   sandboxes/<sbx…>/                record.json, the files that it names (disk-…, memory-…, state-…), exit.json,
 //!                                    monitor.log, console.log

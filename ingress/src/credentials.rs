@@ -126,7 +126,7 @@ mod tests {
     #[test]
     fn basic_selects_the_user_while_the_token_comes_beside_it() {
         let (_folder, sessions) = sessions();
-        let (token, _) = sessions.mint("sbxa");
+        let (token, _) = sessions.mint("sbxa", None);
         let mut headers = headers(&[("authorization", "Basic cm9vdDo="), ("x-access-token", &token)]);
 
         let found = Credentials::take(&mut headers, &mut "/".to_owned(), false);
@@ -153,7 +153,7 @@ mod tests {
     #[test]
     fn a_token_in_the_query_counts_for_websockets_and_is_always_removed() {
         let (_folder, sessions) = sessions();
-        let (token, _) = sessions.mint("sbxa");
+        let (token, _) = sessions.mint("sbxa", None);
         let mut path = format!("/socket?a=1&access_token={token}&b=2");
         let found = Credentials::take(&mut HeaderMap::new(), &mut path, true);
         assert_eq!(found.check(&sessions, "sbxa"), Ok(()));
@@ -168,7 +168,7 @@ mod tests {
     #[test]
     fn the_scheme_has_no_case() {
         let (_folder, sessions) = sessions();
-        let (token, _) = sessions.mint("sbxa");
+        let (token, _) = sessions.mint("sbxa", None);
         let mut headers = headers(&[("authorization", &format!("bEARER  {token}"))]);
         let found = Credentials::take(&mut headers, &mut "/".to_owned(), false);
         assert_eq!(found.check(&sessions, "sbxa"), Ok(()));

@@ -1,22 +1,27 @@
 //! Access tokens of data planes: signed, expiring, bound to one sandbox, checked without a database.
 //!
 //! ```text
-//!   spt1_ base64url( expiry: seconds since 1970, 8 bytes big-endian | sandbox id | HMAC-SHA256, 32 bytes )
+//!   spt1_ base64url( expiry: seconds since 1970, 8 bytes big-endian | sandbox id [ / holder ] | HMAC-SHA256, 32 bytes )
 //! ```
 //!
-//! The authentication code covers the version prefix, the expiry and the sandbox id. Its key is 32 random bytes in a file
-//! that only root may read; whoever deletes that file and restarts the agent has revoked every token at once.
+//! The holder is who asked for the token, the id of an API key; the tokens of a holder are revoked together, and which
+//! holders are is kept in a file for as long as a token lives. The authentication code covers all that stands before it. Its
+//! key is 32 random bytes in a file that only root may read; whoever deletes that file and restarts the agent has revoked
+//! every token at once.
 
+use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use hmac::{Hmac, KeyInit, Mac};
 use jiff::Timestamp;
+use sandpiper_durable as durable;
 use sha2::Sha256;
 
 /// What every token begins with. The proxy also keeps anything of this form away from guests.
@@ -27,7 +32,9 @@ const EXPIRY_BYTES: usize = 8;
 const MAC_BYTES: usize = 32;
 /// Block of SHA-256.
 const BLOCK_BYTES: usize = 64;
-/// Longest token worth decoding; a sandbox id has 25 characters.
+/// Between sandbox id and holder, which have letters and digits.
+const HOLDER_MARK: u8 = b'/';
+/// Longest token worth decoding; the ids have 25 characters.
 const MAX_TOKEN: usize = 256;
 
 /// Mints and verifies access tokens.
@@ -35,6 +42,17 @@ pub struct Sessions {
     /// The code's state after the key.
     keyed: Hmac<Sha256>,
     ttl: Duration,
+    revoked: RwLock<Revoked>,
+    /// Where they are written down, by one caller at a time; nowhere in tests.
+    file: Mutex<Option<PathBuf>>,
+}
+
+/// Holders whose tokens open nothing.
+#[derive(Debug, Default)]
+struct Revoked {
+    /// With the second from which none of their tokens can be alive.
+    until: HashMap<String, i64>,
+    is_written: bool,
 }
 
 /// Why the signing key cannot be used.
@@ -44,6 +62,8 @@ pub enum OpenError {
     Io { path: PathBuf, source: io::Error },
     #[error("The session key {} is not {KEY_BYTES} bytes long: delete it, and a new one is made (sessions end)", path.display())]
     Length { path: PathBuf },
+    #[error("The list of revoked sessions {} is damaged: delete it, and restart sandpiper-api, which knows them", path.display())]
+    Revoked { path: PathBuf, source: serde_json::Error },
     #[error("The session key {} may be read by others than its owner: run chmod 600 on it", path.display())]
     Exposed { path: PathBuf },
 }
@@ -57,6 +77,8 @@ pub enum SessionError {
     Expired,
     /// A good token of another sandbox.
     Foreign,
+    /// Of a holder that is one no more.
+    Revoked,
 }
 
 impl SessionError {
@@ -64,6 +86,9 @@ impl SessionError {
     pub fn message(self) -> &'static str {
         match self {
             SessionError::Malformed => "The access token is not valid: use the one from the sandbox's session",
+            SessionError::Revoked => {
+                "The API key that this session was made with is revoked: make one with another key"
+            }
             SessionError::Expired => "The access token has expired: ask for a new session",
             SessionError::Foreign => {
                 "The access token belongs to another sandbox: use the one from this sandbox's session"
@@ -89,19 +114,63 @@ impl Sessions {
         let mut bytes = Vec::with_capacity(KEY_BYTES + 1);
         Read::take(&mut file, KEY_BYTES as u64 + 1).read_to_end(&mut bytes).map_err(failed)?;
         let key: [u8; KEY_BYTES] = bytes.try_into().map_err(|_| OpenError::Length { path: key_file.to_path_buf() })?;
-        Ok(Sessions::new(&key, ttl))
+        let list = key_file.with_extension("revoked");
+        let mut revoked = Revoked { is_written: true, ..Revoked::default() };
+        match std::fs::read(&list) {
+            Ok(json) => {
+                let damaged = |source| OpenError::Revoked { path: list.clone(), source };
+                revoked.until = serde_json::from_slice(&json).map_err(damaged)?;
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(source) => return Err(OpenError::Io { path: list, source }),
+        }
+        let sessions = Sessions::new(&key, ttl);
+        Ok(Sessions { revoked: RwLock::new(revoked), file: Mutex::new(Some(list)), ..sessions })
     }
 
     pub(super) fn new(key: &[u8; KEY_BYTES], ttl: Duration) -> Sessions {
         // As long as the hash's block, as RFC 2104 extends a shorter key: with zeros.
         let mut block = [0; BLOCK_BYTES];
         block[..KEY_BYTES].copy_from_slice(key);
-        Sessions { keyed: Hmac::new(&block.into()), ttl }
+        Sessions { keyed: Hmac::new(&block.into()), ttl, revoked: RwLock::default(), file: Mutex::default() }
     }
 
-    /// A new token for `sandbox_id`, and when it expires.
-    pub fn mint(&self, sandbox_id: &str) -> (String, Timestamp) {
-        self.mint_at(sandbox_id, Timestamp::now())
+    /// A new token for `sandbox_id` that `holder`, if anybody, asked for, and when it expires.
+    pub fn mint(&self, sandbox_id: &str, holder: Option<&str>) -> (String, Timestamp) {
+        self.mint_at(sandbox_id, holder, Timestamp::now())
+    }
+
+    /// Ends the tokens of these holders, those too that are minted from now on; returns when it is durable. Blocks.
+    pub fn revoke(&self, holders: Vec<String>) -> io::Result<()> {
+        self.revoke_at(holders, Timestamp::now())
+    }
+
+    fn revoke_at(&self, holders: Vec<String>, now: Timestamp) -> io::Result<()> {
+        let file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        let json = {
+            let mut revoked = self.revoked.write().unwrap_or_else(PoisonError::into_inner);
+            let until = now.as_second().saturating_add(self.life());
+            let known = revoked.until.len();
+            for holder in holders {
+                revoked.until.entry(holder).or_insert(until);
+            }
+            revoked.is_written &= revoked.until.len() == known;
+            if revoked.is_written {
+                return Ok(());
+            }
+            revoked.until.retain(|_, until| *until > now.as_second());
+            serde_json::to_vec(&revoked.until)?
+        };
+        if let Some(file) = &*file {
+            durable::write_atomic(file, &json)?;
+        }
+        self.revoked.write().unwrap_or_else(PoisonError::into_inner).is_written = true;
+        Ok(())
+    }
+
+    /// Of a token, in seconds.
+    fn life(&self) -> i64 {
+        i64::try_from(self.ttl.as_secs()).unwrap_or(i64::MAX)
     }
 
     /// Whether `token` opens `sandbox_id` now.
@@ -109,12 +178,15 @@ impl Sessions {
         self.verify_at(token, sandbox_id, Timestamp::now())
     }
 
-    fn mint_at(&self, sandbox_id: &str, now: Timestamp) -> (String, Timestamp) {
-        let ttl = i64::try_from(self.ttl.as_secs()).unwrap_or(i64::MAX);
-        let expiry = Timestamp::from_second(now.as_second().saturating_add(ttl)).unwrap_or(Timestamp::MAX);
+    fn mint_at(&self, sandbox_id: &str, holder: Option<&str>, now: Timestamp) -> (String, Timestamp) {
+        let expiry = Timestamp::from_second(now.as_second().saturating_add(self.life())).unwrap_or(Timestamp::MAX);
         let mut bytes = Vec::with_capacity(EXPIRY_BYTES + sandbox_id.len() + MAC_BYTES);
         bytes.extend_from_slice(&expiry.as_second().to_be_bytes());
         bytes.extend_from_slice(sandbox_id.as_bytes());
+        if let Some(holder) = holder {
+            bytes.push(HOLDER_MARK);
+            bytes.extend_from_slice(holder.as_bytes());
+        }
         let code = self.code(&bytes).finalize().into_bytes();
         bytes.extend_from_slice(&code);
         (format!("{TOKEN_PREFIX}{}", URL_SAFE_NO_PAD.encode(bytes)), expiry)
@@ -130,13 +202,23 @@ impl Sessions {
         // Constant time, and before anything in the payload is believed.
         self.code(payload).verify_slice(code).map_err(|_| SessionError::Malformed)?;
         let (expiry, id) = payload.split_first_chunk::<EXPIRY_BYTES>().ok_or(SessionError::Malformed)?;
-        if id != sandbox_id.as_bytes() {
+        let mut parts = id.splitn(2, |byte| *byte == HOLDER_MARK);
+        let (id, holder) = (parts.next(), parts.next());
+        if id != Some(sandbox_id.as_bytes()) {
             return Err(SessionError::Foreign);
         }
         if now.as_second() >= i64::from_be_bytes(*expiry) {
             return Err(SessionError::Expired);
         }
+        let holder = holder.and_then(|holder| std::str::from_utf8(holder).ok());
+        if holder.is_some_and(|holder| self.is_revoked(holder)) {
+            return Err(SessionError::Revoked);
+        }
         Ok(())
+    }
+
+    fn is_revoked(&self, holder: &str) -> bool {
+        self.revoked.read().unwrap_or_else(PoisonError::into_inner).until.contains_key(holder)
     }
 
     fn code(&self, payload: &[u8]) -> Hmac<Sha256> {
@@ -196,7 +278,7 @@ mod tests {
     #[test]
     fn a_token_opens_its_sandbox_until_it_expires() {
         let sessions = sessions();
-        let (token, expires_at) = sessions.mint_at("sbxaaa", noon());
+        let (token, expires_at) = sessions.mint_at("sbxaaa", None, noon());
         assert_eq!(expires_at, after(3600));
         assert_eq!(sessions.verify_at(&token, "sbxaaa", noon()), Ok(()));
         assert_eq!(sessions.verify_at(&token, "sbxaaa", after(3599)), Ok(()));
@@ -206,7 +288,7 @@ mod tests {
     #[test]
     fn a_token_of_another_sandbox_is_foreign() {
         let sessions = sessions();
-        let (token, _) = sessions.mint_at("sbxaaa", noon());
+        let (token, _) = sessions.mint_at("sbxaaa", None, noon());
         assert_eq!(sessions.verify_at(&token, "sbxbbb", noon()), Err(SessionError::Foreign));
         assert_eq!(sessions.verify_at(&token, "sbxaaa0", noon()), Err(SessionError::Foreign));
     }
@@ -214,7 +296,7 @@ mod tests {
     #[test]
     fn every_changed_character_spoils_a_token() {
         let sessions = sessions();
-        let (token, _) = sessions.mint_at("sbxaaa", noon());
+        let (token, _) = sessions.mint_at("sbxaaa", None, noon());
         for position in 0..token.len() {
             let mut changed = token.clone().into_bytes();
             changed[position] = if changed[position] == b'A' { b'B' } else { b'A' };
@@ -224,8 +306,31 @@ mod tests {
     }
 
     #[test]
+    fn the_tokens_of_a_revoked_holder_open_nothing() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let path = folder.path().join("session.key");
+        let sessions = Sessions::open(&path, HOUR).expect("a new key");
+        let token = |sessions: &Sessions, holder| sessions.mint_at("sbxaaa", holder, noon()).0;
+        let of = |holder| token(&sessions, holder);
+        let (ours, others, nobodys) = (of(Some("keya")), of(Some("keyb")), of(None));
+        let verify = |sessions: &Sessions, token: &str| sessions.verify_at(token, "sbxaaa", noon());
+        assert_eq!(verify(&sessions, &ours), Ok(()));
+
+        sessions.revoke_at(vec!["keya".to_owned()], noon()).expect("written");
+
+        assert_eq!(verify(&sessions, &ours), Err(SessionError::Revoked));
+        assert_eq!(verify(&sessions, &of(Some("keya"))), Err(SessionError::Revoked), "nor one that comes later");
+        assert_eq!((verify(&sessions, &others), verify(&sessions, &nobodys)), (Ok(()), Ok(())));
+        let again = Sessions::open(&path, HOUR).expect("the same key");
+        assert_eq!(verify(&again, &ours), Err(SessionError::Revoked));
+        again.revoke_at(vec!["keyb".to_owned()], after(3600)).expect("written");
+        assert!(!again.is_revoked("keya"), "by now all of its tokens have expired");
+        assert_eq!(verify(&again, &others), Err(SessionError::Revoked));
+    }
+
+    #[test]
     fn rubbish_and_foreign_keys_are_malformed() {
-        let (token, _) = sessions().mint_at("sbxaaa", noon());
+        let (token, _) = sessions().mint_at("sbxaaa", None, noon());
         let other = Sessions::new(&[8; KEY_BYTES], HOUR);
         assert_eq!(other.verify_at(&token, "sbxaaa", noon()), Err(SessionError::Malformed));
         for rubbish in ["", "spt1_", "spt1_AAAA", "spt2_AAAA", "spt1_ä", &"A".repeat(5000)] {
@@ -238,7 +343,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let path = folder.path().join("session.key");
 
-        let (token, _) = Sessions::open(&path, HOUR).expect("a new key").mint("sbxaaa");
+        let (token, _) = Sessions::open(&path, HOUR).expect("a new key").mint("sbxaaa", None);
 
         let again = Sessions::open(&path, HOUR).expect("the same key");
         assert_eq!(again.verify(&token, "sbxaaa"), Ok(()));

@@ -8,6 +8,7 @@
 //! | `PATCH /sandboxes/{id}` | [`UpdateSandbox`] | [`Sandbox`] |
 //! | `DELETE /sandboxes/{id}` | | 204 once no process, file or mount of it is left |
 //! | `POST /sandboxes/{id}/session` | | [`Session`] |
+//! | `POST /revocations` | [`Revocations`] | 204 once the sessions of these keys open nothing |
 //! | `POST /sandboxes/{id}/pause` | | [`Sandbox`], `stopped`; also when it was already |
 //! | `POST /sandboxes/{id}/resume` | [`ResumeSandbox`] | [`CreatedSandbox`], `ready`; also when it was already |
 //! | `POST /sandboxes/{id}/fork` | [`ForkSandbox`] | 201 [`ForkedSandboxes`], all or none |
@@ -28,6 +29,8 @@
 //! | `GET /metrics` | | Prometheus text |
 //! | `GET /healthz` | | 200 |
 //!
+//! A request that is answered with a [`Session`] names in [`SESSION_KEY`] the API key that it is for.
+//!
 //! Errors: [`ErrorBody`] with 400 `invalid_request`, 404 `not_found`, 409 `conflict` or `invalid_state`, 500 `internal`,
 //! 502 `guest_failed` (the guest did not start, or could not be frozen; the message says why), 503
 //! `capacity_unavailable`. A pause or a checkpoint that fails leaves the sandbox running.
@@ -36,6 +39,9 @@ use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
+
+/// Header with the id of the API key that a session is for; without it the session is nobody's, and is not revoked.
+pub const SESSION_KEY: &str = "sandpiper-session-key";
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ErrorBody {
@@ -346,6 +352,12 @@ impl std::fmt::Debug for Session {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Session").field("data_plane_url", &self.data_plane_url).finish_non_exhaustive()
     }
+}
+
+/// Ids of API keys that are revoked. They may be sent again; what is left out stays revoked.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Revocations {
+    pub keys: Vec<String>,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize, PartialEq, Eq)]

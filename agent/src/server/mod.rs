@@ -13,6 +13,7 @@ mod host;
 mod network;
 mod ports;
 mod sandboxes;
+mod sessions;
 mod templates;
 
 use std::io;
@@ -67,6 +68,7 @@ fn router(app: Arc<App>) -> Router {
         .route("/sandboxes", get(sandboxes::list).post(sandboxes::create))
         .route("/sandboxes/{id}", get(sandboxes::show).patch(sandboxes::update).delete(sandboxes::delete))
         .route("/sandboxes/{id}/session", post(sandboxes::session))
+        .route("/revocations", post(sessions::revoke))
         .route("/sandboxes/{id}/logs", get(sandboxes::logs))
         .route("/sandboxes/{id}/network", put(network::set))
         .route("/sandboxes/{id}/network/denied", get(network::denied))

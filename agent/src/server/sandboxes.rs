@@ -12,15 +12,17 @@ use sandpiper_protocol::agent::{
 
 use super::App;
 use super::error::{ApiError, Body};
+use super::sessions::Holder;
 use crate::sandbox::{Command, DeleteCause, Record, check_lifecycle, check_timeout};
 
 /// `POST /sandboxes`
 pub(super) async fn create(
     State(app): State<Arc<App>>,
+    holder: Holder,
     Body(request): Body<CreateSandbox>,
 ) -> Result<(StatusCode, Json<CreatedSandbox>), ApiError> {
     let record = app.sandboxes.create(request).await?;
-    Ok((StatusCode::CREATED, Json(app.created(&record))))
+    Ok((StatusCode::CREATED, Json(app.created(&record, &holder))))
 }
 
 /// `GET /sandboxes`
@@ -66,28 +68,34 @@ pub(super) async fn pause(State(app): State<Arc<App>>, Path(id): Path<String>) -
 pub(super) async fn resume(
     State(app): State<Arc<App>>,
     Path(id): Path<String>,
+    holder: Holder,
     Body(request): Body<ResumeSandbox>,
 ) -> Result<Json<CreatedSandbox>, ApiError> {
     if let Some(seconds) = request.timeout_seconds {
         check_timeout(seconds).map_err(ApiError::invalid)?;
     }
     let record = app.sandboxes.change(&id, |answer| Command::Resume(request.timeout_seconds, answer)).await?;
-    Ok(Json(app.created(&record)))
+    Ok(Json(app.created(&record, &holder)))
 }
 
 /// `POST /sandboxes/{id}/fork`
 pub(super) async fn fork(
     State(app): State<Arc<App>>,
     Path(id): Path<String>,
+    holder: Holder,
     Body(request): Body<ForkSandbox>,
 ) -> Result<(StatusCode, Json<ForkedSandboxes>), ApiError> {
     let records = app.sandboxes.fork(&id, request.ids).await?;
-    let sandboxes = records.iter().map(|record| app.created(record)).collect();
+    let sandboxes = records.iter().map(|record| app.created(record, &holder)).collect();
     Ok((StatusCode::CREATED, Json(ForkedSandboxes { sandboxes })))
 }
 
 /// `POST /sandboxes/{id}/session`
-pub(super) async fn session(State(app): State<Arc<App>>, Path(id): Path<String>) -> Result<Json<Session>, ApiError> {
+pub(super) async fn session(
+    State(app): State<Arc<App>>,
+    Path(id): Path<String>,
+    holder: Holder,
+) -> Result<Json<Session>, ApiError> {
     let record = app.find(&id)?;
     let is_of_use = matches!(record.state, SandboxState::Ready | SandboxState::Checkpointing) || record.wakes();
     if !is_of_use {
@@ -96,7 +104,7 @@ pub(super) async fn session(State(app): State<Arc<App>>, Path(id): Path<String>)
             record.state
         )));
     }
-    Ok(Json(app.mint(&record)))
+    Ok(Json(app.mint(&record, &holder)))
 }
 
 /// `GET /sandboxes/{id}/logs`
@@ -115,12 +123,7 @@ impl App {
         record.to_contract(self.urls.data_plane_url(&record.route_token), retained_bytes)
     }
 
-    fn created(&self, record: &Record) -> CreatedSandbox {
-        CreatedSandbox { sandbox: self.view(record), session: self.mint(record) }
-    }
-
-    fn mint(&self, record: &Record) -> Session {
-        let (access_token, expires_at) = self.sessions.mint(&record.id);
-        Session { data_plane_url: self.urls.data_plane_url(&record.route_token), access_token, expires_at }
+    fn created(&self, record: &Record, holder: &Holder) -> CreatedSandbox {
+        CreatedSandbox { sandbox: self.view(record), session: self.mint(record, holder) }
     }
 }

@@ -13,8 +13,8 @@ use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use sandpiper_protocol::agent::{
     Checkpoint, CheckpointList, CreateCheckpoint, CreateSandbox, CreatedSandbox, DeniedPage, EgressProfiles, ErrorBody,
-    ExposedPort, ForkSandbox, ForkedSandboxes, LogPage, Network, PortRecord, ResumeSandbox, Sandbox, SandboxError,
-    SandboxList, Session, TemplateList, TemplateVersion, UpdateSandbox,
+    ExposedPort, ForkSandbox, ForkedSandboxes, HostInfo, LogPage, Network, PortRecord, ResumeSandbox, Revocations,
+    SESSION_KEY, Sandbox, SandboxError, SandboxList, Session, TemplateList, TemplateVersion, UpdateSandbox,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -75,12 +75,24 @@ impl AgentError {
 #[derive(Debug, Clone)]
 pub struct AgentClient {
     socket: PathBuf,
+    /// The API key that sessions in answers are for.
+    session_key: Option<String>,
 }
 
 impl AgentClient {
     /// A client; it connects when it is used.
     pub fn new(socket: PathBuf) -> Self {
-        Self { socket }
+        Self { socket, session_key: None }
+    }
+
+    /// A client for requests that are answered with sessions: they end when the API key does.
+    pub fn on_behalf_of(&self, key_id: &str) -> Self {
+        Self { socket: self.socket.clone(), session_key: Some(key_id.to_owned()) }
+    }
+
+    /// Ends the sessions of API keys.
+    pub async fn revoke(&self, keys: Vec<String>) -> Result<(), AgentError> {
+        self.exchange(Method::POST, "/revocations", Some(&Revocations { keys }), CHANGE).await.map(drop)
     }
 
     /// Starts a sandbox; returns when its data plane serves.
@@ -225,13 +237,16 @@ impl AgentClient {
             Some(body) => serde_json::to_vec(body).map_err(|error| AgentError::Malformed(error.to_string()))?,
             None => Vec::new(),
         };
-        let request = Request::builder()
+        let mut request = Request::builder()
             .method(method)
             .uri(path)
             .header(header::HOST, "agent")
-            .header(header::CONTENT_TYPE, "application/json")
-            .body(Full::new(Bytes::from(json)))
-            .map_err(|error| AgentError::Malformed(error.to_string()))?;
+            .header(header::CONTENT_TYPE, "application/json");
+        if let Some(key) = &self.session_key {
+            request = request.header(SESSION_KEY, key);
+        }
+        let request =
+            request.body(Full::new(Bytes::from(json))).map_err(|error| AgentError::Malformed(error.to_string()))?;
         let (status, body) =
             tokio::time::timeout(bound, self.send(request)).await.map_err(|_| AgentError::TimedOut(bound))??;
         if status.is_success() {

@@ -17,13 +17,19 @@ use super::{AgentError, InFlightGuard};
 use crate::app::App;
 use crate::error::{ApiError, chain};
 
-/// Begins the start of a sandbox whose row is in the store. The task goes on whether or not it is waited for.
-pub fn start(app: App, request: CreateSandbox, guard: InFlightGuard) -> JoinHandle<Result<Session, ApiError>> {
-    tokio::spawn(async move { run(&app, &request, guard).await }.in_current_span())
+/// Begins the start of a sandbox whose row is in the store, for whoever has the API key. The task goes on whether or not it
+/// is waited for.
+pub fn start(
+    app: App,
+    key_id: String,
+    request: CreateSandbox,
+    guard: InFlightGuard,
+) -> JoinHandle<Result<Session, ApiError>> {
+    tokio::spawn(async move { run(&app, &key_id, &request, guard).await }.in_current_span())
 }
 
-async fn run(app: &App, request: &CreateSandbox, guard: InFlightGuard) -> Result<Session, ApiError> {
-    let result = app.agent.create(request).await;
+async fn run(app: &App, key_id: &str, request: &CreateSandbox, guard: InFlightGuard) -> Result<Session, ApiError> {
+    let result = app.agent.on_behalf_of(key_id).create(request).await;
     app.metrics.agent_call("create", result.is_ok());
     match result {
         Ok(created) => {

@@ -7,13 +7,19 @@ use sandpiper_protocol::agent::{ForkSandbox, Session};
 
 use super::InFlightGuard;
 use crate::app::App;
+use crate::auth::Caller;
 use crate::error::{ApiError, chain};
 
-/// Forks `source` into the sandboxes of `guards`, whose rows are in the store. Their sessions, in the same order. After an
+/// Forks `source` into the sandboxes of `guards`, whose rows are in the store. Their sessions for `caller`, in the same order. After an
 /// error the rows are gone, for the tenant never learnt of them.
-pub async fn run(app: &App, source: &str, guards: Vec<InFlightGuard>) -> Result<Vec<Session>, ApiError> {
+pub async fn run(
+    app: &App,
+    caller: &Caller,
+    source: &str,
+    guards: Vec<InFlightGuard>,
+) -> Result<Vec<Session>, ApiError> {
     let ids: Vec<String> = guards.iter().map(|guard| guard.id().to_owned()).collect();
-    let result = app.agent.fork(source, &ForkSandbox { ids: ids.clone() }).await;
+    let result = app.agent.on_behalf_of(&caller.key_id).fork(source, &ForkSandbox { ids: ids.clone() }).await;
     app.metrics.agent_call("fork", result.is_ok());
     match result {
         Ok(forked) => {

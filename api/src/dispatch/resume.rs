@@ -18,14 +18,15 @@ use sandpiper_protocol::agent::{ResumeSandbox, Session};
 
 use super::{network, sync};
 use crate::app::App;
+use crate::auth::Caller;
 use crate::error::{ApiError, chain};
-use crate::plan::PlanLimits;
 use crate::store::sandbox_row::SandboxRow;
 use crate::store::sandboxes::QuotaError;
 use crate::v1::limits::QuotaBody;
 
 /// Resumes the sandbox of `row` for `timeout` seconds; of a live one it moves the deadline out that far, never closer.
-pub async fn run(app: &App, row: &SandboxRow, timeout: u64, limits: &PlanLimits) -> Result<Session, ApiError> {
+pub async fn run(app: &App, caller: &Caller, row: &SandboxRow, timeout: u64) -> Result<Session, ApiError> {
+    let limits = app.config.plans.of(caller.team.plan);
     network::before_start(app, row).await?;
     // Before the row moves, so that the synchronisation never sees it `restoring` without. `None` while another request
     // works on it: then that one's task keeps the row.
@@ -39,7 +40,8 @@ pub async fn run(app: &App, row: &SandboxRow, timeout: u64, limits: &PlanLimits)
     // Of a live sandbox the agent's reports go on counting.
     let guard = guard.filter(|_| reserved);
 
-    let result = app.agent.resume(&row.id, &ResumeSandbox { timeout_seconds: Some(timeout) }).await;
+    let result =
+        app.agent.on_behalf_of(&caller.key_id).resume(&row.id, &ResumeSandbox { timeout_seconds: Some(timeout) }).await;
     app.metrics.agent_call("resume", result.is_ok());
     match result {
         Ok(resumed) => {

@@ -19,11 +19,14 @@
 //! A network policy is never taken over: what tenants want stands here. What follows from the agent's version of it is in
 //! [`crate::store::sandbox_network`], and [`super::network`] sends what is not in force.
 //!
+//! Before all this the agent is told of API keys that were revoked, whose sessions it ends. What it was told it keeps.
+//!
 //! A stopped sandbox is listed like any other. Checkpoints follow in the same round, by [`checkpoint_sync`].
 
 use std::collections::{HashMap, HashSet};
 use std::time::Instant;
 
+use jiff::{SignedDuration, Timestamp};
 use sandpiper_protocol::agent::{self, SandboxList, SandboxState};
 use tokio::sync::watch;
 
@@ -41,6 +44,9 @@ const CATALOG_EVERY: u32 = 30;
 /// each change would be a write.
 const RETAINED_EVERY: u32 = 10;
 
+/// The agent's longest life of a session, and a day for clocks that differ.
+const SESSIONS_LIVE: SignedDuration = SignedDuration::from_hours(31 * 24);
+
 /// Why a round did not get to its end.
 #[derive(Debug, thiserror::Error)]
 pub enum SyncError {
@@ -56,6 +62,8 @@ pub struct Synchronizer {
     app: App,
     /// What the last round thought to be orphans.
     suspects: HashSet<String>,
+    /// The revoked keys that the agent was told of last.
+    revoked: Vec<String>,
     checkpoints: CheckpointSync,
     rounds_to_catalog: u32,
     rounds_to_retained: u32,
@@ -67,7 +75,15 @@ impl Synchronizer {
     /// One that has seen nothing yet.
     pub fn new(app: App) -> Self {
         let checkpoints = CheckpointSync::default();
-        Self { app, suspects: HashSet::new(), checkpoints, rounds_to_catalog: 0, rounds_to_retained: 0, healthy: None }
+        Self {
+            app,
+            suspects: HashSet::new(),
+            revoked: Vec::new(),
+            checkpoints,
+            rounds_to_catalog: 0,
+            rounds_to_retained: 0,
+            healthy: None,
+        }
     }
 
     /// Rounds at the configured interval until `stop` changes.
@@ -87,6 +103,13 @@ impl Synchronizer {
 
     /// One round.
     pub async fn round(&mut self) -> Result<(), SyncError> {
+        // An agent that cannot write this down can be followed all the same.
+        let revoked = self.revoke().await;
+        self.follow_agent().await?;
+        revoked
+    }
+
+    async fn follow_agent(&mut self) -> Result<(), SyncError> {
         if self.rounds_to_catalog == 0 {
             catalog(&self.app).await?;
             self.rounds_to_catalog = CATALOG_EVERY;
@@ -114,6 +137,17 @@ impl Synchronizer {
         let owned: HashMap<&str, State> = rows.iter().map(|row| (row.id.as_str(), row.state)).collect();
         self.remove_orphans(&owned, &listed).await?;
         self.checkpoints.round(&self.app).await
+    }
+
+    /// Has the agent end the sessions of keys that were revoked since it was told last.
+    async fn revoke(&mut self) -> Result<(), SyncError> {
+        let since = self.app.clock.now().saturating_sub(SESSIONS_LIVE).unwrap_or(Timestamp::MIN);
+        let revoked = self.app.store.keys.revoked_since(since).await?;
+        if revoked != self.revoked {
+            self.app.agent.revoke(revoked.clone()).await?;
+            self.revoked = revoked;
+        }
+        Ok(())
     }
 
     /// Takes over how much of the disk each sandbox holds.
@@ -213,7 +247,7 @@ impl Synchronizer {
     }
 }
 
-/// Takes over the agent's templates.
+/// Takes over the agent's templates, and what it gives one sandbox.
 pub async fn catalog(app: &App) -> Result<(), SyncError> {
     let templates = app.agent.templates().await?;
     Ok(app.store.templates.replace(&templates).await?)

@@ -93,7 +93,7 @@ async fn prepare(app: &App, request: Request) -> Result<Prepared, ApiError> {
             Lookup::Abandoned { claim: new, resource_id } => (claim, made_before) = (Some(new), Some(resource_id)),
             Lookup::InFlight => return Err(ApiError::idempotency_in_progress()),
             Lookup::Reused => return Err(ApiError::idempotency_key_reused()),
-            Lookup::Finished(answer) => return Ok(Prepared::Answered(replay(app, answer).await)),
+            Lookup::Finished(answer) => return Ok(Prepared::Answered(replay(app, &caller, answer).await)),
         }
     }
     if let Some(claim) = &claim {
@@ -204,13 +204,14 @@ fn holders_of_sessions(answer: &mut Value) -> Vec<&mut Map<String, Value>> {
 }
 
 /// The kept answer, with new sessions where it had some.
-async fn replay(app: &App, answer: Answer) -> Response {
+async fn replay(app: &App, caller: &Caller, answer: Answer) -> Response {
     let status = StatusCode::from_u16(answer.status).unwrap_or(StatusCode::OK);
     let mut value = answer.body.and_then(|body| serde_json::from_str::<Value>(&body).ok());
     if let (Some(ids), Some(value)) = (answer.session_of, value.as_mut()) {
+        let agent = app.agent.on_behalf_of(&caller.key_id);
         for (id, object) in ids.split(',').zip(holders_of_sessions(value)) {
             // The sandbox may be gone or stopped by now; the answer is still that of the first request, without a way in.
-            let session = app.agent.session(id).await.ok().map(sandboxes::body::SessionBody::from);
+            let session = agent.session(id).await.ok().map(sandboxes::body::SessionBody::from);
             object.insert("session".to_owned(), serde_json::to_value(session).unwrap_or_default());
         }
     }

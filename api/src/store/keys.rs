@@ -142,6 +142,15 @@ impl ApiKeys {
             .collect()
     }
 
+    /// The ids of keys that were revoked after `since`, in order.
+    pub async fn revoked_since(&self, since: Timestamp) -> Result<Vec<String>, StoreError> {
+        let ids = sqlx::query_scalar("SELECT id FROM api_keys WHERE revoked_at_ms > $1 ORDER BY id")
+            .bind(to_ms(since))
+            .fetch_all(self.database.read())
+            .await?;
+        Ok(ids)
+    }
+
     /// Ends a key; false when there is no such key or it had ended already.
     pub async fn revoke(&self, key_id: &str, now: Timestamp) -> Result<bool, StoreError> {
         let mut tx = self.database.write_shared().await?;

@@ -20,6 +20,7 @@ mod processes;
 mod quota;
 mod restore;
 mod sandbox;
+mod sessions;
 mod support;
 mod sync;
 mod validation;

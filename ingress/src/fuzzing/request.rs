@@ -96,7 +96,7 @@ impl Ingress {
 
     /// An access token of a sandbox.
     pub fn token(&self, sandbox: &str) -> String {
-        self.proxy.sessions.mint(sandbox).0
+        self.proxy.sessions.mint(sandbox, None).0
     }
 
     /// Serves a client that sends these bytes, piece by piece, and then has nothing more to say. Guests answer what

@@ -137,9 +137,11 @@ async fn people_get_a_page() {
 #[tokio::test]
 async fn only_good_tokens_open_the_data_plane() {
     let house = House::new(mirror()).await;
-    let foreign = house.sessions.mint("sbx06bbbbbbbbbbbbbbbbbbbbb").0;
+    let foreign = house.sessions.mint("sbx06bbbbbbbbbbbbbbbbbbbbb", None).0;
     let brief = Sessions::open(&house.folder.path().join("key"), Duration::ZERO).expect("the same key");
-    let expired = brief.mint(SANDBOX).0;
+    let expired = brief.mint(SANDBOX, None).0;
+    let revoked = house.sessions.mint(SANDBOX, Some("keya")).0;
+    house.sessions.revoke(vec!["keya".to_owned()]).expect("written");
     let wrong = format!("{}x", house.token());
 
     let table = [
@@ -148,6 +150,7 @@ async fn only_good_tokens_open_the_data_plane() {
         (vec![("authorization", "Bearer secret".to_owned())], "is not valid"),
         (vec![("authorization", "Basic cm9vdDo=".to_owned())], "An access token is needed"),
         (vec![("x-access-token", expired)], "has expired"),
+        (vec![("x-access-token", revoked)], "is revoked"),
         (vec![("authorization", format!("Bearer {foreign}"))], "belongs to another sandbox"),
     ];
     for (headers, reason) in table {

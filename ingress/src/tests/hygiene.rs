@@ -40,7 +40,7 @@ async fn a_trusted_proxy_says_whom_it_speaks_for() {
 async fn no_guest_ever_sees_an_access_token() {
     let house = House::new(mirror()).await;
     let token = house.token();
-    let foreign = house.sessions.mint("sbx06bbbbbbbbbbbbbbbbbbbbb").0;
+    let foreign = house.sessions.mint("sbx06bbbbbbbbbbbbbbbbbbbbb", None).0;
     let bearer = format!("Bearer {foreign}");
     for host in [HOST, PUBLIC, PRIVATE] {
         let headers = [("authorization", bearer.as_str()), ("x-access-token", &token), ("cookie", "a=1")];

@@ -144,7 +144,7 @@ impl House {
     }
 
     fn token(&self) -> String {
-        self.sessions.mint(SANDBOX).0
+        self.sessions.mint(SANDBOX, None).0
     }
 
     /// Sends a request on a connection of its own. Its target is as given: a path, so `Host` comes from `host`.

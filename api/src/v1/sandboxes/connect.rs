@@ -90,7 +90,7 @@ async fn run(app: &App, caller: &Caller, id: &str, request: &ConnectRequest) -> 
     }
     check_usable(&row)?;
     let timeout = request.timeout.unwrap_or(row.timeout_seconds);
-    let session = dispatch::resume::run(app, &row, timeout, limits).await?;
+    let session = dispatch::resume::run(app, caller, &row, timeout).await?;
     let sandbox = SandboxBody::new(&caller.team, owned(app, caller, id).await?);
     let body = ConnectedSandbox { session: session.into(), sandbox };
     Ok((Extension(SessionOf(vec![id.to_owned()])), Json(body)).into_response())

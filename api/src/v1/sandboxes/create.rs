@@ -111,7 +111,7 @@ pub async fn create(
         allow_public_traffic: new.allow_public_traffic,
         network: new.network,
     };
-    let starting = dispatch::create::start(app.clone(), order, guard);
+    let starting = dispatch::create::start(app.clone(), caller.key_id.clone(), order, guard);
     let session = match tokio::time::timeout(app.config.timing.create_wait, starting).await {
         // Still starting: the task goes on and settles the row.
         Err(_) => None,
@@ -136,7 +136,7 @@ pub async fn answer_for_existing(app: &App, caller: &Caller, id: &str) -> Option
     if row.state == SandboxState::Failed {
         return None;
     }
-    let session = app.agent.session(id).await.ok().map(SessionBody::from);
+    let session = app.agent.on_behalf_of(&caller.key_id).session(id).await.ok().map(SessionBody::from);
     Some(answer(caller, row, session))
 }
 

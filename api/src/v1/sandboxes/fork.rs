@@ -102,7 +102,7 @@ pub async fn fork(
         },
     )?;
 
-    let sessions = dispatch::fork::run(&app, &id, guards).await?;
+    let sessions = dispatch::fork::run(&app, &caller, &id, guards).await?;
     let mut made = Vec::new();
     for (new, session) in new.iter().zip(sessions) {
         let row = app.store.sandboxes.get(&caller.team.id, &new.id).await?;
@@ -122,7 +122,7 @@ pub async fn answer_for_existing(app: &App, caller: &Caller, source: &str, ids: 
         if row.state == SandboxState::Failed {
             return None;
         }
-        made.push((row, app.agent.session(id).await.ok().map(SessionBody::from)));
+        made.push((row, app.agent.on_behalf_of(&caller.key_id).session(id).await.ok().map(SessionBody::from)));
     }
     Some(answer(caller, source, made))
 }

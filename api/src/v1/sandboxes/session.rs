@@ -45,6 +45,7 @@ pub async fn create(
     }
     let session = app
         .agent
+        .on_behalf_of(&caller.key_id)
         .session(&id)
         .await
         .map_err(|error| if error.is_not_found() { ApiError::no_sandbox(&id) } else { error.into() })?;

@@ -6,15 +6,16 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use axum::extract::{Path as UrlPath, State};
-use axum::http::StatusCode;
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use jiff::{SignedDuration, Timestamp};
 use sandpiper_protocol::agent::{
-    Checkpoint, CreateCheckpoint, CreateSandbox, CreatedSandbox, Denied, ErrorBody, ExposedPort, LogEntry, LogPage,
-    LogSource, Network, NetworkPolicy, PortRecord, PortStatus, RuntimeBaseline, Sandbox, SandboxError, SandboxList,
-    SandboxState, Session, StartKind, StartTimings, TemplateList, TemplateVersion, UpdateSandbox,
+    Checkpoint, CreateCheckpoint, CreateSandbox, CreatedSandbox, Denied, ErrorBody, ExposedPort, LogEntry,
+    LogPage, LogSource, Network, NetworkPolicy, PortRecord, PortStatus, Revocations, RuntimeBaseline, SESSION_KEY,
+    Sandbox, SandboxError, SandboxList, SandboxState, Session, StartKind, StartTimings, TemplateList, TemplateVersion,
+    UpdateSandbox,
 };
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::Semaphore;
@@ -55,6 +56,10 @@ pub(crate) struct Records {
     /// What to answer to a network policy.
     pub(crate) refuse_policies: Option<(u16, &'static str)>,
     sessions: u32,
+    /// For which API keys sessions were made, in their order.
+    pub(crate) session_keys: Vec<String>,
+    /// API keys whose sessions were ended, as the requests arrived.
+    pub(crate) revocations: Vec<Vec<String>>,
 }
 
 #[derive(Clone)]
@@ -193,6 +198,7 @@ fn router(shared: Shared) -> Router {
         .route("/sandboxes/{id}/ports/{port}", get(port).put(expose).delete(unexpose))
         .route("/sandboxes/{id}/logs", get(logs))
         .route("/templates", get(templates))
+        .route("/revocations", post(revoke))
         .merge(snapshots::router())
         .merge(network::router())
         .with_state(shared)
@@ -272,8 +278,9 @@ impl Records {
         Network { version: self.sandboxes[id].network_version, policy }
     }
 
-    pub(super) fn session(&mut self, id: &str) -> Session {
+    pub(super) fn session(&mut self, headers: &HeaderMap, id: &str) -> Session {
         self.sessions += 1;
+        self.session_keys.push(headers[SESSION_KEY].to_str().unwrap().to_owned());
         Session {
             data_plane_url: format!("http://{id}.sandbox.localhost:8080"),
             access_token: format!("token-{}", self.sessions),
@@ -290,7 +297,7 @@ async fn list(State(shared): State<Shared>) -> Json<SandboxList> {
     })
 }
 
-async fn create(State(shared): State<Shared>, Json(order): Json<CreateSandbox>) -> Response {
+async fn create(State(shared): State<Shared>, headers: HeaderMap, Json(order): Json<CreateSandbox>) -> Response {
     shared.records.lock().unwrap().orders.push(order.clone());
     if let Some(refusal) = shared.pass().await {
         return refusal;
@@ -299,7 +306,7 @@ async fn create(State(shared): State<Shared>, Json(order): Json<CreateSandbox>) 
     let sandbox = sandbox(&order);
     records.sandboxes.insert(order.id.clone(), sandbox.clone());
     records.policies.insert(order.id.clone(), order.network.policy.clone());
-    let session = records.session(&order.id);
+    let session = records.session(&headers, &order.id);
     (StatusCode::CREATED, Json(CreatedSandbox { sandbox, session })).into_response()
 }
 
@@ -340,11 +347,11 @@ async fn delete(State(shared): State<Shared>, UrlPath(id): UrlPath<String>) -> R
     }
 }
 
-async fn session(State(shared): State<Shared>, UrlPath(id): UrlPath<String>) -> Response {
+async fn session(State(shared): State<Shared>, UrlPath(id): UrlPath<String>, headers: HeaderMap) -> Response {
     let mut records = shared.records.lock().unwrap();
     match records.sandboxes.get(&id).map(|sandbox| sandbox.state) {
         None => refusal(404, "not_found"),
-        Some(SandboxState::Ready) => Json(records.session(&id)).into_response(),
+        Some(SandboxState::Ready) => Json(records.session(&headers, &id)).into_response(),
         Some(_) => refusal(409, "invalid_state"),
     }
 }
@@ -400,6 +407,11 @@ async fn logs(State(shared): State<Shared>, UrlPath(id): UrlPath<String>) -> Res
     }
     let entry = LogEntry { time: Timestamp::now(), source: LogSource::Host, message: "started".into() };
     Json(LogPage { entries: vec![entry] }).into_response()
+}
+
+async fn revoke(State(shared): State<Shared>, Json(revocations): Json<Revocations>) -> StatusCode {
+    shared.records().revocations.push(revocations.keys);
+    StatusCode::NO_CONTENT
 }
 
 async fn templates(State(shared): State<Shared>) -> Json<TemplateList> {

@@ -1,7 +1,7 @@
 //! The stand-in's pause, resume, forks and checkpoints.
 
 use axum::extract::{Path, State};
-use axum::http::StatusCode;
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
@@ -50,7 +50,12 @@ async fn pause(State(shared): State<Shared>, Path(id): Path<String>) -> Response
     Json(&*sandbox).into_response()
 }
 
-async fn resume(State(shared): State<Shared>, Path(id): Path<String>, Json(request): Json<ResumeSandbox>) -> Response {
+async fn resume(
+    State(shared): State<Shared>,
+    Path(id): Path<String>,
+    headers: HeaderMap,
+    Json(request): Json<ResumeSandbox>,
+) -> Response {
     shared.records().timeouts.push(request.timeout_seconds);
     let was_stopped = shared.records().sandboxes.get(&id).is_some_and(|one| one.state == SandboxState::Stopped);
     if was_stopped && let Err(refusal) = work(&shared, &id, SandboxState::Restoring).await {
@@ -65,21 +70,26 @@ async fn resume(State(shared): State<Shared>, Path(id): Path<String>, Json(reque
     sandbox.deadline = if was_stopped { wanted } else { sandbox.deadline.max(wanted) };
     sandbox.turn(SandboxState::Ready);
     let sandbox = sandbox.clone();
-    let session = records.session(&id);
+    let session = records.session(&headers, &id);
     Json(CreatedSandbox { sandbox, session }).into_response()
 }
 
-async fn fork(State(shared): State<Shared>, Path(id): Path<String>, Json(request): Json<ForkSandbox>) -> Response {
+async fn fork(
+    State(shared): State<Shared>,
+    Path(id): Path<String>,
+    headers: HeaderMap,
+    Json(request): Json<ForkSandbox>,
+) -> Response {
     if let Err(refusal) = work(&shared, &id, SandboxState::Checkpointing).await {
         return refusal;
     }
     let mut records = shared.records();
     let source = records.sandboxes[&id].clone();
-    let sandboxes = request.ids.iter().map(|id| copy(&mut records, &source, id)).collect();
+    let sandboxes = request.ids.iter().map(|id| copy(&mut records, &headers, &source, id)).collect();
     (StatusCode::CREATED, Json(ForkedSandboxes { sandboxes })).into_response()
 }
 
-fn copy(records: &mut Records, source: &Sandbox, id: &str) -> CreatedSandbox {
+fn copy(records: &mut Records, headers: &HeaderMap, source: &Sandbox, id: &str) -> CreatedSandbox {
     let mut sandbox = Sandbox {
         id: id.to_owned(),
         deadline: Timestamp::now() + seconds(source.timeout_seconds),
@@ -92,7 +102,7 @@ fn copy(records: &mut Records, source: &Sandbox, id: &str) -> CreatedSandbox {
     if let Some(policy) = records.policies.get(&source.id).cloned() {
         records.policies.insert(id.to_owned(), policy);
     }
-    CreatedSandbox { session: records.session(id), sandbox }
+    CreatedSandbox { session: records.session(headers, id), sandbox }
 }
 
 async fn take(State(shared): State<Shared>, Path(id): Path<String>, Json(request): Json<CreateCheckpoint>) -> Response {
