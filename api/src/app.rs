@@ -25,6 +25,7 @@ use crate::dispatch::{AgentClient, InFlight};
 use crate::error::ApiError;
 use crate::merchant::answers::Answers;
 use crate::metrics::Metrics;
+use crate::offer::Offer;
 use crate::secrets::Vault;
 use crate::store::Store;
 use crate::webhooks::Webhooks;
@@ -51,6 +52,7 @@ pub struct Parts {
     /// One policy at a time is sent for each sandbox.
     pub policy_turns: Turns,
     pub profiles: KnownProfiles,
+    pub offer: Offer,
     /// To what merchants have asked, while nothing of it has changed.
     pub answers: Answers,
     pub webhooks: Webhooks,
@@ -71,6 +73,7 @@ impl App {
         let rate_limits = RateLimits::new(config.rate_limit);
         let operator_rate_limits = RateLimits::new(config.operator_rate_limit);
         let webhooks = Webhooks::new(&config.webhooks);
+        let offer = Offer::new(config.plans.clone());
         Self(Arc::new(Parts {
             config,
             store,
@@ -83,6 +86,7 @@ impl App {
             in_flight: InFlight::default(),
             policy_turns: Turns::default(),
             profiles: KnownProfiles::default(),
+            offer,
             answers: Answers::default(),
             webhooks,
         }))

@@ -44,6 +44,7 @@ pub mod hex;
 pub mod http;
 pub mod merchant;
 pub mod metrics;
+pub mod offer;
 pub mod operator;
 pub mod plan;
 pub mod portal;

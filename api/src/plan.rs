@@ -93,6 +93,17 @@ impl Plans {
     }
 }
 
+impl Plans {
+    /// The limits of `plan`, to change.
+    pub(crate) fn of_mut(&mut self, plan: Plan) -> &mut PlanLimits {
+        match plan {
+            Plan::Basic => &mut self.basic,
+            Plan::Pro => &mut self.pro,
+            Plan::Enterprise => &mut self.enterprise,
+        }
+    }
+}
+
 impl Default for Plans {
     fn default() -> Self {
         Self {

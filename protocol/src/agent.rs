@@ -451,6 +451,8 @@ pub struct HostInfo {
     pub memory_available_mb: u64,
     pub sandboxes_live: u32,
     pub sandboxes_max: u32,
+    /// Most that one sandbox may have.
+    pub vcpus_max: u32,
     /// Host name under which data planes and previews are reached, without a port.
     pub data_plane_host: String,
 }

@@ -25,6 +25,7 @@ pub(super) async fn info(State(app): State<Arc<App>>) -> Result<Json<HostInfo>, 
         memory_available_mb: memory.available_mb,
         sandboxes_live: app.sandboxes.context().capacity.sandboxes(),
         sandboxes_max: app.config.limits.max_sandboxes,
+        vcpus_max: app.config.limits.max_vcpus,
         data_plane_host: app.config.ingress.data_plane_host.clone(),
     }))
 }

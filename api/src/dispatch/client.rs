@@ -208,6 +208,11 @@ impl AgentClient {
         Ok(list.templates)
     }
 
+    /// The host itself.
+    pub async fn host(&self) -> Result<HostInfo, AgentError> {
+        self.ask("/host").await
+    }
+
     async fn ask<T: DeserializeOwned>(&self, path: &str) -> Result<T, AgentError> {
         self.call::<(), T>(Method::GET, path, None, ASK).await
     }

@@ -26,7 +26,7 @@ use crate::v1::limits::QuotaBody;
 
 /// Resumes the sandbox of `row` for `timeout` seconds; of a live one it moves the deadline out that far, never closer.
 pub async fn run(app: &App, caller: &Caller, row: &SandboxRow, timeout: u64) -> Result<Session, ApiError> {
-    let limits = app.config.plans.of(caller.team.plan);
+    let limits = &app.offer.of(caller.team.plan);
     network::before_start(app, row).await?;
     // Before the row moves, so that the synchronisation never sees it `restoring` without. `None` while another request
     // works on it: then that one's task keeps the row.

@@ -249,6 +249,7 @@ impl Synchronizer {
 
 /// Takes over the agent's templates, and what it gives one sandbox.
 pub async fn catalog(app: &App) -> Result<(), SyncError> {
+    app.offer.cap(app.agent.host().await?.vcpus_max);
     let templates = app.agent.templates().await?;
     Ok(app.store.templates.replace(&templates).await?)
 }

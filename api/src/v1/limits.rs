@@ -158,13 +158,13 @@ pub async fn limits(
     caller.check_team(query.only_team()?.as_deref())?;
     let Caller { team, .. } = caller;
     let config = &app.config;
-    let mine = config.plans.of(team.plan);
+    let mine = &app.offer.of(team.plan);
     let usage = app.store.sandboxes.usage(&team.id).await?;
     Ok(Json(LimitsBody {
         cpu: config.baseline.cpu,
         memory_mb: config.baseline.memory_mb,
         plan: team.plan,
-        plans: Plan::ALL.into_iter().map(|plan| PlanBody::new(plan, config.plans.of(plan))).collect(),
+        plans: Plan::ALL.into_iter().map(|plan| PlanBody::new(plan, &app.offer.of(plan))).collect(),
         cpu_values: mine.cpu_values.clone(),
         memory_mb_min: mine.memory_mb_min,
         memory_mb_max: mine.memory_mb_max,

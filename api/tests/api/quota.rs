@@ -6,6 +6,20 @@ use serde_json::json;
 use crate::support::agent::RETAINED;
 use crate::support::{Host, request};
 
+#[tokio::test]
+async fn no_more_cpus_are_offered_than_the_agent_gives() {
+    let host = Host::new().await;
+    host.agent.records().vcpus_max = 4;
+    let values = async || host.get("/v1/sandbox_limits").await.expect(200)["cpu_values"].take();
+    assert_eq!(values().await, json!([1, 2, 4, 8]), "nobody has asked the agent yet");
+
+    host.sync().await;
+
+    assert_eq!(values().await, json!([1, 2, 4]));
+    host.create(json!({"template": "base", "cpu": 8})).await.blames("cpu");
+    host.create(json!({"template": "base", "cpu": 4})).await.expect(201);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn parallel_creates_never_pass_the_quota() {
     let host = Host::with(|config| config.plans.pro.quota = Quota { sandboxes: 5, cpu: 100, memory_mb: 100_000 }).await;

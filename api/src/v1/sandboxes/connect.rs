@@ -82,7 +82,7 @@ pub async fn resume(
 
 async fn run(app: &App, caller: &Caller, id: &str, request: &ConnectRequest) -> Result<Response, ApiError> {
     let row = owned(app, caller, id).await?;
-    let limits = app.config.plans.of(caller.team.plan);
+    let limits = &app.offer.of(caller.team.plan);
     if let Some(seconds) = request.timeout {
         let mut problems = Problems::default();
         problems.timeout(seconds, limits);

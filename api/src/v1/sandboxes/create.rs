@@ -54,7 +54,7 @@ pub async fn create(
     Json(request): Json<CreateRequest>,
 ) -> Result<Response, ApiError> {
     caller.check_team(request.team.as_deref())?;
-    let limits = app.config.plans.of(caller.team.plan);
+    let limits = &app.offer.of(caller.team.plan);
     let asked_size = (request.cpu, request.memory_mb);
     let wanted = validate::create(request, limits)?;
     let policy = wanted.network.policy(&app).await?;

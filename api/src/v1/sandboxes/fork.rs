@@ -91,7 +91,7 @@ pub async fn fork(
         guards.push(app.in_flight.enter(&copy.id).ok_or_else(|| ApiError::internal("sandbox id made twice"))?);
         new.push(copy);
     }
-    let limits = app.config.plans.of(caller.team.plan);
+    let limits = &app.offer.of(caller.team.plan);
     let claim = claim.map(|Extension(claim)| claim);
     app.store.sandboxes.create(&caller.team.id, &new, &limits.quota, claim.as_ref()).await.map_err(
         |error| match error {

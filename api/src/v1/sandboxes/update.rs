@@ -58,7 +58,7 @@ pub async fn update(
     let row = owned(&app, &caller, &id).await?;
     let mut problems = Problems::default();
     if let Some(seconds) = request.timeout {
-        problems.timeout(seconds, app.config.plans.of(caller.team.plan));
+        problems.timeout(seconds, &app.offer.of(caller.team.plan));
     }
     let lifecycle = request.lifecycle.map(|lifecycle| problems.lifecycle(lifecycle, false, row.lifecycle));
     let metadata = request.metadata.map(|metadata| problems.metadata(metadata));

@@ -12,7 +12,7 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use jiff::{SignedDuration, Timestamp};
 use sandpiper_protocol::agent::{
-    Checkpoint, CreateCheckpoint, CreateSandbox, CreatedSandbox, Denied, ErrorBody, ExposedPort, LogEntry,
+    Checkpoint, CreateCheckpoint, CreateSandbox, CreatedSandbox, Denied, ErrorBody, ExposedPort, HostInfo, LogEntry,
     LogPage, LogSource, Network, NetworkPolicy, PortRecord, PortStatus, Revocations, RuntimeBaseline, SESSION_KEY,
     Sandbox, SandboxError, SandboxList, SandboxState, Session, StartKind, StartTimings, TemplateList, TemplateVersion,
     UpdateSandbox,
@@ -55,6 +55,8 @@ pub(crate) struct Records {
     pub(crate) refuse: Option<(u16, &'static str)>,
     /// What to answer to a network policy.
     pub(crate) refuse_policies: Option<(u16, &'static str)>,
+    /// What one sandbox may have.
+    pub(crate) vcpus_max: u32,
     sessions: u32,
     /// For which API keys sessions were made, in their order.
     pub(crate) session_keys: Vec<String>,
@@ -106,7 +108,7 @@ impl StubAgent {
             baseline: RuntimeBaseline { cpu: 1, memory_mb: 256 },
         });
         let profiles = vec!["package-registries".to_owned(), "weather".to_owned()];
-        let records = Records { templates: templates.collect(), profiles, ..Records::default() };
+        let records = Records { templates: templates.collect(), profiles, vcpus_max: 64, ..Records::default() };
         let shared =
             Shared { records: Arc::new(Mutex::new(records)), gate: Arc::new(Semaphore::new(Semaphore::MAX_PERMITS)) };
         let mut agent = Self { shared, socket: socket.to_owned(), runtime: None };
@@ -198,6 +200,7 @@ fn router(shared: Shared) -> Router {
         .route("/sandboxes/{id}/ports/{port}", get(port).put(expose).delete(unexpose))
         .route("/sandboxes/{id}/logs", get(logs))
         .route("/templates", get(templates))
+        .route("/host", get(host))
         .route("/revocations", post(revoke))
         .merge(snapshots::router())
         .merge(network::router())
@@ -412,6 +415,19 @@ async fn logs(State(shared): State<Shared>, UrlPath(id): UrlPath<String>) -> Res
 async fn revoke(State(shared): State<Shared>, Json(revocations): Json<Revocations>) -> StatusCode {
     shared.records().revocations.push(revocations.keys);
     StatusCode::NO_CONTENT
+}
+
+async fn host(State(shared): State<Shared>) -> Json<HostInfo> {
+    Json(HostInfo {
+        version: "stub".into(),
+        cpus: 64,
+        memory_mb: 1 << 20,
+        memory_available_mb: 1 << 20,
+        sandboxes_live: 0,
+        sandboxes_max: 100,
+        vcpus_max: shared.records().vcpus_max,
+        data_plane_host: "sandbox.localhost".into(),
+    })
 }
 
 async fn templates(State(shared): State<Shared>) -> Json<TemplateList> {
