@@ -54,6 +54,7 @@ pub struct DeniedList {
     pub total: u64,
     /// The latest first.
     pub denied: Vec<Denied>,
+    next_token: Option<String>,
 }
 
 /// Attempts to reach one destination.
@@ -90,10 +91,15 @@ impl Client {
     /// What a sandbox was kept from reaching.
     pub async fn denied(&self, id: &str) -> Result<DeniedList, ClientError> {
         let path = format!("/sandboxes/{id}/network/denied");
-        let mut list: DeniedList =
-            self.parse(&path, self.call(Method::GET, &format!("{path}?limit=1"), None).await?)?;
-        let denied = self.pages(&path, "limit=100", "denied").await?;
-        list.denied = self.parse(&path, denied.into())?;
+        let page = async |query: String| -> Result<DeniedList, ClientError> {
+            self.parse(&path, self.call(Method::GET, &format!("{path}?limit=100{query}"), None).await?)
+        };
+        let mut list = page(String::new()).await?;
+        while let Some(token) = list.next_token.take() {
+            let next = page(format!("&next_token={token}")).await?;
+            list.denied.extend(next.denied);
+            list.next_token = next.next_token;
+        }
         Ok(list)
     }
 

@@ -67,7 +67,7 @@ fn answer(stream: &TcpStream, network: &Mutex<Value>) {
             network["apply_status"] = json!("applied");
             json!({"network": *network, "apply_status": "applied"})
         }
-        "GET /v1/sandboxes/sbx1/network/denied HTTP/1.1" => json!({"total": 4, "denied": [
+        "GET /v1/sandboxes/sbx1/network/denied?limit=100 HTTP/1.1" => json!({"total": 4, "denied": [
             {"time": "2026-08-01T12:00:00Z", "protocol": "tcp", "host": "2001:db8::7", "port": 25,
              "rule": "deny_out \"2001:db8::/32\"", "count": 3},
         ]}),
