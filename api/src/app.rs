@@ -2,6 +2,7 @@
 //!
 //! A request passes, from outside in:
 //!
+//! 0. where origins are configured, [`http::cors`];
 //! 1. [`http::observe`]: request id, span, metrics, error envelope;
 //! 2. catch-panic and time-out, each an answer in the envelope;
 //! 3. where something is changed, under `/v1` [`http::mutation`] (authentication, body, idempotency key), under
@@ -14,6 +15,7 @@ use std::sync::Arc;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Router, middleware};
+use tower::util::option_layer;
 use tower_http::catch_panic::CatchPanicLayer;
 
 use crate::auth::RateLimits;
@@ -112,6 +114,7 @@ impl App {
             .layer(middleware::from_fn_with_state(self.clone(), http::time_out))
             .layer(CatchPanicLayer::custom(answer_to_panic))
             .layer(middleware::from_fn_with_state(self.clone(), http::observe))
+            .layer(option_layer(http::cors::layer(&self.config.cors_origins)))
             .with_state(self.clone())
     }
 }

@@ -5,6 +5,10 @@
 //! listen = "127.0.0.1:7070"
 //! metrics_listen = "127.0.0.1:7071"           # for Prometheus: GET /metrics, for whoever reaches it. By default on
 //!                                             # 127.0.0.1 the port after that of `listen`, or a free one; the log says
+//! tls = { certificate = "/etc/sandpiper/api.pem", key = "/etc/sandpiper/api.key" }   # PEM, read again when they change;
+//!                                             # or { acme = { … } } or "local_ca", as `ingress.tls` of the agent; "off"
+//! host = "api.example.com"                    # the name in a certificate that is ordered or made
+//! cors_origins = ["https://console.example.com"]   # whose pages may call; none by default
 //! state_dir = "/var/lib/sandpiper/api"        # holds the database and the secrets key
 //! database = "/var/lib/sandpiper/api/sandpiper.db"   # or postgres://user:password@host/name?sslmode=verify-full
 //! secrets_key_file = "/var/lib/sandpiper/api/secrets.key"
@@ -60,7 +64,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use sandpiper_discovery::settings::PaymentSettings;
+use sandpiper_ingress::{ConfigError as IngressError, Tls};
 use serde::Deserialize;
+use url::{Host, Url};
 
 use crate::plan::{Plan, Plans};
 use crate::store::DatabaseLocation;
@@ -85,6 +91,9 @@ pub struct Config {
     pub listen: SocketAddr,
     /// [`crate::metrics::bind`] says where by default.
     pub metrics_listen: Option<SocketAddr>,
+    pub tls: Tls,
+    pub host: String,
+    pub cors_origins: Vec<String>,
     pub state_dir: PathBuf,
     /// [`Config::database`] says where it is by default.
     pub database: Option<DatabaseLocation>,
@@ -154,6 +163,9 @@ impl Default for Config {
         Self {
             listen: SocketAddr::from(([127, 0, 0, 1], 7070)),
             metrics_listen: None,
+            tls: Tls::Off,
+            host: "localhost".to_owned(),
+            cors_origins: Vec::new(),
             state_dir: PathBuf::from("/var/lib/sandpiper/api"),
             database: None,
             secrets_key_file: None,
@@ -246,11 +258,28 @@ impl Config {
         if let Some((key, problem)) = self.payments.problem().or(self.webhooks.problem()) {
             return wrong(key, problem);
         }
+        if let Err(IngressError::Acme { key, problem }) = self.tls.validate() {
+            return wrong(&format!("tls.acme.{key}"), problem);
+        }
+        if !matches!(Host::parse(&self.host), Ok(Host::Domain(_))) {
+            return wrong("host", "must be a host name, without a port");
+        }
+        if let Some(origin) = self.cors_origins.iter().find(|origin| !is_origin(origin)) {
+            return wrong(
+                "cors_origins",
+                &format!("{origin:?} is no origin; write it as https://host or https://host:port"),
+            );
+        }
         if self.request_body_limit < 1024 {
             return wrong("request_body_limit", "must be at least 1024 bytes");
         }
         Ok(())
     }
+}
+
+/// Whether browsers would name the origin of a page so (RFC 6454, 6.2).
+fn is_origin(text: &str) -> bool {
+    Url::parse(text).is_ok_and(|url| url.origin().is_tuple() && url.origin().ascii_serialization() == text)
 }
 
 /// The line, counted from 1, that holds the byte at `offset`.
@@ -293,6 +322,17 @@ mod tests {
         ] {
             let message = load(text).unwrap_err().to_string();
             assert!(message.contains("line 2") && !message.contains("geheim"), "{message}");
+        }
+    }
+
+    #[test]
+    fn origins_are_written_as_browsers_send_them() {
+        for origin in ["https://console.example.com", "http://localhost:3000"] {
+            load(&format!("cors_origins = [{origin:?}]\n")).unwrap();
+        }
+        for origin in ["*", "null", "console.example.com", "https://console.example.com/", "https://a.example:443"] {
+            let error = load(&format!("cors_origins = [{origin:?}]\n")).unwrap_err();
+            assert!(matches!(error, ConfigError::Value { ref key, .. } if key == "cors_origins"), "{error}");
         }
     }
 

@@ -1,6 +1,11 @@
 //! Sockets: accepting connections, bounding them, and ending them well.
+//!
+//! A connection is TLS first where that is on; ALPN then chooses HTTP/2 or HTTP/1.1. A plain one is HTTP/1.1, or HTTP/2 when it
+//! begins with that protocol's preface ("prior knowledge").
 
 use std::convert::Infallible;
+use std::io;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,27 +13,39 @@ use axum::Router;
 use axum::body::Body;
 use axum::http::Request;
 use hyper::body::Incoming;
-use hyper::server::conn::http1;
-use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::server::graceful::GracefulShutdown;
+use hyper::server::conn::{http1, http2};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::graceful::GracefulConnection;
 use hyper_util::service::TowerToHyperService;
-use tokio::net::TcpListener;
+use sandpiper_ingress::ALPN_H2;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
+use tokio_rustls::TlsAcceptor;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 use tower::ServiceExt;
 
 /// Connections at a time; more wait in the kernel's queue.
 const CONNECTIONS: usize = 4096;
 /// From a connection's first byte, or the end of the request before, to the end of the next request's head. Ends idle
-/// connections too.
+/// connections too, but for HTTP/2.
 const HEAD: Duration = Duration::from_secs(60);
+/// For the handshake.
+const TLS: Duration = Duration::from_secs(10);
+/// A connection of HTTP/2 takes no more requests after this, so that none is kept for nothing for ever.
+const HTTP2_LIFE: Duration = Duration::from_secs(300);
+const HTTP2_STREAMS: u32 = 250;
 /// How long requests may go on after the signal to stop.
 const DRAIN: Duration = Duration::from_secs(30);
 /// After an accept that failed, which for lack of descriptors it would do in a busy loop.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
+/// How HTTP/2 begins (RFC 9113, 3.4), as far as it tells it from HTTP/1.1: no method begins so.
+const HTTP2_PREFACE: &[u8] = b"PRI ";
 
 /// Serves `router` until `stop`, then lets the requests under way finish.
-pub async fn serve(listener: TcpListener, router: Router, stop: impl Future<Output = ()>) {
-    let graceful = GracefulShutdown::new();
+pub async fn serve(listener: TcpListener, tls: Option<TlsAcceptor>, router: Router, stop: impl Future<Output = ()>) {
+    let (connections, finish) = (TaskTracker::new(), CancellationToken::new());
     let permits = Arc::new(Semaphore::new(CONNECTIONS));
     tokio::pin!(stop);
     loop {
@@ -49,24 +66,100 @@ pub async fn serve(listener: TcpListener, router: Router, stop: impl Future<Outp
             },
             () = &mut stop => break,
         };
-        // Answers are written whole: waiting for more to send only delays them. A failure costs nothing else.
-        let _ = stream.set_nodelay(true);
-        let service = router.clone().map_request(|request: Request<Incoming>| request.map(Body::new));
-        let connection = http1::Builder::new()
-            .timer(TokioTimer::new())
-            .header_read_timeout(HEAD)
-            .serve_connection(TokioIo::new(stream), TowerToHyperService::new(assert_infallible(service)));
-        let connection = graceful.watch(connection);
-        tokio::spawn(async move {
+        let (tls, router, finish) = (tls.clone(), router.clone(), finish.clone());
+        connections.spawn(async move {
             let _permit = permit;
-            if let Err(error) = connection.await {
-                tracing::debug!(%error, "connection ended");
+            // Until it has said what it speaks, there is nothing to finish.
+            let begun = tokio::select! {
+                begun = begin(stream, tls) => begun,
+                () = finish.cancelled() => return,
+            };
+            match begun {
+                Ok(Begun::Plain(stream, protocol)) => serve_connection(stream, protocol, router, finish).await,
+                Ok(Begun::Tls(stream, protocol)) => serve_connection(stream, protocol, router, finish).await,
+                Err(error) => tracing::debug!(%error, "connection ended before its first request"),
             }
         });
     }
     drop(listener);
-    if tokio::time::timeout(DRAIN, graceful.shutdown()).await.is_err() {
+    finish.cancel();
+    connections.close();
+    if tokio::time::timeout(DRAIN, connections.wait()).await.is_err() {
         tracing::warn!("connections were still open at the end");
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Protocol {
+    Http1,
+    Http2,
+}
+
+enum Begun {
+    Plain(TcpStream, Protocol),
+    Tls(Box<tokio_rustls::server::TlsStream<TcpStream>>, Protocol),
+}
+
+/// Finds out what a new connection speaks.
+async fn begin(stream: TcpStream, tls: Option<TlsAcceptor>) -> io::Result<Begun> {
+    // Answers are written whole: waiting for more to send only delays them. A failure costs nothing else.
+    let _ = stream.set_nodelay(true);
+    let Some(tls) = tls else {
+        let protocol = tokio::time::timeout(HEAD, peek(&stream)).await??;
+        return Ok(Begun::Plain(stream, protocol));
+    };
+    let stream = tokio::time::timeout(TLS, tls.accept(stream)).await??;
+    let is_http2 = stream.get_ref().1.alpn_protocol() == Some(ALPN_H2);
+    Ok(Begun::Tls(Box::new(stream), if is_http2 { Protocol::Http2 } else { Protocol::Http1 }))
+}
+
+/// Waits for the first bytes and looks at them without taking them. Clients send the preface in one piece.
+async fn peek(stream: &TcpStream) -> io::Result<Protocol> {
+    let mut beginning = [0; HTTP2_PREFACE.len()];
+    let length = stream.peek(&mut beginning).await?;
+    Ok(if beginning[..length] == *HTTP2_PREFACE { Protocol::Http2 } else { Protocol::Http1 })
+}
+
+async fn serve_connection<S>(stream: S, protocol: Protocol, router: Router, finish: CancellationToken)
+where
+    S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
+    let service = router.map_request(|request: Request<Incoming>| request.map(Body::new));
+    let service = TowerToHyperService::new(assert_infallible(service));
+    let stream = TokioIo::new(stream);
+    match protocol {
+        Protocol::Http1 => {
+            let mut http = http1::Builder::new();
+            http.timer(TokioTimer::new()).header_read_timeout(HEAD);
+            drive(http.serve_connection(stream, service), finish.cancelled()).await;
+        }
+        Protocol::Http2 => {
+            let mut http = http2::Builder::new(TokioExecutor::new());
+            http.timer(TokioTimer::new()).max_concurrent_streams(HTTP2_STREAMS);
+            let over = async {
+                // Either way it is time to end.
+                let _ = tokio::time::timeout(HTTP2_LIFE, finish.cancelled()).await;
+            };
+            drive(http.serve_connection(stream, service), over).await;
+        }
+    }
+}
+
+/// Serves a connection; after `over` it finishes what it has and takes nothing new.
+async fn drive<C: GracefulConnection>(connection: C, over: impl Future<Output = ()>)
+where
+    C::Error: std::fmt::Display,
+{
+    let mut connection = pin!(connection);
+    let ended = tokio::select! {
+        ended = connection.as_mut() => ended,
+        () = over => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(error) = ended {
+        tracing::debug!(%error, "connection ended");
     }
 }
 

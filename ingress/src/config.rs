@@ -92,10 +92,7 @@ impl IngressConfig {
         if let Some((name, _)) = positive.into_iter().find(|(_, value)| *value == 0) {
             return Err(ConfigError::Zero(name));
         }
-        match &self.tls {
-            Tls::Acme(acme) => acme.validate(),
-            Tls::Off | Tls::LocalCa | Tls::Files { .. } => Ok(()),
-        }
+        self.tls.validate()
     }
 
     pub fn idle_timeout(&self) -> Duration {

@@ -63,7 +63,6 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::info;
 
-use self::acme::Acme;
 pub use self::config::{AcmeConfig, ConfigError, IngressConfig, Tls};
 use self::forwarded::TrustedProxies;
 use self::limits::{InFlight, Limit};
@@ -71,7 +70,7 @@ use self::listener::Listener;
 use self::proxy::Proxy;
 use self::session::Sessions;
 pub use self::stats::Stats;
-use self::tls::{Certificates, TlsError};
+pub use self::tls::{ALPN_H2, ListenerTls, TlsError};
 pub use self::urls::Urls;
 
 /// Where the proxy finds the sandbox that a host name stands for.
@@ -123,8 +122,7 @@ pub enum BindError {
 /// The listener and everything behind it.
 pub struct Ingress<D> {
     listener: Listener<D>,
-    certificates: Option<Arc<Certificates>>,
-    acme: Option<Acme>,
+    tls: Option<ListenerTls>,
     address: SocketAddr,
     urls: Urls,
 }
@@ -139,12 +137,12 @@ impl<D: Directory> Ingress<D> {
         sessions: Arc<Sessions>,
     ) -> Result<Ingress<D>, BindError> {
         config.validate()?;
-        let certificates = {
+        let certificate = {
             let (tls, host, state_dir) = (config.tls.clone(), config.data_plane_host.clone(), state_dir.to_path_buf());
             // Reads and writes files.
-            tokio::task::spawn_blocking(move || Certificates::open(&tls, &state_dir, &host)).await??
+            tokio::task::spawn_blocking(move || ListenerTls::open(&tls, &state_dir, &host)).await??
         };
-        let tls = certificates.as_ref().map(Certificates::acceptor).transpose()?;
+        let tls = certificate.as_ref().map(ListenerTls::acceptor).transpose()?;
         let listen = |source| BindError::Listen { address: config.listen, source };
         let socket = TcpListener::bind(config.listen).await.map_err(listen)?;
         let address = socket.local_addr().map_err(listen)?;
@@ -166,11 +164,7 @@ impl<D: Directory> Ingress<D> {
         let clients = Limit::new(config.max_connections_per_client);
         let proxy = Arc::new(proxy);
         let listener = Listener { socket, tls, proxy, max_connections: config.max_connections, clients };
-        let acme = match &config.tls {
-            Tls::Acme(acme) => Some(Acme::new(acme.clone(), state_dir, &config.data_plane_host)),
-            Tls::Off | Tls::LocalCa | Tls::Files { .. } => None,
-        };
-        let ingress = Ingress { listener, certificates, acme, address, urls };
+        let ingress = Ingress { listener, tls: certificate, address, urls };
         match ingress.ca_certificate() {
             Some(ca) => {
                 info!(%address, ca = %ca.display(), "Ingress listens; clients must trust the certificate authority")
@@ -197,17 +191,14 @@ impl<D: Directory> Ingress<D> {
 
     /// The local authority's certificate, where there is one.
     pub fn ca_certificate(&self) -> Option<&Path> {
-        self.certificates.as_ref().and_then(|certificates| certificates.ca_certificate())
+        self.tls.as_ref().and_then(ListenerTls::ca_certificate)
     }
 
     /// Serves until `shutdown`, then lets requests in flight end for a moment.
     pub async fn serve(self, shutdown: CancellationToken) {
         let mut upkeep = vec![AbortOnDropHandle::new(tokio::spawn(self.listener.proxy.pool.clone().tidy()))];
-        if let Some(certificates) = self.certificates {
-            if let Some(acme) = self.acme {
-                upkeep.push(AbortOnDropHandle::new(tokio::spawn(acme.run(certificates.clone()))));
-            }
-            upkeep.push(AbortOnDropHandle::new(tokio::spawn(certificates.keep_fresh())));
+        if let Some(tls) = self.tls {
+            upkeep.push(AbortOnDropHandle::new(tokio::spawn(tls.keep_fresh())));
         }
         self.listener.run(shutdown).await;
     }

@@ -18,11 +18,12 @@ use rustls::sign::CertifiedKey;
 use tokio_rustls::TlsAcceptor;
 use tracing::{info, warn};
 
-use super::acme;
+use super::acme::{self, Acme};
 use super::ca::{CaError, LEAF_LIFE, LocalCa};
 use super::config::Tls;
 
-pub(super) const ALPN_H2: &[u8] = b"h2";
+/// HTTP/2, as a TLS handshake names it.
+pub const ALPN_H2: &[u8] = b"h2";
 const ALPN_HTTP1: &[u8] = b"http/1.1";
 
 /// How often the certificate is looked at.
@@ -43,6 +44,46 @@ pub enum TlsError {
     Ca(#[from] CaError),
     #[error("The TLS library refused its configuration")]
     Library(#[from] rustls::Error),
+}
+
+/// The certificate of a listener, and what keeps it fresh.
+pub struct ListenerTls {
+    certificates: Arc<Certificates>,
+    acme: Option<Acme>,
+}
+
+impl ListenerTls {
+    /// Loads, makes or awaits the certificate that `tls` asks for, for `host` and everything one label below it; `None` where
+    /// TLS is off. What is made or ordered is kept under `state_dir`. Blocks.
+    pub fn open(tls: &Tls, state_dir: &Path, host: &str) -> Result<Option<ListenerTls>, TlsError> {
+        let Some(certificates) = Certificates::open(tls, state_dir, host)? else { return Ok(None) };
+        let acme = match tls {
+            Tls::Acme(acme) => Some(Acme::new(acme.clone(), state_dir, host)),
+            Tls::Off | Tls::LocalCa | Tls::Files { .. } => None,
+        };
+        Ok(Some(ListenerTls { certificates, acme }))
+    }
+
+    /// Accepts connections with whatever certificate is current then.
+    pub fn acceptor(&self) -> Result<TlsAcceptor, TlsError> {
+        self.certificates.acceptor()
+    }
+
+    /// The local authority's certificate, for clients to trust.
+    pub fn ca_certificate(&self) -> Option<&Path> {
+        self.certificates.ca_certificate()
+    }
+
+    /// Looks for a new certificate, and orders one where that is asked for, for ever.
+    pub async fn keep_fresh(self) {
+        let ordering = async {
+            match self.acme {
+                Some(acme) => acme.run(self.certificates.clone()).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::join!(ordering, self.certificates.clone().keep_fresh());
+    }
 }
 
 /// The current certificate, and where the next one comes from.

@@ -36,6 +36,9 @@ const DATABASE_VARIABLE: &str = "SANDPIPER_DATABASE_URL";
         sandpiper-api operator-key create --config /etc/sandpiper/api.toml --name payments-team\n  \
         sandpiper-api import --config /etc/sandpiper/api.toml markets.json\n  \
         sandpiper-api openapi > openapi.json\n\n\
+        Listener:\n  \
+        `listen`, and in the configuration also `tls` (certificate files, ACME or a local authority), `host`, `cors_origins`,\n  \
+        and `metrics_listen`, where GET /metrics is\n\n\
         Database:\n  \
         A file of SQLite, or a PostgreSQL server: `database` in the configuration, or the environment variable\n  \
         SANDPIPER_DATABASE_URL, which goes first, is a path or postgres://user:password@host:port/name?sslmode=verify-full"

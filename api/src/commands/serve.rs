@@ -6,8 +6,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use sandpiper_ingress::ListenerTls;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
+use tokio_util::task::AbortOnDropHandle;
 use tracing_subscriber::EnvFilter;
 
 use super::open_store;
@@ -52,6 +54,9 @@ pub fn run(config: Config) -> anyhow::Result<()> {
 
 async fn serve(config: Config, listener: TcpListener, metrics: TcpListener) -> anyhow::Result<()> {
     let vault = Vault::open(&config.secrets_key_file())?;
+    // Reads and writes files, before anything is served.
+    let tls = ListenerTls::open(&config.tls, &config.state_dir, &config.host).context("Setting tls")?;
+    let acceptor = tls.as_ref().map(ListenerTls::acceptor).transpose()?;
     let store = open_store(&config.database()).await?;
     let clock = Clock::system();
     let (agent, _sole) = join(&config, &store, &clock).await?;
@@ -68,15 +73,20 @@ async fn serve(config: Config, listener: TcpListener, metrics: TcpListener) -> a
     let policies = tokio::spawn(PolicyWorker::new(app.clone()).run(stopped.clone()));
     let synchronizer = tokio::spawn(Synchronizer::new(app.clone()).run(stopped.clone()));
     let heartbeat = tokio::spawn(beat(app.clone(), agent, stopped.clone()));
-    let metrics = tokio::spawn(server::serve(metrics, app.metrics_router(), changed(stopped)));
+    let metrics = tokio::spawn(server::serve(metrics, None, app.metrics_router(), changed(stopped)));
 
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let signalled = async move {
         tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
     };
     tracing::info!(metrics = %metrics_address, "figures for Prometheus");
+    if let Some(ca) = tls.as_ref().and_then(ListenerTls::ca_certificate) {
+        tracing::info!(ca = %ca.display(), "clients must trust the certificate authority");
+    }
+    let upkeep = tls.map(|tls| AbortOnDropHandle::new(tokio::spawn(tls.keep_fresh())));
     tracing::info!(%address, "serving");
-    server::serve(listener, app.router(), signalled).await;
+    server::serve(listener, acceptor, app.router(), signalled).await;
+    drop(upkeep);
 
     tracing::info!("stopping");
     let starts_end = async {

@@ -13,6 +13,7 @@ use crate::app::App;
 use crate::error::{self, ApiError};
 use crate::merchant::error as rpc;
 
+pub mod cors;
 pub mod json;
 pub mod mutation;
 pub mod query;

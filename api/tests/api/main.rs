@@ -10,6 +10,7 @@ mod fork;
 mod http;
 mod idempotency;
 mod list;
+mod listener;
 mod network;
 mod network_worker;
 mod openapi;

@@ -52,8 +52,18 @@ fn hook_timeout_seconds() -> u64 {
     120
 }
 
+impl Tls {
+    /// Checks what the type does not.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        match self {
+            Tls::Acme(acme) => acme.validate(),
+            Tls::Off | Tls::LocalCa | Tls::Files { .. } => Ok(()),
+        }
+    }
+}
+
 impl AcmeConfig {
-    pub(super) fn validate(&self) -> Result<(), ConfigError> {
+    fn validate(&self) -> Result<(), ConfigError> {
         let invalid = |key, problem| Err(ConfigError::Acme { key, problem });
         if !self.directory.starts_with("https://") {
             return invalid("directory", "must be a URL that begins with https://");

@@ -78,6 +78,9 @@ pub(super) fn write(arguments: &Arguments) -> anyhow::Result<Files> {
 
     merge(&mut agent, agent_settings);
     merge(&mut api, settings(arguments.api_settings.as_deref())?);
+    if api.get("tls").is_some_and(|tls| tls.as_str() != Some("off")) {
+        bail!("`up` speaks plain HTTP with its API: leave `tls` out, or run sandpiper-api by itself");
+    }
     let files =
         Files { agent: state.join("agent.toml"), api: api_dir.join("api.toml"), agent_socket, api_user, profiles };
     store(&files.agent, agent, None)?;
