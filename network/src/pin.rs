@@ -5,9 +5,11 @@
 
 use std::io;
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use sandpiper_policy::PinTier;
+use tokio::sync::Semaphore;
 
 /// An address of a name that a rule is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -22,6 +24,25 @@ pub struct Pinned {
 
 /// Takes pins into a sandbox's firewall.
 pub trait Pins: Send + Sync + 'static {
-    /// They hold when this returns. Waits for nothing but the kernel, so it may be called by asynchronous code.
+    /// They hold when this returns. Blocks while the kernel is busy with the slot's rules.
     fn pin(&self, pins: &[Pinned]) -> io::Result<()>;
+}
+
+/// Threads of this process that pin at a time. More sandboxes wait: each pins one answer after the other.
+static PINNING: Semaphore = Semaphore::const_new(8);
+
+/// Pins on a thread that may block, and does `then` with it once they hold. Both come about even if nobody waits any more.
+pub(crate) async fn pin(
+    pins: Arc<dyn Pins>,
+    wanted: Vec<Pinned>,
+    then: impl FnOnce() + Send + 'static,
+) -> io::Result<()> {
+    let permit = PINNING.acquire().await.map_err(io::Error::other)?;
+    let work = move || {
+        let _permit = permit;
+        pins.pin(&wanted)?;
+        then();
+        Ok(())
+    };
+    tokio::task::spawn_blocking(work).await.map_err(io::Error::other)?
 }

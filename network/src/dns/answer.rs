@@ -1,6 +1,7 @@
 //! The answer to one question.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use hickory_resolver::proto::op::{Message, Query, ResponseCode};
@@ -13,7 +14,7 @@ use tracing::{debug, warn};
 use super::Forwarder;
 use super::message::{Extended, Question, explain};
 use crate::denials::{Seen, Wanted};
-use crate::pin::Pinned;
+use crate::pin::{self, Pinned};
 use crate::upstream::{Found, address};
 
 /// Addresses that are taken from an answer: each is pinned and remembered, and who answers may be a stranger.
@@ -85,7 +86,7 @@ impl Forwarder {
     /// Takes protected addresses out of an answer and pins the others, by the policy that holds at this moment: it may have
     /// changed while the name was being resolved, and cannot while this goes on.
     async fn admit(&self, name: &Name, records: &mut Vec<Record>) -> Admitted {
-        let mut memory = self.shared.memory.lock().await;
+        let mut memory = Arc::clone(&self.shared.memory).lock_owned().await;
         let policy = self.shared.policy();
         let wanted = match policy.resolve(name) {
             Resolution::Refused(rule) => return Admitted::Refused(rule),
@@ -105,14 +106,20 @@ impl Forwarder {
                 wanted.iter().map(move |pin| Pinned { tier: pin.tier, address, port: pin.port, life })
             })
             .collect();
-        if !pins.is_empty()
-            && let Err(error) = self.shared.pins.pin(&pins)
-        {
-            warn!(%error, "the firewall did not take the addresses of a name");
-            return Admitted::NotNow;
+        if pins.is_empty() {
+            memory.remember(name, told.into_iter());
+            return Admitted::All;
         }
-        memory.remember(name, told.into_iter());
-        Admitted::All
+        let name = name.clone();
+        // With the lock, so that the policy cannot change before the pins hold, even if nobody waits for the answer any more.
+        let remember = move || memory.remember(&name, told.into_iter());
+        match pin::pin(Arc::clone(&self.shared.pins), pins, remember).await {
+            Ok(()) => Admitted::All,
+            Err(error) => {
+                warn!(%error, "the firewall did not take the addresses of a name");
+                Admitted::NotNow
+            }
+        }
     }
 
     fn refuse(&self, question: &Question, name: &Name, rule: &Rule) -> Message {

@@ -2,6 +2,8 @@
 
 use std::net::IpAddr;
 use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use hickory_resolver::proto::op::{Edns, Message, Query, ResponseCode};
 use hickory_resolver::proto::rr::rdata::opt::{EdnsCode, EdnsOption};
@@ -214,6 +216,35 @@ fn an_answer_that_cannot_be_pinned_is_not_given() {
         let broken = Recorder { broken: true, ..Recorder::default() };
         let (_names, _) = world.sandbox_within(policy(false, &["api.example.test"], &[]), Limits::default(), broken);
         assert_eq!(resolve(&world, "api.example.test").await, Err(ResponseCode::ServFail));
+    });
+}
+
+/// The runtime has two threads for all of it.
+#[test]
+fn firewalls_that_take_their_time_hold_up_nobody_else() {
+    in_a_world(|world| async move {
+        world.internet.dns.addresses("api.example.test", 300, &["198.51.100.1"]);
+        let policy = || policy(false, &["api.example.test"], &[]);
+        let slow: [Arc<Recorder>; 3] = std::array::from_fn(|_| Arc::default());
+        let query = question("api.example.test", RecordType::A);
+        let held = slow.each_ref().map(|recorder| recorder.pins.lock().unwrap());
+        let mut waiting = Vec::new();
+        for (number, recorder) in slow.iter().enumerate() {
+            let address = format!("127.0.0.{}", 10 + number);
+            let (names, socket) = world.neighbour_at(&address, policy(), Arc::clone(recorder)).await;
+            socket.send(&query.to_vec().unwrap()).await.unwrap();
+            waiting.push((names, socket));
+        }
+        until(|| slow.iter().all(|recorder| recorder.asked.load(Ordering::Relaxed) > 0)).await;
+
+        let (_names, quick) = world.neighbour(policy()).await;
+        assert_eq!(addresses(&ask_on(&quick, &query).await), ["198.51.100.1"]);
+
+        drop(held);
+        for (_names, socket) in &waiting {
+            let reply = ask_on(socket, &query).await;
+            assert_eq!(addresses(&reply), ["198.51.100.1"]);
+        }
     });
 }
 

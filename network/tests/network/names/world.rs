@@ -130,6 +130,8 @@ pub(crate) fn in_a_world<F: Future<Output = ()>>(test: impl FnOnce(World) -> F +
 pub(crate) struct Recorder {
     pub(crate) pins: Mutex<Vec<Pinned>>,
     pub(crate) broken: bool,
+    /// How often it was asked, also while somebody holds `pins`.
+    pub(crate) asked: AtomicU32,
 }
 
 impl Recorder {
@@ -141,6 +143,7 @@ impl Recorder {
 
 impl Pins for Recorder {
     fn pin(&self, pins: &[Pinned]) -> std::io::Result<()> {
+        self.asked.fetch_add(1, Ordering::Relaxed);
         if self.broken {
             return Err(std::io::Error::other("broken"));
         }
@@ -191,9 +194,18 @@ impl World {
 
     /// Names for somebody else on the host, and a socket that is connected to that forwarder.
     pub(crate) async fn neighbour(&self, policy: Arc<Policy>) -> (Names, UdpSocket) {
-        let address = "127.0.0.2".parse().unwrap();
+        self.neighbour_at("127.0.0.2", policy, Arc::default()).await
+    }
+
+    pub(crate) async fn neighbour_at(
+        &self,
+        address: &str,
+        policy: Arc<Policy>,
+        recorder: Arc<Recorder>,
+    ) -> (Names, UdpSocket) {
+        let address: IpAddr = address.parse().unwrap();
         let sockets = Sockets::bind(&self.host, &[address]).unwrap();
-        let names = Names::start(sockets, policy, Arc::new(Recorder::default()), &self.upstream, Limits::default());
+        let names = Names::start(sockets, policy, recorder, &self.upstream, Limits::default());
         let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         socket.connect((address, 53)).await.unwrap();
         (names, socket)
