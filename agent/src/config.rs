@@ -82,6 +82,9 @@ pub(crate) struct ApiSocket {
     pub(crate) gid: Option<u32>,
 }
 
+/// Memory of the agent without any connection, with room for its logs and records.
+const OWN_MEMORY_MB: u64 = 128;
+
 /// What one host takes on.
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -91,7 +94,7 @@ pub(crate) struct Limits {
     pub(crate) max_vcpus: u32,
     pub(crate) max_memory_mb: u32,
     pub(crate) max_disk_gib: u32,
-    /// Memory of the host that no guest is given.
+    /// Memory of the host that no guest is given: the agent's own ([`Config::agent_memory_mb`]) and the system's.
     pub(crate) memory_headroom_mb: u64,
     /// Free space below which no sandbox is created.
     pub(crate) disk_headroom_mb: u64,
@@ -179,7 +182,7 @@ impl Default for Limits {
             max_vcpus: 16,
             max_memory_mb: 65_536,
             max_disk_gib: 512,
-            memory_headroom_mb: 512,
+            memory_headroom_mb: 1536,
             disk_headroom_mb: 512,
         }
     }
@@ -282,6 +285,16 @@ impl Config {
                 return invalid(key, format!("must be between 1 and {most}, not {value}"));
             }
         }
+        let (headroom, least) = (self.limits.memory_headroom_mb, self.agent_memory_mb());
+        if headroom < least {
+            return invalid(
+                "limits.memory_headroom_mb",
+                format!(
+                    "must be at least {least}, which is what the agent may use, not {headroom}; or lower \
+                     ingress.requests_memory_mb, ingress.max_connections or network.proxy_memory_mb"
+                ),
+            );
+        }
         // A monitor refuses the ids of people and services; the last two are no ids.
         let last_base = u32::MAX - 2 - (UIDS - 1);
         if !(1000..=last_base).contains(&self.jail.uid_base) {
@@ -295,6 +308,12 @@ impl Config {
             }
         }
         Ok(())
+    }
+
+    /// Most memory that the agent takes, but for what each sandbox is guaranteed.
+    pub(crate) fn agent_memory_mb(&self) -> u64 {
+        let network = if self.network.enabled { self.network.proxy_memory_mb.into() } else { 0 };
+        OWN_MEMORY_MB + self.ingress.most_memory_mb() + network
     }
 
     pub(crate) fn boot_timeout(&self) -> Duration {
@@ -317,6 +336,16 @@ fn sibling(name: &str) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_agents_own_memory_fits_into_the_headroom() {
+        let parse = |text: &str| toml::from_str::<Config>(text).unwrap();
+        assert_eq!(parse("").agent_memory_mb(), 1152);
+        let error = parse("limits.memory_headroom_mb = 1151").check().unwrap_err();
+        assert!(error.to_string().contains("must be at least 1152"), "{error}");
+        let small = "limits.memory_headroom_mb = 512\ningress.requests_memory_mb = 64\ningress.max_connections = 1024";
+        parse(small).check().unwrap();
+    }
 
     #[test]
     fn an_empty_file_is_a_valid_configuration() {

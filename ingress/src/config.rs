@@ -32,6 +32,8 @@ pub struct IngressConfig {
     pub max_requests_per_sandbox: usize,
     /// Of those to previews, how many one client may have.
     pub max_requests_per_client: usize,
+    /// Memory for requests and tunnels of all sandboxes together, beside what each is guaranteed.
+    pub requests_memory_mb: u32,
     /// A connection on which no byte moved for so long is closed. Streams that live longer must send something.
     pub idle_timeout_seconds: u64,
     /// How long a client may pause in the middle of a request's body, gRPC streams excepted.
@@ -50,6 +52,7 @@ impl Default for IngressConfig {
             max_connections_per_client: 1024,
             max_requests_per_sandbox: 256,
             max_requests_per_client: 192,
+            requests_memory_mb: 512,
             idle_timeout_seconds: 900,
             body_timeout_seconds: 60,
         }
@@ -86,6 +89,7 @@ impl IngressConfig {
             ("max_connections_per_client", self.max_connections_per_client as u64),
             ("max_requests_per_sandbox", self.max_requests_per_sandbox as u64),
             ("max_requests_per_client", self.max_requests_per_client as u64),
+            ("requests_memory_mb", self.requests_memory_mb.into()),
             ("idle_timeout_seconds", self.idle_timeout_seconds),
             ("body_timeout_seconds", self.body_timeout_seconds),
         ];

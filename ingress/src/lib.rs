@@ -12,7 +12,7 @@
 //!   from; [`grant`] whether it may pass and go on; [`headers`] says which fields pass; [`exchange`] carries it over a [`link`] into the guest, which speaks
 //!   HTTP/1.1 ([`http1`]) or HTTP/2; [`upgrade`] makes WebSockets tunnels; [`refusal`] and [`page`] are what clients get
 //!   when it does not come that far.
-//! * [`idle`], [`limits`], [`upload`]: what keeps one client or one sandbox from holding up the others.
+//! * [`idle`], [`limits`], [`memory`], [`upload`]: what keeps one client or one sandbox from holding up the others.
 //! * [`session`]: access tokens, which the agent mints and the proxy verifies. [`vsock`]: connections into a guest.
 //!
 //! Bodies are passed on piece by piece in both directions and never collected, so size is no limit and a slow reader slows
@@ -38,6 +38,7 @@ mod idle;
 mod limits;
 mod link;
 mod listener;
+mod memory;
 mod page;
 mod proxy;
 mod refusal;
@@ -67,6 +68,8 @@ pub use self::config::{AcmeConfig, ConfigError, IngressConfig, Tls};
 use self::forwarded::TrustedProxies;
 use self::limits::{InFlight, Limit};
 use self::listener::Listener;
+use self::memory::Memory;
+pub use self::memory::SANDBOX_KIB;
 use self::proxy::Proxy;
 use self::session::Sessions;
 pub use self::stats::Stats;
@@ -148,6 +151,7 @@ impl<D: Directory> Ingress<D> {
         let address = socket.local_addr().map_err(listen)?;
         let urls =
             Urls::new(tls.is_some(), &config.data_plane_host, config.public_port.unwrap_or_else(|| address.port()));
+        let memory = Memory::new(config.requests_memory_mb);
         let proxy = Proxy {
             directory,
             sessions,
@@ -156,7 +160,8 @@ impl<D: Directory> Ingress<D> {
             trusted: TrustedProxies::new(config.trusted_proxies.clone()),
             idle_timeout: config.idle_timeout(),
             body_timeout: config.body_timeout(),
-            in_flight: InFlight::new(config.max_requests_per_sandbox, config.max_requests_per_client),
+            in_flight: InFlight::new(config.max_requests_per_sandbox, config.max_requests_per_client, memory.clone()),
+            memory,
             pool: Arc::default(),
             stats: Arc::default(),
             stop: CancellationToken::new(),

@@ -5,7 +5,10 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use foldhash::HashMap;
+use tokio::sync::OwnedSemaphorePermit;
 
+use super::headers::Protocol;
+use super::memory::{self, Memory};
 use super::stats::Kind;
 
 /// So many of something at a time for each key.
@@ -20,6 +23,8 @@ pub(super) struct Limit<K: Eq + Hash> {
 pub(super) struct Place<K: Eq + Hash> {
     of: Arc<Limit<K>>,
     key: K,
+    /// Places that its key had before.
+    others: usize,
 }
 
 impl<K: Eq + Hash + Clone> Limit<K> {
@@ -34,9 +39,10 @@ impl<K: Eq + Hash + Clone> Limit<K> {
         if *count >= self.most {
             return None;
         }
+        let others = *count;
         *count += 1;
         drop(counts);
-        Some(Place { of: self.clone(), key })
+        Some(Place { of: self.clone(), key, others })
     }
 }
 
@@ -80,6 +86,7 @@ impl From<IpAddr> for Neighbourhood {
 pub(super) struct InFlight {
     sandboxes: Arc<Limit<(Arc<str>, Kind)>>,
     visitors: Arc<Limit<(Neighbourhood, Arc<str>)>>,
+    memory: Memory,
 }
 
 /// What a request occupies until its answer is complete.
@@ -87,6 +94,7 @@ pub(super) struct InFlight {
 pub(super) struct Occupied {
     _sandbox: Place<(Arc<str>, Kind)>,
     _visitor: Option<Place<(Neighbourhood, Arc<str>)>>,
+    _memory: Option<OwnedSemaphorePermit>,
 }
 
 /// Whose share is used up.
@@ -94,15 +102,23 @@ pub(super) struct Occupied {
 pub(super) enum Full {
     Sandbox,
     Visitor,
+    /// The memory that all sandboxes share, of which this one has had enough.
+    Memory,
 }
 
 impl InFlight {
-    pub(super) fn new(for_each_sandbox: usize, for_each_visitor: usize) -> InFlight {
-        InFlight { sandboxes: Limit::new(for_each_sandbox), visitors: Limit::new(for_each_visitor) }
+    pub(super) fn new(for_each_sandbox: usize, for_each_visitor: usize, memory: Memory) -> InFlight {
+        InFlight { sandboxes: Limit::new(for_each_sandbox), visitors: Limit::new(for_each_visitor), memory }
     }
 
-    /// Counts a request of `client` until the answer is dropped.
-    pub(super) fn enter(&self, sandbox_id: &str, kind: Kind, client: IpAddr) -> Result<Occupied, Full> {
+    /// Counts a request of `client`, which reaches the guest over `protocol`, until the answer is dropped.
+    pub(super) fn enter(
+        &self,
+        sandbox_id: &str,
+        kind: Kind,
+        client: IpAddr,
+        protocol: Protocol,
+    ) -> Result<Occupied, Full> {
         let sandbox: Arc<str> = sandbox_id.into();
         let visitor = match kind {
             Kind::Preview => {
@@ -112,7 +128,8 @@ impl InFlight {
             Kind::DataPlane | Kind::Unknown => None,
         };
         let sandbox = self.sandboxes.enter((sandbox, kind)).ok_or(Full::Sandbox)?;
-        Ok(Occupied { _sandbox: sandbox, _visitor: visitor })
+        let memory = self.memory.exchange(protocol, sandbox.others).map_err(|memory::Full| Full::Memory)?;
+        Ok(Occupied { _sandbox: sandbox, _visitor: visitor, _memory: memory })
     }
 }
 
@@ -125,24 +142,36 @@ mod tests {
 
     #[test]
     fn places_are_counted_by_sandbox_and_kind_and_given_back() {
-        let in_flight = InFlight::new(1, 1);
-        let first = in_flight.enter("sbxa", Kind::DataPlane, ANN).expect("free");
-        assert_eq!(in_flight.enter("sbxa", Kind::DataPlane, BOB).err(), Some(Full::Sandbox));
-        let _preview = in_flight.enter("sbxa", Kind::Preview, ANN).expect("counted apart");
-        let _other = in_flight.enter("sbxb", Kind::DataPlane, ANN).expect("another sandbox");
+        let in_flight = InFlight::new(1, 1, Memory::new(1));
+        let first = in_flight.enter("sbxa", Kind::DataPlane, ANN, Protocol::Http1).expect("free");
+        assert_eq!(in_flight.enter("sbxa", Kind::DataPlane, BOB, Protocol::Http1).err(), Some(Full::Sandbox));
+        let _preview = in_flight.enter("sbxa", Kind::Preview, ANN, Protocol::Http1).expect("counted apart");
+        let _other = in_flight.enter("sbxb", Kind::DataPlane, ANN, Protocol::Http1).expect("another sandbox");
         drop(first);
-        let again = in_flight.enter("sbxa", Kind::DataPlane, ANN).expect("free again");
+        let again = in_flight.enter("sbxa", Kind::DataPlane, ANN, Protocol::Http1).expect("free again");
         drop(again);
         assert_eq!(in_flight.sandboxes.counts().len(), 2, "nothing is kept of a sandbox without requests");
     }
 
     #[test]
     fn one_visitor_leaves_room_for_others() {
-        let in_flight = InFlight::new(2, 1);
-        let _ann = in_flight.enter("sbxa", Kind::Preview, ANN).expect("free");
-        assert_eq!(in_flight.enter("sbxa", Kind::Preview, ANN).err(), Some(Full::Visitor));
-        let _elsewhere = in_flight.enter("sbxb", Kind::Preview, ANN).expect("another sandbox");
-        let _bob = in_flight.enter("sbxa", Kind::Preview, BOB).expect("another visitor");
+        let in_flight = InFlight::new(2, 1, Memory::new(1));
+        let _ann = in_flight.enter("sbxa", Kind::Preview, ANN, Protocol::Http1).expect("free");
+        assert_eq!(in_flight.enter("sbxa", Kind::Preview, ANN, Protocol::Http1).err(), Some(Full::Visitor));
+        let _elsewhere = in_flight.enter("sbxb", Kind::Preview, ANN, Protocol::Http1).expect("another sandbox");
+        let _bob = in_flight.enter("sbxa", Kind::Preview, BOB, Protocol::Http1).expect("another visitor");
+    }
+
+    #[test]
+    fn a_sandbox_that_holds_all_memory_is_refused_more_and_no_other_is() {
+        let in_flight = InFlight::new(100, 100, Memory::new(1));
+        let enter = |sandbox, kind| in_flight.enter(sandbox, kind, ANN, Protocol::Http1);
+        let held: Vec<_> = (0..12).map(|_| enter("sbxa", Kind::Preview).expect("free")).collect();
+        assert_eq!(enter("sbxa", Kind::Preview).err(), Some(Full::Memory));
+        assert!(enter("sbxa", Kind::DataPlane).is_ok() && enter("sbxb", Kind::Preview).is_ok());
+        drop(held);
+        assert_eq!(in_flight.memory.exchange(Protocol::Http1, 100).map(|permit| permit.is_some()), Ok(true));
+        assert!(in_flight.sandboxes.counts().is_empty());
     }
 
     #[test]

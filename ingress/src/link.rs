@@ -27,6 +27,7 @@ use super::body::BodyError;
 use super::headers::Protocol;
 use super::http1::{Http1, SendError};
 use super::idle::IdleIo;
+use super::memory::{LINK_WINDOW, SEND_BUFFER};
 use super::proxy::MAX_HEAD;
 use super::refusal::Refusal;
 use super::route::Door;
@@ -37,9 +38,7 @@ const IDLE_LIFE: Duration = Duration::from_secs(1);
 /// Waiting links of one server.
 const MAX_IDLE: usize = 128;
 /// Waiting links of all servers together.
-const MAX_IDLE_TOTAL: usize = 1024;
-/// What a gRPC server may send ahead of being read.
-const H2_WINDOW: u32 = 1 << 20;
+pub(super) const MAX_IDLE_TOTAL: usize = 1024;
 
 /// A connection to one server in a guest. Dropping it closes it.
 pub(super) enum Link {
@@ -68,7 +67,8 @@ impl Link {
             Protocol::Http1 => Ok(Link::Http1(Http1::new(stream))),
             Protocol::Http2 => {
                 let mut builder = http2::Builder::new(TokioExecutor::new());
-                builder.initial_stream_window_size(H2_WINDOW).initial_connection_window_size(H2_WINDOW);
+                builder.initial_stream_window_size(LINK_WINDOW).initial_connection_window_size(LINK_WINDOW);
+                builder.max_send_buf_size(SEND_BUFFER);
                 builder.max_header_list_size(u32::try_from(MAX_HEAD).unwrap_or(u32::MAX));
                 let (sender, connection) = builder.handshake(TokioIo::new(stream)).await?;
                 let connection = tokio::spawn(async move {

@@ -27,6 +27,7 @@ use super::Directory;
 use super::framing::StrictIo;
 use super::idle::IdleIo;
 use super::limits::{Limit, Neighbourhood};
+use super::memory::{SEND_BUFFER, WINDOW_KIB};
 use super::proxy::{Client, Held, MAX_HEAD, Proxy};
 use super::tls::ALPN_H2;
 
@@ -48,8 +49,8 @@ const H2_STREAMS: u32 = 250;
 /// ends streams only to keep us busy ("rapid reset", CVE-2023-44487, CVE-2025-8671) loses its connection.
 const H2_PENDING_RESETS: usize = 20;
 const H2_ERROR_RESETS: usize = 100;
-const H2_STREAM_WINDOW: u32 = 1 << 20;
-const H2_CONNECTION_WINDOW: u32 = 4 << 20;
+/// The window that every connection of HTTP/2 begins with (RFC 9113 section 6.9.2).
+const H2_LEAST_WINDOW: u32 = 65_535;
 /// How HTTP/2 begins (RFC 9113 section 3.4), as far as it tells it from HTTP/1.1: no method begins so.
 const H2_PREFACE: &[u8] = b"PRI ";
 
@@ -243,6 +244,8 @@ where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let client = Arc::new(client);
+    let room = proxy.memory.window();
+    let window = if room.is_some() { WINDOW_KIB * 1024 } else { H2_LEAST_WINDOW };
     let service = service_fn(move |request| {
         let (client, proxy) = (client.clone(), proxy.clone());
         async move { Ok::<_, Infallible>(proxy.handle(&client, request).await) }
@@ -253,8 +256,9 @@ where
         .max_pending_accept_reset_streams(H2_PENDING_RESETS)
         .max_local_error_reset_streams(H2_ERROR_RESETS)
         .enable_connect_protocol()
-        .initial_stream_window_size(H2_STREAM_WINDOW)
-        .initial_connection_window_size(H2_CONNECTION_WINDOW)
+        .initial_stream_window_size(window)
+        .initial_connection_window_size(window)
+        .max_send_buf_size(SEND_BUFFER)
         .max_header_list_size(u32::try_from(MAX_HEAD).unwrap_or(u32::MAX))
         .serve_connection(TokioIo::new(stream), service);
     drive!(connection, phases);

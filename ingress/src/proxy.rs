@@ -32,6 +32,7 @@ use super::headers::{Protocol, prepare_request, remove_hop_by_hop};
 use super::host::requested_host;
 use super::limits::{Full, InFlight, Neighbourhood, Place};
 use super::link::{Pool, Server};
+use super::memory::Memory;
 use super::refusal::{Refusal, RequestedForm};
 use super::route::{Door, Route, route};
 use super::stats::{Kind, Open, Outcome, Stats};
@@ -73,6 +74,7 @@ pub(super) struct Proxy<D> {
     /// How long a client may pause in the middle of a request's body.
     pub(super) body_timeout: Duration,
     pub(super) in_flight: InFlight,
+    pub(super) memory: Memory,
     pub(super) pool: Arc<Pool>,
     pub(super) stats: Arc<Stats>,
     /// Ends the tunnels.
@@ -144,9 +146,15 @@ impl<D: Directory> Proxy<D> {
         let mut target = grant.check().await?;
         let mut checked = Instant::now();
         let source = Source::of(&client.peer, self.scheme, &parts.headers, &self.trusted);
-        let occupied = self.in_flight.enter(&target.sandbox_id, *kind, source.client).map_err(|full| match full {
+        let protocol = match door {
+            Door::DataPlane => Protocol::Http1,
+            Door::Port(_) => Protocol::of(parts.version, &parts.headers),
+        };
+        let occupied = self.in_flight.enter(&target.sandbox_id, *kind, source.client, protocol);
+        let occupied = occupied.map_err(|full| match full {
             Full::Sandbox => Refusal::SandboxBusy,
             Full::Visitor => Refusal::TooMany,
+            Full::Memory => Refusal::NoMemory,
         })?;
         if target.wakes && grant.may_wake(&target) {
             let _waits = self.stats.wake();
@@ -159,10 +167,6 @@ impl<D: Directory> Proxy<D> {
             return Err(Refusal::NotRunning(target.state));
         }
 
-        let protocol = match door {
-            Door::DataPlane => Protocol::Http1,
-            Door::Port(_) => Protocol::of(parts.version, &parts.headers),
-        };
         prepare_request(&mut parts.headers, protocol, &host, source);
         if let Some(wish) = &wish {
             wish.announce(&mut parts);

@@ -40,6 +40,8 @@ pub(super) enum Refusal {
     Unauthorized(Denied),
     /// Too many requests of this sandbox are in flight.
     SandboxBusy,
+    /// The memory that all sandboxes share is used up, and this one has had what it is guaranteed.
+    NoMemory,
     /// Too many requests of this client to this sandbox are in flight.
     TooMany,
     /// The monitor or the guest accepts no connection.
@@ -114,7 +116,7 @@ impl Refusal {
             Refusal::Invalid(_) | Refusal::ConnectMethod | Refusal::SlowUpload => Outcome::Invalid,
             Refusal::UnknownHost | Refusal::SandboxNotFound | Refusal::PortNotExposed(_) => Outcome::NotFound,
             Refusal::Unauthorized(_) => Outcome::Unauthorized,
-            Refusal::SandboxBusy | Refusal::TooMany => Outcome::Limited,
+            Refusal::SandboxBusy | Refusal::NoMemory | Refusal::TooMany => Outcome::Limited,
             Refusal::NotRunning(_)
             | Refusal::NotWoken(_)
             | Refusal::PortClosed(_)
@@ -135,7 +137,7 @@ impl Refusal {
     /// In seconds.
     fn retry_after(self) -> Option<&'static str> {
         match self {
-            Refusal::SandboxBusy | Refusal::TooMany => Some("1"),
+            Refusal::SandboxBusy | Refusal::NoMemory | Refusal::TooMany => Some("1"),
             Refusal::NotWoken(WakeError::NoRoom) => Some("10"),
             _ => None,
         }
@@ -192,6 +194,12 @@ impl Refusal {
                 "too_many_requests_in_flight",
                 "The sandbox is busy",
                 "Too many requests to this sandbox are in flight: try again when some have ended",
+            ),
+            Refusal::NoMemory => (
+                StatusCode::SERVICE_UNAVAILABLE,
+                "proxy_memory_exhausted",
+                "The sandbox is busy",
+                "The host has no memory for more requests to this sandbox now: try again when some have ended",
             ),
             Refusal::TooMany => (
                 StatusCode::TOO_MANY_REQUESTS,

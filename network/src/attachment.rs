@@ -17,6 +17,7 @@ use std::sync::Arc;
 use sandpiper_policy::{Destination, Host, Platform, Policy, PolicyError, Profiles, ProfilesError, Protocol};
 use sandpiper_protocol::agent::{self, Denied, DeniedPage, NetworkPolicy};
 use sandpiper_protocol::guest::GuestNetwork;
+use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
 
 use crate::config::Config;
@@ -74,6 +75,8 @@ pub struct Network {
     config: Arc<Config>,
     slots: Slots,
     upstream: Upstream,
+    /// For the connections of all sandboxes' proxies.
+    memory: Arc<Semaphore>,
     /// Held as long as this process looks after the slots.
     _claim: Arc<UnixListener>,
 }
@@ -86,7 +89,8 @@ impl Network {
         read_profiles(&config)?;
         let upstream = Upstream::new(&config.resolvers)?;
         let slots = Slots::start(Arc::clone(&config), in_use).await?;
-        Ok(Self { config, slots, upstream, _claim: claim })
+        let memory = names::memory(config.proxy_memory_mb);
+        Ok(Self { config, slots, upstream, memory, _claim: claim })
     }
 
     /// Whether a policy can be enforced here. Blocks for a moment, as [`Self::profiles`] does.
@@ -152,7 +156,8 @@ impl Network {
             let sockets = Sockets::bind(slot.netns(), &gateways)
                 .map_err(|source| AttachError::Host { what: "listen in the slot", source })?;
             let pins = Arc::new(firewall.clone());
-            let names = Names::start(sockets, policy, pins, &this.upstream, names::Limits::default());
+            let limits = names::Limits { memory: Arc::clone(&this.memory), ..names::Limits::default() };
+            let names = Names::start(sockets, policy, pins, &this.upstream, limits);
             Ok((firewall, names))
         };
         blocking(work).await?

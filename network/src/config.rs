@@ -42,6 +42,8 @@ pub struct Config {
     pub transit6: Ipv6Net,
     /// Slots at the same time, those included that wait and those that are being taken away.
     pub max_slots: u32,
+    /// Memory for connections through the proxies of all sandboxes together, beside what each is guaranteed.
+    pub proxy_memory_mb: u32,
     /// Slots that are kept ready for the next sandboxes.
     pub pool: u32,
     /// Longest packet of a guest, in bytes: at most what the host's way to the internet takes.
@@ -88,6 +90,7 @@ impl Default for Config {
             transit: Ipv4Net::new_assert(Ipv4Addr::new(100, 65, 0, 0), 16),
             transit6: Ipv6Net::new_assert(Ipv6Addr::new(0xfd5a, 0x5b, 0, 0, 0, 0, 0, 0), 48),
             max_slots: MAX_SLOTS,
+            proxy_memory_mb: 64,
             pool: 4,
             mtu: 1500,
             resolvers: Vec::new(),

@@ -30,7 +30,7 @@ use std::time::Duration;
 use sandpiper_policy::Policy;
 use sandpiper_protocol::agent::Denied;
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
-use tokio::sync::{Mutex, watch};
+use tokio::sync::{Mutex, Semaphore, watch};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -51,6 +51,18 @@ pub const PROXY_PORT: u16 = 15080;
 /// After a listener could not accept, most likely for want of descriptors, which others must give back first.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
+/// Memory of a connection through the proxy: a hello or a head, and what is under way in each direction.
+pub(crate) const CONNECTION_KIB: u32 = 64;
+/// Connections through its proxy that a sandbox may always have.
+pub(crate) const GUARANTEED: usize = 8;
+/// Memory of these.
+pub const SANDBOX_KIB: u32 = 8 * CONNECTION_KIB;
+
+/// Memory for connections through proxies; permits are KiB.
+pub(crate) fn memory(mb: u32) -> Arc<Semaphore> {
+    Arc::new(Semaphore::new(mb as usize * 1024))
+}
+
 /// What one sandbox may use of the host.
 #[derive(Debug, Clone)]
 pub struct Limits {
@@ -62,8 +74,10 @@ pub struct Limits {
     pub lookups: usize,
     /// TCP connections to the forwarder.
     pub dns_connections: usize,
-    /// Connections through the proxy, each with two descriptors and 64 KiB at most. More wait to be accepted.
+    /// Connections through the proxy, each with two descriptors and [`CONNECTION_KIB`] at most. More wait to be accepted.
     pub connections: usize,
+    /// What all sandboxes share for connections beyond the first [`GUARANTEED`] of each, see [`memory`].
+    pub memory: Arc<Semaphore>,
     /// For a client to say what it wants: a query by TCP, a TLS hello, the head of a request.
     pub head: Duration,
     /// A connection on which nothing moves for this long is closed.
@@ -78,6 +92,7 @@ impl Default for Limits {
             lookups: 64,
             dns_connections: 16,
             connections: 512,
+            memory: memory(64),
             head: Duration::from_secs(30),
             idle: Duration::from_secs(3600),
         }

@@ -18,6 +18,7 @@ use crate::forwarded::TrustedProxies;
 use crate::idle::IdleIo;
 use crate::limits::InFlight;
 use crate::listener::{Phases, serve_http1};
+use crate::memory::Memory;
 use crate::proxy::{Client, Held, Proxy};
 use crate::session::Sessions;
 use crate::{Directory, Target, WakeError};
@@ -86,7 +87,8 @@ impl Ingress {
             trusted: TrustedProxies::default(),
             idle_timeout: TIMEOUT,
             body_timeout: TIMEOUT,
-            in_flight: InFlight::new(64, 64),
+            in_flight: InFlight::new(64, 64, Memory::new(16)),
+            memory: Memory::new(16),
             pool: Arc::default(),
             stats: Arc::default(),
             stop: CancellationToken::new(),

@@ -38,6 +38,29 @@ async fn one_sandbox_has_so_many_requests_at_a_time() {
 }
 
 #[tokio::test]
+async fn a_sandbox_that_has_used_up_the_memory_of_requests_is_told_and_keeps_its_data_plane() {
+    let (application, mut starts, release) = patient();
+    let house = House::with(IngressConfig { requests_memory_mb: 1, ..Default::default() }, application).await;
+    let asking: Vec<_> = (0..12).map(|_| house.get(PUBLIC, "/", &[])).collect();
+    let mut asking = std::pin::pin!(futures_util::future::join_all(asking));
+    for _ in 0..12 {
+        tokio::select! {
+            _ = asking.as_mut() => panic!("the requests wait"),
+            _ = starts.recv() => {}
+        }
+    }
+
+    let (refused, answer) = house.get(PUBLIC, "/another", &[]).await;
+    release.send_replace(true);
+    let (health, _) = house.get(HOST, "/health", &[]).await;
+
+    assert_eq!((refused.as_u16(), health.as_u16()), (503, 200));
+    assert!(answer.contains("proxy_memory_exhausted"), "{answer}");
+    assert!(asking.await.iter().all(|(status, _)| *status == 200));
+    assert_eq!(house.get(PUBLIC, "/later", &[]).await.0, 200);
+}
+
+#[tokio::test]
 async fn one_visitor_has_so_many_requests_at_a_time() {
     let (application, mut starts, release) = patient();
     let trusted_proxies = vec!["127.0.0.0/8".parse().expect("a network")];

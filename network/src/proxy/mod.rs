@@ -34,27 +34,53 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
+use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 use tracing::debug;
 
 use self::original::original_destination;
-use crate::names::{Shared, accept};
+use crate::names::{CONNECTION_KIB, GUARANTEED, Shared, accept};
 
 /// The type of a TLS record that a handshake begins with (RFC 8446, section 5.1). No HTTP method begins with it.
 const TLS_HANDSHAKE: u8 = 22;
 
 /// Serves these listeners until the sandbox's names end.
 pub(crate) fn serve(shared: &Arc<Shared>, listeners: Vec<TcpListener>) {
-    let permits = Arc::new(Semaphore::new(shared.limits.connections));
+    let room = Room {
+        connections: Arc::new(Semaphore::new(shared.limits.connections)),
+        guaranteed: Arc::new(Semaphore::new(GUARANTEED)),
+        memory: Arc::clone(&shared.limits.memory),
+    };
     for listener in listeners {
-        shared.spawn(connections(shared.clone(), listener, permits.clone()));
+        shared.spawn(connections(shared.clone(), listener, room.clone()));
     }
 }
 
-async fn connections(shared: Arc<Shared>, listener: TcpListener, permits: Arc<Semaphore>) {
+/// What connections wait for before they are accepted.
+#[derive(Clone)]
+struct Room {
+    connections: Arc<Semaphore>,
+    guaranteed: Arc<Semaphore>,
+    /// Shared with the other sandboxes.
+    memory: Arc<Semaphore>,
+}
+
+impl Room {
+    /// Room for one connection, until the answer is dropped.
+    async fn enter(&self) -> Result<[OwnedSemaphorePermit; 2], AcquireError> {
+        let connection = self.connections.clone().acquire_owned().await?;
+        let memory = tokio::select! {
+            biased;
+            memory = self.guaranteed.clone().acquire_owned() => memory?,
+            memory = self.memory.clone().acquire_many_owned(CONNECTION_KIB) => memory?,
+        };
+        Ok([connection, memory])
+    }
+}
+
+async fn connections(shared: Arc<Shared>, listener: TcpListener, room: Room) {
     loop {
-        let Ok(permit) = permits.clone().acquire_owned().await else { return };
+        let Ok(permit) = room.enter().await else { return };
         let stream = accept(&listener).await;
         let served = shared.clone();
         shared.spawn(async move {

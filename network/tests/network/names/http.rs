@@ -1,10 +1,12 @@
 //! HTTP through the proxy: every request's host decides where that request goes.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use sandpiper_network::names::Limits;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
+use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use super::world::{Recorder, SOON, World, change, in_a_world, policy, read_all};
@@ -224,6 +226,32 @@ fn a_change_of_the_policy_ends_open_connections_and_holds_for_the_next_request()
         assert!(read_all(&mut cut).await.is_empty());
         kept.write_all(b"GET / HTTP/1.1\r\nHost: web.example.test\r\n\r\n").await.unwrap();
         assert_eq!(status(&String::from_utf8(read_all(&mut kept).await).unwrap()), "403");
+    });
+}
+
+#[test]
+fn without_common_memory_a_sandbox_has_eight_connections_and_the_others_wait() {
+    in_a_world(|world| async move {
+        servers(&world);
+        let limits = Limits { memory: Arc::new(Semaphore::new(0)), ..Limits::default() };
+        let policy = policy(false, &["api.example.test"], &[]);
+        let (_names, _) = world.sandbox_within(policy, limits, Recorder::default());
+        let request = b"GET / HTTP/1.1\r\nHost: api.example.test\r\n\r\n";
+        // The listener of IPv6 keeps the eighth.
+        let mut held = Vec::new();
+        for _ in 0..7 {
+            let mut stream = world.connect("198.51.100.1:80").await;
+            stream.write_all(b"GET / HTTP/1.1\r\n").await.unwrap();
+            held.push(stream);
+        }
+        let mut next = world.connect("198.51.100.1:80").await;
+        next.write_all(request).await.unwrap();
+        let early = timeout(Duration::from_millis(300), next.readable()).await;
+        assert!(early.is_err(), "it should wait");
+
+        drop(held.pop());
+
+        timeout(SOON, next.readable()).await.expect("it should be served").unwrap();
     });
 }
 
