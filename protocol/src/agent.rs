@@ -211,7 +211,7 @@ pub struct CreatedSandbox {
 pub struct SandboxList {
     pub sandboxes: Vec<Sandbox>,
     /// Ids of sandboxes that exist, and whose records nobody can read: they are to be left alone.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unreadable: Vec<String>,
 }
 

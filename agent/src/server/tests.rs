@@ -263,7 +263,7 @@ async fn a_sandbox_can_be_deleted_while_it_starts() {
         let (agent, request) = (Arc::clone(&agent), request.clone());
         async move { agent.error("POST", "/sandboxes", request.to_string()).await }
     });
-    let record = agent.folder.path().join("state").join(&path[1..]).join("record.json");
+    let record = agent.folder.path().join("state").join(&path[1..]).join("draft.json");
     while !record.exists() {
         tokio::task::yield_now().await;
     }

@@ -19,7 +19,7 @@ async fn requests_that_come_together_share_one_resume_and_are_all_answered() {
     let config = IngressConfig { listen: "127.0.0.1:0".parse().unwrap(), ..IngressConfig::default() };
     let state = agent.folder.path().join("state");
     let sessions = Sessions::open(&state.join("session.key"), Duration::from_secs(60)).unwrap();
-    let (token, _) = sessions.mint(&sandbox.id);
+    let (token, _) = sessions.mint(&sandbox.id, None);
     let ingress = Ingress::bind(&config, &state, Arc::new(agent.sandboxes.clone()), Arc::new(sessions)).await.unwrap();
     let (address, stats) = (ingress.address(), ingress.stats());
     let end = CancellationToken::new();
