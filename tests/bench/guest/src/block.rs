@@ -166,6 +166,22 @@ impl Block {
     }
 }
 
+/// Writes to one place after the other and syncs each time; what each sync took, in milliseconds.
+pub(crate) fn syncs(path: &Path, time: Duration, pause: Duration) -> anyhow::Result<Vec<f64>> {
+    const PLACES: u64 = 64;
+    let file = File::options().write(true).create(true).truncate(false).open(path)?;
+    let (began, mut times) = (Instant::now(), Vec::new());
+    while began.elapsed() < time {
+        let place = times.len() as u64 % PLACES;
+        file.write_all_at(&[0x5a; 4096], place * 4096)?;
+        let called = Instant::now();
+        file.sync_all()?;
+        times.push(called.elapsed().as_secs_f64() * 1000.0);
+        std::thread::sleep(pause);
+    }
+    Ok(times)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -192,19 +208,4 @@ mod tests {
 
         assert_eq!(seen, [0, 1, 2].into());
     }
-}
-
-pub(crate) fn syncs(path: &Path, time: Duration, pause: Duration) -> anyhow::Result<Vec<f64>> {
-    const PLACES: u64 = 64;
-    let file = File::options().write(true).create(true).truncate(false).open(path)?;
-    let (began, mut times) = (Instant::now(), Vec::new());
-    while began.elapsed() < time {
-        let place = times.len() as u64 % PLACES;
-        file.write_all_at(&[0x5a; 4096], place * 4096)?;
-        let called = Instant::now();
-        file.sync_all()?;
-        times.push(called.elapsed().as_secs_f64() * 1000.0);
-        std::thread::sleep(pause);
-    }
-    Ok(times)
 }

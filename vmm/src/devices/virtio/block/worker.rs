@@ -67,12 +67,13 @@ impl Service {
                     waiting.get_or_insert_with(|| self.requests.health().wait_for_room(failure));
                     ROOM_CHECK
                 }
-                next => {
+                Next::At(time) => {
                     waiting = None;
-                    match next {
-                        Next::At(time) => milliseconds_until(time),
-                        _ => -1,
-                    }
+                    milliseconds_until(time)
+                }
+                Next::Now | Next::Notified => {
+                    waiting = None;
+                    -1
                 }
             };
             let count = match epoll.wait(patience, &mut events) {
