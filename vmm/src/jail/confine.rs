@@ -28,6 +28,7 @@ pub(super) fn confine(uid: u32, keep: &[RawFd]) -> Result<(), JailError> {
     empty_root().map_err(failed("enter an empty root"))?;
     close_others(keep).map_err(failed("close inherited descriptors"))?;
     limit()?;
+    claim_cores().map_err(failed("keep others off its cores"))?;
     drop_privileges(uid).map_err(failed("drop privileges"))
 }
 
@@ -97,6 +98,23 @@ fn limit() -> Result<(), JailError> {
     setrlimit(Resource::RLIMIT_MEMLOCK, 0, 0).map_err(failed("forbid locking memory"))
 }
 
+/// Has no other process run on a core beside a thread of this one: two threads of a core share its caches and buffers, from
+/// which one guest could read another's secrets (the kernel's `admin-guide/hw-vuln/core-scheduling`). Threads that are
+/// started later belong to it. Nothing is done where no core runs two threads (ENODEV), or the kernel has no core scheduling
+/// (EINVAL), which `sandpiper doctor` warns of.
+fn claim_cores() -> Result<(), Errno> {
+    let itself = 0;
+    // SAFETY: PR_SCHED_CORE_CREATE takes integers, and no address.
+    let claimed = Errno::result(unsafe {
+        let (create, scope) = (libc::PR_SCHED_CORE_CREATE, libc::PR_SCHED_CORE_SCOPE_THREAD_GROUP);
+        libc::prctl(libc::PR_SCHED_CORE, create, itself, scope, 0)
+    });
+    match claimed {
+        Ok(_) | Err(Errno::ENODEV | Errno::EINVAL) => Ok(()),
+        Err(errno) => Err(errno),
+    }
+}
+
 /// Becomes the user `uid`, in the group of the same number only, without a capability and without a way back to one.
 fn drop_privileges(uid: u32) -> Result<(), Errno> {
     // First, for it takes a capability.
@@ -152,6 +170,7 @@ mod tests {
     use super::*;
     use nix::sys::wait::{WaitStatus, waitpid};
     use nix::unistd::{ForkResult, fork};
+    use sandpiper_skip::skipped;
     use std::fs::File;
     use std::os::fd::AsRawFd;
 
@@ -178,6 +197,35 @@ mod tests {
             }
         };
 
+        assert_eq!(waitpid(child, None).unwrap(), WaitStatus::Exited(child, 0));
+    }
+
+    /// Which processes may share a core with this thread: those with the same number, and 0 is everybody's.
+    fn core_cookie() -> Result<u64, Errno> {
+        let mut cookie = 0_u64;
+        // SAFETY: PR_SCHED_CORE_GET writes eight bytes to the pointer, which is that of a live local variable.
+        Errno::result(unsafe {
+            let (get, scope) = (libc::PR_SCHED_CORE_GET, libc::PR_SCHED_CORE_SCOPE_THREAD);
+            libc::prctl(libc::PR_SCHED_CORE, get, 0, scope, &raw mut cookie)
+        })?;
+        Ok(cookie)
+    }
+
+    #[test]
+    fn a_process_keeps_others_off_its_cores() {
+        let Ok(before) = core_cookie() else {
+            skipped("core scheduling", "this needs cores with two threads, and a kernel with CONFIG_SCHED_CORE");
+            return claim_cores().unwrap();
+        };
+        // SAFETY: the child makes system calls only, and ends.
+        let child = match unsafe { fork() }.unwrap() {
+            ForkResult::Parent { child } => child,
+            ForkResult::Child => {
+                let claimed = claim_cores().is_ok() && core_cookie().is_ok_and(|cookie| cookie != before);
+                // SAFETY: ends the child without running anything of the parent.
+                unsafe { libc::_exit(i32::from(!claimed)) };
+            }
+        };
         assert_eq!(waitpid(child, None).unwrap(), WaitStatus::Exited(child, 0));
     }
 
