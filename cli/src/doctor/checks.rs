@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use super::{Rung, network, processor};
+use super::{Rung, cores, network, processor};
 
 #[derive(Debug, Clone, Copy, Serialize, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
@@ -65,6 +65,7 @@ pub(crate) fn all(rung: &Rung, paths: &Paths) -> Vec<Check> {
     // The nested host has a processor of its own.
     if *rung == Rung::Direct {
         checks.extend(processor::checks());
+        checks.extend(cores::checks());
     }
     checks.extend(network::checks(rung, &paths.state_dir));
     checks

@@ -8,6 +8,7 @@
 //! 3. No usable KVM: everything runs in the nested host, a virtual machine in software.
 
 mod checks;
+mod cores;
 mod network;
 mod payload;
 mod processor;
