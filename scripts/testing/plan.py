@@ -129,6 +129,7 @@ def others():
     return [
         Step("the monitor on emulated Intel processors", vmx, ("guest kernel", "programs", "native tests: build"), 5),
         Step("scripts/demo", demo, ("guest kernel", "programs", "base template"), after=("end-to-end tests",)),
+        Step("scripts/drill crash", drill, ("guest kernel", "programs", "base template"), after=("scripts/demo",)),
         Step("the nested host's own tests", nested_host, nice=5),
     ]
 
@@ -143,6 +144,11 @@ def vmx(job):
 
 def demo(job):
     job.must(["scripts/demo"], 15, r"\[\d\d:\d\d:\d\d\]", {"SANDPIPER_PROGRAMS": TARGET + "/release"})
+    job.outcome.passed += 1
+
+
+def drill(job):
+    job.must(["scripts/drill", "crash", "--minutes", "2"], 20, r"^drill crash|^FOUND|^  ")
     job.outcome.passed += 1
 
 
