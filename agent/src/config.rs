@@ -98,6 +98,9 @@ pub(crate) struct Limits {
     pub(crate) memory_headroom_mb: u64,
     /// Free space below which no sandbox is created.
     pub(crate) disk_headroom_mb: u64,
+    /// How often the disk is promised: the disks of all sandboxes together, empty as they may be, have at most so many
+    /// times its size.
+    pub(crate) disk_overcommit: u32,
 }
 
 /// What keeps a monitor that was taken over by its guest from doing harm.
@@ -184,6 +187,7 @@ impl Default for Limits {
             max_disk_gib: 512,
             memory_headroom_mb: 1536,
             disk_headroom_mb: 512,
+            disk_overcommit: 20,
         }
     }
 }

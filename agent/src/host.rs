@@ -41,6 +41,12 @@ pub(crate) fn free_disk_mb(path: &Path) -> io::Result<u64> {
     Ok(stat.blocks_available().saturating_mul(stat.fragment_size()) / (1024 * 1024))
 }
 
+/// Size of the file system that holds `path`, in MiB.
+pub(crate) fn disk_size_mb(path: &Path) -> io::Result<u64> {
+    let stat = nix::sys::statvfs::statvfs(path)?;
+    Ok(stat.blocks().saturating_mul(stat.fragment_size()) / (1024 * 1024))
+}
+
 /// Microseconds of `CLOCK_MONOTONIC`, the clock of a monitor's [`Timings`](sandpiper_protocol::vmm::Timings).
 pub(crate) fn monotonic_us() -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };

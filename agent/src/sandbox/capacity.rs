@@ -51,8 +51,8 @@ impl Capacity {
         let needed = u64::from(memory_mb) + AGENT_MB;
         if held.memory_mb + needed > usable {
             return Err(format!(
-                "{needed} MiB of memory are needed, {AGENT_MB} of them for its connections, {} of {usable} MiB are free on this host; delete or pause \
-                 sandboxes",
+                "{needed} MiB of memory are needed, {AGENT_MB} of them for its connections, {} of {usable} MiB are free on \
+                 this host; delete or pause sandboxes",
                 usable.saturating_sub(held.memory_mb)
             ));
         }

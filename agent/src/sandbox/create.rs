@@ -93,6 +93,13 @@ pub(super) fn check(
     Ok(plan)
 }
 
+/// How many GiB the disks of all sandboxes may have together. Blocks for a moment.
+pub(super) fn most_promised_gib(context: &Context) -> Result<u64, CreateError> {
+    let size = host::disk_size_mb(context.paths.state());
+    let size = size.map_err(|source| StartError::Host { what: "read the size of the disk", source })?;
+    Ok(size.saturating_mul(context.config.limits.disk_overcommit.into()) / 1024)
+}
+
 fn find_checkpoint(context: &Context, id: &str) -> Result<Origin, CreateError> {
     let (manifest, pin) = context.checkpoints.pin(id).ok_or_else(|| {
         CreateError::Invalid(format!("checkpoint: {id:?} is not on this host; GET /checkpoints lists what is"))

@@ -208,17 +208,18 @@ impl Sandboxes {
         let context = Arc::clone(&self.context);
         let check = move || {
             let plan = create::check(&context, &mut request, origin)?;
+            let most_promised_gib = create::most_promised_gib(&context)?;
             let envs = context.sealer.seal(&request.id, &request.envs);
             let envs = envs.map_err(|source| StartError::Host { what: "seal the environment variables", source })?;
             let record = Record::new(&request, plan.generation, envs, Timestamp::now());
-            Ok::<_, CreateError>((plan, record, request.envs))
+            Ok::<_, CreateError>((plan, record, request.envs, most_promised_gib))
         };
         let checked = tokio::task::spawn_blocking(check).await;
-        let (plan, record, envs) = checked
+        let (plan, record, envs, most_promised_gib) = checked
             .map_err(|error| StartError::Host { what: "check the request", source: io::Error::other(error) })??;
         let Plan { attempts, origin, wanted, .. } = plan;
         let id = record.id.clone();
-        let supervisor = self.reserve(record)?;
+        let supervisor = self.reserve(record, most_promised_gib)?;
         supervisor.log.host(format!("created from {origin}"));
         let (started, start) = oneshot::channel();
         self.tasks.spawn(supervisor.create(attempts, envs, started, self.forgetter(id)));
@@ -229,14 +230,23 @@ impl Sandboxes {
         Ok(record)
     }
 
-    /// Enters a sandbox that is about to be created, if there is room for it.
-    fn reserve(&self, record: Record) -> Result<Supervisor, CreateError> {
+    /// Enters a sandbox that is about to be created, if there is room for it: also for all that it may write to its disk,
+    /// as far as that is promised.
+    fn reserve(&self, record: Record, most_promised_gib: u64) -> Result<Supervisor, CreateError> {
         let mut shelf = self.lock();
         if shelf.closed {
             return Err(StartError::ShuttingDown.into());
         }
         if shelf.by_id.contains_key(&record.id) {
             return Err(CreateError::Exists(record.id));
+        }
+        let disks = shelf.by_id.values().map(|handle| u64::from(handle.record.borrow().disk_gib));
+        let promised = disks.sum::<u64>() + u64::from(record.disk_gib);
+        if promised > most_promised_gib {
+            return Err(CreateError::Capacity(format!(
+                "The disks of this host's sandboxes would have {promised} GiB, and may have {most_promised_gib}; delete \
+                 sandboxes, or have the operator add space or raise limits.disk_overcommit"
+            )));
         }
         let place = self.context.capacity.reserve(record.memory_mb).map_err(CreateError::Capacity)?;
         Ok(self.enter(&mut shelf, record, Some(place)))

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use tokio::net::UnixStream;
 
 use super::*;
-use crate::config::{Jail, Shells};
+use crate::config::{Jail, Limits, Shells};
 use crate::metrics::Metrics;
 use crate::paths::Paths;
 
@@ -31,28 +31,35 @@ struct Agent {
 impl Agent {
     /// `monitor` is a shell script that takes the monitor's place in the list of processes; no guest ever runs.
     async fn start(monitor: &str) -> Self {
+        Self::start_within(Limits::default(), monitor).await
+    }
+
+    async fn start_within(limits: Limits, monitor: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let vmm = folder.path().join("monitor");
         fs::write(&vmm, format!("#!/bin/sh\n{monitor}\n")).unwrap();
         fs::set_permissions(&vmm, fs::Permissions::from_mode(0o755)).unwrap();
-        Self::start_in(folder, vmm, 0).await
+        let config = Config { limits, vmm, shells: Shells { per_shape: 0 }, ..Config::default() };
+        Self::start_with(folder, config).await
     }
 
     /// In a folder that an earlier agent may have used, with so many monitors that wait for each shape.
     async fn start_in(folder: tempfile::TempDir, vmm: PathBuf, per_shape: u32) -> Self {
+        Self::start_with(folder, Config { vmm, shells: Shells { per_shape }, ..Config::default() }).await
+    }
+
+    async fn start_with(folder: tempfile::TempDir, config: Config) -> Self {
         let kernel = folder.path().join("vmlinux");
         fs::write(&kernel, b"not a kernel").unwrap();
         let config = Config {
             state_dir: folder.path().join("state"),
             runtime_dir: folder.path().join("run"),
-            vmm,
             kernel,
             stop_timeout_seconds: 1,
             jail: Jail { enabled: false, ..Jail::default() },
-            shells: Shells { per_shape },
             // These monitors run no guest.
             network: sandpiper_network::Config { enabled: false, ..Default::default() },
-            ..Config::default()
+            ..config
         };
         let config = Arc::new(config);
         let paths = Paths::new(&config.state_dir, &config.runtime_dir);
@@ -305,12 +312,19 @@ async fn a_create_goes_on_when_its_client_goes_away_and_ends_with_the_agent() {
 
 #[tokio::test]
 async fn a_full_host_says_so() {
-    let agent = Agent::start("exec sleep 1000").await;
-    let mut request = create(&agent.import().await.id);
-    request["memory_mb"] = json!(65_536);
+    for (limits, memory_mb, expected) in [
+        (Limits::default(), 65_536, "MiB of memory"),
+        (Limits { disk_overcommit: 0, ..Limits::default() }, 64, "would have 1 GiB, and may have 0"),
+        (Limits { disk_headroom_mb: u64::MAX, ..Limits::default() }, 64, "are kept free"),
+    ] {
+        let agent = Agent::start_within(limits, "exec sleep 1000").await;
+        let mut request = create(&agent.import().await.id);
+        request["memory_mb"] = json!(memory_mb);
 
-    let (status, code, message) = agent.error("POST", "/sandboxes", request.to_string()).await;
+        let (status, code, message) = agent.error("POST", "/sandboxes", request.to_string()).await;
 
-    assert_eq!((status, code.as_str()), (503, "capacity_unavailable"), "{message}");
-    agent.assert_clean();
+        assert_eq!((status, code.as_str()), (503, "capacity_unavailable"), "{message}");
+        assert!(message.contains(expected), "{message}");
+        agent.assert_clean();
+    }
 }
