@@ -46,6 +46,15 @@ impl Database {
     }
 }
 
+/// How the API delivers webhooks.
+#[derive(Clone, Copy)]
+pub(crate) struct Webhooks<'a> {
+    /// Certificate of whom they may go to on this machine.
+    pub(crate) authority: &'a str,
+    /// Attempts at a time.
+    pub(crate) slots: u32,
+}
+
 /// The process; killed when this is dropped, and its files removed.
 pub(crate) struct Api {
     pub(crate) address: SocketAddr,
@@ -58,12 +67,12 @@ pub(crate) struct Api {
 }
 
 impl Api {
-    /// Starts it without rate limits. `authority` is the certificate of whom webhooks may go to on this machine.
-    pub(crate) async fn start(database: &Database, authority: Option<&str>) -> anyhow::Result<Self> {
+    /// Starts it without rate limits.
+    pub(crate) async fn start(database: &Database, webhooks: Option<Webhooks<'_>>) -> anyhow::Result<Self> {
         // Not the folder for temporary files, which often is no disk: what a commit costs is to be measured.
         let folder = tempfile::Builder::new().prefix("sandpiper-bench-").tempdir_in("/var/tmp")?;
         let database = database.location(folder.path())?;
-        configure(folder.path(), &database, authority)?;
+        configure(folder.path(), &database, webhooks)?;
         let operator = make_key(folder.path(), &["operator-key", "create"])?;
         let mut command = Command::new(program()?);
         command.args(["serve", "--config"]).arg(config(folder.path())).env("NO_COLOR", "1").stderr(Stdio::piped());
@@ -136,17 +145,18 @@ fn config(folder: &Path) -> PathBuf {
     folder.join("api.toml")
 }
 
-fn configure(folder: &Path, database: &str, authority: Option<&str>) -> anyhow::Result<()> {
+fn configure(folder: &Path, database: &str, webhooks: Option<Webhooks<'_>>) -> anyhow::Result<()> {
     let mut text = format!(
         "listen = \"127.0.0.1:0\"\nstate_dir = {folder:?}\nagent_socket = {:?}\ndatabase = {database:?}\n\
          [rate_limit]\nper_second = 1000000\nburst = 1000000\n\
          [operator_rate_limit]\nper_second = 1000000\nburst = 1000000\n",
         folder.join("agent.sock")
     );
-    if let Some(authority) = authority {
+    if let Some(Webhooks { authority, slots }) = webhooks {
         let file = folder.join("authority.pem");
         std::fs::write(&file, authority)?;
-        text += &format!("[webhooks]\nallow_addresses = [\"127.0.0.0/8\"]\nca_file = {file:?}\n");
+        text +=
+            &format!("[webhooks]\nconcurrency = {slots}\nallow_addresses = [\"127.0.0.0/8\"]\nca_file = {file:?}\n");
     }
     Ok(std::fs::write(config(folder), text)?)
 }

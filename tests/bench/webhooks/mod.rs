@@ -6,14 +6,17 @@
 //! | `DB_accepted_RATE` | from the report's answer to the first byte, at so many reports a second (open loop) |
 //! | `DB_reported_RATE` | the same from the moment at which the payment was to be reported |
 //! | `DB_sustained` | webhooks a second that arrive while reports come as fast as they are answered (closed loop) |
-//! | `DB_others_alone` | `accepted` of nine merchants: the 95th percentile of each round |
-//! | `DB_others_beside` | the same while the tenth hangs and [`HELD_UP`] webhooks wait for it |
-//! | `DB_beside_over_alone` | the one over the other, round by round |
+//! | `DB_others_alone_SLOTS` | `accepted` of nine merchants, with so many attempts at a time: the 95th percentile of each round |
+//! | `DB_others_beside_SLOTS` | the same while the tenth hangs and [`HELD_UP`] webhooks wait for it |
+//! | `DB_beside_over_alone_SLOTS` | the one over the other, round by round |
+//! | `DB_reported_beside_import_p99` | from the moment at which a payment was to be reported to the answer, while the largest file is imported |
+//! | `DB_import` | how long that import takes meanwhile |
 //!
 //! The database is SQLite on a disk, where every commit waits for it, or PostgreSQL at the URL in `SANDPIPER_TEST_POSTGRES`,
 //! which `scripts/bench` starts and which does not: its figures are of the work, not of the disk.
 
 mod events;
+mod import;
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -23,7 +26,7 @@ use serde_json::json;
 use support::{Receiver, Samples};
 
 use self::events::{arrived, times};
-use crate::api::{Api, Database};
+use crate::api::{Api, Database, Webhooks};
 use crate::figure::Report;
 use crate::reporter::Reporter;
 
@@ -32,6 +35,8 @@ const MERCHANTS: usize = 10;
 const HOG: usize = MERCHANTS - 1;
 const ALL: Range<usize> = 0..MERCHANTS;
 const OTHERS: Range<usize> = 0..HOG;
+/// Attempts at a time: the fewest that anybody would choose, and the default.
+const SLOTS: [u32; 2] = [16, 1024];
 /// Reports a second.
 const RATES: [u32; 2] = [100, 1000];
 /// Of the nine.
@@ -53,16 +58,11 @@ pub(crate) async fn run(runs: usize, report: &mut Report) -> anyhow::Result<()> 
 
 async fn measure(name: &str, database: &Database, rounds: usize, report: &mut Report) -> anyhow::Result<()> {
     let receiver = Receiver::start().await?;
-    let api = Api::start(database, Some(&receiver.certificate)).await?;
-    let mut merchants = Vec::new();
-    for number in ALL {
-        let merchant = api.merchant(&format!("merchant-{number}"), &[]).await?;
-        let secret = api.key(&merchant, "secret").await?;
-        let config = json!({"realm": "live", "url": receiver.url(number)});
-        api.call("PUT", "/merchant/api/v1/webhookConfig", &secret, &config).await?;
-        merchants.push(merchant);
-    }
-    let reporter = Reporter::new(&api, merchants);
+    let [few, usual] = SLOTS;
+    let (_api, reporter) = open(database, &receiver, few).await?;
+    fairness((name, few), &reporter, &receiver, rounds, report).await?;
+
+    let (api, reporter) = open(database, &receiver, usual).await?;
     // Attempts at a time begin with few and grow with prompt answers.
     arrived(&reporter.at_once(ALL, SUSTAINED).await?, &receiver).await?;
 
@@ -83,11 +83,27 @@ async fn measure(name: &str, database: &Database, rounds: usize, report: &mut Re
         rates.push(events.len() as f64 / (end - begin).as_secs_f64());
     }
     report.add("webhooks", &format!("{name}_sustained"), "1/s", &rates);
-    fairness(name, &reporter, &receiver, rounds, report).await
+    fairness((name, usual), &reporter, &receiver, rounds, report).await?;
+    import::measure(name, &api, &reporter, report).await
+}
+
+/// An API with so many attempts at a time, and the merchants, whose payments are reported.
+async fn open(database: &Database, receiver: &Receiver, slots: u32) -> anyhow::Result<(Api, Reporter)> {
+    let api = Api::start(database, Some(Webhooks { authority: &receiver.certificate, slots })).await?;
+    let mut merchants = Vec::new();
+    for number in ALL {
+        let merchant = api.merchant(&format!("merchant-{number}"), &[]).await?;
+        let secret = api.key(&merchant, "secret").await?;
+        let config = json!({"realm": "live", "url": receiver.url(number)});
+        api.call("PUT", "/merchant/api/v1/webhookConfig", &secret, &config).await?;
+        merchants.push(merchant);
+    }
+    let reporter = Reporter::new(&api, merchants);
+    Ok((api, reporter))
 }
 
 async fn fairness(
-    name: &str,
+    (name, slots): (&str, u32),
     reporter: &Reporter,
     receiver: &Receiver,
     rounds: usize,
@@ -107,9 +123,9 @@ async fn fairness(
         arrived(&held_up, receiver).await?;
     }
     ratios.extend(beside.iter().zip(&alone).map(|(beside, alone)| beside / alone * 100.0));
-    report.add("webhooks", &format!("{name}_others_alone"), "ms", &alone);
-    report.add("webhooks", &format!("{name}_others_beside"), "ms", &beside);
-    report.add("webhooks", &format!("{name}_beside_over_alone"), "%", &ratios);
+    report.add("webhooks", &format!("{name}_others_alone_{slots}"), "ms", &alone);
+    report.add("webhooks", &format!("{name}_others_beside_{slots}"), "ms", &beside);
+    report.add("webhooks", &format!("{name}_beside_over_alone_{slots}"), "%", &ratios);
     Ok(())
 }
 
