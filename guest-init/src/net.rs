@@ -2,6 +2,7 @@
 
 use std::future::poll_fn;
 use std::io;
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,6 +14,9 @@ use tokio_vsock::{VMADDR_CID_ANY, VsockAddr, VsockListener};
 
 use crate::connection::Connection;
 
+/// Connections that wait to be accepted; more are refused. As many as a monitor lets through: all requests that wake a
+/// guest come at once.
+const WAITING: i32 = 1024;
 /// How long to wait after an accept that failed for want of descriptors or memory.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -50,7 +54,10 @@ impl Listener for UnixListener {
 
 /// Listens on a vsock port of this guest.
 pub(crate) fn listen(port: u32) -> io::Result<VsockListener> {
-    VsockListener::bind(VsockAddr::new(VMADDR_CID_ANY, port))
+    let listener = VsockListener::bind(VsockAddr::new(VMADDR_CID_ANY, port))?;
+    // SAFETY: `listener` is an open socket for the length of the call, which has no other arguments to misread.
+    let result = unsafe { libc::listen(listener.as_raw_fd(), WAITING) };
+    if result == 0 { Ok(listener) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Accepts connections without end, no more than `limit` at a time, and gives each to `handle` with the permit that it
