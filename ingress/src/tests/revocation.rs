@@ -46,7 +46,7 @@ async fn assert_ends(stream: &mut TcpStream) {
 /// A token that is good for two seconds at most.
 fn brief_token(house: &House) -> String {
     let sessions = Sessions::open(&house.folder.path().join("key"), Duration::from_secs(2)).expect("the same key");
-    sessions.mint(SANDBOX).0
+    sessions.mint(SANDBOX, None).0
 }
 
 #[tokio::test]
