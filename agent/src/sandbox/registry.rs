@@ -95,7 +95,7 @@ pub(crate) enum ChangeError {
     #[error("The monitor answered something else than it was asked")]
     Unexpected,
     #[error(transparent)]
-    Start(StartError),
+    Start(#[from] StartError),
 }
 
 impl Sandboxes {
@@ -316,6 +316,11 @@ impl Sandboxes {
         handle.ok_or_else(|| self.absence(id))
     }
 
+    /// Why a supervisor did not answer: its sandbox is gone, or it has left it to the next agent.
+    fn unheard(&self) -> ChangeError {
+        if self.context.leave.is_cancelled() { StartError::ShuttingDown.into() } else { ChangeError::NotFound }
+    }
+
     /// The log of a sandbox that is here or was not long ago.
     pub(crate) fn log(&self, id: &str) -> Option<Vec<LogEntry>> {
         Some(self.context.logs.find(id)?.entries())
@@ -329,16 +334,16 @@ impl Sandboxes {
     ) -> Result<T, ChangeError> {
         let handle = self.handle(id)?;
         let (answer, result) = oneshot::channel();
-        handle.commands.send(command(answer)).await.map_err(|_| ChangeError::NotFound)?;
-        result.await.map_err(|_| ChangeError::NotFound)?
+        handle.commands.send(command(answer)).await.map_err(|_| self.unheard())?;
+        result.await.map_err(|_| self.unheard())?
     }
 
     /// Deletes the sandbox `id`; returns when nothing of it is left. Dropping the future does not stop the deletion.
     pub(crate) async fn delete(&self, id: &str, cause: DeleteCause) -> Result<(), ChangeError> {
         let handle = self.handle(id)?;
         let (answer, done) = oneshot::channel();
-        handle.commands.send(Command::Delete(cause, answer)).await.map_err(|_| ChangeError::NotFound)?;
-        done.await.map_err(|_| ChangeError::NotFound)
+        handle.commands.send(Command::Delete(cause, answer)).await.map_err(|_| self.unheard())?;
+        done.await.map_err(|_| self.unheard())
     }
 
     /// Takes nothing new, deletes all sandboxes if `delete_all`, and ends all supervisors, within `patience` each.

@@ -149,6 +149,21 @@ fn checkpoint_of(answer: &Value) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_agent_that_ends_does_not_say_that_its_sandboxes_are_gone() {
+    let agent = Agent::with_machines().await;
+    let (sandbox, _) = agent.create(create(&agent.import().await.id)).await;
+    let id = sandbox.id.clone();
+
+    agent.sandboxes.close(false, Duration::from_secs(10)).await;
+
+    assert_eq!(sandbox.try_ask("pause", json!({})).await.0, 503);
+    assert_eq!(agent.ask("DELETE", &format!("/sandboxes/{id}"), "").await.0, 503);
+    let agent = agent.follow().await;
+    assert_eq!(agent.sandbox(&id).state().await, "ready");
+    agent.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_second_sandbox_of_a_template_starts_warm_and_leaves_nothing_either() {
     let agent = Agent::with_machines().await;
     let template = agent.import().await.id;
