@@ -60,6 +60,10 @@ impl Host {
             let pid = service.ok_or_else(|| format!("no {name} runs"))?;
             inventory.add_descriptors(name, pid).map_err(|error| format!("descriptors of the {name}: {error}"))?;
         }
+        if self.database.starts_with("postgres:") {
+            // A pool of connections, as large as was needed at once so far.
+            inventory.0.remove("open in the API: unix socket, unnamed");
+        }
         for kind in ["anon_inode:[pidfd]", "unix socket, unnamed"] {
             inventory.remove(&format!("open in the agent: {kind}"), idle.len());
         }

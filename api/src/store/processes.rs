@@ -53,11 +53,6 @@ impl Processes {
     /// agent. Each would take the other's sandboxes for lost.
     pub async fn join(&self, agent: Option<&str>, now: Timestamp) -> Result<bool, StoreError> {
         let mut tx = self.database.write().await?;
-        // Not before the next beat of any process whose clock is slow.
-        sqlx::query("DELETE FROM processes WHERE alive_until_ms < $1")
-            .bind(to_ms(now.saturating_sub(ALIVE_FOR).unwrap_or(now)))
-            .execute(&mut *tx)
-            .await?;
         let other = sqlx::query("SELECT 1 FROM processes WHERE agent <> $1 AND alive_until_ms > $2")
             .bind(agent)
             .bind(to_ms(now))
@@ -75,7 +70,13 @@ impl Processes {
         self.enter(self.database.write_shared().await?, agent, now).await
     }
 
+    /// Enters this process, and forgets those that died.
     async fn enter(&self, mut tx: Tx, agent: Option<&str>, now: Timestamp) -> Result<(), StoreError> {
+        // Not before the next beat of any process whose clock is slow.
+        sqlx::query("DELETE FROM processes WHERE alive_until_ms < $1")
+            .bind(to_ms(now.saturating_sub(ALIVE_FOR).unwrap_or(now)))
+            .execute(&mut *tx)
+            .await?;
         sqlx::query(
             "INSERT INTO processes (id, alive_until_ms, agent) VALUES ($1, $2, $3) \
              ON CONFLICT (id) DO UPDATE SET alive_until_ms = excluded.alive_until_ms",
@@ -140,6 +141,19 @@ mod tests {
         assert_eq!(other.processes.others(NOW).await.unwrap().len(), 0, "it is no other to itself");
         other.processes.leave().await.unwrap();
         assert_eq!(others(NOW + ALIVE_FOR).await, 0);
+    }
+
+    #[tokio::test]
+    async fn one_that_died_is_forgotten_at_the_next_beat_of_another() {
+        let store = test_store().await;
+        let other = Store::open(&store.location()).await.unwrap();
+        assert!(other.processes.join(Some("agent"), NOW).await.unwrap());
+
+        store.processes.beat(Some("agent"), NOW + 3 * ALIVE_FOR).await.unwrap();
+
+        let left: i64 =
+            sqlx::query_scalar("SELECT COUNT(*) FROM processes").fetch_one(store.database.read()).await.unwrap();
+        assert_eq!(left, 1);
     }
 
     #[tokio::test]
