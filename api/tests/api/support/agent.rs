@@ -314,8 +314,10 @@ async fn create(State(shared): State<Shared>, headers: HeaderMap, Json(order): J
 }
 
 async fn show(State(shared): State<Shared>, UrlPath(id): UrlPath<String>) -> Response {
-    match shared.records.lock().unwrap().sandboxes.get(&id) {
+    let records = shared.records.lock().unwrap();
+    match records.sandboxes.get(&id) {
         Some(sandbox) => Json(sandbox).into_response(),
+        None if records.unreadable.contains(&id) => refusal(500, "internal"),
         None => refusal(404, "not_found"),
     }
 }
