@@ -67,9 +67,6 @@ pub(super) enum MachineEvent {
 pub(super) enum Unanswered {
     #[error("The guest did not answer within {} seconds", .0.as_secs())]
     TimedOut(Duration),
-    /// The guest opened another link, on which it was told who it is: that undid what it had been asked.
-    #[error("The guest's link broke")]
-    LinkBroke,
     #[error("The host has no room for what the sandbox wrote; it stands still until its operator makes room")]
     NoRoom,
     /// Something that ends the sandbox.
@@ -193,6 +190,7 @@ impl Machine {
     /// Sends `message` to the guest, as soon as it has a link, and waits at most `patience` for its answer, which
     /// `is_answer` knows. What else the guest says meanwhile goes to `hear`.
     ///
+    /// Where the link breaks, as it may when the agent has just been restarted, the guest is asked again on the next one.
     /// A guest that does not answer in time, or stands still because the host's disk is full, loses its link. On the next
     /// one it is told who it is, which undoes whatever it had been asked for; and no late answer can be taken for one to a
     /// later question.
@@ -220,7 +218,6 @@ impl Machine {
                 }
                 MachineEvent::Guest(answer) if asked && is_answer(&answer) => return Ok(answer),
                 MachineEvent::Guest(other) => hear(other),
-                MachineEvent::LinkOpened if asked => return Err(Unanswered::LinkBroke),
                 MachineEvent::LinkOpened => asked = self.send(&message),
                 MachineEvent::Disk(event) => {
                     let full = matches!(event, DiskEvent::Full(_));

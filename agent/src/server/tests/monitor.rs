@@ -289,6 +289,10 @@ fn live(shared: &Shared) {
             HostMessage::Freeze { .. } if behaves("no-freeze") => {
                 GuestMessage::NotFrozen { message: "too busy".into() }
             }
+            HostMessage::Freeze { .. } if behaves("break-link") => {
+                fs::remove_file(folder().join("behaviour")).unwrap();
+                return;
+            }
             HostMessage::Freeze { .. } if behaves("full-disk") => {
                 stand_still(shared, &agent);
                 continue;

@@ -119,3 +119,15 @@ async fn no_layer_is_merged_that_the_monitor_may_write_to() {
     assert_eq!(agent.ask("DELETE", &format!("/checkpoints/{}", taken["id"].as_str().unwrap()), "").await.0, 204);
     agent.end().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_guest_whose_link_breaks_is_asked_again_on_the_next_one() {
+    let agent = Agent::with_machines().await;
+    let (sandbox, _) = agent.create(create(&agent.import().await.id)).await;
+    agent.behave("break-link");
+
+    sandbox.ask("checkpoints", json!({"id": id::generate("ckp"), "memory": false})).await;
+
+    assert_eq!(sandbox.state().await, "ready");
+    agent.end().await;
+}
