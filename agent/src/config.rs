@@ -187,7 +187,7 @@ impl Default for Limits {
             max_disk_gib: 512,
             memory_headroom_mb: 1536,
             disk_headroom_mb: 512,
-            disk_overcommit: 50,
+            disk_overcommit: 100,
         }
     }
 }

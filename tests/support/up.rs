@@ -159,13 +159,14 @@ pub(crate) fn program() -> PathBuf {
 }
 
 /// Names are resolved by the tests' own internet; slots have names of their own, so that an operator's are left alone. The
-/// agent has less memory for connections than by default, so that more guests fit into the nested host.
+/// agent has less memory for connections than by default, and promises more of its disk, so that more guests fit into the
+/// nested host.
 fn agent_settings() -> String {
     let profiles = format!("{STATE_DIR}-profiles.json");
     fs::write(&profiles, r#"{"profiles": {"package-registries": ["registry.example.test:443"]}}"#)
         .expect("a file for the profiles");
     format!(
-        "limits.memory_headroom_mb = 800\ningress.requests_memory_mb = 128\n\
+        "limits.memory_headroom_mb = 800\nlimits.disk_overcommit = 200\ningress.requests_memory_mb = 128\n\
          [network]\nname = {NETWORK:?}\ntransit = \"100.66.0.0/16\"\ntransit6 = \"fd5a:5c::/48\"\n\
          resolvers = [{RESOLVER:?}]\nprofiles = {profiles:?}\n"
     )
