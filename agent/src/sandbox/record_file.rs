@@ -60,7 +60,12 @@ pub(crate) fn save(paths: &MachinePaths, record: &Record) -> io::Result<()> {
     let text = encode(record)?;
     durable::write_atomic(&paths.record(), &text)?;
     copy(paths, &text);
-    durable::remove_file(&paths.draft())
+    // Beside a record it means nothing.
+    let path = paths.draft();
+    if let Err(error) = durable::remove_file(&path) {
+        tracing::warn!(path = %path.display(), %error, "cannot remove the draft of a record");
+    }
+    Ok(())
 }
 
 /// Writes the record of a sandbox that nobody was told of yet: it need not outlive the host. Blocks.
