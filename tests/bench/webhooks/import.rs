@@ -10,8 +10,8 @@ use crate::api::Api;
 use crate::figure::Report;
 use crate::reporter::Reporter;
 
-/// As many entries as one file may have.
-const BANKS: usize = 12_000;
+/// With the market, as many entries as one file may have.
+const BANKS: usize = 11_999;
 const OPERATORS: usize = 8_000;
 
 /// Of the reports that were answered before the import was: the 99th percentile, and how long the import took.
@@ -38,7 +38,9 @@ fn file() -> Value {
         json!({"countryCode": "KE", "paymentMethod": "PAYMENT_METHOD_MOBILE_MONEY", "operator": format!("wallet-{number}"),
                "name": format!("Example Wallet {number}")})
     };
+    let methods = ["PAYMENT_METHOD_BANK_ACCOUNT", "PAYMENT_METHOD_MOBILE_MONEY"];
     json!({
+        "markets": [{"countryCode": "KE", "currencyCode": "KES", "methodsIn": methods, "methodsOut": methods}],
         "banks": (0..BANKS).map(bank).collect::<Vec<_>>(),
         "operators": (0..OPERATORS).map(operator).collect::<Vec<_>>(),
     })

@@ -57,12 +57,11 @@ pub(crate) async fn run(runs: usize, report: &mut Report) -> anyhow::Result<()> 
 }
 
 async fn measure(name: &str, database: &Database, rounds: usize, report: &mut Report) -> anyhow::Result<()> {
-    let receiver = Receiver::start().await?;
     let [few, usual] = SLOTS;
-    let (_api, reporter) = open(database, &receiver, few).await?;
+    let (_api, reporter, receiver) = open(database, few).await?;
     fairness((name, few), &reporter, &receiver, rounds, report).await?;
 
-    let (api, reporter) = open(database, &receiver, usual).await?;
+    let (api, reporter, receiver) = open(database, usual).await?;
     // Attempts at a time begin with few and grow with prompt answers.
     arrived(&reporter.at_once(ALL, SUSTAINED).await?, &receiver).await?;
 
@@ -87,8 +86,10 @@ async fn measure(name: &str, database: &Database, rounds: usize, report: &mut Re
     import::measure(name, &api, &reporter, report).await
 }
 
-/// An API with so many attempts at a time, and the merchants, whose payments are reported.
-async fn open(database: &Database, receiver: &Receiver, slots: u32) -> anyhow::Result<(Api, Reporter)> {
+/// An API with so many attempts at a time, the merchants, whose payments are reported, and who receives their webhooks. A
+/// receiver is one API's: two of them give their deliveries the same ids.
+async fn open(database: &Database, slots: u32) -> anyhow::Result<(Api, Reporter, Receiver)> {
+    let receiver = Receiver::start().await?;
     let api = Api::start(database, Some(Webhooks { authority: &receiver.certificate, slots })).await?;
     let mut merchants = Vec::new();
     for number in ALL {
@@ -99,7 +100,7 @@ async fn open(database: &Database, receiver: &Receiver, slots: u32) -> anyhow::R
         merchants.push(merchant);
     }
     let reporter = Reporter::new(&api, merchants);
-    Ok((api, reporter))
+    Ok((api, reporter, receiver))
 }
 
 async fn fairness(
