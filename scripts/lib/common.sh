@@ -26,6 +26,18 @@ need_packages() {
         die "could not install: ${missing[*]}"
 }
 
+# need_rust: puts cargo on the PATH, with the toolchain of rust-toolchain.toml; with the default one if that cannot be installed.
+need_rust() {
+    # rustup puts it there; a shell that was open before, or a service, has another PATH.
+    command -v cargo >/dev/null || PATH=$PATH:${CARGO_HOME:-$HOME/.cargo}/bin
+    command -v cargo >/dev/null || die "there is no cargo. Install Rust, for example with rustup, then run this again"
+    export PATH
+    (cd "$root" && cargo --version >/dev/null 2>&1) && return
+    RUSTUP_TOOLCHAIN=$(rustup default | cut -d ' ' -f 1)
+    export RUSTUP_TOOLCHAIN
+    say "the toolchain of rust-toolchain.toml cannot be installed: using $RUSTUP_TOOLCHAIN"
+}
+
 # need_postgresql: installs PostgreSQL's programs if they are missing, and no server for the machine.
 need_postgresql() {
     # The package would make and start one, unless told not to.
