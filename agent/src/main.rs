@@ -15,7 +15,6 @@
 //! agent takes them over by their records ([`sandbox`]).
 
 mod config;
-mod crash_points;
 mod host;
 mod jail;
 mod layers;

@@ -21,11 +21,11 @@ use super::shells::Shell;
 use super::start::{self, Parts, Source, StartError};
 use super::supervisor::{Supervisor, next_command};
 use super::{Context, ending, network};
-use crate::crash_points::CrashPoint;
 use crate::host;
 use crate::layers::Files;
 use crate::logs::sanitize;
 use crate::snapshots::{self, WarmSnapshot};
+use sandpiper_crash_points::CrashPoint;
 
 /// One way to start a sandbox.
 #[derive(Debug, Clone)]

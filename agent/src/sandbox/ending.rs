@@ -10,9 +10,9 @@ use sandpiper_protocol::agent::SandboxError;
 use sandpiper_protocol::vmm::{ExitReason, ExitRecord};
 
 use super::process::Ended;
-use crate::crash_points::CrashPoint;
 use crate::logs::sanitize;
 use crate::paths::MachinePaths;
+use sandpiper_crash_points::CrashPoint;
 
 /// Most bytes of an exit record: a packet's worth.
 const MAX_EXIT_RECORD: u64 = 64 * 1024;

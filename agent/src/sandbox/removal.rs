@@ -12,7 +12,7 @@ use super::machine::Machine;
 use super::registry::ChangeError;
 use super::supervisor::Supervisor;
 use super::{ending, network};
-use crate::crash_points::CrashPoint;
+use sandpiper_crash_points::CrashPoint;
 
 /// Pause between attempts to remove files that could not be removed.
 const REMOVE_AGAIN: Duration = Duration::from_secs(5);

@@ -13,7 +13,7 @@ use sandpiper_protocol::id;
 use serde::{Deserialize, Serialize};
 
 use super::{FORM, HIDDEN, MANIFEST, OpenError, Snapshot};
-use crate::crash_points::CrashPoint;
+use sandpiper_crash_points::CrashPoint;
 
 /// Prefix of a checkpoint's id.
 const ID_PREFIX: &str = "ckp";

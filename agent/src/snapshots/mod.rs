@@ -18,8 +18,8 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use self::checkpoints::{Checkpoints, Draft, DraftError, Manifest, Pin};
 pub(crate) use self::warm::{Recipe, Warm, WarmSnapshot};
-use crate::crash_points::CrashPoint;
 use crate::layers::Files;
+use sandpiper_crash_points::CrashPoint;
 
 /// Version of the manifests' form. A field that is added gets a `default`; anything else raises this number.
 const FORM: u32 = 1;

@@ -19,8 +19,8 @@ use sha2::{Digest, Sha256};
 use tempfile::TempDir;
 use tokio::net::UnixStream;
 
-use crate::crash_points::{ARMED, CrashPoint};
 use crate::guest;
+use sandpiper_crash_points::{ARMED, CrashPoint};
 
 /// How long anything may take on a busy machine whose guests are emulated.
 const TIMEOUT: Duration = Duration::from_secs(120);

@@ -4,8 +4,8 @@
 use sandpiper_protocol::id;
 use serde_json::{Value, json};
 
-use crate::crash_points::CrashPoint;
 use crate::host::{Agent, Host};
+use sandpiper_crash_points::CrashPoint;
 
 /// What is asked of the agent when it dies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! Crash points: the places between two durable steps of an operation, each by its name, at which a test can have the agent
 //! die as `kill -9` would have it die.
 //!
-//! Only programs with debug assertions, or built with the feature `crash-points`, can be killed so; in any other,
+//! Only programs with debug assertions, or built with the feature `enabled`, can be killed so; in any other,
 //! [`CrashPoint::pass`] is empty. A test names a file in the environment ([`ARMED`]) of the agent. Once the name of a point is
 //! written into it, the agent that next passes that point removes the file and kills itself: the file's absence says
 //! that it was this point, and a supervisor that starts the agent anew does not have it die again.
@@ -9,20 +9,17 @@
 //! `agent/tests` holds a test for every point of this list and every operation that passes it.
 
 /// Environment variable that names the file.
-#[cfg(any(test, debug_assertions, feature = "crash-points"))]
-pub(crate) const ARMED: &str = "SANDPIPER_CRASH_POINT";
+pub const ARMED: &str = "SANDPIPER_CRASH_POINT";
 
 macro_rules! crash_points {
     ($($(#[$doc:meta])* $point:ident,)*) => {
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-        pub(crate) enum CrashPoint {
+        pub enum CrashPoint {
             $($(#[$doc])* $point,)*
         }
 
-        #[cfg(test)]
         impl CrashPoint {
-            #[allow(dead_code, reason = "for the tests of the whole agent, which include this file")]
-            pub(crate) const ALL: &[Self] = &[$(Self::$point,)*];
+            pub const ALL: &[Self] = &[$(Self::$point,)*];
         }
     };
 }
@@ -93,8 +90,8 @@ crash_points! {
 
 impl CrashPoint {
     /// Dies here if a test wants it so. Blocks for a moment in programs that tests may kill.
-    #[cfg(any(debug_assertions, feature = "crash-points"))]
-    pub(crate) fn pass(self) {
+    #[cfg(any(debug_assertions, feature = "enabled"))]
+    pub fn pass(self) {
         use nix::sys::signal::{Signal, raise};
 
         let Some(file) = std::env::var_os(ARMED) else { return };
@@ -105,7 +102,7 @@ impl CrashPoint {
         }
     }
 
-    #[cfg(not(any(debug_assertions, feature = "crash-points")))]
+    #[cfg(not(any(debug_assertions, feature = "enabled")))]
     #[inline(always)]
-    pub(crate) fn pass(self) {}
+    pub fn pass(self) {}
 }
