@@ -17,14 +17,11 @@
 mod config;
 mod host;
 mod jail;
-mod layers;
 mod logs;
 mod metrics;
 mod paths;
 mod sandbox;
 mod server;
-mod snapshots;
-mod templates;
 
 use std::fs::OpenOptions;
 use std::io::{self, IsTerminal};
@@ -51,15 +48,15 @@ use tracing_subscriber::EnvFilter;
 
 use crate::config::{Config, LogFormat};
 use crate::jail::cgroup::Cgroups;
-use crate::layers::digest::Visits;
-use crate::layers::usage::Usage;
 use crate::logs::Logs;
 use crate::metrics::Metrics;
 use crate::paths::Paths;
 use crate::sandbox::{Capacity, Context, Sandboxes, Sealer, Shells};
 use crate::server::App;
-use crate::snapshots::{Checkpoints, Warm};
-use crate::templates::Store;
+use sandpiper_images::layers::digest::Visits;
+use sandpiper_images::layers::usage::Usage;
+use sandpiper_images::snapshots::{Checkpoints, Platform, Warm};
+use sandpiper_images::templates::Store;
 
 /// A request through the ingress makes and frees many small things, at which it is faster than the C library's.
 #[global_allocator]
@@ -194,7 +191,8 @@ fn open_context(config: Arc<Config>, paths: Paths, metrics: Metrics) -> anyhow::
     let boot_id = host::boot_id().context("Cannot read the kernel's boot id")?;
     let memory = host::memory().context("Cannot read the host's memory")?;
     let templates = Store::open(&paths.templates())?;
-    let warm = Warm::open(&paths.warm(), &config, |version| templates.find(version))?;
+    let most_warm = if config.warm.enabled { config.warm.max as usize } else { 0 };
+    let warm = Warm::open(&paths.warm(), platform(&config), most_warm, |version| templates.find(version))?;
     let cgroups = Cgroups::open(&agent_name(&paths)).context("Cannot look for cgroups")?;
     let shells = Shells::new(Arc::clone(&config), paths.clone(), boot_id.clone(), cgroups);
     Ok(Context {
@@ -215,6 +213,17 @@ fn open_context(config: Arc<Config>, paths: Paths, metrics: Metrics) -> anyhow::
         config,
         paths,
     })
+}
+
+/// What machines are made with, as far as it decides which warm snapshot fits.
+fn platform(config: &Config) -> Platform {
+    Platform {
+        kernel: config.kernel.clone(),
+        kernel_args: config.kernel_args.clone(),
+        monitor: config.vmm.clone(),
+        console: config.console,
+        network: config.network.enabled,
+    }
 }
 
 /// Tells the cgroups of several agents of one host apart: each has a state folder of its own.

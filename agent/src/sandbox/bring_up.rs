@@ -22,10 +22,10 @@ use super::start::{self, Parts, Source, StartError};
 use super::supervisor::{Supervisor, next_command};
 use super::{Context, ending, network};
 use crate::host;
-use crate::layers::Files;
 use crate::logs::sanitize;
-use crate::snapshots::{self, WarmSnapshot};
 use sandpiper_crash_points::CrashPoint;
+use sandpiper_images::layers::Files;
+use sandpiper_images::snapshots::{self, WarmSnapshot};
 
 /// One way to start a sandbox.
 #[derive(Debug, Clone)]

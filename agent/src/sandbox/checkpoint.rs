@@ -33,9 +33,9 @@ use super::pause::millis;
 use super::record::Record;
 use super::registry::ChangeError;
 use super::supervisor::Supervisor;
-use crate::layers::{self, Files, Layer, LayerError, MAX_DISK_LAYERS, Role};
-use crate::snapshots::Manifest;
 use sandpiper_crash_points::CrashPoint;
+use sandpiper_images::layers::{self, Files, Layer, LayerError, MAX_DISK_LAYERS, Role};
+use sandpiper_images::snapshots::Manifest;
 
 /// A snapshot that is asked for.
 #[derive(Debug)]

@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 use super::checkpoint::SnapshotOrder;
 use super::record::Record;
 use super::registry::ChangeError;
-use crate::snapshots::Manifest;
+use sandpiper_images::snapshots::Manifest;
 
 /// What a supervisor is asked to do.
 #[derive(Debug)]

@@ -11,8 +11,8 @@ use super::start::Source;
 use super::{Context, ID_PREFIX, StartError, link};
 use crate::config::Limits;
 use crate::host;
-use crate::layers;
-use crate::snapshots::{Manifest, Pin, Recipe};
+use sandpiper_images::layers;
+use sandpiper_images::snapshots::{Manifest, Pin, Recipe};
 
 /// Longest time-out: a year.
 const MAX_TIMEOUT_SECONDS: u64 = 366 * 24 * 3600;
@@ -150,7 +150,7 @@ fn plan_template(context: &Context, request: &CreateSandbox) -> Result<Plan, Cre
     if context.config.warm.enabled {
         let recipe = Recipe { template, cpu, memory_mb, disk_gib };
         // Without a kernel or a monitor there is no key; the boot says what is missing.
-        if let Ok(key) = context.warm.key(&context.config, &recipe) {
+        if let Ok(key) = context.warm.key(&recipe) {
             match context.warm.find(&key) {
                 Some(warm) => attempts.insert(0, Attempt::warm(warm)),
                 None => wanted = Some((key, recipe)),

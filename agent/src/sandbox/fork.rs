@@ -14,8 +14,8 @@ use super::create::{self, CreateError, DiskSpaceError, Origin};
 use super::record::Record;
 use super::registry::{ChangeError, Sandboxes};
 use super::{ID_PREFIX, StartError};
-use crate::snapshots::{Draft, DraftError, Manifest};
 use sandpiper_crash_points::CrashPoint;
+use sandpiper_images::snapshots::{Draft, DraftError, Manifest};
 
 /// Most sandboxes of one fork.
 const MAX_FORKS: usize = 20;

@@ -5,7 +5,7 @@
 //! * A **sandbox** is one microVM with an id, a disk of its own and a deadline. It may be stopped: then it is files only.
 //! * Its **record** (`record`) is what the agent knows of it, one file, synced. It names everything of the sandbox.
 //!   Environment variables in it are sealed (`seal`).
-//! * Its **files** ([`crate::layers`]) are the layers of its disk, and of its memory where it was restored from a snapshot.
+//! * Its **files** ([`sandpiper_images::layers`]) are the layers of its disk, and of its memory where it was restored from a snapshot.
 //! * Its **monitor** is the `sandpiper-vmm` process that runs the microVM. It outlives the agent: it has a session of its
 //!   own, holds its files as descriptors, and its two sockets have paths. `process` starts and recognizes monitors,
 //!   `monitor` talks to one, `machine` merges all that one can report.
@@ -95,13 +95,13 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::Config;
-use crate::layers::digest::Visits;
-use crate::layers::usage::Usage;
 use crate::logs::Logs;
 use crate::metrics::Metrics;
 use crate::paths::Paths;
-use crate::snapshots::{Checkpoints, Warm};
-use crate::templates::Store;
+use sandpiper_images::layers::digest::Visits;
+use sandpiper_images::layers::usage::Usage;
+use sandpiper_images::snapshots::{Checkpoints, Warm};
+use sandpiper_images::templates::Store;
 
 pub(crate) use self::capacity::Capacity;
 pub(crate) use self::command::{Command, DeleteCause};

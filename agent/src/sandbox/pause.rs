@@ -30,9 +30,9 @@ use super::command::Setback;
 use super::machine::{Machine, Unanswered};
 use super::registry::ChangeError;
 use super::supervisor::{Supervisor, hear_log, next_command};
-use crate::layers::{self, Files, Layer, Role};
 use crate::logs::sanitize;
 use sandpiper_crash_points::CrashPoint;
+use sandpiper_images::layers::{self, Files, Layer, Role};
 
 /// How long a guest may take to bring its file systems to rest: it may have much to write.
 const FREEZE_PATIENCE: Duration = Duration::from_secs(30);

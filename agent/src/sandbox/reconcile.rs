@@ -251,9 +251,9 @@ fn chain(error: &dyn std::error::Error) -> String {
 mod tests {
     use super::*;
     use crate::host;
-    use crate::layers::{Layer, Role};
     use crate::sandbox::process::tests::Sleeper;
     use crate::sandbox::record::tests::example;
+    use sandpiper_images::layers::{Layer, Role};
 
     struct Host {
         _folder: tempfile::TempDir,

@@ -13,8 +13,8 @@ use serde::{Deserialize, Serialize};
 
 use super::process::KnownMonitor;
 use super::seal::SealedEnvs;
-use crate::layers::Files;
-use crate::snapshots::Snapshot;
+use sandpiper_images::layers::Files;
+use sandpiper_images::snapshots::Snapshot;
 
 /// Version of the record's form. A field that is added gets a `default`; anything else raises this number.
 pub(super) const FORM: u32 = 2;
@@ -215,8 +215,8 @@ pub(crate) fn deadline(now: Timestamp, seconds: u64) -> Timestamp {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::layers::{Layer, Role};
     use crate::sandbox::seal::{Envs, Sealer};
+    use sandpiper_images::layers::{Layer, Role};
 
     /// A record as `POST /sandboxes` makes it.
     pub(in crate::sandbox) fn example(id: &str) -> Record {

@@ -24,7 +24,7 @@ use super::supervisor::Supervisor;
 use super::wake::Wakes;
 use super::warm::{self, WarmOrders};
 use super::{Context, StartError};
-use crate::layers::LayerError;
+use sandpiper_images::layers::LayerError;
 
 /// Commands that wait for a supervisor which is busy with another.
 const COMMANDS: usize = 16;

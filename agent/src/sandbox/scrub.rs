@@ -18,8 +18,8 @@ use tokio::time::{Instant, sleep};
 
 use super::registry::Sandboxes;
 use super::upkeep::{Owner, OwnerKind, PACE};
-use crate::layers::digest::{self, Digest, Note};
-use crate::layers::{Files, Layer};
+use sandpiper_images::layers::digest::{self, Digest, Note};
+use sandpiper_images::layers::{Files, Layer};
 
 /// How often it is looked what there is to do, when nothing has happened, and how long a file is left alone that is being
 /// merged.

@@ -19,10 +19,10 @@ use sandpiper_protocol::vmm::{DiskConfig, MachineConfig, Request, RestoreConfig,
 use super::DeleteCause;
 use super::network::Tap;
 use crate::config::Config;
-use crate::layers::{self, Files, Layer, LayerError, Role};
 use crate::paths::{self, MachinePaths};
-use crate::snapshots::Pin;
-use crate::templates::Template;
+use sandpiper_images::layers::{self, Files, Layer, LayerError, Role};
+use sandpiper_images::snapshots::Pin;
+use sandpiper_images::templates::Template;
 
 /// Why a machine did not start.
 #[derive(Debug, thiserror::Error)]

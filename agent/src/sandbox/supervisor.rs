@@ -35,7 +35,7 @@ use super::seal::Envs;
 use super::start::StartError;
 use super::{Context, console, ending, network};
 use crate::logs::SandboxLog;
-use crate::snapshots;
+use sandpiper_images::snapshots;
 
 /// How often the wall clock is compared with the deadline: it may be set while we sleep.
 const CLOCK_CHECK: Duration = Duration::from_secs(30);

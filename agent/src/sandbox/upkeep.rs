@@ -14,8 +14,8 @@ use tokio_util::sync::CancellationToken;
 use super::command::Command;
 use super::registry::{ChangeError, Sandboxes};
 use super::stalled::Stalled;
-use crate::layers::digest::{self, Visits};
-use crate::layers::{Files, Layer, merge, usage};
+use sandpiper_images::layers::digest::{self, Visits};
+use sandpiper_images::layers::{Files, Layer, merge, usage};
 
 /// How often everything is measured, when nothing has happened.
 const MEASURE: Duration = Duration::from_secs(30);

@@ -45,9 +45,9 @@ use super::seal::Envs;
 use super::start::{self, Source, StartError};
 use super::{Context, network};
 use crate::host;
-use crate::layers::{self, Files, LayerError, Role};
 use crate::paths::MachinePaths;
-use crate::snapshots::{self, Recipe, Snapshot};
+use sandpiper_images::layers::{self, Files, LayerError, Role};
+use sandpiper_images::snapshots::{self, Recipe, Snapshot};
 
 /// Orders that wait. One that finds no place comes again with the next create.
 const ORDERS: usize = 16;

@@ -9,7 +9,7 @@ use sandpiper_protocol::agent::{Checkpoint, CheckpointList, CreateCheckpoint};
 
 use super::App;
 use super::error::{ApiError, Body};
-use crate::snapshots::Manifest;
+use sandpiper_images::snapshots::Manifest;
 
 /// `POST /sandboxes/{id}/checkpoints`
 pub(super) async fn create(

@@ -9,8 +9,8 @@ use sandpiper_protocol::agent::ErrorBody;
 use serde::de::DeserializeOwned;
 
 use crate::sandbox::{ChangeError, CheckpointError, CreateError, DiskSpaceError, ForkError, StartError};
-use crate::snapshots::DraftError;
-use crate::templates::ImportError;
+use sandpiper_images::snapshots::DraftError;
+use sandpiper_images::templates::ImportError;
 
 /// An error answer.
 #[derive(Debug)]

@@ -9,7 +9,7 @@ use sandpiper_protocol::agent::{ImportTemplate, TemplateList, TemplateVersion};
 
 use super::error::{ApiError, Body};
 use super::{App, Peer};
-use crate::templates::Imported;
+use sandpiper_images::templates::Imported;
 
 /// `GET /templates`
 pub(super) async fn list(State(app): State<Arc<App>>) -> Json<TemplateList> {

@@ -7,7 +7,7 @@ use sandpiper_ingress::Directory;
 use sandpiper_protocol::agent::SandboxState;
 
 use super::*;
-use crate::layers::digest;
+use sandpiper_images::layers::digest;
 
 /// A sandbox as its record has it.
 pub(super) struct Sandbox<'a> {
@@ -522,14 +522,14 @@ async fn a_monitor_waits_for_the_next_start_and_is_replaced_when_it_dies() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_flipped_bit_is_said_to_every_owner_of_the_file_and_to_nobody_else() {
-    let Some(_) = digest::tests::folder() else { return };
+    let Some(_) = digest::testing::folder() else { return };
     let agent = Agent::with_machines().await;
     let template = agent.import().await.id;
     let (sandbox, _) = agent.create(create(&template)).await;
     let (bystander, _) = agent.create(create(&template)).await;
     sandbox.ask("pause", json!({})).await;
     sandbox.gets_digests().await;
-    digest::tests::flip_a_bit(&sandbox.folder().join("disk-1.layer"), 4096);
+    digest::testing::flip_a_bit(&sandbox.folder().join("disk-1.layer"), 4096);
 
     sandbox.ask("resume", json!({})).await;
 
@@ -547,7 +547,7 @@ async fn a_flipped_bit_is_said_to_every_owner_of_the_file_and_to_nobody_else() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sandbox_that_is_written_to_and_merged_again_and_again_is_never_said_to_be_damaged() {
-    let Some(_) = digest::tests::folder() else { return };
+    let Some(_) = digest::testing::folder() else { return };
     let agent = Agent::with_machines().await;
     let (sandbox, _) = agent.create(create(&agent.import().await.id)).await;
     for _ in 0..6 {
@@ -561,7 +561,7 @@ async fn a_sandbox_that_is_written_to_and_merged_again_and_again_is_never_said_t
     sandbox.gets_digests().await;
 
     for layer in [sandbox.layers("disk"), sandbox.layers("memory")].concat() {
-        assert_eq!(digest::tests::fits(&sandbox.folder().join(&layer)), Some(true), "{layer}");
+        assert_eq!(digest::testing::fits(&sandbox.folder().join(&layer)), Some(true), "{layer}");
     }
     assert!(!sandbox.says("damaged"));
     agent.end().await;

@@ -1,8 +1,8 @@
 //! Merges in the background.
 
 use super::*;
-use crate::layers::{Files, Layer, Role};
-use crate::snapshots::{Manifest, Snapshot};
+use sandpiper_images::layers::{Files, Layer, Role};
+use sandpiper_images::snapshots::{Manifest, Snapshot};
 
 /// A checkpoint with a chain that is too long.
 fn long_checkpoint(agent: &Agent, id: &str) {

@@ -17,7 +17,6 @@ use sha2::{Digest, Sha256};
 
 use super::trouble::Trouble;
 use super::{FORM, HIDDEN, OpenError, Snapshot};
-use crate::config::Config;
 use crate::templates::Template;
 
 /// Bytes of the hash that make a key: as text it is a folder's name, above a socket whose path must not be long.
@@ -25,17 +24,31 @@ const KEY_BYTES: usize = 12;
 
 /// What a warm snapshot is made from.
 #[derive(Debug, Clone)]
-pub(crate) struct Recipe {
-    pub(crate) template: Template,
-    pub(crate) cpu: u32,
-    pub(crate) memory_mb: u32,
-    pub(crate) disk_gib: u32,
+pub struct Recipe {
+    pub template: Template,
+    pub cpu: u32,
+    pub memory_mb: u32,
+    pub disk_gib: u32,
+}
+
+/// What every machine of this host is made with.
+#[derive(Debug, Clone)]
+pub struct Platform {
+    pub kernel: PathBuf,
+    pub kernel_args: String,
+    /// The monitor's program.
+    pub monitor: PathBuf,
+    /// Machines have a serial port.
+    pub console: bool,
+    /// Machines have a network.
+    pub network: bool,
 }
 
 /// All warm snapshots.
 #[derive(Debug)]
-pub(crate) struct Warm {
+pub struct Warm {
     folder: PathBuf,
+    platform: Platform,
     /// The processor and the host's kernel.
     host: String,
     /// Most that are kept.
@@ -58,10 +71,10 @@ struct Entry {
 
 /// A warm snapshot, and where its files are.
 #[derive(Debug, Clone)]
-pub(crate) struct WarmSnapshot {
-    pub(crate) key: String,
-    pub(crate) folder: PathBuf,
-    pub(crate) snapshot: Arc<Snapshot>,
+pub struct WarmSnapshot {
+    pub key: String,
+    pub folder: PathBuf,
+    pub snapshot: Arc<Snapshot>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -74,16 +87,19 @@ struct Manifest {
 impl Warm {
     /// Opens the snapshots in `folder`, which exists, and removes those of templates that are gone: `template` finds the
     /// template of a version. Those that were made with another kernel or monitor stay while there is room, for both may
-    /// come back. Blocks.
-    pub(crate) fn open(
+    /// come back; at most `most` do. Blocks.
+    ///
+    /// # Errors
+    /// The folder cannot be read, or what an interrupted making left in it not removed.
+    pub fn open(
         folder: &Path,
-        config: &Config,
+        platform: Platform,
+        most: usize,
         template: impl Fn(&str) -> Option<Template>,
     ) -> Result<Self, OpenError> {
-        let warm =
-            Self { folder: folder.to_owned(), host: host(), most: config.warm.max as usize, shelf: Mutex::default() };
+        let warm = Self { folder: folder.to_owned(), platform, host: host(), most, shelf: Mutex::default() };
         for (name, Manifest { key, snapshot, .. }) in super::load::<Manifest>(folder)? {
-            let wanted = config.warm.enabled && key == name && template(&snapshot.template_version).is_some();
+            let wanted = key == name && template(&snapshot.template_version).is_some();
             let path = folder.join(&name);
             if wanted {
                 let used = fs::metadata(&path).and_then(|data| data.modified()).unwrap_or(SystemTime::UNIX_EPOCH);
@@ -98,7 +114,8 @@ impl Warm {
     }
 
     /// What a snapshot made now by this recipe would be called. Looks at the files of kernel and monitor, so it blocks.
-    pub(crate) fn key(&self, config: &Config, recipe: &Recipe) -> io::Result<String> {
+    pub fn key(&self, recipe: &Recipe) -> io::Result<String> {
+        let Platform { kernel, kernel_args, monitor, console, network } = &self.platform;
         let mut hash = Sha256::new();
         let parts = [
             FORM.to_string(),
@@ -106,11 +123,11 @@ impl Warm {
             recipe.cpu.to_string(),
             recipe.memory_mb.to_string(),
             recipe.disk_gib.to_string(),
-            identity(&config.kernel)?,
-            identity(&config.vmm)?,
-            config.kernel_args.clone(),
-            config.console.to_string(),
-            config.network.enabled.to_string(),
+            identity(kernel)?,
+            identity(monitor)?,
+            kernel_args.clone(),
+            console.to_string(),
+            network.to_string(),
             self.host.clone(),
         ];
         for part in parts {
@@ -121,7 +138,7 @@ impl Warm {
     }
 
     /// The snapshot of this key, and notes its use. Blocks.
-    pub(crate) fn find(&self, key: &str) -> Option<WarmSnapshot> {
+    pub fn find(&self, key: &str) -> Option<WarmSnapshot> {
         let now = SystemTime::now();
         let snapshot = {
             let mut shelf = self.lock();
@@ -138,7 +155,7 @@ impl Warm {
     }
 
     /// Whether the caller is the one to make the snapshot of this key. If so, [`Self::publish`] or [`Self::gave_up`] follows.
-    pub(crate) fn begin(&self, key: &str) -> bool {
+    pub fn begin(&self, key: &str) -> bool {
         let now = Instant::now();
         let mut shelf = self.lock();
         let Shelf { ready, making, trouble } = &mut *shelf;
@@ -148,7 +165,7 @@ impl Warm {
     }
 
     /// The snapshot was not made; `failed`: it is not tried again for a while.
-    pub(crate) fn gave_up(&self, key: &str, failed: bool) {
+    pub fn gave_up(&self, key: &str, failed: bool) {
         let mut shelf = self.lock();
         shelf.making.remove(key);
         if failed {
@@ -157,13 +174,13 @@ impl Warm {
     }
 
     /// A sandbox was started from it.
-    pub(crate) fn worked(&self, key: &str) {
+    pub fn worked(&self, key: &str) {
         self.lock().trouble.remove(key);
     }
 
     /// A start from it did not go well, and nothing says that its files are to blame; what was started in its place did.
     /// Blocks.
-    pub(crate) fn strike(&self, key: &str) {
+    pub fn strike(&self, key: &str) {
         if self.lock().trouble.entry(key.to_owned()).or_default().strike() {
             tracing::warn!(key, "throwing away a warm snapshot that did not start a few times in a row");
             self.discard(key);
@@ -171,17 +188,17 @@ impl Warm {
     }
 
     /// The folder in which the snapshot of this key is made.
-    pub(crate) fn draft_folder(&self, key: &str) -> PathBuf {
+    pub fn draft_folder(&self, key: &str) -> PathBuf {
         self.folder.join(format!("{HIDDEN}{key}"))
     }
 
     /// The folder of a machine that tries it.
-    pub(crate) fn trial_folder(&self, key: &str) -> PathBuf {
+    pub fn trial_folder(&self, key: &str) -> PathBuf {
         self.folder.join(format!("{HIDDEN}trial-{key}"))
     }
 
     /// Makes a filled and synced draft the snapshot of this key, and removes what is too many. Blocks.
-    pub(crate) fn publish(&self, draft: &Path, key: &str, snapshot: Snapshot) -> io::Result<()> {
+    pub fn publish(&self, draft: &Path, key: &str, snapshot: Snapshot) -> io::Result<()> {
         let manifest = Manifest { form: FORM, key: key.to_owned(), snapshot };
         super::publish(draft, &self.folder.join(key), &manifest)?;
         let entry = Entry { snapshot: Arc::new(manifest.snapshot), used: SystemTime::now() };
@@ -194,7 +211,7 @@ impl Warm {
     }
 
     /// Throws away a snapshot that is of no use. It is made anew for the next create, if that is not soon after. Blocks.
-    pub(crate) fn discard(&self, key: &str) {
+    pub fn discard(&self, key: &str) {
         let mut shelf = self.lock();
         let found = shelf.ready.remove(key);
         shelf.trouble.entry(key.to_owned()).or_default().fail(Instant::now());
@@ -205,14 +222,14 @@ impl Warm {
     }
 
     /// All that can be started from.
-    pub(crate) fn list(&self) -> Vec<WarmSnapshot> {
+    pub fn list(&self) -> Vec<WarmSnapshot> {
         let shelf = self.lock();
         let snapshots = shelf.ready.iter().map(|(key, entry)| (key.clone(), Arc::clone(&entry.snapshot)));
         snapshots.map(|(key, snapshot)| WarmSnapshot { folder: self.folder.join(&key), key, snapshot }).collect()
     }
 
     /// How many there are.
-    pub(crate) fn count(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.lock().ready.len()
     }
 
@@ -281,27 +298,33 @@ mod tests {
 
     struct Host {
         folder: tempfile::TempDir,
-        config: Config,
+        platform: Platform,
+        most: usize,
     }
 
     impl Host {
-        fn new(max: u32) -> Self {
+        fn new(most: usize) -> Self {
             let folder = tempfile::tempdir().unwrap();
             for name in ["vmlinux", "monitor"] {
                 fs::write(folder.path().join(name), name).unwrap();
             }
             fs::create_dir(folder.path().join("warm")).unwrap();
-            let mut config = Config {
+            let platform = Platform {
                 kernel: folder.path().join("vmlinux"),
-                vmm: folder.path().join("monitor"),
-                ..Config::default()
+                kernel_args: String::new(),
+                monitor: folder.path().join("monitor"),
+                console: false,
+                network: true,
             };
-            config.warm.max = max;
-            Self { folder, config }
+            Self { folder, platform, most }
         }
 
         fn open(&self) -> Warm {
-            Warm::open(&self.folder.path().join("warm"), &self.config, |id| Some(template(id))).unwrap()
+            self.open_with(|id| Some(template(id)))
+        }
+
+        fn open_with(&self, template: impl Fn(&str) -> Option<Template>) -> Warm {
+            Warm::open(&self.folder.path().join("warm"), self.platform.clone(), self.most, template).unwrap()
         }
     }
 
@@ -321,9 +344,9 @@ mod tests {
         Recipe { template: template("ver1"), cpu: 1, memory_mb, disk_gib: 2 }
     }
 
-    fn make(host: &Host, warm: &Warm, memory_mb: u32) -> String {
+    fn make(warm: &Warm, memory_mb: u32) -> String {
         let recipe = recipe(memory_mb);
-        let key = warm.key(&host.config, &recipe).unwrap();
+        let key = warm.key(&recipe).unwrap();
         assert!(warm.begin(&key));
         let draft = warm.draft_folder(&key);
         fs::create_dir(&draft).unwrap();
@@ -338,39 +361,38 @@ mod tests {
     #[test]
     fn a_snapshot_is_found_again_by_an_agent_that_would_make_the_same() {
         let host = Host::new(16);
-        let key = make(&host, &host.open(), 256);
+        let key = make(&host.open(), 256);
 
         let reopened = host.open();
         let found = reopened.find(&key).unwrap();
 
         assert!(found.folder.join("disk-0.layer").exists());
         assert!(!reopened.begin(&key));
-        assert!(reopened.find(&reopened.key(&host.config, &recipe(512)).unwrap()).is_none());
+        assert!(reopened.find(&reopened.key(&recipe(512)).unwrap()).is_none());
     }
 
     #[test]
     fn machines_with_and_without_a_network_have_different_snapshots() {
         let mut host = Host::new(16);
-        let warm = host.open();
-        let key = warm.key(&host.config, &recipe(256)).unwrap();
+        let key = host.open().key(&recipe(256)).unwrap();
 
-        host.config.network.enabled = false;
+        host.platform.network = false;
 
-        assert_ne!(warm.key(&host.config, &recipe(256)).unwrap(), key);
+        assert_ne!(host.open().key(&recipe(256)).unwrap(), key);
     }
 
     #[test]
     fn a_new_kernel_needs_new_snapshots_and_the_old_ones_stay_while_there_is_room() {
         let host = Host::new(2);
-        let key = make(&host, &host.open(), 256);
-        fs::write(&host.config.kernel, b"another kernel").unwrap();
+        let key = make(&host.open(), 256);
+        fs::write(&host.platform.kernel, b"another kernel").unwrap();
 
         let reopened = host.open();
 
-        assert_ne!(reopened.key(&host.config, &recipe(256)).unwrap(), key);
+        assert_ne!(reopened.key(&recipe(256)).unwrap(), key);
         let newer = [256, 512].map(|memory_mb| {
             assert_eq!(reopened.count(), if memory_mb == 256 { 1 } else { 2 });
-            make(&host, &reopened, memory_mb)
+            make(&reopened, memory_mb)
         });
         assert!(reopened.find(&key).is_none() && newer.iter().all(|key| reopened.find(key).is_some()));
     }
@@ -378,9 +400,9 @@ mod tests {
     #[test]
     fn snapshots_of_a_template_that_is_gone_go() {
         let host = Host::new(16);
-        make(&host, &host.open(), 256);
+        make(&host.open(), 256);
 
-        let reopened = Warm::open(&host.folder.path().join("warm"), &host.config, |_| None).unwrap();
+        let reopened = host.open_with(|_| None);
 
         assert_eq!(reopened.count(), 0);
         assert_eq!(fs::read_dir(host.folder.path().join("warm")).unwrap().count(), 0);
@@ -390,10 +412,10 @@ mod tests {
     fn the_least_recently_used_one_gives_way() {
         let host = Host::new(2);
         let warm = host.open();
-        let keys = [make(&host, &warm, 256), make(&host, &warm, 512)];
+        let keys = [make(&warm, 256), make(&warm, 512)];
         warm.find(&keys[0]).unwrap();
 
-        let newest = make(&host, &warm, 1024);
+        let newest = make(&warm, 1024);
 
         assert!(warm.find(&keys[0]).is_some() && warm.find(&keys[1]).is_none() && warm.find(&newest).is_some());
         assert_eq!(warm.count(), 2);
@@ -409,7 +431,7 @@ mod tests {
         warm.gave_up("one", true);
         assert!(!warm.begin("one"));
 
-        let key = make(&host, &warm, 256);
+        let key = make(&warm, 256);
         warm.discard(&key);
         assert!(warm.find(&key).is_none() && !warm.begin(&key));
     }
@@ -418,7 +440,7 @@ mod tests {
     fn a_snapshot_goes_when_it_did_not_start_three_times_in_a_row() {
         let host = Host::new(2);
         let warm = host.open();
-        let key = make(&host, &warm, 256);
+        let key = make(&warm, 256);
         for _ in 0..3 {
             warm.strike(&key);
             warm.strike(&key);

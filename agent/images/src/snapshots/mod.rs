@@ -16,8 +16,8 @@ use sandpiper_durable as durable;
 use sandpiper_protocol::vmm::Shape;
 use serde::{Deserialize, Serialize};
 
-pub(crate) use self::checkpoints::{Checkpoints, Draft, DraftError, Manifest, Pin};
-pub(crate) use self::warm::{Recipe, Warm, WarmSnapshot};
+pub use self::checkpoints::{Checkpoints, Draft, DraftError, Manifest, Pin};
+pub use self::warm::{Platform, Recipe, Warm, WarmSnapshot};
 use crate::layers::Files;
 use sandpiper_crash_points::CrashPoint;
 
@@ -29,24 +29,24 @@ const MANIFEST: &str = "manifest.json";
 
 /// A machine that can be made again, as it was or from its disk.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Snapshot {
-    pub(crate) template_version: String,
-    pub(crate) cpu: u32,
-    pub(crate) memory_mb: u32,
-    pub(crate) disk_gib: u32,
-    pub(crate) files: Files,
+pub struct Snapshot {
+    pub template_version: String,
+    pub cpu: u32,
+    pub memory_mb: u32,
+    pub disk_gib: u32,
+    pub files: Files,
 }
 
 /// Why the snapshots of this host cannot be read.
 #[derive(Debug, thiserror::Error)]
 #[error("Cannot read the snapshots in {}", path.display())]
-pub(crate) struct OpenError {
+pub struct OpenError {
     path: std::path::PathBuf,
     source: io::Error,
 }
 
 /// What a monitor is prepared for. Both numbers were checked against the host's limits when the sandbox was created.
-pub(crate) fn shape(cpu: u32, memory_mb: u32) -> Shape {
+pub fn shape(cpu: u32, memory_mb: u32) -> Shape {
     Shape { vcpus: u8::try_from(cpu).unwrap_or(u8::MAX), memory_mib: memory_mb }
 }
 

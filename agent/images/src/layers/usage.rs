@@ -13,7 +13,7 @@ const SECTOR: u64 = 512;
 
 /// Bytes of the files in `folder` that belong to their owners alone. Of a file with several owners each has its share.
 /// Blocks.
-pub(crate) fn measure(folder: &Path, files: &Files) -> u64 {
+pub fn measure(folder: &Path, files: &Files) -> u64 {
     let shared: Vec<&str> =
         files.disk.iter().chain(&files.memory).filter(|layer| layer.shared).map(|layer| layer.name.as_str()).collect();
     let own = files.names().into_iter().filter(|name| !shared.contains(name));
@@ -25,23 +25,23 @@ pub(crate) fn measure(folder: &Path, files: &Files) -> u64 {
 
 /// The last measure of every owner, by id.
 #[derive(Debug, Default)]
-pub(crate) struct Usage {
+pub struct Usage {
     bytes: Mutex<HashMap<String, u64>>,
 }
 
 impl Usage {
     /// What `id` was last found to hold; 0 before that.
-    pub(crate) fn of(&self, id: &str) -> u64 {
+    pub fn of(&self, id: &str) -> u64 {
         self.lock().get(id).copied().unwrap_or_default()
     }
 
     /// Of all owners.
-    pub(crate) fn total(&self) -> u64 {
+    pub fn total(&self) -> u64 {
         self.lock().values().sum()
     }
 
     /// Puts a new measure of everything in place of the last one.
-    pub(crate) fn replace(&self, bytes: HashMap<String, u64>) {
+    pub fn replace(&self, bytes: HashMap<String, u64>) {
         *self.lock() = bytes;
     }
 

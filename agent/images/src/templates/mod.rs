@@ -27,7 +27,7 @@ const PARTIAL_PREFIX: &str = ".importing-";
 
 /// All versions on this host. Cheap to clone.
 #[derive(Debug, Clone)]
-pub(crate) struct Store {
+pub struct Store {
     folder: PathBuf,
     versions: Arc<Mutex<BTreeMap<String, TemplateVersion>>>,
     /// One import at a time: so the same image sent twice is one version, and the disk is read by one copy only.
@@ -36,28 +36,28 @@ pub(crate) struct Store {
 
 /// A version and its image.
 #[derive(Debug, Clone)]
-pub(crate) struct Template {
-    pub(crate) version: TemplateVersion,
-    pub(crate) image: PathBuf,
+pub struct Template {
+    pub version: TemplateVersion,
+    pub image: PathBuf,
 }
 
 /// Whether an import added something.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Imported {
+pub enum Imported {
     Added(TemplateVersion),
     Existing(TemplateVersion),
 }
 
 /// Why the store cannot be opened.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum OpenError {
+pub enum OpenError {
     #[error("Cannot read the templates in {}", path.display())]
     Read { path: PathBuf, source: io::Error },
 }
 
 /// Why an image was not imported.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum ImportError {
+pub enum ImportError {
     #[error("{field}: {problem}")]
     Invalid { field: &'static str, problem: String },
     #[error("Cannot store the template")]
@@ -66,7 +66,7 @@ pub(crate) enum ImportError {
 
 impl Store {
     /// Opens the store in `folder`, which exists; removes what an interrupted import left. Blocks.
-    pub(crate) fn open(folder: &Path) -> Result<Self, OpenError> {
+    pub fn open(folder: &Path) -> Result<Self, OpenError> {
         let failed = |source| OpenError::Read { path: folder.to_owned(), source };
         let mut versions = BTreeMap::new();
         for entry in fs::read_dir(folder).map_err(failed)? {
@@ -92,20 +92,20 @@ impl Store {
     }
 
     /// Every version, oldest first within its slug.
-    pub(crate) fn list(&self) -> Vec<TemplateVersion> {
+    pub fn list(&self) -> Vec<TemplateVersion> {
         let mut versions: Vec<_> = self.lock().values().cloned().collect();
         versions.sort_by(|a, b| (&a.slug, a.created_at, &a.id).cmp(&(&b.slug, b.created_at, &b.id)));
         versions
     }
 
     /// A version by its id.
-    pub(crate) fn find(&self, version: &str) -> Option<Template> {
+    pub fn find(&self, version: &str) -> Option<Template> {
         let version = self.lock().get(version)?.clone();
         Some(Template { image: self.folder.join(&version.id).join("root.ext4"), version })
     }
 
     /// Adds an image as the newest version of its slug, unless the slug has that very image already.
-    pub(crate) async fn import(&self, request: ImportTemplate) -> Result<Imported, ImportError> {
+    pub async fn import(&self, request: ImportTemplate) -> Result<Imported, ImportError> {
         let closed = |_| ImportError::Storage(io::Error::other("The store is closed"));
         let permit = self.importing.clone().acquire_owned().await.map_err(closed)?;
         let store = self.clone();

@@ -20,7 +20,7 @@ const ID_PREFIX: &str = "ckp";
 
 /// All checkpoints. Cheap to clone; all clones are the same.
 #[derive(Debug, Clone)]
-pub(crate) struct Checkpoints {
+pub struct Checkpoints {
     folder: PathBuf,
     shelf: Arc<Mutex<Shelf>>,
 }
@@ -36,25 +36,25 @@ struct Shelf {
 
 /// A checkpoint, as it stands in its folder.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Manifest {
+pub struct Manifest {
     form: u32,
-    pub(crate) id: String,
+    pub id: String,
     /// The sandbox that it was taken of.
-    pub(crate) sandbox: String,
-    pub(crate) created_at: Timestamp,
+    pub sandbox: String,
+    pub created_at: Timestamp,
     /// Of that sandbox when it was taken.
-    pub(crate) generation: u64,
-    pub(crate) stopped_us: u64,
-    pub(crate) snapshot: Snapshot,
+    pub generation: u64,
+    pub stopped_us: u64,
+    pub snapshot: Snapshot,
 }
 
 impl Manifest {
-    pub(crate) fn new(id: String, sandbox: String, generation: u64, stopped_us: u64, snapshot: Snapshot) -> Self {
+    pub fn new(id: String, sandbox: String, generation: u64, stopped_us: u64, snapshot: Snapshot) -> Self {
         Self { form: FORM, id, sandbox, created_at: Timestamp::now(), generation, stopped_us, snapshot }
     }
 
     /// The form in which the API process sees it.
-    pub(crate) fn to_contract(&self, retained_bytes: u64) -> Checkpoint {
+    pub fn to_contract(&self, retained_bytes: u64) -> Checkpoint {
         Checkpoint {
             id: self.id.clone(),
             sandbox: self.sandbox.clone(),
@@ -72,7 +72,7 @@ impl Manifest {
 
 /// Keeps the files of a checkpoint where its manifest says, until dropped. Deleting it is possible all the same.
 #[derive(Debug)]
-pub(crate) struct Pin {
+pub struct Pin {
     id: String,
     store: Checkpoints,
 }
@@ -91,7 +91,7 @@ impl Drop for Pin {
 
 /// Why a checkpoint cannot be begun.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum DraftError {
+pub enum DraftError {
     #[error("id: must be `{ID_PREFIX}` and 22 characters of base32")]
     Id,
     #[error("There is a checkpoint {0} already; choose another id")]
@@ -103,18 +103,18 @@ pub(crate) enum DraftError {
 /// A folder for the files of a checkpoint that is being made, or of a snapshot that is needed for a moment only. Removed
 /// when dropped, unless it was published; so dropping blocks.
 #[derive(Debug)]
-pub(crate) struct Draft {
+pub struct Draft {
     id: String,
     folder: PathBuf,
     store: Checkpoints,
 }
 
 impl Draft {
-    pub(crate) fn id(&self) -> &str {
+    pub fn id(&self) -> &str {
         &self.id
     }
 
-    pub(crate) fn folder(&self) -> &Path {
+    pub fn folder(&self) -> &Path {
         &self.folder
     }
 }
@@ -130,7 +130,7 @@ impl Drop for Draft {
 
 impl Checkpoints {
     /// Opens the checkpoints in `folder`, which exists. Blocks.
-    pub(crate) fn open(folder: &Path) -> Result<Self, OpenError> {
+    pub fn open(folder: &Path) -> Result<Self, OpenError> {
         let found = super::load::<Manifest>(folder)?.into_iter();
         let ready = found
             .filter(|(name, manifest)| {
@@ -147,7 +147,7 @@ impl Checkpoints {
     }
 
     /// Begins a checkpoint. Blocks.
-    pub(crate) fn draft(&self, id: &str) -> Result<Draft, DraftError> {
+    pub fn draft(&self, id: &str) -> Result<Draft, DraftError> {
         if !id::is_valid(ID_PREFIX, id) {
             return Err(DraftError::Id);
         }
@@ -168,24 +168,24 @@ impl Checkpoints {
     }
 
     /// A folder for a snapshot that is gone when the answer is dropped. Blocks.
-    pub(crate) fn scratch(&self) -> Result<Draft, DraftError> {
+    pub fn scratch(&self) -> Result<Draft, DraftError> {
         self.draft(&id::generate(ID_PREFIX))
     }
 
     /// Makes a filled and synced draft a checkpoint. Blocks.
-    pub(crate) fn publish(&self, draft: Draft, manifest: Manifest) -> io::Result<Arc<Manifest>> {
+    pub fn publish(&self, draft: Draft, manifest: Manifest) -> io::Result<Arc<Manifest>> {
         super::publish(&draft.folder, &self.folder.join(&draft.id), &manifest)?;
         let manifest = Arc::new(manifest);
         self.lock().ready.insert(draft.id.clone(), Arc::clone(&manifest));
         Ok(manifest)
     }
 
-    pub(crate) fn find(&self, id: &str) -> Option<Arc<Manifest>> {
+    pub fn find(&self, id: &str) -> Option<Arc<Manifest>> {
         self.lock().ready.get(id).cloned()
     }
 
     /// A checkpoint whose files stay where they are while something is started from it.
-    pub(crate) fn pin(&self, id: &str) -> Option<(Arc<Manifest>, Pin)> {
+    pub fn pin(&self, id: &str) -> Option<(Arc<Manifest>, Pin)> {
         let mut shelf = self.lock();
         let manifest = shelf.ready.get(id).cloned()?;
         *shelf.pinned.entry(id.to_owned()).or_default() += 1;
@@ -193,17 +193,17 @@ impl Checkpoints {
     }
 
     /// All, oldest first.
-    pub(crate) fn list(&self) -> Vec<Arc<Manifest>> {
+    pub fn list(&self) -> Vec<Arc<Manifest>> {
         self.lock().ready.values().cloned().collect()
     }
 
     /// Where the files of the checkpoint `id` are.
-    pub(crate) fn folder(&self, id: &str) -> PathBuf {
+    pub fn folder(&self, id: &str) -> PathBuf {
         self.folder.join(id)
     }
 
     /// Removes a checkpoint; false when there is none. Blocks.
-    pub(crate) fn delete(&self, id: &str) -> io::Result<bool> {
+    pub fn delete(&self, id: &str) -> io::Result<bool> {
         let Some(manifest) = self.lock().ready.remove(id) else { return Ok(false) };
         match super::retract(&self.folder.join(id)) {
             Ok(()) => Ok(true),
@@ -218,7 +218,7 @@ impl Checkpoints {
 
     /// Notes that in the checkpoint `id` the layer `upper` holds what `lower`, right below it, held, and removes that one's
     /// link. Refused while something is started from the checkpoint. Blocks.
-    pub(crate) fn absorb(&self, id: &str, lower: &str, upper: &str) -> io::Result<()> {
+    pub fn absorb(&self, id: &str, lower: &str, upper: &str) -> io::Result<()> {
         let manifest = {
             let mut shelf = self.lock();
             if shelf.pinned.contains_key(id) {

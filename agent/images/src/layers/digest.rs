@@ -33,17 +33,17 @@ const DAMAGED: &str = "damaged";
 
 /// What a file holds, in short.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Digest {
+pub struct Digest {
     length: u64,
     sum: u64,
 }
 
 /// What is kept with a sealed file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Note {
-    pub(crate) digest: Digest,
+pub struct Note {
+    pub digest: Digest,
     /// It did not fit when it was last compared.
-    pub(crate) damaged: bool,
+    pub damaged: bool,
 }
 
 impl Digest {
@@ -142,7 +142,7 @@ impl Note {
 }
 
 /// Which file is at `path`, by its inode's number, and what is kept with it. Blocks.
-pub(crate) fn look(path: &Path) -> io::Result<(u64, Option<Note>)> {
+pub fn look(path: &Path) -> io::Result<(u64, Option<Note>)> {
     let file = File::open(path)?;
     Ok((file.metadata()?.ino(), Note::read(&file)?))
 }
@@ -154,7 +154,7 @@ pub(super) fn is_damaged(path: &Path) -> bool {
 
 /// Gives a sealed file its digest, once what it holds is on stable storage. `Ok(false)` when `go_on` said no or somebody
 /// else was at the file. Blocks.
-pub(crate) fn make(path: &Path, visits: &Visits, pause: Duration, go_on: impl Fn() -> bool) -> io::Result<bool> {
+pub fn make(path: &Path, visits: &Visits, pause: Duration, go_on: impl Fn() -> bool) -> io::Result<bool> {
     let file = File::open(path)?;
     let Some(visit) = visits.begin_alone(&file)? else { return Ok(false) };
     // Where a digest cannot be kept, the file need not be read.
@@ -171,12 +171,7 @@ pub(crate) fn make(path: &Path, visits: &Visits, pause: Duration, go_on: impl Fn
 
 /// Compares a file with its digest, and notes how that came out; whether it fits. `None` when it has none, `go_on` said no
 /// or somebody else was at the file. Blocks.
-pub(crate) fn check(
-    path: &Path,
-    visits: &Visits,
-    pause: Duration,
-    go_on: impl Fn() -> bool,
-) -> io::Result<Option<bool>> {
+pub fn check(path: &Path, visits: &Visits, pause: Duration, go_on: impl Fn() -> bool) -> io::Result<Option<bool>> {
     let file = File::open(path)?;
     let Some(visit) = visits.begin_alone(&file)? else { return Ok(None) };
     let Some(note) = Note::read(&file)? else { return Ok(None) };
@@ -188,7 +183,7 @@ pub(crate) fn check(
 
 /// Who reads or fills which file at the moment, by inode.
 #[derive(Debug, Default)]
-pub(crate) struct Visits(Mutex<HashMap<u64, Visitors>>);
+pub struct Visits(Mutex<HashMap<u64, Visitors>>);
 
 #[derive(Debug, Default)]
 struct Visitors {
@@ -199,7 +194,7 @@ struct Visitors {
 
 /// Somebody is at a file, until this is dropped.
 #[derive(Debug)]
-pub(crate) struct Visit<'a> {
+pub struct Visit<'a> {
     inode: u64,
     visits: &'a Visits,
 }
@@ -252,17 +247,14 @@ impl Drop for Visit<'_> {
     }
 }
 
-#[cfg(test)]
-pub(crate) mod tests {
+/// What tests of this crate and others do to sealed files.
+#[cfg(any(test, feature = "testing"))]
+pub mod testing {
     use super::*;
-    use crate::layers::{Layer, merge};
     use std::fs::OpenOptions;
-    use std::path::PathBuf;
-
-    const BLOCKS: u64 = 600;
 
     /// A folder whose files can have a digest; `None`, said aloud, where they cannot.
-    pub(crate) fn folder() -> Option<tempfile::TempDir> {
+    pub fn folder() -> Option<tempfile::TempDir> {
         let folder = tempfile::tempdir().unwrap();
         let tried = fsetxattr(File::open(folder.path()).unwrap(), ATTRIBUTE, b"", XattrFlags::empty());
         if tried.is_err() {
@@ -270,6 +262,30 @@ pub(crate) mod tests {
         }
         tried.is_ok().then_some(folder)
     }
+
+    /// Has the disk give back something else at `offset`.
+    pub fn flip_a_bit(path: &Path, offset: u64) {
+        let file = OpenOptions::new().read(true).write(true).open(path).unwrap();
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, offset).unwrap();
+        file.write_all_at(&[byte[0] ^ 4], offset).unwrap();
+    }
+
+    /// Whether a file fits its digest; `None` when it has none.
+    pub fn fits(path: &Path) -> Option<bool> {
+        check(path, &Visits::default(), Duration::ZERO, || true).unwrap()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::testing::*;
+    use super::*;
+    use crate::layers::{Layer, merge};
+    use std::fs::OpenOptions;
+    use std::path::PathBuf;
+
+    const BLOCKS: u64 = 600;
 
     /// A sealed layer with these blocks, filled with the byte.
     fn layer(folder: &Path, name: &str, held: &[(u64, u8)]) -> PathBuf {
@@ -281,17 +297,6 @@ pub(crate) mod tests {
         }
         make(&path, &Visits::default(), Duration::ZERO, || true).unwrap();
         path
-    }
-
-    pub(crate) fn flip_a_bit(path: &Path, offset: u64) {
-        let file = OpenOptions::new().read(true).write(true).open(path).unwrap();
-        let mut byte = [0];
-        file.read_exact_at(&mut byte, offset).unwrap();
-        file.write_all_at(&[byte[0] ^ 4], offset).unwrap();
-    }
-
-    pub(crate) fn fits(path: &Path) -> Option<bool> {
-        check(path, &Visits::default(), Duration::ZERO, || true).unwrap()
     }
 
     fn note(path: &Path) -> Option<Note> {

@@ -12,35 +12,35 @@ use super::LayerError;
 
 /// What a machine's disk and memory consist of, and its state where it was written down. Stands in records and manifests.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Files {
+pub struct Files {
     /// The root disk, bottom first.
-    pub(crate) disk: Vec<Layer>,
+    pub disk: Vec<Layer>,
     /// The memory image, bottom first; empty for a machine that was booted.
-    pub(crate) memory: Vec<Layer>,
+    pub memory: Vec<Layer>,
     /// Everything of the machine but disk and memory, in the monitor's own form: with it, these files are a snapshot that
     /// can be restored; without it, the guest has to be booted from the disk.
-    pub(crate) state: Option<String>,
+    pub state: Option<String>,
     /// Which pages a restore had better fetch at once.
-    pub(crate) working_set: Option<String>,
+    pub working_set: Option<String>,
     /// Whether the machine has a serial port.
-    pub(crate) console: bool,
+    pub console: bool,
     /// Number of the next new file.
     next: u64,
 }
 
 /// A layer as one of its owners knows it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Layer {
+pub struct Layer {
     /// File name in the owner's folder.
-    pub(crate) name: String,
+    pub name: String,
     /// It belongs to a template or a warm snapshot too, which is here for every sandbox: it counts as nobody's, and no
     /// merge touches it.
-    pub(crate) shared: bool,
+    pub shared: bool,
 }
 
 /// What a new file is for: part of its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Role {
+pub enum Role {
     Disk,
     Memory,
     State,
@@ -49,14 +49,14 @@ pub(crate) enum Role {
 
 impl Layer {
     /// A layer of the owner's own, or of its like.
-    pub(crate) fn own(name: String) -> Self {
+    pub fn own(name: String) -> Self {
         Self { name, shared: false }
     }
 }
 
 impl Files {
     /// A name that no file of this owner has or had.
-    pub(crate) fn new_name(&mut self, role: Role) -> String {
+    pub fn new_name(&mut self, role: Role) -> String {
         let number = self.next;
         self.next += 1;
         match role {
@@ -68,23 +68,23 @@ impl Files {
     }
 
     /// Every name, each once.
-    pub(crate) fn names(&self) -> BTreeSet<&str> {
+    pub fn names(&self) -> BTreeSet<&str> {
         let layers = self.disk.iter().chain(&self.memory).map(|layer| layer.name.as_str());
         layers.chain(self.state.as_deref()).chain(self.working_set.as_deref()).collect()
     }
 
     /// Whether the machine can go on where it stopped.
-    pub(crate) fn has_memory(&self) -> bool {
+    pub fn has_memory(&self) -> bool {
         self.state.is_some()
     }
 
     /// The disk alone, from which a guest can be booted.
-    pub(crate) fn disk_only(&self) -> Self {
+    pub fn disk_only(&self) -> Self {
         Self { memory: Vec::new(), state: None, working_set: None, console: false, ..self.clone() }
     }
 
     /// Every layer marked as one that does not belong to its owners alone.
-    pub(crate) fn shared(mut self) -> Self {
+    pub fn shared(mut self) -> Self {
         for layer in self.disk.iter_mut().chain(&mut self.memory) {
             layer.shared = true;
         }
@@ -92,18 +92,18 @@ impl Files {
     }
 
     /// Links the layers, under the same names, from folder `from` into folder `to`. Blocks.
-    pub(crate) fn link_layers(&self, from: &Path, to: &Path) -> Result<(), LayerError> {
+    pub fn link_layers(&self, from: &Path, to: &Path) -> Result<(), LayerError> {
         self.disk.iter().chain(&self.memory).try_for_each(|layer| link(&from.join(&layer.name), &to.join(&layer.name)))
     }
 
     /// Links every file, under the same name, from folder `from` into folder `to`. Blocks.
-    pub(crate) fn link_all(&self, from: &Path, to: &Path) -> Result<(), LayerError> {
+    pub fn link_all(&self, from: &Path, to: &Path) -> Result<(), LayerError> {
         self.names().into_iter().try_for_each(|name| link(&from.join(name), &to.join(name)))
     }
 
     /// Puts what was written to these files, and their entries in `folder`, on stable storage. Files that belong to a
     /// template or a warm snapshot are there already. Blocks.
-    pub(crate) fn sync(&self, folder: &Path) -> io::Result<()> {
+    pub fn sync(&self, folder: &Path) -> io::Result<()> {
         let own = self.disk.iter().chain(&self.memory).filter(|layer| !layer.shared).map(|layer| layer.name.as_str());
         for name in own.chain(self.state.as_deref()).chain(self.working_set.as_deref()) {
             File::open(folder.join(name))?.sync_data()?;
@@ -113,7 +113,7 @@ impl Files {
 
     /// Removes from `folder` every layer, state and working set that is not in this list. Other files are left alone.
     /// Blocks.
-    pub(crate) fn remove_others(&self, folder: &Path) -> io::Result<()> {
+    pub fn remove_others(&self, folder: &Path) -> io::Result<()> {
         let names = self.names();
         for entry in fs::read_dir(folder)? {
             let name = entry?.file_name();
@@ -126,7 +126,7 @@ impl Files {
     }
 
     /// Takes the layer `lower` out, if `upper` is the one right above it: after a merge the upper one holds both.
-    pub(crate) fn absorb(&mut self, lower: &str, upper: &str) -> bool {
+    pub fn absorb(&mut self, lower: &str, upper: &str) -> bool {
         for layers in [&mut self.disk, &mut self.memory] {
             let position = layers.windows(2).position(|pair| pair[0].name == lower && pair[1].name == upper);
             if let Some(position) = position {
@@ -139,7 +139,7 @@ impl Files {
 }
 
 /// Makes `to` another name of the file `from`. Blocks.
-pub(crate) fn link(from: &Path, to: &Path) -> Result<(), LayerError> {
+pub fn link(from: &Path, to: &Path) -> Result<(), LayerError> {
     fs::hard_link(from, to).map_err(|source| LayerError::Link { from: from.to_owned(), to: to.to_owned(), source })
 }
 

@@ -25,13 +25,13 @@ use super::digest::{self, Note, Visits};
 use super::extents::{CHUNK, next_extent, next_hole};
 
 /// Layers of a disk beyond which it is shortened.
-pub(crate) const LONG_DISK: usize = 8;
+pub const LONG_DISK: usize = 8;
 /// Layers of a memory image beyond which it is shortened.
-pub(crate) const LONG_MEMORY: usize = 3;
+pub const LONG_MEMORY: usize = 3;
 
 /// The two neighbours, lower first, whose merge costs least; `None` when the chain has at most `most` layers or none of
 /// its layers may be touched: what is damaged stays as it is. All of `layers` must be immutable. Blocks.
-pub(crate) fn candidates<'a>(folder: &Path, layers: &'a [Layer], most: usize) -> Option<(&'a Layer, &'a Layer)> {
+pub fn candidates<'a>(folder: &Path, layers: &'a [Layer], most: usize) -> Option<(&'a Layer, &'a Layer)> {
     if layers.len() <= most {
         return None;
     }
@@ -43,7 +43,7 @@ pub(crate) fn candidates<'a>(folder: &Path, layers: &'a [Layer], most: usize) ->
 
 /// Copies into `upper` what it lacks and `lower` holds, and waits until that is on stable storage. Between two pieces it
 /// rests for `pause`, and asks `go_on` whether to. `Ok(false)` when that said no. Blocks.
-pub(crate) fn fill(
+pub fn fill(
     lower: &Path,
     upper: &Path,
     visits: &Visits,

@@ -17,31 +17,31 @@
 //! * [`merge`]: makes one layer of two, so that chains do not grow for ever.
 //! * [`usage`]: how much of the host's disk is whose.
 
-pub(crate) mod digest;
+pub mod digest;
 mod extents;
 mod files;
-pub(crate) mod merge;
-pub(crate) mod usage;
+pub mod merge;
+pub mod usage;
 
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-pub(crate) use self::files::{Files, Layer, Role, link};
+pub use self::files::{Files, Layer, Role, link};
 
 /// Serial number under which the guest sees its root disk.
-pub(crate) const ROOT_SERIAL: &str = "root";
+pub const ROOT_SERIAL: &str = "root";
 
 /// Most layers of a root disk that is checkpointed: a start passes every layer to the monitor with one message
 /// ([`MAX_FDS`](sandpiper_protocol::vmm::MAX_FDS)). Merging keeps chains far shorter.
-pub(crate) const MAX_DISK_LAYERS: usize = 40;
+pub const MAX_DISK_LAYERS: usize = 40;
 
 const GIB: u64 = 1024 * 1024 * 1024;
 
 /// Why an owner's files could not be made or opened.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum LayerError {
+pub enum LayerError {
     #[error("Cannot link {} to {}", from.display(), to.display())]
     Link { from: PathBuf, to: PathBuf, source: io::Error },
     #[error("Cannot create {}", path.display())]
@@ -57,12 +57,12 @@ pub(crate) enum LayerError {
 }
 
 /// Bytes of a disk of `disk_gib`.
-pub(crate) fn disk_size(disk_gib: u32) -> u64 {
+pub fn disk_size(disk_gib: u32) -> u64 {
     u64::from(disk_gib) * GIB
 }
 
 /// A new layer of `size` bytes at `path`, which takes no space yet. Blocks.
-pub(crate) fn create(path: &Path, size: u64) -> Result<File, LayerError> {
+pub fn create(path: &Path, size: u64) -> Result<File, LayerError> {
     let make = || {
         let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path)?;
         file.set_len(size)?;
@@ -72,13 +72,13 @@ pub(crate) fn create(path: &Path, size: u64) -> Result<File, LayerError> {
 }
 
 /// Opens a layer for reading. Blocks.
-pub(crate) fn open(path: &Path) -> Result<File, LayerError> {
+pub fn open(path: &Path) -> Result<File, LayerError> {
     File::open(path).map_err(|source| LayerError::Open { path: path.to_owned(), source })
 }
 
 /// Opens the layers of a disk of `disk_gib` for reading, bottom first. Those above the bottom, which is a template's image,
 /// are as long as the disk was when each was made: in one that was cut off, what is below would show through. Blocks.
-pub(crate) fn open_disk(layers: &[Layer], folder: &Path, disk_gib: u32) -> Result<Vec<File>, LayerError> {
+pub fn open_disk(layers: &[Layer], folder: &Path, disk_gib: u32) -> Result<Vec<File>, LayerError> {
     let open = |(index, layer): (usize, &Layer)| {
         let path = folder.join(&layer.name);
         let file = open(&path)?;
@@ -94,7 +94,7 @@ pub(crate) fn open_disk(layers: &[Layer], folder: &Path, disk_gib: u32) -> Resul
 }
 
 /// Whether an image of `image_size` bytes fits on a disk of `disk_gib`.
-pub(crate) fn fits(image_size: u64, disk_gib: u32) -> bool {
+pub fn fits(image_size: u64, disk_gib: u32) -> bool {
     image_size <= disk_size(disk_gib)
 }
 
