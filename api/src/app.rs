@@ -15,6 +15,7 @@ use std::sync::Arc;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Router, middleware};
+use sandpiper_db::secrets::Vault;
 use tower::util::option_layer;
 use tower_http::catch_panic::CatchPanicLayer;
 
@@ -28,7 +29,6 @@ use crate::error::ApiError;
 use crate::merchant::answers::Answers;
 use crate::metrics::Metrics;
 use crate::offer::Offer;
-use crate::secrets::Vault;
 use crate::store::Store;
 use crate::webhooks::Webhooks;
 use crate::{docs, http, merchant, operator, portal, v1};

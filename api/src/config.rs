@@ -63,13 +63,13 @@ use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use sandpiper_db::DatabaseLocation;
 use sandpiper_discovery::settings::PaymentSettings;
 use sandpiper_ingress::{ConfigError as IngressError, Tls};
 use serde::Deserialize;
 use url::{Host, Url};
 
 use crate::plan::{Plan, Plans};
-use crate::store::DatabaseLocation;
 use crate::webhooks;
 
 /// Why a configuration cannot be used.

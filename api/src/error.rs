@@ -4,17 +4,14 @@
 //! the request's id is known, outermost. So answers that the framework makes by itself (no such route, wrong method) get
 //! the same envelope.
 
-use std::error::Error;
-use std::fmt::Write as _;
-
 use axum::body::Body;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use sandpiper_db::{StoreError, chain};
 use serde::Serialize;
 use utoipa::ToSchema;
 
 use crate::dispatch::AgentError;
-use crate::store::StoreError;
 use crate::v1::limits::QuotaBody;
 
 /// The body of every error.
@@ -314,15 +311,4 @@ pub fn render(mut response: Response, request_id: &str) -> Response {
         rendered.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
     }
     rendered
-}
-
-/// An error with all its sources, in one line.
-pub fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        let _ = write!(text, ": {cause}");
-        source = cause.source();
-    }
-    text
 }

@@ -28,7 +28,7 @@
 //!
 //! [`app`] state and router · [`http`] what every request passes through · [`auth`] keys and capabilities ·
 //! [`v1`], [`merchant`], [`operator`] one file per resource · [`webhooks`] deliveries and their attempts ·
-//! [`dispatch`] the agent · [`store`] the database · [`secrets`] sealing ·
+//! [`dispatch`] the agent · [`store`] the database ·
 //! [`error`] the envelope · [`docs`] the OpenAPI document and its page · [`portal`] a page for merchants ·
 //! [`commands`] the command line · [`server`] sockets
 
@@ -40,7 +40,6 @@ pub mod config;
 pub mod dispatch;
 pub mod docs;
 pub mod error;
-pub mod hex;
 pub mod http;
 pub mod merchant;
 pub mod metrics;
@@ -48,9 +47,7 @@ pub mod offer;
 pub mod operator;
 pub mod plan;
 pub mod portal;
-pub mod private_files;
 pub mod privileges;
-pub mod secrets;
 pub mod server;
 pub mod store;
 pub mod v1;

@@ -15,9 +15,10 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
+use sandpiper_db::chain;
 
 use crate::app::App;
-use crate::error::{ApiError, chain};
+use crate::error::ApiError;
 use crate::store::sandbox_row::State as SandboxState;
 use crate::webhooks::metrics::WebhookMetrics;
 

@@ -3,9 +3,9 @@
 use std::ffi::CString;
 
 use nix::unistd::{Gid, Uid, User, chown, geteuid, initgroups, setgid, setuid};
+use sandpiper_db::private_files;
 
 use crate::config::Config;
-use crate::private_files;
 
 /// Why the process stays what it is.
 #[derive(Debug, thiserror::Error)]

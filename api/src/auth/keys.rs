@@ -3,10 +3,9 @@
 //! With that much chance a fast hash is enough to keep the key itself out of the database, and finding the hash by an index
 //! tells a guesser nothing.
 
+use sandpiper_db::hex;
 use sha2::{Digest, Sha256};
 use zeroize::Zeroizing;
-
-use crate::hex;
 
 const PREFIX: &str = "spk_";
 const CHANCE: usize = 20;

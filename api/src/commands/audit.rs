@@ -1,10 +1,10 @@
 //! `sandpiper-api audit`
 
 use jiff::Timestamp;
+use sandpiper_db::audit::{Entry, OPERATOR};
 use serde_json::json;
 
 use crate::store::Store;
-use crate::store::audit::{Entry, OPERATOR};
 
 /// Prints the newest entries.
 pub async fn show(store: &Store, resource: Option<&str>, limit: u32, as_json: bool) -> anyhow::Result<()> {

@@ -7,12 +7,13 @@ use anyhow::{Context, bail};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
 use nix::sys::stat::{Mode, umask};
+use sandpiper_db::DatabaseLocation;
 use sandpiper_discovery::import::Kind;
 
 use crate::config::Config;
 use crate::plan::Plan;
+use crate::store::Store;
 use crate::store::keys::Capability;
-use crate::store::{DatabaseLocation, Store};
 use crate::{docs, merchant, privileges};
 
 pub mod audit;

@@ -10,14 +10,14 @@
 //! The sandbox says `checkpointing` meanwhile, and afterwards what the agent says of it, which after a failure too is that
 //! it runs.
 
+use sandpiper_db::{StoreError, chain};
 use sandpiper_protocol::agent::{Checkpoint, CreateCheckpoint};
 use tokio::task::JoinHandle;
 use tracing::Instrument;
 
 use super::{AgentError, InFlightGuard, Progress, sync, wait};
 use crate::app::App;
-use crate::error::{ApiError, chain};
-use crate::store::StoreError;
+use crate::error::ApiError;
 use crate::store::sandbox_row::SandboxRow;
 
 /// Work at the agent.

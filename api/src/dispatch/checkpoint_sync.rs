@@ -16,11 +16,11 @@
 use std::collections::{HashMap, HashSet};
 
 use jiff::Timestamp;
+use sandpiper_db::chain;
 use sandpiper_protocol::agent;
 
 use super::sync::SyncError;
 use crate::app::App;
-use crate::error::chain;
 use crate::store::checkpoints::{CheckpointRow, State};
 
 /// The memory from one round to the next.

@@ -3,12 +3,13 @@
 //! As with a single start ([`super::create`]), the rows are there before the agent is asked and belong to this task until
 //! it has settled them.
 
+use sandpiper_db::chain;
 use sandpiper_protocol::agent::{ForkSandbox, Session};
 
 use super::InFlightGuard;
 use crate::app::App;
 use crate::auth::Caller;
-use crate::error::{ApiError, chain};
+use crate::error::ApiError;
 
 /// Forks `source` into the sandboxes of `guards`, whose rows are in the store. Their sessions for `caller`, in the same order. After an
 /// error the rows are gone, for the tenant never learnt of them.

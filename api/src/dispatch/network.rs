@@ -19,13 +19,13 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use jiff::Timestamp;
+use sandpiper_db::{StoreError, chain};
 use tokio::sync::{OwnedMutexGuard, watch};
 use tokio::task::JoinSet;
 
 use super::AgentError;
 use crate::app::App;
-use crate::error::{ApiError, chain};
-use crate::store::StoreError;
+use crate::error::ApiError;
 use crate::store::sandbox_row::{SandboxRow, State};
 
 /// Policies that the worker sends at the same time: one slow sandbox must not hold up all others.

@@ -4,12 +4,13 @@
 //! before, for a pause that fails leaves the sandbox running. If this process dies in between, the synchronisation follows
 //! the agent.
 
+use sandpiper_db::chain;
 use sandpiper_protocol::agent::Sandbox;
 use tracing::Instrument;
 
 use super::{AgentError, Progress, sync, wait};
 use crate::app::App;
-use crate::error::{ApiError, chain};
+use crate::error::ApiError;
 use crate::store::sandbox_row::SandboxRow;
 
 /// Pauses the sandbox of `row`; one that is stopped already stays so.

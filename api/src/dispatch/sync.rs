@@ -27,14 +27,13 @@ use std::collections::{HashMap, HashSet};
 use std::time::Instant;
 
 use jiff::{SignedDuration, Timestamp};
+use sandpiper_db::{StoreError, chain};
 use sandpiper_protocol::agent::{self, SandboxList, SandboxState};
 use tokio::sync::watch;
 
 use super::AgentError;
 use super::checkpoint_sync::CheckpointSync;
 use crate::app::App;
-use crate::error::chain;
-use crate::store::StoreError;
 use crate::store::sandbox_row::{SandboxRow, State};
 
 /// How many rounds pass between two looks at the agent's templates.

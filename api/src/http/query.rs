@@ -4,10 +4,10 @@
 use axum::extract::{FromRequestParts, Query};
 use axum::http::Uri;
 use axum::http::request::Parts;
+use sandpiper_db::StoreError;
 
 use crate::app::App;
 use crate::error::ApiError;
-use crate::store::StoreError;
 
 /// The decoded pairs.
 #[derive(Debug)]

@@ -13,11 +13,11 @@ use axum::body::Body;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::Response;
 use bytes::Bytes;
+use sandpiper_db::hex;
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
 use super::error::RpcError;
-use crate::hex;
 
 /// For discovery: clients may use an answer for a minute without asking. It is one merchant's, so nobody else may keep it.
 pub const A_MINUTE: &str = "private, max-age=60";

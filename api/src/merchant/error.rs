@@ -20,12 +20,12 @@ use std::collections::BTreeMap;
 use axum::body::Body;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use sandpiper_db::{StoreError, chain};
 use serde::Serialize;
 use serde_json::{Value, json};
 use utoipa::ToSchema;
 
-use crate::error::{ApiError, chain};
-use crate::store::StoreError;
+use crate::error::ApiError;
 
 /// Whose reasons these are.
 const DOMAIN: &str = "sandpiper";

@@ -5,12 +5,12 @@
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
+use sandpiper_db::hex;
 use sha2::{Digest, Sha256};
 use zeroize::Zeroizing;
 
 use super::realm::Realm;
 use crate::auth::keys;
-use crate::hex;
 use crate::store::merchant_keys::Kind;
 
 /// Bytes of a signing key: as many as its hash function gives out.

@@ -7,6 +7,7 @@ use axum::extract::{Extension, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use jiff::Timestamp;
+use sandpiper_db::audit;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -16,7 +17,6 @@ use super::parameters::Parameters;
 use super::realm::Realm;
 use crate::app::App;
 use crate::http::{Json, RequestId};
-use crate::store::audit;
 use crate::store::deliveries::DeliveryError;
 use crate::store::merchant_keys::ActiveMerchantKey;
 use crate::store::webhook_endpoints::EndpointKey;

@@ -4,6 +4,7 @@
 use axum::extract::{FromRequestParts, Request, State};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use sandpiper_db::audit;
 use tracing::Instrument;
 
 use super::auth::Operator;
@@ -11,7 +12,6 @@ use crate::app::App;
 use crate::http::mutation::Acted;
 use crate::http::{RequestId, route};
 use crate::merchant::error::RpcError;
-use crate::store::audit;
 
 /// Put by a handler into its answer: the audit's entry was written together with what it tells of.
 #[derive(Debug, Clone)]

@@ -5,6 +5,7 @@ use axum::body::Bytes;
 use axum::extract::{Extension, Request, State};
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
+use sandpiper_db::audit;
 use sandpiper_discovery::Seed;
 use sandpiper_discovery::checks::Offered;
 use sandpiper_discovery::import::{Format, KindError, read};
@@ -17,7 +18,6 @@ use crate::app::App;
 use crate::http::json::read_up_to;
 use crate::merchant::error::{Code, RpcError};
 use crate::merchant::parameters::Parameters;
-use crate::store::audit;
 
 /// What a file holds.
 #[derive(Debug, Serialize, ToSchema)]

@@ -12,6 +12,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use jiff::{SignedDuration, Timestamp};
+use sandpiper_db::audit;
 use sandpiper_discovery::codes;
 use sandpiper_discovery::settings::{MOBILE_MONEY_TRANSFER, PaymentSettings};
 use serde::{Deserialize, Serialize};
@@ -28,7 +29,6 @@ use crate::merchant::error::{RpcError, Violation};
 use crate::merchant::order::{PaymentOrder, Status};
 use crate::merchant::parameters::Parameters;
 use crate::merchant::realm::Realm;
-use crate::store::audit;
 use crate::store::payments::{Accepted, PaymentFilter, PaymentRow, PaymentUpdate, PutPaymentError};
 
 /// Of `metadata` and `mobileMoneyTransferDetails`.

@@ -4,13 +4,14 @@ use std::fmt;
 use std::str::FromStr;
 
 use jiff::Timestamp;
+use sandpiper_db::{Database, Statement, StoreError, count, from_ms, to_ms, truth, word};
 use sandpiper_protocol::agent::{self, SandboxError};
 use sqlx::Row;
 use sqlx::any::AnyRow;
 
+use super::idempotency;
 use super::processes::OwnId;
 use super::sandbox_row::SandboxRow;
-use super::{Database, Statement, StoreError, count, from_ms, idempotency, to_ms, truth, word};
 
 /// Where a checkpoint is in its life.
 ///

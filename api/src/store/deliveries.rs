@@ -6,13 +6,13 @@ use std::fmt;
 use std::str::FromStr;
 
 use jiff::{SignedDuration, Timestamp};
+use sandpiper_db::batch::Batch;
+use sandpiper_db::{Database, Statement, StoreError, Tx, count, from_ms, to_ms, word};
 use sha2::{Digest, Sha256};
 use sqlx::Row;
 use sqlx::any::AnyRow;
 
-use super::batch::Batch;
 use super::webhook_endpoints::{Change, EndpointKey, read_key, refresh};
-use super::{Database, Statement, StoreError, Tx, count, from_ms, to_ms, word};
 use crate::merchant::realm::Realm;
 use crate::webhooks::outcome::FailureClass;
 

@@ -14,13 +14,13 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use jiff::{SignedDuration, Timestamp};
+use sandpiper_db::batch::Batch;
+use sandpiper_db::statement::round_up;
+use sandpiper_db::{Database, Statement, StoreError, Tx, count, from_ms, to_ms, word};
 use sqlx::Row;
 
-use super::batch::Batch;
 use super::deliveries::{DeliveryId, State, Trigger};
-use super::statement::round_up;
 use super::webhook_endpoints::{Change, EndpointKey, Standing, cancel_pending, read_key, refresh, standings};
-use super::{Database, Statement, StoreError, Tx, count, from_ms, to_ms, word};
 use crate::webhooks::capacity::{SMALLEST_CAP, cap_after};
 use crate::webhooks::outcome::FailureClass;
 use crate::webhooks::schedule::{self, MAX_ATTEMPTS};
@@ -183,7 +183,7 @@ async fn claim_shares(tx: &mut Tx, ready: &[Ready], limit: usize, now: Timestamp
     if shares.is_empty() {
         return Ok(Vec::new());
     }
-    let claim = crate::hex::encode(&rand::random::<[u8; 16]>());
+    let claim = sandpiper_db::hex::encode(&rand::random::<[u8; 16]>());
     let urls: HashMap<&EndpointKey, &str> = shares.iter().map(|(one, _)| (&one.endpoint, one.url.as_str())).collect();
     let mut claimed = mark(&claim, &shares, now)
         .build()

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
+use sandpiper_db::{Statement, StoreError, Tx, to_ms};
 
 use super::deliveries::{Deliveries, DeliveryId, DeliveryRow, State, Trigger, replay_all};
 use super::webhook_endpoints::EndpointKey;
-use super::{Statement, StoreError, Tx, to_ms};
 use crate::merchant::realm::Realm;
 use crate::webhooks::outcome::FailureClass;
 

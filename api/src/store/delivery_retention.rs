@@ -4,10 +4,10 @@
 //! its delivery is gone follows from the payment, which knows the update.
 
 use jiff::Timestamp;
+use sandpiper_db::{Statement, StoreError, Tx, to_ms};
 use sqlx::Row;
 
 use super::deliveries::Deliveries;
-use super::{Statement, StoreError, Tx, to_ms};
 
 /// Deliveries of one transaction: few, for others wait meanwhile.
 pub const AT_ONCE: usize = 200;

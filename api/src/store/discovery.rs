@@ -4,11 +4,11 @@
 //! Every change advances the *revision* in its own transaction, so an answer can be kept for as long as the revision it
 //! was made under is the present one ([`crate::merchant::answers`]).
 
+use sandpiper_db::{Database, StoreError, Tx};
 use sandpiper_discovery::{Audience, Bank, Market, MarketKey, MobileOperator};
 use sqlx::Row;
 use sqlx::any::AnyRow;
 
-use super::{Database, StoreError, Tx};
 use crate::merchant::realm::Realm;
 
 /// Markets, banks and operators.

@@ -14,10 +14,10 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
+use sandpiper_db::{Database, StoreError, Tx, count, to_ms, truth};
 use sqlx::Row;
 
 use super::processes::OwnId;
-use super::{Database, StoreError, Tx, count, to_ms, truth};
 
 /// How long a key is remembered.
 pub const RETENTION: Duration = Duration::from_secs(24 * 3600);

@@ -8,12 +8,11 @@
 //! What was staged is removed afterwards, likewise in parts; after a crash, by the next import.
 
 use jiff::{SignedDuration, Timestamp};
+use sandpiper_db::{Statement, StoreError, Tx, audit, chain, to_ms};
 use sandpiper_discovery::{Audience, Market, Seed};
 use sandpiper_protocol::id;
 
 use super::discovery::{Discovery, advance};
-use super::{Statement, StoreError, Tx, audit, to_ms};
-use crate::error::chain;
 
 /// Rows of a statement, and of a transaction that stages.
 const AT_ONCE: usize = 256;
@@ -196,10 +195,12 @@ fn methods(market: &Market) -> impl Iterator<Item = [&str; 4]> {
 mod tests {
     use std::pin::pin;
 
+    use sandpiper_db::testing::TestStore;
     use sandpiper_discovery::{Bank, MobileOperator};
     use sqlx::Row as _;
 
-    use super::super::testing::{TestStore, test_store};
+    use super::super::Store;
+    use super::super::testing::test_store;
     use super::*;
     use crate::plan::Plan;
 
@@ -236,7 +237,7 @@ mod tests {
         }
     }
 
-    async fn count(store: &TestStore, table: &'static str) -> i64 {
+    async fn count(store: &TestStore<Store>, table: &'static str) -> i64 {
         let mut query = Statement::new("SELECT COUNT(*) FROM ");
         query.push(table);
         query.build().fetch_one(store.database.read()).await.unwrap().get(0)

@@ -3,12 +3,12 @@
 use std::str::FromStr;
 
 use jiff::Timestamp;
+use sandpiper_db::{Database, StoreError, from_ms, to_ms, word};
 use sandpiper_protocol::id;
 use serde::Serialize;
 use sqlx::Row;
 
 use super::teams::Team;
-use super::{Database, StoreError, from_ms, to_ms, word};
 
 /// What a key may do: `write` includes `read`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, clap::ValueEnum)]

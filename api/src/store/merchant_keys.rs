@@ -8,6 +8,8 @@ use std::collections::HashMap;
 use std::str::FromStr;
 
 use jiff::Timestamp;
+use sandpiper_db::secrets::{OpenError, Vault};
+use sandpiper_db::{Database, Statement, StoreError, Tx, from_ms, to_ms, word};
 use sandpiper_webhook::{SecretError, SigningKey};
 use serde::{Deserialize, Serialize};
 use sqlx::Row;
@@ -15,9 +17,7 @@ use sqlx::any::AnyRow;
 use utoipa::ToSchema;
 
 use super::webhook_endpoints::{EndpointKey, read_key};
-use super::{Database, Statement, StoreError, Tx, from_ms, to_ms, word};
 use crate::merchant::realm::Realm;
-use crate::secrets::{OpenError, Vault};
 
 /// What a key is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]

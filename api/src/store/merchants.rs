@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
+use sandpiper_db::{Database, StoreError, Tx, from_ms, to_ms, word};
 use sandpiper_discovery::MarketKey;
 use sandpiper_protocol::id;
 use sqlx::Row;
 use sqlx::any::AnyRow;
 
 use super::discovery;
-use super::{Database, StoreError, Tx, from_ms, to_ms, word};
 use crate::merchant::realm::Realm;
 
 /// The markets that are enabled, by realm.

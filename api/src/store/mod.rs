@@ -1,19 +1,11 @@
 //! What must survive: teams, keys, the template catalog, sandboxes, checkpoints, idempotency keys, the audit; merchants, what
 //! they may discover, payments, webhook deliveries.
 //!
-//! One file per resource, each a handle over the same [`Database`]. The SQL is written once for SQLite and PostgreSQL:
-//! `$1` placeholders, `ON CONFLICT`, `RETURNING`, text ids, integer times and truth values. What differs is in two places
-//! only: the migrations, a folder per database, each the other's twin, and [`database`].
+//! One file per resource, each a handle over the same [`Database`].
 
-use std::path::PathBuf;
-use std::sync::Arc;
+use sandpiper_db::{AuditLog, Batch, Database, DatabaseLocation, StoreError};
 
-use jiff::Timestamp;
-
-pub mod audit;
-pub(crate) mod batch;
 pub mod checkpoints;
-pub(crate) mod database;
 pub mod deliveries;
 pub mod delivery_claims;
 pub mod delivery_list;
@@ -22,7 +14,6 @@ pub mod discovery;
 pub mod idempotency;
 mod imports;
 pub mod keys;
-pub mod location;
 pub mod merchant_keys;
 pub mod merchants;
 pub mod operator_keys;
@@ -34,24 +25,18 @@ pub mod sandbox_list;
 pub mod sandbox_network;
 pub mod sandbox_row;
 pub mod sandboxes;
-pub mod sole;
-mod statement;
 pub mod teams;
 pub mod templates;
 #[cfg(test)]
 pub(crate) mod testing;
 pub mod webhook_endpoints;
 
-pub use audit::AuditLog;
-pub(crate) use batch::Batch;
 pub use checkpoints::Checkpoints;
-pub(crate) use database::{Database, Tx};
 pub use deliveries::Deliveries;
 pub use delivery_claims::DeliveryClaims;
 pub use discovery::Discovery;
 pub use idempotency::IdempotencyKeys;
 pub use keys::ApiKeys;
-pub use location::DatabaseLocation;
 pub use merchant_keys::MerchantKeys;
 pub use merchants::Merchants;
 pub use operator_keys::OperatorKeys;
@@ -59,43 +44,9 @@ pub use payments::Payments;
 use processes::OwnId;
 pub use processes::Processes;
 pub use sandboxes::Sandboxes;
-pub(crate) use statement::Statement;
 pub use teams::Teams;
 pub use templates::Templates;
 pub use webhook_endpoints::WebhookEndpoints;
-
-/// Why the store did not do what it was asked.
-#[derive(Debug, thiserror::Error)]
-pub enum StoreError {
-    #[error("Database")]
-    Database(#[source] sqlx::Error),
-    /// PostgreSQL keeps no text with one; SQLite does.
-    #[error("A text has the character NUL")]
-    NulCharacter,
-    #[error("Database migration")]
-    Migration(#[from] sqlx::migrate::MigrateError),
-    #[error("Folder {path:?} of the database cannot be made")]
-    Folder { path: PathBuf, source: std::io::Error },
-    #[error("A stored value cannot be read: {what}")]
-    Corrupt { what: String },
-    /// Shared by all writes of the batch.
-    #[error("Database, at the commit of a batch")]
-    Commit(#[source] Arc<sqlx::Error>),
-    #[error("The write was given up; what it was to change is as before")]
-    Unwritten,
-    #[error("Another process took the request over, because this one was not heard of for long")]
-    ClaimLost,
-}
-
-impl From<sqlx::Error> for StoreError {
-    fn from(error: sqlx::Error) -> Self {
-        // `character_not_in_repertoire`: what is bound is UTF-8, so it can be nothing else.
-        match error.as_database_error().and_then(|refused| refused.code()) {
-            Some(code) if code == "22021" => StoreError::NulCharacter,
-            _ => StoreError::Database(error),
-        }
-    }
-}
 
 /// All handles.
 #[derive(Debug, Clone)]
@@ -122,10 +73,14 @@ pub struct Store {
 impl Store {
     /// Opens the database and brings its schema up to date.
     pub async fn open(location: &DatabaseLocation) -> Result<Self, StoreError> {
-        let database = Database::open(location).await?;
+        Ok(Self::new(Database::open(location).await?))
+    }
+
+    /// Over a database that is open. Starts a task that writes in batches.
+    pub fn new(database: Database) -> Self {
         let batch = Batch::start(database.clone());
         let own = OwnId::new();
-        Ok(Self {
+        Self {
             teams: Teams::new(database.clone()),
             keys: ApiKeys::new(database.clone()),
             templates: Templates::new(database.clone()),
@@ -143,7 +98,7 @@ impl Store {
             deliveries: Deliveries::new(database.clone(), batch.clone()),
             delivery_claims: DeliveryClaims::new(database.clone(), batch),
             database,
-        })
+        }
     }
 
     /// Whether the database answers.
@@ -158,38 +113,12 @@ impl Store {
     }
 }
 
-/// A time as it is stored.
-pub(crate) fn to_ms(time: Timestamp) -> i64 {
-    time.as_millisecond()
-}
-
-/// A stored time.
-pub(crate) fn from_ms(ms: i64) -> Result<Timestamp, StoreError> {
-    Timestamp::from_millisecond(ms).map_err(|_| StoreError::Corrupt { what: format!("time {ms}") })
-}
-
-/// A stored count.
-pub(crate) fn count<T: TryFrom<i64>>(value: i64) -> Result<T, StoreError> {
-    T::try_from(value).map_err(|_| StoreError::Corrupt { what: format!("number {value}") })
-}
-
-/// A stored truth value.
-pub(crate) fn truth(value: i64) -> Result<bool, StoreError> {
-    match value {
-        0 => Ok(false),
-        1 => Ok(true),
-        _ => Err(StoreError::Corrupt { what: format!("truth value {value}") }),
-    }
-}
-
-/// A stored word of a known few.
-pub(crate) fn word<T: std::str::FromStr>(value: &str) -> Result<T, StoreError> {
-    value.parse().map_err(|_| StoreError::Corrupt { what: format!("word {value:?}") })
-}
-
 #[cfg(test)]
 mod tests {
-    use super::testing::{refusal, test_store};
+    use jiff::Timestamp;
+    use sandpiper_db::testing::refusal;
+
+    use super::testing::test_store;
     use super::*;
 
     #[tokio::test]

@@ -1,11 +1,10 @@
 //! Keys of those who operate the service, kept as hashes.
 
 use jiff::Timestamp;
+use sandpiper_db::{Database, StoreError, from_ms, to_ms};
 use sandpiper_protocol::id;
 use serde::Serialize;
 use sqlx::Row;
-
-use super::{Database, StoreError, from_ms, to_ms};
 
 /// A key as the operator's list shows it.
 #[derive(Debug, Clone, Serialize)]

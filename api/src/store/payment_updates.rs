@@ -16,16 +16,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use futures_util::future::join_all;
 use jiff::Timestamp;
+use sandpiper_db::batch::Batch;
+use sandpiper_db::{Statement, StoreError, Tx, audit, chain, to_ms};
 use sqlx::Row;
 use tokio::sync::oneshot;
 
-use super::audit;
-use super::batch::Batch;
 use super::deliveries::{self, NewDelivery};
 use super::payments::{Accepted, PaymentUpdate, PutPaymentError, payment};
 use super::webhook_endpoints::EndpointKey;
-use super::{Statement, StoreError, Tx, to_ms};
-use crate::error::chain;
 use crate::merchant::transition::{Verdict, judge};
 
 /// Updates in one statement.
@@ -288,15 +286,17 @@ fn delivery(report: &Report) -> NewDelivery<'_> {
 #[cfg(test)]
 mod tests {
     use jiff::SignedDuration;
+    use sandpiper_db::testing::TestStore;
 
-    use super::super::testing::{TestStore, test_store};
+    use super::super::Store;
+    use super::super::testing::test_store;
     use super::*;
     use crate::merchant::order::{PaymentOrder, Status};
     use crate::merchant::realm::Realm;
     use crate::store::delivery_list::Filter;
 
     /// A store with two merchants, the first of which wants to be told of live payments.
-    async fn shop() -> TestStore {
+    async fn shop() -> TestStore<Store> {
         let store = test_store().await;
         let mut tx = store.database.write().await.unwrap();
         sqlx::raw_sql(
@@ -330,7 +330,7 @@ mod tests {
         PaymentUpdate { merchant_id: merchant_id.to_owned(), realm: Realm::Live, order }
     }
 
-    async fn put(store: &TestStore, update: &PaymentUpdate) -> Outcome {
+    async fn put(store: &TestStore<Store>, update: &PaymentUpdate) -> Outcome {
         let entry = audit::Entry {
             at: Timestamp::UNIX_EPOCH,
             team_id: audit::OPERATOR.to_owned(),
@@ -344,7 +344,7 @@ mod tests {
     }
 
     /// What is stored: payments, deliveries and the audit's entries, each without what is of chance or of no order.
-    async fn contents(store: &TestStore) -> [Vec<String>; 3] {
+    async fn contents(store: &TestStore<Store>) -> [Vec<String>; 3] {
         let payments = store.payments.list(&Default::default(), None, 1000).await.unwrap();
         let deliveries = store.deliveries.list(&Filter::default(), None, 1000).await.unwrap();
         let entries = store.audit.newest(None, 1000).await.unwrap();

@@ -1,14 +1,13 @@
 //! Payments, each in its newest state. How updates come in is in [`super::payment_updates`].
 
 use jiff::Timestamp;
+use sandpiper_db::batch::Batch;
+use sandpiper_db::{Database, Statement, StoreError, audit, from_ms, word};
 use sqlx::Row;
 use sqlx::any::AnyRow;
 
-use super::audit;
-use super::batch::Batch;
 use super::deliveries::DeliveryId;
 use super::payment_updates::{PaymentUpdates, Report};
-use super::{Database, Statement, StoreError, from_ms, word};
 use crate::merchant::order::{PaymentOrder, Status};
 use crate::merchant::realm::Realm;
 use crate::merchant::transition::Refusal;
@@ -167,7 +166,9 @@ pub(super) fn payment(row: &AnyRow) -> Result<PaymentRow, StoreError> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{refusal, test_store};
+    use sandpiper_db::testing::refusal;
+
+    use super::super::testing::test_store;
 
     #[tokio::test]
     async fn the_schema_itself_keeps_payments_in_order() {

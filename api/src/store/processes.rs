@@ -14,9 +14,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use sandpiper_db::{Database, StoreError, Tx, to_ms};
 use sandpiper_protocol::id;
-
-use super::{Database, StoreError, Tx, to_ms};
 
 /// How often a process says that it is alive.
 pub const BEAT: Duration = Duration::from_secs(4);

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use sandpiper_db::{Statement, StoreError, Tx};
 use sandpiper_protocol::agent::NetworkPolicy;
 use sqlx::Row;
 use sqlx::any::AnyRow;
@@ -10,7 +11,6 @@ use sqlx::any::AnyRow;
 use super::sandbox_network::read_policy;
 use super::sandbox_row::SandboxRow;
 use super::sandboxes::Sandboxes;
-use super::{Statement, StoreError, Tx};
 
 /// A sandbox's documents.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -5,9 +5,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use sandpiper_db::{Statement, StoreError};
+
 use super::sandbox_row::{SandboxRow, State};
 use super::sandboxes::Sandboxes;
-use super::{Statement, StoreError};
 
 /// Which sandboxes a list shows.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

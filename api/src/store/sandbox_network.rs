@@ -13,12 +13,12 @@
 //!
 //! When a policy is sent, [`crate::dispatch::network`] says.
 
+use sandpiper_db::{StoreError, Tx, count};
 use sandpiper_protocol::agent::{Network, NetworkPolicy};
 use sqlx::Row;
 
 use super::sandbox_row::NetworkState;
 use super::sandboxes::Sandboxes;
-use super::{StoreError, Tx, count};
 
 /// The newest policy of a sandbox, and how far it has got.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -164,9 +164,12 @@ fn policy_json(policy: &NetworkPolicy) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::database::connect;
-    use super::super::testing::{database_without_tables, refusal, test_store};
-    use super::super::{DatabaseLocation, Store};
+    use sandpiper_db::DatabaseLocation;
+    use sandpiper_db::database::connect;
+    use sandpiper_db::testing::{database_without_tables, refusal};
+
+    use super::super::Store;
+    use super::super::testing::test_store;
 
     const STOPPED_SANDBOX: &str = "INSERT INTO teams VALUES ('t', 't', 'pro', 0); \
         INSERT INTO template_versions VALUES ('v', 'base', 1, 'd', 1, 1, 0, 1); \

@@ -5,12 +5,12 @@ use std::fmt;
 use std::str::FromStr;
 
 use jiff::Timestamp;
+use sandpiper_db::{StoreError, count, from_ms, truth, word};
 use sandpiper_protocol::agent::{self, ExposedPort, Lifecycle, Network, NetworkPolicy, OnTimeout, SandboxError};
 use sqlx::Row;
 use sqlx::any::AnyRow;
 
 use super::sandbox_documents::Documents;
-use super::{StoreError, count, from_ms, truth, word};
 
 /// Where a sandbox is in its life.
 ///

@@ -9,14 +9,15 @@
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
+use sandpiper_db::{Database, StoreError, Tx, count, to_ms, word};
 use sandpiper_protocol::agent::{self, SandboxError};
 use sqlx::Row;
 
+use super::idempotency;
 use super::processes::OwnId;
 use super::sandbox_documents::{Documents, insert_metadata};
 use super::sandbox_network::{Source, insert_policy, note_version, to_stored};
 use super::sandbox_row::{NewSandbox, SandboxRow, State, on_timeout_word};
-use super::{Database, StoreError, Tx, count, idempotency, to_ms, word};
 use crate::plan::Quota;
 
 /// What a team's sandboxes and checkpoints hold.

@@ -1,11 +1,11 @@
 //! Teams: who owns keys and sandboxes.
 
 use jiff::Timestamp;
+use sandpiper_db::{Database, StoreError, from_ms, to_ms, word};
 use sandpiper_protocol::id;
 use sqlx::Row;
 use sqlx::any::AnyRow;
 
-use super::{Database, StoreError, from_ms, to_ms, word};
 use crate::plan::Plan;
 
 /// One team.

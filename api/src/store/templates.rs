@@ -1,11 +1,10 @@
 //! The template catalog: what the agent has, remembered, so that a create request is answered without asking it.
 
 use jiff::Timestamp;
+use sandpiper_db::{Database, StoreError, count, from_ms, to_ms};
 use sandpiper_protocol::agent;
 use sqlx::Row;
 use sqlx::any::AnyRow;
-
-use super::{Database, StoreError, count, from_ms, to_ms};
 
 /// One immutable version of a template.
 #[derive(Debug, Clone, PartialEq, Eq)]

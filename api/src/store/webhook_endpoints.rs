@@ -4,11 +4,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
+use sandpiper_db::batch::Batch;
+use sandpiper_db::{Database, Statement, StoreError, Tx, audit, count, from_ms, to_ms, word};
 use sqlx::Row;
 
-use super::audit;
-use super::batch::Batch;
-use super::{Database, Statement, StoreError, Tx, count, from_ms, to_ms};
 use crate::merchant::realm::Realm;
 use crate::webhooks::capacity::SMALLEST_CAP;
 
@@ -259,15 +258,16 @@ pub(super) async fn cancel_pending(tx: &mut Tx, endpoint: &EndpointKey, now: Tim
 
 /// The endpoint that a row names.
 pub(super) fn read_key(row: &sqlx::any::AnyRow) -> Result<EndpointKey, StoreError> {
-    Ok(EndpointKey { merchant_id: row.try_get("merchant_id")?, realm: super::word(row.try_get("realm")?)? })
+    Ok(EndpointKey { merchant_id: row.try_get("merchant_id")?, realm: word(row.try_get("realm")?)? })
 }
 
 #[cfg(test)]
 mod tests {
+    use sandpiper_db::DatabaseLocation;
+    use sandpiper_db::testing::refusal;
     use sqlx::{AssertSqlSafe, Execute};
 
-    use super::super::DatabaseLocation;
-    use super::super::testing::{refusal, test_store};
+    use super::super::testing::test_store;
     use super::*;
 
     const DELIVERY: &str = "INSERT INTO merchants (id, name, created_at_ms) VALUES ('m', 'm', 0); \

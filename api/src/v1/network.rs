@@ -3,6 +3,7 @@
 use axum::Json as Answer;
 use axum::extract::{Path, State};
 use jiff::Timestamp;
+use sandpiper_db::chain;
 use sandpiper_policy::Entry;
 use sandpiper_protocol::agent::{self, NetworkPolicy};
 use serde::{Deserialize, Serialize};
@@ -18,7 +19,7 @@ use crate::app::App;
 use crate::auth::{ReadAccess, WriteAccess};
 use crate::dispatch::network::ApplyError;
 use crate::dispatch::{self, AgentError};
-use crate::error::{ApiError, chain};
+use crate::error::ApiError;
 use crate::http::Json;
 use crate::http::query::{NoParameters, Pairs};
 use crate::store::sandbox_row::State as SandboxState;

@@ -2,6 +2,7 @@
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD as BASE64;
+use sandpiper_db::hex;
 use sandpiper_protocol::id;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -9,7 +10,6 @@ use sha2::{Digest, Sha256};
 
 use crate::auth::Caller;
 use crate::error::ApiError;
-use crate::hex;
 use crate::http::query::{Pairs, unknown};
 
 const DEFAULT_LIMIT: u32 = 50;
@@ -157,8 +157,9 @@ fn limit(text: &str) -> Result<u32, ApiError> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use serde_json::json;
+
+    use super::*;
 
     #[test]
     fn limits_are_capped_and_never_below_one() {

@@ -4,6 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
 use jiff::{SignedDuration, Timestamp};
+use sandpiper_db::chain;
 use sandpiper_webhook::{SigningKey, sign};
 
 use super::chance::Chance;
@@ -12,7 +13,6 @@ use super::outcome::{Answer, Failure, FailureClass, Verdict};
 use super::schedule::{Next, next_attempt};
 use super::sender::{Sender, Webhook};
 use crate::app::App;
-use crate::error::chain;
 use crate::store::deliveries::State;
 use crate::store::delivery_claims::{Claimed, Decision, Finished};
 use crate::store::webhook_endpoints::EndpointKey;

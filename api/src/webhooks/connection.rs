@@ -13,6 +13,7 @@ use hyper::client::conn::http1::{self, SendRequest};
 use hyper_util::rt::TokioIo;
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
+use sandpiper_db::chain;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout};
 use tokio_rustls::TlsConnector;
@@ -23,7 +24,6 @@ use super::addresses::AddressRule;
 use super::endpoint_url::{Authority, EndpointHost};
 use super::outcome::{Failure, FailureClass};
 use super::resolver::Resolver;
-use crate::error::chain;
 
 /// Of an answer's head, in bytes and in lines.
 const MAX_HEAD: usize = 64 * 1024;

@@ -51,10 +51,9 @@ use chance::Chance;
 use connection::Connector;
 use endpoint_url::{EndpointUrl, UrlError};
 use resolver::Resolver;
+use sandpiper_db::chain;
 use settings::Settings;
 use trust::TrustError;
-
-use crate::error::chain;
 
 /// What requests have to do with webhooks: to check a URL, and to wake the worker.
 #[derive(Debug)]

@@ -147,8 +147,9 @@ pub fn snippet(bytes: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use proptest::prelude::*;
+
+    use super::*;
 
     #[test]
     fn every_status_has_the_verdict_of_the_specification() {

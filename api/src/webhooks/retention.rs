@@ -3,12 +3,11 @@
 use std::time::Duration;
 
 use jiff::SignedDuration;
+use sandpiper_db::{StoreError, chain};
 use tokio::sync::watch;
 use tokio::time::sleep;
 
 use crate::app::App;
-use crate::error::chain;
-use crate::store::StoreError;
 use crate::store::delivery_retention::AT_ONCE;
 
 /// Between two looks.

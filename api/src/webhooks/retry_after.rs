@@ -27,8 +27,9 @@ fn until(value: &str, now: Timestamp) -> Option<Duration> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use proptest::prelude::*;
+
+    use super::*;
 
     /// Sun, 06 Nov 1994 08:49:37 GMT, the example of the RFC.
     const EXAMPLE: i64 = 784_111_777;

@@ -64,8 +64,9 @@ fn backoff(attempts: u32) -> Duration {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use proptest::prelude::*;
+
+    use super::*;
 
     const CREATED: Timestamp = Timestamp::UNIX_EPOCH;
 

@@ -19,6 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use sandpiper_db::{StoreError, chain};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, timeout};
 
@@ -29,8 +30,6 @@ use super::metrics::outcome;
 use super::sender::Sender;
 use super::under_way::{Place, UnderWay};
 use crate::app::App;
-use crate::error::chain;
-use crate::store::StoreError;
 use crate::store::deliveries::State;
 use crate::store::delivery_claims::{Claimed, Decision, Finished};
 

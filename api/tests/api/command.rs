@@ -8,8 +8,8 @@ use std::process::{Child, Command, Output, Stdio};
 use serde_json::Value;
 
 use crate::support::agent::StubAgent;
-use crate::support::database::TestDatabase;
 use crate::support::eventually;
+use sandpiper_db::testing::TestDatabase;
 
 fn api() -> Command {
     Command::new(env!("CARGO_BIN_EXE_sandpiper-api"))

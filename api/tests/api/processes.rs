@@ -11,8 +11,8 @@ use tokio::task::JoinHandle;
 
 use crate::command::{Server, json, run, send, stdout, write_config};
 use crate::support::agent::StubAgent;
-use crate::support::database::TestDatabase;
 use crate::support::{eventually, eventually_within};
+use sandpiper_db::testing::TestDatabase;
 
 /// What the processes share.
 struct Site {

@@ -8,8 +8,8 @@ use sandpiper_api::store::Store;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::support::database::TestDatabase;
 use crate::support::shop::MARKETS;
+use sandpiper_db::testing::TestDatabase;
 
 /// A configuration with a database of its own.
 struct Desk {

@@ -15,9 +15,11 @@ use sandpiper_api::clock::Clock;
 use sandpiper_api::config::Config;
 use sandpiper_api::dispatch::sync::Synchronizer;
 use sandpiper_api::plan::Plan;
-use sandpiper_api::secrets::Vault;
+use sandpiper_api::store::Store;
 use sandpiper_api::store::keys::Capability;
-use sandpiper_api::store::{DatabaseLocation, Store};
+use sandpiper_db::DatabaseLocation;
+use sandpiper_db::secrets::Vault;
+use sandpiper_db::testing::TestDatabase;
 use serde_json::Value;
 use tempfile::TempDir;
 use tokio::runtime::Handle;
@@ -26,15 +28,12 @@ use tokio::task::JoinSet;
 use tower::ServiceExt;
 
 pub(crate) mod agent;
-#[path = "../../../src/store/testing/database.rs"]
-pub(crate) mod database;
 mod network;
 pub(crate) mod shop;
 mod snapshots;
 mod stored;
 
 use agent::StubAgent;
-use database::TestDatabase;
 
 /// Longest wait for something that must happen.
 pub(crate) const BOUND: Duration = Duration::from_secs(30);

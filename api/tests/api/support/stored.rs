@@ -1,7 +1,7 @@
 //! The database itself, past the API: all that it holds, to look for what must not be in it; and changes that nobody makes
 //! but a test.
 
-use sandpiper_api::store::DatabaseLocation;
+use sandpiper_db::DatabaseLocation;
 use sqlx::{AnyConnection, AssertSqlSafe, Connection};
 
 use super::Host;

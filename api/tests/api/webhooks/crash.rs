@@ -16,8 +16,8 @@ use tokio::time::{sleep, timeout};
 use super::receiver::{Received, Receiver};
 use super::server::{Server, operator_key, report as report_of, send, write_config};
 use super::stage::order;
-use crate::support::database::TestDatabase;
 use crate::support::eventually_within;
+use sandpiper_db::testing::TestDatabase;
 
 /// Lives of the process that end in SIGKILL.
 const KILLS: usize = 50;

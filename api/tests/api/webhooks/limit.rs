@@ -12,8 +12,8 @@ use super::name_server::{NameServer, a};
 use super::receiver::{Reaction, Received, Receiver};
 use super::server::{Server, operator_key, write_config};
 use super::stage::order;
-use crate::support::database::TestDatabase;
 use crate::support::eventually_within;
+use sandpiper_db::testing::TestDatabase;
 
 /// Far less than any time-out between two bytes would be.
 const PAUSE: Duration = Duration::from_secs(1);

@@ -17,8 +17,8 @@ use tokio::net::TcpStream;
 
 use super::receiver::Receiver;
 use super::server::{Server, operator_key, write_config};
-use crate::support::database::TestDatabase;
 use crate::support::{Host, eventually};
+use sandpiper_db::testing::TestDatabase;
 
 /// A browser without a window, by WebDriver (w3.org/TR/webdriver2). It ends with this.
 struct Browser {

@@ -4,8 +4,8 @@ use serde_json::json;
 
 use super::receiver::{Reaction, Receiver};
 use super::server::{Server, operator_key, write_config};
-use crate::support::database::TestDatabase;
 use crate::support::eventually;
+use sandpiper_db::testing::TestDatabase;
 
 #[tokio::test]
 async fn a_reported_payment_arrives_and_no_secret_is_in_the_log() {

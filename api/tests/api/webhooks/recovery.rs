@@ -5,11 +5,11 @@ use std::collections::HashSet;
 use jiff::{SignedDuration, Timestamp};
 use sandpiper_api::app::App;
 use sandpiper_api::merchant::realm::Realm;
-use sandpiper_api::secrets::Vault;
 use sandpiper_api::store::Store;
 use sandpiper_api::store::deliveries::State;
 use sandpiper_api::store::delivery_claims::{Decision, Finished, LEASE};
 use sandpiper_api::webhooks::worker::Worker;
+use sandpiper_db::secrets::Vault;
 
 use super::receiver::{Received, Receiver};
 use super::stage::{Stage, outside};

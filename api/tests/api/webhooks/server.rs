@@ -11,8 +11,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use super::receiver::Receiver;
-use crate::support::database::TestDatabase;
 use crate::support::eventually;
+use sandpiper_db::testing::TestDatabase;
 
 fn api() -> Command {
     Command::new(env!("CARGO_BIN_EXE_sandpiper-api"))

@@ -8,7 +8,6 @@ use jiff::{SignedDuration, Timestamp};
 use sandpiper_api::merchant::keys;
 use sandpiper_api::merchant::order::{PaymentOrder, Status};
 use sandpiper_api::merchant::realm::Realm;
-use sandpiper_api::store::audit;
 use sandpiper_api::store::deliveries::{AttemptRow, DeliveryId, DeliveryRow};
 use sandpiper_api::store::merchant_keys::{Kind, MerchantKeyRecord, NewMerchantKey};
 use sandpiper_api::store::merchants::MerchantChange;
@@ -20,6 +19,7 @@ use sandpiper_api::webhooks::connection::Connector;
 use sandpiper_api::webhooks::resolver::{Resolve, Resolver, Resolving};
 use sandpiper_api::webhooks::worker::Worker;
 use sandpiper_api::webhooks::{Outside, trust};
+use sandpiper_db::audit;
 use sandpiper_webhook::SigningKey;
 
 use super::receiver::{Received, Receiver};

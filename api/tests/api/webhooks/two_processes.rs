@@ -10,8 +10,8 @@ use serde_json::Value;
 use super::receiver::{Received, Receiver};
 use super::server::{Server, operator_key, send, write_config};
 use super::stage::order;
-use crate::support::database::TestDatabase;
 use crate::support::eventually;
+use sandpiper_db::testing::TestDatabase;
 
 const PAYMENTS: usize = 300;
 /// Reports at a time, to each process.

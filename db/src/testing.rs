@@ -1,26 +1,29 @@
-//! An empty database for one test: a file of SQLite in a temporary folder, or, where `SANDPIPER_TEST_POSTGRES` is the URL
-//! of a PostgreSQL server on which databases may be made, one of those. Shared by the tests inside and outside the crate.
+//! Databases for tests: a file of SQLite in a temporary folder, or, where `SANDPIPER_TEST_POSTGRES` is the URL
+//! of a PostgreSQL server on which databases may be made, one of those.
 //!
 //! On PostgreSQL it is a copy of a database that has the tables already: every test's own migrations took longer than most
 //! tests. The first test to come makes that one.
 
+use std::ops::Deref;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use sqlx::any::AnyConnectOptions;
 use sqlx::migrate::Migrator;
-use sqlx::{AnyConnection, AssertSqlSafe, Connection};
+use sqlx::{Acquire, AnyConnection, AssertSqlSafe, Connection};
 use tempfile::TempDir;
 
-static MIGRATIONS: Migrator = sqlx::migrate!("src/store/migrations/postgres");
+use crate::{Database, DatabaseLocation, Tx};
+
+static MIGRATIONS: Migrator = sqlx::migrate!("migrations/postgres");
 
 /// The database that others are copied from.
 const TEMPLATE: &str = "migrated";
 
 /// The database, until this is dropped.
 #[derive(Debug)]
-pub(crate) struct TestDatabase {
+pub struct TestDatabase {
     /// As in the configuration.
-    pub(crate) location: String,
+    pub location: String,
     kind: Kind,
 }
 
@@ -32,12 +35,12 @@ enum Kind {
 
 impl TestDatabase {
     /// With today's tables on PostgreSQL; on SQLite whoever opens it makes them.
-    pub(crate) async fn new() -> Self {
+    pub async fn new() -> Self {
         Self::copied_from(TEMPLATE).await
     }
 
     /// On PostgreSQL a copy of that database.
-    pub(super) async fn copied_from(template: &str) -> Self {
+    async fn copied_from(template: &str) -> Self {
         let Ok(server) = std::env::var("SANDPIPER_TEST_POSTGRES") else {
             let folder = tempfile::tempdir().unwrap();
             let location = folder.path().join("sandpiper.db").to_str().unwrap().to_owned();
@@ -53,6 +56,55 @@ impl TestDatabase {
         execute(&mut administrator, format!("CREATE DATABASE {name} TEMPLATE {template}")).await;
         administrator.close().await.unwrap();
         Self { location: on(&server, &name), kind: Kind::Postgres { server, name } }
+    }
+}
+
+/// A store on a database of its own, which goes with it.
+#[derive(Debug)]
+pub struct TestStore<S> {
+    store: S,
+    database: TestDatabase,
+}
+
+impl<S> TestStore<S> {
+    /// A store without any content.
+    pub async fn new(make: impl FnOnce(Database) -> S) -> Self {
+        let database = TestDatabase::new().await;
+        let store = make(Database::open(&database.location.parse().unwrap()).await.unwrap());
+        Self { store, database }
+    }
+
+    /// Where another store finds the same database.
+    pub fn location(&self) -> DatabaseLocation {
+        self.database.location.parse().unwrap()
+    }
+}
+
+impl<S> Deref for TestStore<S> {
+    type Target = S;
+
+    fn deref(&self) -> &S {
+        &self.store
+    }
+}
+
+/// A database without any table.
+pub async fn database_without_tables() -> TestDatabase {
+    TestDatabase::copied_from("template0").await
+}
+
+/// Why the database refuses a statement; empty where it does not. A refusal leaves the transaction as it was.
+pub async fn refusal(tx: &mut Tx, statement: &'static str) -> String {
+    let mut savepoint = tx.begin().await.unwrap();
+    match sqlx::raw_sql(statement).execute(&mut *savepoint).await {
+        Ok(_) => {
+            savepoint.commit().await.unwrap();
+            String::new()
+        }
+        Err(error) => {
+            savepoint.rollback().await.unwrap();
+            error.to_string()
+        }
     }
 }
 

@@ -5,7 +5,7 @@
 //!
 //! - truth values are `BIGINT` with a CHECK, because a column that SQLite calls `BOOLEAN` cannot be read through it;
 //! - `SUM` of integers is written `CAST(SUM(…) AS BIGINT)`, because it is a `NUMERIC` in PostgreSQL;
-//! - SQL with parts that vary is a [`super::Statement`], because sqlx's own builder writes `?` for `$1`;
+//! - SQL with parts that vary is a [`crate::Statement`], because sqlx's own builder writes `?` for `$1`;
 //! - what SQLite is to do with its file is told it by `PRAGMA`, because only a URL reaches the driver.
 //!
 //! **SQLite** allows one writer. A transaction that reads first and writes later would fail with "database is locked" when
@@ -56,15 +56,15 @@ const SQLITE_READER: &str = "PRAGMA busy_timeout = 5000";
 const POSTGRES: &str = "SET lock_timeout = '5s'; SET idle_in_transaction_session_timeout = '60s'; \
                         SET default_transaction_isolation = 'read committed'";
 
-static SQLITE_MIGRATIONS: Migrator = sqlx::migrate!("src/store/migrations/sqlite");
-static POSTGRES_MIGRATIONS: Migrator = sqlx::migrate!("src/store/migrations/postgres");
+static SQLITE_MIGRATIONS: Migrator = sqlx::migrate!("migrations/sqlite");
+static POSTGRES_MIGRATIONS: Migrator = sqlx::migrate!("migrations/postgres");
 
 /// A transaction that may write.
-pub(crate) type Tx = Transaction<'static, Any>;
+pub type Tx = Transaction<'static, Any>;
 
 /// The connections.
 #[derive(Debug, Clone)]
-pub(crate) struct Database {
+pub struct Database {
     kind: Kind,
     /// One, for transactions that take turns.
     writer: AnyPool,
@@ -81,7 +81,7 @@ enum Kind {
 
 impl Database {
     /// Connects, and brings the schema up to date. The folder of a file of SQLite is made where missing (mode 0700).
-    pub(super) async fn open(location: &DatabaseLocation) -> Result<Self, StoreError> {
+    pub async fn open(location: &DatabaseLocation) -> Result<Self, StoreError> {
         // Before the pools, which would not say why there is no connection.
         let (mut connection, migrations) = connect(location).await?;
         migrations.run(&mut connection).await?;
@@ -106,7 +106,7 @@ impl Database {
     }
 
     /// Begins a transaction that takes turns with all others of this kind.
-    pub(crate) async fn write(&self) -> Result<Tx, StoreError> {
+    pub async fn write(&self) -> Result<Tx, StoreError> {
         match self.kind {
             Kind::Sqlite => Ok(self.writer.begin_with("BEGIN IMMEDIATE").await?),
             Kind::Postgres => {
@@ -118,7 +118,7 @@ impl Database {
     }
 
     /// Begins a transaction that may run beside others.
-    pub(crate) async fn write_shared(&self) -> Result<Tx, StoreError> {
+    pub async fn write_shared(&self) -> Result<Tx, StoreError> {
         match self.kind {
             Kind::Sqlite => self.write().await,
             Kind::Postgres => Ok(self.shared.begin().await?),
@@ -126,12 +126,12 @@ impl Database {
     }
 
     /// For statements that only read.
-    pub(crate) fn read(&self) -> &AnyPool {
+    pub fn read(&self) -> &AnyPool {
         &self.reader
     }
 
     /// Closes all connections, after which a file of SQLite is complete without its write-ahead log.
-    pub(super) async fn close(&self) {
+    pub async fn close(&self) {
         self.reader.close().await;
         self.shared.close().await;
         self.writer.close().await;
@@ -139,7 +139,7 @@ impl Database {
 }
 
 /// One connection, and the migrations that are meant for it.
-pub(super) async fn connect(location: &DatabaseLocation) -> Result<(AnyConnection, &'static Migrator), StoreError> {
+pub async fn connect(location: &DatabaseLocation) -> Result<(AnyConnection, &'static Migrator), StoreError> {
     sqlx::any::install_default_drivers();
     match location {
         DatabaseLocation::Sqlite(path) => {
@@ -191,10 +191,9 @@ fn sqlite_options(path: &Path, mode: &str) -> Result<AnyConnectOptions, StoreErr
 
 #[cfg(test)]
 mod tests {
+    use crate::testing::TestStore;
     use sqlx::AssertSqlSafe;
 
-    use super::super::Store;
-    use super::super::testing::test_store;
     use super::*;
 
     type Sample = (Option<i64>, Option<String>, Option<Vec<u8>>);
@@ -218,9 +217,9 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
     async fn what_one_process_reads_and_writes_another_cannot_come_between() {
-        let store = test_store().await;
-        let other = Store::open(&store.location()).await.unwrap();
-        let mut tx = store.database.write().await.unwrap();
+        let store = TestStore::new(|database| database).await;
+        let other = Database::open(&store.location()).await.unwrap();
+        let mut tx = store.write().await.unwrap();
         sqlx::raw_sql("CREATE TABLE tally (n BIGINT NOT NULL); INSERT INTO tally VALUES (0)")
             .execute(&mut *tx)
             .await
@@ -228,7 +227,7 @@ mod tests {
         tx.commit().await.unwrap();
 
         let writers = [&*store, &other].into_iter().cycle().take(40).map(|store| {
-            let database = store.database.clone();
+            let database = store.clone();
             tokio::spawn(async move {
                 let mut tx = database.write().await.unwrap();
                 let n: i64 = sqlx::query_scalar("SELECT n FROM tally").fetch_one(&mut *tx).await.unwrap();
@@ -240,15 +239,15 @@ mod tests {
             writer.await.unwrap();
         }
 
-        let n: i64 = sqlx::query_scalar("SELECT n FROM tally").fetch_one(store.database.read()).await.unwrap();
+        let n: i64 = sqlx::query_scalar("SELECT n FROM tally").fetch_one(store.read()).await.unwrap();
         assert_eq!(n, 40);
     }
 
     #[tokio::test]
     async fn every_value_that_the_schema_uses_comes_back_as_it_went_in() {
-        let store = test_store().await;
-        let mut tx = store.database.write_shared().await.unwrap();
-        let bytes_type = match store.database.kind {
+        let store = TestStore::new(|database| database).await;
+        let mut tx = store.write_shared().await.unwrap();
+        let bytes_type = match store.kind {
             Kind::Sqlite => "BLOB",
             Kind::Postgres => "BYTEA",
         };

@@ -8,7 +8,7 @@ use serde::Serialize;
 use sqlx::Row;
 
 use super::{Database, Statement, StoreError, Tx, count, from_ms, to_ms};
-use crate::error::chain;
+use crate::chain;
 
 /// Stands for a team in entries on the operator's own requests; no team's id is like it.
 pub const OPERATOR: &str = "operator";
@@ -40,7 +40,7 @@ pub struct AuditLog {
 }
 
 impl AuditLog {
-    pub(crate) fn new(database: Database) -> Self {
+    pub fn new(database: Database) -> Self {
         Self { database }
     }
 
@@ -96,7 +96,7 @@ impl AuditLog {
 }
 
 /// Adds entries in the transaction of what they tell of.
-pub(super) async fn insert(tx: &mut Tx, entries: &[Entry]) -> Result<(), StoreError> {
+pub async fn insert(tx: &mut Tx, entries: &[Entry]) -> Result<(), StoreError> {
     if entries.is_empty() {
         return Ok(());
     }
@@ -122,18 +122,19 @@ pub(super) async fn insert(tx: &mut Tx, entries: &[Entry]) -> Result<(), StoreEr
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{TestStore, test_store};
     use super::*;
+    use crate::testing::TestStore;
 
-    async fn run(store: &TestStore, statement: &'static str) {
-        let mut tx = store.database.write().await.unwrap();
+    async fn run(store: &TestStore<Database>, statement: &'static str) {
+        let mut tx = store.write().await.unwrap();
         sqlx::raw_sql(statement).execute(&mut *tx).await.unwrap();
         tx.commit().await.unwrap();
     }
 
     #[tokio::test]
     async fn an_entry_that_the_database_does_not_take_now_is_written_when_it_does() {
-        let store = test_store().await;
+        let store = TestStore::new(|database| database).await;
+        let audit = AuditLog::new(store.clone());
         run(&store, "ALTER TABLE audit RENAME TO audit_elsewhere").await;
         let entry = Entry {
             at: Timestamp::UNIX_EPOCH,
@@ -145,11 +146,11 @@ mod tests {
             status: 200,
         };
 
-        store.audit.keep(vec![entry.clone()]).await;
+        audit.keep(vec![entry.clone()]).await;
         run(&store, "ALTER TABLE audit_elsewhere RENAME TO audit").await;
 
         let kept = async {
-            while store.audit.newest(None, 10).await.unwrap() != [entry.clone()] {
+            while audit.newest(None, 10).await.unwrap() != [entry.clone()] {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         };

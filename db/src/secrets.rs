@@ -4,9 +4,8 @@
 //! drop the old one when nothing sealed under it is left. A nonce is 24 bytes of chance, which for this cipher is safe
 //! without counting. What is sealed is bound to a context (the sandbox's id), so it cannot be moved to another row.
 
-use std::fmt;
-use std::io;
 use std::path::{Path, PathBuf};
+use std::{fmt, io};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD_NO_PAD as BASE64;
@@ -14,8 +13,7 @@ use chacha20poly1305::aead::{Aead, KeyInit, Payload};
 use chacha20poly1305::{XChaCha20Poly1305, XNonce};
 use zeroize::Zeroizing;
 
-use crate::hex;
-use crate::private_files;
+use crate::{hex, private_files};
 
 const KEY_LEN: usize = 32;
 const NONCE_LEN: usize = 24;
@@ -109,8 +107,9 @@ impl Vault {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
 
     #[test]
     fn what_was_sealed_opens_after_the_key_was_rotated_and_not_for_another_context() {

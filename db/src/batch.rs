@@ -15,7 +15,7 @@ use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot};
 
 use super::{Database, StoreError, Tx};
-use crate::error::chain;
+use crate::chain;
 
 /// Writes that wait for their turn; callers wait when there are more.
 const QUEUE: usize = 4096;
@@ -23,11 +23,11 @@ const QUEUE: usize = 4096;
 const LARGEST: usize = 256;
 
 /// What a write does, in the transaction that it gets.
-pub(crate) type Work<'t, T, E> = Pin<Box<dyn Future<Output = Result<T, E>> + Send + 't>>;
+pub type Work<'t, T, E> = Pin<Box<dyn Future<Output = Result<T, E>> + Send + 't>>;
 
 /// The way to the task; clones lead to the same. The task ends when the last is gone.
 #[derive(Clone)]
-pub(crate) struct Batch {
+pub struct Batch {
     queue: mpsc::Sender<Box<dyn Entry>>,
 }
 
@@ -39,7 +39,7 @@ impl fmt::Debug for Batch {
 
 impl Batch {
     /// Starts the task.
-    pub(crate) fn start(database: Database) -> Self {
+    pub fn start(database: Database) -> Self {
         let (queue, entries) = mpsc::channel(QUEUE);
         tokio::spawn(run(database, entries));
         Self { queue }
@@ -47,7 +47,7 @@ impl Batch {
 
     /// Carries out `work` together with whatever else there is to write. On success it is committed; on an error nothing of
     /// it is left. Once it was handed over it is carried out even if the caller stops waiting.
-    pub(crate) async fn write<T, E, W>(&self, work: W) -> Result<T, E>
+    pub async fn write<T, E, W>(&self, work: W) -> Result<T, E>
     where
         T: Send + 'static,
         E: From<StoreError> + Send + 'static,
@@ -153,11 +153,10 @@ async fn begin(database: &Database) -> Result<Tx, sqlx::Error> {
 #[cfg(test)]
 mod tests {
     use futures_util::future::join_all;
-    use jiff::Timestamp;
     use sqlx::Row;
 
-    use super::super::testing::{TestStore, test_store};
     use super::*;
+    use crate::testing::TestStore;
 
     fn insert(tx: &mut Tx, slug: String) -> Work<'_, (), StoreError> {
         Box::pin(async move {
@@ -169,14 +168,14 @@ mod tests {
         })
     }
 
-    async fn store() -> (TestStore, Batch) {
-        let store = test_store().await;
-        let batch = Batch::start(store.database.clone());
+    async fn store() -> (TestStore<Database>, Batch) {
+        let store = TestStore::new(|database| database).await;
+        let batch = Batch::start(store.clone());
         (store, batch)
     }
 
-    async fn teams(store: &TestStore) -> i64 {
-        let row = sqlx::query("SELECT COUNT(*) FROM teams").fetch_one(store.database.read()).await.unwrap();
+    async fn teams(store: &TestStore<Database>) -> i64 {
+        let row = sqlx::query("SELECT COUNT(*) FROM teams").fetch_one(store.read()).await.unwrap();
         row.get(0)
     }
 
@@ -193,7 +192,7 @@ mod tests {
     #[tokio::test]
     async fn a_write_that_fails_fails_alone() {
         let (store, batch) = store().await;
-        store.teams.ensure("taken", crate::plan::Plan::Pro, Timestamp::UNIX_EPOCH).await.unwrap();
+        batch.write(|tx| insert(tx, "taken".to_owned())).await.unwrap();
         let slugs = ["one", "taken", "two", "two", "three"];
 
         let results = join_all(slugs.map(|slug| batch.write(move |tx| insert(tx, slug.to_owned())))).await;

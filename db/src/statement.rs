@@ -9,30 +9,30 @@ use sqlx::{Any, AssertSqlSafe};
 
 /// Text of the program's own, and values, which become `$1`, `$2`, …
 #[derive(Debug)]
-pub(crate) struct Statement {
+pub struct Statement {
     sql: String,
     values: Vec<Value>,
 }
 
 /// A value to bind.
 #[derive(Debug, Clone)]
-pub(crate) enum Value {
+pub enum Value {
     Text(Option<String>),
     Integer(Option<i64>),
     Bytes(Vec<u8>),
 }
 
 impl Statement {
-    pub(crate) fn new(sql: &'static str) -> Self {
+    pub fn new(sql: &'static str) -> Self {
         Self { sql: sql.to_owned(), values: Vec::new() }
     }
 
-    pub(crate) fn push(&mut self, sql: &'static str) -> &mut Self {
+    pub fn push(&mut self, sql: &'static str) -> &mut Self {
         self.sql.push_str(sql);
         self
     }
 
-    pub(crate) fn push_bind(&mut self, value: impl Into<Value>) -> &mut Self {
+    pub fn push_bind(&mut self, value: impl Into<Value>) -> &mut Self {
         self.values.push(value.into());
         // Writing to a String cannot fail.
         let _ = write!(self.sql, "${}", self.values.len());
@@ -40,7 +40,7 @@ impl Statement {
     }
 
     /// `(…, …)`, for `IN`.
-    pub(crate) fn push_list<V: Into<Value>>(&mut self, values: impl IntoIterator<Item = V>) -> &mut Self {
+    pub fn push_list<V: Into<Value>>(&mut self, values: impl IntoIterator<Item = V>) -> &mut Self {
         let mut before = "(";
         for value in values {
             self.push(before).push_bind(value);
@@ -57,7 +57,7 @@ impl Statement {
     ///
     /// Rows of NULL fill it up to a [round](round_up) number. They match nothing; who does not compare asks for
     /// `column1 IS NOT NULL`.
-    pub(crate) fn push_rows<const N: usize>(&mut self, rows: impl IntoIterator<Item = [Value; N]>) -> &mut Self {
+    pub fn push_rows<const N: usize>(&mut self, rows: impl IntoIterator<Item = [Value; N]>) -> &mut Self {
         let (mut length, mut before) = (0_usize, "VALUES ");
         for row in rows {
             self.push(before).push_list(row);
@@ -74,7 +74,7 @@ impl Statement {
         self
     }
 
-    pub(crate) fn build(self) -> Query<'static, Any, AnyArguments> {
+    pub fn build(self) -> Query<'static, Any, AnyArguments> {
         // Only literals and placeholders are ever pushed.
         let query = sqlx::query(AssertSqlSafe(self.sql));
         self.values.into_iter().fold(query, |query, value| match value {
@@ -87,7 +87,7 @@ impl Statement {
 
 /// The next power of four. Statements for many things are made for round numbers of them: so their texts are few, and a
 /// connection, which keeps a hundred, has each prepared.
-pub(crate) fn round_up(length: usize) -> usize {
+pub fn round_up(length: usize) -> usize {
     std::iter::successors(Some(1_usize), |round| round.checked_mul(4)).find(|round| *round >= length).unwrap_or(length)
 }
 

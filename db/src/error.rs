@@ -1,0 +1,50 @@
+//! Why the store did not do what it was asked, and how an error is printed.
+
+use std::error::Error;
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// Why the store did not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    #[error("Database")]
+    Database(#[source] sqlx::Error),
+    /// PostgreSQL keeps no text with one; SQLite does.
+    #[error("A text has the character NUL")]
+    NulCharacter,
+    #[error("Database migration")]
+    Migration(#[from] sqlx::migrate::MigrateError),
+    #[error("Folder {path:?} of the database cannot be made")]
+    Folder { path: PathBuf, source: std::io::Error },
+    #[error("A stored value cannot be read: {what}")]
+    Corrupt { what: String },
+    /// Shared by all writes of the batch.
+    #[error("Database, at the commit of a batch")]
+    Commit(#[source] Arc<sqlx::Error>),
+    #[error("The write was given up; what it was to change is as before")]
+    Unwritten,
+    #[error("Another process took the request over, because this one was not heard of for long")]
+    ClaimLost,
+}
+
+impl From<sqlx::Error> for StoreError {
+    fn from(error: sqlx::Error) -> Self {
+        // `character_not_in_repertoire`: what is bound is UTF-8, so it can be nothing else.
+        match error.as_database_error().and_then(|refused| refused.code()) {
+            Some(code) if code == "22021" => StoreError::NulCharacter,
+            _ => StoreError::Database(error),
+        }
+    }
+}
+
+/// An error with all its sources, in one line.
+pub fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let _ = write!(text, ": {cause}");
+        source = cause.source();
+    }
+    text
+}
