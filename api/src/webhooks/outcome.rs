@@ -147,9 +147,8 @@ pub fn snippet(bytes: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
-
     use super::*;
+    use proptest::prelude::*;
 
     #[test]
     fn every_status_has_the_verdict_of_the_specification() {

@@ -27,9 +27,8 @@ fn until(value: &str, now: Timestamp) -> Option<Duration> {
 
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
-
     use super::*;
+    use proptest::prelude::*;
 
     /// Sun, 06 Nov 1994 08:49:37 GMT, the example of the RFC.
     const EXAMPLE: i64 = 784_111_777;

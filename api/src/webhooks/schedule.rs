@@ -64,9 +64,8 @@ fn backoff(attempts: u32) -> Duration {
 
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
-
     use super::*;
+    use proptest::prelude::*;
 
     const CREATED: Timestamp = Timestamp::UNIX_EPOCH;
 

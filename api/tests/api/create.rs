@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use serde_json::json;
-use tower::ServiceExt;
 
 use crate::support::agent::VERSIONS;
 use crate::support::{Host, eventually, request};
+use tower::ServiceExt;
 
 #[tokio::test]
 async fn a_sandbox_is_made_with_the_defaults_and_comes_with_a_session() {

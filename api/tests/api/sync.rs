@@ -4,9 +4,9 @@ use jiff::SignedDuration;
 use sandpiper_api::dispatch::sync::Synchronizer;
 use sandpiper_protocol::id;
 use serde_json::json;
-use tower::ServiceExt;
 
 use crate::support::{Host, eventually, request, with_header};
+use tower::ServiceExt;
 
 #[tokio::test]
 async fn a_sandbox_whose_time_is_over_disappears() {
