@@ -5,7 +5,8 @@
 //! | the agent answers | the row becomes `ready` |
 //! | the agent refuses, or the call breaks, while the request waits | the row goes; what the agent may make of it yet is removed later |
 //! | the same once the request was answered | the row becomes `failed`, and says why |
-//! | this process dies | at the next start the row is not in flight: it becomes `ready` if the agent has it, or goes |
+//! | this process dies while the request waits | at the next start the row is not in flight: it becomes `ready` if the agent has it, or goes |
+//! | this process dies once the request was answered | it becomes `ready` when the agent has it, or `failed` |
 //!
 //! The sandbox says `checkpointing` meanwhile, and afterwards what the agent says of it, which after a failure too is that
 //! it runs.
@@ -31,8 +32,10 @@ pub async fn run(app: &App, sandbox: &SandboxRow, memory: bool, guard: InFlightG
         tokio::spawn(async move { agent.checkpoint(&sandbox, &order).await })
     };
     let Some(result) = wait(app.config.timing.work_wait, &mut taking).await? else {
+        let accepted = app.store.checkpoints.accept(guard.id()).await;
         let (app, sandbox) = (app.clone(), sandbox.clone());
         tokio::spawn(async move { finish(&app, &sandbox, taking, guard).await }.in_current_span());
+        accepted?;
         return Ok(Progress::UnderWay);
     };
     let outcome = match take_over(app, sandbox, result).await? {

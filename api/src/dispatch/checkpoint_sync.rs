@@ -4,7 +4,8 @@
 //! |---|---|---|
 //! | being taken or removed by a process that lives | anything | left alone |
 //! | any | lists it | `ready`, with its size |
-//! | `creating` | does not list it | goes: this process died before it was taken |
+//! | `creating` | does not list it | goes: the process died before it was taken |
+//! | `creating`, its request answered | does not list it | `failed`, unless the sandbox is `checkpointing` still |
 //! | `ready` | does not list it | `failed`: it was promised to last, so its loss is shown |
 //! | `deleted` | lists it | the agent is told to remove it |
 //! | none | lists it, for all of the grace period | the same |
@@ -17,7 +18,7 @@ use std::collections::{HashMap, HashSet};
 
 use jiff::Timestamp;
 use sandpiper_db::chain;
-use sandpiper_protocol::agent;
+use sandpiper_protocol::agent::{self, SandboxError, SandboxState};
 
 use super::sync::SyncError;
 use crate::app::App;
@@ -31,8 +32,8 @@ pub struct CheckpointSync {
 }
 
 impl CheckpointSync {
-    /// One round.
-    pub async fn round(&mut self, app: &App) -> Result<(), SyncError> {
+    /// One round; `sandboxes` are the agent's, listed before.
+    pub async fn round(&mut self, app: &App, sandboxes: &HashMap<&str, &agent::Sandbox>) -> Result<(), SyncError> {
         // In this order: a row whose task has ended by now was made at the agent before it is asked.
         let rows = app.store.checkpoints.existing().await?;
         let in_flight = app.in_flight.snapshot();
@@ -46,6 +47,12 @@ impl CheckpointSync {
             match (row.state, listed.get(row.id.as_str())) {
                 (_, Some(report)) if row.matches(report) => {}
                 (_, Some(report)) => changed.push(*report),
+                (State::Creating, None) if row.accepted => {
+                    let sandbox = sandboxes.get(row.sandbox_id.as_str());
+                    if sandbox.is_none_or(|sandbox| sandbox.state != SandboxState::Checkpointing) {
+                        app.store.checkpoints.fail(&row.id, &interrupted()).await?;
+                    }
+                }
                 (State::Creating, None) => app.store.checkpoints.delete(&row.id, app.clock.now()).await?,
                 (State::Ready, None) => {
                     if app.store.checkpoints.lose(&row.id).await? {
@@ -96,4 +103,10 @@ impl CheckpointSync {
         }
         Ok(())
     }
+}
+
+/// Why a checkpoint is not there whose request was answered by a process that is gone.
+fn interrupted() -> SandboxError {
+    let message = "It was still being taken when the API process ended, and the host does not have it; take it again";
+    SandboxError { code: "interrupted".to_owned(), message: message.to_owned() }
 }

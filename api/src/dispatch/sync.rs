@@ -135,7 +135,7 @@ impl Synchronizer {
         self.rounds_to_retained -= 1;
         let owned: HashMap<&str, State> = rows.iter().map(|row| (row.id.as_str(), row.state)).collect();
         self.remove_orphans(&owned, &listed).await?;
-        self.checkpoints.round(&self.app).await
+        self.checkpoints.round(&self.app, &listed).await
     }
 
     /// Has the agent end the sessions of keys that were revoked since it was told last.

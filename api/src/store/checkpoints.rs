@@ -86,6 +86,8 @@ pub struct CheckpointRow {
     /// Why it could not be taken.
     pub error: Option<SandboxError>,
     pub created_at: Timestamp,
+    /// The request was answered before it was taken.
+    pub accepted: bool,
     /// The process that takes or removes it, if that is still alive.
     pub process: Option<String>,
 }
@@ -256,6 +258,14 @@ impl Checkpoints {
         Ok(())
     }
 
+    /// The request is answered before it is taken: from now on its tenant is to see how it ends.
+    pub async fn accept(&self, id: &str) -> Result<(), StoreError> {
+        let mut tx = self.database.write_shared().await?;
+        sqlx::query("UPDATE checkpoints SET accepted = 1 WHERE id = $1").bind(id).execute(&mut *tx).await?;
+        tx.commit().await?;
+        Ok(())
+    }
+
     /// It could not be taken, and its tenant knows of it.
     pub async fn fail(&self, id: &str, error: &SandboxError) -> Result<(), StoreError> {
         let mut tx = self.database.write_shared().await?;
@@ -327,6 +337,7 @@ fn read(row: &AnyRow) -> Result<CheckpointRow, StoreError> {
         size_bytes: count(row.try_get("size_bytes")?)?,
         error: error_code.zip(error_message).map(|(code, message)| SandboxError { code, message }),
         created_at: from_ms(row.try_get("created_at_ms")?)?,
+        accepted: truth(row.try_get("accepted")?)?,
         process: row.try_get("process")?,
     })
 }

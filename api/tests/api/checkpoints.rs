@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use jiff::SignedDuration;
 use sandpiper_api::dispatch::sync::Synchronizer;
+use sandpiper_protocol::agent::SandboxState;
 use sandpiper_protocol::id;
 use serde_json::{Value, json};
 use tower::ServiceExt;
@@ -241,6 +242,29 @@ async fn one_that_this_process_died_in_becomes_what_the_agent_has() {
     let list = host.get("/v1/checkpoints").await.expect(200);
     assert_eq!(ids(&list), [taken]);
     assert_eq!((&list["checkpoints"][0]["state"], &list["checkpoints"][0]["size"]), (&json!("ready"), &json!(500)));
+}
+
+#[tokio::test]
+async fn one_whose_request_was_answered_outlives_this_process_or_says_that_it_failed() {
+    let host = Host::with(|config| config.timing.work_wait = Duration::from_millis(20)).await;
+    let sandbox = host.sandbox().await;
+    host.agent.hold();
+    let checkpoint = host.post(&format!("/v1/sandboxes/{sandbox}/checkpoints"), json!({})).await.expect(202);
+    let host = host.restart().await;
+    let state = async || host.get(&path(&checkpoint)).await.expect(200)["state"].clone();
+
+    host.agent.turn(&sandbox, SandboxState::Checkpointing);
+    host.sync().await;
+    assert_eq!(state().await, "creating");
+
+    host.agent.turn(&sandbox, SandboxState::Ready);
+    host.sync().await;
+    assert_eq!(state().await, "failed");
+    assert_eq!(host.get(&path(&checkpoint)).await.expect(200)["error"]["code"], "interrupted");
+
+    host.agent.insert_checkpoint(checkpoint["id"].as_str().unwrap(), &sandbox);
+    host.sync().await;
+    assert_eq!(state().await, "ready");
 }
 
 #[tokio::test]
