@@ -20,10 +20,15 @@ need_packages() {
     [ ${#missing[@]} -eq 0 ] && return
     [ "$(id -u)" = 0 ] || die "these Debian packages are missing: ${missing[*]}. Run this as root, or: apt-get install ${missing[*]}"
     say "installing ${missing[*]}"
-    [ -n "$(find /var/lib/apt/lists -maxdepth 1 -name '*_Packages*' -print -quit)" ] || apt-get update -qq >&2
-    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null ||
-        { apt-get update -qq >&2 && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null; } ||
+    [ -n "$(find /var/lib/apt/lists -maxdepth 1 -name '*_Packages*' -print -quit)" ] || packages update
+    packages install "${missing[@]}" || { packages update && packages install "${missing[@]}"; } ||
         die "could not install: ${missing[*]}"
+}
+
+# packages update | install NAME...: apt-get; scripts that run side by side take turns.
+packages() {
+    DEBIAN_FRONTEND=noninteractive flock --close /run/lock/sandpiper-packages \
+        apt-get "$1" -y -qq --no-install-recommends "${@:2}" >/dev/null
 }
 
 # need_rust: puts cargo on the PATH, with the toolchain of rust-toolchain.toml; with the default one if that cannot be installed.
