@@ -19,14 +19,12 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use sandpiper_ingress::IngressConfig;
+use sandpiper_machine::pool::UIDS;
 use sandpiper_protocol::vmm::DiskLimits;
 use serde::Deserialize;
 
 /// Longest `runtime_dir`: a Unix socket's path is limited to 107 bytes, and at most `/sandboxes/<25>/control.sock` follows.
 const MAX_RUNTIME_DIR: usize = 55;
-
-/// User ids from [`Jail::uid_base`] on.
-pub(crate) const UIDS: u32 = 65_536;
 
 /// Everything that can be configured.
 #[derive(Debug, Clone, Deserialize)]

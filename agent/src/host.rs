@@ -1,4 +1,4 @@
-//! What this machine is and has: memory, processors, disk space, the present boot.
+//! What this machine is and has: memory, processors, disk space.
 
 use std::io;
 use std::path::Path;
@@ -28,11 +28,6 @@ fn meminfo_kib(text: &str, name: &str) -> Option<u64> {
 /// Processors that this process may use.
 pub(crate) fn cpus() -> u32 {
     std::thread::available_parallelism().ok().and_then(|count| u32::try_from(count.get()).ok()).unwrap_or(1)
-}
-
-/// A text that differs after every reboot.
-pub(crate) fn boot_id() -> io::Result<String> {
-    Ok(std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned())
 }
 
 /// Free space of the file system that holds `path`, in MiB.

@@ -1,12 +1,13 @@
 //! What happened to each sandbox, in memory: bounded while it lives, and for a while after it is gone.
 //!
 //! Lines come from three places ([`LogSource`]). Those of the guest and its console are a tenant's: they are cut to
-//! [`MAX_MESSAGE`] bytes and stripped of control characters, so that no terminal they end up on can be played with.
+//! [`MAX_TEXT`](sandpiper_machine::MAX_TEXT) bytes and stripped of control characters, so that no terminal they end up on can be played with.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use jiff::Timestamp;
+use sandpiper_machine::sanitize;
 use sandpiper_protocol::agent::{LogEntry, LogSource};
 
 /// Entries kept of a sandbox that is here.
@@ -15,8 +16,6 @@ const LIVE_ENTRIES: usize = 1000;
 const ENDED_ENTRIES: usize = 200;
 /// Sandboxes that are gone whose entries are kept.
 const ENDED_SANDBOXES: usize = 100;
-/// Bytes of one entry.
-const MAX_MESSAGE: usize = 2048;
 
 /// The log of one sandbox. Cheap to clone; all clones are the same log.
 #[derive(Debug, Clone, Default)]
@@ -92,16 +91,6 @@ impl Logs {
     }
 }
 
-/// Text of a guest or a monitor, fit to be shown: no control characters, at most [`MAX_MESSAGE`] bytes.
-pub(crate) fn sanitize(message: &str) -> String {
-    let message = message.trim_end();
-    let mut end = message.len().min(MAX_MESSAGE);
-    while !message.is_char_boundary(end) {
-        end -= 1;
-    }
-    message[..end].chars().map(|c| if c.is_control() && c != '\t' { '\u{fffd}' } else { c }).collect()
-}
-
 /// The data under these locks is changed in one step, so it is whole even after a panic elsewhere.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -120,13 +109,6 @@ mod tests {
         let entries = log.entries();
         assert_eq!(entries.len(), LIVE_ENTRIES);
         assert_eq!(entries[0].message, "5");
-    }
-
-    #[test]
-    fn a_guests_line_cannot_steer_a_terminal_or_fill_memory() {
-        assert_eq!(sanitize("\x1b[2Jhello\r\n"), "\u{fffd}[2Jhello");
-        let long = "é".repeat(MAX_MESSAGE);
-        assert_eq!(sanitize(&long).len(), MAX_MESSAGE);
     }
 
     #[test]

@@ -16,7 +16,6 @@
 
 mod config;
 mod host;
-mod jail;
 mod logs;
 mod metrics;
 mod paths;
@@ -38,8 +37,14 @@ use nix::fcntl::{Flock, FlockArg};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use prometheus_client::registry::Registry;
 use sandpiper_durable as durable;
+use sandpiper_images::layers::digest::Visits;
+use sandpiper_images::layers::usage::Usage;
+use sandpiper_images::snapshots::{Checkpoints, Platform, Warm};
+use sandpiper_images::templates::Store;
 use sandpiper_ingress::Ingress;
 use sandpiper_ingress::session::Sessions;
+use sandpiper_machine::pool::{self, Shells};
+use sandpiper_machine::{Cgroups, process};
 use sha2::{Digest, Sha256};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
@@ -47,16 +52,11 @@ use tokio_util::sync::CancellationToken;
 use tracing_subscriber::EnvFilter;
 
 use crate::config::{Config, LogFormat};
-use crate::jail::cgroup::Cgroups;
 use crate::logs::Logs;
 use crate::metrics::Metrics;
 use crate::paths::Paths;
-use crate::sandbox::{Capacity, Context, Sandboxes, Sealer, Shells};
+use crate::sandbox::{Capacity, Context, Sandboxes, Sealer};
 use crate::server::App;
-use sandpiper_images::layers::digest::Visits;
-use sandpiper_images::layers::usage::Usage;
-use sandpiper_images::snapshots::{Checkpoints, Platform, Warm};
-use sandpiper_images::templates::Store;
 
 /// A request through the ingress makes and frees many small things, at which it is faster than the C library's.
 #[global_allocator]
@@ -188,13 +188,21 @@ async fn serve(config: Config) -> anyhow::Result<()> {
 
 /// Opens everything that sandboxes need.
 fn open_context(config: Arc<Config>, paths: Paths, metrics: Metrics) -> anyhow::Result<Context> {
-    let boot_id = host::boot_id().context("Cannot read the kernel's boot id")?;
+    let boot_id = process::boot_id().context("Cannot read the kernel's boot id")?;
     let memory = host::memory().context("Cannot read the host's memory")?;
     let templates = Store::open(&paths.templates())?;
     let most_warm = if config.warm.enabled { config.warm.max as usize } else { 0 };
     let warm = Warm::open(&paths.warm(), platform(&config), most_warm, |version| templates.find(version))?;
     let cgroups = Cgroups::open(&agent_name(&paths)).context("Cannot look for cgroups")?;
-    let shells = Shells::new(Arc::clone(&config), paths.clone(), boot_id.clone(), cgroups);
+    let pool = pool::Config {
+        program: config.vmm.clone(),
+        per_shape: config.shells.per_shape as usize,
+        is_jailed: config.jail.enabled,
+        uid_base: config.jail.uid_base,
+        state: paths.shells(),
+        runtime: paths.runtime_shells(),
+    };
+    let shells = Shells::new(pool, boot_id.clone(), cgroups);
     Ok(Context {
         templates,
         warm,
@@ -270,16 +278,4 @@ impl Signals {
             _ = self.interrupt.recv() => {}
         }
     }
-}
-
-/// An error and all that caused it, on one line.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
-        source = cause.source();
-    }
-    text
 }

@@ -8,6 +8,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
+use sandpiper_machine::DiskMetrics;
 use sandpiper_protocol::agent::{SandboxState, StartKind};
 
 use crate::sandbox::{CreateError, DeleteCause, Record, StartError};
@@ -103,18 +104,7 @@ pub(crate) struct Metrics {
     warm_snapshots: Gauge,
     retained_bytes: Gauge,
     damaged_files: Gauge,
-    held: Gauge,
-    disk_failures: Counter,
-}
-
-/// One sandbox stands still because the host's disk is full, until this is dropped.
-#[derive(Debug)]
-pub(crate) struct Held(Gauge);
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        self.0.dec();
-    }
+    disk: DiskMetrics,
 }
 
 impl Metrics {
@@ -132,8 +122,7 @@ impl Metrics {
             warm_snapshots: Gauge::default(),
             retained_bytes: Gauge::default(),
             damaged_files: Gauge::default(),
-            held: Gauge::default(),
-            disk_failures: Counter::default(),
+            disk: DiskMetrics::default(),
         }
     }
 
@@ -179,16 +168,7 @@ impl Metrics {
             "Files that were found not to hold what was written to them",
             self.damaged_files.clone(),
         );
-        registry.register(
-            "sandboxes_held",
-            "Sandboxes that stand still until the host's disk has room",
-            self.held.clone(),
-        );
-        registry.register(
-            "disk_failures",
-            "I/O errors that guests were told of because the host's disk failed",
-            self.disk_failures.clone(),
-        );
+        self.disk.register(registry);
     }
 
     /// A sandbox is ready.
@@ -234,15 +214,9 @@ impl Metrics {
         self.creates.get_or_create(&CreateLabels { outcome }).inc();
     }
 
-    /// A sandbox stands still because the host's disk is full.
-    pub(crate) fn held(&self) -> Held {
-        self.held.inc();
-        Held(self.held.clone())
-    }
-
-    /// A monitor has told its guest of so many I/O errors more.
-    pub(crate) fn disk_failed(&self, count: u64) {
-        self.disk_failures.inc_by(count);
+    /// Those of all machines.
+    pub(crate) fn disk(&self) -> &DiskMetrics {
+        &self.disk
     }
 
     /// So many files are known to be damaged.

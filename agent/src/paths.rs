@@ -25,6 +25,8 @@ use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
+use sandpiper_machine::MachinePaths;
+
 /// The two roots, and the names below them.
 #[derive(Debug, Clone)]
 pub(crate) struct Paths {
@@ -111,57 +113,6 @@ impl Paths {
     /// The folders of one shell.
     pub(crate) fn shell(&self, id: &str) -> MachinePaths {
         MachinePaths { state: self.shells().join(id), runtime: self.runtime_shells().join(id) }
-    }
-}
-
-/// The folders of one machine, or of a monitor that will become one.
-#[derive(Debug, Clone)]
-pub(crate) struct MachinePaths {
-    pub(crate) state: PathBuf,
-    pub(crate) runtime: PathBuf,
-}
-
-impl MachinePaths {
-    pub(crate) fn record(&self) -> PathBuf {
-        self.state.join("record.json")
-    }
-
-    /// The same as the record.
-    pub(crate) fn record_copy(&self) -> PathBuf {
-        self.state.join("record.copy.json")
-    }
-
-    /// The record of a sandbox that is being created.
-    pub(crate) fn draft(&self) -> PathBuf {
-        self.state.join("draft.json")
-    }
-
-    /// A layer, or another file that the record names.
-    pub(crate) fn file(&self, name: &str) -> PathBuf {
-        self.state.join(name)
-    }
-
-    /// Where the monitor writes why it ended.
-    pub(crate) fn exit_record(&self) -> PathBuf {
-        self.state.join("exit.json")
-    }
-
-    /// The monitor's standard error.
-    pub(crate) fn monitor_log(&self) -> PathBuf {
-        self.state.join("monitor.log")
-    }
-
-    /// The guest's serial port.
-    pub(crate) fn console_log(&self) -> PathBuf {
-        self.state.join("console.log")
-    }
-
-    pub(crate) fn control_socket(&self) -> PathBuf {
-        self.runtime.join("control.sock")
-    }
-
-    pub(crate) fn vsock_socket(&self) -> PathBuf {
-        self.runtime.join("vsock.sock")
     }
 }
 

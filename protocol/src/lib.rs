@@ -11,10 +11,11 @@
 //! * [`guest`]: vsock ports, the link between the agent and PID 1, and how a TCP port of the guest is reached.
 //! * [`lines`]: lines of a stream, as the link has them.
 //! * [`connect`] and [`process`]: the data plane, as the E2B SDKs speak it.
-//! * [`id`] makes and checks identifiers.
+//! * [`id`] makes and checks identifiers; [`error_chain`] prints errors with their causes.
 
 pub mod agent;
 pub mod connect;
+pub mod error_chain;
 pub mod guest;
 pub mod id;
 pub mod lines;

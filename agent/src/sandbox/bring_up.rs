@@ -5,27 +5,25 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use sandpiper_crash_points::CrashPoint;
+use sandpiper_images::layers::Files;
+use sandpiper_images::snapshots::{self, WarmSnapshot};
+use sandpiper_machine::control::RequestError;
+use sandpiper_machine::link::{Envs, Guest};
+use sandpiper_machine::pool::Shell;
+use sandpiper_machine::{Machine, MachineEvent, sanitize};
 use sandpiper_network::Attachment;
 use sandpiper_protocol::agent::{SandboxState, StartKind};
+use sandpiper_protocol::error_chain;
 use sandpiper_protocol::guest::GuestMessage;
 use sandpiper_protocol::vmm::{FaultCode, Reply, Timings};
 use tokio::time::{Instant, sleep_until};
 
-use super::link::Guest;
-use super::machine::{Machine, MachineEvent};
-use super::monitor::RequestError;
 use super::record::{self, Record};
-use super::record_file;
-use super::seal::Envs;
-use super::shells::Shell;
 use super::start::{self, Parts, Source, StartError};
 use super::supervisor::{Supervisor, next_command};
-use super::{Context, ending, network};
+use super::{Context, ending, network, record_file};
 use crate::host;
-use crate::logs::sanitize;
-use sandpiper_crash_points::CrashPoint;
-use sandpiper_images::layers::Files;
-use sandpiper_images::snapshots::{self, WarmSnapshot};
 
 /// One way to start a sandbox.
 #[derive(Debug, Clone)]
@@ -79,7 +77,7 @@ impl Supervisor {
             let patience = if is_last { patience } else { patience / 2 };
             match self.bring_up(attempt, envs, patience, |_| {}).await {
                 Err((error, machine)) if !is_last && error.is_of_its_source() => {
-                    let reason = crate::chain(&error);
+                    let reason = error_chain::chain(&error);
                     let is_bad = error.is_bad_file();
                     tracing::warn!(sandbox = self.record().id, ?kind, is_bad, reason, "starting in another way");
                     self.log.host(format!("not restored, booting instead: {reason}"));
@@ -238,7 +236,7 @@ impl Supervisor {
         };
         let (known, process, monitor) = shell.into_parts();
         let machine =
-            Machine::new(guest, known, process, monitor, paths.control_socket(), self.context.metrics.clone());
+            Machine::new(guest, known, process, monitor, paths.control_socket(), self.context.metrics.disk().clone());
         Ok(Started { machine, parts, asked_at_us })
     }
 
@@ -248,10 +246,10 @@ impl Supervisor {
             RequestError::Refused(fault) if fault.code == FaultCode::BadSnapshot => {
                 StartError::BadSnapshot(sanitize(&fault.message))
             }
-            RequestError::Refused(_) => StartError::Guest(ending::error("monitor_failed", crate::chain(&error))),
+            RequestError::Refused(_) => StartError::Guest(ending::error("monitor_failed", error_chain::chain(&error))),
             error => match tokio::time::timeout(self.context.config.stop_timeout(), machine.next()).await {
                 Ok(MachineEvent::Ended(ended)) => StartError::Guest(self.explain(ended).await),
-                _ => StartError::Guest(ending::error("monitor_failed", crate::chain(&error))),
+                _ => StartError::Guest(ending::error("monitor_failed", error_chain::chain(&error))),
             },
         }
     }
@@ -279,7 +277,7 @@ impl Supervisor {
                     // The guest is busy with its first message now, so this costs the start nothing.
                     match machine.timings().await {
                         Ok(found) => timings = found,
-                        Err(error) => tracing::debug!(error = %crate::chain(&error), "no timings"),
+                        Err(error) => tracing::debug!(error = %error_chain::chain(&error), "no timings"),
                     }
                 }
                 MachineEvent::Guest(message) => {

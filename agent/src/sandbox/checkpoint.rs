@@ -22,20 +22,21 @@ use std::io;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 
+use sandpiper_crash_points::CrashPoint;
+use sandpiper_images::layers::{self, Files, Layer, LayerError, MAX_DISK_LAYERS, Role};
+use sandpiper_images::snapshots::Manifest;
+use sandpiper_machine::Machine;
+use sandpiper_machine::control::RequestError;
 use sandpiper_protocol::agent::SandboxState;
+use sandpiper_protocol::error_chain;
 use sandpiper_protocol::vmm::{Reply, Request, SnapshotConfig, Then};
 use tokio::time::Instant;
 
 use super::command::Setback;
-use super::machine::Machine;
-use super::monitor::RequestError;
 use super::pause::millis;
 use super::record::Record;
 use super::registry::ChangeError;
 use super::supervisor::Supervisor;
-use sandpiper_crash_points::CrashPoint;
-use sandpiper_images::layers::{self, Files, Layer, LayerError, MAX_DISK_LAYERS, Role};
-use sandpiper_images::snapshots::Manifest;
 
 /// A snapshot that is asked for.
 #[derive(Debug)]
@@ -77,7 +78,7 @@ impl Supervisor {
                 self.log.host(format!("checkpoint {id} taken"));
             }
             Err(Setback::Refused(error)) => {
-                let error = crate::chain(error);
+                let error = error_chain::chain(error);
                 tracing::warn!(target: "audit", sandbox, checkpoint = id, error, "not checkpointed");
                 self.log.host(format!("checkpoint {id} not taken: {error}"));
             }

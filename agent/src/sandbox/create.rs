@@ -3,16 +3,17 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use sandpiper_images::layers;
+use sandpiper_images::snapshots::{Manifest, Pin, Recipe};
+use sandpiper_machine::link;
 use sandpiper_protocol::agent::{CreateSandbox, ExposedPort, Lifecycle, OnTimeout};
-use sandpiper_protocol::id;
+use sandpiper_protocol::{error_chain, id};
 
 use super::bring_up::Attempt;
 use super::start::Source;
-use super::{Context, ID_PREFIX, StartError, link};
+use super::{Context, ID_PREFIX, StartError};
 use crate::config::Limits;
 use crate::host;
-use sandpiper_images::layers;
-use sandpiper_images::snapshots::{Manifest, Pin, Recipe};
 
 /// Longest time-out: a year.
 const MAX_TIMEOUT_SECONDS: u64 = 366 * 24 * 3600;
@@ -83,7 +84,7 @@ pub(super) fn check(
     }
     if let Some(network) = context.network() {
         let checked = network.check(&request.network.policy);
-        checked.map_err(|error| CreateError::Invalid(crate::chain(&error)))?;
+        checked.map_err(|error| CreateError::Invalid(error_chain::chain(&error)))?;
     }
     let plan = match origin {
         Some(origin) => plan_snapshot(&origin),

@@ -5,14 +5,14 @@ use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
 
 use nix::sys::signal::Signal;
+use sandpiper_crash_points::CrashPoint;
 use sandpiper_durable as durable;
+use sandpiper_machine::process::Ended;
+use sandpiper_machine::{MachinePaths, sanitize};
 use sandpiper_protocol::agent::SandboxError;
 use sandpiper_protocol::vmm::{ExitReason, ExitRecord};
 
-use super::process::Ended;
-use crate::logs::sanitize;
-use crate::paths::MachinePaths;
-use sandpiper_crash_points::CrashPoint;
+use super::record_file;
 
 /// Most bytes of an exit record: a packet's worth.
 const MAX_EXIT_RECORD: u64 = 64 * 1024;
@@ -112,7 +112,7 @@ pub(super) fn remove_process_files(paths: &MachinePaths) -> io::Result<()> {
 /// Removes everything of a sandbox whose monitor is gone, but its record. Blocks.
 pub(super) fn free(paths: &MachinePaths) -> io::Result<()> {
     durable::remove_tree(&paths.runtime)?;
-    let kept = [paths.draft(), paths.record(), paths.record_copy()];
+    let kept = [record_file::draft_path(paths), record_file::record_path(paths), record_file::copy_path(paths)];
     for entry in fs::read_dir(&paths.state)? {
         let path = entry?.path();
         if !kept.contains(&path) {
@@ -177,13 +177,15 @@ mod tests {
     fn a_stopped_sandbox_keeps_disk_memory_and_record() {
         let folder = tempfile::tempdir().unwrap();
         let paths = paths(folder.path());
-        for path in [paths.record(), paths.file("disk-1.layer"), paths.exit_record(), paths.vsock_socket()] {
+        for path in
+            [record_file::record_path(&paths), paths.file("disk-1.layer"), paths.exit_record(), paths.vsock_socket()]
+        {
             fs::write(path, b"").unwrap();
         }
 
         remove_process_files(&paths).unwrap();
 
-        assert!(paths.record().exists() && paths.file("disk-1.layer").exists());
+        assert!(record_file::record_path(&paths).exists() && paths.file("disk-1.layer").exists());
         assert!(!paths.exit_record().exists() && !paths.runtime.exists());
     }
 
@@ -191,14 +193,14 @@ mod tests {
     fn what_a_failed_sandbox_leaves_is_its_record() {
         let folder = tempfile::tempdir().unwrap();
         let paths = paths(folder.path());
-        fs::write(paths.record(), b"{}").unwrap();
+        fs::write(record_file::record_path(&paths), b"{}").unwrap();
         fs::write(paths.file("disk-1.layer"), b"data").unwrap();
         fs::write(paths.vsock_socket(), b"").unwrap();
 
         free(&paths).unwrap();
 
         assert_eq!(fs::read_dir(&paths.state).unwrap().count(), 1);
-        assert!(paths.record().exists() && !paths.runtime.exists());
+        assert!(record_file::record_path(&paths).exists() && !paths.runtime.exists());
         remove(&paths).unwrap();
         remove(&paths).unwrap();
         assert!(!paths.state.exists());

@@ -5,8 +5,10 @@ use std::io;
 use std::sync::Arc;
 
 use futures_util::stream::{self, StreamExt};
+use sandpiper_crash_points::CrashPoint;
+use sandpiper_images::snapshots::{Draft, DraftError, Manifest};
 use sandpiper_protocol::agent::{CreateCheckpoint, CreateSandbox};
-use sandpiper_protocol::id;
+use sandpiper_protocol::{error_chain, id};
 
 use super::checkpoint::SnapshotOrder;
 use super::command::{Command, DeleteCause};
@@ -14,8 +16,6 @@ use super::create::{self, CreateError, DiskSpaceError, Origin};
 use super::record::Record;
 use super::registry::{ChangeError, Sandboxes};
 use super::{ID_PREFIX, StartError};
-use sandpiper_crash_points::CrashPoint;
-use sandpiper_images::snapshots::{Draft, DraftError, Manifest};
 
 /// Most sandboxes of one fork.
 const MAX_FORKS: usize = 20;
@@ -119,7 +119,7 @@ impl Sandboxes {
             tracing::info!(target: "audit", sandbox = id, count = made.len(), "forked");
             return Ok(made);
         };
-        tracing::warn!(target: "audit", sandbox = id, error = %crate::chain(&error), "not forked");
+        tracing::warn!(target: "audit", sandbox = id, error = %error_chain::chain(&error), "not forked");
         for record in made {
             // Gone already, perhaps.
             let _ = self.delete(&record.id, DeleteCause::ForkFailed).await;

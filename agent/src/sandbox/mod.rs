@@ -62,16 +62,11 @@ mod bring_up;
 mod capacity;
 mod checkpoint;
 mod command;
-mod console;
 mod create;
 mod ending;
 mod fork;
-mod link;
-mod machine;
-mod monitor;
 mod network;
 mod pause;
-mod process;
 mod reconcile;
 mod record;
 mod record_file;
@@ -80,7 +75,6 @@ mod removal;
 mod resume;
 mod scrub;
 mod seal;
-mod shells;
 mod stalled;
 mod start;
 mod supervisor;
@@ -90,6 +84,11 @@ mod warm;
 
 use std::sync::{Arc, OnceLock};
 
+use sandpiper_images::layers::digest::Visits;
+use sandpiper_images::layers::usage::Usage;
+use sandpiper_images::snapshots::{Checkpoints, Warm};
+use sandpiper_images::templates::Store;
+use sandpiper_machine::pool::Shells;
 use sandpiper_network::Network;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -98,10 +97,6 @@ use crate::config::Config;
 use crate::logs::Logs;
 use crate::metrics::Metrics;
 use crate::paths::Paths;
-use sandpiper_images::layers::digest::Visits;
-use sandpiper_images::layers::usage::Usage;
-use sandpiper_images::snapshots::{Checkpoints, Warm};
-use sandpiper_images::templates::Store;
 
 pub(crate) use self::capacity::Capacity;
 pub(crate) use self::command::{Command, DeleteCause};
@@ -110,7 +105,6 @@ pub(crate) use self::fork::{CheckpointError, ForkError};
 pub(crate) use self::record::Record;
 pub(crate) use self::registry::{ChangeError, Sandboxes};
 pub(crate) use self::seal::Sealer;
-pub(crate) use self::shells::Shells;
 pub(crate) use self::start::StartError;
 
 /// Prefix of a sandbox's id.

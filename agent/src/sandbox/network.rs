@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use sandpiper_network::{AttachError, Attachment, Network, Slot};
 use sandpiper_protocol::agent::{self, DeniedPage, NetworkPolicy};
+use sandpiper_protocol::error_chain;
 use sandpiper_protocol::guest::GuestNetwork;
 use sandpiper_protocol::vmm::{NetConfig, NetLimits};
 
@@ -36,7 +37,7 @@ pub(super) async fn attach(
     let mac = Slot::mac_of(guest);
     let failed = |error: AttachError| StartError::Host {
         what: "give the sandbox a network",
-        source: io::Error::other(crate::chain(&error)),
+        source: io::Error::other(error_chain::chain(&error)),
     };
     let attachment = host.attach(mac, network).await.map_err(failed)?;
     let limits = context.config.network.limits;
@@ -86,7 +87,7 @@ impl Supervisor {
         match host.adopt(slot, Slot::mac_of(&record.id), &record.network).await {
             Ok(attachment) => self.network = Some(attachment),
             Err(error) => {
-                let error = crate::chain(&error);
+                let error = error_chain::chain(&error);
                 tracing::error!(sandbox = record.id, slot, error, "a sandbox's network cannot be taken over");
                 self.log.host(format!("its network is out of order; pause and resume it: {error}"));
             }
@@ -100,7 +101,7 @@ impl Supervisor {
             return Ok(self.record());
         }
         if let Some(host) = self.context.network() {
-            host.check(&network.policy).map_err(|error| ChangeError::Invalid(crate::chain(&error)))?;
+            host.check(&network.policy).map_err(|error| ChangeError::Invalid(error_chain::chain(&error)))?;
         }
         let version = network.version;
         self.change(|record| record.network = network).await.map_err(ChangeError::Storage)?;
@@ -109,7 +110,7 @@ impl Supervisor {
             let applied = attachment.apply(&record.network).await;
             applied.map_err(|error| ChangeError::Host {
                 what: "enforce the sandbox's network policy",
-                source: io::Error::other(crate::chain(&error)),
+                source: io::Error::other(error_chain::chain(&error)),
             })?;
             tracing::info!(target: "audit", sandbox = record.id, version, "network policy enforced");
         }
@@ -121,7 +122,7 @@ impl Supervisor {
         match &self.network {
             Some(attachment) => attachment.denied().await.map_err(|error| ChangeError::Host {
                 what: "read what the sandbox was kept from reaching",
-                source: io::Error::other(crate::chain(&error)),
+                source: io::Error::other(error_chain::chain(&error)),
             }),
             None => Ok(DeniedPage { total: 0, entries: Vec::new() }),
         }

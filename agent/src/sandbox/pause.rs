@@ -21,18 +21,18 @@ use std::path::Path;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use sandpiper_crash_points::CrashPoint;
+use sandpiper_images::layers::{self, Files, Layer, Role};
+use sandpiper_machine::{Machine, Unanswered, sanitize};
 use sandpiper_protocol::agent::SandboxState;
+use sandpiper_protocol::error_chain;
 use sandpiper_protocol::guest::{GuestMessage, HostMessage};
 use sandpiper_protocol::vmm::{Reply, Request, SnapshotConfig, SnapshotStats, Then};
 use tokio::time::Instant;
 
 use super::command::Setback;
-use super::machine::{Machine, Unanswered};
 use super::registry::ChangeError;
 use super::supervisor::{Supervisor, hear_log, next_command};
-use crate::logs::sanitize;
-use sandpiper_crash_points::CrashPoint;
-use sandpiper_images::layers::{self, Files, Layer, Role};
 
 /// How long a guest may take to bring its file systems to rest: it may have much to write.
 const FREEZE_PATIENCE: Duration = Duration::from_secs(30);
@@ -62,7 +62,7 @@ impl Supervisor {
                 self.context.changed.send_replace(());
             }
             Err(Setback::Refused(error)) => {
-                let error = crate::chain(error);
+                let error = error_chain::chain(error);
                 tracing::warn!(target: "audit", sandbox = id, error, "not paused");
                 self.log.host(format!("not paused: {error}"));
                 // The tenant's time does not run while the agent has the sandbox.
@@ -108,7 +108,7 @@ impl Supervisor {
         self.tidy().await.map_err(|source| Setback::host("remove what an earlier attempt left", source))?;
         match (self.freeze(machine, true).await, rest) {
             (Err(Setback::Refused(error)), Rest::IfPossible) => {
-                self.log.host(format!("paused without the guest's consent: {}", crate::chain(&error)));
+                self.log.host(format!("paused without the guest's consent: {}", error_chain::chain(&error)));
             }
             (result, _) => result?,
         }

@@ -25,21 +25,20 @@
 //! operation that is not atomic.
 
 use std::collections::{BTreeMap, HashSet};
-use std::fs;
-use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 use jiff::Timestamp;
 use sandpiper_durable as durable;
+use sandpiper_machine::MachinePaths;
+use sandpiper_machine::process::{self, Ended, Identity, KnownMonitor};
 use sandpiper_protocol::agent::SandboxState;
-use sandpiper_protocol::id;
+use sandpiper_protocol::{error_chain, id};
 
-use super::process::{self, Ended, Identity, KnownMonitor};
 use super::record::Record;
-use super::record_file;
-use super::{Context, ID_PREFIX, ending};
-use crate::paths::{MachinePaths, Paths};
+use super::{Context, ID_PREFIX, ending, record_file};
+use crate::paths::Paths;
 
 /// A sandbox that is still here.
 #[derive(Debug)]
@@ -99,7 +98,7 @@ fn settle_all(paths: &Paths, boot_id: &str) -> Result<(Left, Vec<KnownMonitor>),
             Ok(Settled::Kept(sandbox)) => left.sandboxes.push(*sandbox),
             Ok(Settled::Gone) => {}
             Err(error) => {
-                let reason = chain(&*error);
+                let reason = error_chain::chain(&*error);
                 tracing::error!(sandbox = id, error = reason, "left alone until an operator has seen to it");
                 spared.extend(named_monitor(&paths.sandbox(&id)));
                 left.unreadable.insert(id, reason);
@@ -205,7 +204,7 @@ fn named_monitor(own: &MachinePaths) -> Option<KnownMonitor> {
         let mut record: serde_json::Value = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
         serde_json::from_value(record.get_mut("process")?.take()).ok()
     };
-    named_in(own.record()).or_else(|| named_in(own.record_copy()))
+    named_in(record_file::record_path(own)).or_else(|| named_in(record_file::copy_path(own)))
 }
 
 fn remove_shell(paths: &Paths, shell: &str) {
@@ -243,17 +242,12 @@ fn report(id: &str, result: io::Result<()>) {
     }
 }
 
-fn chain(error: &dyn std::error::Error) -> String {
-    crate::chain(error)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host;
-    use crate::sandbox::process::tests::Sleeper;
     use crate::sandbox::record::tests::example;
     use sandpiper_images::layers::{Layer, Role};
+    use sandpiper_machine::process::testing::Sleeper;
 
     struct Host {
         _folder: tempfile::TempDir,
@@ -265,7 +259,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let paths = Paths::new(&folder.path().join("state"), &folder.path().join("run"));
         paths.create().unwrap();
-        Host { _folder: folder, paths, boot_id: host::boot_id().unwrap() }
+        Host { _folder: folder, paths, boot_id: process::boot_id().unwrap() }
     }
 
     impl Host {
@@ -518,13 +512,14 @@ mod tests {
         let host = host();
         let (record, sleeper) = host.leave(SandboxState::Ready);
         let own = host.paths.sandbox(&record.id);
-        let mut newer: serde_json::Value = serde_json::from_slice(&fs::read(own.record()).unwrap()).unwrap();
+        let mut newer: serde_json::Value =
+            serde_json::from_slice(&fs::read(record_file::record_path(&own)).unwrap()).unwrap();
         newer.as_object_mut().unwrap().remove("checksum");
         newer["form"] = serde_json::json!(99);
-        fs::write(own.record(), newer.to_string()).unwrap();
+        fs::write(record_file::record_path(&own), newer.to_string()).unwrap();
         let (other, _) = host.leave(SandboxState::Ready);
         let damaged = host.paths.sandbox(&other.id);
-        for path in [damaged.record(), damaged.record_copy()] {
+        for path in [record_file::record_path(&damaged), record_file::copy_path(&damaged)] {
             fs::write(path, b"{ damaged").unwrap();
         }
 
@@ -543,11 +538,11 @@ mod tests {
         let host = host();
         let (draft, _process) = host.leave(SandboxState::Creating);
         let own = host.paths.sandbox(&draft.id);
-        fs::remove_file(own.record_copy()).unwrap();
-        fs::remove_file(own.record()).unwrap();
-        fs::write(own.draft(), b"{ \"form\": 2, ").unwrap();
+        fs::remove_file(record_file::copy_path(&own)).unwrap();
+        fs::remove_file(record_file::record_path(&own)).unwrap();
+        fs::write(record_file::draft_path(&own), b"{ \"form\": 2, ").unwrap();
         let (record, _other) = host.leave(SandboxState::Ready);
-        fs::write(host.paths.sandbox(&record.id).record(), b"").unwrap();
+        fs::write(record_file::record_path(&host.paths.sandbox(&record.id)), b"").unwrap();
 
         let left = host.settle();
 

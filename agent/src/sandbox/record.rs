@@ -4,6 +4,9 @@
 //! was killed at any moment finds by it everything that it has to adopt or to remove.
 
 use jiff::{SignedDuration, Timestamp};
+use sandpiper_images::layers::Files;
+use sandpiper_images::snapshots::Snapshot;
+use sandpiper_machine::process::KnownMonitor;
 use sandpiper_protocol::agent::{
     CreateSandbox, ExposedPort, Lifecycle, Network, OnTimeout, Sandbox, SandboxError, SandboxState, StartKind,
     StartTimings,
@@ -11,10 +14,7 @@ use sandpiper_protocol::agent::{
 use sandpiper_protocol::id;
 use serde::{Deserialize, Serialize};
 
-use super::process::KnownMonitor;
 use super::seal::SealedEnvs;
-use sandpiper_images::layers::Files;
-use sandpiper_images::snapshots::Snapshot;
 
 /// Version of the record's form. A field that is added gets a `default`; anything else raises this number.
 pub(super) const FORM: u32 = 2;
@@ -215,8 +215,9 @@ pub(crate) fn deadline(now: Timestamp, seconds: u64) -> Timestamp {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::sandbox::seal::{Envs, Sealer};
+    use crate::sandbox::seal::Sealer;
     use sandpiper_images::layers::{Layer, Role};
+    use sandpiper_machine::link::Envs;
 
     /// A record as `POST /sandboxes` makes it.
     pub(in crate::sandbox) fn example(id: &str) -> Record {

@@ -14,12 +14,12 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use sandpiper_durable as durable;
+use sandpiper_machine::MachinePaths;
 use serde::Deserialize;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use super::record::{FORM, Record};
-use crate::paths::MachinePaths;
 
 /// The field with the digest of all others. A record of an agent that wrote none has none.
 const CHECKSUM: &str = "checksum";
@@ -52,16 +52,31 @@ pub(crate) enum DamageError {
     Checksum,
 }
 
+/// Where the record is.
+pub(super) fn record_path(paths: &MachinePaths) -> PathBuf {
+    paths.file("record.json")
+}
+
+/// Where the same is once more.
+pub(super) fn copy_path(paths: &MachinePaths) -> PathBuf {
+    paths.file("record.copy.json")
+}
+
+/// Where the record of a sandbox is that is being created.
+pub(super) fn draft_path(paths: &MachinePaths) -> PathBuf {
+    paths.file("draft.json")
+}
+
 /// Writes the record durably, in place of a draft. Blocks.
 ///
 /// # Errors
 /// Of the file system; then the record is what it was.
 pub(crate) fn save(paths: &MachinePaths, record: &Record) -> io::Result<()> {
     let text = encode(record)?;
-    durable::write_atomic(&paths.record(), &text)?;
+    durable::write_atomic(&record_path(paths), &text)?;
     copy(paths, &text);
     // Beside a record it means nothing.
-    let path = paths.draft();
+    let path = draft_path(paths);
     if let Err(error) = durable::remove_file(&path) {
         tracing::warn!(path = %path.display(), %error, "cannot remove the draft of a record");
     }
@@ -73,17 +88,17 @@ pub(crate) fn save(paths: &MachinePaths, record: &Record) -> io::Result<()> {
 /// # Errors
 /// Of the file system.
 pub(crate) fn save_draft(paths: &MachinePaths, record: &Record) -> io::Result<()> {
-    durable::write_unsynced(&paths.draft(), &encode(record)?)
+    durable::write_unsynced(&draft_path(paths), &encode(record)?)
 }
 
 /// The record of the sandbox `id`, mended if need be; none where there is at most a draft that came to nothing. Blocks.
 pub(crate) fn load(paths: &MachinePaths, id: &str) -> Result<Option<Record>, LoadError> {
-    let path = paths.record();
+    let path = record_path(paths);
     let Some(text) = read(&path)? else {
-        let draft = paths.draft();
+        let draft = draft_path(paths);
         return Ok(read(&draft)?.and_then(|text| decode(&draft, &text, id).ok()));
     };
-    let copied = read(&paths.record_copy())?;
+    let copied = read(&copy_path(paths))?;
     match decode(&path, &text, id) {
         Err(damaged @ LoadError::Damaged { .. }) => {
             let mended = copied.and_then(|text| Some((decode(&path, &text, id).ok()?, text)));
@@ -104,7 +119,7 @@ pub(crate) fn load(paths: &MachinePaths, id: &str) -> Result<Option<Record>, Loa
 
 /// Writes the copy. Without one the record is as good as before; an old one might take its place, and must not.
 fn copy(paths: &MachinePaths, text: &[u8]) {
-    let path = paths.record_copy();
+    let path = copy_path(paths);
     if let Err(error) = durable::write_unsynced(&path, text).or_else(|_| durable::remove_file(&path)) {
         tracing::warn!(path = %path.display(), %error, "cannot write a record's copy");
     }
@@ -161,9 +176,9 @@ mod tests {
 
     use sandpiper_protocol::id;
 
-    use super::super::process::{Identity, KnownMonitor};
     use super::super::record::tests::example;
     use super::*;
+    use sandpiper_machine::process::{Identity, KnownMonitor};
 
     /// A sandbox's folder, and its record.
     fn sandbox() -> (tempfile::TempDir, MachinePaths, Record) {
@@ -186,16 +201,16 @@ mod tests {
         record.memory_mb += 1;
         save(&paths, &record).unwrap();
         assert_eq!(load(&paths, &record.id).unwrap().as_ref(), Some(&record));
-        assert!(!paths.draft().exists());
+        assert!(!draft_path(&paths).exists());
     }
 
     #[test]
     fn whatever_is_torn_or_changed_of_a_draft_there_is_none() {
         let (_folder, paths, record) = sandbox();
         save_draft(&paths, &record).unwrap();
-        let whole = fs::read(paths.draft()).unwrap();
+        let whole = fs::read(draft_path(&paths)).unwrap();
         for damaged in damages(&whole) {
-            fs::write(paths.draft(), damaged).unwrap();
+            fs::write(draft_path(&paths), damaged).unwrap();
             assert_eq!(load(&paths, &record.id).unwrap(), None);
         }
     }
@@ -204,11 +219,11 @@ mod tests {
     fn a_torn_or_changed_record_is_mended_from_its_copy_for_good() {
         let (_folder, paths, record) = sandbox();
         save(&paths, &record).unwrap();
-        let whole = fs::read(paths.record()).unwrap();
+        let whole = fs::read(record_path(&paths)).unwrap();
         for damaged in damages(&whole) {
-            fs::write(paths.record(), damaged).unwrap();
+            fs::write(record_path(&paths), damaged).unwrap();
             assert_eq!(load(&paths, &record.id).unwrap().as_ref(), Some(&record));
-            assert_eq!(fs::read(paths.record()).unwrap(), whole);
+            assert_eq!(fs::read(record_path(&paths)).unwrap(), whole);
         }
     }
 
@@ -216,11 +231,11 @@ mod tests {
     fn where_the_copy_is_damaged_too_or_missing_the_record_is_refused_by_name() {
         let (_folder, paths, record) = sandbox();
         save(&paths, &record).unwrap();
-        fs::write(paths.record(), b"{").unwrap();
+        fs::write(record_path(&paths), b"{").unwrap();
         for copy in [Some(b"{"), None] {
             match copy {
-                Some(text) => fs::write(paths.record_copy(), text).unwrap(),
-                None => fs::remove_file(paths.record_copy()).unwrap(),
+                Some(text) => fs::write(copy_path(&paths), text).unwrap(),
+                None => fs::remove_file(copy_path(&paths)).unwrap(),
             }
             let error = load(&paths, &record.id).unwrap_err().to_string();
             assert!(error.contains("record.json") && error.contains("backup"), "{error}");
@@ -231,14 +246,14 @@ mod tests {
     fn a_copy_that_is_older_than_its_record_is_made_anew() {
         let (_folder, paths, mut record) = sandbox();
         save(&paths, &record).unwrap();
-        let older = fs::read(paths.record_copy()).unwrap();
+        let older = fs::read(copy_path(&paths)).unwrap();
         record.memory_mb += 1;
         save(&paths, &record).unwrap();
-        fs::write(paths.record_copy(), older).unwrap();
+        fs::write(copy_path(&paths), older).unwrap();
 
         load(&paths, &record.id).unwrap();
 
-        assert_eq!(fs::read(paths.record_copy()).unwrap(), fs::read(paths.record()).unwrap());
+        assert_eq!(fs::read(copy_path(&paths)).unwrap(), fs::read(record_path(&paths)).unwrap());
     }
 
     #[test]
@@ -259,7 +274,7 @@ mod tests {
     #[test]
     fn a_record_from_before_checksums_is_taken() {
         let (_folder, paths, record) = sandbox();
-        fs::write(paths.record(), serde_json::to_vec_pretty(&record).unwrap()).unwrap();
+        fs::write(record_path(&paths), serde_json::to_vec_pretty(&record).unwrap()).unwrap();
         assert_eq!(load(&paths, &record.id).unwrap(), Some(record));
     }
 

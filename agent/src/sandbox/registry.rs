@@ -7,9 +7,12 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use jiff::Timestamp;
+use sandpiper_images::layers::LayerError;
 use sandpiper_ingress::{Directory, Target, WakeError};
+use sandpiper_machine::control::RequestError;
 use sandpiper_network::Network;
 use sandpiper_protocol::agent::{CreateSandbox, LogEntry, SandboxState};
+use sandpiper_protocol::error_chain;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio_util::task::TaskTracker;
@@ -17,14 +20,12 @@ use tokio_util::task::TaskTracker;
 use super::capacity::Place;
 use super::command::{Answer, Command, DeleteCause};
 use super::create::{self, CreateError, Origin, Plan};
-use super::monitor::RequestError;
 use super::reconcile::{self, Found, ReconcileError};
 use super::record::Record;
 use super::supervisor::Supervisor;
 use super::wake::Wakes;
 use super::warm::{self, WarmOrders};
 use super::{Context, StartError};
-use sandpiper_images::layers::LayerError;
 
 /// Commands that wait for a supervisor which is busy with another.
 const COMMANDS: usize = 16;
@@ -195,7 +196,9 @@ impl Sandboxes {
                 ready_us = record.timings.data_plane_ready_us,
                 "created"
             ),
-            Err(error) => tracing::warn!(target: "audit", sandbox = id, error = %crate::chain(error), "not created"),
+            Err(error) => {
+                tracing::warn!(target: "audit", sandbox = id, error = %error_chain::chain(error), "not created")
+            }
         }
         result
     }
@@ -371,7 +374,7 @@ impl Sandboxes {
             Ok(Ok(_)) => Ok(()),
             Ok(Err(ChangeError::Capacity(_))) => Err(WakeError::NoRoom),
             Ok(Err(error)) => {
-                tracing::warn!(sandbox = id, error = %crate::chain(&error), "a request could not wake a sandbox");
+                tracing::warn!(sandbox = id, error = %error_chain::chain(&error), "a request could not wake a sandbox");
                 Err(WakeError::Failed)
             }
             Err(_) => Err(WakeError::TimedOut),

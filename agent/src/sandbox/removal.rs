@@ -4,15 +4,15 @@ use std::io;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use sandpiper_crash_points::CrashPoint;
+use sandpiper_machine::Machine;
 use sandpiper_protocol::agent::{SandboxError, SandboxState};
 use tokio::time::sleep;
 
 use super::command::{Command, DeleteCause};
-use super::machine::Machine;
 use super::registry::ChangeError;
 use super::supervisor::Supervisor;
 use super::{ending, network};
-use sandpiper_crash_points::CrashPoint;
 
 /// Pause between attempts to remove files that could not be removed.
 const REMOVE_AGAIN: Duration = Duration::from_secs(5);

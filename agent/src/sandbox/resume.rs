@@ -6,16 +6,17 @@
 
 use std::sync::Arc;
 
+use sandpiper_machine::Machine;
+use sandpiper_machine::link::Envs;
 use sandpiper_protocol::agent::{SandboxState, StartKind};
+use sandpiper_protocol::error_chain;
 use sandpiper_protocol::vmm::MAX_FDS;
 use tokio::time::Instant;
 
 use super::bring_up::Attempt;
 use super::command::Setback;
-use super::machine::Machine;
 use super::pause::millis;
 use super::registry::ChangeError;
-use super::seal::Envs;
 use super::start::{Source, StartError};
 use super::supervisor::Supervisor;
 use super::upkeep;
@@ -48,7 +49,7 @@ impl Supervisor {
             Err(setback) => {
                 self.place = None;
                 if let Setback::Refused(error) = setback {
-                    let error = crate::chain(error);
+                    let error = error_chain::chain(error);
                     tracing::warn!(target: "audit", sandbox = record.id, error, "not resumed");
                     self.log.host(format!("not resumed: {error}"));
                 }

@@ -4,7 +4,6 @@
 //! they are secrets, so there they are sealed with XChaCha20-Poly1305 under a key file of mode 0600, bound to the
 //! sandbox's id.
 
-use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 
@@ -13,10 +12,8 @@ use base64::engine::general_purpose::STANDARD;
 use chacha20poly1305::aead::{Aead, KeyInit, Payload};
 use chacha20poly1305::{XChaCha20Poly1305, XNonce};
 use sandpiper_durable as durable;
+use sandpiper_machine::link::Envs;
 use serde::{Deserialize, Serialize};
-
-/// The tenant's variables in the clear. Deliberately without `Debug`.
-pub(crate) type Envs = BTreeMap<String, String>;
 
 /// Sealed variables, as they stand in a record: base64 of a nonce and the ciphertext.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

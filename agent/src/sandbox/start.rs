@@ -13,16 +13,17 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use sandpiper_durable as durable;
+use sandpiper_images::layers::{self, Files, Layer, LayerError, Role};
+use sandpiper_images::snapshots::Pin;
+use sandpiper_images::templates::Template;
+use sandpiper_machine::{MachineError, MachinePaths};
 use sandpiper_protocol::agent::SandboxError;
 use sandpiper_protocol::vmm::{DiskConfig, MachineConfig, Request, RestoreConfig, Shape};
 
 use super::DeleteCause;
 use super::network::Tap;
 use crate::config::Config;
-use crate::paths::{self, MachinePaths};
-use sandpiper_images::layers::{self, Files, Layer, LayerError, Role};
-use sandpiper_images::snapshots::Pin;
-use sandpiper_images::templates::Template;
+use crate::paths;
 
 /// Why a machine did not start.
 #[derive(Debug, thiserror::Error)]
@@ -42,6 +43,15 @@ pub(crate) enum StartError {
     Deleted(DeleteCause),
     #[error("The agent is ending; try again")]
     ShuttingDown,
+}
+
+impl From<MachineError> for StartError {
+    fn from(error: MachineError) -> Self {
+        match error {
+            MachineError::Host { what, source } => Self::Host { what, source },
+            MachineError::Closed => Self::ShuttingDown,
+        }
+    }
 }
 
 impl StartError {

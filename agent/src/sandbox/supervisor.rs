@@ -11,8 +11,13 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use sandpiper_durable as durable;
+use sandpiper_images::snapshots;
+use sandpiper_machine::link::{Envs, Guest};
+use sandpiper_machine::process::{Ended, MonitorProcess};
+use sandpiper_machine::{Machine, MachineEvent, Over, console};
 use sandpiper_network::Attachment;
 use sandpiper_protocol::agent::{LogSource, OnTimeout, SandboxError, SandboxState};
+use sandpiper_protocol::error_chain;
 use sandpiper_protocol::guest::{GuestMessage, LogLevel};
 use sandpiper_protocol::vmm::{DiskEvent, DiskFailure, Shape};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -24,18 +29,12 @@ use super::bring_up::Attempt;
 use super::capacity::Place;
 use super::command::{Answer, Command, DeleteCause, Setback};
 use super::create::MAX_PORTS;
-use super::link::Guest;
-use super::machine::{Machine, MachineEvent, Over};
 use super::pause::Rest;
-use super::process::{Ended, MonitorProcess};
 use super::record::{self, Record};
-use super::record_file;
 use super::registry::ChangeError;
-use super::seal::Envs;
 use super::start::StartError;
-use super::{Context, console, ending, network};
+use super::{Context, ending, network, record_file};
 use crate::logs::SandboxLog;
-use sandpiper_images::snapshots;
 
 /// How often the wall clock is compared with the deadline: it may be set while we sleep.
 const CLOCK_CHECK: Duration = Duration::from_secs(30);
@@ -107,7 +106,7 @@ impl Supervisor {
                 self.stay(Phase::Running(Box::new(machine)), forget).await;
             }
             Err((error, machine)) => {
-                self.log.host(format!("not started: {}", crate::chain(&error)));
+                self.log.host(format!("not started: {}", error_chain::chain(&error)));
                 self.take_away(machine).await;
                 forget();
                 let _ = started.send(Err(error));
@@ -133,7 +132,8 @@ impl Supervisor {
                 tracing::info!(sandbox = record.id, "adopted");
                 self.log.host("the agent was restarted; the sandbox went on");
                 self.follow_console();
-                let mut machine = Machine::new(guest, known, process, None, control, self.context.metrics.clone());
+                let mut machine =
+                    Machine::new(guest, known, process, None, control, self.context.metrics.disk().clone());
                 let phase = match self.take_up(&mut machine).await {
                     Ok(()) | Err(Setback::Refused(_)) => Phase::Running(Box::new(machine)),
                     Err(Setback::Over(error)) => {
@@ -248,7 +248,7 @@ impl Supervisor {
         match self.pause(machine, rest).await {
             Ok(()) => Some(Turn::Stopped),
             Err(Setback::Refused(error)) => {
-                let error = crate::chain(&error);
+                let error = error_chain::chain(&error);
                 tracing::warn!(
                     sandbox = self.record().id,
                     error,
@@ -587,7 +587,9 @@ impl Supervisor {
         // An adopted guest has a console if its own agent gave it one.
         if path.exists() {
             let end = CancellationToken::new();
-            let following = tokio::spawn(console::follow(path, self.log.clone(), end.clone()));
+            let log = self.log.clone();
+            let hear = move |line: &str| log.push(LogSource::Console, line);
+            let following = tokio::spawn(console::follow(path, hear, end.clone()));
             self.console = Some((end, AbortOnDropHandle::new(following)));
         }
     }

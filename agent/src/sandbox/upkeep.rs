@@ -6,7 +6,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use sandpiper_images::layers::digest::{self, Visits};
+use sandpiper_images::layers::{Files, Layer, merge, usage};
 use sandpiper_protocol::agent::SandboxState;
+use sandpiper_protocol::error_chain;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
@@ -14,8 +17,6 @@ use tokio_util::sync::CancellationToken;
 use super::command::Command;
 use super::registry::{ChangeError, Sandboxes};
 use super::stalled::Stalled;
-use sandpiper_images::layers::digest::{self, Visits};
-use sandpiper_images::layers::{Files, Layer, merge, usage};
 
 /// How often everything is measured, when nothing has happened.
 const MEASURE: Duration = Duration::from_secs(30);
@@ -126,7 +127,7 @@ impl Sandboxes {
         match self.change(&owner.id, command).await {
             // A sandbox that is gone has no layers any more.
             Ok(_) | Err(ChangeError::NotFound | ChangeError::State(SandboxState::Failed)) => Ok(()),
-            Err(error) => Err(io::Error::other(crate::chain(&error))),
+            Err(error) => Err(io::Error::other(error_chain::chain(&error))),
         }
     }
 

@@ -24,9 +24,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sandpiper_durable as durable;
+use sandpiper_images::layers::{self, Files, LayerError, Role};
+use sandpiper_images::snapshots::{self, Recipe, Snapshot};
 use sandpiper_ingress::vsock;
+use sandpiper_machine::control::RequestError;
+use sandpiper_machine::link::{Envs, Guest};
+use sandpiper_machine::{Machine, MachineError, MachineEvent, MachinePaths, Over, Unanswered};
 use sandpiper_network::Attachment;
 use sandpiper_protocol::connect::{self, STREAM_CONTENT_TYPE};
+use sandpiper_protocol::error_chain;
 use sandpiper_protocol::guest::{DATA_PLANE_PORT, GuestMessage, HostMessage};
 use sandpiper_protocol::process::{ProcessConfig, SERVICE, StartRequest};
 use sandpiper_protocol::vmm::Request;
@@ -35,19 +41,11 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::command::Setback;
-use super::link::Guest;
-use super::machine::{Machine, MachineEvent, Over, Unanswered};
-use super::monitor::RequestError;
 use super::network::Tap;
-use super::pause;
 use super::registry::ChangeError;
-use super::seal::Envs;
 use super::start::{self, Source, StartError};
-use super::{Context, network};
+use super::{Context, network, pause};
 use crate::host;
-use crate::paths::MachinePaths;
-use sandpiper_images::layers::{self, Files, LayerError, Role};
-use sandpiper_images::snapshots::{self, Recipe, Snapshot};
 
 /// Orders that wait. One that finds no place comes again with the next create.
 const ORDERS: usize = 16;
@@ -91,6 +89,8 @@ enum MakeError {
     Layer(#[from] LayerError),
     #[error(transparent)]
     Start(#[from] StartError),
+    #[error(transparent)]
+    Machine(#[from] MachineError),
     #[error(transparent)]
     Monitor(#[from] RequestError),
     #[error(transparent)]
@@ -141,7 +141,7 @@ pub(super) async fn make_all(context: Arc<Context>, mut orders: mpsc::Receiver<O
             Err(error) => {
                 let failed = !matches!(error, MakeError::Short | MakeError::Ending);
                 context.warm.gave_up(&order.key, failed);
-                tracing::warn!(key = order.key, error = %crate::chain(&error), "no warm snapshot was made");
+                tracing::warn!(key = order.key, error = %error_chain::chain(&error), "no warm snapshot was made");
             }
         }
         // Whatever became of it.
@@ -272,7 +272,8 @@ async fn launch_guest(
     };
     parts.connect(tap);
     let (known, process, monitor) = shell.into_parts();
-    let mut machine = Machine::new(guest, known, process, monitor, paths.control_socket(), context.metrics.clone());
+    let mut machine =
+        Machine::new(guest, known, process, monitor, paths.control_socket(), context.metrics.disk().clone());
     let (request, fds) = parts.request(shape, &context.config);
     let patience = context.config.boot_timeout();
     let started = unless_ending(context, async { Ok(machine.request(request, &fds, patience).await.map(drop)?) }).await;

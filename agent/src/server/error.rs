@@ -5,12 +5,13 @@ use axum::extract::rejection::JsonRejection;
 use axum::extract::{FromRequest, Request};
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
+use sandpiper_images::snapshots::DraftError;
+use sandpiper_images::templates::ImportError;
 use sandpiper_protocol::agent::ErrorBody;
+use sandpiper_protocol::error_chain;
 use serde::de::DeserializeOwned;
 
 use crate::sandbox::{ChangeError, CheckpointError, CreateError, DiskSpaceError, ForkError, StartError};
-use sandpiper_images::snapshots::DraftError;
-use sandpiper_images::templates::ImportError;
 
 /// An error answer.
 #[derive(Debug)]
@@ -74,7 +75,7 @@ impl IntoResponse for ApiError {
 
 impl From<CreateError> for ApiError {
     fn from(error: CreateError) -> Self {
-        let message = crate::chain(&error);
+        let message = error_chain::chain(&error);
         match error {
             CreateError::Invalid(_) => Self::invalid(message),
             CreateError::Exists(_) => Self::conflict(message),
@@ -86,7 +87,7 @@ impl From<CreateError> for ApiError {
 
 impl From<ChangeError> for ApiError {
     fn from(error: ChangeError) -> Self {
-        let message = crate::chain(&error);
+        let message = error_chain::chain(&error);
         match error {
             ChangeError::NotFound => Self { status: StatusCode::NOT_FOUND, code: "not_found", message },
             ChangeError::State(_) | ChangeError::Layers => Self::invalid_state(message),
@@ -106,7 +107,7 @@ impl From<ChangeError> for ApiError {
 
 impl From<CheckpointError> for ApiError {
     fn from(error: CheckpointError) -> Self {
-        let message = crate::chain(&error);
+        let message = error_chain::chain(&error);
         match error {
             CheckpointError::Draft(DraftError::Id) => Self::invalid(message),
             CheckpointError::Draft(DraftError::Exists(_)) => Self::conflict(message),
@@ -131,7 +132,7 @@ impl From<ForkError> for ApiError {
 
 impl From<ImportError> for ApiError {
     fn from(error: ImportError) -> Self {
-        let message = crate::chain(&error);
+        let message = error_chain::chain(&error);
         match error {
             ImportError::Invalid { .. } => Self::invalid(message),
             ImportError::Storage(_) => Self::internal(message),

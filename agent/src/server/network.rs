@@ -5,6 +5,7 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::{Path, State};
 use sandpiper_protocol::agent::{DeniedPage, EgressProfiles, Network};
+use sandpiper_protocol::error_chain;
 
 use super::App;
 use super::error::{ApiError, Body};
@@ -28,7 +29,7 @@ pub(super) async fn denied(State(app): State<Arc<App>>, Path(id): Path<String>) 
 /// `GET /egress-profiles`
 pub(super) async fn profiles(State(app): State<Arc<App>>) -> Result<Json<EgressProfiles>, ApiError> {
     let profiles = match app.sandboxes.context().network() {
-        Some(network) => network.profiles().map_err(|error| ApiError::internal(crate::chain(&error)))?,
+        Some(network) => network.profiles().map_err(|error| ApiError::internal(error_chain::chain(&error)))?,
         None => Vec::new(),
     };
     Ok(Json(EgressProfiles { profiles }))

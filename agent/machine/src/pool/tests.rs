@@ -12,16 +12,22 @@ const LIMITS: Limits = Limits { cpus: 1, memory_bytes: 64 << 20, tasks: 8 };
 #[test]
 fn an_orphan_that_cannot_be_removed_keeps_its_user_id_and_holds_up_no_other() {
     let Some((cgroups, _)) = for_one("orphans") else { return };
-    let config = Arc::new(Config::default());
-    let base = config.jail.uid_base;
+    let folder = tempfile::tempdir().unwrap();
+    let base = 0x2000_0000;
+    let config = Config {
+        program: folder.path().join("monitor"),
+        per_shape: 0,
+        is_jailed: true,
+        uid_base: base,
+        state: folder.path().join("state"),
+        runtime: folder.path().join("run"),
+    };
     let (stuck, free) = (cgroups.create("shla", &LIMITS).unwrap(), cgroups.create("shlb", &LIMITS).unwrap());
     // A cgroup with one below it cannot be removed.
     let below: Vec<_> = cgroups.folders("shla").map(|folder| folder.join("below")).collect();
     below.iter().for_each(|folder| fs::create_dir(folder).unwrap());
     let mut members = [Member::start_as(base, &stuck), Member::start_as(base + 1, &free)];
-    let folder = tempfile::tempdir().unwrap();
-    let paths = Paths::new(&folder.path().join("state"), &folder.path().join("run"));
-    let shells = Shells::new(config, paths, String::new(), cgroups);
+    let shells = Shells::new(config, String::new(), cgroups);
 
     shells.sweep_cgroups().unwrap();
 

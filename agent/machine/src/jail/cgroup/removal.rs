@@ -2,12 +2,11 @@
 //! left there runs as a user whose id the next monitor would be given.
 
 use std::collections::BTreeSet;
-use std::fs;
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{fs, thread};
 
 use nix::errno::Errno;
 use nix::libc::pid_t;

@@ -39,7 +39,7 @@ pub(crate) struct Limits {
 
 /// The agent's own cgroup, in each tree that it needs. Without one, there are no limits, and nothing is done here.
 #[derive(Debug)]
-pub(crate) struct Cgroups {
+pub struct Cgroups {
     trees: Vec<Tree>,
 }
 
@@ -131,7 +131,10 @@ struct Tree {
 impl Cgroups {
     /// The cgroup of the agent called `name`, created if it is not there. A host without usable cgroups is not an
     /// error, but is warned of. Blocks.
-    pub(crate) fn open(name: &str) -> io::Result<Self> {
+    ///
+    /// # Errors
+    /// The list of mounts cannot be read, or `name` is no name of a folder.
+    pub fn open(name: &str) -> io::Result<Self> {
         let mounts = fs::read_to_string("/proc/self/mountinfo")?;
         let offered = |mount: &Path| fs::read_to_string(mount.join("cgroup.controllers")).unwrap_or_default();
         Self::below(hierarchies(&mounts, offered), name)

@@ -5,15 +5,16 @@ use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use sandpiper_protocol::error_chain;
 use sandpiper_protocol::guest::{GuestMessage, HostMessage, LINK_PORT};
 use sandpiper_protocol::vmm::{DiskEvent, MachineState, Reply, Request, Timings};
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 
+use super::control::{Monitor, MonitorEvent, RequestError};
 use super::link::{Guest, Link};
-use super::monitor::{Monitor, MonitorEvent, RequestError};
 use super::process::{Ended, KnownMonitor, MonitorProcess};
-use crate::logs::sanitize;
-use crate::metrics::{Held, Metrics};
+use crate::metrics::{DiskMetrics, Held};
+use crate::untrusted::sanitize;
 
 /// Pause before a control connection that broke is opened again.
 const RECONNECT_AFTER: Duration = Duration::from_secs(1);
@@ -29,7 +30,7 @@ const UNHEARD: usize = 8;
 const SILENCE: Duration = Duration::from_secs(60);
 
 /// The parts of a running microVM. Dropping it leaves the process alone.
-pub(super) struct Machine {
+pub struct Machine {
     guest: Guest,
     known: KnownMonitor,
     process: MonitorProcess,
@@ -40,7 +41,7 @@ pub(super) struct Machine {
     attempts: u32,
     /// Links opened since then.
     links: (Instant, u32),
-    metrics: Metrics,
+    disk: DiskMetrics,
     /// The monitor has stopped the guest until the host has room for what it wrote.
     held: Option<Held>,
     /// I/O errors that the monitor has told of.
@@ -50,7 +51,7 @@ pub(super) struct Machine {
 
 /// Something happened.
 #[derive(Debug)]
-pub(super) enum MachineEvent {
+pub enum MachineEvent {
     /// The process is gone.
     Ended(Ended),
     /// PID 1 opened its link.
@@ -64,7 +65,7 @@ pub(super) enum MachineEvent {
 
 /// Why a guest did not answer.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Unanswered {
+pub enum Unanswered {
     #[error("The guest did not answer within {} seconds", .0.as_secs())]
     TimedOut(Duration),
     #[error("The host has no room for what the sandbox wrote; it stands still until its operator makes room")]
@@ -76,7 +77,7 @@ pub(super) enum Unanswered {
 
 /// What ends a machine.
 #[derive(Debug)]
-pub(super) enum Over {
+pub enum Over {
     Ended(Ended),
     OutOfControl,
     /// The guest's own words.
@@ -85,13 +86,13 @@ pub(super) enum Over {
 
 impl Machine {
     /// A machine of a monitor that is talked to already, or, without `monitor`, that [`Self::next`] connects to.
-    pub(super) fn new(
+    pub fn new(
         guest: Guest,
         known: KnownMonitor,
         process: MonitorProcess,
         monitor: Option<Monitor>,
         control_path: PathBuf,
-        metrics: Metrics,
+        disk: DiskMetrics,
     ) -> Self {
         Self {
             guest,
@@ -103,7 +104,7 @@ impl Machine {
             reconnect_at: Instant::now(),
             attempts: 0,
             links: (Instant::now(), 0),
-            metrics,
+            disk,
             held: None,
             disk_failures: 0,
             unheard: VecDeque::new(),
@@ -111,7 +112,7 @@ impl Machine {
     }
 
     /// Asks the monitor; connects first if need be.
-    pub(super) async fn request(
+    pub async fn request(
         &mut self,
         request: Request,
         fds: &[BorrowedFd<'_>],
@@ -128,7 +129,7 @@ impl Machine {
 
     /// As [`Self::request`], however long it takes: a monitor that is slow, because its host's disk is, has not failed.
     /// Where its connection breaks, it has ended, or may have done what it was asked to.
-    pub(super) async fn order(&mut self, request: Request, fds: &[BorrowedFd<'_>]) -> Result<Reply, RequestError> {
+    pub async fn order(&mut self, request: Request, fds: &[BorrowedFd<'_>]) -> Result<Reply, RequestError> {
         let sandbox = self.guest.id.clone();
         let result = {
             let mut answer = std::pin::pin!(self.request(request, fds, Duration::MAX));
@@ -146,7 +147,7 @@ impl Machine {
     }
 
     /// When the monitor reached which step.
-    pub(super) async fn timings(&mut self) -> Result<Timings, RequestError> {
+    pub async fn timings(&mut self) -> Result<Timings, RequestError> {
         Ok(self.status().await?.1)
     }
 
@@ -167,10 +168,10 @@ impl Machine {
     }
 
     /// Lets a machine go on that is paused; content when it runs. Asks until the monitor has answered, or has ended.
-    pub(super) async fn go_on(&mut self) -> Result<(), Ended> {
+    pub async fn go_on(&mut self) -> Result<(), Ended> {
         loop {
             let Err(error) = self.try_to_go_on().await else { return Ok(()) };
-            let error = crate::chain(&error);
+            let error = error_chain::chain(&error);
             tracing::warn!(sandbox = self.guest.id, error, "cannot tell whether a machine runs; asking again");
             tokio::select! {
                 ended = self.process.ended() => return Err(ended.unwrap_or(Ended::Unknown)),
@@ -194,7 +195,7 @@ impl Machine {
     /// A guest that does not answer in time, or stands still because the host's disk is full, loses its link. On the next
     /// one it is told who it is, which undoes whatever it had been asked for; and no late answer can be taken for one to a
     /// later question.
-    pub(super) async fn ask(
+    pub async fn ask(
         &mut self,
         message: HostMessage,
         is_answer: impl Fn(&GuestMessage) -> bool,
@@ -240,7 +241,7 @@ impl Machine {
     }
 
     /// Waits for the next event. May be dropped and called again.
-    pub(super) async fn next(&mut self) -> MachineEvent {
+    pub async fn next(&mut self) -> MachineEvent {
         match self.unheard.pop_front() {
             Some(event) => MachineEvent::Disk(event),
             None => self.wait().await,
@@ -331,7 +332,7 @@ impl Machine {
                 let (layer, offset, errno) = (failure.layer, failure.offset, failure.errno);
                 let (operation, error) = (sanitize(&failure.operation), std::io::Error::from_raw_os_error(errno));
                 tracing::error!(sandbox, operation, layer, offset, %error, total, "the host's disk failed a sandbox");
-                self.metrics.disk_failed(total.saturating_sub(self.disk_failures));
+                self.disk.failed(total.saturating_sub(self.disk_failures));
                 self.disk_failures = self.disk_failures.max(*total);
             }
         }
@@ -339,12 +340,12 @@ impl Machine {
 
     fn set_held(&mut self, held: bool) {
         if held != self.held.is_some() {
-            self.held = held.then(|| self.metrics.held());
+            self.held = held.then(|| self.disk.held());
         }
     }
 
     /// Ends the process: asked to at first, killed after `patience`. Returns, with what it was known by, when it is gone.
-    pub(super) async fn end(mut self, patience: Duration) -> std::io::Result<KnownMonitor> {
+    pub async fn end(mut self, patience: Duration) -> std::io::Result<KnownMonitor> {
         let asked = self.request(Request::Stop, &[], patience.min(REQUEST_PATIENCE)).await;
         if asked.is_ok() && tokio::time::timeout(patience, self.process.ended()).await.is_ok() {
             return Ok(self.known);

@@ -3,6 +3,7 @@
 //! Everything that arrives is a tenant's: lines are bounded, their rate is bounded by not reading on, text is cleaned
 //! before it is shown.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -15,8 +16,6 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::task::AbortOnDropHandle;
-
-use super::seal::Envs;
 
 /// How long a guest may take to accept a message.
 const WRITE_PATIENCE: Duration = Duration::from_secs(30);
@@ -34,18 +33,21 @@ const SEND_QUEUE: usize = 4;
 /// User of processes and files where a request names none.
 const DEFAULT_USER: &str = "user";
 
+/// A tenant's environment variables in the clear. Not to be logged.
+pub type Envs = BTreeMap<String, String>;
+
 /// Who a guest is.
 #[derive(Clone)]
-pub(super) struct Guest {
-    pub(super) id: String,
-    pub(super) envs: Envs,
-    pub(super) generation: u64,
-    pub(super) network: Option<GuestNetwork>,
+pub struct Guest {
+    pub id: String,
+    pub envs: Envs,
+    pub generation: u64,
+    pub network: Option<GuestNetwork>,
 }
 
 /// An open link.
 #[derive(Debug)]
-pub(super) struct Link {
+pub struct Link {
     messages: mpsc::Receiver<GuestMessage>,
     outgoing: mpsc::Sender<HostMessage>,
     _task: AbortOnDropHandle<()>,
@@ -53,7 +55,7 @@ pub(super) struct Link {
 
 impl Link {
     /// Takes over the host's end and tells `guest` who it is at once.
-    pub(super) fn open(stream: OwnedFd, guest: &Guest) -> io::Result<Self> {
+    pub fn open(stream: OwnedFd, guest: &Guest) -> io::Result<Self> {
         let stream = std::os::unix::net::UnixStream::from(stream);
         stream.set_nonblocking(true)?;
         let (reader, writer) = UnixStream::from_std(stream)?.into_split();
@@ -70,12 +72,12 @@ impl Link {
     }
 
     /// The next message; `None` once the link is closed. May be dropped and called again.
-    pub(super) async fn message(&mut self) -> Option<GuestMessage> {
+    pub async fn message(&mut self) -> Option<GuestMessage> {
         self.messages.recv().await
     }
 
     /// Sends a message; false when the link is closed, or the guest does not read.
-    pub(super) fn send(&self, message: HostMessage) -> bool {
+    pub fn send(&self, message: HostMessage) -> bool {
         self.outgoing.try_send(message).is_ok()
     }
 }
@@ -102,7 +104,7 @@ fn unix_time_ns() -> u64 {
 }
 
 /// Whether variables are small enough for the first message, with room for the rest of it.
-pub(super) fn envs_fit(envs: &Envs) -> bool {
+pub fn envs_fit(envs: &Envs) -> bool {
     serde_json::to_vec(envs).is_ok_and(|json| json.len() <= MAX_LINK_LINE - 4096)
 }
 

@@ -14,26 +14,30 @@
 //! * Shells count as no sandbox and hold no memory to speak of. When a monitor cannot be started, they are ended first.
 //! * A shell is found again by nobody: an agent that starts kills those of its predecessor (`reconcile`).
 
-mod shell;
+mod idle;
 #[cfg(test)]
 mod tests;
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::io;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use sandpiper_protocol::error_chain;
 use sandpiper_protocol::vmm::Shape;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
-pub(super) use self::shell::Shell;
-use super::process::KnownMonitor;
-use super::start::StartError;
-use crate::config::{Config, UIDS};
+pub use self::idle::Shell;
+use crate::error::MachineError;
 use crate::jail::cgroup::Cgroups;
-use crate::paths::Paths;
+use crate::paths::MachinePaths;
+use crate::process::KnownMonitor;
+
+/// User ids of monitors, from [`Config::uid_base`] on.
+pub const UIDS: u32 = 65_536;
 
 /// Shapes for which shells wait.
 const SHAPES: usize = 4;
@@ -44,15 +48,37 @@ const BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_se
 
 const LEFT: &str = "a cgroup cannot be removed; its user id stays taken, and it is tried again";
 
+/// How the pool starts monitors.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// The `sandpiper-vmm` binary.
+    pub program: PathBuf,
+    /// How many monitors wait for each shape.
+    pub per_shape: usize,
+    /// False: monitors run as this process's own user, without limits.
+    pub is_jailed: bool,
+    /// First of the [`UIDS`] user ids that monitors are given, each to one at a time.
+    pub uid_base: u32,
+    /// Holds the folders with files of those that wait, named by id.
+    pub state: PathBuf,
+    /// Holds the folders with their sockets.
+    pub runtime: PathBuf,
+}
+
+impl Config {
+    fn folders(&self, id: &str) -> MachinePaths {
+        MachinePaths { state: self.state.join(id), runtime: self.runtime.join(id) }
+    }
+}
+
 /// The shells of this host. Cheap to clone; all clones are the same.
 #[derive(Clone)]
-pub(crate) struct Shells {
+pub struct Shells {
     inner: Arc<Inner>,
 }
 
 struct Inner {
-    config: Arc<Config>,
-    paths: Paths,
+    config: Config,
     boot_id: String,
     cgroups: Cgroups,
     pool: Mutex<Pool>,
@@ -77,7 +103,7 @@ struct Pool {
 }
 
 /// A start that is going on: no shell is made meanwhile.
-pub(super) struct Start {
+pub struct Start {
     shells: Shells,
 }
 
@@ -91,32 +117,32 @@ impl Drop for Start {
 }
 
 impl Shells {
-    pub(crate) fn new(config: Arc<Config>, paths: Paths, boot_id: String, cgroups: Cgroups) -> Self {
-        let inner = Inner { config, paths, boot_id, cgroups, pool: Mutex::default(), wake: Notify::new() };
+    pub fn new(config: Config, boot_id: String, cgroups: Cgroups) -> Self {
+        let inner = Inner { config, boot_id, cgroups, pool: Mutex::default(), wake: Notify::new() };
         Self { inner: Arc::new(inner) }
     }
 
     /// Notes the monitor of a sandbox that an earlier agent started.
-    pub(super) fn adopt(&self, monitor: &KnownMonitor) {
+    pub fn adopt(&self, monitor: &KnownMonitor) {
         let mut pool = self.lock();
         pool.known.insert(monitor.shell.clone());
-        pool.uids.extend(monitor.uid.and_then(|uid| uid.checked_sub(self.inner.config.jail.uid_base)));
+        pool.uids.extend(monitor.uid.and_then(|uid| uid.checked_sub(self.inner.config.uid_base)));
     }
 
     /// Whether the shell `id` is one of this agent's, or of a sandbox that it adopted.
-    pub(super) fn knows(&self, id: &str) -> bool {
+    pub fn knows(&self, id: &str) -> bool {
         self.lock().known.contains(id)
     }
 
     /// Ends the cgroups of monitors that nobody knows, and what is in them. Blocks.
-    pub(super) fn sweep_cgroups(&self) -> io::Result<()> {
+    pub fn sweep_cgroups(&self) -> io::Result<()> {
         for id in self.inner.cgroups.list()? {
             if self.knows(&id) || self.lock().left.contains_key(&id) {
                 continue;
             }
             let users = self.inner.cgroups.users(&id);
             tracing::warn!(id, ?users, "removing a cgroup that has no monitor");
-            let offsets = users.iter().filter_map(|uid| uid.checked_sub(self.inner.config.jail.uid_base));
+            let offsets = users.iter().filter_map(|uid| uid.checked_sub(self.inner.config.uid_base));
             let offsets: Vec<u32> = offsets.filter(|offset| *offset < UIDS).collect();
             {
                 let mut pool = self.lock();
@@ -151,7 +177,7 @@ impl Shells {
     }
 
     /// Says that a machine of this shape is about to be started, until the answer is dropped.
-    pub(super) fn begin(&self, shape: Shape) -> Start {
+    pub fn begin(&self, shape: Shape) -> Start {
         let mut pool = self.lock();
         pool.recent.retain(|other| *other != shape);
         pool.recent.push_front(shape);
@@ -161,7 +187,7 @@ impl Shells {
     }
 
     /// A monitor for a machine of this shape: one that waits, or a new one.
-    pub(super) async fn take(&self, shape: Shape) -> Result<Shell, StartError> {
+    pub async fn take(&self, shape: Shape) -> Result<Shell, MachineError> {
         while let Some(shell) = self.pop(|shell| shell.shape() == shape) {
             if !shell.has_ended() {
                 return Ok(shell);
@@ -171,7 +197,7 @@ impl Shells {
         }
         match self.spawn(shape).await {
             Err(error) if self.drain().await > 0 => {
-                tracing::warn!(error = %crate::chain(&error), "a monitor could not be started; trying without shells");
+                tracing::warn!(error = %error_chain::chain(&error), "a monitor could not be started; trying without shells");
                 self.spawn(shape).await
             }
             result => result,
@@ -179,14 +205,14 @@ impl Shells {
     }
 
     /// Frees what the monitor held that is gone now.
-    pub(super) async fn release(&self, monitor: &KnownMonitor) {
+    pub async fn release(&self, monitor: &KnownMonitor) {
         let (this, id) = (self.clone(), monitor.shell.clone());
         let removed = tokio::task::spawn_blocking(move || this.inner.cgroups.remove(&id)).await;
         if let Err(error) = removed.map_err(io::Error::other).flatten() {
             tracing::error!(id = monitor.shell, %error, "{LEFT}");
             let mut pool = self.lock();
             pool.known.remove(&monitor.shell);
-            let offset = monitor.uid.and_then(|uid| uid.checked_sub(self.inner.config.jail.uid_base));
+            let offset = monitor.uid.and_then(|uid| uid.checked_sub(self.inner.config.uid_base));
             pool.left.insert(monitor.shell.clone(), offset.into_iter().collect());
         } else {
             self.forget(&monitor.shell, monitor.uid);
@@ -194,7 +220,7 @@ impl Shells {
     }
 
     /// Keeps the pool filled until `end`, and ends all shells then.
-    pub(crate) async fn keep(self, end: CancellationToken) {
+    pub async fn keep(self, end: CancellationToken) {
         let mut pause = BACKOFF.0;
         let mut not_before = Instant::now();
         while !end.is_cancelled() {
@@ -214,7 +240,7 @@ impl Shells {
                 match self.prepare(shape).await {
                     Ok(()) => pause = BACKOFF.0,
                     Err(error) => {
-                        tracing::warn!(error = %crate::chain(&error), "cannot keep a monitor waiting");
+                        tracing::warn!(error = %error_chain::chain(&error), "cannot keep a monitor waiting");
                         failed = true;
                     }
                 }
@@ -229,11 +255,11 @@ impl Shells {
         self.drain().await;
     }
 
-    async fn prepare(&self, shape: Shape) -> Result<(), StartError> {
+    async fn prepare(&self, shape: Shape) -> Result<(), MachineError> {
         let mut shell = self.spawn(shape).await?;
         if let Err(source) = shell.prepare().await {
             self.end(shell).await;
-            return Err(StartError::Host { what: "prepare a monitor", source: io::Error::other(source) });
+            return Err(MachineError::Host { what: "prepare a monitor", source: io::Error::other(source) });
         }
         let surplus = {
             let mut pool = self.lock();
@@ -257,7 +283,7 @@ impl Shells {
             return None;
         }
         let waiting = |shape: &Shape| pool.waiting.iter().filter(|shell| shell.shape() == *shape).count();
-        let enough = self.inner.config.shells.per_shape as usize;
+        let enough = self.inner.config.per_shape;
         pool.recent.iter().find(|shape| waiting(shape) < enough).copied()
     }
 
@@ -297,7 +323,7 @@ impl Shells {
     }
 
     /// Ends a shell that was not taken, or not used.
-    pub(super) async fn end(&self, shell: Shell) {
+    pub async fn end(&self, shell: Shell) {
         let monitor = shell.known();
         match shell.end().await {
             Ok(()) => self.release(&monitor).await,
@@ -307,20 +333,20 @@ impl Shells {
     }
 
     /// Starts a monitor that waits for its first request.
-    async fn spawn(&self, shape: Shape) -> Result<Shell, StartError> {
+    async fn spawn(&self, shape: Shape) -> Result<Shell, MachineError> {
         let (id, uid) = self.claim()?;
         let (this, spawn_id) = (self.clone(), id.clone());
         let spawned = tokio::task::spawn_blocking(move || {
             let inner = &this.inner;
-            shell::spawn(&inner.config, &inner.paths, &inner.boot_id, &inner.cgroups, &spawn_id, uid, shape)
+            idle::spawn(&inner.config, &inner.boot_id, &inner.cgroups, &spawn_id, uid, shape)
         });
-        let failed = |error| StartError::Host { what: "start a monitor", source: io::Error::other(error) };
+        let failed = |error| MachineError::Host { what: "start a monitor", source: io::Error::other(error) };
         match spawned.await.map_err(failed).flatten() {
             Ok(spawned) => match Shell::watch(spawned) {
                 Ok(shell) => Ok(shell),
                 Err(error) => {
                     self.forget(&id, uid);
-                    Err(StartError::Host { what: "watch a monitor", source: error })
+                    Err(MachineError::Host { what: "watch a monitor", source: error })
                 }
             },
             Err(error) => {
@@ -331,19 +357,19 @@ impl Shells {
     }
 
     /// A new shell's id and user.
-    fn claim(&self) -> Result<(String, Option<u32>), StartError> {
-        let id = sandpiper_protocol::id::generate(shell::ID_PREFIX);
+    fn claim(&self) -> Result<(String, Option<u32>), MachineError> {
+        let id = sandpiper_protocol::id::generate(idle::ID_PREFIX);
         let mut pool = self.lock();
         if pool.closed {
-            return Err(StartError::ShuttingDown);
+            return Err(MachineError::Closed);
         }
-        let jail = self.inner.config.jail;
-        let uid = if jail.enabled {
+        let config = &self.inner.config;
+        let uid = if config.is_jailed {
             let free = (0..UIDS).find(|offset| !pool.uids.contains(offset));
             let none = || io::Error::other("All user ids for monitors are taken");
-            let offset = free.ok_or_else(|| StartError::Host { what: "start a monitor", source: none() })?;
+            let offset = free.ok_or_else(|| MachineError::Host { what: "start a monitor", source: none() })?;
             pool.uids.insert(offset);
-            Some(jail.uid_base + offset)
+            Some(config.uid_base + offset)
         } else {
             None
         };
@@ -354,13 +380,13 @@ impl Shells {
     fn forget(&self, id: &str, uid: Option<u32>) {
         let mut pool = self.lock();
         pool.known.remove(id);
-        if let Some(offset) = uid.and_then(|uid| uid.checked_sub(self.inner.config.jail.uid_base)) {
+        if let Some(offset) = uid.and_then(|uid| uid.checked_sub(self.inner.config.uid_base)) {
             pool.uids.remove(&offset);
         }
     }
 
     /// Shells that wait now.
-    pub(crate) fn waiting(&self) -> usize {
+    pub fn waiting(&self) -> usize {
         self.lock().waiting.len()
     }
 

@@ -1,15 +1,11 @@
-//! Follows a guest's serial port, where the operator turned it on: new lines go into the sandbox's log, and the file is
-//! cut when it has grown.
+//! Follows a guest's serial port, where the operator turned it on: new lines are told, and the file is cut when it has grown.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use sandpiper_protocol::agent::LogSource;
 use tokio_util::sync::CancellationToken;
-
-use crate::logs::SandboxLog;
 
 /// How often the file is looked at. It is a regular file, which cannot be waited for.
 const INTERVAL: Duration = Duration::from_millis(300);
@@ -20,17 +16,17 @@ const MAX_FILE: u64 = 1024 * 1024;
 /// A line is broken here.
 const MAX_LINE: usize = 2048;
 
-/// Reads the file at `path` into `log` until `end`, then once more, so that the last words are there.
-pub(super) async fn follow(path: PathBuf, log: SandboxLog, end: CancellationToken) {
+/// Tells `hear` each new line of the file at `path` until `end`, then once more, so that the last words are there.
+pub async fn follow(path: PathBuf, hear: impl Fn(&str) + Clone + Send + 'static, end: CancellationToken) {
     let mut follower = Follower { path, offset: 0, line: Vec::new() };
     loop {
         let last = tokio::select! {
             () = end.cancelled() => true,
             () = tokio::time::sleep(INTERVAL) => false,
         };
-        let log_now = log.clone();
+        let hear = hear.clone();
         let step = tokio::task::spawn_blocking(move || {
-            let result = follower.step(&log_now, last);
+            let result = follower.step(&hear, last);
             (follower, result)
         });
         match step.await {
@@ -48,7 +44,10 @@ pub(super) async fn follow(path: PathBuf, log: SandboxLog, end: CancellationToke
 }
 
 /// Keeps a monitor's log from filling the disk. Blocks.
-pub(super) fn bound_file(path: &std::path::Path) -> io::Result<()> {
+///
+/// # Errors
+/// The file cannot be opened or cut.
+pub fn bound_file(path: &std::path::Path) -> io::Result<()> {
     let file = OpenOptions::new().write(true).open(path)?;
     if file.metadata()?.len() > MAX_FILE {
         file.set_len(0)?;
@@ -63,7 +62,7 @@ struct Follower {
 }
 
 impl Follower {
-    fn step(&mut self, log: &SandboxLog, last: bool) -> io::Result<()> {
+    fn step(&mut self, hear: &impl Fn(&str), last: bool) -> io::Result<()> {
         let mut file = File::open(&self.path)?;
         let length = file.metadata()?.len();
         if length > MAX_FILE.saturating_add(self.offset) {
@@ -78,14 +77,14 @@ impl Follower {
                 break;
             }
             self.offset += count as u64;
-            self.take(&bytes, log);
+            self.take(&bytes, hear);
             if !last && count as u64 == CHUNK {
                 // The rest in the next round, so that a flood of output does not keep a thread busy for ever.
                 return Ok(());
             }
         }
         if last && !self.line.is_empty() {
-            self.flush(log);
+            self.flush(hear);
         }
         if self.offset > MAX_FILE {
             OpenOptions::new().write(true).open(&self.path)?.set_len(0)?;
@@ -94,10 +93,10 @@ impl Follower {
         Ok(())
     }
 
-    fn take(&mut self, bytes: &[u8], log: &SandboxLog) {
+    fn take(&mut self, bytes: &[u8], hear: &impl Fn(&str)) {
         for byte in bytes {
             if *byte == b'\n' || self.line.len() >= MAX_LINE {
-                self.flush(log);
+                self.flush(hear);
             }
             if *byte != b'\n' {
                 self.line.push(*byte);
@@ -105,36 +104,34 @@ impl Follower {
         }
     }
 
-    fn flush(&mut self, log: &SandboxLog) {
+    fn flush(&mut self, hear: &impl Fn(&str)) {
         let line = std::mem::take(&mut self.line);
-        log.push(LogSource::Console, &String::from_utf8_lossy(&line));
+        hear(&String::from_utf8_lossy(&line));
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::cell::RefCell;
     use std::io::Write;
-
-    fn messages(log: &SandboxLog) -> Vec<String> {
-        log.entries().into_iter().map(|entry| entry.message).collect()
-    }
 
     #[test]
     fn lines_arrive_whole_and_the_last_words_are_kept() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("console.log");
         let mut file = OpenOptions::new().append(true).create_new(true).open(&path).unwrap();
-        let log = SandboxLog::default();
+        let lines = RefCell::new(Vec::new());
+        let hear = |line: &str| lines.borrow_mut().push(line.trim_end().to_owned());
         let mut follower = Follower { path, offset: 0, line: Vec::new() };
 
         file.write_all(b"one\r\ntw").unwrap();
-        follower.step(&log, false).unwrap();
-        assert_eq!(messages(&log), ["one"]);
+        follower.step(&hear, false).unwrap();
+        assert_eq!(*lines.borrow(), ["one"]);
         file.write_all(b"o\npanic").unwrap();
-        follower.step(&log, true).unwrap();
+        follower.step(&hear, true).unwrap();
 
-        assert_eq!(messages(&log), ["one", "two", "panic"]);
+        assert_eq!(*lines.borrow(), ["one", "two", "panic"]);
     }
 
     #[test]
@@ -142,15 +139,16 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("console.log");
         let mut file = OpenOptions::new().append(true).create_new(true).open(&path).unwrap();
-        let log = SandboxLog::default();
+        let lines = RefCell::new(Vec::new());
+        let hear = |line: &str| lines.borrow_mut().push(line.trim_end().to_owned());
         let mut follower = Follower { path: path.clone(), offset: 0, line: Vec::new() };
 
         file.write_all(&b"0123456789abcde\n".repeat(70_000)).unwrap();
-        follower.step(&log, true).unwrap();
+        follower.step(&hear, true).unwrap();
         file.write_all(b"afterwards\n").unwrap();
-        follower.step(&log, true).unwrap();
+        follower.step(&hear, true).unwrap();
 
         assert_eq!(std::fs::metadata(&path).unwrap().len(), 11);
-        assert_eq!(messages(&log).last().unwrap(), "afterwards");
+        assert_eq!(lines.borrow().last().unwrap(), "afterwards");
     }
 }

@@ -22,7 +22,6 @@ use serde::{Deserialize, Serialize};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-use crate::host;
 use crate::jail::Jail;
 use crate::jail::launch::{Launch, launch};
 
@@ -32,14 +31,22 @@ const MARKER: &str = "SANDPIPER_SANDBOX";
 /// How long a killed process may take to disappear before a warning is written. It may be stuck in the kernel.
 const KILL_PATIENCE: Duration = Duration::from_secs(10);
 
+/// A text that differs after every reboot.
+///
+/// # Errors
+/// The kernel's file cannot be read.
+pub fn boot_id() -> io::Result<String> {
+    Ok(std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned())
+}
+
 /// One process, never mistaken for another.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Identity {
-    pub(crate) pid: i32,
+pub struct Identity {
+    pub pid: i32,
     /// Clock ticks since boot, field 22 of `/proc/<pid>/stat`.
-    pub(crate) start_time: u64,
+    pub start_time: u64,
     /// Which boot these ticks count from.
-    pub(crate) boot_id: String,
+    pub boot_id: String,
 }
 
 impl Identity {
@@ -51,7 +58,7 @@ impl Identity {
     }
 
     /// A pidfd of this very process; `None` when it is gone.
-    pub(crate) fn open(&self, boot_id: &str) -> io::Result<Option<OwnedFd>> {
+    pub fn open(&self, boot_id: &str) -> io::Result<Option<OwnedFd>> {
         if self.boot_id != boot_id {
             return Ok(None);
         }
@@ -67,12 +74,12 @@ impl Identity {
 
 /// A monitor, as the record of its sandbox knows it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct KnownMonitor {
-    pub(crate) identity: Identity,
+pub struct KnownMonitor {
+    pub identity: Identity,
     /// Id of the shell that it was, which is also the name of its cgroup.
-    pub(crate) shell: String,
+    pub shell: String,
     /// Its user; `None` without a jail.
-    pub(crate) uid: Option<u32>,
+    pub uid: Option<u32>,
 }
 
 /// Start time out of `/proc/<pid>/stat`; `None` for a zombie. The second field, the name, may hold spaces and brackets.
@@ -107,26 +114,26 @@ fn send_kill(pidfd: BorrowedFd<'_>) -> Result<(), Errno> {
 }
 
 /// What a new monitor is given.
-pub(super) struct Spawn<'a> {
-    pub(super) vmm: &'a Path,
+pub(crate) struct Spawn<'a> {
+    pub(crate) vmm: &'a Path,
     /// Id of the shell, for people who look at the list of processes.
-    pub(super) name: &'a str,
+    pub(crate) name: &'a str,
     /// Folder of the shell, for [`MARKER`].
-    pub(super) folder: &'a Path,
+    pub(crate) folder: &'a Path,
     /// Listening `SOCK_SEQPACKET` socket.
-    pub(super) control: BorrowedFd<'a>,
+    pub(crate) control: BorrowedFd<'a>,
     /// File for the exit record.
-    pub(super) exit_record: BorrowedFd<'a>,
+    pub(crate) exit_record: BorrowedFd<'a>,
     /// `/dev/kvm`, opened.
-    pub(super) kvm: BorrowedFd<'a>,
+    pub(crate) kvm: BorrowedFd<'a>,
     /// Standard error.
-    pub(super) log: File,
+    pub(crate) log: File,
     /// Without one, the monitor is a process like any other of the agent's user.
-    pub(super) jail: Option<Jail<'a>>,
+    pub(crate) jail: Option<Jail<'a>>,
 }
 
 /// Starts a monitor in a session of its own, so that neither a terminal nor the agent's end reaches it. Blocks.
-pub(super) fn spawn(spawn: Spawn<'_>, boot_id: &str) -> io::Result<(Identity, OwnedFd)> {
+pub(crate) fn spawn(spawn: Spawn<'_>, boot_id: &str) -> io::Result<(Identity, OwnedFd)> {
     let inherited = [spawn.control, spawn.exit_record, spawn.kvm];
     let program = CString::new(spawn.vmm.as_os_str().as_bytes())?;
     let mut arguments = vec![program.clone()];
@@ -156,7 +163,7 @@ pub(super) fn spawn(spawn: Spawn<'_>, boot_id: &str) -> io::Result<(Identity, Ow
 
 /// How a process ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Ended {
+pub enum Ended {
     Exited(i32),
     Signaled(nix::sys::signal::Signal),
     /// It was another agent's child: its status is not ours to have.
@@ -165,25 +172,25 @@ pub(super) enum Ended {
 
 /// A monitor, watched by a pidfd. Dropping it leaves the process alone.
 #[derive(Debug)]
-pub(super) struct MonitorProcess {
+pub struct MonitorProcess {
     pidfd: AsyncFd<OwnedFd>,
 }
 
 impl MonitorProcess {
     /// Watches the process of `pidfd`.
-    pub(super) fn watch(pidfd: OwnedFd) -> io::Result<Self> {
+    pub fn watch(pidfd: OwnedFd) -> io::Result<Self> {
         // SAFETY: `OwnedFd` reports the same descriptor all its life and keeps it open, also while registered.
         Ok(Self { pidfd: unsafe { AsyncFd::register_with_interest(pidfd, Interest::READABLE) }? })
     }
 
     /// Whether the process has ended.
-    pub(super) fn has_ended(&self) -> bool {
+    pub fn has_ended(&self) -> bool {
         let ready = poll(&mut [PollFd::new(self.pidfd.get_ref().as_fd(), PollFlags::POLLIN)], PollTimeout::ZERO);
         ready.is_ok_and(|ready| ready > 0)
     }
 
     /// Waits until the process has ended; takes its remains away if it is a child of ours. May be dropped and called again.
-    pub(super) async fn ended(&self) -> io::Result<Ended> {
+    pub async fn ended(&self) -> io::Result<Ended> {
         // The guard keeps the readiness: an ended process stays ended.
         let _ready = self.pidfd.readable().await?;
         match waitid(Id::PIDFd(self.pidfd.get_ref().as_fd()), WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG) {
@@ -194,7 +201,7 @@ impl MonitorProcess {
     }
 
     /// Kills the process and waits for its end, however long that takes.
-    pub(super) async fn kill(&self) -> io::Result<()> {
+    pub async fn kill(&self) -> io::Result<()> {
         send_kill(self.pidfd.get_ref().as_fd())?;
         while tokio::time::timeout(KILL_PATIENCE, self.ended()).await.is_err() {
             tracing::error!("a killed monitor has not ended yet; it may be stuck in the kernel");
@@ -204,7 +211,7 @@ impl MonitorProcess {
 }
 
 /// Kills the process of `pidfd` and waits for its end, for a while. For clean-up, outside the runtime: blocks.
-pub(super) fn kill_blocking(pidfd: BorrowedFd<'_>) -> io::Result<()> {
+pub fn kill_blocking(pidfd: BorrowedFd<'_>) -> io::Result<()> {
     send_kill(pidfd)?;
     let patience = PollTimeout::try_from(KILL_PATIENCE).unwrap_or(PollTimeout::MAX);
     let ready = poll(&mut [PollFd::new(pidfd, PollFlags::POLLIN)], patience)?;
@@ -214,8 +221,8 @@ pub(super) fn kill_blocking(pidfd: BorrowedFd<'_>) -> io::Result<()> {
 }
 
 /// All monitors whose shell's folder is in `shells`, as (folder's name, identity). Blocks.
-pub(super) fn find_monitors(shells: &Path) -> io::Result<Vec<(String, Identity)>> {
-    let boot_id = host::boot_id()?;
+pub fn find_monitors(shells: &Path) -> io::Result<Vec<(String, Identity)>> {
+    let boot_id = boot_id()?;
     let mut found = Vec::new();
     for entry in std::fs::read_dir("/proc")? {
         let name = entry?.file_name();
@@ -239,29 +246,33 @@ fn marked(environment: &[u8], shells: &Path) -> Option<String> {
     (folder.parent() == Some(shells)).then(|| folder.file_name()?.to_str().map(str::to_owned))?
 }
 
-#[cfg(test)]
-pub(super) mod tests {
+/// Processes that look like monitors, for tests of this crate and others.
+#[cfg(any(test, feature = "testing"))]
+pub mod testing {
     use super::*;
     use std::process::Command;
 
     /// A process that looks like a monitor that began as the shell in `folder`, ended with the test.
-    pub(in crate::sandbox) struct Sleeper(pub(in crate::sandbox) std::process::Child);
+    pub struct Sleeper(pub std::process::Child);
 
     impl Sleeper {
-        pub(in crate::sandbox) fn start(folder: &Path) -> Self {
+        /// Starts it.
+        pub fn start(folder: &Path) -> Self {
             Self(Command::new("sleep").arg("1000").env(MARKER, folder).spawn().unwrap())
         }
 
-        pub(in crate::sandbox) fn identity(&self) -> Identity {
-            Identity::of(self.0.id().try_into().unwrap(), &host::boot_id().unwrap()).unwrap()
+        /// What it is known by.
+        pub fn identity(&self) -> Identity {
+            Identity::of(self.0.id().try_into().unwrap(), &boot_id().unwrap()).unwrap()
         }
 
-        pub(in crate::sandbox) fn is_running(&self) -> bool {
+        /// Whether it has not ended.
+        pub fn is_running(&self) -> bool {
             self.identity_now().is_some()
         }
 
         fn identity_now(&self) -> Option<Identity> {
-            Identity::of(self.0.id().try_into().unwrap(), &host::boot_id().unwrap())
+            Identity::of(self.0.id().try_into().unwrap(), &boot_id().unwrap())
         }
     }
 
@@ -271,6 +282,12 @@ pub(super) mod tests {
             let _ = self.0.wait();
         }
     }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::testing::Sleeper;
+    use super::*;
 
     #[test]
     fn the_start_time_is_found_behind_an_awkward_name() {
@@ -282,7 +299,7 @@ pub(super) mod tests {
     #[test]
     fn a_process_is_not_mistaken_for_another_with_its_pid() {
         let sleeper = Sleeper::start(Path::new("/nowhere"));
-        let boot_id = host::boot_id().unwrap();
+        let boot_id = boot_id().unwrap();
         let identity = sleeper.identity();
 
         assert!(identity.open(&boot_id).unwrap().is_some());
@@ -313,7 +330,7 @@ pub(super) mod tests {
     #[tokio::test]
     async fn a_killed_process_is_reported_with_its_signal() {
         let sleeper = Sleeper::start(Path::new("/nowhere"));
-        let pidfd = sleeper.identity().open(&host::boot_id().unwrap()).unwrap().unwrap();
+        let pidfd = sleeper.identity().open(&boot_id().unwrap()).unwrap().unwrap();
         let process = MonitorProcess::watch(pidfd).unwrap();
 
         send_kill(process.pidfd.get_ref().as_fd()).unwrap();
@@ -345,7 +362,7 @@ pub(super) mod tests {
             log: log.try_clone().unwrap(),
             jail: None,
         };
-        let boot_id = host::boot_id().unwrap();
+        let boot_id = boot_id().unwrap();
         let (identity, pidfd) = super::spawn(spawn, &boot_id).unwrap();
 
         let status = waitid(Id::PIDFd(pidfd.as_fd()), WaitPidFlag::WEXITED).unwrap();

@@ -10,13 +10,13 @@ use std::time::Duration;
 use sandpiper_durable as durable;
 use sandpiper_protocol::vmm::{Request, Shape};
 
-use crate::config::Config;
+use super::Config;
+use crate::control::{self, Monitor, RequestError};
+use crate::error::MachineError;
 use crate::jail::Jail;
 use crate::jail::cgroup::{Cgroups, Limits};
-use crate::paths::{MachinePaths, Paths};
-use crate::sandbox::monitor::{self, Monitor, RequestError};
-use crate::sandbox::process::{self, Identity, KnownMonitor, MonitorProcess, Spawn};
-use crate::sandbox::start::StartError;
+use crate::paths::MachinePaths;
+use crate::process::{self, Identity, KnownMonitor, MonitorProcess, Spawn};
 
 /// Prefix of a shell's id.
 pub(crate) const ID_PREFIX: &str = "shl";
@@ -30,7 +30,7 @@ const TASKS: u32 = 64;
 
 /// A monitor that waits for its first request.
 #[derive(Debug)]
-pub(in crate::sandbox) struct Shell {
+pub struct Shell {
     known: KnownMonitor,
     shape: Shape,
     process: MonitorProcess,
@@ -50,14 +50,13 @@ pub(super) struct Spawned {
 /// Starts a monitor in folders of its own. Leaves nothing behind on failure. Blocks.
 pub(super) fn spawn(
     config: &Config,
-    paths: &Paths,
     boot_id: &str,
     cgroups: &Cgroups,
     id: &str,
     uid: Option<u32>,
     shape: Shape,
-) -> Result<Spawned, StartError> {
-    let own = paths.shell(id);
+) -> Result<Spawned, MachineError> {
+    let own = config.folders(id);
     let result = spawn_in(&own, config, boot_id, cgroups, id, uid, shape);
     if result.is_err() {
         remove(&own);
@@ -77,19 +76,19 @@ fn spawn_in(
     id: &str,
     uid: Option<u32>,
     shape: Shape,
-) -> Result<(Identity, OwnedFd), StartError> {
-    let failed = |what| move |source| StartError::Host { what, source };
+) -> Result<(Identity, OwnedFd), MachineError> {
+    let failed = |what| move |source| MachineError::Host { what, source };
     for folder in [&own.state, &own.runtime] {
         fs::DirBuilder::new().mode(0o700).create(folder).map_err(failed("create a monitor's folder"))?;
     }
     let kvm = File::options().read(true).write(true).open("/dev/kvm").map_err(failed("open /dev/kvm"))?;
-    let control = monitor::listen_at(&own.control_socket()).map_err(failed("create the control socket"))?;
+    let control = control::listen_at(&own.control_socket()).map_err(failed("create the control socket"))?;
     let exit_record = create(&own.exit_record()).map_err(failed("create the exit record"))?;
     let log = create(&own.monitor_log()).map_err(failed("create the monitor's log"))?;
     let cgroup = uid.map(|_| cgroups.create(id, &limits(shape))).transpose();
     let cgroup = cgroup.map_err(failed("create the monitor's cgroup"))?;
     let spawn = Spawn {
-        vmm: &config.vmm,
+        vmm: &config.program,
         name: id,
         folder: &own.state,
         control: control.as_fd(),
@@ -150,7 +149,7 @@ impl Shell {
     }
 
     /// What goes into the record of the sandbox that takes it.
-    pub(in crate::sandbox) fn known(&self) -> KnownMonitor {
+    pub fn known(&self) -> KnownMonitor {
         self.known.clone()
     }
 
@@ -167,7 +166,7 @@ impl Shell {
 
     /// Moves the monitor's files into the folders of the machine that it becomes, over those of an earlier monitor. A Unix
     /// socket is found under its new name as well. Blocks.
-    pub(in crate::sandbox) fn move_into(&self, machine: &MachinePaths) -> io::Result<()> {
+    pub fn move_into(&self, machine: &MachinePaths) -> io::Result<()> {
         fs::rename(self.paths.control_socket(), machine.control_socket())?;
         fs::rename(self.paths.exit_record(), machine.exit_record())?;
         fs::rename(self.paths.monitor_log(), machine.monitor_log())?;
@@ -176,7 +175,7 @@ impl Shell {
     }
 
     /// The parts that a machine is made of.
-    pub(in crate::sandbox) fn into_parts(self) -> (KnownMonitor, MonitorProcess, Option<Monitor>) {
+    pub fn into_parts(self) -> (KnownMonitor, MonitorProcess, Option<Monitor>) {
         (self.known, self.process, self.monitor)
     }
 

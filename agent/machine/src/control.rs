@@ -21,7 +21,7 @@ const QUEUE: usize = 8;
 
 /// A connection to a monitor.
 #[derive(Debug)]
-pub(super) struct Monitor {
+pub struct Monitor {
     socket: Arc<AsyncFd<OwnedFd>>,
     replies: mpsc::Receiver<(u64, Result<Reply, Fault>)>,
     events: mpsc::Receiver<MonitorEvent>,
@@ -31,21 +31,21 @@ pub(super) struct Monitor {
 
 /// What a monitor says unasked.
 #[derive(Debug)]
-pub(super) enum MonitorEvent {
+pub enum MonitorEvent {
     GuestConnected(GuestConnection),
     Disk(DiskEvent),
 }
 
 /// The guest connected to a vsock port of the host.
 #[derive(Debug)]
-pub(super) struct GuestConnection {
-    pub(super) port: u32,
-    pub(super) stream: OwnedFd,
+pub struct GuestConnection {
+    pub port: u32,
+    pub stream: OwnedFd,
 }
 
 /// Why a request has no reply.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum RequestError {
+pub enum RequestError {
     #[error("Cannot send to the monitor")]
     Send(#[source] io::Error),
     #[error("The monitor closed its control connection")]
@@ -59,7 +59,7 @@ pub(crate) enum RequestError {
 /// A listening control socket at `path`, for a monitor that is about to be started.
 ///
 /// The backlog takes connections from now on, so the agent connects and asks without waiting for the monitor to be up.
-pub(super) fn listen_at(path: &Path) -> io::Result<OwnedFd> {
+pub fn listen_at(path: &Path) -> io::Result<OwnedFd> {
     let socket = seqpacket(SockFlag::SOCK_CLOEXEC)?;
     bind(socket.as_raw_fd(), &UnixAddr::new(path)?)?;
     listen(&socket, Backlog::new(4)?)?;
@@ -72,7 +72,7 @@ fn seqpacket(flags: SockFlag) -> nix::Result<OwnedFd> {
 
 impl Monitor {
     /// Connects to the control socket at `path`. Does not wait: a Unix socket's backlog takes the connection or refuses it.
-    pub(super) fn connect(path: &Path) -> io::Result<Self> {
+    pub fn connect(path: &Path) -> io::Result<Self> {
         let fd = seqpacket(SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK)?;
         connect(fd.as_raw_fd(), &UnixAddr::new(path)?)?;
         // SAFETY: `OwnedFd` reports the same descriptor all its life and keeps it open, also while registered.
@@ -84,7 +84,7 @@ impl Monitor {
     }
 
     /// Asks, and waits for the reply at most `patience`.
-    pub(super) async fn request(
+    pub async fn request(
         &mut self,
         request: Request,
         fds: &[BorrowedFd<'_>],
@@ -109,7 +109,7 @@ impl Monitor {
     }
 
     /// The next event; `None` once the monitor closed. May be dropped and called again.
-    pub(super) async fn event(&mut self) -> Option<MonitorEvent> {
+    pub async fn event(&mut self) -> Option<MonitorEvent> {
         self.events.recv().await
     }
 }

@@ -1,0 +1,40 @@
+//! The files of a machine that have a path.
+
+use std::path::PathBuf;
+
+/// The folders of one machine, or of a monitor that will become one.
+#[derive(Debug, Clone)]
+pub struct MachinePaths {
+    pub state: PathBuf,
+    pub runtime: PathBuf,
+}
+
+impl MachinePaths {
+    /// One of its layers, or another file of its own.
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.state.join(name)
+    }
+
+    /// Where the monitor writes why it ended.
+    pub fn exit_record(&self) -> PathBuf {
+        self.state.join("exit.json")
+    }
+
+    /// The monitor's standard error.
+    pub fn monitor_log(&self) -> PathBuf {
+        self.state.join("monitor.log")
+    }
+
+    /// The guest's serial port.
+    pub fn console_log(&self) -> PathBuf {
+        self.state.join("console.log")
+    }
+
+    pub fn control_socket(&self) -> PathBuf {
+        self.runtime.join("control.sock")
+    }
+
+    pub fn vsock_socket(&self) -> PathBuf {
+        self.runtime.join("vsock.sock")
+    }
+}
