@@ -1,37 +1,34 @@
 //! The application: the state that every handler gets, and the router.
 //!
-//! A request passes, from outside in:
+//! Within [`layers`], which are around all routes, a request passes:
 //!
-//! 0. where origins are configured, [`http::cors`];
-//! 1. [`http::observe`]: request id, span, metrics, error envelope;
-//! 2. catch-panic and time-out, each an answer in the envelope;
-//! 3. where something is changed, under `/v1` [`http::mutation`] (authentication, body, idempotency key), under
+//! 1. where something is changed, under `/v1` [`v1::mutation`] (authentication, body, idempotency key), under
 //!    `/operator` [`operator::audited`]: the rest runs to its end even if the client hangs up, and is written to the audit;
-//! 4. the handler, whose parameters say which capability it needs.
+//! 2. the handler, whose parameters say which capability it needs.
 
 use std::ops::Deref;
 use std::sync::Arc;
 
-use axum::response::{IntoResponse, Response};
+use axum::extract::FromRef;
 use axum::routing::get;
 use axum::{Router, middleware};
 use sandpiper_db::secrets::Vault;
-use tower::util::option_layer;
-use tower_http::catch_panic::CatchPanicLayer;
+use sandpiper_http::clock::Clock;
+use sandpiper_http::json::BodyLimit;
+use sandpiper_http::limits::RateLimits;
+use sandpiper_http::request::{Observer, Render};
+use sandpiper_http::{error, layers};
 
-use crate::auth::RateLimits;
-use crate::clock::Clock;
 use crate::config::Config;
 use crate::dispatch::network::Turns;
 use crate::dispatch::profiles::KnownProfiles;
 use crate::dispatch::{AgentClient, InFlight};
-use crate::error::ApiError;
 use crate::merchant::answers::Answers;
 use crate::metrics::Metrics;
 use crate::offer::Offer;
 use crate::store::Store;
 use crate::webhooks::Webhooks;
-use crate::{docs, http, merchant, operator, portal, v1};
+use crate::{docs, merchant, operator, portal, v1};
 
 /// What handlers work with; cheap to clone.
 #[derive(Debug, Clone)]
@@ -105,23 +102,26 @@ impl App {
         let audited = middleware::from_fn_with_state(self.clone(), operator::audited::run);
         let (payments, payments_document) =
             merchant::document::of(merchant::router(), operator::router().route_layer(audited));
-        api.route_layer(middleware::from_fn_with_state(self.clone(), http::mutation::run))
+        let routes = api
+            .route_layer(middleware::from_fn_with_state(self.clone(), v1::mutation::run))
             .merge(payments)
             .merge(docs::router(&document))
             .merge(portal::router())
             .merge(merchant::document::router(&payments_document))
             .route("/healthz", get(crate::metrics::healthz))
-            .layer(middleware::from_fn_with_state(self.clone(), http::time_out))
-            .layer(CatchPanicLayer::custom(answer_to_panic))
-            .layer(middleware::from_fn_with_state(self.clone(), http::observe))
-            .layer(option_layer(http::cors::layer(&self.config.cors_origins)))
-            .with_state(self.clone())
+            .with_state(self.clone());
+        let observer = Observer { metrics: self.metrics.requests.clone(), envelope };
+        layers::around(routes, observer, self.config.timing.request, &self.config.cors_origins)
     }
 }
 
-/// A panic is a bug here; its message may hold anything, so it goes to the log only.
-fn answer_to_panic(panic: Box<dyn std::any::Any + Send>) -> Response {
-    let what = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-    let what = what.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
-    ApiError::internal(format!("panic: {what}")).into_response()
+impl FromRef<App> for BodyLimit {
+    fn from_ref(app: &App) -> Self {
+        Self(app.config.request_body_limit)
+    }
+}
+
+/// The envelope of errors under a path.
+fn envelope(path: &str) -> Render {
+    if merchant::error::speaks(path) { merchant::error::render } else { error::render }
 }

@@ -65,6 +65,7 @@ use std::time::Duration;
 
 use sandpiper_db::DatabaseLocation;
 use sandpiper_discovery::settings::PaymentSettings;
+use sandpiper_http::limits::RateLimit;
 use sandpiper_ingress::{ConfigError as IngressError, Tls};
 use serde::Deserialize;
 use url::{Host, Url};
@@ -89,7 +90,7 @@ pub enum ConfigError {
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
     pub listen: SocketAddr,
-    /// [`crate::metrics::bind`] says where by default.
+    /// [`sandpiper_http::metrics::bind`] says where by default.
     pub metrics_listen: Option<SocketAddr>,
     pub tls: Tls,
     pub host: String,
@@ -110,14 +111,6 @@ pub struct Config {
     pub webhooks: webhooks::settings::Settings,
     #[serde(skip)]
     pub timing: Timing,
-}
-
-/// A token bucket.
-#[derive(Debug, Clone, Copy, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct RateLimit {
-    pub per_second: NonZeroU32,
-    pub burst: NonZeroU32,
 }
 
 /// CPU and memory of a template that names none.

@@ -34,13 +34,10 @@
 
 pub mod app;
 pub mod auth;
-pub mod clock;
 pub mod commands;
 pub mod config;
 pub mod dispatch;
 pub mod docs;
-pub mod error;
-pub mod http;
 pub mod merchant;
 pub mod metrics;
 pub mod offer;
@@ -48,7 +45,6 @@ pub mod operator;
 pub mod plan;
 pub mod portal;
 pub mod privileges;
-pub mod server;
 pub mod store;
 pub mod v1;
 pub mod webhooks;

@@ -1,7 +1,5 @@
 //! Figures for Prometheus, on a listener of their own, and the health check.
 
-use std::io;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
@@ -13,30 +11,14 @@ use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use sandpiper_db::chain;
+use sandpiper_http::error::ApiError;
+use sandpiper_http::metrics::RequestMetrics;
 
 use crate::app::App;
-use crate::error::ApiError;
 use crate::store::sandbox_row::State as SandboxState;
 use crate::webhooks::metrics::WebhookMetrics;
-
-/// Seconds, from a read in the store to a cold start.
-const BUCKETS: [f64; 13] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0];
-
-#[derive(Debug, Clone, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct RequestLabels {
-    method: &'static str,
-    route: String,
-    status: u16,
-}
-
-#[derive(Debug, Clone, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct RouteLabels {
-    method: &'static str,
-    route: String,
-}
 
 #[derive(Debug, Clone, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct StateLabels {
@@ -53,8 +35,7 @@ struct CallLabels {
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
-    requests: Family<RequestLabels, Counter>,
-    durations: Family<RouteLabels, Histogram, fn() -> Histogram>,
+    pub requests: RequestMetrics,
     sandboxes: Family<StateLabels, Gauge>,
     agent_calls: Family<CallLabels, Counter>,
     agent_up: Gauge,
@@ -73,8 +54,7 @@ impl Metrics {
     pub fn new() -> Self {
         let metrics = Self {
             registry: Registry::with_prefix("sandpiper_api"),
-            requests: Family::default(),
-            durations: Family::new_with_constructor(|| Histogram::new(BUCKETS)),
+            requests: RequestMetrics::default(),
             sandboxes: Family::default(),
             agent_calls: Family::default(),
             agent_up: Gauge::default(),
@@ -86,21 +66,13 @@ impl Metrics {
 
     fn registered(mut self) -> Self {
         let registry = &mut self.registry;
-        registry.register("requests", "Requests answered", self.requests.clone());
-        registry.register("request_duration_seconds", "Time to the answer", self.durations.clone());
+        self.requests.register(registry);
         registry.register("sandboxes", "Sandboxes by state", self.sandboxes.clone());
         registry.register("agent_calls", "Work on sandboxes asked of the agent", self.agent_calls.clone());
         registry.register("agent_up", "Whether the agent answered last time", self.agent_up.clone());
         registry.register("sync_seconds", "Duration of the last synchronisation", self.sync_seconds.clone());
         self.webhooks.register(registry);
         self
-    }
-
-    /// A request was answered.
-    pub fn request(&self, method: &'static str, route: &str, status: u16, elapsed: Duration) {
-        let route = route.to_owned();
-        self.requests.get_or_create(&RequestLabels { method, route: route.clone(), status }).inc();
-        self.durations.get_or_create(&RouteLabels { method, route }).observe(elapsed.as_secs_f64());
     }
 
     /// The agent was asked for something.
@@ -124,16 +96,6 @@ impl Metrics {
     }
 }
 
-/// The listener for `GET /metrics`. Where none is configured it is on the loopback, at the port after that of `public`; and
-/// since nobody chose that port, at any free one if it is taken.
-pub fn bind(configured: Option<SocketAddr>, public: SocketAddr) -> io::Result<TcpListener> {
-    if let Some(address) = configured {
-        return TcpListener::bind(address);
-    }
-    let next = public.port().checked_add(1).unwrap_or(0);
-    TcpListener::bind((Ipv4Addr::LOCALHOST, next)).or_else(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)))
-}
-
 /// `GET /metrics`
 pub async fn metrics(State(app): State<App>) -> Result<Response, ApiError> {
     app.metrics.sandboxes(&app.store.sandboxes.counts().await?);
@@ -155,23 +117,5 @@ pub async fn healthz(State(app): State<App>) -> Response {
             let body = serde_json::json!({"status": "database_unavailable", "agent": agent});
             (StatusCode::SERVICE_UNAVAILABLE, axum::Json(body)).into_response()
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_a_port_that_was_chosen_must_be_free() {
-        let public = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        let address = public.local_addr().unwrap();
-
-        let first = bind(None, address).unwrap();
-        let second = bind(None, address).unwrap();
-
-        assert_ne!(first.local_addr().unwrap(), second.local_addr().unwrap());
-        assert!(second.local_addr().unwrap().ip().is_loopback());
-        assert_eq!(bind(Some(address), address).unwrap_err().kind(), io::ErrorKind::AddrInUse);
     }
 }

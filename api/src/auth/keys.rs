@@ -1,36 +1,18 @@
-//! API keys: `spk_` and 40 hexadecimal digits, 160 bits of chance.
-//!
-//! With that much chance a fast hash is enough to keep the key itself out of the database, and finding the hash by an index
-//! tells a guesser nothing.
+//! API keys: `spk_` and 40 hexadecimal digits.
 
-use sandpiper_db::hex;
-use sha2::{Digest, Sha256};
+use sandpiper_http::keys;
 use zeroize::Zeroizing;
 
 const PREFIX: &str = "spk_";
-const CHANCE: usize = 20;
 
 /// A new key, shown once.
 pub fn generate() -> Zeroizing<String> {
-    generate_as(PREFIX)
+    keys::generate(PREFIX)
 }
 
 /// The hash under which a key is stored; `None` for text that is no key.
 pub fn hash(key: &str) -> Option<String> {
-    hash_as(PREFIX, key)
-}
-
-/// A new key of another kind: operators' and merchants' have the same form under prefixes of their own.
-pub(crate) fn generate_as(prefix: &str) -> Zeroizing<String> {
-    let chance = Zeroizing::new(rand::random::<[u8; CHANCE]>());
-    Zeroizing::new(format!("{prefix}{}", hex::encode(&*chance)))
-}
-
-/// The hash of a key of another kind.
-pub(crate) fn hash_as(prefix: &str, key: &str) -> Option<String> {
-    let digits = key.strip_prefix(prefix)?;
-    let is_key = digits.len() == 2 * CHANCE && digits.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
-    is_key.then(|| hex::encode(&Sha256::digest(key.as_bytes())))
+    keys::hash(PREFIX, key)
 }
 
 #[cfg(test)]

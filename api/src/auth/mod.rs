@@ -4,18 +4,13 @@
 //! without it being seen in the signature, and gets the caller's team from there. Checks come in this order: the key
 //! (401), its rate limit (429), its capability (403); then the handler's.
 
-use std::num::NonZeroU32;
-
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, header};
-use governor::clock::{Clock as _, DefaultClock};
-use governor::{DefaultKeyedRateLimiter, RateLimiter};
+use sandpiper_http::error::ApiError;
+use sandpiper_http::keys::{not_a_key, presented_key};
+use sandpiper_http::query::check_characters;
 
 use crate::app::App;
-use crate::config;
-use crate::error::ApiError;
-use crate::http::query::check_characters;
 use crate::store::keys::{ActiveKey, Capability};
 use crate::store::teams::Team;
 
@@ -90,55 +85,5 @@ impl FromRequestParts<App> for WriteAccess {
             }
             Capability::Read => Err(ApiError::insufficient_scope()),
         }
-    }
-}
-
-/// The key as presented: `Authorization: Bearer <key>`, or `X-API-Key: <key>`.
-pub(crate) fn presented_key(headers: &HeaderMap) -> Result<&str, ApiError> {
-    if let Some(value) = headers.get(header::AUTHORIZATION) {
-        let (scheme, key) = value.to_str().ok().and_then(|text| text.split_once(' ')).ok_or_else(not_a_key)?;
-        return if scheme.eq_ignore_ascii_case("bearer") { Ok(key.trim()) } else { Err(not_a_key()) };
-    }
-    match headers.get("x-api-key") {
-        Some(value) => value.to_str().map_err(|_| not_a_key()),
-        None => Err(ApiError::unauthorized("No API key: send the header `Authorization: Bearer <key>`")),
-    }
-}
-
-fn not_a_key() -> ApiError {
-    ApiError::unauthorized("The API key is not valid: it is misspelt, or was revoked")
-}
-
-/// One token bucket per key.
-pub struct RateLimits {
-    buckets: DefaultKeyedRateLimiter<String>,
-    clock: DefaultClock,
-}
-
-impl std::fmt::Debug for RateLimits {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("RateLimits")
-    }
-}
-
-impl RateLimits {
-    /// Full buckets.
-    pub fn new(config: config::RateLimit) -> Self {
-        let (per_second, burst): (NonZeroU32, NonZeroU32) = (config.per_second, config.burst);
-        let quota = governor::Quota::per_second(per_second).allow_burst(burst);
-        Self { buckets: RateLimiter::keyed(quota), clock: DefaultClock::default() }
-    }
-
-    pub(crate) fn check(&self, key_id: &String) -> Result<(), ApiError> {
-        self.buckets.check_key(key_id).map_err(|not_until| {
-            let wait = not_until.wait_time_from(self.clock.now());
-            // Whole seconds, rounded up: a client that waits as told gets through.
-            ApiError::rate_limited(wait.as_secs() + 1)
-        })
-    }
-
-    /// Forgets the buckets that are full again.
-    pub fn prune(&self) {
-        self.buckets.retain_recent();
     }
 }

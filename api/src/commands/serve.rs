@@ -9,6 +9,8 @@ use anyhow::{Context, bail};
 use sandpiper_db::secrets::Vault;
 use sandpiper_db::sole::Sole;
 use sandpiper_db::{DatabaseLocation, chain};
+use sandpiper_http::clock::Clock;
+use sandpiper_http::{listener, metrics};
 use sandpiper_ingress::ListenerTls;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
@@ -17,15 +19,14 @@ use tracing_subscriber::EnvFilter;
 
 use super::open_store;
 use crate::app::App;
-use crate::clock::Clock;
 use crate::config::Config;
 use crate::dispatch::network::PolicyWorker;
 use crate::dispatch::sync::Synchronizer;
+use crate::privileges;
 use crate::store::{Store, processes};
 use crate::webhooks::Outside;
 use crate::webhooks::retention::Retention;
 use crate::webhooks::worker::Worker;
-use crate::{metrics, privileges, server};
 
 /// How long the end waits for starts of sandboxes that are under way. What is not finished then is settled by the
 /// synchronisation after the next start.
@@ -73,7 +74,7 @@ async fn serve(config: Config, listener: TcpListener, metrics: TcpListener) -> a
     let policies = tokio::spawn(PolicyWorker::new(app.clone()).run(stopped.clone()));
     let synchronizer = tokio::spawn(Synchronizer::new(app.clone()).run(stopped.clone()));
     let heartbeat = tokio::spawn(beat(app.clone(), agent, stopped.clone()));
-    let metrics = tokio::spawn(server::serve(metrics, None, app.metrics_router(), changed(stopped)));
+    let metrics = tokio::spawn(listener::serve(metrics, None, app.metrics_router(), changed(stopped)));
 
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let signalled = async move {
@@ -85,7 +86,7 @@ async fn serve(config: Config, listener: TcpListener, metrics: TcpListener) -> a
     }
     let upkeep = tls.map(|tls| AbortOnDropHandle::new(tokio::spawn(tls.keep_fresh())));
     tracing::info!(%address, "serving");
-    server::serve(listener, acceptor, app.router(), signalled).await;
+    listener::serve(listener, acceptor, app.router(), signalled).await;
     drop(upkeep);
 
     tracing::info!("stopping");

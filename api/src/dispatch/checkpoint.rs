@@ -12,13 +12,13 @@
 //! it runs.
 
 use sandpiper_db::{StoreError, chain};
+use sandpiper_http::error::ApiError;
 use sandpiper_protocol::agent::{Checkpoint, CreateCheckpoint};
 use tokio::task::JoinHandle;
 use tracing::Instrument;
 
 use super::{AgentError, InFlightGuard, Progress, sync, wait};
 use crate::app::App;
-use crate::error::ApiError;
 use crate::store::sandbox_row::SandboxRow;
 
 /// Work at the agent.

@@ -11,6 +11,8 @@ use bytes::Bytes;
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
+use sandpiper_db::chain;
+use sandpiper_http::error::ApiError;
 use sandpiper_protocol::agent::{
     Checkpoint, CheckpointList, CreateCheckpoint, CreateSandbox, CreatedSandbox, DeniedPage, EgressProfiles, ErrorBody,
     ExposedPort, ForkSandbox, ForkedSandboxes, HostInfo, LogPage, Network, PortRecord, ResumeSandbox, Revocations,
@@ -46,6 +48,26 @@ pub enum AgentError {
     Refused { status: StatusCode, body: ErrorBody },
     #[error("Agent's answer is not of this protocol: {0}")]
     Malformed(String),
+}
+
+impl From<AgentError> for ApiError {
+    fn from(error: AgentError) -> Self {
+        let AgentError::Refused { status, ref body } = error else {
+            let message = "The host that runs sandboxes does not answer; nothing is lost, try again in a few seconds";
+            let unavailable = Self::new(StatusCode::SERVICE_UNAVAILABLE, "host_unavailable", message);
+            return unavailable.retry_after(5).because(chain(&error));
+        };
+        let unavailable = |code| Self::new(StatusCode::SERVICE_UNAVAILABLE, code, body.message.clone()).retry_after(5);
+        match (status.as_u16(), body.code.as_str()) {
+            (400, _) => Self::invalid(body.message.clone()),
+            (404, _) => Self::not_found(body.message.clone()),
+            (409, "invalid_state") => Self::invalid_state(body.message.clone()),
+            (409, _) => Self::conflict(body.message.clone()),
+            (502, _) => unavailable("guest_failed"),
+            (503, _) => unavailable("capacity_unavailable"),
+            _ => Self::internal(chain(&error)),
+        }
+    }
 }
 
 impl AgentError {

@@ -10,13 +10,13 @@
 //! | the agent dies | the call breaks, see above; what it re-adopts and nobody has a row for is removed by [`super::sync`] |
 
 use sandpiper_db::chain;
+use sandpiper_http::error::ApiError;
 use sandpiper_protocol::agent::{CreateSandbox, SandboxError, Session};
 use tokio::task::JoinHandle;
 use tracing::Instrument;
 
 use super::{AgentError, InFlightGuard};
 use crate::app::App;
-use crate::error::ApiError;
 
 /// Begins the start of a sandbox whose row is in the store, for whoever has the API key. The task goes on whether or not it
 /// is waited for.

@@ -4,12 +4,12 @@
 //! it has settled them.
 
 use sandpiper_db::chain;
+use sandpiper_http::error::ApiError;
 use sandpiper_protocol::agent::{ForkSandbox, Session};
 
 use super::InFlightGuard;
 use crate::app::App;
 use crate::auth::Caller;
-use crate::error::ApiError;
 
 /// Forks `source` into the sandboxes of `guards`, whose rows are in the store. Their sessions for `caller`, in the same order. After an
 /// error the rows are gone, for the tenant never learnt of them.

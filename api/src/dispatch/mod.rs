@@ -21,9 +21,8 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use sandpiper_http::error::ApiError;
 use tokio::task::JoinHandle;
-
-use crate::error::ApiError;
 
 pub mod checkpoint;
 pub mod checkpoint_sync;

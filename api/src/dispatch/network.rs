@@ -20,12 +20,12 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use sandpiper_db::{StoreError, chain};
+use sandpiper_http::error::ApiError;
 use tokio::sync::{OwnedMutexGuard, watch};
 use tokio::task::JoinSet;
 
 use super::AgentError;
 use crate::app::App;
-use crate::error::ApiError;
 use crate::store::sandbox_row::{SandboxRow, State};
 
 /// Policies that the worker sends at the same time: one slow sandbox must not hold up all others.

@@ -5,12 +5,12 @@
 //! the agent.
 
 use sandpiper_db::chain;
+use sandpiper_http::error::ApiError;
 use sandpiper_protocol::agent::Sandbox;
 use tracing::Instrument;
 
 use super::{AgentError, Progress, sync, wait};
 use crate::app::App;
-use crate::error::ApiError;
 use crate::store::sandbox_row::SandboxRow;
 
 /// Pauses the sandbox of `row`; one that is stopped already stays so.

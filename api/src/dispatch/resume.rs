@@ -15,12 +15,12 @@
 //! seen, and may for that long be more than the quota allows.
 
 use sandpiper_db::chain;
+use sandpiper_http::error::ApiError;
 use sandpiper_protocol::agent::{ResumeSandbox, Session};
 
 use super::{network, sync};
 use crate::app::App;
 use crate::auth::Caller;
-use crate::error::ApiError;
 use crate::store::sandbox_row::SandboxRow;
 use crate::store::sandboxes::QuotaError;
 use crate::v1::limits::QuotaBody;

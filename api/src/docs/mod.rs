@@ -1,9 +1,8 @@
 //! The OpenAPI document, made from the handlers, and a page that shows it and that of payments.
 
 use axum::Router;
-use axum::http::header;
-use axum::response::IntoResponse;
-use axum::routing::get;
+use sandpiper_http::document;
+use sandpiper_http::error::{Detail, ErrorBody};
 use utoipa::openapi::path::{Parameter, ParameterBuilder, ParameterIn};
 use utoipa::openapi::schema::Type;
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
@@ -14,19 +13,16 @@ use utoipa::openapi::{
 use utoipa::{PartialSchema, ToSchema};
 
 use crate::app::App;
-use crate::error::{Detail, ErrorBody};
 use crate::v1;
-
-/// The page: one file, without anything from elsewhere.
-static PAGE: &str = include_str!("page.html");
-/// Only the page's own script and style, and only this server to ask.
-static PAGE_POLICY: &str = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; \
-                            connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+use crate::v1::limits::QuotaBody;
 
 const DESCRIPTION: &str = "Isolated Linux machines for agents and automation.\n\n\
     Every request carries `Authorization: Bearer <API key>`. A key acts for one team and may read, or read and write; \
     requests other than GET need one that may write. Errors have one shape; `error` is for programs, `message` for \
     people. Requests that change something take an `Idempotency-Key`.";
+
+/// The name of the envelope of errors.
+const ERROR: &str = "Error";
 
 /// The document before any route is in it.
 pub fn base() -> OpenApi {
@@ -43,7 +39,7 @@ pub fn base() -> OpenApi {
                             .build(),
                     ),
                 )
-                .schema(ErrorBody::name(), ErrorBody::schema())
+                .schema(ERROR, ErrorBody::<QuotaBody>::schema())
                 .schema(Detail::name(), Detail::schema())
                 .build(),
         ))
@@ -75,7 +71,7 @@ fn idempotency_key() -> Parameter {
 }
 
 fn error_response() -> Response {
-    let schema = RefOr::Ref(Ref::from_schema_name(ErrorBody::name()));
+    let schema = RefOr::Ref(Ref::from_schema_name(ERROR));
     let content = ContentBuilder::new().schema(Some(schema)).build();
     ResponseBuilder::new().description("Refused, or failed").content("application/json", content).build()
 }
@@ -86,21 +82,7 @@ pub fn document_text() -> Result<String, serde_json::Error> {
     Ok(document.to_pretty_json()? + "\n")
 }
 
-/// `/openapi.json` and `/docs`; `/payments-docs` is the same page, which looks where it is.
+/// `/openapi.json` and `/docs`.
 pub fn router(document: &OpenApi) -> Router<App> {
-    // A document of plain maps and texts always has a JSON form.
-    let json = document.to_json().unwrap_or_default();
-    let serve_document = move || {
-        let json = json.clone();
-        async move { ([(header::CONTENT_TYPE, "application/json")], json).into_response() }
-    };
-    let serve_page = async || {
-        let headers =
-            [(header::CONTENT_TYPE, "text/html; charset=utf-8"), (header::CONTENT_SECURITY_POLICY, PAGE_POLICY)];
-        (headers, PAGE).into_response()
-    };
-    Router::new()
-        .route("/openapi.json", get(serve_document))
-        .route("/docs", get(serve_page))
-        .route("/payments-docs", get(serve_page))
+    document::router(document, "/openapi.json", "/docs")
 }

@@ -6,12 +6,12 @@
 
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
+use sandpiper_http::keys::presented_key;
+use sandpiper_http::query::check_characters;
 
 use super::error::RpcError;
 use super::keys;
 use crate::app::App;
-use crate::auth::presented_key;
-use crate::http::query::check_characters;
 use crate::store::merchant_keys::{ActiveMerchantKey, Kind};
 
 /// Proof of any of a merchant's keys.

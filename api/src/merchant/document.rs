@@ -1,9 +1,7 @@
 //! The OpenAPI document of `/merchant` and `/operator`. It is apart from that of `/v1`, whose keys and errors are others.
 
 use axum::Router;
-use axum::http::header;
-use axum::response::IntoResponse;
-use axum::routing::get;
+use sandpiper_http::document;
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
 use utoipa::openapi::{
     ComponentsBuilder, ContentBuilder, InfoBuilder, OpenApi, OpenApiBuilder, Ref, RefOr, Response, ResponseBuilder,
@@ -37,15 +35,9 @@ pub fn text() -> Result<String, serde_json::Error> {
     Ok(document.to_pretty_json()? + "\n")
 }
 
-/// `/payments-openapi.json`
+/// `/payments-openapi.json` and `/payments-docs`
 pub fn router(document: &OpenApi) -> Router<App> {
-    // A document of plain maps and texts always has a JSON form.
-    let json = document.to_json().unwrap_or_default();
-    let serve = move || {
-        let json = json.clone();
-        async move { ([(header::CONTENT_TYPE, "application/json")], json).into_response() }
-    };
-    Router::new().route("/payments-openapi.json", get(serve))
+    document::router(document, "/payments-openapi.json", "/payments-docs")
 }
 
 fn base() -> OpenApi {

@@ -21,11 +21,10 @@ use axum::body::Body;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use sandpiper_db::{StoreError, chain};
+use sandpiper_http::error::ApiError;
 use serde::Serialize;
 use serde_json::{Value, json};
 use utoipa::ToSchema;
-
-use crate::error::ApiError;
 
 /// Whose reasons these are.
 const DOMAIN: &str = "sandpiper";

@@ -6,11 +6,11 @@
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use sandpiper_db::hex;
+use sandpiper_http::keys;
 use sha2::{Digest, Sha256};
 use zeroize::Zeroizing;
 
 use super::realm::Realm;
-use crate::auth::keys;
 use crate::store::merchant_keys::Kind;
 
 /// Bytes of a signing key: as many as its hash function gives out.
@@ -19,7 +19,7 @@ const SIGNING_KEY: usize = 32;
 /// A new key, shown once.
 pub fn generate(realm: Realm, kind: Kind) -> Zeroizing<String> {
     match kind {
-        Kind::Public => keys::generate_as(realm.public_prefix()),
+        Kind::Public => keys::generate(realm.public_prefix()),
         Kind::Secret => {
             let chance = Zeroizing::new(rand::random::<[u8; SIGNING_KEY]>());
             let encoded = Zeroizing::new(BASE64.encode(*chance));
@@ -30,7 +30,7 @@ pub fn generate(realm: Realm, kind: Kind) -> Zeroizing<String> {
 
 /// The hash under which a key is stored; `None` for text that is no merchant's key.
 pub fn hash(key: &str) -> Option<String> {
-    let is_public = Realm::ALL.iter().any(|realm| keys::hash_as(realm.public_prefix(), key).is_some());
+    let is_public = Realm::ALL.iter().any(|realm| keys::hash(realm.public_prefix(), key).is_some());
     let is_secret = Realm::ALL.iter().any(|realm| {
         let decoded = key.strip_prefix(realm.secret_prefix()).map(|encoded| BASE64.decode(encoded).map(Zeroizing::new));
         decoded.is_some_and(|bytes| bytes.is_ok_and(|bytes| bytes.len() == SIGNING_KEY))

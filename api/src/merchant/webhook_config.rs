@@ -8,6 +8,8 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use jiff::Timestamp;
 use sandpiper_db::audit;
+use sandpiper_http::json::Json;
+use sandpiper_http::request::RequestId;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -16,7 +18,6 @@ use super::error::RpcError;
 use super::parameters::Parameters;
 use super::realm::Realm;
 use crate::app::App;
-use crate::http::{Json, RequestId};
 use crate::store::deliveries::DeliveryError;
 use crate::store::merchant_keys::ActiveMerchantKey;
 use crate::store::webhook_endpoints::EndpointKey;

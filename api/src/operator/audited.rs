@@ -5,12 +5,12 @@ use axum::extract::{FromRequestParts, Request, State};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use sandpiper_db::audit;
+use sandpiper_http::audited::Acted;
+use sandpiper_http::request::{RequestId, route};
 use tracing::Instrument;
 
 use super::auth::Operator;
 use crate::app::App;
-use crate::http::mutation::Acted;
-use crate::http::{RequestId, route};
 use crate::merchant::error::RpcError;
 
 /// Put by a handler into its answer: the audit's entry was written together with what it tells of.

@@ -6,23 +6,23 @@
 
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
+use sandpiper_http::keys::{self, presented_key};
+use sandpiper_http::query::check_characters;
 use zeroize::Zeroizing;
 
 use crate::app::App;
-use crate::auth::{keys, presented_key};
-use crate::http::query::check_characters;
 use crate::merchant::error::RpcError;
 
 const PREFIX: &str = "opk_";
 
 /// A new key, shown once.
 pub fn generate() -> Zeroizing<String> {
-    keys::generate_as(PREFIX)
+    keys::generate(PREFIX)
 }
 
 /// The hash under which a key is stored; `None` for text that is no operator key.
 pub fn hash(key: &str) -> Option<String> {
-    keys::hash_as(PREFIX, key)
+    keys::hash(PREFIX, key)
 }
 
 /// Proof of an operator key.

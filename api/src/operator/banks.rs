@@ -5,13 +5,13 @@ use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use sandpiper_discovery::Bank;
 use sandpiper_discovery::checks::{Cell, Faults, Offered, Place, RawBank, RawSeed};
+use sandpiper_http::json::Json as Body;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::auth::Operator;
 use super::page::Paging;
 use crate::app::App;
-use crate::http::Json as Body;
 use crate::merchant::error::RpcError;
 use crate::merchant::parameters::Parameters;
 

@@ -7,14 +7,14 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use jiff::Timestamp;
+use sandpiper_http::audited::Acted;
+use sandpiper_http::json::Json as Body;
 use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::auth::Operator;
 use super::page::Paging;
 use crate::app::App;
-use crate::http::Json as Body;
-use crate::http::mutation::Acted;
 use crate::merchant::error::RpcError;
 use crate::merchant::parameters::Parameters;
 use crate::merchant::realm::Realm;

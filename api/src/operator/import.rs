@@ -9,13 +9,13 @@ use sandpiper_db::audit;
 use sandpiper_discovery::Seed;
 use sandpiper_discovery::checks::Offered;
 use sandpiper_discovery::import::{Format, KindError, read};
+use sandpiper_http::json::{self, BodyLimit};
 use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::audited::Written;
 use super::auth::Operator;
 use crate::app::App;
-use crate::http::json::read_up_to;
 use crate::merchant::error::{Code, RpcError};
 use crate::merchant::parameters::Parameters;
 
@@ -68,7 +68,7 @@ pub async fn import(
     };
     let content_type = request.headers().get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
     let format = format(content_type, parameters.optional("kind"))?;
-    let file = read_up_to(app.config.payments.import_limit, request).await?;
+    let file = json::read(request, BodyLimit(app.config.payments.import_limit)).await?;
     let offered = Offered::by(&app.store.discovery.markets().await?);
     let seed = parse(&app, file, format, offered).await?;
     let most = app.config.payments.import_entries;

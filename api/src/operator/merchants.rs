@@ -9,14 +9,14 @@ use axum::response::{IntoResponse, Response};
 use jiff::Timestamp;
 use sandpiper_discovery::MarketKey;
 use sandpiper_discovery::checks::is_name;
+use sandpiper_http::audited::Acted;
+use sandpiper_http::json::Json as Body;
 use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::ToSchema;
 
 use super::auth::Operator;
 use super::page::Paging;
 use crate::app::App;
-use crate::http::Json as Body;
-use crate::http::mutation::Acted;
 use crate::merchant::error::RpcError;
 use crate::merchant::parameters::Parameters;
 use crate::merchant::realm::Realm;

@@ -2,6 +2,8 @@
 
 use axum::Json;
 use axum::extract::State;
+use sandpiper_http::error::ApiError;
+use sandpiper_http::query::Pairs;
 use serde::Serialize;
 use serde_json::json;
 use utoipa::ToSchema;
@@ -10,8 +12,6 @@ use super::page::{List, Paging};
 use crate::app::App;
 use crate::auth::ReadAccess;
 use crate::dispatch;
-use crate::error::ApiError;
-use crate::http::query::Pairs;
 
 /// One page.
 #[derive(Debug, Serialize, ToSchema)]

@@ -2,13 +2,13 @@
 
 use axum::Json;
 use axum::extract::State;
+use sandpiper_http::error::ApiError;
+use sandpiper_http::query::Pairs;
 use serde::Serialize;
 use utoipa::ToSchema;
 
 use crate::app::App;
 use crate::auth::{Caller, ReadAccess};
-use crate::error::ApiError;
-use crate::http::query::Pairs;
 use crate::plan::{Plan, PlanLimits};
 use crate::store::sandboxes::Usage;
 

@@ -3,6 +3,8 @@
 use axum::Json;
 use axum::extract::{Path, State};
 use jiff::Timestamp;
+use sandpiper_http::error::ApiError;
+use sandpiper_http::query::Pairs;
 use sandpiper_protocol::agent::LogSource;
 use serde::Serialize;
 use serde_json::json;
@@ -11,8 +13,6 @@ use utoipa::ToSchema;
 use super::page::{List, Paging, keys_by_time};
 use crate::app::App;
 use crate::auth::ReadAccess;
-use crate::error::ApiError;
-use crate::http::query::Pairs;
 
 /// Entries, oldest first.
 #[derive(Debug, Serialize, ToSchema)]

@@ -31,6 +31,7 @@ pub mod checkpoints;
 pub mod egress_profiles;
 pub mod limits;
 pub mod logs;
+pub mod mutation;
 pub mod network;
 pub mod page;
 pub mod ports;

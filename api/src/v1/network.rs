@@ -4,6 +4,9 @@ use axum::Json as Answer;
 use axum::extract::{Path, State};
 use jiff::Timestamp;
 use sandpiper_db::chain;
+use sandpiper_http::error::ApiError;
+use sandpiper_http::json::Json;
+use sandpiper_http::query::{NoParameters, Pairs};
 use sandpiper_policy::Entry;
 use sandpiper_protocol::agent::{self, NetworkPolicy};
 use serde::{Deserialize, Serialize};
@@ -19,9 +22,6 @@ use crate::app::App;
 use crate::auth::{ReadAccess, WriteAccess};
 use crate::dispatch::network::ApplyError;
 use crate::dispatch::{self, AgentError};
-use crate::error::ApiError;
-use crate::http::Json;
-use crate::http::query::{NoParameters, Pairs};
 use crate::store::sandbox_row::State as SandboxState;
 
 /// Entries together, bytes: a policy travels in one message to the agent.

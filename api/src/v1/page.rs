@@ -3,14 +3,14 @@
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD as BASE64;
 use sandpiper_db::hex;
+use sandpiper_http::error::ApiError;
+use sandpiper_http::query::{Pairs, unknown};
 use sandpiper_protocol::id;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use crate::auth::Caller;
-use crate::error::ApiError;
-use crate::http::query::{Pairs, unknown};
 
 const DEFAULT_LIMIT: u32 = 50;
 const MAX_LIMIT: u32 = 100;

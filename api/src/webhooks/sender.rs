@@ -20,6 +20,7 @@ use http::header::{CONTENT_TYPE, HOST, RETRY_AFTER, USER_AGENT};
 use http::{HeaderValue, Method, Request, Response};
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::{Body as _, Incoming};
+use sandpiper_http::clock::Clock;
 use sandpiper_webhook::{IDEMPOTENCY_KEY_HEADER, SIGNATURE_HEADER};
 use tokio::time::{Instant, timeout, timeout_at};
 
@@ -28,7 +29,6 @@ use super::endpoint_url::EndpointUrl;
 use super::outcome::{Answer, Failure, FailureClass, SNIPPET, Verdict, snippet};
 use super::pool::{Pool, PoolKey};
 use super::retry_after;
-use crate::clock::Clock;
 use crate::store::deliveries::DeliveryId;
 use crate::store::webhook_endpoints::EndpointKey;
 

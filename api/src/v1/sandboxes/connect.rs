@@ -3,6 +3,9 @@
 use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
+use sandpiper_http::error::ApiError;
+use sandpiper_http::json::OptionalJson;
+use sandpiper_http::query::NoParameters;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -12,10 +15,7 @@ use super::{check_usable, owned};
 use crate::app::App;
 use crate::auth::{Caller, WriteAccess};
 use crate::dispatch;
-use crate::error::ApiError;
-use crate::http::OptionalJson;
-use crate::http::mutation::SessionOf;
-use crate::http::query::NoParameters;
+use crate::v1::mutation::SessionOf;
 
 /// How long the sandbox should live on.
 #[derive(Debug, Default, Deserialize, ToSchema)]

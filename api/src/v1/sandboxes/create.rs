@@ -7,6 +7,10 @@ use axum::Extension;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use sandpiper_http::audited::Acted;
+use sandpiper_http::error::ApiError;
+use sandpiper_http::json::Json;
+use sandpiper_http::query::NoParameters;
 use sandpiper_protocol::{agent, id};
 use serde::Serialize;
 use utoipa::ToSchema;
@@ -17,14 +21,11 @@ use super::validate::{self, CreateRequest};
 use crate::app::App;
 use crate::auth::{Caller, WriteAccess};
 use crate::dispatch;
-use crate::error::ApiError;
-use crate::http::Json;
-use crate::http::mutation::{Acted, SessionOf};
-use crate::http::query::NoParameters;
 use crate::store::idempotency::Claim;
 use crate::store::sandbox_row::{NewSandbox, SandboxRow, State as SandboxState};
 use crate::store::sandboxes::QuotaError;
 use crate::v1::limits::QuotaBody;
+use crate::v1::mutation::SessionOf;
 
 /// The new sandbox, and the way into it.
 #[derive(Debug, Serialize, ToSchema)]

@@ -2,13 +2,13 @@
 
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
+use sandpiper_http::error::ApiError;
+use sandpiper_http::query::NoParameters;
 
 use super::owned;
 use crate::app::App;
 use crate::auth::WriteAccess;
 use crate::dispatch;
-use crate::error::ApiError;
-use crate::http::query::NoParameters;
 
 /// Delete a sandbox
 ///

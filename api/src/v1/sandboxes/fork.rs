@@ -4,6 +4,10 @@ use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
+use sandpiper_http::audited::Acted;
+use sandpiper_http::error::ApiError;
+use sandpiper_http::json::OptionalJson;
+use sandpiper_http::query::NoParameters;
 use sandpiper_protocol::agent::Network;
 use sandpiper_protocol::id;
 use serde::{Deserialize, Serialize};
@@ -15,14 +19,11 @@ use super::{check_usable, owned};
 use crate::app::App;
 use crate::auth::{Caller, WriteAccess};
 use crate::dispatch;
-use crate::error::ApiError;
-use crate::http::OptionalJson;
-use crate::http::mutation::{Acted, SessionOf};
-use crate::http::query::NoParameters;
 use crate::store::idempotency::Claim;
 use crate::store::sandbox_row::{NewSandbox, SandboxRow, State as SandboxState};
 use crate::store::sandboxes::QuotaError;
 use crate::v1::limits::QuotaBody;
+use crate::v1::mutation::SessionOf;
 
 /// Most sandboxes that one request makes.
 const MAX_COUNT: u32 = 20;

@@ -2,6 +2,8 @@
 
 use axum::Json;
 use axum::extract::State;
+use sandpiper_http::error::ApiError;
+use sandpiper_http::query::{Pairs, unknown};
 use serde::Serialize;
 use serde_json::json;
 use utoipa::ToSchema;
@@ -9,8 +11,6 @@ use utoipa::ToSchema;
 use super::body::SandboxBody;
 use crate::app::App;
 use crate::auth::ReadAccess;
-use crate::error::ApiError;
-use crate::http::query::{Pairs, unknown};
 use crate::store::sandbox_list::Filter;
 use crate::store::sandbox_row::State as SandboxState;
 use crate::v1::page::{List, Paging};

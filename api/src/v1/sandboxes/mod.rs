@@ -1,8 +1,9 @@
 //! Sandboxes: one file per operation, [`body`] for what they share.
 
+use sandpiper_http::error::ApiError;
+
 use crate::app::App;
 use crate::auth::Caller;
-use crate::error::ApiError;
 use crate::store::sandbox_row::{SandboxRow, State};
 
 pub mod body;

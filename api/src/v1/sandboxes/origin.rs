@@ -1,12 +1,12 @@
 //! What a new sandbox starts from: a version of a template, or a checkpoint.
 
+use sandpiper_http::error::ApiError;
 use sandpiper_protocol::{agent, id};
 
 use super::validate::{self, Problems, Start};
 use crate::app::App;
 use crate::auth::Caller;
 use crate::dispatch;
-use crate::error::ApiError;
 use crate::plan::PlanLimits;
 use crate::store::checkpoints::{CheckpointRow, State};
 use crate::store::templates::TemplateVersion;

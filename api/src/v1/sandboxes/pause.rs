@@ -3,14 +3,14 @@
 use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
+use sandpiper_http::error::ApiError;
+use sandpiper_http::query::NoParameters;
 
 use super::body::SandboxBody;
 use super::{check_usable, owned};
 use crate::app::App;
 use crate::auth::{Caller, WriteAccess};
 use crate::dispatch::{self, Progress};
-use crate::error::ApiError;
-use crate::http::query::NoParameters;
 
 /// Pause a sandbox
 ///

@@ -3,6 +3,8 @@
 use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
+use sandpiper_http::error::ApiError;
+use sandpiper_http::query::NoParameters;
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -10,10 +12,8 @@ use super::body::SessionBody;
 use super::{check_usable, owned};
 use crate::app::App;
 use crate::auth::WriteAccess;
-use crate::error::ApiError;
-use crate::http::mutation::SessionOf;
-use crate::http::query::NoParameters;
 use crate::store::sandbox_row::State as SandboxState;
+use crate::v1::mutation::SessionOf;
 
 /// Another way in.
 #[derive(Debug, Serialize, ToSchema)]

@@ -2,14 +2,14 @@
 
 use axum::Json;
 use axum::extract::{Path, State};
+use sandpiper_http::error::ApiError;
+use sandpiper_http::query::NoParameters;
 
 use super::body::SandboxBody;
 use super::owned;
 use crate::app::App;
 use crate::auth::ReadAccess;
 use crate::dispatch;
-use crate::error::ApiError;
-use crate::http::query::NoParameters;
 
 /// Show a sandbox
 ///

@@ -3,6 +3,9 @@
 use std::collections::BTreeMap;
 
 use axum::extract::{Path, State};
+use sandpiper_http::error::ApiError;
+use sandpiper_http::json::Json;
+use sandpiper_http::query::NoParameters;
 use sandpiper_protocol::agent;
 use serde::Deserialize;
 use serde_json::Value;
@@ -13,9 +16,6 @@ use super::owned;
 use super::validate::{LifecycleRequest, Problems};
 use crate::app::App;
 use crate::auth::WriteAccess;
-use crate::error::ApiError;
-use crate::http::Json;
-use crate::http::query::NoParameters;
 use crate::store::sandbox_row::State as SandboxState;
 use crate::store::sandboxes::Change;
 

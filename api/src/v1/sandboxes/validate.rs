@@ -5,13 +5,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use sandpiper_http::error::{ApiError, Detail};
 use sandpiper_protocol::agent::{self, ExposedPort, Lifecycle};
 use serde::Deserialize;
 use serde_json::Value;
 use utoipa::ToSchema;
 
 use super::body::{OnTimeout, PortProtocol};
-use crate::error::{ApiError, Detail};
 use crate::plan::PlanLimits;
 use crate::v1::network::{NetworkRequest, NetworkWish};
 

@@ -9,34 +9,27 @@
 //! * How it ended is written to the audit.
 
 use axum::body::Body;
-use axum::extract::{FromRequestParts, Request, State};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use axum::extract::{FromRef, FromRequestParts, Request, State};
+use axum::http::{HeaderValue, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use sandpiper_db::{audit, chain, hex};
+use sandpiper_db::{audit, chain};
+use sandpiper_http::audited::Acted;
+use sandpiper_http::error::ApiError;
+use sandpiper_http::idempotency::{self, REPLAYED};
+use sandpiper_http::json::{self, BodyLimit};
+use sandpiper_http::request::{RequestId, route};
 use serde_json::{Map, Value};
-use sha2::{Digest, Sha256};
 use tracing::Instrument;
 
-use super::{RequestId, json, route};
 use crate::app::App;
 use crate::auth::Caller;
-use crate::error::ApiError;
 use crate::store::idempotency::{Answer, Claim, Lookup};
 use crate::store::keys::Capability;
 use crate::v1::{checkpoints, sandboxes};
 
-/// The request header.
-pub const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
-/// The answer's header that marks a repetition.
-pub const REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
-const MAX_KEY: usize = 255;
 /// Answers are documents of this program, far smaller than this.
 const MAX_ANSWER: usize = 4 * 1024 * 1024;
-
-/// Put by a handler into its answer: the ids that the audit names, when they are not just the one in the path.
-#[derive(Debug, Clone)]
-pub struct Acted(pub Vec<String>);
 
 /// Put by a handler into its answer: of which sandbox the body's `session` is, or of which ones, in their order, those of
 /// its `sandboxes`.
@@ -81,12 +74,12 @@ async fn prepare(app: &App, request: Request) -> Result<Prepared, ApiError> {
     let action = format!("{} {}", request.method(), route(&request));
     let (mut parts, body) = request.into_parts();
     let caller = Caller::from_request_parts(&mut parts, app).await?;
-    let key = idempotency_key(&parts.headers)?.filter(|_| caller.capability == Capability::Write);
-    let body = json::read(Request::new(body), app).await?;
+    let key = idempotency::key(&parts.headers)?.filter(|_| caller.capability == Capability::Write);
+    let body = json::read(Request::new(body), BodyLimit::from_ref(app)).await?;
 
     let (mut claim, mut made_before) = (None, None);
     if let Some(key) = key {
-        let fingerprint = fingerprint(parts.method.as_str(), parts.uri.path(), &body);
+        let fingerprint = idempotency::fingerprint(parts.method.as_str(), parts.uri.path(), &body);
         match app.store.idempotency.claim(&caller.team.id, &key, &fingerprint, app.clock.now()).await? {
             Lookup::Claimed(new) => claim = Some(new),
             Lookup::Abandoned { claim: new, resource_id } => (claim, made_before) = (Some(new), Some(resource_id)),
@@ -222,23 +215,4 @@ async fn replay(app: &App, caller: &Caller, answer: Answer) -> Response {
     *response.status_mut() = status;
     response.headers_mut().insert(REPLAYED, HeaderValue::from_static("true"));
     response
-}
-
-fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
-    let Some(value) = headers.get(IDEMPOTENCY_KEY) else { return Ok(None) };
-    let key = value.as_bytes();
-    if (1..=MAX_KEY).contains(&key.len()) && key.iter().all(u8::is_ascii_graphic) {
-        return Ok(Some(String::from_utf8_lossy(key).into_owned()));
-    }
-    Err(ApiError::invalid_field("Idempotency-Key", "must be 1 to 255 visible ASCII characters without spaces"))
-}
-
-fn fingerprint(method: &str, path: &str, body: &[u8]) -> String {
-    let mut hash = Sha256::new();
-    for part in [method.as_bytes(), path.as_bytes(), body] {
-        // The length first, so that no two requests run together into the same bytes.
-        hash.update(u64::try_from(part.len()).unwrap_or(u64::MAX).to_be_bytes());
-        hash.update(part);
-    }
-    hex::encode(&hash.finalize())
 }

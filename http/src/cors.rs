@@ -7,7 +7,8 @@ use std::time::Duration;
 use axum::http::{HeaderName, HeaderValue, Method, header};
 use tower_http::cors::{AllowOrigin, CorsLayer};
 
-use super::{REQUEST_ID, mutation};
+use crate::idempotency::{IDEMPOTENCY_KEY, REPLAYED};
+use crate::request::REQUEST_ID;
 
 /// How long a browser may remember the answer to its question.
 const REMEMBERED: Duration = Duration::from_secs(3600);
@@ -24,10 +25,10 @@ pub fn layer(origins: &[String]) -> Option<CorsLayer> {
             API_KEY,
             header::CONTENT_TYPE,
             header::IF_NONE_MATCH,
-            mutation::IDEMPOTENCY_KEY,
+            IDEMPOTENCY_KEY,
             REQUEST_ID,
         ])
-        .expose_headers([REQUEST_ID, mutation::REPLAYED, header::RETRY_AFTER, header::LOCATION, header::ETAG])
+        .expose_headers([REQUEST_ID, REPLAYED, header::RETRY_AFTER, header::LOCATION, header::ETAG])
         .max_age(REMEMBERED);
     (!origins.is_empty()).then(|| layer.allow_origin(AllowOrigin::list(origins)))
 }

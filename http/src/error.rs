@@ -9,15 +9,12 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use sandpiper_db::{StoreError, chain};
 use serde::Serialize;
+use serde_json::Value;
 use utoipa::ToSchema;
 
-use crate::dispatch::AgentError;
-use crate::v1::limits::QuotaBody;
-
-/// The body of every error.
+/// The body of every error. `Q`: what a quota is; it is there in JSON when it gets here.
 #[derive(Debug, Serialize, ToSchema)]
-#[schema(as = Error)]
-pub struct ErrorBody {
+pub struct ErrorBody<Q = Value> {
     /// What kind of error, for programs: `invalid_request`, `unauthorized`, `insufficient_scope`, `plan_required`,
     /// `not_found`, `conflict`, `invalid_state`, `sandbox_quota_exceeded`, `rate_limited`, `capacity_unavailable`, …
     #[schema(example = "invalid_request")]
@@ -32,7 +29,7 @@ pub struct ErrorBody {
     pub details: Vec<Detail>,
     /// For `sandbox_quota_exceeded`: as in the limits.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub quota: Option<QuotaBody>,
+    pub quota: Option<Q>,
 }
 
 /// One wrong field.
@@ -55,14 +52,15 @@ struct Parts {
     code: &'static str,
     message: String,
     details: Vec<Detail>,
-    quota: Option<QuotaBody>,
+    quota: Option<Value>,
     retry_after: Option<u64>,
     /// For the log only.
     cause: Option<String>,
 }
 
 impl ApiError {
-    fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
+    /// With this status; `code` says to programs what kind of error it is.
+    pub fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
         let message = message.into();
         Self(Box::new(Parts {
             status,
@@ -162,11 +160,11 @@ impl ApiError {
     }
 
     /// 422 on a create, fork or resume request over the team's quota.
-    pub fn quota_exceeded(quota: QuotaBody) -> Self {
+    pub fn quota_exceeded(quota: impl Serialize) -> Self {
         let message =
             "The team's sandbox quota has no room for this; pause or delete a sandbox, or ask for a larger plan";
         Self::new(StatusCode::UNPROCESSABLE_ENTITY, "sandbox_quota_exceeded", message)
-            .with(|error| error.quota = Some(quota))
+            .with(|error| error.quota = serde_json::to_value(quota).ok())
     }
 
     /// 429.
@@ -178,7 +176,7 @@ impl ApiError {
     /// 500; `cause` goes to the log.
     pub fn internal(cause: impl Into<String>) -> Self {
         let message = "Something went wrong here; the request id tells the operator what";
-        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message).with(|error| error.cause = Some(cause.into()))
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message).because(cause)
     }
 
     /// 503 on a request that took too long.
@@ -188,16 +186,14 @@ impl ApiError {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "timed_out", message).retry_after(5)
     }
 
-    /// 503 on a host that does not answer.
-    fn host_unavailable(cause: String) -> Self {
-        let message = "The host that runs sandboxes does not answer; nothing is lost, try again in a few seconds";
-        Self::new(StatusCode::SERVICE_UNAVAILABLE, "host_unavailable", message)
-            .retry_after(5)
-            .with(|error| error.cause = Some(cause))
+    /// The same, to be tried again in so many seconds.
+    pub fn retry_after(self, seconds: u64) -> Self {
+        self.with(|error| error.retry_after = Some(seconds))
     }
 
-    fn retry_after(self, seconds: u64) -> Self {
-        self.with(|error| error.retry_after = Some(seconds))
+    /// The same, with what goes to the log.
+    pub fn because(self, cause: impl Into<String>) -> Self {
+        self.with(|error| error.cause = Some(cause.into()))
     }
 
     /// The HTTP status.
@@ -243,24 +239,6 @@ impl From<StoreError> for ApiError {
         match error {
             StoreError::NulCharacter => Self::invalid("A text in the request has the character NUL; leave it out"),
             StoreError::ClaimLost => Self::idempotency_in_progress(),
-            _ => Self::internal(chain(&error)),
-        }
-    }
-}
-
-impl From<AgentError> for ApiError {
-    fn from(error: AgentError) -> Self {
-        let AgentError::Refused { status, ref body } = error else {
-            return Self::host_unavailable(chain(&error));
-        };
-        let unavailable = |code| Self::new(StatusCode::SERVICE_UNAVAILABLE, code, body.message.clone()).retry_after(5);
-        match (status.as_u16(), body.code.as_str()) {
-            (400, _) => Self::invalid(body.message.clone()),
-            (404, _) => Self::not_found(body.message.clone()),
-            (409, "invalid_state") => Self::invalid_state(body.message.clone()),
-            (409, _) => Self::conflict(body.message.clone()),
-            (502, _) => unavailable("guest_failed"),
-            (503, _) => unavailable("capacity_unavailable"),
             _ => Self::internal(chain(&error)),
         }
     }

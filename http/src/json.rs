@@ -1,24 +1,30 @@
 //! JSON bodies, with errors that name the field.
 
 use axum::body::Bytes;
-use axum::extract::{FromRequest, Request};
+use axum::extract::{FromRef, FromRequest, Request};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::app::App;
 use crate::error::ApiError;
 
 const NUL_ESCAPE: &[u8] = br"\u0000";
+
+/// Longest body of a request, in bytes.
+#[derive(Debug, Clone, Copy)]
+pub struct BodyLimit(pub usize);
 
 /// A body that must be there. The content type is not looked at: every body here is JSON.
 #[derive(Debug)]
 pub struct Json<T>(pub T);
 
-impl<T: DeserializeOwned> FromRequest<App> for Json<T> {
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Json<T>
+where
+    BodyLimit: FromRef<S>,
+{
     type Rejection = ApiError;
 
-    async fn from_request(request: Request, app: &App) -> Result<Self, ApiError> {
-        let body = read(request, app).await?;
+    async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
+        let body = read(request, BodyLimit::from_ref(state)).await?;
         if body.is_empty() {
             return Err(ApiError::invalid("The request needs a JSON object as its body"));
         }
@@ -30,22 +36,20 @@ impl<T: DeserializeOwned> FromRequest<App> for Json<T> {
 #[derive(Debug)]
 pub struct OptionalJson<T>(pub T);
 
-impl<T: DeserializeOwned + Default> FromRequest<App> for OptionalJson<T> {
+impl<T: DeserializeOwned + Default, S: Send + Sync> FromRequest<S> for OptionalJson<T>
+where
+    BodyLimit: FromRef<S>,
+{
     type Rejection = ApiError;
 
-    async fn from_request(request: Request, app: &App) -> Result<Self, ApiError> {
-        let body = read(request, app).await?;
+    async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
+        let body = read(request, BodyLimit::from_ref(state)).await?;
         if body.is_empty() { Ok(OptionalJson(T::default())) } else { parse(&body).map(OptionalJson) }
     }
 }
 
 /// The whole body, or 413.
-pub(super) async fn read(request: Request, app: &App) -> Result<Bytes, ApiError> {
-    read_up_to(app.config.request_body_limit, request).await
-}
-
-/// Likewise with a limit of its own.
-pub(crate) async fn read_up_to(limit: usize, request: Request) -> Result<Bytes, ApiError> {
+pub async fn read(request: Request, BodyLimit(limit): BodyLimit) -> Result<Bytes, ApiError> {
     axum::body::to_bytes(request.into_body(), limit).await.map_err(|error| {
         let too_large =
             std::error::Error::source(&error).is_some_and(|source| source.is::<http_body_util::LengthLimitError>());

@@ -1,6 +1,6 @@
-//! What every request passes through, and how bodies are read.
+//! What every request passes through: its id, its span in the log, its time-out.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderName, HeaderValue, Method};
@@ -9,16 +9,8 @@ use axum::response::{IntoResponse, Response};
 use sandpiper_protocol::id;
 use tracing::Instrument;
 
-use crate::app::App;
-use crate::error::{self, ApiError};
-use crate::merchant::error as rpc;
-
-pub mod cors;
-pub mod json;
-pub mod mutation;
-pub mod query;
-
-pub use json::{Json, OptionalJson};
+use crate::error::ApiError;
+use crate::metrics::RequestMetrics;
 
 /// The header of [`RequestId`].
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -29,16 +21,27 @@ const MAX_REQUEST_ID: usize = 128;
 #[derive(Debug, Clone)]
 pub struct RequestId(pub String);
 
+/// Gives an error its body.
+pub type Render = fn(Response, &str) -> Response;
+
+/// What [`observe`] works with.
+#[derive(Debug, Clone)]
+pub struct Observer {
+    pub metrics: RequestMetrics,
+    /// The envelope of errors under a path.
+    pub envelope: fn(&str) -> Render,
+}
+
 /// Outermost: gives the request an id and a span, counts it, and writes the body of errors.
 ///
 /// Logged are method, route, status and duration; never a header, a query or a body, which may hold secrets.
-pub async fn observe(State(app): State<App>, mut request: Request, next: Next) -> Response {
+pub async fn observe(State(observer): State<Observer>, mut request: Request, next: Next) -> Response {
     let started = Instant::now();
     let request_id = request_id(&request);
     let method = known_method(request.method());
     // The route, not the path: as many as there are handlers, whatever clients ask for.
     let route = route(&request);
-    let render = if rpc::speaks(request.uri().path()) { rpc::render } else { error::render };
+    let render = (observer.envelope)(request.uri().path());
     let span = tracing::info_span!("request", request_id, method, route);
     request.extensions_mut().insert(RequestId(request_id.clone()));
 
@@ -49,16 +52,16 @@ pub async fn observe(State(app): State<App>, mut request: Request, next: Next) -
         response.headers_mut().insert(REQUEST_ID, value);
     }
     let elapsed = started.elapsed();
-    app.metrics.request(method, &route, response.status().as_u16(), elapsed);
+    observer.metrics.request(method, &route, response.status().as_u16(), elapsed);
     span.in_scope(|| {
         tracing::info!(status = response.status().as_u16(), ms = elapsed.as_secs_f64() * 1e3, "answered");
     });
     response
 }
 
-/// Ends a request that takes too long. What it changes goes on, for [`mutation`] runs that on a task of its own.
-pub async fn time_out(State(app): State<App>, request: Request, next: Next) -> Response {
-    match tokio::time::timeout(app.config.timing.request, next.run(request)).await {
+/// Ends a request that takes too long. What it changes goes on where that runs on a task of its own.
+pub async fn time_out(State(limit): State<Duration>, request: Request, next: Next) -> Response {
+    match tokio::time::timeout(limit, next.run(request)).await {
         Ok(response) => response,
         Err(_) => ApiError::timed_out().into_response(),
     }

@@ -6,17 +6,16 @@ use axum::http::Uri;
 use axum::http::request::Parts;
 use sandpiper_db::StoreError;
 
-use crate::app::App;
 use crate::error::ApiError;
 
 /// The decoded pairs.
 #[derive(Debug)]
 pub struct Pairs(pub Vec<(String, String)>);
 
-impl FromRequestParts<App> for Pairs {
+impl<S: Sync> FromRequestParts<S> for Pairs {
     type Rejection = ApiError;
 
-    async fn from_request_parts(parts: &mut Parts, _: &App) -> Result<Self, ApiError> {
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ApiError> {
         let Query(pairs) = Query::<Vec<(String, String)>>::try_from_uri(&parts.uri)
             .map_err(|error| ApiError::invalid_field("query", error.body_text()))?;
         Ok(Pairs(pairs))
@@ -42,11 +41,11 @@ impl Pairs {
 #[derive(Debug)]
 pub struct NoParameters;
 
-impl FromRequestParts<App> for NoParameters {
+impl<S: Sync> FromRequestParts<S> for NoParameters {
     type Rejection = ApiError;
 
-    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, ApiError> {
-        match Pairs::from_request_parts(parts, app).await?.0.first() {
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        match Pairs::from_request_parts(parts, state).await?.0.first() {
             Some((name, _)) => Err(unknown(name)),
             None => Ok(Self),
         }
