@@ -55,7 +55,7 @@ use crate::config::{Config, LogFormat};
 use crate::logs::Logs;
 use crate::metrics::Metrics;
 use crate::paths::Paths;
-use crate::sandbox::{Capacity, Context, Sandboxes, Sealer};
+use crate::sandbox::{Allowances, Capacity, Context, Sandboxes, Sealer};
 use crate::server::App;
 
 /// A request through the ingress makes and frees many small things, at which it is faster than the C library's.
@@ -194,6 +194,7 @@ fn open_context(config: Arc<Config>, paths: Paths, metrics: Metrics) -> anyhow::
     let most_warm = if config.warm.enabled { config.warm.max as usize } else { 0 };
     let warm = Warm::open(&paths.warm(), platform(&config), most_warm, |version| templates.find(version))?;
     let cgroups = Cgroups::open(&agent_name(&paths)).context("Cannot look for cgroups")?;
+    let allowances = Allowances::open(&paths.allowances()).context("Cannot read allowances.json")?;
     let pool = pool::Config {
         program: config.vmm.clone(),
         per_shape: config.shells.per_shape as usize,
@@ -208,7 +209,8 @@ fn open_context(config: Arc<Config>, paths: Paths, metrics: Metrics) -> anyhow::
         warm,
         shells,
         checkpoints: Checkpoints::open(&paths.checkpoints())?,
-        capacity: Capacity::new(config.limits, memory.total_mb),
+        capacity: Capacity::new(config.limits, memory.total_mb, allowances.clone()),
+        allowances,
         usage: Usage::default(),
         logs: Logs::default(),
         metrics,

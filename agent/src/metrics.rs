@@ -11,7 +11,7 @@ use prometheus_client::registry::{Registry, Unit};
 use sandpiper_machine::DiskMetrics;
 use sandpiper_protocol::agent::{SandboxState, StartKind};
 
-use crate::sandbox::{CreateError, DeleteCause, Record, StartError};
+use crate::sandbox::{CreateError, DeleteCause, Full, Record, StartError};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelValue)]
 enum Outcome {
@@ -205,8 +205,10 @@ impl Metrics {
                 self.create_seconds.observe(took.as_secs_f64());
                 Outcome::Created
             }
-            Err(CreateError::Invalid(_) | CreateError::Exists(_)) => Outcome::Refused,
-            Err(CreateError::Capacity(_)) => Outcome::Capacity,
+            Err(CreateError::Invalid(_) | CreateError::Exists(_) | CreateError::Full(Full::Team(_))) => {
+                Outcome::Refused
+            }
+            Err(CreateError::Capacity(_) | CreateError::Full(Full::Host(_))) => Outcome::Capacity,
             Err(CreateError::Start(StartError::Guest(_) | StartError::BadSnapshot(_))) => Outcome::Guest,
             Err(CreateError::Start(StartError::Host { .. } | StartError::Disk(_))) => Outcome::Host,
             Err(CreateError::Start(StartError::Deleted(_) | StartError::ShuttingDown)) => Outcome::Cancelled,

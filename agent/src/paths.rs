@@ -6,6 +6,7 @@
 //!   record.key                       seals the environment variables inside the records
 //!   session.key                      signs data-plane access tokens
 //!   session.revoked                  API keys whose tokens open nothing
+//!   allowances.json                  what teams may hold here
 //!   templates/<ver…>/                root.ext4, template.json
 //!   sandboxes/<sbx…>/                record.json, the files that it names (disk-…, memory-…, state-…), exit.json,
 //!                                    monitor.log, console.log
@@ -67,6 +68,10 @@ impl Paths {
 
     pub(crate) fn session_key(&self) -> PathBuf {
         self.state.join("session.key")
+    }
+
+    pub(crate) fn allowances(&self) -> PathBuf {
+        self.state.join("allowances.json")
     }
 
     pub(crate) fn templates(&self) -> PathBuf {

@@ -36,6 +36,8 @@
 //! root_disk_gib = 10
 //! max_timeout = 3600                          # seconds
 //! quota = { sandboxes = 10, cpu = 20, memory_mb = 20480 }
+//! disk = { bandwidth = 268435456, operations = 10000, flushes = 100 }   # per second and sandbox, within the agent's `[disk]`
+//! network = { bandwidth = 134217728, packets = 100000 }                 # and `[network.limits]`; what is left out: as there
 //!
 //! [webhooks]
 //! concurrency = 1024                          # attempts at a time

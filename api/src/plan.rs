@@ -3,6 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use sandpiper_protocol::agent::Amounts;
+use sandpiper_protocol::vmm::{DiskLimits, NetLimits};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -62,6 +64,55 @@ pub struct PlanLimits {
     /// Longest `timeout`, seconds.
     pub max_timeout: u64,
     pub quota: Quota,
+    /// Of each sandbox.
+    #[serde(default)]
+    pub disk: DiskRates,
+    /// Of each sandbox.
+    #[serde(default)]
+    pub network: NetworkRates,
+}
+
+/// Most that a disk does in a second, within what the host gives every sandbox. 0: what the host gives.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct DiskRates {
+    /// Bytes read and written.
+    pub bandwidth: u64,
+    /// Requests of any kind.
+    pub operations: u64,
+    /// What `fsync` comes to.
+    pub flushes: u64,
+}
+
+impl DiskRates {
+    /// As the agent is told of them.
+    pub fn limits(self) -> DiskLimits {
+        DiskLimits {
+            bytes_per_second: limit(self.bandwidth),
+            operations_per_second: limit(self.operations),
+            flushes_per_second: limit(self.flushes),
+        }
+    }
+}
+
+/// Most that passes in a second, each way for itself, within what the host gives every sandbox. 0: what the host gives.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct NetworkRates {
+    /// Bytes.
+    pub bandwidth: u64,
+    pub packets: u64,
+}
+
+impl NetworkRates {
+    /// As the agent is told of them.
+    pub fn limits(self) -> NetLimits {
+        NetLimits { bytes_per_second: limit(self.bandwidth), packets_per_second: limit(self.packets) }
+    }
+}
+
+fn limit(rate: u64) -> Option<u64> {
+    (rate > 0).then_some(rate)
 }
 
 /// What all live sandboxes of a team may hold together.
@@ -71,6 +122,13 @@ pub struct Quota {
     pub sandboxes: u32,
     pub cpu: u32,
     pub memory_mb: u64,
+}
+
+impl Quota {
+    /// As the agent is told of it.
+    pub fn amounts(self) -> Amounts {
+        Amounts { sandboxes: self.sandboxes, cpu: self.cpu, memory_mb: self.memory_mb }
+    }
 }
 
 /// The limits of every plan.
@@ -115,6 +173,8 @@ impl Default for Plans {
                 root_disk_gib: 10,
                 max_timeout: 3600,
                 quota: Quota { sandboxes: 10, cpu: 20, memory_mb: 20 * 1024 },
+                disk: DiskRates { bandwidth: 256 << 20, operations: 10_000, flushes: 100 },
+                network: NetworkRates { bandwidth: 128 << 20, packets: 100_000 },
             },
             pro: PlanLimits {
                 cpu_values: vec![1, 2, 4, 8],
@@ -124,6 +184,8 @@ impl Default for Plans {
                 root_disk_gib: 20,
                 max_timeout: 24 * 3600,
                 quota: Quota { sandboxes: 100, cpu: 200, memory_mb: 200 * 1024 },
+                disk: DiskRates { bandwidth: 384 << 20, operations: 15_000, flushes: 150 },
+                network: NetworkRates { bandwidth: 1 << 30, packets: 200_000 },
             },
             enterprise: PlanLimits {
                 cpu_values: vec![1, 2, 4, 8, 16, 32],
@@ -133,6 +195,8 @@ impl Default for Plans {
                 root_disk_gib: 20,
                 max_timeout: 7 * 24 * 3600,
                 quota: Quota { sandboxes: 1000, cpu: 4000, memory_mb: 4 * 1024 * 1024 },
+                disk: DiskRates::default(),
+                network: NetworkRates::default(),
             },
         }
     }

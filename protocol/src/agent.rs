@@ -9,6 +9,7 @@
 //! | `DELETE /sandboxes/{id}` | | 204 once no process, file or mount of it is left |
 //! | `POST /sandboxes/{id}/session` | | [`Session`] |
 //! | `POST /revocations` | [`Revocations`] | 204 once the sessions of these keys open nothing |
+//! | `PUT /allowances` | [`Allowances`] | 204 once starts of these teams' sandboxes, wakes too, obey them for good |
 //! | `POST /sandboxes/{id}/pause` | | [`Sandbox`], `stopped`; also when it was already |
 //! | `POST /sandboxes/{id}/resume` | [`ResumeSandbox`] | [`CreatedSandbox`], `ready`; also when it was already |
 //! | `POST /sandboxes/{id}/fork` | [`ForkSandbox`] | 201 [`ForkedSandboxes`], all or none |
@@ -31,14 +32,20 @@
 //!
 //! A request that is answered with a [`Session`] names in [`SESSION_KEY`] the API key that it is for.
 //!
-//! Errors: [`ErrorBody`] with 400 `invalid_request`, 404 `not_found`, 409 `conflict` or `invalid_state`, 500 `internal`,
-//! 502 `guest_failed` (the guest did not start, or could not be frozen; the message says why), 503
-//! `capacity_unavailable`. A pause or a checkpoint that fails leaves the sandbox running.
+//! Errors: [`ErrorBody`] with 400 `invalid_request`, 404 `not_found`, 409 `conflict` or `invalid_state`, 422
+//! [`QUOTA_EXCEEDED`] (the team's sandboxes hold what its [`Allowance`] says), 500 `internal`, 502 `guest_failed` (the guest
+//! did not start, or could not be frozen; the message says why), 503 `capacity_unavailable`. A pause or a checkpoint that
+//! fails leaves the sandbox running.
 
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
+
+pub use crate::allowance::{Allowance, Allowances, Amounts};
+
+/// Code of an error: see above.
+pub const QUOTA_EXCEEDED: &str = "quota_exceeded";
 
 /// Header with the id of the API key that a session is for; without it the session is nobody's, and is not revoked.
 pub const SESSION_KEY: &str = "sandpiper-session-key";
@@ -187,6 +194,9 @@ pub struct CreateSandbox {
     pub allow_public_traffic: bool,
     #[serde(default)]
     pub network: Network,
+    /// Of the team that the sandbox is counted with; without it the sandbox is nobody's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub allowance: Option<Allowance>,
 }
 
 /// `envs` are a tenant's secrets: their names and values are not printed.
@@ -287,12 +297,15 @@ pub struct UpdateSandbox {
     pub allow_public_traffic: Option<bool>,
 }
 
-#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ResumeSandbox {
     /// Seconds from the moment it is ready; without it the sandbox's own time-out. A deadline is never brought forward.
     #[serde(default)]
     pub timeout_seconds: Option<u64>,
+    /// Of its team.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub allowance: Option<Allowance>,
 }
 
 /// New sandboxes that go on from where this one is, which goes on too (or stays stopped).
@@ -301,6 +314,9 @@ pub struct ResumeSandbox {
 pub struct ForkSandbox {
     /// Chosen by the API process, 1 to 20.
     pub ids: Vec<String>,
+    /// Of the team of all of them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub allowance: Option<Allowance>,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]

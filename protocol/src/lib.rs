@@ -7,6 +7,7 @@
 //! ```
 //!
 //! * [`agent`]: what the API process asks of the host agent, HTTP and JSON over a Unix socket.
+//! * [`allowance`]: what a team may hold on a host, and how fast its machines may be; part of [`agent`].
 //! * [`vmm`]: what the agent asks of one monitor, JSON frames with file descriptors over a Unix socket.
 //! * [`guest`]: vsock ports, the link between the agent and PID 1, and how a TCP port of the guest is reached.
 //! * [`lines`]: lines of a stream, as the link has them.
@@ -14,6 +15,7 @@
 //! * [`id`] makes and checks identifiers; [`error_chain`] prints errors with their causes.
 
 pub mod agent;
+pub mod allowance;
 pub mod connect;
 pub mod error_chain;
 pub mod guest;

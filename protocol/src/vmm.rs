@@ -117,6 +117,17 @@ pub struct NetLimits {
     pub packets_per_second: Option<u64>,
 }
 
+impl NetLimits {
+    /// What keeps both.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        Self {
+            bytes_per_second: smaller(self.bytes_per_second, other.bytes_per_second),
+            packets_per_second: smaller(self.packets_per_second, other.packets_per_second),
+        }
+    }
+}
+
 /// Most that a disk does in a second, whatever the direction; a second's worth may pass at once. What is over it waits.
 /// `None`: no limit.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize, PartialEq, Eq)]
@@ -125,6 +136,22 @@ pub struct DiskLimits {
     /// Requests of any kind.
     pub operations_per_second: Option<u64>,
     pub flushes_per_second: Option<u64>,
+}
+
+impl DiskLimits {
+    /// What keeps both.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        Self {
+            bytes_per_second: smaller(self.bytes_per_second, other.bytes_per_second),
+            operations_per_second: smaller(self.operations_per_second, other.operations_per_second),
+            flushes_per_second: smaller(self.flushes_per_second, other.flushes_per_second),
+        }
+    }
+}
+
+fn smaller(one: Option<u64>, other: Option<u64>) -> Option<u64> {
+    one.into_iter().chain(other).min()
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize, PartialEq, Eq)]

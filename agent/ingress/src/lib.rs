@@ -91,6 +91,8 @@ pub trait Directory: Send + Sync + 'static {
 pub enum WakeError {
     /// The host has no memory for it now.
     NoRoom,
+    /// Its team's other sandboxes hold all that the team may.
+    QuotaExceeded,
     Failed,
     TimedOut,
 }

@@ -116,7 +116,10 @@ impl Refusal {
             Refusal::Invalid(_) | Refusal::ConnectMethod | Refusal::SlowUpload => Outcome::Invalid,
             Refusal::UnknownHost | Refusal::SandboxNotFound | Refusal::PortNotExposed(_) => Outcome::NotFound,
             Refusal::Unauthorized(_) => Outcome::Unauthorized,
-            Refusal::SandboxBusy | Refusal::NoMemory | Refusal::TooMany => Outcome::Limited,
+            Refusal::SandboxBusy
+            | Refusal::NoMemory
+            | Refusal::TooMany
+            | Refusal::NotWoken(WakeError::QuotaExceeded) => Outcome::Limited,
             Refusal::NotRunning(_)
             | Refusal::NotWoken(_)
             | Refusal::PortClosed(_)
@@ -138,7 +141,7 @@ impl Refusal {
     fn retry_after(self) -> Option<&'static str> {
         match self {
             Refusal::SandboxBusy | Refusal::NoMemory | Refusal::TooMany => Some("1"),
-            Refusal::NotWoken(WakeError::NoRoom) => Some("10"),
+            Refusal::NotWoken(WakeError::NoRoom | WakeError::QuotaExceeded) => Some("10"),
             _ => None,
         }
     }
@@ -171,8 +174,8 @@ impl Refusal {
                 (StatusCode::BAD_GATEWAY, "sandbox_not_running", "The sandbox is not running", not_running(state))
             }
             Refusal::NotWoken(error) => {
-                let (status, message) = not_woken(error);
-                (status, "sandbox_not_resumed", "The sandbox did not wake up", message)
+                let (status, code, message) = not_woken(error);
+                (status, code, "The sandbox did not wake up", message)
             }
             Refusal::PortNotExposed(_) => (
                 StatusCode::NOT_FOUND,
@@ -249,17 +252,25 @@ fn not_running(state: SandboxState) -> &'static str {
     }
 }
 
-fn not_woken(error: WakeError) -> (StatusCode, &'static str) {
+fn not_woken(error: WakeError) -> (StatusCode, &'static str, &'static str) {
+    let code = "sandbox_not_resumed";
     match error {
         WakeError::NoRoom => (
             StatusCode::SERVICE_UNAVAILABLE,
+            code,
             "The sandbox is paused and its host has no room for it now: try again later",
         ),
+        WakeError::QuotaExceeded => (
+            StatusCode::TOO_MANY_REQUESTS,
+            "sandbox_quota_exceeded",
+            "The sandbox is paused and its team's quota is full: pause or delete another of the team's sandboxes, then try \
+             again",
+        ),
         WakeError::Failed => {
-            (StatusCode::SERVICE_UNAVAILABLE, "The sandbox is paused and could not be resumed: its logs say why")
+            (StatusCode::SERVICE_UNAVAILABLE, code, "The sandbox is paused and could not be resumed: its logs say why")
         }
         WakeError::TimedOut => {
-            (StatusCode::GATEWAY_TIMEOUT, "The sandbox is being resumed and was not ready in time: try again")
+            (StatusCode::GATEWAY_TIMEOUT, code, "The sandbox is being resumed and was not ready in time: try again")
         }
     }
 }

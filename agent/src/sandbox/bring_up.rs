@@ -147,7 +147,8 @@ impl Supervisor {
         self.follow_console();
         let shape = snapshots::shape(record.cpu, record.memory_mb);
         let context = Arc::clone(&self.context);
-        let (request, fds) = parts.request(shape, &context.config);
+        let disk_limits = context.allowances.disk(record.team.as_deref(), context.config.disk.limits());
+        let (request, fds) = parts.request(shape, &context.config, disk_limits);
         let answer = tokio::select! {
             answer = machine.request(request, &fds, context.config.boot_timeout()) => answer,
             error = self.interruption(give_up_at) => return Err((error, Some(machine))),
@@ -189,7 +190,8 @@ impl Supervisor {
             let disk_gib = record.disk_gib;
             tokio::task::spawn_blocking(move || start::prepare(&context.config, &paths, &source, disk_gib))
         };
-        let attach = network::attach(&self.context, &record.id, &record.network);
+        let limits = self.context.allowances.network(record.team.as_deref(), network::limits_of_host(&self.context));
+        let attach = network::attach(&self.context, &record.id, &record.network, limits);
         let (prepared, shell, attached) = tokio::join!(prepare, self.context.shells.take(shape), attach);
         let host = |what| move |error| StartError::Host { what, source: io::Error::other(error) };
         let prepared = prepared.map_err(host("prepare the sandbox's files")).flatten();

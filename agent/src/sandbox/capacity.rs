@@ -1,13 +1,21 @@
-//! How many machines this host takes, and how much memory they may use together.
+//! How many machines this host takes, and how much memory they may use together; and how much of that each team.
 //!
 //! Every machine holds a [`Place`] from before its first file exists until its process is gone. A stopped or failed sandbox
 //! holds none. Waiting shells hold none either: nothing has touched their memory. With a sandbox's memory counts what the
 //! agent holds for its connections ([`AGENT_MB`]).
+//!
+//! Whoever has a machine start, the API process or a request that wakes a sandbox, it takes its place here: host and team are
+//! counted in one step, so that no two of them pass the limit together. The team's part is given back as soon as the sandbox
+//! is stopped, which is when the API process stops counting it.
 
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use sandpiper_network::names;
+use sandpiper_protocol::agent::Amounts;
 
+use super::allowances::Allowances;
+use super::record::Record;
 use crate::config::Limits;
 
 /// What the agent's proxies guarantee each sandbox of the agent's own memory.
@@ -18,6 +26,7 @@ pub(crate) const AGENT_MB: u64 = (sandpiper_ingress::SANDBOX_KIB as u64 + names:
 pub(crate) struct Capacity {
     limits: Limits,
     memory_total_mb: u64,
+    allowances: Allowances,
     held: Arc<Mutex<Held>>,
 }
 
@@ -25,6 +34,7 @@ pub(crate) struct Capacity {
 struct Held {
     sandboxes: u32,
     memory_mb: u64,
+    teams: HashMap<String, Amounts>,
 }
 
 /// What one machine holds; given back when dropped.
@@ -33,35 +43,62 @@ pub(crate) struct Place {
     held: Arc<Mutex<Held>>,
     sandboxes: u32,
     memory_mb: u64,
+    share: Option<Share>,
+}
+
+/// What it holds of what its team may hold; given back when dropped.
+#[derive(Debug)]
+struct Share {
+    held: Arc<Mutex<Held>>,
+    team: String,
+    amounts: Amounts,
+}
+
+/// Why there is no place.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Full {
+    #[error("{0}")]
+    Host(String),
+    #[error(
+        "The team's quota of {} sandboxes, {} CPUs and {} MiB of memory has no room for this; pause or delete another \
+         sandbox",
+        .0.sandboxes, .0.cpu, .0.memory_mb
+    )]
+    Team(Amounts),
 }
 
 impl Capacity {
-    pub(crate) fn new(limits: Limits, memory_total_mb: u64) -> Self {
-        Self { limits, memory_total_mb, held: Arc::default() }
+    pub(crate) fn new(limits: Limits, memory_total_mb: u64, allowances: Allowances) -> Self {
+        Self { limits, memory_total_mb, allowances, held: Arc::default() }
     }
 
-    /// A place for one more sandbox, or what to do to get one.
-    pub(crate) fn reserve(&self, memory_mb: u32) -> Result<Place, String> {
+    /// A place for the machine of one more sandbox, or what to do to get one.
+    pub(super) fn reserve(&self, record: &Record) -> Result<Place, Full> {
         let mut held = lock(&self.held);
+        let quota = record.team.as_ref().and_then(|team| self.allowances.quota(team));
+        if let (Some(team), Some(quota)) = (&record.team, quota) {
+            let before = held.teams.get(team).copied().unwrap_or_default();
+            before.plus(amounts(record), quota).ok_or(Full::Team(quota))?;
+        }
         let most = self.limits.max_sandboxes;
         if held.sandboxes >= most {
-            return Err(format!("This host runs {most} sandboxes, its maximum; delete or pause some"));
+            return Err(Full::Host(format!("This host runs {most} sandboxes, its maximum; delete or pause some")));
         }
         let usable = self.usable_mb();
-        let needed = u64::from(memory_mb) + AGENT_MB;
+        let needed = u64::from(record.memory_mb) + AGENT_MB;
         if held.memory_mb + needed > usable {
-            return Err(format!(
+            return Err(Full::Host(format!(
                 "{needed} MiB of memory are needed, {AGENT_MB} of them for its connections, {} of {usable} MiB are free on \
                  this host; delete or pause sandboxes",
                 usable.saturating_sub(held.memory_mb)
-            ));
+            )));
         }
-        Ok(self.hold(&mut held, 1, needed))
+        Ok(self.hold_for(&mut held, record))
     }
 
-    /// The place of a sandbox that an earlier agent started.
-    pub(crate) fn occupy(&self, memory_mb: u32) -> Place {
-        self.hold(&mut lock(&self.held), 1, u64::from(memory_mb) + AGENT_MB)
+    /// The place of a sandbox whose machine an earlier agent started.
+    pub(super) fn occupy(&self, record: &Record) -> Place {
+        self.hold_for(&mut lock(&self.held), record)
     }
 
     /// Memory for a machine of the agent's own, which is no sandbox; `None` when there is none to spare.
@@ -80,10 +117,35 @@ impl Capacity {
         self.memory_total_mb.saturating_sub(self.limits.memory_headroom_mb)
     }
 
+    fn hold_for(&self, held: &mut Held, record: &Record) -> Place {
+        let share = record.team.clone().map(|team| {
+            let amounts = amounts(record);
+            let sum = held.teams.entry(team.clone()).or_default();
+            sum.sandboxes += amounts.sandboxes;
+            sum.cpu += amounts.cpu;
+            sum.memory_mb += amounts.memory_mb;
+            Share { held: Arc::clone(&self.held), team, amounts }
+        });
+        let mut place = self.hold(held, 1, u64::from(record.memory_mb) + AGENT_MB);
+        place.share = share;
+        place
+    }
+
     fn hold(&self, held: &mut Held, sandboxes: u32, memory_mb: u64) -> Place {
         held.sandboxes += sandboxes;
         held.memory_mb += memory_mb;
-        Place { held: Arc::clone(&self.held), sandboxes, memory_mb }
+        Place { held: Arc::clone(&self.held), sandboxes, memory_mb, share: None }
+    }
+}
+
+fn amounts(record: &Record) -> Amounts {
+    Amounts { sandboxes: 1, cpu: record.cpu, memory_mb: record.memory_mb.into() }
+}
+
+impl Place {
+    /// Counts no longer with the team: the sandbox is stopped, only its machine is still there.
+    pub(super) fn leave_team(&mut self) {
+        self.share = None;
     }
 }
 
@@ -95,6 +157,19 @@ impl Drop for Place {
     }
 }
 
+impl Drop for Share {
+    fn drop(&mut self) {
+        let mut held = lock(&self.held);
+        let Some(sum) = held.teams.get_mut(&self.team) else { return };
+        sum.sandboxes = sum.sandboxes.saturating_sub(self.amounts.sandboxes);
+        sum.cpu = sum.cpu.saturating_sub(self.amounts.cpu);
+        sum.memory_mb = sum.memory_mb.saturating_sub(self.amounts.memory_mb);
+        if sum.sandboxes == 0 {
+            held.teams.remove(&self.team);
+        }
+    }
+}
+
 /// The data under this lock is changed in one step, so it is whole even after a panic elsewhere.
 fn lock(held: &Mutex<Held>) -> MutexGuard<'_, Held> {
     held.lock().unwrap_or_else(PoisonError::into_inner)
@@ -102,33 +177,73 @@ fn lock(held: &Mutex<Held>) -> MutexGuard<'_, Held> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::record::tests::example;
     use super::*;
+    use sandpiper_protocol::agent::Allowance;
 
+    /// For two sandboxes at most, with room for three of team `acme` in CPUs and for 1,000 MiB of it.
     fn capacity() -> Capacity {
+        let folder = tempfile::tempdir().unwrap();
+        let allowances = Allowances::open(&folder.path().join("allowances.json")).unwrap();
+        let quota = Amounts { sandboxes: 2, cpu: 3, memory_mb: 1000 };
+        let allowance = Allowance { team: "acme".into(), quota, disk: <_>::default(), network: <_>::default() };
+        allowances.take(vec![allowance]).unwrap();
         let limits = Limits { max_sandboxes: 2, memory_headroom_mb: 100, ..Limits::default() };
-        Capacity::new(limits, 1124 + 2 * AGENT_MB)
+        Capacity::new(limits, 1124 + 2 * AGENT_MB, allowances)
+    }
+
+    fn record(memory_mb: u32) -> Record {
+        Record { memory_mb, ..example("sbxa") }
+    }
+
+    fn of_acme(memory_mb: u32) -> Record {
+        Record { team: Some("acme".into()), ..record(memory_mb) }
     }
 
     #[test]
     fn a_place_is_given_back_when_its_machine_is_gone() {
         let capacity = capacity();
-        let first = capacity.reserve(800).unwrap();
-        assert!(capacity.reserve(400).unwrap_err().contains("233 of 1042 MiB"));
+        let first = capacity.reserve(&record(800)).unwrap();
+        assert!(capacity.reserve(&record(400)).unwrap_err().to_string().contains("233 of 1042 MiB"));
         drop(first);
-        let _second = capacity.reserve(400).unwrap();
-        let _third = capacity.reserve(400).unwrap();
-        assert!(capacity.reserve(1).unwrap_err().contains("its maximum"));
+        let _second = capacity.reserve(&record(400)).unwrap();
+        let _third = capacity.reserve(&record(400)).unwrap();
+        assert!(capacity.reserve(&record(1)).unwrap_err().to_string().contains("its maximum"));
         assert_eq!(capacity.sandboxes(), 2);
     }
 
     #[test]
     fn a_machine_of_the_agents_own_takes_memory_and_is_no_sandbox() {
         let capacity = capacity();
-        let _running = capacity.occupy(700);
+        let _running = capacity.occupy(&record(700));
         let spare = capacity.spare(333).unwrap();
-        assert!(capacity.spare(1).is_none() && capacity.reserve(1).is_err());
+        assert!(capacity.spare(1).is_none() && capacity.reserve(&record(1)).is_err());
         drop(spare);
         assert_eq!(capacity.sandboxes(), 1);
-        capacity.reserve(324).unwrap();
+        capacity.reserve(&record(324)).unwrap();
+    }
+
+    #[test]
+    fn a_team_holds_no_more_than_it_may_and_nobody_elses_share() {
+        let capacity = capacity();
+        let mut first = capacity.reserve(&of_acme(600)).unwrap();
+        let refused = capacity.reserve(&of_acme(401)).unwrap_err();
+        assert!(matches!(refused, Full::Team(_)) && refused.to_string().contains("1000 MiB"), "{refused}");
+        let refused = capacity.reserve(&Record { cpu: 3, ..of_acme(1) }).unwrap_err();
+        assert!(matches!(refused, Full::Team(_)), "{refused}");
+        drop(capacity.reserve(&Record { team: Some("rival".into()), ..record(401) }).unwrap());
+
+        first.leave_team();
+
+        capacity.reserve(&of_acme(401)).expect("of the first, only the machine is still there");
+    }
+
+    #[test]
+    fn what_runs_counts_although_it_is_more_than_the_team_may_hold() {
+        let capacity = capacity();
+        let adopted = capacity.occupy(&of_acme(1001));
+        assert!(matches!(capacity.reserve(&of_acme(1)).unwrap_err(), Full::Team(_)));
+        drop(adopted);
+        capacity.reserve(&of_acme(1)).unwrap();
     }
 }

@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
-use sandpiper_protocol::agent::{DeniedPage, ExposedPort, Network, SandboxError, UpdateSandbox};
+use sandpiper_protocol::agent::{DeniedPage, ExposedPort, Network, ResumeSandbox, SandboxError, UpdateSandbox};
 use tokio::sync::oneshot;
 
 use super::checkpoint::SnapshotOrder;
@@ -24,8 +24,8 @@ pub(crate) enum Command {
     Denied(Answer<DeniedPage>),
     /// Answered when the sandbox is stopped.
     Pause(Answer<Arc<Record>>),
-    /// Answered when the sandbox is ready, with a deadline at least that many seconds, or its own time-out, away.
-    Resume(Option<u64>, Answer<Arc<Record>>),
+    /// Answered when the sandbox is ready.
+    Resume(ResumeSandbox, Answer<Arc<Record>>),
     /// Writes down what the sandbox is, durably.
     Snapshot(SnapshotOrder, Answer<Manifest>),
     /// Drops the first of two neighbouring layers, whose content is in the second now.

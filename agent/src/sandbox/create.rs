@@ -10,6 +10,7 @@ use sandpiper_protocol::agent::{CreateSandbox, ExposedPort, Lifecycle, OnTimeout
 use sandpiper_protocol::{error_chain, id};
 
 use super::bring_up::Attempt;
+use super::capacity::Full;
 use super::start::Source;
 use super::{Context, ID_PREFIX, StartError};
 use crate::config::Limits;
@@ -31,6 +32,8 @@ pub(crate) enum CreateError {
     Exists(String),
     #[error("{0}")]
     Capacity(String),
+    #[error(transparent)]
+    Full(#[from] Full),
     #[error(transparent)]
     Start(#[from] StartError),
 }
@@ -272,6 +275,7 @@ mod tests {
             exposed_ports: Vec::new(),
             allow_public_traffic: true,
             network: Network::default(),
+            allowance: None,
         }
     }
 

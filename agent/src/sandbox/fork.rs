@@ -7,7 +7,7 @@ use std::sync::Arc;
 use futures_util::stream::{self, StreamExt};
 use sandpiper_crash_points::CrashPoint;
 use sandpiper_images::snapshots::{Draft, DraftError, Manifest};
-use sandpiper_protocol::agent::{CreateCheckpoint, CreateSandbox};
+use sandpiper_protocol::agent::{Allowance, CreateCheckpoint, CreateSandbox, ForkSandbox};
 use sandpiper_protocol::{error_chain, id};
 
 use super::checkpoint::SnapshotOrder;
@@ -81,13 +81,14 @@ impl Sandboxes {
 
     /// Makes sandboxes of these ids that go on from where the sandbox `id` is: all or none. Dropping the future does not
     /// stop that.
-    pub(crate) async fn fork(&self, id: &str, ids: Vec<String>) -> Result<Vec<Arc<Record>>, ForkError> {
-        check_ids(&ids).map_err(ForkError::Invalid)?;
+    pub(crate) async fn fork(&self, id: &str, order: ForkSandbox) -> Result<Vec<Arc<Record>>, ForkError> {
+        check_ids(&order.ids).map_err(ForkError::Invalid)?;
         let (this, id) = (self.clone(), id.to_owned());
-        self.in_background(async move { this.fork_all(&id, ids).await }).await
+        self.in_background(async move { this.fork_all(&id, order).await }).await
     }
 
-    async fn fork_all(&self, id: &str, ids: Vec<String>) -> Result<Vec<Arc<Record>>, ForkError> {
+    async fn fork_all(&self, id: &str, order: ForkSandbox) -> Result<Vec<Arc<Record>>, ForkError> {
+        let ForkSandbox { ids, allowance } = order;
         if let Some(taken) = ids.iter().find(|id| self.find(id).is_some()) {
             return Err(CreateError::Exists(taken.clone()).into());
         }
@@ -98,7 +99,7 @@ impl Sandboxes {
         CrashPoint::ForkWritten.pass();
         let origin = Origin { folder: draft.folder().to_owned(), manifest: Arc::new(manifest), pin: None };
         let create = |id: &String| {
-            let (this, request, origin) = (self.clone(), self.like(&source, id), origin.clone());
+            let (this, request, origin) = (self.clone(), self.like(&source, id, allowance.clone()), origin.clone());
             async move { this.create_from(request?, Some(origin)).await }
         };
         let creates: Vec<_> = ids.iter().map(create).collect();
@@ -145,8 +146,9 @@ impl Sandboxes {
         }
     }
 
-    /// A request for a sandbox `id` that is like `source`.
-    fn like(&self, source: &Record, id: &str) -> Result<CreateSandbox, CreateError> {
+    /// A request for a sandbox `id` that is like `source`, and of the same team where no other is named.
+    fn like(&self, source: &Record, id: &str, allowance: Option<Allowance>) -> Result<CreateSandbox, CreateError> {
+        let known = || self.context().allowances.of(source.team.as_deref()?);
         let envs = self.context().sealer.unseal(&source.id, &source.envs);
         let envs = envs.map_err(|error| StartError::Host {
             what: "read the sandbox's environment variables",
@@ -165,6 +167,7 @@ impl Sandboxes {
             exposed_ports: source.exposed_ports.clone(),
             allow_public_traffic: source.allow_public_traffic,
             network: source.network.clone(),
+            allowance: allowance.or_else(known),
         })
     }
 

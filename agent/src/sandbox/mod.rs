@@ -15,7 +15,7 @@
 //!   another, and everybody else sees a copy of it (a watch) or sends it a [`Command`].
 //! * The **registry** ([`Sandboxes`]) knows every supervisor by id and by route token, and takes requests.
 //! * Its **network** (`network`) is a slot, a network namespace that enforces what the sandbox may reach, while it runs.
-//! * A **place** (`capacity`) is what a machine holds of the host's memory.
+//! * A **place** (`capacity`) is what a machine holds of the host's memory, and of what its team may hold here (`allowances`).
 //! * **Reconciliation** (`reconcile`) is what a starting agent does with what an earlier one left.
 //! * **Upkeep** (`upkeep`) is what goes on in the background: merging layers, measuring them.
 //! * **Scrubbing** (`scrub`) finds out whether files still hold what was written to them.
@@ -58,6 +58,7 @@
 //!
 //! An agent that is asked to end leaves sandboxes running, unless it was told otherwise; the next one adopts them.
 
+mod allowances;
 mod bring_up;
 mod capacity;
 mod checkpoint;
@@ -98,7 +99,8 @@ use crate::logs::Logs;
 use crate::metrics::Metrics;
 use crate::paths::Paths;
 
-pub(crate) use self::capacity::Capacity;
+pub(crate) use self::allowances::Allowances;
+pub(crate) use self::capacity::{Capacity, Full};
 pub(crate) use self::command::{Command, DeleteCause};
 pub(crate) use self::create::{CreateError, DiskSpaceError, check_lifecycle, check_port, check_timeout};
 pub(crate) use self::fork::{CheckpointError, ForkError};
@@ -119,6 +121,7 @@ pub(crate) struct Context {
     pub(crate) warm: Warm,
     pub(crate) shells: Shells,
     pub(crate) capacity: Capacity,
+    pub(crate) allowances: Allowances,
     pub(crate) usage: Usage,
     pub(crate) logs: Logs,
     pub(crate) metrics: Metrics,

@@ -26,12 +26,13 @@ pub(super) struct Tap {
     pub(super) fd: OwnedFd,
 }
 
-/// A machine's network and the tap to give it, for one that is called `guest`: a slot that enforces `network`. Neither on a
-/// host without networks.
+/// A machine's network and the tap to give it, for one that is called `guest`: a slot that enforces `network`, and a device
+/// that is no faster than `limits`. Neither on a host without networks.
 pub(super) async fn attach(
     context: &Context,
     guest: &str,
     network: &agent::Network,
+    limits: NetLimits,
 ) -> Result<(Option<Attachment>, Option<Tap>), StartError> {
     let Some(host) = context.network() else { return Ok((None, None)) };
     let mac = Slot::mac_of(guest);
@@ -40,8 +41,6 @@ pub(super) async fn attach(
         source: io::Error::other(error_chain::chain(&error)),
     };
     let attachment = host.attach(mac, network).await.map_err(failed)?;
-    let limits = context.config.network.limits;
-    let limits = NetLimits { bytes_per_second: limits.bandwidth, packets_per_second: Some(u64::from(limits.packets)) };
     match attachment.tap().await {
         Ok(fd) => Ok((Some(attachment), Some(Tap { config: NetConfig { mac, limits }, fd }))),
         Err(source) => {
@@ -57,7 +56,13 @@ pub(super) async fn attach_nowhere(
     guest: &str,
 ) -> Result<(Option<Attachment>, Option<Tap>), StartError> {
     let policy = NetworkPolicy { allow_internet_access: false, ..NetworkPolicy::default() };
-    attach(context, guest, &agent::Network { version: 0, policy }).await
+    attach(context, guest, &agent::Network { version: 0, policy }, limits_of_host(context)).await
+}
+
+/// How fast a machine's network may be on this host.
+pub(super) fn limits_of_host(context: &Context) -> NetLimits {
+    let limits = context.config.network.limits;
+    NetLimits { bytes_per_second: limits.bandwidth, packets_per_second: Some(limits.packets.into()) }
 }
 
 /// Takes a slot away, if there is one.

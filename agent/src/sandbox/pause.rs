@@ -57,6 +57,9 @@ impl Supervisor {
         let id = self.record().id.clone();
         match &result {
             Ok(()) => {
+                if let Some(place) = &mut self.place {
+                    place.leave_team();
+                }
                 tracing::info!(target: "audit", sandbox = id, took_ms = millis(began), "paused");
                 self.log.host("paused");
                 self.context.changed.send_replace(());

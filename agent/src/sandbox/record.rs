@@ -36,6 +36,9 @@ pub(crate) struct Record {
     pub(crate) allow_public_traffic: bool,
     #[serde(default)]
     pub(crate) network: Network,
+    /// Whom it is counted with; nobody, if it is of an earlier agent that was not told.
+    #[serde(default)]
+    pub(crate) team: Option<String>,
     /// Where its machine's network is, while it has one.
     #[serde(default)]
     pub(crate) slot: Option<u32>,
@@ -80,6 +83,7 @@ impl Record {
             exposed_ports: request.exposed_ports.clone(),
             allow_public_traffic: request.allow_public_traffic,
             network: request.network.clone(),
+            team: request.allowance.as_ref().map(|allowance| allowance.team.clone()),
             slot: None,
             route_token: id::route_token(),
             created_at: now,
@@ -236,6 +240,7 @@ pub(super) mod tests {
             exposed_ports: Vec::new(),
             allow_public_traffic: true,
             network: Network::default(),
+            allowance: None,
         };
         Record::new(&request, 1, sealer.seal(id, &request.envs).unwrap(), Timestamp::now())
     }

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 use sandpiper_durable as durable;
 use sandpiper_machine::MachinePaths;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
@@ -43,10 +43,10 @@ pub(crate) enum LoadError {
     Misplaced { path: PathBuf },
 }
 
-/// What is wrong with a record's text.
+/// What is wrong with a text.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DamageError {
-    #[error("it is no record")]
+    #[error("it is something else")]
     Form(#[from] serde_json::Error),
     #[error("its checksum is another one")]
     Checksum,
@@ -133,10 +133,18 @@ fn read(path: &Path) -> Result<Option<Vec<u8>>, LoadError> {
     }
 }
 
-fn encode(record: &Record) -> serde_json::Result<Vec<u8>> {
-    let mut value = serde_json::to_value(record)?;
+/// The text of a document, an object, with a checksum.
+pub(super) fn encode(document: &impl Serialize) -> serde_json::Result<Vec<u8>> {
+    let mut value = serde_json::to_value(document)?;
     value[CHECKSUM] = checksum(&value).into();
     serde_json::to_vec_pretty(&value)
+}
+
+/// The document in a text. One that was written without a checksum is believed.
+pub(super) fn verify(text: &[u8]) -> Result<Value, DamageError> {
+    let mut value: Value = serde_json::from_slice(text)?;
+    let written = value.as_object_mut().and_then(|fields| fields.remove(CHECKSUM));
+    if written.is_some_and(|written| written != checksum(&value)) { Err(DamageError::Checksum) } else { Ok(value) }
 }
 
 /// The record in a text, which must be that of the sandbox `id`.
@@ -147,24 +155,20 @@ fn decode(path: &Path, text: &[u8], id: &str) -> Result<Record, LoadError> {
     }
 
     let path = || path.to_owned();
-    let damaged = |source: serde_json::Error| LoadError::Damaged { path: path(), source: source.into() };
-    let mut value: Value = serde_json::from_slice(text).map_err(damaged)?;
-    let written = value.as_object_mut().and_then(|fields| fields.remove(CHECKSUM));
-    if written.is_some_and(|written| written != checksum(&value)) {
-        return Err(LoadError::Damaged { path: path(), source: DamageError::Checksum });
-    }
-    let FormOnly { form } = FormOnly::deserialize(&value).map_err(damaged)?;
+    let damaged = |source: DamageError| LoadError::Damaged { path: path(), source };
+    let value = verify(text).map_err(damaged)?;
+    let FormOnly { form } = FormOnly::deserialize(&value).map_err(|error| damaged(error.into()))?;
     if form > FORM {
         return Err(LoadError::Newer { path: path(), form });
     }
     if form < FORM {
         return Err(LoadError::Older { path: path(), form });
     }
-    let record: Record = serde_json::from_value(value).map_err(damaged)?;
+    let record: Record = serde_json::from_value(value).map_err(|error| damaged(error.into()))?;
     if record.id == id { Ok(record) } else { Err(LoadError::Misplaced { path: path() }) }
 }
 
-/// SHA-256 of a record's fields in the order of their names, in hex.
+/// SHA-256 of a document's fields in the order of their names, in hex.
 fn checksum(fields: &Value) -> String {
     let digest = Sha256::digest(fields.to_string());
     digest.iter().map(|byte| format!("{byte:02x}")).collect()

@@ -11,13 +11,13 @@ use sandpiper_images::layers::LayerError;
 use sandpiper_ingress::{Directory, Target, WakeError};
 use sandpiper_machine::control::RequestError;
 use sandpiper_network::Network;
-use sandpiper_protocol::agent::{CreateSandbox, LogEntry, SandboxState};
+use sandpiper_protocol::agent::{CreateSandbox, LogEntry, ResumeSandbox, SandboxState};
 use sandpiper_protocol::error_chain;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio_util::task::TaskTracker;
 
-use super::capacity::Place;
+use super::capacity::{Full, Place};
 use super::command::{Answer, Command, DeleteCause};
 use super::create::{self, CreateError, Origin, Plan};
 use super::reconcile::{self, Found, ReconcileError};
@@ -82,8 +82,8 @@ pub(crate) enum ChangeError {
     Layers,
     #[error("Cannot write the sandbox's record")]
     Storage(#[source] io::Error),
-    #[error("{0}")]
-    Capacity(String),
+    #[error(transparent)]
+    Full(#[from] Full),
     /// The guest did not do its part; it goes on, or has ended.
     #[error("{0}")]
     Guest(String),
@@ -134,7 +134,7 @@ impl Sandboxes {
         self.lock().unreadable = left.unreadable;
         for Found { record, pidfd } in left.sandboxes {
             let id = record.id.clone();
-            let place = pidfd.is_some().then(|| self.context.capacity.occupy(record.memory_mb));
+            let place = pidfd.is_some().then(|| self.context.capacity.occupy(&record));
             let supervisor = self.enter(&mut self.lock(), record, place);
             let forget = self.forgetter(id);
             match pidfd {
@@ -251,7 +251,7 @@ impl Sandboxes {
                  sandboxes, or have the operator add space or raise limits.disk_overcommit"
             )));
         }
-        let place = self.context.capacity.reserve(record.memory_mb).map_err(CreateError::Capacity)?;
+        let place = self.context.capacity.reserve(&record)?;
         Ok(self.enter(&mut shelf, record, Some(place)))
     }
 
@@ -369,10 +369,11 @@ impl Sandboxes {
     /// Has a sandbox go on because it is asked for something.
     async fn resume_for_requests(&self, id: &str) -> Result<(), WakeError> {
         let patience = self.context.config.boot_timeout() + WAKE_SLACK;
-        let resume = self.change(id, |answer| Command::Resume(None, answer));
+        let resume = self.change(id, |answer| Command::Resume(ResumeSandbox::default(), answer));
         match tokio::time::timeout(patience, resume).await {
             Ok(Ok(_)) => Ok(()),
-            Ok(Err(ChangeError::Capacity(_))) => Err(WakeError::NoRoom),
+            Ok(Err(ChangeError::Full(Full::Host(_)))) => Err(WakeError::NoRoom),
+            Ok(Err(ChangeError::Full(Full::Team(_)))) => Err(WakeError::QuotaExceeded),
             Ok(Err(error)) => {
                 tracing::warn!(sandbox = id, error = %error_chain::chain(&error), "a request could not wake a sandbox");
                 Err(WakeError::Failed)

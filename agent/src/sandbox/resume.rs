@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use sandpiper_machine::Machine;
 use sandpiper_machine::link::Envs;
-use sandpiper_protocol::agent::{SandboxState, StartKind};
+use sandpiper_protocol::agent::{ResumeSandbox, SandboxState, StartKind};
 use sandpiper_protocol::error_chain;
 use sandpiper_protocol::vmm::MAX_FDS;
 use tokio::time::Instant;
@@ -25,11 +25,17 @@ use super::upkeep;
 const OTHER_FDS: usize = 6;
 
 impl Supervisor {
-    /// Has the sandbox go on; its deadline is `seconds`, or its own time-out, after the moment it is ready.
-    pub(super) async fn resume(&mut self, seconds: Option<u64>) -> Result<Machine, Setback> {
+    /// Has the sandbox go on.
+    pub(super) async fn resume(&mut self, order: ResumeSandbox) -> Result<Machine, Setback> {
+        let ResumeSandbox { timeout_seconds: seconds, allowance } = order;
         let began = Instant::now();
-        let place = self.context.capacity.reserve(self.record().memory_mb);
-        self.place = Some(place.map_err(|message| Setback::Refused(ChangeError::Capacity(message)))?);
+        let team = allowance.map(|allowance| allowance.team);
+        if team.is_some() && self.record().team != team {
+            let saved = self.change(|record| record.team = team).await;
+            saved.map_err(|error| Setback::Refused(ChangeError::Storage(error)))?;
+        }
+        let place = self.context.capacity.reserve(&self.record());
+        self.place = Some(place.map_err(|full| Setback::Refused(full.into()))?);
         let start = self.context.shells.begin(self.shape());
         let result = self.resume_placed(seconds).await;
         drop(start);

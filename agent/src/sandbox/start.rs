@@ -18,7 +18,7 @@ use sandpiper_images::snapshots::Pin;
 use sandpiper_images::templates::Template;
 use sandpiper_machine::{MachineError, MachinePaths};
 use sandpiper_protocol::agent::SandboxError;
-use sandpiper_protocol::vmm::{DiskConfig, MachineConfig, Request, RestoreConfig, Shape};
+use sandpiper_protocol::vmm::{DiskConfig, DiskLimits, MachineConfig, Request, RestoreConfig, Shape};
 
 use super::DeleteCause;
 use super::network::Tap;
@@ -179,10 +179,14 @@ impl Parts {
     }
 
     /// The request that starts the machine, and its descriptors in the order of the protocol.
-    pub(super) fn request(&self, shape: Shape, config: &Config) -> (Request, Vec<BorrowedFd<'_>>) {
+    pub(super) fn request(
+        &self,
+        shape: Shape,
+        config: &Config,
+        disk_limits: DiskLimits,
+    ) -> (Request, Vec<BorrowedFd<'_>>) {
         let layers = count(self.disk.len());
         let net = self.tap.as_ref().map(|tap| tap.config);
-        let disk_limits = config.disk.limits();
         let mut fds = Vec::new();
         let request = match &self.what {
             What::Boot { kernel } => {
@@ -288,7 +292,7 @@ mod tests {
         let paths = host.paths("one");
 
         let (files, parts) = prepare(&host.config, &paths, &host.template(), 1).unwrap();
-        let (request, fds) = parts.request(SHAPE, &host.config);
+        let (request, fds) = parts.request(SHAPE, &host.config, DiskLimits::default());
 
         let Request::Boot(config) = request else { panic!("not booted") };
         assert_eq!((config.disks[0].layers, config.disks[0].size, config.console), (2, 1 << 30, false));
@@ -306,10 +310,10 @@ mod tests {
         let source = Source::Snapshot { folder: host.paths("one").state, files: snapshot.clone(), _pin: None };
 
         let (files, parts) = prepare(&host.config, &host.paths("two"), &source, 1).unwrap();
-        let (request, fds) = parts.request(SHAPE, &host.config);
+        // What is allowed now, whatever it was when the snapshot was taken.
+        let disk_limits = DiskLimits { flushes_per_second: Some(9), ..DiskLimits::default() };
+        let (request, fds) = parts.request(SHAPE, &host.config, disk_limits);
 
-        // What the host's operator allows now, whatever it was when the snapshot was taken.
-        let disk_limits = host.config.disk.limits();
         let expected = RestoreConfig {
             memory_layers: 1,
             working_set: false,
@@ -333,7 +337,9 @@ mod tests {
 
         let (files, parts) = prepare(&host.config, &host.paths("two"), &source, 2).unwrap();
 
-        assert!(matches!(parts.request(SHAPE, &host.config).0, Request::Boot(config) if config.disks[0].layers == 3));
+        assert!(
+            matches!(parts.request(SHAPE, &host.config, DiskLimits::default()).0, Request::Boot(config) if config.disks[0].layers == 3)
+        );
         assert!(files.memory.is_empty() && files.state.is_none());
     }
 
@@ -345,7 +351,7 @@ mod tests {
         for cold in [false, true] {
             let (files, parts) =
                 prepare(&host.config, &paths, &Source::Own { files: paused.clone(), cold }, 1).unwrap();
-            assert_eq!(matches!(parts.request(SHAPE, &host.config).0, Request::Boot(_)), cold);
+            assert_eq!(matches!(parts.request(SHAPE, &host.config, DiskLimits::default()).0, Request::Boot(_)), cold);
             assert_eq!((&files.state, &files.memory), (&paused.state, &paused.memory));
             assert_eq!(files.disk[..2], paused.disk[..]);
             paused.remove_others(&paths.state).unwrap();

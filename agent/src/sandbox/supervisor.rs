@@ -285,8 +285,8 @@ impl Supervisor {
                 }
                 Err(setback) => self.set_back(setback, answer),
             },
-            Command::Resume(seconds, answer) => {
-                let result = self.refresh(seconds).await.map_err(ChangeError::Storage);
+            Command::Resume(order, answer) => {
+                let result = self.refresh(order.timeout_seconds).await.map_err(ChangeError::Storage);
                 let _ = answer.send(result.map(|()| self.record()));
                 None
             }
@@ -422,7 +422,7 @@ impl Supervisor {
                 }
                 // Stopped already.
                 Command::Pause(answer) => drop(answer.send(Ok(self.record()))),
-                Command::Resume(seconds, answer) => match self.resume(seconds).await {
+                Command::Resume(order, answer) => match self.resume(order).await {
                     Ok(machine) => {
                         let _ = answer.send(Ok(self.record()));
                         return Turn::Resumed(Box::new(machine));

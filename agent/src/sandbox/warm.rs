@@ -274,7 +274,7 @@ async fn launch_guest(
     let (known, process, monitor) = shell.into_parts();
     let mut machine =
         Machine::new(guest, known, process, monitor, paths.control_socket(), context.metrics.disk().clone());
-    let (request, fds) = parts.request(shape, &context.config);
+    let (request, fds) = parts.request(shape, &context.config, context.config.disk.limits());
     let patience = context.config.boot_timeout();
     let started = unless_ending(context, async { Ok(machine.request(request, &fds, patience).await.map(drop)?) }).await;
     match started {

@@ -7,11 +7,11 @@ use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 use sandpiper_images::snapshots::DraftError;
 use sandpiper_images::templates::ImportError;
-use sandpiper_protocol::agent::ErrorBody;
+use sandpiper_protocol::agent::{ErrorBody, QUOTA_EXCEEDED};
 use sandpiper_protocol::error_chain;
 use serde::de::DeserializeOwned;
 
-use crate::sandbox::{ChangeError, CheckpointError, CreateError, DiskSpaceError, ForkError, StartError};
+use crate::sandbox::{ChangeError, CheckpointError, CreateError, DiskSpaceError, ForkError, Full, StartError};
 
 /// An error answer.
 #[derive(Debug)]
@@ -73,6 +73,16 @@ impl IntoResponse for ApiError {
     }
 }
 
+impl From<Full> for ApiError {
+    fn from(full: Full) -> Self {
+        let message = full.to_string();
+        match full {
+            Full::Host(_) => Self::unavailable(message),
+            Full::Team(_) => Self { status: StatusCode::UNPROCESSABLE_ENTITY, code: QUOTA_EXCEEDED, message },
+        }
+    }
+}
+
 impl From<CreateError> for ApiError {
     fn from(error: CreateError) -> Self {
         let message = error_chain::chain(&error);
@@ -80,6 +90,7 @@ impl From<CreateError> for ApiError {
             CreateError::Invalid(_) => Self::invalid(message),
             CreateError::Exists(_) => Self::conflict(message),
             CreateError::Capacity(_) => Self::unavailable(message),
+            CreateError::Full(full) => full.into(),
             CreateError::Start(error) => Self::of_start(&error, message),
         }
     }
@@ -92,7 +103,7 @@ impl From<ChangeError> for ApiError {
             ChangeError::NotFound => Self { status: StatusCode::NOT_FOUND, code: "not_found", message },
             ChangeError::State(_) | ChangeError::Layers => Self::invalid_state(message),
             ChangeError::TooManyPorts | ChangeError::Invalid(_) => Self::invalid(message),
-            ChangeError::Capacity(_) => Self::unavailable(message),
+            ChangeError::Full(full) => full.into(),
             ChangeError::Guest(_) => Self::guest_failed(message),
             ChangeError::Start(error) => Self::of_start(&error, message),
             ChangeError::Unreadable(_)

@@ -7,6 +7,7 @@
 //! Who may connect is decided by the socket's mode; only root, and the agent's own user, may import templates, because
 //! that reads a file of the host by its path.
 
+mod allowances;
 mod checkpoints;
 mod error;
 mod host;
@@ -69,6 +70,7 @@ fn router(app: Arc<App>) -> Router {
         .route("/sandboxes/{id}", get(sandboxes::show).patch(sandboxes::update).delete(sandboxes::delete))
         .route("/sandboxes/{id}/session", post(sandboxes::session))
         .route("/revocations", post(sessions::revoke))
+        .route("/allowances", put(allowances::replace))
         .route("/sandboxes/{id}/logs", get(sandboxes::logs))
         .route("/sandboxes/{id}/network", put(network::set))
         .route("/sandboxes/{id}/network/denied", get(network::denied))

@@ -21,6 +21,7 @@ pub(super) async fn create(
     holder: Holder,
     Body(request): Body<CreateSandbox>,
 ) -> Result<(StatusCode, Json<CreatedSandbox>), ApiError> {
+    app.take_allowance(request.allowance.as_ref()).await?;
     let record = app.sandboxes.create(request).await?;
     Ok((StatusCode::CREATED, Json(app.created(&record, &holder))))
 }
@@ -74,7 +75,8 @@ pub(super) async fn resume(
     if let Some(seconds) = request.timeout_seconds {
         check_timeout(seconds).map_err(ApiError::invalid)?;
     }
-    let record = app.sandboxes.change(&id, |answer| Command::Resume(request.timeout_seconds, answer)).await?;
+    app.take_allowance(request.allowance.as_ref()).await?;
+    let record = app.sandboxes.change(&id, |answer| Command::Resume(request, answer)).await?;
     Ok(Json(app.created(&record, &holder)))
 }
 
@@ -85,7 +87,8 @@ pub(super) async fn fork(
     holder: Holder,
     Body(request): Body<ForkSandbox>,
 ) -> Result<(StatusCode, Json<ForkedSandboxes>), ApiError> {
-    let records = app.sandboxes.fork(&id, request.ids).await?;
+    app.take_allowance(request.allowance.as_ref()).await?;
+    let records = app.sandboxes.fork(&id, request).await?;
     let sandboxes = records.iter().map(|record| app.created(record, &holder)).collect();
     Ok((StatusCode::CREATED, Json(ForkedSandboxes { sandboxes })))
 }

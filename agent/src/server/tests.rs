@@ -1,5 +1,6 @@
 //! The agent API over its real socket, with real files and processes, up to where a guest would have to run.
 
+mod allowances;
 mod lost;
 mod monitor;
 mod slow;

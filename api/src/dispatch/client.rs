@@ -14,9 +14,10 @@ use hyper_util::rt::TokioIo;
 use sandpiper_db::chain;
 use sandpiper_http::error::ApiError;
 use sandpiper_protocol::agent::{
-    Checkpoint, CheckpointList, CreateCheckpoint, CreateSandbox, CreatedSandbox, DeniedPage, EgressProfiles, ErrorBody,
-    ExposedPort, ForkSandbox, ForkedSandboxes, HostInfo, LogPage, Network, PortRecord, ResumeSandbox, Revocations,
-    SESSION_KEY, Sandbox, SandboxError, SandboxList, Session, TemplateList, TemplateVersion, UpdateSandbox,
+    Allowance, Allowances, Checkpoint, CheckpointList, CreateCheckpoint, CreateSandbox, CreatedSandbox, DeniedPage,
+    EgressProfiles, ErrorBody, ExposedPort, ForkSandbox, ForkedSandboxes, HostInfo, LogPage, Network, PortRecord,
+    QUOTA_EXCEEDED, ResumeSandbox, Revocations, SESSION_KEY, Sandbox, SandboxError, SandboxList, Session, TemplateList,
+    TemplateVersion, UpdateSandbox,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -87,6 +88,11 @@ impl AgentError {
         }
     }
 
+    /// Whether the agent said that the team's sandboxes hold what they may.
+    pub fn is_over_quota(&self) -> bool {
+        matches!(self, AgentError::Refused { body, .. } if body.code == QUOTA_EXCEEDED)
+    }
+
     /// Whether the agent said that there is no such thing.
     pub fn is_not_found(&self) -> bool {
         matches!(self, AgentError::Refused { status: StatusCode::NOT_FOUND, .. })
@@ -115,6 +121,11 @@ impl AgentClient {
     /// Ends the sessions of API keys.
     pub async fn revoke(&self, keys: Vec<String>) -> Result<(), AgentError> {
         self.exchange(Method::POST, "/revocations", Some(&Revocations { keys }), CHANGE).await.map(drop)
+    }
+
+    /// Has starts of these teams' sandboxes obey their allowances.
+    pub async fn allow(&self, allowances: Vec<Allowance>) -> Result<(), AgentError> {
+        self.exchange(Method::PUT, "/allowances", Some(&Allowances { allowances }), CHANGE).await.map(drop)
     }
 
     /// Starts a sandbox; returns when its data plane serves.

@@ -15,22 +15,23 @@ use sandpiper_protocol::agent::{CreateSandbox, SandboxError, Session};
 use tokio::task::JoinHandle;
 use tracing::Instrument;
 
-use super::{AgentError, InFlightGuard};
+use super::{AgentError, InFlightGuard, allowance};
 use crate::app::App;
+use crate::auth::Caller;
 
-/// Begins the start of a sandbox whose row is in the store, for whoever has the API key. The task goes on whether or not it
+/// Begins the start of a sandbox whose row is in the store, for its caller. The task goes on whether or not it
 /// is waited for.
 pub fn start(
     app: App,
-    key_id: String,
+    caller: Caller,
     request: CreateSandbox,
     guard: InFlightGuard,
 ) -> JoinHandle<Result<Session, ApiError>> {
-    tokio::spawn(async move { run(&app, &key_id, &request, guard).await }.in_current_span())
+    tokio::spawn(async move { run(&app, &caller, &request, guard).await }.in_current_span())
 }
 
-async fn run(app: &App, key_id: &str, request: &CreateSandbox, guard: InFlightGuard) -> Result<Session, ApiError> {
-    let result = app.agent.on_behalf_of(key_id).create(request).await;
+async fn run(app: &App, caller: &Caller, request: &CreateSandbox, guard: InFlightGuard) -> Result<Session, ApiError> {
+    let result = app.agent.on_behalf_of(&caller.key_id).create(request).await;
     app.metrics.agent_call("create", result.is_ok());
     match result {
         Ok(created) => {
@@ -53,7 +54,7 @@ async fn run(app: &App, key_id: &str, request: &CreateSandbox, guard: InFlightGu
                     }
                 });
             }
-            Err(error.into())
+            Err(allowance::refusal(app, &caller.team, error, 1, request.cpu, request.memory_mb).await)
         }
     }
 }

@@ -7,20 +7,22 @@ use sandpiper_db::chain;
 use sandpiper_http::error::ApiError;
 use sandpiper_protocol::agent::{ForkSandbox, Session};
 
-use super::InFlightGuard;
+use super::{InFlightGuard, allowance};
 use crate::app::App;
 use crate::auth::Caller;
+use crate::store::sandbox_row::SandboxRow;
 
 /// Forks `source` into the sandboxes of `guards`, whose rows are in the store. Their sessions for `caller`, in the same order. After an
 /// error the rows are gone, for the tenant never learnt of them.
 pub async fn run(
     app: &App,
     caller: &Caller,
-    source: &str,
+    source: &SandboxRow,
     guards: Vec<InFlightGuard>,
 ) -> Result<Vec<Session>, ApiError> {
     let ids: Vec<String> = guards.iter().map(|guard| guard.id().to_owned()).collect();
-    let result = app.agent.on_behalf_of(&caller.key_id).fork(source, &ForkSandbox { ids: ids.clone() }).await;
+    let order = ForkSandbox { ids: ids.clone(), allowance: Some(allowance::of(app, &caller.team)) };
+    let result = app.agent.on_behalf_of(&caller.key_id).fork(&source.id, &order).await;
     app.metrics.agent_call("fork", result.is_ok());
     match result {
         Ok(forked) => {
@@ -32,7 +34,7 @@ pub async fn run(
             Ok(sessions)
         }
         Err(error) => {
-            tracing::warn!(sandbox = source, error = chain(&error), "sandbox not forked");
+            tracing::warn!(sandbox = source.id, error = chain(&error), "sandbox not forked");
             for id in &ids {
                 app.store.sandboxes.destroy(id, app.clock.now()).await?;
             }
@@ -54,7 +56,11 @@ pub async fn run(
                     }
                 });
             }
-            Err(if error.is_not_found() { ApiError::no_sandbox(source) } else { error.into() })
+            if error.is_not_found() {
+                return Err(ApiError::no_sandbox(&source.id));
+            }
+            let count = u32::try_from(ids.len()).unwrap_or(u32::MAX);
+            Err(allowance::refusal(app, &caller.team, error, count, source.cpu, source.memory_mb).await)
         }
     }
 }

@@ -4,6 +4,7 @@
 //!   handler ──[client]──▶ agent            asks: change, delete, session, port, logs
 //!   [create] ──────────▶ agent             one start, on a task of its own
 //!   [pause] [resume] [fork] [checkpoint] ─▶ agent      pause and checkpoint on tasks, however long they take
+//!   [allowance] ───────▶ agent             what a team may hold, with each start and when its plan changes
 //!   [network] ─────────▶ agent             a policy, when it changes, and again until it is applied
 //!   [sync]   ──every second──▶ agent       copies states into the store; finds what was lost
 //! ```
@@ -24,6 +25,7 @@ use std::time::Duration;
 use sandpiper_http::error::ApiError;
 use tokio::task::JoinHandle;
 
+pub mod allowance;
 pub mod checkpoint;
 pub mod checkpoint_sync;
 pub mod client;

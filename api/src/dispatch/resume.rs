@@ -11,14 +11,14 @@
 //!
 //! A network policy that the agent has not got yet goes before all that: see [`network::before_start`].
 //!
-//! What the agent resumes by itself, at a request to the data plane, passes by the quota: it counts from the moment it is
-//! seen, and may for that long be more than the quota allows.
+//! What the agent resumes by itself, at a request to the data plane, it counts by the team's [`allowance`]; so it may refuse
+//! what had room here.
 
 use sandpiper_db::chain;
 use sandpiper_http::error::ApiError;
 use sandpiper_protocol::agent::{ResumeSandbox, Session};
 
-use super::{network, sync};
+use super::{allowance, network, sync};
 use crate::app::App;
 use crate::auth::Caller;
 use crate::store::sandbox_row::SandboxRow;
@@ -41,8 +41,9 @@ pub async fn run(app: &App, caller: &Caller, row: &SandboxRow, timeout: u64) -> 
     // Of a live sandbox the agent's reports go on counting.
     let guard = guard.filter(|_| reserved);
 
-    let result =
-        app.agent.on_behalf_of(&caller.key_id).resume(&row.id, &ResumeSandbox { timeout_seconds: Some(timeout) }).await;
+    let allowance = Some(allowance::of(app, &caller.team));
+    let order = ResumeSandbox { timeout_seconds: Some(timeout), allowance };
+    let result = app.agent.on_behalf_of(&caller.key_id).resume(&row.id, &order).await;
     app.metrics.agent_call("resume", result.is_ok());
     match result {
         Ok(resumed) => {
@@ -53,7 +54,10 @@ pub async fn run(app: &App, caller: &Caller, row: &SandboxRow, timeout: u64) -> 
             tracing::warn!(sandbox = row.id, error = chain(&error), "sandbox not resumed");
             drop(guard);
             sync::follow(app, &row.team_id, &row.id).await?;
-            Err(if error.is_not_found() { ApiError::no_sandbox(&row.id) } else { error.into() })
+            if error.is_not_found() {
+                return Err(ApiError::no_sandbox(&row.id));
+            }
+            Err(allowance::refusal(app, &caller.team, error, 1, row.cpu, row.memory_mb).await)
         }
     }
 }

@@ -19,7 +19,8 @@
 //! A network policy is never taken over: what tenants want stands here. What follows from the agent's version of it is in
 //! [`crate::store::sandbox_network`], and [`super::network`] sends what is not in force.
 //!
-//! Before all this the agent is told of API keys that were revoked, whose sessions it ends. What it was told it keeps.
+//! Before all this the agent is told of API keys that were revoked, whose sessions it ends, and of teams whose [`allowance`]
+//! has changed. What it was told it keeps.
 //!
 //! A stopped sandbox is listed like any other. Checkpoints follow in the same round, by [`checkpoint_sync`].
 
@@ -28,16 +29,22 @@ use std::time::Instant;
 
 use jiff::{SignedDuration, Timestamp};
 use sandpiper_db::{StoreError, chain};
-use sandpiper_protocol::agent::{self, SandboxList, SandboxState};
+use sandpiper_protocol::agent::{self, Allowance, SandboxList, SandboxState};
 use tokio::sync::watch;
 
-use super::AgentError;
 use super::checkpoint_sync::CheckpointSync;
+use super::{AgentError, allowance};
 use crate::app::App;
 use crate::store::sandbox_row::{SandboxRow, State};
 
 /// How many rounds pass between two looks at the agent's templates.
 const CATALOG_EVERY: u32 = 30;
+
+/// How many rounds pass until the agent is told all allowances again: one that was on its way with a start may have come late,
+/// or from a process that was started with other plans and is gone.
+const ALLOW_EVERY: u32 = 30;
+/// How many allowances go in one request: less than 512 KiB.
+const ALLOW_AT_ONCE: usize = 1000;
 
 /// How many rounds pass between two counts of what sandboxes hold of the disk: of a busy one it changes all the time, and
 /// each change would be a write.
@@ -63,9 +70,12 @@ pub struct Synchronizer {
     suspects: HashSet<String>,
     /// The revoked keys that the agent was told of last.
     revoked: Vec<String>,
+    /// The allowances that the agent was told last.
+    allowed: Vec<Allowance>,
     checkpoints: CheckpointSync,
     rounds_to_catalog: u32,
     rounds_to_retained: u32,
+    rounds_to_allow: u32,
     /// Whether the last round went well, to log changes only.
     healthy: Option<bool>,
 }
@@ -78,9 +88,11 @@ impl Synchronizer {
             app,
             suspects: HashSet::new(),
             revoked: Vec::new(),
+            allowed: Vec::new(),
             checkpoints,
             rounds_to_catalog: 0,
             rounds_to_retained: 0,
+            rounds_to_allow: 0,
             healthy: None,
         }
     }
@@ -104,8 +116,9 @@ impl Synchronizer {
     pub async fn round(&mut self) -> Result<(), SyncError> {
         // An agent that cannot write this down can be followed all the same.
         let revoked = self.revoke().await;
+        let allowed = self.allow().await;
         self.follow_agent().await?;
-        revoked
+        revoked.and(allowed)
     }
 
     async fn follow_agent(&mut self) -> Result<(), SyncError> {
@@ -146,6 +159,25 @@ impl Synchronizer {
             self.app.agent.revoke(revoked.clone()).await?;
             self.revoked = revoked;
         }
+        Ok(())
+    }
+
+    /// Tells the agent the allowances of teams that have sandboxes, as far as they differ from what it was told.
+    async fn allow(&mut self) -> Result<(), SyncError> {
+        if self.rounds_to_allow == 0 {
+            self.allowed.clear();
+            self.rounds_to_allow = ALLOW_EVERY;
+        }
+        self.rounds_to_allow -= 1;
+        let teams = self.app.store.teams.with_sandboxes().await?;
+        let wanted: Vec<Allowance> = teams.iter().map(|team| allowance::of(&self.app, team)).collect();
+        let told: HashMap<&str, &Allowance> = self.allowed.iter().map(|one| (one.team.as_str(), one)).collect();
+        let changed: Vec<Allowance> =
+            wanted.iter().filter(|one| told.get(one.team.as_str()) != Some(one)).cloned().collect();
+        for some in changed.chunks(ALLOW_AT_ONCE) {
+            self.app.agent.allow(some.to_vec()).await?;
+        }
+        self.allowed = wanted;
         Ok(())
     }
 
@@ -286,6 +318,20 @@ pub async fn is_in_flight(app: &App, row: &SandboxRow) -> Result<bool, StoreErro
         Some(process) => Ok(app.store.processes.others(app.clock.now()).await?.contains(process)),
         None => Ok(false),
     }
+}
+
+/// Takes over at once what the agent says of a team's sandboxes, and not only in the next round: of those that started or
+/// ended of themselves.
+pub async fn follow_team(app: &App, team_id: &str) -> Result<(), SyncError> {
+    let rows = app.store.sandboxes.existing().await?;
+    let listed = app.agent.list().await?.sandboxes;
+    for row in rows.iter().filter(|row| row.team_id == team_id && row.state != State::Failed) {
+        let Some(report) = listed.iter().find(|report| report.id == row.id && !row.matches(report)) else { continue };
+        if !is_in_flight(app, row).await? {
+            app.store.sandboxes.mirror_unless_moved(report, row).await?;
+        }
+    }
+    Ok(())
 }
 
 /// After work on a sandbox that went wrong: has its row say again what the agent says.

@@ -52,6 +52,16 @@ impl Teams {
         row.as_ref().map(team).transpose()
     }
 
+    /// Every team that has a sandbox, live or not.
+    pub async fn with_sandboxes(&self) -> Result<Vec<Team>, StoreError> {
+        let rows = sqlx::query(
+            "SELECT * FROM teams WHERE id IN (SELECT team_id FROM sandboxes WHERE state <> 'destroyed') ORDER BY id",
+        )
+        .fetch_all(self.database.read())
+        .await?;
+        rows.iter().map(team).collect()
+    }
+
     /// Every team, by slug.
     pub async fn all(&self) -> Result<Vec<Team>, StoreError> {
         let rows = sqlx::query("SELECT * FROM teams ORDER BY slug").fetch_all(self.database.read()).await?;

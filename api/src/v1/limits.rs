@@ -9,7 +9,7 @@ use utoipa::ToSchema;
 
 use crate::app::App;
 use crate::auth::{Caller, ReadAccess};
-use crate::plan::{Plan, PlanLimits};
+use crate::plan::{DiskRates, NetworkRates, Plan, PlanLimits};
 use crate::store::sandboxes::Usage;
 
 /// The limits of a team.
@@ -51,6 +51,10 @@ pub struct PlanBody {
     pub root_disk_gib: u32,
     pub max_timeout: u64,
     pub quota: Amounts,
+    /// Most that the disk of each sandbox does in a second. 0, or more than the host gives every sandbox: what that gives.
+    pub disk: DiskRates,
+    /// Likewise, what passes through the network of each sandbox, each way for itself.
+    pub network: NetworkRates,
 }
 
 /// Decimal text, per unit and time.
@@ -63,7 +67,7 @@ pub struct PricesBody {
     pub storage_gib_month: String,
 }
 
-/// The quota that is checked when sandboxes are created, forked and resumed.
+/// The quota that is checked when sandboxes are created, forked, resumed, and woken by requests.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
 #[schema(as = Quota)]
 pub struct QuotaBody {
@@ -135,6 +139,8 @@ impl PlanBody {
                 cpu: limits.quota.cpu,
                 memory_mb: limits.quota.memory_mb,
             },
+            disk: limits.disk,
+            network: limits.network,
         }
     }
 }

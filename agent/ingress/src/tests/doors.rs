@@ -102,13 +102,17 @@ async fn a_paused_sandbox_is_woken_by_those_who_may_use_it_and_by_nobody_else() 
 async fn a_sandbox_that_cannot_be_woken_is_said_to_be_paused() {
     let house = House::new(mirror()).await;
     house.change(|target| (target.state, target.wakes) = (SandboxState::Stopped, true));
-    let table =
-        [(WakeError::NoRoom, 503, "no room"), (WakeError::Failed, 503, "logs"), (WakeError::TimedOut, 504, "in time")];
-    for (error, expected, words) in table {
+    let table = [
+        (WakeError::NoRoom, 503, "sandbox_not_resumed", "no room"),
+        (WakeError::QuotaExceeded, 429, "sandbox_quota_exceeded", "pause or delete another"),
+        (WakeError::Failed, 503, "sandbox_not_resumed", "logs"),
+        (WakeError::TimedOut, 504, "sandbox_not_resumed", "in time"),
+    ];
+    for (error, expected, code, words) in table {
         *house.table.sleep.lock().expect("no panic under the lock") = Some(error);
         let (status, answer) = house.get(PUBLIC, "/", &[]).await;
         assert_eq!(status.as_u16(), expected, "{error:?}");
-        assert!(answer.starts_with(r#"{"error":"sandbox_not_resumed""#) && answer.contains(words), "{answer}");
+        assert!(answer.starts_with(&format!(r#"{{"error":"{code}""#)) && answer.contains(words), "{answer}");
     }
     // Without leave to wake it, it is what it was.
     house.change(|target| target.wakes = false);

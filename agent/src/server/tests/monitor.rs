@@ -18,7 +18,7 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, accept, conn
 use nix::unistd::Pid;
 use sandpiper_protocol::guest::{GuestMessage, HostMessage, LINK_PORT};
 use sandpiper_protocol::vmm::{
-    self, DiskEvent, DiskFailure, Event, Fault, FaultCode, MachineState, MonitorMessage, Reply, Request,
+    self, DiskEvent, DiskFailure, DiskLimits, Event, Fault, FaultCode, MachineState, MonitorMessage, Reply, Request,
     RequestMessage, SnapshotConfig, SnapshotStats, Then, Timings,
 };
 
@@ -127,6 +127,22 @@ fn poses_as_a_monitor() {
     }
 }
 
+/// How fast the disk may be of the machine whose shell's folder this is.
+pub(super) fn disk_limits(shell: &Path) -> DiskLimits {
+    serde_json::from_slice(&fs::read(limits_file(shell)).unwrap()).unwrap()
+}
+
+fn note_limits(limits: &DiskLimits) {
+    let shell = PathBuf::from(std::env::var("SANDPIPER_SANDBOX").unwrap());
+    fs::write(limits_file(&shell), serde_json::to_vec(limits).unwrap()).unwrap();
+}
+
+/// In the test's folder, as the agent looks after the shell's.
+fn limits_file(shell: &Path) -> PathBuf {
+    let name = shell.file_name().unwrap().to_str().unwrap();
+    shell.ancestors().nth(3).unwrap().join(format!("limits-{name}"))
+}
+
 /// The test's folder.
 fn folder() -> PathBuf {
     let shell = PathBuf::from(std::env::var("SANDPIPER_SANDBOX").unwrap());
@@ -173,6 +189,7 @@ fn answer(request: Request, fds: Vec<OwnedFd>, shared: &Shared) -> Result<Reply,
             Ok(Reply::Prepared)
         }
         Request::Boot(config) => {
+            note_limits(&config.disk_limits);
             assert_eq!(files.len(), 2 + config.disks[0].layers as usize);
             machine.memory = "booted".into();
             let mut files = files.skip(config.disks[0].layers as usize);
@@ -182,6 +199,7 @@ fn answer(request: Request, fds: Vec<OwnedFd>, shared: &Shared) -> Result<Reply,
         Request::Restore(_) if behaves("bad-snapshot") => refuse(FaultCode::BadSnapshot),
         Request::Restore(_) if behaves("no-restore") => refuse(FaultCode::Host),
         Request::Restore(config) => {
+            note_limits(&config.disk_limits);
             while behaves("hold-restore") {
                 std::thread::sleep(Duration::from_millis(5));
             }

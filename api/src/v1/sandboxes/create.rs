@@ -111,8 +111,9 @@ pub async fn create(
         exposed_ports: new.exposed_ports,
         allow_public_traffic: new.allow_public_traffic,
         network: new.network,
+        allowance: Some(dispatch::allowance::of(&app, &caller.team)),
     };
-    let starting = dispatch::create::start(app.clone(), caller.key_id.clone(), order, guard);
+    let starting = dispatch::create::start(app.clone(), caller.clone(), order, guard);
     let session = match tokio::time::timeout(app.config.timing.create_wait, starting).await {
         // Still starting: the task goes on and settles the row.
         Err(_) => None,

@@ -103,7 +103,7 @@ pub async fn fork(
         },
     )?;
 
-    let sessions = dispatch::fork::run(&app, &caller, &id, guards).await?;
+    let sessions = dispatch::fork::run(&app, &caller, &source, guards).await?;
     let mut made = Vec::new();
     for (new, session) in new.iter().zip(sessions) {
         let row = app.store.sandboxes.get(&caller.team.id, &new.id).await?;

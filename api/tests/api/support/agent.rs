@@ -8,14 +8,14 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use axum::extract::{Path as UrlPath, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::{get, post, put};
 use axum::{Json, Router};
 use jiff::{SignedDuration, Timestamp};
 use sandpiper_protocol::agent::{
-    Checkpoint, CreateCheckpoint, CreateSandbox, CreatedSandbox, Denied, ErrorBody, ExposedPort, HostInfo, LogEntry,
-    LogPage, LogSource, Network, NetworkPolicy, PortRecord, PortStatus, Revocations, RuntimeBaseline, SESSION_KEY,
-    Sandbox, SandboxError, SandboxList, SandboxState, Session, StartKind, StartTimings, TemplateList, TemplateVersion,
-    UpdateSandbox,
+    Allowance, Allowances, Checkpoint, CreateCheckpoint, CreateSandbox, CreatedSandbox, Denied, ErrorBody, ExposedPort,
+    HostInfo, LogEntry, LogPage, LogSource, Network, NetworkPolicy, PortRecord, PortStatus, Revocations,
+    RuntimeBaseline, SESSION_KEY, Sandbox, SandboxError, SandboxList, SandboxState, Session, StartKind, StartTimings,
+    TemplateList, TemplateVersion, UpdateSandbox,
 };
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::Semaphore;
@@ -62,6 +62,8 @@ pub(crate) struct Records {
     pub(crate) session_keys: Vec<String>,
     /// API keys whose sessions were ended, as the requests arrived.
     pub(crate) revocations: Vec<Vec<String>>,
+    /// What teams may hold, as it arrived: with a start, or by itself.
+    pub(crate) allowances: Vec<Allowance>,
 }
 
 #[derive(Clone)]
@@ -202,6 +204,7 @@ fn router(shared: Shared) -> Router {
         .route("/templates", get(templates))
         .route("/host", get(host))
         .route("/revocations", post(revoke))
+        .route("/allowances", put(allow))
         .merge(snapshots::router())
         .merge(network::router())
         .with_state(shared)
@@ -221,6 +224,7 @@ fn order(id: &str) -> CreateSandbox {
         exposed_ports: Vec::new(),
         allow_public_traffic: true,
         network: Network::default(),
+        allowance: None,
     }
 }
 
@@ -301,7 +305,8 @@ async fn list(State(shared): State<Shared>) -> Json<SandboxList> {
 }
 
 async fn create(State(shared): State<Shared>, headers: HeaderMap, Json(order): Json<CreateSandbox>) -> Response {
-    shared.records.lock().unwrap().orders.push(order.clone());
+    shared.records().orders.push(order.clone());
+    shared.records().allowances.extend(order.allowance.clone());
     if let Some(refusal) = shared.pass().await {
         return refusal;
     }
@@ -416,6 +421,11 @@ async fn logs(State(shared): State<Shared>, UrlPath(id): UrlPath<String>) -> Res
 
 async fn revoke(State(shared): State<Shared>, Json(revocations): Json<Revocations>) -> StatusCode {
     shared.records().revocations.push(revocations.keys);
+    StatusCode::NO_CONTENT
+}
+
+async fn allow(State(shared): State<Shared>, Json(new): Json<Allowances>) -> StatusCode {
+    shared.records().allowances.extend(new.allowances);
     StatusCode::NO_CONTENT
 }
 

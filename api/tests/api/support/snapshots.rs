@@ -57,6 +57,7 @@ async fn resume(
     Json(request): Json<ResumeSandbox>,
 ) -> Response {
     shared.records().timeouts.push(request.timeout_seconds);
+    shared.records().allowances.extend(request.allowance);
     let was_stopped = shared.records().sandboxes.get(&id).is_some_and(|one| one.state == SandboxState::Stopped);
     if was_stopped && let Err(refusal) = work(&shared, &id, SandboxState::Restoring).await {
         return refusal;
@@ -80,6 +81,7 @@ async fn fork(
     headers: HeaderMap,
     Json(request): Json<ForkSandbox>,
 ) -> Response {
+    shared.records().allowances.extend(request.allowance.clone());
     if let Err(refusal) = work(&shared, &id, SandboxState::Checkpointing).await {
         return refusal;
     }
