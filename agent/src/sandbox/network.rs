@@ -111,6 +111,13 @@ impl Supervisor {
         let version = network.version;
         self.change(|record| record.network = network).await.map_err(ChangeError::Storage)?;
         let record = self.record();
+        if self.network.is_none() && record.slot.is_some() {
+            // It could not be taken over, and goes on enforcing what it did: that must not be called in force.
+            return Err(ChangeError::Host {
+                what: "enforce the sandbox's network policy",
+                source: io::Error::other("its network is out of order; pause and resume it"),
+            });
+        }
         if let Some(attachment) = &self.network {
             let applied = attachment.apply(&record.network).await;
             applied.map_err(|error| ChangeError::Host {

@@ -491,6 +491,9 @@ impl Supervisor {
                 command.refuse(ChangeError::State(state));
             }
             command if self.postponed.len() >= POSTPONED => command.refuse(ChangeError::State(state)),
+            // A wake that came before it must not have the guest run under the older policy. Of two policies the newer one
+            // stays, in whatever order.
+            policy @ Command::SetNetwork(..) => self.postponed.push_front(policy),
             command => self.postponed.push_back(command),
         }
         None

@@ -3,6 +3,7 @@
 mod allowances;
 mod lost;
 mod monitor;
+mod policy;
 mod slow;
 mod snapshots;
 
