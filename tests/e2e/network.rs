@@ -6,7 +6,7 @@ use std::process::Command;
 
 use futures_util::future::join_all;
 use nix::sys::signal::{Signal, kill};
-use sandpiper::client::{CreateSandbox, NetworkPolicy};
+use sandpiper::client::{CreateSandbox, Lifecycle, NetworkPolicy, OnTimeout};
 use support::internet::{API, EVIL, Internet, PRIVATE, RANGE, RESOLVER, WWW};
 use support::listeners::{self, Listeners};
 use support::{Dialogue, Host, REACHER, Sandbox, eventually, small, text, wait_until};
@@ -219,23 +219,32 @@ async fn an_update_while_the_agent_is_away_is_made_up_for_and_its_kill_opens_not
 async fn a_policy_that_changed_during_a_pause_holds_from_the_first_packet_on() {
     let host = Host::shared();
     let internet = Internet::shared();
-    let (mut sandbox, guest) = guest(NetworkPolicy::default()).await;
+    let lifecycle = Some(Lifecycle { on_timeout: OnTimeout::Pause, auto_resume: true });
+    let mut sandbox = host.sandbox_with(&CreateSandbox { lifecycle, ..small() }).await;
+    let guest = Dialogue::start(&sandbox, REACHER).await;
     let sender = "while :; do echo late > /dev/udp/198.51.100.66/9999; sleep 0.02; done";
     sandbox.data_plane.start(&support::shell(sender, None)).await.unwrap();
     let late =
         || internet.arrivals_of(&[EVIL]).iter().filter(|arrival| arrival.name.as_deref() == Some("late\n")).count();
-    eventually("datagrams arrive", || async { late() > 0 }).await;
+    for is_woken in [false, true] {
+        host.client.replace_network(&sandbox.id, &NetworkPolicy::default()).await.unwrap();
+        let before = late();
+        eventually("datagrams arrive", || async { late() > before }).await;
 
-    sandbox.pause().await.unwrap();
-    let before = late();
-    let network = host.client.replace_network(&sandbox.id, &closed(&["api.example.test"])).await.unwrap();
-    assert_eq!(network.apply_status, "applied");
-    sandbox.resume(None).await.unwrap();
+        sandbox.pause().await.unwrap();
+        let before = late();
+        let network = host.client.replace_network(&sandbox.id, &closed(&["api.example.test"])).await.unwrap();
+        assert_eq!(network.apply_status, "applied");
+        if !is_woken {
+            sandbox.resume(None).await.unwrap();
+        }
 
-    let mut guest = Dialogue::attach(&sandbox, guest.pid()).await;
-    assert_eq!(guest.ask("tcp api.example.test 9999").await, format!("open ::ffff:{API}:9999"));
-    assert_eq!(guest.ask(&format!("udp {EVIL} 9999")).await, "silent");
-    assert_eq!(late(), before);
+        // A request, which wakes it.
+        let mut guest = Dialogue::attach(&sandbox, guest.pid()).await;
+        assert_eq!(guest.ask("tcp api.example.test 9999").await, format!("open ::ffff:{API}:9999"));
+        assert_eq!(guest.ask(&format!("udp {EVIL} 9999")).await, "silent");
+        assert_eq!(late(), before, "woken: {is_woken}");
+    }
 }
 
 async fn forks_have_networks_of_their_own() {

@@ -10,6 +10,7 @@ tests! {
         requests_that_come_together_share_one_resume,
         without_auto_resume_a_request_is_refused_and_says_that_the_sandbox_is_paused,
         asking_for_its_health_without_a_token_wakes_no_sandbox,
+        a_request_over_the_teams_quota_wakes_nothing_and_says_what_to_do,
     ],
     alone: [],
 }
@@ -81,6 +82,36 @@ async fn asking_for_its_health_without_a_token_wakes_no_sandbox() {
     assert_eq!(without, 502);
     assert!(wrong.is_client_error() || wrong == 502, "{wrong}");
     assert_eq!((state(&sandbox).await.as_str(), host.monitor_of(&sandbox.id)), ("stopped", None));
+}
+
+async fn a_request_over_the_teams_quota_wakes_nothing_and_says_what_to_do() {
+    let host = Host::shared();
+    let client = host.client_of_one();
+    let lifecycle = Some(Lifecycle { on_timeout: OnTimeout::Pause, auto_resume: true });
+    let request = CreateSandbox { lifecycle, exposed_ports: vec![ExposedPort::public(8000)], ..small() };
+    let paused = Sandbox::create(&client, &request).await.expect("there is room for one");
+    let preview = client.port(&paused.id, 8000).await.unwrap().url;
+    let flushes = "import os, time; fd = os.open('f', os.O_CREAT | os.O_WRONLY); began = time.monotonic(); \
+        [(os.pwrite(fd, b'x', 0), os.fsync(fd)) for _ in range(40)]; print(time.monotonic() - began)";
+    let seconds: f64 = paused.out(&format!("python3 -c \"{flushes}\"")).await.trim().parse().unwrap();
+    assert!(seconds > 2.5, "the plan has 10 flushes a second, of which 10 pass at once: {seconds} s for 40");
+    paused.pause().await.expect("it is paused");
+    let mut other = Sandbox::create(&client, &request).await.expect("there is room again");
+
+    let refused = paused.data_plane.read_file("/etc/hostname", None).await.expect_err("the quota is full");
+    let page = client.http().get(&preview).send().await.expect("the proxy answers");
+    let status = page.status();
+    let body = page.text().await.unwrap();
+
+    assert_eq!(refused.status(), Some(429), "{refused}");
+    assert!(refused.to_string().contains("quota is full"), "{refused}");
+    assert!(status == 429 && body.contains("sandbox_quota_exceeded"), "{status} {body}");
+    assert_eq!(client.show(&paused.id).await.unwrap().state, "stopped");
+
+    other.pause().await.expect("the other is paused");
+    paused.data_plane.read_file("/etc/hostname", None).await.expect("there is room: it wakes");
+    let full = other.resume(None).await.expect_err("the quota is full again");
+    assert_eq!(full.code(), Some("sandbox_quota_exceeded"), "{full}");
 }
 
 /// A sandbox that is paused, not destroyed, when its time is over, far in the future.

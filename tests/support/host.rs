@@ -1,6 +1,8 @@
 //! The host that tests and benchmarks use.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -107,6 +109,24 @@ impl Host {
         &self.api_key
     }
 
+    /// A client for a team whose quota is one sandbox.
+    pub fn client_of_one(&self) -> Client {
+        let folder = Path::new(STATE_DIR).join("api");
+        // As the API's user, whose database it is.
+        let owner = fs::metadata(&folder).expect("the API's folder");
+        let made = Command::new(up::program().with_file_name("sandpiper-api"))
+            .args(["key", "create", "--team", "one", "--plan", "enterprise", "--capability", "write", "--json"])
+            .args(["--name", "e2e", "--config"])
+            .arg(folder.join("api.toml"))
+            .uid(owner.uid())
+            .gid(owner.gid())
+            .output()
+            .expect("sandpiper-api runs");
+        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        let made: serde_json::Value = serde_json::from_slice(&made.stdout).expect("JSON");
+        Client::with_http(self.client.http().clone(), &self.api_url, made["key"].as_str().expect("a key"))
+    }
+
     /// A ready sandbox of the base template.
     pub async fn sandbox(&self) -> Sandbox {
         self.sandbox_with(&small()).await
@@ -117,12 +137,7 @@ impl Host {
     }
 
     pub async fn try_sandbox(&self, request: &CreateSandbox) -> Result<Sandbox, ClientError> {
-        let created = self.client.create(request).await;
-        if let Err(ClientError::NotStarted { id, .. }) = &created {
-            self.client.delete(id).await.expect("what did not start is destroyed");
-        }
-        let (sandbox, session) = created?;
-        Ok(Sandbox::new(self.client.clone(), sandbox.id, session))
+        Sandbox::create(&self.client, request).await
     }
 
     /// The `sandpiper` command, set up for this host.

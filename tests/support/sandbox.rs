@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use sandpiper::client::{self, Client, ClientError, Command, DataPlane, NewCheckpoint, Output, Session};
+use sandpiper::client::{self, Client, ClientError, Command, CreateSandbox, DataPlane, NewCheckpoint, Output, Session};
 
 use crate::checkpoint::Checkpoint;
 
@@ -16,6 +16,15 @@ pub struct Sandbox {
 }
 
 impl Sandbox {
+    pub async fn create(client: &Client, request: &CreateSandbox) -> Result<Self, ClientError> {
+        let created = client.create(request).await;
+        if let Err(ClientError::NotStarted { id, .. }) = &created {
+            client.delete(id).await.expect("what did not start is destroyed");
+        }
+        let (sandbox, session) = created?;
+        Ok(Self::new(client.clone(), sandbox.id, session))
+    }
+
     pub(crate) fn new(client: Client, id: String, session: Session) -> Self {
         let data_plane = client.data_plane(&session);
         Self { id, session, data_plane, client }

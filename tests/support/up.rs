@@ -18,6 +18,10 @@ use crate::internet::RESOLVER;
 
 const API: &str = "127.0.0.1:17070";
 const DATA_PLANE: &str = "127.0.0.1:17080";
+/// A plan that only the team of [`crate::host::Host::client_of_one`] has: one sandbox at a time.
+const ONE_SANDBOX: &str = "[plans.enterprise]\ncpu_values = [1]\nmemory_mb_min = 128\nmemory_mb_max = 1024\n\
+    memory_mb_step = 128\nroot_disk_gib = 20\nmax_timeout = 3600\n\
+    quota = { sandboxes = 1, cpu = 9, memory_mb = 9000 }\ndisk = { flushes = 10 }\n";
 /// How long `up` may take: the base template is copied first.
 const START: Duration = Duration::from_secs(600);
 /// How long the host of an earlier run may take to end.
@@ -76,7 +80,7 @@ impl Up {
             log: log_file(),
             credentials: tempfile::tempdir().expect("a folder for credentials").keep(),
             agent_settings: settings("agent", agent_settings()),
-            api_settings: settings("api", database + &setup.api_settings),
+            api_settings: settings("api", database + &setup.api_settings + ONE_SANDBOX),
         }
     }
 
