@@ -63,17 +63,17 @@
 use std::net::SocketAddr;
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use sandpiper_db::DatabaseLocation;
 use sandpiper_discovery::settings::PaymentSettings;
 use sandpiper_http::limits::RateLimit;
 use sandpiper_ingress::{ConfigError as IngressError, Tls};
+use sandpiper_payments::delivery;
 use serde::Deserialize;
 use url::{Host, Url};
 
 use crate::plan::{Plan, Plans};
-use crate::webhooks;
+use crate::settings::{Baseline, Prices, Settings, Timing};
 
 /// Why a configuration cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -110,47 +110,9 @@ pub struct Config {
     pub plans: Plans,
     pub prices: Prices,
     pub payments: PaymentSettings,
-    pub webhooks: webhooks::settings::Settings,
+    pub webhooks: delivery::settings::Settings,
     #[serde(skip)]
     pub timing: Timing,
-}
-
-/// CPU and memory of a template that names none.
-#[derive(Debug, Clone, Copy, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Baseline {
-    pub cpu: u32,
-    pub memory_mb: u32,
-}
-
-/// What things cost, for the limits to report.
-#[derive(Debug, Clone, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Prices {
-    pub currency: String,
-    pub vcpu_hour: String,
-    pub memory_gib_hour: String,
-    pub storage_gib_month: String,
-}
-
-/// Durations that no operator needs to set, but tests do.
-#[derive(Debug, Clone, Copy)]
-pub struct Timing {
-    /// A create request that takes longer is answered in `creating`.
-    pub create_wait: Duration,
-    /// A network policy that the agent takes longer to apply is answered as `pending`.
-    pub apply_wait: Duration,
-    /// A pause or checkpoint that takes longer is answered while it goes on.
-    pub work_wait: Duration,
-    /// Longest time for any request; longer than `create_wait` and `work_wait`, and than the agent takes over a resume or
-    /// fork.
-    pub request: Duration,
-    /// Between two rounds of synchronisation with the agent, and between two attempts to send what is pending.
-    pub sync: Duration,
-    /// A failed sandbox that the agent has forgotten is kept visible this long.
-    pub failed_retention: Duration,
-    /// A checkpoint of the agent that no row stands for is removed after this long.
-    pub orphan_grace: Duration,
 }
 
 impl Default for Config {
@@ -179,33 +141,8 @@ impl Default for Config {
             plans: Plans::default(),
             prices: Prices::default(),
             payments: PaymentSettings::default(),
-            webhooks: webhooks::settings::Settings::default(),
+            webhooks: delivery::settings::Settings::default(),
             timing: Timing::default(),
-        }
-    }
-}
-
-impl Default for Prices {
-    fn default() -> Self {
-        Self {
-            currency: "USD".to_owned(),
-            vcpu_hour: "0".to_owned(),
-            memory_gib_hour: "0".to_owned(),
-            storage_gib_month: "0".to_owned(),
-        }
-    }
-}
-
-impl Default for Timing {
-    fn default() -> Self {
-        Self {
-            create_wait: Duration::from_secs(30),
-            apply_wait: Duration::from_secs(5),
-            work_wait: Duration::from_secs(150),
-            request: Duration::from_secs(170),
-            sync: Duration::from_secs(1),
-            failed_retention: Duration::from_secs(3600),
-            orphan_grace: Duration::from_secs(600),
         }
     }
 }
@@ -227,6 +164,30 @@ impl Config {
         };
         config.check()?;
         Ok(config)
+    }
+
+    /// What concerns sandboxes.
+    pub fn sandboxes(&self) -> Settings {
+        Settings {
+            agent_socket: self.agent_socket.clone(),
+            request_body_limit: self.request_body_limit,
+            rate_limit: self.rate_limit,
+            baseline: self.baseline,
+            plans: self.plans.clone(),
+            prices: self.prices.clone(),
+            timing: self.timing,
+        }
+    }
+
+    /// What concerns payments.
+    pub fn payments(&self) -> sandpiper_payments::settings::Settings {
+        sandpiper_payments::settings::Settings {
+            request_body_limit: self.request_body_limit,
+            rate_limit: self.rate_limit,
+            operator_rate_limit: self.operator_rate_limit,
+            payments: self.payments.clone(),
+            webhooks: self.webhooks.clone(),
+        }
     }
 
     /// The database: unless configured otherwise, a file of SQLite in the state folder.

@@ -15,15 +15,6 @@
 //!   and is never stored or logged.
 //! * A **template version** is an immutable root file system that the agent has; the **catalog** here is a copy of its list.
 //!
-//! And of the payments, which share only the process with these:
-//!
-//! * A **merchant** has two **realms**, live and sandbox, and in each a public key, one secret key, markets, payments and a
-//!   URL for webhooks ([`merchant`]).
-//! * An **operator** runs the service, with an operator key: brings in merchants, markets and payments ([`operator`]). It is
-//!   not to be mistaken for a *mobile money operator*, which is among what merchants discover.
-//! * A **market** is a country with one of its currencies; the **catalog** of a merchant lists those it has.
-//! * A **payment** is in the state that was last reported. Each report that is accepted gives rise to a **delivery**.
-//!
 //! # Rooms
 //!
 //! [`app`] state and router · [`http`] what every request passes through · [`auth`] keys and capabilities ·
@@ -32,19 +23,18 @@
 //! [`error`] the envelope · [`docs`] the OpenAPI document and its page · [`portal`] a page for merchants ·
 //! [`commands`] the command line · [`server`] sockets
 
-pub mod app;
 pub mod auth;
 pub mod commands;
 pub mod config;
 pub mod dispatch;
 pub mod docs;
-pub mod merchant;
 pub mod metrics;
 pub mod offer;
-pub mod operator;
 pub mod plan;
-pub mod portal;
 pub mod privileges;
+pub mod router;
+pub mod service;
+pub mod settings;
+pub mod state;
 pub mod store;
 pub mod v1;
-pub mod webhooks;

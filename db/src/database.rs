@@ -130,6 +130,12 @@ impl Database {
         &self.reader
     }
 
+    /// Whether the database answers.
+    pub async fn ping(&self) -> Result<(), StoreError> {
+        sqlx::query("SELECT 1").execute(self.read()).await?;
+        Ok(())
+    }
+
     /// Closes all connections, after which a file of SQLite is complete without its write-ahead log.
     pub async fn close(&self) {
         self.reader.close().await;

@@ -63,20 +63,22 @@ impl TestDatabase {
 #[derive(Debug)]
 pub struct TestStore<S> {
     store: S,
-    database: TestDatabase,
+    /// The same database, for what the store does not do.
+    pub database: Database,
+    home: TestDatabase,
 }
 
 impl<S> TestStore<S> {
     /// A store without any content.
     pub async fn new(make: impl FnOnce(Database) -> S) -> Self {
-        let database = TestDatabase::new().await;
-        let store = make(Database::open(&database.location.parse().unwrap()).await.unwrap());
-        Self { store, database }
+        let home = TestDatabase::new().await;
+        let database = Database::open(&home.location.parse().unwrap()).await.unwrap();
+        Self { store: make(database.clone()), database, home }
     }
 
     /// Where another store finds the same database.
     pub fn location(&self) -> DatabaseLocation {
-        self.database.location.parse().unwrap()
+        self.home.location.parse().unwrap()
     }
 }
 

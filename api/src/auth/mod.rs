@@ -10,7 +10,7 @@ use sandpiper_http::error::ApiError;
 use sandpiper_http::keys::{not_a_key, presented_key};
 use sandpiper_http::query::check_characters;
 
-use crate::app::App;
+use crate::state::App;
 use crate::store::keys::{ActiveKey, Capability};
 use crate::store::teams::Team;
 

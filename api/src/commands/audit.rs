@@ -1,14 +1,13 @@
 //! `sandpiper-api audit`
 
 use jiff::Timestamp;
+use sandpiper_db::AuditLog;
 use sandpiper_db::audit::{Entry, OPERATOR};
 use serde_json::json;
 
-use crate::store::Store;
-
 /// Prints the newest entries.
-pub async fn show(store: &Store, resource: Option<&str>, limit: u32, as_json: bool) -> anyhow::Result<()> {
-    let entries = store.audit.newest(resource, limit).await?;
+pub async fn show(audit: &AuditLog, resource: Option<&str>, limit: u32, as_json: bool) -> anyhow::Result<()> {
+    let entries = audit.newest(resource, limit).await?;
     if as_json {
         println!("{}", json!({ "entries": entries }));
         return Ok(());
@@ -21,8 +20,8 @@ pub async fn show(store: &Store, resource: Option<&str>, limit: u32, as_json: bo
 }
 
 /// Writes down what was done by a command here.
-pub async fn write(store: &Store, command: &str, resource: Option<&str>) -> anyhow::Result<()> {
-    Ok(store.audit.add(&[entry(command, resource)]).await?)
+pub async fn write(audit: &AuditLog, command: &str, resource: Option<&str>) -> anyhow::Result<()> {
+    Ok(audit.add(&[entry(command, resource)]).await?)
 }
 
 /// The entry of a command here, where there is no key and no request.

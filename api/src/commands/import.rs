@@ -6,8 +6,7 @@ use anyhow::{Context, bail};
 use sandpiper_discovery::checks::Offered;
 use sandpiper_discovery::import::{Format, Kind, Refused, read};
 use sandpiper_discovery::settings::PaymentSettings;
-
-use crate::store::Store;
+use sandpiper_payments::store::Store;
 
 /// A file, read before the process gives up its rights.
 #[derive(Debug)]

@@ -7,14 +7,15 @@ use anyhow::{Context, bail};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
 use nix::sys::stat::{Mode, umask};
-use sandpiper_db::DatabaseLocation;
+use sandpiper_db::{AuditLog, Database, DatabaseLocation};
 use sandpiper_discovery::import::Kind;
+use sandpiper_payments::store::Store as Payments;
 
 use crate::config::Config;
 use crate::plan::Plan;
 use crate::store::Store;
 use crate::store::keys::Capability;
-use crate::{docs, merchant, privileges};
+use crate::{docs, privileges};
 
 pub mod audit;
 pub mod import;
@@ -184,33 +185,36 @@ impl Arguments {
             Command::Serve { config } => serve::run(config.load()?),
             Command::Key(KeyCommand::Create { config, team, capability, name, plan, json }) => {
                 let wanted = key::NewKey { team, capability, name, plan };
-                config.with_store(|store| async move { key::create(&store, &wanted, json).await })
+                config.with_database(|database| async move { key::create(&Store::new(database), &wanted, json).await })
             }
             Command::Key(KeyCommand::Ls { config, json }) => {
-                config.with_store(|store| async move { key::list(&store, json).await })
+                config.with_database(|database| async move { key::list(&Store::new(database), json).await })
             }
             Command::Key(KeyCommand::Revoke { config, id }) => {
-                config.with_store(|store| async move { key::revoke(&store, &id).await })
+                config.with_database(|database| async move { key::revoke(&Store::new(database), &id).await })
             }
             Command::OperatorKey(OperatorKeyCommand::Create { config, name, json }) => {
-                config.with_store(|store| async move { operator_key::create(&store, &name, json).await })
+                config.with_database(|database| async move {
+                    operator_key::create(&Payments::new(database), &name, json).await
+                })
             }
             Command::OperatorKey(OperatorKeyCommand::Ls { config, json }) => {
-                config.with_store(|store| async move { operator_key::list(&store, json).await })
+                config.with_database(|database| async move { operator_key::list(&Payments::new(database), json).await })
             }
-            Command::OperatorKey(OperatorKeyCommand::Revoke { config, id }) => {
-                config.with_store(|store| async move { operator_key::revoke(&store, &id).await })
-            }
+            Command::OperatorKey(OperatorKeyCommand::Revoke { config, id }) => config
+                .with_database(|database| async move { operator_key::revoke(&Payments::new(database), &id).await }),
             Command::Import { config, file, kind, dry_run } => {
                 let file = import::File::open(file, kind)?;
                 let settings = config.load()?.payments;
-                config.with_store(|store| async move { import::run(&store, &settings, &file, dry_run).await })
+                config.with_database(|database| async move {
+                    import::run(&Payments::new(database), &settings, &file, dry_run).await
+                })
             }
-            Command::Audit { config, resource, limit, json } => {
-                config.with_store(|store| async move { audit::show(&store, resource.as_deref(), limit, json).await })
-            }
+            Command::Audit { config, resource, limit, json } => config.with_database(|database| async move {
+                audit::show(&AuditLog::new(database), resource.as_deref(), limit, json).await
+            }),
             Command::Openapi { payments } => {
-                print!("{}", if payments { merchant::document::text()? } else { docs::document_text()? });
+                print!("{}", if payments { sandpiper_payments::document::text()? } else { docs::document_text()? });
                 Ok(())
             }
         }
@@ -228,22 +232,25 @@ impl ConfigArgument {
         Ok(config)
     }
 
-    /// Runs `work` with the store, as the user that serves: files made as root would be closed to the server.
-    fn with_store<F: Future<Output = anyhow::Result<()>>>(&self, work: impl FnOnce(Store) -> F) -> anyhow::Result<()> {
+    /// Runs `work` with the database, as the user that serves: files made as root would be closed to the server.
+    fn with_database<F: Future<Output = anyhow::Result<()>>>(
+        &self,
+        work: impl FnOnce(Database) -> F,
+    ) -> anyhow::Result<()> {
         let config = self.load()?;
         privileges::give_up(&config)?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         runtime.block_on(async {
-            let store = open_store(&config.database()).await?;
-            let result = work(store.clone()).await;
-            store.close().await;
+            let database = open_database(&config.database()).await?;
+            let result = work(database.clone()).await;
+            database.close().await;
             result
         })
     }
 }
 
-async fn open_store(location: &DatabaseLocation) -> anyhow::Result<Store> {
-    Store::open(location).await.with_context(|| format!("Cannot open the database {location}"))
+async fn open_database(location: &DatabaseLocation) -> anyhow::Result<Database> {
+    Database::open(location).await.with_context(|| format!("Cannot open the database {location}"))
 }
 
 /// Reads the word for a kind of things; the help lists them.

@@ -2,11 +2,11 @@
 
 use anyhow::{bail, ensure};
 use jiff::Timestamp;
+use sandpiper_payments::operator::auth;
+use sandpiper_payments::store::Store;
 use serde_json::json;
 
 use super::audit;
-use crate::operator::auth;
-use crate::store::Store;
 
 const MAX_NAME: usize = 200;
 
@@ -16,7 +16,7 @@ pub async fn create(store: &Store, name: &str, as_json: bool) -> anyhow::Result<
     let key = auth::generate();
     let Some(hash) = auth::hash(&key) else { bail!("A new key does not have the form of a key") };
     let id = store.operator_keys.add(name, &hash, Timestamp::now()).await?;
-    audit::write(store, "operator-key create", Some(&id)).await?;
+    audit::write(&store.audit, "operator-key create", Some(&id)).await?;
     if as_json {
         println!("{}", json!({"id": id, "key": *key}));
     } else {
@@ -47,7 +47,7 @@ pub async fn revoke(store: &Store, id: &str) -> anyhow::Result<()> {
         store.operator_keys.revoke(id, Timestamp::now()).await?,
         "There is no active operator key {id}; `sandpiper-api operator-key ls` lists them"
     );
-    audit::write(store, "operator-key revoke", Some(id)).await?;
+    audit::write(&store.audit, "operator-key revoke", Some(id)).await?;
     eprintln!("{id} is revoked.");
     Ok(())
 }

@@ -12,21 +12,23 @@ use sandpiper_db::{DatabaseLocation, chain};
 use sandpiper_http::clock::Clock;
 use sandpiper_http::{listener, metrics};
 use sandpiper_ingress::ListenerTls;
+use sandpiper_payments::delivery::Outside;
+use sandpiper_payments::delivery::retention::Retention;
+use sandpiper_payments::delivery::worker::Worker;
+use sandpiper_payments::state::prune_rate_limits;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 use tracing_subscriber::EnvFilter;
 
-use super::open_store;
-use crate::app::App;
+use super::open_database;
 use crate::config::Config;
 use crate::dispatch::network::PolicyWorker;
 use crate::dispatch::sync::Synchronizer;
 use crate::privileges;
+use crate::service::Service;
+use crate::state::App;
 use crate::store::{Store, processes};
-use crate::webhooks::Outside;
-use crate::webhooks::retention::Retention;
-use crate::webhooks::worker::Worker;
 
 /// How long the end waits for starts of sandboxes that are under way. What is not finished then is settled by the
 /// synchronisation after the next start.
@@ -54,12 +56,14 @@ pub fn run(config: Config) -> anyhow::Result<()> {
 }
 
 async fn serve(config: Config, listener: TcpListener, metrics: TcpListener) -> anyhow::Result<()> {
-    let vault = Vault::open(&config.secrets_key_file())?;
+    let vault = || Vault::open(&config.secrets_key_file());
+    let (sandboxes_vault, payments_vault) = (vault()?, vault()?);
     // Reads and writes files, before anything is served.
     let tls = ListenerTls::open(&config.tls, &config.state_dir, &config.host).context("Setting tls")?;
     let acceptor = tls.as_ref().map(ListenerTls::acceptor).transpose()?;
-    let store = open_store(&config.database()).await?;
+    let database = open_database(&config.database()).await?;
     let clock = Clock::system();
+    let store = Store::new(database.clone());
     let (agent, _sole) = join(&config, &store, &clock).await?;
 
     let address = listener.local_addr()?;
@@ -67,14 +71,18 @@ async fn serve(config: Config, listener: TcpListener, metrics: TcpListener) -> a
     let listener = tokio::net::TcpListener::from_std(listener)?;
     let metrics = tokio::net::TcpListener::from_std(metrics)?;
     let outside = Outside::system(&config.webhooks)?;
-    let app = App::new(config, store.clone(), vault, clock);
+    let app = App::new(config.sandboxes(), store.clone(), sandboxes_vault, clock.clone());
+    let payments_store = sandpiper_payments::store::Store::new(database.clone());
+    let payments = sandpiper_payments::state::App::new(config.payments(), payments_store, payments_vault, clock);
+    let service = Service::new(database.clone(), Some(app.clone()), Some(payments.clone()));
     let (stop, stopped) = watch::channel(false);
-    let webhooks = tokio::spawn(Worker::new(app.clone(), outside).run(stopped.clone()));
-    let retention = tokio::spawn(Retention::new(app.clone()).run(stopped.clone()));
+    let webhooks = tokio::spawn(Worker::new(payments.clone(), outside).run(stopped.clone()));
+    let retention = tokio::spawn(Retention::new(payments.clone()).run(stopped.clone()));
+    let pruning = tokio::spawn(prune_rate_limits(payments, stopped.clone()));
     let policies = tokio::spawn(PolicyWorker::new(app.clone()).run(stopped.clone()));
     let synchronizer = tokio::spawn(Synchronizer::new(app.clone()).run(stopped.clone()));
     let heartbeat = tokio::spawn(beat(app.clone(), agent, stopped.clone()));
-    let metrics = tokio::spawn(listener::serve(metrics, None, app.metrics_router(), changed(stopped)));
+    let metrics = tokio::spawn(listener::serve(metrics, None, service.metrics_router(), changed(stopped)));
 
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let signalled = async move {
@@ -86,7 +94,7 @@ async fn serve(config: Config, listener: TcpListener, metrics: TcpListener) -> a
     }
     let upkeep = tls.map(|tls| AbortOnDropHandle::new(tokio::spawn(tls.keep_fresh())));
     tracing::info!(%address, "serving");
-    listener::serve(listener, acceptor, app.router(), signalled).await;
+    listener::serve(listener, acceptor, service.router(&config), signalled).await;
     drop(upkeep);
 
     tracing::info!("stopping");
@@ -105,6 +113,7 @@ async fn serve(config: Config, listener: TcpListener, metrics: TcpListener) -> a
         (policies, "policy worker"),
         (webhooks, "webhook worker"),
         (retention, "deletion of old webhooks"),
+        (pruning, "forgetting of rate limits"),
         (heartbeat, "sign of life"),
         (metrics, "figures"),
     ] {
@@ -115,7 +124,7 @@ async fn serve(config: Config, listener: TcpListener, metrics: TcpListener) -> a
     if let Err(error) = store.processes.leave().await {
         tracing::warn!(error = chain(&error), "what this process leaves undone is taken over only in a while");
     }
-    store.close().await;
+    database.close().await;
     Ok(())
 }
 

@@ -18,7 +18,7 @@ use tokio::task::JoinHandle;
 use tracing::Instrument;
 
 use super::{AgentError, InFlightGuard, Progress, sync, wait};
-use crate::app::App;
+use crate::state::App;
 use crate::store::sandbox_row::SandboxRow;
 
 /// Work at the agent.
@@ -31,7 +31,7 @@ pub async fn run(app: &App, sandbox: &SandboxRow, memory: bool, guard: InFlightG
         let (agent, sandbox) = (app.agent.clone(), sandbox.id.clone());
         tokio::spawn(async move { agent.checkpoint(&sandbox, &order).await })
     };
-    let Some(result) = wait(app.config.timing.work_wait, &mut taking).await? else {
+    let Some(result) = wait(app.settings.timing.work_wait, &mut taking).await? else {
         let accepted = app.store.checkpoints.accept(guard.id()).await;
         let (app, sandbox) = (app.clone(), sandbox.clone());
         tokio::spawn(async move { finish(&app, &sandbox, taking, guard).await }.in_current_span());

@@ -21,7 +21,7 @@ use sandpiper_db::chain;
 use sandpiper_protocol::agent::{self, SandboxError, SandboxState};
 
 use super::sync::SyncError;
-use crate::app::App;
+use crate::state::App;
 use crate::store::checkpoints::{CheckpointRow, State};
 
 /// The memory from one round to the next.
@@ -78,7 +78,7 @@ impl CheckpointSync {
             let since = *self.orphans.entry(id.clone()).or_insert(now);
             let is_removed = match app.store.checkpoints.state(&id).await? {
                 Some(State::Deleted) => true,
-                None => now.duration_since(since).unsigned_abs() >= app.config.timing.orphan_grace,
+                None => now.duration_since(since).unsigned_abs() >= app.settings.timing.orphan_grace,
                 // It got its row between the two readings of this round.
                 Some(_) => false,
             };

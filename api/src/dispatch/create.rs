@@ -16,8 +16,8 @@ use tokio::task::JoinHandle;
 use tracing::Instrument;
 
 use super::{AgentError, InFlightGuard, allowance};
-use crate::app::App;
 use crate::auth::Caller;
+use crate::state::App;
 
 /// Begins the start of a sandbox whose row is in the store, for its caller. The task goes on whether or not it
 /// is waited for.

@@ -8,8 +8,8 @@ use sandpiper_http::error::ApiError;
 use sandpiper_protocol::agent::{ForkSandbox, Session};
 
 use super::{InFlightGuard, allowance};
-use crate::app::App;
 use crate::auth::Caller;
+use crate::state::App;
 use crate::store::sandbox_row::SandboxRow;
 
 /// Forks `source` into the sandboxes of `guards`, whose rows are in the store. Their sessions for `caller`, in the same order. After an

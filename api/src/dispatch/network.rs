@@ -25,7 +25,7 @@ use tokio::sync::{OwnedMutexGuard, watch};
 use tokio::task::JoinSet;
 
 use super::AgentError;
-use crate::app::App;
+use crate::state::App;
 use crate::store::sandbox_row::{SandboxRow, State};
 
 /// Policies that the worker sends at the same time: one slow sandbox must not hold up all others.
@@ -150,7 +150,7 @@ impl PolicyWorker {
 
     /// Rounds at the interval of the synchronisation until `stop` changes.
     pub async fn run(mut self, mut stop: watch::Receiver<bool>) {
-        let interval = self.app.config.timing.sync;
+        let interval = self.app.settings.timing.sync;
         loop {
             let round = async {
                 if let Err(error) = self.round().await {

@@ -10,7 +10,7 @@ use sandpiper_protocol::agent::Sandbox;
 use tracing::Instrument;
 
 use super::{AgentError, Progress, sync, wait};
-use crate::app::App;
+use crate::state::App;
 use crate::store::sandbox_row::SandboxRow;
 
 /// Pauses the sandbox of `row`; one that is stopped already stays so.
@@ -20,7 +20,7 @@ pub async fn run(app: &App, row: &SandboxRow) -> Result<Progress, ApiError> {
         let (app, row) = (app.clone(), row.clone());
         async move { pause(&app, &row).await }
     };
-    match wait(app.config.timing.work_wait, &mut tokio::spawn(work.in_current_span())).await? {
+    match wait(app.settings.timing.work_wait, &mut tokio::spawn(work.in_current_span())).await? {
         Some(paused) => paused.map(|()| Progress::Done),
         None => Ok(Progress::UnderWay),
     }

@@ -10,7 +10,7 @@ use jiff::Timestamp;
 use sandpiper_db::chain;
 
 use super::AgentError;
-use crate::app::App;
+use crate::state::App;
 
 /// How long names are not asked for again.
 const FRESH: Duration = Duration::from_secs(10);

@@ -19,8 +19,8 @@ use sandpiper_http::error::ApiError;
 use sandpiper_protocol::agent::{ResumeSandbox, Session};
 
 use super::{allowance, network, sync};
-use crate::app::App;
 use crate::auth::Caller;
+use crate::state::App;
 use crate::store::sandbox_row::SandboxRow;
 use crate::store::sandboxes::QuotaError;
 use crate::v1::limits::QuotaBody;

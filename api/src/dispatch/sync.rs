@@ -34,7 +34,7 @@ use tokio::sync::watch;
 
 use super::checkpoint_sync::CheckpointSync;
 use super::{AgentError, allowance};
-use crate::app::App;
+use crate::state::App;
 use crate::store::sandbox_row::{SandboxRow, State};
 
 /// How many rounds pass between two looks at the agent's templates.
@@ -104,9 +104,8 @@ impl Synchronizer {
             let result = self.round().await;
             self.note(&result, started);
             self.app.rate_limits.prune();
-            self.app.operator_rate_limits.prune();
             tokio::select! {
-                () = tokio::time::sleep(self.app.config.timing.sync) => {}
+                () = tokio::time::sleep(self.app.settings.timing.sync) => {}
                 _ = stop.changed() => return,
             }
         }
@@ -203,7 +202,7 @@ impl Synchronizer {
         match (row.state, report) {
             (State::Failed, None) => {
                 let ended = row.stopped_at.unwrap_or(row.created_at);
-                let retention = self.app.config.timing.failed_retention;
+                let retention = self.app.settings.timing.failed_retention;
                 let is_over = row.deadline.is_some_and(|deadline| deadline <= now);
                 if is_over || now.duration_since(ended).unsigned_abs() > retention {
                     sandboxes.destroy(&row.id, now).await?;

@@ -12,7 +12,7 @@ use utoipa::openapi::{
 };
 use utoipa::{PartialSchema, ToSchema};
 
-use crate::app::App;
+use crate::state::App;
 use crate::v1;
 use crate::v1::limits::QuotaBody;
 

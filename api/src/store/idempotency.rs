@@ -198,7 +198,7 @@ mod tests {
     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
     async fn of_two_processes_on_one_database_one_gets_the_key() {
         let store = test_store().await;
-        let other = Store::open(&store.location()).await.unwrap();
+        let other = Store::new(Database::open(&store.location()).await.unwrap());
         let team = store.teams.ensure("acme", Plan::Pro, Timestamp::UNIX_EPOCH).await.unwrap();
 
         other.processes.join(None, Timestamp::UNIX_EPOCH).await.unwrap();

@@ -1,24 +1,13 @@
-//! What must survive: teams, keys, the template catalog, sandboxes, checkpoints, idempotency keys, the audit; merchants, what
-//! they may discover, payments, webhook deliveries.
+//! What must survive of sandboxes: teams, keys, the template catalog, sandboxes, checkpoints, idempotency keys, and which
+//! processes are alive.
 //!
 //! One file per resource, each a handle over the same [`Database`].
 
-use sandpiper_db::{AuditLog, Batch, Database, DatabaseLocation, StoreError};
+use sandpiper_db::{AuditLog, Database};
 
 pub mod checkpoints;
-pub mod deliveries;
-pub mod delivery_claims;
-pub mod delivery_list;
-pub mod delivery_retention;
-pub mod discovery;
 pub mod idempotency;
-mod imports;
 pub mod keys;
-pub mod merchant_keys;
-pub mod merchants;
-pub mod operator_keys;
-mod payment_updates;
-pub mod payments;
 pub mod processes;
 pub mod sandbox_documents;
 pub mod sandbox_list;
@@ -29,24 +18,15 @@ pub mod teams;
 pub mod templates;
 #[cfg(test)]
 pub(crate) mod testing;
-pub mod webhook_endpoints;
 
 pub use checkpoints::Checkpoints;
-pub use deliveries::Deliveries;
-pub use delivery_claims::DeliveryClaims;
-pub use discovery::Discovery;
 pub use idempotency::IdempotencyKeys;
 pub use keys::ApiKeys;
-pub use merchant_keys::MerchantKeys;
-pub use merchants::Merchants;
-pub use operator_keys::OperatorKeys;
-pub use payments::Payments;
 use processes::OwnId;
 pub use processes::Processes;
 pub use sandboxes::Sandboxes;
 pub use teams::Teams;
 pub use templates::Templates;
-pub use webhook_endpoints::WebhookEndpoints;
 
 /// All handles.
 #[derive(Debug, Clone)]
@@ -59,26 +39,11 @@ pub struct Store {
     pub idempotency: IdempotencyKeys,
     pub processes: Processes,
     pub audit: AuditLog,
-    pub operator_keys: OperatorKeys,
-    pub merchants: Merchants,
-    pub merchant_keys: MerchantKeys,
-    pub discovery: Discovery,
-    pub payments: Payments,
-    pub webhook_endpoints: WebhookEndpoints,
-    pub deliveries: Deliveries,
-    pub delivery_claims: DeliveryClaims,
-    database: Database,
 }
 
 impl Store {
-    /// Opens the database and brings its schema up to date.
-    pub async fn open(location: &DatabaseLocation) -> Result<Self, StoreError> {
-        Ok(Self::new(Database::open(location).await?))
-    }
-
-    /// Over a database that is open. Starts a task that writes in batches.
+    /// Over a database that is open.
     pub fn new(database: Database) -> Self {
-        let batch = Batch::start(database.clone());
         let own = OwnId::new();
         Self {
             teams: Teams::new(database.clone()),
@@ -88,28 +53,8 @@ impl Store {
             checkpoints: Checkpoints::new(database.clone(), own.clone()),
             idempotency: IdempotencyKeys::new(database.clone(), own.clone()),
             processes: Processes::new(database.clone(), own),
-            audit: AuditLog::new(database.clone()),
-            operator_keys: OperatorKeys::new(database.clone()),
-            merchants: Merchants::new(database.clone()),
-            merchant_keys: MerchantKeys::new(database.clone()),
-            discovery: Discovery::new(database.clone()),
-            payments: Payments::new(database.clone(), batch.clone()),
-            webhook_endpoints: WebhookEndpoints::new(database.clone(), batch.clone()),
-            deliveries: Deliveries::new(database.clone(), batch.clone()),
-            delivery_claims: DeliveryClaims::new(database.clone(), batch),
-            database,
+            audit: AuditLog::new(database),
         }
-    }
-
-    /// Whether the database answers.
-    pub async fn ping(&self) -> Result<(), StoreError> {
-        sqlx::query("SELECT 1").execute(self.database.read()).await?;
-        Ok(())
-    }
-
-    /// Closes all connections.
-    pub async fn close(&self) {
-        self.database.close().await;
     }
 }
 
@@ -127,7 +72,7 @@ mod tests {
         let made = store.teams.ensure("acme", crate::plan::Plan::Pro, Timestamp::UNIX_EPOCH).await.unwrap();
 
         // As after a kill: the first one is not closed, its log is not merged.
-        let reopened = Store::open(&store.location()).await.unwrap();
+        let reopened = Store::new(Database::open(&store.location()).await.unwrap());
 
         assert_eq!(reopened.teams.by_slug("acme").await.unwrap().map(|team| team.id), Some(made.id));
     }

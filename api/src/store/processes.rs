@@ -128,7 +128,7 @@ mod tests {
     #[tokio::test]
     async fn a_process_is_alive_until_it_leaves_or_was_not_heard_of_for_long() {
         let store = test_store().await;
-        let other = Store::open(&store.location()).await.unwrap();
+        let other = Store::new(Database::open(&store.location()).await.unwrap());
         assert!(other.processes.join(Some("agent"), NOW).await.unwrap());
         let others = async |at| store.processes.others(at).await.unwrap().len();
         assert_eq!(others(NOW).await, 1);
@@ -145,7 +145,7 @@ mod tests {
     #[tokio::test]
     async fn one_that_died_is_forgotten_at_the_next_beat_of_another() {
         let store = test_store().await;
-        let other = Store::open(&store.location()).await.unwrap();
+        let other = Store::new(Database::open(&store.location()).await.unwrap());
         assert!(other.processes.join(Some("agent"), NOW).await.unwrap());
 
         store.processes.beat(Some("agent"), NOW + 3 * ALIVE_FOR).await.unwrap();
@@ -158,13 +158,13 @@ mod tests {
     #[tokio::test]
     async fn processes_with_different_agents_do_not_serve_one_database() {
         let store = test_store().await;
-        let other = Store::open(&store.location()).await.unwrap();
+        let other = Store::new(Database::open(&store.location()).await.unwrap());
         assert!(store.processes.join(Some("one"), NOW).await.unwrap());
 
         assert!(!other.processes.join(Some("two"), NOW).await.unwrap());
 
         assert!(other.processes.join(None, NOW).await.unwrap(), "without an agent it does nothing with sandboxes");
-        let third = Store::open(&store.location()).await.unwrap();
+        let third = Store::new(Database::open(&store.location()).await.unwrap());
         assert!(third.processes.join(Some("two"), NOW + ALIVE_FOR).await.unwrap(), "the first is dead by now");
     }
 }

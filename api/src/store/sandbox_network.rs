@@ -164,6 +164,7 @@ fn policy_json(policy: &NetworkPolicy) -> String {
 
 #[cfg(test)]
 mod tests {
+    use sandpiper_db::Database;
     use sandpiper_db::DatabaseLocation;
     use sandpiper_db::database::connect;
     use sandpiper_db::testing::{database_without_tables, refusal};
@@ -185,7 +186,7 @@ mod tests {
         migrations.run_to(2, &mut connection).await.unwrap();
         sqlx::raw_sql(STOPPED_SANDBOX).execute(&mut connection).await.unwrap();
 
-        let store = Store::open(&location).await.unwrap();
+        let store = Store::new(Database::open(&location).await.unwrap());
 
         let wanted = store.sandboxes.wanted_policy("s").await.unwrap().unwrap();
         assert!(!wanted.policy.allow_internet_access);

@@ -427,7 +427,7 @@ mod tests {
     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
     async fn two_processes_on_one_database_never_pass_the_quota_together() {
         let store = test_store().await;
-        let other = Store::open(&store.location()).await.unwrap();
+        let other = Store::new(Database::open(&store.location()).await.unwrap());
         let team = store.teams.ensure("acme", Plan::Pro, NOW).await.unwrap();
         let version = TemplateVersion {
             id: "ver1".into(),

@@ -18,9 +18,9 @@ use utoipa::ToSchema;
 use super::page::{List, Paging};
 use super::sandboxes::body::SandboxErrorBody;
 use super::sandboxes::{check_usable, owned};
-use crate::app::App;
 use crate::auth::{Caller, ReadAccess, WriteAccess};
 use crate::dispatch::{self, Progress};
+use crate::state::App;
 use crate::store::checkpoints::{CheckpointRow, CreateCheckpointError, NewCheckpoint, State as CheckpointState};
 use crate::store::idempotency::Claim;
 

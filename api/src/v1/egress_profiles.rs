@@ -9,9 +9,9 @@ use serde_json::json;
 use utoipa::ToSchema;
 
 use super::page::{List, Paging};
-use crate::app::App;
 use crate::auth::ReadAccess;
 use crate::dispatch;
+use crate::state::App;
 
 /// One page.
 #[derive(Debug, Serialize, ToSchema)]

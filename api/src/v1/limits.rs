@@ -7,9 +7,9 @@ use sandpiper_http::query::Pairs;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use crate::app::App;
 use crate::auth::{Caller, ReadAccess};
 use crate::plan::{DiskRates, NetworkRates, Plan, PlanLimits};
+use crate::state::App;
 use crate::store::sandboxes::Usage;
 
 /// The limits of a team.
@@ -163,7 +163,7 @@ pub async fn limits(
 ) -> Result<Json<LimitsBody>, ApiError> {
     caller.check_team(query.only_team()?.as_deref())?;
     let Caller { team, .. } = caller;
-    let config = &app.config;
+    let config = &app.settings;
     let mine = &app.offer.of(team.plan);
     let usage = app.store.sandboxes.usage(&team.id).await?;
     Ok(Json(LimitsBody {

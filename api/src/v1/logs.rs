@@ -11,8 +11,8 @@ use serde_json::json;
 use utoipa::ToSchema;
 
 use super::page::{List, Paging, keys_by_time};
-use crate::app::App;
 use crate::auth::ReadAccess;
+use crate::state::App;
 
 /// Entries, oldest first.
 #[derive(Debug, Serialize, ToSchema)]

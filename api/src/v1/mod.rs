@@ -24,8 +24,8 @@
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use crate::app::App;
 use crate::docs;
+use crate::state::App;
 
 pub mod checkpoints;
 pub mod egress_profiles;

@@ -22,8 +22,8 @@ use sandpiper_http::request::{RequestId, route};
 use serde_json::{Map, Value};
 use tracing::Instrument;
 
-use crate::app::App;
 use crate::auth::Caller;
+use crate::state::App;
 use crate::store::idempotency::{Answer, Claim, Lookup};
 use crate::store::keys::Capability;
 use crate::v1::{checkpoints, sandboxes};

@@ -18,10 +18,10 @@ use super::page::{List, Paging, keys_by_time};
 use super::sandboxes::body::{ApplyStatus, NetworkBody};
 use super::sandboxes::validate::Problems;
 use super::sandboxes::{check_not_failed, owned};
-use crate::app::App;
 use crate::auth::{ReadAccess, WriteAccess};
 use crate::dispatch::network::ApplyError;
 use crate::dispatch::{self, AgentError};
+use crate::state::App;
 use crate::store::sandbox_row::State as SandboxState;
 
 /// Entries together, bytes: a policy travels in one message to the agent.
@@ -177,7 +177,7 @@ pub async fn replace(
     // One that is being made is at the agent when that is done; the worker sees it then.
     if row.state != SandboxState::Creating {
         let applying = dispatch::network::apply(&app, &id);
-        match tokio::time::timeout(app.config.timing.apply_wait, applying).await {
+        match tokio::time::timeout(app.settings.timing.apply_wait, applying).await {
             Ok(Ok(())) => {}
             Ok(Err(ApplyError::Store(error))) => return Err(error.into()),
             Ok(Err(ApplyError::Agent(error))) => {

@@ -10,8 +10,8 @@ use serde_json::json;
 use utoipa::ToSchema;
 
 use super::page::{List, Paging};
-use crate::app::App;
 use crate::auth::ReadAccess;
+use crate::state::App;
 use crate::store::templates::TemplateVersion;
 
 /// One page.

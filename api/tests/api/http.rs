@@ -94,7 +94,7 @@ async fn health_and_metrics_need_no_key() {
 #[tokio::test]
 async fn without_its_database_the_process_says_so() {
     let host = Host::new().await;
-    host.app.store.close().await;
+    host.database.close().await;
     let health = host.send(get("/healthz")).await.expect(503);
     assert_eq!(health["status"], "database_unavailable");
     let body = host.get("/v1/sandboxes").await.refused(500, "internal");

@@ -12,9 +12,9 @@ use utoipa::ToSchema;
 use super::body::{SandboxBody, SessionBody};
 use super::validate::Problems;
 use super::{check_usable, owned};
-use crate::app::App;
 use crate::auth::{Caller, WriteAccess};
 use crate::dispatch;
+use crate::state::App;
 use crate::v1::mutation::SessionOf;
 
 /// How long the sandbox should live on.

@@ -18,9 +18,9 @@ use utoipa::ToSchema;
 use super::body::{SandboxBody, SessionBody};
 use super::origin::Origin;
 use super::validate::{self, CreateRequest};
-use crate::app::App;
 use crate::auth::{Caller, WriteAccess};
 use crate::dispatch;
+use crate::state::App;
 use crate::store::idempotency::Claim;
 use crate::store::sandbox_row::{NewSandbox, SandboxRow, State as SandboxState};
 use crate::store::sandboxes::QuotaError;
@@ -114,7 +114,7 @@ pub async fn create(
         allowance: Some(dispatch::allowance::of(&app, &caller.team)),
     };
     let starting = dispatch::create::start(app.clone(), caller.clone(), order, guard);
-    let session = match tokio::time::timeout(app.config.timing.create_wait, starting).await {
+    let session = match tokio::time::timeout(app.settings.timing.create_wait, starting).await {
         // Still starting: the task goes on and settles the row.
         Err(_) => None,
         Ok(Ok(Ok(session))) => Some(session),

@@ -6,9 +6,9 @@ use sandpiper_http::error::ApiError;
 use sandpiper_http::query::NoParameters;
 
 use super::owned;
-use crate::app::App;
 use crate::auth::WriteAccess;
 use crate::dispatch;
+use crate::state::App;
 
 /// Delete a sandbox
 ///

@@ -9,8 +9,8 @@ use serde_json::json;
 use utoipa::ToSchema;
 
 use super::body::SandboxBody;
-use crate::app::App;
 use crate::auth::ReadAccess;
+use crate::state::App;
 use crate::store::sandbox_list::Filter;
 use crate::store::sandbox_row::State as SandboxState;
 use crate::v1::page::{List, Paging};

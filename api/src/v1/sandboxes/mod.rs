@@ -2,8 +2,8 @@
 
 use sandpiper_http::error::ApiError;
 
-use crate::app::App;
 use crate::auth::Caller;
+use crate::state::App;
 use crate::store::sandbox_row::{SandboxRow, State};
 
 pub mod body;

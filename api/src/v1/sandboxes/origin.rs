@@ -4,10 +4,10 @@ use sandpiper_http::error::ApiError;
 use sandpiper_protocol::{agent, id};
 
 use super::validate::{self, Problems, Start};
-use crate::app::App;
 use crate::auth::Caller;
 use crate::dispatch;
 use crate::plan::PlanLimits;
+use crate::state::App;
 use crate::store::checkpoints::{CheckpointRow, State};
 use crate::store::templates::TemplateVersion;
 

@@ -8,9 +8,9 @@ use sandpiper_http::query::NoParameters;
 
 use super::body::SandboxBody;
 use super::{check_usable, owned};
-use crate::app::App;
 use crate::auth::{Caller, WriteAccess};
 use crate::dispatch::{self, Progress};
+use crate::state::App;
 
 /// Pause a sandbox
 ///

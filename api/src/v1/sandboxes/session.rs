@@ -10,8 +10,8 @@ use utoipa::ToSchema;
 
 use super::body::SessionBody;
 use super::{check_usable, owned};
-use crate::app::App;
 use crate::auth::WriteAccess;
+use crate::state::App;
 use crate::store::sandbox_row::State as SandboxState;
 use crate::v1::mutation::SessionOf;
 

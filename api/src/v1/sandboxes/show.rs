@@ -7,9 +7,9 @@ use sandpiper_http::query::NoParameters;
 
 use super::body::SandboxBody;
 use super::owned;
-use crate::app::App;
 use crate::auth::ReadAccess;
 use crate::dispatch;
+use crate::state::App;
 
 /// Show a sandbox
 ///

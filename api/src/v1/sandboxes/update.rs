@@ -14,8 +14,8 @@ use utoipa::ToSchema;
 use super::body::SandboxBody;
 use super::owned;
 use super::validate::{LifecycleRequest, Problems};
-use crate::app::App;
 use crate::auth::WriteAccess;
+use crate::state::App;
 use crate::store::sandbox_row::State as SandboxState;
 use crate::store::sandboxes::Change;
 

@@ -114,8 +114,8 @@ async fn a_revoked_operator_key_is_refused() {
     let host = Host::new().await;
     let shop = Shop::open(&host).await;
     host.call("GET", "/operator/v1/markets", &shop.operator, None).await.expect(200);
-    for key in host.app.store.operator_keys.all().await.unwrap() {
-        assert!(host.app.store.operator_keys.revoke(&key.id, jiff::Timestamp::now()).await.unwrap());
+    for key in host.payments.store.operator_keys.all().await.unwrap() {
+        assert!(host.payments.store.operator_keys.revoke(&key.id, jiff::Timestamp::now()).await.unwrap());
     }
     let answer = host.call("GET", "/operator/v1/markets", &shop.operator, None).await;
     answer.denied(401, "UNAUTHENTICATED", "INVALID_KEY");

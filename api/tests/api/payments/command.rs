@@ -3,13 +3,14 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use sandpiper_api::operator::auth;
-use sandpiper_api::store::Store;
+use sandpiper_db::Database;
+use sandpiper_db::testing::TestDatabase;
+use sandpiper_payments::operator::auth;
+use sandpiper_payments::store::Store;
 use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::support::shop::MARKETS;
-use sandpiper_db::testing::TestDatabase;
 
 /// A configuration with a database of its own.
 struct Desk {
@@ -50,7 +51,7 @@ impl Desk {
     }
 
     async fn store(&self) -> Store {
-        Store::open(&self.database.location.parse().unwrap()).await.unwrap()
+        Store::new(Database::open(&self.database.location.parse().unwrap()).await.unwrap())
     }
 }
 

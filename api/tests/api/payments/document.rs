@@ -2,7 +2,7 @@
 
 use axum::body::Body;
 use axum::http::Request;
-use sandpiper_api::merchant::document;
+use sandpiper_payments::document;
 use serde_json::Value;
 
 use crate::support::Host;

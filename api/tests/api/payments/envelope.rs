@@ -133,7 +133,7 @@ async fn an_operator_key_over_its_rate_limit_is_told_to_wait_and_others_are_not_
 async fn without_its_database_the_process_says_no_more_than_that() {
     let host = Host::new().await;
     let shop = Shop::open(&host).await;
-    host.app.store.close().await;
+    host.database.close().await;
     let answer = host.call("GET", "/merchant/api/v1/catalog", &shop.live.public, None).await;
     let error = answer.denied(500, "INTERNAL", "INTERNAL");
     assert!(!error.to_string().to_lowercase().contains("pool"), "{error}");

@@ -268,7 +268,7 @@ async fn while_a_large_file_is_imported_payments_go_on_and_nobody_sees_a_part_of
     assert_eq!(imported["banks"], 20_000);
     assert!(paid > 0);
     assert_eq!(seen().await, 1000);
-    let audited = host.app.store.audit.newest(None, 1000).await.unwrap();
+    let audited = host.payments.store.audit.newest(None, 1000).await.unwrap();
     assert_eq!(audited.iter().filter(|entry| entry.action == "POST /operator/v1/import").count(), 2);
 }
 

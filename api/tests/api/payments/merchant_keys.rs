@@ -1,7 +1,7 @@
 //! Merchants' keys: made once, rotated at once, never shown again.
 
-use sandpiper_api::merchant::realm::Realm;
-use sandpiper_api::store::webhook_endpoints::EndpointKey;
+use sandpiper_payments::domain::realm::Realm;
+use sandpiper_payments::store::webhook_endpoints::EndpointKey;
 use sandpiper_webhook::{DEFAULT_WINDOW, SigningKey, sign, verify};
 use serde_json::{Value, json};
 
@@ -13,7 +13,7 @@ const CATALOG: &str = "/merchant/api/v1/catalog";
 /// The key that signs webhooks of this realm now.
 async fn signing_key(host: &Host, shop: &Shop, realm: Realm) -> Option<SigningKey> {
     let endpoint = EndpointKey { merchant_id: shop.merchant.clone(), realm };
-    let mut keys = host.app.store.merchant_keys.signing_keys(&host.app.vault, [&endpoint]).await.unwrap();
+    let mut keys = host.payments.store.merchant_keys.signing_keys(&host.payments.vault, [&endpoint]).await.unwrap();
     keys.remove(&endpoint).transpose().unwrap()
 }
 

@@ -142,15 +142,15 @@ async fn what_operators_do_is_audited_also_what_is_refused() {
     host.report(&shop, "pay_1", json!({})).await.denied(400, "INVALID_ARGUMENT", "INVALID_FIELD");
     host.call("GET", "/operator/v1/payments/pay_1", &shop.operator, None).await.expect(200);
 
-    let entries = host.app.store.audit.newest(Some("payments/pay_1"), 10).await.unwrap();
+    let entries = host.payments.store.audit.newest(Some("payments/pay_1"), 10).await.unwrap();
     let found: Vec<_> = entries.iter().map(|entry| (entry.action.as_str(), entry.status)).collect();
     let put = "PUT /operator/v1/payments/{id}";
     assert_eq!(found, [(put, 400), (put, 200), (put, 201)]);
-    let [key] = host.app.store.operator_keys.all().await.unwrap().try_into().unwrap();
+    let [key] = host.payments.store.operator_keys.all().await.unwrap().try_into().unwrap();
     assert!(entries.iter().all(|entry| entry.team_id == "operator" && entry.key_id == key.id));
     assert!(entries.iter().all(|entry| entry.request_id.starts_with("req")));
 
-    let all = host.app.store.audit.newest(None, 100).await.unwrap();
+    let all = host.payments.store.audit.newest(None, 100).await.unwrap();
     let of = |resource: &str| all.iter().filter(|entry| entry.resource.as_deref() == Some(resource)).count();
     assert_eq!(of(&format!("merchants/{}", shop.merchant)), 1);
     assert_eq!(of(&format!("merchants/{}/keys/{}", shop.merchant, shop.live.secret_id)), 1);

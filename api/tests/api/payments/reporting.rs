@@ -70,7 +70,7 @@ async fn each_update_has_its_own_delivery_with_the_bytes_that_were_shown_then() 
         ids.insert(answer.json()["deliveryId"].as_str().unwrap().to_owned());
     }
     for delivery in deliveries(&host, &shop).await.iter().rev() {
-        let body = host.app.store.deliveries.body(delivery["id"].as_str().unwrap()).await.unwrap().unwrap();
+        let body = host.payments.store.deliveries.body(delivery["id"].as_str().unwrap()).await.unwrap().unwrap();
         bodies.push(String::from_utf8(body).unwrap());
     }
 
@@ -178,7 +178,7 @@ async fn a_time_that_no_true_update_could_follow_is_refused() {
     let host = Host::new().await;
     let shop = Shop::open(&host).await;
     let ahead = |seconds| {
-        let now = Timestamp::from_millisecond(host.app.clock.now().as_millisecond()).unwrap();
+        let now = Timestamp::from_millisecond(host.payments.clock.now().as_millisecond()).unwrap();
         shop.report("PENDING", &(now + SignedDuration::from_secs(seconds)).to_string())
     };
     host.report(&shop, "pay_1", ahead(360)).await.violates(&["updatedAt"]);

@@ -9,14 +9,15 @@ use axum::Router;
 use axum::body::Body;
 use axum::http::{HeaderMap, Request, StatusCode};
 use jiff::{SignedDuration, Timestamp};
-use sandpiper_api::app::App;
 use sandpiper_api::auth::keys;
 use sandpiper_api::config::Config;
 use sandpiper_api::dispatch::sync::Synchronizer;
 use sandpiper_api::plan::Plan;
+use sandpiper_api::service::Service;
+use sandpiper_api::state::App;
 use sandpiper_api::store::Store;
 use sandpiper_api::store::keys::Capability;
-use sandpiper_db::DatabaseLocation;
+use sandpiper_db::Database;
 use sandpiper_db::secrets::Vault;
 use sandpiper_db::testing::TestDatabase;
 use sandpiper_http::clock::Clock;
@@ -40,7 +41,10 @@ pub(crate) const BOUND: Duration = Duration::from_secs(30);
 
 /// The API, its agent and its keys.
 pub(crate) struct Host {
+    pub(crate) config: Config,
+    pub(crate) database: Database,
     pub(crate) app: App,
+    pub(crate) payments: sandpiper_payments::state::App,
     pub(crate) agent: StubAgent,
     /// Of team `acme`, plan Pro.
     pub(crate) write: String,
@@ -48,10 +52,11 @@ pub(crate) struct Host {
     /// Of team `rival`, plan Basic.
     pub(crate) foreign: String,
     router: Router,
+    metrics_router: Router,
     clock_offset_ms: Arc<AtomicI64>,
     // Removed with the host.
     _folder: TempDir,
-    database: TestDatabase,
+    test_database: TestDatabase,
 }
 
 /// An answer, read to its end.
@@ -117,27 +122,44 @@ impl Host {
         let agent = StubAgent::start(&folder.path().join("agent.sock"));
         let mut config = Config::default();
         config.state_dir = folder.path().join("state");
-        let database = TestDatabase::new().await;
-        config.database = Some(database.location.parse().unwrap());
+        let test_database = TestDatabase::new().await;
+        config.database = Some(test_database.location.parse().unwrap());
         config.agent_socket = folder.path().join("agent.sock");
         // Many requests at once are no concern of most tests.
         config.rate_limit.burst = NonZeroU32::MAX;
         change(&mut config);
-        let store = open(&config.database()).await;
+        let database = Database::open(&config.database()).await.unwrap();
+        let store = Store::new(database.clone());
         let write = key(&store, "acme", Plan::Pro, Capability::Write).await;
         let read = key(&store, "acme", Plan::Pro, Capability::Read).await;
         let foreign = key(&store, "rival", Plan::Basic, Capability::Write).await;
         let clock_offset_ms = Arc::new(AtomicI64::new(0));
-        let app = assemble(config, store, &clock_offset_ms);
-        Self { router: app.router(), app, agent, write, read, foreign, clock_offset_ms, _folder: folder, database }
+        let (app, payments) = assemble(&config, &database, &clock_offset_ms);
+        let service = Service::new(database.clone(), Some(app.clone()), Some(payments.clone()));
+        Self {
+            router: service.router(&config),
+            metrics_router: service.metrics_router(),
+            config,
+            database,
+            app,
+            payments,
+            agent,
+            write,
+            read,
+            foreign,
+            clock_offset_ms,
+            _folder: folder,
+            test_database,
+        }
     }
 
     /// Ends this process's part without closing anything, as a kill would, and starts anew on the same files.
     pub(crate) async fn restart(self) -> Self {
-        let config = self.app.config.clone();
-        let store = open(&config.database()).await;
-        let app = assemble(config, store, &self.clock_offset_ms);
-        Self { router: app.router(), app, ..self }
+        let database = Database::open(&self.config.database()).await.unwrap();
+        let (app, payments) = assemble(&self.config, &database, &self.clock_offset_ms);
+        let service = Service::new(database.clone(), Some(app.clone()), Some(payments.clone()));
+        let (router, metrics_router) = (service.router(&self.config), service.metrics_router());
+        Self { router, metrics_router, database, app, payments, ..self }
     }
 
     /// Moves the API's clock on.
@@ -158,10 +180,10 @@ impl Host {
         self.call("GET", path, &self.read, None).await
     }
 
-    /// The figures, from the listener of their own.
+    /// The metrics, from the listener of their own.
     pub(crate) async fn metrics(&self) -> Answer {
         let request = Request::get("/metrics").body(Body::empty()).unwrap();
-        Answer::read(self.app.metrics_router().oneshot(request).await.unwrap()).await
+        Answer::read(self.metrics_router.clone().oneshot(request).await.unwrap()).await
     }
 
     pub(crate) async fn post(&self, path: &str, body: Value) -> Answer {
@@ -245,15 +267,17 @@ pub(crate) async fn eventually_within(bound: Duration, what: &str, mut condition
     tokio::time::timeout(bound, holds).await.unwrap_or_else(|_| panic!("not within {bound:?}: {what}"));
 }
 
-async fn open(location: &DatabaseLocation) -> Store {
-    Store::open(location).await.unwrap()
-}
-
-fn assemble(config: Config, store: Store, clock_offset_ms: &Arc<AtomicI64>) -> App {
-    let vault = Vault::open(&config.secrets_key_file()).unwrap();
+fn assemble(
+    config: &Config,
+    database: &Database,
+    clock_offset_ms: &Arc<AtomicI64>,
+) -> (App, sandpiper_payments::state::App) {
+    let vault = || Vault::open(&config.secrets_key_file()).unwrap();
     let offset = Arc::clone(clock_offset_ms);
     let clock = Clock::from_fn(move || Timestamp::now() + SignedDuration::from_millis(offset.load(Ordering::Relaxed)));
-    App::new(config, store, vault, clock)
+    let app = App::new(config.sandboxes(), Store::new(database.clone()), vault(), clock.clone());
+    let payments = sandpiper_payments::store::Store::new(database.clone());
+    (app, sandpiper_payments::state::App::new(config.payments(), payments, vault(), clock))
 }
 
 /// A new key of a team, made with it where missing.

@@ -2,7 +2,7 @@
 
 use axum::body::Body;
 use axum::http::Request;
-use sandpiper_api::operator::auth;
+use sandpiper_payments::operator::auth;
 use serde_json::{Value, json};
 
 use super::{Answer, Host, request};
@@ -86,7 +86,7 @@ pub(crate) fn market(country: &str, currency: &str) -> Value {
 pub(crate) async fn operator_key(host: &Host) -> String {
     let key = auth::generate();
     let hash = auth::hash(&key).unwrap();
-    host.app.store.operator_keys.add("test", &hash, jiff::Timestamp::now()).await.unwrap();
+    host.payments.store.operator_keys.add("test", &hash, jiff::Timestamp::now()).await.unwrap();
     key.to_string()
 }
 

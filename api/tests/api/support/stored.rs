@@ -9,7 +9,7 @@ use super::Host;
 impl Host {
     /// Whether `text` stands anywhere in the database.
     pub(crate) async fn stores(&self, text: &str) -> bool {
-        let content = match self.app.config.database() {
+        let content = match self.config.database() {
             DatabaseLocation::Sqlite(_) => self.files(),
             DatabaseLocation::Postgres(_) => self.rows().await,
         };
@@ -18,9 +18,9 @@ impl Host {
 
     /// Carries out statements, as a process of its own would.
     pub(crate) async fn alter(&self, sqlite: &str, postgres: &str) {
-        let (location, statements) = match self.app.config.database() {
+        let (location, statements) = match self.config.database() {
             DatabaseLocation::Sqlite(path) => (format!("sqlite://{}", path.display()), sqlite),
-            DatabaseLocation::Postgres(_) => (self.database.location.clone(), postgres),
+            DatabaseLocation::Postgres(_) => (self.test_database.location.clone(), postgres),
         };
         let mut connection = AnyConnection::connect(&location).await.unwrap();
         sqlx::raw_sql(AssertSqlSafe(statements.to_owned())).execute(&mut connection).await.unwrap();
@@ -29,13 +29,13 @@ impl Host {
 
     /// The file and its write-ahead log.
     fn files(&self) -> Vec<u8> {
-        let files = std::fs::read_dir(self.app.config.database().folder().unwrap()).unwrap();
+        let files = std::fs::read_dir(self.config.database().folder().unwrap()).unwrap();
         files.flat_map(|file| std::fs::read(file.unwrap().path()).unwrap()).collect()
     }
 
     /// Every row of every table, as PostgreSQL writes it.
     async fn rows(&self) -> Vec<u8> {
-        let mut connection = AnyConnection::connect(&self.database.location).await.unwrap();
+        let mut connection = AnyConnection::connect(&self.test_database.location).await.unwrap();
         let tables = "SELECT CAST(tablename AS TEXT) FROM pg_tables WHERE schemaname = 'public'";
         let tables: Vec<String> = sqlx::query_scalar(tables).fetch_all(&mut connection).await.unwrap();
         let mut content = String::new();

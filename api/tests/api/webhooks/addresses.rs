@@ -1,10 +1,10 @@
 //! Names that change their mind.
 
-use sandpiper_api::merchant::realm::Realm;
-use sandpiper_api::store::deliveries::State;
-use sandpiper_api::webhooks::addresses::AddressRule;
-use sandpiper_api::webhooks::resolver::{Resolve, Resolver, Resolving};
-use sandpiper_api::webhooks::worker::Worker;
+use sandpiper_payments::delivery::addresses::AddressRule;
+use sandpiper_payments::delivery::resolver::{Resolve, Resolver, Resolving};
+use sandpiper_payments::delivery::worker::Worker;
+use sandpiper_payments::domain::realm::Realm;
+use sandpiper_payments::store::deliveries::State;
 use serde_json::json;
 
 use super::receiver::{Reaction, Receiver};
@@ -14,7 +14,7 @@ use crate::support::Host;
 /// A worker under the rule for the public, to which only `allowed` is added.
 fn worker(stage: &Stage, receiver: &Receiver, names: &Names, allowed: &[&str]) -> Worker {
     let allowed = allowed.iter().map(|net| net.parse().unwrap()).collect();
-    Worker::new(stage.host.app.clone(), outside_with(&[receiver], names.clone(), AddressRule::new(allowed)))
+    Worker::new(stage.host.payments.clone(), outside_with(&[receiver], names.clone(), AddressRule::new(allowed)))
 }
 
 fn url(receiver: &Receiver) -> String {
@@ -108,7 +108,7 @@ async fn a_name_service_that_hangs_costs_the_limit_and_no_more() {
     let delivery = stage.pay("pay_1").await;
     let mut world = outside(&[&receiver]);
     world.connector.resolver = Resolver::new(Silence);
-    Worker::new(stage.host.app.clone(), world).round().await.unwrap();
+    Worker::new(stage.host.payments.clone(), world).round().await.unwrap();
     let milliseconds = stage.attempts(&delivery).await[0].duration_ms.unwrap();
     assert!(u128::from(milliseconds) >= LIMIT.as_millis() && milliseconds < 1600, "{milliseconds}");
     assert_eq!(stage.delivery(&delivery).await.error_class.unwrap().as_str(), "timeout");

@@ -4,13 +4,13 @@ use std::num::NonZeroUsize;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use sandpiper_api::merchant::order::Status;
-use sandpiper_api::merchant::realm::Realm;
-use sandpiper_api::store::deliveries::State;
-use sandpiper_api::store::delivery_claims::{Claimed, Decision, Finished};
-use sandpiper_api::store::webhook_endpoints::EndpointKey;
-use sandpiper_api::webhooks::Outside;
-use sandpiper_api::webhooks::worker::Worker;
+use sandpiper_payments::delivery::Outside;
+use sandpiper_payments::delivery::worker::Worker;
+use sandpiper_payments::domain::order::Status;
+use sandpiper_payments::domain::realm::Realm;
+use sandpiper_payments::store::deliveries::State;
+use sandpiper_payments::store::delivery_claims::{Claimed, Decision, Finished};
+use sandpiper_payments::store::webhook_endpoints::EndpointKey;
 use serde_json::json;
 use tokio::sync::watch;
 
@@ -25,7 +25,7 @@ const FOR_EVER: Duration = Duration::from_secs(3600);
 fn send(stage: &Stage, receivers: &[&Receiver]) -> watch::Sender<bool> {
     let world = Outside { attempt_limit: FOR_EVER, ..outside(receivers) };
     let (stop, stopped) = watch::channel(false);
-    tokio::spawn(Worker::new(stage.host.app.clone(), world).run(stopped));
+    tokio::spawn(Worker::new(stage.host.payments.clone(), world).run(stopped));
     stop
 }
 
@@ -35,7 +35,7 @@ async fn pay_many(stage: &Stage, name: &str, count: usize) {
 
 /// How many attempts may begin now at an endpoint for which more than enough is due.
 async fn claim(stage: &Stage) -> Vec<Claimed> {
-    stage.host.app.store.delivery_claims.claim(256, stage.now()).await.unwrap().deliveries
+    stage.host.payments.store.delivery_claims.claim(256, stage.now()).await.unwrap().deliveries
 }
 
 #[tokio::test]
@@ -84,7 +84,7 @@ async fn a_new_url_begins_small_whatever_the_one_before_still_answers() {
         detail: String::new(),
         decision: Decision::End(State::Delivered),
     });
-    stage.host.app.store.delivery_claims.finish(prompt.collect(), 128).await.unwrap();
+    stage.host.payments.store.delivery_claims.finish(prompt.collect(), 128).await.unwrap();
 
     assert_eq!(claim(&stage).await.len(), 4);
 }
@@ -108,7 +108,7 @@ async fn an_endpoint_loses_its_cap_while_it_hangs_not_only_when_its_attempts_end
     pay_many(&stage, "hanging", 10).await;
     eventually("it hangs", async || receiver.count() == 71).await;
 
-    let endpoints = &stage.host.app.store.webhook_endpoints;
+    let endpoints = &stage.host.payments.store.webhook_endpoints;
     eventually("ten attempts are too many", async || endpoints.next_due().await.unwrap().is_none()).await;
 }
 

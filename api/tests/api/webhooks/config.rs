@@ -1,6 +1,6 @@
 //! `webhookConfig`.
 
-use sandpiper_api::merchant::realm::Realm;
+use sandpiper_payments::domain::realm::Realm;
 use serde_json::{Value, json};
 
 use super::receiver::Receiver;
@@ -30,7 +30,7 @@ async fn a_url_is_saved_for_one_realm() {
     assert_eq!((&saved["url"], &saved["realm"]), (&json!(url), &json!("live")));
     assert_eq!(get(&stage, &live, "live").await.expect(200), saved);
     assert_eq!(get(&stage, &sandbox, "sandbox").await.expect(200)["url"], Value::Null);
-    let audit = stage.host.app.store.audit.newest(Some("webhookConfig/live"), 10).await.unwrap();
+    let audit = stage.host.payments.store.audit.newest(Some("webhookConfig/live"), 10).await.unwrap();
     assert_eq!((audit.len(), &audit[0].team_id), (1, &stage.merchant_id));
 }
 

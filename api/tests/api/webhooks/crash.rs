@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use sandpiper_api::merchant::order::{PaymentOrder, Status};
-use sandpiper_api::merchant::realm::Realm;
-use sandpiper_api::store::deliveries::DeliveryId;
+use sandpiper_db::testing::TestDatabase;
+use sandpiper_payments::domain::order::{PaymentOrder, Status};
+use sandpiper_payments::domain::realm::Realm;
+use sandpiper_payments::store::deliveries::DeliveryId;
 use sandpiper_webhook::SigningKey;
 use serde_json::Value;
 use tokio::sync::watch;
@@ -17,7 +18,6 @@ use super::receiver::{Received, Receiver};
 use super::server::{Server, operator_key, report as report_of, send, write_config};
 use super::stage::order;
 use crate::support::eventually_within;
-use sandpiper_db::testing::TestDatabase;
 
 /// Lives of the process that end in SIGKILL.
 const KILLS: usize = 50;

@@ -4,11 +4,11 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use sandpiper_api::merchant::order::Status;
-use sandpiper_api::merchant::realm::Realm;
-use sandpiper_api::store::webhook_endpoints::EndpointKey;
-use sandpiper_api::webhooks::Outside;
-use sandpiper_api::webhooks::worker::Worker;
+use sandpiper_payments::delivery::Outside;
+use sandpiper_payments::delivery::worker::Worker;
+use sandpiper_payments::domain::order::Status;
+use sandpiper_payments::domain::realm::Realm;
+use sandpiper_payments::store::webhook_endpoints::EndpointKey;
 
 use super::receiver::{Reaction, Receiver};
 use super::stage::{Stage, configure, merchant, order, outside, report};
@@ -36,7 +36,7 @@ async fn whoever_has_waited_longest_is_next_not_whoever_has_most() {
         others.push(other);
     }
 
-    let claims = &stage.host.app.store.delivery_claims;
+    let claims = &stage.host.payments.store.delivery_claims;
     let claimed = claims.claim(6, stage.now()).await.unwrap().deliveries;
 
     let mut of: HashMap<&str, usize> = HashMap::new();
@@ -70,7 +70,7 @@ async fn an_endpoint_that_hangs_does_not_hold_up_the_others() {
     // So long that no attempt at the endpoint that hangs ends here: whoever waited for one would not be served at all.
     let world = Outside { attempt_limit: Duration::from_secs(3600), ..outside(&[&hanging, &prompt]) };
     let (_stop, stopped) = tokio::sync::watch::channel(false);
-    tokio::spawn(Worker::new(stage.host.app.clone(), world).run(stopped));
+    tokio::spawn(Worker::new(stage.host.payments.clone(), world).run(stopped));
 
     for chunk in 0..HELD_UP / 500 {
         let reports = (0..500).map(|number| {
@@ -88,7 +88,7 @@ async fn an_endpoint_that_hangs_does_not_hold_up_the_others() {
         eventually("a delivery beside it", async || prompt.count() > before).await;
     }
 
-    let loads = stage.host.app.store.webhook_endpoints.loads().await.unwrap();
+    let loads = stage.host.payments.store.webhook_endpoints.loads().await.unwrap();
     let hog = loads.iter().find(|load| load.endpoint.merchant_id == stage.merchant_id).unwrap();
     assert_eq!((hog.in_flight, hog.pending), (4, HELD_UP as u64 - 4));
 }

@@ -5,7 +5,8 @@ use std::io::Write as _;
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
-use sandpiper_api::merchant::order::Status;
+use sandpiper_db::testing::TestDatabase;
+use sandpiper_payments::domain::order::Status;
 use serde_json::{Value, json};
 
 use super::name_server::{NameServer, a};
@@ -13,7 +14,6 @@ use super::receiver::{Reaction, Received, Receiver};
 use super::server::{Server, operator_key, write_config};
 use super::stage::order;
 use crate::support::eventually_within;
-use sandpiper_db::testing::TestDatabase;
 
 /// Far less than any time-out between two bytes would be.
 const PAUSE: Duration = Duration::from_secs(1);

@@ -3,9 +3,9 @@
 use std::collections::HashSet;
 
 use jiff::Timestamp;
-use sandpiper_api::merchant::order::Status;
-use sandpiper_api::merchant::realm::Realm;
-use sandpiper_api::store::deliveries::State;
+use sandpiper_payments::domain::order::Status;
+use sandpiper_payments::domain::realm::Realm;
+use sandpiper_payments::store::deliveries::State;
 use serde_json::{Value, json};
 
 use super::receiver::{Reaction, Received, Receiver};
@@ -15,9 +15,9 @@ const PATH: &str = "/operator/v1/deliveries";
 
 /// An operator key.
 async fn key(stage: &Stage) -> String {
-    let key = sandpiper_api::operator::auth::generate();
-    let hash = sandpiper_api::operator::auth::hash(&key).unwrap();
-    stage.host.app.store.operator_keys.add("test", &hash, Timestamp::now()).await.unwrap();
+    let key = sandpiper_payments::operator::auth::generate();
+    let hash = sandpiper_payments::operator::auth::hash(&key).unwrap();
+    stage.host.payments.store.operator_keys.add("test", &hash, Timestamp::now()).await.unwrap();
     key.to_string()
 }
 
@@ -133,7 +133,7 @@ async fn a_replay_is_a_delivery_of_its_own_with_the_same_body() {
     // From every end, that of a replay too.
     let again = format!("{PATH}/{}/replay", replay["id"].as_str().unwrap());
     stage.host.call("POST", &again, &key, None).await.expect(201);
-    let audit = stage.host.app.store.audit.newest(Some(&format!("deliveries/{delivery}")), 10).await.unwrap();
+    let audit = stage.host.payments.store.audit.newest(Some(&format!("deliveries/{delivery}")), 10).await.unwrap();
     assert!(audit.iter().any(|entry| entry.status == 201), "{audit:?}");
 }
 

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use sandpiper_api::merchant::realm::Realm;
-use sandpiper_api::store::deliveries::{AttemptRow, State};
-use sandpiper_api::webhooks::sender::ATTEMPT_LIMIT;
-use sandpiper_api::webhooks::worker::Worker;
+use sandpiper_payments::delivery::sender::ATTEMPT_LIMIT;
+use sandpiper_payments::delivery::worker::Worker;
+use sandpiper_payments::domain::realm::Realm;
+use sandpiper_payments::store::deliveries::{AttemptRow, State};
 
 use super::receiver::{Greeting, Reaction, Receiver};
 use super::stage::{LIMIT, Stage, outside};
@@ -187,7 +187,7 @@ async fn a_certificate_of_a_stranger_or_for_another_name_is_refused() {
     let (receiver, stranger) = (Receiver::answering(200).await, Receiver::answering(200).await);
     let stage = Stage::towards(&stranger).await;
     let delivery = stage.pay("pay_1").await;
-    Worker::new(stage.host.app.clone(), outside(&[&receiver])).round().await.unwrap();
+    Worker::new(stage.host.payments.clone(), outside(&[&receiver])).round().await.unwrap();
     assert_eq!(class(&(stage.attempts(&delivery).await.remove(0), State::Pending)), "tls");
     assert_eq!(other_name.count() + stranger.count(), 0);
 }

@@ -3,13 +3,14 @@
 use std::collections::HashSet;
 
 use jiff::{SignedDuration, Timestamp};
-use sandpiper_api::app::App;
-use sandpiper_api::merchant::realm::Realm;
-use sandpiper_api::store::Store;
-use sandpiper_api::store::deliveries::State;
-use sandpiper_api::store::delivery_claims::{Decision, Finished, LEASE};
-use sandpiper_api::webhooks::worker::Worker;
+use sandpiper_db::Database;
 use sandpiper_db::secrets::Vault;
+use sandpiper_payments::delivery::worker::Worker;
+use sandpiper_payments::domain::realm::Realm;
+use sandpiper_payments::state::App;
+use sandpiper_payments::store::Store;
+use sandpiper_payments::store::deliveries::State;
+use sandpiper_payments::store::delivery_claims::{Decision, Finished, LEASE};
 
 use super::receiver::{Received, Receiver};
 use super::stage::{Stage, outside};
@@ -21,7 +22,7 @@ async fn an_attempt_whose_process_died_is_made_again_after_its_lease_under_the_s
     let stage = Stage::towards(&receiver).await;
     let delivery = stage.pay("pay_1").await;
     let due_at = stage.delivery(&delivery).await.next_at;
-    let claims = stage.host.app.store.delivery_claims.claim(10, stage.now()).await.unwrap();
+    let claims = stage.host.payments.store.delivery_claims.claim(10, stage.now()).await.unwrap();
     assert_eq!(claims.deliveries.len(), 1);
     // The process dies here: before, during or after the request, nobody knows.
 
@@ -43,7 +44,7 @@ async fn a_result_that_comes_after_the_lease_changes_the_log_and_nothing_else() 
     let receiver = Receiver::answering(200).await;
     let stage = Stage::towards(&receiver).await;
     let delivery = stage.pay("pay_1").await;
-    let store = &stage.host.app.store;
+    let store = &stage.host.payments.store;
     let slow = store.delivery_claims.claim(1, stage.now()).await.unwrap().deliveries.remove(0);
     stage.host.pass(LEASE);
     stage.worker(&receiver).round().await.unwrap();
@@ -71,9 +72,9 @@ async fn a_hundredth_attempt_whose_process_died_is_the_last() {
     let delivery = stage.pay("pay_1").await;
     for _ in 0..100 {
         stage.pass_to_next().await;
-        assert_eq!(stage.host.app.store.delivery_claims.claim(1, stage.now()).await.unwrap().deliveries.len(), 1);
+        assert_eq!(stage.host.payments.store.delivery_claims.claim(1, stage.now()).await.unwrap().deliveries.len(), 1);
         stage.host.pass(LEASE);
-        stage.host.app.store.delivery_claims.reclaim(stage.now()).await.unwrap();
+        stage.host.payments.store.delivery_claims.reclaim(stage.now()).await.unwrap();
     }
     let row = stage.delivery(&delivery).await;
     assert_eq!((row.state, row.attempts), (State::Exhausted, 100));
@@ -87,7 +88,7 @@ async fn what_a_dead_process_had_begun_keeps_nothing_else_waiting() {
     for number in 0..4 {
         stage.pay(&format!("pay_{number}")).await;
     }
-    let store = &stage.host.app.store;
+    let store = &stage.host.payments.store;
     assert_eq!(store.delivery_claims.claim(4, stage.now()).await.unwrap().deliveries.len(), 4);
     store.webhook_endpoints.begin_small(128).await.unwrap();
 
@@ -109,7 +110,7 @@ async fn what_is_overdue_after_a_restart_keeps_its_due_time_and_begins_a_few_at_
     for delivery in &deliveries {
         due.push(stage.delivery(delivery).await.next_at.unwrap());
     }
-    let claims = &stage.host.app.store.delivery_claims;
+    let claims = &stage.host.payments.store.delivery_claims;
     let first = claims.claim(60, stage.now()).await.unwrap().deliveries;
     assert_eq!(first.len(), 4, "as many as an endpoint may have that has proved nothing");
     assert!(claims.claim(60, stage.now()).await.unwrap().deliveries.is_empty());
@@ -122,7 +123,7 @@ async fn what_is_overdue_after_a_restart_keeps_its_due_time_and_begins_a_few_at_
         assert!(stage.attempts(delivery).await.iter().all(|attempt| attempt.due_at == due));
     }
     // It has proved itself; after the next start it has to again.
-    stage.host.app.store.webhook_endpoints.begin_small(128).await.unwrap();
+    stage.host.payments.store.webhook_endpoints.begin_small(128).await.unwrap();
     for number in 60..70 {
         stage.pay(&format!("pay_{number}")).await;
     }
@@ -134,10 +135,10 @@ async fn two_workers_on_one_database_make_every_attempt_once() {
     const DELIVERIES: usize = 300;
     let receiver = Receiver::answering(200).await;
     let stage = Stage::towards(&receiver).await;
-    let app = &stage.host.app;
-    let other_store = Store::open(&app.config.database()).await.unwrap();
-    let other_vault = Vault::open(&app.config.secrets_key_file()).unwrap();
-    let other = App::new(app.config.clone(), other_store, other_vault, app.clock.clone());
+    let (app, config) = (&stage.host.payments, &stage.host.config);
+    let other_store = Store::new(Database::open(&config.database()).await.unwrap());
+    let other_vault = Vault::open(&config.secrets_key_file()).unwrap();
+    let other = App::new(config.payments(), other_store, other_vault, app.clock.clone());
     let (_stop, stopped) = tokio::sync::watch::channel(false);
     for app in [app.clone(), other] {
         tokio::spawn(Worker::new(app, outside(&[&receiver])).run(stopped.clone()));
@@ -148,7 +149,7 @@ async fn two_workers_on_one_database_make_every_attempt_once() {
     }
 
     eventually("everything is delivered", async || {
-        stage.host.app.store.webhook_endpoints.loads().await.unwrap().is_empty()
+        stage.host.payments.store.webhook_endpoints.loads().await.unwrap().is_empty()
     })
     .await;
 

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use jiff::SignedDuration;
-use sandpiper_api::merchant::order::Status;
-use sandpiper_api::merchant::realm::Realm;
-use sandpiper_api::store::deliveries::{DeliveryId, State};
-use sandpiper_api::webhooks::Outside;
-use sandpiper_api::webhooks::worker::Worker;
+use sandpiper_payments::delivery::Outside;
+use sandpiper_payments::delivery::worker::Worker;
+use sandpiper_payments::domain::order::Status;
+use sandpiper_payments::domain::realm::Realm;
+use sandpiper_payments::store::deliveries::{DeliveryId, State};
 use serde_json::Value;
 
 use super::receiver::{Reaction, Received, Receiver};
@@ -34,7 +34,7 @@ async fn an_update_is_posted_once_signed_and_as_it_is_read() {
     let parts: Vec<&str> = signature.split(", ").collect();
     assert_eq!((parts.len(), parts[0], parts[2]), (4, "v=1", "alg=hmac-sha256"));
     assert!(stage.is_signed_by(&stage.signing_key(Realm::Live).await, request));
-    let read = stage.host.app.store.payments.document(&stage.merchant_id, Realm::Live, "pay_1").await.unwrap();
+    let read = stage.host.payments.store.payments.document(&stage.merchant_id, Realm::Live, "pay_1").await.unwrap();
     assert_eq!(String::from_utf8(request.body.clone()).unwrap(), read.unwrap());
     let row = stage.delivery(&delivery).await;
     assert_eq!((row.state, row.attempts, row.status), (State::Delivered, 1, Some(202)));
@@ -270,7 +270,7 @@ async fn an_acknowledgement_is_written_down_when_its_head_has_come() {
     let stage = Stage::towards(&receiver).await;
     let delivery = stage.pay("pay_1").await;
     let world = Outside { attempt_limit: Duration::from_secs(3600), ..outside(&[&receiver]) };
-    Worker::new(stage.host.app.clone(), world).round().await.unwrap();
+    Worker::new(stage.host.payments.clone(), world).round().await.unwrap();
 
     assert_eq!(stage.delivery(&delivery).await.state, State::Delivered);
 }

@@ -1,10 +1,10 @@
 //! How long deliveries are kept that are over.
 
 use jiff::SignedDuration;
-use sandpiper_api::merchant::order::Status;
-use sandpiper_api::merchant::realm::Realm;
-use sandpiper_api::store::delivery_retention::AT_ONCE;
-use sandpiper_api::webhooks::retention::Retention;
+use sandpiper_payments::delivery::retention::Retention;
+use sandpiper_payments::domain::order::Status;
+use sandpiper_payments::domain::realm::Realm;
+use sandpiper_payments::store::delivery_retention::AT_ONCE;
 
 use super::receiver::{Reaction, Receiver};
 use super::stage::{Stage, order};
@@ -13,7 +13,7 @@ const DAY: SignedDuration = SignedDuration::from_hours(24);
 
 /// Deletes what is old now; how many deliveries that were.
 async fn delete(stage: &Stage) -> usize {
-    Retention::new(stage.host.app.clone()).round().await.unwrap()
+    Retention::new(stage.host.payments.clone()).round().await.unwrap()
 }
 
 #[tokio::test]
@@ -30,7 +30,7 @@ async fn what_ended_is_deleted_with_its_attempts_after_ninety_days_and_not_befor
     stage.host.pass(DAY);
     assert_eq!(delete(&stage).await, 2);
     for delivery in &deliveries {
-        assert!(stage.host.app.store.deliveries.get(delivery.as_str()).await.unwrap().is_none());
+        assert!(stage.host.payments.store.deliveries.get(delivery.as_str()).await.unwrap().is_none());
         assert!(stage.attempts(delivery).await.is_empty());
     }
     let again = stage.update(Realm::Live, &order("pay_1", Status::Completed, 1)).await;
@@ -44,7 +44,7 @@ async fn what_is_not_over_is_kept_however_old_it_is() {
     let (waiting, under_way) = (stage.pay("pay_1").await, stage.pay("pay_2").await);
     stage.worker(&receiver).round().await.unwrap();
     stage.pass_to_next().await;
-    let claims = stage.host.app.store.delivery_claims.claim(1, stage.now()).await.unwrap();
+    let claims = stage.host.payments.store.delivery_claims.claim(1, stage.now()).await.unwrap();
     assert_eq!(claims.deliveries.len(), 1);
 
     stage.host.pass(1000 * DAY);
@@ -59,7 +59,7 @@ async fn an_original_is_kept_until_its_replays_are_deleted() {
     let stage = Stage::towards(&receiver).await;
     let original = stage.pay("pay_1").await;
     stage.worker(&receiver).round().await.unwrap();
-    let deliveries = &stage.host.app.store.deliveries;
+    let deliveries = &stage.host.payments.store.deliveries;
 
     stage.host.pass(91 * DAY);
     let replay = deliveries.replay(original.to_string(), stage.now()).await.unwrap();

@@ -1,8 +1,8 @@
 //! A report whose transaction does not get to its end: neither the payment nor the webhook is left of it.
 
-use sandpiper_api::merchant::order::Status;
-use sandpiper_api::merchant::realm::Realm;
-use sandpiper_api::store::delivery_list::Filter;
+use sandpiper_payments::domain::order::Status;
+use sandpiper_payments::domain::realm::Realm;
+use sandpiper_payments::store::delivery_list::Filter;
 use serde_json::Value;
 
 use super::receiver::{Received, Receiver};
@@ -53,7 +53,7 @@ async fn nothing_is_left_of_what_fails(obstacle: Obstacle) {
 
     put(&stage, &operator).await.denied(500, "INTERNAL", "INTERNAL");
 
-    let store = &stage.host.app.store;
+    let store = &stage.host.payments.store;
     assert!(store.payments.get("pay_1").await.unwrap().is_none());
     assert!(store.deliveries.list(&Filter::default(), None, 10).await.unwrap().is_empty());
     assert_eq!(store.webhook_endpoints.next_due().await.unwrap(), None);

@@ -1,11 +1,11 @@
 //! A hundred attempts and seven days, by a clock that the test moves.
 
 use jiff::SignedDuration;
-use sandpiper_api::merchant::realm::Realm;
-use sandpiper_api::store::deliveries::State;
-use sandpiper_api::webhooks::Outside;
-use sandpiper_api::webhooks::chance::Chance;
-use sandpiper_api::webhooks::worker::Worker;
+use sandpiper_payments::delivery::Outside;
+use sandpiper_payments::delivery::chance::Chance;
+use sandpiper_payments::delivery::worker::Worker;
+use sandpiper_payments::domain::realm::Realm;
+use sandpiper_payments::store::deliveries::State;
 
 use super::receiver::{Reaction, Receiver};
 use super::stage::{Stage, outside};
@@ -20,7 +20,7 @@ async fn a_hundred_attempts_are_made_and_no_more() {
     let draws = std::sync::atomic::AtomicU32::new(0);
     let chance =
         Chance::from_fn(move || f64::from(draws.fetch_add(37, std::sync::atomic::Ordering::Relaxed) % 100) / 100.0);
-    let worker = Worker::new(stage.host.app.clone(), Outside { chance, ..outside(&[&receiver]) });
+    let worker = Worker::new(stage.host.payments.clone(), Outside { chance, ..outside(&[&receiver]) });
     worker.round().await.unwrap();
     while stage.pass_to_next().await {
         assert_eq!(worker.round().await.unwrap(), 1);
@@ -86,7 +86,7 @@ async fn the_url_is_read_at_every_attempt() {
     let (moved, cancelled) = (stage.pay("pay_1").await, stage.pay("pay_2").await);
     let worker = stage.worker_for(&[&old, &new]);
     worker.round().await.unwrap();
-    stage.host.app.store.deliveries.cancel(cancelled.to_string(), stage.now()).await.unwrap();
+    stage.host.payments.store.deliveries.cancel(cancelled.to_string(), stage.now()).await.unwrap();
 
     stage.configure(Realm::Live, Some(&new.url())).await;
     stage.pass_to_next().await;
@@ -105,7 +105,7 @@ async fn a_url_that_is_taken_away_cancels_what_is_pending_also_after_an_attempt_
     let worker = stage.worker(&receiver);
     worker.round().await.unwrap();
     stage.host.pass(SignedDuration::from_secs(60));
-    let claims = stage.host.app.store.delivery_claims.claim(1, stage.now()).await.unwrap();
+    let claims = stage.host.payments.store.delivery_claims.claim(1, stage.now()).await.unwrap();
     assert_eq!(claims.deliveries[0].id, waiting);
 
     stage.configure(Realm::Live, None).await;

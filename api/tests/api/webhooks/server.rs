@@ -5,14 +5,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 
-use sandpiper_api::merchant::order::PaymentOrder;
+use sandpiper_db::testing::TestDatabase;
+use sandpiper_payments::domain::order::PaymentOrder;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use super::receiver::Receiver;
 use crate::support::eventually;
-use sandpiper_db::testing::TestDatabase;
 
 fn api() -> Command {
     Command::new(env!("CARGO_BIN_EXE_sandpiper-api"))

@@ -5,21 +5,21 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
-use sandpiper_api::merchant::keys;
-use sandpiper_api::merchant::order::{PaymentOrder, Status};
-use sandpiper_api::merchant::realm::Realm;
-use sandpiper_api::store::deliveries::{AttemptRow, DeliveryId, DeliveryRow};
-use sandpiper_api::store::merchant_keys::{Kind, MerchantKeyRecord, NewMerchantKey};
-use sandpiper_api::store::merchants::MerchantChange;
-use sandpiper_api::store::payments::{Accepted, PaymentUpdate};
-use sandpiper_api::store::webhook_endpoints::EndpointKey;
-use sandpiper_api::webhooks::addresses::AddressRule;
-use sandpiper_api::webhooks::chance::Chance;
-use sandpiper_api::webhooks::connection::Connector;
-use sandpiper_api::webhooks::resolver::{Resolve, Resolver, Resolving};
-use sandpiper_api::webhooks::worker::Worker;
-use sandpiper_api::webhooks::{Outside, trust};
 use sandpiper_db::audit;
+use sandpiper_payments::delivery::addresses::AddressRule;
+use sandpiper_payments::delivery::chance::Chance;
+use sandpiper_payments::delivery::connection::Connector;
+use sandpiper_payments::delivery::resolver::{Resolve, Resolver, Resolving};
+use sandpiper_payments::delivery::worker::Worker;
+use sandpiper_payments::delivery::{Outside, trust};
+use sandpiper_payments::domain::order::{PaymentOrder, Status};
+use sandpiper_payments::domain::realm::Realm;
+use sandpiper_payments::merchant::keys;
+use sandpiper_payments::store::deliveries::{AttemptRow, DeliveryId, DeliveryRow};
+use sandpiper_payments::store::merchant_keys::{Kind, MerchantKeyRecord, NewMerchantKey};
+use sandpiper_payments::store::merchants::MerchantChange;
+use sandpiper_payments::store::payments::{Accepted, PaymentUpdate};
+use sandpiper_payments::store::webhook_endpoints::EndpointKey;
 use sandpiper_webhook::SigningKey;
 
 use super::receiver::{Received, Receiver};
@@ -101,7 +101,7 @@ impl Stage {
     }
 
     pub(crate) fn worker_for(&self, receivers: &[&Receiver]) -> Worker {
-        Worker::new(self.host.app.clone(), outside(receivers))
+        Worker::new(self.host.payments.clone(), outside(receivers))
     }
 
     /// Reports that a live payment is COMPLETED; its delivery.
@@ -115,27 +115,27 @@ impl Stage {
     }
 
     pub(crate) async fn delivery(&self, id: &DeliveryId) -> DeliveryRow {
-        self.host.app.store.deliveries.get(id.as_str()).await.unwrap().unwrap()
+        self.host.payments.store.deliveries.get(id.as_str()).await.unwrap().unwrap()
     }
 
     pub(crate) async fn attempts(&self, id: &DeliveryId) -> Vec<AttemptRow> {
-        self.host.app.store.deliveries.attempts(id.as_str()).await.unwrap()
+        self.host.payments.store.deliveries.attempts(id.as_str()).await.unwrap()
     }
 
     pub(crate) fn now(&self) -> Timestamp {
-        self.host.app.clock.now()
+        self.host.payments.clock.now()
     }
 
     /// Moves the clock to when the next attempt is due; false when none is.
     pub(crate) async fn pass_to_next(&self) -> bool {
-        let Some(due) = self.host.app.store.webhook_endpoints.next_due().await.unwrap() else { return false };
+        let Some(due) = self.host.payments.store.webhook_endpoints.next_due().await.unwrap() else { return false };
         self.host.pass(due.duration_since(self.now()).max(SignedDuration::ZERO) + SignedDuration::from_millis(1));
         true
     }
 
     /// The key that signs now.
     pub(crate) async fn signing_key(&self, realm: Realm) -> SigningKey {
-        let (app, endpoint) = (&self.host.app, self.endpoint(realm));
+        let (app, endpoint) = (&self.host.payments, self.endpoint(realm));
         let mut keys = app.store.merchant_keys.signing_keys(&app.vault, [&endpoint]).await.unwrap();
         keys.remove(&endpoint).unwrap().unwrap()
     }
@@ -153,17 +153,17 @@ impl Stage {
             hash: &hash,
             sealed: None,
         };
-        self.host.app.store.merchant_keys.create(&new, self.now()).await.unwrap();
+        self.host.payments.store.merchant_keys.create(&new, self.now()).await.unwrap();
         key.to_string()
     }
 
     /// Gives the realm another secret key; it.
     pub(crate) async fn rotate(&self, realm: Realm) -> String {
-        let keys = self.host.app.store.merchant_keys.list(&self.merchant_id, "", 100).await.unwrap();
+        let keys = self.host.payments.store.merchant_keys.list(&self.merchant_id, "", 100).await.unwrap();
         let old = keys.iter().find(|key| signs(key, realm)).unwrap();
         let fresh = FreshKey::new(&self.host, realm);
         let new = fresh.of(&self.merchant_id);
-        let rotated = self.host.app.store.merchant_keys.rotate(&old.id, &new, self.now());
+        let rotated = self.host.payments.store.merchant_keys.rotate(&old.id, &new, self.now());
         assert!(rotated.await.unwrap());
         fresh.key
     }
@@ -171,14 +171,14 @@ impl Stage {
     /// Gives the realm a secret key where it has none.
     pub(crate) async fn grant(&self, realm: Realm) {
         let fresh = FreshKey::new(&self.host, realm);
-        self.host.app.store.merchant_keys.create(&fresh.of(&self.merchant_id), self.now()).await.unwrap();
+        self.host.payments.store.merchant_keys.create(&fresh.of(&self.merchant_id), self.now()).await.unwrap();
     }
 
     /// Ends the realm's secret key without another in its place.
     pub(crate) async fn revoke(&self, realm: Realm) {
-        let keys = self.host.app.store.merchant_keys.list(&self.merchant_id, "", 100).await.unwrap();
+        let keys = self.host.payments.store.merchant_keys.list(&self.merchant_id, "", 100).await.unwrap();
         let key = keys.iter().find(|key| signs(key, realm)).unwrap();
-        assert!(self.host.app.store.merchant_keys.revoke(&self.merchant_id, &key.id, self.now()).await.unwrap());
+        assert!(self.host.payments.store.merchant_keys.revoke(&self.merchant_id, &key.id, self.now()).await.unwrap());
     }
 
     /// Whether a request was signed by this key.
@@ -195,18 +195,19 @@ fn signs(key: &MerchantKeyRecord, realm: Realm) -> bool {
 
 /// A merchant with a secret key in each realm.
 pub(crate) async fn merchant(host: &Host, name: &str) -> String {
-    let store = &host.app.store;
-    let merchant_id = store.merchants.create(name, &MerchantChange::default(), host.app.clock.now()).await.unwrap();
+    let store = &host.payments.store;
+    let merchant_id =
+        store.merchants.create(name, &MerchantChange::default(), host.payments.clock.now()).await.unwrap();
     for realm in Realm::ALL {
         let fresh = FreshKey::new(host, realm);
-        store.merchant_keys.create(&fresh.of(&merchant_id), host.app.clock.now()).await.unwrap();
+        store.merchant_keys.create(&fresh.of(&merchant_id), host.payments.clock.now()).await.unwrap();
     }
     merchant_id
 }
 
 /// Configures a URL past the checks that requests go through.
 pub(crate) async fn configure(host: &Host, endpoint: EndpointKey, url: Option<&str>) {
-    let now = host.app.clock.now();
+    let now = host.payments.clock.now();
     let entry = audit::Entry {
         at: now,
         team_id: endpoint.merchant_id.clone(),
@@ -216,12 +217,12 @@ pub(crate) async fn configure(host: &Host, endpoint: EndpointKey, url: Option<&s
         resource: None,
         status: 200,
     };
-    host.app.store.webhook_endpoints.configure(endpoint, url.map(str::to_owned), entry, now).await.unwrap();
+    host.payments.store.webhook_endpoints.configure(endpoint, url.map(str::to_owned), entry, now).await.unwrap();
 }
 
 /// Reports a payment as the operator does; its delivery.
 pub(crate) async fn report(host: &Host, merchant_id: &str, realm: Realm, order: &PaymentOrder) -> Option<DeliveryId> {
-    let now = host.app.clock.now();
+    let now = host.payments.clock.now();
     let update = PaymentUpdate { merchant_id: merchant_id.to_owned(), realm, order: order.clone() };
     let entry = audit::Entry {
         at: now,
@@ -232,8 +233,8 @@ pub(crate) async fn report(host: &Host, merchant_id: &str, realm: Realm, order: 
         resource: None,
         status: 0,
     };
-    let accepted = host.app.store.payments.put(update, entry, now).await.unwrap();
-    host.app.webhooks.wake();
+    let accepted = host.payments.store.payments.put(update, entry, now).await.unwrap();
+    host.payments.webhooks.wake();
     match accepted {
         Accepted::Created(id) | Accepted::Updated(id) => id,
         Accepted::Repeated => None,
@@ -273,7 +274,7 @@ impl FreshKey {
     fn new(host: &Host, realm: Realm) -> Self {
         let id = sandpiper_protocol::id::generate("mky");
         let key = keys::generate(realm, Kind::Secret);
-        let sealed = host.app.vault.seal(&id, key.as_bytes()).unwrap();
+        let sealed = host.payments.vault.seal(&id, key.as_bytes()).unwrap();
         Self { id, realm, hash: keys::hash(&key).unwrap(), sealed, key: key.to_string() }
     }
 

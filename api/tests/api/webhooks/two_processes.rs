@@ -4,14 +4,14 @@ use std::collections::HashSet;
 
 use futures_util::future::join;
 use futures_util::stream::{self, StreamExt as _};
-use sandpiper_api::merchant::order::Status;
+use sandpiper_db::testing::TestDatabase;
+use sandpiper_payments::domain::order::Status;
 use serde_json::Value;
 
 use super::receiver::{Received, Receiver};
 use super::server::{Server, operator_key, send, write_config};
 use super::stage::order;
 use crate::support::eventually;
-use sandpiper_db::testing::TestDatabase;
 
 const PAYMENTS: usize = 300;
 /// Reports at a time, to each process.

@@ -1,0 +1,104 @@
+//! What one process serves: sandboxes, payments, or both. Only this and the command line know both sides.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::registry::Registry;
+use sandpiper_db::{Database, chain};
+use sandpiper_http::error::{self, ApiError};
+use sandpiper_http::layers;
+use sandpiper_http::metrics::RequestMetrics;
+use sandpiper_http::request::{Observer, Render};
+use serde_json::json;
+
+use crate::config::Config;
+use crate::state::App;
+
+/// The state of the sides that this process serves, and what they share.
+#[derive(Debug, Clone)]
+pub struct Service {
+    pub sandboxes: Option<App>,
+    pub payments: Option<sandpiper_payments::state::App>,
+    database: Database,
+    requests: RequestMetrics,
+    registry: Arc<Registry>,
+}
+
+impl Service {
+    /// Enters the metrics of the sides that there are.
+    pub fn new(database: Database, sandboxes: Option<App>, payments: Option<sandpiper_payments::state::App>) -> Self {
+        let (requests, mut registry) = (RequestMetrics::default(), Registry::with_prefix("sandpiper_api"));
+        requests.register(&mut registry);
+        if let Some(app) = &sandboxes {
+            app.metrics.register(&mut registry);
+        }
+        if let Some(app) = &payments {
+            app.metrics.register(&mut registry);
+        }
+        Self { sandboxes, payments, database, requests, registry: Arc::new(registry) }
+    }
+
+    /// What is served to the operator's monitoring, on a listener of its own: metrics of all teams, without a key.
+    pub fn metrics_router(&self) -> Router {
+        Router::new().route("/metrics", get(metrics)).with_state(self.clone())
+    }
+
+    /// Everything else that is served.
+    pub fn router(&self, config: &Config) -> Router {
+        let mut routes = Router::new().route("/healthz", get(healthz)).with_state(self.clone());
+        if let Some(app) = &self.sandboxes {
+            routes = routes.merge(crate::router::router(app));
+        }
+        if let Some(app) = &self.payments {
+            routes = routes.merge(sandpiper_payments::router::router(app));
+        }
+        let envelope = match (&self.sandboxes, &self.payments) {
+            (Some(_), Some(_)) => envelope_by_path,
+            (Some(_), None) => |_: &str| error::render as Render,
+            (None, _) => |_: &str| sandpiper_payments::error::render as Render,
+        };
+        let observer = Observer { metrics: self.requests.clone(), envelope };
+        layers::around(routes, observer, config.timing.request, &config.cors_origins)
+    }
+}
+
+/// The envelope of errors under a path, where both sides are served.
+fn envelope_by_path(path: &str) -> Render {
+    if sandpiper_payments::error::speaks(path) { sandpiper_payments::error::render } else { error::render }
+}
+
+/// `GET /metrics`
+async fn metrics(State(service): State<Service>) -> Result<Response, ApiError> {
+    if let Some(app) = &service.sandboxes {
+        app.metrics.sandboxes(&app.store.sandboxes.counts().await?);
+    }
+    if let Some(app) = &service.payments {
+        app.metrics.loads(&app.store.webhook_endpoints.loads().await?);
+    }
+    let mut text = String::new();
+    encode(&mut text, &service.registry).map_err(|error| ApiError::internal(error.to_string()))?;
+    let content_type = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    Ok(([(header::CONTENT_TYPE, content_type)], text).into_response())
+}
+
+/// `GET /healthz`: 200 while requests can be served. The agent's health is reported, where sandboxes are served, and does
+/// not decide: without it, reads are still answered.
+async fn healthz(State(service): State<Service>) -> Response {
+    let (status, word) = match service.database.ping().await {
+        Ok(()) => (StatusCode::OK, "ok"),
+        Err(error) => {
+            tracing::error!(error = chain(&error), "health check");
+            (StatusCode::SERVICE_UNAVAILABLE, "database_unavailable")
+        }
+    };
+    let mut health = json!({"status": word});
+    if let Some(app) = &service.sandboxes {
+        health["agent"] = json!(if app.metrics.agent_is_up() { "up" } else { "down" });
+    }
+    (status, axum::Json(health)).into_response()
+}

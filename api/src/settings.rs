@@ -1,0 +1,86 @@
+//! What an operator can set of sandboxes.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use sandpiper_http::limits::RateLimit;
+use serde::Deserialize;
+
+use crate::plan::Plans;
+
+/// The settings of this side.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    pub agent_socket: PathBuf,
+    /// Longest body of a request, in bytes.
+    pub request_body_limit: usize,
+    /// Of each API key.
+    pub rate_limit: RateLimit,
+    pub baseline: Baseline,
+    pub plans: Plans,
+    pub prices: Prices,
+    pub timing: Timing,
+}
+
+/// CPU and memory of a template that names none.
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Baseline {
+    pub cpu: u32,
+    pub memory_mb: u32,
+}
+
+/// What things cost, for the limits to report.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Prices {
+    pub currency: String,
+    pub vcpu_hour: String,
+    pub memory_gib_hour: String,
+    pub storage_gib_month: String,
+}
+
+/// Durations that no operator needs to set, but tests do.
+#[derive(Debug, Clone, Copy)]
+pub struct Timing {
+    /// A create request that takes longer is answered in `creating`.
+    pub create_wait: Duration,
+    /// A network policy that the agent takes longer to apply is answered as `pending`.
+    pub apply_wait: Duration,
+    /// A pause or checkpoint that takes longer is answered while it goes on.
+    pub work_wait: Duration,
+    /// Longest time for any request; longer than `create_wait` and `work_wait`, and than the agent takes over a resume or
+    /// fork.
+    pub request: Duration,
+    /// Between two rounds of synchronisation with the agent, and between two attempts to send what is pending.
+    pub sync: Duration,
+    /// A failed sandbox that the agent has forgotten is kept visible this long.
+    pub failed_retention: Duration,
+    /// A checkpoint of the agent that no row stands for is removed after this long.
+    pub orphan_grace: Duration,
+}
+
+impl Default for Prices {
+    fn default() -> Self {
+        Self {
+            currency: "USD".to_owned(),
+            vcpu_hour: "0".to_owned(),
+            memory_gib_hour: "0".to_owned(),
+            storage_gib_month: "0".to_owned(),
+        }
+    }
+}
+
+impl Default for Timing {
+    fn default() -> Self {
+        Self {
+            create_wait: Duration::from_secs(30),
+            apply_wait: Duration::from_secs(5),
+            work_wait: Duration::from_secs(150),
+            request: Duration::from_secs(170),
+            sync: Duration::from_secs(1),
+            failed_retention: Duration::from_secs(3600),
+            orphan_grace: Duration::from_secs(600),
+        }
+    }
+}

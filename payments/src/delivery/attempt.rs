@@ -1,0 +1,139 @@
+//! One attempt of one delivery: sign, send, decide what becomes of it.
+
+use std::collections::{BTreeSet, HashMap};
+use std::time::{Duration, Instant};
+
+use jiff::{SignedDuration, Timestamp};
+use sandpiper_db::chain;
+use sandpiper_webhook::{SigningKey, sign};
+
+use super::chance::Chance;
+use super::endpoint_url::EndpointUrl;
+use super::sender::{Sender, Webhook};
+use crate::domain::outcome::{Answer, Failure, FailureClass, Verdict};
+use crate::domain::schedule::{Next, next_attempt};
+use crate::state::App;
+use crate::store::deliveries::State;
+use crate::store::delivery_claims::{Claimed, Decision, Finished};
+use crate::store::webhook_endpoints::EndpointKey;
+
+/// How long a delivery is held whose realm has no secret. Nothing of its budget but time is used up.
+const HOLD: SignedDuration = SignedDuration::from_secs(60);
+/// Likewise while the database does not say whether it has one: that is ours to mend, and seldom lasts.
+const SHORT_HOLD: SignedDuration = SignedDuration::from_secs(5);
+
+/// What signs, or why nothing can.
+#[derive(Debug)]
+pub(super) struct SigningKeys(HashMap<EndpointKey, Result<SigningKey, Failure>>);
+
+impl SigningKeys {
+    /// Of an endpoint.
+    pub(super) fn of(&self, endpoint: &EndpointKey) -> Result<SigningKey, Failure> {
+        let none = || Err(Failure::new(FailureClass::NoSigningSecret, "The realm has no active secret key"));
+        self.0.get(endpoint).cloned().unwrap_or_else(none)
+    }
+}
+
+/// Makes attempts.
+#[derive(Debug)]
+pub(super) struct Attempter {
+    pub(super) app: App,
+    pub(super) sender: Sender,
+    pub(super) chance: Chance,
+}
+
+impl Attempter {
+    /// The secrets, as they are at this moment, of the realms of which deliveries were claimed: after a rotation, no attempt
+    /// is signed with the old one.
+    pub(super) async fn signing_keys(&self, claimed: &[Claimed]) -> SigningKeys {
+        let endpoints: BTreeSet<_> = claimed.iter().map(|claimed| &claimed.endpoint).collect();
+        let keys = &self.app.store.merchant_keys;
+        let readable = match keys.signing_keys(&self.app.vault, endpoints.iter().copied()).await {
+            Ok(keys) => {
+                let unusable = |error| Failure::new(FailureClass::NoSigningSecret, chain(&error));
+                keys.into_iter().map(|(endpoint, key)| (endpoint, key.map_err(unusable))).collect()
+            }
+            Err(error) => {
+                let unread = Failure::new(FailureClass::SecretUnread, chain(&error));
+                endpoints.into_iter().map(|endpoint| (endpoint.clone(), Err(unread.clone()))).collect()
+            }
+        };
+        SigningKeys(readable)
+    }
+
+    /// Makes the attempt that was claimed. Whatever happens, there is a result.
+    pub(super) async fn attempt(&self, claimed: Claimed, key: Result<SigningKey, Failure>) -> Finished {
+        let began = Instant::now();
+        let lag = claimed.started_at.duration_since(claimed.due_at);
+        self.app.metrics.started(lag.unsigned_abs());
+        let key = match key {
+            Ok(key) => key,
+            Err(unsigned) => return self.held(claimed, unsigned),
+        };
+        let signed_at = self.app.clock.now().as_second();
+        let signature = sign(&key, signed_at, &claimed.body);
+        drop(key);
+        let sent = self.send(&claimed, &signature).await;
+        self.finished(claimed, sent, signed_at, began.elapsed())
+    }
+
+    async fn send(&self, claimed: &Claimed, signature: &str) -> Result<Answer, Failure> {
+        // Checked when it was configured; what is allowed may have changed.
+        let url = EndpointUrl::parse(&claimed.url, self.app.webhooks.rule())
+            .map_err(|error| Failure::new(FailureClass::BlockedAddress, error))?;
+        let webhook = Webhook {
+            endpoint: &claimed.endpoint,
+            url: &url,
+            delivery: &claimed.id,
+            signature,
+            body: claimed.body.clone(),
+        };
+        self.sender.send(&webhook, &self.app.clock).await
+    }
+
+    fn held(&self, claimed: Claimed, unsigned: Failure) -> Finished {
+        let now = self.app.clock.now();
+        let hold = if unsigned.class == FailureClass::SecretUnread { SHORT_HOLD } else { HOLD };
+        Finished {
+            claimed,
+            ended_at: now,
+            duration: Duration::ZERO,
+            signed_at: None,
+            result: Err(unsigned.class),
+            detail: unsigned.detail,
+            decision: Decision::Hold(now.saturating_add(hold).unwrap_or(now)),
+        }
+    }
+
+    fn finished(
+        &self,
+        claimed: Claimed,
+        sent: Result<Answer, Failure>,
+        signed_at: i64,
+        duration: Duration,
+    ) -> Finished {
+        let ended_at = self.app.clock.now();
+        let decision = decide(&claimed, &sent, ended_at, self.chance.draw());
+        let (result, detail) = match sent {
+            Ok(answer) => (Ok(answer.status), answer.snippet),
+            Err(failure) => (Err(failure.class), failure.detail),
+        };
+        Finished { claimed, ended_at, duration, signed_at: Some(signed_at), result, detail, decision }
+    }
+}
+
+/// What becomes of the delivery.
+fn decide(claimed: &Claimed, sent: &Result<Answer, Failure>, now: Timestamp, chance: f64) -> Decision {
+    let (verdict, retry_after) = match sent {
+        Ok(answer) => (Verdict::of_status(answer.status), answer.retry_after),
+        Err(_) => (Verdict::Again, None),
+    };
+    match verdict {
+        Verdict::Acknowledged => Decision::End(State::Delivered),
+        Verdict::Refused => Decision::End(State::Failed),
+        Verdict::Again => match next_attempt(claimed.attempt, claimed.created_at, now, retry_after, chance) {
+            Next::At(at) => Decision::Retry(at),
+            Next::Exhausted => Decision::End(State::Exhausted),
+        },
+    }
+}

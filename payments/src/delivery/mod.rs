@@ -1,0 +1,122 @@
+//! Webhooks: merchants are told what became of their payments.
+//!
+//! # Dramatis personae
+//!
+//! * An **endpoint** is where one realm of one merchant wants its webhooks: a public `https` URL ([`endpoint_url`]). Nothing
+//!   of one endpoint, be it a delivery, a secret or a connection, is ever used for another.
+//! * A **delivery** is one webhook from its making to its end. It has an id, which the receiver sees as `Idempotency-Key` in
+//!   every attempt, and a body, which is stored when it is made and sent byte for byte. An update of a payment makes exactly
+//!   one, in its own transaction; a person may make more, as replays and tests.
+//! * An **attempt** is one HTTP request ([`sender`]), signed afresh with the realm's secret of that moment ([`attempt`]).
+//!   Its number, 1 to 100, is counted when it is claimed.
+//! * The **worker** ([`worker`]) claims deliveries that are due, has attempts made, and writes down how they went.
+//! * What has been over for months is deleted ([`retention`]).
+//!
+//! # What holds at any moment
+//!
+//! 1. A delivery that is not over is due some time or is claimed; a claim has a lease. So it is attempted again, whoever
+//!    dies when.
+//! 2. At most 100 attempts are made for it, none more than seven days after its making ([`schedule`]).
+//! 3. Nothing is sent unsigned, to a URL that is not `https`, to an address that is not public ([`addresses`]), through a
+//!    proxy, or to where a redirect points.
+//! 4. No transaction is open while a receiver is waited for.
+//! 5. An endpoint that hangs holds a few attempts, and no others' ([`capacity`]).
+
+use std::time::Duration;
+
+use tokio::sync::Notify;
+
+pub mod addresses;
+mod attempt;
+pub mod chance;
+pub mod connection;
+pub mod endpoint_url;
+pub mod metrics;
+mod pool;
+pub mod resolver;
+pub mod retention;
+pub mod retry_after;
+pub mod sender;
+pub mod settings;
+pub mod test_event;
+pub mod trust;
+mod under_way;
+pub mod worker;
+
+use addresses::AddressRule;
+use chance::Chance;
+use connection::Connector;
+use endpoint_url::{EndpointUrl, UrlError};
+use resolver::Resolver;
+use sandpiper_db::chain;
+use settings::Settings;
+use trust::TrustError;
+
+/// What requests have to do with webhooks: to check a URL, and to wake the worker.
+#[derive(Debug)]
+pub struct Webhooks {
+    rule: AddressRule,
+    due: Notify,
+}
+
+impl Webhooks {
+    /// As configured.
+    pub fn new(settings: &Settings) -> Self {
+        Self { rule: AddressRule::new(settings.allow_addresses.clone()), due: Notify::new() }
+    }
+
+    /// Tells the worker that a delivery was made. To be called after the commit; what is forgotten is found a second later.
+    pub fn wake(&self) {
+        self.due.notify_one();
+    }
+
+    /// A URL that may be configured.
+    pub fn check_url(&self, text: &str) -> Result<EndpointUrl, UrlError> {
+        EndpointUrl::parse(text, &self.rule)
+    }
+
+    fn rule(&self) -> &AddressRule {
+        &self.rule
+    }
+}
+
+/// The world that webhooks are sent into, and chance: what a test brings its own of.
+#[derive(Debug, Clone)]
+pub struct Outside {
+    pub connector: Connector,
+    pub chance: Chance,
+    /// Longest time of an attempt.
+    pub attempt_limit: Duration,
+}
+
+impl Outside {
+    /// The real world. What is missing of it on this host, name servers or certificate authorities, makes attempts fail, not
+    /// the process, which has other things to do.
+    pub fn system(settings: &Settings) -> Result<Self, TrustError> {
+        let resolver = match &settings.resolvers[..] {
+            [] => Resolver::system(),
+            servers => Resolver::asking(servers),
+        };
+        let resolver = resolver.unwrap_or_else(|error| {
+            tracing::error!(error = chain(&error), "webhooks find no name: the name servers cannot be used");
+            Resolver::none("this host knows no name servers".to_owned())
+        });
+        let tls = match trust::system(settings.ca_file.as_deref()) {
+            Err(error @ TrustError::System(_)) => {
+                tracing::error!(error = chain(&error), "webhooks trust nobody");
+                trust::only([])?
+            }
+            tls => tls?,
+        };
+        if !settings.allow_addresses.is_empty() || settings.ca_file.is_some() {
+            let (allowed, ca_file) = (&settings.allow_addresses, &settings.ca_file);
+            tracing::warn!(?allowed, ?ca_file, "webhooks may go where the public cannot: for development only");
+        }
+        let rule = AddressRule::new(settings.allow_addresses.clone());
+        Ok(Self {
+            connector: Connector { resolver, rule, tls },
+            chance: Chance::system(),
+            attempt_limit: sender::ATTEMPT_LIMIT,
+        })
+    }
+}

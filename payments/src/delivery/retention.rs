@@ -1,0 +1,66 @@
+//! The task that deletes deliveries which have been over for longer than the operator wants to keep them.
+
+use std::time::Duration;
+
+use jiff::SignedDuration;
+use sandpiper_db::{StoreError, chain};
+use tokio::sync::watch;
+use tokio::time::sleep;
+
+use crate::state::App;
+use crate::store::delivery_retention::AT_ONCE;
+
+/// Between two looks.
+const PAUSE: Duration = Duration::from_secs(60);
+/// Between two transactions, for those of others.
+const BREATH: Duration = Duration::from_millis(20);
+
+/// Deletes what is old.
+#[derive(Debug)]
+pub struct Retention {
+    app: App,
+}
+
+impl Retention {
+    /// A task that has not begun.
+    pub fn new(app: App) -> Self {
+        Self { app }
+    }
+
+    /// Deletes until `stop` changes.
+    pub async fn run(self, mut stop: watch::Receiver<bool>) {
+        loop {
+            tokio::select! {
+                () = self.look() => {}
+                _ = stop.changed() => return,
+            }
+            tokio::select! {
+                () = sleep(PAUSE) => {}
+                _ = stop.changed() => return,
+            }
+        }
+    }
+
+    /// Deletes all that is old now; how many deliveries that were.
+    pub async fn round(&self) -> Result<usize, StoreError> {
+        let kept = SignedDuration::from_hours(24 * i64::from(self.app.settings.webhooks.keep_days));
+        let Ok(end) = self.app.clock.now().checked_sub(kept) else { return Ok(0) };
+        let mut all = 0;
+        loop {
+            let deleted = self.app.store.deliveries.delete_ended(end).await?;
+            all += deleted;
+            if deleted < AT_ONCE {
+                return Ok(all);
+            }
+            sleep(BREATH).await;
+        }
+    }
+
+    async fn look(&self) {
+        match self.round().await {
+            Ok(0) => {}
+            Ok(deliveries) => tracing::info!(deliveries, "old webhooks deleted"),
+            Err(error) => tracing::error!(error = chain(&error), "old webhooks not deleted"),
+        }
+    }
+}

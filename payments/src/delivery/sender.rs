@@ -1,0 +1,171 @@
+//! One attempt on the wire: from the URL to an answer or a failure, within one deadline.
+//!
+//! ```text
+//! resolve ─ vet ─ connect ─ TLS ─ request ─ head of the answer ─ body, to a cap
+//! └───────────────────── 30 seconds ──────────────────────────┘└─ 2 seconds ─┘
+//! ```
+//!
+//! The head decides. What comes after it is read so that the connection can be used again; it changes nothing, also when it
+//! never ends. An attempt that is acknowledged is over with the head, and the body is read apart. Otherwise the beginning of
+//! the body is kept for people, and the attempt waits for it.
+//!
+//! An attempt is one request at most, so each has a signature of its own and counts. Redirects are answers like others:
+//! nobody asks where they lead. No proxy of the environment is used, because a proxy would resolve names itself.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{CONTENT_TYPE, HOST, RETRY_AFTER, USER_AGENT};
+use http::{HeaderValue, Method, Request, Response};
+use http_body_util::{BodyExt as _, Full};
+use hyper::body::{Body as _, Incoming};
+use sandpiper_http::clock::Clock;
+use sandpiper_webhook::{IDEMPOTENCY_KEY_HEADER, SIGNATURE_HEADER};
+use tokio::time::{Instant, timeout, timeout_at};
+
+use super::connection::{Connection, Connector, NoAnswer};
+use super::endpoint_url::EndpointUrl;
+use super::pool::{Pool, PoolKey};
+use super::retry_after;
+use crate::domain::outcome::{Answer, Failure, FailureClass, SNIPPET, Verdict, snippet};
+use crate::store::deliveries::DeliveryId;
+use crate::store::webhook_endpoints::EndpointKey;
+
+/// Of an attempt, to the head of its answer.
+pub const ATTEMPT_LIMIT: Duration = Duration::from_secs(30);
+/// Of an answer's body, which is read for the sake of the connection. A longer one costs the connection.
+const BODY_LIMIT: usize = 64 * 1024;
+/// How long a body is read after its head.
+const BODY_TIME: Duration = Duration::from_secs(2);
+const AGENT: HeaderValue = HeaderValue::from_static("Sandpiper-Webhooks/1");
+const JSON: HeaderValue = HeaderValue::from_static("application/json");
+
+/// What is sent.
+#[derive(Debug)]
+pub struct Webhook<'a> {
+    pub endpoint: &'a EndpointKey,
+    pub url: &'a EndpointUrl,
+    pub delivery: &'a DeliveryId,
+    /// The value of `X-Webhook-Signature`.
+    pub signature: &'a str,
+    pub body: Bytes,
+}
+
+/// Sends webhooks.
+#[derive(Debug)]
+pub struct Sender {
+    connector: Connector,
+    limit: Duration,
+    pool: Arc<Pool>,
+}
+
+impl Sender {
+    /// Each attempt takes `limit` at most.
+    pub fn new(connector: Connector, limit: Duration) -> Self {
+        Self { connector, limit, pool: Arc::default() }
+    }
+
+    /// Makes one attempt; the clock is for dates in `Retry-After`.
+    pub async fn send(&self, webhook: &Webhook<'_>, clock: &Clock) -> Result<Answer, Failure> {
+        let deadline = Instant::now() + self.limit;
+        let exchange = timeout_at(deadline, self.exchange(webhook, deadline)).await;
+        let (connection, answer) = exchange.unwrap_or_else(|_| Err(self.too_late()))?;
+        let (head, body) = answer.into_parts();
+        let retry_after = head.headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok());
+        let retry_after = retry_after.and_then(|value| retry_after::parse(value, clock.now()));
+
+        let (status, key) = (head.status.as_u16(), (webhook.endpoint.clone(), webhook.url.authority()));
+        let snippet = match Verdict::of_status(status) {
+            Verdict::Acknowledged => {
+                self.read_apart(key, connection, body);
+                String::new()
+            }
+            _ => read(&self.pool, key, connection, body).await,
+        };
+        Ok(Answer { status, retry_after, snippet })
+    }
+
+    /// Has the body of an acknowledgement read for the sake of the connection, unless too many others are being read.
+    fn read_apart(&self, key: PoolKey, connection: Connection, body: Incoming) {
+        if body.is_end_stream() {
+            self.pool.put(key, connection);
+        } else if let Some(reading) = self.pool.begin_reading(key.clone()) {
+            let pool = self.pool.clone();
+            tokio::spawn(async move {
+                read(&pool, key, connection, body).await;
+                drop(reading);
+            });
+        }
+    }
+
+    /// Closes connections that have waited too long.
+    pub fn prune(&self) {
+        self.pool.prune();
+    }
+
+    /// Sends the request on a connection that waits, or on a new one.
+    ///
+    /// A receiver may close a waiting connection at the moment at which it is used again. Where nothing of the request was
+    /// written before, a new connection is opened for it. Otherwise it may have arrived, and the attempt has failed.
+    async fn exchange(
+        &self,
+        webhook: &Webhook<'_>,
+        deadline: Instant,
+    ) -> Result<(Connection, Response<Incoming>), Failure> {
+        let key = (webhook.endpoint.clone(), webhook.url.authority());
+        if let Some(mut connection) = self.pool.take(&key) {
+            match connection.send(request(webhook)?).await {
+                Ok(answer) => return Ok((connection, answer)),
+                Err(NoAnswer { failure, unsent: true }) => {
+                    tracing::debug!(delivery = %webhook.delivery, %failure, "a waiting connection was closed");
+                }
+                Err(NoAnswer { failure, .. }) => return Err(failure),
+            }
+        }
+        let mut connection = self.connector.open(&key.1, deadline).await?;
+        let answer = connection.send(request(webhook)?).await.map_err(|none| none.failure)?;
+        Ok((connection, answer))
+    }
+
+    fn too_late(&self) -> Failure {
+        Failure::new(FailureClass::Timeout, format!("no answer within {} s", self.limit.as_secs_f64()))
+    }
+}
+
+fn request(webhook: &Webhook<'_>) -> Result<Request<Full<Bytes>>, Failure> {
+    Request::builder()
+        .method(Method::POST)
+        .uri(webhook.url.path_and_query().as_str())
+        .header(HOST, webhook.url.host_header())
+        .header(CONTENT_TYPE, JSON)
+        .header(USER_AGENT, AGENT)
+        .header(IDEMPOTENCY_KEY_HEADER, webhook.delivery.as_str())
+        .header(SIGNATURE_HEADER, webhook.signature)
+        .body(Full::new(webhook.body.clone()))
+        // Every part has been through a parser or was made here.
+        .map_err(|error| Failure::new(FailureClass::Malformed, error))
+}
+
+/// The beginning of a body, which is read for a while. If it ended, the connection is kept.
+async fn read(pool: &Pool, key: PoolKey, connection: Connection, body: Incoming) -> String {
+    let mut kept = Vec::new();
+    if let Ok(Ok(())) = timeout(BODY_TIME, drain(body, &mut kept)).await {
+        pool.put(key, connection);
+    }
+    snippet(&kept)
+}
+
+/// Reads a body to its end, or fails. What came first is in `kept` in either case.
+async fn drain(mut body: Incoming, kept: &mut Vec<u8>) -> Result<(), ()> {
+    let mut length = 0;
+    while let Some(frame) = body.frame().await {
+        let Ok(data) = frame.map_err(drop)?.into_data() else { continue };
+        kept.extend(data.iter().take(SNIPPET - kept.len()));
+        length += data.len();
+        if length > BODY_LIMIT {
+            return Err(());
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,245 @@
+//! The task that sends what is due.
+//!
+//! ```text
+//!          wake, or a due time               each on a task of its own
+//! ┌────────┐   claims   ┌───────┐  Claimed  ┌─────────┐  Finished  ┌────────┐
+//! │ sleep  ├───────────►│ claim ├──────────►│ attempt ├───────────►│ record │
+//! └────────┘            └───────┘           └─────────┘            └───┬────┘
+//!      ▲                                                               │
+//!      └───────────────────────── wake: there is room again ───────────┘
+//! ```
+//!
+//! It is woken right after the commit that made a delivery; otherwise it sleeps until the next due time, and looks once a
+//! second at what other processes have made. Results are written down as many at a time as have come in.
+//!
+//! When the process ends, attempts that are under way have a while to end. Those that do not are made again by the next
+//! process, after their leases.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use sandpiper_db::{StoreError, chain};
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, sleep, timeout};
+
+use super::Outside;
+use super::attempt::Attempter;
+use super::metrics::outcome;
+use super::sender::Sender;
+use super::under_way::{Place, UnderWay};
+use crate::domain::capacity::{SLOW, largest_cap, window};
+use crate::state::App;
+use crate::store::deliveries::State;
+use crate::store::delivery_claims::{Claimed, Decision, Finished};
+
+/// Longest sleep: other processes do not wake this one.
+const POLL: Duration = Duration::from_secs(1);
+/// Shortest sleep when nothing could be claimed.
+const BREATH: Duration = Duration::from_millis(5);
+/// Deliveries of one claim, and results of one record.
+const AT_ONCE: usize = 256;
+/// How long attempts may go on after the signal to stop.
+const DRAIN: Duration = Duration::from_secs(10);
+/// How often a result is tried to be written, a second apart. Later, its lease is over.
+const RECORD_TRIES: usize = 30;
+
+/// Sends what is due.
+#[derive(Debug, Clone)]
+pub struct Worker {
+    attempter: Arc<Attempter>,
+    started: Instant,
+    under_way: Arc<UnderWay>,
+}
+
+impl Worker {
+    /// A worker that has not begun.
+    pub fn new(app: App, outside: Outside) -> Self {
+        let sender = Sender::new(outside.connector, outside.attempt_limit);
+        let attempter = Arc::new(Attempter { app, sender, chance: outside.chance });
+        Self { attempter, started: Instant::now(), under_way: Arc::default() }
+    }
+
+    /// Sends until `stop` changes.
+    pub async fn run(self, mut stop: watch::Receiver<bool>) {
+        if let Err(error) = self.app().store.webhook_endpoints.begin_small(self.largest_cap()).await {
+            tracing::error!(error = chain(&error), "webhooks begin with the caps of before");
+        }
+        let (finished, results) = mpsc::channel(AT_ONCE);
+        let recorder = tokio::spawn(self.clone().record_all(results));
+        let mut swept = Instant::now();
+        loop {
+            if swept.elapsed() >= POLL {
+                swept = Instant::now();
+                self.sweep().await;
+            }
+            let pause = match self.begin(&finished).await {
+                Ok(pause) => pause,
+                Err(error) => {
+                    tracing::error!(error = chain(&error), "due webhooks not claimed");
+                    POLL
+                }
+            };
+            tokio::select! {
+                () = self.app().webhooks.due.notified() => {}
+                () = sleep(pause) => {}
+                _ = stop.changed() => break,
+            }
+        }
+        drop(finished);
+        if timeout(DRAIN, recorder).await.is_err() {
+            tracing::warn!(
+                "webhooks were still being attempted at the end; they are attempted again after the next start"
+            );
+        }
+    }
+
+    /// Makes every attempt that is due, once, and writes down how they went; how many were made.
+    pub async fn round(&self) -> Result<usize, StoreError> {
+        self.sweep().await;
+        let mut count = 0;
+        loop {
+            let claimed = self.claim(AT_ONCE).await?;
+            if claimed.is_empty() {
+                return Ok(count);
+            }
+            count += claimed.len();
+            let keys = self.attempter.signing_keys(&claimed).await;
+            let attempts = claimed.into_iter().map(|claimed| {
+                let key = keys.of(&claimed.endpoint);
+                self.attempter.attempt(claimed, key)
+            });
+            let finished = join_all(attempts).await;
+            finished.iter().for_each(|one| self.note(one));
+            self.app().store.delivery_claims.finish(finished, self.largest_cap()).await?;
+        }
+    }
+
+    fn app(&self) -> &App {
+        &self.attempter.app
+    }
+
+    fn limit(&self) -> usize {
+        self.app().settings.webhooks.concurrency.get()
+    }
+
+    fn largest_cap(&self) -> u32 {
+        largest_cap(self.limit())
+    }
+
+    /// Begins attempts for as much as there is room; how long to sleep afterwards.
+    async fn begin(&self, finished: &mpsc::Sender<(Finished, Place)>) -> Result<Duration, StoreError> {
+        let room = window(self.started.elapsed(), self.limit()).saturating_sub(self.under_way.count());
+        let Some(due) = self.app().store.webhook_endpoints.next_due().await? else { return Ok(POLL) };
+        let wait = due.duration_since(self.app().clock.now());
+        if wait.is_positive() {
+            return Ok(Duration::try_from(wait).unwrap_or(POLL).clamp(BREATH, POLL));
+        }
+        if room == 0 {
+            // A result makes room, and wakes.
+            return Ok(POLL);
+        }
+        let claimed = self.claim(room.min(AT_ONCE)).await?;
+        if claimed.is_empty() {
+            return Ok(BREATH);
+        }
+        let keys = self.attempter.signing_keys(&claimed).await;
+        for claimed in claimed {
+            let key = keys.of(&claimed.endpoint);
+            let place = self.under_way.begin(claimed.endpoint.clone());
+            let (attempter, finished) = (self.attempter.clone(), finished.clone());
+            tokio::spawn(async move {
+                let result = attempter.attempt(claimed, key).await;
+                // Nobody is there to write it down only when the process ends.
+                let _ = finished.send((result, place)).await;
+            });
+        }
+        Ok(Duration::ZERO)
+    }
+
+    /// None only if none is due that may be attempted.
+    async fn claim(&self, limit: usize) -> Result<Vec<Claimed>, StoreError> {
+        loop {
+            let claims = self.app().store.delivery_claims.claim(limit, self.app().clock.now()).await?;
+            if claims.expired == 0 {
+                return Ok(claims.deliveries);
+            }
+            tracing::warn!(deliveries = claims.expired, "webhooks not attempted for seven days are exhausted");
+            self.app().metrics.expired(claims.expired);
+            if !claims.deliveries.is_empty() {
+                return Ok(claims.deliveries);
+            }
+        }
+    }
+
+    /// Takes back what dead processes had claimed, closes connections that nobody used, and takes their caps from endpoints
+    /// that hang: a result comes only when an attempt is over, and until then more would begin.
+    async fn sweep(&self) {
+        self.attempter.sender.prune();
+        let slow = self.under_way.longer_than(SLOW);
+        if let Err(error) = self.app().store.webhook_endpoints.slow_down(slow).await {
+            tracing::error!(error = chain(&error), "endpoints that hang keep their caps");
+        }
+        match self.app().store.delivery_claims.reclaim(self.app().clock.now()).await {
+            Ok(0) => {}
+            Ok(deliveries) => {
+                tracing::warn!(deliveries, "webhooks whose process died are attempted again");
+                self.app().metrics.reclaimed(deliveries);
+            }
+            Err(error) => tracing::error!(error = chain(&error), "webhooks of dead processes not taken back"),
+        }
+    }
+
+    async fn record_all(self, mut results: mpsc::Receiver<(Finished, Place)>) {
+        let mut batch = Vec::with_capacity(AT_ONCE);
+        while results.recv_many(&mut batch, AT_ONCE).await > 0 {
+            let (finished, places): (Vec<_>, Vec<_>) = batch.drain(..).unzip();
+            finished.iter().for_each(|one| self.note(one));
+            self.record(finished).await;
+            drop(places);
+            self.app().webhooks.wake();
+        }
+    }
+
+    async fn record(&self, finished: Vec<Finished>) {
+        for _ in 0..RECORD_TRIES {
+            match self.app().store.delivery_claims.finish(finished.clone(), self.largest_cap()).await {
+                Ok(()) => return,
+                Err(error) => {
+                    tracing::error!(
+                        error = chain(&error),
+                        attempts = finished.len(),
+                        "results of webhooks not written"
+                    );
+                    sleep(POLL).await;
+                }
+            }
+        }
+    }
+
+    /// Counts an attempt and logs it: never its body, its signature, or the answer's.
+    fn note(&self, finished: &Finished) {
+        self.app().metrics.finished(finished);
+        let claimed = &finished.claimed;
+        let span = tracing::info_span!(
+            "webhook",
+            delivery = %claimed.id,
+            merchant = claimed.endpoint.merchant_id,
+            realm = %claimed.endpoint.realm,
+            attempt = claimed.attempt,
+            outcome = outcome(&finished.decision),
+            status = finished.result.ok(),
+            class = finished.result.err().map(|class| class.as_str()),
+            ms = u64::try_from(finished.duration.as_millis()).unwrap_or(u64::MAX),
+        );
+        span.in_scope(|| match finished.decision {
+            Decision::Hold(until) => {
+                tracing::warn!(%until, reason = finished.detail, "webhook not sent: it cannot be signed");
+            }
+            Decision::End(State::Delivered) => tracing::debug!("webhook delivered"),
+            Decision::End(State::Exhausted) => tracing::warn!("webhook given up: it was never acknowledged"),
+            Decision::End(_) => tracing::info!("webhook refused"),
+            Decision::Retry(at) => tracing::info!(%at, "webhook to be attempted again"),
+        });
+    }
+}

@@ -1,0 +1,251 @@
+//! Merchants' keys: made, listed, rotated, ended.
+
+use axum::Json;
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use jiff::Timestamp;
+use sandpiper_http::audited::Acted;
+use sandpiper_http::json::Json as Body;
+use sandpiper_protocol::id;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+use zeroize::Zeroizing;
+
+use super::auth::Operator;
+use super::merchants::no_merchant;
+use crate::domain::realm::Realm;
+use crate::error::RpcError;
+use crate::merchant::keys;
+use crate::page::Paging;
+use crate::parameters::Parameters;
+use crate::state::App;
+use crate::store::merchant_keys::{CreateKeyError, Kind, MerchantKeyRecord, NewMerchantKey};
+
+/// A key, without itself.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+#[schema(as = MerchantKey)]
+pub struct KeyBody {
+    /// `mky…`
+    pub id: String,
+    pub realm: Realm,
+    pub kind: Kind,
+    #[schema(value_type = String, format = DateTime)]
+    pub created_at: Timestamp,
+    /// When it was ended, by rotation or otherwise.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub revoked_at: Option<Timestamp>,
+}
+
+/// A new key.
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+#[schema(as = NewMerchantKey)]
+pub struct NewKeyBody {
+    /// `mky…`
+    pub id: String,
+    pub realm: Realm,
+    pub kind: Kind,
+    /// `pk_prod_…`, `pk_test_…`, `sk_prod_…` or `sk_test_…`. It is shown this once.
+    pub key: String,
+    #[schema(value_type = String, format = DateTime)]
+    pub created_at: Timestamp,
+}
+
+/// A merchant's keys, oldest first.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+#[schema(as = MerchantKeys)]
+pub struct KeysBody {
+    pub keys: Vec<KeyBody>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub next_page_token: Option<String>,
+}
+
+/// A key to make.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CreateKey {
+    pub realm: Realm,
+    pub kind: Kind,
+}
+
+impl From<MerchantKeyRecord> for KeyBody {
+    fn from(record: MerchantKeyRecord) -> Self {
+        let MerchantKeyRecord { id, realm, kind, created_at, revoked_at } = record;
+        Self { id, realm, kind, created_at, revoked_at }
+    }
+}
+
+/// Create a key
+///
+/// A realm may have many public keys and one active secret key: to replace that, rotate it.
+#[utoipa::path(
+    post,
+    path = "/operator/v1/merchants/{merchant}/keys",
+    operation_id = "create_merchant_key",
+    tag = "merchants",
+    params(("merchant" = String, Path, description = "The merchant")),
+    request_body = CreateKey,
+    responses((status = 201, description = "The key, shown this once", body = NewKeyBody))
+)]
+pub async fn create(
+    _: Operator,
+    State(app): State<App>,
+    Path(merchant_id): Path<String>,
+    parameters: Parameters,
+    Body(CreateKey { realm, kind }): Body<CreateKey>,
+) -> Result<Response, RpcError> {
+    parameters.only(&[])?;
+    let fresh = Fresh::new(&app, realm, kind)?;
+    let created = app.store.merchant_keys.create(&fresh.row(&merchant_id), fresh.created_at).await;
+    created.map_err(|error| refused(error, &merchant_id, realm))?;
+    Ok(fresh.shown(&merchant_id))
+}
+
+/// List a merchant's keys
+///
+/// Also those that were ended.
+#[utoipa::path(
+    get,
+    path = "/operator/v1/merchants/{merchant}/keys",
+    operation_id = "list_merchant_keys",
+    tag = "merchants",
+    params(
+        ("merchant" = String, Path, description = "The merchant"),
+        ("pageSize" = Option<u32>, Query, description = "1 to 1000; 100 if left out"),
+        ("pageToken" = Option<String>, Query, description = "`nextPageToken` of the page before"),
+    ),
+    responses((status = 200, description = "A page of keys", body = KeysBody))
+)]
+pub async fn list(
+    _: Operator,
+    State(app): State<App>,
+    Path(merchant_id): Path<String>,
+    parameters: Parameters,
+) -> Result<Json<KeysBody>, RpcError> {
+    let parameters = parameters.only(&["pageSize", "pageToken"])?;
+    let paging = Paging::<String>::new(&parameters, &["keys", &merchant_id])?;
+    if app.store.merchants.get(&merchant_id).await?.is_none() {
+        return Err(no_merchant(&merchant_id));
+    }
+    let after = paging.after.as_deref().unwrap_or("");
+    let mut keys = app.store.merchant_keys.list(&merchant_id, after, paging.limit()).await?;
+    let next_page_token = paging.cut(&mut keys, |key| key.id.clone());
+    Ok(Json(KeysBody { keys: keys.into_iter().map(KeyBody::from).collect(), next_page_token }))
+}
+
+/// Rotate a key
+///
+/// Makes a key of the same realm and kind and ends the old one in the same moment. From then on webhooks of the realm are
+/// signed with the new secret key, also those that are tried again; the other realm is not touched.
+#[utoipa::path(
+    post,
+    path = "/operator/v1/merchants/{merchant}/keys/{key}/rotate",
+    operation_id = "rotate_merchant_key",
+    tag = "merchants",
+    params(("merchant" = String, Path, description = "The merchant"), ("key" = String, Path, description = "The key's id")),
+    responses((status = 201, description = "The new key, shown this once", body = NewKeyBody))
+)]
+pub async fn rotate(
+    _: Operator,
+    State(app): State<App>,
+    Path((merchant_id, key_id)): Path<(String, String)>,
+    parameters: Parameters,
+) -> Result<Response, RpcError> {
+    parameters.only(&[])?;
+    let old = app.store.merchant_keys.get(&merchant_id, &key_id).await?;
+    let old = old.filter(|old| old.revoked_at.is_none()).ok_or_else(|| no_key(&merchant_id, &key_id))?;
+    let fresh = Fresh::new(&app, old.realm, old.kind)?;
+    let rotated = app.store.merchant_keys.rotate(&key_id, &fresh.row(&merchant_id), fresh.created_at).await;
+    match rotated.map_err(|error| refused(error, &merchant_id, old.realm))? {
+        true => Ok(fresh.shown(&merchant_id)),
+        false => Err(no_key(&merchant_id, &key_id)),
+    }
+}
+
+/// End a key
+///
+/// Without an active secret key, webhooks of the realm wait until there is one.
+#[utoipa::path(
+    delete,
+    path = "/operator/v1/merchants/{merchant}/keys/{key}",
+    operation_id = "revoke_merchant_key",
+    tag = "merchants",
+    params(("merchant" = String, Path, description = "The merchant"), ("key" = String, Path, description = "The key's id")),
+    responses((status = 204, description = "Ended"))
+)]
+pub async fn revoke(
+    _: Operator,
+    State(app): State<App>,
+    Path((merchant_id, key_id)): Path<(String, String)>,
+    parameters: Parameters,
+) -> Result<StatusCode, RpcError> {
+    parameters.only(&[])?;
+    match app.store.merchant_keys.revoke(&merchant_id, &key_id, app.clock.now()).await? {
+        true => Ok(StatusCode::NO_CONTENT),
+        false => Err(no_key(&merchant_id, &key_id)),
+    }
+}
+
+/// A key that was just made up.
+struct Fresh {
+    id: String,
+    realm: Realm,
+    kind: Kind,
+    key: Zeroizing<String>,
+    hash: String,
+    sealed: Option<String>,
+    created_at: Timestamp,
+}
+
+impl Fresh {
+    fn new(app: &App, realm: Realm, kind: Kind) -> Result<Self, RpcError> {
+        let id = id::generate("mky");
+        let key = keys::generate(realm, kind);
+        let Some(hash) = keys::hash(&key) else { return Err(RpcError::internal("a new key is none")) };
+        let sealed = match kind {
+            Kind::Public => None,
+            Kind::Secret => {
+                Some(app.vault.seal(&id, key.as_bytes()).map_err(|error| RpcError::internal(error.to_string()))?)
+            }
+        };
+        Ok(Self { id, realm, kind, key, hash, sealed, created_at: app.clock.now() })
+    }
+
+    fn row<'a>(&'a self, merchant_id: &'a str) -> NewMerchantKey<'a> {
+        NewMerchantKey {
+            id: &self.id,
+            merchant_id,
+            realm: self.realm,
+            kind: self.kind,
+            hash: &self.hash,
+            sealed: self.sealed.as_deref(),
+        }
+    }
+
+    fn shown(self, merchant_id: &str) -> Response {
+        let acted = Acted(vec![format!("merchants/{merchant_id}/keys/{}", self.id)]);
+        let Self { id, realm, kind, key, created_at, .. } = self;
+        let body = NewKeyBody { id, realm, kind, key: key.to_string(), created_at };
+        let mut response = (StatusCode::CREATED, Json(body)).into_response();
+        response.extensions_mut().insert(acted);
+        response
+    }
+}
+
+fn refused(error: CreateKeyError, merchant_id: &str, realm: Realm) -> RpcError {
+    match error {
+        CreateKeyError::NoMerchant => no_merchant(merchant_id),
+        CreateKeyError::SecretExists => {
+            RpcError::already_exists(format!("The realm {realm} has an active secret key; rotate that one"))
+        }
+        CreateKeyError::Store(error) => error.into(),
+    }
+}
+
+fn no_key(merchant_id: &str, key_id: &str) -> RpcError {
+    RpcError::not_found(format!("The merchant {merchant_id} has no active key {key_id}"))
+}

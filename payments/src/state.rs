@@ -1,0 +1,85 @@
+//! What handlers and tasks of this side work with.
+
+use std::ops::Deref;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::FromRef;
+use sandpiper_db::secrets::Vault;
+use sandpiper_http::clock::Clock;
+use sandpiper_http::json::BodyLimit;
+use sandpiper_http::limits::RateLimits;
+use tokio::sync::watch;
+
+use crate::answers::Answers;
+use crate::delivery::Webhooks;
+use crate::delivery::metrics::WebhookMetrics;
+use crate::settings::Settings;
+use crate::store::Store;
+
+/// The state; cheap to clone.
+#[derive(Debug, Clone)]
+pub struct App(Arc<Parts>);
+
+/// The parts of an [`App`].
+#[derive(Debug)]
+pub struct Parts {
+    pub settings: Settings,
+    pub store: Store,
+    /// Seals merchants' secret keys.
+    pub vault: Vault,
+    pub rate_limits: RateLimits,
+    /// Of operator keys; those of merchants have the one above.
+    pub operator_rate_limits: RateLimits,
+    pub metrics: WebhookMetrics,
+    pub clock: Clock,
+    /// To what merchants have asked, while nothing of it has changed.
+    pub answers: Answers,
+    pub webhooks: Webhooks,
+}
+
+impl Deref for App {
+    type Target = Parts;
+
+    fn deref(&self) -> &Parts {
+        &self.0
+    }
+}
+
+impl App {
+    /// Assembles the state.
+    pub fn new(settings: Settings, store: Store, vault: Vault, clock: Clock) -> Self {
+        Self(Arc::new(Parts {
+            rate_limits: RateLimits::new(settings.rate_limit),
+            operator_rate_limits: RateLimits::new(settings.operator_rate_limit),
+            webhooks: Webhooks::new(&settings.webhooks),
+            settings,
+            store,
+            vault,
+            metrics: WebhookMetrics::default(),
+            clock,
+            answers: Answers::default(),
+        }))
+    }
+}
+
+/// Between two looks for keys that have not asked for a while.
+const PRUNING: Duration = Duration::from_secs(1);
+
+/// Forgets the rate limits of keys that have not asked for a while, again and again until `stop` changes.
+pub async fn prune_rate_limits(app: App, mut stop: watch::Receiver<bool>) {
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep(PRUNING) => {}
+            _ = stop.changed() => return,
+        }
+        app.rate_limits.prune();
+        app.operator_rate_limits.prune();
+    }
+}
+
+impl FromRef<App> for BodyLimit {
+    fn from_ref(app: &App) -> Self {
+        Self(app.settings.request_body_limit)
+    }
+}

@@ -1,0 +1,469 @@
+//! Attempts: a delivery is *claimed*, attempted, and the attempt *finished*. Two short transactions with the HTTP request
+//! between them, which holds nothing of the database.
+//!
+//! A claim is a chance number and a lease. The number makes sure that only who made the claim ends it. The lease makes sure
+//! that somebody does: when a process dies with claims, they are [reclaimed](DeliveryClaims::reclaim) after the lease, and the
+//! attempts made again, under the same `Idempotency-Key`. Nobody knows whether the receiver got the first of the two, so it
+//! counts, and there is never a 101st attempt.
+//!
+//! The next endpoint is the one that has waited longest, not the one with the most to send: see
+//! [`super::webhook_endpoints`]. Of one endpoint's deliveries those come first that are due first.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
+
+use bytes::Bytes;
+use jiff::{SignedDuration, Timestamp};
+use sandpiper_db::batch::Batch;
+use sandpiper_db::statement::round_up;
+use sandpiper_db::{Database, Statement, StoreError, Tx, count, from_ms, to_ms, word};
+use sqlx::Row;
+
+use super::deliveries::{DeliveryId, State, Trigger};
+use super::webhook_endpoints::{Change, EndpointKey, Standing, cancel_pending, read_key, refresh, standings};
+use crate::domain::capacity::{SMALLEST_CAP, cap_after};
+use crate::domain::outcome::FailureClass;
+use crate::domain::schedule;
+use crate::domain::schedule::MAX_ATTEMPTS;
+
+/// Longer than an attempt and the writing of its result take.
+pub const LEASE: SignedDuration = SignedDuration::from_secs(45);
+/// Endpoints that one claim looks at; the next looks at the others.
+const ENDPOINTS_AT_ONCE: usize = 32;
+
+/// A delivery of which an attempt is to be made now.
+#[derive(Debug, Clone)]
+pub struct Claimed {
+    pub id: DeliveryId,
+    pub endpoint: EndpointKey,
+    pub trigger: Trigger,
+    /// As it is configured now.
+    pub url: String,
+    pub body: Bytes,
+    /// From 1.
+    pub attempt: u32,
+    pub created_at: Timestamp,
+    pub due_at: Timestamp,
+    pub started_at: Timestamp,
+    claim: String,
+}
+
+/// What a round of claiming found.
+#[derive(Debug, Default)]
+pub struct Claims {
+    pub deliveries: Vec<Claimed>,
+    /// How many were over before they could be claimed: nobody attempted them for seven days.
+    pub expired: usize,
+}
+
+/// What becomes of a delivery after an attempt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Decision {
+    /// It arrived, was refused, or was the last attempt.
+    End(State),
+    /// Again, at this time.
+    Retry(Timestamp),
+    /// Nothing was sent and nothing counts; to be looked at again at this time.
+    Hold(Timestamp),
+}
+
+/// An attempt that is over.
+#[derive(Debug, Clone)]
+pub struct Finished {
+    pub claimed: Claimed,
+    pub ended_at: Timestamp,
+    pub duration: Duration,
+    /// `t` of the signature.
+    pub signed_at: Option<i64>,
+    pub result: Result<u16, FailureClass>,
+    /// For people.
+    pub detail: String,
+    pub decision: Decision,
+}
+
+/// Claims and their ends.
+#[derive(Debug, Clone)]
+pub struct DeliveryClaims {
+    database: Database,
+    batch: Batch,
+}
+
+impl DeliveryClaims {
+    pub(crate) fn new(database: Database, batch: Batch) -> Self {
+        Self { database, batch }
+    }
+
+    /// Claims up to `limit` deliveries that are due, fairly among the endpoints, and writes down that their attempts begin.
+    pub async fn claim(&self, limit: usize, now: Timestamp) -> Result<Claims, StoreError> {
+        self.batch.write(move |tx| Box::pin(claim(tx, limit, now))).await
+    }
+
+    /// Writes down how attempts ended, all at once, and lets endpoints' caps grow to `largest_cap` where they were prompt.
+    /// What was cancelled or claimed anew meanwhile stays as it is.
+    pub async fn finish(&self, finished: Vec<Finished>, largest_cap: u32) -> Result<(), StoreError> {
+        self.batch.write(move |tx| Box::pin(finish(tx, finished, largest_cap))).await
+    }
+
+    /// Takes back what was claimed by processes that are gone; how many deliveries that were.
+    pub async fn reclaim(&self, now: Timestamp) -> Result<usize, StoreError> {
+        let row =
+            sqlx::query("SELECT 1 FROM webhook_deliveries WHERE state = 'in_flight' AND lease_until_ms <= $1 LIMIT 1")
+                .bind(to_ms(now))
+                .fetch_optional(self.database.read())
+                .await?;
+        if row.is_none() {
+            return Ok(0);
+        }
+        self.batch.write(move |tx| Box::pin(reclaim(tx, now))).await
+    }
+}
+
+/// An endpoint at which attempts may begin.
+struct Ready {
+    endpoint: EndpointKey,
+    url: String,
+    /// So many more may be under way.
+    room: usize,
+    /// So many are due, as far as they matter to this claim.
+    due: usize,
+}
+
+async fn claim(tx: &mut Tx, limit: usize, now: Timestamp) -> Result<Claims, StoreError> {
+    let ready = ready(tx, limit, now).await?;
+    let claimed = claim_shares(tx, &ready, limit, now).await?;
+    let (live, expired): (Vec<_>, Vec<_>) =
+        claimed.into_iter().partition(|claimed| !schedule::is_over(claimed.created_at, now));
+    expire(tx, &expired, now).await?;
+    let served = || Change { served_at: Some(now), cap: None };
+    let mut changes: Vec<_> = ready.into_iter().map(|one| (one.endpoint, served())).collect();
+    changes.sort_by(|(one, _), (other, _)| one.cmp(other));
+    refresh(tx, &changes).await?;
+    Ok(Claims { deliveries: live, expired: expired.len() })
+}
+
+async fn ready(tx: &mut Tx, limit: usize, now: Timestamp) -> Result<Vec<Ready>, StoreError> {
+    let rows = sqlx::query(
+        "SELECT merchant_id, realm, url, cap - in_flight AS room, \
+             (SELECT COUNT(*) FROM (SELECT 1 FROM webhook_deliveries d \
+                                    WHERE d.merchant_id = e.merchant_id AND d.realm = e.realm \
+                                        AND d.state = 'pending' AND d.next_at_ms <= $1 LIMIT $3) AS counted) AS due \
+         FROM webhook_endpoints e \
+         WHERE next_at_ms <= $1 AND in_flight < cap AND url IS NOT NULL ORDER BY next_at_ms LIMIT $2",
+    )
+    .bind(to_ms(now))
+    .bind(i64::try_from(limit.min(ENDPOINTS_AT_ONCE)).unwrap_or(i64::MAX))
+    .bind(i64::try_from(limit).unwrap_or(i64::MAX))
+    .fetch_all(&mut **tx)
+    .await?;
+    rows.iter()
+        .map(|row| {
+            Ok(Ready {
+                endpoint: read_key(row)?,
+                url: row.try_get("url")?,
+                room: count(row.try_get("room")?)?,
+                due: count(row.try_get("due")?)?,
+            })
+        })
+        .collect()
+}
+
+/// How many deliveries each endpoint may have of `limit`.
+fn shares(ready: &[Ready], limit: usize) -> Vec<usize> {
+    let mut left = limit;
+    let share = |(index, one): (usize, &Ready)| {
+        // As much as the others leave it: where there is little room, one for each comes before two for any.
+        let share = left.div_ceil(ready.len() - index).min(one.room).min(one.due);
+        left -= share;
+        share
+    };
+    ready.iter().enumerate().map(share).collect()
+}
+
+async fn claim_shares(tx: &mut Tx, ready: &[Ready], limit: usize, now: Timestamp) -> Result<Vec<Claimed>, StoreError> {
+    let shares: Vec<_> = ready.iter().zip(shares(ready, limit)).filter(|(_, share)| *share > 0).collect();
+    if shares.is_empty() {
+        return Ok(Vec::new());
+    }
+    let claim = sandpiper_db::hex::encode(&rand::random::<[u8; 16]>());
+    let urls: HashMap<&EndpointKey, &str> = shares.iter().map(|(one, _)| (&one.endpoint, one.url.as_str())).collect();
+    let mut claimed = mark(&claim, &shares, now)
+        .build()
+        .fetch_all(&mut **tx)
+        .await?
+        .iter()
+        .map(|row| {
+            let endpoint = read_key(row)?;
+            Ok(Claimed {
+                id: DeliveryId::stored(row.try_get("id")?),
+                url: urls.get(&endpoint).copied().unwrap_or_default().to_owned(),
+                endpoint,
+                trigger: word(row.try_get("trigger")?)?,
+                body: Bytes::from(row.try_get::<Vec<u8>, _>("body")?),
+                attempt: count(row.try_get("attempts")?)?,
+                created_at: from_ms(row.try_get("created_at_ms")?)?,
+                due_at: from_ms(row.try_get("next_at_ms")?)?,
+                started_at: now,
+                claim: claim.clone(),
+            })
+        })
+        .collect::<Result<Vec<_>, StoreError>>()?;
+    // RETURNING has no order.
+    claimed.sort_by_key(|claimed| claimed.due_at);
+    begin_attempts(tx, &claimed).await?;
+    Ok(claimed)
+}
+
+/// The statement that claims each endpoint's share.
+fn mark(claim: &str, shares: &[(&Ready, usize)], now: Timestamp) -> Statement {
+    let lease_until_ms = to_ms(now).saturating_add(i64::try_from(LEASE.as_millis()).unwrap_or(i64::MAX));
+    let mut statement = Statement::new("UPDATE webhook_deliveries SET state = 'in_flight', claim = ");
+    statement.push_bind(claim).push(", lease_until_ms = ").push_bind(lease_until_ms);
+    statement.push(", attempts = attempts + 1 WHERE state = 'pending' AND id IN (");
+    let share = |(one, share): &(&Ready, usize)| {
+        (one.endpoint.merchant_id.clone(), one.endpoint.realm.as_str(), i64::try_from(*share).unwrap_or(i64::MAX))
+    };
+    // Shares of nobody make it a round number.
+    let nobody = std::iter::repeat_with(|| (String::new(), "", 0));
+    let all = shares.iter().map(share).chain(nobody).take(round_up(shares.len()));
+    for (index, (merchant_id, realm, share)) in all.enumerate() {
+        statement.push(if index == 0 { "" } else { " UNION ALL " });
+        // Each in brackets of its own, because it is ordered and limited by itself.
+        statement.push("SELECT id FROM (SELECT id FROM webhook_deliveries WHERE state = 'pending' AND merchant_id = ");
+        statement.push_bind(merchant_id).push(" AND realm = ").push_bind(realm);
+        statement.push(" AND next_at_ms <= ").push_bind(to_ms(now));
+        statement.push(" ORDER BY next_at_ms LIMIT ").push_bind(share).push(") AS share");
+    }
+    statement.push(") RETURNING id, merchant_id, realm, trigger, body, attempts, created_at_ms, next_at_ms");
+    statement
+}
+
+async fn begin_attempts(tx: &mut Tx, claimed: &[Claimed]) -> Result<(), StoreError> {
+    if claimed.is_empty() {
+        return Ok(());
+    }
+    let mut statement =
+        Statement::new("INSERT INTO webhook_attempts (delivery_id, number, due_at_ms, started_at_ms) SELECT * FROM (");
+    statement.push_rows(claimed.iter().map(|one| {
+        [one.id.as_str().into(), i64::from(one.attempt).into(), to_ms(one.due_at).into(), to_ms(one.started_at).into()]
+    }));
+    statement.push(") AS begun WHERE column1 IS NOT NULL");
+    statement.build().execute(&mut **tx).await?;
+    Ok(())
+}
+
+/// Ends deliveries whose seven days are over, without the attempt for which they were claimed.
+async fn expire(tx: &mut Tx, expired: &[Claimed], now: Timestamp) -> Result<(), StoreError> {
+    for claimed in expired {
+        forget_attempt(tx, claimed).await?;
+        sqlx::query(
+            "UPDATE webhook_deliveries SET state = 'exhausted', attempts = attempts - 1, next_at_ms = NULL, \
+                 ended_at_ms = $3, claim = NULL, lease_until_ms = NULL \
+             WHERE id = $1 AND claim = $2",
+        )
+        .bind(claimed.id.as_str())
+        .bind(&claimed.claim)
+        .bind(to_ms(now))
+        .execute(&mut **tx)
+        .await?;
+    }
+    Ok(())
+}
+
+/// Of which nothing was sent.
+async fn forget_attempt(tx: &mut Tx, claimed: &Claimed) -> Result<(), StoreError> {
+    sqlx::query("DELETE FROM webhook_attempts WHERE delivery_id = $1 AND number = $2 AND duration_ms IS NULL")
+        .bind(claimed.id.as_str())
+        .bind(i64::from(claimed.attempt))
+        .execute(&mut **tx)
+        .await?;
+    Ok(())
+}
+
+async fn finish(tx: &mut Tx, finished: Vec<Finished>, largest_cap: u32) -> Result<(), StoreError> {
+    // In the order of their keys, as everywhere where several endpoints are touched.
+    let mut by_endpoint: BTreeMap<EndpointKey, Vec<Finished>> = BTreeMap::new();
+    for one in finished {
+        by_endpoint.entry(one.claimed.endpoint.clone()).or_default().push(one);
+    }
+    let standings = standings(tx, by_endpoint.keys()).await?;
+    let (mut ends, mut changes) = (Vec::new(), Vec::with_capacity(by_endpoint.len()));
+    for (endpoint, finished) in &by_endpoint {
+        let nowhere = || StoreError::Corrupt { what: format!("deliveries to {endpoint:?}, which there is not") };
+        let standing = standings.get(endpoint).ok_or_else(nowhere)?;
+        let mut cap = standing.cap;
+        for one in finished {
+            match End::of(one, standing) {
+                Ok(end) => {
+                    // What an earlier URL answered says nothing of this one.
+                    if standing.url.as_ref() == Some(&one.claimed.url) {
+                        cap = cap_after(cap, largest_cap, one.duration);
+                    }
+                    ends.push(end);
+                }
+                Err(until) => hold(tx, one, until).await?,
+            }
+        }
+        changes.push((endpoint.clone(), Change { cap: Some(cap), served_at: None }));
+    }
+    log(tx, &ends).await?;
+    settle(tx, &ends).await?;
+    for (endpoint, finished) in &by_endpoint {
+        if let (Some(Standing { url: None, .. }), Some(last)) = (standings.get(endpoint), finished.last()) {
+            cancel_pending(tx, endpoint, last.ended_at).await?;
+        }
+    }
+    refresh(tx, &changes).await
+}
+
+/// An attempt that counts, and what its delivery is afterwards.
+struct End<'a> {
+    attempt: &'a Finished,
+    state: State,
+    /// While it is pending.
+    next_at: Option<Timestamp>,
+}
+
+impl<'a> End<'a> {
+    /// Until when the delivery is to be held instead, if nothing was sent.
+    fn of(attempt: &'a Finished, standing: &Standing) -> Result<Self, Timestamp> {
+        let (state, next_at) = match attempt.decision {
+            Decision::Hold(until) => return Err(until),
+            Decision::End(state) => (state, None),
+            Decision::Retry(at) if standing.url.is_some() => (State::Pending, Some(at)),
+            // The URL was taken away meanwhile, and with it all that was pending.
+            Decision::Retry(_) => (State::Cancelled, None),
+        };
+        Ok(Self { attempt, state, next_at })
+    }
+
+    fn status(&self) -> Option<i64> {
+        self.attempt.result.ok().map(i64::from)
+    }
+
+    fn error_class(&self) -> Option<&'static str> {
+        self.attempt.result.err().map(FailureClass::as_str)
+    }
+
+    fn ended_at(&self) -> Option<Timestamp> {
+        self.state.is_over().then_some(self.attempt.ended_at)
+    }
+}
+
+/// Ends the deliveries, or lines them up again.
+async fn settle(tx: &mut Tx, ends: &[End<'_>]) -> Result<(), StoreError> {
+    if ends.is_empty() {
+        return Ok(());
+    }
+    let mut statement = Statement::new(
+        "UPDATE webhook_deliveries SET state = column3, next_at_ms = column4, ended_at_ms = column5, status = column6, \
+             error_class = column7, claim = NULL, lease_until_ms = NULL \
+         FROM (",
+    );
+    statement.push_rows(ends.iter().map(|end| {
+        [
+            end.attempt.claimed.id.as_str().into(),
+            end.attempt.claimed.claim.as_str().into(),
+            end.state.as_str().into(),
+            end.next_at.map(to_ms).into(),
+            end.ended_at().map(to_ms).into(),
+            end.status().into(),
+            end.error_class().into(),
+        ]
+    }));
+    statement.push(") AS ends WHERE id = column1 AND claim = column2");
+    statement.build().execute(&mut **tx).await?;
+    Ok(())
+}
+
+/// Completes the attempts' rows, which is right whatever has become of the deliveries.
+async fn log(tx: &mut Tx, ends: &[End<'_>]) -> Result<(), StoreError> {
+    if ends.is_empty() {
+        return Ok(());
+    }
+    let mut statement = Statement::new(
+        "UPDATE webhook_attempts SET duration_ms = column3, signed_at = column4, status = column5, error_class = column6, \
+             detail = column7, next_at_ms = column8 \
+         FROM (",
+    );
+    statement.push_rows(ends.iter().map(|end| {
+        let attempt = end.attempt;
+        [
+            attempt.claimed.id.as_str().into(),
+            i64::from(attempt.claimed.attempt).into(),
+            i64::try_from(attempt.duration.as_millis()).unwrap_or(i64::MAX).into(),
+            attempt.signed_at.into(),
+            end.status().into(),
+            end.error_class().into(),
+            attempt.detail.as_str().into(),
+            end.next_at.map(to_ms).into(),
+        ]
+    }));
+    statement
+        .push(") AS ends WHERE delivery_id = column1 AND number = column2 AND (duration_ms IS NULL OR error_class = ");
+    // It was slow, was given up for dead, and comes after all.
+    statement.push_bind(FailureClass::Interrupted.as_str()).push(")");
+    statement.build().execute(&mut **tx).await?;
+    Ok(())
+}
+
+/// The status of an earlier attempt, if there was one, is no longer what matters.
+async fn hold(tx: &mut Tx, one: &Finished, until: Timestamp) -> Result<(), StoreError> {
+    forget_attempt(tx, &one.claimed).await?;
+    sqlx::query(
+        "UPDATE webhook_deliveries SET state = 'pending', attempts = attempts - 1, next_at_ms = $3, claim = NULL, \
+             lease_until_ms = NULL, status = NULL, error_class = $4 \
+         WHERE id = $1 AND claim = $2",
+    )
+    .bind(one.claimed.id.as_str())
+    .bind(&one.claimed.claim)
+    .bind(to_ms(until))
+    .bind(one.result.err().map(FailureClass::as_str))
+    .execute(&mut **tx)
+    .await?;
+    Ok(())
+}
+
+async fn reclaim(tx: &mut Tx, now: Timestamp) -> Result<usize, StoreError> {
+    // Due times stay what they were, so that these are the first in their line.
+    let rows = sqlx::query(
+        "UPDATE webhook_deliveries SET claim = NULL, lease_until_ms = NULL, status = NULL, error_class = $2, \
+             state = CASE WHEN attempts < $3 THEN 'pending' ELSE 'exhausted' END, \
+             next_at_ms = CASE WHEN attempts < $3 THEN next_at_ms END, \
+             ended_at_ms = CASE WHEN attempts < $3 THEN NULL ELSE $1 END \
+         WHERE state = 'in_flight' AND lease_until_ms <= $1 \
+         RETURNING id, merchant_id, realm, attempts",
+    )
+    .bind(to_ms(now))
+    .bind(FailureClass::Interrupted.as_str())
+    .bind(i64::from(MAX_ATTEMPTS))
+    .fetch_all(&mut **tx)
+    .await?;
+    let mut endpoints = Vec::with_capacity(rows.len());
+    for row in &rows {
+        sqlx::query(
+            "UPDATE webhook_attempts SET error_class = $4, \
+                 duration_ms = CASE WHEN started_at_ms < $3 THEN $3 - started_at_ms ELSE 0 END, \
+                 detail = 'The process that made this attempt ended in it' \
+             WHERE delivery_id = $1 AND number = $2 AND duration_ms IS NULL",
+        )
+        .bind(row.try_get::<String, _>("id")?)
+        .bind(row.try_get::<i64, _>("attempts")?)
+        .bind(to_ms(now))
+        .bind(FailureClass::Interrupted.as_str())
+        .execute(&mut **tx)
+        .await?;
+        endpoints.push(read_key(row)?);
+    }
+    endpoints.sort();
+    endpoints.dedup();
+    for (endpoint, standing) in standings(tx, &endpoints).await? {
+        if standing.url.is_none() {
+            cancel_pending(tx, &endpoint, now).await?;
+        }
+    }
+    // The cap may have made up for the attempts that were taken back.
+    let small = || Change { cap: Some(SMALLEST_CAP), served_at: None };
+    let changes: Vec<_> = endpoints.into_iter().map(|endpoint| (endpoint, small())).collect();
+    refresh(tx, &changes).await?;
+    Ok(rows.len())
+}

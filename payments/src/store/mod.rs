@@ -1,0 +1,61 @@
+//! What must survive of payments: merchants and their keys, what they may discover, payments, webhook deliveries.
+//!
+//! One file per resource, each a handle over the same [`Database`].
+
+use sandpiper_db::{AuditLog, Batch, Database};
+
+pub mod deliveries;
+pub mod delivery_claims;
+pub mod delivery_list;
+pub mod delivery_retention;
+pub mod discovery;
+mod imports;
+pub mod merchant_keys;
+pub mod merchants;
+pub mod operator_keys;
+mod payment_updates;
+pub mod payments;
+#[cfg(test)]
+pub(crate) mod testing;
+pub mod webhook_endpoints;
+
+pub use deliveries::Deliveries;
+pub use delivery_claims::DeliveryClaims;
+pub use discovery::Discovery;
+pub use merchant_keys::MerchantKeys;
+pub use merchants::Merchants;
+pub use operator_keys::OperatorKeys;
+pub use payments::Payments;
+pub use webhook_endpoints::WebhookEndpoints;
+
+/// All handles.
+#[derive(Debug, Clone)]
+pub struct Store {
+    pub audit: AuditLog,
+    pub operator_keys: OperatorKeys,
+    pub merchants: Merchants,
+    pub merchant_keys: MerchantKeys,
+    pub discovery: Discovery,
+    pub payments: Payments,
+    pub webhook_endpoints: WebhookEndpoints,
+    pub deliveries: Deliveries,
+    pub delivery_claims: DeliveryClaims,
+}
+
+impl Store {
+    /// Over a database that is open. Starts a task that writes in batches.
+    pub fn new(database: Database) -> Self {
+        let batch = Batch::start(database.clone());
+        Self {
+            audit: AuditLog::new(database.clone()),
+            operator_keys: OperatorKeys::new(database.clone()),
+            merchants: Merchants::new(database.clone()),
+            merchant_keys: MerchantKeys::new(database.clone()),
+            discovery: Discovery::new(database.clone()),
+            payments: Payments::new(database.clone(), batch.clone()),
+            webhook_endpoints: WebhookEndpoints::new(database.clone(), batch.clone()),
+            deliveries: Deliveries::new(database.clone(), batch.clone()),
+            delivery_claims: DeliveryClaims::new(database, batch),
+        }
+    }
+}
