@@ -1,5 +1,5 @@
 //! The configuration file (TOML). Everything has a default; an unknown key is an error, for a misspelt limit must not go
-//! unnoticed.
+//! unnoticed. What a process does not serve it need not be configured for: a value of that is not looked at.
 //!
 //! ```toml
 //! listen = "127.0.0.1:7070"
@@ -11,7 +11,8 @@
 //! cors_origins = ["https://console.example.com"]   # whose pages may call; none by default
 //! state_dir = "/var/lib/sandpiper/api"        # holds the database and the secrets key
 //! database = "/var/lib/sandpiper/api/sandpiper.db"   # or postgres://user:password@host/name?sslmode=verify-full
-//! secrets_key_file = "/var/lib/sandpiper/api/secrets.key"
+//! secrets_key_file = "/var/lib/sandpiper/api/secrets.key"           # seals tenants' secrets
+//! merchant_secrets_key_file = "/var/lib/sandpiper/api/secrets.key"  # seals merchants'; by default the same file
 //! agent_socket = "/run/sandpiper/agent.sock"
 //! user = "sandpiper"                          # become this user after binding; only for a start as root
 //! request_body_limit = 1048576                # bytes
@@ -73,6 +74,7 @@ use serde::Deserialize;
 use url::{Host, Url};
 
 use crate::plan::{Plan, Plans};
+use crate::roles::Roles;
 use crate::settings::{Baseline, Prices, Settings, Timing};
 
 /// Why a configuration cannot be used.
@@ -101,6 +103,7 @@ pub struct Config {
     /// [`Config::database`] says where it is by default.
     pub database: Option<DatabaseLocation>,
     secrets_key_file: Option<PathBuf>,
+    merchant_secrets_key_file: Option<PathBuf>,
     pub agent_socket: PathBuf,
     pub user: Option<String>,
     pub request_body_limit: usize,
@@ -113,6 +116,9 @@ pub struct Config {
     pub webhooks: delivery::settings::Settings,
     #[serde(skip)]
     pub timing: Timing,
+    /// Settings that only another role needs are not checked.
+    #[serde(skip)]
+    pub roles: Roles,
 }
 
 impl Default for Config {
@@ -126,6 +132,7 @@ impl Default for Config {
             state_dir: PathBuf::from("/var/lib/sandpiper/api"),
             database: None,
             secrets_key_file: None,
+            merchant_secrets_key_file: None,
             agent_socket: PathBuf::from("/run/sandpiper/agent.sock"),
             user: None,
             request_body_limit: 1024 * 1024,
@@ -143,13 +150,18 @@ impl Default for Config {
             payments: PaymentSettings::default(),
             webhooks: delivery::settings::Settings::default(),
             timing: Timing::default(),
+            roles: Roles::default(),
         }
     }
 }
 
 impl Config {
-    /// Reads and checks the file at `path`; without a path, the defaults.
-    pub fn load(path: Option<&Path>) -> Result<Self, ConfigError> {
+    /// Reads the file at `path` and checks what these roles need of it; without a path, the defaults.
+    ///
+    /// # Errors
+    ///
+    /// Where the file cannot be read, or a value cannot be used.
+    pub fn load(path: Option<&Path>, roles: Roles) -> Result<Self, ConfigError> {
         let config = match path {
             None => Self::default(),
             Some(path) => {
@@ -162,6 +174,7 @@ impl Config {
                 })?
             }
         };
+        let config = Self { roles, ..config };
         config.check()?;
         Ok(config)
     }
@@ -200,18 +213,34 @@ impl Config {
         self.secrets_key_file.clone().unwrap_or_else(|| self.state_dir.join("secrets.key"))
     }
 
+    /// The key under which merchants' secret keys are sealed: unless configured otherwise, the same.
+    pub fn merchant_secrets_key_file(&self) -> PathBuf {
+        self.merchant_secrets_key_file.clone().unwrap_or_else(|| self.secrets_key_file())
+    }
+
+    /// The key files that the roles need.
+    pub fn key_files(&self) -> impl Iterator<Item = PathBuf> {
+        let sandboxes = self.roles.sandboxes.then(|| self.secrets_key_file());
+        let payments = self.roles.payments.then(|| self.merchant_secrets_key_file());
+        sandboxes.into_iter().chain(payments)
+    }
+
     fn check(&self) -> Result<(), ConfigError> {
         let wrong =
             |key: &str, reason: &str| Err(ConfigError::Value { key: key.to_owned(), reason: reason.to_owned() });
-        for plan in Plan::ALL {
-            if let Some(problem) = self.plans.of(plan).problem() {
-                return wrong(&format!("plans.{plan}"), problem);
+        if self.roles.sandboxes {
+            for plan in Plan::ALL {
+                if let Some(problem) = self.plans.of(plan).problem() {
+                    return wrong(&format!("plans.{plan}"), problem);
+                }
+            }
+            if self.baseline.cpu == 0 || self.baseline.memory_mb == 0 {
+                return wrong("baseline", "cpu and memory_mb must be at least 1");
             }
         }
-        if self.baseline.cpu == 0 || self.baseline.memory_mb == 0 {
-            return wrong("baseline", "cpu and memory_mb must be at least 1");
-        }
-        if let Some((key, problem)) = self.payments.problem().or(self.webhooks.problem()) {
+        if self.roles.payments
+            && let Some((key, problem)) = self.payments.problem().or(self.webhooks.problem())
+        {
             return wrong(key, problem);
         }
         if let Err(IngressError::Acme { key, problem }) = self.tls.validate() {
@@ -251,7 +280,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("api.toml");
         std::fs::write(&path, text).unwrap();
-        Config::load(Some(&path))
+        Config::load(Some(&path), Roles::default())
     }
 
     #[test]

@@ -32,6 +32,7 @@ pub mod metrics;
 pub mod offer;
 pub mod plan;
 pub mod privileges;
+pub mod roles;
 pub mod router;
 pub mod service;
 pub mod settings;

@@ -33,8 +33,9 @@ pub fn give_up(config: &Config) -> Result<(), PrivilegeError> {
     if !geteuid().is_root() {
         return Err(PrivilegeError::NotRoot { name: name.clone() });
     }
-    let (database, secrets_key) = (config.database(), config.secrets_key_file());
-    for folder in [database.folder(), secrets_key.parent()].into_iter().flatten() {
+    let database = config.database();
+    let key_files: Vec<_> = config.key_files().collect();
+    for folder in database.folder().into_iter().chain(key_files.iter().filter_map(|file| file.parent())) {
         if !folder.exists() {
             private_files::folder(folder)
                 .map_err(|source| PrivilegeError::System { what: "make the state folder", source })?;

@@ -12,7 +12,8 @@ use serde::Serialize;
 use serde_json::Value;
 use utoipa::ToSchema;
 
-/// The body of every error. `Q`: what a quota is; it is there in JSON when it gets here.
+// `Q` is what a quota is: only the side that has quotas knows, and they get here in JSON.
+/// The body of every error.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ErrorBody<Q = Value> {
     /// What kind of error, for programs: `invalid_request`, `unauthorized`, `insufficient_scope`, `plan_required`,

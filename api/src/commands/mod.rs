@@ -13,6 +13,7 @@ use sandpiper_payments::store::Store as Payments;
 
 use crate::config::Config;
 use crate::plan::Plan;
+use crate::roles::{Role, Roles};
 use crate::store::Store;
 use crate::store::keys::Capability;
 use crate::{docs, privileges};
@@ -33,6 +34,7 @@ const DATABASE_VARIABLE: &str = "SANDPIPER_DATABASE_URL";
     version,
     after_help = "Examples:\n  \
         sandpiper-api serve --config /etc/sandpiper/api.toml\n  \
+        sandpiper-api serve --config /etc/sandpiper/payments.toml --roles payments\n  \
         sandpiper-api key create --config /etc/sandpiper/api.toml --team acme --plan pro --capability write\n  \
         sandpiper-api key ls --config /etc/sandpiper/api.toml\n  \
         sandpiper-api operator-key create --config /etc/sandpiper/api.toml --name payments-team\n  \
@@ -56,6 +58,9 @@ enum Command {
     Serve {
         #[command(flatten)]
         config: ConfigArgument,
+        /// What to serve; each alone needs only its own settings and key file
+        #[arg(long, value_delimiter = ',', default_value = "sandboxes,payments")]
+        roles: Vec<Role>,
     },
     /// Make, list and revoke API keys
     #[command(subcommand)]
@@ -182,7 +187,7 @@ impl Arguments {
         // Database, log of writes, keys: nothing that is made here is for other users.
         umask(Mode::from_bits_truncate(0o077));
         match self.command {
-            Command::Serve { config } => serve::run(config.load()?),
+            Command::Serve { config, roles } => serve::run(config.load_for(Roles::from(&roles[..]))?),
             Command::Key(KeyCommand::Create { config, team, capability, name, plan, json }) => {
                 let wanted = key::NewKey { team, capability, name, plan };
                 config.with_database(|database| async move { key::create(&Store::new(database), &wanted, json).await })
@@ -223,7 +228,12 @@ impl Arguments {
 
 impl ConfigArgument {
     fn load(&self) -> anyhow::Result<Config> {
-        let mut config = Config::load(self.config.as_deref())?;
+        self.load_for(Roles::default())
+    }
+
+    /// As a process with these roles needs it.
+    fn load_for(&self, roles: Roles) -> anyhow::Result<Config> {
+        let mut config = Config::load(self.config.as_deref(), roles)?;
         match env::var(DATABASE_VARIABLE) {
             Ok(text) => config.database = Some(text.parse().context(DATABASE_VARIABLE)?),
             Err(VarError::NotPresent) => {}

@@ -8,16 +8,17 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use sandpiper_db::secrets::Vault;
 use sandpiper_db::sole::Sole;
-use sandpiper_db::{DatabaseLocation, chain};
+use sandpiper_db::{Database, DatabaseLocation, chain};
 use sandpiper_http::clock::Clock;
 use sandpiper_http::{listener, metrics};
 use sandpiper_ingress::ListenerTls;
 use sandpiper_payments::delivery::Outside;
 use sandpiper_payments::delivery::retention::Retention;
 use sandpiper_payments::delivery::worker::Worker;
-use sandpiper_payments::state::prune_rate_limits;
+use sandpiper_payments::state::{App as Payments, prune_rate_limits};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
 use tokio_util::task::AbortOnDropHandle;
 use tracing_subscriber::EnvFilter;
 
@@ -55,40 +56,48 @@ pub fn run(config: Config) -> anyhow::Result<()> {
     runtime.block_on(serve(config, listener, metrics))
 }
 
+/// What runs until the end, and its name in the log.
+type Task = (JoinHandle<()>, &'static str);
+
 async fn serve(config: Config, listener: TcpListener, metrics: TcpListener) -> anyhow::Result<()> {
-    let vault = || Vault::open(&config.secrets_key_file());
-    let (sandboxes_vault, payments_vault) = (vault()?, vault()?);
     // Reads and writes files, before anything is served.
     let tls = ListenerTls::open(&config.tls, &config.state_dir, &config.host).context("Setting tls")?;
     let acceptor = tls.as_ref().map(ListenerTls::acceptor).transpose()?;
     let database = open_database(&config.database()).await?;
+    let sole = match config.database() {
+        DatabaseLocation::Sqlite(path) => Some(Sole::take(&path)?),
+        DatabaseLocation::Postgres(_) => None,
+    };
     let clock = Clock::system();
-    let store = Store::new(database.clone());
-    let (agent, _sole) = join(&config, &store, &clock).await?;
+    let sandboxes = config.roles.sandboxes.then(|| sandboxes(&config, &database, &clock)).transpose()?;
+    let payments = config.roles.payments.then(|| payments(&config, &database, &clock)).transpose()?;
+    let outside = config.roles.payments.then(|| Outside::system(&config.webhooks)).transpose()?;
+    let service = Service::new(database.clone(), sandboxes, payments);
+    let agent = match &service.sandboxes {
+        Some(app) => join(&config, app, sole.is_some()).await?,
+        None => None,
+    };
 
     let address = listener.local_addr()?;
     let metrics_address = metrics.local_addr()?;
     let listener = tokio::net::TcpListener::from_std(listener)?;
     let metrics = tokio::net::TcpListener::from_std(metrics)?;
-    let outside = Outside::system(&config.webhooks)?;
-    let app = App::new(config.sandboxes(), store.clone(), sandboxes_vault, clock.clone());
-    let payments_store = sandpiper_payments::store::Store::new(database.clone());
-    let payments = sandpiper_payments::state::App::new(config.payments(), payments_store, payments_vault, clock);
-    let service = Service::new(database.clone(), Some(app.clone()), Some(payments.clone()));
     let (stop, stopped) = watch::channel(false);
-    let webhooks = tokio::spawn(Worker::new(payments.clone(), outside).run(stopped.clone()));
-    let retention = tokio::spawn(Retention::new(payments.clone()).run(stopped.clone()));
-    let pruning = tokio::spawn(prune_rate_limits(payments, stopped.clone()));
-    let policies = tokio::spawn(PolicyWorker::new(app.clone()).run(stopped.clone()));
-    let synchronizer = tokio::spawn(Synchronizer::new(app.clone()).run(stopped.clone()));
-    let heartbeat = tokio::spawn(beat(app.clone(), agent, stopped.clone()));
-    let metrics = tokio::spawn(listener::serve(metrics, None, service.metrics_router(), changed(stopped)));
+    let mut tasks = Vec::new();
+    if let Some(app) = &service.sandboxes {
+        tasks.extend(sandbox_tasks(app, agent, &stopped));
+    }
+    if let Some((app, outside)) = service.payments.as_ref().zip(outside) {
+        tasks.extend(payment_tasks(app, outside, &stopped));
+    }
+    let metrics = listener::serve(metrics, None, service.metrics_router(), changed(stopped));
+    tasks.push((tokio::spawn(metrics), "metrics"));
 
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let signalled = async move {
         tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
     };
-    tracing::info!(metrics = %metrics_address, "figures for Prometheus");
+    tracing::info!(metrics = %metrics_address, "metrics for Prometheus");
     if let Some(ca) = tls.as_ref().and_then(ListenerTls::ca_certificate) {
         tracing::info!(ca = %ca.display(), "clients must trust the certificate authority");
     }
@@ -98,6 +107,54 @@ async fn serve(config: Config, listener: TcpListener, metrics: TcpListener) -> a
     drop(upkeep);
 
     tracing::info!("stopping");
+    if let Some(app) = &service.sandboxes {
+        finish_starts(app).await;
+    }
+    // The receivers are gone only if the tasks are.
+    let _ = stop.send(true);
+    for (task, name) in tasks {
+        if let Err(error) = task.await {
+            tracing::error!(%error, name, "a task ended early");
+        }
+    }
+    if let Some(app) = &service.sandboxes
+        && let Err(error) = app.store.processes.leave().await
+    {
+        tracing::warn!(error = chain(&error), "what this process leaves undone is taken over only in a while");
+    }
+    database.close().await;
+    Ok(())
+}
+
+fn sandboxes(config: &Config, database: &Database, clock: &Clock) -> anyhow::Result<App> {
+    let vault = Vault::open(&config.secrets_key_file())?;
+    Ok(App::new(config.sandboxes(), Store::new(database.clone()), vault, clock.clone()))
+}
+
+fn payments(config: &Config, database: &Database, clock: &Clock) -> anyhow::Result<Payments> {
+    let vault = Vault::open(&config.merchant_secrets_key_file())?;
+    let store = sandpiper_payments::store::Store::new(database.clone());
+    Ok(Payments::new(config.payments(), store, vault, clock.clone()))
+}
+
+fn sandbox_tasks(app: &App, agent: Option<String>, stop: &watch::Receiver<bool>) -> [Task; 3] {
+    [
+        (tokio::spawn(Synchronizer::new(app.clone()).run(stop.clone())), "synchronisation"),
+        (tokio::spawn(PolicyWorker::new(app.clone()).run(stop.clone())), "policy worker"),
+        (tokio::spawn(beat(app.clone(), agent, stop.clone())), "heartbeat"),
+    ]
+}
+
+fn payment_tasks(app: &Payments, outside: Outside, stop: &watch::Receiver<bool>) -> [Task; 3] {
+    [
+        (tokio::spawn(Worker::new(app.clone(), outside).run(stop.clone())), "webhook worker"),
+        (tokio::spawn(Retention::new(app.clone()).run(stop.clone())), "deletion of old webhooks"),
+        (tokio::spawn(prune_rate_limits(app.clone(), stop.clone())), "pruning of rate limits"),
+    ]
+}
+
+/// Waits a while for the starts of sandboxes that are under way.
+async fn finish_starts(app: &App) {
     let starts_end = async {
         while !app.in_flight.is_empty() {
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -106,48 +163,24 @@ async fn serve(config: Config, listener: TcpListener, metrics: TcpListener) -> a
     if tokio::time::timeout(FINISH_STARTS, starts_end).await.is_err() {
         tracing::warn!("sandboxes are still starting; they are found again at the next start");
     }
-    // The receivers are gone only if the tasks are.
-    let _ = stop.send(true);
-    for (task, name) in [
-        (synchronizer, "synchronisation"),
-        (policies, "policy worker"),
-        (webhooks, "webhook worker"),
-        (retention, "deletion of old webhooks"),
-        (pruning, "forgetting of rate limits"),
-        (heartbeat, "sign of life"),
-        (metrics, "figures"),
-    ] {
-        if let Err(error) = task.await {
-            tracing::error!(%error, name, "a task ended early");
-        }
-    }
-    if let Err(error) = store.processes.leave().await {
-        tracing::warn!(error = chain(&error), "what this process leaves undone is taken over only in a while");
-    }
-    database.close().await;
-    Ok(())
 }
 
-/// Enters this process among those that serve the database: the name of its agent, and on SQLite, where it is the only one,
-/// the proof of that, to be kept.
-async fn join(config: &Config, store: &Store, clock: &Clock) -> anyhow::Result<(Option<String>, Option<Sole>)> {
-    let sole = match config.database() {
-        DatabaseLocation::Sqlite(path) => {
-            let sole = Sole::take(&path)?;
-            store.processes.outlive_others().await?;
-            Some(sole)
-        }
-        DatabaseLocation::Postgres(_) => None,
-    };
+/// Enters this process among those that serve sandboxes of the database; the name of its agent. `is_sole`: it is the only
+/// process.
+async fn join(config: &Config, app: &App, is_sole: bool) -> anyhow::Result<Option<String>> {
+    let processes = &app.store.processes;
+    if is_sole {
+        processes.outlive_others().await?;
+    }
     let agent = agent_name(&config.agent_socket)?;
-    if !store.processes.join(agent.as_deref(), clock.now()).await? {
+    if !processes.join(agent.as_deref(), app.clock.now()).await? {
         bail!(
             "Another sandpiper-api serves this database with another agent than {}: all of them must have the same one, \
              on its machine",
             config.agent_socket.display()
         );
     }
-    Ok((agent, sole))
+    Ok(agent)
 }
 
 /// What tells this machine's agent from that of another; `None` where there is none. The kernel's boot id names the machine:

@@ -28,6 +28,8 @@ pub(crate) fn stdout(output: &Output) -> String {
 pub(crate) struct Server {
     pub(crate) child: Child,
     pub(crate) address: String,
+    /// Where `GET /metrics` is.
+    pub(crate) metrics: String,
 }
 
 impl Drop for Server {
@@ -40,14 +42,20 @@ impl Drop for Server {
 
 impl Server {
     pub(crate) fn start(config: &Path) -> Self {
-        let mut child =
-            api().args(["serve", "--config"]).arg(config).env("NO_COLOR", "1").stderr(Stdio::piped()).spawn().unwrap();
+        Self::with_arguments(config, &[])
+    }
+
+    pub(crate) fn with_arguments(config: &Path, arguments: &[&str]) -> Self {
+        let mut command = api();
+        command.args(["serve", "--config"]).arg(config).args(arguments).env("NO_COLOR", "1");
+        let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
         let mut log = BufReader::new(child.stderr.take().unwrap()).lines();
-        let serving = log.find_map(|line| line.unwrap().split_once("address=").map(|(_, rest)| rest.to_owned()));
-        let address = serving.expect("the address in the log").trim().to_owned();
+        let mut after = |mark| log.find_map(|line| Some(line.unwrap().split_once(mark)?.1.trim().to_owned()));
+        let metrics = after("metrics=").expect("the address of the metrics in the log");
+        let address = after("address=").expect("the address in the log");
         // Read on, so that the process never waits for room to log.
         std::thread::spawn(move || log.for_each(drop));
-        Self { child, address }
+        Self { child, address, metrics }
     }
 
     pub(crate) fn get(&self, path: &str, key: &str) -> String {

@@ -21,6 +21,7 @@ mod ports;
 mod processes;
 mod quota;
 mod restore;
+mod roles;
 mod sandbox;
 mod sessions;
 mod support;

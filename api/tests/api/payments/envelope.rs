@@ -43,14 +43,15 @@ fn words(source: &str) -> impl Iterator<Item = &str> {
 
 #[test]
 fn every_reason_is_documented() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let page = fs::read_to_string(root.join("../docs/payments.md")).unwrap();
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let page = fs::read_to_string(root.join("docs/payments.md")).unwrap();
     // These are values of fields.
     let values = ["PAYMENT_METHOD_", "TRAFFIC_VERTICAL_", "CUSTOMER_SEGMENT_"];
     let mut found = BTreeSet::new();
-    for folder in ["merchant", "operator"] {
-        for file in fs::read_dir(root.join("src").join(folder)).unwrap() {
-            let source = fs::read_to_string(file.unwrap().path()).unwrap();
+    for folder in ["", "domain", "merchant", "operator"] {
+        let files = fs::read_dir(root.join("payments/src").join(folder)).unwrap().map(|file| file.unwrap().path());
+        for file in files.filter(|file| file.is_file()) {
+            let source = fs::read_to_string(file).unwrap();
             found.extend(words(&source).map(str::to_owned));
         }
     }

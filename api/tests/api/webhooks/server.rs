@@ -77,7 +77,7 @@ impl Server {
     fn find_address(&mut self) -> bool {
         let log = self.log();
         let after = |mark| log.lines().find_map(|line| line.split_once(mark).map(|(_, rest)| rest.trim().to_owned()));
-        self.metrics = after("figures for Prometheus metrics=").unwrap_or_default();
+        self.metrics = after("metrics for Prometheus metrics=").unwrap_or_default();
         self.address = after("serving address=").unwrap_or_default();
         !self.address.is_empty()
     }
