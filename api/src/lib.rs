@@ -1,5 +1,5 @@
-//! The API process: `/v1` for tenants and the way to the agent that runs their sandboxes, `/merchant` and `/operator` for
-//! payments and the webhooks that tell of them, and the store behind both.
+//! The API process: `/v1` for tenants and the way to the agent that runs their sandboxes, with the store behind both; and the
+//! command line, which serves that, payments (`sandpiper-payments`), or both.
 //!
 //! # Dramatis personae
 //!
@@ -17,11 +17,11 @@
 //!
 //! # Rooms
 //!
-//! [`app`] state and router · [`http`] what every request passes through · [`auth`] keys and capabilities ·
-//! [`v1`], [`merchant`], [`operator`] one file per resource · [`webhooks`] deliveries and their attempts ·
-//! [`dispatch`] the agent · [`store`] the database ·
-//! [`error`] the envelope · [`docs`] the OpenAPI document and its page · [`portal`] a page for merchants ·
-//! [`commands`] the command line · [`server`] sockets
+//! [`commands`] the command line · [`config`] its file · [`service`] what a process serves, by its [`roles`]
+//!
+//! Of the sandbox side, which knows nothing of payments: [`state`] what handlers work with · [`router`] all routes ·
+//! [`v1`] one file per resource · [`auth`] keys and capabilities · [`dispatch`] the agent · [`store`] the tables ·
+//! [`docs`] the OpenAPI document
 
 pub mod auth;
 pub mod commands;

@@ -10,7 +10,7 @@ use sandpiper_http::error::ApiError;
 use sandpiper_protocol::agent::Allowance;
 
 use super::{AgentError, sync};
-use crate::app::App;
+use crate::state::App;
 
 use crate::store::teams::Team;
 use crate::v1::limits::QuotaBody;

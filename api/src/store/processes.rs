@@ -7,7 +7,7 @@
 //!
 //! A process that only stood still for so long finds its claims gone and can make nothing under them any more.
 //!
-//! On SQLite there is one process, which holds a lock to its end: see [`super::sole`].
+//! On SQLite there is one process, which holds a lock to its end: see [`sandpiper_db::sole`].
 
 use std::collections::HashSet;
 use std::sync::Arc;

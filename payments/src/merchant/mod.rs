@@ -9,8 +9,7 @@
 //! | `GET/PUT /merchant/api/v1/webhookConfig`, `POST …/webhookConfig/test` | [`webhook_config`] |
 //!
 //! A handler's first parameter says which kind of key it needs ([`auth`]); merchant and realm come from the key and from
-//! nowhere else. What both this and [`crate::operator`] work with is here too: the error envelope ([`error`]), realms,
-//! amounts, the payment order and the rules of its updates ([`transition`]).
+//! nowhere else.
 
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
