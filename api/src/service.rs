@@ -38,7 +38,7 @@ impl Service {
             app.metrics.register(&mut registry);
         }
         if let Some(app) = &payments {
-            app.metrics.register(&mut registry);
+            app.webhooks.metrics.register(&mut registry);
         }
         Self { sandboxes, payments, database, requests, registry: Arc::new(registry) }
     }
@@ -78,7 +78,7 @@ async fn metrics(State(service): State<Service>) -> Result<Response, ApiError> {
         app.metrics.sandboxes(&app.store.sandboxes.counts().await?);
     }
     if let Some(app) = &service.payments {
-        app.metrics.loads(&app.store.webhook_endpoints.loads().await?);
+        app.webhooks.metrics.loads(&app.store.webhook_endpoints.loads().await?);
     }
     let mut text = String::new();
     encode(&mut text, &service.registry).map_err(|error| ApiError::internal(error.to_string()))?;

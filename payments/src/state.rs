@@ -13,7 +13,6 @@ use tokio::sync::watch;
 
 use crate::answers::Answers;
 use crate::delivery::Webhooks;
-use crate::delivery::metrics::WebhookMetrics;
 use crate::settings::Settings;
 use crate::store::Store;
 
@@ -27,15 +26,14 @@ pub struct Parts {
     pub settings: Settings,
     pub store: Store,
     /// Seals merchants' secret keys.
-    pub vault: Vault,
+    pub vault: Arc<Vault>,
     pub rate_limits: RateLimits,
     /// Of operator keys; those of merchants have the one above.
     pub operator_rate_limits: RateLimits,
-    pub metrics: WebhookMetrics,
     pub clock: Clock,
     /// To what merchants have asked, while nothing of it has changed.
     pub answers: Answers,
-    pub webhooks: Webhooks,
+    pub webhooks: Arc<Webhooks>,
 }
 
 impl Deref for App {
@@ -49,14 +47,15 @@ impl Deref for App {
 impl App {
     /// Assembles the state.
     pub fn new(settings: Settings, store: Store, vault: Vault, clock: Clock) -> Self {
+        let vault = Arc::new(vault);
+        let webhooks = Webhooks::new(settings.webhooks.clone(), store.clone(), vault.clone(), clock.clone());
         Self(Arc::new(Parts {
             rate_limits: RateLimits::new(settings.rate_limit),
             operator_rate_limits: RateLimits::new(settings.operator_rate_limit),
-            webhooks: Webhooks::new(&settings.webhooks),
+            webhooks: Arc::new(webhooks),
             settings,
             store,
             vault,
-            metrics: WebhookMetrics::default(),
             clock,
             answers: Answers::default(),
         }))

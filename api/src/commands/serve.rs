@@ -147,8 +147,8 @@ fn sandbox_tasks(app: &App, agent: Option<String>, stop: &watch::Receiver<bool>)
 
 fn payment_tasks(app: &Payments, outside: Outside, stop: &watch::Receiver<bool>) -> [Task; 3] {
     [
-        (tokio::spawn(Worker::new(app.clone(), outside).run(stop.clone())), "webhook worker"),
-        (tokio::spawn(Retention::new(app.clone()).run(stop.clone())), "deletion of old webhooks"),
+        (tokio::spawn(Worker::new(app.webhooks.clone(), outside).run(stop.clone())), "webhook worker"),
+        (tokio::spawn(Retention::new(app.webhooks.clone()).run(stop.clone())), "deletion of old webhooks"),
         (tokio::spawn(prune_rate_limits(app.clone(), stop.clone())), "pruning of rate limits"),
     ]
 }

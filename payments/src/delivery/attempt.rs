@@ -1,18 +1,19 @@
 //! One attempt of one delivery: sign, send, decide what becomes of it.
 
 use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use jiff::{SignedDuration, Timestamp};
 use sandpiper_db::chain;
 use sandpiper_webhook::{SigningKey, sign};
 
+use super::Webhooks;
 use super::chance::Chance;
 use super::endpoint_url::EndpointUrl;
 use super::sender::{Sender, Webhook};
 use crate::domain::outcome::{Answer, Failure, FailureClass, Verdict};
 use crate::domain::schedule::{Next, next_attempt};
-use crate::state::App;
 use crate::store::deliveries::State;
 use crate::store::delivery_claims::{Claimed, Decision, Finished};
 use crate::store::webhook_endpoints::EndpointKey;
@@ -37,7 +38,7 @@ impl SigningKeys {
 /// Makes attempts.
 #[derive(Debug)]
 pub(super) struct Attempter {
-    pub(super) app: App,
+    pub(super) webhooks: Arc<Webhooks>,
     pub(super) sender: Sender,
     pub(super) chance: Chance,
 }
@@ -47,8 +48,8 @@ impl Attempter {
     /// is signed with the old one.
     pub(super) async fn signing_keys(&self, claimed: &[Claimed]) -> SigningKeys {
         let endpoints: BTreeSet<_> = claimed.iter().map(|claimed| &claimed.endpoint).collect();
-        let keys = &self.app.store.merchant_keys;
-        let readable = match keys.signing_keys(&self.app.vault, endpoints.iter().copied()).await {
+        let keys = &self.webhooks.store.merchant_keys;
+        let readable = match keys.signing_keys(&self.webhooks.vault, endpoints.iter().copied()).await {
             Ok(keys) => {
                 let unusable = |error| Failure::new(FailureClass::NoSigningSecret, chain(&error));
                 keys.into_iter().map(|(endpoint, key)| (endpoint, key.map_err(unusable))).collect()
@@ -65,12 +66,12 @@ impl Attempter {
     pub(super) async fn attempt(&self, claimed: Claimed, key: Result<SigningKey, Failure>) -> Finished {
         let began = Instant::now();
         let lag = claimed.started_at.duration_since(claimed.due_at);
-        self.app.metrics.started(lag.unsigned_abs());
+        self.webhooks.metrics.started(lag.unsigned_abs());
         let key = match key {
             Ok(key) => key,
             Err(unsigned) => return self.held(claimed, unsigned),
         };
-        let signed_at = self.app.clock.now().as_second();
+        let signed_at = self.webhooks.clock.now().as_second();
         let signature = sign(&key, signed_at, &claimed.body);
         drop(key);
         let sent = self.send(&claimed, &signature).await;
@@ -79,7 +80,7 @@ impl Attempter {
 
     async fn send(&self, claimed: &Claimed, signature: &str) -> Result<Answer, Failure> {
         // Checked when it was configured; what is allowed may have changed.
-        let url = EndpointUrl::parse(&claimed.url, self.app.webhooks.rule())
+        let url = EndpointUrl::parse(&claimed.url, self.webhooks.rule())
             .map_err(|error| Failure::new(FailureClass::BlockedAddress, error))?;
         let webhook = Webhook {
             endpoint: &claimed.endpoint,
@@ -88,11 +89,11 @@ impl Attempter {
             signature,
             body: claimed.body.clone(),
         };
-        self.sender.send(&webhook, &self.app.clock).await
+        self.sender.send(&webhook, &self.webhooks.clock).await
     }
 
     fn held(&self, claimed: Claimed, unsigned: Failure) -> Finished {
-        let now = self.app.clock.now();
+        let now = self.webhooks.clock.now();
         let hold = if unsigned.class == FailureClass::SecretUnread { SHORT_HOLD } else { HOLD };
         Finished {
             claimed,
@@ -112,7 +113,7 @@ impl Attempter {
         signed_at: i64,
         duration: Duration,
     ) -> Finished {
-        let ended_at = self.app.clock.now();
+        let ended_at = self.webhooks.clock.now();
         let decision = decide(&claimed, &sent, ended_at, self.chance.draw());
         let (result, detail) = match sent {
             Ok(answer) => (Ok(answer.status), answer.snippet),

@@ -22,6 +22,7 @@
 //! 4. No transaction is open while a receiver is waited for.
 //! 5. An endpoint that hangs holds a few attempts, and no others' ([`capacity`]).
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::Notify;
@@ -47,22 +48,41 @@ use addresses::AddressRule;
 use chance::Chance;
 use connection::Connector;
 use endpoint_url::{EndpointUrl, UrlError};
+use metrics::WebhookMetrics;
 use resolver::Resolver;
 use sandpiper_db::chain;
+use sandpiper_db::secrets::Vault;
+use sandpiper_http::clock::Clock;
 use settings::Settings;
 use trust::TrustError;
 
-/// What requests have to do with webhooks: to check a URL, and to wake the worker.
+use crate::store::Store;
+
+/// What the tasks work with; requests have to do with it to check a URL, and to wake the worker.
 #[derive(Debug)]
 pub struct Webhooks {
+    pub settings: Settings,
+    pub store: Store,
+    /// Opens the secrets that sign.
+    pub vault: Arc<Vault>,
+    pub clock: Clock,
+    pub metrics: WebhookMetrics,
     rule: AddressRule,
     due: Notify,
 }
 
 impl Webhooks {
     /// As configured.
-    pub fn new(settings: &Settings) -> Self {
-        Self { rule: AddressRule::new(settings.allow_addresses.clone()), due: Notify::new() }
+    pub fn new(settings: Settings, store: Store, vault: Arc<Vault>, clock: Clock) -> Self {
+        Self {
+            rule: AddressRule::new(settings.allow_addresses.clone()),
+            settings,
+            store,
+            vault,
+            clock,
+            metrics: WebhookMetrics::default(),
+            due: Notify::new(),
+        }
     }
 
     /// Tells the worker that a delivery was made. To be called after the commit; what is forgotten is found a second later.

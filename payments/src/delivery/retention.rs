@@ -1,5 +1,6 @@
 //! The task that deletes deliveries which have been over for longer than the operator wants to keep them.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::SignedDuration;
@@ -7,7 +8,7 @@ use sandpiper_db::{StoreError, chain};
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-use crate::state::App;
+use super::Webhooks;
 use crate::store::delivery_retention::AT_ONCE;
 
 /// Between two looks.
@@ -18,13 +19,13 @@ const BREATH: Duration = Duration::from_millis(20);
 /// Deletes what is old.
 #[derive(Debug)]
 pub struct Retention {
-    app: App,
+    webhooks: Arc<Webhooks>,
 }
 
 impl Retention {
     /// A task that has not begun.
-    pub fn new(app: App) -> Self {
-        Self { app }
+    pub fn new(webhooks: Arc<Webhooks>) -> Self {
+        Self { webhooks }
     }
 
     /// Deletes until `stop` changes.
@@ -43,11 +44,11 @@ impl Retention {
 
     /// Deletes all that is old now; how many deliveries that were.
     pub async fn round(&self) -> Result<usize, StoreError> {
-        let kept = SignedDuration::from_hours(24 * i64::from(self.app.settings.webhooks.keep_days));
-        let Ok(end) = self.app.clock.now().checked_sub(kept) else { return Ok(0) };
+        let kept = SignedDuration::from_hours(24 * i64::from(self.webhooks.settings.keep_days));
+        let Ok(end) = self.webhooks.clock.now().checked_sub(kept) else { return Ok(0) };
         let mut all = 0;
         loop {
-            let deleted = self.app.store.deliveries.delete_ended(end).await?;
+            let deleted = self.webhooks.store.deliveries.delete_ended(end).await?;
             all += deleted;
             if deleted < AT_ONCE {
                 return Ok(all);

@@ -23,13 +23,12 @@ use sandpiper_db::{StoreError, chain};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::Outside;
 use super::attempt::Attempter;
 use super::metrics::outcome;
 use super::sender::Sender;
 use super::under_way::{Place, UnderWay};
+use super::{Outside, Webhooks};
 use crate::domain::capacity::{SLOW, largest_cap, window};
-use crate::state::App;
 use crate::store::deliveries::State;
 use crate::store::delivery_claims::{Claimed, Decision, Finished};
 
@@ -54,15 +53,15 @@ pub struct Worker {
 
 impl Worker {
     /// A worker that has not begun.
-    pub fn new(app: App, outside: Outside) -> Self {
+    pub fn new(webhooks: Arc<Webhooks>, outside: Outside) -> Self {
         let sender = Sender::new(outside.connector, outside.attempt_limit);
-        let attempter = Arc::new(Attempter { app, sender, chance: outside.chance });
+        let attempter = Arc::new(Attempter { webhooks, sender, chance: outside.chance });
         Self { attempter, started: Instant::now(), under_way: Arc::default() }
     }
 
     /// Sends until `stop` changes.
     pub async fn run(self, mut stop: watch::Receiver<bool>) {
-        if let Err(error) = self.app().store.webhook_endpoints.begin_small(self.largest_cap()).await {
+        if let Err(error) = self.webhooks().store.webhook_endpoints.begin_small(self.largest_cap()).await {
             tracing::error!(error = chain(&error), "webhooks begin with the caps of before");
         }
         let (finished, results) = mpsc::channel(AT_ONCE);
@@ -81,7 +80,7 @@ impl Worker {
                 }
             };
             tokio::select! {
-                () = self.app().webhooks.due.notified() => {}
+                () = self.webhooks().due.notified() => {}
                 () = sleep(pause) => {}
                 _ = stop.changed() => break,
             }
@@ -111,16 +110,16 @@ impl Worker {
             });
             let finished = join_all(attempts).await;
             finished.iter().for_each(|one| self.note(one));
-            self.app().store.delivery_claims.finish(finished, self.largest_cap()).await?;
+            self.webhooks().store.delivery_claims.finish(finished, self.largest_cap()).await?;
         }
     }
 
-    fn app(&self) -> &App {
-        &self.attempter.app
+    fn webhooks(&self) -> &Webhooks {
+        &self.attempter.webhooks
     }
 
     fn limit(&self) -> usize {
-        self.app().settings.webhooks.concurrency.get()
+        self.webhooks().settings.concurrency.get()
     }
 
     fn largest_cap(&self) -> u32 {
@@ -130,8 +129,8 @@ impl Worker {
     /// Begins attempts for as much as there is room; how long to sleep afterwards.
     async fn begin(&self, finished: &mpsc::Sender<(Finished, Place)>) -> Result<Duration, StoreError> {
         let room = window(self.started.elapsed(), self.limit()).saturating_sub(self.under_way.count());
-        let Some(due) = self.app().store.webhook_endpoints.next_due().await? else { return Ok(POLL) };
-        let wait = due.duration_since(self.app().clock.now());
+        let Some(due) = self.webhooks().store.webhook_endpoints.next_due().await? else { return Ok(POLL) };
+        let wait = due.duration_since(self.webhooks().clock.now());
         if wait.is_positive() {
             return Ok(Duration::try_from(wait).unwrap_or(POLL).clamp(BREATH, POLL));
         }
@@ -160,12 +159,12 @@ impl Worker {
     /// None only if none is due that may be attempted.
     async fn claim(&self, limit: usize) -> Result<Vec<Claimed>, StoreError> {
         loop {
-            let claims = self.app().store.delivery_claims.claim(limit, self.app().clock.now()).await?;
+            let claims = self.webhooks().store.delivery_claims.claim(limit, self.webhooks().clock.now()).await?;
             if claims.expired == 0 {
                 return Ok(claims.deliveries);
             }
             tracing::warn!(deliveries = claims.expired, "webhooks not attempted for seven days are exhausted");
-            self.app().metrics.expired(claims.expired);
+            self.webhooks().metrics.expired(claims.expired);
             if !claims.deliveries.is_empty() {
                 return Ok(claims.deliveries);
             }
@@ -177,14 +176,14 @@ impl Worker {
     async fn sweep(&self) {
         self.attempter.sender.prune();
         let slow = self.under_way.longer_than(SLOW);
-        if let Err(error) = self.app().store.webhook_endpoints.slow_down(slow).await {
+        if let Err(error) = self.webhooks().store.webhook_endpoints.slow_down(slow).await {
             tracing::error!(error = chain(&error), "endpoints that hang keep their caps");
         }
-        match self.app().store.delivery_claims.reclaim(self.app().clock.now()).await {
+        match self.webhooks().store.delivery_claims.reclaim(self.webhooks().clock.now()).await {
             Ok(0) => {}
             Ok(deliveries) => {
                 tracing::warn!(deliveries, "webhooks whose process died are attempted again");
-                self.app().metrics.reclaimed(deliveries);
+                self.webhooks().metrics.reclaimed(deliveries);
             }
             Err(error) => tracing::error!(error = chain(&error), "webhooks of dead processes not taken back"),
         }
@@ -197,13 +196,13 @@ impl Worker {
             finished.iter().for_each(|one| self.note(one));
             self.record(finished).await;
             drop(places);
-            self.app().webhooks.wake();
+            self.webhooks().wake();
         }
     }
 
     async fn record(&self, finished: Vec<Finished>) {
         for _ in 0..RECORD_TRIES {
-            match self.app().store.delivery_claims.finish(finished.clone(), self.largest_cap()).await {
+            match self.webhooks().store.delivery_claims.finish(finished.clone(), self.largest_cap()).await {
                 Ok(()) => return,
                 Err(error) => {
                     tracing::error!(
@@ -219,7 +218,7 @@ impl Worker {
 
     /// Counts an attempt and logs it: never its body, its signature, or the answer's.
     fn note(&self, finished: &Finished) {
-        self.app().metrics.finished(finished);
+        self.webhooks().metrics.finished(finished);
         let claimed = &finished.claimed;
         let span = tracing::info_span!(
             "webhook",

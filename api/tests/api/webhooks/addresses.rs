@@ -14,7 +14,10 @@ use crate::support::Host;
 /// A worker under the rule for the public, to which only `allowed` is added.
 fn worker(stage: &Stage, receiver: &Receiver, names: &Names, allowed: &[&str]) -> Worker {
     let allowed = allowed.iter().map(|net| net.parse().unwrap()).collect();
-    Worker::new(stage.host.payments.clone(), outside_with(&[receiver], names.clone(), AddressRule::new(allowed)))
+    Worker::new(
+        stage.host.payments.webhooks.clone(),
+        outside_with(&[receiver], names.clone(), AddressRule::new(allowed)),
+    )
 }
 
 fn url(receiver: &Receiver) -> String {
@@ -108,7 +111,7 @@ async fn a_name_service_that_hangs_costs_the_limit_and_no_more() {
     let delivery = stage.pay("pay_1").await;
     let mut world = outside(&[&receiver]);
     world.connector.resolver = Resolver::new(Silence);
-    Worker::new(stage.host.payments.clone(), world).round().await.unwrap();
+    Worker::new(stage.host.payments.webhooks.clone(), world).round().await.unwrap();
     let milliseconds = stage.attempts(&delivery).await[0].duration_ms.unwrap();
     assert!(u128::from(milliseconds) >= LIMIT.as_millis() && milliseconds < 1600, "{milliseconds}");
     assert_eq!(stage.delivery(&delivery).await.error_class.unwrap().as_str(), "timeout");

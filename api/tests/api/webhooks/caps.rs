@@ -25,7 +25,7 @@ const FOR_EVER: Duration = Duration::from_secs(3600);
 fn send(stage: &Stage, receivers: &[&Receiver]) -> watch::Sender<bool> {
     let world = Outside { attempt_limit: FOR_EVER, ..outside(receivers) };
     let (stop, stopped) = watch::channel(false);
-    tokio::spawn(Worker::new(stage.host.payments.clone(), world).run(stopped));
+    tokio::spawn(Worker::new(stage.host.payments.webhooks.clone(), world).run(stopped));
     stop
 }
 

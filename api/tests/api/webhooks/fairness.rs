@@ -70,7 +70,7 @@ async fn an_endpoint_that_hangs_does_not_hold_up_the_others() {
     // So long that no attempt at the endpoint that hangs ends here: whoever waited for one would not be served at all.
     let world = Outside { attempt_limit: Duration::from_secs(3600), ..outside(&[&hanging, &prompt]) };
     let (_stop, stopped) = tokio::sync::watch::channel(false);
-    tokio::spawn(Worker::new(stage.host.payments.clone(), world).run(stopped));
+    tokio::spawn(Worker::new(stage.host.payments.webhooks.clone(), world).run(stopped));
 
     for chunk in 0..HELD_UP / 500 {
         let reports = (0..500).map(|number| {

@@ -64,14 +64,14 @@ async fn a_name_that_stands_for_one_inside_gets_not_one_byte() {
     let public_only = world(&receiver, &names, AddressRule::default());
     let with_this_machine = world(&receiver, &names, AddressRule::new(vec!["127.0.0.0/8".parse().unwrap()]));
 
-    Worker::new(stage.host.payments.clone(), public_only).round().await.unwrap();
+    Worker::new(stage.host.payments.webhooks.clone(), public_only).round().await.unwrap();
     let blocked = stage.delivery(&delivery).await;
     assert_eq!((blocked.state, blocked.error_class.unwrap().as_str()), (State::Pending, "blocked_address"));
     assert_eq!(receiver.connections(), 0);
 
     // The same name and answer, where the address may be connected to.
     stage.pass_to_next().await;
-    Worker::new(stage.host.payments.clone(), with_this_machine).round().await.unwrap();
+    Worker::new(stage.host.payments.webhooks.clone(), with_this_machine).round().await.unwrap();
     assert_eq!(stage.delivery(&delivery).await.state, State::Delivered);
 }
 
@@ -84,7 +84,7 @@ async fn a_name_that_does_not_exist_and_a_server_that_does_not_answer_are_failur
         let delivery = stage.pay("pay_1").await;
         let world = world(&receiver, &names, AddressRule::default());
 
-        Worker::new(stage.host.payments.clone(), world).round().await.unwrap();
+        Worker::new(stage.host.payments.webhooks.clone(), world).round().await.unwrap();
 
         let [attempt] = &stage.attempts(&delivery).await[..] else { panic!("one attempt") };
         assert_eq!(attempt.error_class.unwrap().as_str(), "dns", "{attempt:?}");

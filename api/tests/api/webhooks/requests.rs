@@ -270,7 +270,7 @@ async fn an_acknowledgement_is_written_down_when_its_head_has_come() {
     let stage = Stage::towards(&receiver).await;
     let delivery = stage.pay("pay_1").await;
     let world = Outside { attempt_limit: Duration::from_secs(3600), ..outside(&[&receiver]) };
-    Worker::new(stage.host.payments.clone(), world).round().await.unwrap();
+    Worker::new(stage.host.payments.webhooks.clone(), world).round().await.unwrap();
 
     assert_eq!(stage.delivery(&delivery).await.state, State::Delivered);
 }

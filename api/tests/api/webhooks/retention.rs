@@ -13,7 +13,7 @@ const DAY: SignedDuration = SignedDuration::from_hours(24);
 
 /// Deletes what is old now; how many deliveries that were.
 async fn delete(stage: &Stage) -> usize {
-    Retention::new(stage.host.payments.clone()).round().await.unwrap()
+    Retention::new(stage.host.payments.webhooks.clone()).round().await.unwrap()
 }
 
 #[tokio::test]

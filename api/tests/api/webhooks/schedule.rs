@@ -20,7 +20,7 @@ async fn a_hundred_attempts_are_made_and_no_more() {
     let draws = std::sync::atomic::AtomicU32::new(0);
     let chance =
         Chance::from_fn(move || f64::from(draws.fetch_add(37, std::sync::atomic::Ordering::Relaxed) % 100) / 100.0);
-    let worker = Worker::new(stage.host.payments.clone(), Outside { chance, ..outside(&[&receiver]) });
+    let worker = Worker::new(stage.host.payments.webhooks.clone(), Outside { chance, ..outside(&[&receiver]) });
     worker.round().await.unwrap();
     while stage.pass_to_next().await {
         assert_eq!(worker.round().await.unwrap(), 1);

@@ -101,7 +101,7 @@ impl Stage {
     }
 
     pub(crate) fn worker_for(&self, receivers: &[&Receiver]) -> Worker {
-        Worker::new(self.host.payments.clone(), outside(receivers))
+        Worker::new(self.host.payments.webhooks.clone(), outside(receivers))
     }
 
     /// Reports that a live payment is COMPLETED; its delivery.
