@@ -21,13 +21,13 @@
 //!
 //! Of the sandbox side, which knows nothing of payments: [`state`] what handlers work with · [`router`] all routes ·
 //! [`v1`] one file per resource · [`auth`] keys and capabilities · [`dispatch`] the agent · [`store`] the tables ·
-//! [`docs`] the OpenAPI document
+//! [`document`] what describes them
 
 pub mod auth;
 pub mod commands;
 pub mod config;
 pub mod dispatch;
-pub mod docs;
+pub mod document;
 pub mod metrics;
 pub mod offer;
 pub mod plan;

@@ -3,14 +3,14 @@
 use axum::{Router, middleware};
 
 use crate::state::App;
-use crate::{docs, v1};
+use crate::{document, v1};
 
 /// The routes. What changes something passes [`v1::mutation`] first: authentication, body, idempotency key; the rest runs to
 /// its end even if the client hangs up, and is written to the audit.
 pub fn router(app: &App) -> Router {
-    let (routes, document) = v1::router().split_for_parts();
+    let (routes, document) = document::of(v1::router());
     routes
         .route_layer(middleware::from_fn_with_state(app.clone(), v1::mutation::run))
-        .merge(docs::router(&document))
+        .merge(document::router(&document))
         .with_state(app.clone())
 }

@@ -16,7 +16,7 @@ use crate::plan::Plan;
 use crate::roles::{Role, Roles};
 use crate::store::Store;
 use crate::store::keys::Capability;
-use crate::{docs, privileges};
+use crate::{document, privileges};
 
 pub mod audit;
 pub mod import;
@@ -219,7 +219,7 @@ impl Arguments {
                 audit::show(&AuditLog::new(database), resource.as_deref(), limit, json).await
             }),
             Command::Openapi { payments } => {
-                print!("{}", if payments { sandpiper_payments::document::text()? } else { docs::document_text()? });
+                print!("{}", if payments { sandpiper_payments::document::text()? } else { document::text()? });
                 Ok(())
             }
         }

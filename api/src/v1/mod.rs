@@ -24,7 +24,6 @@
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use crate::docs;
 use crate::state::App;
 
 pub mod checkpoints;
@@ -38,9 +37,9 @@ pub mod ports;
 pub mod sandboxes;
 pub mod templates;
 
-/// All routes, and the document that describes them.
+/// All routes.
 pub fn router() -> OpenApiRouter<App> {
-    let mut router = OpenApiRouter::with_openapi(docs::base())
+    OpenApiRouter::new()
         .routes(routes!(sandboxes::create::create, sandboxes::list::list))
         .routes(routes!(sandboxes::show::show, sandboxes::update::update, sandboxes::delete::delete))
         .routes(routes!(sandboxes::connect::connect))
@@ -58,7 +57,5 @@ pub fn router() -> OpenApiRouter<App> {
         .routes(routes!(egress_profiles::list))
         .routes(routes!(logs::logs))
         .routes(routes!(limits::limits))
-        .routes(routes!(templates::list));
-    docs::complete(router.get_openapi_mut());
-    router
+        .routes(routes!(templates::list))
 }

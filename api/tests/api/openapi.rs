@@ -9,7 +9,7 @@ use crate::support::Host;
 fn the_checked_in_document_is_fresh() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/openapi.json");
     let checked_in = std::fs::read_to_string(path).unwrap_or_default();
-    let fresh = sandpiper_api::docs::document_text().unwrap();
+    let fresh = sandpiper_api::document::text().unwrap();
     assert!(
         checked_in == fresh,
         "docs/openapi.json is stale; refresh it with: cargo run -p sandpiper-api -- openapi > docs/openapi.json"
@@ -20,13 +20,13 @@ fn the_checked_in_document_is_fresh() {
 async fn the_served_document_is_the_checked_in_one() {
     let host = Host::new().await;
     let served = host.send(Request::get("/openapi.json").body(Body::empty()).unwrap()).await;
-    let fresh: serde_json::Value = serde_json::from_str(&sandpiper_api::docs::document_text().unwrap()).unwrap();
+    let fresh: serde_json::Value = serde_json::from_str(&sandpiper_api::document::text().unwrap()).unwrap();
     assert_eq!(served.json(), fresh);
 }
 
 #[test]
 fn operations_have_names_of_their_own_and_all_references_exist() {
-    let text = sandpiper_api::docs::document_text().unwrap();
+    let text = sandpiper_api::document::text().unwrap();
     let document: serde_json::Value = serde_json::from_str(&text).unwrap();
     let items = document["paths"].as_object().unwrap().values().flat_map(|item| item.as_object().unwrap().values());
     let mut names: Vec<_> = items.map(|operation| operation["operationId"].as_str().unwrap()).collect();

@@ -11,6 +11,7 @@ use utoipa::openapi::{
     Response, ResponseBuilder, SecurityRequirement,
 };
 use utoipa::{PartialSchema, ToSchema};
+use utoipa_axum::router::OpenApiRouter;
 
 use crate::state::App;
 use crate::v1;
@@ -24,8 +25,25 @@ const DESCRIPTION: &str = "Isolated Linux machines for agents and automation.\n\
 /// The name of the envelope of errors.
 const ERROR: &str = "Error";
 
+/// The routes, and the document that describes them.
+pub fn of(routes: OpenApiRouter<App>) -> (Router<App>, OpenApi) {
+    let (router, mut document) = OpenApiRouter::with_openapi(base()).merge(routes).split_for_parts();
+    complete(&mut document);
+    (router, document)
+}
+
+/// The document as it is checked in and served.
+///
+/// # Errors
+///
+/// Where it has no JSON form, which is a bug.
+pub fn text() -> Result<String, serde_json::Error> {
+    let (_, document) = of(v1::router());
+    Ok(document.to_pretty_json()? + "\n")
+}
+
 /// The document before any route is in it.
-pub fn base() -> OpenApi {
+fn base() -> OpenApi {
     OpenApiBuilder::new()
         .info(InfoBuilder::new().title("Sandpiper").version("1").description(Some(DESCRIPTION)).build())
         .components(Some(
@@ -48,7 +66,7 @@ pub fn base() -> OpenApi {
 }
 
 /// Adds what all operations have in common: the shape of their errors, and the header of those that change something.
-pub fn complete(document: &mut OpenApi) {
+fn complete(document: &mut OpenApi) {
     for item in document.paths.paths.values_mut() {
         for operation in [&mut item.post, &mut item.put, &mut item.patch, &mut item.delete].into_iter().flatten() {
             operation.parameters.get_or_insert_default().push(RefOr::T(idempotency_key()));
@@ -74,12 +92,6 @@ fn error_response() -> Response {
     let schema = RefOr::Ref(Ref::from_schema_name(ERROR));
     let content = ContentBuilder::new().schema(Some(schema)).build();
     ResponseBuilder::new().description("Refused, or failed").content("application/json", content).build()
-}
-
-/// The document as it is checked in and served.
-pub fn document_text() -> Result<String, serde_json::Error> {
-    let (_, document) = v1::router().split_for_parts();
-    Ok(document.to_pretty_json()? + "\n")
 }
 
 /// `/openapi.json` and `/docs`.
