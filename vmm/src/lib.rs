@@ -7,10 +7,12 @@
 //! * [`memory`], [`snapshot`]: the guest's memory, and machines as files.
 //! * [`devices`]: what the guest sees besides CPUs and memory.
 //! * [`disk`]: what is behind a block device: layers.
+//! * [`exit`]: the one end of a machine, which many may report.
 //! * [`jail`]: what a monitor, and each of its threads, is still allowed to do.
 
 pub mod devices;
 pub mod disk;
+pub mod exit;
 pub mod jail;
 pub mod machine;
 pub mod memory;

@@ -8,11 +8,11 @@
 use sandpiper_protocol::vmm::ExitReason;
 
 use super::bus::BusDevice;
-use crate::machine::ending::Ending;
+use crate::exit::ExitLatch;
 
 /// ACPI registers in port space: sleep control, sleep status, reset; one byte each.
 pub struct AcpiPower {
-    ending: Ending,
+    exit: ExitLatch,
 }
 
 impl AcpiPower {
@@ -32,8 +32,8 @@ impl AcpiPower {
     const SLEEP_ENABLE: u8 = 1 << 5;
     const SLEEP_TYPE_SHIFT: u8 = 2;
 
-    pub fn new(ending: Ending) -> Self {
-        Self { ending }
+    pub fn new(exit: ExitLatch) -> Self {
+        Self { exit }
     }
 }
 
@@ -48,16 +48,16 @@ impl BusDevice for AcpiPower {
         if offset == u64::from(Self::SLEEP_CONTROL)
             && value == Self::SLEEP_ENABLE | (Self::SLEEP_TYPE_S5 << Self::SLEEP_TYPE_SHIFT)
         {
-            self.ending.report(ExitReason::GuestPoweredOff, "The guest powered itself off");
+            self.exit.report(ExitReason::GuestPoweredOff, "The guest powered itself off");
         } else if offset == u64::from(Self::RESET) && value == Self::RESET_VALUE {
-            self.ending.report(ExitReason::GuestReset, "The guest reset itself through ACPI");
+            self.exit.report(ExitReason::GuestReset, "The guest reset itself through ACPI");
         }
     }
 }
 
 /// The keyboard controller's command port, as far as a reset needs it: nothing to read, always ready.
 pub struct KeyboardController {
-    ending: Ending,
+    exit: ExitLatch,
 }
 
 impl KeyboardController {
@@ -66,8 +66,8 @@ impl KeyboardController {
     /// "Pulse output line 0", which is the CPU's reset line.
     pub const RESET_CPU: u8 = 0xfe;
 
-    pub fn new(ending: Ending) -> Self {
-        Self { ending }
+    pub fn new(exit: ExitLatch) -> Self {
+        Self { exit }
     }
 }
 
@@ -79,7 +79,7 @@ impl BusDevice for KeyboardController {
 
     fn write(&self, _offset: u64, data: &[u8]) {
         if data.first() == Some(&Self::RESET_CPU) {
-            self.ending.report(ExitReason::GuestReset, "The guest reset itself");
+            self.exit.report(ExitReason::GuestReset, "The guest reset itself");
         }
     }
 }
@@ -89,9 +89,9 @@ mod tests {
     use super::*;
 
     fn reason_after(write: impl FnOnce(&AcpiPower)) -> Option<ExitReason> {
-        let ending = Ending::new().unwrap();
-        write(&AcpiPower::new(ending.clone()));
-        ending.record().map(|record| record.reason)
+        let exit = ExitLatch::new().unwrap();
+        write(&AcpiPower::new(exit.clone()));
+        exit.record().map(|record| record.reason)
     }
 
     #[test]
@@ -111,14 +111,14 @@ mod tests {
 
     #[test]
     fn the_keyboard_controller_is_ready_and_resets() {
-        let ending = Ending::new().unwrap();
-        let controller = KeyboardController::new(ending.clone());
+        let exit = ExitLatch::new().unwrap();
+        let controller = KeyboardController::new(exit.clone());
         let mut status = [0xff];
         controller.read(0, &mut status);
         assert_eq!(status, [0]);
         controller.write(0, &[0x60]);
-        assert!(!ending.is_reported());
+        assert!(!exit.is_reported());
         controller.write(0, &[0xfe]);
-        assert_eq!(ending.record().unwrap().reason, ExitReason::GuestReset);
+        assert_eq!(exit.record().unwrap().reason, ExitReason::GuestReset);
     }
 }

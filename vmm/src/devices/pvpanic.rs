@@ -5,10 +5,10 @@ use sandpiper_protocol::vmm::ExitReason;
 
 use super::bus::BusDevice;
 use super::serial::PanicLine;
-use crate::machine::ending::Ending;
+use crate::exit::ExitLatch;
 
 pub struct PvPanic {
-    ending: Ending,
+    exit: ExitLatch,
     /// The kernel's own words, if there is a console to have seen them on.
     panic_line: Option<PanicLine>,
 }
@@ -18,8 +18,8 @@ impl PvPanic {
     /// The one event on offer; reading the port says so.
     pub const PANICKED: u8 = 1;
 
-    pub fn new(ending: Ending, panic_line: Option<PanicLine>) -> Self {
-        Self { ending, panic_line }
+    pub fn new(exit: ExitLatch, panic_line: Option<PanicLine>) -> Self {
+        Self { exit, panic_line }
     }
 }
 
@@ -39,6 +39,6 @@ impl BusDevice for PvPanic {
             Some(line) => format!("The guest's kernel panicked: {line}"),
             None => "The guest's kernel panicked".to_owned(),
         };
-        self.ending.report(ExitReason::GuestPanicked, message);
+        self.exit.report(ExitReason::GuestPanicked, message);
     }
 }

@@ -22,7 +22,7 @@ use crate::machine::layout;
 
 #[derive(Debug, thiserror::Error)]
 pub enum NewIdError {
-    #[error("The host's kernel gives no random bytes for the generation id")]
+    #[error("The host's kernel returned no random bytes for the generation id")]
     Random(#[source] io::Error),
     #[error("Cannot write the generation id to guest memory")]
     Write(#[source] GuestMemoryError),

@@ -16,7 +16,7 @@ use super::interrupts::{self, InterruptError, MAX_VIRTIO_DEVICES};
 use super::mmio_slot::MmioSlot;
 use super::prepare::Prepared;
 use super::vcpu::{Buses, StartError};
-use super::{Devices, Ending, Machine, layout};
+use super::{Devices, Machine, layout};
 use crate::devices::power::{AcpiPower, KeyboardController};
 use crate::devices::pvpanic::PvPanic;
 use crate::devices::serial::{Console, ConsoleState};
@@ -29,6 +29,7 @@ use crate::devices::virtio::vsock::{GuestConnections, Vsock};
 use crate::devices::virtio::{Interrupt, VirtioDevice};
 use crate::devices::vmgenid::{NewIdError, VmGenId};
 use crate::disk::{Disk, OpenDiskError};
+use crate::exit::ExitLatch;
 use crate::memory::MemoryError;
 use crate::memory::image::Image;
 
@@ -85,9 +86,9 @@ pub enum BuildError {
     Cpu(#[from] CpuError),
     #[error(transparent)]
     Acpi(#[from] AcpiError),
-    #[error("KVM does not tell which registers it can save")]
+    #[error("KVM does not report which registers it can save")]
     Registers(#[source] kvm_ioctls::Error),
-    #[error("vCPUs of this host have more state than a snapshot can hold")]
+    #[error("The state of this host's vCPUs exceeds what a snapshot can hold")]
     ExtendedState,
     #[error("Cannot restore the console")]
     Console(#[source] io::Error),
@@ -151,18 +152,18 @@ pub fn boot(
     config: &MachineConfig,
     mut kernel: File,
     parts: Parts,
-    ending: &Ending,
+    exit: &ExitLatch,
 ) -> Result<Machine, BuildError> {
     check(config)?;
     let entry = boot::load_kernel(&prepared.memory, &mut kernel, config.memory_mib)?;
     boot::write_parameters(&prepared.memory, config)?;
     cpu::write_boot_tables(&prepared.memory)?;
     configure_vcpus(&prepared, entry)?;
-    let attached = attach(&mut prepared, config, parts, None, ending)?;
+    let attached = attach(&mut prepared, config, parts, None, exit)?;
     let contents = acpi::Contents { vcpus: config.vcpus, console: config.console, virtio: &attached.windows };
     acpi::write(&prepared.memory, &contents)?;
     attached.generation_id.write_new(&prepared.memory)?;
-    Ok(Machine::new(prepared, config.clone(), Image::default(), attached, ending.clone()))
+    Ok(Machine::new(prepared, config.clone(), Image::default(), attached, exit.clone()))
 }
 
 pub(super) fn check(config: &MachineConfig) -> Result<(), BuildError> {
@@ -206,12 +207,12 @@ pub(super) fn attach(
     config: &MachineConfig,
     parts: Parts,
     console: Option<&ConsoleState>,
-    ending: &Ending,
+    exit: &ExitLatch,
 ) -> Result<Attached, BuildError> {
     let mut buses = Buses::default();
     let Parts { disks, disk_health, tap, vsock, guest_connections, console: file } = parts;
     let console = file.map(|file| make_console(&prepared.vm, file, console)).transpose()?;
-    attach_ports(&mut buses, console.clone(), ending);
+    attach_ports(&mut buses, console.clone(), exit);
     let mut virtio = block_devices(config, disks, &disk_health)?;
     if let (Some(net), Some(tap)) = (&config.net, tap) {
         virtio.push(Box::new(Net::new(net, Tap::new(tap).map_err(BuildError::Tap)?)));
@@ -233,14 +234,14 @@ fn make_console(vm: &VmFd, file: File, state: Option<&ConsoleState>) -> Result<A
 }
 
 /// What is in port space: the ways to end, the panic port, and the console if there is one.
-fn attach_ports(buses: &mut Buses, console: Option<Arc<Console>>, ending: &Ending) {
+fn attach_ports(buses: &mut Buses, console: Option<Arc<Console>>, exit: &ExitLatch) {
     let panic_line = console.as_ref().map(|console| console.panic_line());
     if let Some(console) = console {
         buses.port.insert(u64::from(Console::PORT), u64::from(Console::LENGTH), console);
     }
-    buses.port.insert(u64::from(KeyboardController::PORT), 1, Arc::new(KeyboardController::new(ending.clone())));
-    buses.port.insert(u64::from(PvPanic::PORT), 1, Arc::new(PvPanic::new(ending.clone(), panic_line)));
-    let power = Arc::new(AcpiPower::new(ending.clone()));
+    buses.port.insert(u64::from(KeyboardController::PORT), 1, Arc::new(KeyboardController::new(exit.clone())));
+    buses.port.insert(u64::from(PvPanic::PORT), 1, Arc::new(PvPanic::new(exit.clone(), panic_line)));
+    let power = Arc::new(AcpiPower::new(exit.clone()));
     buses.port.insert(u64::from(AcpiPower::BASE), u64::from(AcpiPower::LENGTH), power);
 }
 

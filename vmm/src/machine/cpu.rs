@@ -10,21 +10,21 @@ use crate::devices::virtio::Memory;
 
 #[derive(Debug, thiserror::Error)]
 pub enum CpuError {
-    #[error("KVM does not tell its CPU features")]
+    #[error("KVM does not report its CPU features")]
     Supported(#[source] kvm_ioctls::Error),
-    #[error("KVM does not take the features of vCPU {id}")]
+    #[error("KVM rejects the features of vCPU {id}")]
     SetFeatures {
         id: u8,
         #[source]
         source: kvm_ioctls::Error,
     },
-    #[error("KVM does not take the extended state of vCPU {id}")]
+    #[error("KVM rejects the extended state of vCPU {id}")]
     SetExtendedState {
         id: u8,
         #[source]
         source: kvm_ioctls::Error,
     },
-    #[error("KVM does not take the model-specific registers of vCPU {id}")]
+    #[error("KVM rejects the model-specific registers of vCPU {id}")]
     SetMsrs {
         id: u8,
         #[source]
@@ -32,7 +32,7 @@ pub enum CpuError {
     },
     #[error("KVM refuses model-specific register {msr:#x} of vCPU {id}")]
     RefusedMsr { id: u8, msr: u32 },
-    #[error("KVM does not take the registers of the first vCPU")]
+    #[error("KVM rejects the registers of the first vCPU")]
     SetRegisters(#[source] kvm_ioctls::Error),
     #[error("Cannot write the boot page tables to guest memory")]
     Tables(#[source] GuestMemoryError),

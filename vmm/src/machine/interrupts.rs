@@ -22,13 +22,13 @@ use crate::snapshot::state::Interrupts;
 pub enum InterruptError {
     #[error("KVM cannot create its interrupt controllers")]
     Create(#[source] kvm_ioctls::Error),
-    #[error("KVM does not take interrupt routes")]
+    #[error("KVM rejects the interrupt routes")]
     Route(#[source] kvm_ioctls::Error),
-    #[error("KVM does not tell the state of its interrupt controllers")]
+    #[error("KVM does not report the state of its interrupt controllers")]
     Save(#[source] kvm_ioctls::Error),
-    #[error("KVM does not take the state of its interrupt controllers")]
+    #[error("KVM rejects the state of its interrupt controllers")]
     Restore(#[source] kvm_ioctls::Error),
-    #[error("Cannot make an event for an interrupt")]
+    #[error("Cannot create an event for an interrupt")]
     Event(#[source] io::Error),
     #[error("KVM does not connect interrupt {gsi}")]
     Connect {

@@ -10,9 +10,9 @@
 //!
 //! * [`Prepared`]: what depends on the shape only; no guest instruction has run.
 //! * [`Parts`]: the descriptors behind its devices; nothing is opened by path.
-//! * [`Machine`]: it stands still until [`Machine::run`], and again while it is held: the host has no room for what it wrote. It ends when something is reported to its [`Ending`]; dropping it
-//!   stops what still runs: first the vCPUs, then the devices, so that after the drop nothing of the guest can reach a disk
-//!   or a socket.
+//! * [`Machine`]: it stands still until [`Machine::run`], and again while it is held: the host has no room for what it
+//!   wrote. It ends when something is reported to its [`ExitLatch`]; dropping it stops what still runs: first the vCPUs,
+//!   then the devices, so that after the drop nothing of the guest can reach a disk or a socket.
 //!
 //! The modules: [`layout`] says where things are; [`prepare`], [`build`] and [`restore`] put a machine together, with what
 //! [`interrupts`], [`cpu`], [`acpi`] and [`boot`] know; [`vcpu`] runs it; [`save`] writes it down, and [`vcpu_state`] its
@@ -23,7 +23,6 @@ pub mod boot;
 pub mod build;
 pub mod clock;
 pub mod cpu;
-pub mod ending;
 pub mod interrupts;
 pub mod layout;
 mod mmio_slot;
@@ -34,7 +33,6 @@ pub mod vcpu;
 pub mod vcpu_state;
 
 pub use build::{BuildError, Parts};
-pub use ending::Ending;
 pub use prepare::Prepared;
 pub use restore::RestoreError;
 pub use save::{SnapshotError, SnapshotFiles};
@@ -52,6 +50,7 @@ use crate::devices::serial::Console;
 use crate::devices::virtio::block::PushError;
 use crate::devices::virtio::mmio::{MmioWindow, WindowStateError};
 use crate::devices::virtio::{ActivateError, Memory};
+use crate::exit::ExitLatch;
 use crate::memory::image::Image;
 
 /// A machine. See the module's documentation for its life.
@@ -73,7 +72,7 @@ pub struct Machine {
     /// The model-specific registers that KVM can save.
     msrs: Vec<u32>,
     motion: Motion,
-    ending: Ending,
+    exit: ExitLatch,
 }
 
 /// Whether a machine moves.
@@ -98,7 +97,7 @@ pub enum RunError {
 /// Why a paused machine does not go on. Its end has been reported.
 #[derive(Debug, thiserror::Error)]
 pub enum ResumeError {
-    #[error("A device cannot go on")]
+    #[error("Cannot resume a device")]
     Device(#[source] ActivateError),
     #[error(transparent)]
     Start(#[from] StartError),
@@ -107,7 +106,7 @@ pub enum ResumeError {
 }
 
 impl Machine {
-    fn new(prepared: Prepared, config: MachineConfig, image: Image, attached: Attached, ending: Ending) -> Self {
+    fn new(prepared: Prepared, config: MachineConfig, image: Image, attached: Attached, exit: ExitLatch) -> Self {
         Self {
             vcpus: prepared.vcpus,
             devices: attached.devices,
@@ -120,7 +119,7 @@ impl Machine {
             features: prepared.features,
             msrs: prepared.msrs,
             motion: Motion::Paused,
-            ending,
+            exit,
         }
     }
 
@@ -180,8 +179,7 @@ impl Machine {
 
     fn end_unless(&self, went_on: Result<(), ResumeError>) -> Result<(), ResumeError> {
         if let Err(error) = &went_on {
-            self.ending
-                .report(ExitReason::Failed, format!("The machine cannot go on: {}", crate::process::chain(error)));
+            self.exit.report(ExitReason::Failed, format!("The machine cannot go on: {}", crate::process::chain(error)));
         }
         went_on
     }

@@ -11,9 +11,10 @@ use vmm_sys_util::eventfd::EventFd;
 use super::build::{BuildError, MAX_MEMORY_MIB, MAX_VCPUS, MIN_MEMORY_MIB};
 use super::mmio_slot::MmioSlot;
 use super::vcpu::Vcpus;
-use super::{Ending, cpu, interrupts, layout, vcpu_state};
+use super::{cpu, interrupts, layout, vcpu_state};
 use crate::devices::virtio::Memory;
 use crate::devices::vmgenid::VmGenId;
+use crate::exit::ExitLatch;
 use crate::memory;
 
 /// A machine without a content.
@@ -35,10 +36,10 @@ pub struct Prepared {
 }
 
 impl Prepared {
-    /// Makes a machine of `shape`; its end, should it come, is reported to `ending`.
+    /// Makes a machine of `shape`; its end, should it come, is reported to `exit`.
     ///
     /// The order is KVM's: memory before the interrupt controllers (see [`memory::register`]), those before the vCPUs.
-    pub fn new(kvm: &Kvm, shape: Shape, ending: &Ending) -> Result<Self, BuildError> {
+    pub fn new(kvm: &Kvm, shape: Shape, exit: &ExitLatch) -> Result<Self, BuildError> {
         check(shape)?;
         let vm = kvm.create_vm().map_err(BuildError::CreateVm)?;
         turn_off_counters(&vm);
@@ -53,7 +54,7 @@ impl Prepared {
         let vcpus = (0..shape.vcpus)
             .map(|id| vm.create_vcpu(u64::from(id)).map_err(|source| BuildError::CreateVcpu { id, source }))
             .collect::<Result<_, _>>()?;
-        let vcpus = Vcpus::spawn(vcpus, ending)?;
+        let vcpus = Vcpus::spawn(vcpus, exit)?;
         let features = cpu::supported(kvm)?;
         for told in vcpus.each(|id| {
             let features = features.clone();

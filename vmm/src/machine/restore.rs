@@ -14,8 +14,9 @@ use super::interrupts::{self, InterruptError};
 use super::prepare::Prepared;
 use super::vcpu::StartError;
 use super::vcpu_state::{VcpuState, VcpuStateError};
-use super::{Ending, Machine, cpu};
+use super::{Machine, cpu};
 use crate::devices::virtio::mmio::WindowStateError;
+use crate::exit::ExitLatch;
 use crate::jail::{self, Role};
 use crate::memory;
 use crate::memory::image::{Image, ImageError};
@@ -30,7 +31,7 @@ pub enum RestoreError {
     State(#[from] FormatError),
     #[error("The snapshot's machine has {theirs} {what}, {ours} were given")]
     Mismatch { what: &'static str, theirs: usize, ours: usize },
-    #[error("The snapshot contradicts itself: {what}")]
+    #[error("The snapshot is inconsistent: {what}")]
     Nonsense { what: &'static str },
     #[error(
         "The snapshot's guest uses CPU features that this host does not have (CPUID {function:#x}, register {register}, bits {bits:#x})"
@@ -46,7 +47,7 @@ pub enum RestoreError {
     Device(#[from] WindowStateError),
     #[error(transparent)]
     Interrupts(#[from] InterruptError),
-    #[error("KVM does not take the guest's clock")]
+    #[error("KVM rejects the guest's clock")]
     Clock(#[source] kvm_ioctls::Error),
     #[error(transparent)]
     Build(#[from] BuildError),
@@ -90,14 +91,14 @@ pub fn restore(
     config: &RestoreConfig,
     snapshot: Snapshot,
     parts: Parts,
-    ending: &Ending,
+    exit: &ExitLatch,
 ) -> Result<Machine, RestoreError> {
     let state: State = format::read(&snapshot.state)?;
     let machine = check(&state, config)?;
     let shape = build::shape(&machine);
     let mut prepared = match prepared.filter(|prepared| prepared.shape() == shape) {
         Some(prepared) => prepared,
-        None => Prepared::new(kvm, shape, ending)?,
+        None => Prepared::new(kvm, shape, exit)?,
     };
     set_features(&mut prepared, &state.features)?;
     check_capabilities(&prepared, &state.capabilities)?;
@@ -108,7 +109,7 @@ pub fn restore(
     }
 
     interrupts::restore(&prepared.vm, &state.interrupts)?;
-    let attached = build::attach(&mut prepared, &machine, parts, state.console.as_ref(), ending)?;
+    let attached = build::attach(&mut prepared, &machine, parts, state.console.as_ref(), exit)?;
     let mut vcpus = state.vcpus.into_iter();
     let written = prepared.vcpus.each(|_| {
         let state = vcpus.next();
@@ -125,7 +126,7 @@ pub fn restore(
     }
     attached.generation_id.write_new(&prepared.memory).map_err(BuildError::from)?;
     attached.generation_id.notify();
-    Ok(Machine::new(prepared, machine, image, attached, ending.clone()))
+    Ok(Machine::new(prepared, machine, image, attached, exit.clone()))
 }
 
 /// The machine that a restore makes of `state`, if the two fit.

@@ -43,7 +43,7 @@ pub enum SnapshotError {
     Start(#[from] StartError),
     #[error(transparent)]
     Interrupts(#[from] InterruptError),
-    #[error("KVM does not tell the guest's clock")]
+    #[error("KVM does not report the guest's clock")]
     Clock(#[source] kvm_ioctls::Error),
     #[error(transparent)]
     Device(#[from] WindowStateError),
@@ -51,7 +51,7 @@ pub enum SnapshotError {
     Memory(#[from] SaveError),
     #[error(transparent)]
     State(#[from] FormatError),
-    #[error("A disk takes no new layer")]
+    #[error("A disk rejected its new layer")]
     Push(#[from] PushError),
     #[error(transparent)]
     Resume(#[from] ResumeError),
@@ -119,7 +119,7 @@ impl Machine {
                 if count > 0 {
                     // Some disks have their new layer and some have not: no answer would be true.
                     let message = "Only some of the disks took a new layer";
-                    self.ending.report(ExitReason::Failed, message);
+                    self.exit.report(ExitReason::Failed, message);
                 }
                 return Err(error.into());
             }

@@ -31,8 +31,8 @@ use sandpiper_protocol::vmm::ExitReason;
 use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler};
 
 use super::clock::monotonic_us;
-use super::ending::Ending;
 use crate::devices::bus::Bus;
+use crate::exit::ExitLatch;
 use crate::jail::{self, Role};
 
 #[derive(Debug, thiserror::Error)]
@@ -82,7 +82,7 @@ struct Thread {
 
 impl Vcpus {
     /// Starts a thread for each vCPU; they stand still.
-    pub(crate) fn spawn(vcpus: Vec<VcpuFd>, ending: &Ending) -> Result<Self, StartError> {
+    pub(crate) fn spawn(vcpus: Vec<VcpuFd>, exit: &ExitLatch) -> Result<Self, StartError> {
         register_signal_handler(kick_signal(), on_kick)
             .map_err(|error| StartError::Signal(io::Error::from_raw_os_error(error.errno())))?;
         let pause = Arc::new(AtomicBool::new(false));
@@ -90,8 +90,8 @@ impl Vcpus {
         for (id, vcpu) in vcpus.into_iter().enumerate() {
             let (orders, receiver) = mpsc::channel();
             let (stands, standing) = mpsc::channel();
-            let (pause, ending) = (Arc::clone(&started.pause), ending.clone());
-            let runner = Runner { id, vcpu, ending, pause };
+            let (pause, exit) = (Arc::clone(&started.pause), exit.clone());
+            let runner = Runner { id, vcpu, exit, pause };
             let handle = jail::spawn(Role::Vcpu, move || runner.obey(&receiver, &stands))
                 .map_err(|source| StartError::Thread { id, source })?;
             started.threads.push(Thread { orders, standing, handle: Some(handle), is_running: false });
@@ -206,7 +206,7 @@ extern "C" fn on_kick(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_v
 struct Runner {
     id: usize,
     vcpu: VcpuFd,
-    ending: Ending,
+    exit: ExitLatch,
     pause: Arc<AtomicBool>,
 }
 
@@ -226,7 +226,7 @@ const MAX_ACCESSES: usize = 64;
 impl Runner {
     /// Carries out orders until there can be none any more.
     fn obey(mut self, orders: &Receiver<Order>, stands: &Sender<()>) {
-        let _guard = PanicGuard { id: self.id, ending: self.ending.clone() };
+        let _guard = PanicGuard { id: self.id, exit: self.exit.clone() };
         IMMEDIATE_EXIT.set(&raw mut self.vcpu.get_kvm_run().immediate_exit);
         while let Ok(order) = orders.recv() {
             match order {
@@ -246,10 +246,10 @@ impl Runner {
 
     /// Runs the guest until the machine ends or is to pause.
     fn run(&mut self, buses: &Buses) {
-        while !self.ending.is_reported() && !self.pause.load(Ordering::SeqCst) {
+        while !self.exit.is_reported() && !self.pause.load(Ordering::SeqCst) {
             self.once(buses);
         }
-        if !self.ending.is_reported() {
+        if !self.exit.is_reported() {
             self.finish_access(buses);
         }
         self.vcpu.set_kvm_immediate_exit(0);
@@ -263,9 +263,9 @@ impl Runner {
             After::Look => self.vcpu.set_kvm_immediate_exit(0),
             After::InternalError => {
                 let message = self.internal_error();
-                self.ending.report(ExitReason::Failed, message);
+                self.exit.report(ExitReason::Failed, message);
             }
-            After::End(reason, message) => self.ending.report(*reason, message.clone()),
+            After::End(reason, message) => self.exit.report(*reason, message.clone()),
         }
         after
     }
@@ -278,7 +278,7 @@ impl Runner {
                 return;
             }
         }
-        self.ending.report(ExitReason::Failed, format!("vCPU {} cannot be stopped between two instructions", self.id));
+        self.exit.report(ExitReason::Failed, format!("vCPU {} cannot be stopped between two instructions", self.id));
     }
 
     /// Enters the guest once.
@@ -334,13 +334,13 @@ impl Runner {
 /// A vCPU thread that dies must not leave a machine that is half alive.
 struct PanicGuard {
     id: usize,
-    ending: Ending,
+    exit: ExitLatch,
 }
 
 impl Drop for PanicGuard {
     fn drop(&mut self) {
         if thread::panicking() {
-            self.ending
+            self.exit
                 .report(ExitReason::Failed, format!("The thread of vCPU {} died of a fault in the monitor", self.id));
         }
     }

@@ -24,19 +24,19 @@ const MSR_CHUNK: usize = 128;
 /// Why a vCPU could not be read or set.
 #[derive(Debug, thiserror::Error)]
 pub enum VcpuStateError {
-    #[error("KVM does not tell the {what} of a vCPU")]
+    #[error("KVM does not report the {what} of a vCPU")]
     Get {
         what: &'static str,
         #[source]
         source: kvm_ioctls::Error,
     },
-    #[error("KVM does not take the {what} of a vCPU")]
+    #[error("KVM rejects the {what} of a vCPU")]
     Set {
         what: &'static str,
         #[source]
         source: kvm_ioctls::Error,
     },
-    #[error("KVM does not take the value of model-specific register {index:#x}")]
+    #[error("KVM rejects the value of model-specific register {index:#x}")]
     Msr { index: u32 },
     #[error("A vCPU has too many registers for KVM")]
     TooMany,

@@ -43,7 +43,7 @@ pub enum MemoryError {
     },
     #[error("Guest memory of {mib} MiB is too large for this machine's addresses")]
     TooLarge { mib: u32 },
-    #[error("KVM does not take guest memory at {address:#x}")]
+    #[error("KVM rejects guest memory at {address:#x}")]
     Register {
         address: u64,
         #[source]

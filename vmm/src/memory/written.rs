@@ -34,7 +34,7 @@ pub struct Touched {
 pub enum SaveError {
     #[error("Cannot find the written pages of guest memory")]
     Find(#[source] io::Error),
-    #[error("The file for a memory layer holds something already")]
+    #[error("The file for a memory layer is not empty")]
     NotEmpty,
     #[error("Cannot write a memory layer")]
     Write(#[source] io::Error),

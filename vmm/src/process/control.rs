@@ -69,7 +69,7 @@ impl Control {
             Ok(()) => self.complained = false,
             Err(error) => {
                 if !std::mem::replace(&mut self.complained, true) {
-                    eprintln!("sandpiper-vmm: cannot take a control connection, trying again: {error}");
+                    eprintln!("sandpiper-vmm: cannot accept a control connection; retrying: {error}");
                 }
                 self.watch(epoll, listener, ControlOperation::Delete)?;
                 self.rests_until = Some(Instant::now() + REST);
@@ -79,7 +79,7 @@ impl Control {
     }
 
     /// Milliseconds until [`Self::wake`] has something to do, for `epoll_wait`.
-    pub(crate) fn patience(&self) -> i32 {
+    pub(crate) fn timeout(&self) -> i32 {
         let left = |until: Instant| until.saturating_duration_since(Instant::now()).as_millis() + 1;
         self.rests_until.map_or(-1, |until| i32::try_from(left(until)).unwrap_or(i32::MAX))
     }
@@ -239,14 +239,14 @@ mod tests {
         let mut events = [EpollEvent::default(); 4];
         fixture.control.watch(&fixture.epoll, LISTENER, ControlOperation::Add).unwrap();
         fixture.control.accept(&fixture.epoll, LISTENER).unwrap();
-        assert!((1..=501).contains(&fixture.control.patience()));
+        assert!((1..=501).contains(&fixture.control.timeout()));
         assert_eq!(fixture.epoll.wait(0, &mut events).unwrap(), 0, "it is not watched");
 
         fixture.control.listener = listener;
         let client = seqpacket();
         connect(client.as_raw_fd(), &fixture.address).unwrap();
-        while fixture.control.patience() >= 0 {
-            fixture.epoll.wait(fixture.control.patience(), &mut events).unwrap();
+        while fixture.control.timeout() >= 0 {
+            fixture.epoll.wait(fixture.control.timeout(), &mut events).unwrap();
             fixture.control.wake(&fixture.epoll, LISTENER).unwrap();
         }
         assert_eq!(fixture.epoll.wait(-1, &mut events).unwrap(), 1);

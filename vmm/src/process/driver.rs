@@ -22,10 +22,11 @@ use super::control::{ConnectionId, Control, Received};
 use super::link::{AgentLink, EventSlot, Openings};
 use super::{Options, chain};
 use crate::devices::virtio::block::Health;
+use crate::exit::ExitLatch;
 use crate::machine::build::{self, BuildError};
 use crate::machine::clock::monotonic_us;
 use crate::machine::restore::{self, Snapshot};
-use crate::machine::{Ending, Machine, Motion, Parts, Prepared, SnapshotError, SnapshotFiles};
+use crate::machine::{Machine, Motion, Parts, Prepared, SnapshotError, SnapshotFiles};
 use crate::memory::written::Pagemap;
 
 /// What an epoll event is about; connections are numbered from [`FIRST_CONNECTION`] on.
@@ -37,7 +38,7 @@ const FIRST_CONNECTION: u64 = 3;
 /// The monitor itself cannot go on.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DriverError {
-    #[error("Cannot make the events that tell of the machine")]
+    #[error("Cannot create the machine's events")]
     Events(#[source] io::Error),
     #[error("Cannot watch the control socket")]
     Watch(#[source] io::Error),
@@ -49,7 +50,7 @@ pub(crate) struct Driver {
     epoll: Epoll,
     control: Control,
     kvm: Kvm,
-    ending: Ending,
+    exit: ExitLatch,
     disk_health: Health,
     events: EventSlot,
     guest_init_us: Arc<AtomicU64>,
@@ -62,19 +63,19 @@ pub(crate) struct Driver {
 impl Driver {
     pub(crate) fn new(options: Options) -> Result<Self, DriverError> {
         let Options { control, kvm, pagemap, process_start_us, .. } = options;
-        let ending = Ending::new().map_err(DriverError::Events)?;
+        let exit = ExitLatch::new().map_err(DriverError::Events)?;
         let disk_health = Health::new().map_err(DriverError::Events)?;
         let epoll = Epoll::new().map_err(DriverError::Watch)?;
         let watch = |fd, what| epoll.ctl(ControlOperation::Add, fd, EpollEvent::new(EventSet::IN, what));
         watch(control.as_raw_fd(), LISTENER).map_err(DriverError::Watch)?;
-        watch(ending.event().as_raw_fd(), ENDED).map_err(DriverError::Watch)?;
+        watch(exit.event().as_raw_fd(), ENDED).map_err(DriverError::Watch)?;
         watch(disk_health.event().as_raw_fd(), DISKS).map_err(DriverError::Watch)?;
         let events = EventSlot::default();
         Ok(Self {
             epoll,
             control: Control::new(control, events.clone(), FIRST_CONNECTION),
             kvm,
-            ending,
+            exit,
             disk_health,
             events,
             guest_init_us: Arc::default(),
@@ -89,7 +90,7 @@ impl Driver {
     pub(crate) fn run(mut self) -> Result<ExitRecord, DriverError> {
         let mut ready = [EpollEvent::default(); 16];
         loop {
-            let count = match self.epoll.wait(self.control.patience(), &mut ready) {
+            let count = match self.epoll.wait(self.control.timeout(), &mut ready) {
                 Ok(count) => count,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) => return Err(DriverError::Wait(error)),
@@ -103,7 +104,7 @@ impl Driver {
                     connection => self.serve(connection),
                 }
             }
-            if let Some(record) = self.ending.record().cloned() {
+            if let Some(record) = self.exit.record().cloned() {
                 // Stops vCPUs and devices; when this returns the guest touches nothing any more.
                 self.machine = None;
                 return Ok(record);
@@ -173,7 +174,7 @@ impl Driver {
             }
             Request::Status => Ok(Reply::Status { state: self.state(), timings: self.timings() }),
             Request::Stop => {
-                self.ending.report(ExitReason::Stopped, "The agent asked for it");
+                self.exit.report(ExitReason::Stopped, "The agent asked for it");
                 Ok(Reply::Stopping)
             }
         }
@@ -195,7 +196,7 @@ impl Driver {
         fds.finish()?;
         self.check_empty()?;
         self.prepared = None;
-        self.prepared = Some(Prepared::new(&self.kvm, shape, &self.ending).map_err(|error| refused(&error))?);
+        self.prepared = Some(Prepared::new(&self.kvm, shape, &self.exit).map_err(|error| refused(&error))?);
         Ok(Reply::Prepared)
     }
 
@@ -207,8 +208,8 @@ impl Driver {
         let parts = self.parts(&layers, config.net.is_some(), config.console, fds)?;
         let shape = build::shape(config);
         let prepared = self.prepared.take().filter(|prepared| prepared.shape() == shape);
-        let prepared = prepared.map_or_else(|| Prepared::new(&self.kvm, shape, &self.ending), Ok);
-        let machine = prepared.and_then(|prepared| build::boot(prepared, config, kernel, parts, &self.ending));
+        let prepared = prepared.map_or_else(|| Prepared::new(&self.kvm, shape, &self.exit), Ok);
+        let machine = prepared.and_then(|prepared| build::boot(prepared, config, kernel, parts, &self.exit));
         self.start(machine.map_err(|error| refused(&error))?, boot_request_us)?;
         Ok(Reply::Booted(self.timings()))
     }
@@ -222,7 +223,7 @@ impl Driver {
             working_set: config.working_set.then(|| fds.file()).transpose()?,
         };
         let parts = self.parts(&config.disk_layers, config.net.is_some(), config.console, fds)?;
-        let restored = restore::restore(&self.kvm, self.prepared.take(), config, snapshot, parts, &self.ending);
+        let restored = restore::restore(&self.kvm, self.prepared.take(), config, snapshot, parts, &self.exit);
         let machine = restored.map_err(|error| {
             fault(if error.is_snapshot() { FaultCode::BadSnapshot } else { FaultCode::Host }, chain(&error))
         })?;

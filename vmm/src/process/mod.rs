@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!              connections                       first report wins
-//!   agent ◀──────────────────▶ driver (main thread) ◀──────────── Ending ◀── vCPUs, devices
+//!   agent ◀──────────────────▶ driver (main thread) ◀──────────── ExitLatch ◀── vCPUs, devices
 //!     ▲                          │ builds, drops                               │
 //!     │                          └──────────▶ Machine ─────────────────────────┘
 //!     └──── Event::GuestConnected ──── AgentLink (vsock's thread)

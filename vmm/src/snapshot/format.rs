@@ -1,8 +1,8 @@
-//! The form of the files that a monitor writes for another monitor to read.
+//! The format of the files that a monitor writes for another monitor to read.
 //!
 //! ```text
 //!   0   "SNDPSNAP"
-//!   8   form, 4 bytes        all numbers little-endian
+//!   8   version, 4 bytes     all numbers little-endian
 //!   12  kind, 4 bytes        a state, or a working set
 //!   16  length of the payload, 8 bytes
 //!   24  CRC-32 of the payload, 4 bytes
@@ -14,8 +14,8 @@
 //!
 //! A file is used only on the CPU model that it was made on: nothing else could promise that a register means the same.
 //! What it needs of KVM is in the state, and compared where that is used ([`restore`](crate::machine::restore)): an update of
-//! the host's kernel changes nothing if KVM can do what it could. A monitor reads the forms before its own too, from
-//! [`OLDEST_FORM`] on, and refuses others before anything is touched; `golden` has a file of each.
+//! the host's kernel changes nothing if KVM can do what it could. A monitor also reads earlier versions, from
+//! [`OLDEST_FORMAT_VERSION`] on, and refuses others before anything is touched; `golden` has a file of each.
 
 use std::fs::File;
 use std::io;
@@ -25,9 +25,9 @@ use serde::{Deserialize, Serialize};
 
 const MAGIC: [u8; 8] = *b"SNDPSNAP";
 /// Raised by any change of what is in a payload; a test in `golden` fails without.
-pub(super) const FORM: u32 = 4;
+pub(super) const FORMAT_VERSION: u32 = 4;
 /// The first that [`Content::read`] knows.
-pub(super) const OLDEST_FORM: u32 = 3;
+pub(super) const OLDEST_FORMAT_VERSION: u32 = 3;
 const HEADER: usize = 28;
 /// Longest payload: 64 vCPUs take less than 1 MiB.
 const MAX_PAYLOAD: u64 = 16 << 20;
@@ -52,8 +52,8 @@ impl Kind {
 pub(crate) trait Content: Serialize + Sized {
     const KIND: Kind;
 
-    /// Reads what was written in `form`, one that is known. Returns also what is left of `bytes`.
-    fn read(form: u32, bytes: &[u8]) -> postcard::Result<(Self, &[u8])>;
+    /// Reads what was written as format `version`, one that is known. Returns also what is left of `bytes`.
+    fn read(version: u32, bytes: &[u8]) -> postcard::Result<(Self, &[u8])>;
 }
 
 /// Where and by what a file was made.
@@ -74,19 +74,21 @@ pub enum FormatError {
     Read(#[source] io::Error),
     #[error("Cannot write the snapshot")]
     Write(#[source] io::Error),
-    #[error("The file for the snapshot holds something already")]
+    #[error("The file for the snapshot is not empty")]
     NotEmpty,
     #[error("Not a snapshot of this kind")]
     NotASnapshot,
     #[error("The snapshot is cut off: {found} bytes of {expected}")]
     Truncated { found: u64, expected: u64 },
-    #[error("The snapshot has form {found}; this monitor knows {OLDEST_FORM} to {FORM}")]
-    OtherForm { found: u32 },
+    #[error("The snapshot has format version {found}; this monitor reads {OLDEST_FORMAT_VERSION} to {FORMAT_VERSION}")]
+    OtherVersion { found: u32 },
     #[error("The snapshot is damaged: its checksum is wrong")]
     Damaged,
-    #[error("The snapshot's content makes no sense: {0}")]
+    #[error("The snapshot's content is not valid: {0}")]
     Nonsense(postcard::Error),
-    #[error("The snapshot does not say what it needs of KVM; it was taken under Linux {theirs}, this host runs {ours}")]
+    #[error(
+        "The snapshot does not list what it needs of KVM; it was taken under Linux {theirs}, this host runs {ours}"
+    )]
     OtherKernel { theirs: String, ours: String },
     #[error("The snapshot was taken on a CPU {theirs}, this one is {ours}")]
     OtherCpu { theirs: String, ours: String },
@@ -105,10 +107,10 @@ impl Origin {
         Self { monitor: env!("CARGO_PKG_VERSION").to_owned(), kernel: kernel_release(), cpu: cpu_model() }
     }
 
-    /// Whether what was made at `self`, in `form`, can be used here.
-    fn check(self, form: u32) -> Result<(), FormatError> {
+    /// Whether what was made at `self`, as format `version`, can be used here.
+    fn check(self, version: u32) -> Result<(), FormatError> {
         let ours = Self::here();
-        if form == 3 && self.kernel != ours.kernel {
+        if version == 3 && self.kernel != ours.kernel {
             return Err(FormatError::OtherKernel { theirs: self.kernel, ours: ours.kernel });
         }
         if self.cpu != ours.cpu {
@@ -169,7 +171,7 @@ fn fill_header(bytes: &mut [u8], kind: Kind) {
     let length = (bytes.len() - HEADER) as u64;
     let checksum = crc32fast::hash(&bytes[HEADER..]);
     bytes[..8].copy_from_slice(&MAGIC);
-    bytes[8..12].copy_from_slice(&FORM.to_le_bytes());
+    bytes[8..12].copy_from_slice(&FORMAT_VERSION.to_le_bytes());
     bytes[12..16].copy_from_slice(&kind.number().to_le_bytes());
     bytes[16..24].copy_from_slice(&length.to_le_bytes());
     bytes[24..HEADER].copy_from_slice(&checksum.to_le_bytes());
@@ -186,12 +188,12 @@ pub(crate) fn seal(content: &[u8]) -> Vec<u8> {
 
 /// The content of a file that holds `bytes`.
 pub(crate) fn decode<T: Content>(bytes: &[u8]) -> Result<T, FormatError> {
-    let (form, origin, content) = parse(bytes)?;
-    origin.check(form)?;
+    let (version, origin, content) = parse(bytes)?;
+    origin.check(version)?;
     Ok(content)
 }
 
-/// Form, origin and content of a file that holds `bytes`, wherever it was made.
+/// Format version, origin and content of a file that holds `bytes`, wherever it was made.
 pub(super) fn parse<T: Content>(bytes: &[u8]) -> Result<(u32, Origin, T), FormatError> {
     let Some((header, payload)) = bytes.split_at_checked(HEADER) else {
         return Err(FormatError::Truncated { found: bytes.len() as u64, expected: HEADER as u64 });
@@ -200,9 +202,9 @@ pub(super) fn parse<T: Content>(bytes: &[u8]) -> Result<(u32, Origin, T), Format
     if header[..8] != MAGIC || number(12) != T::KIND.number() {
         return Err(FormatError::NotASnapshot);
     }
-    let form = number(8);
-    if !(OLDEST_FORM..=FORM).contains(&form) {
-        return Err(FormatError::OtherForm { found: form });
+    let version = number(8);
+    if !(OLDEST_FORMAT_VERSION..=FORMAT_VERSION).contains(&version) {
+        return Err(FormatError::OtherVersion { found: version });
     }
     let expected = u64::from(number(16)) | u64::from(number(20)) << 32;
     if expected != payload.len() as u64 {
@@ -212,8 +214,8 @@ pub(super) fn parse<T: Content>(bytes: &[u8]) -> Result<(u32, Origin, T), Format
         return Err(FormatError::Damaged);
     }
     let (origin, content) = postcard::take_from_bytes::<Origin>(payload).map_err(FormatError::Nonsense)?;
-    match T::read(form, content).map_err(FormatError::Nonsense)? {
-        (content, []) => Ok((form, origin, content)),
+    match T::read(version, content).map_err(FormatError::Nonsense)? {
+        (content, []) => Ok((version, origin, content)),
         _ => Err(FormatError::Nonsense(postcard::Error::DeserializeBadEncoding)),
     }
 }
@@ -281,7 +283,7 @@ mod tests {
 
         let mut bytes = example();
         bytes[8] = 9;
-        assert_eq!(error(&bytes).to_string(), "The snapshot has form 9; this monitor knows 3 to 4");
+        assert_eq!(error(&bytes).to_string(), "The snapshot has format version 9; this monitor reads 3 to 4");
     }
 
     proptest! {

@@ -1,29 +1,29 @@
-//! A state of every form that this monitor reads, as files in `golden/`.
+//! A state of every format version that this monitor reads, as files in `golden/`.
 //!
-//! Form 3 is a machine of a real host; each later one is the same machine, written by the monitor that had the form. When a
-//! test here says that the present form has changed:
+//! Version 3 is a machine of a real host; each later one is the same machine, written by the monitor of that version. When a
+//! test here says that the present format has changed:
 //!
-//! 1. Raise `format::FORM`, and have `Content::read` know the form before it (see `form3`).
-//! 2. `cargo test -p sandpiper-vmm --lib golden -- --ignored` writes the new form's file.
+//! 1. Raise `format::FORMAT_VERSION`, and have `Content::read` know the version before it (see `version3`).
+//! 2. `cargo test -p sandpiper-vmm --lib golden -- --ignored` writes the new version's file.
 //! 3. Add it to [`FILES`], and set the fingerprints to what the tests now say.
 
 use std::fs::File;
 
 use vmm_sys_util::eventfd::EventFd;
 
-use super::format::{FORM, OLDEST_FORM, encode, parse};
+use super::format::{FORMAT_VERSION, OLDEST_FORMAT_VERSION, encode, parse};
 use super::state::State;
 use crate::devices::serial::Console;
 use crate::memory::working_set::WorkingSet;
 use crate::memory::written::Touched;
 
-/// From [`OLDEST_FORM`] on.
-const FILES: [&[u8]; 2] = [include_bytes!("golden/form-3.state"), include_bytes!("golden/form-4.state")];
+/// From [`OLDEST_FORMAT_VERSION`] on.
+const FILES: [&[u8]; 2] = [include_bytes!("golden/version-3.state"), include_bytes!("golden/version-4.state")];
 /// Of names and values, in the order of the fields: the encoding has no names, so it would not show if two had changed places.
 const STATE: u32 = 1_106_328_737;
 const WORKING_SET: u32 = 3_317_830_478;
 
-/// The machine of a file, with an example of what its form did not have.
+/// The machine of a file, with an example of what its version did not have.
 fn machine(file: &[u8]) -> State {
     let (_, _, mut state) = parse::<State>(file).unwrap();
     if state.capabilities.is_empty() {
@@ -40,10 +40,10 @@ fn fingerprint(content: &impl serde::Serialize) -> u32 {
 
 #[test]
 fn every_form_is_read_as_the_same_machine() {
-    assert_eq!(FILES.len(), usize::try_from(FORM - OLDEST_FORM + 1).unwrap());
-    for (form, file) in (OLDEST_FORM..).zip(FILES) {
-        assert_eq!(parse::<State>(file).unwrap().0, form);
-        assert_eq!(fingerprint(&machine(file)), STATE, "form {form}");
+    assert_eq!(FILES.len(), usize::try_from(FORMAT_VERSION - OLDEST_FORMAT_VERSION + 1).unwrap());
+    for (version, file) in (OLDEST_FORMAT_VERSION..).zip(FILES) {
+        assert_eq!(parse::<State>(file).unwrap().0, version);
+        assert_eq!(fingerprint(&machine(file)), STATE, "version {version}");
     }
 }
 
@@ -51,19 +51,19 @@ fn every_form_is_read_as_the_same_machine() {
 fn the_present_form_is_written_as_it_always_was() {
     let file = FILES.last().unwrap();
     let (_, origin, state) = parse::<State>(file).unwrap();
-    assert!(encode(&origin, &state).unwrap() == *file, "the form of states has changed: raise FORM");
+    assert!(encode(&origin, &state).unwrap() == *file, "the format of states has changed: raise FORMAT_VERSION");
 
     let touched = [Touched { range: 0x1000..0x3000, written: true }, Touched { range: 0x8000..0x9000, written: false }];
     let set = WorkingSet::new(&touched);
     let written = crc32fast::hash(&encode(&origin, &set).unwrap()) ^ fingerprint(&set);
-    assert_eq!(written, WORKING_SET, "the form of working sets has changed: raise FORM");
+    assert_eq!(written, WORKING_SET, "the format of working sets has changed: raise FORMAT_VERSION");
 }
 
 #[test]
-#[ignore = "writes the present form's file, for who changes the form"]
+#[ignore = "writes the present version's file, for whoever changes the format"]
 fn write_the_present_form() {
-    let before = FILES[usize::try_from(FORM - OLDEST_FORM - 1).unwrap()];
+    let before = FILES[usize::try_from(FORMAT_VERSION - OLDEST_FORMAT_VERSION - 1).unwrap()];
     let (_, origin, _) = parse::<State>(before).unwrap();
-    let path = format!("{}/src/snapshot/golden/form-{FORM}.state", env!("CARGO_MANIFEST_DIR"));
+    let path = format!("{}/src/snapshot/golden/version-{FORMAT_VERSION}.state", env!("CARGO_MANIFEST_DIR"));
     std::fs::write(path, encode(&origin, &machine(before)).unwrap()).unwrap();
 }

@@ -1,13 +1,13 @@
-//! Machines as files: what is in them ([`state`]) and in which form ([`format`]).
+//! Machines as files: what is in them ([`state`]) and in which format ([`format`]).
 //!
 //! What is written when, and in which order it is put back, is in [`machine::save`](crate::machine) and
 //! [`machine::restore`](crate::machine): the memory has its own files, see [`memory`](crate::memory).
 
-mod form3;
 pub(crate) mod format;
 #[cfg(test)]
 mod golden;
 pub(crate) mod state;
+mod version3;
 
 pub use format::{FormatError, Origin};
 

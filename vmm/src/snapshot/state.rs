@@ -4,8 +4,8 @@ use kvm_bindings::{kvm_clock_data, kvm_cpuid_entry2, kvm_irqchip};
 use sandpiper_protocol::vmm::{DiskConfig, DiskLimits, MachineConfig, NetConfig};
 use serde::{Deserialize, Serialize};
 
-use super::form3;
 use super::format::{Content, Kind};
+use super::version3;
 use crate::devices::serial::ConsoleState;
 use crate::devices::virtio::mmio::WindowState;
 use crate::machine::vcpu_state::VcpuState;
@@ -13,9 +13,9 @@ use crate::machine::vcpu_state::VcpuState;
 impl Content for State {
     const KIND: Kind = Kind::State;
 
-    fn read(form: u32, bytes: &[u8]) -> postcard::Result<(Self, &[u8])> {
-        match form {
-            3 => postcard::take_from_bytes(bytes).map(|(state, rest): (form3::State, _)| (state.into(), rest)),
+    fn read(version: u32, bytes: &[u8]) -> postcard::Result<(Self, &[u8])> {
+        match version {
+            3 => postcard::take_from_bytes(bytes).map(|(state, rest): (version3::State, _)| (state.into(), rest)),
             _ => postcard::take_from_bytes(bytes),
         }
     }
@@ -38,7 +38,7 @@ pub(crate) struct State {
 }
 
 /// What it was booted with, but for what is the restore's to say. A type of its own, so that what agent and monitor say to
-/// each other can change without a new form of snapshots.
+/// each other can change without a new format version.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Config {
     pub(crate) vcpus: u8,

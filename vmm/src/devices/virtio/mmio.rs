@@ -184,7 +184,7 @@ pub enum WindowStateError {
     Lost { device_type: u32 },
     #[error("The snapshot has a device of type {theirs} where this machine has one of type {ours}")]
     OtherDevice { theirs: u32, ours: u32 },
-    #[error("The snapshot of a device of type {device_type} makes no sense")]
+    #[error("The snapshot of a device of type {device_type} is not valid")]
     Nonsense { device_type: u32 },
     #[error("A device of type {device_type} cannot be started")]
     Activate {

@@ -7,7 +7,7 @@ use vm_memory::{Bytes, GuestAddress};
 
 use super::{Interrupt, Memory};
 
-/// The driver broke the queue itself: indices that cannot be, or rings that cannot be read. There is no way to go on.
+/// The driver corrupted the queue itself: indices that cannot be, or rings that cannot be read. There is no way to go on.
 #[derive(Debug, thiserror::Error)]
 pub enum RingError {
     #[error("Cannot use the virtqueue")]

@@ -171,7 +171,7 @@ impl Service {
     ///
     /// # Errors
     ///
-    /// The driver broke the queue.
+    /// The driver corrupted the queue.
     pub fn answer(&mut self) -> Result<bool, QueueBroken> {
         let now = Instant::now();
         if now >= self.window_end {
@@ -197,9 +197,9 @@ impl Service {
     }
 }
 
-/// The driver broke the queue itself.
+/// The driver corrupted the queue itself.
 #[derive(Debug, thiserror::Error)]
-#[error("The driver broke the queue")]
+#[error("The driver corrupted the queue")]
 pub struct QueueBroken(#[from] virtio_queue::Error);
 
 /// Fills the writable buffers of `chain`, up to the first that lies outside memory, and returns how many bytes that were.

@@ -31,7 +31,7 @@ use super::wire::Wire;
 pub(crate) const UID: u32 = 0x2000_0001;
 
 /// How long anything may take on a busy machine whose guests are emulated.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Whether monitors can be jailed and run guests here. If not, says so where nobody overlooks it.
 pub(crate) fn jails_are_possible() -> bool {
@@ -48,7 +48,7 @@ pub(crate) fn jails_are_possible() -> bool {
 
 /// Asks `condition` until it holds.
 pub(crate) fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while !condition() {
         assert!(Instant::now() < deadline, "this did not come: {what}");
         thread::sleep(Duration::from_millis(2));
@@ -95,7 +95,7 @@ impl Monitor {
         let child = spawn_as_first_process(command);
         let socket = seqpacket();
         connect(socket.as_raw_fd(), &address).unwrap();
-        setsockopt(&socket, sockopt::ReceiveTimeout, &TimeVal::new(PATIENCE.as_secs().try_into().unwrap(), 0)).unwrap();
+        setsockopt(&socket, sockopt::ReceiveTimeout, &TimeVal::new(TIMEOUT.as_secs().try_into().unwrap(), 0)).unwrap();
         Self { child, exit, socket, next_id: 1, connections: VecDeque::new() }
     }
 
@@ -159,7 +159,7 @@ impl Monitor {
             assert!(self.receive().is_none(), "a reply that nobody asked for");
         }
         let stream = UnixStream::from(self.connections.pop_front().unwrap());
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
         stream
     }
 
@@ -271,7 +271,7 @@ impl Guest {
     /// A client of the guest's vsock ports.
     pub(crate) fn connect(&self) -> UnixStream {
         let stream = UnixStream::connect(self.folder.path().join("vsock")).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
         stream
     }
 }

@@ -12,7 +12,7 @@ use sandpiper_protocol::vmm::{
     SnapshotConfig, SnapshotStats, Then,
 };
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A snapshot's files.
 struct Snapshot {
@@ -64,7 +64,7 @@ fn output(console: &File) -> Vec<u8> {
 /// Waits until the guest has printed `count` bytes more than it has.
 fn wait_for_more(console: &File, count: usize) {
     let wanted = output(console).len() + count;
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while output(console).len() < wanted {
         assert!(Instant::now() < deadline, "the guest prints nothing more");
         std::thread::sleep(Duration::from_millis(1));

@@ -38,12 +38,12 @@ enum Purpose {
     Report,
 }
 
-/// The driver broke a queue, or the host has no events for the thread.
+/// The driver corrupted a queue, or the host has no events for the thread.
 #[derive(Debug, thiserror::Error)]
 pub enum Broken {
-    #[error("The driver broke a queue")]
+    #[error("The driver corrupted a queue")]
     Queue(#[from] virtio_queue::Error),
-    #[error("The host has no events for the thread")]
+    #[error("Cannot create or wait for the thread's events")]
     Events(#[from] io::Error),
 }
 
@@ -118,7 +118,7 @@ impl Service {
     ///
     /// # Errors
     ///
-    /// The driver broke a queue.
+    /// The driver corrupted a queue.
     pub fn turn(&mut self) -> Result<bool, Broken> {
         let mut more = false;
         for lane in self.lanes.iter_mut().filter(|lane| lane.in_use) {

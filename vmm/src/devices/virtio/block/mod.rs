@@ -116,7 +116,7 @@ pub enum PushError {
     NotADisk,
     #[error("The disk's thread has failed")]
     Lost,
-    #[error("The disk's thread cannot go on")]
+    #[error("Cannot resume the disk's thread")]
     Resume(#[source] ActivateError),
 }
 

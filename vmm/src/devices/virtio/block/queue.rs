@@ -27,9 +27,9 @@ const BATCH: usize = 32;
 pub enum QueueError {
     #[error("The queue is not ready, or not inside guest memory")]
     Invalid,
-    #[error("A request has no place for its status")]
+    #[error("A request has no writable status byte")]
     NoStatus,
-    #[error("The queue's rings make no sense")]
+    #[error("The queue's rings are inconsistent")]
     Ring(#[source] virtio_queue::Error),
 }
 

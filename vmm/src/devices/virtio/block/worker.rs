@@ -26,7 +26,7 @@ const ROOM_CHECK: i32 = 500;
 enum Broken {
     #[error(transparent)]
     Queue(#[from] QueueError),
-    #[error("The host has no events for the thread")]
+    #[error("Cannot create or wait for the thread's events")]
     Events(#[source] io::Error),
 }
 
@@ -62,7 +62,7 @@ impl Service {
         let mut waiting = None;
         loop {
             // What the driver made available before the thread existed may have been notified to nobody.
-            let patience = match self.drain()? {
+            let timeout = match self.drain()? {
                 Next::Room(failure) => {
                     waiting.get_or_insert_with(|| self.requests.health().wait_for_room(failure));
                     ROOM_CHECK
@@ -76,7 +76,7 @@ impl Service {
                     -1
                 }
             };
-            let count = match epoll.wait(patience, &mut events) {
+            let count = match epoll.wait(timeout, &mut events) {
                 Ok(count) => count,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => 0,
                 Err(error) => return Err(Broken::Events(error)),

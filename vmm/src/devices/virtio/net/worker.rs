@@ -59,7 +59,7 @@ pub enum Broken {
     Ring(#[from] RingError),
     #[error("The tap is gone")]
     Tap(#[source] io::Error),
-    #[error("The host has no events for the thread")]
+    #[error("Cannot create or wait for the thread's events")]
     Events(#[source] io::Error),
 }
 
@@ -121,7 +121,7 @@ impl Service {
         self.readable();
         loop {
             let next = self.turn(Instant::now())?;
-            let count = match epoll.wait(patience(next), &mut events) {
+            let count = match epoll.wait(timeout(next), &mut events) {
                 Ok(count) => count,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => 0,
                 Err(error) => return Err(Broken::Events(error)),
@@ -160,7 +160,7 @@ impl Service {
 }
 
 /// Milliseconds for `epoll_wait`, -1 for ever.
-fn patience(next: Next) -> i32 {
+fn timeout(next: Next) -> i32 {
     match next {
         Next::Now => 0,
         Next::Notified => -1,

@@ -163,7 +163,7 @@ impl Worker {
     /// Handles what has happened, after waiting for it if `pace` says so. A bounded amount of work.
     pub fn turn(&mut self, pace: Pace) -> Turn {
         let mut events = [EpollEvent::default(); TURN_EVENTS];
-        let count = match self.epoll.wait(self.patience(pace), &mut events) {
+        let count = match self.epoll.wait(self.timeout(pace), &mut events) {
             Ok(count) => count,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => 0,
             // Not one of the documented errors can occur with a descriptor and a buffer of our own. Spinning would be worse.
@@ -210,7 +210,7 @@ impl Worker {
     }
 
     /// Milliseconds for `epoll_wait`, -1 for ever.
-    fn patience(&self, pace: Pace) -> i32 {
+    fn timeout(&self, pace: Pace) -> i32 {
         if self.busy || pace == Pace::Poll {
             return 0;
         }

@@ -23,7 +23,7 @@ use crate::devices::virtio::VirtioDevice;
 
 const HOST: [&str; 2] = ["192.0.2.1", "2001:db8::1"];
 const GUEST: [&str; 2] = ["192.0.2.2", "2001:db8::2"];
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// What each side sends the other.
 const AMOUNT: usize = 4 << 20;
 /// Of a frame without segmentation.
@@ -84,7 +84,7 @@ fn content(seed: usize) -> Vec<u8> {
 }
 
 fn talk(mut stream: TcpStream, seed: usize) -> Vec<u8> {
-    stream.set_read_timeout(Some(PATIENCE)).expect("a time");
+    stream.set_read_timeout(Some(TIMEOUT)).expect("a time");
     let mut write = stream.try_clone().expect("a descriptor");
     let writer = thread::spawn(move || {
         write.write_all(&content(seed)).expect("the other side reads");
@@ -152,7 +152,7 @@ impl Carrier {
 
     /// Carries until `is_done`.
     fn run(&mut self, is_done: impl Fn() -> bool) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while !is_done() {
             assert!(Instant::now() < deadline, "{:?} {:?}", self.from_guest, self.to_guest);
             let event = self.driver.interrupt.event();

@@ -10,7 +10,7 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::super::packet::{HEADER_LEN, Header, TYPE_STREAM};
-use super::PATIENCE;
+use super::TIMEOUT;
 use crate::devices::virtio::driver_queue::DriverQueue;
 pub(super) use crate::devices::virtio::driver_queue::QUEUE_SIZE;
 use crate::devices::virtio::{Activation, Interrupt, Memory};
@@ -145,9 +145,9 @@ impl Guest {
                 return found;
             }
             let mut poll = libc::pollfd { fd: self.interrupt.event().as_raw_fd(), events: libc::POLLIN, revents: 0 };
-            let patience = i32::try_from(PATIENCE.as_millis()).expect("a short while");
+            let timeout = i32::try_from(TIMEOUT.as_millis()).expect("a short while");
             // SAFETY: one valid `pollfd`.
-            let ready = unsafe { libc::poll(&raw mut poll, 1, patience) };
+            let ready = unsafe { libc::poll(&raw mut poll, 1, timeout) };
             assert_eq!(ready, 1, "the device has nothing to say");
             let _ = self.interrupt.event().read();
         }

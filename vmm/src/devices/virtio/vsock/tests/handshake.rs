@@ -10,7 +10,7 @@ use vmm_sys_util::epoll::{Epoll, EventSet};
 use super::super::connection::{COMMAND_TIMEOUT, REQUEST_TIMEOUT};
 use super::super::muxer::{FIRST_ID, MAX_CONNECTIONS, Muxer};
 use super::super::packet::op;
-use super::{Fixture, PATIENCE, assert_at_end, ports, read_line};
+use super::{Fixture, TIMEOUT, assert_at_end, ports, read_line};
 use crate::devices::virtio::VirtioDevice;
 
 #[test]
@@ -53,7 +53,7 @@ fn what_follows_the_port_is_sent_after_the_response() {
 fn a_client_that_says_something_else_is_closed() {
     let fixture = Fixture::new();
     let mut client = UnixStream::connect(&fixture.socket).expect("the listener accepts");
-    client.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+    client.set_read_timeout(Some(TIMEOUT)).expect("a timeout");
 
     client.write_all(b"GET / HTTP/1.1\r\nhost: guest\r\n\r\n").expect("room for a line");
 
@@ -127,7 +127,7 @@ fn connections_beyond_the_limit_are_refused_on_both_sides_until_one_ends() {
     let mut clients: Vec<_> = (0..MAX_CONNECTIONS).map(|_| fixture.connected(80)).collect();
 
     let mut refused = UnixStream::connect(&fixture.socket).expect("the listener accepts");
-    refused.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+    refused.set_read_timeout(Some(TIMEOUT)).expect("a timeout");
     assert_at_end(&mut refused);
     fixture.guest.send(LINK_PORT, 1000, op::REQUEST, 0, &[]);
     assert_eq!(ports(&fixture.guest.receive_op(op::RST)), (LINK_PORT, 1000));

@@ -10,7 +10,7 @@ use zerocopy::IntoBytes;
 use super::super::packet::{HEADER_LEN, Header, SHUTDOWN_SEND, op};
 use super::super::{Pace, Turn, Worker};
 use super::driver::{Guest, QUEUE_SIZE};
-use super::{Fixture, PATIENCE, assert_at_end, ports, worker};
+use super::{Fixture, TIMEOUT, assert_at_end, ports, worker};
 
 /// A port that no connection uses.
 const NOWHERE: u32 = 4242;
@@ -169,7 +169,7 @@ fn a_queue_that_cannot_be_is_left_alone_until_the_reset() {
     fixture.guest.wait_for_needs_reset();
     assert_at_end(&mut client);
     let mut refused = UnixStream::connect(&fixture.socket).expect("the listener accepts");
-    refused.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+    refused.set_read_timeout(Some(TIMEOUT)).expect("a timeout");
     assert_at_end(&mut refused);
 }
 

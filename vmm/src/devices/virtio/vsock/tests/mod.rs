@@ -22,7 +22,7 @@ use super::{Backend, GuestConnections, Pace, Turn, Vsock, Worker};
 use crate::devices::virtio::{Activation, VirtioDevice};
 
 /// No test waits longer than this for anything.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Lets the guest connect to [`LINK_PORT`], and hands the test the far end.
 struct Link(Sender<UnixStream>);
@@ -30,7 +30,7 @@ struct Link(Sender<UnixStream>);
 impl GuestConnections for Link {
     fn connect(&mut self, port: u32) -> Option<UnixStream> {
         let (near, far) = UnixStream::pair().ok()?;
-        far.set_read_timeout(Some(PATIENCE)).ok()?;
+        far.set_read_timeout(Some(TIMEOUT)).ok()?;
         (port == LINK_PORT && self.0.send(far).is_ok()).then_some(near)
     }
 }
@@ -76,14 +76,14 @@ impl Fixture {
         self.guest.send(LINK_PORT, port, op::REQUEST, 0, &[]);
         let response = self.guest.receive();
         assert_eq!(response.op(), op::RESPONSE);
-        self.links.recv_timeout(PATIENCE).expect("the device asked for a connection")
+        self.links.recv_timeout(TIMEOUT).expect("the device asked for a connection")
     }
 }
 
 fn client(socket: &Path, port: u32) -> UnixStream {
     let mut client = UnixStream::connect(socket).expect("the listener accepts");
-    client.set_read_timeout(Some(PATIENCE)).expect("a timeout");
-    client.set_write_timeout(Some(PATIENCE)).expect("a timeout");
+    client.set_read_timeout(Some(TIMEOUT)).expect("a timeout");
+    client.set_write_timeout(Some(TIMEOUT)).expect("a timeout");
     writeln!(client, "CONNECT {port}").expect("room for a line");
     client
 }

@@ -1,8 +1,8 @@
 //! How a machine ends: the first to report an end decides what the exit record says.
 //!
 //! Many can see an end: a vCPU whose guest powers off, a device, the agent's `Stop`. A panicking guest resets itself
-//! microseconds after it has told us of the panic, possibly on another vCPU. So an end is a slot that is filled once,
-//! with an event that wakes the state driver; vCPUs look at the slot before they enter the guest again.
+//! microseconds after it has told us of the panic, possibly on another vCPU. So it is a latch that is set once,
+//! with an event that wakes the state driver; vCPUs look at the latch before they enter the guest again.
 
 use std::io;
 use std::sync::{Arc, OnceLock};
@@ -10,16 +10,16 @@ use std::sync::{Arc, OnceLock};
 use sandpiper_protocol::vmm::{ExitReason, ExitRecord};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-/// One machine's end. Clones are the same slot.
+/// The exit record of one machine, set once. Clones share it.
 #[derive(Clone)]
-pub struct Ending(Arc<Inner>);
+pub struct ExitLatch(Arc<Inner>);
 
 struct Inner {
     record: OnceLock<ExitRecord>,
     event: EventFd,
 }
 
-impl Ending {
+impl ExitLatch {
     pub fn new() -> io::Result<Self> {
         Ok(Self(Arc::new(Inner { record: OnceLock::new(), event: EventFd::new(EFD_NONBLOCK)? })))
     }
@@ -52,11 +52,11 @@ mod tests {
 
     #[test]
     fn the_first_report_stays() {
-        let ending = Ending::new().unwrap();
-        assert!(!ending.is_reported());
-        ending.report(ExitReason::GuestPanicked, "panic");
-        ending.clone().report(ExitReason::GuestReset, "reset");
-        assert_eq!(ending.record().unwrap().reason, ExitReason::GuestPanicked);
-        assert_eq!(ending.event().read().unwrap(), 1);
+        let exit = ExitLatch::new().unwrap();
+        assert!(!exit.is_reported());
+        exit.report(ExitReason::GuestPanicked, "panic");
+        exit.clone().report(ExitReason::GuestReset, "reset");
+        assert_eq!(exit.record().unwrap().reason, ExitReason::GuestPanicked);
+        assert_eq!(exit.event().read().unwrap(), 1);
     }
 }

@@ -1,4 +1,4 @@
-//! A state as form 3 had it: with the configuration as agent and monitor spoke of it then, and without a word of KVM.
+//! A state as format version 3 had it: with the configuration as agent and monitor spoke of it then, and without a word of KVM.
 
 use kvm_bindings::{kvm_clock_data, kvm_cpuid_entry2};
 use serde::Deserialize;
