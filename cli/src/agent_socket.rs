@@ -56,6 +56,7 @@ impl AgentSocket {
                 Err(_) => bail!("The agent answered {status}"),
             }
         }
-        serde_json::from_slice(&bytes).context("The agent's answer is not what this version of the client understands")
+        serde_json::from_slice(&bytes)
+            .context("The agent's response is not what this version of the client understands")
     }
 }

@@ -72,7 +72,7 @@ mod tests {
     use tokio::time::timeout;
 
     /// For anything that a test waits for.
-    const PATIENCE: Duration = Duration::from_secs(30);
+    const TIMEOUT: Duration = Duration::from_secs(30);
 
     #[tokio::test]
     async fn more_than_a_buffer_goes_both_ways_and_each_way_ends_by_itself() {
@@ -90,7 +90,7 @@ mod tests {
         };
         let mut received = Vec::new();
         let both = async { tokio::join!(write, reader.read_to_end(&mut received)).1.unwrap() };
-        timeout(PATIENCE, both).await.unwrap();
+        timeout(TIMEOUT, both).await.unwrap();
 
         assert_eq!(echo.await.unwrap(), 2_000_000);
         assert_eq!(received, sent);
@@ -109,10 +109,10 @@ mod tests {
         let waiting = timeout(Duration::from_millis(50), connection.read(&mut byte)).await;
         assert!(waiting.is_err(), "there is nothing to read yet");
         socket.send(b"x").unwrap();
-        let of_connection = timeout(PATIENCE, connection.read(&mut byte)).await.unwrap();
+        let of_connection = timeout(TIMEOUT, connection.read(&mut byte)).await.unwrap();
         let mut byte = [0];
         let read = async { tokio::join!(link.read(&mut byte), async { socket.send(b"x") }).0 };
-        let of_link = timeout(PATIENCE, read).await.unwrap();
+        let of_link = timeout(TIMEOUT, read).await.unwrap();
 
         assert_eq!(of_connection.unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
         assert_eq!(of_link.unwrap_err().kind(), io::ErrorKind::ConnectionRefused);

@@ -27,7 +27,7 @@ const PROTECTED: [IpNet; 21] = [
     v6([0x2002, 0, 0, 0, 0, 0], 16),    // 6to4: IPv4 within
     v6([0xfc00, 0, 0, 0, 0, 0], 7),     // private (RFC 4193)
     v6([0xfe80, 0, 0, 0, 0, 0], 10),    // link-local
-    v6([0xfec0, 0, 0, 0, 0, 0], 10),    // private, given up (RFC 3879)
+    v6([0xfec0, 0, 0, 0, 0, 0], 10),    // private, deprecated (RFC 3879)
     v6([0xff00, 0, 0, 0, 0, 0], 8),     // multicast
 ];
 

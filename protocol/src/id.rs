@@ -7,13 +7,13 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// Crockford's alphabet in lower case: in ASCII order, so ids sort as their times do.
 const ALPHABET: &[u8; 32] = b"0123456789abcdefghjkmnpqrstvwxyz";
 
-/// Characters after the prefix: 48 bits of milliseconds and 62 bits of chance, five bits a character.
+/// Characters after the prefix: 48 bits of milliseconds and 62 bits of randomness, five bits a character.
 const LENGTH: usize = 22;
 
-/// A new id such as `sbx06f3…`: `prefix`, then the time `now` and `chance`.
-pub fn new(prefix: &str, now: SystemTime, chance: u64) -> String {
+/// A new id such as `sbx06f3…`: `prefix`, then the time `now` and `random`.
+pub fn new(prefix: &str, now: SystemTime, random: u64) -> String {
     let millis = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
-    let bits = ((millis & 0xffff_ffff_ffff) << 62) | u128::from(chance >> 2);
+    let bits = ((millis & 0xffff_ffff_ffff) << 62) | u128::from(random >> 2);
     let mut id = String::with_capacity(prefix.len() + LENGTH);
     id.push_str(prefix);
     push_base32(&mut id, bits, LENGTH);
@@ -25,7 +25,7 @@ pub fn generate(prefix: &str) -> String {
     new(prefix, SystemTime::now(), rand::random())
 }
 
-/// A secret that may stand in a host label: 26 characters, 128 bits of chance from the operating system's generator.
+/// A secret that may stand in a host label: 26 characters, 128 bits of randomness from the operating system's generator.
 pub fn route_token() -> String {
     let mut token = String::with_capacity(26);
     push_base32(&mut token, rand::random(), 26);

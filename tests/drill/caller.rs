@@ -12,7 +12,7 @@ use serde_json::Value;
 use crate::ledger::Ledger;
 
 /// Something has gone wrong that no repetition mends: hosts here start within a minute.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(300);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(300);
 /// Between two requests.
 pub(crate) const PAUSE: Duration = Duration::from_millis(250);
 /// For one answer: longer than the API takes for anything.
@@ -92,7 +92,7 @@ impl Caller {
                 }
                 Err(error) => format!("{error:#}"),
             };
-            ensure!(begin.elapsed() < PATIENCE, "{what}: {method} {path} is not answered; at last: {why}");
+            ensure!(begin.elapsed() < TIMEOUT, "{what}: {method} {path} is not answered; at last: {why}");
             tokio::time::sleep(PAUSE).await;
         }
     }

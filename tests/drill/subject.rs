@@ -12,7 +12,7 @@ use sandpiper::client::{Output, Session};
 use serde_json::{Value, json};
 use support::{Host, shell, text};
 
-use crate::caller::{Caller, PATIENCE, PAUSE};
+use crate::caller::{Caller, PAUSE, TIMEOUT};
 
 /// For a command in a guest, in software emulation beside others.
 const RUN: Duration = Duration::from_secs(60);
@@ -169,7 +169,7 @@ impl Subject {
                 Ok(Err(error)) => error.to_string(),
                 Err(_) => format!("no end within {} s", RUN.as_secs()),
             };
-            ensure!(begin.elapsed() < PATIENCE, "{}: {script:?} does not run; at last: {why}", self.id);
+            ensure!(begin.elapsed() < TIMEOUT, "{}: {script:?} does not run; at last: {why}", self.id);
             tokio::time::sleep(PAUSE).await;
         }
     }

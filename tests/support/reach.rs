@@ -16,10 +16,10 @@
 /// Questions with `; ` between them are tried at once, and answered in their order in the same way.
 pub const REACHER: &str = r#"
 import socket, ssl, struct
-PATIENCE = 8
+TIMEOUT = 8
 held = []
 def dial(host, port):
-    sock = socket.create_connection((host, int(port)), timeout=PATIENCE)
+    sock = socket.create_connection((host, int(port)), timeout=TIMEOUT)
     return sock
 def said(sock, name):
     sock.sendall(f"GET / HTTP/1.1\r\nHost: {name}\r\nConnection: close\r\n\r\n".encode())

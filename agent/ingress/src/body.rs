@@ -90,7 +90,7 @@ impl HttpBody for Body {
             if !held.lease.is_end_stream()
                 && let Poll::Ready(refusal) = held.revoked.as_mut().poll(cx)
             {
-                debug!(?refusal, "An answer may not go on");
+                debug!(?refusal, "Response cut off: access was revoked");
                 return body.break_off("The client may not read on".into(), cx);
             }
             let frame = ready!(frame);

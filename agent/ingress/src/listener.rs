@@ -90,7 +90,7 @@ impl<D: Directory> Listener<D> {
                     debug!(%error, "A connection ended before it was accepted")
                 }
                 Err(error) => {
-                    warn!(%error, "No connection can be accepted at the moment");
+                    warn!(%error, "Cannot accept connections at the moment");
                     tokio::time::sleep(ACCEPT_RETRY).await;
                 }
             }
@@ -133,7 +133,7 @@ impl<D: Directory> Listener<D> {
         async move {
             let client = Client { peer: peer.ip().into(), held: Arc::new(held) };
             if let Err(error) = prepare(&stream) {
-                debug!(%error, "A connection keeps the kernel's own settings");
+                debug!(%error, "Cannot set a connection's socket options; the kernel's defaults stay");
             }
             let idle = proxy.idle_timeout;
             let Some(acceptor) = tls else {
@@ -144,8 +144,8 @@ impl<D: Directory> Listener<D> {
                 return match beginning {
                     Ok(Ok(Beginning::Http1)) => serve_http1(IdleIo::new(stream, idle), client, proxy, phases).await,
                     Ok(Ok(Beginning::Http2)) => serve_http2(IdleIo::new(stream, idle), client, proxy, phases).await,
-                    Ok(Err(error)) => debug!(%peer, %error, "A connection broke before it said anything"),
-                    Err(_) => debug!(%peer, "A connection said nothing for too long"),
+                    Ok(Err(error)) => debug!(%peer, %error, "A connection broke before its first byte"),
+                    Err(_) => debug!(%peer, "A connection timed out before its first byte"),
                 };
             };
             let handshake = tokio::select! {
@@ -158,7 +158,7 @@ impl<D: Directory> Listener<D> {
                 }
                 Ok(Ok(stream)) => serve_http1(IdleIo::new(stream, idle), client, proxy, phases).await,
                 Ok(Err(error)) => debug!(%peer, %error, "A TLS handshake failed"),
-                Err(_) => debug!(%peer, "A TLS handshake took too long"),
+                Err(_) => debug!(%peer, "A TLS handshake timed out"),
             }
         }
     }

@@ -172,7 +172,7 @@ impl<D: Directory> Proxy<D> {
             wish.announce(&mut parts);
         }
         let upload = body.take().ok_or(Refusal::Unreachable)?;
-        let upload = Upload::new(upload, self.patience(protocol), || grant.watch());
+        let upload = Upload::new(upload, self.body_timeout(protocol), || grant.watch());
         let request = guest_request(parts, protocol, text, &path, upload)?;
         let server = Server { vsock: target.vsock.into_os_string(), door, protocol };
         let (response, lease) = exchange(&self.pool, server, request, self.guest_idle_timeout()).await?;
@@ -209,7 +209,7 @@ impl<D: Directory> Proxy<D> {
     }
 
     /// How long a client may pause in its request. A gRPC stream may, as long as the connection itself.
-    fn patience(&self, protocol: Protocol) -> Duration {
+    fn body_timeout(&self, protocol: Protocol) -> Duration {
         match protocol {
             Protocol::Http1 => self.body_timeout,
             Protocol::Http2 => self.idle_timeout,

@@ -194,7 +194,7 @@ impl Certificates {
             // Whoever orders it says why it is late.
             Err(_) if self.current().is_none() => {}
             Err(error) => {
-                warn!(error = %crate::chain(&error), "The certificate was not renewed, the old one stays");
+                warn!(error = %crate::chain(&error), "The certificate was not renewed; the previous one stays in use");
             }
         }
     }

@@ -139,7 +139,7 @@ impl Tunnel {
                 Err(error) => debug!(%error, "Tunnel broke"),
             },
             () = stop.cancelled() => {}
-            refusal = revoked => debug!(?refusal, "Tunnel may not go on"),
+            refusal = revoked => debug!(?refusal, "Tunnel closed: access was revoked"),
         }
     }
 }

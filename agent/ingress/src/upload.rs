@@ -20,7 +20,7 @@ pub(super) enum Upload {
 /// A body that breaks off when the client leaves the guest waiting for too long.
 pub(super) struct ClientBody {
     incoming: Incoming,
-    patience: Duration,
+    timeout: Duration,
     /// Set while the guest would take more and the client sends nothing.
     alarm: Option<Pin<Box<Sleep>>>,
     revoked: Revoked,
@@ -29,28 +29,28 @@ pub(super) struct ClientBody {
 /// Why a request's body did not come to its end.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum UploadError {
-    #[error("The client sent nothing of its request's body for too long")]
+    #[error("The client's request body timed out")]
     TooSlow,
-    #[error("The client may not go on with its request")]
+    #[error("The client's access was revoked")]
     Revoked(Refusal),
     #[error("The client's request broke off")]
     Broken(#[source] hyper::Error),
 }
 
 impl Upload {
-    /// `patience` is how long the client may pause; `watch` is asked for what ends it.
-    pub(super) fn new(incoming: Incoming, patience: Duration, watch: impl FnOnce() -> Revoked) -> Upload {
+    /// `timeout` is how long the client may pause; `watch` is asked for what ends it.
+    pub(super) fn new(incoming: Incoming, timeout: Duration, watch: impl FnOnce() -> Revoked) -> Upload {
         match incoming.is_end_stream() {
             true => Upload::Empty,
-            false => Upload::Client(ClientBody { incoming, patience, alarm: None, revoked: watch() }),
+            false => Upload::Client(ClientBody { incoming, timeout, alarm: None, revoked: watch() }),
         }
     }
 }
 
 impl ClientBody {
     fn poll_alarm(&mut self, cx: &mut Context<'_>) -> Poll<UploadError> {
-        let patience = self.patience;
-        let alarm = self.alarm.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(Instant::now() + patience)));
+        let timeout = self.timeout;
+        let alarm = self.alarm.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(Instant::now() + timeout)));
         alarm.as_mut().poll(cx).map(|()| UploadError::TooSlow)
     }
 }

@@ -33,7 +33,7 @@ pub enum VsockError {
     #[error("The guest refused vsock port {port}")]
     Refused { port: u32 },
     /// The monitor said something that is not in the protocol.
-    #[error("The monitor answered a connection to vsock port {port} with something unexpected")]
+    #[error("The monitor sent an unexpected response for vsock port {port}")]
     BadAnswer { port: u32 },
     /// The connection broke before the answer was complete.
     #[error("The connection to vsock port {port} broke")]

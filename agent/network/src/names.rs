@@ -256,7 +256,7 @@ impl Drop for Names {
 
 #[derive(Debug, thiserror::Error)]
 pub enum ChangeError<E> {
-    #[error("The firewall did not take the policy")]
+    #[error("The firewall rejected the policy")]
     Apply(#[source] E),
     #[error("The change of the policy was interrupted")]
     Interrupted,

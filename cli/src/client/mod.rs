@@ -42,7 +42,7 @@ pub enum ClientError {
     },
     #[error("{message} [{status} {code}, request {request_id}]")]
     Refused { status: u16, code: String, message: String, request_id: String },
-    #[error("The answer of {url} is not what this version of the client understands: {detail}")]
+    #[error("The response of {url} is not what this version of the client understands: {detail}")]
     Malformed { url: String, detail: String },
     #[error("The stream from the sandbox broke off: {0}")]
     Broken(String),

@@ -20,7 +20,7 @@ use tokio::task::JoinSet;
 const SECRET: &str = "sk_test_c2VjcmV0";
 const BODY: &str = r#"{"id":"pay_1","status":"PENDING","updatedAt":"2026-08-01T10:00:00.000001Z"}"#;
 /// For whatever a test waits for.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The receiver, killed when dropped.
 struct Listener {
@@ -95,7 +95,7 @@ fn signature(time: i64, body: &str) -> String {
 
 fn client() -> Client {
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
-    Client::builder().no_proxy().timeout(PATIENCE).build().unwrap()
+    Client::builder().no_proxy().timeout(TIMEOUT).build().unwrap()
 }
 
 /// A delivery, signed, without its key.
@@ -271,7 +271,7 @@ async fn a_delivery_whose_sender_got_no_answer_is_a_duplicate_after_a_kill() {
     );
     let mut sender = TcpStream::connect(listener.url.strip_prefix("http://").unwrap()).await.unwrap();
     sender.write_all(format!("{head}{BODY}").as_bytes()).await.unwrap();
-    let deadline = tokio::time::Instant::now() + PATIENCE;
+    let deadline = tokio::time::Instant::now() + TIMEOUT;
     while !store.join("dlv_1.json").exists() {
         assert!(tokio::time::Instant::now() < deadline, "the delivery was not kept");
         tokio::time::sleep(Duration::from_millis(1)).await;
@@ -314,7 +314,7 @@ async fn nothing_acknowledged_is_lost_when_it_is_killed_under_load() {
         }
         // A different moment in every round.
         let before = kept_count(&store);
-        let deadline = tokio::time::Instant::now() + PATIENCE;
+        let deadline = tokio::time::Instant::now() + TIMEOUT;
         while kept_count(&store) < before + SENDERS * (round + 1) {
             assert!(tokio::time::Instant::now() < deadline, "nothing is kept");
             tokio::time::sleep(Duration::from_millis(1)).await;
@@ -363,7 +363,7 @@ async fn https_is_served_with_a_given_certificate() {
     let listener = Listener::start_with(&store, &files);
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
     let authority = reqwest::Certificate::from_pem(made.cert.pem().as_bytes()).unwrap();
-    let client = Client::builder().no_proxy().tls_certs_only([authority]).timeout(PATIENCE).build().unwrap();
+    let client = Client::builder().no_proxy().tls_certs_only([authority]).timeout(TIMEOUT).build().unwrap();
     let url = listener.url.replace("127.0.0.1", "localhost");
 
     assert!(url.starts_with("https://localhost:"), "{url}");

@@ -16,7 +16,7 @@ const PAGE: &str = include_str!("../../../docs/webhooks.md");
 const TEST_EVENT: &str = r#"{"createdAt":"2026-08-01T10:00:01.5Z","id":"test event","metadata":{"test":"true"},"status":"PENDING","updatedAt":"2026-08-01T10:00:01.5Z"}"#;
 const SECRET: &str = "sk_test_c2VjcmV0";
 /// For whatever a test waits for.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A receiver of the page, in a folder of its own. Killed when dropped.
 struct Receiver {
@@ -40,7 +40,7 @@ impl Receiver {
         let (_, program) = PAGE.split_once(&format!("```{language}\n")).unwrap();
         fs::write(folder.path().join(file), program.split_once("\n```").unwrap().0).unwrap();
         let (child, url) = run(interpreter, file, folder.path());
-        let client = Client::builder().no_proxy().timeout(PATIENCE).build().unwrap();
+        let client = Client::builder().no_proxy().timeout(TIMEOUT).build().unwrap();
         let receiver = Self { interpreter, file, folder, child, url, client };
         receiver.wait_until_it_answers().await;
         Some(receiver)
@@ -54,7 +54,7 @@ impl Receiver {
     }
 
     async fn wait_until_it_answers(&self) {
-        let deadline = tokio::time::Instant::now() + PATIENCE;
+        let deadline = tokio::time::Instant::now() + TIMEOUT;
         while self.client.get(&self.url).send().await.is_err() {
             assert!(tokio::time::Instant::now() < deadline, "{} does not answer", self.file);
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -191,7 +191,7 @@ async fn the_python_receiver_verifies_deduplicates_and_reconciles() {
                  print(db.execute('SELECT count(*), sum(1 - applied) FROM deliveries').fetchone(), \
                  db.execute('SELECT id, status, actual_amount FROM payments ORDER BY id').fetchall())";
     let expected = "(10, 1) [('pay_1', 'PENDING', ''), ('pay_2', 'COMPLETED', '9.50')]\n";
-    let deadline = tokio::time::Instant::now() + PATIENCE;
+    let deadline = tokio::time::Instant::now() + TIMEOUT;
     loop {
         let asked = Command::new("python3").args(["-c", query]).current_dir(receiver.folder.path()).output().unwrap();
         let found = String::from_utf8(asked.stdout).unwrap();

@@ -27,7 +27,7 @@ type Job<P, D> = Box<dyn FnOnce(&mut Freezer<P, D>) + Send>;
 
 /// The thread is no more, which happens only when its work panicked.
 #[derive(Debug, thiserror::Error)]
-#[error("The thread that freezes and thaws has ended")]
+#[error("The freezer thread has ended")]
 pub(crate) struct Gone;
 
 /// How the file systems to freeze are found.
@@ -152,7 +152,7 @@ mod tests {
     use sandpiper_protocol::guest::GuestMessage;
 
     /// For anything that a test waits for.
-    const PATIENCE: Duration = Duration::from_secs(30);
+    const TIMEOUT: Duration = Duration::from_secs(30);
 
     type Fake = Keeper<FakeProcesses, FakeDisk>;
 
@@ -172,7 +172,7 @@ mod tests {
 
     #[tokio::test]
     async fn disks_are_written_out_while_everything_still_runs() {
-        let (mut keeper, journal, _to_host) = keeper(PATIENCE);
+        let (mut keeper, journal, _to_host) = keeper(TIMEOUT);
 
         keeper.freeze(true).await.unwrap();
 
@@ -181,7 +181,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_second_freeze_begins_with_a_guest_that_runs() {
-        let (mut keeper, journal, _to_host) = keeper(PATIENCE);
+        let (mut keeper, journal, _to_host) = keeper(TIMEOUT);
         keeper.freeze(false).await.unwrap();
         journal.take();
 
@@ -195,7 +195,7 @@ mod tests {
         let (mut keeper, journal, mut to_host) = keeper(Duration::from_millis(20));
 
         keeper.freeze(true).await.unwrap();
-        let line = timeout(PATIENCE, to_host.recv()).await.unwrap().unwrap();
+        let line = timeout(TIMEOUT, to_host.recv()).await.unwrap().unwrap();
         keeper.thaw().await.unwrap();
 
         assert!(matches!(line, GuestMessage::Log { .. }), "{line:?}");
@@ -205,7 +205,7 @@ mod tests {
 
     #[tokio::test]
     async fn neither_a_thaw_nor_a_wake_leaves_the_watch_behind() {
-        let (mut keeper, journal, mut to_host) = keeper(PATIENCE);
+        let (mut keeper, journal, mut to_host) = keeper(TIMEOUT);
 
         keeper.freeze(true).await.unwrap();
         keeper.thaw().await.unwrap();

@@ -72,7 +72,7 @@ pub(crate) enum WakeError {
     Disk { place: String, source: io::Error },
     #[error("{0}")]
     Identity(#[from] IdentityError),
-    #[error("The stopped processes cannot go on: {0}")]
+    #[error("The stopped processes cannot be resumed: {0}")]
     Processes(io::Error),
     #[error("{0}")]
     Gone(#[from] keeper::Gone),

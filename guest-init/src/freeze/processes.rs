@@ -143,10 +143,10 @@ mod tests {
         child
     }
 
-    /// What arrives from the process within `patience`.
-    fn answer(child: &mut Child, patience: u16) -> Option<u8> {
+    /// What arrives from the process within `timeout`.
+    fn answer(child: &mut Child, timeout: u16) -> Option<u8> {
         let stdout = child.stdout.as_mut().unwrap();
-        let ready = poll(&mut [PollFd::new(stdout.as_fd(), PollFlags::POLLIN)], patience).unwrap();
+        let ready = poll(&mut [PollFd::new(stdout.as_fd(), PollFlags::POLLIN)], timeout).unwrap();
         let mut byte = [0];
         (ready > 0).then(|| stdout.read_exact(&mut byte).map(|()| byte[0]).unwrap())
     }

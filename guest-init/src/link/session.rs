@@ -168,7 +168,7 @@ mod tests {
     use tokio::task::JoinHandle;
 
     /// For anything that a test waits for.
-    const PATIENCE: Duration = Duration::from_secs(30);
+    const TIMEOUT: Duration = Duration::from_secs(30);
 
     /// A guest that can be anything, and says how exactly it knew the time.
     #[derive(Default)]
@@ -230,12 +230,12 @@ mod tests {
         }
 
         async fn hear(&mut self) -> String {
-            timeout(PATIENCE, self.lines.next_line()).await.unwrap().unwrap().unwrap()
+            timeout(TIMEOUT, self.lines.next_line()).await.unwrap().unwrap().unwrap()
         }
 
         async fn hang_up(self) -> (bool, Vec<Duration>) {
             drop((self.write, self.lines));
-            timeout(PATIENCE, self.session).await.unwrap().unwrap()
+            timeout(TIMEOUT, self.session).await.unwrap().unwrap()
         }
     }
 
@@ -314,7 +314,7 @@ mod tests {
 
         host.tell(&(init_line("a") + "{\"type\":\"thaw\"}\n")).await;
 
-        let (served, windows) = timeout(PATIENCE, host.session).await.unwrap().unwrap();
+        let (served, windows) = timeout(TIMEOUT, host.session).await.unwrap().unwrap();
         assert!(served && windows.is_empty());
     }
 }

@@ -38,7 +38,7 @@ const SETTINGS: [(&str, &str); 5] = [
 pub(crate) enum NetworkError {
     #[error("the machine has no network device {DEVICE}, or something in it has renamed or moved it")]
     NoDevice,
-    #[error("{DEVICE} cannot be told its IPv6 setting {name}: {source}")]
+    #[error("{DEVICE} rejects its IPv6 setting {name}: {source}")]
     Setting { name: &'static str, source: io::Error },
     #[error("the kernel does not {what}: {source}")]
     Step { what: &'static str, source: io::Error },

@@ -19,11 +19,11 @@ use serde_json::{Value, json};
 use tokio::net::{UnixListener, UnixStream};
 
 /// For anything that a test waits for.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Waits for `future`, not for ever.
 pub(crate) async fn soon<T>(future: impl Future<Output = T>) -> T {
-    tokio::time::timeout(PATIENCE, future).await.expect("it happens before long")
+    tokio::time::timeout(TIMEOUT, future).await.expect("it happens before long")
 }
 
 /// Waits until `condition` holds.

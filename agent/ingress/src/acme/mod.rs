@@ -42,7 +42,7 @@ const LAST_RETRY: Duration = Duration::from_secs(6 * 3600);
 /// Why there is no new certificate.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum AcmeError {
-    #[error("The order could not be written down or read")]
+    #[error("The order could not be stored or read")]
     Store(#[from] StoreError),
     #[error("The issuer refused or could not be asked")]
     Issuer(#[from] instant_acme::Error),
@@ -136,11 +136,11 @@ fn renewal_time(from: u64, until: u64, jitter: f64) -> Option<SystemTime> {
     SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(from))?.checked_add(age)
 }
 
-/// Twice as long after each failure, up to a limit, and a quarter more or less by `chance`, from 0 to 1.
-fn retry_after(failures: u32, chance: f64) -> Duration {
+/// Twice as long after each failure, up to a limit, and a quarter more or less by `jitter`, from 0 to 1.
+fn retry_after(failures: u32, jitter: f64) -> Duration {
     let doublings = failures.saturating_sub(1).min(16);
     let wait = FIRST_RETRY.saturating_mul(1 << doublings).min(LAST_RETRY);
-    wait.mul_f64(0.75 + chance.clamp(0.0, 1.0) / 2.0)
+    wait.mul_f64(0.75 + jitter.clamp(0.0, 1.0) / 2.0)
 }
 
 #[cfg(test)]
@@ -161,7 +161,7 @@ mod tests {
 
     #[test]
     fn failures_are_repeated_ever_later() {
-        let seconds = |failures, chance| retry_after(failures, chance).as_secs();
+        let seconds = |failures, jitter| retry_after(failures, jitter).as_secs();
         assert_eq!((seconds(1, 0.5), seconds(2, 0.5), seconds(4, 0.5)), (60, 120, 480));
         assert_eq!((seconds(1, 0.0), seconds(1, 1.0)), (45, 75));
         assert_eq!((seconds(20, 0.5), seconds(u32::MAX, 0.5)), (6 * 3600, 6 * 3600));

@@ -106,7 +106,7 @@ impl Acme {
             }
             // It has expired, for example, and was forgotten.
             Err(instant_acme::Error::Api(problem)) => {
-                debug!(%problem, "An order cannot be gone on with");
+                debug!(%problem, "An ACME order cannot be resumed");
                 Ok(None)
             }
             Err(error) => Err(error.into()),

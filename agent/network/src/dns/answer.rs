@@ -116,7 +116,7 @@ impl Forwarder {
         match pin::pin(Arc::clone(&self.shared.pins), pins, remember).await {
             Ok(()) => Admitted::All,
             Err(error) => {
-                warn!(%error, "the firewall did not take the addresses of a name");
+                warn!(%error, "the firewall rejected the addresses of a name");
                 Admitted::NotNow
             }
         }

@@ -78,7 +78,7 @@ impl Forwarder {
             let (length, from) = match socket.recv_from(&mut buffer).await {
                 Ok(received) => received,
                 Err(error) => {
-                    debug!(%error, "no query was received");
+                    debug!(%error, "cannot receive a DNS query");
                     sleep(RECEIVE_PAUSE).await;
                     continue;
                 }
@@ -115,11 +115,11 @@ impl Forwarder {
 
     /// One query after the other, each behind its length (RFC 1035, section 4.2.2), until the client has no more.
     async fn converse(&self, mut stream: TcpStream) -> io::Result<()> {
-        let patience = self.shared.limits.head;
+        let limit = self.shared.limits.head;
         loop {
-            let length = timeout(patience, stream.read_u16()).await??;
+            let length = timeout(limit, stream.read_u16()).await??;
             let mut query = vec![0; length.into()];
-            timeout(patience, stream.read_exact(&mut query)).await??;
+            timeout(limit, stream.read_exact(&mut query)).await??;
             if self.rate.check().is_err() {
                 return Ok(());
             }
@@ -127,7 +127,7 @@ impl Forwarder {
             let Ok(length) = u16::try_from(reply.len()) else { return Ok(()) };
             let mut framed = length.to_be_bytes().to_vec();
             framed.extend(reply);
-            timeout(patience, stream.write_all(&framed)).await??;
+            timeout(limit, stream.write_all(&framed)).await??;
         }
     }
 

@@ -51,7 +51,7 @@ pub enum FirewallError {
     Enter(#[source] io::Error),
     #[error("Cannot load the slot's rules")]
     Load(#[source] NftError),
-    #[error("The kernel did not take the change to the slot's set `{set}`; nothing was changed")]
+    #[error("The kernel rejected the change to the slot's set `{set}`; nothing was changed")]
     Change { set: &'static str, source: io::Error },
     #[error("Cannot read from the slot's firewall")]
     Read(#[source] io::Error),

@@ -12,13 +12,13 @@ use crate::{links, sysctl};
 pub(super) fn enable() -> io::Result<()> {
     // Only where it is off: switching it resets other settings of all links.
     if sysctl::get("ipv4/ip_forward")?.as_deref() == Some("0") {
-        tracing::info!("switching on the forwarding of IPv4");
+        tracing::info!("enabling IPv4 forwarding");
         sysctl::set("ipv4/ip_forward", "1")?;
     }
     if sysctl::get("ipv6/conf/all/forwarding")?.as_deref() == Some("0")
         && links::here(async |links| links.has_default_route6().await)?
     {
-        tracing::info!("switching on the forwarding of IPv6");
+        tracing::info!("enabling IPv6 forwarding");
         // A router does not listen to other routers, and forgets what they said, unless told to with a 2
         // (Documentation/networking/ip-sysctl.rst): the host's own default route may come from them.
         for link in sysctl::links("ipv6")? {

@@ -22,9 +22,9 @@ use crate::nft::{self, NftError};
 /// Why the host's side cannot be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
-    #[error("Cannot load the host's table")]
+    #[error("Cannot load the host's nftables table")]
     Table(#[source] NftError),
-    #[error("Cannot switch on forwarding")]
+    #[error("Cannot enable forwarding")]
     Forwarding(#[source] io::Error),
 }
 
@@ -52,7 +52,7 @@ impl Host {
         let tables = nft::run(&["list", "tables", "inet"], "").map_err(HostError::Table)?;
         let own = format!("table inet {}", self.name);
         if !String::from_utf8_lossy(&tables).lines().any(|table| table == own) {
-            tracing::warn!(table = self.name, "the host's table was taken away; loading it again");
+            tracing::warn!(table = self.name, "the host's nftables table was removed; loading it again");
             nft::load(&self.ruleset).map_err(HostError::Table)?;
         }
         forwarding::enable().map_err(HostError::Forwarding)
@@ -68,7 +68,7 @@ impl Host {
     fn report_others(&self, config: &Config) {
         let chains = match nft::run(&["-j", "list", "chains"], "") {
             Ok(chains) => dropping(&chains, &self.name),
-            Err(error) => return tracing::warn!(%error, "cannot see which other firewalls this host has"),
+            Err(error) => return tracing::warn!(%error, "cannot list the host's other firewalls"),
         };
         let links = format!("{}v*", config.name);
         for chain in chains {

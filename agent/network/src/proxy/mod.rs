@@ -93,16 +93,16 @@ async fn connections(shared: Arc<Shared>, listener: TcpListener, room: Room) {
 async fn connection(shared: &Arc<Shared>, stream: TcpStream) {
     let to = match original_destination(&stream) {
         Ok(to) => to,
-        Err(error) => return debug!(%error, "a connection that was not redirected"),
+        Err(error) => return debug!(%error, "a connection was not redirected by the firewall"),
     };
     if is_own(&stream, to) {
-        return debug!("a connection to the proxy itself");
+        return debug!("a connection was addressed to the proxy itself");
     }
     let mut first = [0];
     match timeout(shared.limits.head, stream.peek(&mut first)).await {
         Ok(Ok(1)) if first[0] == TLS_HANDSHAKE => tls::serve(shared, stream, to).await,
         Ok(Ok(1)) => http::serve(shared, stream, to).await,
-        _ => debug!("a connection on which nothing was said"),
+        _ => debug!("a connection timed out before its first byte"),
     }
 }
 

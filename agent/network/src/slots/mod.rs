@@ -140,7 +140,7 @@ impl Slots {
         let last = numbers.last().copied().unwrap_or_default();
         let ending: Vec<Plan> = found.into_values().filter(|plan| !left.contains(&plan.number)).collect();
         if !ending.is_empty() {
-            tracing::info!(slots = ending.len(), "taking away network slots of an earlier process");
+            tracing::info!(slots = ending.len(), "removing network slots of an earlier process");
         }
         let inner = Inner {
             config,
@@ -225,12 +225,12 @@ impl Slots {
         }
         let left = self.lock().numbers.len();
         if left > 0 {
-            tracing::info!(left, "network slots stay");
+            tracing::info!(left, "network slots left in place");
             return;
         }
         let this = self.clone();
         if let Err(error) = blocking(move || Ok(this.inner.host.unload()?)).await {
-            tracing::warn!(error = %chain(&error), "cannot take the host's table away");
+            tracing::warn!(error = %chain(&error), "cannot remove the host's nftables table");
         }
     }
 
@@ -315,7 +315,7 @@ impl Slots {
     async fn keep_filled(self) {
         while !self.inner.end.is_cancelled() {
             if let Err(error) = self.fill().await {
-                tracing::warn!(error = %chain(&error), "cannot keep network slots ready");
+                tracing::warn!(error = %chain(&error), "cannot refill the pool of network slots");
             }
             tokio::select! {
                 () = self.inner.end.cancelled() => {}
@@ -379,7 +379,7 @@ impl Slots {
             }
             let this = self.clone();
             if let Err(error) = blocking(move || Ok(this.inner.host.check()?)).await {
-                tracing::error!(error = %chain(&error), "cannot restore the host's table");
+                tracing::error!(error = %chain(&error), "cannot restore the host's nftables table");
             }
         }
     }

@@ -12,7 +12,7 @@ use crate::{links, netns};
 
 /// How long namespaces without a name may take to end by themselves. The kernel ends all of them at once, which costs it
 /// far less than one link after the other; but as long as someone has a descriptor of one, it does not.
-const PATIENCE: Duration = Duration::from_millis(500);
+const TIMEOUT: Duration = Duration::from_millis(500);
 /// How often it is looked whether they are gone.
 const LOOK: Duration = Duration::from_millis(10);
 
@@ -29,22 +29,22 @@ pub(super) fn find(config: &Config) -> io::Result<BTreeMap<u32, Plan>> {
 pub(super) fn remove(config: &Config, plans: Vec<Plan>) -> BTreeSet<u32> {
     for plan in &plans {
         if let Err(error) = netns::remove(&plan.name) {
-            tracing::warn!(name = plan.name, %error, "cannot take a slot's namespace away; trying again");
+            tracing::warn!(name = plan.name, %error, "cannot remove a slot's namespace; retrying");
         }
     }
     if let Err(error) = end_links(config, &plans) {
-        tracing::warn!(%error, "cannot take the links of slots away; trying again");
+        tracing::warn!(%error, "cannot remove slots' links; retrying");
     }
     for plan in &plans {
         // What stays then is no way for anyone, so the slot's number need not wait for it.
         if let Err(error) = conntrack::end(plan.mark()) {
-            tracing::warn!(name = plan.name, %error, "cannot end a slot's connections; the host forgets them in time");
+            tracing::warn!(name = plan.name, %error, "cannot flush a slot's connection-tracking entries; they will time out");
         }
     }
     match find(config) {
         Ok(left) => plans.iter().map(|plan| plan.number).filter(|number| !left.contains_key(number)).collect(),
         Err(error) => {
-            tracing::warn!(%error, "cannot see whether slots are gone; trying again");
+            tracing::warn!(%error, "cannot check whether slots are gone; retrying");
             BTreeSet::new()
         }
     }
@@ -57,7 +57,7 @@ fn end_links(config: &Config, plans: &[Plan]) -> io::Result<()> {
         Ok(plans.iter().filter(|plan| links.contains(&plan.link)).collect())
     };
     let begin = Instant::now();
-    while !left()?.is_empty() && begin.elapsed() < PATIENCE {
+    while !left()?.is_empty() && begin.elapsed() < TIMEOUT {
         thread::sleep(LOOK);
     }
     for plan in left()? {

@@ -94,7 +94,7 @@ fn names_profiles(settings: &Table) -> bool {
 
 /// The agent takes an absolute path only.
 fn default_profiles(state: &Path) -> anyhow::Result<PathBuf> {
-    std::path::absolute(state.join("egress-profiles.json")).context("Cannot tell the current folder")
+    std::path::absolute(state.join("egress-profiles.json")).context("Cannot read the current folder")
 }
 
 /// Copies the kernel into the state folder, so that no start depends on a build's cache, and gives the copy's path. A copy

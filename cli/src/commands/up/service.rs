@@ -129,6 +129,6 @@ async fn create_key(api: &Path, files: &Files, command: &[&str]) -> anyhow::Resu
         bail!("Cannot make the first keys: {}", String::from_utf8_lossy(&made.stderr).trim());
     }
     let created: Created =
-        serde_json::from_slice(&made.stdout).context("sandpiper-api made a key and answered something else")?;
+        serde_json::from_slice(&made.stdout).context("sandpiper-api made a key, and its output cannot be read")?;
     Ok(created.key)
 }

@@ -39,7 +39,7 @@ pub(super) enum FileError {
     Path { path: String, source: io::Error },
     #[error("The request did not arrive whole: {0}")]
     Incomplete(String),
-    #[error("The work was given up: {0}")]
+    #[error("The operation was cancelled: {0}")]
     Task(#[from] tokio::task::JoinError),
 }
 

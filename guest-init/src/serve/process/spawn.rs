@@ -47,7 +47,7 @@ pub(super) struct Identity<'a> {
 /// What the child did not get through.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SpawnError {
-    #[error("No process can be made")]
+    #[error("The process cannot be created")]
     Clone(#[source] io::Error),
     #[error("The process cannot be put into its control group")]
     Group(#[source] io::Error),

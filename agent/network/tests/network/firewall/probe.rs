@@ -8,7 +8,7 @@ use std::time::Duration;
 use sandpiper_policy::{Destination, Host, Protocol};
 
 use super::internet::{FROM_PROXY, FROM_SLOT};
-use super::world::{PATIENCE, World};
+use super::world::{TIMEOUT, World};
 
 /// More than an answer takes, and more than until a connection's second attempt: answers to what is denied are rationed.
 const WAIT: Duration = Duration::from_millis(2500);
@@ -45,7 +45,7 @@ impl World {
     pub(crate) fn connect(&self, address: SocketAddr) -> io::Result<(TcpStream, Answer)> {
         self.guest.netns.run(|| {
             let mut stream = TcpStream::connect_timeout(&address, WAIT)?;
-            stream.set_read_timeout(Some(PATIENCE))?;
+            stream.set_read_timeout(Some(TIMEOUT))?;
             let mut greeting = [0];
             stream.read_exact(&mut greeting)?;
             let answer = match greeting[0] {

@@ -9,7 +9,7 @@ use sandpiper_policy::PinTier;
 use super::internet::PUSH;
 use super::names::pin;
 use super::probe::{Answer, exchange};
-use super::world::{PATIENCE, World, only, policy, texts};
+use super::world::{TIMEOUT, World, only, policy, texts};
 
 /// Whether a connection still carries something there and back.
 fn alive(stream: &mut TcpStream) -> bool {
@@ -61,7 +61,7 @@ fn what_comes_in_is_cut_too_though_the_guest_is_silent() {
     datagrams.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
     let start = Instant::now();
     while datagrams.recv(&mut datagram).is_ok() {
-        assert!(start.elapsed() < PATIENCE, "datagrams still come in");
+        assert!(start.elapsed() < TIMEOUT, "datagrams still come in");
     }
 }
 

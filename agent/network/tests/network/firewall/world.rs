@@ -22,7 +22,7 @@ use super::internet::Internet;
 pub(crate) const GUEST_MAC: [u8; 6] = [0x02, 0, 0, 0, 0, 2];
 pub(crate) const SLOT_MAC: [u8; 6] = [0x02, 0, 0, 0, 0, 1];
 /// Longer than anything takes that happens at all, also on a machine that is busy with something else.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The kernel's clock for time-outs has ticks, of 10 ms at most.
 pub(crate) const TICK: Duration = Duration::from_millis(10);
@@ -162,7 +162,7 @@ pub(crate) fn texts(texts: &[&str]) -> Vec<String> {
 pub(crate) fn eventually(what: &str, mut so: impl FnMut() -> bool) {
     let start = Instant::now();
     while !so() {
-        assert!(start.elapsed() < PATIENCE, "{what}: not within {PATIENCE:?}");
+        assert!(start.elapsed() < TIMEOUT, "{what}: not within {TIMEOUT:?}");
         std::thread::sleep(Duration::from_millis(1));
     }
 }

@@ -21,7 +21,7 @@ use sandpiper_network::config::Config;
 use sandpiper_network::netns::Netns;
 
 /// Longest that a test waits for something that must come.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
 /// Longest that it waits for an answer that must not come. The kernel answers in microseconds what it answers at all.
 pub(crate) const SILENCE: Duration = Duration::from_millis(700);
 
@@ -108,7 +108,7 @@ pub(crate) fn run(program: &str, arguments: &[&str]) -> String {
 pub(crate) async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let begin = Instant::now();
     while !is_so() {
-        assert!(begin.elapsed() < PATIENCE, "not in time: {what}");
+        assert!(begin.elapsed() < TIMEOUT, "not in time: {what}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
@@ -126,13 +126,13 @@ pub(crate) fn serve(address: &str) -> io::Result<()> {
 
 /// Which address the server at `address` sees, asked by the calling thread's namespace.
 pub(crate) fn ask(address: &str) -> io::Result<String> {
-    ask_within(PATIENCE, address)
+    ask_within(TIMEOUT, address)
 }
 
 pub(crate) fn ask_within(limit: Duration, address: &str) -> io::Result<String> {
     let to = (address.parse::<IpAddr>().unwrap(), PORT).into();
     let server = TcpStream::connect_timeout(&to, limit)?;
-    server.set_read_timeout(Some(PATIENCE))?;
+    server.set_read_timeout(Some(TIMEOUT))?;
     io::read_to_string(server)
 }
 

@@ -7,7 +7,7 @@ use sandpiper_network::slots::{Slot, Slots};
 
 use super::guest::Guest;
 use super::host::{
-    HOST, Host, PATIENCE, PORT, SERVER, SILENCE, ask, ask_within, config, ip, nodad, on_a_host, run, send, serve, until,
+    HOST, Host, PORT, SERVER, SILENCE, TIMEOUT, ask, ask_within, config, ip, nodad, on_a_host, run, send, serve, until,
 };
 
 /// Does away with a slot's own firewall: from then on only the host's table holds.
@@ -22,7 +22,7 @@ fn ask_from(slot: &Slot, address: &str) -> std::io::Result<String> {
 /// A datagram that arrives on the internet, where it tells what was sent.
 fn receive(host: &Host, address: &str) -> UdpSocket {
     let socket = host.internet.run(|| UdpSocket::bind((address, PORT))).unwrap();
-    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    socket.set_read_timeout(Some(TIMEOUT)).unwrap();
     socket
 }
 
@@ -260,7 +260,7 @@ fn an_open_connection_outlives_a_restart_of_the_agent() {
         client.send(b"after").unwrap();
         assert_eq!(server.recv_from(&mut [0; 64]).unwrap().1, peer, "the same port: the same connection");
         server.send_to(b"answer", peer).unwrap();
-        client.set_read_timeout(Some(PATIENCE)).unwrap();
+        client.set_read_timeout(Some(TIMEOUT)).unwrap();
         assert_eq!(client.recv(&mut [0; 64]).unwrap(), 6);
     });
 }
