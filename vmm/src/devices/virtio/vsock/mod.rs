@@ -18,6 +18,7 @@
 //!   and enforces deadlines and limits.
 //! * `connection`: one connection's life, from the first byte to the last, and both directions' shutdown.
 //! * `credit`: how much either side may still send.
+//! * `transmit`: what one connection sends into those buffers in its turn.
 //! * `packet`, `stream`: headers and buffers in guest memory, and the host's sockets.
 //!
 //! # What is bounded
@@ -45,6 +46,7 @@ mod credit;
 mod muxer;
 mod packet;
 mod stream;
+mod transmit;
 mod worker;
 
 #[cfg(test)]

@@ -11,12 +11,13 @@ use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
 use super::super::Memory;
 use super::super::ring::{Ring, RingError};
-use super::super::slices::{Direction, Slices};
+use super::super::slices::Slices;
 use super::GuestConnections;
 use super::connection::{Connection, Fate, State};
 use super::credit::BUF_ALLOC;
-use super::packet::{Buffer, HEADER_LEN, Header, Ports, TYPE_STREAM, op};
+use super::packet::{Header, Ports, TYPE_STREAM, op};
 use super::stream::{self, Command};
+use super::transmit::{header, next_buffer, send, transmit};
 
 /// Connections at a time, in all states. More are refused.
 pub(super) const MAX_CONNECTIONS: usize = 1024;
@@ -33,12 +34,6 @@ const FULL_BUFFERS: usize = 64;
 /// Replies to packets that belong to no connection. While as many wait for receive buffers, no more packets are taken from
 /// the guest (virtio 1.2 section 5.10.6.1.2): a guest that wants to send must also receive.
 const MAX_RESETS: usize = 256;
-
-/// What one connection may send to the guest in its turn.
-const TURN_BYTES: usize = 64 * 1024;
-const TURN_CHAINS: usize = 32;
-/// Pieces of guest memory in one `recvmsg`, which takes 1024. The last chain of a turn may add 64 to these.
-const TURN_PIECES: usize = 512;
 
 /// Host ports of connections that clients of the listening socket open: the upper half of what Linux has for unbound
 /// sockets, far from any port that a guest connects to.
@@ -283,7 +278,7 @@ impl Muxer {
             let Some(entry) = self.entries.get_mut(&id) else { continue };
             entry.queued = false;
             let before = ring.used_count();
-            let starved = !take_turn(&mut entry.connection, self.guest_cid, ring, memory, now)?;
+            let starved = !transmit(&mut entry.connection, self.guest_cid, ring, memory, now)?;
             budget = budget.saturating_sub(ring.used_count().wrapping_sub(before).max(1));
             if starved {
                 entry.queued = true;
@@ -384,141 +379,8 @@ impl Muxer {
     }
 }
 
-/// A header to the guest, without data.
-fn header(guest_cid: u64, ports: Ports, op: u16) -> Header {
-    Header {
-        src_cid: u64::from(HOST_CID).into(),
-        dst_cid: guest_cid.into(),
-        src_port: ports.host.into(),
-        dst_port: ports.guest.into(),
-        len: 0.into(),
-        kind: TYPE_STREAM.into(),
-        op: op.into(),
-        flags: 0.into(),
-        buf_alloc: BUF_ALLOC.into(),
-        fwd_cnt: 0.into(),
-    }
-}
-
 fn close(epoll: &Epoll, stream: UnixStream) {
     // Closing would only do if nobody else had a descriptor for the same socket.
     let _ = epoll.ctl(ControlOperation::Delete, stream.as_raw_fd(), EpollEvent::default());
     stream::close(stream);
-}
-
-/// Sends what a connection has to say, at most [`TURN_BYTES`] of data. False if the guest's buffers ran out before the end.
-fn take_turn(
-    connection: &mut Connection,
-    guest_cid: u64,
-    ring: &mut Ring,
-    memory: &Memory,
-    now: Instant,
-) -> Result<bool, RingError> {
-    if let Some(op) = connection.announcement()
-        && !notify(connection, guest_cid, (op, 0), ring, memory)?
-    {
-        return Ok(false);
-    }
-    if connection.may_read() && !send_data(connection, guest_cid, ring, memory, now)? {
-        return Ok(false);
-    }
-    // After the data: its headers have carried the credit already.
-    while let Some(notice) = connection.next_notice() {
-        if !notify(connection, guest_cid, notice, ring, memory)? {
-            return Ok(false);
-        }
-    }
-    Ok(true)
-}
-
-/// Sends a packet without data. False if there is no buffer for it.
-fn notify(
-    connection: &mut Connection,
-    guest_cid: u64,
-    (op, flags): (u16, u32),
-    ring: &mut Ring,
-    memory: &Memory,
-) -> Result<bool, RingError> {
-    let Some(buffer) = next_buffer(ring, memory)? else { return Ok(false) };
-    let fwd_cnt = connection.sent(op, flags, 0);
-    let header = Header { flags: flags.into(), fwd_cnt: fwd_cnt.into(), ..header(guest_cid, connection.ports, op) };
-    send(ring, memory, &buffer, &header)?;
-    Ok(true)
-}
-
-/// Reads from the host end once, straight into as many receive buffers as that may fill. False if there is none.
-fn send_data(
-    connection: &mut Connection,
-    guest_cid: u64,
-    ring: &mut Ring,
-    memory: &Memory,
-    now: Instant,
-) -> Result<bool, RingError> {
-    let mut room = connection.credit().min(TURN_BYTES);
-    let mut buffers: Vec<Buffer<'_>> = Vec::new();
-    let mut pieces = Vec::new();
-    let mut useless = 0;
-    while room > 0 && buffers.len() < TURN_CHAINS && pieces.len() < TURN_PIECES && useless < ring.size() {
-        let Some(chain) = ring.take(memory)? else { break };
-        let head = chain.head_index();
-        match Buffer::new(memory, chain, Direction::ToGuest) {
-            Ok(mut buffer) if !buffer.data.is_empty() => {
-                buffer.data = buffer.data.split_front(room);
-                room -= buffer.data.len();
-                pieces.extend_from_slice(buffer.data.pieces());
-                buffers.push(buffer);
-            }
-            // Chains are given back in order, so this one has to wait until it is the first.
-            _ if !buffers.is_empty() => {
-                ring.give_back(1);
-                break;
-            }
-            _ => {
-                ring.finish(memory, head, 0)?;
-                useless += 1;
-            }
-        }
-    }
-    if buffers.is_empty() {
-        return Ok(false);
-    }
-    let mut left = connection.read(&pieces, now);
-    let mut unused = buffers.len();
-    for buffer in &buffers {
-        if left == 0 {
-            break;
-        }
-        let count = left.min(buffer.data.len());
-        // At most TURN_BYTES.
-        let len = u32::try_from(count).unwrap_or(u32::MAX);
-        let fwd_cnt = connection.sent(op::RW, 0, len);
-        let header = Header { len: len.into(), fwd_cnt: fwd_cnt.into(), ..header(guest_cid, connection.ports, op::RW) };
-        send(ring, memory, buffer, &header)?;
-        left -= count;
-        unused -= 1;
-    }
-    // At most TURN_CHAINS.
-    ring.give_back(u16::try_from(unused).unwrap_or(0));
-    Ok(true)
-}
-
-/// The next receive buffer, if there is one. Chains that cannot be used are handed back empty.
-fn next_buffer<'m>(ring: &mut Ring, memory: &'m Memory) -> Result<Option<Buffer<'m>>, RingError> {
-    // Bounded, because the guest may go on posting such chains meanwhile.
-    for _ in 0..ring.size() {
-        let Some(chain) = ring.take(memory)? else { break };
-        let head = chain.head_index();
-        match Buffer::new(memory, chain, Direction::ToGuest) {
-            Ok(buffer) => return Ok(Some(buffer)),
-            Err(_) => ring.finish(memory, head, 0)?,
-        }
-    }
-    Ok(None)
-}
-
-/// Completes a packet whose data, if any, is in place.
-fn send(ring: &mut Ring, memory: &Memory, buffer: &Buffer<'_>, header: &Header) -> Result<(), RingError> {
-    buffer.write_header(header);
-    let header_len = u32::try_from(HEADER_LEN).unwrap_or(u32::MAX);
-    ring.finish(memory, buffer.head(), header_len + header.len.get())
 }
