@@ -10,7 +10,7 @@ use tracing::debug;
 
 use super::grant::Revoked;
 use super::limits::Occupied;
-use super::link::Lease;
+use super::link::{BodyError, Lease};
 
 /// Either a short text of our own, or what a guest sends, passed on as it comes.
 pub(super) enum Body {
@@ -36,9 +36,6 @@ struct Held {
     revoked: Revoked,
     _occupied: Occupied,
 }
-
-/// Why a guest's body has no end; for hyper, which only needs to know that.
-pub(super) type BodyError = Box<dyn std::error::Error + Send + Sync>;
 
 impl Body {
     pub(super) fn empty() -> Body {

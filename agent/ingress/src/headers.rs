@@ -5,6 +5,10 @@ use http::header::{CONNECTION, CONTENT_TYPE, COOKIE, EXPECT, HOST, HeaderMap, He
 
 use super::forwarded::Source;
 
+/// Head of a message in either direction. Of its fields hyper takes 100, which is left as it is: for any other number it
+/// allocates room anew with each message.
+pub(super) const MAX_HEAD: usize = 64 * 1024;
+
 /// Whether a field concerns one connection only, apart from those that `Connection` names.
 fn is_hop_by_hop(name: &HeaderName) -> bool {
     matches!(

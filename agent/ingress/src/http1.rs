@@ -7,15 +7,16 @@
 //! A connection leads to one server and is never shared between two, so a guest that frames its answers wrongly cheats
 //! its own visitors only; towards them every answer is framed anew.
 
+mod response;
+
 use std::future::poll_fn;
 use std::io;
-use std::mem::MaybeUninit;
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker, ready};
 
 use bytes::{Buf as _, Bytes, BytesMut};
-use http::header::{CONNECTION, CONTENT_LENGTH, HeaderMap, HeaderName, HeaderValue, TRANSFER_ENCODING};
-use http::{Method, Request, Response, StatusCode, Version, response};
+use http::response::Parts;
+use http::{Method, Request, Response, StatusCode};
 use http_body_util::BodyExt;
 use hyper::body::{Body as _, Frame};
 use tokio::io::{AsyncWriteExt as _, ReadHalf, WriteHalf};
@@ -23,22 +24,16 @@ use tokio::net::UnixStream;
 use tokio_util::io::poll_read_buf;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::headers::list;
+use self::response::{Framing, invalid, stays_open, take_head};
+use super::headers::MAX_HEAD;
 use super::idle::IdleIo;
-use super::proxy::MAX_HEAD;
 use super::upload::{Upload, UploadError};
 
-/// Fields of an answer's head, and of its trailers.
-const MAX_FIELDS: usize = 100;
-/// Room for so many is made in any case: hyper gives the map to the next request, to which the proxy adds some.
-const USUAL_FIELDS: usize = 14;
-/// The line before a chunk, with its extensions, and the trailers.
-const MAX_CHUNK_FRAME: usize = 16 * 1024;
-/// Room that the head of a request is given at first.
+/// Capacity that the head of a request is given at first.
 const HEAD: usize = 1024;
-/// Room for what is read at once: at first, and for a body that keeps filling it.
-const ROOM: usize = 8 * 1024;
-const MOST_ROOM: usize = 64 * 1024;
+/// Capacity for what is read at once: at first, and for a body that keeps filling it.
+const READ_SIZE: usize = 8 * 1024;
+const MAX_READ_SIZE: usize = 64 * 1024;
 
 type Io = IdleIo<UnixStream>;
 
@@ -52,11 +47,11 @@ pub(super) struct Http1 {
     received: BytesMut,
     /// Bytes of it in which the head did not end.
     looked_at: usize,
-    room: usize,
+    read_size: usize,
     /// What is to come of the answer's body.
     body: Framing,
     /// The guest takes another request after this one.
-    lasts: bool,
+    keep_alive: bool,
 }
 
 /// Why a request did not get an answer, or its answer no end.
@@ -83,9 +78,9 @@ impl Http1 {
             upload: None,
             received: BytesMut::new(),
             looked_at: 0,
-            room: ROOM,
+            read_size: READ_SIZE,
             body: Framing::Complete,
-            lasts: true,
+            keep_alive: true,
         }
     }
 
@@ -96,7 +91,7 @@ impl Http1 {
         request: Request<Upload>,
     ) -> Result<Response<()>, (SendError, Option<Request<Upload>>)> {
         let Some(mut writer) = self.writer.take() else { return Err((SendError::Unsent, Some(request))) };
-        (self.lasts, self.room) = (true, ROOM);
+        (self.keep_alive, self.read_size) = (true, READ_SIZE);
         if let Err(error) = send_head(&mut writer, &head_of(&request)).await {
             return Err((error, Some(request)));
         }
@@ -149,7 +144,7 @@ impl Http1 {
                     continue;
                 }
                 self.body = Framing::of(&head, method)?;
-                self.lasts = stays_open(&head) && self.body != Framing::UntilClose;
+                self.keep_alive = stays_open(&head) && self.body != Framing::UntilClose;
                 return Poll::Ready(Ok(Response::from_parts(head, ())));
             }
             if self.received.len() >= MAX_HEAD {
@@ -168,7 +163,7 @@ impl Http1 {
     }
 
     /// Takes the head of an answer, once it is complete. Of one that comes byte by byte only ends of lines are looked at.
-    fn take_head(&mut self) -> io::Result<Option<response::Parts>> {
+    fn take_head(&mut self) -> io::Result<Option<Parts>> {
         let looked_at = std::mem::replace(&mut self.looked_at, self.received.len());
         if looked_at > 0 && !self.received[looked_at..].contains(&b'\n') {
             return Ok(None);
@@ -206,10 +201,10 @@ impl Http1 {
 
     /// Reads what has come; 0 at the end.
     fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
-        self.received.reserve(self.room);
+        self.received.reserve(self.read_size);
         let length = ready!(poll_read_buf(Pin::new(&mut self.reader), cx, &mut self.received))?;
-        if length >= self.room {
-            self.room = (self.room * 2).min(MOST_ROOM);
+        if length >= self.read_size {
+            self.read_size = (self.read_size * 2).min(MAX_READ_SIZE);
         }
         Poll::Ready(Ok(length))
     }
@@ -230,13 +225,13 @@ impl Http1 {
 
     /// Whether the guest takes another request after this one. For fuzzing.
     #[cfg(fuzzing)]
-    pub(super) fn lasts(&self) -> bool {
-        self.lasts
+    pub(super) fn keep_alive(&self) -> bool {
+        self.keep_alive
     }
 
     /// Whether another request can be sent now.
     pub(super) fn is_ready(&self) -> bool {
-        self.is_complete() && self.lasts && self.writer.is_some() && self.received.is_empty()
+        self.is_complete() && self.keep_alive && self.writer.is_some() && self.received.is_empty()
     }
 
     /// Waits for the end of a body that is still being sent, after the answer to it. Whether another request can be sent.
@@ -259,10 +254,6 @@ impl Http1 {
     pub(super) fn into_stream(self) -> Option<(Io, Bytes)> {
         Some((self.reader.unsplit(self.writer?), self.received.freeze()))
     }
-}
-
-fn invalid(what: &'static str) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, what)
 }
 
 fn is_closed(error: &io::Error) -> bool {
@@ -318,161 +309,10 @@ async fn upload(mut writer: WriteHalf<Io>, mut body: Upload) -> Result<WriteHalf
     Ok(writer)
 }
 
-/// Takes the head of an answer, once it is complete.
-fn take_head(received: &mut BytesMut) -> io::Result<Option<response::Parts>> {
-    let mut fields = [const { MaybeUninit::uninit() }; MAX_FIELDS];
-    let mut head = httparse::Response::new(&mut []);
-    let parsed = httparse::ParserConfig::default().parse_response_with_uninit_headers(&mut head, received, &mut fields);
-    let httparse::Status::Complete(length) = parsed.map_err(malformed)? else { return Ok(None) };
-    let (mut parts, ()) = Response::new(()).into_parts();
-    parts.status = StatusCode::from_u16(head.code.unwrap_or_default()).map_err(|_| invalid("no status"))?;
-    parts.version = if head.version == Some(0) { Version::HTTP_10 } else { Version::HTTP_11 };
-    parts.headers = header_map(head.headers)?;
-    received.advance(length);
-    Ok(Some(parts))
-}
-
-fn header_map(fields: &[httparse::Header<'_>]) -> io::Result<HeaderMap> {
-    let mut map = HeaderMap::with_capacity(fields.len().max(USUAL_FIELDS));
-    for field in fields {
-        let name = HeaderName::from_bytes(field.name.as_bytes()).map_err(io::Error::other)?;
-        map.append(name, HeaderValue::from_bytes(field.value).map_err(io::Error::other)?);
-    }
-    Ok(map)
-}
-
-fn malformed(error: httparse::Error) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, error)
-}
-
-/// Whether the connection goes on after the answer (RFC 9112 section 9.3).
-fn stays_open(head: &response::Parts) -> bool {
-    let says = |word| list(&head.headers, &CONNECTION).any(|option| option.eq_ignore_ascii_case(word));
-    match head.version {
-        Version::HTTP_10 => says("keep-alive"),
-        _ => !says("close"),
-    }
-}
-
-/// What is to come of a body, and how its end is told (RFC 9112 section 6.3).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Framing {
-    /// So many bytes, at least one.
-    Sized(u64),
-    Chunked(Chunked),
-    UntilClose,
-    Complete,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Chunked {
-    /// Before the line with a chunk's size.
-    Size,
-    /// So many bytes of a chunk, at least one.
-    Data(u64),
-    /// Before the line end that follows a chunk.
-    DataEnd,
-    /// Before the fields that follow the last chunk, and the empty line.
-    Trailers,
-}
-
-impl Framing {
-    fn of(answer: &response::Parts, method: &Method) -> io::Result<Framing> {
-        let bare = matches!(
-            answer.status,
-            StatusCode::SWITCHING_PROTOCOLS | StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED
-        );
-        if bare || *method == Method::HEAD {
-            return Ok(Framing::Complete);
-        }
-        if answer.headers.contains_key(TRANSFER_ENCODING) {
-            if answer.version == Version::HTTP_10 {
-                return Err(invalid("HTTP/1.0 has no Transfer-Encoding"));
-            }
-            let last = list(&answer.headers, &TRANSFER_ENCODING).last();
-            let chunked = last.is_some_and(|coding| coding.eq_ignore_ascii_case("chunked"));
-            return Ok(if chunked { Framing::Chunked(Chunked::Size) } else { Framing::UntilClose });
-        }
-        let mut lengths = answer.headers.get_all(CONTENT_LENGTH).iter();
-        let Some(length) = lengths.next() else { return Ok(Framing::UntilClose) };
-        if lengths.any(|other| other != length) {
-            return Err(invalid("two lengths"));
-        }
-        let digits = length.to_str().ok().filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
-        match digits.and_then(|digits| digits.parse().ok()) {
-            None => Err(invalid("the length is no number")),
-            Some(0) => Ok(Framing::Complete),
-            Some(length) => Ok(Framing::Sized(length)),
-        }
-    }
-
-    /// Takes a piece of the body. `None` at its end, and where more must be received.
-    fn take(&mut self, received: &mut BytesMut) -> io::Result<Option<Frame<Bytes>>> {
-        loop {
-            *self = match self {
-                Framing::Complete => return Ok(None),
-                Framing::UntilClose => {
-                    let mut whatever = u64::MAX;
-                    return Ok(take_piece(received, &mut whatever));
-                }
-                Framing::Sized(left) => {
-                    let piece = take_piece(received, left);
-                    if *left == 0 {
-                        *self = Framing::Complete;
-                    }
-                    return Ok(piece);
-                }
-                Framing::Chunked(Chunked::Data(left)) => {
-                    let piece = take_piece(received, left);
-                    if *left == 0 {
-                        *self = Framing::Chunked(Chunked::DataEnd);
-                    }
-                    return Ok(piece);
-                }
-                Framing::Chunked(Chunked::DataEnd) => match received.get(..2) {
-                    None => return Ok(None),
-                    Some(b"\r\n") => {
-                        received.advance(2);
-                        Framing::Chunked(Chunked::Size)
-                    }
-                    Some(_) => return Err(invalid("a chunk does not end where it says")),
-                },
-                Framing::Chunked(Chunked::Size) => match httparse::parse_chunk_size(received) {
-                    Ok(httparse::Status::Complete((length, size))) => {
-                        received.advance(length);
-                        Framing::Chunked(if size == 0 { Chunked::Trailers } else { Chunked::Data(size) })
-                    }
-                    Ok(httparse::Status::Partial) if received.len() < MAX_CHUNK_FRAME => return Ok(None),
-                    _ => return Err(invalid("a chunk has no valid size")),
-                },
-                Framing::Chunked(Chunked::Trailers) => {
-                    let mut fields = [httparse::EMPTY_HEADER; MAX_FIELDS];
-                    match httparse::parse_headers(received, &mut fields).map_err(malformed)? {
-                        httparse::Status::Complete((length, fields)) => {
-                            let trailers = header_map(fields)?;
-                            received.advance(length);
-                            *self = Framing::Complete;
-                            return Ok((!trailers.is_empty()).then(|| Frame::trailers(trailers)));
-                        }
-                        httparse::Status::Partial if received.len() < MAX_CHUNK_FRAME => return Ok(None),
-                        httparse::Status::Partial => return Err(invalid("the trailers are too long")),
-                    }
-                }
-            }
-        }
-    }
-}
-
-/// Takes what has come of `left` more bytes.
-fn take_piece(received: &mut BytesMut, left: &mut u64) -> Option<Frame<Bytes>> {
-    let length = usize::try_from(*left).map_or(received.len(), |left| left.min(received.len()));
-    *left -= length as u64;
-    (length > 0).then(|| Frame::data(received.split_to(length).freeze()))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use http::header::{HeaderMap, HeaderValue};
     use std::time::Duration;
     use tokio::io::AsyncReadExt as _;
 
@@ -533,10 +373,10 @@ mod tests {
             ("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", "", true),
             ("HTTP/1.1 304 Not Modified\r\nContent-Length: 3\r\n\r\n", "", true),
         ];
-        for (text, body, lasts) in table {
+        for (text, body, keep_alive) in table {
             for piece in [1, 7, text.len()] {
                 let (_, came, _, open) = answer(Method::GET, text, piece).await.expect(text);
-                assert_eq!((came.as_str(), open), (body, lasts), "{text:?} in pieces of {piece}");
+                assert_eq!((came.as_str(), open), (body, keep_alive), "{text:?} in pieces of {piece}");
             }
         }
     }
@@ -582,33 +422,5 @@ mod tests {
                 assert!(answer(Method::GET, text, piece).await.is_err(), "{text:?} in pieces of {piece}");
             }
         }
-    }
-
-    #[test]
-    fn no_bytes_of_a_guest_make_it_panic() {
-        use proptest::prelude::*;
-        let part = prop_oneof![
-            Just("HTTP/1.1 200 OK\r\n".to_owned()),
-            Just("Transfer-Encoding: chunked\r\n".to_owned()),
-            Just("Content-Length: 5\r\n".to_owned()),
-            Just("\r\n".to_owned()),
-            Just("ffffffffffffffff\r\n".to_owned()),
-            "[0-9a-f]{1,3}\r\n",
-            ".{0,9}",
-        ];
-        proptest!(|(parts in prop::collection::vec(part, 0..12), cut in 1usize..9)| {
-            let (mut received, mut body) = (BytesMut::new(), None);
-            for piece in parts.concat().as_bytes().chunks(cut) {
-                received.extend_from_slice(piece);
-                if body.is_none() {
-                    let Ok(head) = take_head(&mut received) else { return Ok(()) };
-                    let Some(Ok(framing)) = head.map(|head| Framing::of(&head, &Method::GET)) else { continue };
-                    body = Some(framing);
-                }
-                while let Some(Ok(Some(frame))) = body.as_mut().map(|body| body.take(&mut received)) {
-                    prop_assert!(frame.data_ref().is_none_or(|data| !data.is_empty()));
-                }
-            }
-        });
     }
 }

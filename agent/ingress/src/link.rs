@@ -23,12 +23,10 @@ use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::debug;
 
-use super::body::BodyError;
-use super::headers::Protocol;
+use super::headers::{MAX_HEAD, Protocol};
 use super::http1::{Http1, SendError};
 use super::idle::IdleIo;
-use super::memory::{LINK_WINDOW, SEND_BUFFER};
-use super::proxy::MAX_HEAD;
+use super::memory::{LINK_WINDOW, MAX_IDLE_TOTAL, SEND_BUFFER};
 use super::refusal::Refusal;
 use super::route::Door;
 use super::upload::Upload;
@@ -37,8 +35,9 @@ use super::upload::Upload;
 const IDLE_LIFE: Duration = Duration::from_secs(1);
 /// Waiting links of one server.
 const MAX_IDLE: usize = 128;
-/// Waiting links of all servers together.
-pub(super) const MAX_IDLE_TOTAL: usize = 1024;
+
+/// Why a guest's body has no end; for hyper, which only needs to know that.
+pub(super) type BodyError = Box<dyn std::error::Error + Send + Sync>;
 
 /// A connection to one server in a guest. Dropping it closes it.
 pub(super) enum Link {

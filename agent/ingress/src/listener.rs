@@ -25,10 +25,11 @@ use tracing::{debug, warn};
 
 use super::Directory;
 use super::framing::StrictIo;
+use super::headers::MAX_HEAD;
 use super::idle::IdleIo;
 use super::limits::{Limit, Neighbourhood};
 use super::memory::{SEND_BUFFER, WINDOW_KIB};
-use super::proxy::{Client, Held, MAX_HEAD, Proxy};
+use super::proxy::{Client, Held, Proxy};
 use super::tls::ALPN_H2;
 
 const TLS_TIMEOUT: Duration = Duration::from_secs(10);

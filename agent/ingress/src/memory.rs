@@ -20,8 +20,9 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::config::IngressConfig;
 use super::headers::Protocol;
-use super::link::MAX_IDLE_TOTAL;
 
+/// Idle connections into guests, of all servers together.
+pub(super) const MAX_IDLE_TOTAL: usize = 1024;
 /// The send buffer of a stream of HTTP/2: what a slow reader has waiting.
 pub(super) const SEND_BUFFER: usize = 64 * 1024;
 /// What a client of HTTP/2 may send ahead of being read.

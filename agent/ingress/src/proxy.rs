@@ -40,9 +40,6 @@ use super::upgrade::{Tunnel, Wish};
 use super::upload::Upload;
 use crate::session::Sessions;
 
-/// Head of a message in either direction. Of its fields hyper takes 100, which is left as it is: for any other number it
-/// allocates room anew with each message.
-pub(super) const MAX_HEAD: usize = 64 * 1024;
 /// The one operation of the data plane that needs no token, so that anyone may ask whether a sandbox runs.
 const HEALTH_PATH: &str = "/health";
 /// For the rest of a refused request to arrive.
@@ -102,7 +99,7 @@ impl<D: Directory> Proxy<D> {
                 if let Some(body) = body.filter(|body| !body.is_end_stream() && !expects) {
                     tokio::spawn(tokio::time::timeout(DRAIN_TIMEOUT, drain(body)));
                 }
-                refusal.response(&form)
+                refusal.response(&form).map(Body::small)
             }
         };
         if may_leave_http && response.status() != StatusCode::SWITCHING_PROTOCOLS {

@@ -11,7 +11,6 @@ use serde::Serialize;
 use tracing::debug;
 
 use super::WakeError;
-use super::body::Body;
 use super::credentials::Denied;
 use super::page::{self, Page};
 use super::stats::Outcome;
@@ -76,7 +75,7 @@ struct Document<'a> {
 
 impl Refusal {
     /// The answer to a request whose header fields were `asked`.
-    pub(super) fn response(self, asked: &RequestedForm) -> Response<Body> {
+    pub(super) fn response(self, asked: &RequestedForm) -> Response<Bytes> {
         let words = self.words();
         let request_id = format!("req{:032x}", rand::random::<u128>());
         debug!(request_id, refusal = ?self, "Request refused");
@@ -88,7 +87,7 @@ impl Refusal {
             }
             RequestedForm::Json => ("application/json", json(&words, self.port(), &request_id)),
         };
-        let mut response = Response::new(Body::small(body));
+        let mut response = Response::new(body);
         *response.status_mut() = words.status;
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));

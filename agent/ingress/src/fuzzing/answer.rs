@@ -24,7 +24,7 @@ pub struct Answer {
     /// What came behind the answer.
     pub rest: Vec<u8>,
     /// Whether the connection would be used again, had the rest been nothing and the server not closed.
-    pub lasts: bool,
+    pub keep_alive: bool,
 }
 
 /// Sends a request by `method` to a server that answers with these bytes, piece by piece, and closes; `None` if what it
@@ -51,12 +51,12 @@ pub async fn exchange<'a>(method: Method, answer: impl Iterator<Item = &'a [u8]>
                 Err(frame) => trailers = frame.into_trailers().ok(),
             }
         }
-        let lasts = link.lasts();
+        let keep_alive = link.keep_alive();
         let (mut stream, received) = link.into_stream().ok_or(SendError::Unsent)?;
         let mut rest = received.into();
         stream.read_to_end(&mut rest).await?;
         let (status, headers) = (head.status(), head.headers().clone());
-        Ok::<_, SendError>(Answer { status, headers, body, trailers, rest, lasts })
+        Ok::<_, SendError>(Answer { status, headers, body, trailers, rest, keep_alive })
     };
     // A server whose answer is wrong meets a closed connection, and does not mind.
     let (_closed, answer): (io::Result<()>, _) = tokio::join!(server, client);
