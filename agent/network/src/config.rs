@@ -174,8 +174,8 @@ impl Config {
         let invalid = |key, problem: String| Err(ConfigError { key, problem });
         let (transit, transit6) = (IpNet::from(self.transit), IpNet::from(self.transit6));
         for (key, range, guest) in [
-            ("network.transit", transit, IpAddr::from(crate::slots::GATEWAY)),
-            ("network.transit6", transit6, IpAddr::from(crate::slots::GATEWAY6)),
+            ("network.transit", transit, IpAddr::from(crate::plan::GATEWAY)),
+            ("network.transit6", transit6, IpAddr::from(crate::plan::GATEWAY6)),
         ] {
             if range.addr() != range.network() {
                 return invalid(key, format!("must be {}, without bits set after the prefix", range.trunc()));

@@ -19,7 +19,6 @@
 mod answer;
 #[cfg(fuzzing)]
 pub(crate) mod fuzzing;
-mod memory;
 mod message;
 
 use std::io;
@@ -36,8 +35,7 @@ use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 use tracing::debug;
 
-pub(crate) use self::memory::Memory;
-use crate::names::{Shared, accept};
+use crate::shared::{Shared, accept};
 
 /// Longer queries by UDP are cut, and then no query.
 const LONGEST_QUERY: usize = 4096;

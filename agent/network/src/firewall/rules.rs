@@ -4,8 +4,8 @@ use std::net::Ipv6Addr;
 use std::time::Duration;
 
 use crate::config::Limits;
-use crate::names::PROXY_PORT;
-use crate::slots::{GATEWAY, GATEWAY6, GUEST, GUEST6, TAP, UPLINK};
+use crate::plan::{GATEWAY, GATEWAY6, GUEST, GUEST6, TAP, UPLINK};
+use crate::shared::PROXY_PORT;
 
 const SLOT: &str = include_str!("slot.nft");
 const FAMILY: &str = include_str!("family.nft");

@@ -3,7 +3,7 @@
 use ipnet::IpNet;
 
 use crate::config::Config;
-use crate::slots::Plan;
+use crate::plan::Plan;
 
 const TEMPLATE: &str = include_str!("host.nft");
 

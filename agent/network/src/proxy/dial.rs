@@ -9,7 +9,7 @@ use tokio::net::TcpStream;
 use tokio::time::{sleep, timeout};
 
 use crate::denials::{Seen, Wanted};
-use crate::names::Shared;
+use crate::shared::Shared;
 
 /// For a server to take the connection, at all its addresses.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);

@@ -31,7 +31,7 @@ use super::dial::{DialError, Grant, Target, dial};
 use super::host::{BadRequest, target};
 use super::watched::{Granted, ask_again, watch};
 use crate::denials::Seen;
-use crate::names::Shared;
+use crate::shared::Shared;
 
 /// A request's head, and what is buffered of its body, each way.
 const BUFFERED: usize = 32 * 1024;

@@ -39,7 +39,7 @@ use tokio::time::timeout;
 use tracing::debug;
 
 use self::original::original_destination;
-use crate::names::{CONNECTION_KIB, GUARANTEED, Shared, accept};
+use crate::shared::{CONNECTION_KIB, GUARANTEED, Shared, accept};
 
 /// The type of a TLS record that a handshake begins with (RFC 8446, section 5.1). No HTTP method begins with it.
 const TLS_HANDSHAKE: u8 = 22;

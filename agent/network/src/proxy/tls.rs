@@ -14,7 +14,7 @@ use super::activity::Activity;
 use super::dial::{DialError, Target, dial};
 use super::watched::{End, Granted, watch};
 use crate::denials::Seen;
-use crate::names::Shared;
+use crate::shared::Shared;
 
 /// Hellos have some hundred bytes, with post-quantum keys two thousand. They come in records of 16 KiB at most.
 const LONGEST_HELLO: usize = 32 * 1024;

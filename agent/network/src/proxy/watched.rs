@@ -8,7 +8,7 @@ use tokio::time::{Instant, interval_at};
 use super::activity::Activity;
 use super::dial::Grant;
 use crate::denials::Seen;
-use crate::names::Shared;
+use crate::shared::Shared;
 
 /// What a connection is granted now. Over HTTP it may be for one server after the other.
 #[derive(Debug, Default)]

@@ -7,13 +7,13 @@ use std::sync::{Arc, Mutex};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
-use super::plan::{GATEWAY_MAC, Plan};
-use super::slot::{GATEWAY, GATEWAY6, GUEST, GUEST6, Slot, TAP, UPLINK};
+use super::slot::Slot;
 use super::{SlotError, tap};
 use crate::config::Config;
 use crate::firewall::Firewall;
 use crate::links::{self, End, Links};
 use crate::netns::Netns;
+use crate::plan::{GATEWAY, GATEWAY_MAC, GATEWAY6, GUEST, GUEST6, Plan, TAP, UPLINK};
 use crate::sysctl;
 
 /// Of a new namespace, before it has links: they take over `default`. A new namespace takes some of its settings over from

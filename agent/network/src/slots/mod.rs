@@ -20,7 +20,7 @@
 //! ```
 //!
 //! * A slot is used once. What a tenant leaves in it, connections, counters, addresses, goes with the namespace.
-//! * A slot's number says its names and addresses (`plan.rs`). A number is free again when all of the slot is gone that
+//! * A slot's number says its names and addresses (`crate::plan`). A number is free again when all of the slot is gone that
 //!   others can see: its namespace's name and the host's end of the pair. Numbers are used in turn, so that a late answer
 //!   to a slot's connection finds nobody rather than the next tenant.
 //! * Nothing is written down. What a process that was killed left, whole or half made, is found by its names when the next
@@ -29,7 +29,6 @@
 //!   leaves a slot that waits, not one that nobody knows.
 
 mod make;
-mod plan;
 mod remove;
 mod slot;
 mod tap;
@@ -46,12 +45,12 @@ use tokio::time::{Instant, sleep, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-pub(crate) use self::plan::Plan;
-pub use self::slot::{GATEWAY, GATEWAY6, GUEST, GUEST6, PREFIX, PREFIX6, Slot};
-pub(crate) use self::slot::{TAP, UPLINK};
+pub use self::slot::Slot;
 use crate::config::Config;
 use crate::firewall::FirewallError;
 use crate::host::{Host, HostError};
+use crate::plan::Plan;
+pub use crate::plan::{GATEWAY, GATEWAY6, GUEST, GUEST6, PREFIX, PREFIX6};
 
 /// Slots that are made at the same time. The kernel does much of it under one lock, so more would only wait.
 const MAKERS: usize = 4;

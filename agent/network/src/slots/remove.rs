@@ -5,9 +5,9 @@ use std::io;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::plan::{self, Plan};
 use crate::config::Config;
 use crate::host::conntrack;
+use crate::plan::{self, Plan};
 use crate::{links, netns};
 
 /// How long namespaces without a name may take to end by themselves. The kernel ends all of them at once, which costs it

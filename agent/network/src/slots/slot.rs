@@ -1,7 +1,7 @@
 //! One slot, as a sandbox has it.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -11,20 +11,8 @@ use sha2::{Digest, Sha256};
 use super::tap;
 use crate::links::{self, Mac};
 use crate::netns::Netns;
+use crate::plan::{GATEWAY, GATEWAY6, GUEST, GUEST6, PREFIX, PREFIX6, TAP};
 use crate::sysctl;
-
-/// The guest's address in every slot, and that of its gateway and resolver; their prefix has [`PREFIX`] bits.
-pub const GUEST: Ipv4Addr = Ipv4Addr::new(100, 64, 0, 2);
-pub const GATEWAY: Ipv4Addr = Ipv4Addr::new(100, 64, 0, 1);
-pub const PREFIX: u8 = 30;
-/// The same for IPv6.
-pub const GUEST6: Ipv6Addr = Ipv6Addr::new(0xfd5a, 0x5a, 0, 0, 0, 0, 0, 2);
-pub const GATEWAY6: Ipv6Addr = Ipv6Addr::new(0xfd5a, 0x5a, 0, 0, 0, 0, 0, 1);
-pub const PREFIX6: u8 = 64;
-
-/// The slot's links: the tap towards the guest, and the pair's end towards the host.
-pub(crate) const TAP: &str = "tap0";
-pub(crate) const UPLINK: &str = "up0";
 
 /// A slot that is taken. Without [`Slots::destroy`](super::Slots::destroy) it stays as it is, for the next agent to adopt
 /// or to take away.

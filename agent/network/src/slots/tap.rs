@@ -7,7 +7,7 @@ use std::os::unix::fs::OpenOptionsExt;
 
 use libc::{c_int, c_short};
 
-use super::TAP;
+use crate::plan::TAP;
 
 const DEVICE: &str = "/dev/net/tun";
 

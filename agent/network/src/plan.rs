@@ -1,4 +1,4 @@
-//! What follows from a slot's number: its names and its addresses.
+//! Names and addresses: those that every slot has inside, and those that follow from a slot's number.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -13,6 +13,19 @@ const OWN: [u8; 3] = [0x02, b'S', b'P'];
 /// The guest's side of every slot looks the same, so that a snapshot goes on in any of them: also the Ethernet address of
 /// the gateway, which a guest remembers.
 pub(crate) const GATEWAY_MAC: Mac = [OWN[0], OWN[1], OWN[2], 0, 0, 1];
+
+/// The guest's address in every slot, and that of its gateway and resolver; their prefix has [`PREFIX`] bits.
+pub const GUEST: Ipv4Addr = Ipv4Addr::new(100, 64, 0, 2);
+pub const GATEWAY: Ipv4Addr = Ipv4Addr::new(100, 64, 0, 1);
+pub const PREFIX: u8 = 30;
+/// The same for IPv6.
+pub const GUEST6: Ipv6Addr = Ipv6Addr::new(0xfd5a, 0x5a, 0, 0, 0, 0, 0, 2);
+pub const GATEWAY6: Ipv6Addr = Ipv6Addr::new(0xfd5a, 0x5a, 0, 0, 0, 0, 0, 1);
+pub const PREFIX6: u8 = 64;
+
+/// The slot's links: the tap towards the guest, and the pair's end towards the host.
+pub(crate) const TAP: &str = "tap0";
+pub(crate) const UPLINK: &str = "up0";
 
 /// Names and addresses of one slot.
 #[derive(Debug, Clone, PartialEq, Eq)]
