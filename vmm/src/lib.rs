@@ -7,14 +7,20 @@
 //! * [`memory`], [`snapshot`]: the guest's memory, and machines as files.
 //! * [`devices`]: what the guest sees besides CPUs and memory.
 //! * [`disk`]: what is behind a block device: layers.
-//! * [`exit`]: the one end of a machine, which many may report.
+//! * [`exit`]: how a machine ends; [`layout`]: where things are in its addresses; [`vcpu_state`]: what a vCPU is between
+//!   two instructions.
 //! * [`jail`]: what a monitor, and each of its threads, is still allowed to do.
 
+mod chain;
 pub mod devices;
 pub mod disk;
 pub mod exit;
 pub mod jail;
+pub mod layout;
 pub mod machine;
 pub mod memory;
 pub mod process;
 pub mod snapshot;
+pub mod vcpu_state;
+
+pub use chain::chain;

@@ -64,7 +64,7 @@ fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
         Ok(Invocation::Run(arguments)) => run(&arguments, process_start_us).unwrap_or_else(|error| {
-            eprintln!("sandpiper-vmm: {}", process::chain(&*error));
+            eprintln!("sandpiper-vmm: {}", sandpiper_vmm::chain(&*error));
             ExitCode::from(2)
         }),
         Err(error) => {

@@ -18,7 +18,7 @@ use vm_memory::{Bytes, GuestMemoryError};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::virtio::Memory;
-use crate::machine::layout;
+use crate::layout;
 
 #[derive(Debug, thiserror::Error)]
 pub enum NewIdError {

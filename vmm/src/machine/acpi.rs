@@ -20,12 +20,12 @@ use acpi_tables::xsdt::XSDT;
 use acpi_tables::{Aml, AmlSink};
 use vm_memory::{Bytes, GuestAddress};
 
-use super::layout;
 use crate::devices::power::AcpiPower;
 use crate::devices::pvpanic::PvPanic;
 use crate::devices::serial::Console;
 use crate::devices::virtio::Memory;
 use crate::devices::vmgenid::VmGenId;
+use crate::layout;
 
 const OEM: [u8; 6] = *b"SANDPI";
 const OEM_TABLE: [u8; 8] = *b"SANDPIPR";

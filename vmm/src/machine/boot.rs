@@ -14,8 +14,8 @@ use linux_loader::loader::elf::Elf;
 use sandpiper_protocol::vmm::MachineConfig;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
 
-use super::layout;
 use crate::devices::virtio::Memory;
+use crate::layout;
 
 #[derive(Debug, thiserror::Error)]
 pub enum BootError {

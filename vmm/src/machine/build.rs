@@ -16,7 +16,7 @@ use super::interrupts::{self, InterruptError, MAX_VIRTIO_DEVICES};
 use super::mmio_slot::MmioSlot;
 use super::prepare::Prepared;
 use super::vcpu::{Buses, StartError};
-use super::{Devices, Machine, layout};
+use super::{Devices, Machine};
 use crate::devices::power::{AcpiPower, KeyboardController};
 use crate::devices::pvpanic::PvPanic;
 use crate::devices::serial::{Console, ConsoleState};
@@ -30,6 +30,7 @@ use crate::devices::virtio::{Interrupt, VirtioDevice};
 use crate::devices::vmgenid::{NewIdError, VmGenId};
 use crate::disk::{Disk, OpenDiskError};
 use crate::exit::ExitLatch;
+use crate::layout;
 use crate::memory::MemoryError;
 use crate::memory::image::Image;
 

@@ -5,8 +5,8 @@ use kvm_bindings::{CpuId, Msrs, kvm_cpuid_entry2, kvm_fpu, kvm_msr_entry, kvm_re
 use kvm_ioctls::{Kvm, VcpuFd};
 use vm_memory::{Bytes, GuestMemoryError};
 
-use super::layout;
 use crate::devices::virtio::Memory;
+use crate::layout;
 
 #[derive(Debug, thiserror::Error)]
 pub enum CpuError {

@@ -15,7 +15,7 @@ use kvm_bindings::{
 use kvm_ioctls::VmFd;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-use super::layout::{FIRST_VIRTIO_GSI, GSI_COUNT};
+use crate::layout::{FIRST_VIRTIO_GSI, GSI_COUNT};
 use crate::snapshot::state::Interrupts;
 
 #[derive(Debug, thiserror::Error)]

@@ -8,8 +8,8 @@ use kvm_ioctls::{IoEventAddress, VmFd};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::interrupts::{self, InterruptError};
-use super::layout;
 use crate::devices::virtio::mmio::QUEUE_NOTIFY;
+use crate::layout;
 
 /// Most queues of a device.
 const QUEUES: u32 = 3;

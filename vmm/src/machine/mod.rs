@@ -14,8 +14,8 @@
 //!   wrote. It ends when something is reported to its [`ExitLatch`]; dropping it stops what still runs: first the vCPUs,
 //!   then the devices, so that after the drop nothing of the guest can reach a disk or a socket.
 //!
-//! The modules: [`layout`] says where things are; [`prepare`], [`build`] and [`restore`] put a machine together, with what
-//! [`interrupts`], [`cpu`], [`acpi`] and [`boot`] know; [`vcpu`] runs it; [`save`] writes it down, and [`vcpu_state`] its
+//! The modules: [`layout`](crate::layout) says where things are; [`prepare`], [`build`] and [`restore`] put a machine together, with what
+//! [`interrupts`], [`cpu`], [`acpi`] and [`boot`] know; [`vcpu`] runs it; [`save`] writes it down, and [`vcpu_state`](crate::vcpu_state) its
 //! vCPUs.
 
 pub mod acpi;
@@ -24,13 +24,11 @@ pub mod build;
 pub mod clock;
 pub mod cpu;
 pub mod interrupts;
-pub mod layout;
 mod mmio_slot;
 pub mod prepare;
 pub mod restore;
 pub mod save;
 pub mod vcpu;
-pub mod vcpu_state;
 
 pub use build::{BuildError, Parts};
 pub use prepare::Prepared;
@@ -179,7 +177,7 @@ impl Machine {
 
     fn end_unless(&self, went_on: Result<(), ResumeError>) -> Result<(), ResumeError> {
         if let Err(error) = &went_on {
-            self.exit.report(ExitReason::Failed, format!("The machine cannot go on: {}", crate::process::chain(error)));
+            self.exit.report(ExitReason::Failed, format!("The machine cannot go on: {}", crate::chain(error)));
         }
         went_on
     }

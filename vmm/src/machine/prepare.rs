@@ -11,11 +11,12 @@ use vmm_sys_util::eventfd::EventFd;
 use super::build::{BuildError, MAX_MEMORY_MIB, MAX_VCPUS, MIN_MEMORY_MIB};
 use super::mmio_slot::MmioSlot;
 use super::vcpu::Vcpus;
-use super::{cpu, interrupts, layout, vcpu_state};
+use super::{cpu, interrupts};
 use crate::devices::virtio::Memory;
 use crate::devices::vmgenid::VmGenId;
 use crate::exit::ExitLatch;
 use crate::memory;
+use crate::{layout, vcpu_state};
 
 /// A machine without a content.
 pub struct Prepared {

@@ -13,7 +13,6 @@ use super::build::{self, BuildError, Parts};
 use super::interrupts::{self, InterruptError};
 use super::prepare::Prepared;
 use super::vcpu::StartError;
-use super::vcpu_state::{VcpuState, VcpuStateError};
 use super::{Machine, cpu};
 use crate::devices::virtio::mmio::WindowStateError;
 use crate::exit::ExitLatch;
@@ -23,6 +22,7 @@ use crate::memory::image::{Image, ImageError};
 use crate::memory::working_set::WorkingSet;
 use crate::snapshot::format::{self, FormatError};
 use crate::snapshot::state::{Config, State};
+use crate::vcpu_state::{VcpuState, VcpuStateError};
 
 /// Why a snapshot does not become a machine.
 #[derive(Debug, thiserror::Error)]

@@ -13,7 +13,6 @@ use sandpiper_protocol::vmm::{ExitReason, SnapshotConfig, SnapshotStats, Then};
 use super::interrupts::{self, InterruptError};
 use super::prepare;
 use super::vcpu::StartError;
-use super::vcpu_state::{VcpuState, VcpuStateError};
 use super::{Machine, Motion, ResumeError};
 use crate::devices::virtio::block::PushError;
 use crate::devices::virtio::mmio::{WindowState, WindowStateError};
@@ -21,6 +20,7 @@ use crate::memory::working_set::WorkingSet;
 use crate::memory::written::{Pagemap, SaveError};
 use crate::snapshot::format::{self, FormatError};
 use crate::snapshot::state::{Config, State};
+use crate::vcpu_state::{VcpuState, VcpuStateError};
 
 /// Where a snapshot goes: empty files, open for reading and writing.
 pub struct SnapshotFiles {

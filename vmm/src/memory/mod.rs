@@ -28,7 +28,7 @@ use kvm_ioctls::VmFd;
 use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
 
 use crate::devices::virtio::Memory;
-use crate::machine::layout;
+use crate::layout;
 
 /// What everything here counts in.
 pub const PAGE_SIZE: u64 = 4096;

@@ -18,9 +18,10 @@ use sandpiper_protocol::vmm::{
 use serde::Deserialize;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
+use super::Options;
 use super::control::{ConnectionId, Control, Received};
 use super::link::{AgentLink, EventSlot, Openings};
-use super::{Options, chain};
+use crate::chain;
 use crate::devices::virtio::block::Health;
 use crate::exit::ExitLatch;
 use crate::machine::build::{self, BuildError};

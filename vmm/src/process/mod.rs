@@ -23,6 +23,8 @@ use std::os::fd::OwnedFd;
 
 use kvm_ioctls::Kvm;
 use sandpiper_protocol::vmm::{ExitReason, ExitRecord};
+
+use crate::chain;
 #[cfg(fuzzing)]
 use sandpiper_protocol::vmm::{Fault, Packet, RequestMessage};
 
@@ -55,16 +57,4 @@ pub fn run(options: Options) -> ExitRecord {
 #[cfg(fuzzing)]
 pub fn understand(bytes: Vec<u8>) -> Result<RequestMessage, (u64, Fault)> {
     driver::understand(&Packet { bytes, fds: Vec::new() })
-}
-
-/// An error with all its causes, in one line.
-pub fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        cause = error.source();
-    }
-    text
 }

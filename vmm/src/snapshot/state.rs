@@ -8,7 +8,7 @@ use super::format::{Content, Kind};
 use super::version3;
 use crate::devices::serial::ConsoleState;
 use crate::devices::virtio::mmio::WindowState;
-use crate::machine::vcpu_state::VcpuState;
+use crate::vcpu_state::VcpuState;
 
 impl Content for State {
     const KIND: Kind = Kind::State;

@@ -6,7 +6,7 @@ use serde::Deserialize;
 use super::state::{self, Config, DiskShape, Interrupts};
 use crate::devices::serial::ConsoleState;
 use crate::devices::virtio::mmio::WindowState;
-use crate::machine::vcpu_state::VcpuState;
+use crate::vcpu_state::VcpuState;
 
 #[derive(Deserialize)]
 pub(super) struct State {

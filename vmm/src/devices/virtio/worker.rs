@@ -32,7 +32,7 @@ pub(super) fn log_failure(device: &str, error: &dyn std::error::Error) {
     let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
     if last.is_none_or(|last| last.elapsed() >= Duration::from_secs(1)) {
         *last = Some(Instant::now());
-        eprintln!("sandpiper-vmm: a {device} device stopped: {}", crate::process::chain(error));
+        eprintln!("sandpiper-vmm: a {device} device stopped: {}", crate::chain(error));
     }
 }
 

@@ -1,7 +1,7 @@
 //! Everything that a vCPU is between two instructions: read from KVM, and given to a new vCPU.
 //!
 //! The order of reading and of setting is KVM's: a local APIC that is woken moves its vCPU out of a halt, so the run state
-//! comes first when reading. When setting, the features come first ([`set_features`](super::cpu::set_features)), because
+//! comes first when reading. When setting, the features come first ([`set_features`](crate::machine::cpu::set_features)), because
 //! KVM answers according to them, and pending events last, because other calls drop them.
 
 use kvm_bindings::{
