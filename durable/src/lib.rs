@@ -2,6 +2,8 @@
 //!
 //! Everything here blocks; async code calls it through `spawn_blocking`.
 
+#![warn(clippy::missing_errors_doc)]
+
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
@@ -12,6 +14,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 const UNFINISHED: &str = ".new";
 
 /// Replaces `path` by a file of mode 0600 with `contents`: after a crash either the old or the new file is there, whole.
+///
+/// # Errors
+/// What the file system reports; `path` is then the old file or the new one, and may not be durable.
 pub fn write_atomic(path: &Path, contents: &[u8]) -> io::Result<()> {
     replace(path, contents, File::sync_all)?;
     sync_parent(path)
@@ -19,6 +24,9 @@ pub fn write_atomic(path: &Path, contents: &[u8]) -> io::Result<()> {
 
 /// As [`write_atomic`], for what only this process's successor needs: after a power cut the file may be there or not, or be
 /// empty.
+///
+/// # Errors
+/// What the file system reports; `path` is then the old file.
 pub fn write_unsynced(path: &Path, contents: &[u8]) -> io::Result<()> {
     replace(path, contents, |_| Ok(()))
 }
@@ -28,6 +36,9 @@ pub fn write_unsynced(path: &Path, contents: &[u8]) -> io::Result<()> {
 /// it. Its file system must know hard links.
 ///
 /// A caller that is killed may leave something for [`remove_unfinished`].
+///
+/// # Errors
+/// What the file system reports; `path` is then absent or whole.
 pub fn create_atomic(path: &Path, contents: &[u8]) -> io::Result<bool> {
     static COUNT: AtomicU64 = AtomicU64::new(0);
 
@@ -50,6 +61,9 @@ pub fn create_atomic(path: &Path, contents: &[u8]) -> io::Result<bool> {
 }
 
 /// Removes from `folder` what callers of [`create_atomic`] that were killed left there.
+///
+/// # Errors
+/// What the file system reports; some of them may be left.
 pub fn remove_unfinished(folder: &Path) -> io::Result<()> {
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
@@ -71,6 +85,9 @@ fn replace(path: &Path, contents: &[u8], sync: impl FnOnce(&File) -> io::Result<
 }
 
 /// The bytes of a secret file of mode 0600, made with `generate` when it does not exist yet.
+///
+/// # Errors
+/// `InvalidData` for a file of another length than `N` bytes, otherwise what the file system reports.
 pub fn read_or_create<const N: usize>(path: &Path, generate: impl FnOnce() -> [u8; N]) -> io::Result<[u8; N]> {
     match File::open(path) {
         Ok(file) => {
@@ -91,6 +108,9 @@ pub fn read_or_create<const N: usize>(path: &Path, generate: impl FnOnce() -> [u
 }
 
 /// Makes the entry of `path` in its folder durable.
+///
+/// # Errors
+/// The folder cannot be opened or synced.
 pub fn sync_parent(path: &Path) -> io::Result<()> {
     match path.parent() {
         Some(parent) => File::open(parent)?.sync_all(),
@@ -99,11 +119,17 @@ pub fn sync_parent(path: &Path) -> io::Result<()> {
 }
 
 /// Like `remove_dir_all`, and content when there is nothing to remove.
+///
+/// # Errors
+/// What the file system reports, but for `NotFound`; a part of the tree may be left.
 pub fn remove_tree(path: &Path) -> io::Result<()> {
     ignore_missing(fs::remove_dir_all(path))
 }
 
 /// Like `remove_file`, and content when there is nothing to remove.
+///
+/// # Errors
+/// What the file system reports, but for `NotFound`.
 pub fn remove_file(path: &Path) -> io::Result<()> {
     ignore_missing(fs::remove_file(path))
 }

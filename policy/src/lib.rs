@@ -51,6 +51,8 @@
 //! [`Policy::decide`] about a name tells what these do together. The addresses of the name are not known to it: that it
 //! points into a protected or denied range is found when it is resolved, by [`Policy::vet`].
 
+#![warn(clippy::missing_errors_doc)]
+
 mod decision;
 mod destination;
 mod document;

@@ -87,6 +87,12 @@ pub struct Pin {
 }
 
 impl Policy {
+    /// Compiles `policy` into one that answers questions, within what `platform` protects. `profiles` are those of the
+    /// host.
+    ///
+    /// # Errors
+    /// An entry that cannot be read, a profile that the host does not have, or more than [`MAX_ENTRIES`] entries in
+    /// all.
     pub fn compile(policy: &NetworkPolicy, profiles: &Profiles, platform: &Platform) -> Result<Self, PolicyError> {
         let chosen = chosen_profiles(policy, profiles)?;
         let entries = policy.allow_out.len()

@@ -61,6 +61,9 @@ struct Document {
 
 impl Profiles {
     /// Reads a file in either [`Format`]. Blocks.
+    ///
+    /// # Errors
+    /// A file that cannot be read, and what [`Self::from_json`] and [`Self::from_toml`] refuse.
     pub fn read(path: &Path) -> Result<Self, ProfilesError> {
         let failed = |source| ProfilesError::Read { path: path.to_owned(), source };
         let mut text = String::new();
@@ -71,11 +74,19 @@ impl Profiles {
         }
     }
 
+    /// Reads profiles from a JSON document: `{"profiles": {NAME: [ENTRY, ...]}}`.
+    ///
+    /// # Errors
+    /// A document that is too long, of another shape, or has a name, an entry or a number of them that is not valid.
     pub fn from_json(text: &str) -> Result<Self, ProfilesError> {
         check_size(text)?;
         serde_json::from_str(text).map_err(ProfilesError::Json).and_then(Self::new)
     }
 
+    /// Reads profiles from a TOML document: a table `profiles` with a list of entries for each name.
+    ///
+    /// # Errors
+    /// As [`Self::from_json`].
     pub fn from_toml(text: &str) -> Result<Self, ProfilesError> {
         check_size(text)?;
         toml::from_str(text).map_err(ProfilesError::Toml).and_then(Self::new)

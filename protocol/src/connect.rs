@@ -56,6 +56,9 @@ impl Decoder {
     }
 
     /// The next whole envelope as (flags, payload), or `None` until more bytes arrive.
+    ///
+    /// # Errors
+    /// An envelope that is compressed, or longer than the limit.
     pub fn next_envelope(&mut self) -> Result<Option<(u8, Vec<u8>)>, DecodeError> {
         let Some((header, rest)) = self.buffer.split_at_checked(HEADER_LEN) else {
             return Ok(None);

@@ -14,6 +14,8 @@
 //! * [`connect`] and [`process`]: the data plane, as the E2B SDKs speak it.
 //! * [`id`] makes and checks identifiers; [`error_chain`] prints errors with their causes.
 
+#![warn(clippy::missing_errors_doc)]
+
 pub mod agent;
 pub mod allowance;
 pub mod connect;

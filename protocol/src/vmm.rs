@@ -347,6 +347,10 @@ pub enum ExitReason {
 }
 
 /// Sends one packet.
+///
+/// # Errors
+/// `InvalidInput` for more than [`MAX_MESSAGE`] bytes or [`MAX_FDS`] descriptors, otherwise what `sendmsg` reports:
+/// `BrokenPipe` when the peer has closed, `WouldBlock` on a non-blocking socket that is full.
 pub fn send(socket: BorrowedFd<'_>, message: &impl Serialize, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     let json = serde_json::to_vec(message)?;
     if json.len() > MAX_MESSAGE || fds.len() > MAX_FDS {
@@ -367,6 +371,9 @@ pub struct Packet {
 }
 
 /// Receives one packet; `None` when the peer closed. On a non-blocking socket `WouldBlock` comes through.
+///
+/// # Errors
+/// A packet over the limits (`InvalidData`), otherwise what `recvmsg` reports.
 pub fn receive(socket: BorrowedFd<'_>) -> io::Result<Option<Packet>> {
     let mut bytes = vec![0; MAX_MESSAGE];
     // Room for the most that Linux passes at once, so that no descriptor can be cut off and lost unowned.

@@ -20,6 +20,10 @@ struct Inner {
 }
 
 impl ExitLatch {
+    /// The latch of a machine whose end nobody has reported.
+    ///
+    /// # Errors
+    /// The host has no descriptor for its event.
     pub fn new() -> io::Result<Self> {
         Ok(Self(Arc::new(Inner { record: OnceLock::new(), event: EventFd::new(EFD_NONBLOCK)? })))
     }

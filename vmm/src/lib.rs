@@ -11,6 +11,8 @@
 //!   two instructions.
 //! * [`jail`]: what a monitor, and each of its threads, is still allowed to do.
 
+#![warn(clippy::missing_errors_doc)]
+
 mod chain;
 pub mod devices;
 pub mod disk;

@@ -28,6 +28,9 @@ pub struct SigningKey(Zeroizing<Vec<u8>>);
 
 impl SigningKey {
     /// The key in a realm's secret API key: the part after the prefix, base64-decoded once.
+    ///
+    /// # Errors
+    /// A secret that is empty, has another prefix than `sk_test_` or `sk_prod_`, or is not padded base64 after it.
     pub fn from_api_key(secret: &str) -> Result<Self, SecretError> {
         if secret.is_empty() {
             return Err(SecretError::Empty);

@@ -14,6 +14,7 @@
 //! older than the window. What it does *not* do is tell repeats apart: every attempt of a delivery is signed afresh, so
 //! a receiver also de-duplicates by `Idempotency-Key`, and credits a payment once whatever came how often.
 
+#![warn(clippy::missing_errors_doc)]
 #![forbid(unsafe_code)]
 
 mod key;
@@ -81,6 +82,10 @@ pub fn sign(key: &SigningKey, time: i64, body: &[u8]) -> String {
 /// assert_eq!(verify(&key, [&header], b"{ }", 1_700_000_600, DEFAULT_WINDOW), Err(Reason::Mismatch));
 /// # Ok::<(), sandpiper_webhook::SecretError>(())
 /// ```
+///
+/// # Errors
+/// Why the webhook must not be trusted: no header or several, a malformed one, another signature, or a time that is
+/// more than `window` seconds away from `now`.
 pub fn verify<H: AsRef<[u8]>>(
     key: &SigningKey,
     headers: impl IntoIterator<Item = H>,

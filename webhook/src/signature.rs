@@ -77,6 +77,9 @@ impl Signature {
     }
 
     /// Reads a header's value.
+    ///
+    /// # Errors
+    /// A value in which a parameter is missing, repeated or malformed: which, and how.
     pub fn parse(header: &[u8]) -> Result<Self, HeaderError> {
         let header = std::str::from_utf8(header).map_err(|_| HeaderError::NotText)?;
         if trim(header).is_empty() {

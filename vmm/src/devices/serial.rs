@@ -44,7 +44,10 @@ impl Console {
         Self(Mutex::new(Serial::new(Irq(irq), Output::new(file))))
     }
 
-    /// One that goes on from `state`. Fails if its interrupt, should one be pending, cannot be raised.
+    /// A console that goes on from `state`; output goes to `file` from its present position on.
+    ///
+    /// # Errors
+    /// Its interrupt is pending and cannot be raised.
     pub fn restore(irq: EventFd, file: File, state: &ConsoleState) -> io::Result<Self> {
         let [low, high, enable, identification, line_control, line_status, modem_control, modem_status, scratch] =
             state.registers;

@@ -44,6 +44,9 @@ impl VmGenId {
     }
 
     /// Gives the machine an id that no machine had before. Not while vCPUs run: they would see it half written.
+    ///
+    /// # Errors
+    /// The host gives no random bytes, or `memory` has no page for the id.
     pub fn write_new(&self, memory: &Memory) -> Result<(), NewIdError> {
         memory.write_slice(&random().map_err(NewIdError::Random)?, layout::GENERATION_ID).map_err(NewIdError::Write)
     }

@@ -22,6 +22,9 @@ pub struct Buffers<'b, 'm> {
 
 impl<'b, 'm> Buffers<'b, 'm> {
     /// All of `slices`, at most [`MAX_SLICES`].
+    ///
+    /// # Errors
+    /// More than [`MAX_SLICES`] slices.
     pub fn new(slices: &'b [VolatileSlice<'m>]) -> Result<Self, DiskError> {
         if slices.len() > MAX_SLICES {
             return Err(DiskError::TooManyBuffers);

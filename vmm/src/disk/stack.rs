@@ -57,6 +57,9 @@ impl Disk {
     }
 
     /// Fills `buffers` from `offset`.
+    ///
+    /// # Errors
+    /// The range, in bytes, reaches over the disk's end, or a layer cannot be read.
     pub fn read(&self, offset: u64, mut buffers: Buffers<'_, '_>) -> Result<(), DiskError> {
         let end = self.end_of(offset, buffers.remaining())?;
         let mut at = offset;
@@ -74,6 +77,9 @@ impl Disk {
     }
 
     /// Writes `buffers` at `offset`. After an error a part of it may be written.
+    ///
+    /// # Errors
+    /// The disk is read-only, the range reaches over its end, or a layer cannot be read or written.
     pub fn write(&mut self, offset: u64, mut buffers: Buffers<'_, '_>) -> Result<(), DiskError> {
         let end = self.end_of(offset, buffers.remaining())?;
         let (top, below) = self.split()?;
@@ -101,6 +107,9 @@ impl Disk {
     }
 
     /// Makes a range read as zeros. Space is freed where nothing below has data, used where something has.
+    ///
+    /// # Errors
+    /// As [`Self::write`].
     pub fn write_zeroes(&mut self, offset: u64, length: u64) -> Result<(), DiskError> {
         let end = self.end_of(offset, length)?;
         let (top, below) = self.split()?;
@@ -131,6 +140,9 @@ impl Disk {
 
     /// Frees what the range takes, where that is possible: each whole block in it reads as zeros afterwards, or, where a
     /// layer below has data, as before. Blocks that the range covers in part stay as they are.
+    ///
+    /// # Errors
+    /// As [`Self::write`].
     pub fn discard(&mut self, offset: u64, length: u64) -> Result<(), DiskError> {
         let end = self.end_of(offset, length)? / BLOCK_SIZE;
         let (top, below) = self.split()?;
@@ -146,6 +158,9 @@ impl Disk {
     }
 
     /// Returns when everything written before is on stable storage.
+    ///
+    /// # Errors
+    /// The host could not sync a layer, now or in an earlier flush: what it should have saved may be lost.
     pub fn flush(&mut self) -> Result<(), DiskError> {
         if self.read_only {
             return Ok(());
@@ -164,6 +179,9 @@ impl Disk {
 
     /// Puts an empty file on top; from now on that one is written to, and the former top never again. The time this takes
     /// does not depend on the disk's content.
+    ///
+    /// # Errors
+    /// The disk is read-only, or `file` cannot be a layer of it or is not empty. The disk is then as before.
     pub fn push_layer(&mut self, file: File) -> Result<(), PushLayerError> {
         if self.read_only {
             return Err(PushLayerError::ReadOnly);

@@ -100,6 +100,9 @@ impl Role {
 
 /// Gives up everything but the standard streams and the descriptors in `keep`, for good. Called by the main thread, as
 /// root, while it is the only thread, and once.
+///
+/// # Errors
+/// The user id is not one for monitors, or a step failed. Some privileges are gone then, and the process must end.
 pub fn enter(uid: u32, keep: &[RawFd]) -> Result<(), JailError> {
     // The last number means "unchanged" to the kernel.
     if uid < FIRST_UID || uid == u32::MAX {
@@ -116,6 +119,9 @@ pub fn enter(uid: u32, keep: &[RawFd]) -> Result<(), JailError> {
 }
 
 /// Starts a thread that can do what its role needs and nothing else.
+///
+/// # Errors
+/// The host allows no further thread.
 pub fn spawn<T: Send + 'static>(role: Role, work: impl FnOnce() -> T + Send + 'static) -> io::Result<JoinHandle<T>> {
     match JAIL.get() {
         Some(jail) => jail.spawn(role, work),

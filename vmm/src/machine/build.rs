@@ -148,6 +148,10 @@ pub(super) fn window_count(config: &MachineConfig) -> usize {
 
 /// Makes of `prepared` the machine that `config` describes, with `kernel` in its memory. It stands before its first
 /// instruction.
+///
+/// # Errors
+/// The configuration is not valid, the kernel does not fit, a descriptor of `parts` cannot be used, or KVM refuses a
+/// step.
 pub fn boot(
     mut prepared: Prepared,
     config: &MachineConfig,

@@ -131,6 +131,9 @@ impl Machine {
     }
 
     /// Lets it run. Returns the time at which the first vCPU entered the guest.
+    ///
+    /// # Errors
+    /// A vCPU or a device cannot be started. The machine is of no use then.
     pub fn run(&mut self) -> Result<u64, RunError> {
         let entered = self.vcpus.run(&self.buses)?;
         self.motion = Motion::Running;
@@ -150,6 +153,9 @@ impl Machine {
     }
 
     /// Lets a machine go on that is held; without effect on others.
+    ///
+    /// # Errors
+    /// A vCPU cannot go on: the machine's end is reported.
     pub fn release(&mut self) -> Result<(), ResumeError> {
         if self.motion != Motion::Held {
             return Ok(());
@@ -159,6 +165,9 @@ impl Machine {
     }
 
     /// Lets a machine go on that was paused for a snapshot; without effect on others.
+    ///
+    /// # Errors
+    /// A device or a vCPU cannot go on: the machine's end is reported.
     pub fn resume(&mut self) -> Result<(), ResumeError> {
         if self.motion != Motion::Paused {
             return Ok(());
@@ -183,6 +192,9 @@ impl Machine {
     }
 
     /// Puts `file` on top of a disk, in the order of the configuration.
+    ///
+    /// # Errors
+    /// There is no such disk, or as [`VirtioDevice::push_layer`](crate::devices::virtio::VirtioDevice::push_layer).
     pub fn push_layer(&self, disk: usize, file: File) -> Result<(), PushError> {
         if disk >= self.config.disks.len() {
             return Err(PushError::NotADisk);

@@ -40,6 +40,9 @@ impl Prepared {
     /// Makes a machine of `shape`; its end, should it come, is reported to `exit`.
     ///
     /// The order is KVM's: memory before the interrupt controllers (see [`memory::register`]), those before the vCPUs.
+    ///
+    /// # Errors
+    /// The shape is outside of the limits, the host lacks memory for it, or KVM refuses a step.
     pub fn new(kvm: &Kvm, shape: Shape, exit: &ExitLatch) -> Result<Self, BuildError> {
         check(shape)?;
         let vm = kvm.create_vm().map_err(BuildError::CreateVm)?;

@@ -85,6 +85,10 @@ pub struct Snapshot {
 
 /// Makes the machine of `snapshot`, out of `prepared` if that has its shape. It stands where it stood; its devices start
 /// when it runs.
+///
+/// # Errors
+/// The snapshot cannot be read, is not valid, or needs more of KVM than this host has; `config` or `parts` do not fit
+/// it; or KVM refuses a step.
 pub fn restore(
     kvm: &Kvm,
     prepared: Option<Prepared>,

@@ -60,6 +60,9 @@ pub enum SnapshotError {
 impl Machine {
     /// Writes a running machine to `files`. When that fails it runs on. Of one that is held, the request that waits is
     /// written as not yet seen by its disk, and is done again when the machine goes on.
+    ///
+    /// # Errors
+    /// The machine is paused already, a file is not empty or cannot be written, or a disk refuses its new layer.
     pub fn snapshot(
         &mut self,
         config: SnapshotConfig,
@@ -128,6 +131,9 @@ impl Machine {
     }
 
     /// Writes which pages this process has mapped to `file`.
+    ///
+    /// # Errors
+    /// The pages cannot be found, or `file` is not empty or cannot be written.
     pub fn save_working_set(&self, file: &File, pagemap: &Pagemap) -> Result<(), SnapshotError> {
         let touched = pagemap.touched(&self.memory).map_err(SaveError::Find)?;
         format::write(file, &WorkingSet::new(&touched))?;

@@ -57,6 +57,9 @@ struct Layer {
 impl Image {
     /// Checks `files`, bottom first, and finds their data. All must have exactly the length of the guest's RAM: a page of a
     /// mapping that its file does not have would end this process when touched.
+    ///
+    /// # Errors
+    /// A file is not regular, has another length than `ram`, or cannot be read.
     pub fn open(files: Vec<File>, ram: u64) -> Result<Self, ImageError> {
         let open = |(index, file): (usize, File)| {
             let read = |source| ImageError::Read { index, source };
@@ -74,6 +77,9 @@ impl Image {
     }
 
     /// Makes `memory`, which nobody has touched yet, read as this image.
+    ///
+    /// # Errors
+    /// A layer cannot be mapped or read. A part of `memory` may show the image then.
     pub fn map(&self, memory: &Memory) -> Result<(), ImageError> {
         for (index, layer) in self.layers.iter().enumerate() {
             let joined = if index == 0 { join(&layer.extents, SMALL_HOLE) } else { layer.extents.clone() };

@@ -46,6 +46,9 @@ impl Pagemap {
     }
 
     /// What of `memory` is mapped in this process, in the order of offsets.
+    ///
+    /// # Errors
+    /// The kernel does not report the pages of this process.
     pub fn touched(&self, memory: &Memory) -> io::Result<Vec<Touched>> {
         let mut found = Vec::new();
         let mut offset = 0;
@@ -74,6 +77,9 @@ impl Pagemap {
     /// Writes every page of `memory` that was written since `below` was mapped into `layer`, an empty file, at its offset.
     /// Pages of zeros are left out where `below` has none either. Nothing may write to `memory` meanwhile. Returns the
     /// number of bytes of data.
+    ///
+    /// # Errors
+    /// `layer` is not empty or cannot be written, or the written pages cannot be found.
     pub fn save(&self, memory: &Memory, below: &Image, layer: &File) -> Result<u64, SaveError> {
         if layer.metadata().map_err(SaveError::Write)?.len() != 0 {
             return Err(SaveError::NotEmpty);

@@ -73,26 +73,41 @@ impl MmioWindow {
     }
 
     /// Stops the device where it stands, and tells how that is. No vCPU may run.
+    ///
+    /// # Errors
+    /// The device has failed before: its thread is gone, and its queues with it.
     pub fn suspend(&self) -> Result<WindowState, WindowStateError> {
         self.lock().suspend()
     }
 
     /// Lets a suspended device go on.
+    ///
+    /// # Errors
+    /// Its thread cannot be started, or its events cannot be watched.
     pub fn resume(&self) -> Result<(), ActivateError> {
         self.lock().device.resume()
     }
 
     /// Makes a new device one that was suspended. If it ran then it will after [`Self::start`].
+    ///
+    /// # Errors
+    /// The state is of another type of device, or its registers or queues are not valid.
     pub fn restore(&self, state: &WindowState) -> Result<(), WindowStateError> {
         self.lock().restore(state)
     }
 
     /// Starts a restored device. vCPUs may run before: what they ask of the device meanwhile waits in its queues.
+    ///
+    /// # Errors
+    /// The device cannot be activated.
     pub fn start(&self) -> Result<(), WindowStateError> {
         self.lock().start()
     }
 
     /// See [`VirtioDevice::push_layer`].
+    ///
+    /// # Errors
+    /// As [`VirtioDevice::push_layer`].
     pub fn push_layer(&self, file: File, stay: bool) -> Result<(), PushError> {
         self.lock().device.push_layer(file, stay)
     }

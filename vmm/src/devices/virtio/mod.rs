@@ -81,6 +81,10 @@ pub trait VirtioDevice: Send {
     /// form is ignored.
     fn restore_config(&mut self, _saved: &[u8]) {}
 
+    /// Starts the device on queues that the transport has checked. It is not active before, or after [`Self::reset`].
+    ///
+    /// # Errors
+    /// Its thread cannot be started, or its events cannot be watched; it is not active then.
     fn activate(&mut self, activation: Activation) -> Result<(), ActivateError>;
 
     /// Stops every use of guest memory and of what is behind the device until [`Self::resume`], and returns the queues as
@@ -89,9 +93,15 @@ pub trait VirtioDevice: Send {
     fn suspend(&mut self) -> Vec<QueueState>;
 
     /// Goes on after [`Self::suspend`]; without effect on a device that is not active.
+    ///
+    /// # Errors
+    /// As [`Self::activate`].
     fn resume(&mut self) -> Result<(), ActivateError>;
 
     /// For disks: puts `file` on top, between two requests. One that is suspended stays so if `stay` says so.
+    ///
+    /// # Errors
+    /// The device is no disk, or is read-only; `file` is not an empty layer; or the thread has failed.
     fn push_layer(&mut self, _file: File, _stay: bool) -> Result<(), PushError> {
         Err(PushError::NotADisk)
     }

@@ -39,6 +39,10 @@ struct State {
 }
 
 impl Health {
+    /// The health of a disk without trouble.
+    ///
+    /// # Errors
+    /// The host has no descriptor for its event.
     pub fn new() -> io::Result<Self> {
         Ok(Self(Arc::new(Inner { state: Mutex::default(), event: EventFd::new(EFD_NONBLOCK)? })))
     }

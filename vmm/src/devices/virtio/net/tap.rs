@@ -17,7 +17,10 @@ use super::header::{HEADER_LEN, Header};
 pub struct Tap(Arc<File>);
 
 impl Tap {
-    /// Whatever it was opened as, it does not block from now on.
+    /// Takes a tap, or a socket, which does not block from now on however it was opened.
+    ///
+    /// # Errors
+    /// Its flags cannot be read or set.
     pub fn new(file: File) -> io::Result<Self> {
         let flags = OFlag::from_bits_retain(fcntl(&file, FcntlArg::F_GETFL)?);
         if !flags.contains(OFlag::O_NONBLOCK) {

@@ -76,7 +76,10 @@ impl Work for Service {
 }
 
 impl Service {
-    /// Fails without two queues.
+    /// The work of an activated device on `tap`, within `limits`.
+    ///
+    /// # Errors
+    /// `InvalidInput` unless `activation` has two queues.
     pub fn new(tap: Tap, limits: NetLimits, activation: Activation) -> io::Result<Self> {
         let Activation { memory, queues, interrupt, features, .. } = activation;
         let Ok([receive, transmit]) = <[_; 2]>::try_from(queues) else {
@@ -107,6 +110,9 @@ impl Service {
     }
 
     /// Moves what there is to move, and may be moved at the time `now`. A bounded amount of work.
+    ///
+    /// # Errors
+    /// The driver has corrupted a queue, or the tap is gone: the device must stop.
     pub fn turn(&mut self, now: Instant) -> Result<Next, Broken> {
         let sent = self.transmit.turn(&self.tap, &self.memory, &self.interrupt, now)?;
         let received = self.receive.turn(&self.tap, &self.memory, &self.interrupt, now)?;

@@ -108,8 +108,11 @@ impl Work for Worker {
 }
 
 impl Worker {
-    /// `next_host_port` is [`Self::next_host_port`] of the device that this one goes on from. Fails if the events cannot be
-    /// watched.
+    /// The work of an activated device. `next_host_port` is [`Self::next_host_port`] of the device that this one goes
+    /// on from.
+    ///
+    /// # Errors
+    /// `InvalidInput` unless `activation` has three queues; otherwise the events cannot be watched.
     pub fn new(backend: Backend, activation: Activation, next_host_port: Option<u32>) -> io::Result<Self> {
         let Activation { memory, queues, interrupt, features, restored } = activation;
         let mut queues = queues.into_iter();
