@@ -22,6 +22,7 @@ pub mod upstream;
 
 pub use attachment::{AttachError, Attachment, CheckError, Network, StartError};
 pub use config::Config;
+pub use host::firewalls::dropping_chains;
 pub use slots::Slot;
 
 /// What the fuzz targets reach (`tests/fuzz`).

@@ -1,37 +1,11 @@
 //! What a sandbox may reach.
 
 use reqwest::Method;
+pub use sandpiper_protocol::agent::NetworkPolicy;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{Client, ClientError};
-
-/// A network policy; `Default` is what the API takes where a request says nothing.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct NetworkPolicy {
-    /// Whether what nothing else here decides may be reached.
-    pub allow_internet_access: bool,
-    /// As the egress profile `package-registries`; nothing where the host has none.
-    pub allow_package_registry_access: bool,
-    /// `host`, `*.host`, an address or a CIDR, each with an optional `:port`.
-    pub allow_out: Vec<String>,
-    pub deny_out: Vec<String>,
-    /// Names of the operator's lists of what may be reached.
-    pub egress_profiles: Vec<String>,
-}
-
-impl Default for NetworkPolicy {
-    fn default() -> Self {
-        Self {
-            allow_internet_access: true,
-            allow_package_registry_access: false,
-            allow_out: Vec::new(),
-            deny_out: Vec::new(),
-            egress_profiles: Vec::new(),
-        }
-    }
-}
 
 /// A sandbox's network as the API shows it; `raw` has every field.
 #[derive(Debug, Clone, Deserialize)]

@@ -9,13 +9,13 @@
 //! what it does not know is reported, since that would leave sandboxes without a network.
 
 pub(crate) mod conntrack;
+pub(crate) mod firewalls;
 mod forwarding;
 mod rules;
 
 use std::io;
 
-use serde::Deserialize;
-
+use self::firewalls::dropping_chains;
 use crate::config::Config;
 use crate::nft::{self, NftError};
 
@@ -67,7 +67,7 @@ impl Host {
     /// Says which chains of others may drop what slots send.
     fn report_others(&self, config: &Config) {
         let chains = match nft::run(&["-j", "list", "chains"], "") {
-            Ok(chains) => dropping(&chains, &self.name),
+            Ok(chains) => dropping_chains(&chains, &self.name),
             Err(error) => return tracing::warn!(%error, "cannot list the host's other firewalls"),
         };
         let links = format!("{}v*", config.name);
@@ -81,56 +81,9 @@ impl Host {
     }
 }
 
-#[derive(Deserialize)]
-struct Listing {
-    nftables: Vec<Item>,
-}
-
-#[derive(Deserialize)]
-struct Item {
-    chain: Option<Chain>,
-}
-
-#[derive(Deserialize)]
-struct Chain {
-    family: String,
-    table: String,
-    name: String,
-    hook: Option<String>,
-    policy: Option<String>,
-}
-
-/// The chains of a listing, except those of the table `own`, that drop what is forwarded unless a rule accepts it. A listing
-/// that cannot be understood has none: it only serves to warn.
-fn dropping(listing: &[u8], own: &str) -> Vec<String> {
-    let chains = serde_json::from_slice::<Listing>(listing).map(|listing| listing.nftables).unwrap_or_default();
-    let chains = chains.into_iter().filter_map(|item| item.chain);
-    chains
-        .filter(|chain| chain.hook.as_deref() == Some("forward") && chain.policy.as_deref() == Some("drop"))
-        .filter(|chain| chain.family != "inet" || chain.table != own)
-        .map(|chain| format!("{} {} {}", chain.family, chain.table, chain.name))
-        .collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn chains_that_drop_what_is_forwarded_are_found() {
-        let listing = br#"{"nftables": [
-            {"metainfo": {"version": "1.0.6", "json_schema_version": 1}},
-            {"chain": {"family": "ip", "table": "filter", "name": "FORWARD", "handle": 1, "type": "filter",
-                       "hook": "forward", "prio": 0, "policy": "drop"}},
-            {"chain": {"family": "ip", "table": "filter", "name": "INPUT", "handle": 2, "type": "filter",
-                       "hook": "input", "prio": 0, "policy": "drop"}},
-            {"chain": {"family": "inet", "table": "sp", "name": "forward", "handle": 3, "type": "filter",
-                       "hook": "forward", "prio": 0, "policy": "drop"}},
-            {"chain": {"family": "inet", "table": "sp", "name": "deny", "handle": 4}}
-        ]}"#;
-        assert_eq!(dropping(listing, "sp"), ["ip filter FORWARD"]);
-        assert!(dropping(b"not JSON", "sp").is_empty());
-    }
 
     #[test]
     fn every_place_of_the_table_is_filled_in() {
