@@ -16,6 +16,7 @@
 
 mod config;
 mod host;
+mod launch;
 mod logs;
 mod metrics;
 mod paths;
@@ -28,7 +29,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -52,6 +53,7 @@ use tokio_util::sync::CancellationToken;
 use tracing_subscriber::EnvFilter;
 
 use crate::config::{Config, LogFormat};
+use crate::launch::Launcher;
 use crate::logs::Logs;
 use crate::metrics::Metrics;
 use crate::paths::Paths;
@@ -207,7 +209,7 @@ fn open_context(config: Arc<Config>, paths: Paths, metrics: Metrics) -> anyhow::
     Ok(Context {
         templates,
         warm,
-        shells,
+        launcher: Launcher::new(Arc::clone(&config), shells, metrics.disk().clone()),
         checkpoints: Checkpoints::open(&paths.checkpoints())?,
         capacity: Capacity::new(config.limits, memory.total_mb, allowances.clone()),
         allowances,
@@ -216,7 +218,6 @@ fn open_context(config: Arc<Config>, paths: Paths, metrics: Metrics) -> anyhow::
         metrics,
         sealer: Sealer::open(&paths.record_key()).context("Cannot read record.key")?,
         boot_id,
-        network: OnceLock::new(),
         visits: Visits::default(),
         changed: watch::Sender::default(),
         leave: CancellationToken::new(),

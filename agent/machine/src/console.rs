@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
 
 /// How often the file is looked at. It is a regular file, which cannot be waited for.
 const INTERVAL: Duration = Duration::from_millis(300);
@@ -16,8 +17,31 @@ const MAX_FILE: u64 = 1024 * 1024;
 /// A line is broken here.
 const MAX_LINE: usize = 2048;
 
+/// Follows a guest's console until it is finished or dropped.
+#[derive(Debug)]
+pub struct Console {
+    end: CancellationToken,
+    following: AbortOnDropHandle<()>,
+}
+
+impl Console {
+    /// Tells `hear` each new line of the file at `path`. To be called on a runtime.
+    pub fn follow(path: PathBuf, hear: impl Fn(&str) + Clone + Send + 'static) -> Self {
+        let end = CancellationToken::new();
+        let following = tokio::spawn(follow(path, hear, end.clone()));
+        Self { end, following: AbortOnDropHandle::new(following) }
+    }
+
+    /// Reads what is there still, so that the last words are told, and stops.
+    pub async fn finish(self) {
+        self.end.cancel();
+        // It ended by itself where the file could not be read.
+        let _ = self.following.await;
+    }
+}
+
 /// Tells `hear` each new line of the file at `path` until `end`, then once more, so that the last words are there.
-pub async fn follow(path: PathBuf, hear: impl Fn(&str) + Clone + Send + 'static, end: CancellationToken) {
+async fn follow(path: PathBuf, hear: impl Fn(&str) + Clone + Send + 'static, end: CancellationToken) {
     let mut follower = Follower { path, offset: 0, line: Vec::new() };
     loop {
         let last = tokio::select! {

@@ -6,24 +6,21 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use sandpiper_crash_points::CrashPoint;
-use sandpiper_images::layers::Files;
-use sandpiper_images::snapshots::{self, WarmSnapshot};
+use sandpiper_images::snapshots::WarmSnapshot;
 use sandpiper_machine::control::RequestError;
-use sandpiper_machine::link::{Envs, Guest};
-use sandpiper_machine::pool::Shell;
-use sandpiper_machine::{Machine, MachineEvent, sanitize};
-use sandpiper_network::Attachment;
+use sandpiper_machine::link::Envs;
+use sandpiper_machine::{Machine, MachineEvent, MachinePaths, sanitize};
 use sandpiper_protocol::agent::{SandboxState, StartKind};
 use sandpiper_protocol::error_chain;
 use sandpiper_protocol::guest::GuestMessage;
-use sandpiper_protocol::vmm::{FaultCode, Reply, Timings};
+use sandpiper_protocol::vmm::{FaultCode, Timings};
 use tokio::time::{Instant, sleep_until};
 
 use super::record::{self, Record};
-use super::start::{self, Parts, Source, StartError};
 use super::supervisor::{Supervisor, next_command};
-use super::{Context, ending, network, record_file};
+use super::{StartError, ending, record_file};
 use crate::host;
+use crate::launch::{Kit, Order, Running, Source};
 
 /// One way to start a sandbox.
 #[derive(Debug, Clone)]
@@ -52,20 +49,13 @@ impl Attempt {
     }
 }
 
-/// A start that is under way: what it has so far.
-struct Started {
-    machine: Machine,
-    parts: Parts,
-    asked_at_us: u64,
-}
-
 /// A start that failed: why, and the machine to be taken away if there is one.
-pub(super) type Failed = (StartError, Option<Machine>);
+pub(super) type Failed = (StartError, Option<Running>);
 
 impl Supervisor {
     /// Starts the guest of a new sandbox by the first of these ways that works. On failure the machine comes back, to be
     /// taken away.
-    pub(super) async fn bring_up_new(&mut self, attempts: Vec<Attempt>, envs: &Envs) -> Result<Machine, Failed> {
+    pub(super) async fn bring_up_new(&mut self, attempts: Vec<Attempt>, envs: &Envs) -> Result<Running, Failed> {
         let mut attempts = attempts.into_iter().peekable();
         // A warm snapshot that did not start this, whose files are not known to be bad.
         let mut suspect = None;
@@ -108,7 +98,7 @@ impl Supervisor {
     }
 
     /// Removes all that an attempt made, and the warm snapshot if that is bad.
-    async fn start_over(&mut self, machine: Option<Machine>, bad: Option<String>) -> Result<(), Failed> {
+    async fn start_over(&mut self, machine: Option<Running>, bad: Option<String>) -> Result<(), Failed> {
         if let Some(machine) = machine {
             self.end_process(machine).await;
         }
@@ -132,114 +122,70 @@ impl Supervisor {
         attempt: Attempt,
         envs: &Envs,
         patience: Duration,
-        change: impl FnOnce(&mut Record) + Send + 'static,
-    ) -> Result<Machine, Failed> {
+        change: impl FnOnce(&mut Record),
+    ) -> Result<Running, Failed> {
         let Attempt { source, kind, timeout_seconds, .. } = attempt;
         let give_up_at = Instant::now() + patience;
-        let Started { mut machine, parts, asked_at_us } = match self.launch(source, envs, change).await {
-            Ok(started) => started,
-            Err(error) => {
-                network::detach(self.network.take()).await;
-                return Err((error, None));
-            }
-        };
-        let record = self.record();
-        self.follow_console();
-        let shape = snapshots::shape(record.cpu, record.memory_mb);
+        let asked_at_us = host::monotonic_us();
+        let (mut running, kit) = self.launch(source, envs, change).await.map_err(|error| (error, None))?;
+        running.console = self.follow_console();
         let context = Arc::clone(&self.context);
-        let disk_limits = context.allowances.disk(record.team.as_deref(), context.config.disk.limits());
-        let (request, fds) = parts.request(shape, &context.config, disk_limits);
-        let answer = tokio::select! {
-            answer = machine.request(request, &fds, context.config.boot_timeout()) => answer,
-            error = self.interruption(give_up_at) => return Err((error, Some(machine))),
+        let started = tokio::select! {
+            started = kit.start(&mut running.machine, &context.config) => started,
+            error = self.interruption(give_up_at) => return Err((error, Some(running))),
         };
-        drop(fds);
-        drop(parts);
-        let timings = match answer {
-            Ok(Reply::Booted(timings) | Reply::Restored(timings)) => timings,
-            Ok(_) => Timings::default(),
+        let timings = match started {
+            Ok(timings) => timings,
             Err(error) => {
-                let error = self.start_refused(&mut machine, error).await;
-                return Err((error, Some(machine)));
+                let error = self.start_refused(&mut running.machine, error).await;
+                return Err((error, Some(running)));
             }
         };
         CrashPoint::StartRunning.pass();
-        let ready = match self.await_ready(&mut machine, timings, give_up_at).await {
+        let ready = match self.await_ready(&mut running.machine, timings, give_up_at).await {
             Ok(timings) => self.set_ready(kind, timeout_seconds, asked_at_us, timings).await,
             Err(error) => Err(error),
         };
         match ready {
-            Ok(()) => Ok(machine),
-            Err(error) => Err((error, Some(machine))),
+            Ok(()) => Ok(running),
+            Err(error) => Err((error, Some(running))),
         }
     }
 
-    /// Makes the files, takes a shell and a network, and writes all of it down. On failure the network may be left.
+    /// Gathers what the machine is made of, and writes all of it down.
     async fn launch(
         &mut self,
         source: Source,
         envs: &Envs,
-        change: impl FnOnce(&mut Record) + Send + 'static,
-    ) -> Result<Started, StartError> {
-        let asked_at_us = host::monotonic_us();
+        change: impl FnOnce(&mut Record),
+    ) -> Result<(Running, Kit), StartError> {
         let mut record = (*self.record()).clone();
+        change(&mut record);
+        let launcher = &self.context.launcher;
         let paths = self.context.paths.sandbox(&record.id);
-        let shape = snapshots::shape(record.cpu, record.memory_mb);
-        let prepare = {
-            let (context, paths) = (Arc::clone(&self.context), paths.clone());
-            let disk_gib = record.disk_gib;
-            tokio::task::spawn_blocking(move || start::prepare(&context.config, &paths, &source, disk_gib))
-        };
-        let limits = self.context.allowances.network(record.team.as_deref(), network::limits_of_host(&self.context));
-        let attach = network::attach(&self.context, &record.id, &record.network, limits);
-        let (prepared, shell, attached) = tokio::join!(prepare, self.context.shells.take(shape), attach);
-        let host = |what| move |error| StartError::Host { what, source: io::Error::other(error) };
-        let prepared = prepared.map_err(host("prepare the sandbox's files")).flatten();
-        let tap = attached.map(|(attachment, tap)| {
-            self.network = attachment;
-            tap
-        });
-        let prepared = prepared.and_then(|(files, mut parts)| {
-            parts.connect(tap?);
-            Ok((files, parts))
-        });
-        let (files, parts) = match prepared {
-            Ok(prepared) => prepared,
-            Err(error) => {
-                if let Ok(shell) = shell {
-                    self.context.shells.end(shell).await;
-                }
-                return Err(error);
-            }
-        };
-        let shell = shell?;
-        CrashPoint::StartFilesMade.pass();
-        record.slot = self.network.as_ref().map(Attachment::slot);
-        let context = Arc::clone(&self.context);
-        let moved = tokio::task::spawn_blocking(move || {
-            let result = settle(&context, &shell, record, files, change);
-            (shell, result)
-        });
-        let (shell, settled) = moved.await.map_err(host("write the sandbox's record"))?;
-        let record = match settled {
-            Ok(record) => Arc::new(record),
-            Err(source) => {
-                self.context.shells.end(shell).await;
-                return Err(StartError::Host { what: "write the sandbox's record", source });
-            }
-        };
-        CrashPoint::StartRecorded.pass();
-        self.published.send_replace(Arc::clone(&record));
-        let guest = Guest {
-            id: record.id.clone(),
+        let gathered = launcher.gather(Order {
+            source,
+            paths: paths.clone(),
+            shape: self.shape(),
+            disk_gib: record.disk_gib,
+            name: record.id.clone(),
             envs: envs.clone(),
             generation: record.generation,
-            network: network::guest_network(self.network.as_ref()),
-        };
-        let (known, process, monitor) = shell.into_parts();
-        let machine =
-            Machine::new(guest, known, process, monitor, paths.control_socket(), self.context.metrics.disk().clone());
-        Ok(Started { machine, parts, asked_at_us })
+            network: record.network.clone(),
+            net_limits: self.context.allowances.network(record.team.as_deref(), launcher.net_limits()),
+            disk_limits: self.context.allowances.disk(record.team.as_deref(), launcher.disk_limits()),
+        });
+        let gathered = gathered.await?;
+        CrashPoint::StartFilesMade.pass();
+        record.files = gathered.files().clone();
+        record.slot = gathered.slot();
+        record.process = Some(gathered.monitor());
+        let settled = gathered.settle(launcher, move || write_record(&paths, record));
+        let (running, kit, record) =
+            settled.await.map_err(|source| StartError::Host { what: "write the sandbox's record", source })?;
+        CrashPoint::StartRecorded.pass();
+        self.published.send_replace(Arc::new(record));
+        Ok((running, kit))
     }
 
     /// The monitor's own account of its end says more than a closed connection.
@@ -347,24 +293,13 @@ impl Supervisor {
     }
 }
 
-/// Makes the shell the machine's monitor, and writes that and the files into the record. Blocks.
-fn settle(
-    context: &Context,
-    shell: &Shell,
-    mut record: Record,
-    files: Files,
-    change: impl FnOnce(&mut Record),
-) -> io::Result<Record> {
-    let paths = context.paths.sandbox(&record.id);
-    record.files = files;
-    record.process = Some(shell.known());
-    change(&mut record);
-    shell.move_into(&paths)?;
+/// Writes down which files and which monitor are a machine's. Blocks.
+fn write_record(paths: &MachinePaths, record: Record) -> io::Result<Record> {
     CrashPoint::StartMonitorMoved.pass();
     if record.state == SandboxState::Creating {
-        record_file::save_draft(&paths, &record)?;
+        record_file::save_draft(paths, &record)?;
     } else {
-        record_file::save(&paths, &record)?;
+        record_file::save(paths, &record)?;
     }
     Ok(record)
 }

@@ -3,13 +3,13 @@
 use std::io;
 use std::sync::Arc;
 
+use sandpiper_images::snapshots::Manifest;
 use sandpiper_protocol::agent::{DeniedPage, ExposedPort, Network, ResumeSandbox, SandboxError, UpdateSandbox};
 use tokio::sync::oneshot;
 
 use super::checkpoint::SnapshotOrder;
 use super::record::Record;
 use super::registry::ChangeError;
-use sandpiper_images::snapshots::Manifest;
 
 /// What a supervisor is asked to do.
 #[derive(Debug)]

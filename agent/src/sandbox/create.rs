@@ -11,10 +11,10 @@ use sandpiper_protocol::{error_chain, id};
 
 use super::bring_up::Attempt;
 use super::capacity::Full;
-use super::start::Source;
 use super::{Context, ID_PREFIX, StartError};
 use crate::config::Limits;
 use crate::host;
+use crate::launch::Source;
 
 /// Longest time-out: a year.
 const MAX_TIMEOUT_SECONDS: u64 = 366 * 24 * 3600;

@@ -5,12 +5,10 @@
 //! * A **sandbox** is one microVM with an id, a disk of its own and a deadline. It may be stopped: then it is files only.
 //! * Its **record** (`record`) is what the agent knows of it, one file, synced. It names everything of the sandbox.
 //!   Environment variables in it are sealed (`seal`).
-//! * Its **files** ([`sandpiper_images::layers`]) are the layers of its disk, and of its memory where it was restored from a snapshot.
-//! * Its **monitor** is the `sandpiper-vmm` process that runs the microVM. It outlives the agent: it has a session of its
-//!   own, holds its files as descriptors, and its two sockets have paths. `process` starts and recognizes monitors,
-//!   `monitor` talks to one, `machine` merges all that one can report.
-//! * A **shell** (`shells`) is a monitor, started and jailed, that belongs to no sandbox yet. Every monitor began as one.
-//! * The **link** (`link`) is the line that PID 1 of the guest opens to the agent, and opens again whenever it breaks.
+//! * Its **files** ([`sandpiper_images::layers`]) are the layers of its disk, and of its memory where it was restored from a
+//!   snapshot.
+//! * Its **machine** ([`sandpiper_machine`]) is a monitor process and the lines to it and to the guest. [`crate::launch`]
+//!   makes one, and says what it holds of the host.
 //! * Its **supervisor** (`supervisor`) is the task that owns all of these: it alone changes the record, one thing after
 //!   another, and everybody else sees a copy of it (a watch) or sends it a [`Command`].
 //! * The **registry** ([`Sandboxes`]) knows every supervisor by id and by route token, and takes requests.
@@ -39,7 +37,7 @@
 //!                       └────────────────────────────────────────────────┘
 //! ```
 //!
-//! * `creating`: the folder, its files, a shell and the record come into being (`start`, `bring_up`). The state ends when the
+//! * `creating`: the folder, its files, a monitor and the record come into being (`bring_up`). The state ends when the
 //!   guest says that its data plane serves. If it does not within the boot time-out, if anything fails, or if the sandbox is
 //!   deleted meanwhile, everything is taken back and the create is answered with the reason. The client going away changes
 //!   nothing: the create ends one way or the other.
@@ -77,24 +75,23 @@ mod resume;
 mod scrub;
 mod seal;
 mod stalled;
-mod start;
+mod start_error;
 mod supervisor;
 mod upkeep;
 mod wake;
 mod warm;
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use sandpiper_images::layers::digest::Visits;
 use sandpiper_images::layers::usage::Usage;
 use sandpiper_images::snapshots::{Checkpoints, Warm};
 use sandpiper_images::templates::Store;
-use sandpiper_machine::pool::Shells;
-use sandpiper_network::Network;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::Config;
+use crate::launch::Launcher;
 use crate::logs::Logs;
 use crate::metrics::Metrics;
 use crate::paths::Paths;
@@ -107,7 +104,7 @@ pub(crate) use self::fork::{CheckpointError, ForkError};
 pub(crate) use self::record::Record;
 pub(crate) use self::registry::{ChangeError, Sandboxes};
 pub(crate) use self::seal::Sealer;
-pub(crate) use self::start::StartError;
+pub(crate) use self::start_error::StartError;
 
 /// Prefix of a sandbox's id.
 pub(crate) const ID_PREFIX: &str = "sbx";
@@ -116,10 +113,10 @@ pub(crate) const ID_PREFIX: &str = "sbx";
 pub(crate) struct Context {
     pub(crate) config: Arc<Config>,
     pub(crate) paths: Paths,
+    pub(crate) launcher: Launcher,
     pub(crate) templates: Store,
     pub(crate) checkpoints: Checkpoints,
     pub(crate) warm: Warm,
-    pub(crate) shells: Shells,
     pub(crate) capacity: Capacity,
     pub(crate) allowances: Allowances,
     pub(crate) usage: Usage,
@@ -127,8 +124,6 @@ pub(crate) struct Context {
     pub(crate) metrics: Metrics,
     pub(crate) sealer: Sealer,
     pub(crate) boot_id: String,
-    /// Set once it is known which slots are in use; never on a host whose sandboxes have no network.
-    pub(crate) network: OnceLock<Network>,
     /// Who reads or fills which layers at the moment.
     pub(crate) visits: Visits,
     /// Layers came, went or are in use again: for what goes on in the background.

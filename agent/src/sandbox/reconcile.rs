@@ -69,9 +69,9 @@ pub(crate) enum ReconcileError {
 pub(super) fn reconcile(context: &Context) -> Result<Left, ReconcileError> {
     let (left, spared) = settle_all(&context.paths, &context.boot_id)?;
     for monitor in left.sandboxes.iter().filter_map(|found| found.record.process.as_ref()).chain(&spared) {
-        context.shells.adopt(monitor);
+        context.launcher.pool.adopt(monitor);
     }
-    if let Err(error) = context.shells.sweep_cgroups() {
+    if let Err(error) = context.launcher.pool.sweep_cgroups() {
         tracing::error!(%error, "cannot remove cgroups that have no monitor");
     }
     Ok(left)
@@ -80,13 +80,13 @@ pub(super) fn reconcile(context: &Context) -> Result<Left, ReconcileError> {
 /// Kills monitors that appeared while an earlier agent was dying, after [`reconcile`] had looked. Blocks.
 pub(super) fn sweep(context: &Context) -> io::Result<()> {
     for (shell, identity) in process::find_monitors(&context.paths.shells())? {
-        if !context.shells.knows(&shell) {
+        if !context.launcher.pool.knows(&shell) {
             tracing::warn!(shell, "killing a monitor that has no record");
             kill(&identity, &context.boot_id);
             remove_shell(&context.paths, &shell);
         }
     }
-    context.shells.sweep_cgroups()
+    context.launcher.pool.sweep_cgroups()
 }
 
 /// What is kept, and the monitors of what is left alone.

@@ -105,7 +105,7 @@ impl Sandboxes {
         let this = Self { context: Arc::new(context), shelf: Arc::default(), tasks: TaskTracker::new(), warm };
         let leave = this.context.leave.clone();
         this.tasks.spawn(warm::make_all(Arc::clone(&this.context), orders));
-        this.tasks.spawn(this.context.shells.clone().keep(leave));
+        this.tasks.spawn(this.context.launcher.pool.clone().keep(leave));
         this
     }
 
@@ -158,8 +158,7 @@ impl Sandboxes {
         let in_use: Vec<u32> =
             found.iter().filter(|found| found.pidfd.is_some()).filter_map(|found| found.record.slot).collect();
         let network = Network::start(config.clone(), &in_use).await?;
-        // Only here, and once.
-        let _ = self.context.network.set(network);
+        self.context.launcher.open_network(network);
         Ok(())
     }
 
@@ -271,8 +270,6 @@ impl Sandboxes {
             overdue: false,
             waiting: Vec::new(),
             place,
-            network: None,
-            console: None,
         }
     }
 

@@ -5,21 +5,21 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use sandpiper_crash_points::CrashPoint;
-use sandpiper_machine::Machine;
 use sandpiper_protocol::agent::{SandboxError, SandboxState};
 use tokio::time::sleep;
 
 use super::command::{Command, DeleteCause};
+use super::ending;
 use super::registry::ChangeError;
 use super::supervisor::Supervisor;
-use super::{ending, network};
+use crate::launch::Running;
 
 /// Pause between attempts to remove files that could not be removed.
 const REMOVE_AGAIN: Duration = Duration::from_secs(5);
 
 impl Supervisor {
     /// Keeps the disk of a sandbox whose machine ended by itself, and frees everything else.
-    pub(super) async fn lose_machine(&mut self, machine: Option<Machine>, error: SandboxError) {
+    pub(super) async fn lose_machine(&mut self, machine: Option<Running>, error: SandboxError) {
         let record = self.record();
         tracing::warn!(sandbox = record.id, code = error.code, error = error.message, "a machine ended unasked");
         self.log.host(format!("ended, its disk is kept: {} ({})", error.message, error.code));
@@ -46,7 +46,7 @@ impl Supervisor {
     }
 
     /// Ends the machine of a sandbox that is stopped, as its record says already, and removes what belonged to it.
-    pub(super) async fn put_away(&mut self, machine: Option<Machine>) {
+    pub(super) async fn put_away(&mut self, machine: Option<Running>) {
         if let Some(machine) = machine {
             self.end_process(machine).await;
         }
@@ -58,7 +58,7 @@ impl Supervisor {
         }
     }
 
-    pub(super) async fn delete(mut self, machine: Option<Machine>, cause: DeleteCause, forget: impl FnOnce() + Send) {
+    pub(super) async fn delete(mut self, machine: Option<Running>, cause: DeleteCause, forget: impl FnOnce() + Send) {
         let id = self.record().id.clone();
         let saved = self.change(|record| {
             record.state = SandboxState::Stopping;
@@ -80,7 +80,7 @@ impl Supervisor {
     }
 
     /// Ends the process and removes every file, the record last. Goes on until that is done.
-    pub(super) async fn take_away(&mut self, machine: Option<Machine>) {
+    pub(super) async fn take_away(&mut self, machine: Option<Running>) {
         if let Some(machine) = machine {
             self.end_process(machine).await;
         }
@@ -105,18 +105,9 @@ impl Supervisor {
     }
 
     /// Ends the monitor and frees what it held.
-    pub(super) async fn end_process(&mut self, machine: Machine) {
-        match machine.end(self.context.config.stop_timeout()).await {
-            Ok(known) => self.context.shells.release(&known).await,
-            // Its user id stays taken: it may live.
-            Err(error) => tracing::error!(sandbox = self.record().id, %error, "cannot end a monitor"),
-        }
-        // After the monitor, which has the tap.
-        network::detach(self.network.take()).await;
-        if let Some((end, following)) = self.console.take() {
-            end.cancel();
-            // So that the last words are in the log before the file goes.
-            let _ = following.await;
+    pub(super) async fn end_process(&self, running: Running) {
+        if let Err(error) = running.end(&self.context.launcher).await {
+            tracing::error!(sandbox = self.record().id, %error, "cannot end a monitor");
         }
     }
 

@@ -6,7 +6,6 @@
 
 use std::sync::Arc;
 
-use sandpiper_machine::Machine;
 use sandpiper_machine::link::Envs;
 use sandpiper_protocol::agent::{ResumeSandbox, SandboxState, StartKind};
 use sandpiper_protocol::error_chain;
@@ -17,16 +16,16 @@ use super::bring_up::Attempt;
 use super::command::Setback;
 use super::pause::millis;
 use super::registry::ChangeError;
-use super::start::{Source, StartError};
 use super::supervisor::Supervisor;
-use super::upkeep;
+use super::{StartError, upkeep};
+use crate::launch::{Running, Source};
 
 /// Descriptors of a start besides the layers: state, working set or kernel, the new top layer, vsock, tap, console.
 const OTHER_FDS: usize = 6;
 
 impl Supervisor {
     /// Has the sandbox go on.
-    pub(super) async fn resume(&mut self, order: ResumeSandbox) -> Result<Machine, Setback> {
+    pub(super) async fn resume(&mut self, order: ResumeSandbox) -> Result<Running, Setback> {
         let ResumeSandbox { timeout_seconds: seconds, allowance } = order;
         let began = Instant::now();
         let team = allowance.map(|allowance| allowance.team);
@@ -36,7 +35,7 @@ impl Supervisor {
         }
         let place = self.context.capacity.reserve(&self.record());
         self.place = Some(place.map_err(|full| Setback::Refused(full.into()))?);
-        let start = self.context.shells.begin(self.shape());
+        let start = self.context.launcher.pool.begin(self.shape());
         let result = self.resume_placed(seconds).await;
         drop(start);
         self.context.metrics.resumed(result.is_ok(), began.elapsed());
@@ -64,7 +63,7 @@ impl Supervisor {
         result
     }
 
-    async fn resume_placed(&mut self, seconds: Option<u64>) -> Result<Machine, Setback> {
+    async fn resume_placed(&mut self, seconds: Option<u64>) -> Result<Running, Setback> {
         self.shorten().await?;
         let envs = self.unseal();
         if self.record().files.has_memory() {
@@ -80,7 +79,7 @@ impl Supervisor {
     }
 
     /// One way to go on; the sandbox is stopped as before when it fails.
-    async fn attempt(&mut self, cold: bool, seconds: Option<u64>, envs: &Envs) -> Result<Machine, StartError> {
+    async fn attempt(&mut self, cold: bool, seconds: Option<u64>, envs: &Envs) -> Result<Running, StartError> {
         let kind = if cold { StartKind::Cold } else { StartKind::Restored };
         let source = Source::Own { files: self.record().files.clone(), cold };
         let attempt = Attempt { source, kind, warm: None, timeout_seconds: seconds };

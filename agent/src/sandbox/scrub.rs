@@ -14,12 +14,12 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use sandpiper_images::layers::digest::{self, Digest, Note};
+use sandpiper_images::layers::{Files, Layer};
 use tokio::time::{Instant, sleep};
 
 use super::registry::Sandboxes;
 use super::upkeep::{Owner, OwnerKind, PACE};
-use sandpiper_images::layers::digest::{self, Digest, Note};
-use sandpiper_images::layers::{Files, Layer};
 
 /// How often it is looked what there is to do, when nothing has happened, and how long a file is left alone that is being
 /// merged.

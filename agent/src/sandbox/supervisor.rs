@@ -12,9 +12,10 @@ use std::time::Duration;
 use jiff::Timestamp;
 use sandpiper_durable as durable;
 use sandpiper_images::snapshots;
+use sandpiper_machine::console::{self, Console};
 use sandpiper_machine::link::{Envs, Guest};
 use sandpiper_machine::process::{Ended, MonitorProcess};
-use sandpiper_machine::{Machine, MachineEvent, Over, console};
+use sandpiper_machine::{Machine, MachineEvent, Over};
 use sandpiper_network::Attachment;
 use sandpiper_protocol::agent::{LogSource, OnTimeout, SandboxError, SandboxState};
 use sandpiper_protocol::error_chain;
@@ -22,8 +23,6 @@ use sandpiper_protocol::guest::{GuestMessage, LogLevel};
 use sandpiper_protocol::vmm::{DiskEvent, DiskFailure, Shape};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{MissedTickBehavior, interval, sleep};
-use tokio_util::sync::CancellationToken;
-use tokio_util::task::AbortOnDropHandle;
 
 use super::bring_up::Attempt;
 use super::capacity::Place;
@@ -32,8 +31,8 @@ use super::create::MAX_PORTS;
 use super::pause::Rest;
 use super::record::{self, Record};
 use super::registry::ChangeError;
-use super::start::StartError;
-use super::{Context, ending, network, record_file};
+use super::{Context, StartError, ending, record_file};
+use crate::launch::{self, Running};
 use crate::logs::SandboxLog;
 
 /// How often the wall clock is compared with the deadline: it may be set while we sleep.
@@ -49,14 +48,14 @@ enum Turn {
     Ended(SandboxError),
     /// The record says that the sandbox is stopped; the machine is paused and not needed any more.
     Stopped,
-    Resumed(Box<Machine>),
+    Resumed(Box<Running>),
     /// The agent ends and leaves the sandbox as it is.
     Leave,
 }
 
 /// What a supervisor stays with.
 enum Phase {
-    Running(Box<Machine>),
+    Running(Box<Running>),
     Stopped,
     Failed,
 }
@@ -76,10 +75,6 @@ pub(super) struct Supervisor {
     pub(super) overdue: bool,
     /// What the machine holds of the host's memory, while there is one.
     pub(super) place: Option<Place>,
-    /// Where the machine's network is, while there is one.
-    pub(super) network: Option<Attachment>,
-    /// Follows the guest's console, where there is one, until the token is cancelled.
-    pub(super) console: Option<(CancellationToken, AbortOnDropHandle<()>)>,
 }
 
 impl Supervisor {
@@ -95,15 +90,15 @@ impl Supervisor {
         started: oneshot::Sender<Result<Arc<Record>, StartError>>,
         forget: impl FnOnce() + Send,
     ) {
-        let start = self.context.shells.begin(self.shape());
+        let start = self.context.launcher.pool.begin(self.shape());
         let result = self.bring_up_new(attempts, &envs).await;
         drop(start);
         match result {
-            Ok(machine) => {
+            Ok(running) => {
                 self.log.host("ready");
                 // Nobody may be waiting any more; the sandbox lives all the same.
                 let _ = started.send(Ok(self.record()));
-                self.stay(Phase::Running(Box::new(machine)), forget).await;
+                self.stay(Phase::Running(Box::new(running)), forget).await;
             }
             Err((error, machine)) => {
                 self.log.host(format!("not started: {}", error_chain::chain(&error)));
@@ -119,28 +114,27 @@ impl Supervisor {
     pub(super) async fn adopt(mut self, pidfd: OwnedFd, forget: impl FnOnce() + Send) {
         let record = self.record();
         let Some(known) = record.process.clone() else { return };
-        self.adopt_network().await;
+        let network = self.adopt_network().await;
         let guest = Guest {
             id: record.id.clone(),
             envs: self.unseal(),
             generation: record.generation,
-            network: network::guest_network(self.network.as_ref()),
+            network: launch::guest_network(network.as_ref()),
         };
-        let control = self.context.paths.sandbox(&record.id).control_socket();
+        let paths = self.context.paths.sandbox(&record.id);
         match MonitorProcess::watch(pidfd) {
             Ok(process) => {
                 tracing::info!(sandbox = record.id, "adopted");
                 self.log.host("the agent was restarted; the sandbox went on");
-                self.follow_console();
-                let mut machine =
-                    Machine::new(guest, known, process, None, control, self.context.metrics.disk().clone());
-                let phase = match self.take_up(&mut machine).await {
-                    Ok(()) | Err(Setback::Refused(_)) => Phase::Running(Box::new(machine)),
+                let machine = self.context.launcher.machine(guest, known, process, None, &paths);
+                let mut running = Running { machine, network, console: self.follow_console() };
+                let phase = match self.take_up(&mut running.machine).await {
+                    Ok(()) | Err(Setback::Refused(_)) => Phase::Running(Box::new(running)),
                     Err(Setback::Over(error)) => {
-                        self.lose_machine(Some(machine), error).await;
+                        self.lose_machine(Some(running), error).await;
                         Phase::Stopped
                     }
-                    Err(Setback::Delete(cause)) => return self.delete(Some(machine), cause, forget).await,
+                    Err(Setback::Delete(cause)) => return self.delete(Some(running), cause, forget).await,
                 };
                 self.stay(phase, forget).await;
             }
@@ -167,49 +161,49 @@ impl Supervisor {
     async fn stay(mut self, mut phase: Phase, forget: impl FnOnce() + Send) {
         loop {
             let turn = match &mut phase {
-                Phase::Running(machine) => self.watch(machine).await,
+                Phase::Running(running) => self.watch(running).await,
                 Phase::Stopped => self.watch_stopped().await,
                 Phase::Failed => self.watch_failed().await,
             };
-            let machine = match phase {
-                Phase::Running(machine) => Some(*machine),
+            let running = match phase {
+                Phase::Running(running) => Some(*running),
                 Phase::Stopped | Phase::Failed => None,
             };
             phase = match turn {
                 Turn::Leave => return,
-                Turn::Delete(cause) => return self.delete(machine, cause, forget).await,
+                Turn::Delete(cause) => return self.delete(running, cause, forget).await,
                 Turn::Ended(error) => {
                     self.overdue = false;
-                    self.lose_machine(machine, error).await;
+                    self.lose_machine(running, error).await;
                     Phase::Stopped
                 }
                 Turn::Stopped => {
                     self.overdue = false;
-                    self.put_away(machine).await;
+                    self.put_away(running).await;
                     self.place = None;
                     Phase::Stopped
                 }
-                Turn::Resumed(machine) => Phase::Running(machine),
+                Turn::Resumed(running) => Phase::Running(running),
             };
         }
     }
 
     // ---- ready ----
 
-    async fn watch(&mut self, machine: &mut Machine) -> Turn {
+    async fn watch(&mut self, running: &mut Running) -> Turn {
         let leave = self.context.leave.clone();
         let mut housekeeping = interval(CLOCK_CHECK);
         housekeeping.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             let remaining = remaining(self.record().deadline);
             if remaining.is_zero() {
-                match self.time_is_over(machine).await {
+                match self.time_is_over(&mut running.machine).await {
                     Some(turn) => return turn,
                     None => continue,
                 }
             }
             if let Some(command) = self.postponed.pop_front() {
-                match self.handle(machine, command).await {
+                match self.handle(running, command).await {
                     Some(turn) => return turn,
                     None => continue,
                 }
@@ -218,7 +212,7 @@ impl Supervisor {
                 () = leave.cancelled() => return Turn::Leave,
                 () = sleep(remaining) => {}
                 _ = housekeeping.tick() => self.bound_monitor_log().await,
-                event = machine.next() => match event {
+                event = running.machine.next() => match event {
                     MachineEvent::Ended(ended) => return Turn::Ended(self.explain(ended).await),
                     MachineEvent::OutOfControl => return Turn::Ended(ending::out_of_control()),
                     MachineEvent::Disk(event) => self.hear_disk(&event),
@@ -230,7 +224,7 @@ impl Supervisor {
                     }
                 },
                 command = next_command(&mut self.commands) => {
-                    if let Some(turn) = self.handle(machine, command).await {
+                    if let Some(turn) = self.handle(running, command).await {
                         return turn;
                     }
                 }
@@ -272,13 +266,13 @@ impl Supervisor {
     }
 
     /// Does what a command says; what ends the phase is for the caller.
-    async fn handle(&mut self, machine: &mut Machine, command: Command) -> Option<Turn> {
+    async fn handle(&mut self, running: &mut Running, command: Command) -> Option<Turn> {
         match command {
             Command::Delete(cause, answer) => {
                 self.waiting.push(answer);
                 Some(Turn::Delete(cause))
             }
-            Command::Pause(answer) => match self.pause(machine, Rest::Required).await {
+            Command::Pause(answer) => match self.pause(&mut running.machine, Rest::Required).await {
                 Ok(()) => {
                     let _ = answer.send(Ok(self.record()));
                     Some(Turn::Stopped)
@@ -290,7 +284,7 @@ impl Supervisor {
                 let _ = answer.send(result.map(|()| self.record()));
                 None
             }
-            Command::Snapshot(order, answer) => match self.checkpoint(machine, order).await {
+            Command::Snapshot(order, answer) => match self.checkpoint(&mut running.machine, order).await {
                 Ok(manifest) => {
                     let _ = answer.send(Ok(manifest));
                     None
@@ -298,7 +292,7 @@ impl Supervisor {
                 Err(setback) => self.set_back(setback, answer),
             },
             command => {
-                self.handle_record(command).await;
+                self.handle_record(running.network.as_ref(), command).await;
                 None
             }
         }
@@ -332,8 +326,8 @@ impl Supervisor {
         self.change(|record| record.deadline = deadline).await
     }
 
-    /// Does what needs only the record; for running and stopped sandboxes.
-    async fn handle_record(&mut self, command: Command) {
+    /// Does what needs only the record, and its network where it runs.
+    async fn handle_record(&mut self, network: Option<&Attachment>, command: Command) {
         let (saved, answer) = match command {
             Command::Update(update, answer) => {
                 let saved = self.change(|record| {
@@ -372,12 +366,12 @@ impl Supervisor {
                 let saved = self.change(|record| record.exposed_ports.retain(|other| other.port != port));
                 (saved.await, answer)
             }
-            Command::SetNetwork(network, answer) => {
-                let _ = answer.send(self.set_network(network).await);
+            Command::SetNetwork(policy, answer) => {
+                let _ = answer.send(self.set_network(network, policy).await);
                 return;
             }
             Command::Denied(answer) => {
-                let _ = answer.send(self.denied().await);
+                let _ = answer.send(self.denied(network).await);
                 return;
             }
             Command::Absorb { lower, upper, answer } => (self.absorb(&lower, &upper).await, answer),
@@ -423,9 +417,9 @@ impl Supervisor {
                 // Stopped already.
                 Command::Pause(answer) => drop(answer.send(Ok(self.record()))),
                 Command::Resume(order, answer) => match self.resume(order).await {
-                    Ok(machine) => {
+                    Ok(running) => {
                         let _ = answer.send(Ok(self.record()));
-                        return Turn::Resumed(Box::new(machine));
+                        return Turn::Resumed(Box::new(running));
                     }
                     Err(setback) => {
                         if let Some(turn) = self.set_back(setback, answer) {
@@ -437,7 +431,7 @@ impl Supervisor {
                     let result = self.checkpoint_stopped(order).await;
                     let _ = answer.send(result);
                 }
-                command => self.handle_record(command).await,
+                command => self.handle_record(None, command).await,
             }
         }
     }
@@ -585,16 +579,11 @@ impl Supervisor {
         }
     }
 
-    pub(super) fn follow_console(&mut self) {
+    /// Puts what the guest prints into the log, if it has a console. An adopted guest has one if its own agent gave it one.
+    pub(super) fn follow_console(&self) -> Option<Console> {
         let path = self.context.paths.sandbox(&self.record().id).console_log();
-        // An adopted guest has a console if its own agent gave it one.
-        if path.exists() {
-            let end = CancellationToken::new();
-            let log = self.log.clone();
-            let hear = move |line: &str| log.push(LogSource::Console, line);
-            let following = tokio::spawn(console::follow(path, hear, end.clone()));
-            self.console = Some((end, AbortOnDropHandle::new(following)));
-        }
+        let log = self.log.clone();
+        path.exists().then(|| Console::follow(path, move |line: &str| log.push(LogSource::Console, line)))
     }
 
     async fn bound_monitor_log(&self) {

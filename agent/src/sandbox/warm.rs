@@ -28,9 +28,9 @@ use sandpiper_images::layers::{self, Files, LayerError, Role};
 use sandpiper_images::snapshots::{self, Recipe, Snapshot};
 use sandpiper_ingress::vsock;
 use sandpiper_machine::control::RequestError;
-use sandpiper_machine::link::{Envs, Guest};
-use sandpiper_machine::{Machine, MachineError, MachineEvent, MachinePaths, Over, Unanswered};
-use sandpiper_network::Attachment;
+use sandpiper_machine::link::Envs;
+use sandpiper_machine::{Machine, MachineEvent, MachinePaths, Over, Unanswered};
+use sandpiper_protocol::agent::{Network, NetworkPolicy};
 use sandpiper_protocol::connect::{self, STREAM_CONTENT_TYPE};
 use sandpiper_protocol::error_chain;
 use sandpiper_protocol::guest::{DATA_PLANE_PORT, GuestMessage, HostMessage};
@@ -41,16 +41,15 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::command::Setback;
-use super::network::Tap;
 use super::registry::ChangeError;
-use super::start::{self, Source, StartError};
-use super::{Context, network, pause};
+use super::{Context, pause};
 use crate::host;
+use crate::launch::{self, LaunchError, Running, Source};
 
 /// Orders that wait. One that finds no place comes again with the next create.
 const ORDERS: usize = 16;
 /// What a guest is called before it is anybody's.
-const NOBODY: &str = "sandpiper";
+const NAME: &str = "sandpiper";
 /// How long a guest that has just booted may take to come to rest.
 const FREEZE_PATIENCE: Duration = Duration::from_secs(30);
 /// How long a monitor may take to write it down: this, and a second for so many MiB of memory. Another can be made.
@@ -88,9 +87,7 @@ enum MakeError {
     #[error(transparent)]
     Layer(#[from] LayerError),
     #[error(transparent)]
-    Start(#[from] StartError),
-    #[error(transparent)]
-    Machine(#[from] MachineError),
+    Launch(#[from] LaunchError),
     #[error(transparent)]
     Monitor(#[from] RequestError),
     #[error(transparent)]
@@ -170,9 +167,9 @@ async fn make(context: &Arc<Context>, order: &Order) -> Result<(), MakeError> {
     }
     let draft = context.warm.draft_folder(key);
     let paths = MachinePaths { state: draft.clone(), runtime: runtime(context, key) };
-    let (files, mut nobody) = launch(context, &paths, Source::Template(recipe.template.clone()), recipe).await?;
-    let written = unless_ending(context, write_down(context, &mut nobody.machine, &paths, files, memory_mb)).await;
-    end(context, nobody).await?;
+    let (files, mut running) = launch(context, &paths, Source::Template(recipe.template.clone()), recipe).await?;
+    let written = unless_ending(context, write_down(context, &mut running.machine, &paths, files, memory_mb)).await;
+    end(context, running).await?;
     let files = written?;
     let files = blocking("sync the snapshot", {
         let draft = draft.clone();
@@ -182,9 +179,9 @@ async fn make(context: &Arc<Context>, order: &Order) -> Result<(), MakeError> {
 
     let trial = MachinePaths { state: context.warm.trial_folder(key), runtime: paths.runtime.clone() };
     let source = Source::Snapshot { folder: draft.clone(), files: files.clone(), _pin: None };
-    let (_, mut nobody) = launch(context, &trial, source, recipe).await?;
-    let tried = unless_ending(context, try_out(context, &mut nobody.machine, &trial, &draft, files)).await;
-    end(context, nobody).await?;
+    let (_, mut running) = launch(context, &trial, source, recipe).await?;
+    let tried = unless_ending(context, try_out(context, &mut running.machine, &trial, &draft, files)).await;
+    end(context, running).await?;
     let files = tried?;
 
     let snapshot = Snapshot {
@@ -205,87 +202,40 @@ async fn make(context: &Arc<Context>, order: &Order) -> Result<(), MakeError> {
     .await
 }
 
-/// A machine that is nobody's.
-struct Nobody {
-    machine: Machine,
-    network: Option<Attachment>,
-}
-
-/// Starts a machine that is nobody's, with a network in which it reaches nothing.
+/// Starts a machine that is no sandbox's, with a network in which it reaches nothing.
 async fn launch(
-    context: &Arc<Context>,
+    context: &Context,
     paths: &MachinePaths,
     source: Source,
     recipe: &Recipe,
-) -> Result<(Files, Nobody), MakeError> {
-    let (attachment, tap) = network::attach_nowhere(context, NOBODY).await?;
-    let guest = Guest {
-        id: NOBODY.to_owned(),
+) -> Result<(Files, Running), MakeError> {
+    let launcher = &context.launcher;
+    let policy = NetworkPolicy { allow_internet_access: false, ..NetworkPolicy::default() };
+    let gathered = launcher.gather(launch::Order {
+        source,
+        paths: paths.clone(),
+        shape: snapshots::shape(recipe.cpu, recipe.memory_mb),
+        disk_gib: recipe.disk_gib,
+        name: NAME.to_owned(),
         envs: Envs::new(),
         generation: 0,
-        network: network::guest_network(attachment.as_ref()),
-    };
-    match launch_guest(context, paths, source, recipe, guest, tap).await {
-        Ok((files, machine)) => Ok((files, Nobody { machine, network: attachment })),
-        Err((error, machine)) => {
-            if let Some(machine) = machine {
-                end(context, Nobody { machine, network: attachment }).await?;
-            } else {
-                network::detach(attachment).await;
-            }
+        network: Network { version: 0, policy },
+        net_limits: launcher.net_limits(),
+        disk_limits: launcher.disk_limits(),
+    });
+    let gathered = gathered.await?;
+    let files = gathered.files().clone();
+    let settled = gathered.settle(launcher, || Ok(())).await;
+    let (mut running, kit, ()) =
+        settled.map_err(|source| MakeError::Host { what: "move a monitor's files", source })?;
+    let start = async { Ok(kit.start(&mut running.machine, &context.config).await?) };
+    match unless_ending(context, start).await {
+        Ok(_) => Ok((files, running)),
+        Err(error) => {
+            end(context, running).await?;
             Err(error)
         }
     }
-}
-
-/// The rest of a launch; on failure the machine comes back, if there is one.
-async fn launch_guest(
-    context: &Arc<Context>,
-    paths: &MachinePaths,
-    source: Source,
-    recipe: &Recipe,
-    guest: Guest,
-    tap: Option<Tap>,
-) -> Result<(Files, Machine), (MakeError, Option<Machine>)> {
-    let shape = snapshots::shape(recipe.cpu, recipe.memory_mb);
-    let shell = context.shells.take(shape).await.map_err(nothing)?;
-    let prepared = tokio::task::spawn_blocking({
-        let (context, paths, disk_gib) = (Arc::clone(context), paths.clone(), recipe.disk_gib);
-        move || {
-            let prepared = start::prepare(&context.config, &paths, &source, disk_gib).and_then(|prepared| {
-                let moved = shell.move_into(&paths);
-                moved.map_err(|source| StartError::Host { what: "move a monitor's files", source })?;
-                Ok(prepared)
-            });
-            (shell, prepared)
-        }
-    });
-    let (shell, prepared) = prepared
-        .await
-        .map_err(|error| nothing(MakeError::Host { what: "prepare a machine", source: io::Error::other(error) }))?;
-    let (files, mut parts) = match prepared {
-        Ok(prepared) => prepared,
-        Err(error) => {
-            context.shells.end(shell).await;
-            return Err(nothing(error));
-        }
-    };
-    parts.connect(tap);
-    let (known, process, monitor) = shell.into_parts();
-    let mut machine =
-        Machine::new(guest, known, process, monitor, paths.control_socket(), context.metrics.disk().clone());
-    let (request, fds) = parts.request(shape, &context.config, context.config.disk.limits());
-    let patience = context.config.boot_timeout();
-    let started = unless_ending(context, async { Ok(machine.request(request, &fds, patience).await.map(drop)?) }).await;
-    match started {
-        Ok(()) => Ok((files, machine)),
-        Err(error) => Err((error, Some(machine))),
-    }
-}
-
-/// A failure that leaves no machine.
-fn nothing(error: impl Into<MakeError>) -> (MakeError, Option<Machine>) {
-    (error.into(), None)
 }
 
 /// Waits for a booted guest, brings it to rest, and writes it down.
@@ -388,13 +338,8 @@ async fn run_shell(vsock: &Path) -> io::Result<Vec<u8>> {
     Ok(answer)
 }
 
-/// Ends a machine and frees what its monitor held.
-async fn end(context: &Context, nobody: Nobody) -> Result<(), MakeError> {
-    let ended = nobody.machine.end(context.config.stop_timeout()).await;
-    network::detach(nobody.network).await;
-    let known = ended.map_err(|source| MakeError::Host { what: "end a machine", source })?;
-    context.shells.release(&known).await;
-    Ok(())
+async fn end(context: &Context, running: Running) -> Result<(), MakeError> {
+    running.end(&context.launcher).await.map_err(|source| MakeError::Host { what: "end a machine", source })
 }
 
 /// Gives up when the agent ends.

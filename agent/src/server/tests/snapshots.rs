@@ -498,7 +498,7 @@ async fn a_monitor_waits_for_the_next_start_and_is_replaced_when_it_dies() {
         entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect::<Vec<_>>()
     };
     let waiting = || {
-        let prepared = agent.sandboxes.context().shells.waiting();
+        let prepared = agent.sandboxes.context().launcher.pool.waiting();
         (prepared == 1).then(|| shells()[0].clone())
     };
     let shell_of = |sandbox: &Sandbox| sandbox.record()["process"]["shell"].as_str().unwrap().to_owned();

@@ -16,65 +16,17 @@ use sandpiper_durable as durable;
 use sandpiper_images::layers::{self, Files, Layer, LayerError, Role};
 use sandpiper_images::snapshots::Pin;
 use sandpiper_images::templates::Template;
-use sandpiper_machine::{MachineError, MachinePaths};
-use sandpiper_protocol::agent::SandboxError;
+use sandpiper_machine::MachinePaths;
 use sandpiper_protocol::vmm::{DiskConfig, DiskLimits, MachineConfig, Request, RestoreConfig, Shape};
 
-use super::DeleteCause;
+use super::LaunchError;
 use super::network::Tap;
 use crate::config::Config;
 use crate::paths;
 
-/// Why a machine did not start.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum StartError {
-    /// The host's fault.
-    #[error("Cannot {what}")]
-    Host { what: &'static str, source: io::Error },
-    #[error(transparent)]
-    Disk(#[from] LayerError),
-    /// The guest did not come up, or the monitor refused it.
-    #[error("{} ({})", .0.message, .0.code)]
-    Guest(SandboxError),
-    /// The snapshot cannot be restored here: it is damaged, or was made by another monitor, processor or kernel.
-    #[error("The snapshot cannot be restored: {0}")]
-    BadSnapshot(String),
-    #[error("The sandbox was deleted while it started")]
-    Deleted(DeleteCause),
-    #[error("The agent is ending; try again")]
-    ShuttingDown,
-}
-
-impl From<MachineError> for StartError {
-    fn from(error: MachineError) -> Self {
-        match error {
-            MachineError::Host { what, source } => Self::Host { what, source },
-            MachineError::Closed => Self::ShuttingDown,
-        }
-    }
-}
-
-impl StartError {
-    /// Whether the start may go well from something else than this snapshot.
-    pub(super) fn is_of_its_source(&self) -> bool {
-        matches!(self, Self::Disk(_) | Self::Guest(_) | Self::BadSnapshot(_))
-    }
-
-    /// Whether a file of the source is bad or missing: anything else may be a host that has too much to do.
-    pub(super) fn is_bad_file(&self) -> bool {
-        match self {
-            Self::BadSnapshot(_) | Self::Disk(LayerError::Length { .. }) => true,
-            Self::Disk(LayerError::Link { source, .. } | LayerError::Open { source, .. }) => {
-                source.kind() == io::ErrorKind::NotFound
-            }
-            _ => false,
-        }
-    }
-}
-
 /// What a machine is made from.
 #[derive(Debug, Clone)]
-pub(super) enum Source {
+pub(crate) enum Source {
     /// A template's image: booted.
     Template(Template),
     /// What is in another folder, linked: restored if there is a state among it, else booted.
@@ -109,8 +61,8 @@ pub(super) fn prepare(
     paths: &MachinePaths,
     source: &Source,
     disk_gib: u32,
-) -> Result<(Files, Parts), StartError> {
-    let failed = |what| move |source| StartError::Host { what, source };
+) -> Result<(Files, Parts), LaunchError> {
+    let failed = |what| move |source| LaunchError::Host { what, source };
     paths::create_dir(&paths.state, 0o700).map_err(failed("create the sandbox's folder"))?;
     paths::create_dir(&paths.runtime, 0o700).map_err(failed("create the sandbox's runtime folder"))?;
     let (mut files, from, cold) = match source {
@@ -359,11 +311,11 @@ mod tests {
     }
 
     #[test]
-    fn a_snapshot_that_went_away_is_an_error_that_something_else_may_mend() {
+    fn a_snapshot_that_went_away_is_an_error_of_its_files() {
         let host = Host::new();
         let files = host.paused("one");
         let source = Source::Snapshot { folder: host.folder.path().join("gone"), files, _pin: None };
         let error = prepare(&host.config, &host.paths("two"), &source, 1).unwrap_err();
-        assert!(error.is_of_its_source(), "{error}");
+        assert!(matches!(error, LaunchError::Disk(LayerError::Link { .. })), "{error}");
     }
 }

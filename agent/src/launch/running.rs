@@ -1,0 +1,43 @@
+//! A machine, and what it holds of the host.
+
+use std::io;
+
+use sandpiper_machine::Machine;
+use sandpiper_machine::console::Console;
+use sandpiper_network::Attachment;
+
+use super::{Launcher, network};
+
+/// A machine that runs, or is about to, with all that goes when it does. It is not dropped but [ended](Self::end), unless
+/// the agent leaves it to the next one.
+pub(crate) struct Running {
+    pub(crate) machine: Machine,
+    /// Its network slot; `None` on a host whose sandboxes have no network.
+    pub(crate) network: Option<Attachment>,
+    /// Follows the guest's console, where it has one.
+    pub(crate) console: Option<Console>,
+}
+
+impl Running {
+    /// Ends the monitor and frees what the machine held.
+    ///
+    /// # Errors
+    /// The monitor cannot be ended: it may live, so its user id stays taken. All else is freed.
+    pub(crate) async fn end(self, launcher: &Launcher) -> io::Result<()> {
+        let Self { machine, network, console } = self;
+        let ended = match machine.end(launcher.config.stop_timeout()).await {
+            Ok(known) => {
+                launcher.pool.release(&known).await;
+                Ok(())
+            }
+            Err(error) => Err(error),
+        };
+        // After the monitor, which has the tap.
+        network::detach(network).await;
+        if let Some(console) = console {
+            // So that the last words are in the log before the file goes.
+            console.finish().await;
+        }
+        ended
+    }
+}
