@@ -44,7 +44,7 @@ use sandpiper_images::snapshots::{Checkpoints, Platform, Warm};
 use sandpiper_images::templates::Store;
 use sandpiper_ingress::Ingress;
 use sandpiper_ingress::session::Sessions;
-use sandpiper_machine::pool::{self, Shells};
+use sandpiper_machine::pool::{self, MonitorPool};
 use sandpiper_machine::{Cgroups, process};
 use sha2::{Digest, Sha256};
 use tokio::signal::unix::{SignalKind, signal};
@@ -65,7 +65,7 @@ use crate::server::App;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 /// Time for the rest of the agent to end after the sandboxes were seen to.
-const END_PATIENCE: Duration = Duration::from_secs(15);
+const END_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Runs the sandboxes of this host.
 #[derive(Debug, Parser)]
@@ -169,14 +169,14 @@ async fn serve(config: Config) -> anyhow::Result<()> {
 
     signals.next().await;
     tracing::info!(stop_sandboxes = config.stop_sandboxes_on_exit, "ending");
-    let patience = config.stop_timeout() + END_PATIENCE;
+    let timeout = config.stop_timeout() + END_TIMEOUT;
     let orderly = async {
-        sandboxes.close(config.stop_sandboxes_on_exit, patience).await;
+        sandboxes.close(config.stop_sandboxes_on_exit, timeout).await;
         if let Some(network) = sandboxes.context().network() {
             network.close().await;
         }
         shutdown.cancel();
-        let _ = tokio::time::timeout(END_PATIENCE, async { tokio::join!(ingress, api) }).await;
+        let _ = tokio::time::timeout(END_TIMEOUT, async { tokio::join!(ingress, api) }).await;
     };
     tokio::select! {
         () = orderly => {}
@@ -202,14 +202,14 @@ fn open_context(config: Arc<Config>, paths: Paths, metrics: Metrics) -> anyhow::
         per_shape: config.shells.per_shape as usize,
         is_jailed: config.jail.enabled,
         uid_base: config.jail.uid_base,
-        state: paths.shells(),
-        runtime: paths.runtime_shells(),
+        state: paths.monitors(),
+        runtime: paths.runtime_monitors(),
     };
-    let shells = Shells::new(pool, boot_id.clone(), cgroups);
+    let monitors = MonitorPool::new(pool, boot_id.clone(), cgroups);
     Ok(Context {
         templates,
         warm,
-        launcher: Launcher::new(Arc::clone(&config), shells, metrics.disk().clone()),
+        launcher: Launcher::new(Arc::clone(&config), monitors, metrics.disk().clone()),
         checkpoints: Checkpoints::open(&paths.checkpoints())?,
         capacity: Capacity::new(config.limits, memory.total_mb, allowances.clone()),
         allowances,

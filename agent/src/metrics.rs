@@ -83,7 +83,7 @@ enum OperationOutcome {
 /// How much there is of what is no sandbox.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Holdings {
-    pub(crate) shells: usize,
+    pub(crate) idle_monitors: usize,
     pub(crate) checkpoints: usize,
     pub(crate) warm_snapshots: usize,
     pub(crate) retained_bytes: u64,
@@ -99,7 +99,7 @@ pub(crate) struct Metrics {
     create_seconds: Histogram,
     start_seconds: Family<StartLabels, Histogram>,
     operation_seconds: Family<OperationLabels, Histogram>,
-    shells: Gauge,
+    idle_monitors: Gauge,
     checkpoints: Gauge,
     warm_snapshots: Gauge,
     retained_bytes: Gauge,
@@ -117,7 +117,7 @@ impl Metrics {
             create_seconds: histogram(),
             start_seconds: Family::new_with_constructor(histogram),
             operation_seconds: Family::new_with_constructor(histogram),
-            shells: Gauge::default(),
+            idle_monitors: Gauge::default(),
             checkpoints: Gauge::default(),
             warm_snapshots: Gauge::default(),
             retained_bytes: Gauge::default(),
@@ -154,7 +154,7 @@ impl Metrics {
             Unit::Seconds,
             self.operation_seconds.clone(),
         );
-        registry.register("shells_waiting", "Monitors that wait for a sandbox", self.shells.clone());
+        registry.register("shells_waiting", "Monitors that wait for a sandbox", self.idle_monitors.clone());
         registry.register("checkpoints", "Checkpoints", self.checkpoints.clone());
         registry.register("warm_snapshots", "Warm snapshots of templates", self.warm_snapshots.clone());
         registry.register_with_unit(
@@ -238,7 +238,7 @@ impl Metrics {
 
     /// Counts what is here.
     pub(crate) fn count<'a>(&self, records: impl Iterator<Item = &'a Record>, holdings: Holdings) {
-        self.shells.set(gauge(holdings.shells));
+        self.idle_monitors.set(gauge(holdings.idle_monitors));
         self.checkpoints.set(gauge(holdings.checkpoints));
         self.warm_snapshots.set(gauge(holdings.warm_snapshots));
         self.retained_bytes.set(i64::try_from(holdings.retained_bytes).unwrap_or(i64::MAX));

@@ -12,7 +12,7 @@
 //!                                    monitor.log, console.log
 //!   checkpoints/<ckp…>/              manifest.json, and the files that it names
 //!   warm/<key>/                      the same of a template's warm snapshot
-//!   shells/<shl…>/                   exit.json, monitor.log
+//!   shells/<shl…>/                   of a monitor that waits for a machine: exit.json, monitor.log
 //! <runtime_dir>/                     0755, may be a tmpfs
 //!   agent.sock                       the agent API
 //!   sandboxes/<sbx…>/                0700: control.sock, vsock.sock
@@ -47,10 +47,10 @@ impl Paths {
         create_dir(&self.templates(), 0o700)?;
         create_dir(&self.checkpoints(), 0o700)?;
         create_dir(&self.warm(), 0o700)?;
-        create_dir(&self.shells(), 0o700)?;
+        create_dir(&self.monitors(), 0o700)?;
         create_dir(&self.runtime, 0o755)?;
         create_dir(&self.runtime_sandboxes(), 0o700)?;
-        create_dir(&self.runtime_shells(), 0o700)?;
+        create_dir(&self.runtime_monitors(), 0o700)?;
         create_dir(&self.runtime_warm(), 0o700)
     }
 
@@ -98,11 +98,11 @@ impl Paths {
         self.runtime.join("warm")
     }
 
-    pub(crate) fn shells(&self) -> PathBuf {
+    pub(crate) fn monitors(&self) -> PathBuf {
         self.state.join("shells")
     }
 
-    pub(crate) fn runtime_shells(&self) -> PathBuf {
+    pub(crate) fn runtime_monitors(&self) -> PathBuf {
         self.runtime.join("shells")
     }
 
@@ -115,9 +115,9 @@ impl Paths {
         MachinePaths { state: self.sandboxes().join(id), runtime: self.runtime_sandboxes().join(id) }
     }
 
-    /// The folders of one shell.
-    pub(crate) fn shell(&self, id: &str) -> MachinePaths {
-        MachinePaths { state: self.shells().join(id), runtime: self.runtime_shells().join(id) }
+    /// The folders of one monitor while it is idle.
+    pub(crate) fn monitor(&self, id: &str) -> MachinePaths {
+        MachinePaths { state: self.monitors().join(id), runtime: self.runtime_monitors().join(id) }
     }
 }
 

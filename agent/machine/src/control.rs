@@ -21,7 +21,7 @@ const QUEUE: usize = 8;
 
 /// A connection to a monitor.
 #[derive(Debug)]
-pub struct Monitor {
+pub struct Control {
     socket: Arc<AsyncFd<OwnedFd>>,
     replies: mpsc::Receiver<(u64, Result<Reply, Fault>)>,
     events: mpsc::Receiver<MonitorEvent>,
@@ -70,7 +70,7 @@ fn seqpacket(flags: SockFlag) -> nix::Result<OwnedFd> {
     socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)
 }
 
-impl Monitor {
+impl Control {
     /// Connects to the control socket at `path`. Does not wait: a Unix socket's backlog takes the connection or refuses it.
     pub fn connect(path: &Path) -> io::Result<Self> {
         let fd = seqpacket(SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK)?;
@@ -83,12 +83,12 @@ impl Monitor {
         Ok(Self { socket, replies, events, next_id: 1, _reader: AbortOnDropHandle::new(reader) })
     }
 
-    /// Asks, and waits for the reply at most `patience`.
+    /// Asks, and waits for the reply at most `timeout`.
     pub async fn request(
         &mut self,
         request: Request,
         fds: &[BorrowedFd<'_>],
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<Reply, RequestError> {
         let ask = async {
             let id = self.next_id;
@@ -105,7 +105,7 @@ impl Monitor {
                 }
             }
         };
-        tokio::time::timeout(patience, ask).await.unwrap_or(Err(RequestError::TimedOut(patience)))
+        tokio::time::timeout(timeout, ask).await.unwrap_or(Err(RequestError::TimedOut(timeout)))
     }
 
     /// The next event; `None` once the monitor closed. May be dropped and called again.
@@ -168,7 +168,7 @@ mod tests {
     use sandpiper_protocol::vmm::{FaultCode, MachineState, Timings};
     use std::os::fd::FromRawFd;
 
-    const PATIENCE: Duration = Duration::from_secs(10);
+    const TIMEOUT: Duration = Duration::from_secs(10);
 
     /// The monitor's end, driven by hand.
     fn accept_one(listener: &OwnedFd) -> OwnedFd {
@@ -182,7 +182,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("control.sock");
         let listener = listen_at(&path).unwrap();
-        let mut monitor = Monitor::connect(&path).unwrap();
+        let mut monitor = Control::connect(&path).unwrap();
         let peer = accept_one(&listener);
         let answers = tokio::task::spawn_blocking(move || {
             let packet = vmm::receive(peer.as_fd()).unwrap().unwrap();
@@ -196,7 +196,7 @@ mod tests {
             vmm::send(peer.as_fd(), &MonitorMessage::Reply { id: request.id, result: Ok(status) }, &[]).unwrap();
         });
 
-        let reply = monitor.request(Request::Status, &[], PATIENCE).await.unwrap();
+        let reply = monitor.request(Request::Status, &[], TIMEOUT).await.unwrap();
         answers.await.unwrap();
 
         assert!(matches!(reply, Reply::Status { state: MachineState::Running, .. }));
@@ -213,13 +213,13 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("control.sock");
         let listener = listen_at(&path).unwrap();
-        let mut monitor = Monitor::connect(&path).unwrap();
+        let mut monitor = Control::connect(&path).unwrap();
         let peer = accept_one(&listener);
 
         vmm::send(peer.as_fd(), &"nonsense", &[]).unwrap();
 
         assert!(monitor.event().await.is_none());
-        assert!(matches!(monitor.request(Request::Status, &[], PATIENCE).await, Err(RequestError::Closed)));
+        assert!(matches!(monitor.request(Request::Status, &[], TIMEOUT).await, Err(RequestError::Closed)));
     }
 
     #[tokio::test]
@@ -227,7 +227,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("control.sock");
         let _listener = listen_at(&path).unwrap();
-        let mut monitor = Monitor::connect(&path).unwrap();
+        let mut monitor = Control::connect(&path).unwrap();
         let result = monitor.request(Request::Status, &[], Duration::from_millis(1)).await;
         assert!(matches!(result, Err(RequestError::TimedOut(_))));
     }

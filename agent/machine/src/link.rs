@@ -18,7 +18,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::task::AbortOnDropHandle;
 
 /// How long a guest may take to accept a message.
-const WRITE_PATIENCE: Duration = Duration::from_secs(30);
+const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Lines and bytes read in [`RATE_WINDOW`]; then the guest has to wait. A monitor opens no more than a few links in it.
 const RATE_LINES: u32 = 200;
 const RATE_BYTES: usize = 256 * 1024;
@@ -172,7 +172,7 @@ impl Conversation {
     async fn write(&mut self, message: &HostMessage) -> io::Result<()> {
         let mut line = serde_json::to_vec(message)?;
         line.push(b'\n');
-        timeout(WRITE_PATIENCE, self.writer.write_all(&line)).await.map_err(|_| io::ErrorKind::TimedOut)?
+        timeout(WRITE_TIMEOUT, self.writer.write_all(&line)).await.map_err(|_| io::ErrorKind::TimedOut)?
     }
 }
 

@@ -10,7 +10,7 @@ use sandpiper_protocol::guest::{GuestMessage, HostMessage, LINK_PORT};
 use sandpiper_protocol::vmm::{DiskEvent, MachineState, Reply, Request, Timings};
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 
-use super::control::{Monitor, MonitorEvent, RequestError};
+use super::control::{Control, MonitorEvent, RequestError};
 use super::link::{Guest, Link};
 use super::process::{Ended, KnownMonitor, MonitorProcess};
 use crate::metrics::{DiskMetrics, Held};
@@ -23,7 +23,7 @@ const RECONNECT_ATTEMPTS: u32 = 5;
 /// Links opened within a second; more are closed at once. A monitor lets its guest open no more, unless it is the guest's.
 const LINKS_PER_SECOND: u32 = 16;
 /// How long a monitor may take for a small request of whose answer nothing depends.
-const REQUEST_PATIENCE: Duration = Duration::from_secs(5);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// Events of disks that came while the guest was asked something; more are dropped.
 const UNHEARD: usize = 8;
 /// How long a monitor may be silent before that is noted.
@@ -35,7 +35,7 @@ pub struct Machine {
     known: KnownMonitor,
     process: MonitorProcess,
     control_path: PathBuf,
-    monitor: Option<Monitor>,
+    monitor: Option<Control>,
     link: Option<Link>,
     reconnect_at: Instant,
     attempts: u32,
@@ -90,7 +90,7 @@ impl Machine {
         guest: Guest,
         known: KnownMonitor,
         process: MonitorProcess,
-        monitor: Option<Monitor>,
+        monitor: Option<Control>,
         control_path: PathBuf,
         disk: DiskMetrics,
     ) -> Self {
@@ -116,13 +116,13 @@ impl Machine {
         &mut self,
         request: Request,
         fds: &[BorrowedFd<'_>],
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<Reply, RequestError> {
         if self.monitor.is_none() {
-            self.monitor = Some(Monitor::connect(&self.control_path).map_err(RequestError::Send)?);
+            self.monitor = Some(Control::connect(&self.control_path).map_err(RequestError::Send)?);
         }
         match &mut self.monitor {
-            Some(monitor) => monitor.request(request, fds, patience).await,
+            Some(monitor) => monitor.request(request, fds, timeout).await,
             None => Err(RequestError::Closed),
         }
     }
@@ -152,7 +152,7 @@ impl Machine {
     }
 
     async fn status(&mut self) -> Result<(MachineState, Timings), RequestError> {
-        let reply = self.request(Request::Status, &[], REQUEST_PATIENCE).await?;
+        let reply = self.request(Request::Status, &[], REQUEST_TIMEOUT).await?;
         self.read_status(reply)
     }
 
@@ -188,7 +188,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Sends `message` to the guest, as soon as it has a link, and waits at most `patience` for its answer, which
+    /// Sends `message` to the guest, as soon as it has a link, and waits at most `timeout` for its answer, which
     /// `is_answer` knows. What else the guest says meanwhile goes to `hear`.
     ///
     /// Where the link breaks, as it may when the agent has just been restarted, the guest is asked again on the next one.
@@ -199,10 +199,10 @@ impl Machine {
         &mut self,
         message: HostMessage,
         is_answer: impl Fn(&GuestMessage) -> bool,
-        patience: Duration,
+        timeout: Duration,
         mut hear: impl FnMut(GuestMessage),
     ) -> Result<GuestMessage, Unanswered> {
-        let give_up_at = Instant::now() + patience;
+        let give_up_at = Instant::now() + timeout;
         // Where an event may have been missed, the monitor knows.
         if self.held.is_some() && matches!(self.status().await, Ok((MachineState::Held, _))) {
             return Err(Unanswered::NoRoom);
@@ -211,7 +211,7 @@ impl Machine {
         loop {
             let Ok(event) = timeout_at(give_up_at, self.wait()).await else {
                 self.link = None;
-                return Err(Unanswered::TimedOut(patience));
+                return Err(Unanswered::TimedOut(timeout));
             };
             match event {
                 MachineEvent::Guest(GuestMessage::Failed { message }) => {
@@ -287,7 +287,7 @@ impl Machine {
                 },
                 () = sleep_until(self.reconnect_at), if self.monitor.is_none() => {
                     self.attempts += 1;
-                    match Monitor::connect(&self.control_path) {
+                    match Control::connect(&self.control_path) {
                         Ok(monitor) => self.monitor = Some(monitor),
                         Err(error) => {
                             tracing::warn!(sandbox = self.guest.id, %error, "cannot connect to a monitor");
@@ -344,10 +344,10 @@ impl Machine {
         }
     }
 
-    /// Ends the process: asked to at first, killed after `patience`. Returns, with what it was known by, when it is gone.
-    pub async fn end(mut self, patience: Duration) -> std::io::Result<KnownMonitor> {
-        let asked = self.request(Request::Stop, &[], patience.min(REQUEST_PATIENCE)).await;
-        if asked.is_ok() && tokio::time::timeout(patience, self.process.ended()).await.is_ok() {
+    /// Ends the process: asked to at first, killed after `timeout`. Returns, with what it was known by, when it is gone.
+    pub async fn end(mut self, timeout: Duration) -> std::io::Result<KnownMonitor> {
+        let asked = self.request(Request::Stop, &[], timeout.min(REQUEST_TIMEOUT)).await;
+        if asked.is_ok() && tokio::time::timeout(timeout, self.process.ended()).await.is_ok() {
             return Ok(self.known);
         }
         self.process.kill().await?;

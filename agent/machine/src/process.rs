@@ -4,7 +4,7 @@
 //! [`Identity`], pid and start time within one boot, and acted upon only through a pidfd that was opened first and
 //! checked against the identity afterwards: from then on it cannot stand for another process.
 //!
-//! Each monitor carries the folder of the shell that it began as in its environment ([`MARKER`]), so that one whose agent
+//! Each monitor carries the folder that it was idle in, in its environment ([`MARKER`]), so that one whose agent
 //! was killed between starting it and writing that down is found nevertheless.
 
 use std::ffi::CString;
@@ -25,11 +25,11 @@ use tokio::io::unix::AsyncFd;
 use crate::jail::Jail;
 use crate::jail::launch::{Launch, launch};
 
-/// Environment variable of a monitor: the folder of its shell.
+/// Environment variable of a monitor: the folder that it was idle in.
 const MARKER: &str = "SANDPIPER_SANDBOX";
 
 /// How long a killed process may take to disappear before a warning is written. It may be stuck in the kernel.
-const KILL_PATIENCE: Duration = Duration::from_secs(10);
+const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A text that differs after every reboot.
 ///
@@ -76,8 +76,9 @@ impl Identity {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KnownMonitor {
     pub identity: Identity,
-    /// Id of the shell that it was, which is also the name of its cgroup.
-    pub shell: String,
+    /// Its id, which is also the name of its cgroup.
+    #[serde(rename = "shell")]
+    pub id: String,
     /// Its user; `None` without a jail.
     pub uid: Option<u32>,
 }
@@ -116,9 +117,9 @@ fn send_kill(pidfd: BorrowedFd<'_>) -> Result<(), Errno> {
 /// What a new monitor is given.
 pub(crate) struct Spawn<'a> {
     pub(crate) vmm: &'a Path,
-    /// Id of the shell, for people who look at the list of processes.
+    /// Id of the monitor, for people who look at the list of processes.
     pub(crate) name: &'a str,
-    /// Folder of the shell, for [`MARKER`].
+    /// Folder that it is idle in, for [`MARKER`].
     pub(crate) folder: &'a Path,
     /// Listening `SOCK_SEQPACKET` socket.
     pub(crate) control: BorrowedFd<'a>,
@@ -203,7 +204,7 @@ impl MonitorProcess {
     /// Kills the process and waits for its end, however long that takes.
     pub async fn kill(&self) -> io::Result<()> {
         send_kill(self.pidfd.get_ref().as_fd())?;
-        while tokio::time::timeout(KILL_PATIENCE, self.ended()).await.is_err() {
+        while tokio::time::timeout(KILL_TIMEOUT, self.ended()).await.is_err() {
             tracing::error!("a killed monitor has not ended yet; it may be stuck in the kernel");
         }
         Ok(())
@@ -213,15 +214,15 @@ impl MonitorProcess {
 /// Kills the process of `pidfd` and waits for its end, for a while. For clean-up, outside the runtime: blocks.
 pub fn kill_blocking(pidfd: BorrowedFd<'_>) -> io::Result<()> {
     send_kill(pidfd)?;
-    let patience = PollTimeout::try_from(KILL_PATIENCE).unwrap_or(PollTimeout::MAX);
-    let ready = poll(&mut [PollFd::new(pidfd, PollFlags::POLLIN)], patience)?;
+    let timeout = PollTimeout::try_from(KILL_TIMEOUT).unwrap_or(PollTimeout::MAX);
+    let ready = poll(&mut [PollFd::new(pidfd, PollFlags::POLLIN)], timeout)?;
     // Only a child can be waited for; of others init takes care.
     let _ = waitid(Id::PIDFd(pidfd), WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG);
     if ready == 0 { Err(io::Error::new(io::ErrorKind::TimedOut, "A killed monitor does not end")) } else { Ok(()) }
 }
 
-/// All monitors whose shell's folder is in `shells`, as (folder's name, identity). Blocks.
-pub fn find_monitors(shells: &Path) -> io::Result<Vec<(String, Identity)>> {
+/// All monitors that were idle in a folder of `folder`, as (id, identity). Blocks.
+pub fn find_monitors(folder: &Path) -> io::Result<Vec<(String, Identity)>> {
     let boot_id = boot_id()?;
     let mut found = Vec::new();
     for entry in std::fs::read_dir("/proc")? {
@@ -231,19 +232,19 @@ pub fn find_monitors(shells: &Path) -> io::Result<Vec<(String, Identity)>> {
         let Some(identity) = Identity::of(pid, &boot_id) else { continue };
         // Processes come and go, and kernel threads have no environment: whatever cannot be read is not a monitor.
         let Ok(environment) = std::fs::read(format!("/proc/{pid}/environ")) else { continue };
-        if let Some(shell) = marked(&environment, shells) {
-            found.push((shell, identity));
+        if let Some(id) = marked(&environment, folder) {
+            found.push((id, identity));
         }
     }
     Ok(found)
 }
 
-fn marked(environment: &[u8], shells: &Path) -> Option<String> {
+fn marked(environment: &[u8], parent: &Path) -> Option<String> {
     let value = environment
         .split(|byte| *byte == 0)
         .find_map(|variable| variable.strip_prefix(MARKER.as_bytes())?.strip_prefix(b"="))?;
     let folder = Path::new(std::ffi::OsStr::from_bytes(value));
-    (folder.parent() == Some(shells)).then(|| folder.file_name()?.to_str().map(str::to_owned))?
+    (folder.parent() == Some(parent)).then(|| folder.file_name()?.to_str().map(str::to_owned))?
 }
 
 /// Processes that look like monitors, for tests of this crate and others.
@@ -252,7 +253,7 @@ pub mod testing {
     use super::*;
     use std::process::Command;
 
-    /// A process that looks like a monitor that began as the shell in `folder`, ended with the test.
+    /// A process that looks like a monitor that was idle in `folder`, ended with the test.
     pub struct Sleeper(pub std::process::Child);
 
     impl Sleeper {

@@ -22,9 +22,9 @@ use std::io;
 use std::sync::{Arc, OnceLock};
 
 use sandpiper_images::layers::Files;
-use sandpiper_machine::control::{Monitor, RequestError};
+use sandpiper_machine::control::{Control, RequestError};
 use sandpiper_machine::link::{Envs, Guest};
-use sandpiper_machine::pool::{Shell, Shells};
+use sandpiper_machine::pool::{IdleMonitor, MonitorPool};
 use sandpiper_machine::process::{KnownMonitor, MonitorProcess};
 use sandpiper_machine::{DiskMetrics, Machine, MachinePaths};
 use sandpiper_network::{Attachment, Network};
@@ -42,7 +42,7 @@ use crate::config::Config;
 pub(crate) struct Launcher {
     config: Arc<Config>,
     /// Monitors that wait for a machine.
-    pub(crate) pool: Shells,
+    pub(crate) pool: MonitorPool,
     /// Set once it is known which slots are in use; never on a host whose sandboxes have no network.
     network: OnceLock<Network>,
     /// Where machines count how they fare with the host's disk.
@@ -71,7 +71,7 @@ pub(crate) struct Gathered {
     order: Order,
     files: Files,
     parts: Parts,
-    monitor: Shell,
+    monitor: IdleMonitor,
     network: Option<Attachment>,
 }
 
@@ -83,7 +83,7 @@ pub(crate) struct Kit {
 }
 
 impl Launcher {
-    pub(crate) fn new(config: Arc<Config>, pool: Shells, disk: DiskMetrics) -> Self {
+    pub(crate) fn new(config: Arc<Config>, pool: MonitorPool, disk: DiskMetrics) -> Self {
         Self { config, pool, network: OnceLock::new(), disk }
     }
 
@@ -116,7 +116,7 @@ impl Launcher {
         guest: Guest,
         known: KnownMonitor,
         process: MonitorProcess,
-        connection: Option<Monitor>,
+        connection: Option<Control>,
         paths: &MachinePaths,
     ) -> Machine {
         Machine::new(guest, known, process, connection, paths.control_socket(), self.disk.clone())

@@ -1,4 +1,4 @@
-//! How a supervisor brings its sandbox up: from files and a shell to a guest that says that it is ready.
+//! How a supervisor brings its sandbox up: from files and a monitor to a guest that says that it is ready.
 
 use std::io;
 use std::sync::Arc;
@@ -62,10 +62,10 @@ impl Supervisor {
         while let Some(attempt) = attempts.next() {
             let (kind, warm) = (attempt.kind, attempt.warm.clone());
             let is_last = attempts.peek().is_none();
-            let patience = self.context.config.boot_timeout();
+            let timeout = self.context.config.boot_timeout();
             // A snapshot is restored in a moment or not at all.
-            let patience = if is_last { patience } else { patience / 2 };
-            match self.bring_up(attempt, envs, patience, |_| {}).await {
+            let timeout = if is_last { timeout } else { timeout / 2 };
+            match self.bring_up(attempt, envs, timeout, |_| {}).await {
                 Err((error, machine)) if !is_last && error.is_of_its_source() => {
                     let reason = error_chain::chain(&error);
                     let is_bad = error.is_bad_file();
@@ -115,17 +115,17 @@ impl Supervisor {
         cleaned.map_err(|source| (StartError::Host { what: "remove the files of a start that failed", source }, None))
     }
 
-    /// Starts the guest and waits until it is ready, at most for `patience`. `change` is made to the record together with
+    /// Starts the guest and waits until it is ready, at most for `timeout`. `change` is made to the record together with
     /// what the start itself has to write down. On failure the machine comes back, to be taken away.
     pub(super) async fn bring_up(
         &mut self,
         attempt: Attempt,
         envs: &Envs,
-        patience: Duration,
+        timeout: Duration,
         change: impl FnOnce(&mut Record),
     ) -> Result<Running, Failed> {
         let Attempt { source, kind, timeout_seconds, .. } = attempt;
-        let give_up_at = Instant::now() + patience;
+        let give_up_at = Instant::now() + timeout;
         let asked_at_us = host::monotonic_us();
         let (mut running, kit) = self.launch(source, envs, change).await.map_err(|error| (error, None))?;
         running.console = self.follow_console();

@@ -1,7 +1,7 @@
 //! How many machines this host takes, and how much memory they may use together; and how much of that each team.
 //!
 //! Every machine holds a [`Place`] from before its first file exists until its process is gone. A stopped or failed sandbox
-//! holds none. Waiting shells hold none either: nothing has touched their memory. With a sandbox's memory counts what the
+//! holds none. Idle monitors hold none either: nothing has touched their memory. With a sandbox's memory counts what the
 //! agent holds for its connections ([`AGENT_MB`]).
 //!
 //! Whoever has a machine start, the API process or a request that wakes a sandbox, it takes its place here: host and team are

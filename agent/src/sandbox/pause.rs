@@ -35,9 +35,9 @@ use super::registry::ChangeError;
 use super::supervisor::{Supervisor, hear_log, next_command};
 
 /// How long a guest may take to bring its file systems to rest: it may have much to write.
-const FREEZE_PATIENCE: Duration = Duration::from_secs(30);
+const FREEZE_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a guest may take to go on.
-const THAW_PATIENCE: Duration = Duration::from_secs(10);
+const THAW_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Whether the guest must have come to rest before it is written down.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -148,7 +148,7 @@ impl Supervisor {
         let is_answer =
             |message: &GuestMessage| matches!(message, GuestMessage::Frozen | GuestMessage::NotFrozen { .. });
         let question = HostMessage::Freeze { processes };
-        let reason = match self.ask(machine, question, is_answer, FREEZE_PATIENCE).await? {
+        let reason = match self.ask(machine, question, is_answer, FREEZE_TIMEOUT).await? {
             Ok(GuestMessage::NotFrozen { message }) => sanitize(&message),
             Ok(_) => return Ok(()),
             Err(unanswered) => unanswered.to_string(),
@@ -159,7 +159,7 @@ impl Supervisor {
     /// Lets the guest go on. One that does not answer does so by itself, soon.
     pub(super) async fn thaw(&mut self, machine: &mut Machine) -> Result<(), Setback> {
         let is_answer = |message: &GuestMessage| matches!(message, GuestMessage::Thawed);
-        if let Err(error) = self.ask(machine, HostMessage::Thaw, is_answer, THAW_PATIENCE).await? {
+        if let Err(error) = self.ask(machine, HostMessage::Thaw, is_answer, THAW_TIMEOUT).await? {
             tracing::warn!(sandbox = self.record().id, %error, "a guest did not say that it goes on");
         }
         Ok(())
@@ -186,10 +186,10 @@ impl Supervisor {
         machine: &mut Machine,
         question: HostMessage,
         is_answer: impl Fn(&GuestMessage) -> bool,
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<Result<GuestMessage, Unanswered>, Setback> {
         let log = self.log.clone();
-        let ask = machine.ask(question, is_answer, patience, |message| hear_log(&log, message));
+        let ask = machine.ask(question, is_answer, timeout, |message| hear_log(&log, message));
         match self.meanwhile(ask).await? {
             Err(Unanswered::Over(over)) => Err(Setback::Over(self.explain_over(over).await)),
             answer => Ok(answer),

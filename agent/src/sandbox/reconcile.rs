@@ -16,8 +16,8 @@
 //!
 //! The machine of the last two is let go on if it is paused, and its guest is thawed, however long that takes.
 //!
-//! A monitor is found by the shell's folder in its environment, and belongs to the sandbox whose record names its identity.
-//! One that no record names was a shell, or made a warm snapshot, or was just being given to a sandbox: it is killed. What
+//! A monitor is found by the folder that it was idle in, which its environment names, and belongs to the sandbox whose
+//! record names its identity. One that no record names was idle, or made a warm snapshot, or was just being given to a sandbox: it is killed. What
 //! else such a monitor had (folders, cgroup) goes with it, and so do files in a sandbox's folder that its record does not
 //! name: all that is in use is named first.
 //!
@@ -79,11 +79,11 @@ pub(super) fn reconcile(context: &Context) -> Result<Left, ReconcileError> {
 
 /// Kills monitors that appeared while an earlier agent was dying, after [`reconcile`] had looked. Blocks.
 pub(super) fn sweep(context: &Context) -> io::Result<()> {
-    for (shell, identity) in process::find_monitors(&context.paths.shells())? {
-        if !context.launcher.pool.knows(&shell) {
-            tracing::warn!(shell, "killing a monitor that has no record");
+    for (monitor, identity) in process::find_monitors(&context.paths.monitors())? {
+        if !context.launcher.pool.knows(&monitor) {
+            tracing::warn!(monitor, "killing a monitor that has no record");
             kill(&identity, &context.boot_id);
-            remove_shell(&context.paths, &shell);
+            remove_monitor(&context.paths, &monitor);
         }
     }
     context.launcher.pool.sweep_cgroups()
@@ -106,10 +106,10 @@ fn settle_all(paths: &Paths, boot_id: &str) -> Result<(Left, Vec<KnownMonitor>),
         }
     }
     let known = left.sandboxes.iter().filter_map(|sandbox| sandbox.record.process.as_ref()).chain(&spared);
-    let keep: HashSet<&str> = known.map(|monitor| monitor.shell.as_str()).collect();
-    for (shell, identity) in process::find_monitors(&paths.shells()).map_err(read("the list of processes"))? {
-        if !keep.contains(shell.as_str()) {
-            tracing::debug!(shell, "killing a monitor that belongs to no sandbox");
+    let keep: HashSet<&str> = known.map(|monitor| monitor.id.as_str()).collect();
+    for (monitor, identity) in process::find_monitors(&paths.monitors()).map_err(read("the list of processes"))? {
+        if !keep.contains(monitor.as_str()) {
+            tracing::debug!(monitor, "killing a monitor that belongs to no sandbox");
             kill(&identity, boot_id);
         }
     }
@@ -120,9 +120,9 @@ fn settle_all(paths: &Paths, boot_id: &str) -> Result<(Left, Vec<KnownMonitor>),
         }
     }
     // Nothing of a sandbox is in these, and what made use of them is gone now.
-    for folder in [paths.shells(), paths.runtime_shells(), paths.runtime_warm()] {
-        for entry in fs::read_dir(&folder).map_err(read("the shells' folders"))? {
-            let entry = entry.map_err(read("the shells' folders"))?;
+    for folder in [paths.monitors(), paths.runtime_monitors(), paths.runtime_warm()] {
+        for entry in fs::read_dir(&folder).map_err(read("the monitors' folders"))? {
+            let entry = entry.map_err(read("the monitors' folders"))?;
             report(&entry.file_name().to_string_lossy(), durable::remove_tree(&entry.path()));
         }
     }
@@ -207,9 +207,9 @@ fn named_monitor(own: &MachinePaths) -> Option<KnownMonitor> {
     named_in(record_file::record_path(own)).or_else(|| named_in(record_file::copy_path(own)))
 }
 
-fn remove_shell(paths: &Paths, shell: &str) {
-    let own = paths.shell(shell);
-    report(shell, durable::remove_tree(&own.runtime).and_then(|()| durable::remove_tree(&own.state)));
+fn remove_monitor(paths: &Paths, monitor: &str) {
+    let own = paths.monitor(monitor);
+    report(monitor, durable::remove_tree(&own.runtime).and_then(|()| durable::remove_tree(&own.state)));
 }
 
 fn kill(identity: &Identity, boot_id: &str) {
@@ -275,10 +275,10 @@ mod tests {
                 record.files.disk.push(Layer::own(name));
             }
             fs::write(own.vsock_socket(), b"").unwrap();
-            let shell = id::generate("shl");
-            let sleeper = self.shell(&shell);
+            let monitor = id::generate("shl");
+            let sleeper = self.monitor(&monitor);
             record.state = state;
-            record.process = Some(KnownMonitor { identity: sleeper.identity(), shell, uid: Some(1000) });
+            record.process = Some(KnownMonitor { identity: sleeper.identity(), id: monitor, uid: Some(1000) });
             record_file::save(&own, &record).unwrap();
             (record, sleeper)
         }
@@ -288,11 +288,11 @@ mod tests {
         }
 
         /// A process that is a monitor, whose environment is there to be seen.
-        fn shell(&self, id: &str) -> Sleeper {
-            let sleeper = Sleeper::start(&self.paths.shell(id).state);
+        fn monitor(&self, id: &str) -> Sleeper {
+            let sleeper = Sleeper::start(&self.paths.monitor(id).state);
             let identity = sleeper.identity();
             let is_there =
-                || process::find_monitors(&self.paths.shells()).unwrap().iter().any(|(_, it)| *it == identity);
+                || process::find_monitors(&self.paths.monitors()).unwrap().iter().any(|(_, it)| *it == identity);
             while !is_there() {
                 std::thread::yield_now();
             }
@@ -308,7 +308,7 @@ mod tests {
         }
 
         fn is_clean(&self) -> bool {
-            let folders = [self.paths.sandboxes(), self.paths.runtime_sandboxes(), self.paths.shells()];
+            let folders = [self.paths.sandboxes(), self.paths.runtime_sandboxes(), self.paths.monitors()];
             folders.iter().all(|folder| fs::read_dir(folder).unwrap().count() == 0)
         }
 
@@ -413,11 +413,11 @@ mod tests {
         let (mut record, sleeper) = host.leave(SandboxState::Ready);
         record.process = None;
         host.save(&record);
-        let shell = id::generate("shl");
-        let own = host.paths.shell(&shell);
+        let monitor = id::generate("shl");
+        let own = host.paths.monitor(&monitor);
         fs::create_dir(&own.state).unwrap();
         fs::create_dir(&own.runtime).unwrap();
-        let other = host.shell(&shell);
+        let other = host.monitor(&monitor);
 
         host.reconcile();
 

@@ -190,7 +190,7 @@ mod tests {
         let paths = MachinePaths { state: folder.path().to_owned(), runtime: folder.path().join("run") };
         let mut record = example(&id::generate("sbx"));
         let identity = Identity { pid: 7, start_time: 99, boot_id: "b".into() };
-        record.process = Some(KnownMonitor { identity, shell: "shl1".into(), uid: Some(1000) });
+        record.process = Some(KnownMonitor { identity, id: "shl1".into(), uid: Some(1000) });
         (folder, paths, record)
     }
 

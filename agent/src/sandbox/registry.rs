@@ -346,28 +346,28 @@ impl Sandboxes {
         done.await.map_err(|_| self.unheard())
     }
 
-    /// Takes nothing new, deletes all sandboxes if `delete_all`, and ends all supervisors, within `patience` each.
-    pub(crate) async fn close(&self, delete_all: bool, patience: Duration) {
+    /// Takes nothing new, deletes all sandboxes if `delete_all`, and ends all supervisors, within `timeout` each.
+    pub(crate) async fn close(&self, delete_all: bool, timeout: Duration) {
         self.lock().closed = true;
         if delete_all {
             let records = self.list();
             let deletes = records.iter().map(|record| self.delete(&record.id, DeleteCause::AgentEnds));
-            if tokio::time::timeout(patience, join_all(deletes)).await.is_err() {
+            if tokio::time::timeout(timeout, join_all(deletes)).await.is_err() {
                 tracing::error!("not every sandbox is gone; the next agent removes the rest");
             }
         }
         self.context.leave.cancel();
         self.tasks.close();
-        if tokio::time::timeout(patience, self.tasks.wait()).await.is_err() {
+        if tokio::time::timeout(timeout, self.tasks.wait()).await.is_err() {
             tracing::error!("not every sandbox could be put in order; the next agent does it");
         }
     }
 
     /// Has a sandbox go on because it is asked for something.
     async fn resume_for_requests(&self, id: &str) -> Result<(), WakeError> {
-        let patience = self.context.config.boot_timeout() + WAKE_SLACK;
+        let timeout = self.context.config.boot_timeout() + WAKE_SLACK;
         let resume = self.change(id, |answer| Command::Resume(ResumeSandbox::default(), answer));
-        match tokio::time::timeout(patience, resume).await {
+        match tokio::time::timeout(timeout, resume).await {
             Ok(Ok(_)) => Ok(()),
             Ok(Err(ChangeError::Full(Full::Host(_)))) => Err(WakeError::NoRoom),
             Ok(Err(ChangeError::Full(Full::Team(_)))) => Err(WakeError::QuotaExceeded),

@@ -51,18 +51,18 @@ const ORDERS: usize = 16;
 /// What a guest is called before it is anybody's.
 const NAME: &str = "sandpiper";
 /// How long a guest that has just booted may take to come to rest.
-const FREEZE_PATIENCE: Duration = Duration::from_secs(30);
+const FREEZE_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a monitor may take to write it down: this, and a second for so many MiB of memory. Another can be made.
-const SNAPSHOT_PATIENCE: Duration = Duration::from_secs(30);
+const SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(30);
 const MIB_PER_SECOND: u32 = 16;
 /// How long the data plane of the trial may take to answer.
-const HEALTH_PATIENCE: Duration = Duration::from_secs(10);
+const HEALTH_TIMEOUT: Duration = Duration::from_secs(10);
 /// Most that a rehearsal listens to.
 const MAX_ANSWER: u64 = 64 * 1024;
 /// How long a rehearsal may take; what it has not touched by then is not missed.
-const REHEARSAL_PATIENCE: Duration = Duration::from_secs(20);
+const REHEARSAL_TIMEOUT: Duration = Duration::from_secs(20);
 /// How long the monitor may take to say what was touched.
-const WORKING_SET_PATIENCE: Duration = Duration::from_secs(30);
+const WORKING_SET_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Where orders for warm snapshots go. Cheap to clone.
 #[derive(Clone)]
@@ -250,12 +250,12 @@ async fn write_down(
     rehearse(&paths.vsock_socket()).await;
     let is_answer = |message: &GuestMessage| matches!(message, GuestMessage::Frozen | GuestMessage::NotFrozen { .. });
     let question = HostMessage::Freeze { processes: true };
-    if let GuestMessage::NotFrozen { message } = machine.ask(question, is_answer, FREEZE_PATIENCE, drop).await? {
+    if let GuestMessage::NotFrozen { message } = machine.ask(question, is_answer, FREEZE_TIMEOUT, drop).await? {
         return Err(Unanswered::Over(Over::Failed(message)).into());
     }
-    let patience = SNAPSHOT_PATIENCE + Duration::from_secs(u64::from(memory_mb / MIB_PER_SECOND));
-    let written = timeout(patience, pause::snapshot(machine, &paths.state, &mut files)).await;
-    let silent = |_| Err(Setback::Refused(ChangeError::Monitor(RequestError::TimedOut(patience))));
+    let limit = SNAPSHOT_TIMEOUT + Duration::from_secs(u64::from(memory_mb / MIB_PER_SECOND));
+    let written = timeout(limit, pause::snapshot(machine, &paths.state, &mut files)).await;
+    let silent = |_| Err(Setback::Refused(ChangeError::Monitor(RequestError::TimedOut(limit))));
     match written.unwrap_or_else(silent) {
         Ok(_) => Ok(files),
         Err(Setback::Refused(error)) => Err(MakeError::Snapshot(error)),
@@ -272,7 +272,7 @@ async fn try_out(
     mut files: Files,
 ) -> Result<Files, MakeError> {
     await_ready(machine, context.config.boot_timeout()).await?;
-    let health = timeout(HEALTH_PATIENCE, is_healthy(&paths.vsock_socket())).await;
+    let health = timeout(HEALTH_TIMEOUT, is_healthy(&paths.vsock_socket())).await;
     if !health.is_ok_and(|healthy| healthy.unwrap_or(false)) {
         return Err(MakeError::Unhealthy);
     }
@@ -280,15 +280,15 @@ async fn try_out(
     let name = files.new_name(Role::WorkingSet);
     let path = folder.join(&name);
     let file: File = blocking("create a file", move || layers::create(&path, 0).map_err(io::Error::other)).await?;
-    machine.request(Request::SaveWorkingSet, &[file.as_fd()], WORKING_SET_PATIENCE).await?;
+    machine.request(Request::SaveWorkingSet, &[file.as_fd()], WORKING_SET_TIMEOUT).await?;
     files.working_set = Some(name);
     Ok(files)
 }
 
-async fn await_ready(machine: &mut Machine, patience: Duration) -> Result<(), MakeError> {
-    let give_up_at = Instant::now() + patience;
+async fn await_ready(machine: &mut Machine, timeout: Duration) -> Result<(), MakeError> {
+    let give_up_at = Instant::now() + timeout;
     loop {
-        let over = match timeout_at(give_up_at, machine.next()).await.map_err(|_| MakeError::NotReady(patience))? {
+        let over = match timeout_at(give_up_at, machine.next()).await.map_err(|_| MakeError::NotReady(timeout))? {
             MachineEvent::Guest(GuestMessage::Ready { .. }) => return Ok(()),
             MachineEvent::Guest(GuestMessage::Failed { message }) => Over::Failed(message),
             MachineEvent::Ended(ended) => Over::Ended(ended),
@@ -301,7 +301,7 @@ async fn await_ready(machine: &mut Machine, patience: Duration) -> Result<(), Ma
 
 /// Whether the data plane behind this socket says that it is well.
 async fn is_healthy(vsock: &Path) -> io::Result<bool> {
-    let mut stream = vsock::connect(vsock, DATA_PLANE_PORT, HEALTH_PATIENCE).await.map_err(io::Error::other)?;
+    let mut stream = vsock::connect(vsock, DATA_PLANE_PORT, HEALTH_TIMEOUT).await.map_err(io::Error::other)?;
     stream.write_all(b"GET /health HTTP/1.1\r\nHost: sandbox\r\nConnection: close\r\n\r\n").await?;
     let mut status = [0; b"HTTP/1.1 2".len()];
     stream.read_exact(&mut status).await?;
@@ -310,7 +310,7 @@ async fn is_healthy(vsock: &Path) -> io::Result<bool> {
 
 /// Runs a first command, as far as that goes.
 async fn rehearse(vsock: &Path) {
-    match timeout(REHEARSAL_PATIENCE, run_shell(vsock)).await {
+    match timeout(REHEARSAL_TIMEOUT, run_shell(vsock)).await {
         Ok(Ok(_)) => {}
         Ok(Err(error)) => tracing::debug!(%error, "no rehearsal"),
         Err(_) => tracing::debug!("a rehearsal took too long"),
@@ -331,7 +331,7 @@ async fn run_shell(vsock: &Path) -> io::Result<Vec<u8>> {
          Content-Type: {STREAM_CONTENT_TYPE}\r\nContent-Length: {}\r\n\r\n",
         body.len()
     );
-    let mut stream = vsock::connect(vsock, DATA_PLANE_PORT, HEALTH_PATIENCE).await.map_err(io::Error::other)?;
+    let mut stream = vsock::connect(vsock, DATA_PLANE_PORT, HEALTH_TIMEOUT).await.map_err(io::Error::other)?;
     stream.write_all(&[head.as_bytes(), &body].concat()).await?;
     let mut answer = Vec::new();
     stream.take(MAX_ANSWER).read_to_end(&mut answer).await?;

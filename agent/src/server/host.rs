@@ -37,7 +37,7 @@ pub(super) async fn metrics(
     let records = app.sandboxes.list();
     let context = app.sandboxes.context();
     let holdings = Holdings {
-        shells: context.launcher.pool.waiting(),
+        idle_monitors: context.launcher.pool.waiting(),
         checkpoints: context.checkpoints.list().len(),
         warm_snapshots: context.warm.count(),
         retained_bytes: context.usage.total(),

@@ -1,4 +1,4 @@
-//! One shell: a monitor that belongs to no sandbox yet.
+//! One idle monitor: it belongs to no sandbox yet.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -11,18 +11,18 @@ use sandpiper_durable as durable;
 use sandpiper_protocol::vmm::{Request, Shape};
 
 use super::Config;
-use crate::control::{self, Monitor, RequestError};
+use crate::control::{self, Control, RequestError};
 use crate::error::MachineError;
 use crate::jail::Jail;
 use crate::jail::cgroup::{Cgroups, Limits};
 use crate::paths::MachinePaths;
 use crate::process::{self, Identity, KnownMonitor, MonitorProcess, Spawn};
 
-/// Prefix of a shell's id.
+/// Prefix of a monitor's id; from when one that waits was called a shell.
 pub(crate) const ID_PREFIX: &str = "shl";
 
-/// How long a shell may take to prepare itself: less than a second on a busy machine.
-const PREPARE_PATIENCE: Duration = Duration::from_secs(20);
+/// How long a monitor may take to prepare itself: less than a second on a busy machine.
+const PREPARE_TIMEOUT: Duration = Duration::from_secs(20);
 /// Memory that a monitor needs besides its guest's: this much and an eighth of the guest's (page tables, buffers, maps).
 const OVERHEAD_BYTES: u64 = 64 << 20;
 /// Threads of a monitor besides one for each vCPU.
@@ -30,12 +30,12 @@ const TASKS: u32 = 64;
 
 /// A monitor that waits for its first request.
 #[derive(Debug)]
-pub struct Shell {
+pub struct IdleMonitor {
     known: KnownMonitor,
     shape: Shape,
     process: MonitorProcess,
     /// `None` when it did not take the connection; it has ended, most likely, and whoever asks it finds out.
-    monitor: Option<Monitor>,
+    monitor: Option<Control>,
     paths: MachinePaths,
 }
 
@@ -61,11 +61,11 @@ pub(super) fn spawn(
     if result.is_err() {
         remove(&own);
         if let Err(error) = cgroups.remove(id) {
-            tracing::warn!(shell = id, %error, "cannot remove the cgroup of a monitor that was not started");
+            tracing::warn!(monitor = id, %error, "cannot remove the cgroup of a monitor that was not started");
         }
     }
     let (identity, pidfd) = result?;
-    Ok(Spawned { known: KnownMonitor { identity, shell: id.to_owned(), uid }, shape, pidfd, paths: own })
+    Ok(Spawned { known: KnownMonitor { identity, id: id.to_owned(), uid }, shape, pidfd, paths: own })
 }
 
 fn spawn_in(
@@ -117,23 +117,23 @@ fn create(path: &Path) -> io::Result<File> {
 fn remove(paths: &MachinePaths) {
     for folder in [&paths.runtime, &paths.state] {
         if let Err(error) = durable::remove_tree(folder) {
-            tracing::warn!(path = %folder.display(), %error, "cannot remove a shell's folder; the next start will");
+            tracing::warn!(path = %folder.display(), %error, "cannot remove an idle monitor's folder; the next start will");
         }
     }
 }
 
-impl Shell {
+impl IdleMonitor {
     /// Watches a new monitor and connects to it; it is killed if it cannot be watched.
     pub(super) fn watch(spawned: Spawned) -> io::Result<Self> {
         let Spawned { known, shape, pidfd, paths } = spawned;
         match pidfd.try_clone().and_then(MonitorProcess::watch) {
             Ok(process) => {
-                let monitor = Monitor::connect(&paths.control_socket()).ok();
+                let monitor = Control::connect(&paths.control_socket()).ok();
                 Ok(Self { known, shape, process, monitor, paths })
             }
             Err(error) => {
                 let killed = process::kill_blocking(pidfd.as_fd());
-                tracing::error!(shell = known.shell, ?killed, %error, "a new monitor cannot be watched");
+                tracing::error!(monitor = known.id, ?killed, %error, "a new monitor cannot be watched");
                 remove(&paths);
                 Err(error)
             }
@@ -141,7 +141,7 @@ impl Shell {
     }
 
     pub(super) fn id(&self) -> &str {
-        &self.known.shell
+        &self.known.id
     }
 
     pub(super) fn shape(&self) -> Shape {
@@ -161,7 +161,7 @@ impl Shell {
     /// Has the monitor do what depends on its shape only.
     pub(super) async fn prepare(&mut self) -> Result<(), RequestError> {
         let monitor = self.monitor.as_mut().ok_or(RequestError::Closed)?;
-        monitor.request(Request::Prepare(self.shape), &[], PREPARE_PATIENCE).await.map(drop)
+        monitor.request(Request::Prepare(self.shape), &[], PREPARE_TIMEOUT).await.map(drop)
     }
 
     /// Moves the monitor's files into the folders of the machine that it becomes, over those of an earlier monitor. A Unix
@@ -175,7 +175,7 @@ impl Shell {
     }
 
     /// The parts that a machine is made of.
-    pub fn into_parts(self) -> (KnownMonitor, MonitorProcess, Option<Monitor>) {
+    pub fn into_parts(self) -> (KnownMonitor, MonitorProcess, Option<Control>) {
         (self.known, self.process, self.monitor)
     }
 

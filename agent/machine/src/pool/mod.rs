@@ -1,7 +1,7 @@
 //! Monitors that wait.
 //!
-//! Every monitor begins as a **shell**: a process that is started and jailed, with a user id and a cgroup of its own, and
-//! knows nothing of any sandbox yet. A start takes one, so that it need not wait for any of this; the pool keeps a few for
+//! Every monitor begins **idle**: a process that is started and jailed, with a user id and a cgroup of its own, that knows
+//! nothing of any sandbox yet. A start takes one, so that it need not wait for any of this; the pool keeps a few for
 //! each shape (CPU and memory) that was asked for lately, prepared for it, and starts one on the spot where it has none.
 //!
 //! ```text
@@ -9,10 +9,10 @@
 //!     └───────────────────────take─────────▶ │
 //! ```
 //!
-//! * New shells are made while no start is going on, one at a time: a start never waits for the one after it.
-//! * A shell that dies while it waits is replaced, later and later if that goes on.
-//! * Shells count as no sandbox and hold no memory to speak of. When a monitor cannot be started, they are ended first.
-//! * A shell is found again by nobody: an agent that starts kills those of its predecessor (`reconcile`).
+//! * New ones are made while no start is going on, one at a time: a start never waits for the one after it.
+//! * One that dies while it is idle is replaced, later and later if that goes on.
+//! * Idle monitors count as no sandbox and hold no memory to speak of. When a monitor cannot be started, they are ended first.
+//! * An idle monitor is found again by nobody: an agent that starts kills those of its predecessor.
 
 mod idle;
 #[cfg(test)]
@@ -30,7 +30,7 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
-pub use self::idle::Shell;
+pub use self::idle::IdleMonitor;
 use crate::error::MachineError;
 use crate::jail::cgroup::Cgroups;
 use crate::paths::MachinePaths;
@@ -39,11 +39,11 @@ use crate::process::KnownMonitor;
 /// User ids of monitors, from [`Config::uid_base`] on.
 pub const UIDS: u32 = 65_536;
 
-/// Shapes for which shells wait.
+/// Shapes for which monitors wait.
 const SHAPES: usize = 4;
-/// How often waiting shells are looked at.
+/// How often idle monitors are looked at.
 const CHECK: Duration = Duration::from_secs(5);
-/// Pause after a shell that could not be made, or died; doubled up to the second.
+/// Pause after a monitor that could not be made, or died; doubled up to the second.
 const BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
 const LEFT: &str = "a cgroup cannot be removed; its user id stays taken, and it is tried again";
@@ -71,9 +71,10 @@ impl Config {
     }
 }
 
-/// The shells of this host. Cheap to clone; all clones are the same.
+/// The idle monitors of this host, and which user ids and cgroups all of its monitors hold. Cheap to clone; all clones are
+/// the same.
 #[derive(Clone)]
-pub struct Shells {
+pub struct MonitorPool {
     inner: Arc<Inner>,
 }
 
@@ -88,35 +89,35 @@ struct Inner {
 
 #[derive(Default)]
 struct Pool {
-    waiting: Vec<Shell>,
+    waiting: Vec<IdleMonitor>,
     /// Shapes that were asked for, the last one first.
     recent: VecDeque<Shape>,
     /// User ids of monitors that may live, as offsets.
     uids: BTreeSet<u32>,
     /// Cgroups that could not be removed, and the user ids in `uids` that stay taken for them.
     left: HashMap<String, Vec<u32>>,
-    /// Shells that may live, waiting or taken.
+    /// Ids of monitors that may live, idle or taken.
     known: HashSet<String>,
     /// Starts that are going on.
     starts: usize,
     closed: bool,
 }
 
-/// A start that is going on: no shell is made meanwhile.
+/// A start that is going on: no idle monitor is made meanwhile.
 pub struct Start {
-    shells: Shells,
+    pool: MonitorPool,
 }
 
 impl Drop for Start {
     fn drop(&mut self) {
-        let mut pool = self.shells.lock();
+        let mut pool = self.pool.lock();
         pool.starts = pool.starts.saturating_sub(1);
         drop(pool);
-        self.shells.inner.wake.notify_one();
+        self.pool.inner.wake.notify_one();
     }
 }
 
-impl Shells {
+impl MonitorPool {
     pub fn new(config: Config, boot_id: String, cgroups: Cgroups) -> Self {
         let inner = Inner { config, boot_id, cgroups, pool: Mutex::default(), wake: Notify::new() };
         Self { inner: Arc::new(inner) }
@@ -125,11 +126,11 @@ impl Shells {
     /// Notes the monitor of a sandbox that an earlier agent started.
     pub fn adopt(&self, monitor: &KnownMonitor) {
         let mut pool = self.lock();
-        pool.known.insert(monitor.shell.clone());
+        pool.known.insert(monitor.id.clone());
         pool.uids.extend(monitor.uid.and_then(|uid| uid.checked_sub(self.inner.config.uid_base)));
     }
 
-    /// Whether the shell `id` is one of this agent's, or of a sandbox that it adopted.
+    /// Whether the monitor `id` is one of this agent's, or of a sandbox that it adopted.
     pub fn knows(&self, id: &str) -> bool {
         self.lock().known.contains(id)
     }
@@ -183,21 +184,21 @@ impl Shells {
         pool.recent.push_front(shape);
         pool.recent.truncate(SHAPES);
         pool.starts += 1;
-        Start { shells: self.clone() }
+        Start { pool: self.clone() }
     }
 
     /// A monitor for a machine of this shape: one that waits, or a new one.
-    pub async fn take(&self, shape: Shape) -> Result<Shell, MachineError> {
-        while let Some(shell) = self.pop(|shell| shell.shape() == shape) {
-            if !shell.has_ended() {
-                return Ok(shell);
+    pub async fn take(&self, shape: Shape) -> Result<IdleMonitor, MachineError> {
+        while let Some(idle) = self.pop(|idle| idle.shape() == shape) {
+            if !idle.has_ended() {
+                return Ok(idle);
             }
-            tracing::warn!(shell = shell.id(), "a shell died while it waited");
-            self.end(shell).await;
+            tracing::warn!(monitor = idle.id(), "an idle monitor died");
+            self.end(idle).await;
         }
         match self.spawn(shape).await {
             Err(error) if self.drain().await > 0 => {
-                tracing::warn!(error = %error_chain::chain(&error), "a monitor could not be started; trying without shells");
+                tracing::warn!(error = %error_chain::chain(&error), "a monitor could not be started; trying without idle ones");
                 self.spawn(shape).await
             }
             result => result,
@@ -206,20 +207,20 @@ impl Shells {
 
     /// Frees what the monitor held that is gone now.
     pub async fn release(&self, monitor: &KnownMonitor) {
-        let (this, id) = (self.clone(), monitor.shell.clone());
+        let (this, id) = (self.clone(), monitor.id.clone());
         let removed = tokio::task::spawn_blocking(move || this.inner.cgroups.remove(&id)).await;
         if let Err(error) = removed.map_err(io::Error::other).flatten() {
-            tracing::error!(id = monitor.shell, %error, "{LEFT}");
+            tracing::error!(id = monitor.id, %error, "{LEFT}");
             let mut pool = self.lock();
-            pool.known.remove(&monitor.shell);
+            pool.known.remove(&monitor.id);
             let offset = monitor.uid.and_then(|uid| uid.checked_sub(self.inner.config.uid_base));
-            pool.left.insert(monitor.shell.clone(), offset.into_iter().collect());
+            pool.left.insert(monitor.id.clone(), offset.into_iter().collect());
         } else {
-            self.forget(&monitor.shell, monitor.uid);
+            self.forget(&monitor.id, monitor.uid);
         }
     }
 
-    /// Keeps the pool filled until `end`, and ends all shells then.
+    /// Keeps the pool filled until `end`, and ends all idle monitors then.
     pub async fn keep(self, end: CancellationToken) {
         let mut pause = BACKOFF.0;
         let mut not_before = Instant::now();
@@ -256,84 +257,84 @@ impl Shells {
     }
 
     async fn prepare(&self, shape: Shape) -> Result<(), MachineError> {
-        let mut shell = self.spawn(shape).await?;
-        if let Err(source) = shell.prepare().await {
-            self.end(shell).await;
+        let mut idle = self.spawn(shape).await?;
+        if let Err(source) = idle.prepare().await {
+            self.end(idle).await;
             return Err(MachineError::Host { what: "prepare a monitor", source: io::Error::other(source) });
         }
         let surplus = {
             let mut pool = self.lock();
             if pool.closed {
-                Some(shell)
+                Some(idle)
             } else {
-                pool.waiting.push(shell);
+                pool.waiting.push(idle);
                 None
             }
         };
-        if let Some(shell) = surplus {
-            self.end(shell).await;
+        if let Some(idle) = surplus {
+            self.end(idle).await;
         }
         Ok(())
     }
 
-    /// The shape that most needs a shell, while no start is going on.
+    /// The shape that most needs an idle monitor, while no start is going on.
     fn wanted(&self) -> Option<Shape> {
         let pool = self.lock();
         if pool.closed || pool.starts > 0 {
             return None;
         }
-        let waiting = |shape: &Shape| pool.waiting.iter().filter(|shell| shell.shape() == *shape).count();
+        let waiting = |shape: &Shape| pool.waiting.iter().filter(|idle| idle.shape() == *shape).count();
         let enough = self.inner.config.per_shape;
         pool.recent.iter().find(|shape| waiting(shape) < enough).copied()
     }
 
-    /// Ends waiting shells that died; true when there were some.
+    /// Ends idle monitors that died; true when there were some.
     async fn end_dead(&self) -> bool {
         let mut found = false;
-        while let Some(shell) = self.pop(Shell::has_ended) {
+        while let Some(idle) = self.pop(IdleMonitor::has_ended) {
             found = true;
-            tracing::warn!(shell = shell.id(), "a shell died while it waited");
-            self.end(shell).await;
+            tracing::warn!(monitor = idle.id(), "an idle monitor died");
+            self.end(idle).await;
         }
         found
     }
 
-    /// Ends waiting shells of a shape that was not asked for lately.
+    /// Ends idle monitors of a shape that was not asked for lately.
     async fn end_unwanted(&self) {
         let recent = self.lock().recent.clone();
-        while let Some(shell) = self.pop(|shell| !recent.contains(&shell.shape())) {
-            self.end(shell).await;
+        while let Some(idle) = self.pop(|idle| !recent.contains(&idle.shape())) {
+            self.end(idle).await;
         }
     }
 
-    /// Ends all waiting shells; how many there were.
+    /// Ends all idle monitors; how many there were.
     async fn drain(&self) -> usize {
         let mut count = 0;
-        while let Some(shell) = self.pop(|_| true) {
+        while let Some(idle) = self.pop(|_| true) {
             count += 1;
-            self.end(shell).await;
+            self.end(idle).await;
         }
         count
     }
 
-    fn pop(&self, which: impl Fn(&Shell) -> bool) -> Option<Shell> {
+    fn pop(&self, which: impl Fn(&IdleMonitor) -> bool) -> Option<IdleMonitor> {
         let mut pool = self.lock();
         let position = pool.waiting.iter().position(which)?;
         Some(pool.waiting.swap_remove(position))
     }
 
-    /// Ends a shell that was not taken, or not used.
-    pub async fn end(&self, shell: Shell) {
-        let monitor = shell.known();
-        match shell.end().await {
+    /// Ends a monitor that was not taken, or not used.
+    pub async fn end(&self, idle: IdleMonitor) {
+        let monitor = idle.known();
+        match idle.end().await {
             Ok(()) => self.release(&monitor).await,
             // Its user id and cgroup stay as they are: it may live.
-            Err(error) => tracing::error!(shell = monitor.shell, %error, "cannot end a shell; kill it by hand"),
+            Err(error) => tracing::error!(monitor = monitor.id, %error, "cannot end an idle monitor; kill it by hand"),
         }
     }
 
     /// Starts a monitor that waits for its first request.
-    async fn spawn(&self, shape: Shape) -> Result<Shell, MachineError> {
+    async fn spawn(&self, shape: Shape) -> Result<IdleMonitor, MachineError> {
         let (id, uid) = self.claim()?;
         let (this, spawn_id) = (self.clone(), id.clone());
         let spawned = tokio::task::spawn_blocking(move || {
@@ -342,8 +343,8 @@ impl Shells {
         });
         let failed = |error| MachineError::Host { what: "start a monitor", source: io::Error::other(error) };
         match spawned.await.map_err(failed).flatten() {
-            Ok(spawned) => match Shell::watch(spawned) {
-                Ok(shell) => Ok(shell),
+            Ok(spawned) => match IdleMonitor::watch(spawned) {
+                Ok(idle) => Ok(idle),
                 Err(error) => {
                     self.forget(&id, uid);
                     Err(MachineError::Host { what: "watch a monitor", source: error })
@@ -356,7 +357,7 @@ impl Shells {
         }
     }
 
-    /// A new shell's id and user.
+    /// The id and user of a new monitor.
     fn claim(&self) -> Result<(String, Option<u32>), MachineError> {
         let id = sandpiper_protocol::id::generate(idle::ID_PREFIX);
         let mut pool = self.lock();
@@ -385,7 +386,7 @@ impl Shells {
         }
     }
 
-    /// Shells that wait now.
+    /// How many monitors are idle now.
     pub fn waiting(&self) -> usize {
         self.lock().waiting.len()
     }

@@ -27,20 +27,20 @@ fn an_orphan_that_cannot_be_removed_keeps_its_user_id_and_holds_up_no_other() {
     let below: Vec<_> = cgroups.folders("shla").map(|folder| folder.join("below")).collect();
     below.iter().for_each(|folder| fs::create_dir(folder).unwrap());
     let mut members = [Member::start_as(base, &stuck), Member::start_as(base + 1, &free)];
-    let shells = Shells::new(config, String::new(), cgroups);
+    let monitors = MonitorPool::new(config, String::new(), cgroups);
 
-    shells.sweep_cgroups().unwrap();
+    monitors.sweep_cgroups().unwrap();
 
     for member in &mut members {
         assert_eq!(member.0.wait().unwrap().signal(), Some(9));
     }
-    assert_eq!(shells.inner.cgroups.list().unwrap(), ["shla"]);
-    let uids = [shells.claim().unwrap().1, shells.claim().unwrap().1];
+    assert_eq!(monitors.inner.cgroups.list().unwrap(), ["shla"]);
+    let uids = [monitors.claim().unwrap().1, monitors.claim().unwrap().1];
     assert_eq!(uids, [Some(base + 1), Some(base + 2)], "the first one's id is taken");
 
     below.iter().for_each(|folder| fs::remove_dir(folder).unwrap());
-    shells.end_left();
+    monitors.end_left();
 
-    assert!(shells.inner.cgroups.list().unwrap().is_empty());
-    assert_eq!(shells.claim().unwrap().1, Some(base));
+    assert!(monitors.inner.cgroups.list().unwrap().is_empty());
+    assert_eq!(monitors.claim().unwrap().1, Some(base));
 }

@@ -15,14 +15,14 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use super::{Cgroups, check, in_file, write};
 
 /// How long the kernel may take to end the processes of a group.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 const EVERY: Duration = Duration::from_millis(5);
 
 impl Cgroups {
     /// Kills what is in a cgroup and removes it; content when there is none. Blocks, for a while if the kernel has not
     /// noticed the end of its processes yet.
     pub(crate) fn remove(&self, id: &str) -> io::Result<()> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             match self.try_remove(id) {
                 Err(error) if error.kind() == ErrorKind::ResourceBusy && Instant::now() < deadline => {
