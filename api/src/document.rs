@@ -13,9 +13,9 @@ use utoipa::openapi::{
 use utoipa::{PartialSchema, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 
+use crate::quota::QuotaBody;
 use crate::state::App;
 use crate::v1;
-use crate::v1::limits::QuotaBody;
 
 const DESCRIPTION: &str = "Isolated Linux machines for agents and automation.\n\n\
     Every request carries `Authorization: Bearer <API key>`. A key acts for one team and may read, or read and write; \

@@ -20,18 +20,23 @@
 //! [`commands`] the command line · [`config`] its file · [`service`] what a process serves, by its [`roles`]
 //!
 //! Of the sandbox side, which knows nothing of payments: [`state`] what handlers work with · [`router`] all routes ·
-//! [`v1`] one file per resource · [`auth`] keys and capabilities · [`dispatch`] the agent · [`store`] the tables ·
+//! [`v1`] one file per resource · [`auth`] keys and capabilities · [`dispatch`] work with the agent,
+//! through its [`agent_client`] · [`store`] the tables ·
 //! [`document`] what describes them
 
+pub mod agent_client;
 pub mod auth;
 pub mod commands;
 pub mod config;
 pub mod dispatch;
 pub mod document;
+pub mod in_flight;
 pub mod metrics;
 pub mod offer;
 pub mod plan;
 pub mod privileges;
+pub mod profiles;
+pub mod quota;
 pub mod roles;
 pub mod router;
 pub mod service;

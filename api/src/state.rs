@@ -9,11 +9,11 @@ use sandpiper_http::clock::Clock;
 use sandpiper_http::json::BodyLimit;
 use sandpiper_http::limits::RateLimits;
 
-use crate::dispatch::network::Turns;
-use crate::dispatch::profiles::KnownProfiles;
-use crate::dispatch::{AgentClient, InFlight};
+use crate::agent_client::AgentClient;
+use crate::in_flight::{InFlight, Turns};
 use crate::metrics::Metrics;
 use crate::offer::Offer;
+use crate::profiles::KnownProfiles;
 use crate::settings::Settings;
 use crate::store::Store;
 

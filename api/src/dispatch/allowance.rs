@@ -9,11 +9,12 @@ use sandpiper_db::chain;
 use sandpiper_http::error::ApiError;
 use sandpiper_protocol::agent::Allowance;
 
-use super::{AgentError, sync};
+use super::sync;
+use crate::agent_client::AgentError;
 use crate::state::App;
 
+use crate::quota::QuotaBody;
 use crate::store::teams::Team;
-use crate::v1::limits::QuotaBody;
 
 /// That of `team`.
 pub fn of(app: &App, team: &Team) -> Allowance {

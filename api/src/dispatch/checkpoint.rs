@@ -17,7 +17,9 @@ use sandpiper_protocol::agent::{Checkpoint, CreateCheckpoint};
 use tokio::task::JoinHandle;
 use tracing::Instrument;
 
-use super::{AgentError, InFlightGuard, Progress, sync, wait};
+use super::{Progress, sync, wait};
+use crate::agent_client::AgentError;
+use crate::in_flight::InFlightGuard;
 use crate::state::App;
 use crate::store::sandbox_row::SandboxRow;
 

@@ -15,8 +15,10 @@ use sandpiper_protocol::agent::{CreateSandbox, SandboxError, Session};
 use tokio::task::JoinHandle;
 use tracing::Instrument;
 
-use super::{AgentError, InFlightGuard, allowance};
+use super::allowance;
+use crate::agent_client::AgentError;
 use crate::auth::Caller;
+use crate::in_flight::InFlightGuard;
 use crate::state::App;
 
 /// Begins the start of a sandbox whose row is in the store, for its caller. The task goes on whether or not it

@@ -7,8 +7,9 @@ use sandpiper_db::chain;
 use sandpiper_http::error::ApiError;
 use sandpiper_protocol::agent::{ForkSandbox, Session};
 
-use super::{InFlightGuard, allowance};
+use super::allowance;
 use crate::auth::Caller;
+use crate::in_flight::InFlightGuard;
 use crate::state::App;
 use crate::store::sandbox_row::SandboxRow;
 

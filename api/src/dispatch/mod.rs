@@ -1,7 +1,7 @@
 //! Work with the agent, the one who knows what really runs.
 //!
 //! ```text
-//!   handler ──[client]──▶ agent            asks: change, delete, session, port, logs
+//!   handler ───────────▶ agent             asks: change, delete, session, port, logs ([`crate::agent_client`])
 //!   [create] ──────────▶ agent             one start, on a task of its own
 //!   [pause] [resume] [fork] [checkpoint] ─▶ agent      pause and checkpoint on tasks, however long they take
 //!   [allowance] ───────▶ agent             what a team may hold, with each start and when its plan changes
@@ -14,12 +14,10 @@
 //! and while the agent is away. [`sync`] settles each of these; until it has, reads answer what was last known.
 //!
 //! A sandbox that this process is starting, resuming or removing, and a checkpoint that it is taking or removing, is
-//! [`InFlight`]: its row belongs to that task, and the synchronisation leaves it alone. So does that of every other process
+//! [`crate::in_flight::InFlight`]: its row belongs to that task, and the synchronisation leaves it alone. So does that of every other process
 //! on the same database, for as long as this one is alive: see [`crate::store::processes`]. Each process has a
 //! synchronisation of its own; they find the same, and what two of them write is the same.
 
-use std::collections::HashSet;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use sandpiper_http::error::ApiError;
@@ -28,16 +26,12 @@ use tokio::task::JoinHandle;
 pub mod allowance;
 pub mod checkpoint;
 pub mod checkpoint_sync;
-pub mod client;
 pub mod create;
 pub mod fork;
 pub mod network;
 pub mod pause;
-pub mod profiles;
 pub mod resume;
 pub mod sync;
-
-pub use client::{AgentClient, AgentError};
 
 /// What has become of work that a request waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,57 +46,5 @@ async fn wait<T>(patience: Duration, work: &mut JoinHandle<T>) -> Result<Option<
     match tokio::time::timeout(patience, work).await {
         Ok(done) => done.map(Some).map_err(|error| ApiError::internal(format!("work ended early: {error}"))),
         Err(_) => Ok(None),
-    }
-}
-
-/// Ids of sandboxes and checkpoints that a task of this process is at work on.
-#[derive(Debug, Clone, Default)]
-pub struct InFlight(Arc<Mutex<HashSet<String>>>);
-
-impl InFlight {
-    /// Enters an id until the guard is dropped; `None` if it is entered already.
-    pub fn enter(&self, id: &str) -> Option<InFlightGuard> {
-        let entered = self.with(|ids| ids.insert(id.to_owned()));
-        entered.then(|| InFlightGuard { ids: self.clone(), id: id.to_owned() })
-    }
-
-    /// Whether a task is at work on this id.
-    pub fn contains(&self, id: &str) -> bool {
-        self.with(|ids| ids.contains(id))
-    }
-
-    /// Whether no task is at work.
-    pub fn is_empty(&self) -> bool {
-        self.with(|ids| ids.is_empty())
-    }
-
-    /// All ids.
-    pub fn snapshot(&self) -> HashSet<String> {
-        self.with(|ids| ids.clone())
-    }
-
-    fn with<T>(&self, work: impl FnOnce(&mut HashSet<String>) -> T) -> T {
-        // Every change is one call of the set: a panic elsewhere cannot leave it half done.
-        work(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-}
-
-/// Keeps an id entered.
-#[derive(Debug)]
-pub struct InFlightGuard {
-    ids: InFlight,
-    id: String,
-}
-
-impl InFlightGuard {
-    /// The id.
-    pub fn id(&self) -> &str {
-        &self.id
-    }
-}
-
-impl Drop for InFlightGuard {
-    fn drop(&mut self) {
-        self.ids.with(|ids| ids.remove(&self.id));
     }
 }

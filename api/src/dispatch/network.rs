@@ -15,16 +15,15 @@
 //! ignores versions older than the one it has.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use jiff::Timestamp;
 use sandpiper_db::{StoreError, chain};
 use sandpiper_http::error::ApiError;
-use tokio::sync::{OwnedMutexGuard, watch};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use super::AgentError;
+use crate::agent_client::AgentError;
 use crate::state::App;
 use crate::store::sandbox_row::{SandboxRow, State};
 
@@ -49,27 +48,6 @@ impl From<ApplyError> for ApiError {
             ApplyError::Agent(error) => error.into(),
             ApplyError::Store(error) => error.into(),
         }
-    }
-}
-
-/// Whose turn it is to send a policy, for each sandbox.
-#[derive(Debug, Default)]
-pub struct Turns(Mutex<HashMap<String, Weak<tokio::sync::Mutex<()>>>>);
-
-impl Turns {
-    /// Waits for the turn, which ends when the guard is dropped.
-    async fn take(&self, id: &str) -> OwnedMutexGuard<()> {
-        let turn = {
-            // Every change below leaves a map of which each entry is right by itself, whoever panicked.
-            let mut turns = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            turns.retain(|_, turn| turn.strong_count() > 0);
-            turns.get(id).and_then(Weak::upgrade).unwrap_or_else(|| {
-                let turn = Arc::default();
-                turns.insert(id.to_owned(), Arc::downgrade(&turn));
-                turn
-            })
-        };
-        turn.lock_owned().await
     }
 }
 

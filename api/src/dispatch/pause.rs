@@ -9,7 +9,8 @@ use sandpiper_http::error::ApiError;
 use sandpiper_protocol::agent::Sandbox;
 use tracing::Instrument;
 
-use super::{AgentError, Progress, sync, wait};
+use super::{Progress, sync, wait};
+use crate::agent_client::AgentError;
 use crate::state::App;
 use crate::store::sandbox_row::SandboxRow;
 

@@ -20,10 +20,10 @@ use sandpiper_protocol::agent::{ResumeSandbox, Session};
 
 use super::{allowance, network, sync};
 use crate::auth::Caller;
+use crate::quota::QuotaBody;
 use crate::state::App;
 use crate::store::sandbox_row::SandboxRow;
 use crate::store::sandboxes::QuotaError;
-use crate::v1::limits::QuotaBody;
 
 /// Resumes the sandbox of `row` for `timeout` seconds; of a live one it moves the deadline out that far, never closer.
 pub async fn run(app: &App, caller: &Caller, row: &SandboxRow, timeout: u64) -> Result<Session, ApiError> {

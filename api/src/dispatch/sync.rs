@@ -32,8 +32,9 @@ use sandpiper_db::{StoreError, chain};
 use sandpiper_protocol::agent::{self, Allowance, SandboxList, SandboxState};
 use tokio::sync::watch;
 
+use super::allowance;
 use super::checkpoint_sync::CheckpointSync;
-use super::{AgentError, allowance};
+use crate::agent_client::AgentError;
 use crate::state::App;
 use crate::store::sandbox_row::{SandboxRow, State};
 

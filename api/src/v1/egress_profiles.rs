@@ -10,7 +10,6 @@ use utoipa::ToSchema;
 
 use super::page::{List, Paging};
 use crate::auth::ReadAccess;
-use crate::dispatch;
 use crate::state::App;
 
 /// One page.
@@ -45,7 +44,7 @@ pub async fn list(
     query: Pairs,
 ) -> Result<Json<EgressProfilesBody>, ApiError> {
     let paging = Paging::of_team(query, &caller)?;
-    let mut names = dispatch::profiles::names(&app, &[]).await?;
+    let mut names = app.profiles.names(&app.agent, app.clock.now(), &[]).await?;
     names.sort();
     let names = names.into_iter().map(|name| (name.clone(), name));
     let (profiles, next_token) = paging.cut(&List::of_keys(&json!(["egress_profiles"])), names)?;

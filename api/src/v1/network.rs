@@ -18,9 +18,10 @@ use super::page::{List, Paging, keys_by_time};
 use super::sandboxes::body::{ApplyStatus, NetworkBody};
 use super::sandboxes::validate::Problems;
 use super::sandboxes::{check_not_failed, owned};
+use crate::agent_client::AgentError;
 use crate::auth::{ReadAccess, WriteAccess};
+use crate::dispatch;
 use crate::dispatch::network::ApplyError;
-use crate::dispatch::{self, AgentError};
 use crate::state::App;
 use crate::store::sandbox_row::State as SandboxState;
 
@@ -125,7 +126,7 @@ impl NetworkWish {
             return Ok(self.policy);
         }
         let wanted: Vec<&str> = self.profiles.iter().map(|profile| profile.name.as_str()).collect();
-        let known = dispatch::profiles::names(app, &wanted).await?;
+        let known = app.profiles.names(&app.agent, app.clock.now(), &wanted).await?;
         let mut problems = Problems::default();
         for profile in self.profiles.iter().filter(|profile| !known.contains(&profile.name)).take(MAX_BLAMED) {
             problems.add(&profile.field, egress_profiles::unknown(&profile.name, &known));

@@ -10,8 +10,9 @@ use sandpiper_protocol::agent::{self, ExposedPort, PortStatus};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::agent_client::AgentError;
 use crate::auth::{Caller, ReadAccess, WriteAccess};
-use crate::dispatch::{self, AgentError};
+use crate::dispatch;
 use crate::state::App;
 use crate::store::sandbox_row::SandboxRow;
 use crate::v1::sandboxes::body::{PortProtocol, port_number};

@@ -20,11 +20,11 @@ use super::origin::Origin;
 use super::validate::{self, CreateRequest};
 use crate::auth::{Caller, WriteAccess};
 use crate::dispatch;
+use crate::quota::QuotaBody;
 use crate::state::App;
 use crate::store::idempotency::Claim;
 use crate::store::sandbox_row::{NewSandbox, SandboxRow, State as SandboxState};
 use crate::store::sandboxes::QuotaError;
-use crate::v1::limits::QuotaBody;
 use crate::v1::mutation::SessionOf;
 
 /// The new sandbox, and the way into it.

@@ -18,11 +18,11 @@ use super::create::CreatedSandbox;
 use super::{check_usable, owned};
 use crate::auth::{Caller, WriteAccess};
 use crate::dispatch;
+use crate::quota::QuotaBody;
 use crate::state::App;
 use crate::store::idempotency::Claim;
 use crate::store::sandbox_row::{NewSandbox, SandboxRow, State as SandboxState};
 use crate::store::sandboxes::QuotaError;
-use crate::v1::limits::QuotaBody;
 use crate::v1::mutation::SessionOf;
 
 /// Most sandboxes that one request makes.

@@ -1,0 +1,79 @@
+//! What tasks of this process are at work on: ids that nobody else touches, and turns that are waited for.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use tokio::sync::OwnedMutexGuard;
+
+/// Ids of sandboxes and checkpoints that a task of this process is at work on.
+#[derive(Debug, Clone, Default)]
+pub struct InFlight(Arc<Mutex<HashSet<String>>>);
+
+impl InFlight {
+    /// Enters an id until the guard is dropped; `None` if it is entered already.
+    pub fn enter(&self, id: &str) -> Option<InFlightGuard> {
+        let entered = self.with(|ids| ids.insert(id.to_owned()));
+        entered.then(|| InFlightGuard { ids: self.clone(), id: id.to_owned() })
+    }
+
+    /// Whether a task is at work on this id.
+    pub fn contains(&self, id: &str) -> bool {
+        self.with(|ids| ids.contains(id))
+    }
+
+    /// Whether no task is at work.
+    pub fn is_empty(&self) -> bool {
+        self.with(|ids| ids.is_empty())
+    }
+
+    /// All ids.
+    pub fn snapshot(&self) -> HashSet<String> {
+        self.with(|ids| ids.clone())
+    }
+
+    fn with<T>(&self, work: impl FnOnce(&mut HashSet<String>) -> T) -> T {
+        // Every change is one call of the set: a panic elsewhere cannot leave it half done.
+        work(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// Keeps an id entered.
+#[derive(Debug)]
+pub struct InFlightGuard {
+    ids: InFlight,
+    id: String,
+}
+
+impl InFlightGuard {
+    /// The id.
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+}
+
+impl Drop for InFlightGuard {
+    fn drop(&mut self) {
+        self.ids.with(|ids| ids.remove(&self.id));
+    }
+}
+
+/// Whose turn it is to send a policy, for each sandbox.
+#[derive(Debug, Default)]
+pub struct Turns(Mutex<HashMap<String, Weak<tokio::sync::Mutex<()>>>>);
+
+impl Turns {
+    /// Waits for the turn, which ends when the guard is dropped.
+    pub async fn take(&self, id: &str) -> OwnedMutexGuard<()> {
+        let turn = {
+            // Every change below leaves a map of which each entry is right by itself, whoever panicked.
+            let mut turns = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            turns.retain(|_, turn| turn.strong_count() > 0);
+            turns.get(id).and_then(Weak::upgrade).unwrap_or_else(|| {
+                let turn = Arc::default();
+                turns.insert(id.to_owned(), Arc::downgrade(&turn));
+                turn
+            })
+        };
+        turn.lock_owned().await
+    }
+}
