@@ -63,6 +63,8 @@ mod nets;
 mod platform;
 mod policy;
 mod profiles;
+mod resolvers;
+mod special;
 mod syntax;
 
 pub use decision::{Decision, Rule, Verdict};
@@ -74,4 +76,6 @@ pub use nets::Nets;
 pub use platform::Platform;
 pub use policy::{MAX_ENTRIES, PACKAGE_REGISTRIES, Pin, Policy, PolicyError, Resolution, Tier, Tier as PinTier};
 pub use profiles::{Profiles, ProfilesError};
+pub use resolvers::resolvers;
+pub use special::is_public;
 pub use syntax::Problem;

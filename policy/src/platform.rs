@@ -1,47 +1,14 @@
 //! Ranges that no policy opens: the host and its network, other sandboxes, and what is not the Internet.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 
 use ipnet::IpNet;
 
 use crate::nets::without;
-
-/// Protected unless the operator opens them.
-const PROTECTED: [IpNet; 21] = [
-    v4([0, 0, 0, 0], 8),                // this network (RFC 1122)
-    v4([10, 0, 0, 0], 8),               // private (RFC 1918)
-    v4([100, 64, 0, 0], 10),            // shared (RFC 6598): the slots' own addresses are in it
-    v4([127, 0, 0, 0], 8),              // loopback
-    v4([168, 63, 129, 16], 32),         // a cloud's metadata and agents
-    v4([169, 254, 0, 0], 16),           // link-local, and the metadata of most clouds
-    v4([172, 16, 0, 0], 12),            // private
-    v4([192, 0, 0, 0], 24),             // protocol assignments (RFC 6890)
-    v4([192, 168, 0, 0], 16),           // private
-    v4([224, 0, 0, 0], 4),              // multicast
-    v4([240, 0, 0, 0], 4),              // reserved, and broadcast
-    v6([0, 0, 0, 0, 0, 0], 96),         // unspecified, loopback, and IPv4 within (RFC 4291, section 2.5.5.1)
-    v6([0, 0, 0, 0, 0xffff, 0], 96),    // IPv4, translated (RFC 2765)
-    v6([0x64, 0xff9b, 0, 0, 0, 0], 96), // IPv4 behind NAT64 (RFC 6052): every IPv4 address again
-    v6([0x64, 0xff9b, 1, 0, 0, 0], 48), // the same, locally (RFC 8215)
-    v6([0x2001, 0, 0, 0, 0, 0], 32),    // Teredo: IPv4 within
-    v6([0x2002, 0, 0, 0, 0, 0], 16),    // 6to4: IPv4 within
-    v6([0xfc00, 0, 0, 0, 0, 0], 7),     // private (RFC 4193)
-    v6([0xfe80, 0, 0, 0, 0, 0], 10),    // link-local
-    v6([0xfec0, 0, 0, 0, 0, 0], 10),    // private, deprecated (RFC 3879)
-    v6([0xff00, 0, 0, 0, 0, 0], 8),     // multicast
-];
+use crate::special::{kept_from_sandboxes, v6};
 
 /// IPv4 addresses in IPv6 form. No packet has them rightly, so that nothing opens them.
 const MAPPED: IpNet = v6([0, 0, 0, 0, 0, 0xffff], 96);
-
-const fn v4([a, b, c, d]: [u8; 4], length: u8) -> IpNet {
-    IpNet::new_assert(IpAddr::V4(Ipv4Addr::new(a, b, c, d)), length)
-}
-
-/// All groups but the last two.
-const fn v6([a, b, c, d, e, f]: [u16; 6], length: u8) -> IpNet {
-    IpNet::new_assert(IpAddr::V6(Ipv6Addr::new(a, b, c, d, e, f, 0, 0)), length)
-}
 
 /// The operator's say in what is protected.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -64,13 +31,13 @@ impl Platform {
         let holds = |nets: &[IpNet]| nets.iter().find(|net| net.contains(&address)).copied();
         holds(&self.deny).or_else(|| holds(&[MAPPED])).or_else(|| match holds(&self.allow) {
             Some(_) => None,
-            None => holds(&PROTECTED),
+            None => kept_from_sandboxes().find(|net| net.contains(&address)),
         })
     }
 
     /// All that is protected, sorted, none within another.
     pub fn protected_nets(&self) -> Vec<IpNet> {
-        let kept = PROTECTED.into_iter().flat_map(|net| without(net, &self.allow));
+        let kept = kept_from_sandboxes().flat_map(|net| without(net, &self.allow));
         let denied = self.deny.iter().copied();
         IpNet::aggregate(&kept.chain([MAPPED]).chain(denied).collect())
     }

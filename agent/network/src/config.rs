@@ -16,7 +16,7 @@ use std::path::PathBuf;
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use sandpiper_policy::Platform;
-use serde::{Deserialize, Deserializer};
+use serde::Deserialize;
 
 /// A link's name has at most 15 bytes, and a slot's is `<name>v<number>`.
 const MAX_NAME: usize = 5;
@@ -24,9 +24,6 @@ const MAX_NAME: usize = 5;
 const MAX_SLOTS: u32 = 1024;
 /// Of IPv6 (RFC 8200, section 5), and what every link of a slot can carry.
 const MTU: std::ops::RangeInclusive<u16> = 1280..=9000;
-/// What DNS is asked at.
-const DNS_PORT: u16 = 53;
-
 /// Everything about the network that can be configured.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -49,7 +46,7 @@ pub struct Config {
     /// Longest packet of a guest, in bytes: at most what the host's way to the internet takes.
     pub mtu: u16,
     /// The servers that names are resolved by, each with an optional `:port`. Empty: those of `/etc/resolv.conf`.
-    #[serde(deserialize_with = "resolvers")]
+    #[serde(deserialize_with = "sandpiper_policy::resolvers")]
     pub resolvers: Vec<SocketAddr>,
     /// The file of egress profiles.
     pub profiles: Option<PathBuf>,
@@ -213,19 +210,6 @@ impl Config {
     pub fn platform(&self) -> Platform {
         Platform { allow: self.allow_ranges.clone(), deny: self.deny_ranges.clone() }
     }
-}
-
-/// Addresses, each with an optional port.
-fn resolvers<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<SocketAddr>, D::Error> {
-    let parse = |text: &String| {
-        let address = text.parse::<IpAddr>().map(|address| SocketAddr::new(address, DNS_PORT));
-        address.or_else(|_| text.parse()).map_err(|_| {
-            serde::de::Error::custom(format!(
-                "{text:?} is no address; write it as 192.0.2.53, 192.0.2.53:5353 or [2001:db8::53]:5353"
-            ))
-        })
-    };
-    Vec::<String>::deserialize(deserializer)?.iter().map(parse).collect()
 }
 
 #[cfg(test)]

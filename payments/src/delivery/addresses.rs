@@ -1,54 +1,13 @@
-//! Which addresses webhooks are sent to: public ones only.
+//! Which addresses webhooks are sent to: [public ones](is_public) only.
 //!
 //! A merchant chooses the URL, so without this rule it could have this host ask its neighbours: a cloud's metadata, a
 //! database, itself. A name may resolve to anything at any moment; so the rule is applied to *all* addresses of every answer,
 //! before each connection is opened, and only addresses that passed are connected to.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 
-use ipnet::{IpNet, Ipv4Net, Ipv6Net};
-
-const NOT_PUBLIC_V4: [Ipv4Net; 16] = [
-    v4([0, 0, 0, 0], 8),        // this network (RFC 1122)
-    v4([10, 0, 0, 0], 8),       // private (RFC 1918)
-    v4([100, 64, 0, 0], 10),    // shared by carriers (RFC 6598)
-    v4([127, 0, 0, 0], 8),      // loopback
-    v4([168, 63, 129, 16], 32), // a cloud's metadata and agents
-    v4([169, 254, 0, 0], 16),   // link-local, and the metadata of most clouds
-    v4([172, 16, 0, 0], 12),    // private
-    v4([192, 0, 0, 0], 24),     // protocol assignments (RFC 6890)
-    v4([192, 0, 2, 0], 24),     // documentation (RFC 5737)
-    v4([192, 88, 99, 0], 24),   // 6to4 relays, given up (RFC 7526)
-    v4([192, 168, 0, 0], 16),   // private
-    v4([198, 18, 0, 0], 15),    // benchmarks (RFC 2544)
-    v4([198, 51, 100, 0], 24),  // documentation
-    v4([203, 0, 113, 0], 24),   // documentation
-    v4([224, 0, 0, 0], 4),      // multicast
-    v4([240, 0, 0, 0], 4),      // reserved, and broadcast
-];
-
-/// All that is assigned for the Internet (RFC 4291). What lies outside may be assigned for anything some day.
-const GLOBAL_UNICAST_V6: Ipv6Net = v6([0x2000, 0, 0], 3);
-
-/// Of these.
-const NOT_PUBLIC_V6: [Ipv6Net; 4] = [
-    v6([0x2001, 0, 0], 23),     // protocol assignments (RFC 2928), Teredo among them
-    v6([0x2001, 0xdb8, 0], 32), // documentation (RFC 3849)
-    v6([0x2002, 0, 0], 16),     // 6to4: IPv4 within
-    v6([0x3fff, 0, 0], 20),     // documentation (RFC 9637)
-];
-
-/// IPv4 behind NAT64 (RFC 6052): as public as the IPv4 address in its last four bytes.
-const NAT64: Ipv6Net = v6([0x64, 0xff9b, 0], 96);
-
-const fn v4([a, b, c, d]: [u8; 4], length: u8) -> Ipv4Net {
-    Ipv4Net::new_assert(Ipv4Addr::new(a, b, c, d), length)
-}
-
-/// The first three groups.
-const fn v6([a, b, c]: [u16; 3], length: u8) -> Ipv6Net {
-    Ipv6Net::new_assert(Ipv6Addr::new(a, b, c, 0, 0, 0, 0, 0), length)
-}
+use ipnet::IpNet;
+use sandpiper_policy::is_public;
 
 /// What may be connected to.
 #[derive(Debug, Clone, Default)]
@@ -80,19 +39,6 @@ impl AddressRule {
     /// connected to it by luck.
     pub fn check_all(&self, addresses: &[IpAddr]) -> Result<(), NotPublic> {
         addresses.iter().try_for_each(|address| self.check(*address))
-    }
-}
-
-fn is_public(address: IpAddr) -> bool {
-    match address {
-        IpAddr::V4(address) => !NOT_PUBLIC_V4.iter().any(|net| net.contains(&address)),
-        IpAddr::V6(address) if NAT64.contains(&address) => {
-            let [.., a, b, c, d] = address.octets();
-            is_public(IpAddr::V4(Ipv4Addr::new(a, b, c, d)))
-        }
-        IpAddr::V6(address) => {
-            GLOBAL_UNICAST_V6.contains(&address) && !NOT_PUBLIC_V6.iter().any(|net| net.contains(&address))
-        }
     }
 }
 

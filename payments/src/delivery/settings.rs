@@ -1,13 +1,11 @@
 //! `[webhooks]` of the configuration. When to try again and how long is the specification's, not the operator's.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use ipnet::IpNet;
-use serde::{Deserialize, Deserializer};
-
-const DNS_PORT: u16 = 53;
+use serde::Deserialize;
 
 /// What an operator can set.
 #[derive(Debug, Clone, Deserialize)]
@@ -20,7 +18,7 @@ pub struct Settings {
     /// Attempts at a time, of all endpoints together.
     pub concurrency: NonZeroUsize,
     /// Whom to ask for the addresses of names, in place of the servers of `/etc/resolv.conf`.
-    #[serde(deserialize_with = "resolvers")]
+    #[serde(deserialize_with = "sandpiper_policy::resolvers")]
     pub resolvers: Vec<SocketAddr>,
     /// How long deliveries are kept after their end.
     pub keep_days: u32,
@@ -46,19 +44,6 @@ impl Default for Settings {
             keep_days: 90,
         }
     }
-}
-
-/// Addresses, each with an optional port.
-fn resolvers<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<SocketAddr>, D::Error> {
-    let parse = |text: &String| {
-        let address = text.parse::<IpAddr>().map(|address| SocketAddr::new(address, DNS_PORT));
-        address.or_else(|_| text.parse()).map_err(|_| {
-            serde::de::Error::custom(format!(
-                "{text:?} is no address; write it as 192.0.2.53, 192.0.2.53:5353 or [2001:db8::53]:5353"
-            ))
-        })
-    };
-    Vec::<String>::deserialize(deserializer)?.iter().map(parse).collect()
 }
 
 #[cfg(test)]
