@@ -21,7 +21,7 @@ pub enum PrivilegeError {
 /// Becomes the configured user, for good, and gives that user the state folder. Without one configured, nothing happens.
 ///
 /// To be called before there are threads.
-pub fn give_up(config: &Config) -> Result<(), PrivilegeError> {
+pub fn drop_privileges(config: &Config) -> Result<(), PrivilegeError> {
     let Some(name) = &config.user else { return Ok(()) };
     let system = |what| move |error: nix::Error| PrivilegeError::System { what, source: error.into() };
     let user = User::from_name(name)

@@ -3,7 +3,7 @@
 //! Both databases are spoken to through `sqlx::Any`: one SQL text, one set of row types, chosen at run time. It carries
 //! texts, 64-bit integers, bytes and their NULLs, and that is all the schema uses. Four things follow:
 //!
-//! - truth values are `BIGINT` with a CHECK, because a column that SQLite calls `BOOLEAN` cannot be read through it;
+//! - booleans are `BIGINT` with a CHECK, because a column that SQLite calls `BOOLEAN` cannot be read through it;
 //! - `SUM` of integers is written `CAST(SUM(…) AS BIGINT)`, because it is a `NUMERIC` in PostgreSQL;
 //! - SQL with parts that vary is a [`crate::Statement`], because sqlx's own builder writes `?` for `$1`;
 //! - what SQLite is to do with its file is told it by `PRAGMA`, because only a URL reaches the driver.
@@ -34,8 +34,8 @@ use sqlx::any::{AnyConnectOptions, AnyPoolOptions};
 use sqlx::migrate::Migrator;
 use sqlx::{Any, AnyConnection, AnyPool, Connection, Transaction};
 
-use super::StoreError;
 use super::location::DatabaseLocation;
+use super::StoreError;
 
 /// Connections for reading.
 const READERS: u32 = 8;

@@ -19,16 +19,16 @@ pub fn count<T: TryFrom<i64>>(value: i64) -> Result<T, StoreError> {
     T::try_from(value).map_err(|_| StoreError::Corrupt { what: format!("number {value}") })
 }
 
-/// A stored truth value.
-pub fn truth(value: i64) -> Result<bool, StoreError> {
+/// A stored boolean.
+pub fn decode_bool(value: i64) -> Result<bool, StoreError> {
     match value {
         0 => Ok(false),
         1 => Ok(true),
-        _ => Err(StoreError::Corrupt { what: format!("truth value {value}") }),
+        _ => Err(StoreError::Corrupt { what: format!("boolean {value}") }),
     }
 }
 
-/// A stored word of a known few.
-pub fn word<T: std::str::FromStr>(value: &str) -> Result<T, StoreError> {
-    value.parse().map_err(|_| StoreError::Corrupt { what: format!("word {value:?}") })
+/// A stored value of an enumeration.
+pub fn decode_enum<T: std::str::FromStr>(value: &str) -> Result<T, StoreError> {
+    value.parse().map_err(|_| StoreError::Corrupt { what: format!("value {value:?}") })
 }

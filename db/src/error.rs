@@ -22,7 +22,7 @@ pub enum StoreError {
     /// Shared by all writes of the batch.
     #[error("Database, at the commit of a batch")]
     Commit(#[source] Arc<sqlx::Error>),
-    #[error("The write was given up; what it was to change is as before")]
+    #[error("The write was abandoned; nothing was changed")]
     Unwritten,
     #[error("Another process took the request over, because this one was not heard of for long")]
     ClaimLost,

@@ -23,7 +23,7 @@ pub mod testing;
 pub use audit::AuditLog;
 pub use batch::Batch;
 pub use database::{Database, Tx};
-pub use decode::{count, from_ms, to_ms, truth, word};
+pub use decode::{count, decode_bool, decode_enum, from_ms, to_ms};
 pub use error::{StoreError, chain};
 pub use location::DatabaseLocation;
 pub use statement::Statement;

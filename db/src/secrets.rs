@@ -1,7 +1,7 @@
 //! Tenants' secrets at rest: sealed with XChaCha20-Poly1305 under keys from a file.
 //!
 //! The file holds one key a line, 64 hexadecimal digits. The first seals, all open: to rotate, put a new line on top and
-//! drop the old one when nothing sealed under it is left. A nonce is 24 bytes of chance, which for this cipher is safe
+//! drop the old one when nothing sealed under it is left. A nonce is 24 random bytes, which for this cipher is safe
 //! without counting. What is sealed is bound to a context (the sandbox's id), so it cannot be moved to another row.
 
 use std::path::{Path, PathBuf};

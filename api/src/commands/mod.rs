@@ -248,7 +248,7 @@ impl ConfigArgument {
         work: impl FnOnce(Database) -> F,
     ) -> anyhow::Result<()> {
         let config = self.load()?;
-        privileges::give_up(&config)?;
+        privileges::drop_privileges(&config)?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         runtime.block_on(async {
             let database = open_database(&config.database()).await?;

@@ -12,7 +12,7 @@ use sandpiper_db::{Database, DatabaseLocation, chain};
 use sandpiper_http::clock::Clock;
 use sandpiper_http::{listener, metrics};
 use sandpiper_ingress::ListenerTls;
-use sandpiper_payments::delivery::Outside;
+use sandpiper_payments::delivery::Dependencies;
 use sandpiper_payments::delivery::retention::Retention;
 use sandpiper_payments::delivery::worker::Worker;
 use sandpiper_payments::state::{App as Payments, prune_rate_limits};
@@ -51,7 +51,7 @@ pub fn run(config: Config) -> anyhow::Result<()> {
     for listener in [&listener, &metrics] {
         listener.set_nonblocking(true)?;
     }
-    privileges::give_up(&config)?;
+    privileges::drop_privileges(&config)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(serve(config, listener, metrics))
 }
@@ -71,7 +71,7 @@ async fn serve(config: Config, listener: TcpListener, metrics: TcpListener) -> a
     let clock = Clock::system();
     let sandboxes = config.roles.sandboxes.then(|| sandboxes(&config, &database, &clock)).transpose()?;
     let payments = config.roles.payments.then(|| payments(&config, &database, &clock)).transpose()?;
-    let outside = config.roles.payments.then(|| Outside::system(&config.webhooks)).transpose()?;
+    let dependencies = config.roles.payments.then(|| Dependencies::system(&config.webhooks)).transpose()?;
     let service = Service::new(database.clone(), sandboxes, payments);
     let agent = match &service.sandboxes {
         Some(app) => join(&config, app, sole.is_some()).await?,
@@ -87,8 +87,8 @@ async fn serve(config: Config, listener: TcpListener, metrics: TcpListener) -> a
     if let Some(app) = &service.sandboxes {
         tasks.extend(sandbox_tasks(app, agent, &stopped));
     }
-    if let Some((app, outside)) = service.payments.as_ref().zip(outside) {
-        tasks.extend(payment_tasks(app, outside, &stopped));
+    if let Some((app, dependencies)) = service.payments.as_ref().zip(dependencies) {
+        tasks.extend(payment_tasks(app, dependencies, &stopped));
     }
     let metrics = listener::serve(metrics, None, service.metrics_router(), changed(stopped));
     tasks.push((tokio::spawn(metrics), "metrics"));
@@ -145,9 +145,9 @@ fn sandbox_tasks(app: &App, agent: Option<String>, stop: &watch::Receiver<bool>)
     ]
 }
 
-fn payment_tasks(app: &Payments, outside: Outside, stop: &watch::Receiver<bool>) -> [Task; 3] {
+fn payment_tasks(app: &Payments, dependencies: Dependencies, stop: &watch::Receiver<bool>) -> [Task; 3] {
     [
-        (tokio::spawn(Worker::new(app.webhooks.clone(), outside).run(stop.clone())), "webhook worker"),
+        (tokio::spawn(Worker::new(app.webhooks.clone(), dependencies).run(stop.clone())), "webhook worker"),
         (tokio::spawn(Retention::new(app.webhooks.clone()).run(stop.clone())), "deletion of old webhooks"),
         (tokio::spawn(prune_rate_limits(app.clone(), stop.clone())), "pruning of rate limits"),
     ]

@@ -41,9 +41,9 @@ pub enum Progress {
     UnderWay,
 }
 
-/// Waits at most `patience` for work on a task of its own; `None` when that takes longer.
-async fn wait<T>(patience: Duration, work: &mut JoinHandle<T>) -> Result<Option<T>, ApiError> {
-    match tokio::time::timeout(patience, work).await {
+/// Waits at most `timeout` for work on a task of its own; `None` when that takes longer.
+async fn wait<T>(timeout: Duration, work: &mut JoinHandle<T>) -> Result<Option<T>, ApiError> {
+    match tokio::time::timeout(timeout, work).await {
         Ok(done) => done.map(Some).map_err(|error| ApiError::internal(format!("work ended early: {error}"))),
         Err(_) => Ok(None),
     }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use jiff::Timestamp;
-use sandpiper_db::{Database, Statement, StoreError, count, from_ms, to_ms, truth, word};
+use sandpiper_db::{Database, Statement, StoreError, count, decode_bool, decode_enum, from_ms, to_ms};
 use sandpiper_protocol::agent::{self, SandboxError};
 use sqlx::Row;
 use sqlx::any::AnyRow;
@@ -104,7 +104,7 @@ pub enum CreateCheckpointError {
 impl From<sqlx::Error> for CreateCheckpointError {
     fn from(error: sqlx::Error) -> Self {
         match &error {
-            // Ids are chance: the only thing that can be taken is the name.
+            // Ids are random: the only thing that can be taken is the name.
             sqlx::Error::Database(refused) if refused.is_unique_violation() => CreateCheckpointError::NameTaken,
             _ => CreateCheckpointError::Store(error.into()),
         }
@@ -219,7 +219,7 @@ impl Checkpoints {
             .bind(id)
             .fetch_optional(self.database.read())
             .await?;
-        state.map(|state| word(&state)).transpose()
+        state.map(|state| decode_enum(&state)).transpose()
     }
 
     /// Takes over what the agent says of checkpoints that it has, all at once: they are ready, of this size and shape. A
@@ -326,11 +326,11 @@ fn read(row: &AnyRow) -> Result<CheckpointRow, StoreError> {
         id: row.try_get("id")?,
         team_id: row.try_get("team_id")?,
         name: row.try_get("name")?,
-        state: word(row.try_get("state")?)?,
+        state: decode_enum(row.try_get("state")?)?,
         sandbox_id: row.try_get("sandbox_id")?,
         template: row.try_get("template")?,
         template_version: row.try_get("template_version")?,
-        memory: truth(row.try_get("memory")?)?,
+        memory: decode_bool(row.try_get("memory")?)?,
         cpu: count(row.try_get("cpu")?)?,
         memory_mb: count(row.try_get("memory_mb")?)?,
         disk_gib: count(row.try_get("disk_gib")?)?,

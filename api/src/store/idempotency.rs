@@ -14,7 +14,7 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
-use sandpiper_db::{Database, StoreError, Tx, count, to_ms, truth};
+use sandpiper_db::{Database, StoreError, Tx, count, decode_bool, to_ms};
 use sqlx::Row;
 
 use super::processes::OwnId;
@@ -29,7 +29,7 @@ pub const LEASE: Duration = Duration::from_secs(300);
 pub struct Claim {
     pub team_id: String,
     pub key: String,
-    /// Chance: tells this claim from a later one of the same key.
+    /// Random: tells this claim from a later one of the same key.
     pub token: String,
 }
 
@@ -108,7 +108,7 @@ impl IdempotencyKeys {
                     session_of: row.try_get("session_of")?,
                 }));
             }
-            if truth(row.try_get("held")?)? {
+            if decode_bool(row.try_get("held")?)? {
                 return Ok(Lookup::InFlight);
             }
             abandoned_resource = row.try_get::<Option<String>, _>("resource_id")?;

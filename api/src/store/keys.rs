@@ -3,7 +3,7 @@
 use std::str::FromStr;
 
 use jiff::Timestamp;
-use sandpiper_db::{Database, StoreError, from_ms, to_ms, word};
+use sandpiper_db::{Database, StoreError, decode_enum, from_ms, to_ms};
 use sandpiper_protocol::id;
 use serde::Serialize;
 use sqlx::Row;
@@ -110,11 +110,11 @@ impl ApiKeys {
         let Some(row) = row else { return Ok(None) };
         Ok(Some(ActiveKey {
             id: row.try_get("id")?,
-            capability: word(row.try_get("capability")?)?,
+            capability: decode_enum(row.try_get("capability")?)?,
             team: Team {
                 id: row.try_get("team_id")?,
                 slug: row.try_get("slug")?,
-                plan: word(row.try_get("plan")?)?,
+                plan: decode_enum(row.try_get("plan")?)?,
                 created_at: from_ms(row.try_get("created_at_ms")?)?,
             },
         }))
@@ -134,7 +134,7 @@ impl ApiKeys {
                     id: row.try_get("id")?,
                     team: row.try_get("slug")?,
                     name: row.try_get("name")?,
-                    capability: word(row.try_get("capability")?)?,
+                    capability: decode_enum(row.try_get("capability")?)?,
                     created_at: from_ms(row.try_get("created_at_ms")?)?,
                     revoked_at: row.try_get::<Option<i64>, _>("revoked_at_ms")?.map(from_ms).transpose()?,
                 })

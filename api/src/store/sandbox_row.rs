@@ -5,7 +5,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use jiff::Timestamp;
-use sandpiper_db::{StoreError, count, from_ms, truth, word};
+use sandpiper_db::{StoreError, count, decode_bool, decode_enum, from_ms};
 use sandpiper_protocol::agent::{self, ExposedPort, Lifecycle, Network, NetworkPolicy, OnTimeout, SandboxError};
 use sqlx::Row;
 use sqlx::any::AnyRow;
@@ -201,7 +201,7 @@ impl SandboxRow {
         Ok(Self {
             id: row.try_get("id")?,
             team_id: row.try_get("team_id")?,
-            state: word(row.try_get("state")?)?,
+            state: decode_enum(row.try_get("state")?)?,
             template: row.try_get("template")?,
             template_version: row.try_get("template_version")?,
             cpu: count(row.try_get("cpu")?)?,
@@ -211,12 +211,12 @@ impl SandboxRow {
             deadline: time("deadline_ms")?,
             lifecycle: Lifecycle {
                 on_timeout: on_timeout(row.try_get("on_timeout")?)?,
-                auto_resume: truth(row.try_get("auto_resume")?)?,
+                auto_resume: decode_bool(row.try_get("auto_resume")?)?,
             },
             metadata,
             exposed_ports: serde_json::from_str(&ports)
                 .map_err(|_| StoreError::Corrupt { what: "exposed_ports".into() })?,
-            allow_public_traffic: truth(row.try_get("allow_public_traffic")?)?,
+            allow_public_traffic: decode_bool(row.try_get("allow_public_traffic")?)?,
             policy,
             network: NetworkState::read(row)?,
             data_plane_url: row.try_get("data_plane_url")?,

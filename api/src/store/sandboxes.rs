@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
-use sandpiper_db::{Database, StoreError, Tx, count, to_ms, word};
+use sandpiper_db::{Database, StoreError, Tx, count, decode_enum, to_ms};
 use sandpiper_protocol::agent::{self, SandboxError};
 use sqlx::Row;
 
@@ -173,7 +173,7 @@ impl Sandboxes {
             .bind(id)
             .fetch_optional(self.database.read())
             .await?;
-        state.map(|state| word(&state)).transpose()
+        state.map(|state| decode_enum(&state)).transpose()
     }
 
     /// The environment of a sandbox, sealed; `None` without any.
@@ -197,7 +197,7 @@ impl Sandboxes {
         let rows = sqlx::query("SELECT state, COUNT(*) AS n FROM sandboxes WHERE state <> 'destroyed' GROUP BY state")
             .fetch_all(self.database.read())
             .await?;
-        rows.iter().map(|row| Ok((word(row.try_get("state")?)?, count(row.try_get("n")?)?))).collect()
+        rows.iter().map(|row| Ok((decode_enum(row.try_get("state")?)?, count(row.try_get("n")?)?))).collect()
     }
 
     /// Takes over what the agent says of a sandbox. What ended in this store stays ended: a report may be older.

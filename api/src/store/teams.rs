@@ -1,7 +1,7 @@
 //! Teams: who owns keys and sandboxes.
 
 use jiff::Timestamp;
-use sandpiper_db::{Database, StoreError, from_ms, to_ms, word};
+use sandpiper_db::{Database, StoreError, decode_enum, from_ms, to_ms};
 use sandpiper_protocol::id;
 use sqlx::Row;
 use sqlx::any::AnyRow;
@@ -74,7 +74,7 @@ fn team(row: &AnyRow) -> Result<Team, StoreError> {
     Ok(Team {
         id: row.try_get("id")?,
         slug: row.try_get("slug")?,
-        plan: word(row.try_get("plan")?)?,
+        plan: decode_enum(row.try_get("plan")?)?,
         created_at: from_ms(row.try_get("created_at_ms")?)?,
     })
 }

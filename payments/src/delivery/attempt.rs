@@ -9,8 +9,8 @@ use sandpiper_db::chain;
 use sandpiper_webhook::{SigningKey, sign};
 
 use super::Webhooks;
-use super::chance::Chance;
 use super::endpoint_url::EndpointUrl;
+use super::jitter::Jitter;
 use super::sender::{Sender, Webhook};
 use crate::domain::outcome::{Answer, Failure, FailureClass, Verdict};
 use crate::domain::schedule::{Next, next_attempt};
@@ -40,7 +40,7 @@ impl SigningKeys {
 pub(super) struct Attempter {
     pub(super) webhooks: Arc<Webhooks>,
     pub(super) sender: Sender,
-    pub(super) chance: Chance,
+    pub(super) jitter: Jitter,
 }
 
 impl Attempter {
@@ -114,7 +114,7 @@ impl Attempter {
         duration: Duration,
     ) -> Finished {
         let ended_at = self.webhooks.clock.now();
-        let decision = decide(&claimed, &sent, ended_at, self.chance.draw());
+        let decision = decide(&claimed, &sent, ended_at, self.jitter.draw());
         let (result, detail) = match sent {
             Ok(answer) => (Ok(answer.status), answer.snippet),
             Err(failure) => (Err(failure.class), failure.detail),
@@ -124,7 +124,7 @@ impl Attempter {
 }
 
 /// What becomes of the delivery.
-fn decide(claimed: &Claimed, sent: &Result<Answer, Failure>, now: Timestamp, chance: f64) -> Decision {
+fn decide(claimed: &Claimed, sent: &Result<Answer, Failure>, now: Timestamp, jitter: f64) -> Decision {
     let (verdict, retry_after) = match sent {
         Ok(answer) => (Verdict::of_status(answer.status), answer.retry_after),
         Err(_) => (Verdict::Again, None),
@@ -132,7 +132,7 @@ fn decide(claimed: &Claimed, sent: &Result<Answer, Failure>, now: Timestamp, cha
     match verdict {
         Verdict::Acknowledged => Decision::End(State::Delivered),
         Verdict::Refused => Decision::End(State::Failed),
-        Verdict::Again => match next_attempt(claimed.attempt, claimed.created_at, now, retry_after, chance) {
+        Verdict::Again => match next_attempt(claimed.attempt, claimed.created_at, now, retry_after, jitter) {
             Next::At(at) => Decision::Retry(at),
             Next::Exhausted => Decision::End(State::Exhausted),
         },

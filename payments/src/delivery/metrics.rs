@@ -1,4 +1,4 @@
-//! Figures about webhooks, for Prometheus.
+//! Metrics of webhooks, for Prometheus.
 
 use std::time::Duration;
 

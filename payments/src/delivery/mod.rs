@@ -29,9 +29,9 @@ use tokio::sync::Notify;
 
 pub mod addresses;
 mod attempt;
-pub mod chance;
 pub mod connection;
 pub mod endpoint_url;
+pub mod jitter;
 pub mod metrics;
 mod pool;
 pub mod resolver;
@@ -45,9 +45,9 @@ mod under_way;
 pub mod worker;
 
 use addresses::AddressRule;
-use chance::Chance;
 use connection::Connector;
 use endpoint_url::{EndpointUrl, UrlError};
+use jitter::Jitter;
 use metrics::WebhookMetrics;
 use resolver::Resolver;
 use sandpiper_db::chain;
@@ -100,16 +100,16 @@ impl Webhooks {
     }
 }
 
-/// The world that webhooks are sent into, and chance: what a test brings its own of.
+/// What the worker has to reach beyond this process, and its jitter: what a test brings its own of.
 #[derive(Debug, Clone)]
-pub struct Outside {
+pub struct Dependencies {
     pub connector: Connector,
-    pub chance: Chance,
+    pub jitter: Jitter,
     /// Longest time of an attempt.
     pub attempt_limit: Duration,
 }
 
-impl Outside {
+impl Dependencies {
     /// The real world. What is missing of it on this host, name servers or certificate authorities, makes attempts fail, not
     /// the process, which has other things to do.
     pub fn system(settings: &Settings) -> Result<Self, TrustError> {
@@ -118,24 +118,31 @@ impl Outside {
             servers => Resolver::asking(servers),
         };
         let resolver = resolver.unwrap_or_else(|error| {
-            tracing::error!(error = chain(&error), "webhooks find no name: the name servers cannot be used");
+            tracing::error!(error = chain(&error), "no usable name servers; no webhook endpoint will resolve");
             Resolver::none("this host knows no name servers".to_owned())
         });
         let tls = match trust::system(settings.ca_file.as_deref()) {
             Err(error @ TrustError::System(_)) => {
-                tracing::error!(error = chain(&error), "webhooks trust nobody");
+                tracing::error!(
+                    error = chain(&error),
+                    "no usable trust anchors; TLS to every webhook endpoint will fail"
+                );
                 trust::only([])?
             }
             tls => tls?,
         };
         if !settings.allow_addresses.is_empty() || settings.ca_file.is_some() {
             let (allowed, ca_file) = (&settings.allow_addresses, &settings.ca_file);
-            tracing::warn!(?allowed, ?ca_file, "webhooks may go where the public cannot: for development only");
+            tracing::warn!(
+                ?allowed,
+                ?ca_file,
+                "webhooks may go to addresses that are not public: for development only"
+            );
         }
         let rule = AddressRule::new(settings.allow_addresses.clone());
         Ok(Self {
             connector: Connector { resolver, rule, tls },
-            chance: Chance::system(),
+            jitter: Jitter::system(),
             attempt_limit: sender::ATTEMPT_LIMIT,
         })
     }

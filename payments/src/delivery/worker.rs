@@ -27,7 +27,7 @@ use super::attempt::Attempter;
 use super::metrics::outcome;
 use super::sender::Sender;
 use super::under_way::{Place, UnderWay};
-use super::{Outside, Webhooks};
+use super::{Dependencies, Webhooks};
 use crate::domain::capacity::{SLOW, largest_cap, window};
 use crate::store::deliveries::State;
 use crate::store::delivery_claims::{Claimed, Decision, Finished};
@@ -53,16 +53,19 @@ pub struct Worker {
 
 impl Worker {
     /// A worker that has not begun.
-    pub fn new(webhooks: Arc<Webhooks>, outside: Outside) -> Self {
-        let sender = Sender::new(outside.connector, outside.attempt_limit);
-        let attempter = Arc::new(Attempter { webhooks, sender, chance: outside.chance });
+    pub fn new(webhooks: Arc<Webhooks>, dependencies: Dependencies) -> Self {
+        let sender = Sender::new(dependencies.connector, dependencies.attempt_limit);
+        let attempter = Arc::new(Attempter { webhooks, sender, jitter: dependencies.jitter });
         Self { attempter, started: Instant::now(), under_way: Arc::default() }
     }
 
     /// Sends until `stop` changes.
     pub async fn run(self, mut stop: watch::Receiver<bool>) {
         if let Err(error) = self.webhooks().store.webhook_endpoints.begin_small(self.largest_cap()).await {
-            tracing::error!(error = chain(&error), "webhooks begin with the caps of before");
+            tracing::error!(
+                error = chain(&error),
+                "could not reset per-endpoint concurrency caps; using stored values"
+            );
         }
         let (finished, results) = mpsc::channel(AT_ONCE);
         let recorder = tokio::spawn(self.clone().record_all(results));
@@ -185,7 +188,7 @@ impl Worker {
                 tracing::warn!(deliveries, "webhooks whose process died are attempted again");
                 self.webhooks().metrics.reclaimed(deliveries);
             }
-            Err(error) => tracing::error!(error = chain(&error), "webhooks of dead processes not taken back"),
+            Err(error) => tracing::error!(error = chain(&error), "claims of dead processes not released"),
         }
     }
 
@@ -236,7 +239,7 @@ impl Worker {
                 tracing::warn!(%until, reason = finished.detail, "webhook not sent: it cannot be signed");
             }
             Decision::End(State::Delivered) => tracing::debug!("webhook delivered"),
-            Decision::End(State::Exhausted) => tracing::warn!("webhook given up: it was never acknowledged"),
+            Decision::End(State::Exhausted) => tracing::warn!("webhook exhausted: it was never acknowledged"),
             Decision::End(_) => tracing::info!("webhook refused"),
             Decision::Retry(at) => tracing::info!(%at, "webhook to be attempted again"),
         });

@@ -1,10 +1,10 @@
-//! When a delivery is tried again, and when no more. Pure: time and chance are given.
+//! When a delivery is tried again, and when no more. Pure: time and jitter are given.
 //!
 //! | | |
 //! |---|---|
 //! | delay after the first attempt | 10 s, doubled after each further one until an hour, then an hour |
 //! | `Retry-After` | may make the delay longer, up to an hour; never shorter |
-//! | jitter | a chance of up to a tenth on top, also of a whole hour; never less |
+//! | jitter | a random part of up to a tenth on top, also of a whole hour; never less |
 //! | attempts | 100, the first among them |
 //! | window | no attempt starts later than seven days after the delivery was made |
 //!
@@ -35,17 +35,17 @@ pub enum Next {
 }
 
 /// What follows after `attempts` attempts of a delivery that was made at `created_at`, the last of which failed now.
-/// `retry_after` is what its answer asked for; `chance` is uniform in `[0, 1)`.
+/// `retry_after` is what its answer asked for; `jitter` is uniform in `[0, 1)`.
 pub fn next_attempt(
     attempts: u32,
     created_at: Timestamp,
     now: Timestamp,
     retry_after: Option<Duration>,
-    chance: f64,
+    jitter: f64,
 ) -> Next {
     let asked = retry_after.unwrap_or_default().min(LONGEST_DELAY);
     let delay = backoff(attempts).max(asked);
-    let delay = delay + delay.mul_f64(JITTER * chance.clamp(0.0, 1.0));
+    let delay = delay + delay.mul_f64(JITTER * jitter.clamp(0.0, 1.0));
     match now.checked_add(delay) {
         Ok(at) if attempts < MAX_ATTEMPTS && !is_over(created_at, at) => Next::At(at),
         _ => Next::Exhausted,
@@ -69,17 +69,17 @@ mod tests {
 
     const CREATED: Timestamp = Timestamp::UNIX_EPOCH;
 
-    fn delay(attempts: u32, retry_after: Option<u64>, chance: f64) -> Option<SignedDuration> {
-        match next_attempt(attempts, CREATED, CREATED, retry_after.map(Duration::from_secs), chance) {
+    fn delay(attempts: u32, retry_after: Option<u64>, jitter: f64) -> Option<SignedDuration> {
+        match next_attempt(attempts, CREATED, CREATED, retry_after.map(Duration::from_secs), jitter) {
             Next::At(at) => Some(at.duration_since(CREATED)),
             Next::Exhausted => None,
         }
     }
 
     /// Attempts until the end, and the time from the first to the last, when each fails at once.
-    fn life(retry_after: Option<u64>, chance: f64) -> (u32, SignedDuration) {
+    fn life(retry_after: Option<u64>, jitter: f64) -> (u32, SignedDuration) {
         let (mut now, mut attempts) = (CREATED, 1);
-        while let Next::At(at) = next_attempt(attempts, CREATED, now, retry_after.map(Duration::from_secs), chance) {
+        while let Next::At(at) = next_attempt(attempts, CREATED, now, retry_after.map(Duration::from_secs), jitter) {
             (now, attempts) = (at, attempts + 1);
         }
         (attempts, now.duration_since(CREATED))
@@ -125,10 +125,10 @@ mod tests {
         fn a_delay_is_never_shorter_than_asked_and_a_tenth_longer_at_most(
             attempts in 1..MAX_ATTEMPTS,
             retry_after in proptest::option::of(0..20_000u64),
-            chance in 0.0..1.0,
+            jitter in 0.0..1.0,
         ) {
             let base = backoff(attempts).as_secs_f64().max(retry_after.unwrap_or(0).min(3600) as f64);
-            let delay = delay(attempts, retry_after, chance).unwrap().as_secs_f64();
+            let delay = delay(attempts, retry_after, jitter).unwrap().as_secs_f64();
             prop_assert!(base <= delay && delay <= base * 1.1 + 1e-6, "{base} {delay}");
         }
 
@@ -137,11 +137,11 @@ mod tests {
             pauses in proptest::collection::vec((0..100_000i64, 0.0..1.0, proptest::option::of(0..10_000u64)), 100..120),
         ) {
             let (mut now, mut attempts) = (CREATED, 1);
-            for (pause, chance, retry_after) in pauses {
+            for (pause, jitter, retry_after) in pauses {
                 // Nobody was there at the due time.
                 let failed_at = now + SignedDuration::from_secs(pause);
                 let retry_after = retry_after.map(Duration::from_secs);
-                let Next::At(at) = next_attempt(attempts, CREATED, failed_at, retry_after, chance) else { break };
+                let Next::At(at) = next_attempt(attempts, CREATED, failed_at, retry_after, jitter) else { break };
                 prop_assert!(at > failed_at);
                 (now, attempts) = (at, attempts + 1);
                 prop_assert!(now.duration_since(CREATED) <= WINDOW);

@@ -1,7 +1,7 @@
 //! Merchants' keys.
 //!
 //! A public key is `pk_prod_` or `pk_test_` and 40 hexadecimal digits. A secret key is `sk_prod_` or `sk_test_` and the
-//! standard, padded base64 of 32 bytes of chance: those bytes sign the realm's webhooks.
+//! standard, padded base64 of 32 random bytes: those bytes sign the realm's webhooks.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
@@ -21,8 +21,8 @@ pub fn generate(realm: Realm, kind: Kind) -> Zeroizing<String> {
     match kind {
         Kind::Public => keys::generate(realm.public_prefix()),
         Kind::Secret => {
-            let chance = Zeroizing::new(rand::random::<[u8; SIGNING_KEY]>());
-            let encoded = Zeroizing::new(BASE64.encode(*chance));
+            let random = Zeroizing::new(rand::random::<[u8; SIGNING_KEY]>());
+            let encoded = Zeroizing::new(BASE64.encode(*random));
             Zeroizing::new(format!("{}{}", realm.secret_prefix(), *encoded))
         }
     }

@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 use jiff::{SignedDuration, Timestamp};
 use sandpiper_db::batch::Batch;
-use sandpiper_db::{Database, Statement, StoreError, Tx, count, from_ms, to_ms, word};
+use sandpiper_db::{Database, Statement, StoreError, Tx, count, decode_enum, from_ms, to_ms};
 use sha2::{Digest, Sha256};
 use sqlx::Row;
 use sqlx::any::AnyRow;
@@ -250,8 +250,8 @@ impl DeliveryRow {
         Ok(Self {
             id: DeliveryId(row.try_get("id")?),
             endpoint: read_key(row)?,
-            state: word(row.try_get("state")?)?,
-            trigger: word(row.try_get("trigger")?)?,
+            state: decode_enum(row.try_get("state")?)?,
+            trigger: decode_enum(row.try_get("trigger")?)?,
             payment_id: row.try_get("payment_id")?,
             payment_at: time("payment_at_ms")?.map(from_ms).transpose()?,
             replay_of: row.try_get::<Option<String>, _>("replay_of")?.map(DeliveryId),
@@ -260,7 +260,7 @@ impl DeliveryRow {
             next_at: time("next_at_ms")?.map(from_ms).transpose()?,
             ended_at: time("ended_at_ms")?.map(from_ms).transpose()?,
             status: row.try_get::<Option<i64>, _>("status")?.map(count).transpose()?,
-            error_class: row.try_get::<Option<String>, _>("error_class")?.map(|text| word(&text)).transpose()?,
+            error_class: row.try_get::<Option<String>, _>("error_class")?.map(|text| decode_enum(&text)).transpose()?,
         })
     }
 }
@@ -496,7 +496,7 @@ fn read_attempt(row: &AnyRow) -> Result<AttemptRow, StoreError> {
         duration_ms: row.try_get::<Option<i64>, _>("duration_ms")?.map(count).transpose()?,
         signed_at: row.try_get("signed_at")?,
         status: row.try_get::<Option<i64>, _>("status")?.map(count).transpose()?,
-        error_class: row.try_get::<Option<String>, _>("error_class")?.map(|text| word(&text)).transpose()?,
+        error_class: row.try_get::<Option<String>, _>("error_class")?.map(|text| decode_enum(&text)).transpose()?,
         detail: row.try_get("detail")?,
         next_at: row.try_get::<Option<i64>, _>("next_at_ms")?.map(from_ms).transpose()?,
     })

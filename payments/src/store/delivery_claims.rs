@@ -1,7 +1,7 @@
 //! Attempts: a delivery is *claimed*, attempted, and the attempt *finished*. Two short transactions with the HTTP request
 //! between them, which holds nothing of the database.
 //!
-//! A claim is a chance number and a lease. The number makes sure that only who made the claim ends it. The lease makes sure
+//! A claim is a random number and a lease. The number makes sure that only who made the claim ends it. The lease makes sure
 //! that somebody does: when a process dies with claims, they are [reclaimed](DeliveryClaims::reclaim) after the lease, and the
 //! attempts made again, under the same `Idempotency-Key`. Nobody knows whether the receiver got the first of the two, so it
 //! counts, and there is never a 101st attempt.
@@ -16,7 +16,7 @@ use bytes::Bytes;
 use jiff::{SignedDuration, Timestamp};
 use sandpiper_db::batch::Batch;
 use sandpiper_db::statement::round_up;
-use sandpiper_db::{Database, Statement, StoreError, Tx, count, from_ms, to_ms, word};
+use sandpiper_db::{Database, Statement, StoreError, Tx, count, decode_enum, from_ms, to_ms};
 use sqlx::Row;
 
 use super::deliveries::{DeliveryId, State, Trigger};
@@ -197,7 +197,7 @@ async fn claim_shares(tx: &mut Tx, ready: &[Ready], limit: usize, now: Timestamp
                 id: DeliveryId::stored(row.try_get("id")?),
                 url: urls.get(&endpoint).copied().unwrap_or_default().to_owned(),
                 endpoint,
-                trigger: word(row.try_get("trigger")?)?,
+                trigger: decode_enum(row.try_get("trigger")?)?,
                 body: Bytes::from(row.try_get::<Vec<u8>, _>("body")?),
                 attempt: count(row.try_get("attempts")?)?,
                 created_at: from_ms(row.try_get("created_at_ms")?)?,
@@ -400,7 +400,7 @@ async fn log(tx: &mut Tx, ends: &[End<'_>]) -> Result<(), StoreError> {
     }));
     statement
         .push(") AS ends WHERE delivery_id = column1 AND number = column2 AND (duration_ms IS NULL OR error_class = ");
-    // It was slow, was given up for dead, and comes after all.
+    // It was slow, was taken for dead, and comes after all.
     statement.push_bind(FailureClass::Interrupted.as_str()).push(")");
     statement.build().execute(&mut **tx).await?;
     Ok(())

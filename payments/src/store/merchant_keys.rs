@@ -9,7 +9,7 @@ use std::str::FromStr;
 
 use jiff::Timestamp;
 use sandpiper_db::secrets::{OpenError, Vault};
-use sandpiper_db::{Database, Statement, StoreError, Tx, from_ms, to_ms, word};
+use sandpiper_db::{Database, Statement, StoreError, Tx, decode_enum, from_ms, to_ms};
 use sandpiper_webhook::{SecretError, SigningKey};
 use serde::{Deserialize, Serialize};
 use sqlx::Row;
@@ -180,8 +180,8 @@ impl MerchantKeys {
         let Some(row) = row else { return Ok(None) };
         Ok(Some(ActiveMerchantKey {
             id: row.try_get("id")?,
-            kind: word(row.try_get("kind")?)?,
-            realm: word(row.try_get("realm")?)?,
+            kind: decode_enum(row.try_get("kind")?)?,
+            realm: decode_enum(row.try_get("realm")?)?,
             merchant_id: row.try_get("merchant_id")?,
             default_traffic_vertical: row.try_get("default_traffic_vertical")?,
             discovery_revision: row.try_get("revision")?,
@@ -256,7 +256,7 @@ async fn insert(tx: &mut Tx, new: &NewMerchantKey<'_>, now: Timestamp) -> Result
     .execute(&mut **tx)
     .await;
     match inserted {
-        // Ids and keys are chance: what can be there already is the realm's secret key.
+        // Ids and keys are random: what can be there already is the realm's secret key.
         Err(sqlx::Error::Database(refused)) if refused.is_unique_violation() => Err(CreateKeyError::SecretExists),
         Err(error) => Err(error.into()),
         Ok(_) => Ok(()),
@@ -266,8 +266,8 @@ async fn insert(tx: &mut Tx, new: &NewMerchantKey<'_>, now: Timestamp) -> Result
 fn record(row: &AnyRow) -> Result<MerchantKeyRecord, StoreError> {
     Ok(MerchantKeyRecord {
         id: row.try_get("id")?,
-        realm: word(row.try_get("realm")?)?,
-        kind: word(row.try_get("kind")?)?,
+        realm: decode_enum(row.try_get("realm")?)?,
+        kind: decode_enum(row.try_get("kind")?)?,
         created_at: from_ms(row.try_get("created_at_ms")?)?,
         revoked_at: row.try_get::<Option<i64>, _>("revoked_at_ms")?.map(from_ms).transpose()?,
     })

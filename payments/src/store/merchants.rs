@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
-use sandpiper_db::{Database, StoreError, Tx, from_ms, to_ms, word};
+use sandpiper_db::{Database, StoreError, Tx, decode_enum, from_ms, to_ms};
 use sandpiper_discovery::MarketKey;
 use sandpiper_protocol::id;
 use sqlx::Row;
@@ -144,7 +144,7 @@ impl Merchants {
         .await?;
         for row in &enabled {
             let merchant_id: &str = row.try_get("merchant_id")?;
-            let realm: Realm = word(row.try_get("realm")?)?;
+            let realm: Realm = decode_enum(row.try_get("realm")?)?;
             // One that was made since the rows were read is left for the next page.
             if let Some(merchant) = merchants.iter_mut().find(|merchant| merchant.id == merchant_id) {
                 merchant.markets.entry(realm).or_default().push(discovery::market_key(row)?);

@@ -343,7 +343,7 @@ mod tests {
         store.payments.put(update.clone(), entry, Timestamp::UNIX_EPOCH).await
     }
 
-    /// What is stored: payments, deliveries and the audit's entries, each without what is of chance or of no order.
+    /// What is stored: payments, deliveries and the audit's entries, each without what is random or has no order.
     async fn contents(store: &TestStore<Store>) -> [Vec<String>; 3] {
         let payments = store.payments.list(&Default::default(), None, 1000).await.unwrap();
         let deliveries = store.deliveries.list(&Filter::default(), None, 1000).await.unwrap();

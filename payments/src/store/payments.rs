@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 use sandpiper_db::batch::Batch;
-use sandpiper_db::{Database, Statement, StoreError, audit, from_ms, word};
+use sandpiper_db::{Database, Statement, StoreError, audit, decode_enum, from_ms};
 use sqlx::Row;
 use sqlx::any::AnyRow;
 
@@ -158,7 +158,7 @@ pub(super) fn payment(row: &AnyRow) -> Result<PaymentRow, StoreError> {
     Ok(PaymentRow {
         id: row.try_get("id")?,
         merchant_id: row.try_get("merchant_id")?,
-        realm: word(row.try_get("realm")?)?,
+        realm: decode_enum(row.try_get("realm")?)?,
         document: row.try_get("document")?,
         created_at: from_ms(row.try_get("created_at_ms")?)?,
     })

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
 use sandpiper_db::batch::Batch;
-use sandpiper_db::{Database, Statement, StoreError, Tx, audit, count, from_ms, to_ms, word};
+use sandpiper_db::{Database, Statement, StoreError, Tx, audit, count, decode_enum, from_ms, to_ms};
 use sqlx::Row;
 
 use crate::domain::capacity::SMALLEST_CAP;
@@ -258,7 +258,7 @@ pub(super) async fn cancel_pending(tx: &mut Tx, endpoint: &EndpointKey, now: Tim
 
 /// The endpoint that a row names.
 pub(super) fn read_key(row: &sqlx::any::AnyRow) -> Result<EndpointKey, StoreError> {
-    Ok(EndpointKey { merchant_id: row.try_get("merchant_id")?, realm: word(row.try_get("realm")?)? })
+    Ok(EndpointKey { merchant_id: row.try_get("merchant_id")?, realm: decode_enum(row.try_get("realm")?)? })
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use sandpiper_payments::store::deliveries::State;
 use serde_json::json;
 
 use super::receiver::{Reaction, Receiver};
-use super::stage::{LIMIT, Names, Stage, outside, outside_with};
+use super::stage::{LIMIT, Names, Stage, dependencies, dependencies_with};
 use crate::support::Host;
 
 /// A worker under the rule for the public, to which only `allowed` is added.
@@ -16,7 +16,7 @@ fn worker(stage: &Stage, receiver: &Receiver, names: &Names, allowed: &[&str]) -
     let allowed = allowed.iter().map(|net| net.parse().unwrap()).collect();
     Worker::new(
         stage.host.payments.webhooks.clone(),
-        outside_with(&[receiver], names.clone(), AddressRule::new(allowed)),
+        dependencies_with(&[receiver], names.clone(), AddressRule::new(allowed)),
     )
 }
 
@@ -109,7 +109,7 @@ async fn a_name_service_that_hangs_costs_the_limit_and_no_more() {
     let stage = Stage::new().await;
     stage.configure(Realm::Live, Some(&url(&receiver))).await;
     let delivery = stage.pay("pay_1").await;
-    let mut world = outside(&[&receiver]);
+    let mut world = dependencies(&[&receiver]);
     world.connector.resolver = Resolver::new(Silence);
     Worker::new(stage.host.payments.webhooks.clone(), world).round().await.unwrap();
     let milliseconds = stage.attempts(&delivery).await[0].duration_ms.unwrap();

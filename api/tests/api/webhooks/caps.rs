@@ -4,7 +4,7 @@ use std::num::NonZeroUsize;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use sandpiper_payments::delivery::Outside;
+use sandpiper_payments::delivery::Dependencies;
 use sandpiper_payments::delivery::worker::Worker;
 use sandpiper_payments::domain::order::Status;
 use sandpiper_payments::domain::realm::Realm;
@@ -15,7 +15,7 @@ use serde_json::json;
 use tokio::sync::watch;
 
 use super::receiver::{Reaction, Receiver};
-use super::stage::{Stage, configure, merchant, order, outside, report};
+use super::stage::{Stage, configure, dependencies, merchant, order, report};
 use crate::support::{Host, eventually};
 
 /// Longer than a test: whoever waited for the end of an attempt that hangs would never be served.
@@ -23,7 +23,7 @@ const FOR_EVER: Duration = Duration::from_secs(3600);
 
 /// Sends until the answer is dropped, with attempts that end only when they are answered.
 fn send(stage: &Stage, receivers: &[&Receiver]) -> watch::Sender<bool> {
-    let world = Outside { attempt_limit: FOR_EVER, ..outside(receivers) };
+    let world = Dependencies { attempt_limit: FOR_EVER, ..dependencies(receivers) };
     let (stop, stopped) = watch::channel(false);
     tokio::spawn(Worker::new(stage.host.payments.webhooks.clone(), world).run(stopped));
     stop

@@ -4,14 +4,14 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use sandpiper_payments::delivery::Outside;
+use sandpiper_payments::delivery::Dependencies;
 use sandpiper_payments::delivery::worker::Worker;
 use sandpiper_payments::domain::order::Status;
 use sandpiper_payments::domain::realm::Realm;
 use sandpiper_payments::store::webhook_endpoints::EndpointKey;
 
 use super::receiver::{Reaction, Receiver};
-use super::stage::{Stage, configure, merchant, order, outside, report};
+use super::stage::{Stage, configure, dependencies, merchant, order, report};
 use crate::support::eventually;
 
 /// Deliveries that wait at the endpoint that hangs.
@@ -68,7 +68,7 @@ async fn an_endpoint_that_hangs_does_not_hold_up_the_others() {
         others.push(other);
     }
     // So long that no attempt at the endpoint that hangs ends here: whoever waited for one would not be served at all.
-    let world = Outside { attempt_limit: Duration::from_secs(3600), ..outside(&[&hanging, &prompt]) };
+    let world = Dependencies { attempt_limit: Duration::from_secs(3600), ..dependencies(&[&hanging, &prompt]) };
     let (_stop, stopped) = tokio::sync::watch::channel(false);
     tokio::spawn(Worker::new(stage.host.payments.webhooks.clone(), world).run(stopped));
 

@@ -1,5 +1,5 @@
 //! Webhooks from an update of a payment to a receiver and back: the real store, worker, TLS and sockets. Only the clock,
-//! chance and names are the tests' own.
+//! jitter and names are the tests' own.
 
 mod addresses;
 mod caps;

@@ -7,13 +7,13 @@ use sandpiper_payments::delivery::connection::Connector;
 use sandpiper_payments::delivery::resolver::Resolver;
 use sandpiper_payments::delivery::sender::ATTEMPT_LIMIT;
 use sandpiper_payments::delivery::worker::Worker;
-use sandpiper_payments::delivery::{Outside, trust};
+use sandpiper_payments::delivery::{Dependencies, trust};
 use sandpiper_payments::domain::realm::Realm;
 use sandpiper_payments::store::deliveries::State;
 
 use super::name_server::{NameServer, a, aaaa, alias};
 use super::receiver::Receiver;
-use super::stage::{Stage, outside};
+use super::stage::{Stage, dependencies};
 use crate::support::Host;
 
 const NAME: &str = "merchant.example.test";
@@ -103,8 +103,8 @@ async fn named(receiver: &Receiver) -> Stage {
 }
 
 /// The world with this name server, and the limit of the real one.
-fn world(receiver: &Receiver, names: &NameServer, rule: AddressRule) -> Outside {
+fn world(receiver: &Receiver, names: &NameServer, rule: AddressRule) -> Dependencies {
     let tls = trust::only([receiver.root.clone()]).unwrap();
     let connector = Connector { resolver: resolver(names), rule, tls };
-    Outside { connector, attempt_limit: ATTEMPT_LIMIT, ..outside(&[receiver]) }
+    Dependencies { connector, attempt_limit: ATTEMPT_LIMIT, ..dependencies(&[receiver]) }
 }

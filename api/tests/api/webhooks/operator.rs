@@ -225,7 +225,7 @@ async fn an_operator_tries_a_merchants_endpoint() {
 }
 
 #[tokio::test]
-async fn figures_tell_outcomes_classes_lags_and_backlogs_and_no_secret() {
+async fn metrics_tell_outcomes_classes_lags_and_backlogs_and_no_secret() {
     let receiver = Receiver::scripted(|_, number| match number {
         0 => Reaction::Reset,
         1 => Reaction::status(503),

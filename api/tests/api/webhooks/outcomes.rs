@@ -8,7 +8,7 @@ use sandpiper_payments::domain::realm::Realm;
 use sandpiper_payments::store::deliveries::{AttemptRow, State};
 
 use super::receiver::{Greeting, Reaction, Receiver};
-use super::stage::{LIMIT, Stage, outside};
+use super::stage::{LIMIT, Stage, dependencies};
 
 /// The first attempt of a delivery to this receiver, and the state that it left.
 async fn attempt(receiver: &Receiver) -> (AttemptRow, State) {
@@ -187,7 +187,7 @@ async fn a_certificate_of_a_stranger_or_for_another_name_is_refused() {
     let (receiver, stranger) = (Receiver::answering(200).await, Receiver::answering(200).await);
     let stage = Stage::towards(&stranger).await;
     let delivery = stage.pay("pay_1").await;
-    Worker::new(stage.host.payments.webhooks.clone(), outside(&[&receiver])).round().await.unwrap();
+    Worker::new(stage.host.payments.webhooks.clone(), dependencies(&[&receiver])).round().await.unwrap();
     assert_eq!(class(&(stage.attempts(&delivery).await.remove(0), State::Pending)), "tls");
     assert_eq!(other_name.count() + stranger.count(), 0);
 }

@@ -13,7 +13,7 @@ use sandpiper_payments::store::deliveries::State;
 use sandpiper_payments::store::delivery_claims::{Decision, Finished, LEASE};
 
 use super::receiver::{Received, Receiver};
-use super::stage::{Stage, outside};
+use super::stage::{Stage, dependencies};
 use crate::support::eventually;
 
 #[tokio::test]
@@ -141,7 +141,7 @@ async fn two_workers_on_one_database_make_every_attempt_once() {
     let other = App::new(config.payments(), other_store, other_vault, app.clock.clone());
     let (_stop, stopped) = tokio::sync::watch::channel(false);
     for app in [app.clone(), other] {
-        tokio::spawn(Worker::new(app.webhooks.clone(), outside(&[&receiver])).run(stopped.clone()));
+        tokio::spawn(Worker::new(app.webhooks.clone(), dependencies(&[&receiver])).run(stopped.clone()));
     }
     let mut expected = HashSet::new();
     for number in 0..DELIVERIES {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use jiff::SignedDuration;
-use sandpiper_payments::delivery::Outside;
+use sandpiper_payments::delivery::Dependencies;
 use sandpiper_payments::delivery::worker::Worker;
 use sandpiper_payments::domain::order::Status;
 use sandpiper_payments::domain::realm::Realm;
@@ -11,7 +11,7 @@ use sandpiper_payments::store::deliveries::{DeliveryId, State};
 use serde_json::Value;
 
 use super::receiver::{Reaction, Received, Receiver};
-use super::stage::{Stage, order, outside};
+use super::stage::{Stage, dependencies, order};
 use crate::support::eventually;
 
 #[tokio::test]
@@ -269,7 +269,7 @@ async fn an_acknowledgement_is_written_down_when_its_head_has_come() {
     .await;
     let stage = Stage::towards(&receiver).await;
     let delivery = stage.pay("pay_1").await;
-    let world = Outside { attempt_limit: Duration::from_secs(3600), ..outside(&[&receiver]) };
+    let world = Dependencies { attempt_limit: Duration::from_secs(3600), ..dependencies(&[&receiver]) };
     Worker::new(stage.host.payments.webhooks.clone(), world).round().await.unwrap();
 
     assert_eq!(stage.delivery(&delivery).await.state, State::Delivered);

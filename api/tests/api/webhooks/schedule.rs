@@ -1,14 +1,14 @@
 //! A hundred attempts and seven days, by a clock that the test moves.
 
 use jiff::SignedDuration;
-use sandpiper_payments::delivery::Outside;
-use sandpiper_payments::delivery::chance::Chance;
+use sandpiper_payments::delivery::Dependencies;
+use sandpiper_payments::delivery::jitter::Jitter;
 use sandpiper_payments::delivery::worker::Worker;
 use sandpiper_payments::domain::realm::Realm;
 use sandpiper_payments::store::deliveries::State;
 
 use super::receiver::{Reaction, Receiver};
-use super::stage::{Stage, outside};
+use super::stage::{Stage, dependencies};
 use crate::support::eventually;
 
 #[tokio::test]
@@ -16,11 +16,12 @@ async fn a_hundred_attempts_are_made_and_no_more() {
     let receiver = Receiver::answering(503).await;
     let stage = Stage::towards(&receiver).await;
     let delivery = stage.pay("pay_1").await;
-    // Every chance once, the same in every run.
+    // Every jitter once, the same in every run.
     let draws = std::sync::atomic::AtomicU32::new(0);
-    let chance =
-        Chance::from_fn(move || f64::from(draws.fetch_add(37, std::sync::atomic::Ordering::Relaxed) % 100) / 100.0);
-    let worker = Worker::new(stage.host.payments.webhooks.clone(), Outside { chance, ..outside(&[&receiver]) });
+    let jitter =
+        Jitter::from_fn(move || f64::from(draws.fetch_add(37, std::sync::atomic::Ordering::Relaxed) % 100) / 100.0);
+    let worker =
+        Worker::new(stage.host.payments.webhooks.clone(), Dependencies { jitter, ..dependencies(&[&receiver]) });
     worker.round().await.unwrap();
     while stage.pass_to_next().await {
         assert_eq!(worker.round().await.unwrap(), 1);

@@ -7,11 +7,11 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 use sandpiper_db::audit;
 use sandpiper_payments::delivery::addresses::AddressRule;
-use sandpiper_payments::delivery::chance::Chance;
 use sandpiper_payments::delivery::connection::Connector;
+use sandpiper_payments::delivery::jitter::Jitter;
 use sandpiper_payments::delivery::resolver::{Resolve, Resolver, Resolving};
 use sandpiper_payments::delivery::worker::Worker;
-use sandpiper_payments::delivery::{Outside, trust};
+use sandpiper_payments::delivery::{Dependencies, trust};
 use sandpiper_payments::domain::order::{PaymentOrder, Status};
 use sandpiper_payments::domain::realm::Realm;
 use sandpiper_payments::merchant::keys;
@@ -52,16 +52,16 @@ impl Resolve for Names {
 }
 
 /// The world of a test: this machine may be sent to, and these receivers are trusted.
-pub(crate) fn outside(receivers: &[&Receiver]) -> Outside {
-    outside_with(receivers, Names::default(), AddressRule::new(vec!["127.0.0.0/8".parse().unwrap()]))
+pub(crate) fn dependencies(receivers: &[&Receiver]) -> Dependencies {
+    dependencies_with(receivers, Names::default(), AddressRule::new(vec!["127.0.0.0/8".parse().unwrap()]))
 }
 
 /// Likewise, with names and rules of the test's own.
-pub(crate) fn outside_with(receivers: &[&Receiver], names: Names, rule: AddressRule) -> Outside {
+pub(crate) fn dependencies_with(receivers: &[&Receiver], names: Names, rule: AddressRule) -> Dependencies {
     let tls = trust::only(receivers.iter().map(|receiver| receiver.root.clone())).unwrap();
-    Outside {
+    Dependencies {
         connector: Connector { resolver: Resolver::new(names), rule, tls },
-        chance: Chance::from_fn(|| 0.0),
+        jitter: Jitter::from_fn(|| 0.0),
         attempt_limit: LIMIT,
     }
 }
@@ -101,7 +101,7 @@ impl Stage {
     }
 
     pub(crate) fn worker_for(&self, receivers: &[&Receiver]) -> Worker {
-        Worker::new(self.host.payments.webhooks.clone(), outside(receivers))
+        Worker::new(self.host.payments.webhooks.clone(), dependencies(receivers))
     }
 
     /// Reports that a live payment is COMPLETED; its delivery.

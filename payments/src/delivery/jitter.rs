@@ -1,19 +1,19 @@
-//! Chance, passed in, so that a test can decide it.
+//! Random numbers that spread attempts, passed in so that a test can decide them.
 
 use std::fmt;
 use std::sync::Arc;
 
-/// Throws dice.
+/// Where jitter comes from.
 #[derive(Clone)]
-pub struct Chance(Arc<dyn Fn() -> f64 + Send + Sync>);
+pub struct Jitter(Arc<dyn Fn() -> f64 + Send + Sync>);
 
-impl Chance {
+impl Jitter {
     /// The process's generator.
     pub fn system() -> Self {
         Self(Arc::new(rand::random))
     }
 
-    /// Chance that says what `draw` says: numbers in `[0, 1)`.
+    /// Jitter as `draw` says: numbers in `[0, 1)`.
     pub fn from_fn(draw: impl Fn() -> f64 + Send + Sync + 'static) -> Self {
         Self(Arc::new(draw))
     }
@@ -24,8 +24,8 @@ impl Chance {
     }
 }
 
-impl fmt::Debug for Chance {
+impl fmt::Debug for Jitter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Chance")
+        f.write_str("Jitter")
     }
 }
