@@ -35,7 +35,7 @@ use sqlx::migrate::Migrator;
 use sqlx::{Any, AnyConnection, AnyPool, Connection, Transaction};
 
 use super::location::DatabaseLocation;
-use super::StoreError;
+use super::{Statement, StoreError};
 
 /// Connections for reading.
 const READERS: u32 = 8;
@@ -123,6 +123,18 @@ impl Database {
             Kind::Sqlite => self.write().await,
             Kind::Postgres => Ok(self.shared.begin().await?),
         }
+    }
+
+    /// Carries out one statement beside others; whether it changed a row.
+    ///
+    /// # Errors
+    ///
+    /// Where the database does not carry it out.
+    pub async fn changes_row(&self, statement: Statement) -> Result<bool, StoreError> {
+        let mut tx = self.write_shared().await?;
+        let done = statement.build().execute(&mut *tx).await?;
+        tx.commit().await?;
+        Ok(done.rows_affected() > 0)
     }
 
     /// For statements that only read.

@@ -3,7 +3,7 @@
 use std::str::FromStr;
 
 use jiff::Timestamp;
-use sandpiper_db::{Database, StoreError, decode_enum, from_ms, to_ms};
+use sandpiper_db::{Database, Statement, StoreError, decode_enum, from_ms, to_ms};
 use sandpiper_protocol::id;
 use serde::Serialize;
 use sqlx::Row;
@@ -153,13 +153,8 @@ impl ApiKeys {
 
     /// Ends a key; false when there is no such key or it had ended already.
     pub async fn revoke(&self, key_id: &str, now: Timestamp) -> Result<bool, StoreError> {
-        let mut tx = self.database.write_shared().await?;
-        let done = sqlx::query("UPDATE api_keys SET revoked_at_ms = $1 WHERE id = $2 AND revoked_at_ms IS NULL")
-            .bind(to_ms(now))
-            .bind(key_id)
-            .execute(&mut *tx)
-            .await?;
-        tx.commit().await?;
-        Ok(done.rows_affected() == 1)
+        let mut revocation = Statement::new("UPDATE api_keys SET revoked_at_ms = ");
+        revocation.push_bind(to_ms(now)).push(" WHERE id = ").push_bind(key_id).push(" AND revoked_at_ms IS NULL");
+        self.database.changes_row(revocation).await
     }
 }

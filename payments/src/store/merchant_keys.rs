@@ -153,18 +153,10 @@ impl MerchantKeys {
 
     /// Ends a key; false when the merchant has no such active key.
     pub async fn revoke(&self, merchant_id: &str, key_id: &str, now: Timestamp) -> Result<bool, StoreError> {
-        let mut tx = self.database.write().await?;
-        let ended = sqlx::query(
-            "UPDATE merchant_keys SET revoked_at_ms = $1, sealed = NULL \
-             WHERE id = $2 AND merchant_id = $3 AND revoked_at_ms IS NULL",
-        )
-        .bind(to_ms(now))
-        .bind(key_id)
-        .bind(merchant_id)
-        .execute(&mut *tx)
-        .await?;
-        tx.commit().await?;
-        Ok(ended.rows_affected() == 1)
+        let mut revocation = Statement::new("UPDATE merchant_keys SET sealed = NULL, revoked_at_ms = ");
+        revocation.push_bind(to_ms(now)).push(" WHERE id = ").push_bind(key_id).push(" AND revoked_at_ms IS NULL");
+        revocation.push(" AND merchant_id = ").push_bind(merchant_id);
+        self.database.changes_row(revocation).await
     }
 
     /// The key with this hash, unless it was revoked.

@@ -1,7 +1,7 @@
 //! Keys of those who operate the service, kept as hashes.
 
 use jiff::Timestamp;
-use sandpiper_db::{Database, StoreError, from_ms, to_ms};
+use sandpiper_db::{Database, Statement, StoreError, from_ms, to_ms};
 use sandpiper_protocol::id;
 use serde::Serialize;
 use sqlx::Row;
@@ -69,13 +69,8 @@ impl OperatorKeys {
 
     /// Ends a key; false when there is no such key or it had ended already.
     pub async fn revoke(&self, key_id: &str, now: Timestamp) -> Result<bool, StoreError> {
-        let mut tx = self.database.write().await?;
-        let done = sqlx::query("UPDATE operator_keys SET revoked_at_ms = $1 WHERE id = $2 AND revoked_at_ms IS NULL")
-            .bind(to_ms(now))
-            .bind(key_id)
-            .execute(&mut *tx)
-            .await?;
-        tx.commit().await?;
-        Ok(done.rows_affected() == 1)
+        let mut revocation = Statement::new("UPDATE operator_keys SET revoked_at_ms = ");
+        revocation.push_bind(to_ms(now)).push(" WHERE id = ").push_bind(key_id).push(" AND revoked_at_ms IS NULL");
+        self.database.changes_row(revocation).await
     }
 }
