@@ -209,10 +209,10 @@ fn sqlite_options(path: &Path, mode: &str) -> Result<AnyConnectOptions, StoreErr
 
 #[cfg(test)]
 mod tests {
-    use crate::testing::TestStore;
     use sqlx::AssertSqlSafe;
 
     use super::*;
+    use crate::testing::TestStore;
 
     type Sample = (Option<i64>, Option<String>, Option<Vec<u8>>);
 

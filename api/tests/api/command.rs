@@ -5,11 +5,11 @@ use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
+use sandpiper_db::testing::TestDatabase;
 use serde_json::Value;
 
 use crate::support::agent::StubAgent;
 use crate::support::eventually;
-use sandpiper_db::testing::TestDatabase;
 
 fn api() -> Command {
     Command::new(env!("CARGO_BIN_EXE_sandpiper-api"))

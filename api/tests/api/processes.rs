@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Output;
 use std::time::Duration;
 
+use sandpiper_db::testing::TestDatabase;
 use sandpiper_protocol::agent::SandboxState;
 use serde_json::Value;
 use tempfile::TempDir;
@@ -12,7 +13,6 @@ use tokio::task::JoinHandle;
 use crate::command::{Server, json, run, send, stdout, write_config};
 use crate::support::agent::StubAgent;
 use crate::support::{eventually, eventually_within};
-use sandpiper_db::testing::TestDatabase;
 
 /// What the processes share.
 struct Site {

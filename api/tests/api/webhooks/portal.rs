@@ -10,6 +10,7 @@ use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use sandpiper_db::testing::TestDatabase;
 use sandpiper_skip::skipped;
 use sandpiper_webhook::SigningKey;
 use serde_json::{Value, json};
@@ -18,7 +19,6 @@ use tokio::net::TcpStream;
 use super::receiver::Receiver;
 use super::server::{Server, operator_key, write_config};
 use crate::support::{Host, eventually};
-use sandpiper_db::testing::TestDatabase;
 
 /// A browser without a window, by WebDriver (w3.org/TR/webdriver2). It ends with this.
 struct Browser {

@@ -1,11 +1,11 @@
 //! The real process: what is configured in its file, and what it logs.
 
+use sandpiper_db::testing::TestDatabase;
 use serde_json::json;
 
 use super::receiver::{Reaction, Receiver};
 use super::server::{Server, operator_key, write_config};
 use crate::support::eventually;
-use sandpiper_db::testing::TestDatabase;
 
 #[tokio::test]
 async fn a_reported_payment_arrives_and_no_secret_is_in_the_log() {
