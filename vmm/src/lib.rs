@@ -17,6 +17,7 @@ mod chain;
 pub mod devices;
 pub mod disk;
 pub mod exit;
+mod extents;
 pub mod jail;
 pub mod layout;
 pub mod machine;

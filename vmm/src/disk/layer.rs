@@ -9,11 +9,11 @@ use std::os::unix::fs::FileExt;
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, FcntlArg, OFlag, fallocate, fcntl};
 use nix::sys::statfs::fstatfs;
-use nix::unistd::{Whence, lseek};
 
 use super::buffers::{Buffers, MAX_SLICES};
 use super::map::BlockMap;
 use super::{BLOCK_SIZE, DiskError};
+use crate::extents::next_extent;
 
 /// Where real zeros come from.
 static ZEROS: [u8; 64 * 1024] = [0; 64 * 1024];
@@ -98,7 +98,7 @@ impl Layer {
             // At its full length from the beginning, the file never grows by writing, so no file system allocates ahead
             // of a write. What was added must be a hole, or this file system does not know holes.
             file.set_len(disk_size).map_err(failed("extend"))?;
-            if !place.is_bottom() && next_data(&file, length)?.is_some() {
+            if !place.is_bottom() && next_data(&file, length, u64::MAX)?.is_some() {
                 return Err(LayerError::NoHoles);
             }
             length = disk_size;
@@ -363,8 +363,7 @@ fn check_access(file: &File, writable: bool) -> Result<(), LayerError> {
 fn scan(file: &File, length: u64, bottom: bool, map: &mut BlockMap) -> Result<(), LayerError> {
     let mut at = 0;
     while at < length {
-        let Some(start) = next_data(file, at)? else { break };
-        let end = seek(file, start, Whence::SeekHole)?.unwrap_or(length).min(length);
+        let Some(Range { start, end }) = next_data(file, at, length)? else { break };
         if start < at || end <= start {
             // Not what the kernel promises, unless the file is changing under us; going on might not end.
             return Err(LayerError::NoHoles);
@@ -382,17 +381,6 @@ fn scan(file: &File, length: u64, bottom: bool, map: &mut BlockMap) -> Result<()
     Ok(())
 }
 
-/// Where the next data at or after `offset` begins.
-fn next_data(file: &File, offset: u64) -> Result<Option<u64>, LayerError> {
-    seek(file, offset, Whence::SeekData)
-}
-
-/// The file's position, which descriptors of one open file share, changes but is never used.
-fn seek(file: &File, offset: u64, whence: Whence) -> Result<Option<u64>, LayerError> {
-    let offset = libc::off_t::try_from(offset).map_err(|_| failed_errno("search")(Errno::EFBIG))?;
-    match lseek(file, offset, whence) {
-        Ok(found) => Ok(u64::try_from(found).ok()),
-        Err(Errno::ENXIO) => Ok(None),
-        Err(errno) => Err(failed_errno("search for holes in")(errno)),
-    }
+fn next_data(file: &File, offset: u64, length: u64) -> Result<Option<Range<u64>>, LayerError> {
+    next_extent(file, offset, length).map_err(failed("search for holes in"))
 }

@@ -6,11 +6,9 @@ use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
-use nix::errno::Errno;
-use nix::unistd::{Whence, lseek};
-
 use super::{PAGE_SIZE, Piece, pieces};
 use crate::devices::virtio::Memory;
+use crate::extents::next_extent;
 
 /// Most mappings of one image. Each costs the kernel some 200 bytes and the restore a system call; Linux allows 65,530.
 const MAX_MAPPINGS: usize = 4096;
@@ -107,17 +105,10 @@ impl Image {
 
 /// The stretches of `file` that are not holes, rounded outwards to pages.
 pub(super) fn data_extents(file: &File, length: u64) -> io::Result<Vec<Range<u64>>> {
-    let seek = |offset: u64, whence| match lseek(file, i64::try_from(offset).map_err(io::Error::other)?, whence) {
-        Ok(found) => Ok(u64::try_from(found).ok()),
-        // Nothing but a hole up to the end.
-        Err(Errno::ENXIO) => Ok(None),
-        Err(errno) => Err(io::Error::from(errno)),
-    };
     let mut extents: Vec<Range<u64>> = Vec::new();
     let mut at = 0;
     while at < length {
-        let Some(start) = seek(at, Whence::SeekData)? else { break };
-        let end = seek(start, Whence::SeekHole)?.unwrap_or(length).min(length);
+        let Some(Range { start, end }) = next_extent(file, at, length)? else { break };
         if end <= start {
             break;
         }
