@@ -103,7 +103,7 @@ impl<'a> Source<'a> {
     }
 
     /// Replaces every claim in `headers` by what is known. `host` is what the client asked for, port included.
-    pub(super) fn tell(self, headers: &mut HeaderMap, host: &HeaderValue) {
+    pub(super) fn set_headers(self, headers: &mut HeaderMap, host: &HeaderValue) {
         let Source { peer, scheme, trusted, chain, forwarded, .. } = self;
         remove_claims(headers, trusted);
         let (open, close) = if peer.address.is_ipv4() { (&b""[..], &b""[..]) } else { (&b"\"["[..], &b"]\""[..]) };
@@ -194,7 +194,7 @@ mod tests {
         let peer = Peer::from(IpAddr::from([192, 0, 2, 7]));
         let source = Source::of(&peer, "http", &headers, &trusted());
         assert_eq!(source.client, IpAddr::from([192, 0, 2, 7]));
-        source.tell(&mut headers, &HeaderValue::from_static("p80-a.sandbox.localhost:7080"));
+        source.set_headers(&mut headers, &HeaderValue::from_static("p80-a.sandbox.localhost:7080"));
         let expected = map(&[
             ("x-forwarded-for", "192.0.2.7"),
             ("x-forwarded-proto", "http"),
@@ -219,7 +219,7 @@ mod tests {
         let peer = Peer::from("2001:db8::5".parse::<IpAddr>().expect("an address"));
         let source = Source::of(&peer, "http", &headers, &trusted());
         assert_eq!(source.client, IpAddr::from([192, 0, 2, 1]), "what stands before it, anyone may have written");
-        source.tell(&mut headers, &HeaderValue::from_static("a.example.test"));
+        source.set_headers(&mut headers, &HeaderValue::from_static("a.example.test"));
         let expected = map(&[
             ("x-forwarded-for", "203.0.113.9, 192.0.2.1, 198.51.100.2, 2001:db8::5"),
             ("x-forwarded-proto", "https"),

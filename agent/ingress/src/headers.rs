@@ -70,7 +70,7 @@ pub(super) fn prepare_request(headers: &mut HeaderMap, protocol: Protocol, host:
     remove_hop_by_hop(headers);
     // Answered here: hyper asks the client for the body as soon as the guest's connection wants it.
     headers.remove(EXPECT);
-    source.tell(headers, host);
+    source.set_headers(headers, host);
     if trailers {
         headers.insert(TE, HeaderValue::from_static("trailers"));
     }

@@ -48,7 +48,7 @@ impl Forwarder {
             _ => {}
         }
         match self.shared.lookups.records(query.name().clone(), kind).await {
-            Ok(Found::Records(records)) => self.tell(question, &name, records).await,
+            Ok(Found::Records(records)) => self.give_records(question, &name, records).await,
             Ok(Found::Nothing { code, authority }) => {
                 let mut reply = question.failed(code);
                 reply.add_authorities(authority.map(|record| record.into_record_of_rdata()));
@@ -64,7 +64,7 @@ impl Forwarder {
     }
 
     /// Answers with these records, or as much of them as the guest may know.
-    async fn tell(&self, question: &Question, name: &Name, mut records: Vec<Record>) -> Message {
+    async fn give_records(&self, question: &Question, name: &Name, mut records: Vec<Record>) -> Message {
         keep_relevant(&question.query, &mut records);
         match self.admit(name, &mut records).await {
             Admitted::All => {

@@ -15,8 +15,8 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::disk::DiskError;
 
-/// Between two times that failures are told of: a guest can cause as many as it likes.
-const TELL_EVERY: Duration = Duration::from_secs(1);
+/// Between two reports of failures: a guest can cause as many as it likes.
+const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// One machine's. Clones are the same.
 #[derive(Clone)]
@@ -33,9 +33,9 @@ struct State {
     waiting: u32,
     no_room: Option<DiskFailure>,
     failures: u64,
-    /// Not told of yet.
+    /// Not reported yet.
     failure: Option<DiskFailure>,
-    told_at: Option<Instant>,
+    reported_at: Option<Instant>,
 }
 
 impl Health {
@@ -65,8 +65,8 @@ impl Health {
     pub fn failed(&self, failure: DiskFailure) {
         let mut state = self.lock();
         state.failures += 1;
-        if state.told_at.is_none_or(|told| told.elapsed() >= TELL_EVERY) {
-            state.told_at = Some(Instant::now());
+        if state.reported_at.is_none_or(|reported| reported.elapsed() >= REPORT_INTERVAL) {
+            state.reported_at = Some(Instant::now());
             state.failure = Some(failure);
             self.raise();
         }
@@ -77,7 +77,7 @@ impl Health {
         self.lock().no_room.clone()
     }
 
-    /// A failure that nobody was told of, and how many there were.
+    /// A failure that was not reported yet, and how many there were.
     pub fn take_failure(&self) -> Option<(DiskFailure, u64)> {
         let mut state = self.lock();
         state.failure.take().map(|failure| (failure, state.failures))

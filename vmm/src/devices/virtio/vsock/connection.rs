@@ -440,6 +440,6 @@ impl Connection {
         }
         // Every header carries the credit.
         self.credit_update = false;
-        self.receive.tell()
+        self.receive.advertise()
     }
 }

@@ -17,7 +17,7 @@ pub(super) struct ReceiveCredit {
     received: u32,
     forwarded: u32,
     /// `forwarded` as the guest knows it.
-    told: u32,
+    advertised: u32,
 }
 
 impl ReceiveCredit {
@@ -39,13 +39,13 @@ impl ReceiveCredit {
     }
 
     /// `fwd_cnt` for a header that is about to go out.
-    pub(super) fn tell(&mut self) -> u32 {
-        self.told = self.forwarded;
-        self.told
+    pub(super) fn advertise(&mut self) -> u32 {
+        self.advertised = self.forwarded;
+        self.advertised
     }
 
     pub(super) fn is_worth_telling(&self) -> bool {
-        self.forwarded.wrapping_sub(self.told) >= UPDATE_THRESHOLD
+        self.forwarded.wrapping_sub(self.advertised) >= UPDATE_THRESHOLD
     }
 }
 
@@ -102,7 +102,7 @@ mod tests {
         credit.forward(1);
         assert!(credit.is_worth_telling());
 
-        assert_eq!(credit.tell(), UPDATE_THRESHOLD);
+        assert_eq!(credit.advertise(), UPDATE_THRESHOLD);
         assert!(!credit.is_worth_telling());
     }
 
