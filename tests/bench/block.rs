@@ -1,7 +1,7 @@
 //! A guest's root disk, past the guest's page cache: one request at a time, 32, and several streams.
 //!
 //! The file has been written before, by the guest, so that reads come from the sandbox's own layer and writes find their
-//! blocks allocated. The host's page cache is in between: these are figures of the device, not of the host's disk.
+//! blocks allocated. The host's page cache is in between: these are results of the device, not of the host's disk.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -9,8 +9,8 @@ use std::time::Duration;
 use sandpiper_bench_guest::{Block, Direction, Job, Order, Volume};
 use support::{Host, small};
 
-use crate::figure::Report;
 use crate::guest_program::{Program, throughput};
+use crate::report::Report;
 
 const FILE: &str = "/root/bench.bin";
 const FILE_BYTES: u64 = 256 << 20;

@@ -6,7 +6,7 @@ use futures_util::future::{join_all, try_join_all};
 use sandpiper_protocol::agent::StartKind;
 use support::{Host, Sandbox, small};
 
-use crate::figure::{Report, elapsed};
+use crate::report::{Report, elapsed};
 use crate::starts;
 
 const AT_ONCE: usize = 10;

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use support::{Host, layers, small};
 
-use crate::figure::{Report, elapsed, mebibytes, milliseconds};
+use crate::report::{Report, elapsed, mebibytes, milliseconds};
 
 /// On the disk beside what the template has.
 const ON_DISK_MIB: [u32; 2] = [0, 200];

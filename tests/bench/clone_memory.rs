@@ -3,7 +3,7 @@
 use sandpiper_protocol::agent::StartKind;
 use support::{Host, layers, small};
 
-use crate::figure::{Report, mebibytes};
+use crate::report::{Report, mebibytes};
 use crate::starts;
 use crate::usage::{self, report_memory};
 

@@ -3,7 +3,7 @@
 use sandpiper_protocol::agent::StartKind;
 use support::{Host, small};
 
-use crate::figure::Report;
+use crate::report::Report;
 use crate::starts;
 
 pub(crate) async fn run(runs: usize, report: &mut Report) -> anyhow::Result<()> {

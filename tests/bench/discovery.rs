@@ -7,8 +7,8 @@ use anyhow::ensure;
 use serde_json::{Value, json};
 
 use crate::api::{Api, Database};
-use crate::figure::Report;
 use crate::load::{Load, Rounds};
+use crate::report::Report;
 
 /// Markets, each in a country of its own.
 const MARKETS: u8 = 200;

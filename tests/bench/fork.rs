@@ -7,7 +7,7 @@ use sandpiper::client::CreateSandbox;
 use sandpiper_protocol::agent::StartKind;
 use support::{Host, Sandbox, layers, small};
 
-use crate::figure::{Report, elapsed, mebibytes};
+use crate::report::{Report, elapsed, mebibytes};
 use crate::starts;
 
 /// Each takes ten starts.

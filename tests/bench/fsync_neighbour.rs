@@ -10,8 +10,8 @@ use anyhow::Context;
 use sandpiper_bench_guest::Job;
 use support::{Host, Samples, small};
 
-use crate::figure::Report;
 use crate::guest_program::Program;
+use crate::report::Report;
 
 const ROUND: Duration = Duration::from_secs(5);
 const MOST_ROUNDS: usize = 5;

@@ -11,7 +11,7 @@ use support::internet::Internet;
 use support::{Sandbox, eventually, text};
 use tokio::net::TcpStream;
 
-use crate::figure::mebibytes;
+use crate::report::mebibytes;
 
 const PATH: &str = "/root/sandpiper-bench-guest";
 

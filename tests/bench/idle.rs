@@ -1,6 +1,6 @@
 //! Many sandboxes that do nothing: what they take of the host, and how long the next one takes to start beside them.
 //!
-//! | figure | |
+//! | result | |
 //! |---|---|
 //! | `warm_create_to_first_output_at_N` | of one more sandbox when N run |
 //! | `host_of_N` | memory that is missing on the host, per sandbox |
@@ -16,7 +16,7 @@ use sandpiper::client::CreateSandbox;
 use sandpiper_protocol::agent::StartKind;
 use support::{Host, Sandbox, small};
 
-use crate::figure::{Report, field_kib};
+use crate::report::{Report, field_kib};
 use crate::starts;
 use crate::usage::{self, report_memory};
 

@@ -13,7 +13,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
 use crate::connection::Connection;
-use crate::figure::Report;
+use crate::report::Report;
 
 /// Whom to ask, and how.
 #[derive(Clone)]
@@ -91,7 +91,7 @@ impl Rounds {
         self.p99.extend(Samples::new(&round.times).percentile(99));
     }
 
-    /// Adds the figures `name` and `name_p99`.
+    /// Adds the results `name` and `name_p99`.
     pub(crate) fn report(&self, bench: &str, name: &str, report: &mut Report) {
         report.add(bench, name, "req/s", &self.rates);
         report.add(bench, &format!("{name}_p99"), "ms", &self.p99);

@@ -1,6 +1,6 @@
-//! Figures of a whole host, taken where this runs: `scripts/bench NAME`.
+//! Benchmarks of a whole host, run where this runs: `scripts/bench NAME`.
 //!
-//! Every figure is one line: what was measured, in which unit, of how many samples, their median and 95th percentile, and
+//! Every result is one line: what was measured, in which unit, of how many samples, their median and 95th percentile, and
 //! what it was taken on. `docs/benchmarks.md` says how each is taken, and what it does not say.
 
 mod api;
@@ -12,7 +12,6 @@ mod clone_memory;
 mod connection;
 mod create_exec;
 mod discovery;
-mod figure;
 mod fork;
 mod fsync_neighbour;
 mod guest_program;
@@ -25,6 +24,7 @@ mod pause;
 mod policy_apply;
 mod policy_live;
 mod preview;
+mod report;
 mod reporter;
 mod restore;
 mod restore_payload;
@@ -38,8 +38,8 @@ mod webhooks;
 
 use clap::{Parser, ValueEnum};
 
-use crate::figure::Report;
 use crate::pause::Half;
+use crate::report::Report;
 
 /// The agent's, since the ingress is measured in this process.
 #[global_allocator]
@@ -51,7 +51,7 @@ struct Arguments {
     /// What to measure; everything where none is named
     names: Vec<Bench>,
 
-    /// One line of JSON per figure
+    /// One line of JSON per result
     #[arg(long)]
     json: bool,
 
@@ -59,7 +59,7 @@ struct Arguments {
     #[arg(long, value_enum)]
     only: Option<Need>,
 
-    /// Runs per figure, fewer where one is long; a 95th percentile needs 20 samples
+    /// Runs per result, fewer where one is long; a 95th percentile needs 20 samples
     #[arg(long, default_value_t = 20)]
     runs: usize,
 

@@ -10,8 +10,8 @@ use sandpiper_bench_guest::{Job, Transfer, Volume};
 use support::internet::{API, Internet};
 use support::{Host, small};
 
-use crate::figure::Report;
 use crate::guest_program::{Peer, Program, throughput};
+use crate::report::Report;
 
 /// Entries; none: all is allowed.
 const SIZES: [u32; 4] = [0, 10, 1000, 10_000];

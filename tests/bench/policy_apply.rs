@@ -8,7 +8,7 @@ use sandpiper_network::slots::Slots;
 use sandpiper_policy::{Platform, Policy, Profiles};
 use sandpiper_protocol::agent::NetworkPolicy;
 
-use crate::figure::{Report, elapsed};
+use crate::report::{Report, elapsed};
 use crate::slot::config;
 
 /// Entries of a policy.

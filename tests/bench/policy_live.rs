@@ -6,8 +6,8 @@ use anyhow::ensure;
 use support::internet::{API, Internet};
 use support::{Dialogue, Host, REACHER, small};
 
-use crate::figure::{Report, elapsed};
 use crate::net::policy;
+use crate::report::{Report, elapsed};
 
 /// Entries of a policy.
 const SIZES: [u32; 3] = [10, 1000, 10_000];

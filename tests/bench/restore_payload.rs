@@ -7,7 +7,7 @@ use std::process::Command;
 use anyhow::{Context, ensure};
 use serde::Deserialize;
 
-use crate::figure::{Report, milliseconds};
+use crate::report::{Report, milliseconds};
 
 /// A line of the example.
 #[derive(Deserialize)]

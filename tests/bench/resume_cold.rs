@@ -11,7 +11,7 @@ use sandpiper::client::CreateSandbox;
 use sandpiper_protocol::agent::StartKind;
 use support::{Dialogue, Host, KEEPER, small};
 
-use crate::figure::{Report, elapsed, mebibytes};
+use crate::report::{Report, elapsed, mebibytes};
 use crate::starts;
 
 /// Of a guest of 512 MiB, since it was started or resumed.

@@ -11,7 +11,7 @@ use sandpiper_network::slots::{Slot, Slots};
 use sandpiper_policy::{Platform, Policy, Profiles};
 use sandpiper_protocol::agent::NetworkPolicy;
 
-use crate::figure::{Report, elapsed};
+use crate::report::{Report, elapsed};
 
 /// Beside an agent's own.
 pub(crate) fn config() -> Config {

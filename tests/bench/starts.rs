@@ -1,4 +1,4 @@
-//! Starts of the kind that a figure says: one of the other kind among them ends the run.
+//! Starts of the kind that a result says: one of the other kind among them ends the run.
 
 use std::time::Instant;
 
@@ -8,7 +8,7 @@ use sandpiper_protocol::agent::{self, StartKind};
 use sandpiper_protocol::process::ProcessEvent;
 use support::{Host, Sandbox, shell};
 
-use crate::figure::elapsed;
+use crate::report::elapsed;
 
 /// A new sandbox, and how long its caller waited.
 pub(crate) struct Start {
@@ -34,6 +34,6 @@ pub(crate) async fn timed(request: &CreateSandbox, kind: StartKind) -> anyhow::R
 /// What the agent says of a sandbox, whose last start must have been of this kind.
 pub(crate) async fn check(sandbox: &Sandbox, kind: StartKind) -> anyhow::Result<agent::Sandbox> {
     let view = Host::shared().agent_view(&sandbox.id).await?;
-    ensure!(view.start == kind, "a start was {:?}, not {kind:?}: its figure would not be what it says", view.start);
+    ensure!(view.start == kind, "a start was {:?}, not {kind:?}: its result would not be what it says", view.start);
     Ok(view)
 }

@@ -5,7 +5,7 @@ use std::time::Instant;
 use anyhow::ensure;
 use support::{Host, shell, small};
 
-use crate::figure::{Report, mebibytes};
+use crate::report::{Report, mebibytes};
 
 /// Of each file, and of the output.
 const BYTES: usize = 32 << 20;

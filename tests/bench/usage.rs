@@ -7,7 +7,7 @@ use anyhow::{Context, ensure};
 use support::{Host, Sandbox};
 use tokio::time::Instant;
 
-use crate::figure::{Report, field_kib, meminfo};
+use crate::report::{Report, field_kib, meminfo};
 
 /// Monitors for the next sandboxes are started and what was deleted is cleared away within this time.
 const SETTLING: Duration = Duration::from_secs(120);
@@ -19,7 +19,7 @@ const STILL_KIB: u64 = 1024;
 
 /// Adds the memory that each of these sandboxes, which do nothing, takes of the host, in KiB:
 ///
-/// | figure | |
+/// | result | |
 /// |---|---|
 /// | `unique` | pages of its monitor, the guest's memory among them, that no other process has |
 /// | `proportional` | the same with its share of those that others have too |

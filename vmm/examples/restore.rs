@@ -1,6 +1,6 @@
 //! Times restores of a guest of a few instructions, on whatever /dev/kvm this machine has: from the request to the first
 //! instruction, out of a prepared monitor and out of one that had prepared nothing. Prints a line of JSON for each, of all times
-//! in microseconds; `scripts/bench restore-payload` makes figures of them.
+//! in microseconds; `scripts/bench restore-payload` makes results of them.
 //!
 //! ```sh
 //! cargo build --release -p sandpiper-vmm --bins --example restore

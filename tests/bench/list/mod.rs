@@ -13,8 +13,8 @@ use serde_json::Value;
 use support::Samples;
 
 use crate::api::{self, Api, Database};
-use crate::figure::Report;
 use crate::load::Load;
+use crate::report::Report;
 use crate::schedule::Answer;
 
 const ROWS: usize = 10_000;
@@ -40,7 +40,7 @@ pub(crate) async fn run(runs: usize, report: &mut Report) -> anyhow::Result<()> 
 struct List<'a> {
     api: &'a Api,
     key: String,
-    /// In the names of its figures.
+    /// In the names of its results.
     name: String,
     /// Of the first page.
     path: String,

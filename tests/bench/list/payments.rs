@@ -2,7 +2,7 @@
 
 use super::{List, PAGE, ROUND, ROWS, WRITES};
 use crate::api::{Api, Database};
-use crate::figure::Report;
+use crate::report::Report;
 use crate::reporter::Reporter;
 
 pub(super) async fn measure(name: &str, database: &Database, rounds: usize, report: &mut Report) -> anyhow::Result<()> {

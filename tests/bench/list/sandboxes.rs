@@ -9,7 +9,7 @@ use sqlx::Connection;
 
 use super::{List, PAGE, ROUND, ROWS, WRITES};
 use crate::api::{Api, Database};
-use crate::figure::Report;
+use crate::report::Report;
 use crate::schedule::{Request, Target};
 
 const TEAM: &str = "bench";

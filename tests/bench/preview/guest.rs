@@ -7,8 +7,8 @@ use anyhow::Context;
 use sandpiper::client::{CreateSandbox, ExposedPort};
 use support::{Host, eventually, shell, small};
 
-use crate::figure::Report;
 use crate::load::{Load, Rounds};
+use crate::report::Report;
 
 /// The server has a thread for each.
 const CONNECTIONS: usize = 8;

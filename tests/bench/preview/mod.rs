@@ -18,8 +18,8 @@ use std::time::Duration;
 
 pub(crate) use self::guest::run as run_in_guest;
 use self::stage::{Stage, Subject};
-use crate::figure::Report;
 use crate::load::{Load, Round, Rounds};
+use crate::report::Report;
 
 const CONNECTIONS: usize = 32;
 const ROUND: Duration = Duration::from_secs(3);
@@ -43,7 +43,7 @@ async fn compare(stage: &Stage, name: &str, size: usize, rounds: usize, report: 
     for subject in [&stage.ingress, &stage.nginx] {
         measure(stage, subject, size, WARM_UP).await?;
     }
-    let (mut ingress, mut nginx) = (Figures::default(), Figures::default());
+    let (mut ingress, mut nginx) = (Timings::default(), Timings::default());
     for round in 0..rounds {
         // Neither is always the first.
         if round.is_multiple_of(2) {
@@ -80,12 +80,12 @@ async fn measure(stage: &Stage, subject: &Subject, size: usize, time: Duration) 
 }
 
 #[derive(Default)]
-struct Figures {
+struct Timings {
     rounds: Rounds,
     processor: Vec<f64>,
 }
 
-impl Figures {
+impl Timings {
     fn add(&mut self, (round, processor): (Round, f64)) {
         self.rounds.add(&round);
         self.processor.push(processor);

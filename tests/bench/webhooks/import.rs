@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::{ALL, FAIRNESS_RATE, ROUND, percentile};
 use crate::api::Api;
-use crate::figure::Report;
+use crate::report::Report;
 use crate::reporter::Reporter;
 
 /// With the market, as many entries as one file may have.

@@ -1,7 +1,7 @@
 //! Webhooks, from the report of a payment to the first byte at the receiver: ten merchants, the real API on each database,
 //! and a receiver over TLS in this process.
 //!
-//! | figure | |
+//! | result | |
 //! |---|---|
 //! | `DB_accepted_RATE` | from the report's answer to the first byte, at so many reports a second (open loop) |
 //! | `DB_reported_RATE` | the same from the moment at which the payment was to be reported |
@@ -13,7 +13,7 @@
 //! | `DB_import` | how long that import takes meanwhile |
 //!
 //! The database is SQLite on a disk, where every commit waits for it, or PostgreSQL at the URL in `SANDPIPER_TEST_POSTGRES`,
-//! which `scripts/bench` starts and which does not: its figures are of the work, not of the disk.
+//! which `scripts/bench` starts and which does not: its results are of the work, not of the disk.
 
 mod events;
 mod import;
@@ -27,7 +27,7 @@ use support::{Receiver, Samples};
 
 use self::events::{arrived, times};
 use crate::api::{Api, Database, Webhooks};
-use crate::figure::Report;
+use crate::report::Report;
 use crate::reporter::Reporter;
 
 const MERCHANTS: usize = 10;

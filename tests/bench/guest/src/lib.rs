@@ -1,5 +1,5 @@
 //! The load that benchmarks put on a guest's disk and network, as a program of its own: what an interpreter or a shell in
-//! the guest would take is no part of the figures.
+//! the guest would take is no part of the results.
 //!
 //! A benchmark uploads the static program through the data plane and runs it with one argument, a [`Job`] in JSON; it prints
 //! what came of it, in JSON too. On the other side of the network the same program is the peer.

@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_transfer_of_which_nothing_comes_through_is_no_figure() {
+    fn a_transfer_of_which_nothing_comes_through_is_no_result() {
         let (address, served) = peer();
         let transfer = Transfer { peer: address, upload: true, streams: 1, time: Duration::ZERO };
 

@@ -1,4 +1,4 @@
-//! Figures, and what they were taken on.
+//! Results, and what they were taken on.
 
 use std::fs;
 use std::time::Instant;
@@ -7,7 +7,7 @@ use anyhow::{Context, ensure};
 use serde::Serialize;
 use support::Samples;
 
-/// Where figures go: lines of JSON as they come, or a table at the end.
+/// Where results go: lines of JSON as they come, or a table at the end.
 pub(crate) struct Report {
     json: bool,
     origin: Origin,
@@ -16,7 +16,7 @@ pub(crate) struct Report {
 
 /// A line of JSON.
 #[derive(Serialize)]
-struct Figure<'a> {
+struct Line<'a> {
     bench: &'a str,
     metric: &'a str,
     unit: &'a str,
@@ -28,7 +28,7 @@ struct Figure<'a> {
     origin: &'a Origin,
 }
 
-/// What figures were taken on: without it they say nothing.
+/// What results were taken on: without it they say nothing.
 #[derive(Serialize)]
 struct Origin {
     machine: Machine,
@@ -54,13 +54,13 @@ impl Report {
         Ok(Self { json, origin: Origin::read()?, rows: Vec::new() })
     }
 
-    /// Adds the figure of these samples.
+    /// Adds the result of these samples.
     pub(crate) fn add(&mut self, bench: &str, metric: &str, unit: &str, samples: &[f64]) {
         let samples = Samples::new(samples);
         let (n, p50, p95) = (samples.len(), samples.median(), samples.percentile(95));
         if self.json {
-            let figure = Figure { bench, metric, unit, n, p50, p95, origin: &self.origin };
-            println!("{}", serde_json::to_string(&figure).expect("texts and numbers have a JSON form"));
+            let line = Line { bench, metric, unit, n, p50, p95, origin: &self.origin };
+            println!("{}", serde_json::to_string(&line).expect("texts and numbers have a JSON form"));
         }
         self.rows.push([bench.into(), metric.into(), unit.into(), n.to_string(), cell(p50), cell(p95)]);
     }
