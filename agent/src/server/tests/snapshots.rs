@@ -1,13 +1,15 @@
 //! Warm starts, pause, resume, checkpoints and forks, and what is left when the agent ends in the middle.
 
 mod merge;
+mod pool;
+mod scrub;
 mod wake;
 
+use sandpiper_images::layers::digest;
 use sandpiper_ingress::Directory;
 use sandpiper_protocol::agent::SandboxState;
 
 use super::*;
-use sandpiper_images::layers::digest;
 
 /// A sandbox as its record has it.
 pub(super) struct Sandbox<'a> {
@@ -486,83 +488,5 @@ async fn stopped_and_running_sandboxes_and_checkpoints_outlive_the_agent() {
     let mut request = create("");
     request["checkpoint"] = json!(checkpoint);
     agent.create(request).await;
-    agent.end().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_monitor_waits_for_the_next_start_and_is_replaced_when_it_dies() {
-    let agent = Agent::with_machines().await;
-    let template = agent.import().await.id;
-    let shells = || {
-        let entries = fs::read_dir(agent.folder.path().join("state/shells")).unwrap();
-        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect::<Vec<_>>()
-    };
-    let waiting = || {
-        let prepared = agent.sandboxes.context().launcher.pool.waiting();
-        (prepared == 1).then(|| shells()[0].clone())
-    };
-    let shell_of = |sandbox: &Sandbox| sandbox.record()["process"]["shell"].as_str().unwrap().to_owned();
-    let (first, _) = agent.create(create(&template)).await;
-    agent.warm().await;
-    eventually(|| waiting().is_some()).await;
-    let shell = waiting().unwrap();
-    assert_ne!(shell_of(&first), shell);
-
-    let (second, _) = agent.create(create(&template)).await;
-    assert_eq!(shell_of(&second), shell);
-    eventually(|| waiting().is_some_and(|next| next != shell)).await;
-    let doomed = waiting().unwrap();
-    monitor::kill(&agent.folder.path().join("state/shells").join(&doomed));
-    let (third, _) = agent.create(create(&template)).await;
-
-    assert_ne!(shell_of(&third), doomed);
-    assert!(!agent.folder.path().join("state/shells").join(&doomed).exists());
-    agent.end().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_flipped_bit_is_said_to_every_owner_of_the_file_and_to_nobody_else() {
-    let Some(_) = digest::testing::folder() else { return };
-    let agent = Agent::with_machines().await;
-    let template = agent.import().await.id;
-    let (sandbox, _) = agent.create(create(&template)).await;
-    let (bystander, _) = agent.create(create(&template)).await;
-    sandbox.ask("pause", json!({})).await;
-    sandbox.gets_digests().await;
-    digest::testing::flip_a_bit(&sandbox.folder().join("disk-1.layer"), 4096);
-
-    sandbox.ask("resume", json!({})).await;
-
-    eventually(|| sandbox.says("disk-1.layer is damaged")).await;
-    let checkpoint = sandbox.ask("checkpoints", json!({"id": id::generate("ckp"), "memory": true})).await;
-    let mut request = create("");
-    request["checkpoint"] = json!(checkpoint_of(&checkpoint));
-    let (heir, _) = agent.create(request).await;
-    eventually(|| heir.says("disk-1.layer is damaged")).await;
-    assert!(!bystander.says("damaged"));
-    let (_, metrics) = agent.ask("GET", "/metrics", "").await;
-    assert!(metrics.lines().any(|line| line.ends_with("damaged_files 1")), "{metrics}");
-    agent.end().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_sandbox_that_is_written_to_and_merged_again_and_again_is_never_said_to_be_damaged() {
-    let Some(_) = digest::testing::folder() else { return };
-    let agent = Agent::with_machines().await;
-    let (sandbox, _) = agent.create(create(&agent.import().await.id)).await;
-    for _ in 0..6 {
-        sandbox.ask("checkpoints", json!({"id": id::generate("ckp"), "memory": true})).await;
-        sandbox.ask("pause", json!({})).await;
-        sandbox.gets_digests().await;
-        sandbox.ask("resume", json!({})).await;
-    }
-    sandbox.ask("pause", json!({})).await;
-    eventually(|| sandbox.layers("disk").len() <= 8 && sandbox.layers("memory").len() <= 3).await;
-    sandbox.gets_digests().await;
-
-    for layer in [sandbox.layers("disk"), sandbox.layers("memory")].concat() {
-        assert_eq!(digest::testing::fits(&sandbox.folder().join(&layer)), Some(true), "{layer}");
-    }
-    assert!(!sandbox.says("damaged"));
     agent.end().await;
 }
