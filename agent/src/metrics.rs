@@ -11,10 +11,9 @@ use prometheus_client::registry::{Registry, Unit};
 use sandpiper_machine::DiskMetrics;
 use sandpiper_protocol::agent::{SandboxState, StartKind};
 
-use crate::sandbox::{CreateError, DeleteCause, Full, Record, StartError};
-
+/// What became of a request to create a sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelValue)]
-enum Outcome {
+pub(crate) enum Outcome {
     Created,
     /// The request was at fault.
     Refused,
@@ -199,20 +198,10 @@ impl Metrics {
     }
 
     /// A create has been answered.
-    pub(crate) fn created<T>(&self, result: &Result<T, CreateError>, took: Duration) {
-        let outcome = match result {
-            Ok(_) => {
-                self.create_seconds.observe(took.as_secs_f64());
-                Outcome::Created
-            }
-            Err(CreateError::Invalid(_) | CreateError::Exists(_) | CreateError::Full(Full::Team(_))) => {
-                Outcome::Refused
-            }
-            Err(CreateError::Capacity(_) | CreateError::Full(Full::Host(_))) => Outcome::Capacity,
-            Err(CreateError::Start(StartError::Guest(_) | StartError::BadSnapshot(_))) => Outcome::Guest,
-            Err(CreateError::Start(StartError::Host { .. } | StartError::Disk(_))) => Outcome::Host,
-            Err(CreateError::Start(StartError::Deleted(_) | StartError::ShuttingDown)) => Outcome::Cancelled,
-        };
+    pub(crate) fn created(&self, outcome: Outcome, took: Duration) {
+        if outcome == Outcome::Created {
+            self.create_seconds.observe(took.as_secs_f64());
+        }
         self.creates.get_or_create(&CreateLabels { outcome }).inc();
     }
 
@@ -231,13 +220,13 @@ impl Metrics {
         self.failures.get_or_create(&FailureLabels { code: code.to_owned() }).inc();
     }
 
-    /// A sandbox is gone.
-    pub(crate) fn deleted(&self, cause: DeleteCause) {
-        self.deletes.get_or_create(&DeleteLabels { cause: cause.as_label().to_owned() }).inc();
+    /// A sandbox is gone, for this cause.
+    pub(crate) fn deleted(&self, cause: &str) {
+        self.deletes.get_or_create(&DeleteLabels { cause: cause.to_owned() }).inc();
     }
 
-    /// Counts what is here.
-    pub(crate) fn count<'a>(&self, records: impl Iterator<Item = &'a Record>, holdings: Holdings) {
+    /// Counts what is here: sandboxes, by their states, and the rest.
+    pub(crate) fn count(&self, sandboxes: impl Iterator<Item = SandboxState>, holdings: Holdings) {
         self.idle_monitors.set(gauge(holdings.idle_monitors));
         self.checkpoints.set(gauge(holdings.checkpoints));
         self.warm_snapshots.set(gauge(holdings.warm_snapshots));
@@ -251,9 +240,9 @@ impl Metrics {
             (SandboxState::Stopping, "stopping", 0),
             (SandboxState::Failed, "failed", 0),
         ];
-        for record in records {
+        for sandbox in sandboxes {
             for (state, _, count) in &mut counts {
-                *count += i64::from(*state == record.state);
+                *count += i64::from(*state == sandbox);
             }
         }
         for (_, state, count) in counts {

@@ -20,7 +20,6 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
-use std::path::PathBuf;
 
 use sandpiper_crash_points::CrashPoint;
 use sandpiper_images::layers::{self, Files, Layer, LayerError, MAX_DISK_LAYERS, Role};
@@ -32,21 +31,11 @@ use sandpiper_protocol::error_chain;
 use sandpiper_protocol::vmm::{Reply, Request, SnapshotConfig, Then};
 use tokio::time::Instant;
 
-use super::command::Setback;
+use super::command::SnapshotOrder;
+use super::errors::{ChangeError, Setback};
 use super::pause::millis;
 use super::record::Record;
-use super::registry::ChangeError;
 use super::supervisor::Supervisor;
-
-/// A snapshot that is asked for.
-#[derive(Debug)]
-pub(crate) struct SnapshotOrder {
-    pub(crate) id: String,
-    /// An empty folder for its files, on the file system of the sandbox's.
-    pub(crate) folder: PathBuf,
-    /// With the memory, so that processes go on.
-    pub(crate) memory: bool,
-}
 
 /// The files that a checkpoint of a running sandbox needs.
 struct NewFiles {

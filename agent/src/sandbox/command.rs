@@ -1,15 +1,15 @@
-//! What a supervisor is asked to do, and why it may not come about.
+//! What a supervisor is asked to do.
 
-use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use sandpiper_images::snapshots::Manifest;
-use sandpiper_protocol::agent::{DeniedPage, ExposedPort, Network, ResumeSandbox, SandboxError, UpdateSandbox};
+use sandpiper_protocol::agent::{DeniedPage, ExposedPort, Network, ResumeSandbox, UpdateSandbox};
 use tokio::sync::oneshot;
 
-use super::checkpoint::SnapshotOrder;
+use super::delete_cause::DeleteCause;
+use super::errors::ChangeError;
 use super::record::Record;
-use super::registry::ChangeError;
 
 /// What a supervisor is asked to do.
 #[derive(Debug)]
@@ -38,6 +38,16 @@ pub(crate) enum Command {
     Delete(DeleteCause, oneshot::Sender<()>),
 }
 
+/// A snapshot that is asked for.
+#[derive(Debug)]
+pub(crate) struct SnapshotOrder {
+    pub(crate) id: String,
+    /// An empty folder for its files, on the file system of the sandbox's.
+    pub(crate) folder: PathBuf,
+    /// With the memory, so that processes go on.
+    pub(crate) memory: bool,
+}
+
 /// Where a command's result goes.
 pub(crate) type Answer<T> = oneshot::Sender<Result<T, ChangeError>>;
 
@@ -57,52 +67,5 @@ impl Command {
             Self::Snapshot(_, answer) => drop(answer.send(Err(error))),
             Self::Delete(_, answer) => drop(answer),
         }
-    }
-}
-
-/// Why a sandbox is deleted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum DeleteCause {
-    Requested,
-    Timeout,
-    AgentEnds,
-    /// Another sandbox of the same fork could not be made.
-    ForkFailed,
-}
-
-impl DeleteCause {
-    pub(super) fn as_str(self) -> &'static str {
-        match self {
-            Self::Requested => "it was asked for",
-            Self::Timeout => "its time is over",
-            Self::AgentEnds => "the agent ends",
-            Self::ForkFailed => "the fork that it belongs to failed",
-        }
-    }
-
-    /// For the figures.
-    pub(crate) fn as_label(self) -> &'static str {
-        match self {
-            Self::Requested => "requested",
-            Self::Timeout => "timeout",
-            Self::AgentEnds => "agent_ends",
-            Self::ForkFailed => "fork_failed",
-        }
-    }
-}
-
-/// Why something that was begun with a sandbox did not come about.
-pub(super) enum Setback {
-    /// The sandbox goes on, or stays stopped.
-    Refused(ChangeError),
-    /// The sandbox has ended meanwhile.
-    Over(SandboxError),
-    /// The sandbox is to be deleted.
-    Delete(DeleteCause),
-}
-
-impl Setback {
-    pub(super) fn host(what: &'static str, source: io::Error) -> Self {
-        Self::Refused(ChangeError::Host { what, source })
     }
 }

@@ -11,15 +11,15 @@ use sandpiper_protocol::{error_chain, id};
 
 use super::bring_up::Attempt;
 use super::capacity::Full;
+use super::record::MAX_PORTS;
 use super::{Context, ID_PREFIX, StartError};
 use crate::config::Limits;
 use crate::host;
 use crate::launch::Source;
+use crate::metrics::Outcome;
 
 /// Longest time-out: a year.
 const MAX_TIMEOUT_SECONDS: u64 = 366 * 24 * 3600;
-/// Most exposed ports of one sandbox.
-pub(crate) const MAX_PORTS: usize = 64;
 /// Least memory that a monitor gives a machine.
 const MIN_MEMORY_MB: u32 = 32;
 
@@ -36,6 +36,19 @@ pub(crate) enum CreateError {
     Full(#[from] Full),
     #[error(transparent)]
     Start(#[from] StartError),
+}
+
+impl CreateError {
+    /// For the metrics.
+    pub(super) fn outcome(&self) -> Outcome {
+        match self {
+            Self::Invalid(_) | Self::Exists(_) | Self::Full(Full::Team(_)) => Outcome::Refused,
+            Self::Capacity(_) | Self::Full(Full::Host(_)) => Outcome::Capacity,
+            Self::Start(StartError::Guest(_) | StartError::BadSnapshot(_)) => Outcome::Guest,
+            Self::Start(StartError::Host { .. } | StartError::Disk(_)) => Outcome::Host,
+            Self::Start(StartError::Deleted(_) | StartError::ShuttingDown) => Outcome::Cancelled,
+        }
+    }
 }
 
 /// What a checked request comes to.

@@ -10,11 +10,12 @@ use sandpiper_images::snapshots::{Draft, DraftError, Manifest};
 use sandpiper_protocol::agent::{Allowance, CreateCheckpoint, CreateSandbox, ForkSandbox};
 use sandpiper_protocol::{error_chain, id};
 
-use super::checkpoint::SnapshotOrder;
-use super::command::{Command, DeleteCause};
+use super::command::{Command, SnapshotOrder};
 use super::create::{self, CreateError, DiskSpaceError, Origin};
+use super::delete_cause::DeleteCause;
+use super::errors::ChangeError;
 use super::record::Record;
-use super::registry::{ChangeError, Sandboxes};
+use super::registry::Sandboxes;
 use super::{ID_PREFIX, StartError};
 
 /// Most sandboxes of one fork.

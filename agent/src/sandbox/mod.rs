@@ -61,9 +61,13 @@ mod bring_up;
 mod capacity;
 mod checkpoint;
 mod command;
+mod context;
 mod create;
+mod delete_cause;
 mod ending;
+mod errors;
 mod fork;
+mod life;
 mod network;
 mod pause;
 mod reconcile;
@@ -81,53 +85,18 @@ mod upkeep;
 mod wake;
 mod warm;
 
-use std::sync::Arc;
-
-use sandpiper_images::layers::digest::Visits;
-use sandpiper_images::layers::usage::Usage;
-use sandpiper_images::snapshots::{Checkpoints, Warm};
-use sandpiper_images::templates::Store;
-use tokio::sync::watch;
-use tokio_util::sync::CancellationToken;
-
-use crate::config::Config;
-use crate::launch::Launcher;
-use crate::logs::Logs;
-use crate::metrics::Metrics;
-use crate::paths::Paths;
-
 pub(crate) use self::allowances::Allowances;
 pub(crate) use self::capacity::{Capacity, Full};
-pub(crate) use self::command::{Command, DeleteCause};
+pub(crate) use self::command::Command;
+pub(crate) use self::context::Context;
 pub(crate) use self::create::{CreateError, DiskSpaceError, check_lifecycle, check_port, check_timeout};
+pub(crate) use self::delete_cause::DeleteCause;
+pub(crate) use self::errors::ChangeError;
 pub(crate) use self::fork::{CheckpointError, ForkError};
 pub(crate) use self::record::Record;
-pub(crate) use self::registry::{ChangeError, Sandboxes};
+pub(crate) use self::registry::Sandboxes;
 pub(crate) use self::seal::Sealer;
 pub(crate) use self::start_error::StartError;
 
 /// Prefix of a sandbox's id.
 pub(crate) const ID_PREFIX: &str = "sbx";
-
-/// What every supervisor needs of its surroundings.
-pub(crate) struct Context {
-    pub(crate) config: Arc<Config>,
-    pub(crate) paths: Paths,
-    pub(crate) launcher: Launcher,
-    pub(crate) templates: Store,
-    pub(crate) checkpoints: Checkpoints,
-    pub(crate) warm: Warm,
-    pub(crate) capacity: Capacity,
-    pub(crate) allowances: Allowances,
-    pub(crate) usage: Usage,
-    pub(crate) logs: Logs,
-    pub(crate) metrics: Metrics,
-    pub(crate) sealer: Sealer,
-    pub(crate) boot_id: String,
-    /// Who reads or fills which layers at the moment.
-    pub(crate) visits: Visits,
-    /// Layers came, went or are in use again: for what goes on in the background.
-    pub(crate) changed: watch::Sender<()>,
-    /// Supervisors end without touching their sandboxes.
-    pub(crate) leave: CancellationToken,
-}

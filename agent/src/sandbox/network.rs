@@ -4,21 +4,13 @@
 use std::io;
 use std::sync::Arc;
 
-use sandpiper_network::{Attachment, Network, Slot};
+use sandpiper_network::{Attachment, Slot};
 use sandpiper_protocol::agent::{self, DeniedPage};
 use sandpiper_protocol::error_chain;
 
-use super::Context;
+use super::errors::ChangeError;
 use super::record::Record;
-use super::registry::ChangeError;
 use super::supervisor::Supervisor;
-
-impl Context {
-    /// The network of this host; `None` if it is turned off.
-    pub(crate) fn network(&self) -> Option<&Network> {
-        self.launcher.network()
-    }
-}
 
 impl Supervisor {
     /// Takes over the slot of a machine that ran on without an agent. It has enforced its policy meanwhile.

@@ -30,8 +30,7 @@ use sandpiper_protocol::guest::{GuestMessage, HostMessage};
 use sandpiper_protocol::vmm::{Reply, Request, SnapshotConfig, SnapshotStats, Then};
 use tokio::time::Instant;
 
-use super::command::Setback;
-use super::registry::ChangeError;
+use super::errors::{ChangeError, Setback};
 use super::supervisor::{Supervisor, hear_log, next_command};
 
 /// How long a guest may take to bring its file systems to rest: it may have much to write.

@@ -19,6 +19,8 @@ use super::seal::SealedEnvs;
 /// Version of the record's form. A field that is added gets a `default`; anything else raises this number.
 pub(super) const FORM: u32 = 2;
 
+/// Most exposed ports of one sandbox.
+pub(crate) const MAX_PORTS: usize = 64;
 /// One sandbox.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Record {

@@ -7,25 +7,26 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use jiff::Timestamp;
-use sandpiper_images::layers::LayerError;
 use sandpiper_ingress::{Directory, Target, WakeError};
-use sandpiper_machine::control::RequestError;
 use sandpiper_network::Network;
-use sandpiper_protocol::agent::{CreateSandbox, LogEntry, ResumeSandbox, SandboxState};
+use sandpiper_protocol::agent::{CreateSandbox, LogEntry, ResumeSandbox};
 use sandpiper_protocol::error_chain;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio_util::task::TaskTracker;
 
 use super::capacity::{Full, Place};
-use super::command::{Answer, Command, DeleteCause};
+use super::command::{Answer, Command};
 use super::create::{self, CreateError, Origin, Plan};
+use super::delete_cause::DeleteCause;
+use super::errors::ChangeError;
 use super::reconcile::{self, Found, ReconcileError};
 use super::record::Record;
 use super::supervisor::Supervisor;
 use super::wake::Wakes;
 use super::warm::{self, WarmOrders};
 use super::{Context, StartError};
+use crate::metrics::Outcome;
 
 /// Commands that wait for a supervisor which is busy with another.
 const COMMANDS: usize = 16;
@@ -61,42 +62,6 @@ struct Handle {
     record: watch::Receiver<Arc<Record>>,
     commands: mpsc::Sender<Command>,
     wakes: Wakes,
-}
-
-/// Why a sandbox was not changed.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum ChangeError {
-    #[error("There is no such sandbox, or no such port")]
-    NotFound,
-    #[error("The host cannot read what it keeps of the sandbox; its operator has to see to it: {0}")]
-    Unreadable(String),
-    #[error("The sandbox is {0:?}; this needs a ready one, or one that is stopped")]
-    State(SandboxState),
-    #[error("{0}")]
-    Invalid(String),
-    #[error("The sandbox has {} exposed ports already; close one first", create::MAX_PORTS)]
-    TooManyPorts,
-    #[error(
-        "The sandbox has been checkpointed so often of late that its layers are being merged; try again in a minute"
-    )]
-    Layers,
-    #[error("Cannot write the sandbox's record")]
-    Storage(#[source] io::Error),
-    #[error(transparent)]
-    Full(#[from] Full),
-    /// The guest did not do its part; it goes on, or has ended.
-    #[error("{0}")]
-    Guest(String),
-    #[error("Cannot {what}")]
-    Host { what: &'static str, source: io::Error },
-    #[error(transparent)]
-    Layer(LayerError),
-    #[error("The monitor could not do it")]
-    Monitor(#[source] RequestError),
-    #[error("The monitor answered something else than it was asked")]
-    Unexpected,
-    #[error(transparent)]
-    Start(#[from] StartError),
 }
 
 impl Sandboxes {
@@ -185,7 +150,8 @@ impl Sandboxes {
         let began = tokio::time::Instant::now();
         let id = request.id.clone();
         let result = self.create_unmeasured(request, origin).await;
-        self.context.metrics.created(&result, began.elapsed());
+        let outcome = result.as_ref().map_or_else(CreateError::outcome, |_| Outcome::Created);
+        self.context.metrics.created(outcome, began.elapsed());
         match &result {
             Ok(record) => tracing::info!(
                 target: "audit",

@@ -8,9 +8,10 @@ use sandpiper_crash_points::CrashPoint;
 use sandpiper_protocol::agent::{SandboxError, SandboxState};
 use tokio::time::sleep;
 
-use super::command::{Command, DeleteCause};
+use super::command::Command;
+use super::delete_cause::DeleteCause;
 use super::ending;
-use super::registry::ChangeError;
+use super::errors::ChangeError;
 use super::supervisor::Supervisor;
 use crate::launch::Running;
 
@@ -74,7 +75,7 @@ impl Supervisor {
         self.take_away(machine).await;
         CrashPoint::DeleteRemoved.pass();
         tracing::info!(target: "audit", sandbox = id, ?cause, "deleted");
-        self.context.metrics.deleted(cause);
+        self.context.metrics.deleted(cause.as_label());
         forget();
         self.answer_deletes();
     }

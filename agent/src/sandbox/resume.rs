@@ -13,9 +13,8 @@ use sandpiper_protocol::vmm::MAX_FDS;
 use tokio::time::Instant;
 
 use super::bring_up::Attempt;
-use super::command::Setback;
+use super::errors::{ChangeError, Setback};
 use super::pause::millis;
-use super::registry::ChangeError;
 use super::supervisor::Supervisor;
 use super::{StartError, upkeep};
 use crate::launch::{Running, Source};

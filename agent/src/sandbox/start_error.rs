@@ -5,7 +5,7 @@ use std::io;
 use sandpiper_images::layers::LayerError;
 use sandpiper_protocol::agent::SandboxError;
 
-use super::DeleteCause;
+use super::delete_cause::DeleteCause;
 use crate::launch::LaunchError;
 
 /// Why the machine of a sandbox did not start.

@@ -15,7 +15,8 @@ use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
 use super::command::Command;
-use super::registry::{ChangeError, Sandboxes};
+use super::errors::ChangeError;
+use super::registry::Sandboxes;
 use super::stalled::Stalled;
 
 /// How often everything is measured, when nothing has happened.

@@ -40,8 +40,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::command::Setback;
-use super::registry::ChangeError;
+use super::errors::{ChangeError, Setback};
 use super::{Context, pause};
 use crate::host;
 use crate::launch::{self, LaunchError, Running, Source};

@@ -42,7 +42,7 @@ pub(super) async fn metrics(
         warm_snapshots: context.warm.count(),
         retained_bytes: context.usage.total(),
     };
-    context.metrics.count(records.iter().map(|record| &**record), holdings);
+    context.metrics.count(records.iter().map(|record| record.state), holdings);
     let mut text = String::new();
     encode(&mut text, &app.registry).map_err(|_| ApiError::internal("Cannot encode the figures"))?;
     Ok(([(CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text))

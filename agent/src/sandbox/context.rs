@@ -1,0 +1,50 @@
+//! What every supervisor needs of its surroundings.
+
+use std::sync::Arc;
+
+use sandpiper_images::layers::digest::Visits;
+use sandpiper_images::layers::usage::Usage;
+use sandpiper_images::snapshots::{Checkpoints, Warm};
+use sandpiper_images::templates::Store;
+use sandpiper_network::Network;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use super::allowances::Allowances;
+use super::capacity::Capacity;
+use super::seal::Sealer;
+use crate::config::Config;
+use crate::launch::Launcher;
+use crate::logs::Logs;
+use crate::metrics::Metrics;
+use crate::paths::Paths;
+
+/// What every supervisor needs of its surroundings.
+pub(crate) struct Context {
+    pub(crate) config: Arc<Config>,
+    pub(crate) paths: Paths,
+    pub(crate) launcher: Launcher,
+    pub(crate) templates: Store,
+    pub(crate) checkpoints: Checkpoints,
+    pub(crate) warm: Warm,
+    pub(crate) capacity: Capacity,
+    pub(crate) allowances: Allowances,
+    pub(crate) usage: Usage,
+    pub(crate) logs: Logs,
+    pub(crate) metrics: Metrics,
+    pub(crate) sealer: Sealer,
+    pub(crate) boot_id: String,
+    /// Who reads or fills which layers at the moment.
+    pub(crate) visits: Visits,
+    /// Layers came, went or are in use again: for what goes on in the background.
+    pub(crate) changed: watch::Sender<()>,
+    /// Supervisors end without touching their sandboxes.
+    pub(crate) leave: CancellationToken,
+}
+
+impl Context {
+    /// The network of this host; `None` if it is turned off.
+    pub(crate) fn network(&self) -> Option<&Network> {
+        self.launcher.network()
+    }
+}

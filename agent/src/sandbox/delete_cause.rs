@@ -1,0 +1,32 @@
+//! Why a sandbox is deleted.
+
+/// Why a sandbox is deleted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum DeleteCause {
+    Requested,
+    Timeout,
+    AgentEnds,
+    /// Another sandbox of the same fork could not be made.
+    ForkFailed,
+}
+
+impl DeleteCause {
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Self::Requested => "it was asked for",
+            Self::Timeout => "its time is over",
+            Self::AgentEnds => "the agent ends",
+            Self::ForkFailed => "the fork that it belongs to failed",
+        }
+    }
+
+    /// For the figures.
+    pub(crate) fn as_label(self) -> &'static str {
+        match self {
+            Self::Requested => "requested",
+            Self::Timeout => "timeout",
+            Self::AgentEnds => "agent_ends",
+            Self::ForkFailed => "fork_failed",
+        }
+    }
+}
