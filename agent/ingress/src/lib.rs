@@ -210,15 +210,3 @@ impl<D: Directory> Ingress<D> {
         self.listener.run(shutdown).await;
     }
 }
-
-/// An error and all that caused it, on one line.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
-        source = cause.source();
-    }
-    text
-}

@@ -15,6 +15,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem};
 use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
+use sandpiper_protocol::error_chain;
 use tokio_rustls::TlsAcceptor;
 use tracing::{info, warn};
 
@@ -135,7 +136,7 @@ impl Certificates {
         let current = match source.load(&provider) {
             Ok(current) => Some(current),
             Err(error) if source.is_awaited() => {
-                warn!(error = %crate::chain(&error), "There is no certificate yet; one is ordered");
+                warn!(error = %error_chain::chain(&error), "There is no certificate yet; one is ordered");
                 None
             }
             Err(error) => return Err(error),
@@ -194,7 +195,7 @@ impl Certificates {
             // Whoever orders it says why it is late.
             Err(_) if self.current().is_none() => {}
             Err(error) => {
-                warn!(error = %crate::chain(&error), "The certificate was not renewed; the previous one stays in use");
+                warn!(error = %error_chain::chain(&error), "The certificate was not renewed; the previous one stays in use");
             }
         }
     }

@@ -25,6 +25,7 @@ use std::time::{Duration, SystemTime};
 
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
+use sandpiper_protocol::error_chain;
 use tracing::{info, warn};
 
 use self::hook::HookError;
@@ -99,7 +100,7 @@ impl Acme {
                             served.clone().look_now().await;
                         }
                         Err(error) => {
-                            let error = crate::chain(&error);
+                            let error = error_chain::chain(&error);
                             warn!(host = self.host, ?next, error, "No certificate was issued");
                         }
                     }

@@ -15,6 +15,7 @@ use instant_acme::{
     RetryPolicy,
 };
 use rcgen::{CertificateParams, DistinguishedName, KeyPair};
+use sandpiper_protocol::error_chain;
 use tracing::{debug, warn};
 
 use super::hook::{self, Action, Record};
@@ -48,7 +49,7 @@ impl Acme {
                     false => self.store.write_order(&saved).await,
                 };
                 if let Err(error) = written {
-                    warn!(error = %crate::chain(&error), "The order's records may be removed from the DNS again");
+                    warn!(error = %error_chain::chain(&error), "The order's records may be removed from the DNS again");
                 }
                 Err(error)
             }
@@ -182,7 +183,7 @@ impl Acme {
     async fn clean_up(&self, saved: &SavedOrder) {
         for record in &saved.records {
             if let Err(error) = hook::call(&self.config, Action::Cleanup, record).await {
-                warn!(name = record.name, error = %crate::chain(&error), "A DNS record was not removed");
+                warn!(name = record.name, error = %error_chain::chain(&error), "A DNS record was not removed");
             }
         }
     }

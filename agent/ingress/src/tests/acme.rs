@@ -3,6 +3,8 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
+use sandpiper_protocol::error_chain;
+
 use super::issuer::Issuer;
 use super::tls::handshake;
 use super::*;
@@ -106,7 +108,7 @@ async fn a_refused_order_is_given_up_and_the_next_one_is_new() {
     config.hook = vec!["/bin/true".to_owned()];
     let unpublished = Acme::new(config, site.folder.path(), "sandbox.localhost");
     let error = soon(unpublished.obtain()).await.expect_err("no record to be seen");
-    assert!(crate::chain(&error).contains("see that the hook publishes"), "{}", crate::chain(&error));
+    assert!(error_chain::chain(&error).contains("see that the hook publishes"), "{}", error_chain::chain(&error));
     assert!(!site.path("acme/sandbox.localhost.order.json").exists());
 
     soon(site.acme().obtain()).await.expect("a certificate");
@@ -122,9 +124,9 @@ async fn a_hook_that_fails_is_cleaned_up_after_and_called_again_for_the_same_ord
     let failing = Acme::new(config, site.folder.path(), "sandbox.localhost");
     let error = soon(failing.obtain()).await.expect_err("the hook fails");
     assert!(
-        crate::chain(&error).contains("present _acme-challenge.sandbox.localhost failed"),
+        error_chain::chain(&error).contains("present _acme-challenge.sandbox.localhost failed"),
         "{}",
-        crate::chain(&error)
+        error_chain::chain(&error)
     );
     let calls = site.read("calls");
     let actions: Vec<&str> = calls.lines().filter_map(|line| line.split(' ').next()).collect();

@@ -7,6 +7,7 @@ use rcgen::{CertificateParams, KeyPair};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
+use sandpiper_protocol::error_chain;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
@@ -126,7 +127,7 @@ async fn unusable_certificates_are_reported_at_the_start() {
     };
     let sessions = Arc::new(Sessions::open(&folder.path().join("session.key"), SOON).expect("a key"));
     let error = Ingress::bind(&config, folder.path(), Arc::new(Table::default()), sessions).await.err();
-    let error = crate::chain(&error.expect("the key belongs to the other certificate"));
+    let error = error_chain::chain(&error.expect("the key belongs to the other certificate"));
     assert!(error.contains("cannot be used together"), "{error}");
 }
 

@@ -39,6 +39,7 @@ use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use sandpiper_protocol::error_chain;
 use tokio::sync::{Notify, Semaphore, oneshot};
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep, timeout_at};
@@ -229,7 +230,7 @@ impl Slots {
         }
         let this = self.clone();
         if let Err(error) = blocking(move || Ok(this.inner.host.unload()?)).await {
-            tracing::warn!(error = %chain(&error), "cannot remove the host's nftables table");
+            tracing::warn!(error = %error_chain::chain(&error), "cannot remove the host's nftables table");
         }
     }
 
@@ -314,7 +315,7 @@ impl Slots {
     async fn keep_filled(self) {
         while !self.inner.end.is_cancelled() {
             if let Err(error) = self.fill().await {
-                tracing::warn!(error = %chain(&error), "cannot refill the pool of network slots");
+                tracing::warn!(error = %error_chain::chain(&error), "cannot refill the pool of network slots");
             }
             tokio::select! {
                 () = self.inner.end.cancelled() => {}
@@ -378,7 +379,7 @@ impl Slots {
             }
             let this = self.clone();
             if let Err(error) = blocking(move || Ok(this.inner.host.check()?)).await {
-                tracing::error!(error = %chain(&error), "cannot restore the host's nftables table");
+                tracing::error!(error = %error_chain::chain(&error), "cannot restore the host's nftables table");
             }
         }
     }
@@ -394,10 +395,4 @@ async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, SlotError> + Send + 'static,
 ) -> Result<T, SlotError> {
     spawn_blocking(work).await.unwrap_or(Err(SlotError::Closed))
-}
-
-/// An error with its causes, for the log.
-fn chain(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(Some(error), |error| error.source());
-    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
