@@ -54,6 +54,9 @@ pub fn run(options: Options) -> ExitRecord {
 }
 
 /// The request in a packet of these bytes, or the id and the fault that it is answered with. For fuzzing.
+///
+/// # Errors
+/// The id of a request that cannot be understood, and its fault.
 #[cfg(fuzzing)]
 pub fn understand(bytes: Vec<u8>) -> Result<RequestMessage, (u64, Fault)> {
     driver::understand(&Packet { bytes, fds: Vec::new() })

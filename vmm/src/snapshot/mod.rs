@@ -12,6 +12,9 @@ mod version3;
 pub use format::{FormatError, Origin};
 
 /// The machine's state in `bytes`, written anew. For fuzzing.
+///
+/// # Errors
+/// As for a snapshot that is restored: `bytes` are none, or not one for this host.
 #[cfg(fuzzing)]
 pub fn rewrite(bytes: &[u8]) -> Result<Vec<u8>, FormatError> {
     let state: state::State = format::decode(bytes)?;
