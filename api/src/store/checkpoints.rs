@@ -337,7 +337,7 @@ fn read(row: &AnyRow) -> Result<CheckpointRow, StoreError> {
         size_bytes: count(row.try_get("size_bytes")?)?,
         error: error_code.zip(error_message).map(|(code, message)| SandboxError { code, message }),
         created_at: from_ms(row.try_get("created_at_ms")?)?,
-        accepted: truth(row.try_get("accepted")?)?,
+        accepted: decode_bool(row.try_get("accepted")?)?,
         process: row.try_get("process")?,
     })
 }
