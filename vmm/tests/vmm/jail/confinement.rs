@@ -5,7 +5,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-use super::support::{Guest, Monitor, UID, jails_are_possible};
+use super::support::{Guest, Monitor, UID, jails_are_possible, wait_for};
 use sandpiper_protocol::vmm::Request;
 
 /// A monitor whose guest has set all its devices up.
@@ -31,14 +31,14 @@ fn every_thread_is_an_unprivileged_user_under_a_filter() {
     }
     let (monitor, _guest) = running();
 
-    let threads = monitor.threads();
-
-    let names: Vec<_> = threads.iter().map(|thread| thread.1.as_str()).collect();
-    for name in ["sandpiper-vmm", "spawner", "vcpu", "block", "net", "vsock"] {
-        assert!(names.contains(&name), "{name} is not in {names:?}");
-    }
+    // A device's thread may be younger than the guest's first instruction, and has its maker's name at first.
+    wait_for("every thread to have its name", || {
+        let threads = monitor.threads();
+        let named = |name: &&str| threads.iter().any(|thread| thread.1 == *name);
+        ["sandpiper-vmm", "spawner", "vcpu", "block", "net", "vsock"].iter().all(named)
+    });
     let ids = [0; 4].map(|_| UID.to_string()).join("\t");
-    for (id, name) in &threads {
+    for (id, name) in &monitor.threads() {
         let status = monitor.proc(&format!("task/{id}/status"));
         assert_eq!((field(&status, "Uid"), field(&status, "Gid")), (&*ids, &*ids), "{name}");
         assert_eq!(field(&status, "Groups"), "", "{name}");
