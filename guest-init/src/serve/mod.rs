@@ -13,6 +13,7 @@
 //! that a request names (Basic authorization with an empty password, or `username`) is whom it acts as, not a credential.
 
 mod connect;
+mod credentials;
 mod files;
 #[cfg(fuzzing)]
 pub mod fuzzing;

@@ -15,7 +15,7 @@ use hyper::header::{
 };
 use hyper::{Request, StatusCode};
 
-use super::credentials::as_user;
+use crate::serve::credentials::as_user;
 use super::{FileError, PIECE, blocking, lookup, resolve, user_name};
 use crate::serve::App;
 use crate::serve::http::{Response, query, status};

@@ -1,9 +1,8 @@
 //! `GET` and `POST /files`: one file out, files in, as the user that the request names.
 //!
 //! A path is taken as a shell would take it: `~` and relative paths count from the user's home. Every access is checked by
-//! the kernel as that user's ([`credentials`]). Contents are streamed in bounded pieces both ways.
+//! the kernel as that user's ([`as_user`](super::credentials::as_user)). Contents are streamed in bounded pieces both ways.
 
-mod credentials;
 mod download;
 mod path;
 mod upload;

@@ -23,7 +23,7 @@ use multer::{Field, Multipart};
 use sandpiper_protocol::process::WrittenFile;
 use tokio::time::timeout;
 
-use super::credentials::as_user;
+use crate::serve::credentials::as_user;
 use super::{FileError, PIECE, blocking, lookup, resolve, user_name};
 use crate::serve::App;
 use crate::serve::http::{Response, json, query};
