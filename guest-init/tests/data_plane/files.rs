@@ -102,6 +102,19 @@ async fn a_user_reads_and_writes_no_more_than_its_own() {
 }
 
 #[tokio::test]
+async fn what_the_kernel_keeps_for_root_is_not_another_users() {
+    let server = Server::start();
+    // Its access is decided by the effective user alone, and the folder of another process by that and by capabilities.
+    let setting = "/proc/sys/vm/mmap_rnd_bits";
+    let elsewhere = format!("/proc/{}/cwd/etc/hostname", std::os::unix::process::parent_id());
+    let read = async |path: &str, user: &str| server.get(&format!("/files?path={path}&username={user}")).await.0;
+
+    assert_eq!(read(setting, "nobody").await, StatusCode::FORBIDDEN);
+    assert_eq!(read(&elsewhere, "nobody").await, StatusCode::FORBIDDEN);
+    assert_eq!(read(setting, "root").await, StatusCode::OK);
+}
+
+#[tokio::test]
 async fn replacing_keeps_the_mode_and_follows_links() {
     let server = Server::start();
     let folder = open_folder(&server);
