@@ -1,5 +1,6 @@
 //! The user database: `/etc/passwd` and `/etc/group`, read anew each time, because the guest may change them.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -71,6 +72,44 @@ pub(crate) fn entry<'a>(file: &'a str, name: &str) -> Option<&'a str> {
     file.lines().find(|line| line.split_once(':').is_some_and(|(first, _)| !first.is_empty() && first == name))
 }
 
+/// The names of the lines of a passwd or group file, by id; the first line of an id has it.
+fn names_by_id(file: &str) -> BTreeMap<u32, String> {
+    let mut names = BTreeMap::new();
+    for line in file.lines() {
+        let mut fields = line.split(':');
+        let (Some(name), Some(Ok(id))) = (fields.next(), fields.nth(1).map(str::parse)) else { continue };
+        names.entry(id).or_insert_with(|| name.to_owned());
+    }
+    names
+}
+
+/// The names of all users and groups.
+#[derive(Debug)]
+pub(crate) struct Names {
+    users: BTreeMap<u32, String>,
+    groups: BTreeMap<u32, String>,
+}
+
+impl Names {
+    /// Reads files.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the database is there and cannot be read.
+    pub(crate) fn read() -> Result<Self, LookupError> {
+        Ok(Self { users: names_by_id(&read("/etc/passwd")?), groups: names_by_id(&read("/etc/group")?) })
+    }
+
+    /// The user's name, or its number if it has none.
+    pub(crate) fn user(&self, uid: u32) -> String {
+        self.users.get(&uid).cloned().unwrap_or_else(|| uid.to_string())
+    }
+
+    pub(crate) fn group(&self, gid: u32) -> String {
+        self.groups.get(&gid).cloned().unwrap_or_else(|| gid.to_string())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -83,6 +122,13 @@ mod tests {
         let user = find(PASSWD, GROUP, "user").unwrap();
         assert_eq!((user.uid, user.gid, user.groups), (1000, 1000, vec![1000, 27]));
         assert_eq!((user.home.to_str(), user.shell.as_str()), (Some("/home/user"), "/bin/sh"));
+    }
+
+    #[test]
+    fn an_id_has_its_first_name_or_its_number() {
+        let names = Names { users: names_by_id(PASSWD), groups: names_by_id(&format!("{GROUP}wheel:x:0:\n")) };
+        assert_eq!((names.user(1000), names.user(9)), ("user".into(), "9".into()));
+        assert_eq!((names.group(0), names.group(27)), ("root".into(), "sudo".into()));
     }
 
     #[test]

@@ -11,7 +11,7 @@
 //! * [`vmm`]: what the agent asks of one monitor, JSON frames with file descriptors over a Unix socket.
 //! * [`guest`]: vsock ports, the link between the agent and PID 1, and how a TCP port of the guest is reached.
 //! * [`lines`]: lines of a stream, as the link has them.
-//! * [`connect`] and [`process`]: the data plane, as the E2B SDKs speak it.
+//! * [`connect`], [`process`] and [`filesystem`]: the data plane, as the E2B SDKs speak it.
 //! * [`id`] makes and checks identifiers; [`error_chain`] prints errors with their causes.
 
 #![warn(clippy::missing_errors_doc)]
@@ -20,6 +20,7 @@ pub mod agent;
 pub mod allowance;
 pub mod connect;
 pub mod error_chain;
+pub mod filesystem;
 pub mod guest;
 pub mod id;
 pub mod lines;

@@ -155,7 +155,7 @@ async fn what_the_guest_does_not_offer_is_unimplemented() {
     let answer = Host::shared()
         .client
         .http()
-        .post(format!("{}/filesystem.Filesystem/WatchDir", sandbox.session.data_plane_url))
+        .post(format!("{}/volume.Volume/Stat", sandbox.session.data_plane_url))
         .header("x-access-token", &sandbox.session.access_token)
         .json(&serde_json::json!({"path": "/"}))
         .send()

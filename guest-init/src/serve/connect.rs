@@ -17,12 +17,16 @@ use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 
 use super::http::{Response, bytes, json, number, status};
+use crate::users::LookupError;
 
 /// Longest message taken: what a client puts into one `SendInput`, in base64.
 pub(super) const MAX_MESSAGE: usize = 16 * 1024 * 1024;
 
 /// For the whole body of a call that is not a stream of the client's.
 const BODY_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// How often an idle stream says that it is alive, unless the client asks otherwise.
+const KEEPALIVE: Duration = Duration::from_secs(90);
 
 /// An error of a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,6 +46,16 @@ impl Error {
 
     pub(super) fn body(&self) -> ErrorBody {
         ErrorBody { code: self.code, message: self.message.clone() }
+    }
+}
+
+impl From<LookupError> for Error {
+    fn from(error: LookupError) -> Self {
+        let code = match error {
+            LookupError::Unknown(_) => Code::Unauthenticated,
+            LookupError::Database(_) => Code::Internal,
+        };
+        Self::new(code, error.to_string())
     }
 }
 
@@ -106,6 +120,13 @@ pub(super) fn unsupported_media_type() -> Response {
 /// `Connect-Timeout-Ms`: what the caller gives the call; nothing, or 0, is for ever.
 pub(super) fn deadline(headers: &HeaderMap) -> Option<Duration> {
     number(headers, "connect-timeout-ms").filter(|millis| *millis > 0).map(Duration::from_millis)
+}
+
+/// `Keepalive-Ping-Interval`, in seconds.
+pub(super) fn keepalive(headers: &HeaderMap) -> Duration {
+    number(headers, "keepalive-ping-interval")
+        .filter(|seconds| *seconds > 0)
+        .map_or(KEEPALIVE, |seconds| Duration::from_secs(seconds.min(86_400)))
 }
 
 /// The one message of a unary call.
@@ -218,5 +239,16 @@ mod tests {
         assert_eq!(deadline(&headers("0")), None);
         assert_eq!(deadline(&headers("soon")), None);
         assert_eq!(deadline(&HeaderMap::new()), None);
+    }
+
+    #[test]
+    fn the_keepalive_interval_is_the_clients_within_reason() {
+        let headers = |value: &'static str| {
+            HeaderMap::from_iter([("keepalive-ping-interval".parse().unwrap(), value.parse().unwrap())])
+        };
+        assert_eq!(keepalive(&headers("50")), Duration::from_secs(50));
+        assert_eq!(keepalive(&headers("0")), KEEPALIVE);
+        assert_eq!(keepalive(&headers("18446744073709551615")), Duration::from_secs(86_400));
+        assert_eq!(keepalive(&HeaderMap::new()), KEEPALIVE);
     }
 }

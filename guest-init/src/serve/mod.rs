@@ -5,6 +5,7 @@
 //! | `GET /health` | 204 |
 //! | `GET /files`, `POST /files` | [`files`] |
 //! | `POST /process.Process/<Method>` | [`process`], in the Connect protocol |
+//! | `POST /filesystem.Filesystem/<Method>` | [`filesystem`], in the same |
 //! | `POST /<other service>/<Method>` | Connect error `unimplemented` |
 //! | anything else | 404 |
 //!
@@ -15,6 +16,7 @@
 mod connect;
 mod credentials;
 mod files;
+mod filesystem;
 #[cfg(fuzzing)]
 pub mod fuzzing;
 mod http;
@@ -26,6 +28,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use hyper::body::Incoming;
+use hyper::header::HeaderMap;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, StatusCode};
@@ -34,7 +37,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use crate::cgroups::Cgroups;
 pub use crate::net::Listener;
 use crate::net::accept_each;
-use http::{Response, error, status};
+use http::{Response, basic_user, error, status};
 
 /// Connections at a time; more wait to be accepted.
 const MAX_CONNECTIONS: usize = 1024;
@@ -84,6 +87,11 @@ impl App {
         *self.settings.lock().unwrap_or_else(PoisonError::into_inner) = settings;
     }
 
+    /// The name of the user that a call acts as.
+    fn caller(&self, headers: &HeaderMap) -> String {
+        basic_user(headers).unwrap_or_else(|| self.settings().default_user)
+    }
+
     fn settings(&self) -> Settings {
         self.settings.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -124,6 +132,10 @@ async fn route(request: Request<Incoming>, app: &Arc<App>) -> Response {
             Some((sandpiper_protocol::process::SERVICE, method)) => {
                 let method = method.to_owned();
                 process::call(&method, request, app).await
+            }
+            Some((sandpiper_protocol::filesystem::SERVICE, method)) => {
+                let method = method.to_owned();
+                filesystem::call(&method, request, app).await
             }
             Some(_) => connect::unimplemented(&request),
             None => error(StatusCode::NOT_FOUND, "There is nothing at this path"),

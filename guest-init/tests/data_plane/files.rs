@@ -3,7 +3,7 @@
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 
-use crate::support::{Server, whole};
+use crate::support::{Server, folder_of_nobody, open_folder, whole};
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::{Request, StatusCode};
@@ -13,20 +13,6 @@ const BYTES: &str = "application/octet-stream";
 
 fn json(body: &Bytes) -> Value {
     serde_json::from_slice(body).unwrap_or_else(|error| panic!("{error}: {body:?}"))
-}
-
-/// A folder that everyone may enter.
-fn open_folder(server: &Server) -> &str {
-    fs::set_permissions(server.folder(), Permissions::from_mode(0o755)).unwrap();
-    server.folder().to_str().unwrap()
-}
-
-/// A folder that `nobody` owns.
-fn folder_of_nobody(server: &Server) -> String {
-    let folder = format!("{}/nobody", open_folder(server));
-    fs::create_dir(&folder).unwrap();
-    std::os::unix::fs::chown(&folder, Some(65534), Some(65534)).unwrap();
-    folder
 }
 
 fn names(folder: &str) -> Vec<String> {

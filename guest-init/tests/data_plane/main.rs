@@ -2,5 +2,6 @@
 //! it acts as other users.
 
 mod files;
+mod filesystem;
 mod process;
 mod support;

@@ -325,8 +325,8 @@ async fn orphans_are_reaped_and_statuses_of_children_are_not_lost() {
 async fn other_methods_and_services_are_unimplemented() {
     let server = Server::start();
 
-    let unary = server.post("/filesystem.Filesystem/Stat", "application/json", r#"{"path":"/"}"#).await;
-    let stream = server.post("/filesystem.Filesystem/WatchDir", "application/connect+json", envelope(0, b"{}")).await;
+    let unary = server.post("/volume.Volume/Stat", "application/json", r#"{"path":"/"}"#).await;
+    let stream = server.post("/volume.Volume/WatchDir", "application/connect+json", envelope(0, b"{}")).await;
     let method = server.post("/process.Process/Dance", "application/json", "{}").await;
     let grpc = server.post("/process.Process/List", "application/grpc", "").await;
     let get = server.get("/process.Process/List").await;

@@ -1,6 +1,8 @@
 //! The data plane on a Unix socket, in this process, and a client for it.
 
 use std::collections::VecDeque;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -88,6 +90,16 @@ impl Server {
         (status, serde_json::from_slice(&body).unwrap_or(Value::Null))
     }
 
+    /// Calls a unary method of `filesystem.Filesystem` as a user.
+    pub(crate) async fn filesystem(&self, user: &str, method: &str, message: Value) -> (StatusCode, Value) {
+        let request = Request::post(format!("/filesystem.Filesystem/{method}"))
+            .header("content-type", "application/json")
+            .header("authorization", format!("Basic {}", STANDARD.encode(format!("{user}:"))))
+            .body(Full::new(message.to_string().into()));
+        let (status, body) = whole(self.send(request.unwrap()).await).await;
+        (status, serde_json::from_slice(&body).unwrap_or(Value::Null))
+    }
+
     /// Calls a method that answers with a stream.
     pub(crate) async fn stream(&self, method: &str, message: Value, headers: &[(&str, &str)]) -> Events {
         let mut request = Request::post(format!("/process.Process/{method}"))
@@ -111,6 +123,20 @@ impl Server {
         let input = json!({"process": {"pid": pid}, "input": {"stdin": STANDARD.encode(bytes)}});
         self.call("SendInput", input).await
     }
+}
+
+/// A folder that everyone may enter.
+pub(crate) fn open_folder(server: &Server) -> &str {
+    fs::set_permissions(server.folder(), Permissions::from_mode(0o755)).unwrap();
+    server.folder().to_str().unwrap()
+}
+
+/// A folder that `nobody` owns.
+pub(crate) fn folder_of_nobody(server: &Server) -> String {
+    let folder = format!("{}/nobody", open_folder(server));
+    fs::create_dir(&folder).unwrap();
+    std::os::unix::fs::chown(&folder, Some(65534), Some(65534)).unwrap();
+    folder
 }
 
 pub(crate) async fn whole(response: Response<Incoming>) -> (StatusCode, Bytes) {

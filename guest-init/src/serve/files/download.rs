@@ -15,9 +15,9 @@ use hyper::header::{
 };
 use hyper::{Request, StatusCode};
 
-use crate::serve::credentials::as_user;
 use super::{FileError, PIECE, blocking, lookup, resolve, user_name};
 use crate::serve::App;
+use crate::serve::credentials::as_user;
 use crate::serve::http::{Response, query, status};
 
 /// Sends a file, or one range of it.

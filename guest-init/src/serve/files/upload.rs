@@ -23,9 +23,9 @@ use multer::{Field, Multipart};
 use sandpiper_protocol::process::WrittenFile;
 use tokio::time::timeout;
 
-use crate::serve::credentials::as_user;
 use super::{FileError, PIECE, blocking, lookup, resolve, user_name};
 use crate::serve::App;
+use crate::serve::credentials::as_user;
 use crate::serve::http::{Response, json, query};
 use crate::users::User;
 

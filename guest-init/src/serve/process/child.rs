@@ -34,7 +34,7 @@ use crate::fd::FdStream;
 use crate::reap::{self, Exit, Spawning};
 use crate::serve::Settings;
 use crate::serve::connect::Error;
-use crate::users::{self, LookupError, User};
+use crate::users::{self, User};
 
 /// A process that was started here, running or ended.
 #[derive(Debug)]
@@ -177,10 +177,7 @@ enum Ends {
 
 /// The blocking part of [`launch`].
 fn start(request: StartRequest, user: &str, settings: &Settings, groups: Option<&Cgroups>) -> Result<Started, Error> {
-    let user = &users::lookup(user).map_err(|error| match error {
-        LookupError::Unknown(_) => Error::new(Code::Unauthenticated, error.to_string()),
-        LookupError::Database(_) => Error::new(Code::Internal, error.to_string()),
-    })?;
+    let user = &users::lookup(user)?;
     let terminal = request.pty.is_some();
     let environment = environment::of(user, &settings.envs, &request.process.envs, terminal)?;
     let folder = folder(request.process.cwd.as_deref(), user);

@@ -7,24 +7,12 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use futures_util::{Stream, stream};
-use hyper::header::HeaderMap;
 use sandpiper_protocol::connect::Code;
 use sandpiper_protocol::process::{DataEvent, Empty, EventMessage, ProcessEvent, StartEvent};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::output::{Item, Source, Subscriber};
 use crate::serve::connect::{Error, end, frame};
-use crate::serve::http::number;
-
-/// How often an idle stream says that it is alive, unless the client asks otherwise.
-const KEEPALIVE: Duration = Duration::from_secs(90);
-
-/// `Keepalive-Ping-Interval`, in seconds.
-pub(super) fn keepalive(headers: &HeaderMap) -> Duration {
-    number(headers, "keepalive-ping-interval")
-        .filter(|seconds| *seconds > 0)
-        .map_or(KEEPALIVE, |seconds| Duration::from_secs(seconds.min(86_400)))
-}
 
 /// What the stream sends next.
 enum Next {
@@ -104,21 +92,5 @@ fn data(source: Source, bytes: &Bytes) -> DataEvent {
         Source::Stdout => DataEvent::Stdout(encoded),
         Source::Stderr => DataEvent::Stderr(encoded),
         Source::Pty => DataEvent::Pty(encoded),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_keepalive_interval_is_the_clients_within_reason() {
-        let headers = |value: &'static str| {
-            HeaderMap::from_iter([("keepalive-ping-interval".parse().unwrap(), value.parse().unwrap())])
-        };
-        assert_eq!(keepalive(&headers("50")), Duration::from_secs(50));
-        assert_eq!(keepalive(&headers("0")), KEEPALIVE);
-        assert_eq!(keepalive(&headers("18446744073709551615")), Duration::from_secs(86_400));
-        assert_eq!(keepalive(&HeaderMap::new()), KEEPALIVE);
     }
 }

@@ -28,7 +28,6 @@ use base64::Engine;
 use base64::alphabet;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use hyper::body::Incoming;
-use hyper::header::HeaderMap;
 use hyper::{Request, StatusCode};
 use nix::sys::signal::Signal;
 use sandpiper_protocol::connect::Code;
@@ -41,9 +40,9 @@ use tokio::time::Instant;
 pub(super) use manager::Manager;
 
 use self::child::Process;
+use super::App;
 use super::connect::{self, Error, Messages, Wire, stream_message, unary_message};
-use super::http::{Response, basic_user, bytes, json};
-use super::{App, Settings};
+use super::http::{Response, bytes, json};
 
 /// proto3's JSON takes base64 with and without padding.
 const BASE64: GeneralPurpose = lenient(alphabet::STANDARD);
@@ -82,9 +81,9 @@ pub(super) async fn call(method: &str, request: Request<Incoming>, app: &Arc<App
 
 async fn start(request: Request<Incoming>, app: &Arc<App>) -> Result<Response, Error> {
     let deadline = connect::deadline(request.headers()).and_then(|time| Instant::now().checked_add(time));
-    let keepalive = events::keepalive(request.headers());
+    let keepalive = connect::keepalive(request.headers());
     let settings = app.settings();
-    let user = caller(request.headers(), &settings);
+    let user = app.caller(request.headers());
     let message: StartRequest = stream_message(request.into_body()).await?;
     let (process, starter) = app.processes.start(message, user, settings, deadline).await?;
     Ok(connect::stream(events::of(process.pid, starter, keepalive, deadline)))
@@ -92,7 +91,7 @@ async fn start(request: Request<Incoming>, app: &Arc<App>) -> Result<Response, E
 
 async fn connect_to(request: Request<Incoming>, app: &Arc<App>) -> Result<Response, Error> {
     let deadline = connect::deadline(request.headers()).and_then(|time| Instant::now().checked_add(time));
-    let keepalive = events::keepalive(request.headers());
+    let keepalive = connect::keepalive(request.headers());
     let message: SelectRequest = stream_message(request.into_body()).await?;
     let process = app.processes.any(&message.process)?;
     Ok(connect::stream(events::of(process.pid, process.output.subscribe(), keepalive, deadline)))
@@ -177,11 +176,6 @@ async fn feed(process: &Process, input: ProcessInput) -> Result<(), Error> {
         .map_err(|_| Error::invalid("The input is not base64"))?;
     drop(encoded);
     process.input.send(kind, bytes).await
-}
-
-/// The name of the user that a request runs programs as.
-fn caller(headers: &HeaderMap, settings: &Settings) -> String {
-    basic_user(headers).unwrap_or_else(|| settings.default_user.clone())
 }
 
 fn answer(message: &impl Serialize) -> Response {

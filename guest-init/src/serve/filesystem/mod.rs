@@ -1,0 +1,165 @@
+//! The service `filesystem.Filesystem`: folders, and what is known of files.
+//!
+//! | method | what |
+//! |---|---|
+//! | `Stat` | what there is at a path |
+//! | `ListDir` | what is in a folder, down to a depth |
+//! | `MakeDir` | makes a folder, and those above it |
+//! | `Move` | renames, and makes the folders above the new name |
+//! | `Remove` | removes a file or a whole tree; nothing there is no error |
+//!
+//! A path is taken as [`super::files`] takes it. The kernel checks every access as the requested user's
+//! ([`as_user`]), and no magic link of `/proc` is followed: these lead past the permissions of folders.
+
+mod change;
+mod entry;
+mod list;
+mod open;
+mod remove;
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use hyper::body::Incoming;
+use hyper::header::HeaderMap;
+use hyper::{Request, StatusCode};
+use sandpiper_protocol::connect::Code;
+use sandpiper_protocol::filesystem::{EntryResponse, ListDirRequest, ListDirResponse, MoveRequest, PathRequest};
+use sandpiper_protocol::process::Empty;
+use serde::Serialize;
+
+use super::App;
+use super::connect::{self, Error, Wire, unary_message};
+use super::credentials::as_user;
+use super::files::resolve;
+use super::http::{Response, json};
+use crate::users::{self, Names, User};
+
+/// Calls a method of the service.
+pub(super) async fn call(method: &str, request: Request<Incoming>, app: &Arc<App>) -> Response {
+    let Some(wire) = Wire::of(request.headers()) else {
+        return connect::unsupported_media_type();
+    };
+    let expected = match method {
+        "Stat" | "ListDir" | "MakeDir" | "Move" | "Remove" => Wire::Unary,
+        _ => return connect::unimplemented(&request),
+    };
+    if wire != expected {
+        return connect::unsupported_media_type();
+    }
+    let response = match method {
+        "Stat" => stat(request, app).await,
+        "ListDir" => list_dir(request, app).await,
+        "MakeDir" => make_dir(request, app).await,
+        "Move" => move_entry(request, app).await,
+        _ => remove(request, app).await,
+    };
+    response.unwrap_or_else(|error| wire.error(&error))
+}
+
+async fn stat(request: Request<Incoming>, app: &Arc<App>) -> Result<Response, Error> {
+    let (caller, PathRequest { path }) = receive(request, app).await?;
+    let entry = caller.work(path, entry::at).await?;
+    Ok(response(&EntryResponse { entry }))
+}
+
+async fn list_dir(request: Request<Incoming>, app: &Arc<App>) -> Result<Response, Error> {
+    let (caller, ListDirRequest { path, depth }) = receive(request, app).await?;
+    let entries = caller.work(path, move |path, names| list::list(path, depth, names)).await?;
+    Ok(response(&ListDirResponse { entries }))
+}
+
+async fn make_dir(request: Request<Incoming>, app: &Arc<App>) -> Result<Response, Error> {
+    let (caller, PathRequest { path }) = receive(request, app).await?;
+    let made = caller.work(path, |path, names| {
+        change::make_folder(path)?;
+        entry::at(path, names)
+    });
+    Ok(response(&EntryResponse { entry: made.await? }))
+}
+
+async fn move_entry(request: Request<Incoming>, app: &Arc<App>) -> Result<Response, Error> {
+    let (caller, MoveRequest { source, destination }) = receive(request, app).await?;
+    let home = caller.user.home.clone();
+    let moved = caller.work(source, move |source, names| {
+        let destination = resolve(&destination, &home);
+        change::rename(source, &destination)?;
+        entry::at(&destination, names)
+    });
+    Ok(response(&EntryResponse { entry: moved.await? }))
+}
+
+async fn remove(request: Request<Incoming>, app: &Arc<App>) -> Result<Response, Error> {
+    let (caller, PathRequest { path }) = receive(request, app).await?;
+    caller.work(path, |path, _| remove::remove(path)).await?;
+    Ok(response(&Empty {}))
+}
+
+/// Whom a call acts as.
+struct Caller {
+    user: User,
+}
+
+impl Caller {
+    async fn of(headers: &HeaderMap, app: &App) -> Result<Self, Error> {
+        let name = app.caller(headers);
+        let user = blocking(move || Ok(users::lookup(&name)?)).await?;
+        Ok(Self { user })
+    }
+
+    /// Does work on a path as the user, where it may wait for a disk.
+    async fn work<T: Send + 'static>(
+        self,
+        path: String,
+        work: impl FnOnce(&Path, &Names) -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, Error> {
+        blocking(move || {
+            let names = Names::read()?;
+            let path = resolve(&path, &self.user.home);
+            as_user(&self.user, || work(&path, &names)).map_err(failed(&path))?
+        })
+        .await
+    }
+}
+
+/// The caller and the message of a unary call.
+async fn receive<T: serde::de::DeserializeOwned>(
+    request: Request<Incoming>,
+    app: &Arc<App>,
+) -> Result<(Caller, T), Error> {
+    let caller = Caller::of(request.headers(), app).await?;
+    Ok((caller, unary_message(request.into_body()).await?))
+}
+
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T, Error> + Send + 'static) -> Result<T, Error> {
+    tokio::task::spawn_blocking(work).await.map_err(|error| Error::new(Code::Internal, error.to_string()))?
+}
+
+fn response(message: &impl Serialize) -> Response {
+    json(StatusCode::OK, message)
+}
+
+/// What is said of a failed access to `path`.
+fn failed<E: Into<io::Error>>(path: &Path) -> impl Fn(E) -> Error + use<E> {
+    let path: PathBuf = path.to_owned();
+    move |error| {
+        let error: io::Error = error.into();
+        Error::new(code_of(&error), format!("{}: {error}", path.display()))
+    }
+}
+
+fn code_of(error: &io::Error) -> Code {
+    use io::ErrorKind as Kind;
+    match error.kind() {
+        Kind::NotFound => Code::NotFound,
+        Kind::AlreadyExists => Code::AlreadyExists,
+        Kind::PermissionDenied | Kind::ReadOnlyFilesystem => Code::PermissionDenied,
+        Kind::StorageFull | Kind::QuotaExceeded => Code::ResourceExhausted,
+        Kind::NotADirectory | Kind::IsADirectory | Kind::InvalidInput | Kind::InvalidFilename => Code::InvalidArgument,
+        Kind::DirectoryNotEmpty | Kind::CrossesDevices | Kind::ResourceBusy => Code::FailedPrecondition,
+        // A loop of symbolic links, or a magic one, has no stable kind.
+        _ if error.raw_os_error() == Some(libc::ELOOP) => Code::InvalidArgument,
+        _ => Code::Internal,
+    }
+}
