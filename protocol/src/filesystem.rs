@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::process::Empty;
+
 /// Path before the method's name: `/filesystem.Filesystem/Stat`.
 pub const SERVICE: &str = "filesystem.Filesystem";
 
@@ -90,6 +92,71 @@ pub struct EntryInfo {
     pub metadata: BTreeMap<String, String>,
 }
 
+/// `WatchDir`, whose events are a stream, and `CreateWatcher`, whose events are asked for.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct WatchRequest {
+    pub path: String,
+    /// Whether the folders below are watched too.
+    #[serde(skip_serializing_if = "is_default")]
+    pub recursive: bool,
+    /// Whether events carry what there is at their path.
+    #[serde(skip_serializing_if = "is_default")]
+    pub include_entry: bool,
+    /// Whether to watch a network's file system, where only what this machine changes is seen.
+    #[serde(skip_serializing_if = "is_default")]
+    pub allow_network_mounts: bool,
+}
+
+/// One message of the stream of `WatchDir`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum WatchDirResponse {
+    Start(Empty),
+    Filesystem(FilesystemEvent),
+    Keepalive(Empty),
+}
+
+/// A watcher by its id: `GetWatcherEvents` and `RemoveWatcher`, and the response of `CreateWatcher`.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Watcher {
+    pub watcher_id: String,
+}
+
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct GetWatcherEventsResponse {
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub events: Vec<FilesystemEvent>,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize, PartialEq, Eq)]
+pub struct FilesystemEvent {
+    /// Relative to the watched folder; `.` is the folder itself.
+    pub name: String,
+    #[serde(rename = "type")]
+    pub kind: EventType,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub entry: Option<Box<EntryInfo>>,
+}
+
+#[derive(Debug, Clone, Copy, Serialize, Deserialize, PartialEq, Eq)]
+pub enum EventType {
+    /// Made, or moved here.
+    #[serde(rename = "EVENT_TYPE_CREATE")]
+    Create,
+    #[serde(rename = "EVENT_TYPE_WRITE")]
+    Write,
+    #[serde(rename = "EVENT_TYPE_REMOVE")]
+    Remove,
+    /// Moved away from this name.
+    #[serde(rename = "EVENT_TYPE_RENAME")]
+    Rename,
+    #[serde(rename = "EVENT_TYPE_CHMOD")]
+    Chmod,
+}
+
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
@@ -122,6 +189,16 @@ mod tests {
         assert_eq!(wire["mode"], 0o644);
         assert!(wire.get("symlinkTarget").is_none(), "{wire}");
         assert_eq!(serde_json::from_value::<EntryInfo>(wire).unwrap(), entry);
+    }
+
+    #[test]
+    fn events_have_the_wire_form_that_the_sdks_read() {
+        let event = FilesystemEvent { name: "a/b".into(), kind: EventType::Chmod, entry: None };
+        let wire = serde_json::to_string(&WatchDirResponse::Filesystem(event)).unwrap();
+        assert_eq!(wire, r#"{"filesystem":{"name":"a/b","type":"EVENT_TYPE_CHMOD"}}"#);
+        assert_eq!(serde_json::to_string(&WatchDirResponse::Start(Empty {})).unwrap(), r#"{"start":{}}"#);
+        let request: WatchRequest = serde_json::from_str(r#"{"path":"/x","includeEntry":true}"#).unwrap();
+        assert!(request.include_entry && !request.recursive);
     }
 
     #[test]

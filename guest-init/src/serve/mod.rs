@@ -70,6 +70,7 @@ impl std::fmt::Debug for Settings {
 pub struct App {
     settings: Mutex<Settings>,
     processes: Arc<process::Manager>,
+    watches: filesystem::Watches,
 }
 
 impl App {
@@ -79,7 +80,11 @@ impl App {
 
     /// One whose processes are put into a control group.
     pub(crate) fn with_groups(settings: Settings, groups: Option<Cgroups>) -> Self {
-        Self { settings: Mutex::new(settings), processes: Arc::new(process::Manager::new(groups)) }
+        Self {
+            settings: Mutex::new(settings),
+            processes: Arc::new(process::Manager::new(groups)),
+            watches: filesystem::Watches::default(),
+        }
     }
 
     /// Replaces the settings, for requests from now on.

@@ -5,3 +5,4 @@ mod files;
 mod filesystem;
 mod process;
 mod support;
+mod watch;

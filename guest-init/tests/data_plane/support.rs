@@ -100,9 +100,20 @@ impl Server {
         (status, serde_json::from_slice(&body).unwrap_or(Value::Null))
     }
 
-    /// Calls a method that answers with a stream.
+    /// Calls a method of `process.Process` that answers with a stream.
     pub(crate) async fn stream(&self, method: &str, message: Value, headers: &[(&str, &str)]) -> Events {
-        let mut request = Request::post(format!("/process.Process/{method}"))
+        self.stream_of("process.Process", method, message, headers).await
+    }
+
+    /// Calls a method that answers with a stream.
+    pub(crate) async fn stream_of(
+        &self,
+        service: &str,
+        method: &str,
+        message: Value,
+        headers: &[(&str, &str)],
+    ) -> Events {
+        let mut request = Request::post(format!("/{service}/{method}"))
             .header("content-type", "application/connect+json")
             .header("connect-protocol-version", "1");
         for (name, value) in headers {
@@ -171,8 +182,14 @@ impl Outcome {
 }
 
 impl Events {
-    /// The next event, or the content of the last envelope.
+    /// The next event of a process, or the content of the last envelope.
     pub(crate) async fn next(&mut self) -> Option<Value> {
+        let mut message = self.next_message().await?;
+        Some(if message["last"].is_null() { message["event"].take() } else { message })
+    }
+
+    /// The next message, or the content of the last envelope.
+    pub(crate) async fn next_message(&mut self) -> Option<Value> {
         loop {
             if let Some(event) = self.queue.pop_front() {
                 return Some(event);
@@ -182,7 +199,7 @@ impl Events {
             while let Some((flags, payload)) = self.decoder.next_envelope().unwrap() {
                 let value: Value = serde_json::from_slice(&payload).unwrap();
                 let is_last = flags & END_OF_STREAM != 0;
-                self.queue.push_back(if is_last { json!({"last": value}) } else { value["event"].clone() });
+                self.queue.push_back(if is_last { json!({"last": value}) } else { value });
             }
         }
     }

@@ -7,6 +7,8 @@
 //! | `MakeDir` | makes a folder, and those above it |
 //! | `Move` | renames, and makes the folders above the new name |
 //! | `Remove` | removes a file or a whole tree; nothing there is no error |
+//! | `WatchDir` | answers with a stream of what changes in a folder ([`watch`]) |
+//! | `CreateWatcher`, `GetWatcherEvents`, `RemoveWatcher` | the same for who asks now and then |
 //!
 //! A path is taken as [`super::files`] takes it. The kernel checks every access as the requested user's
 //! ([`as_user`]), and no magic link of `/proc` is followed: these lead past the permissions of folders.
@@ -16,6 +18,7 @@ mod entry;
 mod list;
 mod open;
 mod remove;
+mod watch;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -25,12 +28,18 @@ use hyper::body::Incoming;
 use hyper::header::HeaderMap;
 use hyper::{Request, StatusCode};
 use sandpiper_protocol::connect::Code;
-use sandpiper_protocol::filesystem::{EntryResponse, ListDirRequest, ListDirResponse, MoveRequest, PathRequest};
+use sandpiper_protocol::filesystem::{
+    EntryResponse, GetWatcherEventsResponse, ListDirRequest, ListDirResponse, MoveRequest, PathRequest, WatchRequest,
+    Watcher,
+};
 use sandpiper_protocol::process::Empty;
 use serde::Serialize;
+use tokio::time::Instant;
+
+pub(super) use watch::Watches;
 
 use super::App;
-use super::connect::{self, Error, Wire, unary_message};
+use super::connect::{self, Error, Wire, stream_message, unary_message};
 use super::credentials::as_user;
 use super::files::resolve;
 use super::http::{Response, json};
@@ -42,7 +51,9 @@ pub(super) async fn call(method: &str, request: Request<Incoming>, app: &Arc<App
         return connect::unsupported_media_type();
     };
     let expected = match method {
+        "WatchDir" => Wire::Stream,
         "Stat" | "ListDir" | "MakeDir" | "Move" | "Remove" => Wire::Unary,
+        "CreateWatcher" | "GetWatcherEvents" | "RemoveWatcher" => Wire::Unary,
         _ => return connect::unimplemented(&request),
     };
     if wire != expected {
@@ -53,7 +64,11 @@ pub(super) async fn call(method: &str, request: Request<Incoming>, app: &Arc<App
         "ListDir" => list_dir(request, app).await,
         "MakeDir" => make_dir(request, app).await,
         "Move" => move_entry(request, app).await,
-        _ => remove(request, app).await,
+        "Remove" => remove(request, app).await,
+        "WatchDir" => watch_dir(request, app).await,
+        "CreateWatcher" => create_watcher(request, app).await,
+        "GetWatcherEvents" => get_watcher_events(request, app).await,
+        _ => remove_watcher(request, app).await,
     };
     response.unwrap_or_else(|error| wire.error(&error))
 }
@@ -94,6 +109,35 @@ async fn remove(request: Request<Incoming>, app: &Arc<App>) -> Result<Response, 
     let (caller, PathRequest { path }) = receive(request, app).await?;
     caller.work(path, |path, _| remove::remove(path)).await?;
     Ok(response(&Empty {}))
+}
+
+async fn watch_dir(request: Request<Incoming>, app: &Arc<App>) -> Result<Response, Error> {
+    let deadline = connect::deadline(request.headers()).and_then(|time| Instant::now().checked_add(time));
+    let keepalive = connect::keepalive(request.headers());
+    let caller = Caller::of(request.headers(), app).await?;
+    let watch = start_watch(stream_message(request.into_body()).await?, caller, app).await?;
+    Ok(connect::stream(watch::envelopes(watch, keepalive, deadline)))
+}
+
+async fn create_watcher(request: Request<Incoming>, app: &Arc<App>) -> Result<Response, Error> {
+    let (caller, message) = receive(request, app).await?;
+    Ok(response(&app.watches.keep(start_watch(message, caller, app).await?)?))
+}
+
+async fn get_watcher_events(request: Request<Incoming>, app: &Arc<App>) -> Result<Response, Error> {
+    let watcher: Watcher = unary_message(request.into_body()).await?;
+    Ok(response(&GetWatcherEventsResponse { events: app.watches.take(&watcher)? }))
+}
+
+async fn remove_watcher(request: Request<Incoming>, app: &Arc<App>) -> Result<Response, Error> {
+    let watcher: Watcher = unary_message(request.into_body()).await?;
+    app.watches.remove(&watcher)?;
+    Ok(response(&Empty {}))
+}
+
+async fn start_watch(request: WatchRequest, caller: Caller, app: &App) -> Result<watch::Watch, Error> {
+    let path = resolve(&request.path, &caller.user.home);
+    app.watches.start(request, path, caller.user).await
 }
 
 /// Whom a call acts as.
