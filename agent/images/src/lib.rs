@@ -6,6 +6,8 @@
 //! * [`layers`]: the files that disks and memory images consist of, whose they are, and how chains of them are shortened.
 //! * [`snapshots`]: checkpoints and warm snapshots, which outlive the machine that they were taken of.
 
+#![warn(clippy::missing_errors_doc)]
+
 pub mod layers;
 pub mod snapshots;
 pub mod templates;

@@ -59,6 +59,9 @@ pub enum RequestError {
 /// A listening control socket at `path`, for a monitor that is about to be started.
 ///
 /// The backlog takes connections from now on, so the agent connects and asks without waiting for the monitor to be up.
+///
+/// # Errors
+/// Of the system; where `path` is taken, or too long for a socket.
 pub fn listen_at(path: &Path) -> io::Result<OwnedFd> {
     let socket = seqpacket(SockFlag::SOCK_CLOEXEC)?;
     bind(socket.as_raw_fd(), &UnixAddr::new(path)?)?;
@@ -72,6 +75,9 @@ fn seqpacket(flags: SockFlag) -> nix::Result<OwnedFd> {
 
 impl Control {
     /// Connects to the control socket at `path`. Does not wait: a Unix socket's backlog takes the connection or refuses it.
+    ///
+    /// # Errors
+    /// Where nobody listens at `path`, or the backlog is full.
     pub fn connect(path: &Path) -> io::Result<Self> {
         let fd = seqpacket(SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK)?;
         connect(fd.as_raw_fd(), &UnixAddr::new(path)?)?;
@@ -84,6 +90,9 @@ impl Control {
     }
 
     /// Asks, and waits for the reply at most `timeout`.
+    ///
+    /// # Errors
+    /// [`RequestError`]: it could not be sent, was refused, or had no reply.
     pub async fn request(
         &mut self,
         request: Request,

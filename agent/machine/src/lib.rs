@@ -11,6 +11,8 @@
 //!
 //! Nothing here knows of sandboxes' records: who starts a machine says what it is made of.
 
+#![warn(clippy::missing_errors_doc)]
+
 pub mod console;
 pub mod control;
 mod error;

@@ -55,6 +55,9 @@ pub struct Link {
 
 impl Link {
     /// Takes over the host's end and tells `guest` who it is at once.
+    ///
+    /// # Errors
+    /// Of the system, and where the guest takes nothing.
     pub fn open(stream: OwnedFd, guest: &Guest) -> io::Result<Self> {
         let stream = std::os::unix::net::UnixStream::from(stream);
         stream.set_nonblocking(true)?;

@@ -112,6 +112,9 @@ impl Machine {
     }
 
     /// Asks the monitor; connects first if need be.
+    ///
+    /// # Errors
+    /// [`RequestError`]: the monitor could not be reached, refused, or did not reply in time.
     pub async fn request(
         &mut self,
         request: Request,
@@ -129,6 +132,9 @@ impl Machine {
 
     /// As [`Self::request`], however long it takes: a monitor that is slow, because its host's disk is, has not failed.
     /// Where its connection breaks, it has ended, or may have done what it was asked to.
+    ///
+    /// # Errors
+    /// [`RequestError`], never [`RequestError::TimedOut`].
     pub async fn order(&mut self, request: Request, fds: &[BorrowedFd<'_>]) -> Result<Reply, RequestError> {
         let sandbox = self.guest.id.clone();
         let result = {
@@ -147,6 +153,9 @@ impl Machine {
     }
 
     /// When the monitor reached which step.
+    ///
+    /// # Errors
+    /// [`RequestError`].
     pub async fn timings(&mut self) -> Result<Timings, RequestError> {
         Ok(self.status().await?.1)
     }
@@ -168,6 +177,9 @@ impl Machine {
     }
 
     /// Lets a machine go on that is paused; content when it runs. Asks until the monitor has answered, or has ended.
+    ///
+    /// # Errors
+    /// How the monitor ended, if it did.
     pub async fn go_on(&mut self) -> Result<(), Ended> {
         loop {
             let Err(error) = self.try_to_go_on().await else { return Ok(()) };
@@ -195,6 +207,9 @@ impl Machine {
     /// A guest that does not answer in time, or stands still because the host's disk is full, loses its link. On the next
     /// one it is told who it is, which undoes whatever it had been asked for; and no late answer can be taken for one to a
     /// later question.
+    ///
+    /// # Errors
+    /// [`Unanswered`]: the machine ended or stands still, or the guest did not answer in time.
     pub async fn ask(
         &mut self,
         message: HostMessage,
@@ -345,6 +360,9 @@ impl Machine {
     }
 
     /// Ends the process: asked to at first, killed after `timeout`. Returns, with what it was known by, when it is gone.
+    ///
+    /// # Errors
+    /// Where the process cannot be killed or waited for.
     pub async fn end(mut self, timeout: Duration) -> std::io::Result<KnownMonitor> {
         let asked = self.request(Request::Stop, &[], timeout.min(REQUEST_TIMEOUT)).await;
         if asked.is_ok() && tokio::time::timeout(timeout, self.process.ended()).await.is_ok() {

@@ -58,6 +58,9 @@ impl Identity {
     }
 
     /// A pidfd of this very process; `None` when it is gone.
+    ///
+    /// # Errors
+    /// Where the system has no descriptor for it.
     pub fn open(&self, boot_id: &str) -> io::Result<Option<OwnedFd>> {
         if self.boot_id != boot_id {
             return Ok(None);
@@ -179,6 +182,9 @@ pub struct MonitorProcess {
 
 impl MonitorProcess {
     /// Watches the process of `pidfd`.
+    ///
+    /// # Errors
+    /// Where the runtime cannot watch the descriptor.
     pub fn watch(pidfd: OwnedFd) -> io::Result<Self> {
         // SAFETY: `OwnedFd` reports the same descriptor all its life and keeps it open, also while registered.
         Ok(Self { pidfd: unsafe { AsyncFd::register_with_interest(pidfd, Interest::READABLE) }? })
@@ -191,6 +197,9 @@ impl MonitorProcess {
     }
 
     /// Waits until the process has ended; takes its remains away if it is a child of ours. May be dropped and called again.
+    ///
+    /// # Errors
+    /// Where the descriptor cannot be watched.
     pub async fn ended(&self) -> io::Result<Ended> {
         // The guard keeps the readiness: an ended process stays ended.
         let _ready = self.pidfd.readable().await?;
@@ -202,6 +211,9 @@ impl MonitorProcess {
     }
 
     /// Kills the process and waits for its end, however long that takes.
+    ///
+    /// # Errors
+    /// Where the signal cannot be sent.
     pub async fn kill(&self) -> io::Result<()> {
         send_kill(self.pidfd.get_ref().as_fd())?;
         while tokio::time::timeout(KILL_TIMEOUT, self.ended()).await.is_err() {
@@ -212,6 +224,9 @@ impl MonitorProcess {
 }
 
 /// Kills the process of `pidfd` and waits for its end, for a while. For clean-up, outside the runtime: blocks.
+///
+/// # Errors
+/// Where the signal cannot be sent, or the process has not ended in time.
 pub fn kill_blocking(pidfd: BorrowedFd<'_>) -> io::Result<()> {
     send_kill(pidfd)?;
     let timeout = PollTimeout::try_from(KILL_TIMEOUT).unwrap_or(PollTimeout::MAX);
@@ -222,6 +237,9 @@ pub fn kill_blocking(pidfd: BorrowedFd<'_>) -> io::Result<()> {
 }
 
 /// All monitors that were idle in a folder of `folder`, as (id, identity). Blocks.
+///
+/// # Errors
+/// Where `/proc` cannot be listed, or the boot id not be read.
 pub fn find_monitors(folder: &Path) -> io::Result<Vec<(String, Identity)>> {
     let boot_id = boot_id()?;
     let mut found = Vec::new();

@@ -142,6 +142,9 @@ impl Note {
 }
 
 /// Which file is at `path`, by its inode's number, and what is kept with it. Blocks.
+///
+/// # Errors
+/// Where the file cannot be opened, or its attribute cannot be read.
 pub fn look(path: &Path) -> io::Result<(u64, Option<Note>)> {
     let file = File::open(path)?;
     Ok((file.metadata()?.ino(), Note::read(&file)?))
@@ -154,6 +157,9 @@ pub(super) fn is_damaged(path: &Path) -> bool {
 
 /// Gives a sealed file its digest, once what it holds is on stable storage. `Ok(false)` when `go_on` said no or somebody
 /// else was at the file. Blocks.
+///
+/// # Errors
+/// Where the file cannot be opened, read or synced, or its attribute cannot be written.
 pub fn make(path: &Path, visits: &Visits, pause: Duration, go_on: impl Fn() -> bool) -> io::Result<bool> {
     let file = File::open(path)?;
     let Some(visit) = visits.begin_alone(&file)? else { return Ok(false) };
@@ -171,6 +177,9 @@ pub fn make(path: &Path, visits: &Visits, pause: Duration, go_on: impl Fn() -> b
 
 /// Compares a file with its digest, and notes how that came out; whether it fits. `None` when it has none, `go_on` said no
 /// or somebody else was at the file. Blocks.
+///
+/// # Errors
+/// Where the file cannot be opened or read, or the result cannot be noted.
 pub fn check(path: &Path, visits: &Visits, pause: Duration, go_on: impl Fn() -> bool) -> io::Result<Option<bool>> {
     let file = File::open(path)?;
     let Some(visit) = visits.begin_alone(&file)? else { return Ok(None) };

@@ -92,17 +92,26 @@ impl Files {
     }
 
     /// Links the layers, under the same names, from folder `from` into folder `to`. Blocks.
+    ///
+    /// # Errors
+    /// [`LayerError::Link`] of the first that cannot be linked; those before it are.
     pub fn link_layers(&self, from: &Path, to: &Path) -> Result<(), LayerError> {
         self.disk.iter().chain(&self.memory).try_for_each(|layer| link(&from.join(&layer.name), &to.join(&layer.name)))
     }
 
     /// Links every file, under the same name, from folder `from` into folder `to`. Blocks.
+    ///
+    /// # Errors
+    /// [`LayerError::Link`] of the first that cannot be linked; those before it are.
     pub fn link_all(&self, from: &Path, to: &Path) -> Result<(), LayerError> {
         self.names().into_iter().try_for_each(|name| link(&from.join(name), &to.join(name)))
     }
 
     /// Puts what was written to these files, and their entries in `folder`, on stable storage. Files that belong to a
     /// template or a warm snapshot are there already. Blocks.
+    ///
+    /// # Errors
+    /// Of the first file that cannot be opened or synced, or of the folder.
     pub fn sync(&self, folder: &Path) -> io::Result<()> {
         let own = self.disk.iter().chain(&self.memory).filter(|layer| !layer.shared).map(|layer| layer.name.as_str());
         for name in own.chain(self.state.as_deref()).chain(self.working_set.as_deref()) {
@@ -113,6 +122,9 @@ impl Files {
 
     /// Removes from `folder` every layer, state and working set that is not in this list. Other files are left alone.
     /// Blocks.
+    ///
+    /// # Errors
+    /// Where the folder cannot be read, or of the first file that cannot be removed.
     pub fn remove_others(&self, folder: &Path) -> io::Result<()> {
         let names = self.names();
         for entry in fs::read_dir(folder)? {
@@ -139,6 +151,9 @@ impl Files {
 }
 
 /// Makes `to` another name of the file `from`. Blocks.
+///
+/// # Errors
+/// [`LayerError::Link`], also where `to` is there already.
 pub fn link(from: &Path, to: &Path) -> Result<(), LayerError> {
     fs::hard_link(from, to).map_err(|source| LayerError::Link { from: from.to_owned(), to: to.to_owned(), source })
 }

@@ -43,6 +43,10 @@ pub fn candidates<'a>(folder: &Path, layers: &'a [Layer], most: usize) -> Option
 
 /// Copies into `upper` what it lacks and `lower` holds, and waits until that is on stable storage. Between two pieces it
 /// rests for `pause`, and asks `go_on` whether to. `Ok(false)` when that said no. Blocks.
+///
+/// # Errors
+/// Where one of the two cannot be opened, `lower` not be read, or `upper` not be written or synced. What was copied by then
+/// stays, and changes nothing for who reads the two together.
 pub fn fill(
     lower: &Path,
     upper: &Path,

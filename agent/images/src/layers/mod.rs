@@ -62,6 +62,9 @@ pub fn disk_size(disk_gib: u32) -> u64 {
 }
 
 /// A new layer of `size` bytes at `path`, which takes no space yet. Blocks.
+///
+/// # Errors
+/// [`LayerError::Create`], also where there is such a file.
 pub fn create(path: &Path, size: u64) -> Result<File, LayerError> {
     let make = || {
         let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path)?;
@@ -72,12 +75,18 @@ pub fn create(path: &Path, size: u64) -> Result<File, LayerError> {
 }
 
 /// Opens a layer for reading. Blocks.
+///
+/// # Errors
+/// [`LayerError::Open`].
 pub fn open(path: &Path) -> Result<File, LayerError> {
     File::open(path).map_err(|source| LayerError::Open { path: path.to_owned(), source })
 }
 
 /// Opens the layers of a disk of `disk_gib` for reading, bottom first. Those above the bottom, which is a template's image,
 /// are as long as the disk was when each was made: in one that was cut off, what is below would show through. Blocks.
+///
+/// # Errors
+/// [`LayerError::Open`] of the first that cannot be opened; [`LayerError::Length`] of one that was cut off.
 pub fn open_disk(layers: &[Layer], folder: &Path, disk_gib: u32) -> Result<Vec<File>, LayerError> {
     let open = |(index, layer): (usize, &Layer)| {
         let path = folder.join(&layer.name);

@@ -130,6 +130,9 @@ impl Drop for Draft {
 
 impl Checkpoints {
     /// Opens the checkpoints in `folder`, which exists. Blocks.
+    ///
+    /// # Errors
+    /// Where the folder cannot be read. A checkpoint that cannot be read is left out, and logged.
     pub fn open(folder: &Path) -> Result<Self, OpenError> {
         let found = super::load::<Manifest>(folder)?.into_iter();
         let ready = found
@@ -147,6 +150,9 @@ impl Checkpoints {
     }
 
     /// Begins a checkpoint. Blocks.
+    ///
+    /// # Errors
+    /// [`DraftError`]: the id is none, or taken, or its folder cannot be made.
     pub fn draft(&self, id: &str) -> Result<Draft, DraftError> {
         if !id::is_valid(ID_PREFIX, id) {
             return Err(DraftError::Id);
@@ -168,11 +174,17 @@ impl Checkpoints {
     }
 
     /// A folder for a snapshot that is gone when the answer is dropped. Blocks.
+    ///
+    /// # Errors
+    /// [`DraftError::Storage`] where the folder cannot be made.
     pub fn scratch(&self) -> Result<Draft, DraftError> {
         self.draft(&id::generate(ID_PREFIX))
     }
 
     /// Makes a filled and synced draft a checkpoint. Blocks.
+    ///
+    /// # Errors
+    /// Where the manifest cannot be written, or the folder cannot be renamed.
     pub fn publish(&self, draft: Draft, manifest: Manifest) -> io::Result<Arc<Manifest>> {
         super::publish(&draft.folder, &self.folder.join(&draft.id), &manifest)?;
         let manifest = Arc::new(manifest);
@@ -203,6 +215,9 @@ impl Checkpoints {
     }
 
     /// Removes a checkpoint; false when there is none. Blocks.
+    ///
+    /// # Errors
+    /// Where its folder cannot be hidden or removed; one that could not be hidden stays a checkpoint.
     pub fn delete(&self, id: &str) -> io::Result<bool> {
         let Some(manifest) = self.lock().ready.remove(id) else { return Ok(false) };
         match super::retract(&self.folder.join(id)) {
@@ -218,6 +233,9 @@ impl Checkpoints {
 
     /// Notes that in the checkpoint `id` the layer `upper` holds what `lower`, right below it, held, and removes that one's
     /// link. Refused while something is started from the checkpoint. Blocks.
+    ///
+    /// # Errors
+    /// While something is started from it, or where its manifest cannot be written.
     pub fn absorb(&self, id: &str, lower: &str, upper: &str) -> io::Result<()> {
         let manifest = {
             let mut shelf = self.lock();

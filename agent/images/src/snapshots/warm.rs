@@ -114,6 +114,9 @@ impl Warm {
     }
 
     /// What a snapshot made now by this recipe would be called. Looks at the files of kernel and monitor, so it blocks.
+    ///
+    /// # Errors
+    /// Where kernel or monitor cannot be looked at.
     pub fn key(&self, recipe: &Recipe) -> io::Result<String> {
         let Platform { kernel, kernel_args, monitor, console, network } = &self.platform;
         let mut hash = Sha256::new();
@@ -198,6 +201,9 @@ impl Warm {
     }
 
     /// Makes a filled and synced draft the snapshot of this key, and removes what is too many. Blocks.
+    ///
+    /// # Errors
+    /// Where the manifest cannot be written, or the folder cannot be renamed.
     pub fn publish(&self, draft: &Path, key: &str, snapshot: Snapshot) -> io::Result<()> {
         let manifest = Manifest { form: FORM, key: key.to_owned(), snapshot };
         super::publish(draft, &self.folder.join(key), &manifest)?;

@@ -66,6 +66,9 @@ pub enum ImportError {
 
 impl Store {
     /// Opens the store in `folder`, which exists; removes what an interrupted import left. Blocks.
+    ///
+    /// # Errors
+    /// [`OpenError`] where the folder cannot be read. A version that cannot be read is left out, and logged.
     pub fn open(folder: &Path) -> Result<Self, OpenError> {
         let failed = |source| OpenError::Read { path: folder.to_owned(), source };
         let mut versions = BTreeMap::new();
@@ -105,6 +108,9 @@ impl Store {
     }
 
     /// Adds an image as the newest version of its slug, unless the slug has that very image already.
+    ///
+    /// # Errors
+    /// [`ImportError::Invalid`] names the field that is wrong, [`ImportError::Storage`] is of the file system.
     pub async fn import(&self, request: ImportTemplate) -> Result<Imported, ImportError> {
         let closed = |_| ImportError::Storage(io::Error::other("The store is closed"));
         let permit = self.importing.clone().acquire_owned().await.map_err(closed)?;

@@ -166,6 +166,9 @@ impl IdleMonitor {
 
     /// Moves the monitor's files into the folders of the machine that it becomes, over those of an earlier monitor. A Unix
     /// socket is found under its new name as well. Blocks.
+    ///
+    /// # Errors
+    /// Of the first file that cannot be moved.
     pub fn move_into(&self, machine: &MachinePaths) -> io::Result<()> {
         fs::rename(self.paths.control_socket(), machine.control_socket())?;
         fs::rename(self.paths.exit_record(), machine.exit_record())?;

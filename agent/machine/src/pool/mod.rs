@@ -136,6 +136,9 @@ impl MonitorPool {
     }
 
     /// Ends the cgroups of monitors that nobody knows, and what is in them. Blocks.
+    ///
+    /// # Errors
+    /// Where cgroups cannot be listed. One that cannot be removed is logged, and kept in mind.
     pub fn sweep_cgroups(&self) -> io::Result<()> {
         for id in self.inner.cgroups.list()? {
             if self.knows(&id) || self.lock().left.contains_key(&id) {
@@ -188,6 +191,9 @@ impl MonitorPool {
     }
 
     /// A monitor for a machine of this shape: one that waits, or a new one.
+    ///
+    /// # Errors
+    /// [`MachineError`] where a monitor cannot be started, also without the idle ones.
     pub async fn take(&self, shape: Shape) -> Result<IdleMonitor, MachineError> {
         while let Some(idle) = self.pop(|idle| idle.shape() == shape) {
             if !idle.has_ended() {
