@@ -11,7 +11,6 @@ use bytes::Bytes;
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
-use sandpiper_db::chain;
 use sandpiper_http::error::ApiError;
 use sandpiper_protocol::agent::{
     Allowance, Allowances, Checkpoint, CheckpointList, CreateCheckpoint, CreateSandbox, CreatedSandbox, DeniedPage,
@@ -19,6 +18,7 @@ use sandpiper_protocol::agent::{
     QUOTA_EXCEEDED, ResumeSandbox, Revocations, SESSION_KEY, Sandbox, SandboxError, SandboxList, Session, TemplateList,
     TemplateVersion, UpdateSandbox,
 };
+use sandpiper_protocol::error_chain::chain;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;

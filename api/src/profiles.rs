@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use jiff::Timestamp;
-use sandpiper_db::chain;
+use sandpiper_protocol::error_chain::chain;
 
 use crate::agent_client::{AgentClient, AgentError};
 

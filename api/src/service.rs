@@ -9,11 +9,12 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
-use sandpiper_db::{Database, chain};
+use sandpiper_db::Database;
 use sandpiper_http::error::{self, ApiError};
 use sandpiper_http::layers;
 use sandpiper_http::metrics::RequestMetrics;
 use sandpiper_http::request::{Observer, Render};
+use sandpiper_protocol::error_chain::chain;
 use serde_json::json;
 
 use crate::config::Config;

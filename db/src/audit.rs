@@ -8,7 +8,7 @@ use serde::Serialize;
 use sqlx::Row;
 
 use super::{Database, Statement, StoreError, Tx, count, from_ms, to_ms};
-use crate::chain;
+use sandpiper_protocol::error_chain::chain;
 
 /// Stands for a team in entries on the operator's own requests; no team's id is like it.
 pub const OPERATOR: &str = "operator";

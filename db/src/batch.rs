@@ -15,7 +15,7 @@ use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot};
 
 use super::{Database, StoreError, Tx};
-use crate::chain;
+use sandpiper_protocol::error_chain::chain;
 
 /// Writes that wait for their turn; callers wait when there are more.
 const QUEUE: usize = 4096;

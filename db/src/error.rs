@@ -1,7 +1,5 @@
-//! Why the store did not do what it was asked, and how an error is printed.
+//! Why the store did not do what it was asked.
 
-use std::error::Error;
-use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -36,15 +34,4 @@ impl From<sqlx::Error> for StoreError {
             _ => StoreError::Database(error),
         }
     }
-}
-
-/// An error with all its sources, in one line.
-pub fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        let _ = write!(text, ": {cause}");
-        source = cause.source();
-    }
-    text
 }

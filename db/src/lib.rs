@@ -24,6 +24,6 @@ pub use audit::AuditLog;
 pub use batch::Batch;
 pub use database::{Database, Tx};
 pub use decode::{count, decode_bool, decode_enum, from_ms, to_ms};
-pub use error::{StoreError, chain};
+pub use error::StoreError;
 pub use location::DatabaseLocation;
 pub use statement::Statement;

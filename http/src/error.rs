@@ -7,7 +7,8 @@
 use axum::body::Body;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use sandpiper_db::{StoreError, chain};
+use sandpiper_db::StoreError;
+use sandpiper_protocol::error_chain::chain;
 use serde::Serialize;
 use serde_json::Value;
 use utoipa::ToSchema;

@@ -13,7 +13,6 @@
 
 #![warn(clippy::missing_errors_doc)]
 
-mod chain;
 pub mod devices;
 pub mod disk;
 pub mod exit;
@@ -25,5 +24,3 @@ pub mod memory;
 pub mod process;
 pub mod snapshot;
 pub mod vcpu_state;
-
-pub use chain::chain;

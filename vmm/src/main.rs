@@ -5,6 +5,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::process::ExitCode;
 
 use kvm_ioctls::Kvm;
+use sandpiper_protocol::error_chain;
 use sandpiper_protocol::vmm::ExitReason;
 use sandpiper_vmm::jail;
 use sandpiper_vmm::machine::clock::monotonic_us;
@@ -64,7 +65,7 @@ fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
         Ok(Invocation::Run(arguments)) => run(&arguments, process_start_us).unwrap_or_else(|error| {
-            eprintln!("sandpiper-vmm: {}", sandpiper_vmm::chain(&*error));
+            eprintln!("sandpiper-vmm: {}", error_chain::chain(&*error));
             ExitCode::from(2)
         }),
         Err(error) => {

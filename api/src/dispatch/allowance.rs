@@ -5,9 +5,9 @@
 //! What has started of itself counts against the quota here once a round has seen it; until then it is the agent that keeps
 //! a create from passing the quota together with it.
 
-use sandpiper_db::chain;
 use sandpiper_http::error::ApiError;
 use sandpiper_protocol::agent::Allowance;
+use sandpiper_protocol::error_chain::chain;
 
 use super::sync;
 use crate::agent_client::AgentError;

@@ -11,9 +11,10 @@
 //! The sandbox says `checkpointing` meanwhile, and afterwards what the agent says of it, which after a failure too is that
 //! it runs.
 
-use sandpiper_db::{StoreError, chain};
+use sandpiper_db::StoreError;
 use sandpiper_http::error::ApiError;
 use sandpiper_protocol::agent::{Checkpoint, CreateCheckpoint};
+use sandpiper_protocol::error_chain::chain;
 use tokio::task::JoinHandle;
 use tracing::Instrument;
 

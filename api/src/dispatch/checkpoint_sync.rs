@@ -17,8 +17,8 @@
 use std::collections::{HashMap, HashSet};
 
 use jiff::Timestamp;
-use sandpiper_db::chain;
 use sandpiper_protocol::agent::{self, SandboxError, SandboxState};
+use sandpiper_protocol::error_chain::chain;
 
 use super::sync::SyncError;
 use crate::state::App;

@@ -9,9 +9,9 @@
 //! | this process dies | at the next start the row is not in flight: it becomes what the agent says, or goes |
 //! | the agent dies | the call breaks, see above; what it re-adopts and nobody has a row for is removed by [`super::sync`] |
 
-use sandpiper_db::chain;
 use sandpiper_http::error::ApiError;
 use sandpiper_protocol::agent::{CreateSandbox, SandboxError, Session};
+use sandpiper_protocol::error_chain::chain;
 use tokio::task::JoinHandle;
 use tracing::Instrument;
 

@@ -3,9 +3,9 @@
 //! As with a single start ([`super::create`]), the rows are there before the agent is asked and belong to this task until
 //! it has settled them.
 
-use sandpiper_db::chain;
 use sandpiper_http::error::ApiError;
 use sandpiper_protocol::agent::{ForkSandbox, Session};
+use sandpiper_protocol::error_chain::chain;
 
 use super::allowance;
 use crate::auth::Caller;

@@ -18,8 +18,9 @@ use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use jiff::Timestamp;
-use sandpiper_db::{StoreError, chain};
+use sandpiper_db::StoreError;
 use sandpiper_http::error::ApiError;
+use sandpiper_protocol::error_chain::chain;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 

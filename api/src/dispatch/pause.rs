@@ -4,9 +4,9 @@
 //! before, for a pause that fails leaves the sandbox running. If this process dies in between, the synchronisation follows
 //! the agent.
 
-use sandpiper_db::chain;
 use sandpiper_http::error::ApiError;
 use sandpiper_protocol::agent::Sandbox;
+use sandpiper_protocol::error_chain::chain;
 use tracing::Instrument;
 
 use super::{Progress, sync, wait};

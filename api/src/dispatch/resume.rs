@@ -14,9 +14,9 @@
 //! What the agent resumes by itself, at a request to the data plane, it counts by the team's [`allowance`]; so it may refuse
 //! what had room here.
 
-use sandpiper_db::chain;
 use sandpiper_http::error::ApiError;
 use sandpiper_protocol::agent::{ResumeSandbox, Session};
+use sandpiper_protocol::error_chain::chain;
 
 use super::{allowance, network, sync};
 use crate::auth::Caller;

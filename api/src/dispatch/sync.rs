@@ -28,8 +28,9 @@ use std::collections::{HashMap, HashSet};
 use std::time::Instant;
 
 use jiff::{SignedDuration, Timestamp};
-use sandpiper_db::{StoreError, chain};
+use sandpiper_db::StoreError;
 use sandpiper_protocol::agent::{self, Allowance, SandboxList, SandboxState};
+use sandpiper_protocol::error_chain::chain;
 use tokio::sync::watch;
 
 use super::allowance;

@@ -13,12 +13,13 @@ use axum::extract::{FromRef, FromRequestParts, Request, State};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use sandpiper_db::{audit, chain};
+use sandpiper_db::audit;
 use sandpiper_http::audited::Acted;
 use sandpiper_http::error::ApiError;
 use sandpiper_http::idempotency::{self, REPLAYED};
 use sandpiper_http::json::{self, BodyLimit};
 use sandpiper_http::request::{RequestId, route};
+use sandpiper_protocol::error_chain::chain;
 use serde_json::{Map, Value};
 use tracing::Instrument;
 

@@ -3,12 +3,12 @@
 use axum::Json as Answer;
 use axum::extract::{Path, State};
 use jiff::Timestamp;
-use sandpiper_db::chain;
 use sandpiper_http::error::ApiError;
 use sandpiper_http::json::Json;
 use sandpiper_http::query::{NoParameters, Pairs};
 use sandpiper_policy::Entry;
 use sandpiper_protocol::agent::{self, NetworkPolicy};
+use sandpiper_protocol::error_chain::chain;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use utoipa::ToSchema;

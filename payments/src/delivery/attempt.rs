@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use jiff::{SignedDuration, Timestamp};
-use sandpiper_db::chain;
+use sandpiper_protocol::error_chain::chain;
 use sandpiper_webhook::{SigningKey, sign};
 
 use super::Webhooks;

@@ -50,9 +50,9 @@ use endpoint_url::{EndpointUrl, UrlError};
 use jitter::Jitter;
 use metrics::WebhookMetrics;
 use resolver::Resolver;
-use sandpiper_db::chain;
 use sandpiper_db::secrets::Vault;
 use sandpiper_http::clock::Clock;
+use sandpiper_protocol::error_chain::chain;
 use settings::Settings;
 use trust::TrustError;
 

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::SignedDuration;
-use sandpiper_db::{StoreError, chain};
+use sandpiper_db::StoreError;
+use sandpiper_protocol::error_chain::chain;
 use tokio::sync::watch;
 use tokio::time::sleep;
 

@@ -19,7 +19,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use sandpiper_db::{StoreError, chain};
+use sandpiper_db::StoreError;
+use sandpiper_protocol::error_chain::chain;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, timeout};
 

@@ -8,8 +8,9 @@
 //! What was staged is removed afterwards, likewise in parts; after a crash, by the next import.
 
 use jiff::{SignedDuration, Timestamp};
-use sandpiper_db::{Statement, StoreError, Tx, audit, chain, to_ms};
+use sandpiper_db::{Statement, StoreError, Tx, audit, to_ms};
 use sandpiper_discovery::{Audience, Market, Seed};
+use sandpiper_protocol::error_chain::chain;
 use sandpiper_protocol::id;
 
 use super::discovery::{Discovery, advance};

@@ -17,7 +17,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use futures_util::future::join_all;
 use jiff::Timestamp;
 use sandpiper_db::batch::Batch;
-use sandpiper_db::{Statement, StoreError, Tx, audit, chain, to_ms};
+use sandpiper_db::{Statement, StoreError, Tx, audit, to_ms};
+use sandpiper_protocol::error_chain::chain;
 use sqlx::Row;
 use tokio::sync::oneshot;
 

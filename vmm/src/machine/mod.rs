@@ -40,6 +40,7 @@ use std::sync::Arc;
 
 use kvm_bindings::CpuId;
 use kvm_ioctls::VmFd;
+use sandpiper_protocol::error_chain;
 use sandpiper_protocol::vmm::{ExitReason, MachineConfig};
 
 use self::build::Attached;
@@ -186,7 +187,7 @@ impl Machine {
 
     fn end_unless(&self, went_on: Result<(), ResumeError>) -> Result<(), ResumeError> {
         if let Err(error) = &went_on {
-            self.exit.report(ExitReason::Failed, format!("The machine cannot go on: {}", crate::chain(error)));
+            self.exit.report(ExitReason::Failed, format!("The machine cannot go on: {}", error_chain::chain(error)));
         }
         went_on
     }

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use kvm_ioctls::Kvm;
+use sandpiper_protocol::error_chain::chain;
 use sandpiper_protocol::vmm::{
     DiskEvent, Event, ExitReason, ExitRecord, Fault, FaultCode, MachineConfig, MachineState, MonitorMessage, Packet,
     Reply, Request, RequestMessage, RestoreConfig, Shape, SnapshotConfig, Timings,
@@ -21,7 +22,6 @@ use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use super::Options;
 use super::control::{ConnectionId, Control, Received};
 use super::link::{AgentLink, EventSlot, Openings};
-use crate::chain;
 use crate::devices::virtio::block::Health;
 use crate::exit::ExitLatch;
 use crate::machine::build::{self, BuildError};

@@ -22,9 +22,9 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 
 use kvm_ioctls::Kvm;
+use sandpiper_protocol::error_chain::chain;
 use sandpiper_protocol::vmm::{ExitReason, ExitRecord};
 
-use crate::chain;
 #[cfg(fuzzing)]
 use sandpiper_protocol::vmm::{Fault, Packet, RequestMessage};
 

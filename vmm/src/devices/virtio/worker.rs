@@ -10,6 +10,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use sandpiper_protocol::error_chain;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::ActivateError;
@@ -32,7 +33,7 @@ pub(super) fn log_failure(device: &str, error: &dyn std::error::Error) {
     let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
     if last.is_none_or(|last| last.elapsed() >= Duration::from_secs(1)) {
         *last = Some(Instant::now());
-        eprintln!("sandpiper-vmm: a {device} device stopped: {}", crate::chain(error));
+        eprintln!("sandpiper-vmm: a {device} device stopped: {}", error_chain::chain(error));
     }
 }
 
