@@ -88,7 +88,7 @@ pub(crate) struct Holdings {
     pub(crate) retained_bytes: u64,
 }
 
-/// The agent's own figures. Cheap to clone; all clones count together.
+/// The agent's own metrics. Cheap to clone; all clones count together.
 #[derive(Debug, Clone)]
 pub(crate) struct Metrics {
     sandboxes: Family<StateLabels, Gauge>,
@@ -125,7 +125,7 @@ impl Metrics {
         }
     }
 
-    /// Makes the figures known under their names.
+    /// Registers the metrics under their names.
     pub(crate) fn register(&self, registry: &mut Registry) {
         registry.register("sandboxes", "Sandboxes by state", self.sandboxes.clone());
         registry.register("sandbox_creates", "Requests to create a sandbox, by outcome", self.creates.clone());

@@ -27,7 +27,7 @@ mod untrusted;
 
 pub use self::error::MachineError;
 pub use self::jail::cgroup::Cgroups;
-pub use self::machine::{Machine, MachineEvent, Over, Unanswered};
+pub use self::machine::{Machine, MachineEvent, Termination, Unanswered};
 pub use self::metrics::DiskMetrics;
 pub use self::paths::MachinePaths;
 pub use self::untrusted::{MAX_TEXT, sanitize};

@@ -72,12 +72,12 @@ pub enum Unanswered {
     NoRoom,
     /// Something that ends the sandbox.
     #[error("The guest or its monitor ended")]
-    Over(Over),
+    Terminated(Termination),
 }
 
 /// What ends a machine.
 #[derive(Debug)]
-pub enum Over {
+pub enum Termination {
     Ended(Ended),
     OutOfControl,
     /// The guest's own words.
@@ -230,7 +230,7 @@ impl Machine {
             };
             match event {
                 MachineEvent::Guest(GuestMessage::Failed { message }) => {
-                    return Err(Unanswered::Over(Over::Failed(message)));
+                    return Err(Unanswered::Terminated(Termination::Failed(message)));
                 }
                 MachineEvent::Guest(answer) if asked && is_answer(&answer) => return Ok(answer),
                 MachineEvent::Guest(other) => hear(other),
@@ -245,8 +245,8 @@ impl Machine {
                         return Err(Unanswered::NoRoom);
                     }
                 }
-                MachineEvent::Ended(ended) => return Err(Unanswered::Over(Over::Ended(ended))),
-                MachineEvent::OutOfControl => return Err(Unanswered::Over(Over::OutOfControl)),
+                MachineEvent::Ended(ended) => return Err(Unanswered::Terminated(Termination::Ended(ended))),
+                MachineEvent::OutOfControl => return Err(Unanswered::Terminated(Termination::OutOfControl)),
             }
         }
     }

@@ -1,10 +1,10 @@
 //! How many machines this host takes, and how much memory they may use together; and how much of that each team.
 //!
-//! Every machine holds a [`Place`] from before its first file exists until its process is gone. A stopped or failed sandbox
+//! Every machine holds a [`Reservation`] from before its first file exists until its process is gone. A stopped or failed sandbox
 //! holds none. Idle monitors hold none either: nothing has touched their memory. With a sandbox's memory counts what the
 //! agent holds for its connections ([`AGENT_MB`]).
 //!
-//! Whoever has a machine start, the API process or a request that wakes a sandbox, it takes its place here: host and team are
+//! Whoever has a machine start, the API process or a request that wakes a sandbox, it reserves here: host and team are
 //! counted in one step, so that no two of them pass the limit together. The team's part is given back as soon as the sandbox
 //! is stopped, which is when the API process stops counting it.
 
@@ -21,7 +21,7 @@ use crate::config::Limits;
 /// What the agent's proxies guarantee each sandbox of the agent's own memory.
 pub(crate) const AGENT_MB: u64 = (sandpiper_ingress::SANDBOX_KIB as u64 + names::SANDBOX_KIB as u64).div_ceil(1024);
 
-/// The host's places. Cheap to clone; all clones are the same.
+/// The host's capacity. Cheap to clone; all clones are the same.
 #[derive(Debug, Clone)]
 pub(crate) struct Capacity {
     limits: Limits,
@@ -39,7 +39,7 @@ struct Held {
 
 /// What one machine holds; given back when dropped.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct Reservation {
     held: Arc<Mutex<Held>>,
     sandboxes: u32,
     memory_mb: u64,
@@ -54,7 +54,7 @@ struct Share {
     amounts: Amounts,
 }
 
-/// Why there is no place.
+/// Why nothing is reserved.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Full {
     #[error("{0}")]
@@ -72,8 +72,8 @@ impl Capacity {
         Self { limits, memory_total_mb, allowances, held: Arc::default() }
     }
 
-    /// A place for the machine of one more sandbox, or what to do to get one.
-    pub(super) fn reserve(&self, record: &Record) -> Result<Place, Full> {
+    /// Reserves for the machine of one more sandbox, or says what to do to make that possible.
+    pub(super) fn reserve(&self, record: &Record) -> Result<Reservation, Full> {
         let mut held = lock(&self.held);
         let quota = record.team.as_ref().and_then(|team| self.allowances.quota(team));
         if let (Some(team), Some(quota)) = (&record.team, quota) {
@@ -96,19 +96,19 @@ impl Capacity {
         Ok(self.hold_for(&mut held, record))
     }
 
-    /// The place of a sandbox whose machine an earlier agent started.
-    pub(super) fn occupy(&self, record: &Record) -> Place {
+    /// The reservation of a sandbox whose machine an earlier agent started.
+    pub(super) fn occupy(&self, record: &Record) -> Reservation {
         self.hold_for(&mut lock(&self.held), record)
     }
 
     /// Memory for a machine of the agent's own, which is no sandbox; `None` when there is none to spare.
-    pub(crate) fn spare(&self, memory_mb: u32) -> Option<Place> {
+    pub(crate) fn spare(&self, memory_mb: u32) -> Option<Reservation> {
         let mut held = lock(&self.held);
         let fits = held.memory_mb + u64::from(memory_mb) <= self.usable_mb();
         fits.then(|| self.hold(&mut held, 0, memory_mb.into()))
     }
 
-    /// Sandboxes that hold a place.
+    /// Sandboxes that hold a reservation.
     pub(crate) fn sandboxes(&self) -> u32 {
         lock(&self.held).sandboxes
     }
@@ -117,7 +117,7 @@ impl Capacity {
         self.memory_total_mb.saturating_sub(self.limits.memory_headroom_mb)
     }
 
-    fn hold_for(&self, held: &mut Held, record: &Record) -> Place {
+    fn hold_for(&self, held: &mut Held, record: &Record) -> Reservation {
         let share = record.team.clone().map(|team| {
             let amounts = amounts(record);
             let sum = held.teams.entry(team.clone()).or_default();
@@ -126,15 +126,15 @@ impl Capacity {
             sum.memory_mb += amounts.memory_mb;
             Share { held: Arc::clone(&self.held), team, amounts }
         });
-        let mut place = self.hold(held, 1, u64::from(record.memory_mb) + AGENT_MB);
-        place.share = share;
-        place
+        let mut reservation = self.hold(held, 1, u64::from(record.memory_mb) + AGENT_MB);
+        reservation.share = share;
+        reservation
     }
 
-    fn hold(&self, held: &mut Held, sandboxes: u32, memory_mb: u64) -> Place {
+    fn hold(&self, held: &mut Held, sandboxes: u32, memory_mb: u64) -> Reservation {
         held.sandboxes += sandboxes;
         held.memory_mb += memory_mb;
-        Place { held: Arc::clone(&self.held), sandboxes, memory_mb, share: None }
+        Reservation { held: Arc::clone(&self.held), sandboxes, memory_mb, share: None }
     }
 }
 
@@ -142,14 +142,14 @@ fn amounts(record: &Record) -> Amounts {
     Amounts { sandboxes: 1, cpu: record.cpu, memory_mb: record.memory_mb.into() }
 }
 
-impl Place {
+impl Reservation {
     /// Counts no longer with the team: the sandbox is stopped, only its machine is still there.
     pub(super) fn leave_team(&mut self) {
         self.share = None;
     }
 }
 
-impl Drop for Place {
+impl Drop for Reservation {
     fn drop(&mut self) {
         let mut held = lock(&self.held);
         held.sandboxes = held.sandboxes.saturating_sub(self.sandboxes);

@@ -32,7 +32,7 @@ use sandpiper_protocol::vmm::{Reply, Request, SnapshotConfig, Then};
 use tokio::time::Instant;
 
 use super::command::SnapshotOrder;
-use super::errors::{ChangeError, Setback};
+use super::errors::{ChangeError, OperationError};
 use super::pause::millis;
 use super::record::Record;
 use super::supervisor::Supervisor;
@@ -50,7 +50,7 @@ impl Supervisor {
         &mut self,
         machine: &mut Machine,
         order: SnapshotOrder,
-    ) -> Result<Manifest, Setback> {
+    ) -> Result<Manifest, OperationError> {
         let began = Instant::now();
         let (id, memory) = (order.id.clone(), order.memory);
         let result = self.checkpoint_unmeasured(machine, order).await;
@@ -66,12 +66,12 @@ impl Supervisor {
                 tracing::info!(target: "audit", sandbox, checkpoint = id, memory, stopped_us, took_ms, "checkpointed");
                 self.log.host(format!("checkpoint {id} taken"));
             }
-            Err(Setback::Refused(error)) => {
+            Err(OperationError::Refused(error)) => {
                 let error = error_chain::chain(error);
                 tracing::warn!(target: "audit", sandbox, checkpoint = id, error, "not checkpointed");
                 self.log.host(format!("checkpoint {id} not taken: {error}"));
             }
-            Err(Setback::Over(_) | Setback::Delete(_)) => {}
+            Err(OperationError::Ended(_) | OperationError::Delete(_)) => {}
         }
         result
     }
@@ -80,12 +80,12 @@ impl Supervisor {
         &mut self,
         machine: &mut Machine,
         order: SnapshotOrder,
-    ) -> Result<Manifest, Setback> {
+    ) -> Result<Manifest, OperationError> {
         let record = self.record();
         if record.files.disk.len() >= MAX_DISK_LAYERS {
-            return Err(Setback::Refused(ChangeError::Layers));
+            return Err(OperationError::Refused(ChangeError::Layers));
         }
-        self.tidy().await.map_err(|source| Setback::host("remove what an earlier attempt left", source))?;
+        self.tidy().await.map_err(|source| OperationError::host("remove what an earlier attempt left", source))?;
         // What the checkpoint consists of: all that is there now, and the new memory layer.
         let mut files = if order.memory { record.files.clone() } else { record.files.disk_only() };
         let mut own = record.files.clone();
@@ -98,15 +98,15 @@ impl Supervisor {
         let create = move || create(&top_path, size, &folder, names);
         let created = tokio::task::spawn_blocking(create).await;
         let created =
-            created.map_err(|error| Setback::host("create the checkpoint's files", io::Error::other(error)))?;
-        let new = created.map_err(|error| Setback::Refused(ChangeError::Layer(error)))?;
+            created.map_err(|error| OperationError::host("create the checkpoint's files", io::Error::other(error)))?;
+        let new = created.map_err(|error| OperationError::Refused(ChangeError::Layer(error)))?;
         CrashPoint::CheckpointFilesMade.pass();
         let saved = self.change(|record| {
             record.state = SandboxState::Checkpointing;
             record.unsettled = record.unsettled.take().or_else(|| record.top().map(str::to_owned));
             record.files = own;
         });
-        saved.await.map_err(|error| Setback::Refused(ChangeError::Storage(error)))?;
+        saved.await.map_err(|error| OperationError::Refused(ChangeError::Storage(error)))?;
         CrashPoint::CheckpointRecorded.pass();
 
         let stopped_us = self.switch_layers(machine, &new).await?;
@@ -116,20 +116,21 @@ impl Supervisor {
         }
         let source = self.context.paths.sandbox(&record.id).state;
         let linked = tokio::task::spawn_blocking(move || link(&files, &source, &order.folder).map(|()| files)).await;
-        let files = linked.map_err(|error| Setback::host("link the checkpoint's files", io::Error::other(error)))?;
-        let snapshot = record.snapshot(files.map_err(Setback::Refused)?);
+        let files =
+            linked.map_err(|error| OperationError::host("link the checkpoint's files", io::Error::other(error)))?;
+        let snapshot = record.snapshot(files.map_err(OperationError::Refused)?);
         Ok(Manifest::new(order.id, record.id.clone(), record.generation, stopped_us, snapshot))
     }
 
     /// Has the machine go on with a new layer on top, and be written down if that is asked for, while the guest stands
     /// still; for how many microseconds it did.
-    async fn switch_layers(&mut self, machine: &mut Machine, new: &NewFiles) -> Result<u64, Setback> {
-        if let Err(setback) = self.freeze(machine, new.memory.is_some()).await {
-            if matches!(setback, Setback::Refused(_)) {
+    async fn switch_layers(&mut self, machine: &mut Machine, new: &NewFiles) -> Result<u64, OperationError> {
+        if let Err(error) = self.freeze(machine, new.memory.is_some()).await {
+            if matches!(error, OperationError::Refused(_)) {
                 self.drop_unused_top().await;
                 self.thaw(machine).await?;
             }
-            return Err(setback);
+            return Err(error);
         }
         CrashPoint::CheckpointFrozen.pass();
         let frozen = Instant::now();
@@ -148,13 +149,13 @@ impl Supervisor {
         let stopped_us = match answer {
             Ok(Reply::Snapshot(stats)) => stats.stopped_us,
             Ok(Reply::LayerPushed) => stood_still,
-            Ok(_) => return Err(Setback::Refused(ChangeError::Unexpected)),
+            Ok(_) => return Err(OperationError::Refused(ChangeError::Unexpected)),
             Err(error) => {
                 // One that did not answer may have taken the layer all the same: then it stays where it is.
                 if matches!(error, RequestError::Refused(_)) {
                     self.drop_unused_top().await;
                 }
-                return Err(Setback::Refused(ChangeError::Monitor(error)));
+                return Err(OperationError::Refused(ChangeError::Monitor(error)));
             }
         };
         self.change_regardless(|record| {

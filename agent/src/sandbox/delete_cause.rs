@@ -14,13 +14,13 @@ impl DeleteCause {
     pub(super) fn as_str(self) -> &'static str {
         match self {
             Self::Requested => "it was asked for",
-            Self::Timeout => "its time is over",
+            Self::Timeout => "its deadline has passed",
             Self::AgentEnds => "the agent ends",
             Self::ForkFailed => "the fork that it belongs to failed",
         }
     }
 
-    /// For the figures.
+    /// For the metrics.
     pub(crate) fn as_label(self) -> &'static str {
         match self {
             Self::Requested => "requested",

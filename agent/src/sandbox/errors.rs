@@ -48,16 +48,16 @@ pub(crate) enum ChangeError {
 }
 
 /// Why something that was begun with a sandbox did not come about.
-pub(super) enum Setback {
+pub(super) enum OperationError {
     /// The sandbox goes on, or stays stopped.
     Refused(ChangeError),
     /// The sandbox has ended meanwhile.
-    Over(SandboxError),
+    Ended(SandboxError),
     /// The sandbox is to be deleted.
     Delete(DeleteCause),
 }
 
-impl Setback {
+impl OperationError {
     pub(super) fn host(what: &'static str, source: io::Error) -> Self {
         Self::Refused(ChangeError::Host { what, source })
     }

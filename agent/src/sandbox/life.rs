@@ -20,8 +20,8 @@ use tokio::time::{MissedTickBehavior, interval, sleep};
 use super::bring_up::Attempt;
 use super::command::{Answer, Command};
 use super::delete_cause::DeleteCause;
-use super::errors::{ChangeError, Setback};
-use super::pause::Rest;
+use super::errors::{ChangeError, OperationError};
+use super::pause::Quiesce;
 use super::record::{self, MAX_PORTS, Record};
 use super::supervisor::{Supervisor, next_command};
 use super::{StartError, ending};
@@ -98,12 +98,12 @@ impl Supervisor {
                 let machine = self.context.launcher.machine(guest, known, process, None, &paths);
                 let mut running = Running { machine, network, console: self.follow_console() };
                 let life = match self.take_up(&mut running.machine).await {
-                    Ok(()) | Err(Setback::Refused(_)) => Life::Live(Box::new(running)),
-                    Err(Setback::Over(error)) => {
+                    Ok(()) | Err(OperationError::Refused(_)) => Life::Live(Box::new(running)),
+                    Err(OperationError::Ended(error)) => {
                         self.lose_machine(Some(running), error).await;
                         Life::Stopped
                     }
-                    Err(Setback::Delete(cause)) => return self.delete(Some(running), cause, forget).await,
+                    Err(OperationError::Delete(cause)) => return self.delete(Some(running), cause, forget).await,
                 };
                 self.stay(life, forget).await;
             }
@@ -113,7 +113,7 @@ impl Supervisor {
     }
 
     /// Has a machine go on that the earlier agent paused or checkpointed when it ended: only then its sandbox is `ready`.
-    async fn take_up(&mut self, machine: &mut Machine) -> Result<(), Setback> {
+    async fn take_up(&mut self, machine: &mut Machine) -> Result<(), OperationError> {
         if self.record().state == SandboxState::Ready {
             return Ok(());
         }
@@ -149,7 +149,7 @@ impl Supervisor {
                 Transition::Stopped => {
                     self.overdue = false;
                     self.put_away(running).await;
-                    self.place = None;
+                    self.reservation = None;
                     Life::Stopped
                 }
                 Transition::Resumed(running) => Life::Live(running),
@@ -205,21 +205,21 @@ impl Supervisor {
             return Some(Transition::Delete(DeleteCause::Timeout));
         }
         // A guest is asked once. What refuses then must not buy time that its owner has not been given.
-        let rest = if std::mem::replace(&mut self.overdue, true) { Rest::IfPossible } else { Rest::Required };
-        match self.pause(machine, rest).await {
+        let quiesce = if std::mem::replace(&mut self.overdue, true) { Quiesce::IfPossible } else { Quiesce::Required };
+        match self.pause(machine, quiesce).await {
             Ok(()) => Some(Transition::Stopped),
-            Err(Setback::Refused(error)) => {
+            Err(OperationError::Refused(error)) => {
                 let error = error_chain::chain(&error);
                 tracing::warn!(
                     sandbox = self.record().id,
                     error,
-                    "cannot pause a sandbox whose time is over; trying later"
+                    "cannot pause a sandbox whose deadline has passed; trying later"
                 );
                 self.extend(Duration::from_secs(PAUSE_AGAIN)).await;
                 None
             }
-            Err(Setback::Over(error)) => Some(Transition::Ended(error)),
-            Err(Setback::Delete(cause)) => Some(Transition::Delete(cause)),
+            Err(OperationError::Ended(error)) => Some(Transition::Ended(error)),
+            Err(OperationError::Delete(cause)) => Some(Transition::Delete(cause)),
         }
     }
 
@@ -230,12 +230,12 @@ impl Supervisor {
                 self.waiting.push(answer);
                 Some(Transition::Delete(cause))
             }
-            Command::Pause(answer) => match self.pause(&mut running.machine, Rest::Required).await {
+            Command::Pause(answer) => match self.pause(&mut running.machine, Quiesce::Required).await {
                 Ok(()) => {
                     let _ = answer.send(Ok(self.record()));
                     Some(Transition::Stopped)
                 }
-                Err(setback) => self.set_back(setback, answer),
+                Err(error) => self.refuse(error, answer),
             },
             Command::Resume(order, answer) => {
                 let result = self.refresh(order.timeout_seconds).await.map_err(ChangeError::Storage);
@@ -247,7 +247,7 @@ impl Supervisor {
                     let _ = answer.send(Ok(manifest));
                     None
                 }
-                Err(setback) => self.set_back(setback, answer),
+                Err(error) => self.refuse(error, answer),
             },
             command => {
                 self.handle_record(running.network.as_ref(), command).await;
@@ -257,17 +257,17 @@ impl Supervisor {
     }
 
     /// Answers that something did not come about; what that comes to for the sandbox.
-    fn set_back<T>(&mut self, setback: Setback, answer: Answer<T>) -> Option<Transition> {
-        match setback {
-            Setback::Refused(error) => {
+    fn refuse<T>(&mut self, error: OperationError, answer: Answer<T>) -> Option<Transition> {
+        match error {
+            OperationError::Refused(error) => {
                 let _ = answer.send(Err(error));
                 None
             }
-            Setback::Over(error) => {
+            OperationError::Ended(error) => {
                 let _ = answer.send(Err(ChangeError::Guest(error.message.clone())));
                 Some(Transition::Ended(error))
             }
-            Setback::Delete(cause) => {
+            OperationError::Delete(cause) => {
                 let _ = answer.send(Err(ChangeError::NotFound));
                 Some(Transition::Delete(cause))
             }
@@ -356,8 +356,8 @@ impl Supervisor {
                         let _ = answer.send(Ok(self.record()));
                         return Transition::Resumed(Box::new(running));
                     }
-                    Err(setback) => {
-                        if let Some(transition) = self.set_back(setback, answer) {
+                    Err(error) => {
+                        if let Some(transition) = self.refuse(error, answer) {
                             return transition;
                         }
                     }

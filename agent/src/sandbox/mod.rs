@@ -13,7 +13,7 @@
 //!   another, and everybody else sees a copy of it (a watch) or sends it a [`Command`].
 //! * The **registry** ([`Sandboxes`]) knows every supervisor by id and by route token, and takes requests.
 //! * Its **network** (`network`) is a slot, a network namespace that enforces what the sandbox may reach, while it runs.
-//! * A **place** (`capacity`) is what a machine holds of the host's memory, and of what its team may hold here (`allowances`).
+//! * A **reservation** (`capacity`) is what a machine holds of the host's memory, and of what its team may hold here (`allowances`).
 //! * **Reconciliation** (`reconcile`) is what a starting agent does with what an earlier one left.
 //! * **Upkeep** (`upkeep`) is what goes on in the background: merging layers, measuring them.
 //! * **Scrubbing** (`scrub`) finds out whether files still hold what was written to them.

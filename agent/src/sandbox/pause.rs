@@ -10,7 +10,7 @@
 //! The record is the moment of truth. Before it says `stopped`, whatever goes wrong leaves the sandbox running, and an agent
 //! that is killed has its successor do the same. After it, the process is of no use any more.
 //!
-//! A guest has some time to come to rest. Its monitor has all the time that it needs: until it has answered or ended, the
+//! A guest has some time to quiesce. Its monitor has all the time that it needs: until it has answered or ended, the
 //! sandbox is `stopping`, which only a delete cuts short.
 //!
 //! The layer that the guest wrote to becomes the snapshot's top as it is; a resume puts a new one over it.
@@ -30,40 +30,40 @@ use sandpiper_protocol::guest::{GuestMessage, HostMessage};
 use sandpiper_protocol::vmm::{Reply, Request, SnapshotConfig, SnapshotStats, Then};
 use tokio::time::Instant;
 
-use super::errors::{ChangeError, Setback};
+use super::errors::{ChangeError, OperationError};
 use super::supervisor::{Supervisor, hear_log, next_command};
 
-/// How long a guest may take to bring its file systems to rest: it may have much to write.
+/// How long a guest may take to quiesce its file systems: it may have much to write.
 const FREEZE_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a guest may take to go on.
 const THAW_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Whether the guest must have come to rest before it is written down.
+/// Whether the guest must have quiesced before it is written down.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Rest {
+pub(super) enum Quiesce {
     Required,
-    /// A guest that does not come to rest, perhaps because it does not want to, is written down as it runs. Its memory
+    /// A guest that does not quiesce, perhaps because it does not want to, is written down as it runs. Its memory
     /// and disk are of one moment all the same; only a boot from the disk alone would miss what it had not written yet.
     IfPossible,
 }
 
 impl Supervisor {
     /// Pauses the sandbox. When it is done, the record says `stopped`, and the machine is to be ended.
-    pub(super) async fn pause(&mut self, machine: &mut Machine, rest: Rest) -> Result<(), Setback> {
+    pub(super) async fn pause(&mut self, machine: &mut Machine, quiesce: Quiesce) -> Result<(), OperationError> {
         let began = Instant::now();
-        let result = self.pause_unmeasured(machine, rest).await;
+        let result = self.pause_unmeasured(machine, quiesce).await;
         self.context.metrics.paused(result.is_ok(), began.elapsed());
         let id = self.record().id.clone();
         match &result {
             Ok(()) => {
-                if let Some(place) = &mut self.place {
-                    place.leave_team();
+                if let Some(reservation) = &mut self.reservation {
+                    reservation.leave_team();
                 }
                 tracing::info!(target: "audit", sandbox = id, took_ms = millis(began), "paused");
                 self.log.host("paused");
                 self.context.changed.send_replace(());
             }
-            Err(Setback::Refused(error)) => {
+            Err(OperationError::Refused(error)) => {
                 let error = error_chain::chain(error);
                 tracing::warn!(target: "audit", sandbox = id, error, "not paused");
                 self.log.host(format!("not paused: {error}"));
@@ -74,29 +74,29 @@ impl Supervisor {
                 })
                 .await;
             }
-            Err(Setback::Over(_) | Setback::Delete(_)) => {}
+            Err(OperationError::Ended(_) | OperationError::Delete(_)) => {}
         }
         result
     }
 
-    async fn pause_unmeasured(&mut self, machine: &mut Machine, rest: Rest) -> Result<(), Setback> {
+    async fn pause_unmeasured(&mut self, machine: &mut Machine, quiesce: Quiesce) -> Result<(), OperationError> {
         let saved = self.change(|record| {
             record.state = SandboxState::Stopping;
             record.pausing = true;
         });
-        saved.await.map_err(|error| Setback::Refused(ChangeError::Storage(error)))?;
+        saved.await.map_err(|error| OperationError::Refused(ChangeError::Storage(error)))?;
         CrashPoint::PauseRecorded.pass();
-        let stopped = match self.write_down(machine, rest).await {
+        let stopped = match self.write_down(machine, quiesce).await {
             Ok(files) => self
                 .change(|record| record.stop(files, Timestamp::now()))
                 .await
-                .map_err(|error| Setback::Refused(ChangeError::Storage(error))),
-            Err(setback) => Err(setback),
+                .map_err(|error| OperationError::Refused(ChangeError::Storage(error))),
+            Err(error) => Err(error),
         };
         match stopped {
-            Err(Setback::Refused(error)) => {
+            Err(OperationError::Refused(error)) => {
                 self.let_go_on(machine).await?;
-                Err(Setback::Refused(error))
+                Err(OperationError::Refused(error))
             }
             result => {
                 CrashPoint::PauseStopped.pass();
@@ -106,10 +106,10 @@ impl Supervisor {
     }
 
     /// Has guest and monitor write down everything, and waits until that is on stable storage. The machine is paused then.
-    async fn write_down(&mut self, machine: &mut Machine, rest: Rest) -> Result<Files, Setback> {
-        self.tidy().await.map_err(|source| Setback::host("remove what an earlier attempt left", source))?;
-        match (self.freeze(machine, true).await, rest) {
-            (Err(Setback::Refused(error)), Rest::IfPossible) => {
+    async fn write_down(&mut self, machine: &mut Machine, quiesce: Quiesce) -> Result<Files, OperationError> {
+        self.tidy().await.map_err(|source| OperationError::host("remove what an earlier attempt left", source))?;
+        match (self.freeze(machine, true).await, quiesce) {
+            (Err(OperationError::Refused(error)), Quiesce::IfPossible) => {
                 self.log.host(format!("paused without the guest's consent: {}", error_chain::chain(&error)));
             }
             (result, _) => result?,
@@ -122,13 +122,13 @@ impl Supervisor {
         CrashPoint::PauseWritten.pass();
         let synced = tokio::task::spawn_blocking(move || files.sync(&folder).map(|()| files)).await;
         CrashPoint::PauseSynced.pass();
-        synced.map_err(io::Error::other).flatten().map_err(|source| Setback::host("sync the snapshot", source))
+        synced.map_err(io::Error::other).flatten().map_err(|source| OperationError::host("sync the snapshot", source))
     }
 
     /// Takes back a pause that did not come about, or what an earlier agent had begun.
-    pub(super) async fn let_go_on(&mut self, machine: &mut Machine) -> Result<(), Setback> {
+    pub(super) async fn let_go_on(&mut self, machine: &mut Machine) -> Result<(), OperationError> {
         if let Err(ended) = self.meanwhile(machine.go_on()).await? {
-            return Err(Setback::Over(self.explain(ended).await));
+            return Err(OperationError::Ended(self.explain(ended).await));
         }
         self.thaw(machine).await?;
         self.change_regardless(|record| {
@@ -142,8 +142,8 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Brings the guest's file systems to rest, and with `processes` stops what the data plane started before.
-    pub(super) async fn freeze(&mut self, machine: &mut Machine, processes: bool) -> Result<(), Setback> {
+    /// Quiesces the guest's file systems, and with `processes` stops what the data plane started before.
+    pub(super) async fn freeze(&mut self, machine: &mut Machine, processes: bool) -> Result<(), OperationError> {
         let is_answer =
             |message: &GuestMessage| matches!(message, GuestMessage::Frozen | GuestMessage::NotFrozen { .. });
         let question = HostMessage::Freeze { processes };
@@ -152,11 +152,11 @@ impl Supervisor {
             Ok(_) => return Ok(()),
             Err(unanswered) => unanswered.to_string(),
         };
-        Err(Setback::Refused(ChangeError::Guest(format!("The guest could not be frozen: {reason}"))))
+        Err(OperationError::Refused(ChangeError::Guest(format!("The guest could not be frozen: {reason}"))))
     }
 
     /// Lets the guest go on. One that does not answer does so by itself, soon.
-    pub(super) async fn thaw(&mut self, machine: &mut Machine) -> Result<(), Setback> {
+    pub(super) async fn thaw(&mut self, machine: &mut Machine) -> Result<(), OperationError> {
         let is_answer = |message: &GuestMessage| matches!(message, GuestMessage::Thawed);
         if let Err(error) = self.ask(machine, HostMessage::Thaw, is_answer, THAW_TIMEOUT).await? {
             tracing::warn!(sandbox = self.record().id, %error, "a guest did not say that it goes on");
@@ -165,14 +165,14 @@ impl Supervisor {
     }
 
     /// Does something with the machine, while commands wait and a delete does not.
-    pub(super) async fn meanwhile<T>(&mut self, work: impl Future<Output = T>) -> Result<T, Setback> {
+    pub(super) async fn meanwhile<T>(&mut self, work: impl Future<Output = T>) -> Result<T, OperationError> {
         let mut work = std::pin::pin!(work);
         loop {
             tokio::select! {
                 result = &mut work => return Ok(result),
                 command = next_command(&mut self.commands) => {
                     if let Some(cause) = self.postpone(command) {
-                        return Err(Setback::Delete(cause));
+                        return Err(OperationError::Delete(cause));
                     }
                 }
             }
@@ -186,11 +186,13 @@ impl Supervisor {
         question: HostMessage,
         is_answer: impl Fn(&GuestMessage) -> bool,
         timeout: Duration,
-    ) -> Result<Result<GuestMessage, Unanswered>, Setback> {
+    ) -> Result<Result<GuestMessage, Unanswered>, OperationError> {
         let log = self.log.clone();
         let ask = machine.ask(question, is_answer, timeout, |message| hear_log(&log, message));
         match self.meanwhile(ask).await? {
-            Err(Unanswered::Over(over)) => Err(Setback::Over(self.explain_over(over).await)),
+            Err(Unanswered::Terminated(termination)) => {
+                Err(OperationError::Ended(self.explain_termination(termination).await))
+            }
             answer => Ok(answer),
         }
     }
@@ -201,14 +203,15 @@ pub(super) async fn snapshot(
     machine: &mut Machine,
     folder: &Path,
     files: &mut Files,
-) -> Result<SnapshotStats, Setback> {
+) -> Result<SnapshotStats, OperationError> {
     let (state, memory) = (files.new_name(Role::State), files.new_name(Role::Memory));
     let (state_path, memory_path) = (folder.join(&state), folder.join(&memory));
     let create =
         move || Ok::<_, layers::LayerError>([layers::create(&state_path, 0)?, layers::create(&memory_path, 0)?]);
     let created = tokio::task::spawn_blocking(create).await;
-    let created = created.map_err(|error| Setback::host("create the snapshot's files", io::Error::other(error)))?;
-    let [state_file, memory_file] = created.map_err(|error| Setback::Refused(ChangeError::Layer(error)))?;
+    let created =
+        created.map_err(|error| OperationError::host("create the snapshot's files", io::Error::other(error)))?;
+    let [state_file, memory_file] = created.map_err(|error| OperationError::Refused(ChangeError::Layer(error)))?;
     CrashPoint::PauseFilesMade.pass();
     let request = Request::Snapshot(SnapshotConfig { push_layers: false, then: Then::Pause });
     let fds = [state_file.as_fd(), memory_file.as_fd()];
@@ -218,8 +221,8 @@ pub(super) async fn snapshot(
             files.memory.push(Layer::own(memory));
             Ok(stats)
         }
-        Ok(_) => Err(Setback::Refused(ChangeError::Unexpected)),
-        Err(error) => Err(Setback::Refused(ChangeError::Monitor(error))),
+        Ok(_) => Err(OperationError::Refused(ChangeError::Unexpected)),
+        Err(error) => Err(OperationError::Refused(ChangeError::Monitor(error))),
     }
 }
 

@@ -16,15 +16,16 @@ use serde::{Deserialize, Serialize};
 
 use super::seal::SealedEnvs;
 
-/// Version of the record's form. A field that is added gets a `default`; anything else raises this number.
-pub(super) const FORM: u32 = 2;
+/// Of the record's format. A field that is added gets a `default`; anything else raises this number.
+pub(super) const FORMAT_VERSION: u32 = 2;
 
 /// Most exposed ports of one sandbox.
 pub(crate) const MAX_PORTS: usize = 64;
 /// One sandbox.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Record {
-    pub(super) form: u32,
+    #[serde(rename = "form")]
+    pub(super) format_version: u32,
     pub(crate) id: String,
     pub(crate) state: SandboxState,
     pub(crate) template_version: String,
@@ -72,7 +73,7 @@ impl Record {
     /// The record of a sandbox that is about to be created.
     pub(crate) fn new(request: &CreateSandbox, generation: u64, envs: SealedEnvs, now: Timestamp) -> Self {
         Self {
-            form: FORM,
+            format_version: FORMAT_VERSION,
             id: request.id.clone(),
             state: SandboxState::Creating,
             template_version: request.template_version.clone(),

@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use super::record::{FORM, Record};
+use super::record::{FORMAT_VERSION, Record};
 
 /// The field with the digest of all others. A record of an agent that wrote none has none.
 const CHECKSUM: &str = "checksum";
@@ -35,10 +35,10 @@ pub(crate) enum LoadError {
         path.display()
     )]
     Damaged { path: PathBuf, source: DamageError },
-    #[error("{} has form {form}, made by a newer agent; this one knows form {FORM}", path.display())]
-    Newer { path: PathBuf, form: u32 },
-    #[error("{} has form {form}, made by an older agent; delete its sandbox with that one", path.display())]
-    Older { path: PathBuf, form: u32 },
+    #[error("{} has format version {version}, of a newer agent; this one reads {FORMAT_VERSION}", path.display())]
+    Newer { path: PathBuf, version: u32 },
+    #[error("{} has format version {version}, of an older agent; delete its sandbox with that one", path.display())]
+    Older { path: PathBuf, version: u32 },
     #[error("{} belongs to another sandbox", path.display())]
     Misplaced { path: PathBuf },
 }
@@ -150,19 +150,20 @@ pub(super) fn verify(text: &[u8]) -> Result<Value, DamageError> {
 /// The record in a text, which must be that of the sandbox `id`.
 fn decode(path: &Path, text: &[u8], id: &str) -> Result<Record, LoadError> {
     #[derive(Deserialize)]
-    struct FormOnly {
-        form: u32,
+    struct FormatOnly {
+        #[serde(rename = "form")]
+        version: u32,
     }
 
     let path = || path.to_owned();
     let damaged = |source: DamageError| LoadError::Damaged { path: path(), source };
     let value = verify(text).map_err(damaged)?;
-    let FormOnly { form } = FormOnly::deserialize(&value).map_err(|error| damaged(error.into()))?;
-    if form > FORM {
-        return Err(LoadError::Newer { path: path(), form });
+    let FormatOnly { version } = FormatOnly::deserialize(&value).map_err(|error| damaged(error.into()))?;
+    if version > FORMAT_VERSION {
+        return Err(LoadError::Newer { path: path(), version });
     }
-    if form < FORM {
-        return Err(LoadError::Older { path: path(), form });
+    if version < FORMAT_VERSION {
+        return Err(LoadError::Older { path: path(), version });
     }
     let record: Record = serde_json::from_value(value).map_err(|error| damaged(error.into()))?;
     if record.id == id { Ok(record) } else { Err(LoadError::Misplaced { path: path() }) }
@@ -267,10 +268,10 @@ mod tests {
         save(&paths, &record).unwrap();
         assert!(matches!(load(&paths, "sbxb"), Err(LoadError::Misplaced { .. })));
 
-        record.form = FORM + 1;
+        record.format_version = FORMAT_VERSION + 1;
         save(&paths, &record).unwrap();
         assert!(matches!(load(&paths, &id), Err(LoadError::Newer { .. })));
-        record.form = FORM - 1;
+        record.format_version = FORMAT_VERSION - 1;
         save(&paths, &record).unwrap();
         assert!(matches!(load(&paths, &id), Err(LoadError::Older { .. })));
     }

@@ -15,7 +15,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio_util::task::TaskTracker;
 
-use super::capacity::{Full, Place};
+use super::capacity::{Full, Reservation};
 use super::command::{Answer, Command};
 use super::create::{self, CreateError, Origin, Plan};
 use super::delete_cause::DeleteCause;
@@ -99,8 +99,8 @@ impl Sandboxes {
         self.lock().unreadable = left.unreadable;
         for Found { record, pidfd } in left.sandboxes {
             let id = record.id.clone();
-            let place = pidfd.is_some().then(|| self.context.capacity.occupy(&record));
-            let supervisor = self.enter(&mut self.lock(), record, place);
+            let reservation = pidfd.is_some().then(|| self.context.capacity.occupy(&record));
+            let supervisor = self.enter(&mut self.lock(), record, reservation);
             let forget = self.forgetter(id);
             match pidfd {
                 Some(pidfd) => self.tasks.spawn(supervisor.adopt(pidfd, forget)),
@@ -216,11 +216,11 @@ impl Sandboxes {
                  sandboxes, or have the operator add space or raise limits.disk_overcommit"
             )));
         }
-        let place = self.context.capacity.reserve(&record)?;
-        Ok(self.enter(&mut shelf, record, Some(place)))
+        let reservation = self.context.capacity.reserve(&record)?;
+        Ok(self.enter(&mut shelf, record, Some(reservation)))
     }
 
-    fn enter(&self, shelf: &mut Shelf, record: Record, place: Option<Place>) -> Supervisor {
+    fn enter(&self, shelf: &mut Shelf, record: Record, reservation: Option<Reservation>) -> Supervisor {
         let log = self.context.logs.open(&record.id);
         let (commands, receiver) = mpsc::channel(COMMANDS);
         shelf.by_route_token.insert(record.route_token.clone(), record.id.clone());
@@ -235,7 +235,7 @@ impl Sandboxes {
             postponed: VecDeque::new(),
             overdue: false,
             waiting: Vec::new(),
-            place,
+            reservation,
         }
     }
 

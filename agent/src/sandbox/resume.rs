@@ -13,7 +13,7 @@ use sandpiper_protocol::vmm::MAX_FDS;
 use tokio::time::Instant;
 
 use super::bring_up::Attempt;
-use super::errors::{ChangeError, Setback};
+use super::errors::{ChangeError, OperationError};
 use super::pause::millis;
 use super::supervisor::Supervisor;
 use super::{StartError, upkeep};
@@ -24,16 +24,16 @@ const OTHER_FDS: usize = 6;
 
 impl Supervisor {
     /// Has the sandbox go on.
-    pub(super) async fn resume(&mut self, order: ResumeSandbox) -> Result<Running, Setback> {
+    pub(super) async fn resume(&mut self, order: ResumeSandbox) -> Result<Running, OperationError> {
         let ResumeSandbox { timeout_seconds: seconds, allowance } = order;
         let began = Instant::now();
         let team = allowance.map(|allowance| allowance.team);
         if team.is_some() && self.record().team != team {
             let saved = self.change(|record| record.team = team).await;
-            saved.map_err(|error| Setback::Refused(ChangeError::Storage(error)))?;
+            saved.map_err(|error| OperationError::Refused(ChangeError::Storage(error)))?;
         }
-        let place = self.context.capacity.reserve(&self.record());
-        self.place = Some(place.map_err(|full| Setback::Refused(full.into()))?);
+        let reservation = self.context.capacity.reserve(&self.record());
+        self.reservation = Some(reservation.map_err(|full| OperationError::Refused(full.into()))?);
         let start = self.context.launcher.pool.begin(self.shape());
         let result = self.resume_placed(seconds).await;
         drop(start);
@@ -50,9 +50,9 @@ impl Supervisor {
                     tracing::warn!(sandbox = record.id, %error, "cannot remove a snapshot that is not needed any more");
                 }
             }
-            Err(setback) => {
-                self.place = None;
-                if let Setback::Refused(error) = setback {
+            Err(failure) => {
+                self.reservation = None;
+                if let OperationError::Refused(error) = failure {
                     let error = error_chain::chain(error);
                     tracing::warn!(target: "audit", sandbox = record.id, error, "not resumed");
                     self.log.host(format!("not resumed: {error}"));
@@ -62,7 +62,7 @@ impl Supervisor {
         result
     }
 
-    async fn resume_placed(&mut self, seconds: Option<u64>) -> Result<Running, Setback> {
+    async fn resume_placed(&mut self, seconds: Option<u64>) -> Result<Running, OperationError> {
         self.shorten().await?;
         let envs = self.unseal();
         if self.record().files.has_memory() {
@@ -71,10 +71,10 @@ impl Supervisor {
                     tracing::warn!(sandbox = self.record().id, reason, "booting a sandbox that cannot be restored");
                     self.log.host(format!("not restored, booting from its disk; its processes are lost: {reason}"));
                 }
-                result => return result.map_err(setback),
+                result => return result.map_err(operation_error),
             }
         }
-        self.attempt(true, seconds, &envs).await.map_err(setback)
+        self.attempt(true, seconds, &envs).await.map_err(operation_error)
     }
 
     /// One way to go on; the sandbox is stopped as before when it fails.
@@ -101,7 +101,7 @@ impl Supervisor {
     }
 
     /// Merges layers if there are more than a monitor can be given. Usually that has been done long ago.
-    async fn shorten(&mut self) -> Result<(), Setback> {
+    async fn shorten(&mut self) -> Result<(), OperationError> {
         loop {
             let record = self.record();
             if record.files.disk.len() + record.files.memory.len() + OTHER_FDS <= MAX_FDS {
@@ -111,19 +111,20 @@ impl Supervisor {
             let context = Arc::clone(&self.context);
             let merge = move || upkeep::merge_now(&folder, &record.files, &context.visits, &context.leave);
             let merged = tokio::task::spawn_blocking(merge).await.map_err(std::io::Error::other).flatten();
-            match merged.map_err(|source| Setback::host("merge the sandbox's layers", source))? {
-                Some((lower, upper)) => {
-                    self.absorb(&lower, &upper).await.map_err(|error| Setback::Refused(ChangeError::Storage(error)))?
-                }
+            match merged.map_err(|source| OperationError::host("merge the sandbox's layers", source))? {
+                Some((lower, upper)) => self
+                    .absorb(&lower, &upper)
+                    .await
+                    .map_err(|error| OperationError::Refused(ChangeError::Storage(error)))?,
                 None => return Ok(()),
             }
         }
     }
 }
 
-fn setback(error: StartError) -> Setback {
+fn operation_error(error: StartError) -> OperationError {
     match error {
-        StartError::Deleted(cause) => Setback::Delete(cause),
-        error => Setback::Refused(ChangeError::Start(error)),
+        StartError::Deleted(cause) => OperationError::Delete(cause),
+        error => OperationError::Refused(ChangeError::Start(error)),
     }
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use sandpiper_durable as durable;
 use sandpiper_images::snapshots;
-use sandpiper_machine::Over;
+use sandpiper_machine::Termination;
 use sandpiper_machine::console::Console;
 use sandpiper_machine::link::Envs;
 use sandpiper_machine::process::Ended;
@@ -19,7 +19,7 @@ use sandpiper_protocol::guest::{GuestMessage, LogLevel};
 use sandpiper_protocol::vmm::{DiskEvent, DiskFailure, Shape};
 use tokio::sync::{mpsc, oneshot, watch};
 
-use super::capacity::Place;
+use super::capacity::Reservation;
 use super::command::Command;
 use super::delete_cause::DeleteCause;
 use super::errors::ChangeError;
@@ -44,7 +44,7 @@ pub(super) struct Supervisor {
     /// The deadline has passed once, and the sandbox could not be paused.
     pub(super) overdue: bool,
     /// What the machine holds of the host's memory, while there is one.
-    pub(super) place: Option<Place>,
+    pub(super) reservation: Option<Reservation>,
 }
 
 impl Supervisor {
@@ -161,11 +161,11 @@ impl Supervisor {
     }
 
     /// What ended a machine, in words for its owner.
-    pub(super) async fn explain_over(&self, over: Over) -> SandboxError {
-        match over {
-            Over::Ended(ended) => self.explain(ended).await,
-            Over::OutOfControl => ending::out_of_control(),
-            Over::Failed(message) => ending::guest_failed(&message),
+    pub(super) async fn explain_termination(&self, termination: Termination) -> SandboxError {
+        match termination {
+            Termination::Ended(ended) => self.explain(ended).await,
+            Termination::OutOfControl => ending::out_of_control(),
+            Termination::Failed(message) => ending::guest_failed(&message),
         }
     }
 

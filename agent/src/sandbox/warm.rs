@@ -29,7 +29,7 @@ use sandpiper_images::snapshots::{self, Recipe, Snapshot};
 use sandpiper_ingress::vsock;
 use sandpiper_machine::control::RequestError;
 use sandpiper_machine::link::Envs;
-use sandpiper_machine::{Machine, MachineEvent, MachinePaths, Over, Unanswered};
+use sandpiper_machine::{Machine, MachineEvent, MachinePaths, Termination, Unanswered};
 use sandpiper_protocol::agent::{Network, NetworkPolicy};
 use sandpiper_protocol::connect::{self, STREAM_CONTENT_TYPE};
 use sandpiper_protocol::error_chain;
@@ -40,16 +40,16 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::errors::{ChangeError, Setback};
+use super::errors::{ChangeError, OperationError};
 use super::{Context, pause};
 use crate::host;
 use crate::launch::{self, LaunchError, Running, Source};
 
-/// Orders that wait. One that finds no place comes again with the next create.
+/// Orders that wait. One that finds the queue full comes again with the next create.
 const ORDERS: usize = 16;
 /// What a guest is called before it is anybody's.
 const NAME: &str = "sandpiper";
-/// How long a guest that has just booted may take to come to rest.
+/// How long a guest that has just booted may take to quiesce.
 const FREEZE_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a monitor may take to write it down: this, and a second for so many MiB of memory. Another can be made.
 const SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(30);
@@ -237,7 +237,7 @@ async fn launch(
     }
 }
 
-/// Waits for a booted guest, brings it to rest, and writes it down.
+/// Waits for a booted guest, quiesces it, and writes it down.
 async fn write_down(
     context: &Context,
     machine: &mut Machine,
@@ -250,15 +250,15 @@ async fn write_down(
     let is_answer = |message: &GuestMessage| matches!(message, GuestMessage::Frozen | GuestMessage::NotFrozen { .. });
     let question = HostMessage::Freeze { processes: true };
     if let GuestMessage::NotFrozen { message } = machine.ask(question, is_answer, FREEZE_TIMEOUT, drop).await? {
-        return Err(Unanswered::Over(Over::Failed(message)).into());
+        return Err(Unanswered::Terminated(Termination::Failed(message)).into());
     }
     let limit = SNAPSHOT_TIMEOUT + Duration::from_secs(u64::from(memory_mb / MIB_PER_SECOND));
     let written = timeout(limit, pause::snapshot(machine, &paths.state, &mut files)).await;
-    let silent = |_| Err(Setback::Refused(ChangeError::Monitor(RequestError::TimedOut(limit))));
+    let silent = |_| Err(OperationError::Refused(ChangeError::Monitor(RequestError::TimedOut(limit))));
     match written.unwrap_or_else(silent) {
         Ok(_) => Ok(files),
-        Err(Setback::Refused(error)) => Err(MakeError::Snapshot(error)),
-        Err(Setback::Over(_) | Setback::Delete(_)) => Err(MakeError::Ending),
+        Err(OperationError::Refused(error)) => Err(MakeError::Snapshot(error)),
+        Err(OperationError::Ended(_) | OperationError::Delete(_)) => Err(MakeError::Ending),
     }
 }
 
@@ -287,14 +287,15 @@ async fn try_out(
 async fn await_ready(machine: &mut Machine, timeout: Duration) -> Result<(), MakeError> {
     let give_up_at = Instant::now() + timeout;
     loop {
-        let over = match timeout_at(give_up_at, machine.next()).await.map_err(|_| MakeError::NotReady(timeout))? {
-            MachineEvent::Guest(GuestMessage::Ready { .. }) => return Ok(()),
-            MachineEvent::Guest(GuestMessage::Failed { message }) => Over::Failed(message),
-            MachineEvent::Ended(ended) => Over::Ended(ended),
-            MachineEvent::OutOfControl => Over::OutOfControl,
-            MachineEvent::Guest(_) | MachineEvent::LinkOpened | MachineEvent::Disk(_) => continue,
-        };
-        return Err(Unanswered::Over(over).into());
+        let termination =
+            match timeout_at(give_up_at, machine.next()).await.map_err(|_| MakeError::NotReady(timeout))? {
+                MachineEvent::Guest(GuestMessage::Ready { .. }) => return Ok(()),
+                MachineEvent::Guest(GuestMessage::Failed { message }) => Termination::Failed(message),
+                MachineEvent::Ended(ended) => Termination::Ended(ended),
+                MachineEvent::OutOfControl => Termination::OutOfControl,
+                MachineEvent::Guest(_) | MachineEvent::LinkOpened | MachineEvent::Disk(_) => continue,
+            };
+        return Err(Unanswered::Terminated(termination).into());
     }
 }
 

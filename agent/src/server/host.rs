@@ -44,7 +44,7 @@ pub(super) async fn metrics(
     };
     context.metrics.count(records.iter().map(|record| record.state), holdings);
     let mut text = String::new();
-    encode(&mut text, &app.registry).map_err(|_| ApiError::internal("Cannot encode the figures"))?;
+    encode(&mut text, &app.registry).map_err(|_| ApiError::internal("Cannot encode the metrics"))?;
     Ok(([(CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text))
 }
 

@@ -46,9 +46,9 @@ const MAX_BODY: usize = 1024 * 1024;
 /// Time for a request besides starting and stopping a guest.
 const SLACK: Duration = Duration::from_secs(60);
 /// Time for writing a machine down, or many of them: that is as long as the disk takes.
-const SNAPSHOT_PATIENCE: Duration = Duration::from_secs(900);
+const SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(900);
 /// Time for copying and hashing an image.
-const IMPORT_PATIENCE: Duration = Duration::from_secs(3600);
+const IMPORT_TIMEOUT: Duration = Duration::from_secs(3600);
 /// Time that requests in flight get when the agent ends.
 const GRACE: Duration = Duration::from_secs(10);
 
@@ -64,7 +64,7 @@ pub(crate) struct App {
 /// Every route.
 fn router(app: Arc<App>) -> Router {
     let config = &app.config;
-    let patience = config.boot_timeout() + 2 * config.stop_timeout() + SLACK;
+    let timeout = config.boot_timeout() + 2 * config.stop_timeout() + SLACK;
     let quick = Router::new()
         .route("/sandboxes", get(sandboxes::list).post(sandboxes::create))
         .route("/sandboxes/{id}", get(sandboxes::show).patch(sandboxes::update).delete(sandboxes::delete))
@@ -82,16 +82,16 @@ fn router(app: Arc<App>) -> Router {
         .route("/host", get(host::info))
         .route("/metrics", get(host::metrics))
         .route("/healthz", get(host::health))
-        .layer(middleware::from_fn(move |request, next| bounded(patience, request, next)));
+        .layer(middleware::from_fn(move |request, next| bounded(timeout, request, next)));
     let snapshots = Router::new()
         .route("/sandboxes/{id}/pause", post(sandboxes::pause))
         .route("/sandboxes/{id}/resume", post(sandboxes::resume))
         .route("/sandboxes/{id}/fork", post(sandboxes::fork))
         .route("/sandboxes/{id}/checkpoints", post(checkpoints::create))
-        .layer(middleware::from_fn(move |request, next| bounded(patience + SNAPSHOT_PATIENCE, request, next)));
+        .layer(middleware::from_fn(move |request, next| bounded(timeout + SNAPSHOT_TIMEOUT, request, next)));
     let slow = Router::new()
         .route("/templates", post(templates::import))
-        .layer(middleware::from_fn(move |request, next| bounded(IMPORT_PATIENCE, request, next)));
+        .layer(middleware::from_fn(move |request, next| bounded(IMPORT_TIMEOUT, request, next)));
     quick
         .merge(snapshots)
         .merge(slow)
@@ -101,11 +101,11 @@ fn router(app: Arc<App>) -> Router {
 }
 
 /// Ends a request that takes too long. What it started goes on: supervisors do not depend on who asked.
-async fn bounded(patience: Duration, request: Request, next: Next) -> Response {
+async fn bounded(timeout: Duration, request: Request, next: Next) -> Response {
     let method = request.method().clone();
     let path = request.uri().path().to_owned();
-    let response = tokio::time::timeout(patience, next.run(request)).await.unwrap_or_else(|_| {
-        let seconds = patience.as_secs();
+    let response = tokio::time::timeout(timeout, next.run(request)).await.unwrap_or_else(|_| {
+        let seconds = timeout.as_secs();
         ApiError::internal(format!("Not done within {seconds} seconds; it goes on, ask for its state")).into_response()
     });
     tracing::debug!(%method, path, status = response.status().as_u16(), "answered");

@@ -15,7 +15,7 @@ use super::error::{ApiError, Body};
 use crate::sandbox::{Command, Record, check_port};
 
 /// How long the guest may take to say whether a port is open.
-const PROBE_PATIENCE: Duration = Duration::from_secs(2);
+const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// `GET /sandboxes/{id}/ports/{port}`
 pub(super) async fn show(
@@ -70,7 +70,7 @@ impl App {
 
     async fn probe(&self, route_token: &str, port: u16) -> PortStatus {
         let Some(target) = Directory::find(&self.sandboxes, route_token).await else { return PortStatus::Unknown };
-        match vsock::forward(&target.vsock, port, PROBE_PATIENCE).await {
+        match vsock::forward(&target.vsock, port, PROBE_TIMEOUT).await {
             Ok(_) => PortStatus::Open,
             Err(ForwardError::Refused { .. }) => PortStatus::Closed,
             Err(_) => PortStatus::Unknown,

@@ -188,11 +188,11 @@ impl Synchronizer {
         rows: &[SandboxRow],
         listed: &HashMap<&str, &agent::Sandbox>,
     ) -> Result<(), StoreError> {
-        let figure = |row: &SandboxRow| listed.get(row.id.as_str()).map_or(0, |report| report.retained_bytes);
+        let retained = |row: &SandboxRow| listed.get(row.id.as_str()).map_or(0, |report| report.retained_bytes);
         let changed: Vec<_> = rows
             .iter()
-            .filter(|row| figure(row) != row.retained_bytes)
-            .map(|row| (row.id.as_str(), figure(row)))
+            .filter(|row| retained(row) != row.retained_bytes)
+            .map(|row| (row.id.as_str(), retained(row)))
             .collect();
         if changed.is_empty() { Ok(()) } else { self.app.store.sandboxes.retain(&changed).await }
     }

@@ -211,9 +211,9 @@ impl Sandboxes {
     }
 
     /// How much of the host's disk sandboxes hold, all at once.
-    pub async fn retain(&self, figures: &[(&str, u64)]) -> Result<(), StoreError> {
+    pub async fn retain(&self, sizes: &[(&str, u64)]) -> Result<(), StoreError> {
         let mut tx = self.database.write().await?;
-        for (id, bytes) in figures {
+        for (id, bytes) in sizes {
             sqlx::query("UPDATE sandboxes SET retained_bytes = $2 WHERE id = $1 AND state <> 'destroyed'")
                 .bind(id)
                 .bind(i64::try_from(*bytes).unwrap_or(i64::MAX))

@@ -135,7 +135,7 @@ impl WebhookMetrics {
         self.reclaimed.inc_by(u64::try_from(count).unwrap_or(u64::MAX));
     }
 
-    /// What waits at the endpoints now; others have nothing that waits, and no figure.
+    /// What waits at the endpoints now; others have nothing that waits, and no sample.
     pub fn loads(&self, loads: &[Load]) {
         self.backlog.clear();
         self.in_flight.clear();

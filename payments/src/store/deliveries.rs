@@ -27,15 +27,15 @@ impl DeliveryId {
     /// The id for an update of a payment: the same for the same update, whoever asks and how often.
     pub fn of_update(realm: Realm, payment_id: &str, updated_at_ms: i64) -> Self {
         let digest = Sha256::digest(format!("{realm}\n{payment_id}\n{updated_at_ms}"));
-        Self::spell(&digest)
+        Self::encode_base32(&digest)
     }
 
     /// A new one.
     pub fn random() -> Self {
-        Self::spell(&rand::random::<[u8; 32]>())
+        Self::encode_base32(&rand::random::<[u8; 32]>())
     }
 
-    fn spell(bytes: &[u8]) -> Self {
+    fn encode_base32(bytes: &[u8]) -> Self {
         const ALPHABET: &[u8; 32] = b"0123456789abcdefghjkmnpqrstvwxyz";
         let bit = |index: usize| bytes[index / 8] >> (7 - index % 8) & 1;
         let characters = (0..Self::LENGTH).map(|position| {

@@ -12,7 +12,7 @@ use sandpiper_protocol::agent::Checkpoint;
 use sandpiper_protocol::id;
 use serde::{Deserialize, Serialize};
 
-use super::{FORM, HIDDEN, MANIFEST, OpenError, Snapshot};
+use super::{FORMAT_VERSION, HIDDEN, MANIFEST, OpenError, Snapshot};
 use sandpiper_crash_points::CrashPoint;
 
 /// Prefix of a checkpoint's id.
@@ -37,7 +37,8 @@ struct Shelf {
 /// A checkpoint, as it stands in its folder.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Manifest {
-    form: u32,
+    #[serde(rename = "form")]
+    format_version: u32,
     pub id: String,
     /// The sandbox that it was taken of.
     pub sandbox: String,
@@ -50,7 +51,15 @@ pub struct Manifest {
 
 impl Manifest {
     pub fn new(id: String, sandbox: String, generation: u64, stopped_us: u64, snapshot: Snapshot) -> Self {
-        Self { form: FORM, id, sandbox, created_at: Timestamp::now(), generation, stopped_us, snapshot }
+        Self {
+            format_version: FORMAT_VERSION,
+            id,
+            sandbox,
+            created_at: Timestamp::now(),
+            generation,
+            stopped_us,
+            snapshot,
+        }
     }
 
     /// The form in which the API process sees it.

@@ -21,8 +21,8 @@ pub use self::warm::{Platform, Recipe, Warm, WarmSnapshot};
 use crate::layers::Files;
 use sandpiper_crash_points::CrashPoint;
 
-/// Version of the manifests' form. A field that is added gets a `default`; anything else raises this number.
-const FORM: u32 = 1;
+/// Of the manifests' format. A field that is added gets a `default`; anything else raises this number.
+const FORMAT_VERSION: u32 = 1;
 /// Folders with this prefix are not published yet, or not any more.
 const HIDDEN: char = '.';
 const MANIFEST: &str = "manifest.json";
@@ -75,16 +75,19 @@ fn retract(folder: &Path) -> io::Result<()> {
 /// read is left out with an error in the log. Blocks.
 fn load<M: for<'de> Deserialize<'de>>(folder: &Path) -> Result<Vec<(String, M)>, OpenError> {
     #[derive(Deserialize)]
-    struct FormOnly {
-        form: u32,
+    struct FormatOnly {
+        #[serde(rename = "form")]
+        version: u32,
     }
 
     let failed = |source| OpenError { path: folder.to_owned(), source };
     let read = |path: &Path| -> io::Result<M> {
         let bytes = fs::read(path.join(MANIFEST))?;
-        match serde_json::from_slice::<FormOnly>(&bytes)? {
-            FormOnly { form: FORM } => Ok(serde_json::from_slice(&bytes)?),
-            FormOnly { form } => Err(io::Error::other(format!("its form is {form}; this agent knows form {FORM}"))),
+        match serde_json::from_slice::<FormatOnly>(&bytes)? {
+            FormatOnly { version: FORMAT_VERSION } => Ok(serde_json::from_slice(&bytes)?),
+            FormatOnly { version } => {
+                Err(io::Error::other(format!("it has format version {version}; this agent reads {FORMAT_VERSION}")))
+            }
         }
     };
     let mut found = Vec::new();

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::trouble::Trouble;
-use super::{FORM, HIDDEN, OpenError, Snapshot};
+use super::{FORMAT_VERSION, HIDDEN, OpenError, Snapshot};
 use crate::templates::Template;
 
 /// Bytes of the hash that make a key: as text it is a folder's name, above a socket whose path must not be long.
@@ -79,7 +79,8 @@ pub struct WarmSnapshot {
 
 #[derive(Serialize, Deserialize)]
 struct Manifest {
-    form: u32,
+    #[serde(rename = "form")]
+    format_version: u32,
     key: String,
     snapshot: Snapshot,
 }
@@ -121,7 +122,7 @@ impl Warm {
         let Platform { kernel, kernel_args, monitor, console, network } = &self.platform;
         let mut hash = Sha256::new();
         let parts = [
-            FORM.to_string(),
+            FORMAT_VERSION.to_string(),
             recipe.template.version.id.clone(),
             recipe.cpu.to_string(),
             recipe.memory_mb.to_string(),
@@ -205,7 +206,7 @@ impl Warm {
     /// # Errors
     /// Where the manifest cannot be written, or the folder cannot be renamed.
     pub fn publish(&self, draft: &Path, key: &str, snapshot: Snapshot) -> io::Result<()> {
-        let manifest = Manifest { form: FORM, key: key.to_owned(), snapshot };
+        let manifest = Manifest { format_version: FORMAT_VERSION, key: key.to_owned(), snapshot };
         super::publish(draft, &self.folder.join(key), &manifest)?;
         let entry = Entry { snapshot: Arc::new(manifest.snapshot), used: SystemTime::now() };
         let mut shelf = self.lock();

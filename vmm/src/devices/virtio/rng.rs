@@ -254,7 +254,7 @@ mod tests {
     use super::*;
 
     const WRITE: u32 = VRING_DESC_F_WRITE;
-    const PATIENCE_MS: i32 = 30_000;
+    const TIMEOUT_MS: i32 = 30_000;
 
     fn memory() -> Memory {
         Memory::from_ranges(&[(GuestAddress(0), 4 << 20)]).expect("memory")
@@ -297,7 +297,7 @@ mod tests {
     fn wait(interrupt: &Interrupt) {
         let mut poll = libc::pollfd { fd: interrupt.event().as_raw_fd(), events: libc::POLLIN, revents: 0 };
         // SAFETY: one valid `pollfd`.
-        let ready = unsafe { libc::poll(&raw mut poll, 1, PATIENCE_MS) };
+        let ready = unsafe { libc::poll(&raw mut poll, 1, TIMEOUT_MS) };
         assert_eq!(ready, 1, "the device has nothing to say");
         let _ = interrupt.event().read();
     }

@@ -18,7 +18,7 @@ use crate::devices::virtio::{ActiveQueue, Interrupt, Memory};
 /// `VRING_DESC_F_NEXT` and `VRING_DESC_F_WRITE`.
 const NEXT: u16 = 1;
 const WRITE: u16 = 2;
-const PATIENCE_MS: i32 = 30_000;
+const TIMEOUT_MS: i32 = 30_000;
 const REPORTING: u64 = 1 << VIRTIO_BALLOON_F_REPORTING;
 
 const PAGE: u64 = 4096;
@@ -123,7 +123,7 @@ impl Driver {
     fn wait(&self) {
         let mut poll = libc::pollfd { fd: self.interrupt.event().as_raw_fd(), events: libc::POLLIN, revents: 0 };
         // SAFETY: one valid `pollfd`.
-        let ready = unsafe { libc::poll(&raw mut poll, 1, PATIENCE_MS) };
+        let ready = unsafe { libc::poll(&raw mut poll, 1, TIMEOUT_MS) };
         assert_eq!(ready, 1, "the device has nothing to say");
         let _ = self.interrupt.event().read();
     }
