@@ -19,8 +19,11 @@ use crate::up::processes;
 use crate::wait::wait_until;
 use crate::watch::Services;
 
-/// Tables of what is kept for a while after it happened.
-const HISTORY: [&str; 5] = ["audit", "idempotency_keys", "payments", "webhook_deliveries", "webhook_attempts"];
+/// Tables of what is kept after it happened, or for ever.
+const KEPT: [&str; 7] =
+    ["api_keys", "audit", "idempotency_keys", "payments", "teams", "webhook_attempts", "webhook_deliveries"];
+/// What teams may hold, of whom none is ever forgotten: there from the first sandbox on.
+const ALLOWANCES: &str = "allowances.json";
 
 /// How often a host has each thing.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -161,10 +164,11 @@ impl Inventory {
         let is_warm = |path: &Path| {
             path.parent() == Some(&Path::new(STATE_DIR).join("warm")) && path.join("manifest.json").exists()
         };
+        let is_kept = |path: &Path| *path == Path::new(STATE_DIR).join(ALLOWANCES);
         let mut folders: Vec<PathBuf> = [STATE_DIR, RUNTIME_DIR].map(PathBuf::from).into();
         while let Some(folder) = folders.pop() {
             for path in names(&folder).into_iter().map(|name| folder.join(name)) {
-                if is_idle(&path) || is_warm(&path) {
+                if is_idle(&path) || is_warm(&path) || is_kept(&path) {
                     continue;
                 }
                 self.add(format!("file {}", nameless(&path.to_string_lossy())));
@@ -198,7 +202,7 @@ impl Inventory {
         }
     }
 
-    /// Rows of the API's tables, but [`HISTORY`], and sandboxes and checkpoints that are gone.
+    /// Rows of the API's tables, but those that are [`KEPT`], and sandboxes and checkpoints that are gone.
     async fn add_rows(&mut self, database: &str) -> sqlx::Result<()> {
         sqlx::any::install_default_drivers();
         let mut connection = AnyConnection::connect(database).await?;
@@ -207,7 +211,7 @@ impl Inventory {
             _ => "SELECT name FROM sqlite_schema WHERE type = 'table'",
         };
         let tables: Vec<String> = sqlx::query_scalar(tables).fetch_all(&mut connection).await?;
-        for table in tables.iter().filter(|table| !HISTORY.contains(&table.as_str())) {
+        for table in tables.iter().filter(|table| !KEPT.contains(&table.as_str())) {
             let living = match table.as_str() {
                 "sandboxes" => "WHERE state <> 'destroyed'",
                 "checkpoints" => "WHERE state <> 'deleted'",
