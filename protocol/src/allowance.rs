@@ -3,13 +3,14 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::ids::TeamId;
 use crate::vmm::{DiskLimits, NetLimits};
 
 /// Of one team. The last that the agent was told holds.
 #[derive(Debug, Clone, Serialize, Deserialize, PartialEq, Eq)]
 pub struct Allowance {
     /// Its id. The agent knows nothing else of teams.
-    pub team: String,
+    pub team: TeamId,
     /// What its machines may hold together; those that hold more already go on.
     pub quota: Amounts,
     /// Of each disk of a machine that starts from then on, within what the host gives every one.

@@ -12,7 +12,7 @@
 //! * [`guest`]: vsock ports, the link between the agent and PID 1, and how a TCP port of the guest is reached.
 //! * [`lines`]: lines of a stream, as the link has them.
 //! * [`connect`], [`process`] and [`filesystem`]: the data plane, as the E2B SDKs speak it.
-//! * [`id`] makes and checks identifiers; [`error_chain`] prints errors with their causes.
+//! * [`id`] makes and checks identifiers, [`ids`] gives them types; [`error_chain`] prints errors with their causes.
 
 #![warn(clippy::missing_errors_doc)]
 
@@ -23,6 +23,7 @@ pub mod error_chain;
 pub mod filesystem;
 pub mod guest;
 pub mod id;
+pub mod ids;
 pub mod lines;
 pub mod process;
 pub mod vmm;

@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use sandpiper_durable as durable;
 use sandpiper_protocol::agent::{Allowance, Amounts};
 use sandpiper_protocol::error_chain;
+use sandpiper_protocol::ids::TeamId;
 use sandpiper_protocol::vmm::{DiskLimits, NetLimits};
 use serde::{Deserialize, Serialize};
 
@@ -33,7 +34,7 @@ struct AllowanceFile {
 
 #[derive(Debug, Default, Clone, Serialize, Deserialize)]
 struct Document {
-    teams: BTreeMap<String, Allowance>,
+    teams: BTreeMap<TeamId, Allowance>,
 }
 
 impl Allowances {
@@ -82,22 +83,22 @@ impl Allowances {
     }
 
     /// That of a team.
-    pub(super) fn of(&self, team: &str) -> Option<Allowance> {
+    pub(super) fn of(&self, team: &TeamId) -> Option<Allowance> {
         lock(&self.known).teams.get(team).cloned()
     }
 
     /// What a team may hold.
-    pub(super) fn quota(&self, team: &str) -> Option<Amounts> {
+    pub(super) fn quota(&self, team: &TeamId) -> Option<Amounts> {
         lock(&self.known).teams.get(team).map(|allowance| allowance.quota)
     }
 
     /// How fast a disk may be, if it is of a machine of `team` on a host that gives everybody at most `host`.
-    pub(super) fn disk(&self, team: Option<&str>, host: DiskLimits) -> DiskLimits {
+    pub(super) fn disk(&self, team: Option<&TeamId>, host: DiskLimits) -> DiskLimits {
         team.and_then(|team| self.of(team)).map_or(host, |allowance| allowance.disk.and(host))
     }
 
     /// Likewise, of a network device.
-    pub(super) fn network(&self, team: Option<&str>, host: NetLimits) -> NetLimits {
+    pub(super) fn network(&self, team: Option<&TeamId>, host: NetLimits) -> NetLimits {
         team.and_then(|team| self.of(team)).map_or(host, |allowance| allowance.network.and(host))
     }
 }
@@ -135,8 +136,8 @@ mod tests {
 
         let again = Allowances::open(&path).unwrap();
 
-        assert_eq!((again.of("a"), again.of("b")), (Some(allowance("a", 3)), Some(allowance("b", 2))));
-        assert_eq!((again.quota("c"), again.of("c")), (None, None));
+        assert_eq!((again.of(&"a".into()), again.of(&"b".into())), (Some(allowance("a", 3)), Some(allowance("b", 2))));
+        assert_eq!((again.quota(&"c".into()), again.of(&"c".into())), (None, None));
     }
 
     #[test]
@@ -145,12 +146,12 @@ mod tests {
         let path = folder.path().join("missing/allowances.json");
         let allowances = Allowances::open(&path).unwrap();
         assert!(allowances.take(vec![allowance("a", 1)]).is_err());
-        assert_eq!(allowances.of("a"), Some(allowance("a", 1)));
+        assert_eq!(allowances.of(&"a".into()), Some(allowance("a", 1)));
 
         fs::create_dir(path.parent().unwrap()).unwrap();
         allowances.take(vec![allowance("a", 1)]).unwrap();
 
-        assert_eq!(Allowances::open(&path).unwrap().of("a"), Some(allowance("a", 1)));
+        assert_eq!(Allowances::open(&path).unwrap().of(&"a".into()), Some(allowance("a", 1)));
         let written = fs::metadata(&path).unwrap().modified().unwrap();
         allowances.take(vec![allowance("a", 1)]).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().modified().unwrap(), written, "nothing new is written");
@@ -165,10 +166,10 @@ mod tests {
         fs::write(&path, changed).unwrap();
 
         let allowances = Allowances::open(&path).unwrap();
-        assert_eq!(allowances.of("a"), None);
+        assert_eq!(allowances.of(&"a".into()), None);
 
         allowances.take(vec![allowance("a", 1)]).unwrap();
-        assert_eq!(Allowances::open(&path).unwrap().of("a"), Some(allowance("a", 1)));
+        assert_eq!(Allowances::open(&path).unwrap().of(&"a".into()), Some(allowance("a", 1)));
     }
 
     #[test]
@@ -179,12 +180,12 @@ mod tests {
         let host =
             DiskLimits { flushes_per_second: Some(200), operations_per_second: Some(7), bytes_per_second: Some(8) };
 
-        let both = allowances.disk(Some("a"), host);
+        let both = allowances.disk(Some(&"a".into()), host);
 
         assert_eq!(both, DiskLimits { flushes_per_second: Some(50), ..host });
-        assert_eq!(allowances.disk(Some("b"), host), host);
+        assert_eq!(allowances.disk(Some(&"b".into()), host), host);
         assert_eq!(allowances.disk(None, host), host);
         let host = NetLimits { bytes_per_second: None, packets_per_second: Some(9) };
-        assert_eq!(allowances.network(Some("a"), host), host);
+        assert_eq!(allowances.network(Some(&"a".into()), host), host);
     }
 }

@@ -172,8 +172,8 @@ impl Supervisor {
             envs: envs.clone(),
             generation: record.generation,
             network: record.network.clone(),
-            net_limits: self.context.allowances.network(record.team.as_deref(), launcher.net_limits()),
-            disk_limits: self.context.allowances.disk(record.team.as_deref(), launcher.disk_limits()),
+            net_limits: self.context.allowances.network(record.team.as_ref(), launcher.net_limits()),
+            disk_limits: self.context.allowances.disk(record.team.as_ref(), launcher.disk_limits()),
         });
         let gathered = gathered.await?;
         CrashPoint::StartFilesMade.pass();

@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use sandpiper_network::names;
 use sandpiper_protocol::agent::Amounts;
+use sandpiper_protocol::ids::TeamId;
 
 use super::allowances::Allowances;
 use super::record::Record;
@@ -34,7 +35,7 @@ pub(crate) struct Capacity {
 struct Held {
     sandboxes: u32,
     memory_mb: u64,
-    teams: HashMap<String, Amounts>,
+    teams: HashMap<TeamId, Amounts>,
 }
 
 /// What one machine holds; given back when dropped.
@@ -50,7 +51,7 @@ pub(crate) struct Reservation {
 #[derive(Debug)]
 struct Share {
     held: Arc<Mutex<Held>>,
-    team: String,
+    team: TeamId,
     amounts: Amounts,
 }
 

@@ -149,7 +149,7 @@ impl Sandboxes {
 
     /// A request for a sandbox `id` that is like `source`, and of the same team where no other is named.
     fn like(&self, source: &Record, id: &str, allowance: Option<Allowance>) -> Result<CreateSandbox, CreateError> {
-        let known = || self.context().allowances.of(source.team.as_deref()?);
+        let known = || self.context().allowances.of(source.team.as_ref()?);
         let envs = self.context().sealer.unseal(&source.id, &source.envs);
         let envs = envs.map_err(|error| StartError::Host {
             what: "read the sandbox's environment variables",

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use sandpiper_machine::console::{self};
+use sandpiper_machine::console;
 use sandpiper_machine::link::{Envs, Guest};
 use sandpiper_machine::process::MonitorProcess;
 use sandpiper_machine::{Machine, MachineEvent};

@@ -12,6 +12,7 @@ use sandpiper_protocol::agent::{
     StartTimings,
 };
 use sandpiper_protocol::id;
+use sandpiper_protocol::ids::TeamId;
 use serde::{Deserialize, Serialize};
 
 use super::seal::SealedEnvs;
@@ -41,7 +42,7 @@ pub(crate) struct Record {
     pub(crate) network: Network,
     /// Whom it is counted with; nobody, if it is of an earlier agent that was not told.
     #[serde(default)]
-    pub(crate) team: Option<String>,
+    pub(crate) team: Option<TeamId>,
     /// Where its machine's network is, while it has one.
     #[serde(default)]
     pub(crate) slot: Option<u32>,

@@ -29,7 +29,7 @@ impl Caller {
     /// for it.
     pub fn check_team(&self, named: Option<&str>) -> Result<(), ApiError> {
         match named {
-            Some(team) if team != self.team.slug && team != self.team.id => {
+            Some(team) if team != self.team.slug && team != self.team.id.as_str() => {
                 Err(ApiError::not_found(format!("There is no team {team:?} that this API key acts for")))
             }
             _ => Ok(()),

@@ -34,7 +34,7 @@ pub async fn refusal(app: &App, team: &Team, error: AgentError, count: u32, cpu:
     }
     // So that the usage shows what was in the way.
     if let Err(error) = sync::follow_team(app, &team.id).await {
-        tracing::warn!(team = team.id, error = chain(&error), "what runs is not known");
+        tracing::warn!(team = %team.id, error = chain(&error), "what runs is not known");
     }
     match app.store.sandboxes.usage(&team.id).await {
         Ok(usage) => ApiError::quota_exceeded(QuotaBody::new(&app.offer.of(team.plan), usage, count, cpu, memory_mb)),

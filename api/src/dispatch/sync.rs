@@ -31,6 +31,7 @@ use jiff::{SignedDuration, Timestamp};
 use sandpiper_db::StoreError;
 use sandpiper_protocol::agent::{self, Allowance, SandboxList, SandboxState};
 use sandpiper_protocol::error_chain::chain;
+use sandpiper_protocol::ids::TeamId;
 use tokio::sync::watch;
 
 use super::allowance;
@@ -172,9 +173,8 @@ impl Synchronizer {
         self.rounds_to_allow -= 1;
         let teams = self.app.store.teams.with_sandboxes().await?;
         let wanted: Vec<Allowance> = teams.iter().map(|team| allowance::of(&self.app, team)).collect();
-        let told: HashMap<&str, &Allowance> = self.allowed.iter().map(|one| (one.team.as_str(), one)).collect();
-        let changed: Vec<Allowance> =
-            wanted.iter().filter(|one| told.get(one.team.as_str()) != Some(one)).cloned().collect();
+        let told: HashMap<&TeamId, &Allowance> = self.allowed.iter().map(|one| (&one.team, one)).collect();
+        let changed: Vec<Allowance> = wanted.iter().filter(|one| told.get(&one.team) != Some(one)).cloned().collect();
         for some in changed.chunks(ALLOW_AT_ONCE) {
             self.app.agent.allow(some.to_vec()).await?;
         }
@@ -323,10 +323,10 @@ pub async fn is_in_flight(app: &App, row: &SandboxRow) -> Result<bool, StoreErro
 
 /// Takes over at once what the agent says of a team's sandboxes, and not only in the next round: of those that started or
 /// ended of themselves.
-pub async fn follow_team(app: &App, team_id: &str) -> Result<(), SyncError> {
+pub async fn follow_team(app: &App, team_id: &TeamId) -> Result<(), SyncError> {
     let rows = app.store.sandboxes.existing().await?;
     let listed = app.agent.list().await?.sandboxes;
-    for row in rows.iter().filter(|row| row.team_id == team_id && row.state != State::Failed) {
+    for row in rows.iter().filter(|row| row.team_id == *team_id && row.state != State::Failed) {
         let Some(report) = listed.iter().find(|report| report.id == row.id && !row.matches(report)) else { continue };
         if !is_in_flight(app, row).await? {
             app.store.sandboxes.mirror_unless_moved(report, row).await?;
@@ -336,7 +336,7 @@ pub async fn follow_team(app: &App, team_id: &str) -> Result<(), SyncError> {
 }
 
 /// After work on a sandbox that went wrong: has its row say again what the agent says.
-pub async fn follow(app: &App, team_id: &str, id: &str) -> Result<Option<SandboxRow>, StoreError> {
+pub async fn follow(app: &App, team_id: &TeamId, id: &str) -> Result<Option<SandboxRow>, StoreError> {
     match app.store.sandboxes.get(team_id, id).await? {
         Some(row) => refresh(app, row).await,
         None => Ok(None),

@@ -6,6 +6,7 @@ use std::str::FromStr;
 use jiff::Timestamp;
 use sandpiper_db::{Database, Statement, StoreError, count, decode_bool, decode_enum, from_ms, to_ms};
 use sandpiper_protocol::agent::{self, SandboxError};
+use sandpiper_protocol::ids::TeamId;
 use sqlx::Row;
 use sqlx::any::AnyRow;
 
@@ -72,7 +73,7 @@ pub struct NewCheckpoint {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CheckpointRow {
     pub id: String,
-    pub team_id: String,
+    pub team_id: TeamId,
     pub name: String,
     pub state: State,
     pub sandbox_id: String,
@@ -146,7 +147,7 @@ impl Checkpoints {
              VALUES ($1, $2, $3, 'creating', $4, $5, $6, $7, $8, $9, $10, $11, $12)",
         )
         .bind(&new.id)
-        .bind(&sandbox.team_id)
+        .bind(sandbox.team_id.as_str())
         .bind(&new.name)
         .bind(&sandbox.id)
         .bind(&sandbox.template)
@@ -171,10 +172,10 @@ impl Checkpoints {
     }
 
     /// The team's checkpoint of this id.
-    pub async fn get(&self, team_id: &str, id: &str) -> Result<Option<CheckpointRow>, StoreError> {
+    pub async fn get(&self, team_id: &TeamId, id: &str) -> Result<Option<CheckpointRow>, StoreError> {
         let row = sqlx::query("SELECT * FROM checkpoints WHERE id = $1 AND team_id = $2 AND state <> 'deleted'")
             .bind(id)
-            .bind(team_id)
+            .bind(team_id.as_str())
             .fetch_optional(self.database.read())
             .await?;
         row.as_ref().map(read).transpose()
@@ -183,13 +184,13 @@ impl Checkpoints {
     /// The `limit` checkpoints of the team, or of one of its sandboxes, newest first, from the one that follows `after`.
     pub async fn list(
         &self,
-        team_id: &str,
+        team_id: &TeamId,
         sandbox_id: Option<&str>,
         after: Option<&str>,
         limit: u32,
     ) -> Result<CheckpointPage, StoreError> {
         let mut query = Statement::new("SELECT * FROM checkpoints WHERE state <> 'deleted'");
-        query.push(" AND team_id = ").push_bind(team_id);
+        query.push(" AND team_id = ").push_bind(team_id.as_str());
         if let Some(sandbox_id) = sandbox_id {
             query.push(" AND sandbox_id = ").push_bind(sandbox_id);
         }
@@ -324,7 +325,7 @@ fn read(row: &AnyRow) -> Result<CheckpointRow, StoreError> {
     let error_message: Option<String> = row.try_get("error_message")?;
     Ok(CheckpointRow {
         id: row.try_get("id")?,
-        team_id: row.try_get("team_id")?,
+        team_id: row.try_get::<String, _>("team_id")?.into(),
         name: row.try_get("name")?,
         state: decode_enum(row.try_get("state")?)?,
         sandbox_id: row.try_get("sandbox_id")?,

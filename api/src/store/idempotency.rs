@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use sandpiper_db::{Database, StoreError, Tx, count, decode_bool, to_ms};
+use sandpiper_protocol::ids::TeamId;
 use sqlx::Row;
 
 use super::processes::OwnId;
@@ -27,7 +28,7 @@ pub const LEASE: Duration = Duration::from_secs(300);
 /// A key that this request may work under.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Claim {
-    pub team_id: String,
+    pub team_id: TeamId,
     pub key: String,
     /// Random: tells this claim from a later one of the same key.
     pub token: String,
@@ -73,14 +74,14 @@ impl IdempotencyKeys {
     /// Looks `key` up and claims it where it is free. `fingerprint`: 64 hexadecimal digits.
     pub async fn claim(
         &self,
-        team_id: &str,
+        team_id: &TeamId,
         key: &str,
         fingerprint: &str,
         now: Timestamp,
     ) -> Result<Lookup, StoreError> {
         let now_ms = to_ms(now);
         let claim =
-            Claim { team_id: team_id.to_owned(), key: key.to_owned(), token: sandpiper_protocol::id::generate("clm") };
+            Claim { team_id: team_id.clone(), key: key.to_owned(), token: sandpiper_protocol::id::generate("clm") };
         let mut tx = self.database.write().await?;
         sqlx::query("DELETE FROM idempotency_keys WHERE expires_at_ms <= $1").bind(now_ms).execute(&mut *tx).await?;
 
@@ -90,7 +91,7 @@ impl IdempotencyKeys {
                  THEN 1 ELSE 0 END AS held \
              FROM idempotency_keys WHERE team_id = $1 AND key = $2",
         )
-        .bind(team_id)
+        .bind(team_id.as_str())
         .bind(key)
         .bind(self.own.as_str())
         .bind(now_ms)
@@ -120,7 +121,7 @@ impl IdempotencyKeys {
              ON CONFLICT (team_id, key) DO UPDATE SET claim = excluded.claim, \
                  lease_until_ms = excluded.lease_until_ms, process = excluded.process",
         )
-        .bind(team_id)
+        .bind(team_id.as_str())
         .bind(key)
         .bind(fingerprint)
         .bind(&claim.token)
@@ -144,7 +145,7 @@ impl IdempotencyKeys {
             "UPDATE idempotency_keys SET state = 'finished', status = $4, body = $5, session_of = $6 \
              WHERE team_id = $1 AND key = $2 AND claim = $3",
         )
-        .bind(&claim.team_id)
+        .bind(claim.team_id.as_str())
         .bind(&claim.key)
         .bind(&claim.token)
         .bind(i64::from(answer.status))
@@ -160,7 +161,7 @@ impl IdempotencyKeys {
     pub async fn release(&self, claim: &Claim) -> Result<(), StoreError> {
         let mut tx = self.database.write_shared().await?;
         sqlx::query("DELETE FROM idempotency_keys WHERE team_id = $1 AND key = $2 AND claim = $3")
-            .bind(&claim.team_id)
+            .bind(claim.team_id.as_str())
             .bind(&claim.key)
             .bind(&claim.token)
             .execute(&mut *tx)
@@ -175,7 +176,7 @@ impl IdempotencyKeys {
 pub(super) async fn name_resource(tx: &mut Tx, claim: &Claim, resource_id: &str) -> Result<(), StoreError> {
     let named =
         sqlx::query("UPDATE idempotency_keys SET resource_id = $4 WHERE team_id = $1 AND key = $2 AND claim = $3")
-            .bind(&claim.team_id)
+            .bind(claim.team_id.as_str())
             .bind(&claim.key)
             .bind(&claim.token)
             .bind(resource_id)

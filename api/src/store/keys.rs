@@ -87,7 +87,7 @@ impl ApiKeys {
             "INSERT INTO api_keys (id, team_id, name, hash, capability, created_at_ms) VALUES ($1, $2, $3, $4, $5, $6)",
         )
         .bind(&key_id)
-        .bind(&team.id)
+        .bind(team.id.as_str())
         .bind(name)
         .bind(hash)
         .bind(capability.as_str())
@@ -112,7 +112,7 @@ impl ApiKeys {
             id: row.try_get("id")?,
             capability: decode_enum(row.try_get("capability")?)?,
             team: Team {
-                id: row.try_get("team_id")?,
+                id: row.try_get::<String, _>("team_id")?.into(),
                 slug: row.try_get("slug")?,
                 plan: decode_enum(row.try_get("plan")?)?,
                 created_at: from_ms(row.try_get("created_at_ms")?)?,

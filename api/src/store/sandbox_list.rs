@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use sandpiper_db::{Statement, StoreError};
+use sandpiper_protocol::ids::TeamId;
 
 use super::sandbox_row::{SandboxRow, State};
 use super::sandboxes::Sandboxes;
@@ -31,13 +32,13 @@ impl Sandboxes {
     /// The `limit` sandboxes of the team that match, from the one that follows `after` in the order of the list.
     pub async fn list(
         &self,
-        team_id: &str,
+        team_id: &TeamId,
         filter: &Filter,
         after: Option<&str>,
         limit: u32,
     ) -> Result<Page, StoreError> {
         let mut query = Statement::new("SELECT s.* FROM sandboxes s WHERE s.state <> 'destroyed'");
-        query.push(" AND s.team_id = ").push_bind(team_id);
+        query.push(" AND s.team_id = ").push_bind(team_id.as_str());
         if !filter.states.is_empty() {
             query.push(" AND s.state IN ").push_list(filter.states.iter().map(|state| state.as_str()));
         }

@@ -191,7 +191,7 @@ mod tests {
         let wanted = store.sandboxes.wanted_policy("s").await.unwrap().unwrap();
         assert!(!wanted.policy.allow_internet_access);
         assert!(wanted.state.is_pending());
-        let sandbox = store.sandboxes.get("t", "s").await.unwrap().unwrap();
+        let sandbox = store.sandboxes.get(&"t".into(), "s").await.unwrap().unwrap();
         assert!(sandbox.allow_public_traffic && !sandbox.lifecycle.auto_resume, "truth values from before PostgreSQL");
     }
 

@@ -7,6 +7,7 @@ use std::str::FromStr;
 use jiff::Timestamp;
 use sandpiper_db::{StoreError, count, decode_bool, decode_enum, from_ms};
 use sandpiper_protocol::agent::{self, ExposedPort, Lifecycle, Network, NetworkPolicy, OnTimeout, SandboxError};
+use sandpiper_protocol::ids::TeamId;
 use sqlx::Row;
 use sqlx::any::AnyRow;
 
@@ -160,7 +161,7 @@ impl NetworkState {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SandboxRow {
     pub id: String,
-    pub team_id: String,
+    pub team_id: TeamId,
     pub state: State,
     pub template: String,
     pub template_version: String,
@@ -200,7 +201,7 @@ impl SandboxRow {
         let error_message: Option<String> = row.try_get("error_message")?;
         Ok(Self {
             id: row.try_get("id")?,
-            team_id: row.try_get("team_id")?,
+            team_id: row.try_get::<String, _>("team_id")?.into(),
             state: decode_enum(row.try_get("state")?)?,
             template: row.try_get("template")?,
             template_version: row.try_get("template_version")?,

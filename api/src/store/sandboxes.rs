@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use sandpiper_db::{Database, StoreError, Tx, count, decode_enum, to_ms};
 use sandpiper_protocol::agent::{self, SandboxError};
+use sandpiper_protocol::ids::TeamId;
 use sqlx::Row;
 
 use super::idempotency;
@@ -81,7 +82,7 @@ impl Sandboxes {
     /// live; all or none. A claim of an idempotency key is told their ids in the same transaction.
     pub async fn create(
         &self,
-        team_id: &str,
+        team_id: &TeamId,
         new: &[NewSandbox],
         quota: &Quota,
         claim: Option<&idempotency::Claim>,
@@ -113,7 +114,7 @@ impl Sandboxes {
             .fetch_optional(&mut *tx)
             .await?;
         let Some(row) = row else { return Ok(false) };
-        let usage = usage(&mut tx, row.try_get("team_id")?).await?;
+        let usage = usage(&mut tx, &row.try_get::<String, _>("team_id")?.into()).await?;
         let (cpu, memory_mb) = (count(row.try_get("cpu")?)?, count(row.try_get("memory_mb")?)?);
         if !usage.leaves_room(quota, 1, cpu, memory_mb) {
             return Err(QuotaError::OverQuota(usage));
@@ -141,16 +142,16 @@ impl Sandboxes {
     }
 
     /// What the team's sandboxes and checkpoints hold now.
-    pub async fn usage(&self, team_id: &str) -> Result<Usage, StoreError> {
+    pub async fn usage(&self, team_id: &TeamId) -> Result<Usage, StoreError> {
         let mut connection = self.database.read().acquire().await?;
         usage(&mut connection, team_id).await
     }
 
     /// The team's sandbox of this id, unless it is destroyed.
-    pub async fn get(&self, team_id: &str, id: &str) -> Result<Option<SandboxRow>, StoreError> {
+    pub async fn get(&self, team_id: &TeamId, id: &str) -> Result<Option<SandboxRow>, StoreError> {
         let row = sqlx::query("SELECT * FROM sandboxes WHERE id = $1 AND team_id = $2 AND state <> 'destroyed'")
             .bind(id)
-            .bind(team_id)
+            .bind(team_id.as_str())
             .fetch_optional(self.database.read())
             .await?;
         let Some(row) = row else { return Ok(None) };
@@ -158,10 +159,10 @@ impl Sandboxes {
     }
 
     /// Whether the team has, or ever had, a sandbox of this id.
-    pub async fn was_owned(&self, team_id: &str, id: &str) -> Result<bool, StoreError> {
+    pub async fn was_owned(&self, team_id: &TeamId, id: &str) -> Result<bool, StoreError> {
         let row = sqlx::query("SELECT 1 FROM sandboxes WHERE id = $1 AND team_id = $2")
             .bind(id)
-            .bind(team_id)
+            .bind(team_id.as_str())
             .fetch_optional(self.database.read())
             .await?;
         Ok(row.is_some())
@@ -328,7 +329,7 @@ impl Sandboxes {
 }
 
 /// What the team's sandboxes and checkpoints hold, seen by `connection`.
-async fn usage(connection: &mut sqlx::AnyConnection, team_id: &str) -> Result<Usage, StoreError> {
+async fn usage(connection: &mut sqlx::AnyConnection, team_id: &TeamId) -> Result<Usage, StoreError> {
     // `live`: the states of `State::LIVE`.
     let row = sqlx::query(
         "SELECT CAST(COALESCE(SUM(live), 0) AS BIGINT) AS sandboxes, \
@@ -343,7 +344,7 @@ async fn usage(connection: &mut sqlx::AnyConnection, team_id: &str) -> Result<Us
                        AS live \
                FROM sandboxes WHERE team_id = $1 AND state <> 'destroyed') AS held",
     )
-    .bind(team_id)
+    .bind(team_id.as_str())
     .fetch_one(connection)
     .await?;
     let bytes = |column: &str| -> Result<u64, StoreError> { count(row.try_get(column)?) };
@@ -357,7 +358,7 @@ async fn usage(connection: &mut sqlx::AnyConnection, team_id: &str) -> Result<Us
 }
 
 /// One row in `creating`, with its documents.
-async fn insert(tx: &mut Tx, team_id: &str, new: &NewSandbox, own: &OwnId) -> Result<(), StoreError> {
+async fn insert(tx: &mut Tx, team_id: &TeamId, new: &NewSandbox, own: &OwnId) -> Result<(), StoreError> {
     sqlx::query(
         "INSERT INTO sandboxes (id, team_id, state, template, template_version, cpu, memory_mb, disk_gib, \
              timeout_seconds, on_timeout, auto_resume, exposed_ports, allow_public_traffic, envs, created_at_ms, \
@@ -365,7 +366,7 @@ async fn insert(tx: &mut Tx, team_id: &str, new: &NewSandbox, own: &OwnId) -> Re
          VALUES ($1, $2, 'creating', $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17)",
     )
     .bind(&new.id)
-    .bind(team_id)
+    .bind(team_id.as_str())
     .bind(&new.template)
     .bind(&new.template_version)
     .bind(i64::from(new.cpu))

@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 use sandpiper_db::{Database, StoreError, decode_enum, from_ms, to_ms};
-use sandpiper_protocol::id;
+use sandpiper_protocol::ids::TeamId;
 use sqlx::Row;
 use sqlx::any::AnyRow;
 
@@ -11,7 +11,7 @@ use crate::plan::Plan;
 /// One team.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Team {
-    pub id: String,
+    pub id: TeamId,
     pub slug: String,
     pub plan: Plan,
     pub created_at: Timestamp,
@@ -34,7 +34,7 @@ impl Teams {
         sqlx::query(
             "INSERT INTO teams (id, slug, plan, created_at_ms) VALUES ($1, $2, $3, $4) ON CONFLICT (slug) DO NOTHING",
         )
-        .bind(id::generate("team"))
+        .bind(TeamId::generate().to_string())
         .bind(slug)
         .bind(plan.as_str())
         .bind(to_ms(now))
@@ -72,7 +72,7 @@ impl Teams {
 /// A team from a row that has its columns under their own names.
 fn team(row: &AnyRow) -> Result<Team, StoreError> {
     Ok(Team {
-        id: row.try_get("id")?,
+        id: row.try_get::<String, _>("id")?.into(),
         slug: row.try_get("slug")?,
         plan: decode_enum(row.try_get("plan")?)?,
         created_at: from_ms(row.try_get("created_at_ms")?)?,

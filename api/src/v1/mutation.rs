@@ -121,7 +121,7 @@ async fn perform(app: &App, job: Job, next: Next) -> Response {
         .into_iter()
         .map(|resource| audit::Entry {
             at,
-            team_id: caller.team.id.clone(),
+            team_id: caller.team.id.to_string(),
             key_id: caller.key_id.clone(),
             request_id: request_id.clone(),
             action: action.clone(),

@@ -4,6 +4,7 @@ use axum::Json;
 use axum::extract::State;
 use sandpiper_http::error::ApiError;
 use sandpiper_http::query::{Pairs, unknown};
+use sandpiper_protocol::ids::TeamId;
 use serde::Serialize;
 use serde_json::json;
 use utoipa::ToSchema;
@@ -91,7 +92,7 @@ impl Request {
         Ok(request)
     }
 
-    fn list(&self, team_id: &str) -> List {
+    fn list(&self, team_id: &TeamId) -> List {
         let states: Vec<&str> = self.filter.states.iter().map(|state| state.as_str()).collect();
         List::of_ids("sbx", &json!([team_id, states, self.filter.metadata]))
     }
