@@ -312,6 +312,8 @@ async fn a_sandbox_for_which_the_host_has_no_room_stands_still_says_so_and_goes_
         let metrics = agent.ask("GET", "/metrics", "").await.1;
         assert!(metrics.contains(&format!("sandboxes_held {count}\n")), "{metrics}");
     };
+    // Its maker's machine would stand still, too.
+    agent.warm().await;
     agent.behave("full-disk");
     let (status, answer) = sandbox.try_ask("pause", json!({})).await;
     assert_eq!(status, 502);
