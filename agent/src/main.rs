@@ -14,6 +14,8 @@
 //! The agent is the source of truth of what runs here. It may be killed at any moment: sandboxes go on, and the next
 //! agent takes them over by their records ([`sandbox`]).
 
+mod capacity;
+mod checked;
 mod config;
 mod host;
 mod launch;
@@ -52,12 +54,13 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::EnvFilter;
 
+use crate::capacity::{Allowances, Capacity};
 use crate::config::{Config, LogFormat};
 use crate::launch::Launcher;
 use crate::logs::Logs;
 use crate::metrics::Metrics;
 use crate::paths::Paths;
-use crate::sandbox::{Allowances, Capacity, Context, Sandboxes, Sealer};
+use crate::sandbox::{Context, Sandboxes, Sealer};
 use crate::server::App;
 
 /// A request through the ingress makes and frees many small things, at which it is faster than the C library's.

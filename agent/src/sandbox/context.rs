@@ -10,9 +10,8 @@ use sandpiper_network::Network;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::allowances::Allowances;
-use super::capacity::Capacity;
 use super::seal::Sealer;
+use crate::capacity::{Allowances, Capacity};
 use crate::config::Config;
 use crate::launch::Launcher;
 use crate::logs::Logs;

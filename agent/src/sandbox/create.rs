@@ -10,9 +10,9 @@ use sandpiper_protocol::agent::{CreateSandbox, ExposedPort, Lifecycle, OnTimeout
 use sandpiper_protocol::{error_chain, id};
 
 use super::bring_up::Attempt;
-use super::capacity::Full;
 use super::record::MAX_PORTS;
 use super::{Context, ID_PREFIX, StartError};
+use crate::capacity::Full;
 use crate::config::Limits;
 use crate::host;
 use crate::launch::Source;

@@ -6,10 +6,10 @@ use sandpiper_images::layers::LayerError;
 use sandpiper_machine::control::RequestError;
 use sandpiper_protocol::agent::{SandboxError, SandboxState};
 
-use super::capacity::Full;
 use super::delete_cause::DeleteCause;
 use super::record::MAX_PORTS;
 use super::start_error::StartError;
+use crate::capacity::Full;
 
 /// Why a sandbox was not changed.
 #[derive(Debug, thiserror::Error)]

@@ -13,7 +13,7 @@
 //!   another, and everybody else sees a copy of it (a watch) or sends it a [`Command`].
 //! * The **registry** ([`Sandboxes`]) knows every supervisor by id and by route token, and takes requests.
 //! * Its **network** (`network`) is a slot, a network namespace that enforces what the sandbox may reach, while it runs.
-//! * A **reservation** (`capacity`) is what a machine holds of the host's memory, and of what its team may hold here (`allowances`).
+//! * A **reservation** ([`crate::capacity`]) is what a machine holds of the host's memory, and of what its team may hold here.
 //! * **Reconciliation** (`reconcile`) is what a starting agent does with what an earlier one left.
 //! * **Upkeep** (`upkeep`) is what goes on in the background: merging layers, measuring them.
 //! * **Scrubbing** (`scrub`) finds out whether files still hold what was written to them.
@@ -56,9 +56,7 @@
 //!
 //! An agent that is asked to end leaves sandboxes running, unless it was told otherwise; the next one adopts them.
 
-mod allowances;
 mod bring_up;
-mod capacity;
 mod checkpoint;
 mod command;
 mod context;
@@ -85,8 +83,6 @@ mod upkeep;
 mod wake;
 mod warm;
 
-pub(crate) use self::allowances::Allowances;
-pub(crate) use self::capacity::{Capacity, Full};
 pub(crate) use self::command::Command;
 pub(crate) use self::context::Context;
 pub(crate) use self::create::{CreateError, DiskSpaceError, check_lifecycle, check_port, check_timeout};

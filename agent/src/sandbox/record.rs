@@ -16,6 +16,7 @@ use sandpiper_protocol::ids::TeamId;
 use serde::{Deserialize, Serialize};
 
 use super::seal::SealedEnvs;
+use crate::capacity::Demand;
 
 /// Of the record's format. A field that is added gets a `default`; anything else raises this number.
 pub(super) const FORMAT_VERSION: u32 = 2;
@@ -103,6 +104,11 @@ impl Record {
             unsettled: None,
             pausing: false,
         }
+    }
+
+    /// What its machine needs of the host.
+    pub(crate) fn demand(&self) -> Demand {
+        Demand { team: self.team.clone(), cpu: self.cpu, memory_mb: self.memory_mb }
     }
 
     /// What can be made of the sandbox's files.

@@ -15,14 +15,10 @@ use std::path::{Path, PathBuf};
 
 use sandpiper_durable as durable;
 use sandpiper_machine::MachinePaths;
-use serde::{Deserialize, Serialize};
-use serde_json::Value;
-use sha2::{Digest, Sha256};
+use serde::Deserialize;
 
 use super::record::{FORMAT_VERSION, Record};
-
-/// The field with the digest of all others. A record of an agent that wrote none has none.
-const CHECKSUM: &str = "checksum";
+use crate::checked::{self, DamageError};
 
 /// Why a record cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -41,15 +37,6 @@ pub(crate) enum LoadError {
     Older { path: PathBuf, version: u32 },
     #[error("{} belongs to another sandbox", path.display())]
     Misplaced { path: PathBuf },
-}
-
-/// What is wrong with a text.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum DamageError {
-    #[error("it is something else")]
-    Form(#[from] serde_json::Error),
-    #[error("its checksum is another one")]
-    Checksum,
 }
 
 /// Where the record is.
@@ -72,7 +59,7 @@ pub(super) fn draft_path(paths: &MachinePaths) -> PathBuf {
 /// # Errors
 /// Of the file system; then the record is what it was.
 pub(crate) fn save(paths: &MachinePaths, record: &Record) -> io::Result<()> {
-    let text = encode(record)?;
+    let text = checked::encode(record)?;
     durable::write_atomic(&record_path(paths), &text)?;
     copy(paths, &text);
     // Beside a record it means nothing.
@@ -88,7 +75,7 @@ pub(crate) fn save(paths: &MachinePaths, record: &Record) -> io::Result<()> {
 /// # Errors
 /// Of the file system.
 pub(crate) fn save_draft(paths: &MachinePaths, record: &Record) -> io::Result<()> {
-    durable::write_unsynced(&draft_path(paths), &encode(record)?)
+    durable::write_unsynced(&draft_path(paths), &checked::encode(record)?)
 }
 
 /// The record of the sandbox `id`, mended if need be; none where there is at most a draft that came to nothing. Blocks.
@@ -133,20 +120,6 @@ fn read(path: &Path) -> Result<Option<Vec<u8>>, LoadError> {
     }
 }
 
-/// The text of a document, an object, with a checksum.
-pub(super) fn encode(document: &impl Serialize) -> serde_json::Result<Vec<u8>> {
-    let mut value = serde_json::to_value(document)?;
-    value[CHECKSUM] = checksum(&value).into();
-    serde_json::to_vec_pretty(&value)
-}
-
-/// The document in a text. One that was written without a checksum is believed.
-pub(super) fn verify(text: &[u8]) -> Result<Value, DamageError> {
-    let mut value: Value = serde_json::from_slice(text)?;
-    let written = value.as_object_mut().and_then(|fields| fields.remove(CHECKSUM));
-    if written.is_some_and(|written| written != checksum(&value)) { Err(DamageError::Checksum) } else { Ok(value) }
-}
-
 /// The record in a text, which must be that of the sandbox `id`.
 fn decode(path: &Path, text: &[u8], id: &str) -> Result<Record, LoadError> {
     #[derive(Deserialize)]
@@ -157,7 +130,7 @@ fn decode(path: &Path, text: &[u8], id: &str) -> Result<Record, LoadError> {
 
     let path = || path.to_owned();
     let damaged = |source: DamageError| LoadError::Damaged { path: path(), source };
-    let value = verify(text).map_err(damaged)?;
+    let value = checked::verify(text).map_err(damaged)?;
     let FormatOnly { version } = FormatOnly::deserialize(&value).map_err(|error| damaged(error.into()))?;
     if version > FORMAT_VERSION {
         return Err(LoadError::Newer { path: path(), version });
@@ -167,12 +140,6 @@ fn decode(path: &Path, text: &[u8], id: &str) -> Result<Record, LoadError> {
     }
     let record: Record = serde_json::from_value(value).map_err(|error| damaged(error.into()))?;
     if record.id == id { Ok(record) } else { Err(LoadError::Misplaced { path: path() }) }
-}
-
-/// SHA-256 of a document's fields in the order of their names, in hex.
-fn checksum(fields: &Value) -> String {
-    let digest = Sha256::digest(fields.to_string());
-    digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]

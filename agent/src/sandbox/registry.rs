@@ -15,7 +15,6 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio_util::task::TaskTracker;
 
-use super::capacity::{Full, Reservation};
 use super::command::{Answer, Command};
 use super::create::{self, CreateError, Origin, Plan};
 use super::delete_cause::DeleteCause;
@@ -26,6 +25,7 @@ use super::supervisor::Supervisor;
 use super::wake::Wakes;
 use super::warm::{self, WarmOrders};
 use super::{Context, StartError};
+use crate::capacity::{Full, Reservation};
 use crate::metrics::Outcome;
 
 /// Commands that wait for a supervisor which is busy with another.
@@ -99,7 +99,7 @@ impl Sandboxes {
         self.lock().unreadable = left.unreadable;
         for Found { record, pidfd } in left.sandboxes {
             let id = record.id.clone();
-            let reservation = pidfd.is_some().then(|| self.context.capacity.occupy(&record));
+            let reservation = pidfd.is_some().then(|| self.context.capacity.occupy(&record.demand()));
             let supervisor = self.enter(&mut self.lock(), record, reservation);
             let forget = self.forgetter(id);
             match pidfd {
@@ -216,7 +216,7 @@ impl Sandboxes {
                  sandboxes, or have the operator add space or raise limits.disk_overcommit"
             )));
         }
-        let reservation = self.context.capacity.reserve(&record)?;
+        let reservation = self.context.capacity.reserve(&record.demand())?;
         Ok(self.enter(&mut shelf, record, Some(reservation)))
     }
 

@@ -32,7 +32,7 @@ impl Supervisor {
             let saved = self.change(|record| record.team = team).await;
             saved.map_err(|error| OperationError::Refused(ChangeError::Storage(error)))?;
         }
-        let reservation = self.context.capacity.reserve(&self.record());
+        let reservation = self.context.capacity.reserve(&self.record().demand());
         self.reservation = Some(reservation.map_err(|full| OperationError::Refused(full.into()))?);
         let start = self.context.launcher.pool.begin(self.shape());
         let result = self.resume_placed(seconds).await;

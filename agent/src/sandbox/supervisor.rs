@@ -19,12 +19,12 @@ use sandpiper_protocol::guest::{GuestMessage, LogLevel};
 use sandpiper_protocol::vmm::{DiskEvent, DiskFailure, Shape};
 use tokio::sync::{mpsc, oneshot, watch};
 
-use super::capacity::Reservation;
 use super::command::Command;
 use super::delete_cause::DeleteCause;
 use super::errors::ChangeError;
 use super::record::{self, Record};
 use super::{Context, ending, record_file};
+use crate::capacity::Reservation;
 use crate::logs::SandboxLog;
 
 /// Commands that wait for the end of what is being done.

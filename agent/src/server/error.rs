@@ -11,7 +11,8 @@ use sandpiper_protocol::agent::{ErrorBody, QUOTA_EXCEEDED};
 use sandpiper_protocol::error_chain;
 use serde::de::DeserializeOwned;
 
-use crate::sandbox::{ChangeError, CheckpointError, CreateError, DiskSpaceError, ForkError, Full, StartError};
+use crate::capacity::Full;
+use crate::sandbox::{ChangeError, CheckpointError, CreateError, DiskSpaceError, ForkError, StartError};
 
 /// An error answer.
 #[derive(Debug)]

@@ -8,6 +8,8 @@
 //! counted in one step, so that no two of them pass the limit together. The team's part is given back as soon as the sandbox
 //! is stopped, which is when the API process stops counting it.
 
+mod allowances;
+
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -15,8 +17,7 @@ use sandpiper_network::names;
 use sandpiper_protocol::agent::Amounts;
 use sandpiper_protocol::ids::TeamId;
 
-use super::allowances::Allowances;
-use super::record::Record;
+pub(crate) use self::allowances::Allowances;
 use crate::config::Limits;
 
 /// What the agent's proxies guarantee each sandbox of the agent's own memory.
@@ -36,6 +37,15 @@ struct Held {
     sandboxes: u32,
     memory_mb: u64,
     teams: HashMap<TeamId, Amounts>,
+}
+
+/// What the machine of a sandbox needs.
+#[derive(Debug, Clone)]
+pub(crate) struct Demand {
+    /// Whom it is counted with; nobody, where that was never said.
+    pub(crate) team: Option<TeamId>,
+    pub(crate) cpu: u32,
+    pub(crate) memory_mb: u32,
 }
 
 /// What one machine holds; given back when dropped.
@@ -74,19 +84,19 @@ impl Capacity {
     }
 
     /// Reserves for the machine of one more sandbox, or says what to do to make that possible.
-    pub(super) fn reserve(&self, record: &Record) -> Result<Reservation, Full> {
+    pub(crate) fn reserve(&self, demand: &Demand) -> Result<Reservation, Full> {
         let mut held = lock(&self.held);
-        let quota = record.team.as_ref().and_then(|team| self.allowances.quota(team));
-        if let (Some(team), Some(quota)) = (&record.team, quota) {
+        let quota = demand.team.as_ref().and_then(|team| self.allowances.quota(team));
+        if let (Some(team), Some(quota)) = (&demand.team, quota) {
             let before = held.teams.get(team).copied().unwrap_or_default();
-            before.plus(amounts(record), quota).ok_or(Full::Team(quota))?;
+            before.plus(amounts(demand), quota).ok_or(Full::Team(quota))?;
         }
         let most = self.limits.max_sandboxes;
         if held.sandboxes >= most {
             return Err(Full::Host(format!("This host runs {most} sandboxes, its maximum; delete or pause some")));
         }
         let usable = self.usable_mb();
-        let needed = u64::from(record.memory_mb) + AGENT_MB;
+        let needed = u64::from(demand.memory_mb) + AGENT_MB;
         if held.memory_mb + needed > usable {
             return Err(Full::Host(format!(
                 "{needed} MiB of memory are needed, {AGENT_MB} of them for its connections, {} of {usable} MiB are free on \
@@ -94,12 +104,12 @@ impl Capacity {
                 usable.saturating_sub(held.memory_mb)
             )));
         }
-        Ok(self.hold_for(&mut held, record))
+        Ok(self.hold_for(&mut held, demand))
     }
 
     /// The reservation of a sandbox whose machine an earlier agent started.
-    pub(super) fn occupy(&self, record: &Record) -> Reservation {
-        self.hold_for(&mut lock(&self.held), record)
+    pub(crate) fn occupy(&self, demand: &Demand) -> Reservation {
+        self.hold_for(&mut lock(&self.held), demand)
     }
 
     /// Memory for a machine of the agent's own, which is no sandbox; `None` when there is none to spare.
@@ -118,16 +128,16 @@ impl Capacity {
         self.memory_total_mb.saturating_sub(self.limits.memory_headroom_mb)
     }
 
-    fn hold_for(&self, held: &mut Held, record: &Record) -> Reservation {
-        let share = record.team.clone().map(|team| {
-            let amounts = amounts(record);
+    fn hold_for(&self, held: &mut Held, demand: &Demand) -> Reservation {
+        let share = demand.team.clone().map(|team| {
+            let amounts = amounts(demand);
             let sum = held.teams.entry(team.clone()).or_default();
             sum.sandboxes += amounts.sandboxes;
             sum.cpu += amounts.cpu;
             sum.memory_mb += amounts.memory_mb;
             Share { held: Arc::clone(&self.held), team, amounts }
         });
-        let mut reservation = self.hold(held, 1, u64::from(record.memory_mb) + AGENT_MB);
+        let mut reservation = self.hold(held, 1, u64::from(demand.memory_mb) + AGENT_MB);
         reservation.share = share;
         reservation
     }
@@ -139,13 +149,13 @@ impl Capacity {
     }
 }
 
-fn amounts(record: &Record) -> Amounts {
-    Amounts { sandboxes: 1, cpu: record.cpu, memory_mb: record.memory_mb.into() }
+fn amounts(demand: &Demand) -> Amounts {
+    Amounts { sandboxes: 1, cpu: demand.cpu, memory_mb: demand.memory_mb.into() }
 }
 
 impl Reservation {
     /// Counts no longer with the team: the sandbox is stopped, only its machine is still there.
-    pub(super) fn leave_team(&mut self) {
+    pub(crate) fn leave_team(&mut self) {
         self.share = None;
     }
 }
@@ -178,7 +188,6 @@ fn lock(held: &Mutex<Held>) -> MutexGuard<'_, Held> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::record::tests::example;
     use super::*;
     use sandpiper_protocol::agent::Allowance;
 
@@ -193,35 +202,35 @@ mod tests {
         Capacity::new(limits, 1124 + 2 * AGENT_MB, allowances)
     }
 
-    fn record(memory_mb: u32) -> Record {
-        Record { memory_mb, ..example("sbxa") }
+    fn nobodys(memory_mb: u32) -> Demand {
+        Demand { team: None, cpu: 1, memory_mb }
     }
 
-    fn of_acme(memory_mb: u32) -> Record {
-        Record { team: Some("acme".into()), ..record(memory_mb) }
+    fn of_acme(memory_mb: u32) -> Demand {
+        Demand { team: Some("acme".into()), ..nobodys(memory_mb) }
     }
 
     #[test]
     fn a_place_is_given_back_when_its_machine_is_gone() {
         let capacity = capacity();
-        let first = capacity.reserve(&record(800)).unwrap();
-        assert!(capacity.reserve(&record(400)).unwrap_err().to_string().contains("233 of 1042 MiB"));
+        let first = capacity.reserve(&nobodys(800)).unwrap();
+        assert!(capacity.reserve(&nobodys(400)).unwrap_err().to_string().contains("233 of 1042 MiB"));
         drop(first);
-        let _second = capacity.reserve(&record(400)).unwrap();
-        let _third = capacity.reserve(&record(400)).unwrap();
-        assert!(capacity.reserve(&record(1)).unwrap_err().to_string().contains("its maximum"));
+        let _second = capacity.reserve(&nobodys(400)).unwrap();
+        let _third = capacity.reserve(&nobodys(400)).unwrap();
+        assert!(capacity.reserve(&nobodys(1)).unwrap_err().to_string().contains("its maximum"));
         assert_eq!(capacity.sandboxes(), 2);
     }
 
     #[test]
     fn a_machine_of_the_agents_own_takes_memory_and_is_no_sandbox() {
         let capacity = capacity();
-        let _running = capacity.occupy(&record(700));
+        let _running = capacity.occupy(&nobodys(700));
         let spare = capacity.spare(333).unwrap();
-        assert!(capacity.spare(1).is_none() && capacity.reserve(&record(1)).is_err());
+        assert!(capacity.spare(1).is_none() && capacity.reserve(&nobodys(1)).is_err());
         drop(spare);
         assert_eq!(capacity.sandboxes(), 1);
-        capacity.reserve(&record(324)).unwrap();
+        capacity.reserve(&nobodys(324)).unwrap();
     }
 
     #[test]
@@ -230,9 +239,9 @@ mod tests {
         let mut first = capacity.reserve(&of_acme(600)).unwrap();
         let refused = capacity.reserve(&of_acme(401)).unwrap_err();
         assert!(matches!(refused, Full::Team(_)) && refused.to_string().contains("1000 MiB"), "{refused}");
-        let refused = capacity.reserve(&Record { cpu: 3, ..of_acme(1) }).unwrap_err();
+        let refused = capacity.reserve(&Demand { cpu: 3, ..of_acme(1) }).unwrap_err();
         assert!(matches!(refused, Full::Team(_)), "{refused}");
-        drop(capacity.reserve(&Record { team: Some("rival".into()), ..record(401) }).unwrap());
+        drop(capacity.reserve(&Demand { team: Some("rival".into()), ..nobodys(401) }).unwrap());
 
         first.leave_team();
 

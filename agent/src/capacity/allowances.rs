@@ -16,7 +16,7 @@ use sandpiper_protocol::ids::TeamId;
 use sandpiper_protocol::vmm::{DiskLimits, NetLimits};
 use serde::{Deserialize, Serialize};
 
-use super::record_file::{self, DamageError};
+use crate::checked::{self, DamageError};
 
 /// The newest of each team. Cheap to clone; all clones are the same.
 #[derive(Debug, Clone)]
@@ -77,13 +77,13 @@ impl Allowances {
             }
             known.clone()
         };
-        durable::write_atomic(&file.path, &record_file::encode(&document)?)?;
+        durable::write_atomic(&file.path, &checked::encode(&document)?)?;
         file.is_current = true;
         Ok(())
     }
 
     /// That of a team.
-    pub(super) fn of(&self, team: &TeamId) -> Option<Allowance> {
+    pub(crate) fn of(&self, team: &TeamId) -> Option<Allowance> {
         lock(&self.known).teams.get(team).cloned()
     }
 
@@ -93,18 +93,18 @@ impl Allowances {
     }
 
     /// How fast a disk may be, if it is of a machine of `team` on a host that gives everybody at most `host`.
-    pub(super) fn disk(&self, team: Option<&TeamId>, host: DiskLimits) -> DiskLimits {
+    pub(crate) fn disk(&self, team: Option<&TeamId>, host: DiskLimits) -> DiskLimits {
         team.and_then(|team| self.of(team)).map_or(host, |allowance| allowance.disk.and(host))
     }
 
     /// Likewise, of a network device.
-    pub(super) fn network(&self, team: Option<&TeamId>, host: NetLimits) -> NetLimits {
+    pub(crate) fn network(&self, team: Option<&TeamId>, host: NetLimits) -> NetLimits {
         team.and_then(|team| self.of(team)).map_or(host, |allowance| allowance.network.and(host))
     }
 }
 
 fn decode(text: &[u8]) -> Result<Document, DamageError> {
-    Ok(serde_json::from_value(record_file::verify(text)?)?)
+    Ok(serde_json::from_value(checked::verify(text)?)?)
 }
 
 /// What is under these locks is right after each step, whoever panicked.
