@@ -48,13 +48,17 @@ pub(crate) struct Demand {
     pub(crate) memory_mb: u32,
 }
 
-/// What one machine holds; given back when dropped.
+/// What one machine holds; given back when the last clone is dropped. Whoever starts a machine has one, and so has the
+/// machine: another attempt needs no new one.
+#[derive(Debug, Clone)]
+pub(crate) struct Reservation(Arc<Reserved>);
+
 #[derive(Debug)]
-pub(crate) struct Reservation {
+struct Reserved {
     held: Arc<Mutex<Held>>,
     sandboxes: u32,
     memory_mb: u64,
-    share: Option<Share>,
+    share: Mutex<Option<Share>>,
 }
 
 /// What it holds of what its team may hold; given back when dropped.
@@ -116,7 +120,7 @@ impl Capacity {
     pub(crate) fn spare(&self, memory_mb: u32) -> Option<Reservation> {
         let mut held = lock(&self.held);
         let fits = held.memory_mb + u64::from(memory_mb) <= self.usable_mb();
-        fits.then(|| self.hold(&mut held, 0, memory_mb.into()))
+        fits.then(|| self.hold(&mut held, 0, memory_mb.into(), None))
     }
 
     /// Sandboxes that hold a reservation.
@@ -137,15 +141,14 @@ impl Capacity {
             sum.memory_mb += amounts.memory_mb;
             Share { held: Arc::clone(&self.held), team, amounts }
         });
-        let mut reservation = self.hold(held, 1, u64::from(demand.memory_mb) + AGENT_MB);
-        reservation.share = share;
-        reservation
+        self.hold(held, 1, u64::from(demand.memory_mb) + AGENT_MB, share)
     }
 
-    fn hold(&self, held: &mut Held, sandboxes: u32, memory_mb: u64) -> Reservation {
+    fn hold(&self, held: &mut Held, sandboxes: u32, memory_mb: u64, share: Option<Share>) -> Reservation {
         held.sandboxes += sandboxes;
         held.memory_mb += memory_mb;
-        Reservation { held: Arc::clone(&self.held), sandboxes, memory_mb, share: None }
+        let share = Mutex::new(share);
+        Reservation(Arc::new(Reserved { held: Arc::clone(&self.held), sandboxes, memory_mb, share }))
     }
 }
 
@@ -155,12 +158,13 @@ fn amounts(demand: &Demand) -> Amounts {
 
 impl Reservation {
     /// Counts no longer with the team: the sandbox is stopped, only its machine is still there.
-    pub(crate) fn leave_team(&mut self) {
-        self.share = None;
+    pub(crate) fn leave_team(&self) {
+        let share = lock(&self.0.share).take();
+        drop(share);
     }
 }
 
-impl Drop for Reservation {
+impl Drop for Reserved {
     fn drop(&mut self) {
         let mut held = lock(&self.held);
         held.sandboxes = held.sandboxes.saturating_sub(self.sandboxes);
@@ -181,9 +185,9 @@ impl Drop for Share {
     }
 }
 
-/// The data under this lock is changed in one step, so it is whole even after a panic elsewhere.
-fn lock(held: &Mutex<Held>) -> MutexGuard<'_, Held> {
-    held.lock().unwrap_or_else(PoisonError::into_inner)
+/// The data under these locks is changed in one step, so it is whole even after a panic elsewhere.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -223,6 +227,17 @@ mod tests {
     }
 
     #[test]
+    fn what_an_attempt_gives_back_is_still_held_for_the_next_one() {
+        let capacity = capacity();
+        let reservation = capacity.reserve(&nobodys(800)).unwrap();
+        let attempt = reservation.clone();
+        drop(attempt);
+        assert_eq!(capacity.sandboxes(), 1);
+        drop(reservation);
+        assert_eq!(capacity.sandboxes(), 0);
+    }
+
+    #[test]
     fn a_machine_of_the_agents_own_takes_memory_and_is_no_sandbox() {
         let capacity = capacity();
         let _running = capacity.occupy(&nobodys(700));
@@ -236,7 +251,7 @@ mod tests {
     #[test]
     fn a_team_holds_no_more_than_it_may_and_nobody_elses_share() {
         let capacity = capacity();
-        let mut first = capacity.reserve(&of_acme(600)).unwrap();
+        let first = capacity.reserve(&of_acme(600)).unwrap();
         let refused = capacity.reserve(&of_acme(401)).unwrap_err();
         assert!(matches!(refused, Full::Team(_)) && refused.to_string().contains("1000 MiB"), "{refused}");
         let refused = capacity.reserve(&Demand { cpu: 3, ..of_acme(1) }).unwrap_err();

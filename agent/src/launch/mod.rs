@@ -36,6 +36,7 @@ use self::files::Parts;
 pub(crate) use self::files::Source;
 pub(crate) use self::network::guest_network;
 pub(crate) use self::running::Running;
+use crate::capacity::Reservation;
 use crate::config::Config;
 
 /// What launches take of this host.
@@ -171,13 +172,15 @@ impl Gathered {
         self.monitor.known()
     }
 
-    /// Makes the monitor that of the machine: its files move into the machine's folders, and `write` writes it down.
+    /// Makes the monitor that of the machine, which holds `reservation` from now on: its files move into the machine's
+    /// folders, and `write` writes it down.
     ///
     /// # Errors
     /// Of the file system. Monitor and slot are given back then.
     pub(crate) async fn settle<T: Send + 'static>(
         self,
         launcher: &Launcher,
+        reservation: Reservation,
         write: impl FnOnce() -> io::Result<T> + Send + 'static,
     ) -> io::Result<(Running, Kit, T)> {
         let Self { order, files: _, parts, monitor, network } = self;
@@ -192,7 +195,7 @@ impl Gathered {
                 let guest = Guest { id: name, envs, generation, network: guest_network(network.as_ref()) };
                 let (known, process, connection) = monitor.into_parts();
                 let machine = launcher.machine(guest, known, process, connection, &paths);
-                let running = Running { machine, network, console: None };
+                let running = Running { machine, network, reservation, console: None };
                 return Ok((running, Kit { parts, shape, disk_limits }, written));
             }
             Ok((monitor, Err(error))) => {

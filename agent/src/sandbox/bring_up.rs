@@ -19,6 +19,7 @@ use tokio::time::{Instant, sleep_until};
 use super::record::{self, Record};
 use super::supervisor::{Supervisor, next_command};
 use super::{StartError, ending, record_file};
+use crate::capacity::Reservation;
 use crate::host;
 use crate::launch::{Kit, Order, Running, Source};
 
@@ -55,7 +56,12 @@ pub(super) type Failed = (StartError, Option<Running>);
 impl Supervisor {
     /// Starts the guest of a new sandbox by the first of these ways that works. On failure the machine comes back, to be
     /// taken away.
-    pub(super) async fn bring_up_new(&mut self, attempts: Vec<Attempt>, envs: &Envs) -> Result<Running, Failed> {
+    pub(super) async fn bring_up_new(
+        &mut self,
+        attempts: Vec<Attempt>,
+        envs: &Envs,
+        reservation: &Reservation,
+    ) -> Result<Running, Failed> {
         let mut attempts = attempts.into_iter().peekable();
         // A warm snapshot that did not start this, whose files are not known to be bad.
         let mut suspect = None;
@@ -65,7 +71,7 @@ impl Supervisor {
             let timeout = self.context.config.boot_timeout();
             // A snapshot is restored in a moment or not at all.
             let timeout = if is_last { timeout } else { timeout / 2 };
-            match self.bring_up(attempt, envs, timeout, |_| {}).await {
+            match self.bring_up(attempt, envs, reservation, timeout, |_| {}).await {
                 Err((error, machine)) if !is_last && error.is_of_its_source() => {
                     let reason = error_chain::chain(&error);
                     let is_bad = error.is_bad_file();
@@ -121,13 +127,15 @@ impl Supervisor {
         &mut self,
         attempt: Attempt,
         envs: &Envs,
+        reservation: &Reservation,
         timeout: Duration,
         change: impl FnOnce(&mut Record),
     ) -> Result<Running, Failed> {
         let Attempt { source, kind, timeout_seconds, .. } = attempt;
         let give_up_at = Instant::now() + timeout;
         let asked_at_us = host::monotonic_us();
-        let (mut running, kit) = self.launch(source, envs, change).await.map_err(|error| (error, None))?;
+        let launched = self.launch(source, envs, reservation, change).await;
+        let (mut running, kit) = launched.map_err(|error| (error, None))?;
         running.console = self.follow_console();
         let context = Arc::clone(&self.context);
         let started = tokio::select! {
@@ -157,6 +165,7 @@ impl Supervisor {
         &mut self,
         source: Source,
         envs: &Envs,
+        reservation: &Reservation,
         change: impl FnOnce(&mut Record),
     ) -> Result<(Running, Kit), StartError> {
         let mut record = (*self.record()).clone();
@@ -180,7 +189,7 @@ impl Supervisor {
         record.files = gathered.files().clone();
         record.slot = gathered.slot();
         record.process = Some(gathered.monitor());
-        let settled = gathered.settle(launcher, move || write_record(&paths, record));
+        let settled = gathered.settle(launcher, reservation.clone(), move || write_record(&paths, record));
         let (running, kit, record) =
             settled.await.map_err(|source| StartError::Host { what: "write the sandbox's record", source })?;
         CrashPoint::StartRecorded.pass();

@@ -25,6 +25,7 @@ use super::pause::Quiesce;
 use super::record::{self, MAX_PORTS, Record};
 use super::supervisor::{Supervisor, next_command};
 use super::{StartError, ending};
+use crate::capacity::Reservation;
 use crate::launch::{self, Running};
 
 /// How often the wall clock is compared with the deadline: it may be set while we sleep.
@@ -43,44 +44,39 @@ enum Transition {
     Leave,
 }
 
-/// Where a sandbox is in its life, once it was created, and what it holds there.
+/// Where a sandbox is in its life, and what it holds there.
 enum Life {
+    Creating(Creation),
     Live(Box<Running>),
     Stopped,
     Failed,
 }
 
+/// A sandbox that comes into being.
+pub(super) struct Creation {
+    /// Ways to start it; the first that works is taken.
+    pub(super) attempts: Vec<Attempt>,
+    pub(super) envs: Envs,
+    pub(super) reservation: Reservation,
+    /// Whoever asked for it; learns how the start went.
+    pub(super) started: oneshot::Sender<Result<Arc<Record>, StartError>>,
+}
+
+/// A sandbox that did not come into being, and what is left of it.
+struct NotCreated {
+    error: StartError,
+    machine: Option<Running>,
+    started: oneshot::Sender<Result<Arc<Record>, StartError>>,
+}
+
 impl Supervisor {
-    /// Creates the sandbox and stays with it. `started` learns how the start went; `forget` is called when nothing is left.
-    pub(super) async fn create(
-        mut self,
-        attempts: Vec<Attempt>,
-        envs: Envs,
-        started: oneshot::Sender<Result<Arc<Record>, StartError>>,
-        forget: impl FnOnce() + Send,
-    ) {
-        let start = self.context.launcher.pool.begin(self.shape());
-        let result = self.bring_up_new(attempts, &envs).await;
-        drop(start);
-        match result {
-            Ok(running) => {
-                self.log.host("ready");
-                // Nobody may be waiting any more; the sandbox lives all the same.
-                let _ = started.send(Ok(self.record()));
-                self.stay(Life::Live(Box::new(running)), forget).await;
-            }
-            Err((error, machine)) => {
-                self.log.host(format!("not started: {}", error_chain::chain(&error)));
-                self.take_away(machine).await;
-                forget();
-                let _ = started.send(Err(error));
-                self.answer_deletes();
-            }
-        }
+    /// Creates the sandbox and stays with it. `forget` is called when nothing is left.
+    pub(super) async fn create(self, creation: Creation, forget: impl FnOnce() + Send) {
+        self.stay(Life::Creating(creation), forget).await;
     }
 
     /// Takes over a running sandbox of an earlier agent.
-    pub(super) async fn adopt(mut self, pidfd: OwnedFd, forget: impl FnOnce() + Send) {
+    pub(super) async fn adopt(mut self, pidfd: OwnedFd, reservation: Reservation, forget: impl FnOnce() + Send) {
         let record = self.record();
         let Some(known) = record.process.clone() else { return };
         let network = self.adopt_network().await;
@@ -96,7 +92,7 @@ impl Supervisor {
                 tracing::info!(sandbox = record.id, "adopted");
                 self.log.host("the agent was restarted; the sandbox went on");
                 let machine = self.context.launcher.machine(guest, known, process, None, &paths);
-                let mut running = Running { machine, network, console: self.follow_console() };
+                let mut running = Running { machine, network, reservation, console: self.follow_console() };
                 let life = match self.take_up(&mut running.machine).await {
                     Ok(()) | Err(OperationError::Refused(_)) => Life::Live(Box::new(running)),
                     Err(OperationError::Ended(error)) => {
@@ -129,14 +125,17 @@ impl Supervisor {
     /// Stays with a sandbox until it is gone.
     async fn stay(mut self, mut life: Life, forget: impl FnOnce() + Send) {
         loop {
-            let transition = match &mut life {
-                Life::Live(running) => self.watch(running).await,
-                Life::Stopped => self.watch_stopped().await,
-                Life::Failed => self.watch_failed().await,
-            };
-            let running = match life {
-                Life::Live(running) => Some(*running),
-                Life::Stopped | Life::Failed => None,
+            let (transition, running) = match life {
+                Life::Creating(creation) => match self.bring_about(creation).await {
+                    Ok(running) => {
+                        life = Life::Live(Box::new(running));
+                        continue;
+                    }
+                    Err(failed) => return self.undo_creation(failed, forget).await,
+                },
+                Life::Live(mut running) => (self.watch(&mut running).await, Some(*running)),
+                Life::Stopped => (self.watch_stopped().await, None),
+                Life::Failed => (self.watch_failed().await, None),
             };
             life = match transition {
                 Transition::Leave => return,
@@ -149,12 +148,38 @@ impl Supervisor {
                 Transition::Stopped => {
                     self.overdue = false;
                     self.put_away(running).await;
-                    self.reservation = None;
                     Life::Stopped
                 }
                 Transition::Resumed(running) => Life::Live(running),
             };
         }
+    }
+
+    /// Brings the sandbox up, and says so to whoever asked for it.
+    async fn bring_about(&mut self, creation: Creation) -> Result<Running, NotCreated> {
+        let Creation { attempts, envs, reservation, started } = creation;
+        let start = self.context.launcher.pool.begin(self.shape());
+        let result = self.bring_up_new(attempts, &envs, &reservation).await;
+        drop(start);
+        match result {
+            Ok(running) => {
+                self.log.host("ready");
+                // Nobody may be waiting any more; the sandbox lives all the same.
+                let _ = started.send(Ok(self.record()));
+                Ok(running)
+            }
+            Err((error, machine)) => Err(NotCreated { error, machine, started }),
+        }
+    }
+
+    /// Takes back all of a sandbox that did not come into being, before it says so.
+    async fn undo_creation(mut self, failed: NotCreated, forget: impl FnOnce() + Send) {
+        let NotCreated { error, machine, started } = failed;
+        self.log.host(format!("not started: {}", error_chain::chain(&error)));
+        self.take_away(machine).await;
+        forget();
+        let _ = started.send(Err(error));
+        self.answer_deletes();
     }
 
     async fn watch(&mut self, running: &mut Running) -> Transition {
@@ -164,7 +189,7 @@ impl Supervisor {
         loop {
             let remaining = remaining(self.record().deadline);
             if remaining.is_zero() {
-                match self.time_is_over(&mut running.machine).await {
+                match self.time_is_over(running).await {
                     Some(transition) => return transition,
                     None => continue,
                 }
@@ -200,13 +225,13 @@ impl Supervisor {
     }
 
     /// What `on_timeout` says; `None` when the sandbox goes on after all.
-    async fn time_is_over(&mut self, machine: &mut Machine) -> Option<Transition> {
+    async fn time_is_over(&mut self, running: &mut Running) -> Option<Transition> {
         if self.record().lifecycle.on_timeout == OnTimeout::Kill {
             return Some(Transition::Delete(DeleteCause::Timeout));
         }
         // A guest is asked once. What refuses then must not buy time that its owner has not been given.
         let quiesce = if std::mem::replace(&mut self.overdue, true) { Quiesce::IfPossible } else { Quiesce::Required };
-        match self.pause(machine, quiesce).await {
+        match self.pause(running, quiesce).await {
             Ok(()) => Some(Transition::Stopped),
             Err(OperationError::Refused(error)) => {
                 let error = error_chain::chain(&error);
@@ -230,7 +255,7 @@ impl Supervisor {
                 self.waiting.push(answer);
                 Some(Transition::Delete(cause))
             }
-            Command::Pause(answer) => match self.pause(&mut running.machine, Quiesce::Required).await {
+            Command::Pause(answer) => match self.pause(running, Quiesce::Required).await {
                 Ok(()) => {
                     let _ = answer.send(Ok(self.record()));
                     Some(Transition::Stopped)

@@ -32,6 +32,7 @@ use tokio::time::Instant;
 
 use super::errors::{ChangeError, OperationError};
 use super::supervisor::{Supervisor, hear_log, next_command};
+use crate::launch::Running;
 
 /// How long a guest may take to quiesce its file systems: it may have much to write.
 const FREEZE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -49,16 +50,14 @@ pub(super) enum Quiesce {
 
 impl Supervisor {
     /// Pauses the sandbox. When it is done, the record says `stopped`, and the machine is to be ended.
-    pub(super) async fn pause(&mut self, machine: &mut Machine, quiesce: Quiesce) -> Result<(), OperationError> {
+    pub(super) async fn pause(&mut self, running: &mut Running, quiesce: Quiesce) -> Result<(), OperationError> {
         let began = Instant::now();
-        let result = self.pause_unmeasured(machine, quiesce).await;
+        let result = self.pause_unmeasured(&mut running.machine, quiesce).await;
         self.context.metrics.paused(result.is_ok(), began.elapsed());
         let id = self.record().id.clone();
         match &result {
             Ok(()) => {
-                if let Some(reservation) = &mut self.reservation {
-                    reservation.leave_team();
-                }
+                running.reservation.leave_team();
                 tracing::info!(target: "audit", sandbox = id, took_ms = millis(began), "paused");
                 self.log.host("paused");
                 self.context.changed.send_replace(());

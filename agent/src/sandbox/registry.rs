@@ -19,6 +19,7 @@ use super::command::{Answer, Command};
 use super::create::{self, CreateError, Origin, Plan};
 use super::delete_cause::DeleteCause;
 use super::errors::ChangeError;
+use super::life::Creation;
 use super::reconcile::{self, Found, ReconcileError};
 use super::record::Record;
 use super::supervisor::Supervisor;
@@ -99,11 +100,11 @@ impl Sandboxes {
         self.lock().unreadable = left.unreadable;
         for Found { record, pidfd } in left.sandboxes {
             let id = record.id.clone();
-            let reservation = pidfd.is_some().then(|| self.context.capacity.occupy(&record.demand()));
-            let supervisor = self.enter(&mut self.lock(), record, reservation);
+            let machine = pidfd.map(|pidfd| (pidfd, self.context.capacity.occupy(&record.demand())));
+            let supervisor = self.enter(&mut self.lock(), record);
             let forget = self.forgetter(id);
-            match pidfd {
-                Some(pidfd) => self.tasks.spawn(supervisor.adopt(pidfd, forget)),
+            match machine {
+                Some((pidfd, reservation)) => self.tasks.spawn(supervisor.adopt(pidfd, reservation, forget)),
                 None => self.tasks.spawn(supervisor.keep(forget)),
             };
         }
@@ -187,10 +188,11 @@ impl Sandboxes {
             .map_err(|error| StartError::Host { what: "check the request", source: io::Error::other(error) })??;
         let Plan { attempts, origin, wanted, .. } = plan;
         let id = record.id.clone();
-        let supervisor = self.reserve(record, most_promised_gib)?;
+        let (supervisor, reservation) = self.reserve(record, most_promised_gib)?;
         supervisor.log.host(format!("created from {origin}"));
         let (started, start) = oneshot::channel();
-        self.tasks.spawn(supervisor.create(attempts, envs, started, self.forgetter(id)));
+        let creation = Creation { attempts, envs, reservation, started };
+        self.tasks.spawn(supervisor.create(creation, self.forgetter(id)));
         let record = start.await.map_err(|_| StartError::ShuttingDown)??;
         if let Some((key, recipe)) = wanted {
             self.warm.order(key, recipe);
@@ -200,7 +202,7 @@ impl Sandboxes {
 
     /// Enters a sandbox that is about to be created, if there is room for it: also for all that it may write to its disk,
     /// as far as that is promised.
-    fn reserve(&self, record: Record, most_promised_gib: u64) -> Result<Supervisor, CreateError> {
+    fn reserve(&self, record: Record, most_promised_gib: u64) -> Result<(Supervisor, Reservation), CreateError> {
         let mut shelf = self.lock();
         if shelf.closed {
             return Err(StartError::ShuttingDown.into());
@@ -217,10 +219,10 @@ impl Sandboxes {
             )));
         }
         let reservation = self.context.capacity.reserve(&record.demand())?;
-        Ok(self.enter(&mut shelf, record, Some(reservation)))
+        Ok((self.enter(&mut shelf, record), reservation))
     }
 
-    fn enter(&self, shelf: &mut Shelf, record: Record, reservation: Option<Reservation>) -> Supervisor {
+    fn enter(&self, shelf: &mut Shelf, record: Record) -> Supervisor {
         let log = self.context.logs.open(&record.id);
         let (commands, receiver) = mpsc::channel(COMMANDS);
         shelf.by_route_token.insert(record.route_token.clone(), record.id.clone());
@@ -235,7 +237,6 @@ impl Sandboxes {
             postponed: VecDeque::new(),
             overdue: false,
             waiting: Vec::new(),
-            reservation,
         }
     }
 

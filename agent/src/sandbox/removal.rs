@@ -37,7 +37,6 @@ impl Supervisor {
         }
         // Should the file not be written: the monitor is gone whatever it says, and a restarted agent comes to the same end.
         self.change_regardless(|record| record.lose_machine(error.clone(), Timestamp::now())).await;
-        self.reservation = None;
         // After the record: the reason is in the exit record, which goes with the process's files.
         self.put_away(None).await;
         if let Err(error) = self.tidy().await {
@@ -86,7 +85,6 @@ impl Supervisor {
             self.end_process(machine).await;
         }
         CrashPoint::DeleteMonitorEnded.pass();
-        self.reservation = None;
         let record = self.record();
         loop {
             let paths = self.context.paths.sandbox(&record.id);

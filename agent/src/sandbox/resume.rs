@@ -17,6 +17,7 @@ use super::errors::{ChangeError, OperationError};
 use super::pause::millis;
 use super::supervisor::Supervisor;
 use super::{StartError, upkeep};
+use crate::capacity::Reservation;
 use crate::launch::{Running, Source};
 
 /// Descriptors of a start besides the layers: state, working set or kernel, the new top layer, vsock, tap, console.
@@ -33,9 +34,9 @@ impl Supervisor {
             saved.map_err(|error| OperationError::Refused(ChangeError::Storage(error)))?;
         }
         let reservation = self.context.capacity.reserve(&self.record().demand());
-        self.reservation = Some(reservation.map_err(|full| OperationError::Refused(full.into()))?);
+        let reservation = reservation.map_err(|full| OperationError::Refused(full.into()))?;
         let start = self.context.launcher.pool.begin(self.shape());
-        let result = self.resume_placed(seconds).await;
+        let result = self.resume_with(&reservation, seconds).await;
         drop(start);
         self.context.metrics.resumed(result.is_ok(), began.elapsed());
         self.context.changed.send_replace(());
@@ -50,23 +51,25 @@ impl Supervisor {
                     tracing::warn!(sandbox = record.id, %error, "cannot remove a snapshot that is not needed any more");
                 }
             }
-            Err(failure) => {
-                self.reservation = None;
-                if let OperationError::Refused(error) = failure {
-                    let error = error_chain::chain(error);
-                    tracing::warn!(target: "audit", sandbox = record.id, error, "not resumed");
-                    self.log.host(format!("not resumed: {error}"));
-                }
+            Err(OperationError::Refused(error)) => {
+                let error = error_chain::chain(error);
+                tracing::warn!(target: "audit", sandbox = record.id, error, "not resumed");
+                self.log.host(format!("not resumed: {error}"));
             }
+            Err(OperationError::Ended(_) | OperationError::Delete(_)) => {}
         }
         result
     }
 
-    async fn resume_placed(&mut self, seconds: Option<u64>) -> Result<Running, OperationError> {
+    async fn resume_with(
+        &mut self,
+        reservation: &Reservation,
+        seconds: Option<u64>,
+    ) -> Result<Running, OperationError> {
         self.shorten().await?;
         let envs = self.unseal();
         if self.record().files.has_memory() {
-            match self.attempt(false, seconds, &envs).await {
+            match self.attempt(false, seconds, &envs, reservation).await {
                 Err(StartError::BadSnapshot(reason)) => {
                     tracing::warn!(sandbox = self.record().id, reason, "booting a sandbox that cannot be restored");
                     self.log.host(format!("not restored, booting from its disk; its processes are lost: {reason}"));
@@ -74,15 +77,21 @@ impl Supervisor {
                 result => return result.map_err(operation_error),
             }
         }
-        self.attempt(true, seconds, &envs).await.map_err(operation_error)
+        self.attempt(true, seconds, &envs, reservation).await.map_err(operation_error)
     }
 
     /// One way to go on; the sandbox is stopped as before when it fails.
-    async fn attempt(&mut self, cold: bool, seconds: Option<u64>, envs: &Envs) -> Result<Running, StartError> {
+    async fn attempt(
+        &mut self,
+        cold: bool,
+        seconds: Option<u64>,
+        envs: &Envs,
+        reservation: &Reservation,
+    ) -> Result<Running, StartError> {
         let kind = if cold { StartKind::Cold } else { StartKind::Restored };
         let source = Source::Own { files: self.record().files.clone(), cold };
         let attempt = Attempt { source, kind, warm: None, timeout_seconds: seconds };
-        let began = self.bring_up(attempt, envs, self.context.config.boot_timeout(), |record| {
+        let began = self.bring_up(attempt, envs, reservation, self.context.config.boot_timeout(), |record| {
             record.state = SandboxState::Restoring;
             record.generation = record.generation.saturating_add(1);
         });

@@ -1,5 +1,5 @@
-//! The task that owns one sandbox: what it holds, how it changes the record, and how it hears the guest. What it does with them
-//! is in `life` and the operations.
+//! The task that owns one sandbox: what it has in every phase, how it changes the record, and how it hears the guest. What a
+//! machine holds is [`Running`](crate::launch::Running)'s. What is done with them is in `life` and the operations.
 
 use std::collections::VecDeque;
 use std::future::pending;
@@ -24,7 +24,6 @@ use super::delete_cause::DeleteCause;
 use super::errors::ChangeError;
 use super::record::{self, Record};
 use super::{Context, ending, record_file};
-use crate::capacity::Reservation;
 use crate::logs::SandboxLog;
 
 /// Commands that wait for the end of what is being done.
@@ -43,8 +42,6 @@ pub(super) struct Supervisor {
     pub(super) waiting: Vec<oneshot::Sender<()>>,
     /// The deadline has passed once, and the sandbox could not be paused.
     pub(super) overdue: bool,
-    /// What the machine holds of the host's memory, while there is one.
-    pub(super) reservation: Option<Reservation>,
 }
 
 impl Supervisor {

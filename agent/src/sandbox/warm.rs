@@ -42,6 +42,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use super::errors::{ChangeError, OperationError};
 use super::{Context, pause};
+use crate::capacity::Reservation;
 use crate::host;
 use crate::launch::{self, LaunchError, Running, Source};
 
@@ -158,7 +159,7 @@ fn runtime(context: &Context, key: &str) -> PathBuf {
 async fn make(context: &Arc<Context>, order: &Order) -> Result<(), MakeError> {
     let Order { key, recipe } = order;
     let memory_mb = recipe.memory_mb;
-    let _place = context.capacity.spare(memory_mb).ok_or(MakeError::Short)?;
+    let reservation = context.capacity.spare(memory_mb).ok_or(MakeError::Short)?;
     let headroom = context.config.limits.disk_headroom_mb + u64::from(memory_mb);
     let free = host::free_disk_mb(context.paths.state());
     if free.map_err(|source| MakeError::Host { what: "read the free disk space", source })? < headroom {
@@ -166,7 +167,8 @@ async fn make(context: &Arc<Context>, order: &Order) -> Result<(), MakeError> {
     }
     let draft = context.warm.draft_folder(key);
     let paths = MachinePaths { state: draft.clone(), runtime: runtime(context, key) };
-    let (files, mut running) = launch(context, &paths, Source::Template(recipe.template.clone()), recipe).await?;
+    let (files, mut running) =
+        launch(context, &paths, Source::Template(recipe.template.clone()), recipe, &reservation).await?;
     let written = unless_ending(context, write_down(context, &mut running.machine, &paths, files, memory_mb)).await;
     end(context, running).await?;
     let files = written?;
@@ -178,7 +180,7 @@ async fn make(context: &Arc<Context>, order: &Order) -> Result<(), MakeError> {
 
     let trial = MachinePaths { state: context.warm.trial_folder(key), runtime: paths.runtime.clone() };
     let source = Source::Snapshot { folder: draft.clone(), files: files.clone(), _pin: None };
-    let (_, mut running) = launch(context, &trial, source, recipe).await?;
+    let (_, mut running) = launch(context, &trial, source, recipe, &reservation).await?;
     let tried = unless_ending(context, try_out(context, &mut running.machine, &trial, &draft, files)).await;
     end(context, running).await?;
     let files = tried?;
@@ -207,6 +209,7 @@ async fn launch(
     paths: &MachinePaths,
     source: Source,
     recipe: &Recipe,
+    reservation: &Reservation,
 ) -> Result<(Files, Running), MakeError> {
     let launcher = &context.launcher;
     let policy = NetworkPolicy { allow_internet_access: false, ..NetworkPolicy::default() };
@@ -224,7 +227,7 @@ async fn launch(
     });
     let gathered = gathered.await?;
     let files = gathered.files().clone();
-    let settled = gathered.settle(launcher, || Ok(())).await;
+    let settled = gathered.settle(launcher, reservation.clone(), || Ok(())).await;
     let (mut running, kit, ()) =
         settled.map_err(|source| MakeError::Host { what: "move a monitor's files", source })?;
     let start = async { Ok(kit.start(&mut running.machine, &context.config).await?) };
