@@ -19,6 +19,7 @@ use sandpiper_protocol::agent::{
     TemplateVersion, UpdateSandbox,
 };
 use sandpiper_protocol::error_chain::chain;
+use sandpiper_protocol::ids::SandboxId;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
@@ -154,7 +155,7 @@ impl AgentClient {
     }
 
     /// Takes a checkpoint of a sandbox; returns when it is durable.
-    pub async fn checkpoint(&self, sandbox: &str, request: &CreateCheckpoint) -> Result<Checkpoint, AgentError> {
+    pub async fn checkpoint(&self, sandbox: &SandboxId, request: &CreateCheckpoint) -> Result<Checkpoint, AgentError> {
         self.call(Method::POST, &format!("/sandboxes/{sandbox}/checkpoints"), Some(request), UNTIL_DONE).await
     }
 

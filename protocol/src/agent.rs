@@ -39,6 +39,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::ids::{CheckpointId, SandboxId};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
@@ -176,13 +177,13 @@ pub struct EgressProfiles {
 #[derive(Clone, Serialize, Deserialize)]
 pub struct CreateSandbox {
     /// Chosen by the API process (`sbx…`), so that a lost answer can be asked for again.
-    pub id: String,
+    pub id: SandboxId,
     /// Ignored with `checkpoint`, whose sandbox's version it is.
     pub template_version: String,
     /// A checkpoint to start from (`ckp…`). One with memory goes on with its processes and has the CPU, memory and disk
     /// size that it was taken with; one without has its disk size at least.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub checkpoint: Option<String>,
+    pub checkpoint: Option<CheckpointId>,
     pub cpu: u32,
     pub memory_mb: u32,
     pub disk_gib: u32,
@@ -227,7 +228,7 @@ pub struct SandboxList {
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Sandbox {
-    pub id: String,
+    pub id: SandboxId,
     pub state: SandboxState,
     pub template_version: String,
     pub cpu: u32,
@@ -313,7 +314,7 @@ pub struct ResumeSandbox {
 #[serde(deny_unknown_fields)]
 pub struct ForkSandbox {
     /// Chosen by the API process, 1 to 20.
-    pub ids: Vec<String>,
+    pub ids: Vec<SandboxId>,
     /// Of the team of all of them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allowance: Option<Allowance>,
@@ -328,7 +329,7 @@ pub struct ForkedSandboxes {
 #[serde(deny_unknown_fields)]
 pub struct CreateCheckpoint {
     /// Chosen by the API process (`ckp…`).
-    pub id: String,
+    pub id: CheckpointId,
     /// With the processes as they run, not the disk alone.
     pub memory: bool,
 }
@@ -336,9 +337,9 @@ pub struct CreateCheckpoint {
 /// A sandbox as it was, from which new ones can be started.
 #[derive(Debug, Clone, Serialize, Deserialize, PartialEq, Eq)]
 pub struct Checkpoint {
-    pub id: String,
+    pub id: CheckpointId,
     /// The sandbox that it was taken of; it may be gone.
-    pub sandbox: String,
+    pub sandbox: SandboxId,
     pub template_version: String,
     pub memory: bool,
     pub cpu: u32,

@@ -153,9 +153,9 @@ impl Host {
         let listed: SandboxList = agent_get("/sandboxes").await.map_err(|error| text(&error))?;
         let shown = self.client.list("").await.map_err(|error| text(&error))?;
         let checkpoints: CheckpointList = agent_get("/checkpoints").await.map_err(|error| text(&error))?;
-        let sandboxes: HashSet<String> = listed.sandboxes.into_iter().map(|sandbox| sandbox.id).collect();
+        let sandboxes: HashSet<String> = listed.sandboxes.into_iter().map(|sandbox| sandbox.id.to_string()).collect();
         let checkpoints: HashSet<String> =
-            checkpoints.checkpoints.into_iter().map(|checkpoint| checkpoint.id).collect();
+            checkpoints.checkpoints.into_iter().map(|checkpoint| checkpoint.id.to_string()).collect();
 
         let mut leaks = Vec::new();
         for id in sandboxes.iter().filter(|id| shown.iter().all(|shown| shown.id != **id)) {

@@ -75,7 +75,13 @@ impl Supervisor {
                 Err((error, machine)) if !is_last && error.is_of_its_source() => {
                     let reason = error_chain::chain(&error);
                     let is_bad = error.is_bad_file();
-                    tracing::warn!(sandbox = self.record().id, ?kind, is_bad, reason, "starting in another way");
+                    tracing::warn!(
+                        sandbox = self.record().id.as_str(),
+                        ?kind,
+                        is_bad,
+                        reason,
+                        "starting in another way"
+                    );
                     self.log.host(format!("not restored, booting instead: {reason}"));
                     let bad;
                     (bad, suspect) = if is_bad { (warm, None) } else { (None, warm) };
@@ -177,7 +183,7 @@ impl Supervisor {
             paths: paths.clone(),
             shape: self.shape(),
             disk_gib: record.disk_gib,
-            name: record.id.clone(),
+            name: record.id.to_string(),
             envs: envs.clone(),
             generation: record.generation,
             network: record.network.clone(),

@@ -59,16 +59,17 @@ impl Supervisor {
             self.change_regardless(|record| record.state = SandboxState::Ready).await;
         }
         self.context.metrics.checkpointed(result.is_ok(), began.elapsed());
-        let sandbox = self.record().id.clone();
+        let record = self.record();
+        let (sandbox, checkpoint) = (record.id.as_str(), id.as_str());
         match &result {
             Ok(manifest) => {
                 let (stopped_us, took_ms) = (manifest.stopped_us, millis(began));
-                tracing::info!(target: "audit", sandbox, checkpoint = id, memory, stopped_us, took_ms, "checkpointed");
+                tracing::info!(target: "audit", sandbox, checkpoint, memory, stopped_us, took_ms, "checkpointed");
                 self.log.host(format!("checkpoint {id} taken"));
             }
             Err(OperationError::Refused(error)) => {
                 let error = error_chain::chain(error);
-                tracing::warn!(target: "audit", sandbox, checkpoint = id, error, "not checkpointed");
+                tracing::warn!(target: "audit", sandbox, checkpoint, error, "not checkpointed");
                 self.log.host(format!("checkpoint {id} not taken: {error}"));
             }
             Err(OperationError::Ended(_) | OperationError::Delete(_)) => {}
@@ -175,7 +176,7 @@ impl Supervisor {
             Err(error) => Err(error),
         };
         if let Err(error) = tidied {
-            tracing::warn!(sandbox = self.record().id, %error, "an empty layer stays on top of a disk");
+            tracing::warn!(sandbox = self.record().id.as_str(), %error, "an empty layer stays on top of a disk");
         }
     }
 
@@ -194,7 +195,7 @@ impl Supervisor {
         let result = linked.await.map_err(failed).flatten();
         self.context.metrics.checkpointed(result.is_ok(), began.elapsed());
         let manifest = Manifest::new(order.id, record.id.clone(), record.generation, 0, record.snapshot(result?));
-        let (sandbox, checkpoint) = (&record.id, &manifest.id);
+        let (sandbox, checkpoint) = (record.id.as_str(), manifest.id.as_str());
         tracing::info!(target: "audit", sandbox, checkpoint, memory = order.memory, "checkpointed while stopped");
         self.log.host(format!("checkpoint {checkpoint} taken"));
         Ok(manifest)

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use sandpiper_images::snapshots::Manifest;
 use sandpiper_protocol::agent::{DeniedPage, ExposedPort, Network, ResumeSandbox, UpdateSandbox};
+use sandpiper_protocol::ids::CheckpointId;
 use tokio::sync::oneshot;
 
 use super::delete_cause::DeleteCause;
@@ -41,7 +42,7 @@ pub(crate) enum Command {
 /// A snapshot that is asked for.
 #[derive(Debug)]
 pub(crate) struct SnapshotOrder {
-    pub(crate) id: String,
+    pub(crate) id: CheckpointId,
     /// An empty folder for its files, on the file system of the sandbox's.
     pub(crate) folder: PathBuf,
     /// With the memory, so that processes go on.

@@ -7,11 +7,12 @@ use sandpiper_images::layers;
 use sandpiper_images::snapshots::{Manifest, Pin, Recipe};
 use sandpiper_machine::link;
 use sandpiper_protocol::agent::{CreateSandbox, ExposedPort, Lifecycle, OnTimeout};
-use sandpiper_protocol::{error_chain, id};
+use sandpiper_protocol::error_chain;
+use sandpiper_protocol::ids::{CheckpointId, SandboxId};
 
 use super::bring_up::Attempt;
 use super::record::MAX_PORTS;
-use super::{Context, ID_PREFIX, StartError};
+use super::{Context, StartError};
 use crate::capacity::Full;
 use crate::config::Limits;
 use crate::host;
@@ -29,7 +30,7 @@ pub(crate) enum CreateError {
     #[error("{0}")]
     Invalid(String),
     #[error("There is a sandbox {0} already; choose another id")]
-    Exists(String),
+    Exists(SandboxId),
     #[error("{0}")]
     Capacity(String),
     #[error(transparent)]
@@ -117,9 +118,12 @@ pub(super) fn most_promised_gib(context: &Context) -> Result<u64, CreateError> {
     Ok(size.saturating_mul(context.config.limits.disk_overcommit.into()) / 1024)
 }
 
-fn find_checkpoint(context: &Context, id: &str) -> Result<Origin, CreateError> {
+fn find_checkpoint(context: &Context, id: &CheckpointId) -> Result<Origin, CreateError> {
     let (manifest, pin) = context.checkpoints.pin(id).ok_or_else(|| {
-        CreateError::Invalid(format!("checkpoint: {id:?} is not on this host; GET /checkpoints lists what is"))
+        CreateError::Invalid(format!(
+            "checkpoint: {:?} is not on this host; GET /checkpoints lists what is",
+            id.as_str()
+        ))
     })?;
     Ok(Origin { folder: context.checkpoints.folder(id), manifest, pin: Some(Arc::new(pin)) })
 }
@@ -206,8 +210,8 @@ impl From<DiskSpaceError> for CreateError {
 }
 
 fn check_request(request: &CreateSandbox, limits: &Limits) -> Result<(), String> {
-    if !id::is_valid(ID_PREFIX, &request.id) {
-        return Err(format!("id: must be `{ID_PREFIX}` and 22 characters of base32"));
+    if !request.id.is_valid() {
+        return Err(format!("id: must be `{}` and 22 characters of base32", SandboxId::PREFIX));
     }
     let ranges = [
         ("cpu", request.cpu, 1, limits.max_vcpus),
@@ -276,8 +280,8 @@ mod tests {
 
     fn request() -> CreateSandbox {
         CreateSandbox {
-            id: id::generate(ID_PREFIX),
-            template_version: id::generate("ver"),
+            id: SandboxId::generate(),
+            template_version: "ver1".into(),
             checkpoint: None,
             cpu: 1,
             memory_mb: 256,

@@ -8,15 +8,16 @@ use futures_util::stream::{self, StreamExt};
 use sandpiper_crash_points::CrashPoint;
 use sandpiper_images::snapshots::{Draft, DraftError, Manifest};
 use sandpiper_protocol::agent::{Allowance, CreateCheckpoint, CreateSandbox, ForkSandbox};
-use sandpiper_protocol::{error_chain, id};
+use sandpiper_protocol::error_chain;
+use sandpiper_protocol::ids::{CheckpointId, SandboxId};
 
+use super::StartError;
 use super::command::{Command, SnapshotOrder};
 use super::create::{self, CreateError, DiskSpaceError, Origin};
 use super::delete_cause::DeleteCause;
 use super::errors::ChangeError;
 use super::record::Record;
 use super::registry::Sandboxes;
-use super::{ID_PREFIX, StartError};
 
 /// Most sandboxes of one fork.
 const MAX_FORKS: usize = 20;
@@ -51,10 +52,10 @@ impl Sandboxes {
     /// Takes a checkpoint of the sandbox `id`; durable when it returns. Dropping the future does not stop that.
     pub(crate) async fn checkpoint(
         &self,
-        id: &str,
+        id: &SandboxId,
         request: CreateCheckpoint,
     ) -> Result<Arc<Manifest>, CheckpointError> {
-        let (this, id) = (self.clone(), id.to_owned());
+        let (this, id) = (self.clone(), id.clone());
         let work = async move {
             let checkpoints = this.context().checkpoints.clone();
             let checkpoint = request.id;
@@ -69,12 +70,12 @@ impl Sandboxes {
     }
 
     /// Removes the checkpoint `id`; false when there is none. Sandboxes that were made from it go on.
-    pub(crate) async fn delete_checkpoint(&self, id: &str) -> Result<bool, CheckpointError> {
-        let (checkpoints, owned) = (self.context().checkpoints.clone(), id.to_owned());
+    pub(crate) async fn delete_checkpoint(&self, id: &CheckpointId) -> Result<bool, CheckpointError> {
+        let (checkpoints, owned) = (self.context().checkpoints.clone(), id.clone());
         let deleted = blocking(move || checkpoints.delete(&owned)).await?;
         let deleted = deleted.map_err(|source| CheckpointError::Storage { what: "delete the checkpoint", source })?;
         if deleted {
-            tracing::info!(target: "audit", checkpoint = id, "checkpoint deleted");
+            tracing::info!(target: "audit", checkpoint = id.as_str(), "checkpoint deleted");
             self.context().changed.send_replace(());
         }
         Ok(deleted)
@@ -82,13 +83,13 @@ impl Sandboxes {
 
     /// Makes sandboxes of these ids that go on from where the sandbox `id` is: all or none. Dropping the future does not
     /// stop that.
-    pub(crate) async fn fork(&self, id: &str, order: ForkSandbox) -> Result<Vec<Arc<Record>>, ForkError> {
+    pub(crate) async fn fork(&self, id: &SandboxId, order: ForkSandbox) -> Result<Vec<Arc<Record>>, ForkError> {
         check_ids(&order.ids).map_err(ForkError::Invalid)?;
-        let (this, id) = (self.clone(), id.to_owned());
+        let (this, id) = (self.clone(), id.clone());
         self.in_background(async move { this.fork_all(&id, order).await }).await
     }
 
-    async fn fork_all(&self, id: &str, order: ForkSandbox) -> Result<Vec<Arc<Record>>, ForkError> {
+    async fn fork_all(&self, id: &SandboxId, order: ForkSandbox) -> Result<Vec<Arc<Record>>, ForkError> {
         let ForkSandbox { ids, allowance } = order;
         if let Some(taken) = ids.iter().find(|id| self.find(id).is_some()) {
             return Err(CreateError::Exists(taken.clone()).into());
@@ -99,7 +100,7 @@ impl Sandboxes {
         let (manifest, draft) = self.write_down(id, draft, true).await?;
         CrashPoint::ForkWritten.pass();
         let origin = Origin { folder: draft.folder().to_owned(), manifest: Arc::new(manifest), pin: None };
-        let create = |id: &String| {
+        let create = |id: &SandboxId| {
             let (this, request, origin) = (self.clone(), self.like(&source, id, allowance.clone()), origin.clone());
             async move { this.create_from(request?, Some(origin)).await }
         };
@@ -118,10 +119,10 @@ impl Sandboxes {
             }
         }
         let Some(error) = failure else {
-            tracing::info!(target: "audit", sandbox = id, count = made.len(), "forked");
+            tracing::info!(target: "audit", sandbox = id.as_str(), count = made.len(), "forked");
             return Ok(made);
         };
-        tracing::warn!(target: "audit", sandbox = id, error = %error_chain::chain(&error), "not forked");
+        tracing::warn!(target: "audit", sandbox = id.as_str(), error = %error_chain::chain(&error), "not forked");
         for record in made {
             // Gone already, perhaps.
             let _ = self.delete(&record.id, DeleteCause::ForkFailed).await;
@@ -130,10 +131,15 @@ impl Sandboxes {
     }
 
     /// Has the sandbox `id` written down into `draft`.
-    async fn write_down(&self, id: &str, draft: Draft, memory: bool) -> Result<(Manifest, Draft), CheckpointError> {
+    async fn write_down(
+        &self,
+        id: &SandboxId,
+        draft: Draft,
+        memory: bool,
+    ) -> Result<(Manifest, Draft), CheckpointError> {
         let context = self.context_owned();
         let space = blocking(move || create::check_disk_space(&context)).await?;
-        let order = SnapshotOrder { id: draft.id().to_owned(), folder: draft.folder().to_owned(), memory };
+        let order = SnapshotOrder { id: draft.id().clone(), folder: draft.folder().to_owned(), memory };
         let written = match space {
             Ok(()) => self.change(id, |answer| Command::Snapshot(order, answer)).await.map_err(CheckpointError::from),
             Err(error) => Err(error.into()),
@@ -148,7 +154,12 @@ impl Sandboxes {
     }
 
     /// A request for a sandbox `id` that is like `source`, and of the same team where no other is named.
-    fn like(&self, source: &Record, id: &str, allowance: Option<Allowance>) -> Result<CreateSandbox, CreateError> {
+    fn like(
+        &self,
+        source: &Record,
+        id: &SandboxId,
+        allowance: Option<Allowance>,
+    ) -> Result<CreateSandbox, CreateError> {
         let known = || self.context().allowances.of(source.team.as_ref()?);
         let envs = self.context().sealer.unseal(&source.id, &source.envs);
         let envs = envs.map_err(|error| StartError::Host {
@@ -156,7 +167,7 @@ impl Sandboxes {
             source: io::Error::other(error),
         })?;
         Ok(CreateSandbox {
-            id: id.to_owned(),
+            id: id.clone(),
             template_version: source.template_version.clone(),
             checkpoint: None,
             cpu: source.cpu,
@@ -181,12 +192,12 @@ impl Sandboxes {
     }
 }
 
-fn check_ids(ids: &[String]) -> Result<(), String> {
+fn check_ids(ids: &[SandboxId]) -> Result<(), String> {
     if !(1..=MAX_FORKS).contains(&ids.len()) {
         return Err(format!("ids: must be 1 to {MAX_FORKS}"));
     }
-    if let Some(id) = ids.iter().find(|id| !id::is_valid(ID_PREFIX, id)) {
-        return Err(format!("ids: {id:?} is not `{ID_PREFIX}` and 22 characters of base32"));
+    if let Some(id) = ids.iter().find(|id| !id.is_valid()) {
+        return Err(format!("ids: {:?} is not `{}` and 22 characters of base32", id.as_str(), SandboxId::PREFIX));
     }
     if ids.iter().collect::<BTreeSet<_>>().len() < ids.len() {
         return Err("ids: one is named twice".into());
@@ -208,12 +219,12 @@ mod tests {
 
     #[test]
     fn a_fork_has_between_one_and_twenty_new_names() {
-        let ids = |count: usize| (0..count).map(|_| id::generate(ID_PREFIX)).collect::<Vec<_>>();
+        let ids = |count: usize| (0..count).map(|_| SandboxId::generate()).collect::<Vec<_>>();
         check_ids(&ids(1)).unwrap();
         check_ids(&ids(20)).unwrap();
         assert!(check_ids(&[]).unwrap_err().contains("1 to 20"));
         assert!(check_ids(&ids(21)).unwrap_err().contains("1 to 20"));
-        let id = id::generate(ID_PREFIX);
+        let id = SandboxId::generate();
         assert!(check_ids(&[id.clone(), id]).unwrap_err().contains("twice"));
         assert!(check_ids(&["sbx/../etc".into()]).unwrap_err().contains("sbx/../etc"));
     }

@@ -81,7 +81,7 @@ impl Supervisor {
         let Some(known) = record.process.clone() else { return };
         let network = self.adopt_network().await;
         let guest = Guest {
-            id: record.id.clone(),
+            id: record.id.to_string(),
             envs: self.unseal(),
             generation: record.generation,
             network: launch::guest_network(network.as_ref()),
@@ -89,7 +89,7 @@ impl Supervisor {
         let paths = self.context.paths.sandbox(&record.id);
         match MonitorProcess::watch(pidfd) {
             Ok(process) => {
-                tracing::info!(sandbox = record.id, "adopted");
+                tracing::info!(sandbox = record.id.as_str(), "adopted");
                 self.log.host("the agent was restarted; the sandbox went on");
                 let machine = self.context.launcher.machine(guest, known, process, None, &paths);
                 let mut running = Running { machine, network, reservation, console: self.follow_console() };
@@ -104,7 +104,9 @@ impl Supervisor {
                 self.stay(life, forget).await;
             }
             // Only for want of descriptors or memory: the process lives on, and the next agent finds it.
-            Err(error) => tracing::error!(sandbox = record.id, %error, "cannot watch a monitor; restart the agent"),
+            Err(error) => {
+                tracing::error!(sandbox = record.id.as_str(), %error, "cannot watch a monitor; restart the agent")
+            }
         }
     }
 
@@ -208,7 +210,7 @@ impl Supervisor {
                     MachineEvent::Ended(ended) => return Transition::Ended(self.explain(ended).await),
                     MachineEvent::OutOfControl => return Transition::Ended(ending::out_of_control()),
                     MachineEvent::Disk(event) => self.hear_disk(&event),
-                    MachineEvent::LinkOpened => tracing::debug!(sandbox = self.record().id, "the guest opened its link again"),
+                    MachineEvent::LinkOpened => tracing::debug!(sandbox = self.record().id.as_str(), "the guest opened its link again"),
                     MachineEvent::Guest(message) => {
                         if let Some(error) = self.hear(message) {
                             return Transition::Ended(error);
@@ -236,7 +238,7 @@ impl Supervisor {
             Err(OperationError::Refused(error)) => {
                 let error = error_chain::chain(&error);
                 tracing::warn!(
-                    sandbox = self.record().id,
+                    sandbox = self.record().id.as_str(),
                     error,
                     "cannot pause a sandbox whose deadline has passed; trying later"
                 );
@@ -431,7 +433,7 @@ impl Supervisor {
     async fn bound_monitor_log(&self) {
         let path = self.context.paths.sandbox(&self.record().id).monitor_log();
         if let Ok(Err(error)) = tokio::task::spawn_blocking(move || console::bound_file(&path)).await {
-            tracing::warn!(sandbox = self.record().id, %error, "cannot bound a monitor's log");
+            tracing::warn!(sandbox = self.record().id.as_str(), %error, "cannot bound a monitor's log");
         }
     }
 }

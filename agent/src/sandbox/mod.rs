@@ -93,6 +93,3 @@ pub(crate) use self::record::Record;
 pub(crate) use self::registry::Sandboxes;
 pub(crate) use self::seal::Sealer;
 pub(crate) use self::start_error::StartError;
-
-/// Prefix of a sandbox's id.
-pub(crate) const ID_PREFIX: &str = "sbx";

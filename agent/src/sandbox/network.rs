@@ -21,7 +21,7 @@ impl Supervisor {
             Ok(attachment) => Some(attachment),
             Err(error) => {
                 let error = error_chain::chain(&error);
-                tracing::error!(sandbox = record.id, slot, error, "a sandbox's network cannot be taken over");
+                tracing::error!(sandbox = record.id.as_str(), slot, error, "a sandbox's network cannot be taken over");
                 self.log.host(format!("its network is out of order; pause and resume it: {error}"));
                 None
             }
@@ -57,7 +57,7 @@ impl Supervisor {
                 what: "enforce the sandbox's network policy",
                 source: io::Error::other(error_chain::chain(&error)),
             })?;
-            tracing::info!(target: "audit", sandbox = record.id, version, "network policy enforced");
+            tracing::info!(target: "audit", sandbox = record.id.as_str(), version, "network policy enforced");
         }
         Ok(record)
     }

@@ -58,13 +58,13 @@ impl Supervisor {
         match &result {
             Ok(()) => {
                 running.reservation.leave_team();
-                tracing::info!(target: "audit", sandbox = id, took_ms = millis(began), "paused");
+                tracing::info!(target: "audit", sandbox = id.as_str(), took_ms = millis(began), "paused");
                 self.log.host("paused");
                 self.context.changed.send_replace(());
             }
             Err(OperationError::Refused(error)) => {
                 let error = error_chain::chain(error);
-                tracing::warn!(target: "audit", sandbox = id, error, "not paused");
+                tracing::warn!(target: "audit", sandbox = id.as_str(), error, "not paused");
                 self.log.host(format!("not paused: {error}"));
                 // The tenant's time does not run while the agent has the sandbox.
                 let lost = began.elapsed();
@@ -136,7 +136,7 @@ impl Supervisor {
         })
         .await;
         if let Err(error) = self.tidy().await {
-            tracing::warn!(sandbox = self.record().id, %error, "cannot remove what a pause left that failed");
+            tracing::warn!(sandbox = self.record().id.as_str(), %error, "cannot remove what a pause left that failed");
         }
         Ok(())
     }
@@ -158,7 +158,7 @@ impl Supervisor {
     pub(super) async fn thaw(&mut self, machine: &mut Machine) -> Result<(), OperationError> {
         let is_answer = |message: &GuestMessage| matches!(message, GuestMessage::Thawed);
         if let Err(error) = self.ask(machine, HostMessage::Thaw, is_answer, THAW_TIMEOUT).await? {
-            tracing::warn!(sandbox = self.record().id, %error, "a guest did not say that it goes on");
+            tracing::warn!(sandbox = self.record().id.as_str(), %error, "a guest did not say that it goes on");
         }
         Ok(())
     }

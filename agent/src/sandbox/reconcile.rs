@@ -37,10 +37,11 @@ use sandpiper_durable as durable;
 use sandpiper_machine::MachinePaths;
 use sandpiper_machine::process::{self, Ended, Identity, KnownMonitor};
 use sandpiper_protocol::agent::SandboxState;
+use sandpiper_protocol::ids::SandboxId;
 use sandpiper_protocol::{error_chain, id};
 
 use super::record::Record;
-use super::{Context, ID_PREFIX, ending, record_file};
+use super::{Context, ending, record_file};
 use crate::paths::Paths;
 
 /// A sandbox that is still here.
@@ -193,7 +194,7 @@ fn settle(paths: &Paths, id: &str, boot_id: &str) -> Result<Settled, Box<dyn std
 
 /// Ends what was begun or nearly done.
 fn remove(own: &MachinePaths, record: &Record, pidfd: Option<OwnedFd>) -> Result<Settled, Box<dyn std::error::Error>> {
-    tracing::info!(sandbox = record.id, state = ?record.state, "removing a sandbox that was not finished");
+    tracing::info!(sandbox = record.id.as_str(), state = ?record.state, "removing a sandbox that was not finished");
     if let Some(pidfd) = pidfd {
         process::kill_blocking(pidfd.as_fd())?;
     }
@@ -232,7 +233,7 @@ fn folders(path: &Path) -> io::Result<Vec<String>> {
     for entry in fs::read_dir(path)? {
         let name = entry?.file_name();
         match name.to_str() {
-            Some(name) if id::is_valid(ID_PREFIX, name) => ids.push(name.to_owned()),
+            Some(name) if id::is_valid(SandboxId::PREFIX, name) => ids.push(name.to_owned()),
             _ => tracing::warn!(path = %path.join(&name).display(), "not a sandbox's folder; left alone"),
         }
     }

@@ -12,7 +12,7 @@ use sandpiper_protocol::agent::{
     StartTimings,
 };
 use sandpiper_protocol::id;
-use sandpiper_protocol::ids::TeamId;
+use sandpiper_protocol::ids::{SandboxId, TeamId};
 use serde::{Deserialize, Serialize};
 
 use super::seal::SealedEnvs;
@@ -28,7 +28,7 @@ pub(crate) const MAX_PORTS: usize = 64;
 pub(crate) struct Record {
     #[serde(rename = "form")]
     pub(super) format_version: u32,
-    pub(crate) id: String,
+    pub(crate) id: SandboxId,
     pub(crate) state: SandboxState,
     pub(crate) template_version: String,
     pub(crate) cpu: u32,

@@ -139,7 +139,7 @@ fn decode(path: &Path, text: &[u8], id: &str) -> Result<Record, LoadError> {
         return Err(LoadError::Older { path: path(), version });
     }
     let record: Record = serde_json::from_value(value).map_err(|error| damaged(error.into()))?;
-    if record.id == id { Ok(record) } else { Err(LoadError::Misplaced { path: path() }) }
+    if *record.id == *id { Ok(record) } else { Err(LoadError::Misplaced { path: path() }) }
 }
 
 #[cfg(test)]

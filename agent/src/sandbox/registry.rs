@@ -11,6 +11,7 @@ use sandpiper_ingress::{Directory, Target, WakeError};
 use sandpiper_network::Network;
 use sandpiper_protocol::agent::{CreateSandbox, LogEntry, ResumeSandbox};
 use sandpiper_protocol::error_chain;
+use sandpiper_protocol::ids::SandboxId;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio_util::task::TaskTracker;
@@ -49,8 +50,8 @@ pub(crate) struct Sandboxes {
 
 #[derive(Default)]
 struct Shelf {
-    by_id: HashMap<String, Handle>,
-    by_route_token: HashMap<String, String>,
+    by_id: HashMap<SandboxId, Handle>,
+    by_route_token: HashMap<String, SandboxId>,
     /// Sandboxes that were left alone, and why.
     unreadable: BTreeMap<String, String>,
     /// The agent ends: nothing new.
@@ -156,14 +157,14 @@ impl Sandboxes {
         match &result {
             Ok(record) => tracing::info!(
                 target: "audit",
-                sandbox = id,
+                sandbox = id.as_str(),
                 template = record.template_version,
                 start = ?record.start,
                 ready_us = record.timings.data_plane_ready_us,
                 "created"
             ),
             Err(error) => {
-                tracing::warn!(target: "audit", sandbox = id, error = %error_chain::chain(error), "not created")
+                tracing::warn!(target: "audit", sandbox = id.as_str(), error = %error_chain::chain(error), "not created")
             }
         }
         result
@@ -241,7 +242,7 @@ impl Sandboxes {
     }
 
     /// What a supervisor calls when nothing of its sandbox is left.
-    fn forgetter(&self, id: String) -> impl FnOnce() + Send + 'static {
+    fn forgetter(&self, id: SandboxId) -> impl FnOnce() + Send + 'static {
         let this = self.clone();
         move || {
             let mut shelf = this.lock();
@@ -254,7 +255,7 @@ impl Sandboxes {
     }
 
     /// The sandbox `id` as it is now.
-    pub(crate) fn find(&self, id: &str) -> Option<Arc<Record>> {
+    pub(crate) fn find(&self, id: &SandboxId) -> Option<Arc<Record>> {
         Some(self.lock().by_id.get(id)?.record.borrow().clone())
     }
 
@@ -271,14 +272,14 @@ impl Sandboxes {
     }
 
     /// Why there is no sandbox `id`.
-    pub(crate) fn absence(&self, id: &str) -> ChangeError {
-        match self.lock().unreadable.get(id) {
+    pub(crate) fn absence(&self, id: &SandboxId) -> ChangeError {
+        match self.lock().unreadable.get(id.as_str()) {
             Some(reason) => ChangeError::Unreadable(reason.clone()),
             None => ChangeError::NotFound,
         }
     }
 
-    fn handle(&self, id: &str) -> Result<Handle, ChangeError> {
+    fn handle(&self, id: &SandboxId) -> Result<Handle, ChangeError> {
         let handle = self.lock().by_id.get(id).cloned();
         handle.ok_or_else(|| self.absence(id))
     }
@@ -289,14 +290,14 @@ impl Sandboxes {
     }
 
     /// The log of a sandbox that is here or was not long ago.
-    pub(crate) fn log(&self, id: &str) -> Option<Vec<LogEntry>> {
+    pub(crate) fn log(&self, id: &SandboxId) -> Option<Vec<LogEntry>> {
         Some(self.context.logs.find(id)?.entries())
     }
 
     /// Has the supervisor of `id` change its sandbox.
     pub(crate) async fn change<T>(
         &self,
-        id: &str,
+        id: &SandboxId,
         command: impl FnOnce(Answer<T>) -> Command,
     ) -> Result<T, ChangeError> {
         let handle = self.handle(id)?;
@@ -306,7 +307,7 @@ impl Sandboxes {
     }
 
     /// Deletes the sandbox `id`; returns when nothing of it is left. Dropping the future does not stop the deletion.
-    pub(crate) async fn delete(&self, id: &str, cause: DeleteCause) -> Result<(), ChangeError> {
+    pub(crate) async fn delete(&self, id: &SandboxId, cause: DeleteCause) -> Result<(), ChangeError> {
         let handle = self.handle(id)?;
         let (answer, done) = oneshot::channel();
         handle.commands.send(Command::Delete(cause, answer)).await.map_err(|_| self.unheard())?;
@@ -331,7 +332,7 @@ impl Sandboxes {
     }
 
     /// Has a sandbox go on because it is asked for something.
-    async fn resume_for_requests(&self, id: &str) -> Result<(), WakeError> {
+    async fn resume_for_requests(&self, id: &SandboxId) -> Result<(), WakeError> {
         let timeout = self.context.config.boot_timeout() + WAKE_SLACK;
         let resume = self.change(id, |answer| Command::Resume(ResumeSandbox::default(), answer));
         match tokio::time::timeout(timeout, resume).await {
@@ -339,7 +340,7 @@ impl Sandboxes {
             Ok(Err(ChangeError::Full(Full::Host(_)))) => Err(WakeError::NoRoom),
             Ok(Err(ChangeError::Full(Full::Team(_)))) => Err(WakeError::QuotaExceeded),
             Ok(Err(error)) => {
-                tracing::warn!(sandbox = id, error = %error_chain::chain(&error), "a request could not wake a sandbox");
+                tracing::warn!(sandbox = id.as_str(), error = %error_chain::chain(&error), "a request could not wake a sandbox");
                 Err(WakeError::Failed)
             }
             Err(_) => Err(WakeError::TimedOut),
@@ -360,7 +361,7 @@ impl Directory for Sandboxes {
             shelf.by_id.get(id)?.record.borrow().clone()
         };
         Some(Target {
-            sandbox_id: record.id.clone(),
+            sandbox_id: record.id.to_string(),
             state: record.state,
             wakes: record.wakes(),
             vsock: self.context.paths.sandbox(&record.id).vsock_socket(),
@@ -371,7 +372,7 @@ impl Directory for Sandboxes {
 
     async fn wake(&self, sandbox_id: &str) -> Result<(), WakeError> {
         let wakes = self.lock().by_id.get(sandbox_id).map(|handle| handle.wakes.clone()).ok_or(WakeError::Failed)?;
-        let (this, id) = (self.clone(), sandbox_id.to_owned());
+        let (this, id) = (self.clone(), SandboxId::from(sandbox_id));
         wakes.join(move || Box::pin(async move { this.resume_for_requests(&id).await })).await
     }
 }

@@ -22,7 +22,12 @@ impl Supervisor {
     /// Keeps the disk of a sandbox whose machine ended by itself, and frees everything else.
     pub(super) async fn lose_machine(&mut self, machine: Option<Running>, error: SandboxError) {
         let record = self.record();
-        tracing::warn!(sandbox = record.id, code = error.code, error = error.message, "a machine ended unasked");
+        tracing::warn!(
+            sandbox = record.id.as_str(),
+            code = error.code,
+            error = error.message,
+            "a machine ended unasked"
+        );
         self.log.host(format!("ended, its disk is kept: {} ({})", error.message, error.code));
         self.context.metrics.ended(&error.code);
         if let Some(machine) = machine {
@@ -33,14 +38,14 @@ impl Supervisor {
         let synced = tokio::task::spawn_blocking(move || disk.sync(&paths.state)).await;
         if let Err(error) = synced.map_err(io::Error::other).flatten() {
             // What the guest had flushed is there already; for the rest there is no other place.
-            tracing::error!(sandbox = record.id, %error, "cannot sync the disk of a machine that ended");
+            tracing::error!(sandbox = record.id.as_str(), %error, "cannot sync the disk of a machine that ended");
         }
         // Should the file not be written: the monitor is gone whatever it says, and a restarted agent comes to the same end.
         self.change_regardless(|record| record.lose_machine(error.clone(), Timestamp::now())).await;
         // After the record: the reason is in the exit record, which goes with the process's files.
         self.put_away(None).await;
         if let Err(error) = self.tidy().await {
-            tracing::warn!(sandbox = record.id, %error, "cannot remove what a machine leaves that ended");
+            tracing::warn!(sandbox = record.id.as_str(), %error, "cannot remove what a machine leaves that ended");
         }
         self.context.changed.send_replace(());
     }
@@ -54,7 +59,7 @@ impl Supervisor {
         let paths = self.context.paths.sandbox(&self.record().id);
         let removed = tokio::task::spawn_blocking(move || ending::remove_process_files(&paths)).await;
         if let Err(error) = removed.map_err(io::Error::other).flatten() {
-            tracing::warn!(sandbox = self.record().id, %error, "cannot remove the files of a monitor that ended");
+            tracing::warn!(sandbox = self.record().id.as_str(), %error, "cannot remove the files of a monitor that ended");
         }
     }
 
@@ -67,13 +72,13 @@ impl Supervisor {
         if let Err(error) = saved.await {
             // Full disk, perhaps: deleting is the cure. Should we be killed now, the sandbox lives on; nobody was told
             // otherwise.
-            tracing::warn!(sandbox = id, %error, "cannot write down that a sandbox is being deleted");
+            tracing::warn!(sandbox = id.as_str(), %error, "cannot write down that a sandbox is being deleted");
         }
         CrashPoint::DeleteRecorded.pass();
         self.log.host(format!("deleted: {}", cause.as_str()));
         self.take_away(machine).await;
         CrashPoint::DeleteRemoved.pass();
-        tracing::info!(target: "audit", sandbox = id, ?cause, "deleted");
+        tracing::info!(target: "audit", sandbox = id.as_str(), ?cause, "deleted");
         self.context.metrics.deleted(cause.as_label());
         forget();
         self.answer_deletes();
@@ -92,7 +97,7 @@ impl Supervisor {
             match removed.map_err(io::Error::other).flatten() {
                 Ok(()) => return,
                 Err(error) => {
-                    tracing::error!(sandbox = record.id, %error, "cannot remove a sandbox's files; trying again")
+                    tracing::error!(sandbox = record.id.as_str(), %error, "cannot remove a sandbox's files; trying again")
                 }
             }
             tokio::select! {
@@ -106,7 +111,7 @@ impl Supervisor {
     /// Ends the monitor and frees what it held.
     pub(super) async fn end_process(&self, running: Running) {
         if let Err(error) = running.end(&self.context.launcher).await {
-            tracing::error!(sandbox = self.record().id, %error, "cannot end a monitor");
+            tracing::error!(sandbox = self.record().id.as_str(), %error, "cannot end a monitor");
         }
     }
 

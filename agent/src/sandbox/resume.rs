@@ -44,16 +44,16 @@ impl Supervisor {
         match &result {
             Ok(_) => {
                 let kind = record.start;
-                tracing::info!(target: "audit", sandbox = record.id, ?kind, took_ms = millis(began), "resumed");
+                tracing::info!(target: "audit", sandbox = record.id.as_str(), ?kind, took_ms = millis(began), "resumed");
                 self.log.host("resumed");
                 // The state that it was restored from.
                 if let Err(error) = self.tidy().await {
-                    tracing::warn!(sandbox = record.id, %error, "cannot remove a snapshot that is not needed any more");
+                    tracing::warn!(sandbox = record.id.as_str(), %error, "cannot remove a snapshot that is not needed any more");
                 }
             }
             Err(OperationError::Refused(error)) => {
                 let error = error_chain::chain(error);
-                tracing::warn!(target: "audit", sandbox = record.id, error, "not resumed");
+                tracing::warn!(target: "audit", sandbox = record.id.as_str(), error, "not resumed");
                 self.log.host(format!("not resumed: {error}"));
             }
             Err(OperationError::Ended(_) | OperationError::Delete(_)) => {}
@@ -71,7 +71,11 @@ impl Supervisor {
         if self.record().files.has_memory() {
             match self.attempt(false, seconds, &envs, reservation).await {
                 Err(StartError::BadSnapshot(reason)) => {
-                    tracing::warn!(sandbox = self.record().id, reason, "booting a sandbox that cannot be restored");
+                    tracing::warn!(
+                        sandbox = self.record().id.as_str(),
+                        reason,
+                        "booting a sandbox that cannot be restored"
+                    );
                     self.log.host(format!("not restored, booting from its disk; its processes are lost: {reason}"));
                 }
                 result => return result.map_err(operation_error),
@@ -104,7 +108,7 @@ impl Supervisor {
         }
         self.put_away(machine).await;
         if let Err(error) = self.tidy().await {
-            tracing::warn!(sandbox = self.record().id, %error, "cannot remove what a resume left that failed");
+            tracing::warn!(sandbox = self.record().id.as_str(), %error, "cannot remove what a resume left that failed");
         }
         Err(error)
     }

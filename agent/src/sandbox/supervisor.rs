@@ -122,7 +122,7 @@ impl Supervisor {
     /// As [`Self::change`], for what is so whatever the file says: an agent that reads the older record comes to the same.
     pub(super) async fn change_regardless(&mut self, change: impl Fn(&mut Record)) {
         if let Err(error) = self.change(&change).await {
-            tracing::error!(sandbox = self.record().id, %error, "cannot write a sandbox's record");
+            tracing::error!(sandbox = self.record().id.as_str(), %error, "cannot write a sandbox's record");
             let mut record = (*self.record()).clone();
             change(&mut record);
             self.published.send_replace(Arc::new(record));
@@ -146,7 +146,7 @@ impl Supervisor {
     pub(super) fn unseal(&self) -> Envs {
         let record = self.record();
         self.context.sealer.unseal(&record.id, &record.envs).unwrap_or_else(|error| {
-            tracing::error!(sandbox = record.id, %error, "the sandbox goes on without its environment variables");
+            tracing::error!(sandbox = record.id.as_str(), %error, "the sandbox goes on without its environment variables");
             Envs::new()
         })
     }
@@ -175,12 +175,12 @@ impl Supervisor {
         };
         match event {
             DiskEvent::Full(failure) => {
-                tracing::error!(sandbox = record.id, file = ?file(failure), "no room for what is written to this file");
+                tracing::error!(sandbox = record.id.as_str(), file = ?file(failure), "no room for what is written to this file");
                 self.log.host("the host has no room for what the sandbox wrote: it stands still until there is");
             }
             DiskEvent::Room => self.log.host("the host has room again: the sandbox goes on"),
             DiskEvent::Failed { failure, total } => {
-                tracing::error!(sandbox = record.id, file = ?file(failure), "this file cannot be read or written");
+                tracing::error!(sandbox = record.id.as_str(), file = ?file(failure), "this file cannot be read or written");
                 self.log.host(format!("the host's disk failed: the guest has seen {total} I/O errors of it"));
             }
         }

@@ -121,11 +121,11 @@ impl Sandboxes {
         tracing::debug!(owner = owner.id, lower, upper, "merged");
         if owner.kind == OwnerKind::Checkpoint {
             let checkpoints = self.context().checkpoints.clone();
-            let absorb = move || checkpoints.absorb(&owner.id, &lower, &upper);
+            let absorb = move || checkpoints.absorb(&owner.id.into(), &lower, &upper);
             return tokio::task::spawn_blocking(absorb).await.map_err(io::Error::other)?;
         }
         let command = |answer: oneshot::Sender<_>| Command::Absorb { lower, upper, answer };
-        match self.change(&owner.id, command).await {
+        match self.change(&owner.id.into(), command).await {
             // A sandbox that is gone has no layers any more.
             Ok(_) | Err(ChangeError::NotFound | ChangeError::State(SandboxState::Failed)) => Ok(()),
             Err(error) => Err(io::Error::other(error_chain::chain(&error))),
@@ -137,7 +137,7 @@ impl Sandboxes {
         let context = self.context();
         let sandboxes = self.list().into_iter().map(|record| Owner {
             kind: OwnerKind::Sandbox,
-            id: record.id.clone(),
+            id: record.id.to_string(),
             generation: record.generation,
             folder: context.paths.sandbox(&record.id).state,
             files: record.files.clone(),
@@ -145,7 +145,7 @@ impl Sandboxes {
         });
         let checkpoints = context.checkpoints.list().into_iter().map(|manifest| Owner {
             kind: OwnerKind::Checkpoint,
-            id: manifest.id.clone(),
+            id: manifest.id.to_string(),
             generation: 0,
             folder: context.checkpoints.folder(&manifest.id),
             files: manifest.snapshot.files.clone(),

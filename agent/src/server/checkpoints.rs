@@ -6,6 +6,7 @@ use axum::Json;
 use axum::extract::{Path, State};
 use http::StatusCode;
 use sandpiper_protocol::agent::{Checkpoint, CheckpointList, CreateCheckpoint};
+use sandpiper_protocol::ids::{CheckpointId, SandboxId};
 
 use super::App;
 use super::error::{ApiError, Body};
@@ -14,7 +15,7 @@ use sandpiper_images::snapshots::Manifest;
 /// `POST /sandboxes/{id}/checkpoints`
 pub(super) async fn create(
     State(app): State<Arc<App>>,
-    Path(id): Path<String>,
+    Path(id): Path<SandboxId>,
     Body(request): Body<CreateCheckpoint>,
 ) -> Result<(StatusCode, Json<Checkpoint>), ApiError> {
     let manifest = app.sandboxes.checkpoint(&id, request).await?;
@@ -28,13 +29,16 @@ pub(super) async fn list(State(app): State<Arc<App>>) -> Json<CheckpointList> {
 }
 
 /// `GET /checkpoints/{id}`
-pub(super) async fn show(State(app): State<Arc<App>>, Path(id): Path<String>) -> Result<Json<Checkpoint>, ApiError> {
+pub(super) async fn show(
+    State(app): State<Arc<App>>,
+    Path(id): Path<CheckpointId>,
+) -> Result<Json<Checkpoint>, ApiError> {
     let manifest = app.sandboxes.context().checkpoints.find(&id).ok_or_else(|| ApiError::not_found("checkpoint"))?;
     Ok(Json(app.view_checkpoint(&manifest)))
 }
 
 /// `DELETE /checkpoints/{id}`
-pub(super) async fn delete(State(app): State<Arc<App>>, Path(id): Path<String>) -> Result<StatusCode, ApiError> {
+pub(super) async fn delete(State(app): State<Arc<App>>, Path(id): Path<CheckpointId>) -> Result<StatusCode, ApiError> {
     if app.sandboxes.delete_checkpoint(&id).await? {
         Ok(StatusCode::NO_CONTENT)
     } else {

@@ -6,6 +6,7 @@ use axum::Json;
 use axum::extract::{Path, State};
 use sandpiper_protocol::agent::{DeniedPage, EgressProfiles, Network};
 use sandpiper_protocol::error_chain;
+use sandpiper_protocol::ids::SandboxId;
 
 use super::App;
 use super::error::{ApiError, Body};
@@ -14,7 +15,7 @@ use crate::sandbox::Command;
 /// `PUT /sandboxes/{id}/network`
 pub(super) async fn set(
     State(app): State<Arc<App>>,
-    Path(id): Path<String>,
+    Path(id): Path<SandboxId>,
     Body(network): Body<Network>,
 ) -> Result<Json<Network>, ApiError> {
     let record = app.sandboxes.change(&id, |answer| Command::SetNetwork(network, answer)).await?;
@@ -22,7 +23,10 @@ pub(super) async fn set(
 }
 
 /// `GET /sandboxes/{id}/network/denied`
-pub(super) async fn denied(State(app): State<Arc<App>>, Path(id): Path<String>) -> Result<Json<DeniedPage>, ApiError> {
+pub(super) async fn denied(
+    State(app): State<Arc<App>>,
+    Path(id): Path<SandboxId>,
+) -> Result<Json<DeniedPage>, ApiError> {
     Ok(Json(app.sandboxes.change(&id, Command::Denied).await?))
 }
 

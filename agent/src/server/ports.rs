@@ -9,6 +9,7 @@ use http::StatusCode;
 use sandpiper_ingress::Directory;
 use sandpiper_ingress::vsock::{self, ForwardError};
 use sandpiper_protocol::agent::{ExposedPort, PortRecord, PortStatus, SandboxState};
+use sandpiper_protocol::ids::SandboxId;
 
 use super::App;
 use super::error::{ApiError, Body};
@@ -20,7 +21,7 @@ const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 /// `GET /sandboxes/{id}/ports/{port}`
 pub(super) async fn show(
     State(app): State<Arc<App>>,
-    Path((id, port)): Path<(String, u16)>,
+    Path((id, port)): Path<(SandboxId, u16)>,
 ) -> Result<Json<PortRecord>, ApiError> {
     let record = app.find(&id)?;
     let exposed = record.exposed_ports.iter().find(|exposed| exposed.port == port);
@@ -31,7 +32,7 @@ pub(super) async fn show(
 /// `PUT /sandboxes/{id}/ports/{port}`
 pub(super) async fn expose(
     State(app): State<Arc<App>>,
-    Path((id, port)): Path<(String, u16)>,
+    Path((id, port)): Path<(SandboxId, u16)>,
     Body(exposed): Body<ExposedPort>,
 ) -> Result<Json<PortRecord>, ApiError> {
     check_port(&exposed).map_err(ApiError::invalid)?;
@@ -45,7 +46,7 @@ pub(super) async fn expose(
 /// `DELETE /sandboxes/{id}/ports/{port}`
 pub(super) async fn close(
     State(app): State<Arc<App>>,
-    Path((id, port)): Path<(String, u16)>,
+    Path((id, port)): Path<(SandboxId, u16)>,
 ) -> Result<StatusCode, ApiError> {
     app.sandboxes.change(&id, |answer| Command::Close(port, answer)).await?;
     Ok(StatusCode::NO_CONTENT)

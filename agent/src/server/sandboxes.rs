@@ -9,6 +9,7 @@ use sandpiper_protocol::agent::{
     CreateSandbox, CreatedSandbox, ForkSandbox, ForkedSandboxes, LogPage, ResumeSandbox, Sandbox, SandboxList,
     SandboxState, Session, UpdateSandbox,
 };
+use sandpiper_protocol::ids::SandboxId;
 
 use super::App;
 use super::error::{ApiError, Body};
@@ -33,14 +34,14 @@ pub(super) async fn list(State(app): State<Arc<App>>) -> Json<SandboxList> {
 }
 
 /// `GET /sandboxes/{id}`
-pub(super) async fn show(State(app): State<Arc<App>>, Path(id): Path<String>) -> Result<Json<Sandbox>, ApiError> {
+pub(super) async fn show(State(app): State<Arc<App>>, Path(id): Path<SandboxId>) -> Result<Json<Sandbox>, ApiError> {
     Ok(Json(app.view(&*app.find(&id)?)))
 }
 
 /// `PATCH /sandboxes/{id}`
 pub(super) async fn update(
     State(app): State<Arc<App>>,
-    Path(id): Path<String>,
+    Path(id): Path<SandboxId>,
     Body(update): Body<UpdateSandbox>,
 ) -> Result<Json<Sandbox>, ApiError> {
     if let Some(seconds) = update.timeout_seconds {
@@ -54,13 +55,13 @@ pub(super) async fn update(
 }
 
 /// `DELETE /sandboxes/{id}`
-pub(super) async fn delete(State(app): State<Arc<App>>, Path(id): Path<String>) -> Result<StatusCode, ApiError> {
+pub(super) async fn delete(State(app): State<Arc<App>>, Path(id): Path<SandboxId>) -> Result<StatusCode, ApiError> {
     app.sandboxes.delete(&id, DeleteCause::Requested).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
 /// `POST /sandboxes/{id}/pause`
-pub(super) async fn pause(State(app): State<Arc<App>>, Path(id): Path<String>) -> Result<Json<Sandbox>, ApiError> {
+pub(super) async fn pause(State(app): State<Arc<App>>, Path(id): Path<SandboxId>) -> Result<Json<Sandbox>, ApiError> {
     let record = app.sandboxes.change(&id, Command::Pause).await?;
     Ok(Json(app.view(&record)))
 }
@@ -68,7 +69,7 @@ pub(super) async fn pause(State(app): State<Arc<App>>, Path(id): Path<String>) -
 /// `POST /sandboxes/{id}/resume`
 pub(super) async fn resume(
     State(app): State<Arc<App>>,
-    Path(id): Path<String>,
+    Path(id): Path<SandboxId>,
     holder: Holder,
     Body(request): Body<ResumeSandbox>,
 ) -> Result<Json<CreatedSandbox>, ApiError> {
@@ -83,7 +84,7 @@ pub(super) async fn resume(
 /// `POST /sandboxes/{id}/fork`
 pub(super) async fn fork(
     State(app): State<Arc<App>>,
-    Path(id): Path<String>,
+    Path(id): Path<SandboxId>,
     holder: Holder,
     Body(request): Body<ForkSandbox>,
 ) -> Result<(StatusCode, Json<ForkedSandboxes>), ApiError> {
@@ -96,7 +97,7 @@ pub(super) async fn fork(
 /// `POST /sandboxes/{id}/session`
 pub(super) async fn session(
     State(app): State<Arc<App>>,
-    Path(id): Path<String>,
+    Path(id): Path<SandboxId>,
     holder: Holder,
 ) -> Result<Json<Session>, ApiError> {
     let record = app.find(&id)?;
@@ -111,13 +112,13 @@ pub(super) async fn session(
 }
 
 /// `GET /sandboxes/{id}/logs`
-pub(super) async fn logs(State(app): State<Arc<App>>, Path(id): Path<String>) -> Result<Json<LogPage>, ApiError> {
+pub(super) async fn logs(State(app): State<Arc<App>>, Path(id): Path<SandboxId>) -> Result<Json<LogPage>, ApiError> {
     let entries = app.sandboxes.log(&id).ok_or_else(|| ApiError::not_found("sandbox"))?;
     Ok(Json(LogPage { entries }))
 }
 
 impl App {
-    pub(super) fn find(&self, id: &str) -> Result<Arc<Record>, ApiError> {
+    pub(super) fn find(&self, id: &SandboxId) -> Result<Arc<Record>, ApiError> {
         self.sandboxes.find(id).ok_or_else(|| self.sandboxes.absence(id).into())
     }
 

@@ -29,9 +29,9 @@ type Taking = JoinHandle<Result<Checkpoint, AgentError>>;
 
 /// Takes the checkpoint of `guard`, whose row is in the store, of `sandbox`.
 pub async fn run(app: &App, sandbox: &SandboxRow, memory: bool, guard: InFlightGuard) -> Result<Progress, ApiError> {
-    let order = CreateCheckpoint { id: guard.id().to_owned(), memory };
+    let order = CreateCheckpoint { id: guard.id().into(), memory };
     let mut taking: Taking = {
-        let (agent, sandbox) = (app.agent.clone(), sandbox.id.clone());
+        let (agent, sandbox) = (app.agent.clone(), sandbox.id.as_str().into());
         tokio::spawn(async move { agent.checkpoint(&sandbox, &order).await })
     };
     let Some(result) = wait(app.settings.timing.work_wait, &mut taking).await? else {

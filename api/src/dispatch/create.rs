@@ -41,7 +41,7 @@ async fn run(app: &App, caller: &Caller, request: &CreateSandbox, guard: InFligh
             Ok(created.session)
         }
         Err(error) => {
-            tracing::warn!(sandbox = request.id, error = chain(&error), "sandbox not started");
+            tracing::warn!(sandbox = request.id.as_str(), error = chain(&error), "sandbox not started");
             app.store.sandboxes.fail(&request.id, &reason(&error), app.clock.now()).await?;
             // A refusal leaves nothing behind. After a broken call there may be something: the answer does not wait for
             // its removal, and if that fails too, the synchronisation tries again.
@@ -52,7 +52,11 @@ async fn run(app: &App, caller: &Caller, request: &CreateSandbox, guard: InFligh
                     if let Err(error) = app.agent.delete(&id).await
                         && !error.is_not_found()
                     {
-                        tracing::warn!(sandbox = id, error = chain(&error), "remains of a start not removed yet");
+                        tracing::warn!(
+                            sandbox = id.as_str(),
+                            error = chain(&error),
+                            "remains of a start not removed yet"
+                        );
                     }
                 });
             }

@@ -6,6 +6,7 @@
 use sandpiper_http::error::ApiError;
 use sandpiper_protocol::agent::{ForkSandbox, Session};
 use sandpiper_protocol::error_chain::chain;
+use sandpiper_protocol::ids::SandboxId;
 
 use super::allowance;
 use crate::auth::Caller;
@@ -21,7 +22,7 @@ pub async fn run(
     source: &SandboxRow,
     guards: Vec<InFlightGuard>,
 ) -> Result<Vec<Session>, ApiError> {
-    let ids: Vec<String> = guards.iter().map(|guard| guard.id().to_owned()).collect();
+    let ids: Vec<SandboxId> = guards.iter().map(|guard| guard.id().into()).collect();
     let order = ForkSandbox { ids: ids.clone(), allowance: Some(allowance::of(app, &caller.team)) };
     let result = app.agent.on_behalf_of(&caller.key_id).fork(&source.id, &order).await;
     app.metrics.agent_call("fork", result.is_ok());

@@ -327,7 +327,7 @@ pub async fn follow_team(app: &App, team_id: &TeamId) -> Result<(), SyncError> {
     let rows = app.store.sandboxes.existing().await?;
     let listed = app.agent.list().await?.sandboxes;
     for row in rows.iter().filter(|row| row.team_id == *team_id && row.state != State::Failed) {
-        let Some(report) = listed.iter().find(|report| report.id == row.id && !row.matches(report)) else { continue };
+        let Some(report) = listed.iter().find(|report| *report.id == *row.id && !row.matches(report)) else { continue };
         if !is_in_flight(app, row).await? {
             app.store.sandboxes.mirror_unless_moved(report, row).await?;
         }

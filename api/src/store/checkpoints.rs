@@ -233,7 +233,7 @@ impl Checkpoints {
                      size_bytes = $6, process = NULL, error_code = NULL, error_message = NULL \
                  WHERE id = $1 AND state <> 'deleted'",
             )
-            .bind(&report.id)
+            .bind(report.id.as_str())
             .bind(i64::from(report.memory))
             .bind(i64::from(report.cpu))
             .bind(i64::from(report.memory_mb))

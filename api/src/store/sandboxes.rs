@@ -250,7 +250,7 @@ impl Sandboxes {
              WHERE id = $1 AND state NOT IN ('failed', 'destroyed') AND state = COALESCE($13, state) \
                  AND network_applied = COALESCE($14, network_applied)",
         )
-        .bind(&report.id)
+        .bind(report.id.as_str())
         .bind(state.as_str())
         .bind(to_ms(report.deadline))
         .bind(on_timeout_word(report.lifecycle.on_timeout))

@@ -11,6 +11,7 @@ use sandpiper_http::json::OptionalJson;
 use sandpiper_http::query::{NoParameters, Pairs};
 use sandpiper_protocol::error_chain::chain;
 use sandpiper_protocol::id;
+use sandpiper_protocol::ids::{CheckpointId, SandboxId};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use utoipa::ToSchema;
@@ -172,7 +173,12 @@ pub async fn create(
 
 /// The answer for a checkpoint that an earlier request with the same idempotency key began, before its process died; `None`
 /// unless the agent has it.
-pub async fn answer_for_existing(app: &App, caller: &Caller, sandbox: &str, id: &str) -> Option<Response> {
+pub async fn answer_for_existing(
+    app: &App,
+    caller: &Caller,
+    sandbox: &SandboxId,
+    id: &CheckpointId,
+) -> Option<Response> {
     match app.agent.show_checkpoint(id).await {
         Ok(report) => app.store.checkpoints.mirror(&[&report]).await.ok()?,
         Err(error) if error.is_not_found() => {

@@ -144,7 +144,7 @@ async fn answer_for_existing(app: &App, caller: &Caller, resource: Option<&str>,
     match (resource, ids.as_slice()) {
         (None, [id]) => sandboxes::create::answer_for_existing(app, caller, id).await,
         (Some(sandbox), [id]) if id.starts_with("ckp") => {
-            checkpoints::answer_for_existing(app, caller, sandbox, id).await
+            checkpoints::answer_for_existing(app, caller, &sandbox.into(), &(*id).into()).await
         }
         (Some(source), ids) => sandboxes::fork::answer_for_existing(app, caller, source, ids).await,
         (None, _) => None,

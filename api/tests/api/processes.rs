@@ -145,7 +145,7 @@ async fn what_one_process_is_at_work_on_another_leaves_alone() {
     let (created, resumed) = (site.create(&one, "k"), site.resume(&one, &paused));
     eventually("the order arrives", async || site.agent.records().orders.len() == 3).await;
     eventually("the resume begins", async || site.state(&one, &paused) == "restoring").await;
-    let made = site.agent.records().orders[2].id.clone();
+    let made = site.agent.records().orders[2].id.to_string();
 
     // It starts while the first is at work.
     let other = site.server().await;
@@ -175,7 +175,7 @@ async fn a_killed_process_leaves_its_requests_to_the_others() {
     one.child.kill().unwrap();
     one.child.wait().unwrap();
     assert!(lost.await.unwrap().is_none_or(|answer| answer.is_empty()));
-    let made = site.agent.records().orders[0].id.clone();
+    let made = site.agent.records().orders[0].id.to_string();
     assert_eq!(status(&site.created(&other, "k").await), "409", "nobody knows yet that it is dead");
     // The agent finishes what it was asked for.
     site.agent.insert(&made);

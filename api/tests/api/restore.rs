@@ -29,7 +29,7 @@ async fn a_sandbox_starts_from_a_snapshot_named_either_way() {
         assert_eq!((&sandbox["timeout"], &sandbox["metadata"]), (&json!(300), &json!({})));
         assert_eq!(size(&sandbox), (2, 512));
         let order = host.agent.records().orders.last().unwrap().clone();
-        assert_eq!(order.checkpoint, Some(snapshot.clone()));
+        assert_eq!(order.checkpoint, Some(snapshot.as_str().into()));
         assert!(order.envs.is_empty());
     }
     let plain = host.create(json!({"template": "base"})).await.expect(201);

@@ -2,6 +2,7 @@
 
 pub mod amount;
 pub mod capacity;
+pub mod ids;
 pub mod order;
 pub mod outcome;
 pub mod realm;

@@ -24,7 +24,7 @@ impl FromRequestParts<App> for PublicAccess {
     async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, RpcError> {
         let hash = keys::hash(presented_key(&parts.headers)?).ok_or_else(not_a_key)?;
         let key = app.store.merchant_keys.active(&hash).await?.ok_or_else(not_a_key)?;
-        app.rate_limits.check(&key.id)?;
+        app.rate_limits.check(&key.id.to_string())?;
         check_characters(&parts.uri)?;
         Ok(PublicAccess(key))
     }

@@ -120,8 +120,8 @@ pub async fn save(
     let now = app.clock.now();
     let entry = audit::Entry {
         at: now,
-        team_id: caller.merchant_id,
-        key_id: caller.id,
+        team_id: caller.merchant_id.to_string(),
+        key_id: caller.id.to_string(),
         request_id: request_id.0,
         action: "PUT /merchant/api/v1/webhookConfig".to_owned(),
         resource: Some(format!("webhookConfig/{}", request.realm)),
@@ -176,7 +176,7 @@ fn endpoint(caller: &ActiveMerchantKey, realm: Realm) -> Result<EndpointKey, Rpc
         let message = format!("The key is of the realm {}; use the secret key of the realm {realm}", caller.realm);
         return Err(RpcError::permission_denied("OTHER_REALM", message));
     }
-    Ok(EndpointKey { merchant_id: caller.merchant_id.clone(), realm })
+    Ok(EndpointKey { merchant_id: caller.merchant_id.to_string(), realm })
 }
 
 impl From<DeliveryError> for RpcError {

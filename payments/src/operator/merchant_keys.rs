@@ -7,13 +7,13 @@ use axum::response::{IntoResponse, Response};
 use jiff::Timestamp;
 use sandpiper_http::audited::Acted;
 use sandpiper_http::json::Json as Body;
-use sandpiper_protocol::id;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use zeroize::Zeroizing;
 
 use super::auth::Operator;
 use super::merchants::no_merchant;
+use crate::domain::ids::{MerchantId, MerchantKeyId};
 use crate::domain::realm::Realm;
 use crate::error::RpcError;
 use crate::merchant::keys;
@@ -75,7 +75,7 @@ pub struct CreateKey {
 impl From<MerchantKeyRecord> for KeyBody {
     fn from(record: MerchantKeyRecord) -> Self {
         let MerchantKeyRecord { id, realm, kind, created_at, revoked_at } = record;
-        Self { id, realm, kind, created_at, revoked_at }
+        Self { id: id.to_string(), realm, kind, created_at, revoked_at }
     }
 }
 
@@ -94,7 +94,7 @@ impl From<MerchantKeyRecord> for KeyBody {
 pub async fn create(
     _: Operator,
     State(app): State<App>,
-    Path(merchant_id): Path<String>,
+    Path(merchant_id): Path<MerchantId>,
     parameters: Parameters,
     Body(CreateKey { realm, kind }): Body<CreateKey>,
 ) -> Result<Response, RpcError> {
@@ -123,7 +123,7 @@ pub async fn create(
 pub async fn list(
     _: Operator,
     State(app): State<App>,
-    Path(merchant_id): Path<String>,
+    Path(merchant_id): Path<MerchantId>,
     parameters: Parameters,
 ) -> Result<Json<KeysBody>, RpcError> {
     let parameters = parameters.only(&["pageSize", "pageToken"])?;
@@ -133,7 +133,7 @@ pub async fn list(
     }
     let after = paging.after.as_deref().unwrap_or("");
     let mut keys = app.store.merchant_keys.list(&merchant_id, after, paging.limit()).await?;
-    let next_page_token = paging.cut(&mut keys, |key| key.id.clone());
+    let next_page_token = paging.cut(&mut keys, |key| key.id.to_string());
     Ok(Json(KeysBody { keys: keys.into_iter().map(KeyBody::from).collect(), next_page_token }))
 }
 
@@ -152,7 +152,7 @@ pub async fn list(
 pub async fn rotate(
     _: Operator,
     State(app): State<App>,
-    Path((merchant_id, key_id)): Path<(String, String)>,
+    Path((merchant_id, key_id)): Path<(MerchantId, MerchantKeyId)>,
     parameters: Parameters,
 ) -> Result<Response, RpcError> {
     parameters.only(&[])?;
@@ -180,7 +180,7 @@ pub async fn rotate(
 pub async fn revoke(
     _: Operator,
     State(app): State<App>,
-    Path((merchant_id, key_id)): Path<(String, String)>,
+    Path((merchant_id, key_id)): Path<(MerchantId, MerchantKeyId)>,
     parameters: Parameters,
 ) -> Result<StatusCode, RpcError> {
     parameters.only(&[])?;
@@ -192,7 +192,7 @@ pub async fn revoke(
 
 /// A key that was just made up.
 struct Fresh {
-    id: String,
+    id: MerchantKeyId,
     realm: Realm,
     kind: Kind,
     key: Zeroizing<String>,
@@ -203,7 +203,7 @@ struct Fresh {
 
 impl Fresh {
     fn new(app: &App, realm: Realm, kind: Kind) -> Result<Self, RpcError> {
-        let id = id::generate("mky");
+        let id = MerchantKeyId::generate();
         let key = keys::generate(realm, kind);
         let Some(hash) = keys::hash(&key) else { return Err(RpcError::internal("a new key is none")) };
         let sealed = match kind {
@@ -215,7 +215,7 @@ impl Fresh {
         Ok(Self { id, realm, kind, key, hash, sealed, created_at: app.clock.now() })
     }
 
-    fn row<'a>(&'a self, merchant_id: &'a str) -> NewMerchantKey<'a> {
+    fn row<'a>(&'a self, merchant_id: &'a MerchantId) -> NewMerchantKey<'a> {
         NewMerchantKey {
             id: &self.id,
             merchant_id,
@@ -226,17 +226,17 @@ impl Fresh {
         }
     }
 
-    fn shown(self, merchant_id: &str) -> Response {
+    fn shown(self, merchant_id: &MerchantId) -> Response {
         let acted = Acted(vec![format!("merchants/{merchant_id}/keys/{}", self.id)]);
         let Self { id, realm, kind, key, created_at, .. } = self;
-        let body = NewKeyBody { id, realm, kind, key: key.to_string(), created_at };
+        let body = NewKeyBody { id: id.to_string(), realm, kind, key: key.to_string(), created_at };
         let mut response = (StatusCode::CREATED, Json(body)).into_response();
         response.extensions_mut().insert(acted);
         response
     }
 }
 
-fn refused(error: CreateKeyError, merchant_id: &str, realm: Realm) -> RpcError {
+fn refused(error: CreateKeyError, merchant_id: &MerchantId, realm: Realm) -> RpcError {
     match error {
         CreateKeyError::NoMerchant => no_merchant(merchant_id),
         CreateKeyError::SecretExists => {
@@ -246,6 +246,6 @@ fn refused(error: CreateKeyError, merchant_id: &str, realm: Realm) -> RpcError {
     }
 }
 
-fn no_key(merchant_id: &str, key_id: &str) -> RpcError {
+fn no_key(merchant_id: &MerchantId, key_id: &MerchantKeyId) -> RpcError {
     RpcError::not_found(format!("The merchant {merchant_id} has no active key {key_id}"))
 }

@@ -9,6 +9,7 @@ use sandpiper_discovery::{Audience, Bank, Market, MarketKey, MobileOperator};
 use sqlx::Row;
 use sqlx::any::AnyRow;
 
+use crate::domain::ids::MerchantId;
 use crate::domain::realm::Realm;
 
 /// Markets, banks and operators.
@@ -23,14 +24,14 @@ impl Discovery {
     }
 
     /// The markets that the merchant has in this realm, by country and currency.
-    pub async fn markets_of(&self, merchant_id: &str, realm: Realm) -> Result<Vec<Market>, StoreError> {
+    pub async fn markets_of(&self, merchant_id: &MerchantId, realm: Realm) -> Result<Vec<Market>, StoreError> {
         let rows = sqlx::query(
             "SELECT e.country_code, e.currency_code, m.direction, m.method FROM merchant_markets e \
              LEFT JOIN market_methods m ON m.country_code = e.country_code AND m.currency_code = e.currency_code \
              WHERE e.merchant_id = $1 AND e.realm = $2 \
              ORDER BY e.country_code, e.currency_code, m.method",
         )
-        .bind(merchant_id)
+        .bind(merchant_id.as_str())
         .bind(realm.as_str())
         .fetch_all(self.database.read())
         .await?;
@@ -40,7 +41,7 @@ impl Discovery {
     /// Whether one can pay in by this method in a market of this country that the merchant has in this realm.
     pub async fn offers_in(
         &self,
-        merchant_id: &str,
+        merchant_id: &MerchantId,
         realm: Realm,
         country: &str,
         method: &str,
@@ -51,7 +52,7 @@ impl Discovery {
              WHERE e.merchant_id = $1 AND e.realm = $2 AND e.country_code = $3 AND m.direction = 'in' AND m.method = $4 \
              LIMIT 1",
         )
-        .bind(merchant_id)
+        .bind(merchant_id.as_str())
         .bind(realm.as_str())
         .bind(country)
         .bind(method)

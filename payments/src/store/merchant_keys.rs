@@ -17,6 +17,7 @@ use sqlx::any::AnyRow;
 use utoipa::ToSchema;
 
 use super::webhook_endpoints::{EndpointKey, read_key};
+use crate::domain::ids::{MerchantId, MerchantKeyId};
 use crate::domain::realm::Realm;
 
 /// What a key is for.
@@ -51,10 +52,10 @@ impl FromStr for Kind {
 /// A key that may be used, and what is known of whom it acts for.
 #[derive(Debug, Clone)]
 pub struct ActiveMerchantKey {
-    pub id: String,
+    pub id: MerchantKeyId,
     pub kind: Kind,
     pub realm: Realm,
-    pub merchant_id: String,
+    pub merchant_id: MerchantId,
     pub default_traffic_vertical: Option<String>,
     /// Of all that can be discovered, at this moment.
     pub discovery_revision: i64,
@@ -63,8 +64,7 @@ pub struct ActiveMerchantKey {
 /// A key as the operator's list shows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MerchantKeyRecord {
-    /// `mky…`
-    pub id: String,
+    pub id: MerchantKeyId,
     pub realm: Realm,
     pub kind: Kind,
     pub created_at: Timestamp,
@@ -74,8 +74,8 @@ pub struct MerchantKeyRecord {
 /// A key to be stored.
 #[derive(Debug)]
 pub struct NewMerchantKey<'a> {
-    pub id: &'a str,
-    pub merchant_id: &'a str,
+    pub id: &'a MerchantKeyId,
+    pub merchant_id: &'a MerchantId,
     pub realm: Realm,
     pub kind: Kind,
     pub hash: &'a str,
@@ -130,15 +130,20 @@ impl MerchantKeys {
 
     /// Ends the key `old` and adds `new` in its place, at once; false when `old` is no active key of this merchant, realm
     /// and kind.
-    pub async fn rotate(&self, old: &str, new: &NewMerchantKey<'_>, now: Timestamp) -> Result<bool, CreateKeyError> {
+    pub async fn rotate(
+        &self,
+        old: &MerchantKeyId,
+        new: &NewMerchantKey<'_>,
+        now: Timestamp,
+    ) -> Result<bool, CreateKeyError> {
         let mut tx = self.database.write().await?;
         let ended = sqlx::query(
             "UPDATE merchant_keys SET revoked_at_ms = $1, sealed = NULL \
              WHERE id = $2 AND merchant_id = $3 AND realm = $4 AND kind = $5 AND revoked_at_ms IS NULL",
         )
         .bind(to_ms(now))
-        .bind(old)
-        .bind(new.merchant_id)
+        .bind(old.as_str())
+        .bind(new.merchant_id.as_str())
         .bind(new.realm.as_str())
         .bind(new.kind.as_str())
         .execute(&mut *tx)
@@ -152,10 +157,19 @@ impl MerchantKeys {
     }
 
     /// Ends a key; false when the merchant has no such active key.
-    pub async fn revoke(&self, merchant_id: &str, key_id: &str, now: Timestamp) -> Result<bool, StoreError> {
+    pub async fn revoke(
+        &self,
+        merchant_id: &MerchantId,
+        key_id: &MerchantKeyId,
+        now: Timestamp,
+    ) -> Result<bool, StoreError> {
         let mut revocation = Statement::new("UPDATE merchant_keys SET sealed = NULL, revoked_at_ms = ");
-        revocation.push_bind(to_ms(now)).push(" WHERE id = ").push_bind(key_id).push(" AND revoked_at_ms IS NULL");
-        revocation.push(" AND merchant_id = ").push_bind(merchant_id);
+        revocation
+            .push_bind(to_ms(now))
+            .push(" WHERE id = ")
+            .push_bind(key_id.as_str())
+            .push(" AND revoked_at_ms IS NULL");
+        revocation.push(" AND merchant_id = ").push_bind(merchant_id.as_str());
         self.database.changes_row(revocation).await
     }
 
@@ -171,29 +185,38 @@ impl MerchantKeys {
         .await?;
         let Some(row) = row else { return Ok(None) };
         Ok(Some(ActiveMerchantKey {
-            id: row.try_get("id")?,
+            id: row.try_get::<String, _>("id")?.into(),
             kind: decode_enum(row.try_get("kind")?)?,
             realm: decode_enum(row.try_get("realm")?)?,
-            merchant_id: row.try_get("merchant_id")?,
+            merchant_id: row.try_get::<String, _>("merchant_id")?.into(),
             default_traffic_vertical: row.try_get("default_traffic_vertical")?,
             discovery_revision: row.try_get("revision")?,
         }))
     }
 
     /// One key of a merchant, active or not.
-    pub async fn get(&self, merchant_id: &str, key_id: &str) -> Result<Option<MerchantKeyRecord>, StoreError> {
+    pub async fn get(
+        &self,
+        merchant_id: &MerchantId,
+        key_id: &MerchantKeyId,
+    ) -> Result<Option<MerchantKeyRecord>, StoreError> {
         let row = sqlx::query("SELECT * FROM merchant_keys WHERE id = $1 AND merchant_id = $2")
-            .bind(key_id)
-            .bind(merchant_id)
+            .bind(key_id.as_str())
+            .bind(merchant_id.as_str())
             .fetch_optional(self.database.read())
             .await?;
         row.as_ref().map(record).transpose()
     }
 
     /// Up to `limit` keys of a merchant, active or not, oldest first, from the one after `after`.
-    pub async fn list(&self, merchant_id: &str, after: &str, limit: u32) -> Result<Vec<MerchantKeyRecord>, StoreError> {
+    pub async fn list(
+        &self,
+        merchant_id: &MerchantId,
+        after: &str,
+        limit: u32,
+    ) -> Result<Vec<MerchantKeyRecord>, StoreError> {
         let rows = sqlx::query("SELECT * FROM merchant_keys WHERE merchant_id = $1 AND id > $2 ORDER BY id LIMIT $3")
-            .bind(merchant_id)
+            .bind(merchant_id.as_str())
             .bind(after)
             .bind(i64::from(limit))
             .fetch_all(self.database.read())
@@ -229,8 +252,10 @@ fn signing_key(vault: &Vault, row: &AnyRow) -> Result<Result<SigningKey, Signing
 }
 
 async fn insert(tx: &mut Tx, new: &NewMerchantKey<'_>, now: Timestamp) -> Result<(), CreateKeyError> {
-    let merchant =
-        sqlx::query("SELECT id FROM merchants WHERE id = $1").bind(new.merchant_id).fetch_optional(&mut **tx).await?;
+    let merchant = sqlx::query("SELECT id FROM merchants WHERE id = $1")
+        .bind(new.merchant_id.as_str())
+        .fetch_optional(&mut **tx)
+        .await?;
     if merchant.is_none() {
         return Err(CreateKeyError::NoMerchant);
     }
@@ -238,8 +263,8 @@ async fn insert(tx: &mut Tx, new: &NewMerchantKey<'_>, now: Timestamp) -> Result
         "INSERT INTO merchant_keys (id, merchant_id, realm, kind, hash, sealed, created_at_ms) \
          VALUES ($1, $2, $3, $4, $5, $6, $7)",
     )
-    .bind(new.id)
-    .bind(new.merchant_id)
+    .bind(new.id.as_str())
+    .bind(new.merchant_id.as_str())
     .bind(new.realm.as_str())
     .bind(new.kind.as_str())
     .bind(new.hash)
@@ -257,7 +282,7 @@ async fn insert(tx: &mut Tx, new: &NewMerchantKey<'_>, now: Timestamp) -> Result
 
 fn record(row: &AnyRow) -> Result<MerchantKeyRecord, StoreError> {
     Ok(MerchantKeyRecord {
-        id: row.try_get("id")?,
+        id: row.try_get::<String, _>("id")?.into(),
         realm: decode_enum(row.try_get("realm")?)?,
         kind: decode_enum(row.try_get("kind")?)?,
         created_at: from_ms(row.try_get("created_at_ms")?)?,

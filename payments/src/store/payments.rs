@@ -8,6 +8,7 @@ use sqlx::any::AnyRow;
 
 use super::deliveries::DeliveryId;
 use super::payment_updates::{PaymentUpdates, Report};
+use crate::domain::ids::MerchantId;
 use crate::domain::order::{PaymentOrder, Status};
 use crate::domain::realm::Realm;
 use crate::domain::transition::Refusal;
@@ -106,13 +107,13 @@ impl Payments {
     /// The JSON of a merchant's payment in a realm.
     pub async fn document(
         &self,
-        merchant_id: &str,
+        merchant_id: &MerchantId,
         realm: Realm,
         payment_id: &str,
     ) -> Result<Option<String>, StoreError> {
         let row = sqlx::query("SELECT document FROM payments WHERE id = $1 AND merchant_id = $2 AND realm = $3")
             .bind(payment_id)
-            .bind(merchant_id)
+            .bind(merchant_id.as_str())
             .bind(realm.as_str())
             .fetch_optional(self.database.read())
             .await?;

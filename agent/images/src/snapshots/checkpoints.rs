@@ -9,14 +9,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use jiff::Timestamp;
 use sandpiper_durable as durable;
 use sandpiper_protocol::agent::Checkpoint;
-use sandpiper_protocol::id;
+use sandpiper_protocol::ids::{CheckpointId, SandboxId};
 use serde::{Deserialize, Serialize};
 
 use super::{FORMAT_VERSION, HIDDEN, MANIFEST, OpenError, Snapshot};
 use sandpiper_crash_points::CrashPoint;
-
-/// Prefix of a checkpoint's id.
-const ID_PREFIX: &str = "ckp";
 
 /// All checkpoints. Cheap to clone; all clones are the same.
 #[derive(Debug, Clone)]
@@ -27,11 +24,11 @@ pub struct Checkpoints {
 
 #[derive(Debug, Default)]
 struct Shelf {
-    ready: BTreeMap<String, Arc<Manifest>>,
+    ready: BTreeMap<CheckpointId, Arc<Manifest>>,
     /// Ids of those that are being made.
-    drafts: HashSet<String>,
+    drafts: HashSet<CheckpointId>,
     /// How many starts are linking the files of which.
-    pinned: HashMap<String, usize>,
+    pinned: HashMap<CheckpointId, usize>,
 }
 
 /// A checkpoint, as it stands in its folder.
@@ -39,9 +36,9 @@ struct Shelf {
 pub struct Manifest {
     #[serde(rename = "form")]
     format_version: u32,
-    pub id: String,
+    pub id: CheckpointId,
     /// The sandbox that it was taken of.
-    pub sandbox: String,
+    pub sandbox: SandboxId,
     pub created_at: Timestamp,
     /// Of that sandbox when it was taken.
     pub generation: u64,
@@ -50,7 +47,7 @@ pub struct Manifest {
 }
 
 impl Manifest {
-    pub fn new(id: String, sandbox: String, generation: u64, stopped_us: u64, snapshot: Snapshot) -> Self {
+    pub fn new(id: CheckpointId, sandbox: SandboxId, generation: u64, stopped_us: u64, snapshot: Snapshot) -> Self {
         Self {
             format_version: FORMAT_VERSION,
             id,
@@ -82,7 +79,7 @@ impl Manifest {
 /// Keeps the files of a checkpoint where its manifest says, until dropped. Deleting it is possible all the same.
 #[derive(Debug)]
 pub struct Pin {
-    id: String,
+    id: CheckpointId,
     store: Checkpoints,
 }
 
@@ -101,10 +98,10 @@ impl Drop for Pin {
 /// Why a checkpoint cannot be begun.
 #[derive(Debug, thiserror::Error)]
 pub enum DraftError {
-    #[error("id: must be `{ID_PREFIX}` and 22 characters of base32")]
+    #[error("id: must be `{}` and 22 characters of base32", CheckpointId::PREFIX)]
     Id,
     #[error("There is a checkpoint {0} already; choose another id")]
-    Exists(String),
+    Exists(CheckpointId),
     #[error("Cannot create the checkpoint's folder")]
     Storage(#[source] io::Error),
 }
@@ -113,13 +110,13 @@ pub enum DraftError {
 /// when dropped, unless it was published; so dropping blocks.
 #[derive(Debug)]
 pub struct Draft {
-    id: String,
+    id: CheckpointId,
     folder: PathBuf,
     store: Checkpoints,
 }
 
 impl Draft {
-    pub fn id(&self) -> &str {
+    pub fn id(&self) -> &CheckpointId {
         &self.id
     }
 
@@ -146,13 +143,13 @@ impl Checkpoints {
         let found = super::load::<Manifest>(folder)?.into_iter();
         let ready = found
             .filter(|(name, manifest)| {
-                let is_its_own = manifest.id == *name;
+                let is_its_own = *manifest.id == **name;
                 if !is_its_own {
                     tracing::error!(checkpoint = name, "checkpoint left out: its id is not its folder's name");
                 }
                 is_its_own
             })
-            .map(|(name, manifest)| (name, Arc::new(manifest)))
+            .map(|(_, manifest)| (manifest.id.clone(), Arc::new(manifest)))
             .collect();
         let shelf = Shelf { ready, ..Shelf::default() };
         Ok(Self { folder: folder.to_owned(), shelf: Arc::new(Mutex::new(shelf)) })
@@ -162,20 +159,20 @@ impl Checkpoints {
     ///
     /// # Errors
     /// [`DraftError`]: the id is none, or taken, or its folder cannot be made.
-    pub fn draft(&self, id: &str) -> Result<Draft, DraftError> {
-        if !id::is_valid(ID_PREFIX, id) {
+    pub fn draft(&self, id: &CheckpointId) -> Result<Draft, DraftError> {
+        if !id.is_valid() {
             return Err(DraftError::Id);
         }
         {
             let mut shelf = self.lock();
             // A checkpoint that could not be read is in no list, but in the way.
-            if shelf.ready.contains_key(id) || !shelf.drafts.insert(id.to_owned()) {
-                return Err(DraftError::Exists(id.to_owned()));
+            if shelf.ready.contains_key(id) || !shelf.drafts.insert(id.clone()) {
+                return Err(DraftError::Exists(id.clone()));
             }
         }
-        let draft = Draft { id: id.to_owned(), folder: self.folder.join(format!("{HIDDEN}{id}")), store: self.clone() };
-        if self.folder.join(id).exists() {
-            return Err(DraftError::Exists(id.to_owned()));
+        let draft = Draft { id: id.clone(), folder: self.folder.join(format!("{HIDDEN}{id}")), store: self.clone() };
+        if self.folder.join(id.as_str()).exists() {
+            return Err(DraftError::Exists(id.clone()));
         }
         fs::create_dir(&draft.folder).map_err(DraftError::Storage)?;
         CrashPoint::CheckpointDrafted.pass();
@@ -187,7 +184,7 @@ impl Checkpoints {
     /// # Errors
     /// [`DraftError::Storage`] where the folder cannot be made.
     pub fn scratch(&self) -> Result<Draft, DraftError> {
-        self.draft(&id::generate(ID_PREFIX))
+        self.draft(&CheckpointId::generate())
     }
 
     /// Makes a filled and synced draft a checkpoint. Blocks.
@@ -195,22 +192,22 @@ impl Checkpoints {
     /// # Errors
     /// Where the manifest cannot be written, or the folder cannot be renamed.
     pub fn publish(&self, draft: Draft, manifest: Manifest) -> io::Result<Arc<Manifest>> {
-        super::publish(&draft.folder, &self.folder.join(&draft.id), &manifest)?;
+        super::publish(&draft.folder, &self.folder.join(draft.id.as_str()), &manifest)?;
         let manifest = Arc::new(manifest);
         self.lock().ready.insert(draft.id.clone(), Arc::clone(&manifest));
         Ok(manifest)
     }
 
-    pub fn find(&self, id: &str) -> Option<Arc<Manifest>> {
+    pub fn find(&self, id: &CheckpointId) -> Option<Arc<Manifest>> {
         self.lock().ready.get(id).cloned()
     }
 
     /// A checkpoint whose files stay where they are while something is started from it.
-    pub fn pin(&self, id: &str) -> Option<(Arc<Manifest>, Pin)> {
+    pub fn pin(&self, id: &CheckpointId) -> Option<(Arc<Manifest>, Pin)> {
         let mut shelf = self.lock();
         let manifest = shelf.ready.get(id).cloned()?;
-        *shelf.pinned.entry(id.to_owned()).or_default() += 1;
-        Some((manifest, Pin { id: id.to_owned(), store: self.clone() }))
+        *shelf.pinned.entry(id.clone()).or_default() += 1;
+        Some((manifest, Pin { id: id.clone(), store: self.clone() }))
     }
 
     /// All, oldest first.
@@ -219,21 +216,21 @@ impl Checkpoints {
     }
 
     /// Where the files of the checkpoint `id` are.
-    pub fn folder(&self, id: &str) -> PathBuf {
-        self.folder.join(id)
+    pub fn folder(&self, id: &CheckpointId) -> PathBuf {
+        self.folder.join(id.as_str())
     }
 
     /// Removes a checkpoint; false when there is none. Blocks.
     ///
     /// # Errors
     /// Where its folder cannot be hidden or removed; one that could not be hidden stays a checkpoint.
-    pub fn delete(&self, id: &str) -> io::Result<bool> {
+    pub fn delete(&self, id: &CheckpointId) -> io::Result<bool> {
         let Some(manifest) = self.lock().ready.remove(id) else { return Ok(false) };
-        match super::retract(&self.folder.join(id)) {
+        match super::retract(&self.folder.join(id.as_str())) {
             Ok(()) => Ok(true),
             Err(error) => {
-                if self.folder.join(id).exists() {
-                    self.lock().ready.insert(id.to_owned(), manifest);
+                if self.folder.join(id.as_str()).exists() {
+                    self.lock().ready.insert(id.clone(), manifest);
                 }
                 Err(error)
             }
@@ -245,7 +242,7 @@ impl Checkpoints {
     ///
     /// # Errors
     /// While something is started from it, or where its manifest cannot be written.
-    pub fn absorb(&self, id: &str, lower: &str, upper: &str) -> io::Result<()> {
+    pub fn absorb(&self, id: &CheckpointId, lower: &str, upper: &str) -> io::Result<()> {
         let manifest = {
             let mut shelf = self.lock();
             if shelf.pinned.contains_key(id) {
@@ -260,7 +257,7 @@ impl Checkpoints {
             *present = Arc::new(manifest);
             Arc::clone(present)
         };
-        let folder = self.folder.join(id);
+        let folder = self.folder.join(id.as_str());
         // Fails when the checkpoint was deleted meanwhile, which is as good.
         durable::write_atomic(&folder.join(MANIFEST), &serde_json::to_vec_pretty(&*manifest)?)?;
         durable::remove_file(&folder.join(lower))
@@ -283,20 +280,20 @@ mod tests {
         for name in files.names() {
             fs::write(folder.join(name), name).unwrap();
         }
-        Snapshot { template_version: id::generate("ver"), cpu: 1, memory_mb: 256, disk_gib: 2, files }
+        Snapshot { template_version: "ver1".into(), cpu: 1, memory_mb: 256, disk_gib: 2, files }
     }
 
-    fn take(store: &Checkpoints, id: &str) -> Arc<Manifest> {
+    fn take(store: &Checkpoints, id: &CheckpointId) -> Arc<Manifest> {
         let draft = store.draft(id).unwrap();
         let snapshot = snapshot(draft.folder());
-        store.publish(draft, Manifest::new(id.into(), "sbx1".into(), 4, 700, snapshot)).unwrap()
+        store.publish(draft, Manifest::new(id.clone(), "sbx1".into(), 4, 700, snapshot)).unwrap()
     }
 
     #[test]
     fn a_published_checkpoint_is_found_by_the_next_agent_until_it_is_deleted() {
         let folder = tempfile::tempdir().unwrap();
         let store = Checkpoints::open(folder.path()).unwrap();
-        let id = id::generate(ID_PREFIX);
+        let id = CheckpointId::generate();
         let taken = take(&store, &id);
         assert!(matches!(store.draft(&id), Err(DraftError::Exists(_))));
 
@@ -313,7 +310,7 @@ mod tests {
     fn a_draft_leaves_nothing_and_an_interrupted_one_is_removed_at_the_next_start() {
         let folder = tempfile::tempdir().unwrap();
         let store = Checkpoints::open(folder.path()).unwrap();
-        let id = id::generate(ID_PREFIX);
+        let id = CheckpointId::generate();
 
         let draft = store.draft(&id).unwrap();
         snapshot(draft.folder());
@@ -331,7 +328,7 @@ mod tests {
     fn an_absorbed_layer_leaves_manifest_and_folder() {
         let folder = tempfile::tempdir().unwrap();
         let store = Checkpoints::open(folder.path()).unwrap();
-        let id = id::generate(ID_PREFIX);
+        let id = CheckpointId::generate();
         take(&store, &id);
 
         store.absorb(&id, "disk-0.layer", "disk-2.layer").unwrap();
@@ -350,6 +347,6 @@ mod tests {
     fn an_id_that_is_no_id_becomes_no_folder() {
         let folder = tempfile::tempdir().unwrap();
         let store = Checkpoints::open(folder.path()).unwrap();
-        assert!(matches!(store.draft("ckp../../../../../../etc/"), Err(DraftError::Id)));
+        assert!(matches!(store.draft(&"ckp../../../../../../etc/".into()), Err(DraftError::Id)));
     }
 }

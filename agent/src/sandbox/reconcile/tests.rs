@@ -22,7 +22,7 @@ fn host() -> Host {
 impl Host {
     /// A sandbox as an agent leaves it: record, layers, sockets, and a process that is its monitor.
     fn leave(&self, state: SandboxState) -> (Record, Sleeper) {
-        let mut record = example(&id::generate(ID_PREFIX));
+        let mut record = example(&SandboxId::generate());
         let own = self.paths.sandbox(&record.id);
         fs::create_dir(&own.state).unwrap();
         fs::create_dir(&own.runtime).unwrap();
@@ -250,10 +250,10 @@ fn a_reboot_ends_machines_and_leaves_their_disks() {
 #[test]
 fn folders_without_a_record_go_and_foreign_ones_stay() {
     let host = host();
-    let orphan = host.paths.sandbox(&id::generate(ID_PREFIX));
+    let orphan = host.paths.sandbox(&SandboxId::generate());
     fs::create_dir(&orphan.state).unwrap();
     fs::write(orphan.file("disk-0.layer"), b"layer").unwrap();
-    let runtime_only = host.paths.sandbox(&id::generate(ID_PREFIX));
+    let runtime_only = host.paths.sandbox(&SandboxId::generate());
     fs::create_dir(&runtime_only.runtime).unwrap();
     let foreign = host.paths.sandboxes().join("notes");
     fs::create_dir(&foreign).unwrap();
@@ -282,8 +282,8 @@ fn an_unreadable_record_is_left_for_an_operator_and_reported() {
     let left = host.settle();
 
     assert!(left.sandboxes.is_empty() && sleeper.is_running());
-    assert!(left.unreadable[&record.id].contains("newer agent"));
-    assert!(left.unreadable[&other.id].contains("restore one from a backup"));
+    assert!(left.unreadable[record.id.as_str()].contains("newer agent"));
+    assert!(left.unreadable[other.id.as_str()].contains("restore one from a backup"));
     for own in [own, damaged] {
         assert!(own.file("disk-0.layer").exists() && own.runtime.exists());
     }

@@ -66,7 +66,8 @@ async fn a_sandbox_whose_pause_an_agent_did_not_finish_is_ready_when_its_machine
     let agent = Agent::with_machines().await;
     let (sandbox, _) = agent.create(create(&agent.import().await.id)).await;
     let (id, folder, mut record) = (sandbox.id.clone(), sandbox.folder(), sandbox.record());
-    let (shell, control) = (sandbox.shell(), agent.folder.path().join("run/sandboxes").join(&id).join("control.sock"));
+    let (shell, control) =
+        (sandbox.shell(), agent.folder.path().join("run/sandboxes").join(id.as_str()).join("control.sock"));
     record["state"] = json!("stopping");
     record["pausing"] = json!(true);
     let interrupt = || {

@@ -8,13 +8,14 @@ mod wake;
 use sandpiper_images::layers::digest;
 use sandpiper_ingress::Directory;
 use sandpiper_protocol::agent::SandboxState;
+use sandpiper_protocol::ids::SandboxId;
 
 use super::*;
 
 /// A sandbox as its record has it.
 pub(super) struct Sandbox<'a> {
     pub(super) agent: &'a Agent,
-    pub(super) id: String,
+    pub(super) id: SandboxId,
 }
 
 impl Agent {
@@ -51,7 +52,7 @@ impl Agent {
     }
 
     pub(super) fn sandbox(&self, id: &str) -> Sandbox<'_> {
-        Sandbox { agent: self, id: id.to_owned() }
+        Sandbox { agent: self, id: id.into() }
     }
 
     async fn warm(&self) {
@@ -92,7 +93,7 @@ impl Sandbox<'_> {
     }
 
     pub(super) fn folder(&self) -> PathBuf {
-        self.agent.folder.path().join("state/sandboxes").join(&self.id)
+        self.agent.folder.path().join("state/sandboxes").join(self.id.as_str())
     }
 
     /// The folder that its monitor was started with.
@@ -484,7 +485,7 @@ async fn stopped_and_running_sandboxes_and_checkpoints_outlive_the_agent() {
     let (running, stopped) = (agent.sandbox(&running), agent.sandbox(&stopped));
     assert_eq!((running.state().await.as_str(), stopped.state().await.as_str()), ("ready", "stopped"));
     stopped.ask("resume", json!({})).await;
-    assert_eq!(stopped.block(2).map(|block| block.starts_with(&stopped.id)), Some(true));
+    assert_eq!(stopped.block(2).map(|block| block.starts_with(stopped.id.as_str())), Some(true));
     running.ask("pause", json!({})).await;
     running.ask("resume", json!({})).await;
     let mut request = create("");

@@ -11,6 +11,7 @@ use sandpiper_http::audited::Acted;
 use sandpiper_http::error::ApiError;
 use sandpiper_http::json::Json;
 use sandpiper_http::query::NoParameters;
+use sandpiper_protocol::ids::CheckpointId;
 use sandpiper_protocol::{agent, id};
 use serde::Serialize;
 use utoipa::ToSchema;
@@ -99,9 +100,9 @@ pub async fn create(
     })?;
 
     let order = agent::CreateSandbox {
-        id: new.id,
+        id: new.id.into(),
         template_version: new.template_version,
-        checkpoint: new.snapshot_id,
+        checkpoint: new.snapshot_id.map(CheckpointId::from),
         cpu,
         memory_mb,
         disk_gib: new.disk_gib,

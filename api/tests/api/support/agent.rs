@@ -136,7 +136,7 @@ impl StubAgent {
     /// A checkpoint of a sandbox that is there, which nobody ordered, or whose order is not known any more.
     pub(crate) fn insert_checkpoint(&self, id: &str, sandbox: &str) {
         let mut records = self.records();
-        let request = CreateCheckpoint { id: id.to_owned(), memory: false };
+        let request = CreateCheckpoint { id: id.into(), memory: false };
         let checkpoint = snapshots::checkpoint(&records.sandboxes[sandbox], &request);
         records.checkpoints.insert(id.to_owned(), checkpoint);
     }
@@ -212,7 +212,7 @@ fn router(shared: Shared) -> Router {
 
 fn order(id: &str) -> CreateSandbox {
     CreateSandbox {
-        id: id.to_owned(),
+        id: id.into(),
         template_version: VERSIONS[1].to_owned(),
         checkpoint: None,
         cpu: 1,
@@ -312,8 +312,8 @@ async fn create(State(shared): State<Shared>, headers: HeaderMap, Json(order): J
     }
     let mut records = shared.records.lock().unwrap();
     let sandbox = sandbox(&order);
-    records.sandboxes.insert(order.id.clone(), sandbox.clone());
-    records.policies.insert(order.id.clone(), order.network.policy.clone());
+    records.sandboxes.insert(order.id.to_string(), sandbox.clone());
+    records.policies.insert(order.id.to_string(), order.network.policy.clone());
     let session = records.session(&headers, &order.id);
     (StatusCode::CREATED, Json(CreatedSandbox { sandbox, session })).into_response()
 }
@@ -412,7 +412,7 @@ async fn unexpose(State(shared): State<Shared>, UrlPath((id, port)): UrlPath<(St
 
 /// Like the real one, it keeps a log after the end: here for every id that was ever ordered.
 async fn logs(State(shared): State<Shared>, UrlPath(id): UrlPath<String>) -> Response {
-    if !shared.records.lock().unwrap().orders.iter().any(|order| order.id == id) {
+    if !shared.records.lock().unwrap().orders.iter().any(|order| *order.id == *id) {
         return refusal(404, "not_found");
     }
     let entry = LogEntry { time: Timestamp::now(), source: LogSource::Host, message: "started".into() };

@@ -93,7 +93,7 @@ async fn fork(
 
 fn copy(records: &mut Records, headers: &HeaderMap, source: &Sandbox, id: &str) -> CreatedSandbox {
     let mut sandbox = Sandbox {
-        id: id.to_owned(),
+        id: id.into(),
         deadline: Timestamp::now() + seconds(source.timeout_seconds),
         data_plane_url: format!("http://{id}.sandbox.localhost:8080"),
         start: StartKind::Restored,
@@ -101,20 +101,20 @@ fn copy(records: &mut Records, headers: &HeaderMap, source: &Sandbox, id: &str) 
     };
     sandbox.turn(SandboxState::Ready);
     records.sandboxes.insert(id.to_owned(), sandbox.clone());
-    if let Some(policy) = records.policies.get(&source.id).cloned() {
+    if let Some(policy) = records.policies.get(source.id.as_str()).cloned() {
         records.policies.insert(id.to_owned(), policy);
     }
     CreatedSandbox { session: records.session(headers, id), sandbox }
 }
 
 async fn take(State(shared): State<Shared>, Path(id): Path<String>, Json(request): Json<CreateCheckpoint>) -> Response {
-    shared.records().checkpoint_orders.push(request.id.clone());
+    shared.records().checkpoint_orders.push(request.id.to_string());
     if let Err(refusal) = work(&shared, &id, SandboxState::Checkpointing).await {
         return refusal;
     }
     let mut records = shared.records();
     let checkpoint = checkpoint(&records.sandboxes[&id], &request);
-    records.checkpoints.insert(request.id, checkpoint.clone());
+    records.checkpoints.insert(request.id.to_string(), checkpoint.clone());
     (StatusCode::CREATED, Json(checkpoint)).into_response()
 }
 

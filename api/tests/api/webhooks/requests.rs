@@ -34,7 +34,14 @@ async fn an_update_is_posted_once_signed_and_as_it_is_read() {
     let parts: Vec<&str> = signature.split(", ").collect();
     assert_eq!((parts.len(), parts[0], parts[2]), (4, "v=1", "alg=hmac-sha256"));
     assert!(stage.is_signed_by(&stage.signing_key(Realm::Live).await, request));
-    let read = stage.host.payments.store.payments.document(&stage.merchant_id, Realm::Live, "pay_1").await.unwrap();
+    let read = stage
+        .host
+        .payments
+        .store
+        .payments
+        .document(&stage.merchant_id.as_str().into(), Realm::Live, "pay_1")
+        .await
+        .unwrap();
     assert_eq!(String::from_utf8(request.body.clone()).unwrap(), read.unwrap());
     let row = stage.delivery(&delivery).await;
     assert_eq!((row.state, row.attempts, row.status), (State::Delivered, 1, Some(202)));

@@ -66,7 +66,7 @@ async fn nothing_is_left_of_what_fails(obstacle: Obstacle) {
     assert_eq!(worker.round().await.unwrap(), 1);
     let keys: Vec<_> = receiver.received().iter().map(Received::key).collect();
     assert_eq!(keys, [accepted["deliveryId"].as_str().unwrap()]);
-    assert!(store.payments.document(&stage.merchant_id, Realm::Live, "pay_1").await.unwrap().is_some());
+    assert!(store.payments.document(&stage.merchant_id.as_str().into(), Realm::Live, "pay_1").await.unwrap().is_some());
 }
 
 /// The same report every time.

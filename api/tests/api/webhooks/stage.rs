@@ -12,6 +12,7 @@ use sandpiper_payments::delivery::jitter::Jitter;
 use sandpiper_payments::delivery::resolver::{Resolve, Resolver, Resolving};
 use sandpiper_payments::delivery::worker::Worker;
 use sandpiper_payments::delivery::{Dependencies, trust};
+use sandpiper_payments::domain::ids::{MerchantId, MerchantKeyId};
 use sandpiper_payments::domain::order::{PaymentOrder, Status};
 use sandpiper_payments::domain::realm::Realm;
 use sandpiper_payments::merchant::keys;
@@ -144,10 +145,10 @@ impl Stage {
     pub(crate) async fn public_key(&self, realm: Realm) -> String {
         let key = keys::generate(realm, Kind::Public);
         let hash = keys::hash(&key).unwrap();
-        let id = sandpiper_protocol::id::generate("mky");
+        let id = MerchantKeyId::generate();
         let new = NewMerchantKey {
             id: &id,
-            merchant_id: &self.merchant_id,
+            merchant_id: &self.merchant_id.as_str().into(),
             realm,
             kind: Kind::Public,
             hash: &hash,
@@ -159,10 +160,12 @@ impl Stage {
 
     /// Gives the realm another secret key; it.
     pub(crate) async fn rotate(&self, realm: Realm) -> String {
-        let keys = self.host.payments.store.merchant_keys.list(&self.merchant_id, "", 100).await.unwrap();
+        let keys =
+            self.host.payments.store.merchant_keys.list(&self.merchant_id.as_str().into(), "", 100).await.unwrap();
         let old = keys.iter().find(|key| signs(key, realm)).unwrap();
         let fresh = FreshKey::new(&self.host, realm);
-        let new = fresh.of(&self.merchant_id);
+        let merchant_id = self.merchant_id.as_str().into();
+        let new = fresh.of(&merchant_id);
         let rotated = self.host.payments.store.merchant_keys.rotate(&old.id, &new, self.now());
         assert!(rotated.await.unwrap());
         fresh.key
@@ -171,14 +174,29 @@ impl Stage {
     /// Gives the realm a secret key where it has none.
     pub(crate) async fn grant(&self, realm: Realm) {
         let fresh = FreshKey::new(&self.host, realm);
-        self.host.payments.store.merchant_keys.create(&fresh.of(&self.merchant_id), self.now()).await.unwrap();
+        self.host
+            .payments
+            .store
+            .merchant_keys
+            .create(&fresh.of(&self.merchant_id.as_str().into()), self.now())
+            .await
+            .unwrap();
     }
 
     /// Ends the realm's secret key without another in its place.
     pub(crate) async fn revoke(&self, realm: Realm) {
-        let keys = self.host.payments.store.merchant_keys.list(&self.merchant_id, "", 100).await.unwrap();
+        let keys =
+            self.host.payments.store.merchant_keys.list(&self.merchant_id.as_str().into(), "", 100).await.unwrap();
         let key = keys.iter().find(|key| signs(key, realm)).unwrap();
-        assert!(self.host.payments.store.merchant_keys.revoke(&self.merchant_id, &key.id, self.now()).await.unwrap());
+        assert!(
+            self.host
+                .payments
+                .store
+                .merchant_keys
+                .revoke(&self.merchant_id.as_str().into(), &key.id, self.now())
+                .await
+                .unwrap()
+        );
     }
 
     /// Whether a request was signed by this key.
@@ -200,7 +218,7 @@ pub(crate) async fn merchant(host: &Host, name: &str) -> String {
         store.merchants.create(name, &MerchantChange::default(), host.payments.clock.now()).await.unwrap();
     for realm in Realm::ALL {
         let fresh = FreshKey::new(host, realm);
-        store.merchant_keys.create(&fresh.of(&merchant_id), host.payments.clock.now()).await.unwrap();
+        store.merchant_keys.create(&fresh.of(&merchant_id.as_str().into()), host.payments.clock.now()).await.unwrap();
     }
     merchant_id
 }
@@ -263,7 +281,7 @@ pub(crate) fn order(id: &str, status: Status, updated_second: i64) -> PaymentOrd
 
 /// A secret key to be stored.
 struct FreshKey {
-    id: String,
+    id: MerchantKeyId,
     key: String,
     realm: Realm,
     hash: String,
@@ -272,13 +290,13 @@ struct FreshKey {
 
 impl FreshKey {
     fn new(host: &Host, realm: Realm) -> Self {
-        let id = sandpiper_protocol::id::generate("mky");
+        let id = MerchantKeyId::generate();
         let key = keys::generate(realm, Kind::Secret);
         let sealed = host.payments.vault.seal(&id, key.as_bytes()).unwrap();
         Self { id, realm, hash: keys::hash(&key).unwrap(), sealed, key: key.to_string() }
     }
 
-    fn of<'a>(&'a self, merchant_id: &'a str) -> NewMerchantKey<'a> {
+    fn of<'a>(&'a self, merchant_id: &'a MerchantId) -> NewMerchantKey<'a> {
         NewMerchantKey {
             id: &self.id,
             merchant_id,

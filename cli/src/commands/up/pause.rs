@@ -45,7 +45,7 @@ async fn pause(agent: &AgentSocket, running: &Mutex<BTreeSet<String>>) {
         Err(error) => return eprintln!("sandboxes cannot be paused; their disks are kept. {error:#}"),
     };
     let runs = |sandbox: &Sandbox| !matches!(sandbox.state, SandboxState::Stopped | SandboxState::Failed);
-    let ids: Vec<String> = list.into_iter().filter(runs).map(|sandbox| sandbox.id).collect();
+    let ids: Vec<String> = list.into_iter().filter(runs).map(|sandbox| sandbox.id.to_string()).collect();
     let count = ids.len();
     lock(running).extend(ids.iter().cloned());
     let one = async |id: String| (agent.post::<Sandbox>(&format!("/sandboxes/{id}/pause"), &json!({})).await, id);

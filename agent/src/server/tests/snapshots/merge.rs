@@ -3,9 +3,10 @@
 use super::*;
 use sandpiper_images::layers::{Files, Layer, Role};
 use sandpiper_images::snapshots::{Manifest, Snapshot};
+use sandpiper_protocol::ids::CheckpointId;
 
 /// A checkpoint with a chain that is too long.
-fn long_checkpoint(agent: &Agent, id: &str) {
+fn long_checkpoint(agent: &Agent, id: &CheckpointId) {
     let store = &agent.sandboxes.context().checkpoints;
     let draft = store.draft(id).unwrap();
     let mut files = Files::default();
@@ -13,16 +14,16 @@ fn long_checkpoint(agent: &Agent, id: &str) {
     for name in files.names() {
         fs::write(draft.folder().join(name), [1; 4096]).unwrap();
     }
-    let snapshot = Snapshot { template_version: id::generate("ver"), cpu: 1, memory_mb: 256, disk_gib: 2, files };
-    store.publish(draft, Manifest::new(id.to_owned(), "sbx1".into(), 4, 700, snapshot)).unwrap();
+    let snapshot = Snapshot { template_version: "ver1".into(), cpu: 1, memory_mb: 256, disk_gib: 2, files };
+    store.publish(draft, Manifest::new(id.clone(), "sbx1".into(), 4, 700, snapshot)).unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_merge_that_cannot_proceed_holds_up_no_other() {
     let agent = Agent::start("exit 1").await;
     let store = agent.sandboxes.context().checkpoints.clone();
-    let layers = |id: &str| store.find(id).unwrap().snapshot.files.disk.len();
-    let mut ids = [id::generate("ckp"), id::generate("ckp")];
+    let layers = |id: &CheckpointId| store.find(id).unwrap().snapshot.files.disk.len();
+    let mut ids = [CheckpointId::generate(), CheckpointId::generate()];
     // The first in the list is looked at first.
     ids.sort();
     let [busy, idle] = ids;
