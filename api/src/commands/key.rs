@@ -4,6 +4,7 @@ use anyhow::{bail, ensure};
 use jiff::Timestamp;
 use serde_json::json;
 
+use super::audit;
 use crate::auth::keys;
 use crate::plan::Plan;
 use crate::store::Store;
@@ -34,6 +35,7 @@ pub async fn create(store: &Store, wanted: &NewKey, as_json: bool) -> anyhow::Re
     let key = keys::generate();
     let Some(hash) = keys::hash(&key) else { bail!("A new key does not have the form of a key") };
     let id = store.keys.add(&team, &wanted.name, &hash, wanted.capability, now).await?;
+    audit::write(&store.audit, "key create", Some(&id)).await?;
     if as_json {
         let capability = wanted.capability.as_str();
         println!("{}", json!({"id": id, "key": *key, "team": slug, "plan": team.plan, "capability": capability}));
@@ -76,6 +78,7 @@ pub async fn revoke(store: &Store, id: &str) -> anyhow::Result<()> {
         store.keys.revoke(id, Timestamp::now()).await?,
         "There is no active key {id}; `sandpiper-api key ls` lists them"
     );
+    audit::write(&store.audit, "key revoke", Some(id)).await?;
     eprintln!("{id} is revoked.");
     Ok(())
 }

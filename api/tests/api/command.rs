@@ -58,6 +58,13 @@ impl Server {
         Self { child, address, metrics }
     }
 
+    /// Ends it as an operator does.
+    pub(crate) fn end(mut self) {
+        let pid = i32::try_from(self.child.id()).unwrap();
+        nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::Signal::SIGTERM).unwrap();
+        assert!(self.child.wait().unwrap().success());
+    }
+
     pub(crate) fn get(&self, path: &str, key: &str) -> String {
         self.send("GET", path, key, "")
     }
@@ -106,7 +113,7 @@ async fn a_key_from_the_command_line_opens_the_server_until_it_is_revoked() {
     let plain = stdout(&run(&["key", "create", "--config", config_path, "--team", "acme", "--capability", "read"]));
     let plain = plain.trim();
     assert!(plain.starts_with("spk_") && plain.len() == 44, "{plain}");
-    let mut server = Server::start(&config);
+    let server = Server::start(&config);
     // Beside the running server.
     let arguments = [
         "key",
@@ -126,16 +133,18 @@ async fn a_key_from_the_command_line_opens_the_server_until_it_is_revoked() {
 
     assert!(server.get("/v1/sandbox_limits", plain).starts_with("HTTP/1.1 200"));
     assert!(server.get("/v1/sandbox_limits", made["key"].as_str().unwrap()).contains("\"plan\":\"pro\""));
-    stdout(&run(&["key", "revoke", "--config", config_path, made["id"].as_str().unwrap()]));
+    let id = made["id"].as_str().unwrap();
+    stdout(&run(&["key", "revoke", "--config", config_path, id]));
+    let audit = stdout(&run(&["audit", "--config", config_path, "--resource", id]));
+    let actions: Vec<_> = audit.lines().map(|line| line.split("sandpiper-api ").nth(1).unwrap_or(line)).collect();
+    assert!(actions[0].starts_with("key revoke") && actions[1].starts_with("key create"), "{audit}");
     assert!(server.get("/v1/sandbox_limits", made["key"].as_str().unwrap()).starts_with("HTTP/1.1 401"));
     let listed = stdout(&run(&["key", "ls", "--config", config_path, "--json"]));
     assert!(!listed.contains("spk_"));
     let listed: Value = serde_json::from_str(&listed).unwrap();
     assert!(listed["keys"][1]["revoked_at"].is_string());
 
-    let pid = i32::try_from(server.child.id()).unwrap();
-    nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::Signal::SIGTERM).unwrap();
-    assert!(server.child.wait().unwrap().success());
+    server.end();
 }
 
 #[tokio::test]
