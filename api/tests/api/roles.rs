@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use sandpiper_db::Database;
 use sandpiper_db::testing::TestDatabase;
 use serde_json::json;
 use tempfile::TempDir;
@@ -14,6 +15,14 @@ use crate::support::eventually;
 const SANDBOXES: [&str; 4] = ["/v1/sandboxes", "/v1/sandbox_limits", "/openapi.json", "/docs"];
 const PAYMENTS: [&str; 5] =
     ["/merchant/api/v1/catalog", "/operator/v1/merchants", "/portal", "/payments-openapi.json", "/payments-docs"];
+/// A webhook that ended so long ago that the payments side deletes it.
+const OLD_WEBHOOK: [&str; 3] = [
+    "INSERT INTO merchants (id, name, created_at_ms) VALUES ('m', 'm', 0) ON CONFLICT DO NOTHING",
+    "INSERT INTO webhook_endpoints (merchant_id, realm, url, cap, updated_at_ms) VALUES ('m', 'live', 'u', 4, 0) \
+     ON CONFLICT DO NOTHING",
+    "INSERT INTO webhook_deliveries (id, merchant_id, realm, state, trigger, created_at_ms, ended_at_ms, body) \
+     VALUES ('dlv_00000000000000000000000000', 'm', 'live', 'cancelled', 'test', 0, 1, '')",
+];
 /// What no process that needs it would start with.
 const NO_KEY: &str = "not a key\n";
 
@@ -66,6 +75,33 @@ impl Site {
         let config = self.config("keys", "");
         let made = stdout(&run(&[arguments, &["--config", config.to_str().unwrap()]].concat()));
         made.trim().to_owned()
+    }
+
+    async fn database(&self) -> Database {
+        Database::open(&self.database.location.parse().unwrap()).await.unwrap()
+    }
+
+    async fn add_old_webhook(&self) {
+        let mut tx = self.database().await.write().await.unwrap();
+        for statement in OLD_WEBHOOK {
+            sqlx::query(statement).execute(&mut *tx).await.unwrap();
+        }
+        tx.commit().await.unwrap();
+    }
+
+    /// How many webhooks there are, how many templates, and how many processes that serve sandboxes.
+    async fn counts(&self) -> [i64; 3] {
+        let database = self.database().await;
+        let mut counts = [0; 3];
+        let queries = [
+            "SELECT COUNT(*) FROM webhook_deliveries",
+            "SELECT COUNT(*) FROM template_versions",
+            "SELECT COUNT(*) FROM processes",
+        ];
+        for (count, query) in counts.iter_mut().zip(queries) {
+            *count = sqlx::query_scalar(query).fetch_one(database.read()).await.unwrap();
+        }
+        counts
     }
 
     fn team_key(&self) -> String {
@@ -137,6 +173,27 @@ async fn sandboxes_alone_need_no_key_of_merchants() {
     let metrics = metrics(&server);
     assert!(metrics.contains("sandpiper_api_sandboxes") && metrics.contains("sandpiper_api_agent_up"), "{metrics}");
     assert!(!metrics.contains("sandpiper_api_webhook_"), "{metrics}");
+}
+
+#[tokio::test]
+async fn only_the_payments_role_works_on_webhooks_and_only_the_sandboxes_role_with_the_agent() {
+    let site = Site::new().await;
+    let _agent = StubAgent::start(&site.path("agent.sock"));
+    let key = site.team_key();
+
+    site.add_old_webhook().await;
+    let payments = site.payments();
+    eventually("the old webhook is deleted", async || site.counts().await[0] == 0).await;
+    assert_eq!(site.counts().await, [0; 3], "no template of the agent, no process that works with it");
+    payments.end();
+
+    std::fs::remove_file(site.path("tenants.key")).unwrap();
+    site.add_old_webhook().await;
+    let sandboxes = site.sandboxes();
+    make_sandbox(&sandboxes, &key).await;
+    sandboxes.end();
+    let [webhooks, templates, _] = site.counts().await;
+    assert!(webhooks == 1 && templates > 0, "{webhooks} {templates}");
 }
 
 #[tokio::test]
