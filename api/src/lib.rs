@@ -22,7 +22,7 @@
 //! Of the sandbox side, which knows nothing of payments: [`state`] what handlers work with · [`router`] all routes ·
 //! [`v1`] one file per resource · [`auth`] keys and capabilities · [`dispatch`] work with the agent,
 //! through its [`agent_client`] · [`store`] the tables ·
-//! [`document`] what describes them
+//! [`document`] what describes them · [`errors`] refusals in its tenants' words
 
 pub mod agent_client;
 pub mod auth;
@@ -30,6 +30,7 @@ pub mod commands;
 pub mod config;
 pub mod dispatch;
 pub mod document;
+pub mod errors;
 pub mod in_flight;
 pub mod metrics;
 pub mod offer;

@@ -22,8 +22,6 @@ pub enum StoreError {
     Commit(#[source] Arc<sqlx::Error>),
     #[error("The write was abandoned; nothing was changed")]
     Unwritten,
-    #[error("Another process took the request over, because this one was not heard of for long")]
-    ClaimLost,
 }
 
 impl From<sqlx::Error> for StoreError {

@@ -110,24 +110,9 @@ impl ApiError {
         )
     }
 
-    /// 403 on what the team's plan does not include.
-    pub fn plan_required(message: impl Into<String>) -> Self {
-        Self::new(StatusCode::FORBIDDEN, "plan_required", message)
-    }
-
     /// 404, also for what belongs to another team.
     pub fn not_found(message: impl Into<String>) -> Self {
         Self::new(StatusCode::NOT_FOUND, "not_found", message)
-    }
-
-    /// 404 on a sandbox.
-    pub fn no_sandbox(id: &str) -> Self {
-        Self::not_found(format!("There is no sandbox {id}"))
-    }
-
-    /// 404 on a checkpoint.
-    pub fn no_checkpoint(id: &str) -> Self {
-        Self::not_found(format!("There is no checkpoint {id}"))
     }
 
     /// 409 on a state in which this cannot be done.
@@ -161,14 +146,6 @@ impl ApiError {
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", message)
     }
 
-    /// 422 on a create, fork or resume request over the team's quota.
-    pub fn quota_exceeded(quota: impl Serialize) -> Self {
-        let message =
-            "The team's sandbox quota has no room for this; pause or delete a sandbox, or ask for a larger plan";
-        Self::new(StatusCode::UNPROCESSABLE_ENTITY, "sandbox_quota_exceeded", message)
-            .with(|error| error.quota = serde_json::to_value(quota).ok())
-    }
-
     /// 429.
     pub fn rate_limited(seconds: u64) -> Self {
         let message = format!("Too many requests with this API key; try again in {seconds} s");
@@ -196,6 +173,11 @@ impl ApiError {
     /// The same, with what goes to the log.
     pub fn because(self, cause: impl Into<String>) -> Self {
         self.with(|error| error.cause = Some(cause.into()))
+    }
+
+    /// The same, with the quota that the request would exceed.
+    pub fn with_quota(self, quota: impl Serialize) -> Self {
+        self.with(|error| error.quota = serde_json::to_value(quota).ok())
     }
 
     /// The HTTP status.
@@ -240,7 +222,6 @@ impl From<StoreError> for ApiError {
     fn from(error: StoreError) -> Self {
         match error {
             StoreError::NulCharacter => Self::invalid("A text in the request has the character NUL; leave it out"),
-            StoreError::ClaimLost => Self::idempotency_in_progress(),
             _ => Self::internal(chain(&error)),
         }
     }

@@ -11,6 +11,7 @@ use sandpiper_protocol::error_chain::chain;
 
 use super::sync;
 use crate::agent_client::AgentError;
+use crate::errors;
 use crate::state::App;
 
 use crate::quota::QuotaBody;
@@ -37,7 +38,7 @@ pub async fn refusal(app: &App, team: &Team, error: AgentError, count: u32, cpu:
         tracing::warn!(team = %team.id, error = chain(&error), "what runs is not known");
     }
     match app.store.sandboxes.usage(&team.id).await {
-        Ok(usage) => ApiError::quota_exceeded(QuotaBody::new(&app.offer.of(team.plan), usage, count, cpu, memory_mb)),
+        Ok(usage) => errors::quota_exceeded(&QuotaBody::new(&app.offer.of(team.plan), usage, count, cpu, memory_mb)),
         Err(error) => error.into(),
     }
 }

@@ -20,6 +20,7 @@ use tracing::Instrument;
 
 use super::{Progress, sync, wait};
 use crate::agent_client::AgentError;
+use crate::errors;
 use crate::in_flight::InFlightGuard;
 use crate::state::App;
 use crate::store::sandbox_row::SandboxRow;
@@ -45,7 +46,7 @@ pub async fn run(app: &App, sandbox: &SandboxRow, memory: bool, guard: InFlightG
         Ok(()) => Ok(Progress::Done),
         Err(error) => {
             app.store.checkpoints.delete(guard.id(), app.clock.now()).await?;
-            Err(if error.is_not_found() { ApiError::no_sandbox(&sandbox.id) } else { error.into() })
+            Err(if error.is_not_found() { errors::no_sandbox(&sandbox.id) } else { error.into() })
         }
     };
     sync::follow(app, &sandbox.team_id, &sandbox.id).await?;

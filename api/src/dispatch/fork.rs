@@ -10,6 +10,7 @@ use sandpiper_protocol::ids::SandboxId;
 
 use super::allowance;
 use crate::auth::Caller;
+use crate::errors;
 use crate::in_flight::InFlightGuard;
 use crate::state::App;
 use crate::store::sandbox_row::SandboxRow;
@@ -59,7 +60,7 @@ pub async fn run(
                 });
             }
             if error.is_not_found() {
-                return Err(ApiError::no_sandbox(&source.id));
+                return Err(errors::no_sandbox(&source.id));
             }
             let count = u32::try_from(ids.len()).unwrap_or(u32::MAX);
             Err(allowance::refusal(app, &caller.team, error, count, source.cpu, source.memory_mb).await)

@@ -11,6 +11,7 @@ use tracing::Instrument;
 
 use super::{Progress, sync, wait};
 use crate::agent_client::AgentError;
+use crate::errors;
 use crate::state::App;
 use crate::store::sandbox_row::SandboxRow;
 
@@ -35,7 +36,7 @@ async fn pause(app: &App, row: &SandboxRow) -> Result<(), ApiError> {
         Err(error) => {
             tracing::warn!(sandbox = row.id, error = chain(&error), "sandbox not paused");
             sync::follow(app, &row.team_id, &row.id).await?;
-            Err(if error.is_not_found() { ApiError::no_sandbox(&row.id) } else { error.into() })
+            Err(if error.is_not_found() { errors::no_sandbox(&row.id) } else { error.into() })
         }
     }
 }

@@ -20,10 +20,9 @@ use sandpiper_protocol::error_chain::chain;
 
 use super::{allowance, network, sync};
 use crate::auth::Caller;
-use crate::quota::QuotaBody;
+use crate::errors;
 use crate::state::App;
 use crate::store::sandbox_row::SandboxRow;
-use crate::store::sandboxes::QuotaError;
 
 /// Resumes the sandbox of `row` for `timeout` seconds; of a live one it moves the deadline out that far, never closer.
 pub async fn run(app: &App, caller: &Caller, row: &SandboxRow, timeout: u64) -> Result<Session, ApiError> {
@@ -32,12 +31,8 @@ pub async fn run(app: &App, caller: &Caller, row: &SandboxRow, timeout: u64) -> 
     // Before the row moves, so that the synchronisation never sees it `restoring` without. `None` while another request
     // works on it: then that one's task keeps the row.
     let guard = app.in_flight.enter(&row.id);
-    let reserved = app.store.sandboxes.reserve(&row.id, &limits.quota).await.map_err(|error| match error {
-        QuotaError::OverQuota(usage) => {
-            ApiError::quota_exceeded(QuotaBody::new(limits, usage, 1, row.cpu, row.memory_mb))
-        }
-        QuotaError::Store(error) => error.into(),
-    })?;
+    let reserved = app.store.sandboxes.reserve(&row.id, &limits.quota).await;
+    let reserved = reserved.map_err(|error| errors::no_capacity(error, limits, 1, row.cpu, row.memory_mb))?;
     // Of a live sandbox the agent's reports go on counting.
     let guard = guard.filter(|_| reserved);
 
@@ -55,7 +50,7 @@ pub async fn run(app: &App, caller: &Caller, row: &SandboxRow, timeout: u64) -> 
             drop(guard);
             sync::follow(app, &row.team_id, &row.id).await?;
             if error.is_not_found() {
-                return Err(ApiError::no_sandbox(&row.id));
+                return Err(errors::no_sandbox(&row.id));
             }
             Err(allowance::refusal(app, &caller.team, error, 1, row.cpu, row.memory_mb).await)
         }

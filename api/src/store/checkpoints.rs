@@ -98,6 +98,8 @@ pub struct CheckpointRow {
 pub enum CreateCheckpointError {
     #[error("Another checkpoint of the team has this name")]
     NameTaken,
+    #[error("Another process took the request over, because this one was not heard of for long")]
+    ClaimLost,
     #[error(transparent)]
     Store(#[from] StoreError),
 }
@@ -165,7 +167,9 @@ impl Checkpoints {
             .execute(&mut *tx)
             .await?;
         if let Some(claim) = claim {
-            idempotency::name_resource(&mut tx, claim, &new.id).await?;
+            if !idempotency::name_resource(&mut tx, claim, &new.id).await? {
+                return Err(CreateCheckpointError::ClaimLost);
+            }
         }
         tx.commit().await?;
         Ok(())

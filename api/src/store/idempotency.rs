@@ -171,9 +171,9 @@ impl IdempotencyKeys {
     }
 }
 
-/// Notes, in the transaction that makes it, which resource the claim's request made. Fails where another process has taken
-/// the claim over: it makes the resource.
-pub(super) async fn name_resource(tx: &mut Tx, claim: &Claim, resource_id: &str) -> Result<(), StoreError> {
+/// Notes, in the transaction that makes it, which resource the claim's request made; false where another process has taken
+/// the claim over, because this one was not heard of for long: that one makes the resource.
+pub(super) async fn name_resource(tx: &mut Tx, claim: &Claim, resource_id: &str) -> Result<bool, StoreError> {
     let named =
         sqlx::query("UPDATE idempotency_keys SET resource_id = $4 WHERE team_id = $1 AND key = $2 AND claim = $3")
             .bind(claim.team_id.as_str())
@@ -182,7 +182,7 @@ pub(super) async fn name_resource(tx: &mut Tx, claim: &Claim, resource_id: &str)
             .bind(resource_id)
             .execute(&mut **tx)
             .await?;
-    if named.rows_affected() == 1 { Ok(()) } else { Err(StoreError::ClaimLost) }
+    Ok(named.rows_affected() == 1)
 }
 
 fn later(ms: i64, by: Duration) -> i64 {

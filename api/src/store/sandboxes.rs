@@ -48,6 +48,8 @@ impl Usage {
 pub enum QuotaError {
     #[error("Over the team's quota")]
     OverQuota(Usage),
+    #[error("Another process took the request over, because this one was not heard of for long")]
+    ClaimLost,
     #[error(transparent)]
     Store(#[from] StoreError),
 }
@@ -100,7 +102,9 @@ impl Sandboxes {
         }
         if let Some(claim) = claim {
             let ids: Vec<&str> = new.iter().map(|one| one.id.as_str()).collect();
-            idempotency::name_resource(&mut tx, claim, &ids.join(",")).await?;
+            if !idempotency::name_resource(&mut tx, claim, &ids.join(",")).await? {
+                return Err(QuotaError::ClaimLost);
+            }
         }
         tx.commit().await?;
         Ok(())

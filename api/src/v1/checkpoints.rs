@@ -21,8 +21,9 @@ use super::sandboxes::body::SandboxErrorBody;
 use super::sandboxes::{check_usable, owned};
 use crate::auth::{Caller, ReadAccess, WriteAccess};
 use crate::dispatch::{self, Progress};
+use crate::errors;
 use crate::state::App;
-use crate::store::checkpoints::{CheckpointRow, CreateCheckpointError, NewCheckpoint, State as CheckpointState};
+use crate::store::checkpoints::{CheckpointRow, NewCheckpoint, State as CheckpointState};
 use crate::store::idempotency::Claim;
 
 const MAX_NAME: usize = 128;
@@ -156,13 +157,8 @@ pub async fn create(
     let guard = app.in_flight.enter(&id).ok_or_else(|| ApiError::internal("checkpoint id made twice"))?;
     let new = NewCheckpoint { id: id.clone(), name, memory: request.memory, created_at: app.clock.now() };
     let claim = claim.map(|Extension(claim)| claim);
-    app.store.checkpoints.create(&new, &sandbox, claim.as_ref()).await.map_err(|error| match error {
-        CreateCheckpointError::NameTaken => ApiError::conflict(format!(
-            "The team has a checkpoint with the name {:?}; choose another, or delete that one",
-            new.name
-        )),
-        CreateCheckpointError::Store(error) => error.into(),
-    })?;
+    let created = app.store.checkpoints.create(&new, &sandbox, claim.as_ref()).await;
+    created.map_err(|error| errors::not_checkpointed(error, &new.name))?;
     let status = match dispatch::checkpoint::run(&app, &sandbox, request.memory, guard).await? {
         Progress::Done => StatusCode::CREATED,
         Progress::UnderWay => StatusCode::ACCEPTED,
@@ -321,7 +317,7 @@ pub async fn delete(
 
 /// The caller's checkpoint of this id, or 404.
 async fn find(app: &App, caller: &Caller, id: &str) -> Result<CheckpointRow, ApiError> {
-    app.store.checkpoints.get(&caller.team.id, id).await?.ok_or_else(|| ApiError::no_checkpoint(id))
+    app.store.checkpoints.get(&caller.team.id, id).await?.ok_or_else(|| errors::no_checkpoint(id))
 }
 
 fn name(asked: Option<String>, id: &str) -> Result<String, ApiError> {

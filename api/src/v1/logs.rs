@@ -12,6 +12,7 @@ use utoipa::ToSchema;
 
 use super::page::{List, Paging, keys_by_time};
 use crate::auth::ReadAccess;
+use crate::errors;
 use crate::state::App;
 
 /// Entries, oldest first.
@@ -70,11 +71,11 @@ pub async fn logs(
 ) -> Result<Json<LogBody>, ApiError> {
     // The one thing that outlives a sandbox: a log is read most after its end.
     if !app.store.sandboxes.was_owned(&caller.team.id, &id).await? {
-        return Err(ApiError::no_sandbox(&id));
+        return Err(errors::no_sandbox(&id));
     }
     let paging = Paging::of_sandbox(query)?;
     let page = match app.agent.logs(&id).await {
-        Err(error) if error.is_not_found() => return Err(ApiError::no_sandbox(&id)),
+        Err(error) if error.is_not_found() => return Err(errors::no_sandbox(&id)),
         page => page?,
     };
     let keys: Vec<_> = keys_by_time(page.entries.iter().map(|entry| entry.time.as_microsecond())).collect();

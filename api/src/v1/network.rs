@@ -22,6 +22,7 @@ use crate::agent_client::AgentError;
 use crate::auth::{ReadAccess, WriteAccess};
 use crate::dispatch;
 use crate::dispatch::network::ApplyError;
+use crate::errors;
 use crate::state::App;
 use crate::store::sandbox_row::State as SandboxState;
 
@@ -261,7 +262,7 @@ pub async fn denied(
         .agent
         .denied(&id)
         .await
-        .map_err(|error: AgentError| if error.is_not_found() { ApiError::no_sandbox(&id) } else { error.into() })?;
+        .map_err(|error: AgentError| if error.is_not_found() { errors::no_sandbox(&id) } else { error.into() })?;
     // The latest comes first.
     let keys: Vec<_> = keys_by_time(page.entries.iter().map(|entry| -entry.time.as_microsecond())).collect();
     let entries = page.entries.into_iter().map(DeniedBody::from);

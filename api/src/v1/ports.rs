@@ -13,6 +13,7 @@ use utoipa::ToSchema;
 use crate::agent_client::AgentError;
 use crate::auth::{Caller, ReadAccess, WriteAccess};
 use crate::dispatch;
+use crate::errors;
 use crate::state::App;
 use crate::store::sandbox_row::SandboxRow;
 use crate::v1::sandboxes::body::{PortProtocol, port_number};
@@ -163,5 +164,5 @@ fn not_exposed(error: AgentError, id: &str, port: u16) -> ApiError {
 }
 
 fn gone(error: AgentError, id: &str) -> ApiError {
-    if error.is_not_found() { ApiError::no_sandbox(id) } else { error.into() }
+    if error.is_not_found() { errors::no_sandbox(id) } else { error.into() }
 }

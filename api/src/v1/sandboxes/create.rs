@@ -21,11 +21,10 @@ use super::origin::Origin;
 use super::validate::{self, CreateRequest};
 use crate::auth::{Caller, WriteAccess};
 use crate::dispatch;
-use crate::quota::QuotaBody;
+use crate::errors;
 use crate::state::App;
 use crate::store::idempotency::Claim;
 use crate::store::sandbox_row::{NewSandbox, SandboxRow, State as SandboxState};
-use crate::store::sandboxes::QuotaError;
 use crate::v1::mutation::SessionOf;
 
 /// The new sandbox, and the way into it.
@@ -62,7 +61,7 @@ pub async fn create(
     let policy = wanted.network.policy(&app).await?;
     let origin = Origin::find(&app, &caller, &wanted.start).await?;
     if asked_size != (None, None) && !caller.team.plan.may_override() {
-        return Err(ApiError::plan_required(format!(
+        return Err(errors::plan_required(format!(
             "CPU and memory of the plan {} are those of the template or checkpoint; cpu and memory_mb need Pro or \
              Enterprise",
             caller.team.plan
@@ -92,12 +91,8 @@ pub async fn create(
     let guard = app.in_flight.enter(&id).ok_or_else(|| ApiError::internal("sandbox id made twice"))?;
     let claim = claim.map(|Extension(claim)| claim);
     let new_rows = std::slice::from_ref(&new);
-    app.store.sandboxes.create(&caller.team.id, new_rows, &limits.quota, claim.as_ref()).await.map_err(|error| {
-        match error {
-            QuotaError::OverQuota(usage) => ApiError::quota_exceeded(QuotaBody::new(limits, usage, 1, cpu, memory_mb)),
-            QuotaError::Store(error) => error.into(),
-        }
-    })?;
+    let created = app.store.sandboxes.create(&caller.team.id, new_rows, &limits.quota, claim.as_ref()).await;
+    created.map_err(|error| errors::no_capacity(error, limits, 1, cpu, memory_mb))?;
 
     let order = agent::CreateSandbox {
         id: new.id.into(),

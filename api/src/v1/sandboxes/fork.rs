@@ -18,11 +18,10 @@ use super::create::CreatedSandbox;
 use super::{check_usable, owned};
 use crate::auth::{Caller, WriteAccess};
 use crate::dispatch;
-use crate::quota::QuotaBody;
+use crate::errors;
 use crate::state::App;
 use crate::store::idempotency::Claim;
 use crate::store::sandbox_row::{NewSandbox, SandboxRow, State as SandboxState};
-use crate::store::sandboxes::QuotaError;
 use crate::v1::mutation::SessionOf;
 
 /// Most sandboxes that one request makes.
@@ -94,14 +93,8 @@ pub async fn fork(
     }
     let limits = &app.offer.of(caller.team.plan);
     let claim = claim.map(|Extension(claim)| claim);
-    app.store.sandboxes.create(&caller.team.id, &new, &limits.quota, claim.as_ref()).await.map_err(
-        |error| match error {
-            QuotaError::OverQuota(usage) => {
-                ApiError::quota_exceeded(QuotaBody::new(limits, usage, count, source.cpu, source.memory_mb))
-            }
-            QuotaError::Store(error) => error.into(),
-        },
-    )?;
+    let created = app.store.sandboxes.create(&caller.team.id, &new, &limits.quota, claim.as_ref()).await;
+    created.map_err(|error| errors::no_capacity(error, limits, count, source.cpu, source.memory_mb))?;
 
     let sessions = dispatch::fork::run(&app, &caller, &source, guards).await?;
     let mut made = Vec::new();

@@ -3,6 +3,7 @@
 use sandpiper_http::error::ApiError;
 
 use crate::auth::Caller;
+use crate::errors;
 use crate::state::App;
 use crate::store::sandbox_row::{SandboxRow, State};
 
@@ -40,5 +41,5 @@ pub(super) fn check_usable(row: &SandboxRow) -> Result<(), ApiError> {
 
 /// The caller's sandbox of this id, or 404.
 pub(super) async fn owned(app: &App, caller: &Caller, id: &str) -> Result<SandboxRow, ApiError> {
-    app.store.sandboxes.get(&caller.team.id, id).await?.ok_or_else(|| ApiError::no_sandbox(id))
+    app.store.sandboxes.get(&caller.team.id, id).await?.ok_or_else(|| errors::no_sandbox(id))
 }

@@ -11,6 +11,7 @@ use utoipa::ToSchema;
 use super::body::SessionBody;
 use super::{check_usable, owned};
 use crate::auth::WriteAccess;
+use crate::errors;
 use crate::state::App;
 use crate::store::sandbox_row::State as SandboxState;
 use crate::v1::mutation::SessionOf;
@@ -48,6 +49,6 @@ pub async fn create(
         .on_behalf_of(&caller.key_id)
         .session(&id)
         .await
-        .map_err(|error| if error.is_not_found() { ApiError::no_sandbox(&id) } else { error.into() })?;
+        .map_err(|error| if error.is_not_found() { errors::no_sandbox(&id) } else { error.into() })?;
     Ok((Extension(SessionOf(vec![id])), Json(NewSession { session: session.into() })).into_response())
 }

@@ -15,6 +15,7 @@ use super::body::SandboxBody;
 use super::owned;
 use super::validate::{LifecycleRequest, Problems};
 use crate::auth::WriteAccess;
+use crate::errors;
 use crate::state::App;
 use crate::store::sandbox_row::State as SandboxState;
 use crate::store::sandboxes::Change;
@@ -74,7 +75,7 @@ pub async fn update(
             .agent
             .update(&id, &change)
             .await
-            .map_err(|error| if error.is_not_found() { ApiError::no_sandbox(&id) } else { error.into() })?;
+            .map_err(|error| if error.is_not_found() { errors::no_sandbox(&id) } else { error.into() })?;
         app.store.sandboxes.mirror(&report).await?;
     }
     app.store.sandboxes.change(&id, &Change { timeout_seconds, metadata }).await?;
