@@ -158,7 +158,7 @@ fn is_zero(value: &i32) -> bool {
     *value == 0
 }
 
-/// One entry of `POST /files`' answer.
+/// One entry of the response of `POST /files`, and the response of `POST /files/compose`.
 #[derive(Debug, Clone, Serialize, Deserialize, PartialEq, Eq)]
 pub struct WrittenFile {
     /// Absolute path in the guest.
@@ -167,6 +167,9 @@ pub struct WrittenFile {
     /// Always `file`.
     #[serde(rename = "type")]
     pub kind: String,
+    /// What the request's fields `X-Metadata-<key>` said, by key.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub metadata: BTreeMap<String, String>,
 }
 
 #[cfg(test)]

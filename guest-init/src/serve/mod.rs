@@ -3,7 +3,7 @@
 //! | request | answer |
 //! |---|---|
 //! | `GET /health` | 204 |
-//! | `GET /files`, `POST /files` | [`files`] |
+//! | `GET /files`, `POST /files`, `POST /files/compose` | [`files`] |
 //! | `POST /process.Process/<Method>` | [`process`], in the Connect protocol |
 //! | `POST /filesystem.Filesystem/<Method>` | [`filesystem`], in the same |
 //! | `POST /<other service>/<Method>` | Connect error `unimplemented` |
@@ -20,6 +20,7 @@ mod filesystem;
 #[cfg(fuzzing)]
 pub mod fuzzing;
 mod http;
+mod open;
 mod process;
 
 use std::collections::BTreeMap;
@@ -127,9 +128,13 @@ pub async fn serve<L: Listener>(listener: L, app: Arc<App>) {
 async fn route(request: Request<Incoming>, app: &Arc<App>) -> Response {
     match (request.method(), request.uri().path()) {
         (&Method::GET, "/health") => status(StatusCode::NO_CONTENT),
-        (&Method::GET, "/files") => files::download(request, app).await,
+        // To a HEAD, hyper sends the head only.
+        (&Method::GET | &Method::HEAD, "/files") => files::download(request, app).await,
         (&Method::POST, "/files") => files::upload(request, app).await,
-        (_, "/health" | "/files") => error(StatusCode::METHOD_NOT_ALLOWED, "This path has no such method"),
+        (&Method::POST, "/files/compose") => files::compose(request, app).await,
+        (_, "/health" | "/files" | "/files/compose") => {
+            error(StatusCode::METHOD_NOT_ALLOWED, "This path has no such method")
+        }
         (_, path) => match connect::method_of(path) {
             Some(_) if request.method() != Method::POST => {
                 error(StatusCode::METHOD_NOT_ALLOWED, "Procedures are called with POST")

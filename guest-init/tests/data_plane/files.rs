@@ -55,6 +55,80 @@ async fn a_form_carries_several_files() {
 }
 
 #[tokio::test]
+async fn a_form_writes_to_no_other_path_than_the_querys() {
+    let server = Server::start();
+    let folder = open_folder(&server);
+    let part = |path: &str| {
+        format!("--edge\r\nContent-Disposition: form-data; name=\"file\"; filename=\"{path}\"\r\n\r\ntext\r\n")
+    };
+    let body = part("a") + &part(&format!("{folder}/b")) + "--edge--\r\n";
+
+    let (status, _) = server.post(&format!("/files?path={folder}/a"), "multipart/form-data; boundary=edge", body).await;
+
+    assert_eq!(status, StatusCode::BAD_REQUEST);
+    assert!(!fs::exists(format!("{folder}/b")).unwrap());
+}
+
+#[tokio::test]
+async fn metadata_comes_with_a_file_and_goes_with_the_next_upload() {
+    let server = Server::start();
+    let folder = folder_of_nobody(&server);
+    // The second lies where only the file itself may be written.
+    let shared = format!("{}/shared", open_folder(&server));
+    fs::write(&shared, "").unwrap();
+    std::os::unix::fs::chown(&shared, Some(65534), None).unwrap();
+    let metadata = async |path: &str| {
+        let (_, stat) = server.filesystem("nobody", "Stat", json!({"path": path})).await;
+        stat["entry"]["metadata"].clone()
+    };
+
+    for path in [&format!("{folder}/file"), &shared] {
+        let put = async |fields: &[(&str, &str)]| {
+            let mut request =
+                Request::post(format!("/files?path={path}&username=nobody")).header("content-type", BYTES);
+            for (name, value) in fields {
+                request = request.header(*name, *value);
+            }
+            whole(server.send(request.body(Full::new("x".into())).unwrap()).await).await
+        };
+        let (first, written) = put(&[("X-Metadata-Origin", "upload"), ("X-Metadata-Colour", "blue")]).await;
+        let had = metadata(path).await;
+        put(&[("X-Metadata-Origin", "second")]).await;
+        let replaced = metadata(path).await;
+        put(&[]).await;
+
+        assert_eq!(first, StatusCode::OK);
+        assert_eq!(json(&written)[0]["metadata"], json!({"origin": "upload", "colour": "blue"}));
+        assert_eq!(had, json!({"origin": "upload", "colour": "blue"}));
+        assert_eq!(replaced, json!({"origin": "second"}));
+        assert_eq!(metadata(path).await, Value::Null);
+    }
+    let (too_long, _) = {
+        let request = Request::post(format!("/files?path={folder}/long")).header("content-type", BYTES);
+        let request = request.header("x-metadata-a", "x".repeat(4_000)).body(Full::default()).unwrap();
+        whole(server.send(request).await).await
+    };
+    assert_eq!(too_long, StatusCode::BAD_REQUEST);
+    assert!(!fs::exists(format!("{folder}/long")).unwrap());
+}
+
+#[tokio::test]
+async fn magic_links_lead_no_download_past_the_permissions_of_folders() {
+    let server = Server::start();
+    let private = format!("{}/private", open_folder(&server));
+    fs::create_dir(&private).unwrap();
+    fs::write(format!("{private}/secret"), "root's").unwrap();
+    fs::set_permissions(&private, Permissions::from_mode(0o700)).unwrap();
+    // The server has a file open that anybody might read, in a folder that lets nobody in.
+    let held = fs::File::open(format!("{private}/secret")).unwrap();
+    let magic = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&held));
+
+    let (status, body) = server.get(&format!("/files?path={magic}&username=nobody")).await;
+
+    assert!([StatusCode::BAD_REQUEST, StatusCode::FORBIDDEN].contains(&status), "{status}: {body:?}");
+}
+
+#[tokio::test]
 async fn new_files_and_folders_belong_to_the_user() {
     let server = Server::start();
     let folder = folder_of_nobody(&server);

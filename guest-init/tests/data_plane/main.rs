@@ -1,6 +1,8 @@
 //! The data plane as an ordinary process serves it, on a Unix socket, with real files and programs. Needs root, because
 //! it acts as other users.
 
+mod compose;
+mod encodings;
 mod files;
 mod filesystem;
 mod process;

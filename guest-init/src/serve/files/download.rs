@@ -1,24 +1,34 @@
 //! `GET /files`.
 
-use std::fs::{File, OpenOptions};
-use std::io::{self, Read, Seek, SeekFrom};
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::ops::Range;
-use std::os::unix::fs::OpenOptionsExt;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use futures_util::{StreamExt, stream};
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use futures_util::{Stream, StreamExt, stream};
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::{Frame, Incoming};
 use hyper::header::{
-    ACCEPT_RANGES, CONTENT_DISPOSITION, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, HeaderMap, HeaderValue, RANGE,
+    ACCEPT_RANGES, CONTENT_DISPOSITION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, ETAG, HeaderMap,
+    HeaderName, HeaderValue, LAST_MODIFIED, RANGE, VARY,
 };
 use hyper::{Request, StatusCode};
+use rustix::fs::{CWD, OFlags};
 
+use super::condition::{Validators, Verdict};
+use super::encoding::{Accepted, accepted};
+use super::range::{RequestedRange, requested_range};
 use super::{FileError, PIECE, blocking, lookup, resolve, user_name};
 use crate::serve::App;
 use crate::serve::credentials::as_user;
 use crate::serve::http::{Response, query, status};
+use crate::serve::open::open;
+
+/// Bytes below which compressing gains nothing.
+const MIN_COMPRESSED: usize = 512;
 
 /// Sends a file, or one range of it.
 pub(in crate::serve) async fn download(request: Request<Incoming>, app: &Arc<App>) -> Response {
@@ -34,29 +44,62 @@ struct Opened {
     size: u64,
     /// The bytes up to here are in `head`; if the file ends there, all of them.
     head: Vec<u8>,
+    /// None of a file that the kernel makes up as it is read.
+    validators: Option<Validators>,
 }
 
 async fn try_download(request: &Request<Incoming>, app: &Arc<App>) -> Result<Response, FileError> {
     let path = query(request, "path").ok_or_else(|| FileError::Request("The query names no path".into()))?;
     let user = user_name(request, app);
-    let opened = blocking(move || open(&path, &user)).await?;
-    let range = match requested_range(request.headers(), opened.size) {
+    let headers = request.headers();
+    let accepted = accepted(headers);
+    if !accepted.identity && !accepted.gzip {
+        return Err(FileError::NotAcceptable);
+    }
+    let opened = blocking(move || begin(&path, &user)).await?;
+    let validators = opened.validators.clone();
+    let verdict = validators.as_ref().map_or(Verdict::Send, |validators| validators.judge(headers));
+    let mut response = match verdict {
+        Verdict::Failed => return Err(FileError::Condition),
+        Verdict::NotModified => status(StatusCode::NOT_MODIFIED),
+        Verdict::Send => send(opened, headers, accepted).await?,
+    };
+    let is_encoded = response.headers().contains_key(CONTENT_ENCODING);
+    let headers = response.headers_mut();
+    headers.insert(VARY, HeaderValue::from_static("accept-encoding"));
+    if let Some(Validators { tag, modified }) = validators {
+        // Compressed, it is the same file in other bytes: what a weak tag says.
+        insert(headers, ETAG, if is_encoded { format!("W/{tag}") } else { tag });
+        insert(headers, LAST_MODIFIED, httpdate::fmt_http_date(modified));
+    }
+    Ok(response)
+}
+
+/// The whole file, or the range that is asked for.
+async fn send(opened: Opened, headers: &HeaderMap, accepted: Accepted) -> Result<Response, FileError> {
+    let size = opened.size;
+    let is_same = opened.validators.as_ref().is_none_or(|validators| validators.allow_range(headers));
+    let wants_range = headers.contains_key(RANGE) && accepted.identity && is_same;
+    let opened = match accepted.gzip && !wants_range {
+        true => match blocking(move || Ok(compress(opened, accepted.identity))).await? {
+            Ok((beginning, rest)) => return Ok(compressed(beginning, rest)),
+            Err(opened) => opened,
+        },
+        false => opened,
+    };
+    let range = match if wants_range { requested_range(headers, size) } else { RequestedRange::Whole } {
         RequestedRange::Whole => None,
         RequestedRange::Part(range) => Some(range),
         RequestedRange::Unsatisfiable => {
             let mut response = status(StatusCode::RANGE_NOT_SATISFIABLE);
-            insert(response.headers_mut(), CONTENT_RANGE, format!("bytes */{}", opened.size));
+            insert(response.headers_mut(), CONTENT_RANGE, format!("bytes */{size}"));
             return Ok(response);
         }
     };
-    let size = opened.size;
     let sent = range.clone().unwrap_or(0..size);
     let length = sent.end - sent.start;
-    let pieces = pieces(opened, sent).map(|piece| piece.map(Frame::data));
-    let mut response = hyper::Response::new(StreamBody::new(pieces).boxed_unsync());
+    let mut response = response(pieces(opened, sent));
     let headers = response.headers_mut();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
-    headers.insert(CONTENT_DISPOSITION, HeaderValue::from_static("inline"));
     headers.insert(ACCEPT_RANGES, HeaderValue::from_static("bytes"));
     headers.insert(CONTENT_LENGTH, HeaderValue::from(length));
     if let Some(range) = range {
@@ -66,8 +109,17 @@ async fn try_download(request: &Request<Incoming>, app: &Arc<App>) -> Result<Res
     Ok(response)
 }
 
-fn insert(headers: &mut HeaderMap, name: hyper::header::HeaderName, value: String) {
-    // Digits and dashes always are a header's value.
+fn response(pieces: impl Stream<Item = io::Result<Bytes>> + Send + 'static) -> Response {
+    let pieces = pieces.map(|piece| piece.map(Frame::data));
+    let mut response = hyper::Response::new(StreamBody::new(pieces).boxed_unsync());
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
+    headers.insert(CONTENT_DISPOSITION, HeaderValue::from_static("inline"));
+    response
+}
+
+fn insert(headers: &mut HeaderMap, name: HeaderName, value: String) {
+    // What is put into headers here has letters, digits and plain signs, which always are a value.
     if let Ok(value) = HeaderValue::try_from(value) {
         headers.insert(name, value);
     }
@@ -75,14 +127,13 @@ fn insert(headers: &mut HeaderMap, name: hyper::header::HeaderName, value: Strin
 
 /// Opens a file as a user and reads its beginning. Files of `/proc` and `/sys` claim a size that is not theirs, so one that
 /// ends within the beginning has the size that was read.
-fn open(path: &str, user: &str) -> Result<Opened, FileError> {
+fn begin(path: &str, user: &str) -> Result<Opened, FileError> {
     let user = lookup(user)?;
     let path = resolve(path, &user.home);
     let failed = FileError::path(&path);
     let opened = as_user(&user, || {
         // Without O_NONBLOCK, opening a named pipe would wait for its writer.
-        let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
-        let mut file = OpenOptions::new().read(true).custom_flags(flags).open(&path)?;
+        let mut file = File::from(open(CWD, &path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY)?);
         let meta = file.metadata()?;
         if meta.is_dir() {
             return Err(io::ErrorKind::IsADirectory.into());
@@ -93,35 +144,14 @@ fn open(path: &str, user: &str) -> Result<Opened, FileError> {
         let mut head = Vec::new();
         (&mut file).take(PIECE as u64).read_to_end(&mut head)?;
         let size = if head.len() < PIECE { head.len() as u64 } else { meta.len().max(head.len() as u64) };
-        Ok(Opened { file, size, head })
+        let validators = (size == meta.len()).then(|| Validators::of(&meta));
+        Ok(Opened { file, size, head, validators })
     });
     opened.and_then(|opened| opened).map_err(failed)
 }
 
-#[derive(Debug, PartialEq, Eq)]
-enum RequestedRange {
-    Whole,
-    Part(Range<u64>),
-    Unsatisfiable,
-}
-
-/// What of `size` bytes is wanted. Several ranges, or what cannot be understood, is the whole, as HTTP allows.
-fn requested_range(headers: &HeaderMap, size: u64) -> RequestedRange {
-    let spec = headers.get(RANGE).and_then(|value| value.to_str().ok()).and_then(|value| value.strip_prefix("bytes="));
-    let Some((first, last)) = spec.and_then(|spec| spec.trim().split_once('-')) else {
-        return RequestedRange::Whole;
-    };
-    let range = match (first.parse::<u64>(), last.parse::<u64>()) {
-        (Ok(first), Ok(last)) if first <= last => first..last.saturating_add(1).min(size),
-        (Ok(first), Err(_)) if last.is_empty() => first..size,
-        (Err(_), Ok(count)) if first.is_empty() => size.saturating_sub(count)..size,
-        _ => return RequestedRange::Whole,
-    };
-    if range.is_empty() { RequestedRange::Unsatisfiable } else { RequestedRange::Part(range) }
-}
-
-/// The bytes of a range, read as they are sent. A file that has become shorter breaks the answer off.
-fn pieces(opened: Opened, range: Range<u64>) -> impl futures_util::Stream<Item = io::Result<Bytes>> + Send {
+/// The bytes of a range, read as they are sent. A file that has become shorter breaks the response off.
+fn pieces(opened: Opened, range: Range<u64>) -> impl Stream<Item = io::Result<Bytes>> + Send {
     let Opened { file, head, .. } = opened;
     let first = usize::try_from(range.start).ok().filter(|start| *start < head.len()).map(|start| {
         let end = usize::try_from(range.end).map_or(head.len(), |end| end.min(head.len()));
@@ -132,43 +162,76 @@ fn pieces(opened: Opened, range: Range<u64>) -> impl futures_util::Stream<Item =
         if position >= range.end {
             return Ok(None);
         }
-        let wanted = usize::try_from(range.end - position).unwrap_or(PIECE).min(PIECE);
-        let read = tokio::task::spawn_blocking(move || read_at(file, position, wanted)).await;
-        let (file, piece) = read.map_err(io::Error::other)??;
+        let read = tokio::task::spawn_blocking(move || {
+            let piece = read_at(&file, position, range.end)?;
+            Ok::<_, io::Error>((file, piece))
+        });
+        let (file, piece) = read.await.map_err(io::Error::other)??;
         let next = position + piece.len() as u64;
-        Ok(Some((piece, (file, next))))
+        Ok(Some((Bytes::from(piece), (file, next))))
     });
     stream::iter(first.map(Ok)).chain(rest)
 }
 
-fn read_at(mut file: File, position: u64, wanted: usize) -> io::Result<(File, Bytes)> {
+/// The next bytes before `end`, of which there must be one.
+fn read_at(mut file: &File, position: u64, end: u64) -> io::Result<Vec<u8>> {
+    let wanted = usize::try_from(end.saturating_sub(position)).unwrap_or(PIECE).min(PIECE);
     file.seek(SeekFrom::Start(position))?;
     let mut piece = Vec::with_capacity(wanted);
-    (&mut file).take(wanted as u64).read_to_end(&mut piece)?;
+    file.take(wanted as u64).read_to_end(&mut piece)?;
     if piece.is_empty() {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
-    Ok((file, piece.into()))
+    Ok(piece)
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// The rest of a file whose beginning is compressed.
+struct Rest {
+    file: File,
+    position: u64,
+    size: u64,
+    encoder: GzEncoder<Vec<u8>>,
+}
 
-    #[test]
-    fn ranges_are_read_as_http_defines_them() {
-        let range = |value: &'static str| {
-            requested_range(&HeaderMap::from_iter([(RANGE, HeaderValue::from_static(value))]), 10)
-        };
-        assert_eq!(range("bytes=0-3"), RequestedRange::Part(0..4));
-        assert_eq!(range("bytes=8-99"), RequestedRange::Part(8..10));
-        assert_eq!(range("bytes=4-"), RequestedRange::Part(4..10));
-        assert_eq!(range("bytes=-3"), RequestedRange::Part(7..10));
-        assert_eq!(range("bytes=10-"), RequestedRange::Unsatisfiable);
-        assert_eq!(range("bytes=-0"), RequestedRange::Unsatisfiable);
-        assert_eq!(range("bytes=5-2"), RequestedRange::Whole);
-        assert_eq!(range("bytes=0-1,4-5"), RequestedRange::Whole);
-        assert_eq!(range("lines=0-1"), RequestedRange::Whole);
-        assert_eq!(requested_range(&HeaderMap::new(), 0), RequestedRange::Whole);
+/// Compresses the beginning of a file. Gives it back if that gains nothing and the client takes it as it is: pictures and
+/// archives go faster so.
+fn compress(opened: Opened, may_decline: bool) -> Result<(Bytes, Rest), Opened> {
+    let length = opened.head.len();
+    if may_decline && length < MIN_COMPRESSED {
+        return Err(opened);
+    }
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
+    // Into memory, which does not fail.
+    let written = encoder.write_all(&opened.head).and_then(|()| encoder.flush());
+    if written.is_err() || may_decline && encoder.get_ref().len() > length / 10 * 9 {
+        return Err(opened);
+    }
+    let beginning = std::mem::take(encoder.get_mut());
+    let Opened { file, size, .. } = opened;
+    Ok((beginning.into(), Rest { file, position: length as u64, size, encoder }))
+}
+
+/// A file that is compressed as it is sent.
+fn compressed(beginning: Bytes, rest: Rest) -> Response {
+    let rest = stream::try_unfold(Some(rest), |rest| async move {
+        let Some(rest) = rest else { return Ok(None) };
+        tokio::task::spawn_blocking(move || rest.next().map(Some)).await.map_err(io::Error::other)?
+    });
+    let mut response = response(stream::iter([Ok(beginning)]).chain(rest));
+    response.headers_mut().insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+    response
+}
+
+impl Rest {
+    /// The next piece, and what is left after it.
+    fn next(mut self) -> io::Result<(Bytes, Option<Self>)> {
+        if self.position >= self.size {
+            return Ok((self.encoder.finish()?.into(), None));
+        }
+        let piece = read_at(&self.file, self.position, self.size)?;
+        self.position += piece.len() as u64;
+        self.encoder.write_all(&piece)?;
+        let bytes = std::mem::take(self.encoder.get_mut());
+        Ok((bytes.into(), Some(self)))
     }
 }

@@ -1,22 +1,36 @@
-//! `GET` and `POST /files`: one file out, files in, as the user that the request names.
+//! `GET` and `POST /files`: one file out, files in, as the user that the request names. `POST /files/compose`: one of several.
 //!
 //! A path is taken as a shell would take it: `~` and relative paths count from the user's home. Every access is checked by
 //! the kernel as that user's ([`as_user`](super::credentials::as_user)). Contents are streamed in bounded pieces both ways.
 
+mod compose;
+mod condition;
 mod download;
+mod draft;
+mod encoding;
+mod form;
+mod metadata;
 mod path;
+mod range;
 mod upload;
 
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use hyper::{Request, StatusCode};
+use sandpiper_protocol::process::WrittenFile;
 
+pub(super) use compose::compose;
 pub(super) use download::download;
-pub(super) use path::resolve;
 #[cfg(fuzzing)]
-pub(super) use upload::Form;
+pub(super) use form::Form;
+pub(super) use metadata::ATTRIBUTE;
+pub(super) use path::resolve;
 pub(super) use upload::upload;
+
+use self::metadata::Metadata;
 
 use super::App;
 use super::http::{Response, basic_user, error, query};
@@ -25,6 +39,9 @@ use crate::users::{self, LookupError, User};
 /// Bytes that are read or written at once, and held in memory for each transfer.
 const PIECE: usize = 256 * 1024;
 
+/// For the next piece of a body to arrive.
+const PIECE_TIMEOUT: Duration = Duration::from_secs(120);
+
 /// Why a file request fails.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum FileError {
@@ -32,6 +49,10 @@ pub(super) enum FileError {
     Request(String),
     #[error("{0}")]
     Media(String),
+    #[error("The file can be sent as it is, or compressed with gzip, and the request takes neither")]
+    NotAcceptable,
+    #[error("The file is in another state than the one that the request is for")]
+    Condition,
     #[error(transparent)]
     User(#[from] LookupError),
     #[error("{path}: {source}")]
@@ -43,7 +64,7 @@ pub(super) enum FileError {
 }
 
 impl FileError {
-    fn path(path: &std::path::Path) -> impl Fn(io::Error) -> Self + use<> {
+    fn path(path: &Path) -> impl Fn(io::Error) -> Self + use<> {
         let path = path.display().to_string();
         move |source| Self::Path { path: path.clone(), source }
     }
@@ -52,6 +73,8 @@ impl FileError {
         match self {
             Self::Request(_) | Self::Incomplete(_) => StatusCode::BAD_REQUEST,
             Self::Media(_) => StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            Self::NotAcceptable => StatusCode::NOT_ACCEPTABLE,
+            Self::Condition => StatusCode::PRECONDITION_FAILED,
             Self::User(LookupError::Unknown(_)) => StatusCode::UNAUTHORIZED,
             Self::Path { source, .. } => match source.kind() {
                 io::ErrorKind::NotFound => StatusCode::NOT_FOUND,
@@ -61,7 +84,8 @@ impl FileError {
                 | io::ErrorKind::NotADirectory
                 | io::ErrorKind::InvalidInput
                 | io::ErrorKind::InvalidFilename => StatusCode::BAD_REQUEST,
-                // A loop of symbolic links has no stable kind.
+                io::ErrorKind::UnexpectedEof => StatusCode::CONFLICT,
+                // A loop of symbolic links, or a link where none is followed, has no stable kind.
                 _ if source.raw_os_error() == Some(libc::ELOOP) => StatusCode::BAD_REQUEST,
                 _ => StatusCode::INTERNAL_SERVER_ERROR,
             },
@@ -84,6 +108,17 @@ async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, FileError> + Send + 'static,
 ) -> Result<T, FileError> {
     tokio::task::spawn_blocking(work).await?
+}
+
+fn late() -> FileError {
+    FileError::Incomplete("it did not go on".into())
+}
+
+/// What is said of a file that was written.
+fn written(path: &Path, metadata: Metadata) -> WrittenFile {
+    let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let path = path.to_string_lossy().into_owned();
+    WrittenFile { path, name, kind: "file".to_owned(), metadata: metadata.into_map() }
 }
 
 fn lookup(name: &str) -> Result<User, FileError> {

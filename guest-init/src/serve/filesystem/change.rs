@@ -9,8 +9,8 @@ use rustix::io::Errno;
 use sandpiper_protocol::connect::Code;
 
 use super::failed;
-use super::open::{open, parent};
 use crate::serve::connect::Error;
+use crate::serve::open::{open, parent};
 
 /// Mode of a new folder; the mask takes what it takes.
 const FOLDER_MODE: u32 = 0o755;

@@ -12,12 +12,10 @@ use rustix::fs::{
 use sandpiper_protocol::filesystem::{EntryInfo, FileType};
 
 use super::failed;
-use super::open::{open, path_of};
 use crate::serve::connect::Error;
+use crate::serve::files::ATTRIBUTE;
+use crate::serve::open::{open, path_of};
 use crate::users::Names;
-
-/// The extended attributes that are shown.
-const METADATA: &str = "user.e2b.";
 
 /// What there is at an absolute path.
 pub(super) fn at(path: &Path, names: &Names) -> Result<EntryInfo, Error> {
@@ -103,7 +101,7 @@ fn permissions(kind: Type, mode: u16) -> String {
     text
 }
 
-/// The attributes of [`METADATA`] that the user may read.
+/// The attributes of [`ATTRIBUTE`] that the user may read.
 fn metadata(fd: &OwnedFd) -> rustix::io::Result<BTreeMap<String, String>> {
     // The calls on descriptors refuse one that is only a place.
     let path = path_of(fd);
@@ -112,7 +110,7 @@ fn metadata(fd: &OwnedFd) -> rustix::io::Result<BTreeMap<String, String>> {
     list.truncate(length);
     let mut metadata = BTreeMap::new();
     for name in list.split(|byte| *byte == 0) {
-        let Some(key) = name.strip_prefix(METADATA.as_bytes()) else { continue };
+        let Some(key) = name.strip_prefix(ATTRIBUTE.as_bytes()) else { continue };
         let mut value = vec![0; getxattr_query(&path, name)?];
         let length = getxattr(&path, name, &mut value)?;
         value.truncate(length);

@@ -14,8 +14,8 @@ use sandpiper_protocol::filesystem::{EntryInfo, FileType};
 
 use super::entry::describe;
 use super::failed;
-use super::open::open;
 use crate::serve::connect::Error;
+use crate::serve::open::open;
 use crate::users::Names;
 
 /// Entries of one response, and bytes of what is in them that has no fixed length.

@@ -16,7 +16,6 @@
 mod change;
 mod entry;
 mod list;
-mod open;
 mod remove;
 mod watch;
 

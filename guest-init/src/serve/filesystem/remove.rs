@@ -13,8 +13,8 @@ use rustix::path::Arg;
 use sandpiper_protocol::connect::Code;
 
 use super::failed;
-use super::open::{open, parent};
 use crate::serve::connect::Error;
+use crate::serve::open::{open, parent};
 
 /// Levels of a tree; each holds a descriptor while it is emptied.
 pub(super) const MAX_DEPTH: u32 = 256;

@@ -22,7 +22,7 @@ use crate::serve::connect::Error;
 use crate::serve::credentials::as_user;
 use crate::serve::filesystem::entry::describe;
 use crate::serve::filesystem::failed;
-use crate::serve::filesystem::open::{open, path_of};
+use crate::serve::open::{open, path_of};
 use crate::users::{Names, User};
 
 /// Folders of one watch, and levels of them.
