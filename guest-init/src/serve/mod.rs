@@ -3,6 +3,8 @@
 //! | request | answer |
 //! |---|---|
 //! | `GET /health` | 204 |
+//! | `GET /metrics` | [`metrics`] |
+//! | `GET /envs` | the environment of every process, by name |
 //! | `GET /files`, `POST /files`, `POST /files/compose` | [`files`] |
 //! | `POST /process.Process/<Method>` | [`process`], in the Connect protocol |
 //! | `POST /filesystem.Filesystem/<Method>` | [`filesystem`], in the same |
@@ -20,6 +22,7 @@ mod filesystem;
 #[cfg(fuzzing)]
 pub mod fuzzing;
 mod http;
+mod metrics;
 mod open;
 mod process;
 
@@ -38,7 +41,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use crate::cgroups::Cgroups;
 pub use crate::net::Listener;
 use crate::net::accept_each;
-use http::{Response, basic_user, error, status};
+use http::{Response, basic_user, error, json, status};
 
 /// Connections at a time; more wait to be accepted.
 const MAX_CONNECTIONS: usize = 1024;
@@ -72,6 +75,7 @@ pub struct App {
     settings: Mutex<Settings>,
     processes: Arc<process::Manager>,
     watches: filesystem::Watches,
+    processors: metrics::Processors,
 }
 
 impl App {
@@ -85,6 +89,7 @@ impl App {
             settings: Mutex::new(settings),
             processes: Arc::new(process::Manager::new(groups)),
             watches: filesystem::Watches::default(),
+            processors: metrics::Processors::default(),
         }
     }
 
@@ -128,11 +133,13 @@ pub async fn serve<L: Listener>(listener: L, app: Arc<App>) {
 async fn route(request: Request<Incoming>, app: &Arc<App>) -> Response {
     match (request.method(), request.uri().path()) {
         (&Method::GET, "/health") => status(StatusCode::NO_CONTENT),
+        (&Method::GET, "/metrics") => metrics::metrics(app).await,
+        (&Method::GET, "/envs") => json(StatusCode::OK, &app.settings().envs),
         // To a HEAD, hyper sends the head only.
         (&Method::GET | &Method::HEAD, "/files") => files::download(request, app).await,
         (&Method::POST, "/files") => files::upload(request, app).await,
         (&Method::POST, "/files/compose") => files::compose(request, app).await,
-        (_, "/health" | "/files" | "/files/compose") => {
+        (_, "/health" | "/metrics" | "/envs" | "/files" | "/files/compose") => {
             error(StatusCode::METHOD_NOT_ALLOWED, "This path has no such method")
         }
         (_, path) => match connect::method_of(path) {
