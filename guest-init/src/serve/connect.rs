@@ -7,7 +7,7 @@ use bytes::Bytes;
 use futures_util::{Stream, StreamExt};
 use http_body_util::{BodyExt, Limited, StreamBody};
 use hyper::body::{Body, Frame, Incoming};
-use hyper::header::{CONTENT_TYPE, HeaderMap, HeaderValue};
+use hyper::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderValue};
 use hyper::{Request, StatusCode};
 use sandpiper_protocol::connect::{
     Code, Decoder, END_OF_STREAM, EndOfStream, ErrorBody, STREAM_CONTENT_TYPE, envelope,
@@ -110,7 +110,7 @@ pub(super) fn unimplemented<B>(request: &Request<B>) -> Response {
 }
 
 /// The answer to a call in another encoding, which names those that are known.
-pub(super) fn unsupported_media_type() -> Response {
+fn unsupported_media_type() -> Response {
     let mut response = status(StatusCode::UNSUPPORTED_MEDIA_TYPE);
     let known = HeaderValue::from_static("application/json, application/connect+json");
     response.headers_mut().insert("accept-post", known);
@@ -127,6 +127,38 @@ pub(super) fn keepalive(headers: &HeaderMap) -> Duration {
     number(headers, "keepalive-ping-interval")
         .filter(|seconds| *seconds > 0)
         .map_or(KEEPALIVE, |seconds| Duration::from_secs(seconds.min(86_400)))
+}
+
+/// Lets a call in whose messages are wrapped as `expected`, and returns the time that its caller gives it. Otherwise the
+/// response that refuses it.
+pub(super) fn admit(headers: &HeaderMap, expected: Wire) -> Result<Option<Duration>, Box<Response>> {
+    if Wire::of(headers) != Some(expected) {
+        return Err(Box::new(unsupported_media_type()));
+    }
+    let encoding = headers.get(CONTENT_ENCODING).map(|encoding| encoding.as_bytes().trim_ascii());
+    if encoding.is_some_and(|encoding| !encoding.is_empty() && !encoding.eq_ignore_ascii_case(b"identity")) {
+        let message = "Compressed requests are not supported: send the message as it is";
+        return Err(Box::new(expected.error(&Error::new(Code::Unimplemented, message))));
+    }
+    Ok(deadline(headers))
+}
+
+/// The response of a call, within `time`. What it has begun by then goes on: a folder's removal, for instance.
+pub(super) async fn respond(
+    wire: Wire,
+    time: Option<Duration>,
+    call: impl Future<Output = Result<Response, Error>>,
+) -> Response {
+    let response = match time {
+        Some(time) => timeout(time, call).await.unwrap_or_else(|_| Err(deadline_exceeded())),
+        None => call.await,
+    };
+    response.unwrap_or_else(|error| wire.error(&error))
+}
+
+/// The end of a call whose caller gave it no more time.
+pub(super) fn deadline_exceeded() -> Error {
+    Error::new(Code::DeadlineExceeded, "The time that the request gave is over")
 }
 
 /// The one message of a unary call.

@@ -2,8 +2,11 @@
 
 use std::path::Path;
 
-use crate::support::{Server, soon, until};
-use hyper::StatusCode;
+use crate::support::{Server, soon, until, whole};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use http_body_util::Full;
+use hyper::{Request, StatusCode};
 use sandpiper_protocol::connect::{END_OF_STREAM, envelope};
 use serde_json::{Value, json};
 
@@ -330,7 +333,7 @@ async fn other_methods_and_services_are_unimplemented() {
     let method = server.post("/process.Process/Dance", "application/json", "{}").await;
     let grpc = server.post("/process.Process/List", "application/grpc", "").await;
     let get = server.get("/process.Process/List").await;
-    let nothing = server.get("/metrics").await;
+    let nothing = server.get("/nothing").await;
     let broken = server.call("SendSignal", json!({"process": {"pid": 1}, "signal": 9})).await;
 
     assert_eq!(unary.0, StatusCode::NOT_IMPLEMENTED);
@@ -341,6 +344,75 @@ async fn other_methods_and_services_are_unimplemented() {
     assert_eq!((grpc.0, get.0), (StatusCode::UNSUPPORTED_MEDIA_TYPE, StatusCode::METHOD_NOT_ALLOWED));
     assert_eq!(nothing.0, StatusCode::NOT_FOUND);
     assert_eq!((broken.0, &broken.1["code"]), (StatusCode::BAD_REQUEST, &json!("invalid_argument")));
+}
+
+#[tokio::test]
+async fn a_call_ends_at_the_time_that_its_client_gave_it() {
+    let server = Server::start();
+    let mut events = server.shell("sleep 1000").await;
+    let pid = events.pid().await;
+    // More than its pipe takes, and it reads nothing.
+    let input = json!({"process": {"pid": pid}, "input": {"stdin": STANDARD.encode(vec![0; 1 << 20])}});
+    let start = json!({"start": {"process": {"pid": pid}}}).to_string();
+    let stream = [envelope(0, start.as_bytes()), envelope(0, json!({"data": input}).to_string().as_bytes())].concat();
+    let send = async |method: &str, kind: &str, body: Vec<u8>| {
+        let request = Request::post(format!("/process.Process/{method}")).header("content-type", kind);
+        let request = request.header("connect-timeout-ms", "300").body(Full::new(body.into())).unwrap();
+        whole(server.send(request).await).await
+    };
+
+    let unary = send("SendInput", "application/json", input.to_string().into_bytes()).await;
+    let streamed = send("StreamInput", "application/connect+json", stream).await;
+    server.call("SendSignal", json!({"process": {"pid": pid}, "signal": "SIGNAL_SIGKILL"})).await;
+
+    assert_eq!(unary.0, StatusCode::GATEWAY_TIMEOUT);
+    assert_eq!(serde_json::from_slice::<Value>(&unary.1).unwrap()["code"], "deadline_exceeded");
+    assert_eq!((streamed.0, streamed.1[0]), (StatusCode::OK, END_OF_STREAM));
+    assert_eq!(serde_json::from_slice::<Value>(&streamed.1[5..]).unwrap()["error"]["code"], "deadline_exceeded");
+}
+
+#[tokio::test]
+async fn a_compressed_message_is_refused_and_identity_is_none() {
+    let server = Server::start();
+    let list = async |encoding: &str| {
+        let request = Request::post("/process.Process/List").header("content-type", "application/json");
+        let request = request.header("content-encoding", encoding).body(Full::new("{}".into())).unwrap();
+        let (status, body) = whole(server.send(request).await).await;
+        (status, serde_json::from_slice::<Value>(&body).unwrap()["code"].clone())
+    };
+
+    assert_eq!(list("identity").await, (StatusCode::OK, Value::Null));
+    assert_eq!(list("gzip").await, (StatusCode::NOT_IMPLEMENTED, json!("unimplemented")));
+}
+
+#[tokio::test]
+async fn metrics_tell_what_there_is_and_what_is_used() {
+    let server = Server::start();
+
+    let (status, body) = server.get("/metrics").await;
+    let (posted, _) = server.post("/metrics", "application/json", "").await;
+
+    let metrics: Value = serde_json::from_slice(&body).unwrap();
+    let number = |name: &str| metrics[name].as_f64().unwrap_or_else(|| panic!("{name}: {metrics}"));
+    assert_eq!((status, posted), (StatusCode::OK, StatusCode::METHOD_NOT_ALLOWED));
+    assert!(number("ts") > 1.7e9 && number("cpu_count") >= 1.0, "{metrics}");
+    assert!((0.0..=100.0).contains(&number("cpu_used_pct")), "{metrics}");
+    for (used, total) in [("mem_used", "mem_total"), ("mem_cache", "mem_total"), ("disk_used", "disk_total")] {
+        assert!(number(used) > 0.0 && number(used) <= number(total), "{metrics}");
+    }
+    assert_eq!(metrics["mem_total_mib"].as_u64(), metrics["mem_total"].as_u64().map(|bytes| bytes >> 20));
+}
+
+#[tokio::test]
+async fn the_environment_of_all_processes_can_be_asked_for() {
+    let server = Server::start();
+
+    let (status, body) = server.get("/envs").await;
+
+    assert_eq!(
+        (status, serde_json::from_slice::<Value>(&body).unwrap()),
+        (StatusCode::OK, json!({"FROM_HOST": "yes"}))
+    );
 }
 
 #[tokio::test]

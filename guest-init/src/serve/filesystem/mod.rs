@@ -46,30 +46,30 @@ use crate::users::{self, Names, User};
 
 /// Calls a method of the service.
 pub(super) async fn call(method: &str, request: Request<Incoming>, app: &Arc<App>) -> Response {
-    let Some(wire) = Wire::of(request.headers()) else {
-        return connect::unsupported_media_type();
-    };
-    let expected = match method {
+    let wire = match method {
         "WatchDir" => Wire::Stream,
         "Stat" | "ListDir" | "MakeDir" | "Move" | "Remove" => Wire::Unary,
         "CreateWatcher" | "GetWatcherEvents" | "RemoveWatcher" => Wire::Unary,
         _ => return connect::unimplemented(&request),
     };
-    if wire != expected {
-        return connect::unsupported_media_type();
-    }
-    let response = match method {
-        "Stat" => stat(request, app).await,
-        "ListDir" => list_dir(request, app).await,
-        "MakeDir" => make_dir(request, app).await,
-        "Move" => move_entry(request, app).await,
-        "Remove" => remove(request, app).await,
-        "WatchDir" => watch_dir(request, app).await,
-        "CreateWatcher" => create_watcher(request, app).await,
-        "GetWatcherEvents" => get_watcher_events(request, app).await,
-        _ => remove_watcher(request, app).await,
+    let time = match connect::admit(request.headers(), wire) {
+        Ok(time) => time,
+        Err(refusal) => return *refusal,
     };
-    response.unwrap_or_else(|error| wire.error(&error))
+    let call = async {
+        match method {
+            "Stat" => stat(request, app).await,
+            "ListDir" => list_dir(request, app).await,
+            "MakeDir" => make_dir(request, app).await,
+            "Move" => move_entry(request, app).await,
+            "Remove" => remove(request, app).await,
+            "WatchDir" => watch_dir(request, app).await,
+            "CreateWatcher" => create_watcher(request, app).await,
+            "GetWatcherEvents" => get_watcher_events(request, app).await,
+            _ => remove_watcher(request, app).await,
+        }
+    };
+    connect::respond(wire, time, call).await
 }
 
 async fn stat(request: Request<Incoming>, app: &Arc<App>) -> Result<Response, Error> {

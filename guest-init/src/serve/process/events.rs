@@ -7,12 +7,11 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use futures_util::{Stream, stream};
-use sandpiper_protocol::connect::Code;
 use sandpiper_protocol::process::{DataEvent, Empty, EventMessage, ProcessEvent, StartEvent};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::output::{Item, Source, Subscriber};
-use crate::serve::connect::{Error, end, frame};
+use crate::serve::connect::{deadline_exceeded, end, frame};
 
 /// What the stream sends next.
 enum Next {
@@ -75,8 +74,7 @@ impl Events {
             () = sleep(self.keepalive) => event(ProcessEvent::Keepalive(Empty {})),
             () = deadline => {
                 self.next = Next::Nothing;
-                let message = "The time that the request gave is over";
-                end(Some(&Error::new(Code::DeadlineExceeded, message)))
+                end(Some(&deadline_exceeded()))
             }
         }
     }

@@ -55,28 +55,28 @@ const fn lenient(alphabet: alphabet::Alphabet) -> GeneralPurpose {
 
 /// Calls a method of the service.
 pub(super) async fn call(method: &str, request: Request<Incoming>, app: &Arc<App>) -> Response {
-    let Some(wire) = Wire::of(request.headers()) else {
-        return connect::unsupported_media_type();
-    };
-    let expected = match method {
+    let wire = match method {
         "Start" | "Connect" | "StreamInput" => Wire::Stream,
         "List" | "SendInput" | "CloseStdin" | "SendSignal" | "Update" => Wire::Unary,
         _ => return connect::unimplemented(&request),
     };
-    if wire != expected {
-        return connect::unsupported_media_type();
-    }
-    let answer = match method {
-        "Start" => start(request, app).await,
-        "Connect" => connect_to(request, app).await,
-        "StreamInput" => stream_input(request, app).await,
-        "List" => list(request, app).await,
-        "SendInput" => send_input(request, app).await,
-        "CloseStdin" => close_stdin(request, app).await,
-        "SendSignal" => send_signal(request, app).await,
-        _ => update(request, app).await,
+    let time = match connect::admit(request.headers(), wire) {
+        Ok(time) => time,
+        Err(refusal) => return *refusal,
     };
-    answer.unwrap_or_else(|error| wire.error(&error))
+    let call = async {
+        match method {
+            "Start" => start(request, app).await,
+            "Connect" => connect_to(request, app).await,
+            "StreamInput" => stream_input(request, app).await,
+            "List" => list(request, app).await,
+            "SendInput" => send_input(request, app).await,
+            "CloseStdin" => close_stdin(request, app).await,
+            "SendSignal" => send_signal(request, app).await,
+            _ => update(request, app).await,
+        }
+    };
+    connect::respond(wire, time, call).await
 }
 
 async fn start(request: Request<Incoming>, app: &Arc<App>) -> Result<Response, Error> {

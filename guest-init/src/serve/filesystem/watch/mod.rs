@@ -29,7 +29,7 @@ use self::queue::Queue;
 use self::tree::Tree;
 use super::{blocking, failed};
 use crate::fd::FdStream;
-use crate::serve::connect::{Error, end, frame};
+use crate::serve::connect::{Error, deadline_exceeded, end, frame};
 use crate::users::User;
 
 /// Watches at a time, of both kinds.
@@ -191,8 +191,7 @@ async fn events(watch: &Watch, keepalive: Duration, deadline: Option<Instant>) -
         },
         () = sleep(keepalive) => (frame(&WatchDirResponse::Keepalive(Empty {})), Next::Events),
         () = deadline => {
-            let error = Error::new(Code::DeadlineExceeded, "The time that the request gave is over");
-            (end(Some(&error)), Next::Nothing)
+            (end(Some(&deadline_exceeded())), Next::Nothing)
         }
     }
 }
