@@ -1,4 +1,4 @@
-//! What every handler needs of HTTP: answers, query parameters, the user of a request.
+//! What every handler needs of HTTP: answers, the user of a request.
 
 use std::io;
 
@@ -7,8 +7,8 @@ use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Empty, Full};
+use hyper::StatusCode;
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue};
-use hyper::{Request, StatusCode};
 use serde::Serialize;
 
 /// A body that may break off: the connection is then closed before its announced end.
@@ -50,33 +50,6 @@ pub(super) fn error(status: StatusCode, message: &str) -> Response {
     json(status, &ErrorBody { code: status.as_u16(), message })
 }
 
-/// The first value of a query parameter, decoded; `None` if it is missing, empty or not text.
-pub(super) fn query<B>(request: &Request<B>, name: &str) -> Option<String> {
-    let (_, value) =
-        request.uri().query()?.split('&').filter_map(|pair| pair.split_once('=')).find(|(key, _)| *key == name)?;
-    decode(value).filter(|value| !value.is_empty())
-}
-
-/// Undoes the percent encoding of a query's value.
-fn decode(value: &str) -> Option<String> {
-    let mut bytes = Vec::with_capacity(value.len());
-    let mut rest = value.bytes();
-    while let Some(byte) = rest.next() {
-        bytes.push(match byte {
-            b'+' => b' ',
-            b'%' => {
-                let digits = [rest.next()?, rest.next()?];
-                if !digits.iter().all(u8::is_ascii_hexdigit) {
-                    return None;
-                }
-                u8::from_str_radix(std::str::from_utf8(&digits).ok()?, 16).ok()?
-            }
-            other => other,
-        });
-    }
-    String::from_utf8(bytes).ok()
-}
-
 /// The user name of Basic authorization; the SDKs send an empty password.
 pub(super) fn basic_user(headers: &HeaderMap) -> Option<String> {
     let (scheme, encoded) = headers.get(AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
@@ -96,17 +69,6 @@ pub(super) fn number(headers: &HeaderMap, name: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn query_values_are_decoded_and_nonsense_is_none() {
-        let request = |uri: &str| Request::builder().uri(uri).body(()).unwrap();
-        assert_eq!(query(&request("/files?a=1&path=%2Ftmp%2Fa+b%C3%A9"), "path").as_deref(), Some("/tmp/a bé"));
-        assert_eq!(query(&request("/files?path=%2"), "path"), None);
-        assert_eq!(query(&request("/files?path=%+1"), "path"), None);
-        assert_eq!(query(&request("/files?path=%FF"), "path"), None);
-        assert_eq!(query(&request("/files?path="), "path"), None);
-        assert_eq!(query(&request("/files"), "path"), None);
-    }
 
     #[test]
     fn the_user_is_the_part_before_the_colon() {

@@ -25,6 +25,7 @@ mod http;
 mod metrics;
 mod open;
 mod process;
+mod query;
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;

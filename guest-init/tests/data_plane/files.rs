@@ -70,6 +70,25 @@ async fn a_form_writes_to_no_other_path_than_the_querys() {
 }
 
 #[tokio::test]
+async fn a_signed_url_is_for_its_user_and_its_one_path() {
+    let server = Server::start();
+    let secret = format!("{}/secret", open_folder(&server));
+    fs::write(&secret, "root's").unwrap();
+    let get = async |query: String| {
+        let request = Request::get(format!("/files?{query}")).header("authorization", "Basic bm9ib2R5Og==");
+        whole(server.send(request.body(Full::default()).unwrap()).await).await.0
+    };
+    fs::set_permissions(&secret, Permissions::from_mode(0o600)).unwrap();
+
+    // The field says nobody, who may not; the default user is root.
+    assert_eq!(get(format!("path={secret}")).await, StatusCode::FORBIDDEN);
+    assert_eq!(get(format!("path={secret}&signature=x")).await, StatusCode::OK);
+    assert_eq!(get(format!("path={secret}&username=nobody&signature=x")).await, StatusCode::FORBIDDEN);
+    assert_eq!(get(format!("path={secret}&path=/etc/hostname&signature=x")).await, StatusCode::BAD_REQUEST);
+    assert_eq!(get(format!("path={secret}&username=root&username=nobody")).await, StatusCode::BAD_REQUEST);
+}
+
+#[tokio::test]
 async fn metadata_comes_with_a_file_and_goes_with_the_next_upload() {
     let server = Server::start();
     let folder = folder_of_nobody(&server);

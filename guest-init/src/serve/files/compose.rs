@@ -56,7 +56,7 @@ pub(in crate::serve) async fn compose(request: Request<Incoming>, app: &Arc<App>
 
 async fn try_compose(request: Request<Incoming>, app: &Arc<App>) -> Result<WrittenFile, FileError> {
     let metadata = Metadata::of(request.headers())?;
-    let name = user_name(&request, app);
+    let name = user_name(&request, app)?;
     let Compose { source_paths, destination, username } = read(request.into_body()).await?;
     if source_paths.is_empty() || source_paths.len() > MAX_SOURCES {
         let message = format!("source_paths must name 1 to {MAX_SOURCES} files, not {}", source_paths.len());

@@ -24,8 +24,9 @@ use super::range::{RequestedRange, requested_range};
 use super::{FileError, PIECE, blocking, lookup, resolve, user_name};
 use crate::serve::App;
 use crate::serve::credentials::as_user;
-use crate::serve::http::{Response, query, status};
+use crate::serve::http::{Response, status};
 use crate::serve::open::open;
+use crate::serve::query::query;
 
 /// Bytes below which compressing gains nothing.
 const MIN_COMPRESSED: usize = 512;
@@ -49,8 +50,8 @@ struct Opened {
 }
 
 async fn try_download(request: &Request<Incoming>, app: &Arc<App>) -> Result<Response, FileError> {
-    let path = query(request, "path").ok_or_else(|| FileError::Request("The query names no path".into()))?;
-    let user = user_name(request, app);
+    let path = query(request, "path")?.ok_or_else(|| FileError::Request("The query names no path".into()))?;
+    let user = user_name(request, app)?;
     let headers = request.headers();
     let accepted = accepted(headers);
     if !accepted.identity && !accepted.gzip {

@@ -33,7 +33,8 @@ pub(super) use upload::upload;
 use self::metadata::Metadata;
 
 use super::App;
-use super::http::{Response, basic_user, error, query};
+use super::http::{Response, basic_user, error};
+use super::query::{QueryError, query};
 use crate::users::{self, LookupError, User};
 
 /// Bytes that are read or written at once, and held in memory for each transfer.
@@ -47,6 +48,8 @@ const PIECE_TIMEOUT: Duration = Duration::from_secs(120);
 pub(super) enum FileError {
     #[error("{0}")]
     Request(String),
+    #[error(transparent)]
+    Query(#[from] QueryError),
     #[error("{0}")]
     Media(String),
     #[error("The file can be sent as it is, or compressed with gzip, and the request takes neither")]
@@ -71,7 +74,7 @@ impl FileError {
 
     fn status(&self) -> StatusCode {
         match self {
-            Self::Request(_) | Self::Incomplete(_) => StatusCode::BAD_REQUEST,
+            Self::Request(_) | Self::Query(_) | Self::Incomplete(_) => StatusCode::BAD_REQUEST,
             Self::Media(_) => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Self::NotAcceptable => StatusCode::NOT_ACCEPTABLE,
             Self::Condition => StatusCode::PRECONDITION_FAILED,
@@ -99,8 +102,13 @@ impl FileError {
 }
 
 /// The name of the user that a request acts as.
-fn user_name<B>(request: &Request<B>, app: &Arc<App>) -> String {
-    query(request, "username").or_else(|| basic_user(request.headers())).unwrap_or_else(|| app.settings().default_user)
+///
+/// Where the URL is signed, it is the one that was signed with it, or the default one: whoever was given the URL is not to
+/// choose another by a header field that no signature covers.
+fn user_name<B>(request: &Request<B>, app: &Arc<App>) -> Result<String, FileError> {
+    let is_signed = query(request, "signature")?.is_some();
+    let from_field = || basic_user(request.headers()).filter(|_| !is_signed);
+    Ok(query(request, "username")?.or_else(from_field).unwrap_or_else(|| app.settings().default_user))
 }
 
 /// Does work that may wait for a disk.

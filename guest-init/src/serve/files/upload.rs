@@ -19,7 +19,8 @@ use super::form::Form;
 use super::metadata::Metadata;
 use super::{FileError, PIECE, PIECE_TIMEOUT, blocking, late, lookup, resolve, user_name, written};
 use crate::serve::App;
-use crate::serve::http::{Response, json, query};
+use crate::serve::http::{Response, json};
+use crate::serve::query::query;
 use crate::users::User;
 
 /// For the rest of the body of an upload that has failed.
@@ -42,8 +43,8 @@ pub(in crate::serve) async fn upload(request: Request<Incoming>, app: &Arc<App>)
 }
 
 async fn try_upload(request: &Request<()>, body: &mut Incoming, app: &Arc<App>) -> Result<Vec<WrittenFile>, FileError> {
-    let path = query(request, "path");
-    let name = user_name(request, app);
+    let path = query(request, "path")?;
+    let name = user_name(request, app)?;
     let header = |name| request.headers().get(name).and_then(|value| value.to_str().ok());
     let encoding = Encoding::of(header(CONTENT_ENCODING))?;
     let metadata = Metadata::of(request.headers())?;
