@@ -1,8 +1,9 @@
 //! `GET /files`.
 
 use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::io::{self, Read, Write};
 use std::ops::Range;
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -27,6 +28,9 @@ use crate::serve::credentials::as_user;
 use crate::serve::http::{Response, status};
 use crate::serve::open::open;
 use crate::serve::query::query;
+
+/// Pieces that are read before they can be sent, so that disk and connection work at the same time.
+const READ_AHEAD: usize = 2;
 
 /// Bytes below which compressing gains nothing.
 const MIN_COMPRESSED: usize = 512;
@@ -151,7 +155,7 @@ fn begin(path: &str, user: &str) -> Result<Opened, FileError> {
     opened.and_then(|opened| opened).map_err(failed)
 }
 
-/// The bytes of a range, read as they are sent. A file that has become shorter breaks the response off.
+/// The bytes of a range, read as they are sent, and some ahead. A file that has become shorter breaks the response off.
 fn pieces(opened: Opened, range: Range<u64>) -> impl Stream<Item = io::Result<Bytes>> + Send {
     let Opened { file, head, .. } = opened;
     let first = usize::try_from(range.start).ok().filter(|start| *start < head.len()).map(|start| {
@@ -159,30 +163,21 @@ fn pieces(opened: Opened, range: Range<u64>) -> impl Stream<Item = io::Result<By
         Bytes::from(head).slice(start..end)
     });
     let position = range.start + first.as_ref().map_or(0, |first| first.len() as u64);
-    let rest = stream::try_unfold((file, position), move |(file, position)| async move {
-        if position >= range.end {
-            return Ok(None);
-        }
-        let read = tokio::task::spawn_blocking(move || {
-            let piece = read_at(&file, position, range.end)?;
-            Ok::<_, io::Error>((file, piece))
-        });
-        let (file, piece) = read.await.map_err(io::Error::other)??;
-        let next = position + piece.len() as u64;
-        Ok(Some((Bytes::from(piece), (file, next))))
+    let file = Arc::new(file);
+    let rest = stream::iter((position..range.end).step_by(PIECE)).map(move |start| {
+        let file = Arc::clone(&file);
+        // Begins now, while the piece before is sent.
+        let read = tokio::task::spawn_blocking(move || read_piece(&file, start, range.end));
+        async { read.await.map_err(io::Error::other)?.map(Bytes::from) }
     });
-    stream::iter(first.map(Ok)).chain(rest)
+    stream::iter(first.map(Ok)).chain(rest.buffered(READ_AHEAD))
 }
 
-/// The next bytes before `end`, of which there must be one.
-fn read_at(mut file: &File, position: u64, end: u64) -> io::Result<Vec<u8>> {
-    let wanted = usize::try_from(end.saturating_sub(position)).unwrap_or(PIECE).min(PIECE);
-    file.seek(SeekFrom::Start(position))?;
-    let mut piece = Vec::with_capacity(wanted);
-    file.take(wanted as u64).read_to_end(&mut piece)?;
-    if piece.is_empty() {
-        return Err(io::ErrorKind::UnexpectedEof.into());
-    }
+/// The piece at `start`, which ends at `end` at the latest.
+fn read_piece(file: &File, start: u64, end: u64) -> io::Result<Vec<u8>> {
+    let wanted = usize::try_from(end.saturating_sub(start)).unwrap_or(PIECE).min(PIECE);
+    let mut piece = vec![0; wanted];
+    file.read_exact_at(&mut piece, start)?;
     Ok(piece)
 }
 
@@ -229,7 +224,7 @@ impl Rest {
         if self.position >= self.size {
             return Ok((self.encoder.finish()?.into(), None));
         }
-        let piece = read_at(&self.file, self.position, self.size)?;
+        let piece = read_piece(&self.file, self.position, self.size)?;
         self.position += piece.len() as u64;
         self.encoder.write_all(&piece)?;
         let bytes = std::mem::take(self.encoder.get_mut());

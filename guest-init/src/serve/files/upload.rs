@@ -12,6 +12,7 @@ use hyper::body::Incoming;
 use hyper::header::{CONTENT_ENCODING, CONTENT_TYPE, EXPECT};
 use hyper::{Request, StatusCode};
 use sandpiper_protocol::process::WrittenFile;
+use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
 use super::draft::{Draft, Place};
@@ -127,12 +128,13 @@ impl Writer {
     }
 }
 
-/// Writes one file.
+/// Writes one file. A piece is written while the next one arrives.
 async fn receive(body: impl Stream<Item = Result<Bytes, String>>, new: NewFile) -> Result<WrittenFile, FileError> {
     let NewFile { path, user, metadata, encoding } = new;
     let path = resolve(&path, &user.home);
     let failed = FileError::path(&path);
-    let mut writer = blocking({
+    // Before the body is read: a client that waits for leave to send it is to hear of a refusal first.
+    let writer = blocking({
         let (path, metadata, failed) = (path.clone(), metadata.clone(), FileError::path(&path));
         move || {
             let draft = Draft::create(path, user, &metadata, Place::BesideOrOver).map_err(failed)?;
@@ -143,32 +145,18 @@ async fn receive(body: impl Stream<Item = Result<Bytes, String>>, new: NewFile) 
         }
     })
     .await?;
+    let mut writing = spawn_blocking(move || Ok::<_, io::Error>(writer));
     let mut body = std::pin::pin!(body);
     let mut held = Vec::new();
-    loop {
-        let piece = timeout(PIECE_TIMEOUT, body.next()).await.map_err(|_| late())?;
-        let is_last = piece.is_none();
-        if let Some(piece) = piece {
-            held.extend_from_slice(&piece.map_err(FileError::Incomplete)?);
-        }
-        if is_last || held.len() >= PIECE {
+    while let Some(piece) = timeout(PIECE_TIMEOUT, body.next()).await.map_err(|_| late())? {
+        held.extend_from_slice(&piece.map_err(FileError::Incomplete)?);
+        if held.len() >= PIECE {
             let bytes = std::mem::take(&mut held);
-            let result;
-            (writer, result) = tokio::task::spawn_blocking(move || {
-                let result = writer.write(&bytes);
-                (writer, result)
-            })
-            .await?;
-            result.map_err(&failed)?;
-        }
-        if is_last {
-            break;
+            let mut writer = writing.await?.map_err(&failed)?;
+            writing = spawn_blocking(move || writer.write(&bytes).map(|()| writer));
         }
     }
-    blocking({
-        let failed = FileError::path(&path);
-        move || writer.finish().map_err(failed)
-    })
-    .await?;
+    let mut writer = writing.await?.map_err(&failed)?;
+    blocking(move || writer.write(&held).and_then(|()| writer.finish()).map_err(failed)).await?;
     Ok(written(&path, metadata))
 }
