@@ -12,6 +12,7 @@ mod cli;
 mod crash;
 mod damage;
 mod files;
+mod filesystem;
 mod fork;
 mod isolation;
 mod jail;
@@ -36,10 +37,11 @@ use crate::runner::{Module, Selection};
 
 /// In this order: `warm` has the snapshot made that most of the others start from; what kills the agent, fills the disk or
 /// takes the memory comes last, and `restart` at the very end, as it makes the agent throw the snapshots away.
-const MODULES: [Module; 20] = [
+const MODULES: [Module; 21] = [
     warm::TESTS,
     process::TESTS,
     files::TESTS,
+    filesystem::TESTS,
     isolation::TESTS,
     lifecycle::TESTS,
     lost::TESTS,
