@@ -1,6 +1,4 @@
-//! The client side of Sandpiper: the library that the `sandpiper` command is made of.
-//!
-//! [`client`] talks to the control plane and to a sandbox's data plane; it is what a Rust program that drives sandboxes
-//! would use, and what the end-to-end tests use.
+//! The client side of Sandpiper, as the `sandpiper` command has it: [`client`] talks to the control plane and to a sandbox's
+//! data plane. The end-to-end tests use it too.
 
-pub mod client;
+pub use sandpiper_client as client;

@@ -1,7 +1,12 @@
-//! A client of the control plane (`/v1`) and, through a session, of a sandbox's data plane.
+//! A client of the control plane (`/v1`) and, through a session, of a sandbox's data plane: what a Rust program that drives
+//! sandboxes would use.
+//!
+//! What a guest sends is not trusted: responses are bounded in bytes and in time, and names in them are plain data.
 
 mod data_plane;
+mod files;
 mod localhost;
+mod metrics;
 mod network;
 mod snapshots;
 
@@ -10,9 +15,11 @@ use std::time::{Duration, Instant};
 
 use reqwest::{Method, StatusCode};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 pub use data_plane::{Command, DataPlane, Output, ProcessStream, Stdin, decode};
+pub use files::Download;
+pub use metrics::Metrics;
 pub use network::{Denied, DeniedList, Network, NetworkPolicy};
 pub use snapshots::{Checkpoint, NewCheckpoint};
 
@@ -285,13 +292,19 @@ impl Client {
     /// A fresh session of a sandbox, which is resumed if it is stopped.
     pub async fn connect(&self, id: &str) -> Result<Session, ClientError> {
         let path = format!("/sandboxes/{id}/connect");
-        let mut answer = self.call(Method::POST, &path, Some(serde_json::json!({}))).await?;
+        let mut answer = self.call(Method::POST, &path, Some(json!({}))).await?;
         self.parse(&path, answer.get_mut("session").map(Value::take).unwrap_or_default())
     }
 
     pub async fn port(&self, id: &str, port: u16) -> Result<Port, ClientError> {
         let path = format!("/sandboxes/{id}/ports/{port}");
         self.parse(&path, self.call(Method::GET, &path, None).await?)
+    }
+
+    /// Gives a port a preview URL, or changes whether that is public.
+    pub async fn expose(&self, id: &str, port: u16, public: bool) -> Result<Port, ClientError> {
+        let path = format!("/sandboxes/{id}/ports/{port}");
+        self.parse(&path, self.call(Method::PUT, &path, Some(json!({"public": public}))).await?)
     }
 
     pub async fn logs(&self, id: &str) -> Result<Vec<LogEntry>, ClientError> {
@@ -331,7 +344,7 @@ impl Client {
     }
 
     /// The entries of a list, `field` of each of its pages.
-    pub(super) async fn pages(&self, path: &str, query: &str, field: &str) -> Result<Vec<Value>, ClientError> {
+    async fn pages(&self, path: &str, query: &str, field: &str) -> Result<Vec<Value>, ClientError> {
         let mut all = Vec::new();
         let mut token = String::new();
         loop {

@@ -1,17 +1,17 @@
-//! Processes and files of one sandbox.
+//! One sandbox: its processes, and what every call of its data plane goes through.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
-use futures_util::StreamExt;
+use bytes::Bytes;
 use futures_util::stream::BoxStream;
+use futures_util::{Stream, StreamExt};
 use sandpiper_protocol::connect::{self, Decoder, END_OF_STREAM, EndOfStream, STREAM_CONTENT_TYPE};
 use sandpiper_protocol::process::{
     DataEvent, EndEvent, EventMessage, ListResponse, ProcessConfig, ProcessEvent, ProcessInfo, ProcessInput,
     ProcessSelector, Pty, PtySize, SelectRequest, SendInputRequest, SendSignalRequest, Signal, StartRequest,
-    WrittenFile,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -23,6 +23,14 @@ const MESSAGE_LIMIT: usize = 4 << 20;
 
 /// Bytes of input in one call.
 const INPUT_CHUNK: usize = 256 << 10;
+
+/// Longest response that is held in memory, in bytes: the longest list of a folder that a guest's server sends, written with
+/// escapes, has less.
+const RESPONSE_LIMIT: usize = 64 << 20;
+const ERROR_LIMIT: usize = 64 << 10;
+
+/// For the next piece of a response to arrive.
+const PIECE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The data plane of one sandbox.
 #[derive(Clone)]
@@ -67,7 +75,7 @@ pub struct Output {
 }
 
 impl DataPlane {
-    pub(super) fn new(http: reqwest::Client, session: &Session) -> Self {
+    pub(crate) fn new(http: reqwest::Client, session: &Session) -> Self {
         Self { http, base_url: session.data_plane_url.clone(), access_token: session.access_token.clone() }
     }
 
@@ -131,36 +139,6 @@ impl DataPlane {
         self.unary::<serde_json::Value>("Update", &request).await.map(drop)
     }
 
-    /// Writes a file as `user` (the default user where none is named).
-    pub async fn write_file(
-        &self,
-        path: &str,
-        content: Vec<u8>,
-        user: Option<&str>,
-    ) -> Result<WrittenFile, ClientError> {
-        let mut request = self
-            .request(reqwest::Method::POST, "/files")
-            .query(&[("path", path)])
-            .header("content-type", "application/octet-stream")
-            .body(content);
-        if let Some(user) = user {
-            request = request.query(&[("username", user)]);
-        }
-        let response = self.check(request.send().await).await?;
-        let mut written: Vec<WrittenFile> = self.json(response).await?;
-        written.pop().ok_or_else(|| self.malformed("no file in the answer"))
-    }
-
-    pub async fn read_file(&self, path: &str, user: Option<&str>) -> Result<Vec<u8>, ClientError> {
-        let mut request = self.request(reqwest::Method::GET, "/files").query(&[("path", path)]);
-        if let Some(user) = user {
-            request = request.query(&[("username", user)]);
-        }
-        let response = self.check(request.send().await).await?;
-        let bytes = response.bytes().await.map_err(|error| ClientError::Broken(error.to_string()))?;
-        Ok(bytes.to_vec())
-    }
-
     /// Whether the data plane answers.
     pub async fn is_healthy(&self) -> bool {
         self.check(self.request(reqwest::Method::GET, "/health").send().await).await.is_ok()
@@ -176,9 +154,22 @@ impl DataPlane {
     }
 
     async fn unary<T: DeserializeOwned>(&self, method: &str, request: &impl Serialize) -> Result<T, ClientError> {
-        let path = format!("/{}/{method}", sandpiper_protocol::process::SERVICE);
-        let request = self.request(reqwest::Method::POST, &path).header("connect-protocol-version", "1").json(request);
-        let response = self.check(request.send().await).await?;
+        self.unary_of(sandpiper_protocol::process::SERVICE, method, request, None).await
+    }
+
+    /// Calls a method that has one request and one response, as `user`.
+    pub(super) async fn unary_of<T: DeserializeOwned>(
+        &self,
+        service: &str,
+        method: &str,
+        request: &impl Serialize,
+        user: Option<&str>,
+    ) -> Result<T, ClientError> {
+        let request = self
+            .request(reqwest::Method::POST, &format!("/{service}/{method}"))
+            .header("connect-protocol-version", "1")
+            .json(request);
+        let response = self.check(as_user(request, user).send().await).await?;
         self.json(response).await
     }
 
@@ -196,9 +187,7 @@ impl DataPlane {
             .header("connect-protocol-version", "1")
             .header("content-type", STREAM_CONTENT_TYPE)
             .body(connect::envelope(0, &message));
-        if let Some(user) = user {
-            http = http.header("authorization", format!("Basic {}", BASE64.encode(format!("{user}:"))));
-        }
+        http = as_user(http, user);
         if let Some(timeout) = timeout {
             http = http.header("connect-timeout-ms", timeout.as_millis().to_string());
         }
@@ -216,26 +205,42 @@ impl DataPlane {
         Ok(stream)
     }
 
-    fn request(&self, method: reqwest::Method, path: &str) -> reqwest::RequestBuilder {
+    pub(super) fn request(&self, method: reqwest::Method, path: &str) -> reqwest::RequestBuilder {
         self.http.request(method, format!("{}{path}", self.base_url)).header("x-access-token", &self.access_token)
     }
 
-    async fn check(&self, sent: reqwest::Result<reqwest::Response>) -> Result<reqwest::Response, ClientError> {
+    pub(super) async fn check(
+        &self,
+        sent: reqwest::Result<reqwest::Response>,
+    ) -> Result<reqwest::Response, ClientError> {
         let response = sent.map_err(|source| ClientError::Unreachable { url: self.base_url.clone(), source })?;
         let status = response.status();
         if status.is_success() {
             return Ok(response);
         }
-        let body = response.bytes().await.unwrap_or_default();
+        let body = self.bounded(response, ERROR_LIMIT).await.unwrap_or_default();
         Err(connect_refusal(status, &body))
     }
 
-    async fn json<T: DeserializeOwned>(&self, response: reqwest::Response) -> Result<T, ClientError> {
-        let bytes = response.bytes().await.map_err(|error| ClientError::Broken(error.to_string()))?;
+    pub(super) async fn json<T: DeserializeOwned>(&self, response: reqwest::Response) -> Result<T, ClientError> {
+        let bytes = self.bounded(response, RESPONSE_LIMIT).await?;
         serde_json::from_slice(&bytes).map_err(|error| self.malformed(&error.to_string()))
     }
 
-    fn malformed(&self, detail: &str) -> ClientError {
+    /// The whole body of a response, which may have `limit` bytes.
+    async fn bounded(&self, response: reqwest::Response, limit: usize) -> Result<Vec<u8>, ClientError> {
+        let mut body = response.bytes_stream();
+        let mut whole = Vec::new();
+        while let Some(piece) = next_piece(&mut body).await? {
+            if whole.len() + piece.len() > limit {
+                return Err(self.malformed(&format!("it has more than {limit} bytes")));
+            }
+            whole.extend_from_slice(&piece);
+        }
+        Ok(whole)
+    }
+
+    pub(super) fn malformed(&self, detail: &str) -> ClientError {
         ClientError::Malformed { url: self.base_url.clone(), detail: detail.to_owned() }
     }
 }
@@ -243,7 +248,7 @@ impl DataPlane {
 /// The events of one process. Dropping it leaves the process running.
 pub struct ProcessStream {
     pid: u32,
-    body: BoxStream<'static, reqwest::Result<bytes::Bytes>>,
+    body: BoxStream<'static, reqwest::Result<Bytes>>,
     decoder: Decoder,
     ready: VecDeque<ProcessEvent>,
 }
@@ -305,6 +310,35 @@ impl ProcessStream {
             }
         }
         Ok(output)
+    }
+}
+
+/// The next bytes of a body; `None` at its end.
+pub(super) async fn next_piece(
+    body: &mut (impl Stream<Item = reqwest::Result<Bytes>> + Unpin),
+) -> Result<Option<Bytes>, ClientError> {
+    match tokio::time::timeout(PIECE_TIMEOUT, body.next()).await {
+        Ok(piece) => piece.transpose().map_err(|error| ClientError::Broken(describe(&error))),
+        Err(_) => Err(ClientError::Broken(format!("nothing came for {} s", PIECE_TIMEOUT.as_secs()))),
+    }
+}
+
+/// An error of the HTTP client, with its causes but without the URL.
+fn describe(error: &reqwest::Error) -> String {
+    let mut text = String::new();
+    let mut cause: Option<&dyn std::error::Error> = Some(error);
+    while let Some(error) = cause {
+        text = if text.is_empty() { "the response is not whole".to_owned() } else { format!("{text}: {error}") };
+        cause = error.source();
+    }
+    text
+}
+
+/// Names the Linux user that a call acts as; the sandbox's default user where none is named.
+pub(super) fn as_user(request: reqwest::RequestBuilder, user: Option<&str>) -> reqwest::RequestBuilder {
+    match user {
+        Some(user) => request.header("authorization", format!("Basic {}", BASE64.encode(format!("{user}:")))),
+        None => request,
     }
 }
 
