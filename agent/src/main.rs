@@ -24,6 +24,8 @@ mod metrics;
 mod paths;
 mod sandbox;
 mod server;
+mod service;
+mod upkeep;
 
 use std::fs::OpenOptions;
 use std::io::{self, IsTerminal};
@@ -60,8 +62,9 @@ use crate::launch::Launcher;
 use crate::logs::Logs;
 use crate::metrics::Metrics;
 use crate::paths::Paths;
-use crate::sandbox::{Context, Sandboxes, Sealer};
+use crate::sandbox::{Context, Sealer};
 use crate::server::App;
+use crate::service::Sandboxes;
 
 /// A request through the ingress makes and frees many small things, at which it is faster than the C library's.
 #[global_allocator]

@@ -54,7 +54,7 @@ pub(crate) type Answer<T> = oneshot::Sender<Result<T, ChangeError>>;
 
 impl Command {
     /// Answers that it was not done.
-    pub(super) fn refuse(self, error: ChangeError) {
+    pub(crate) fn refuse(self, error: ChangeError) {
         // Whoever asked may be gone.
         match self {
             Self::Update(_, answer)

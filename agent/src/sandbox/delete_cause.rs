@@ -11,7 +11,7 @@ pub(crate) enum DeleteCause {
 }
 
 impl DeleteCause {
-    pub(super) fn as_str(self) -> &'static str {
+    pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Requested => "it was asked for",
             Self::Timeout => "its deadline has passed",

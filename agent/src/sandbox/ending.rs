@@ -20,7 +20,7 @@ const MAX_EXIT_RECORD: u64 = 64 * 1024;
 const LOG_TAIL: u64 = 1024;
 
 /// What the monitor of `paths` said about its end, or what can be said without it. Blocks.
-pub(super) fn explain(paths: &MachinePaths, ended: &Ended) -> SandboxError {
+pub(crate) fn explain(paths: &MachinePaths, ended: &Ended) -> SandboxError {
     match read_exit_record(&paths.exit_record()) {
         Some(record) => from_exit_record(&record),
         None => without_record(ended, &log_tail(&paths.monitor_log())),
@@ -28,21 +28,21 @@ pub(super) fn explain(paths: &MachinePaths, ended: &Ended) -> SandboxError {
 }
 
 /// The error of a machine whose host was started anew.
-pub(super) fn host_restarted() -> SandboxError {
+pub(crate) fn host_restarted() -> SandboxError {
     error("host_restarted", "The host was restarted while the sandbox ran".into())
 }
 
 /// The error of a monitor that lives but cannot be talked to.
-pub(super) fn out_of_control() -> SandboxError {
+pub(crate) fn out_of_control() -> SandboxError {
     error("monitor_failed", "The monitor did not answer any more and was killed".into())
 }
 
 /// The error of a guest that says that it cannot be used.
-pub(super) fn guest_failed(message: &str) -> SandboxError {
+pub(crate) fn guest_failed(message: &str) -> SandboxError {
     error("guest_failed", format!("The guest reported: {}", sanitize(message)))
 }
 
-pub(super) fn error(code: &str, message: String) -> SandboxError {
+pub(crate) fn error(code: &str, message: String) -> SandboxError {
     SandboxError { code: code.to_owned(), message }
 }
 
@@ -102,7 +102,7 @@ fn log_tail(path: &Path) -> String {
 }
 
 /// Removes what belongs to a process, of a sandbox whose monitor is gone and whose disk and memory stay. Blocks.
-pub(super) fn remove_process_files(paths: &MachinePaths) -> io::Result<()> {
+pub(crate) fn remove_process_files(paths: &MachinePaths) -> io::Result<()> {
     durable::remove_tree(&paths.runtime)?;
     [paths.exit_record(), paths.monitor_log(), paths.console_log()]
         .iter()
@@ -110,7 +110,7 @@ pub(super) fn remove_process_files(paths: &MachinePaths) -> io::Result<()> {
 }
 
 /// Removes everything of a sandbox whose monitor is gone, but its record. Blocks.
-pub(super) fn free(paths: &MachinePaths) -> io::Result<()> {
+pub(crate) fn free(paths: &MachinePaths) -> io::Result<()> {
     durable::remove_tree(&paths.runtime)?;
     let kept = [record_file::draft_path(paths), record_file::record_path(paths), record_file::copy_path(paths)];
     for entry in fs::read_dir(&paths.state)? {
@@ -123,7 +123,7 @@ pub(super) fn free(paths: &MachinePaths) -> io::Result<()> {
 }
 
 /// Removes everything of a sandbox whose monitor is gone. Blocks.
-pub(super) fn remove(paths: &MachinePaths) -> io::Result<()> {
+pub(crate) fn remove(paths: &MachinePaths) -> io::Result<()> {
     durable::remove_tree(&paths.runtime)?;
     CrashPoint::DeleteSocketsRemoved.pass();
     // Should this be interrupted after the record is gone, the next agent finds a folder without one and removes it.

@@ -48,7 +48,7 @@ pub(crate) enum ChangeError {
 }
 
 /// Why something that was begun with a sandbox did not come about.
-pub(super) enum OperationError {
+pub(crate) enum OperationError {
     /// The sandbox goes on, or stays stopped.
     Refused(ChangeError),
     /// The sandbox has ended meanwhile.
@@ -58,7 +58,7 @@ pub(super) enum OperationError {
 }
 
 impl OperationError {
-    pub(super) fn host(what: &'static str, source: io::Error) -> Self {
+    pub(crate) fn host(what: &'static str, source: io::Error) -> Self {
         Self::Refused(ChangeError::Host { what, source })
     }
 }

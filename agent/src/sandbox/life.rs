@@ -17,11 +17,11 @@ use sandpiper_protocol::error_chain;
 use tokio::sync::oneshot;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
-use super::bring_up::Attempt;
 use super::command::{Answer, Command};
 use super::delete_cause::DeleteCause;
 use super::errors::{ChangeError, OperationError};
-use super::pause::Quiesce;
+use super::ops::pause::Quiesce;
+use super::ops::start::Attempt;
 use super::record::{self, MAX_PORTS, Record};
 use super::supervisor::{Supervisor, next_command};
 use super::{StartError, ending};
@@ -53,13 +53,13 @@ enum Life {
 }
 
 /// A sandbox that comes into being.
-pub(super) struct Creation {
+pub(crate) struct Creation {
     /// Ways to start it; the first that works is taken.
-    pub(super) attempts: Vec<Attempt>,
-    pub(super) envs: Envs,
-    pub(super) reservation: Reservation,
+    pub(crate) attempts: Vec<Attempt>,
+    pub(crate) envs: Envs,
+    pub(crate) reservation: Reservation,
     /// Whoever asked for it; learns how the start went.
-    pub(super) started: oneshot::Sender<Result<Arc<Record>, StartError>>,
+    pub(crate) started: oneshot::Sender<Result<Arc<Record>, StartError>>,
 }
 
 /// A sandbox that did not come into being, and what is left of it.
@@ -71,12 +71,12 @@ struct NotCreated {
 
 impl Supervisor {
     /// Creates the sandbox and stays with it. `forget` is called when nothing is left.
-    pub(super) async fn create(self, creation: Creation, forget: impl FnOnce() + Send) {
+    pub(crate) async fn create(self, creation: Creation, forget: impl FnOnce() + Send) {
         self.stay(Life::Creating(creation), forget).await;
     }
 
     /// Takes over a running sandbox of an earlier agent.
-    pub(super) async fn adopt(mut self, pidfd: OwnedFd, reservation: Reservation, forget: impl FnOnce() + Send) {
+    pub(crate) async fn adopt(mut self, pidfd: OwnedFd, reservation: Reservation, forget: impl FnOnce() + Send) {
         let record = self.record();
         let Some(known) = record.process.clone() else { return };
         let network = self.adopt_network().await;
@@ -119,7 +119,7 @@ impl Supervisor {
     }
 
     /// Stays with a sandbox that an earlier agent left stopped; or failed, as it was called when nothing was kept.
-    pub(super) async fn keep(self, forget: impl FnOnce() + Send) {
+    pub(crate) async fn keep(self, forget: impl FnOnce() + Send) {
         let life = if self.record().state == SandboxState::Stopped { Life::Stopped } else { Life::Failed };
         self.stay(life, forget).await;
     }

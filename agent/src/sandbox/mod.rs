@@ -11,12 +11,12 @@
 //!   makes one, and says what it holds of the host.
 //! * Its **supervisor** (`supervisor`) is the task that owns all of these: it alone changes the record, one thing after
 //!   another, and everybody else sees a copy of it (a watch) or sends it a [`Command`].
-//! * The **registry** ([`Sandboxes`]) knows every supervisor by id and by route token, and takes requests.
-//! * Its **network** (`network`) is a slot, a network namespace that enforces what the sandbox may reach, while it runs.
+//! * The **service** ([`crate::service`]) knows every supervisor by id and by route token, and takes requests.
+//! * Its **network** (`ops::network`) is a slot, a network namespace that enforces what the sandbox may reach, while it runs.
 //! * A **reservation** ([`crate::capacity`]) is what a machine holds of the host's memory, and of what its team may hold here.
 //! * **Reconciliation** (`reconcile`) is what a starting agent does with what an earlier one left.
-//! * **Upkeep** (`upkeep`) is what goes on in the background: merging layers, measuring them.
-//! * **Scrubbing** (`scrub`) finds out whether files still hold what was written to them.
+//! * **Upkeep** ([`crate::upkeep`]) is what goes on in the background: merging layers, measuring and checking them, making
+//!   warm snapshots.
 //!
 //! # Life of a sandbox
 //!
@@ -37,59 +37,46 @@
 //!                       └────────────────────────────────────────────────┘
 //! ```
 //!
-//! * `creating`: the folder, its files, a monitor and the record come into being (`bring_up`). The state ends when the
+//! * `creating`: the folder, its files, a monitor and the record come into being (`ops::start`). The state ends when the
 //!   guest says that its data plane serves. If it does not within the boot time-out, if anything fails, or if the sandbox is
 //!   deleted meanwhile, everything is taken back and the create is answered with the reason. The client going away changes
 //!   nothing: the create ends one way or the other.
-//!   A sandbox of a template goes on from its warm snapshot (`warm`), or boots where there is none; one of a checkpoint goes
+//!   A sandbox of a template goes on from its warm snapshot ([`crate::upkeep::warm`]), or boots where there is none; one of a checkpoint goes
 //!   on from that.
 //! * `ready`: the supervisor watches the process (a pidfd), the control connection, the link and the deadline.
-//! * `checkpointing` (`checkpoint`): for the moment in which a new layer is put on top of the disk. Requests pass.
-//! * `stopping`, on the way to `stopped` (`pause`): state and memory are written down. If that fails, it is `ready` again.
+//! * `checkpointing` (`ops::checkpoint`): for the moment in which a new layer is put on top of the disk. Requests pass.
+//! * `stopping`, on the way to `stopped` (`ops::pause`): state and memory are written down. If that fails, it is `ready` again.
 //! * `stopped`: a record and files. It survives the agent and the host. When the guest or the monitor ended unasked, or the
 //!   host did, the files are the disk alone, with everything in it that the guest had flushed; the record says what happened
 //!   (`error`) until the sandbox is resumed, and its deadline still holds: with `kill` it is removed then.
-//! * `restoring` (`resume`): as `creating`, from its own snapshot; if that fails, it is `stopped` again.
+//! * `restoring` (`ops::resume`): as `creating`, from its own snapshot; if that fails, it is `stopped` again.
 //! * `failed`: of earlier agents, which kept nothing of a sandbox that ended unasked but its record. It goes at its deadline.
 //! * `stopping`, on the way to its end: written before the first thing is taken away, so that an agent that is killed
 //!   half-way has its successor finish. The sandbox is gone when its process and all its files are.
 //!
 //! An agent that is asked to end leaves sandboxes running, unless it was told otherwise; the next one adopts them.
 
-mod bring_up;
-mod checkpoint;
 mod command;
 mod context;
-mod create;
 mod delete_cause;
 mod ending;
 mod errors;
-mod fork;
 mod life;
-mod network;
-mod pause;
-mod reconcile;
+pub(crate) mod ops;
+pub(crate) mod reconcile;
 mod record;
 mod record_file;
-mod registry;
-mod removal;
-mod resume;
-mod scrub;
 mod seal;
-mod stalled;
 mod start_error;
 mod supervisor;
-mod upkeep;
-mod wake;
-mod warm;
 
-pub(crate) use self::command::Command;
+pub(crate) use self::command::{Answer, Command, SnapshotOrder};
 pub(crate) use self::context::Context;
-pub(crate) use self::create::{CreateError, DiskSpaceError, check_lifecycle, check_port, check_timeout};
 pub(crate) use self::delete_cause::DeleteCause;
-pub(crate) use self::errors::ChangeError;
-pub(crate) use self::fork::{CheckpointError, ForkError};
-pub(crate) use self::record::Record;
-pub(crate) use self::registry::Sandboxes;
+pub(crate) use self::errors::{ChangeError, OperationError};
+pub(crate) use self::life::Creation;
+pub(crate) use self::ops::start::Attempt;
+pub(crate) use self::record::{MAX_PORTS, Record};
 pub(crate) use self::seal::Sealer;
 pub(crate) use self::start_error::StartError;
+pub(crate) use self::supervisor::Supervisor;

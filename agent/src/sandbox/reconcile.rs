@@ -46,18 +46,18 @@ use crate::paths::Paths;
 
 /// A sandbox that is still here.
 #[derive(Debug)]
-pub(super) struct Found {
-    pub(super) record: Record,
+pub(crate) struct Found {
+    pub(crate) record: Record,
     /// Its monitor; `None` when the sandbox is stopped or has failed.
-    pub(super) pidfd: Option<OwnedFd>,
+    pub(crate) pidfd: Option<OwnedFd>,
 }
 
 /// What an earlier agent left.
 #[derive(Debug, Default)]
-pub(super) struct Left {
-    pub(super) sandboxes: Vec<Found>,
+pub(crate) struct Left {
+    pub(crate) sandboxes: Vec<Found>,
     /// Sandboxes that are left alone, and why: an operator has to see to them.
-    pub(super) unreadable: BTreeMap<String, String>,
+    pub(crate) unreadable: BTreeMap<String, String>,
 }
 
 /// Why the sandboxes of an earlier agent cannot be taken over.
@@ -70,7 +70,7 @@ pub(crate) enum ReconcileError {
 }
 
 /// Cleans up and returns what is to be kept. Blocks.
-pub(super) fn reconcile(context: &Context) -> Result<Left, ReconcileError> {
+pub(crate) fn reconcile(context: &Context) -> Result<Left, ReconcileError> {
     let (left, spared) = settle_all(&context.paths, &context.boot_id)?;
     for monitor in left.sandboxes.iter().filter_map(|found| found.record.process.as_ref()).chain(&spared) {
         context.launcher.pool.adopt(monitor);
@@ -82,7 +82,7 @@ pub(super) fn reconcile(context: &Context) -> Result<Left, ReconcileError> {
 }
 
 /// Kills monitors that appeared while an earlier agent was dying, after [`reconcile`] had looked. Blocks.
-pub(super) fn sweep(context: &Context) -> io::Result<()> {
+pub(crate) fn sweep(context: &Context) -> io::Result<()> {
     for (monitor, identity) in process::find_monitors(&context.paths.monitors())? {
         if !context.launcher.pool.knows(&monitor) {
             tracing::warn!(monitor, "killing a monitor that has no record");

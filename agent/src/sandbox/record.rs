@@ -19,7 +19,7 @@ use super::seal::SealedEnvs;
 use crate::capacity::Demand;
 
 /// Of the record's format. A field that is added gets a `default`; anything else raises this number.
-pub(super) const FORMAT_VERSION: u32 = 2;
+pub(crate) const FORMAT_VERSION: u32 = 2;
 
 /// Most exposed ports of one sandbox.
 pub(crate) const MAX_PORTS: usize = 64;
@@ -27,7 +27,7 @@ pub(crate) const MAX_PORTS: usize = 64;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Record {
     #[serde(rename = "form")]
-    pub(super) format_version: u32,
+    pub(crate) format_version: u32,
     pub(crate) id: SandboxId,
     pub(crate) state: SandboxState,
     pub(crate) template_version: String,
@@ -227,14 +227,14 @@ pub(crate) fn deadline(now: Timestamp, seconds: u64) -> Timestamp {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::sandbox::seal::Sealer;
     use sandpiper_images::layers::{Layer, Role};
     use sandpiper_machine::link::Envs;
 
     /// A record as `POST /sandboxes` makes it.
-    pub(in crate::sandbox) fn example(id: &str) -> Record {
+    pub(crate) fn example(id: &str) -> Record {
         let folder = tempfile::tempdir().unwrap();
         let sealer = Sealer::open(&folder.path().join("key")).unwrap();
         let request = CreateSandbox {

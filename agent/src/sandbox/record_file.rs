@@ -40,17 +40,17 @@ pub(crate) enum LoadError {
 }
 
 /// Where the record is.
-pub(super) fn record_path(paths: &MachinePaths) -> PathBuf {
+pub(crate) fn record_path(paths: &MachinePaths) -> PathBuf {
     paths.file("record.json")
 }
 
 /// Where the same is once more.
-pub(super) fn copy_path(paths: &MachinePaths) -> PathBuf {
+pub(crate) fn copy_path(paths: &MachinePaths) -> PathBuf {
     paths.file("record.copy.json")
 }
 
 /// Where the record of a sandbox is that is being created.
-pub(super) fn draft_path(paths: &MachinePaths) -> PathBuf {
+pub(crate) fn draft_path(paths: &MachinePaths) -> PathBuf {
     paths.file("draft.json")
 }
 

@@ -40,12 +40,12 @@ impl From<LaunchError> for StartError {
 
 impl StartError {
     /// Whether the start may go well from something else than this snapshot.
-    pub(super) fn is_of_its_source(&self) -> bool {
+    pub(crate) fn is_of_its_source(&self) -> bool {
         matches!(self, Self::Disk(_) | Self::Guest(_) | Self::BadSnapshot(_))
     }
 
     /// Whether a file of the source is bad or missing: anything else may be a host that has too much to do.
-    pub(super) fn is_bad_file(&self) -> bool {
+    pub(crate) fn is_bad_file(&self) -> bool {
         match self {
             Self::BadSnapshot(_) | Self::Disk(LayerError::Length { .. }) => true,
             Self::Disk(LayerError::Link { source, .. } | LayerError::Open { source, .. }) => {

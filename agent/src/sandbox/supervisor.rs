@@ -30,28 +30,28 @@ use crate::logs::SandboxLog;
 const POSTPONED: usize = 32;
 
 /// The task's state.
-pub(super) struct Supervisor {
-    pub(super) context: Arc<Context>,
-    pub(super) log: SandboxLog,
+pub(crate) struct Supervisor {
+    pub(crate) context: Arc<Context>,
+    pub(crate) log: SandboxLog,
     /// What others see of the record: never newer than the file.
-    pub(super) published: watch::Sender<Arc<Record>>,
-    pub(super) commands: mpsc::Receiver<Command>,
+    pub(crate) published: watch::Sender<Arc<Record>>,
+    pub(crate) commands: mpsc::Receiver<Command>,
     /// Commands that came while something else was being done, oldest first.
-    pub(super) postponed: VecDeque<Command>,
+    pub(crate) postponed: VecDeque<Command>,
     /// Deletes that wait for the end.
-    pub(super) waiting: Vec<oneshot::Sender<()>>,
+    pub(crate) waiting: Vec<oneshot::Sender<()>>,
     /// The deadline has passed once, and the sandbox could not be paused.
-    pub(super) overdue: bool,
+    pub(crate) overdue: bool,
 }
 
 impl Supervisor {
-    pub(super) fn record(&self) -> Arc<Record> {
+    pub(crate) fn record(&self) -> Arc<Record> {
         self.published.borrow().clone()
     }
 
     /// Sees to it that the deadline is at least this far away. Where that cannot be written down, it holds all the same
     /// while this agent runs.
-    pub(super) async fn extend(&mut self, least: Duration) {
+    pub(crate) async fn extend(&mut self, least: Duration) {
         let deadline = record::deadline(Timestamp::now(), least.as_secs());
         if self.record().deadline < deadline {
             self.change_regardless(|record| record.deadline = deadline).await;
@@ -59,7 +59,7 @@ impl Supervisor {
     }
 
     /// Drops a layer whose content is in the one above it. A monitor that runs on it has it open.
-    pub(super) async fn absorb(&mut self, lower: &str, upper: &str) -> io::Result<()> {
+    pub(crate) async fn absorb(&mut self, lower: &str, upper: &str) -> io::Result<()> {
         let mut files = self.record().files.clone();
         if !files.absorb(lower, upper) {
             return Ok(());
@@ -69,7 +69,7 @@ impl Supervisor {
     }
 
     /// Takes a message of the guest; an error ends the sandbox.
-    pub(super) fn hear(&self, message: GuestMessage) -> Option<SandboxError> {
+    pub(crate) fn hear(&self, message: GuestMessage) -> Option<SandboxError> {
         match message {
             GuestMessage::Failed { message } => Some(ending::guest_failed(&message)),
             message => {
@@ -80,7 +80,7 @@ impl Supervisor {
     }
 
     /// Keeps a command for later while something else is being done; the cause when it is a delete, which does not wait.
-    pub(super) fn postpone(&mut self, command: Command) -> Option<DeleteCause> {
+    pub(crate) fn postpone(&mut self, command: Command) -> Option<DeleteCause> {
         let state = self.record().state;
         match command {
             Command::Delete(cause, answer) => {
@@ -101,7 +101,7 @@ impl Supervisor {
     }
 
     /// Changes the record: on disk first, then for everybody to see.
-    pub(super) async fn change(&mut self, change: impl FnOnce(&mut Record)) -> io::Result<()> {
+    pub(crate) async fn change(&mut self, change: impl FnOnce(&mut Record)) -> io::Result<()> {
         let before = self.record();
         let mut record = (*before).clone();
         change(&mut record);
@@ -120,7 +120,7 @@ impl Supervisor {
     }
 
     /// As [`Self::change`], for what is so whatever the file says: an agent that reads the older record comes to the same.
-    pub(super) async fn change_regardless(&mut self, change: impl Fn(&mut Record)) {
+    pub(crate) async fn change_regardless(&mut self, change: impl Fn(&mut Record)) {
         if let Err(error) = self.change(&change).await {
             tracing::error!(sandbox = self.record().id.as_str(), %error, "cannot write a sandbox's record");
             let mut record = (*self.record()).clone();
@@ -130,20 +130,20 @@ impl Supervisor {
     }
 
     /// Removes layers and states from the sandbox's folder that its record does not name.
-    pub(super) async fn tidy(&self) -> io::Result<()> {
+    pub(crate) async fn tidy(&self) -> io::Result<()> {
         let record = self.record();
         let folder = self.context.paths.sandbox(&record.id).state;
         tokio::task::spawn_blocking(move || record.files.remove_others(&folder)).await.map_err(io::Error::other)?
     }
 
     /// What the sandbox's monitor is prepared for.
-    pub(super) fn shape(&self) -> Shape {
+    pub(crate) fn shape(&self) -> Shape {
         let record = self.record();
         snapshots::shape(record.cpu, record.memory_mb)
     }
 
     /// The tenant's environment variables.
-    pub(super) fn unseal(&self) -> Envs {
+    pub(crate) fn unseal(&self) -> Envs {
         let record = self.record();
         self.context.sealer.unseal(&record.id, &record.envs).unwrap_or_else(|error| {
             tracing::error!(sandbox = record.id.as_str(), %error, "the sandbox goes on without its environment variables");
@@ -151,14 +151,14 @@ impl Supervisor {
         })
     }
 
-    pub(super) async fn explain(&self, ended: Ended) -> SandboxError {
+    pub(crate) async fn explain(&self, ended: Ended) -> SandboxError {
         let paths = self.context.paths.sandbox(&self.record().id);
         let explained = tokio::task::spawn_blocking(move || ending::explain(&paths, &ended)).await;
         explained.unwrap_or_else(|_| ending::error("monitor_failed", "The monitor ended".into()))
     }
 
     /// What ended a machine, in words for its owner.
-    pub(super) async fn explain_termination(&self, termination: Termination) -> SandboxError {
+    pub(crate) async fn explain_termination(&self, termination: Termination) -> SandboxError {
         match termination {
             Termination::Ended(ended) => self.explain(ended).await,
             Termination::OutOfControl => ending::out_of_control(),
@@ -167,7 +167,7 @@ impl Supervisor {
     }
 
     /// Tells the owner what the host's disk did to the sandbox, and the operator which file it was.
-    pub(super) fn hear_disk(&self, event: &DiskEvent) {
+    pub(crate) fn hear_disk(&self, event: &DiskEvent) {
         let record = self.record();
         let file = |failure: &DiskFailure| {
             let layer = usize::try_from(failure.layer).ok().and_then(|layer| record.files.disk.get(layer));
@@ -187,7 +187,7 @@ impl Supervisor {
     }
 
     /// Puts what the guest prints into the log, if it has a console. An adopted guest has one if its own agent gave it one.
-    pub(super) fn follow_console(&self) -> Option<Console> {
+    pub(crate) fn follow_console(&self) -> Option<Console> {
         let path = self.context.paths.sandbox(&self.record().id).console_log();
         let log = self.log.clone();
         path.exists().then(|| Console::follow(path, move |line: &str| log.push(LogSource::Console, line)))
@@ -195,7 +195,7 @@ impl Supervisor {
 }
 
 /// Puts what a guest says into its log.
-pub(super) fn hear_log(log: &SandboxLog, message: GuestMessage) {
+pub(crate) fn hear_log(log: &SandboxLog, message: GuestMessage) {
     if let GuestMessage::Log { level, message } = message {
         let mark = match level {
             LogLevel::Info => "",
@@ -207,7 +207,7 @@ pub(super) fn hear_log(log: &SandboxLog, message: GuestMessage) {
 }
 
 /// The next command. The registry holds the other end as long as the sandbox is here, so there is always a next one.
-pub(super) async fn next_command(commands: &mut mpsc::Receiver<Command>) -> Command {
+pub(crate) async fn next_command(commands: &mut mpsc::Receiver<Command>) -> Command {
     match commands.recv().await {
         Some(command) => command,
         None => pending().await,

@@ -12,7 +12,8 @@ use sandpiper_protocol::error_chain;
 use serde::de::DeserializeOwned;
 
 use crate::capacity::Full;
-use crate::sandbox::{ChangeError, CheckpointError, CreateError, DiskSpaceError, ForkError, StartError};
+use crate::sandbox::{ChangeError, StartError};
+use crate::service::{CheckpointError, CreateError, DiskSpaceError, ForkError};
 
 /// An error answer.
 #[derive(Debug)]

@@ -39,7 +39,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::error::ApiError;
 use crate::config::{ApiSocket, Config};
-use crate::sandbox::Sandboxes;
+use crate::service::Sandboxes;
 
 /// Most bytes of a request's body; environment variables are the largest part.
 const MAX_BODY: usize = 1024 * 1024;

@@ -13,7 +13,8 @@ use sandpiper_protocol::ids::SandboxId;
 
 use super::App;
 use super::error::{ApiError, Body};
-use crate::sandbox::{Command, Record, check_port};
+use crate::sandbox::{Command, Record};
+use crate::service::check_port;
 
 /// How long the guest may take to say whether a port is open.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);

@@ -14,7 +14,8 @@ use sandpiper_protocol::ids::SandboxId;
 use super::App;
 use super::error::{ApiError, Body};
 use super::sessions::Holder;
-use crate::sandbox::{Command, DeleteCause, Record, check_lifecycle, check_timeout};
+use crate::sandbox::{Command, DeleteCause, Record};
+use crate::service::{check_lifecycle, check_timeout};
 
 /// `POST /sandboxes`
 pub(super) async fn create(

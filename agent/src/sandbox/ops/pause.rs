@@ -30,9 +30,9 @@ use sandpiper_protocol::guest::{GuestMessage, HostMessage};
 use sandpiper_protocol::vmm::{Reply, Request, SnapshotConfig, SnapshotStats, Then};
 use tokio::time::Instant;
 
-use super::errors::{ChangeError, OperationError};
-use super::supervisor::{Supervisor, hear_log, next_command};
 use crate::launch::Running;
+use crate::sandbox::errors::{ChangeError, OperationError};
+use crate::sandbox::supervisor::{Supervisor, hear_log, next_command};
 
 /// How long a guest may take to quiesce its file systems: it may have much to write.
 const FREEZE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -41,7 +41,7 @@ const THAW_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Whether the guest must have quiesced before it is written down.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Quiesce {
+pub(crate) enum Quiesce {
     Required,
     /// A guest that does not quiesce, perhaps because it does not want to, is written down as it runs. Its memory
     /// and disk are of one moment all the same; only a boot from the disk alone would miss what it had not written yet.
@@ -50,7 +50,7 @@ pub(super) enum Quiesce {
 
 impl Supervisor {
     /// Pauses the sandbox. When it is done, the record says `stopped`, and the machine is to be ended.
-    pub(super) async fn pause(&mut self, running: &mut Running, quiesce: Quiesce) -> Result<(), OperationError> {
+    pub(crate) async fn pause(&mut self, running: &mut Running, quiesce: Quiesce) -> Result<(), OperationError> {
         let began = Instant::now();
         let result = self.pause_unmeasured(&mut running.machine, quiesce).await;
         self.context.metrics.paused(result.is_ok(), began.elapsed());
@@ -125,7 +125,7 @@ impl Supervisor {
     }
 
     /// Takes back a pause that did not come about, or what an earlier agent had begun.
-    pub(super) async fn let_go_on(&mut self, machine: &mut Machine) -> Result<(), OperationError> {
+    pub(crate) async fn let_go_on(&mut self, machine: &mut Machine) -> Result<(), OperationError> {
         if let Err(ended) = self.meanwhile(machine.go_on()).await? {
             return Err(OperationError::Ended(self.explain(ended).await));
         }
@@ -142,7 +142,7 @@ impl Supervisor {
     }
 
     /// Quiesces the guest's file systems, and with `processes` stops what the data plane started before.
-    pub(super) async fn freeze(&mut self, machine: &mut Machine, processes: bool) -> Result<(), OperationError> {
+    pub(crate) async fn freeze(&mut self, machine: &mut Machine, processes: bool) -> Result<(), OperationError> {
         let is_answer =
             |message: &GuestMessage| matches!(message, GuestMessage::Frozen | GuestMessage::NotFrozen { .. });
         let question = HostMessage::Freeze { processes };
@@ -155,7 +155,7 @@ impl Supervisor {
     }
 
     /// Lets the guest go on. One that does not answer does so by itself, soon.
-    pub(super) async fn thaw(&mut self, machine: &mut Machine) -> Result<(), OperationError> {
+    pub(crate) async fn thaw(&mut self, machine: &mut Machine) -> Result<(), OperationError> {
         let is_answer = |message: &GuestMessage| matches!(message, GuestMessage::Thawed);
         if let Err(error) = self.ask(machine, HostMessage::Thaw, is_answer, THAW_TIMEOUT).await? {
             tracing::warn!(sandbox = self.record().id.as_str(), %error, "a guest did not say that it goes on");
@@ -164,7 +164,7 @@ impl Supervisor {
     }
 
     /// Does something with the machine, while commands wait and a delete does not.
-    pub(super) async fn meanwhile<T>(&mut self, work: impl Future<Output = T>) -> Result<T, OperationError> {
+    pub(crate) async fn meanwhile<T>(&mut self, work: impl Future<Output = T>) -> Result<T, OperationError> {
         let mut work = std::pin::pin!(work);
         loop {
             tokio::select! {
@@ -198,7 +198,7 @@ impl Supervisor {
 }
 
 /// Has the monitor stop the machine and write it down into new files in `folder`, which become part of `files`.
-pub(super) async fn snapshot(
+pub(crate) async fn snapshot(
     machine: &mut Machine,
     folder: &Path,
     files: &mut Files,
@@ -225,6 +225,6 @@ pub(super) async fn snapshot(
     }
 }
 
-pub(super) fn millis(since: Instant) -> u64 {
+pub(crate) fn millis(since: Instant) -> u64 {
     u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX)
 }

@@ -8,13 +8,13 @@ use sandpiper_network::{Attachment, Slot};
 use sandpiper_protocol::agent::{self, DeniedPage};
 use sandpiper_protocol::error_chain;
 
-use super::errors::ChangeError;
-use super::record::Record;
-use super::supervisor::Supervisor;
+use crate::sandbox::errors::ChangeError;
+use crate::sandbox::record::Record;
+use crate::sandbox::supervisor::Supervisor;
 
 impl Supervisor {
     /// Takes over the slot of a machine that ran on without an agent. It has enforced its policy meanwhile.
-    pub(super) async fn adopt_network(&self) -> Option<Attachment> {
+    pub(crate) async fn adopt_network(&self) -> Option<Attachment> {
         let record = self.record();
         let (host, slot) = (self.context.network()?, record.slot?);
         match host.adopt(slot, Slot::mac_of(&record.id), &record.network).await {
@@ -30,7 +30,7 @@ impl Supervisor {
 
     /// Has the sandbox reach what `network` says: from now on where its machine is `attached`, else from its next start on.
     /// An older policy than it has changes nothing.
-    pub(super) async fn set_network(
+    pub(crate) async fn set_network(
         &mut self,
         attached: Option<&Attachment>,
         network: agent::Network,
@@ -63,7 +63,7 @@ impl Supervisor {
     }
 
     /// What the sandbox was kept from reaching since its machine started.
-    pub(super) async fn denied(&self, attached: Option<&Attachment>) -> Result<DeniedPage, ChangeError> {
+    pub(crate) async fn denied(&self, attached: Option<&Attachment>) -> Result<DeniedPage, ChangeError> {
         match attached {
             Some(attachment) => attachment.denied().await.map_err(|error| ChangeError::Host {
                 what: "read what the sandbox was kept from reaching",

@@ -11,13 +11,9 @@ use sandpiper_protocol::agent::{Allowance, CreateCheckpoint, CreateSandbox, Fork
 use sandpiper_protocol::error_chain;
 use sandpiper_protocol::ids::{CheckpointId, SandboxId};
 
-use super::StartError;
-use super::command::{Command, SnapshotOrder};
-use super::create::{self, CreateError, DiskSpaceError, Origin};
-use super::delete_cause::DeleteCause;
-use super::errors::ChangeError;
-use super::record::Record;
-use super::registry::Sandboxes;
+use super::Sandboxes;
+use super::validation::{self, CreateError, DiskSpaceError, Origin};
+use crate::sandbox::{ChangeError, Command, DeleteCause, Record, SnapshotOrder, StartError};
 
 /// Most sandboxes of one fork.
 const MAX_FORKS: usize = 20;
@@ -138,7 +134,7 @@ impl Sandboxes {
         memory: bool,
     ) -> Result<(Manifest, Draft), CheckpointError> {
         let context = self.context_owned();
-        let space = blocking(move || create::check_disk_space(&context)).await?;
+        let space = blocking(move || validation::check_disk_space(&context)).await?;
         let order = SnapshotOrder { id: draft.id().clone(), folder: draft.folder().to_owned(), memory };
         let written = match space {
             Ok(()) => self.change(id, |answer| Command::Snapshot(order, answer)).await.map_err(CheckpointError::from),

@@ -18,8 +18,8 @@ use sandpiper_images::layers::digest::{self, Digest, Note};
 use sandpiper_images::layers::{Files, Layer};
 use tokio::time::{Instant, sleep};
 
-use super::registry::Sandboxes;
-use super::upkeep::{Owner, OwnerKind, PACE};
+use super::{Owner, OwnerKind, PACE};
+use crate::service::Sandboxes;
 
 /// How often it is looked what there is to do, when nothing has happened, and how long a file is left alone that is being
 /// merged.
@@ -79,7 +79,7 @@ struct Rest {
 
 impl Sandboxes {
     /// Looks at one file after another until the agent ends.
-    pub(super) async fn scrub(self) {
+    pub(crate) async fn scrub(self) {
         let leave = self.context().leave.clone();
         let mut changes = self.context().changed.subscribe();
         let mut memory = Memory::default();

@@ -1,44 +1,46 @@
 //! What the agent does in the background for all sandboxes and checkpoints: it measures what they hold of the disk, and
 //! keeps their chains of layers short.
 
+mod scrub;
+mod stalled;
+pub(crate) mod warm;
+
 use std::collections::HashMap;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
-use sandpiper_images::layers::digest::{self, Visits};
-use sandpiper_images::layers::{Files, Layer, merge, usage};
+use sandpiper_images::layers::{Files, Layer, digest, merge, usage};
 use sandpiper_protocol::agent::SandboxState;
 use sandpiper_protocol::error_chain;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
-use super::command::Command;
-use super::errors::ChangeError;
-use super::registry::Sandboxes;
-use super::stalled::Stalled;
+use self::stalled::Stalled;
+use crate::sandbox::{ChangeError, Command};
+use crate::service::Sandboxes;
 
 /// How often everything is measured, when nothing has happened.
 const MEASURE: Duration = Duration::from_secs(30);
 /// Rest between two pieces that are merged or read, a MiB each, so that guests find the disk free: about 60 MiB a second at
 /// most.
-pub(super) const PACE: Duration = Duration::from_millis(16);
+pub(crate) const PACE: Duration = Duration::from_millis(16);
 
 /// Where layers are.
-pub(super) struct Owner {
-    pub(super) kind: OwnerKind,
-    pub(super) id: String,
+pub(crate) struct Owner {
+    pub(crate) kind: OwnerKind,
+    pub(crate) id: String,
     /// Of a sandbox, so that one life of it can be told from the next.
-    pub(super) generation: u64,
-    pub(super) folder: PathBuf,
-    pub(super) files: Files,
+    pub(crate) generation: u64,
+    pub(crate) folder: PathBuf,
+    pub(crate) files: Files,
     /// How many layers of the disk, from the top, may be written to; none unless its machine runs.
-    pub(super) written: usize,
+    pub(crate) written: usize,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum OwnerKind {
+pub(crate) enum OwnerKind {
     Sandbox,
     Checkpoint,
     WarmSnapshot,
@@ -54,7 +56,7 @@ struct Merge {
 
 impl Sandboxes {
     /// Looks after the layers until the agent ends.
-    pub(super) async fn keep_up(self) {
+    pub(crate) async fn keep_up(self) {
         let leave = self.context().leave.clone();
         let mut changes = self.context().changed.subscribe();
         let mut stalled = Stalled::default();
@@ -133,7 +135,7 @@ impl Sandboxes {
     }
 
     /// All sandboxes and checkpoints.
-    pub(super) fn owners(&self) -> Vec<Owner> {
+    pub(crate) fn owners(&self) -> Vec<Owner> {
         let context = self.context();
         let sandboxes = self.list().into_iter().map(|record| Owner {
             kind: OwnerKind::Sandbox,
@@ -156,7 +158,7 @@ impl Sandboxes {
 }
 
 impl Owner {
-    pub(super) fn runs(&self) -> bool {
+    pub(crate) fn runs(&self) -> bool {
         self.written > 0
     }
 
@@ -171,23 +173,6 @@ impl Owner {
         let (lower, upper) = found.map(names)?;
         Some(Merge { owner: self, lower, upper })
     }
-}
-
-/// Merges one pair of a stopped sandbox's layers right now; which, or `None` if there is none. Blocks.
-pub(super) fn merge_now(
-    folder: &Path,
-    files: &Files,
-    visits: &Visits,
-    leave: &CancellationToken,
-) -> io::Result<Option<(String, String)>> {
-    let disk = merge::candidates(folder, &files.disk, merge::LONG_DISK);
-    let Some(pair) = disk.or_else(|| merge::candidates(folder, &files.memory, merge::LONG_MEMORY)) else {
-        return Ok(None);
-    };
-    let (lower, upper) = names(pair);
-    let (lower_path, upper_path) = (folder.join(&lower), folder.join(&upper));
-    let filled = merge::fill(&lower_path, &upper_path, visits, Duration::ZERO, || !leave.is_cancelled())?;
-    Ok(filled.then_some((lower, upper)))
 }
 
 fn names((lower, upper): (&Layer, &Layer)) -> (String, String) {

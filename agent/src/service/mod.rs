@@ -1,4 +1,9 @@
-//! Every sandbox of this host by id and by route token, and what can be asked of them.
+//! What this host is asked for: every sandbox by id and by route token, and the requests that concern several of them or none
+//! yet. What concerns one alone is a command to its supervisor ([`crate::sandbox`]).
+
+mod fork;
+mod validation;
+mod wake;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
@@ -16,19 +21,16 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio_util::task::TaskTracker;
 
-use super::command::{Answer, Command};
-use super::create::{self, CreateError, Origin, Plan};
-use super::delete_cause::DeleteCause;
-use super::errors::ChangeError;
-use super::life::Creation;
-use super::reconcile::{self, Found, ReconcileError};
-use super::record::Record;
-use super::supervisor::Supervisor;
-use super::wake::Wakes;
-use super::warm::{self, WarmOrders};
-use super::{Context, StartError};
+use self::validation::{Origin, Plan};
+use self::wake::Wakes;
 use crate::capacity::{Full, Reservation};
 use crate::metrics::Outcome;
+use crate::sandbox::reconcile::{self, Found, ReconcileError};
+use crate::sandbox::{Answer, ChangeError, Command, Context, Creation, DeleteCause, Record, StartError, Supervisor};
+use crate::upkeep::warm::{self, WarmOrders};
+
+pub(crate) use self::fork::{CheckpointError, ForkError};
+pub(crate) use self::validation::{CreateError, DiskSpaceError, check_lifecycle, check_port, check_timeout};
 
 /// Commands that wait for a supervisor which is busy with another.
 const COMMANDS: usize = 16;
@@ -80,12 +82,12 @@ impl Sandboxes {
         &self.context
     }
 
-    pub(super) fn context_owned(&self) -> Arc<Context> {
+    pub(crate) fn context_owned(&self) -> Arc<Context> {
         Arc::clone(&self.context)
     }
 
     /// Does something that the agent waits for when it ends.
-    pub(super) fn spawn<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
+    pub(crate) fn spawn<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
         self.tasks.spawn(work)
     }
 
@@ -144,7 +146,7 @@ impl Sandboxes {
     }
 
     /// As [`Self::create`], from `origin` instead of what the request names.
-    pub(super) async fn create_from(
+    pub(crate) async fn create_from(
         &self,
         request: CreateSandbox,
         origin: Option<Origin>,
@@ -177,8 +179,8 @@ impl Sandboxes {
     ) -> Result<Arc<Record>, CreateError> {
         let context = Arc::clone(&self.context);
         let check = move || {
-            let plan = create::check(&context, &mut request, origin)?;
-            let most_promised_gib = create::most_promised_gib(&context)?;
+            let plan = validation::check(&context, &mut request, origin)?;
+            let most_promised_gib = validation::most_promised_gib(&context)?;
             let envs = context.sealer.seal(&request.id, &request.envs);
             let envs = envs.map_err(|source| StartError::Host { what: "seal the environment variables", source })?;
             let record = Record::new(&request, plan.generation, envs, Timestamp::now());

@@ -4,28 +4,34 @@
 //! A snapshot that this host cannot restore, after an update of its kernel perhaps, is not the end either: the disk is
 //! there, and is booted. Processes are lost then, files are not.
 
+use std::io;
+use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
+use sandpiper_images::layers::digest::Visits;
+use sandpiper_images::layers::{Files, merge};
 use sandpiper_machine::link::Envs;
 use sandpiper_protocol::agent::{ResumeSandbox, SandboxState, StartKind};
 use sandpiper_protocol::error_chain;
 use sandpiper_protocol::vmm::MAX_FDS;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
-use super::bring_up::Attempt;
-use super::errors::{ChangeError, OperationError};
 use super::pause::millis;
-use super::supervisor::Supervisor;
-use super::{StartError, upkeep};
+use super::start::Attempt;
 use crate::capacity::Reservation;
 use crate::launch::{Running, Source};
+use crate::sandbox::StartError;
+use crate::sandbox::errors::{ChangeError, OperationError};
+use crate::sandbox::supervisor::Supervisor;
 
 /// Descriptors of a start besides the layers: state, working set or kernel, the new top layer, vsock, tap, console.
 const OTHER_FDS: usize = 6;
 
 impl Supervisor {
     /// Has the sandbox go on.
-    pub(super) async fn resume(&mut self, order: ResumeSandbox) -> Result<Running, OperationError> {
+    pub(crate) async fn resume(&mut self, order: ResumeSandbox) -> Result<Running, OperationError> {
         let ResumeSandbox { timeout_seconds: seconds, allowance } = order;
         let began = Instant::now();
         let team = allowance.map(|allowance| allowance.team);
@@ -122,8 +128,8 @@ impl Supervisor {
             }
             let folder = self.context.paths.sandbox(&record.id).state;
             let context = Arc::clone(&self.context);
-            let merge = move || upkeep::merge_now(&folder, &record.files, &context.visits, &context.leave);
-            let merged = tokio::task::spawn_blocking(merge).await.map_err(std::io::Error::other).flatten();
+            let merge = move || merge_now(&folder, &record.files, &context.visits, &context.leave);
+            let merged = tokio::task::spawn_blocking(merge).await.map_err(io::Error::other).flatten();
             match merged.map_err(|source| OperationError::host("merge the sandbox's layers", source))? {
                 Some((lower, upper)) => self
                     .absorb(&lower, &upper)
@@ -133,6 +139,23 @@ impl Supervisor {
             }
         }
     }
+}
+
+/// Merges one pair of a stopped sandbox's layers right now; which, or `None` if there is none. Blocks.
+fn merge_now(
+    folder: &Path,
+    files: &Files,
+    visits: &Visits,
+    leave: &CancellationToken,
+) -> io::Result<Option<(String, String)>> {
+    let disk = merge::candidates(folder, &files.disk, merge::LONG_DISK);
+    let Some(pair) = disk.or_else(|| merge::candidates(folder, &files.memory, merge::LONG_MEMORY)) else {
+        return Ok(None);
+    };
+    let (lower, upper) = (pair.0.name.clone(), pair.1.name.clone());
+    let (lower_path, upper_path) = (folder.join(&lower), folder.join(&upper));
+    let filled = merge::fill(&lower_path, &upper_path, visits, Duration::ZERO, || !leave.is_cancelled())?;
+    Ok(filled.then_some((lower, upper)))
 }
 
 fn operation_error(error: StartError) -> OperationError {

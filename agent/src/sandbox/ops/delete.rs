@@ -8,19 +8,19 @@ use sandpiper_crash_points::CrashPoint;
 use sandpiper_protocol::agent::{SandboxError, SandboxState};
 use tokio::time::sleep;
 
-use super::command::Command;
-use super::delete_cause::DeleteCause;
-use super::ending;
-use super::errors::ChangeError;
-use super::supervisor::Supervisor;
 use crate::launch::Running;
+use crate::sandbox::command::Command;
+use crate::sandbox::delete_cause::DeleteCause;
+use crate::sandbox::ending;
+use crate::sandbox::errors::ChangeError;
+use crate::sandbox::supervisor::Supervisor;
 
 /// Pause between attempts to remove files that could not be removed.
 const REMOVE_AGAIN: Duration = Duration::from_secs(5);
 
 impl Supervisor {
     /// Keeps the disk of a sandbox whose machine ended by itself, and frees everything else.
-    pub(super) async fn lose_machine(&mut self, machine: Option<Running>, error: SandboxError) {
+    pub(crate) async fn lose_machine(&mut self, machine: Option<Running>, error: SandboxError) {
         let record = self.record();
         tracing::warn!(
             sandbox = record.id.as_str(),
@@ -51,7 +51,7 @@ impl Supervisor {
     }
 
     /// Ends the machine of a sandbox that is stopped, as its record says already, and removes what belonged to it.
-    pub(super) async fn put_away(&mut self, machine: Option<Running>) {
+    pub(crate) async fn put_away(&mut self, machine: Option<Running>) {
         if let Some(machine) = machine {
             self.end_process(machine).await;
         }
@@ -63,7 +63,7 @@ impl Supervisor {
         }
     }
 
-    pub(super) async fn delete(mut self, machine: Option<Running>, cause: DeleteCause, forget: impl FnOnce() + Send) {
+    pub(crate) async fn delete(mut self, machine: Option<Running>, cause: DeleteCause, forget: impl FnOnce() + Send) {
         let id = self.record().id.clone();
         let saved = self.change(|record| {
             record.state = SandboxState::Stopping;
@@ -85,7 +85,7 @@ impl Supervisor {
     }
 
     /// Ends the process and removes every file, the record last. Goes on until that is done.
-    pub(super) async fn take_away(&mut self, machine: Option<Running>) {
+    pub(crate) async fn take_away(&mut self, machine: Option<Running>) {
         if let Some(machine) = machine {
             self.end_process(machine).await;
         }
@@ -109,14 +109,14 @@ impl Supervisor {
     }
 
     /// Ends the monitor and frees what it held.
-    pub(super) async fn end_process(&self, running: Running) {
+    pub(crate) async fn end_process(&self, running: Running) {
         if let Err(error) = running.end(&self.context.launcher).await {
             tracing::error!(sandbox = self.record().id.as_str(), %error, "cannot end a monitor");
         }
     }
 
     /// Tells those who asked, and those who ask while the last of it goes.
-    pub(super) fn answer_deletes(&mut self) {
+    pub(crate) fn answer_deletes(&mut self) {
         self.commands.close();
         while let Some(command) = self.postponed.pop_front().or_else(|| self.commands.try_recv().ok()) {
             match command {

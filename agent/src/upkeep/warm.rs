@@ -40,11 +40,11 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::errors::{ChangeError, OperationError};
-use super::{Context, pause};
 use crate::capacity::Reservation;
 use crate::host;
 use crate::launch::{self, LaunchError, Running, Source};
+use crate::sandbox::ops::pause;
+use crate::sandbox::{ChangeError, Context, OperationError};
 
 /// Orders that wait. One that finds the queue full comes again with the next create.
 const ORDERS: usize = 16;
@@ -66,11 +66,11 @@ const WORKING_SET_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Where orders for warm snapshots go. Cheap to clone.
 #[derive(Clone)]
-pub(super) struct WarmOrders(mpsc::Sender<Order>);
+pub(crate) struct WarmOrders(mpsc::Sender<Order>);
 
 /// A snapshot that a create would have liked to find.
 #[derive(Debug)]
-pub(super) struct Order {
+pub(crate) struct Order {
     key: String,
     recipe: Recipe,
 }
@@ -101,20 +101,20 @@ enum MakeError {
 }
 
 /// A queue for orders, both ends of it.
-pub(super) fn orders() -> (WarmOrders, mpsc::Receiver<Order>) {
+pub(crate) fn orders() -> (WarmOrders, mpsc::Receiver<Order>) {
     let (sender, receiver) = mpsc::channel(ORDERS);
     (WarmOrders(sender), receiver)
 }
 
 impl WarmOrders {
     /// Has the snapshot made, soon, unless it is being made or was tried in vain not long ago.
-    pub(super) fn order(&self, key: String, recipe: Recipe) {
+    pub(crate) fn order(&self, key: String, recipe: Recipe) {
         let _ = self.0.try_send(Order { key, recipe });
     }
 }
 
 /// Makes what is ordered, until the agent ends.
-pub(super) async fn make_all(context: Arc<Context>, mut orders: mpsc::Receiver<Order>) {
+pub(crate) async fn make_all(context: Arc<Context>, mut orders: mpsc::Receiver<Order>) {
     loop {
         let order = tokio::select! {
             () = context.leave.cancelled() => return,

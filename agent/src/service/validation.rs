@@ -10,14 +10,12 @@ use sandpiper_protocol::agent::{CreateSandbox, ExposedPort, Lifecycle, OnTimeout
 use sandpiper_protocol::error_chain;
 use sandpiper_protocol::ids::{CheckpointId, SandboxId};
 
-use super::bring_up::Attempt;
-use super::record::MAX_PORTS;
-use super::{Context, StartError};
 use crate::capacity::Full;
 use crate::config::Limits;
 use crate::host;
 use crate::launch::Source;
 use crate::metrics::Outcome;
+use crate::sandbox::{Attempt, Context, MAX_PORTS, StartError};
 
 /// Longest time-out: a year.
 const MAX_TIMEOUT_SECONDS: u64 = 366 * 24 * 3600;
@@ -41,7 +39,7 @@ pub(crate) enum CreateError {
 
 impl CreateError {
     /// For the metrics.
-    pub(super) fn outcome(&self) -> Outcome {
+    pub(crate) fn outcome(&self) -> Outcome {
         match self {
             Self::Invalid(_) | Self::Exists(_) | Self::Full(Full::Team(_)) => Outcome::Refused,
             Self::Capacity(_) | Self::Full(Full::Host(_)) => Outcome::Capacity,
@@ -54,29 +52,29 @@ impl CreateError {
 
 /// What a checked request comes to.
 #[derive(Debug)]
-pub(super) struct Plan {
+pub(crate) struct Plan {
     /// What to start from: the first that works.
-    pub(super) attempts: Vec<Attempt>,
+    pub(crate) attempts: Vec<Attempt>,
     /// The new sandbox's first.
-    pub(super) generation: u64,
+    pub(crate) generation: u64,
     /// What it starts from, in words.
-    pub(super) origin: String,
+    pub(crate) origin: String,
     /// A warm snapshot that would have been of use, and its key.
-    pub(super) wanted: Option<(String, Recipe)>,
+    pub(crate) wanted: Option<(String, Recipe)>,
 }
 
 /// Where the files are that a new sandbox goes on from.
 #[derive(Debug, Clone)]
-pub(super) struct Origin {
-    pub(super) folder: PathBuf,
-    pub(super) manifest: Arc<Manifest>,
+pub(crate) struct Origin {
+    pub(crate) folder: PathBuf,
+    pub(crate) manifest: Arc<Manifest>,
     /// Of a checkpoint.
-    pub(super) pin: Option<Arc<Pin>>,
+    pub(crate) pin: Option<Arc<Pin>>,
 }
 
 /// Checks a request against the protocol and the limits of this host, and finds what it starts from: `origin`, or what it
 /// names itself. Sets what is not the request's to choose. Blocks for a moment.
-pub(super) fn check(
+pub(crate) fn check(
     context: &Context,
     request: &mut CreateSandbox,
     origin: Option<Origin>,
@@ -112,7 +110,7 @@ pub(super) fn check(
 }
 
 /// How many GiB the disks of all sandboxes may have together. Blocks for a moment.
-pub(super) fn most_promised_gib(context: &Context) -> Result<u64, CreateError> {
+pub(crate) fn most_promised_gib(context: &Context) -> Result<u64, CreateError> {
     let size = host::disk_size_mb(context.paths.state());
     let size = size.map_err(|source| StartError::Host { what: "read the size of the disk", source })?;
     Ok(size.saturating_mul(context.config.limits.disk_overcommit.into()) / 1024)
@@ -182,7 +180,7 @@ fn plan_template(context: &Context, request: &CreateSandbox) -> Result<Plan, Cre
 }
 
 /// Whether there is room on the disk for something new. Blocks for a moment.
-pub(super) fn check_disk_space(context: &Context) -> Result<(), DiskSpaceError> {
+pub(crate) fn check_disk_space(context: &Context) -> Result<(), DiskSpaceError> {
     let free = host::free_disk_mb(context.paths.state()).map_err(DiskSpaceError::Read)?;
     let headroom = context.config.limits.disk_headroom_mb;
     if free < headroom { Err(DiskSpaceError::Short { free, headroom }) } else { Ok(()) }

@@ -31,11 +31,11 @@ use sandpiper_protocol::error_chain;
 use sandpiper_protocol::vmm::{Reply, Request, SnapshotConfig, Then};
 use tokio::time::Instant;
 
-use super::command::SnapshotOrder;
-use super::errors::{ChangeError, OperationError};
 use super::pause::millis;
-use super::record::Record;
-use super::supervisor::Supervisor;
+use crate::sandbox::command::SnapshotOrder;
+use crate::sandbox::errors::{ChangeError, OperationError};
+use crate::sandbox::record::Record;
+use crate::sandbox::supervisor::Supervisor;
 
 /// The files that a checkpoint of a running sandbox needs.
 struct NewFiles {
@@ -46,7 +46,7 @@ struct NewFiles {
 
 impl Supervisor {
     /// Writes down a running sandbox.
-    pub(super) async fn checkpoint(
+    pub(crate) async fn checkpoint(
         &mut self,
         machine: &mut Machine,
         order: SnapshotOrder,
@@ -181,7 +181,7 @@ impl Supervisor {
     }
 
     /// Writes down a stopped sandbox: it has been already.
-    pub(super) async fn checkpoint_stopped(&mut self, order: SnapshotOrder) -> Result<Manifest, ChangeError> {
+    pub(crate) async fn checkpoint_stopped(&mut self, order: SnapshotOrder) -> Result<Manifest, ChangeError> {
         let began = Instant::now();
         let record = self.record();
         let files = if order.memory { record.files.clone() } else { record.files.disk_only() };

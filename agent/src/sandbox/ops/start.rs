@@ -16,34 +16,34 @@ use sandpiper_protocol::guest::GuestMessage;
 use sandpiper_protocol::vmm::{FaultCode, Timings};
 use tokio::time::{Instant, sleep_until};
 
-use super::record::{self, Record};
-use super::supervisor::{Supervisor, next_command};
-use super::{StartError, ending, record_file};
 use crate::capacity::Reservation;
 use crate::host;
 use crate::launch::{Kit, Order, Running, Source};
+use crate::sandbox::record::{self, Record};
+use crate::sandbox::supervisor::{Supervisor, next_command};
+use crate::sandbox::{StartError, ending, record_file};
 
 /// One way to start a sandbox.
 #[derive(Debug, Clone)]
-pub(super) struct Attempt {
-    pub(super) source: Source,
-    pub(super) kind: StartKind,
+pub(crate) struct Attempt {
+    pub(crate) source: Source,
+    pub(crate) kind: StartKind,
     /// Key of the warm snapshot that this is.
-    pub(super) warm: Option<String>,
+    pub(crate) warm: Option<String>,
     /// From the moment it is ready to the deadline; without it the sandbox's own time-out.
-    pub(super) timeout_seconds: Option<u64>,
+    pub(crate) timeout_seconds: Option<u64>,
 }
 
 impl Attempt {
-    pub(super) fn cold(source: Source) -> Self {
+    pub(crate) fn cold(source: Source) -> Self {
         Self { source, kind: StartKind::Cold, warm: None, timeout_seconds: None }
     }
 
-    pub(super) fn restored(source: Source) -> Self {
+    pub(crate) fn restored(source: Source) -> Self {
         Self { source, kind: StartKind::Restored, warm: None, timeout_seconds: None }
     }
 
-    pub(super) fn warm(warm: WarmSnapshot) -> Self {
+    pub(crate) fn warm(warm: WarmSnapshot) -> Self {
         let files = warm.snapshot.files.clone().shared();
         let source = Source::Snapshot { folder: warm.folder, files, _pin: None };
         Self { source, kind: StartKind::Warm, warm: Some(warm.key), timeout_seconds: None }
@@ -51,12 +51,12 @@ impl Attempt {
 }
 
 /// A start that failed: why, and the machine to be taken away if there is one.
-pub(super) type Failed = (StartError, Option<Running>);
+pub(crate) type Failed = (StartError, Option<Running>);
 
 impl Supervisor {
     /// Starts the guest of a new sandbox by the first of these ways that works. On failure the machine comes back, to be
     /// taken away.
-    pub(super) async fn bring_up_new(
+    pub(crate) async fn bring_up_new(
         &mut self,
         attempts: Vec<Attempt>,
         envs: &Envs,
@@ -129,7 +129,7 @@ impl Supervisor {
 
     /// Starts the guest and waits until it is ready, at most for `timeout`. `change` is made to the record together with
     /// what the start itself has to write down. On failure the machine comes back, to be taken away.
-    pub(super) async fn bring_up(
+    pub(crate) async fn bring_up(
         &mut self,
         attempt: Attempt,
         envs: &Envs,

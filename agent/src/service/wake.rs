@@ -12,13 +12,13 @@ type Wake = BoxFuture<'static, Result>;
 
 /// The wake of one sandbox, while there is one.
 #[derive(Clone, Default)]
-pub(super) struct Wakes {
+pub(crate) struct Wakes {
     current: Arc<Mutex<Option<WeakShared<Wake>>>>,
 }
 
 impl Wakes {
     /// Waits for the wake that is under way, or for the one that `begin` makes.
-    pub(super) fn join(&self, begin: impl FnOnce() -> Wake) -> Shared<Wake> {
+    pub(crate) fn join(&self, begin: impl FnOnce() -> Wake) -> Shared<Wake> {
         // The data under this lock is changed in one step.
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         // One that is over says nothing about a sandbox that has been paused again since.

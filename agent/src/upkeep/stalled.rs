@@ -9,7 +9,7 @@ use tokio::time::Instant;
 const REST: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(3600));
 
 #[derive(Debug, Default)]
-pub(super) struct Stalled {
+pub(crate) struct Stalled {
     owners: HashMap<String, Stall>,
 }
 
@@ -21,7 +21,7 @@ struct Stall {
 
 impl Stalled {
     /// Notes a merge that could not proceed; true for the first of this owner in a row, which is worth a word.
-    pub(super) fn stall(&mut self, id: &str, now: Instant) -> bool {
+    pub(crate) fn stall(&mut self, id: &str, now: Instant) -> bool {
         let longer = self.owners.get(id).map(|stall| (stall.rest * 2).min(REST.1));
         let rest = longer.unwrap_or(REST.0);
         self.owners.insert(id.to_owned(), Stall { rest, until: now + rest });
@@ -29,16 +29,16 @@ impl Stalled {
     }
 
     /// Notes a merge that was done.
-    pub(super) fn go_on(&mut self, id: &str) {
+    pub(crate) fn go_on(&mut self, id: &str) {
         self.owners.remove(id);
     }
 
-    pub(super) fn rests(&self, id: &str, now: Instant) -> bool {
+    pub(crate) fn rests(&self, id: &str, now: Instant) -> bool {
         self.owners.get(id).is_some_and(|stall| now < stall.until)
     }
 
     /// Forgets owners that are gone.
-    pub(super) fn retain(&mut self, is_here: impl Fn(&str) -> bool) {
+    pub(crate) fn retain(&mut self, is_here: impl Fn(&str) -> bool) {
         self.owners.retain(|id, _| is_here(id));
     }
 }
