@@ -8,7 +8,7 @@
 //! [limits]
 //! max_sandboxes = 50
 //!
-//! [shells]
+//! [monitor_pool]
 //! per_shape = 4
 //!
 //! [ingress]
@@ -55,7 +55,7 @@ pub(crate) struct Config {
     pub(crate) api_socket: ApiSocket,
     pub(crate) limits: Limits,
     pub(crate) jail: Jail,
-    pub(crate) shells: Shells,
+    pub(crate) monitor_pool: MonitorPool,
     pub(crate) warm: Warm,
     pub(crate) disk: DiskRates,
     pub(crate) network: sandpiper_network::Config,
@@ -82,6 +82,9 @@ pub(crate) struct ApiSocket {
 
 /// Memory of the agent without any connection, with room for its logs and records.
 const OWN_MEMORY_MB: u64 = 128;
+
+/// Settings that had another name: the old one, and what it is called now.
+const RENAMED: [(&str, &str); 1] = [("shells", "monitor_pool")];
 
 /// What one host takes on.
 #[derive(Debug, Clone, Copy, Deserialize)]
@@ -114,7 +117,7 @@ pub(crate) struct Jail {
 /// Monitors that wait, started and jailed, for the next create or resume.
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub(crate) struct Shells {
+pub(crate) struct MonitorPool {
     /// For each of the last few pairs of CPU and memory that were asked for. 0: none wait, and every start takes longer.
     pub(crate) per_shape: u32,
 }
@@ -164,7 +167,7 @@ impl Default for Jail {
     }
 }
 
-impl Default for Shells {
+impl Default for MonitorPool {
     fn default() -> Self {
         Self { per_shape: 2 }
     }
@@ -207,7 +210,7 @@ impl Default for Config {
             api_socket: ApiSocket::default(),
             limits: Limits::default(),
             jail: Jail::default(),
-            shells: Shells::default(),
+            monitor_pool: MonitorPool::default(),
             warm: Warm::default(),
             disk: DiskRates::default(),
             network: sandpiper_network::Config::default(),
@@ -232,8 +235,14 @@ impl Config {
     pub(crate) fn read(path: &Path) -> Result<Self, ConfigError> {
         let text =
             std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
-        let config: Self = toml::from_str(&text)
-            .map_err(|source| ConfigError::Parse { path: path.to_owned(), source: Box::new(source) })?;
+        let parse = |source| ConfigError::Parse { path: path.to_owned(), source: Box::new(source) };
+        let settings: toml::Table = toml::from_str(&text).map_err(parse)?;
+        for (old, new) in RENAMED {
+            if settings.contains_key(old) {
+                return Err(ConfigError::Invalid { key: old, problem: format!("is called `{new}` now; rename it") });
+            }
+        }
+        let config: Self = toml::from_str(&text).map_err(parse)?;
         config.check()?;
         Ok(config)
     }
@@ -303,7 +312,8 @@ impl Config {
             let uid = self.jail.uid_base;
             return invalid("jail.uid_base", format!("must be between 1000 and {last_base}, not {uid}"));
         }
-        for (key, value, most) in [("shells.per_shape", self.shells.per_shape, 64), ("warm.max", self.warm.max, 10_000)]
+        for (key, value, most) in
+            [("monitor_pool.per_shape", self.monitor_pool.per_shape, 64), ("warm.max", self.warm.max, 10_000)]
         {
             if value > most {
                 return invalid(key, format!("must be at most {most}, not {value}"));
@@ -361,6 +371,16 @@ mod tests {
     fn a_misspelt_key_is_refused_by_name() {
         let error = toml::from_str::<Config>("boot_timeout = 3").unwrap_err();
         assert!(error.to_string().contains("boot_timeout"), "{error}");
+    }
+
+    #[test]
+    fn a_setting_that_was_renamed_is_refused_with_its_new_name() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "[shells]\nper_shape = 3").unwrap();
+        let error = Config::read(file.path()).unwrap_err().to_string();
+        assert_eq!(error, "`shells` is called `monitor_pool` now; rename it");
+        std::fs::write(file.path(), "[monitor_pool]\nper_shape = 3").unwrap();
+        assert_eq!(Config::read(file.path()).unwrap().monitor_pool.per_shape, 3);
     }
 
     #[test]

@@ -205,7 +205,7 @@ fn open_context(config: Arc<Config>, paths: Paths, metrics: Metrics) -> anyhow::
     let allowances = Allowances::open(&paths.allowances()).context("Cannot read allowances.json")?;
     let pool = pool::Config {
         program: config.vmm.clone(),
-        per_shape: config.shells.per_shape as usize,
+        per_shape: config.monitor_pool.per_shape as usize,
         is_jailed: config.jail.enabled,
         uid_base: config.jail.uid_base,
         state: paths.monitors(),

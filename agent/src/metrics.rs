@@ -1,4 +1,4 @@
-//! Figures for Prometheus. What exists at the moment of asking is counted then; what happens is counted when it happens.
+//! Metrics for Prometheus. What exists at the moment of asking is counted then; what happens is counted when it happens.
 
 use std::time::Duration;
 

@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use tokio::net::UnixStream;
 
 use super::*;
-use crate::config::{Jail, Limits, Shells};
+use crate::config::{self, Jail, Limits};
 use crate::metrics::Metrics;
 use crate::paths::Paths;
 
@@ -41,13 +41,14 @@ impl Agent {
         let vmm = folder.path().join("monitor");
         fs::write(&vmm, format!("#!/bin/sh\n{monitor}\n")).unwrap();
         fs::set_permissions(&vmm, fs::Permissions::from_mode(0o755)).unwrap();
-        let config = Config { limits, vmm, shells: Shells { per_shape: 0 }, ..Config::default() };
+        let config = Config { limits, vmm, monitor_pool: config::MonitorPool { per_shape: 0 }, ..Config::default() };
         Self::start_with(folder, config).await
     }
 
     /// In a folder that an earlier agent may have used, with so many monitors that wait for each shape.
     async fn start_in(folder: tempfile::TempDir, vmm: PathBuf, per_shape: u32) -> Self {
-        Self::start_with(folder, Config { vmm, shells: Shells { per_shape }, ..Config::default() }).await
+        Self::start_with(folder, Config { vmm, monitor_pool: config::MonitorPool { per_shape }, ..Config::default() })
+            .await
     }
 
     async fn start_with(folder: tempfile::TempDir, config: Config) -> Self {

@@ -23,7 +23,7 @@ use crate::service::Sandboxes;
 
 /// How often everything is measured, when nothing has happened.
 const MEASURE: Duration = Duration::from_secs(30);
-/// Rest between two pieces that are merged or read, a MiB each, so that guests find the disk free: about 60 MiB a second at
+/// Pause between two pieces that are merged or read, a MiB each, so that guests find the disk free: about 60 MiB a second at
 /// most.
 pub(crate) const PACE: Duration = Duration::from_millis(16);
 
@@ -86,7 +86,7 @@ impl Sandboxes {
         while !leave.is_cancelled() {
             let mut owners = self.owners();
             stalled.retain(|id| owners.iter().any(|owner| owner.id == id));
-            owners.retain(|owner| !stalled.rests(&owner.id, Instant::now()));
+            owners.retain(|owner| !stalled.is_delayed(&owner.id, Instant::now()));
             let next = tokio::task::spawn_blocking(move || owners.into_iter().find_map(Owner::next_merge)).await;
             let Ok(Some(merge)) = next else { return };
             let id = merge.owner.id.clone();

@@ -60,15 +60,15 @@ type AllSealed = HashMap<u64, Sealed>;
 #[derive(Default)]
 struct Memory {
     /// Files, with the digest that they had, and when they may be read again.
-    rests: HashMap<(u64, Option<Digest>), Rest>,
-    /// Of which damaged file which owner was told, in which life.
-    told: HashSet<(u64, String, u64)>,
+    intervals: HashMap<(u64, Option<Digest>), Interval>,
+    /// Which damaged file was reported to which owner, in which life.
+    reported: HashSet<(u64, String, u64)>,
     /// It was said that some file cannot have a digest.
     has_warned: bool,
 }
 
 /// How long a file is left alone.
-struct Rest {
+struct Interval {
     since: Instant,
     /// The file's at that time.
     generations: u64,
@@ -87,7 +87,7 @@ impl Sandboxes {
             let owners = self.all_owners();
             let Ok(files) = tokio::task::spawn_blocking(move || all_sealed(owners)).await else { return };
             memory.keep_only(&files);
-            self.say(&files, &mut memory).await;
+            self.report(&files, &mut memory).await;
             let Some((inode, file)) = memory.next(&files) else {
                 tokio::select! {
                     () = leave.cancelled() => return,
@@ -95,7 +95,7 @@ impl Sandboxes {
                     () = sleep(ROUND) => continue,
                 }
             };
-            let rest = match self.read(file).await {
+            let interval = match self.read(file).await {
                 Ok(true) => (DAY, WEEK),
                 Ok(false) => (ROUND, ROUND),
                 // Deleted; another owner may have it still.
@@ -109,7 +109,7 @@ impl Sandboxes {
                     (DAY, DAY)
                 }
             };
-            memory.leave_alone(inode, file, rest);
+            memory.leave_alone(inode, file, interval);
         }
     }
 
@@ -128,8 +128,8 @@ impl Sandboxes {
         tokio::task::spawn_blocking(work).await.map_err(io::Error::other)?
     }
 
-    /// Tells the owners of damaged files of it, unless they were told in this life.
-    async fn say(&self, files: &AllSealed, memory: &mut Memory) {
+    /// Reports damaged files to their owners, once in each life.
+    async fn report(&self, files: &AllSealed, memory: &mut Memory) {
         let mut count = 0;
         for (inode, file) in files.iter().filter(|(_, file)| file.is_damaged()) {
             count += 1;
@@ -227,10 +227,10 @@ impl Sealed {
 impl Memory {
     /// Forgets what is not there any more, and begins to count the time of what is new.
     fn keep_only(&mut self, files: &AllSealed) {
-        self.rests.retain(|(inode, digest), _| files.get(inode).is_some_and(|file| file.digest() == *digest));
-        self.told.retain(|(inode, ..)| files.get(inode).is_some_and(Sealed::is_damaged));
+        self.intervals.retain(|(inode, digest), _| files.get(inode).is_some_and(|file| file.digest() == *digest));
+        self.reported.retain(|(inode, ..)| files.get(inode).is_some_and(Sealed::is_damaged));
         for (inode, file) in files {
-            if !self.rests.contains_key(&(*inode, file.digest())) {
+            if !self.intervals.contains_key(&(*inode, file.digest())) {
                 self.leave_alone(*inode, file, (Duration::ZERO, WEEK));
             }
         }
@@ -239,18 +239,18 @@ impl Memory {
     /// A file that is to be read now: rather one that has no digest yet.
     fn next<'a>(&self, files: &'a AllSealed) -> Option<(u64, &'a Sealed)> {
         let is_due = |inode: u64, file: &Sealed| {
-            let Some(rest) = self.rests.get(&(inode, file.digest())) else { return false };
-            let urgent = file.in_use || file.generations != rest.generations || file.note.is_none();
-            rest.since.elapsed() >= if urgent { rest.urgent } else { rest.otherwise }
+            let Some(interval) = self.intervals.get(&(inode, file.digest())) else { return false };
+            let urgent = file.in_use || file.generations != interval.generations || file.note.is_none();
+            interval.since.elapsed() >= if urgent { interval.urgent } else { interval.otherwise }
         };
         let due = files.iter().filter(|(inode, file)| (file.is_sealed || file.note.is_some()) && is_due(**inode, file));
         due.min_by_key(|(_, file)| file.note.is_some()).map(|(inode, file)| (*inode, file))
     }
 
     fn leave_alone(&mut self, inode: u64, file: &Sealed, (urgent, otherwise): (Duration, Duration)) {
-        self.rests.insert(
+        self.intervals.insert(
             (inode, file.digest()),
-            Rest { since: Instant::now(), generations: file.generations, urgent, otherwise },
+            Interval { since: Instant::now(), generations: file.generations, urgent, otherwise },
         );
     }
 
@@ -262,8 +262,8 @@ impl Memory {
         }
     }
 
-    /// Whether this owner was not told of this file yet; it is now.
+    /// Whether this file was not reported to this owner yet; it is now.
     fn is_news(&mut self, inode: u64, name: &Name) -> bool {
-        self.told.insert((inode, name.id.clone(), name.generation))
+        self.reported.insert((inode, name.id.clone(), name.generation))
     }
 }

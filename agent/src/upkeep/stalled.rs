@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// First and longest rest.
-const REST: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(3600));
+/// First and longest delay.
+const DELAY: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(3600));
 
 #[derive(Debug, Default)]
 pub(crate) struct Stalled {
@@ -15,16 +15,16 @@ pub(crate) struct Stalled {
 
 #[derive(Debug)]
 struct Stall {
-    rest: Duration,
+    delay: Duration,
     until: Instant,
 }
 
 impl Stalled {
     /// Notes a merge that could not proceed; true for the first of this owner in a row, which is worth a word.
     pub(crate) fn stall(&mut self, id: &str, now: Instant) -> bool {
-        let longer = self.owners.get(id).map(|stall| (stall.rest * 2).min(REST.1));
-        let rest = longer.unwrap_or(REST.0);
-        self.owners.insert(id.to_owned(), Stall { rest, until: now + rest });
+        let longer = self.owners.get(id).map(|stall| (stall.delay * 2).min(DELAY.1));
+        let delay = longer.unwrap_or(DELAY.0);
+        self.owners.insert(id.to_owned(), Stall { delay, until: now + delay });
         longer.is_none()
     }
 
@@ -33,7 +33,8 @@ impl Stalled {
         self.owners.remove(id);
     }
 
-    pub(crate) fn rests(&self, id: &str, now: Instant) -> bool {
+    /// Whether this owner is left alone now.
+    pub(crate) fn is_delayed(&self, id: &str, now: Instant) -> bool {
         self.owners.get(id).is_some_and(|stall| now < stall.until)
     }
 
@@ -48,17 +49,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rests_grow_to_an_hour_and_are_told_of_once() {
+    fn delays_grow_to_an_hour_and_are_logged_once() {
         let now = Instant::now();
         let mut stalled = Stalled::default();
         for (times, minutes) in [1, 2, 4, 8, 16, 32, 60, 60].into_iter().enumerate() {
             assert_eq!(stalled.stall("one", now), times == 0);
-            let rest = Duration::from_secs(minutes * 60);
-            assert!(stalled.rests("one", now + rest - Duration::from_secs(1)), "{minutes}");
-            assert!(!stalled.rests("one", now + rest) && !stalled.rests("two", now), "{minutes}");
+            let delay = Duration::from_secs(minutes * 60);
+            assert!(stalled.is_delayed("one", now + delay - Duration::from_secs(1)), "{minutes}");
+            assert!(!stalled.is_delayed("one", now + delay) && !stalled.is_delayed("two", now), "{minutes}");
         }
         stalled.go_on("one");
-        assert!(!stalled.rests("one", now) && stalled.stall("one", now));
+        assert!(!stalled.is_delayed("one", now) && stalled.stall("one", now));
         stalled.retain(|id| id != "one");
         assert!(stalled.stall("one", now));
     }

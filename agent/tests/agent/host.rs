@@ -71,7 +71,7 @@ impl Host {
         let uid_base = 0x2000_0000 + std::process::id() % 4096 * UIDS;
         let config = format!(
             "state_dir = {:?}\nruntime_dir = {:?}\nkernel = {:?}\n\
-             [jail]\nuid_base = {uid_base}\n[shells]\nper_shape = 0\n[warm]\nenabled = false\n\
+             [jail]\nuid_base = {uid_base}\n[monitor_pool]\nper_shape = 0\n[warm]\nenabled = false\n\
              [network]\nenabled = false\n[ingress]\nlisten = \"127.0.0.1:0\"\n",
             at("state"),
             at("run"),

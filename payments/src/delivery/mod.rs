@@ -31,6 +31,7 @@ pub mod addresses;
 mod attempt;
 pub mod connection;
 pub mod endpoint_url;
+mod in_progress;
 pub mod jitter;
 pub mod metrics;
 mod pool;
@@ -41,7 +42,6 @@ pub mod sender;
 pub mod settings;
 pub mod test_event;
 pub mod trust;
-mod under_way;
 pub mod worker;
 
 use addresses::AddressRule;

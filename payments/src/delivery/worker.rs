@@ -25,9 +25,9 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::attempt::Attempter;
+use super::in_progress::{AttemptGuard, InProgress};
 use super::metrics::outcome;
 use super::sender::Sender;
-use super::under_way::{Place, UnderWay};
 use super::{Dependencies, Webhooks};
 use crate::domain::capacity::{SLOW, largest_cap, window};
 use crate::store::deliveries::State;
@@ -49,7 +49,7 @@ const RECORD_TRIES: usize = 30;
 pub struct Worker {
     attempter: Arc<Attempter>,
     started: Instant,
-    under_way: Arc<UnderWay>,
+    in_progress: Arc<InProgress>,
 }
 
 impl Worker {
@@ -57,7 +57,7 @@ impl Worker {
     pub fn new(webhooks: Arc<Webhooks>, dependencies: Dependencies) -> Self {
         let sender = Sender::new(dependencies.connector, dependencies.attempt_limit);
         let attempter = Arc::new(Attempter { webhooks, sender, jitter: dependencies.jitter });
-        Self { attempter, started: Instant::now(), under_way: Arc::default() }
+        Self { attempter, started: Instant::now(), in_progress: Arc::default() }
     }
 
     /// Sends until `stop` changes.
@@ -131,8 +131,8 @@ impl Worker {
     }
 
     /// Begins attempts for as much as there is room; how long to sleep afterwards.
-    async fn begin(&self, finished: &mpsc::Sender<(Finished, Place)>) -> Result<Duration, StoreError> {
-        let room = window(self.started.elapsed(), self.limit()).saturating_sub(self.under_way.count());
+    async fn begin(&self, finished: &mpsc::Sender<(Finished, AttemptGuard)>) -> Result<Duration, StoreError> {
+        let room = window(self.started.elapsed(), self.limit()).saturating_sub(self.in_progress.count());
         let Some(due) = self.webhooks().store.webhook_endpoints.next_due().await? else { return Ok(POLL) };
         let wait = due.duration_since(self.webhooks().clock.now());
         if wait.is_positive() {
@@ -149,12 +149,12 @@ impl Worker {
         let keys = self.attempter.signing_keys(&claimed).await;
         for claimed in claimed {
             let key = keys.of(&claimed.endpoint);
-            let place = self.under_way.begin(claimed.endpoint.clone());
+            let guard = self.in_progress.begin(claimed.endpoint.clone());
             let (attempter, finished) = (self.attempter.clone(), finished.clone());
             tokio::spawn(async move {
                 let result = attempter.attempt(claimed, key).await;
                 // Nobody is there to write it down only when the process ends.
-                let _ = finished.send((result, place)).await;
+                let _ = finished.send((result, guard)).await;
             });
         }
         Ok(Duration::ZERO)
@@ -179,7 +179,7 @@ impl Worker {
     /// that hang: a result comes only when an attempt is over, and until then more would begin.
     async fn sweep(&self) {
         self.attempter.sender.prune();
-        let slow = self.under_way.longer_than(SLOW);
+        let slow = self.in_progress.longer_than(SLOW);
         if let Err(error) = self.webhooks().store.webhook_endpoints.slow_down(slow).await {
             tracing::error!(error = chain(&error), "endpoints that hang keep their caps");
         }
@@ -193,7 +193,7 @@ impl Worker {
         }
     }
 
-    async fn record_all(self, mut results: mpsc::Receiver<(Finished, Place)>) {
+    async fn record_all(self, mut results: mpsc::Receiver<(Finished, AttemptGuard)>) {
         let mut batch = Vec::with_capacity(AT_ONCE);
         while results.recv_many(&mut batch, AT_ONCE).await > 0 {
             let (finished, places): (Vec<_>, Vec<_>) = batch.drain(..).unzip();

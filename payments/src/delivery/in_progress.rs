@@ -1,4 +1,4 @@
-//! The attempts that this process has under way: how many, and at which endpoints they take long.
+//! The attempts that are in progress in this process: how many, and at which endpoints they take long.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,7 +10,7 @@ use crate::store::webhook_endpoints::EndpointKey;
 
 /// The attempts.
 #[derive(Debug, Default)]
-pub(super) struct UnderWay(Mutex<Attempts>);
+pub(super) struct InProgress(Mutex<Attempts>);
 
 #[derive(Debug, Default)]
 struct Attempts {
@@ -19,34 +19,34 @@ struct Attempts {
     next: u64,
 }
 
-/// The place of an attempt among those that may be under way, free again when this is dropped.
+/// An attempt in progress; it counts until this is dropped.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct AttemptGuard {
     number: u64,
-    all: Arc<UnderWay>,
+    all: Arc<InProgress>,
 }
 
-impl Drop for Place {
+impl Drop for AttemptGuard {
     fn drop(&mut self) {
         self.all.lock().begun.remove(&self.number);
     }
 }
 
-impl UnderWay {
+impl InProgress {
     /// An attempt begins.
-    pub(super) fn begin(self: &Arc<Self>, endpoint: EndpointKey) -> Place {
+    pub(super) fn begin(self: &Arc<Self>, endpoint: EndpointKey) -> AttemptGuard {
         let mut attempts = self.lock();
         let number = attempts.next;
         attempts.next += 1;
         attempts.begun.insert(number, (endpoint, Instant::now()));
-        Place { number, all: self.clone() }
+        AttemptGuard { number, all: self.clone() }
     }
 
     pub(super) fn count(&self) -> usize {
         self.lock().begun.len()
     }
 
-    /// The endpoints at which an attempt has been under way for `time` or longer.
+    /// The endpoints at which an attempt has been in progress for `time` or longer.
     pub(super) fn longer_than(&self, time: Duration) -> BTreeSet<EndpointKey> {
         let attempts = self.lock();
         let long = attempts.begun.values().take_while(|(_, since)| since.elapsed() >= time);
