@@ -6,7 +6,7 @@
 //! * A **team** owns everything. Its **plan** is a set of numbers from the configuration.
 //! * An **API key** acts for one team; it may read, or read and write ([`auth`]).
 //! * A **sandbox** is a row here and a microVM at the agent. The row is what tenants see; the agent is the truth
-//!   ([`dispatch`] keeps them in step).
+//!   ([`orchestration`] keeps them in step).
 //! * A **checkpoint** is a sandbox as it was at one moment, under a name, from which new ones start: a row here, files at
 //!   the agent. A stopped sandbox is one that waits on the agent's disk, to go on under its own id.
 //! * A **network policy** says what a sandbox may reach. It is recorded here under a version first, and then *pending* until
@@ -20,7 +20,7 @@
 //! [`commands`] the command line · [`config`] its file · [`service`] what a process serves, by its [`roles`]
 //!
 //! Of the sandbox side, which knows nothing of payments: [`state`] what handlers work with · [`router`] all routes ·
-//! [`v1`] one file per resource · [`auth`] keys and capabilities · [`dispatch`] work with the agent,
+//! [`v1`] one file per resource · [`auth`] keys and capabilities · [`orchestration`] work with the agent,
 //! through its [`agent_client`] · [`store`] the tables ·
 //! [`document`] what describes them · [`errors`] refusals in its tenants' words
 
@@ -28,12 +28,12 @@ pub mod agent_client;
 pub mod auth;
 pub mod commands;
 pub mod config;
-pub mod dispatch;
 pub mod document;
 pub mod errors;
 pub mod in_flight;
 pub mod metrics;
 pub mod offer;
+pub mod orchestration;
 pub mod plan;
 pub mod privileges;
 pub mod profiles;

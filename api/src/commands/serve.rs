@@ -25,8 +25,8 @@ use tracing_subscriber::EnvFilter;
 
 use super::open_database;
 use crate::config::Config;
-use crate::dispatch::network::PolicyWorker;
-use crate::dispatch::sync::Synchronizer;
+use crate::orchestration::network::PolicyWorker;
+use crate::orchestration::sync::Synchronizer;
 use crate::privileges;
 use crate::service::Service;
 use crate::state::App;

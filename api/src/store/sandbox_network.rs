@@ -11,7 +11,7 @@
 //! | a newer version than there is here | this database is an older copy: its version is raised above that, and sent |
 //! | another | nothing |
 //!
-//! When a policy is sent, [`crate::dispatch::network`] says.
+//! When a policy is sent, [`crate::orchestration::network`] says.
 
 use sandpiper_db::{StoreError, Tx, count};
 use sandpiper_protocol::agent::{Network, NetworkPolicy};

@@ -20,8 +20,8 @@ use super::page::{List, Paging};
 use super::sandboxes::body::SandboxErrorBody;
 use super::sandboxes::{check_usable, owned};
 use crate::auth::{Caller, ReadAccess, WriteAccess};
-use crate::dispatch::{self, Progress};
 use crate::errors;
+use crate::orchestration::{self, Progress};
 use crate::state::App;
 use crate::store::checkpoints::{CheckpointRow, NewCheckpoint, State as CheckpointState};
 use crate::store::idempotency::Claim;
@@ -159,7 +159,7 @@ pub async fn create(
     let claim = claim.map(|Extension(claim)| claim);
     let created = app.store.checkpoints.create(&new, &sandbox, claim.as_ref()).await;
     created.map_err(|error| errors::not_checkpointed(error, &new.name))?;
-    let status = match dispatch::checkpoint::run(&app, &sandbox, request.memory, guard).await? {
+    let status = match orchestration::checkpoint::run(&app, &sandbox, request.memory, guard).await? {
         Progress::Done => StatusCode::CREATED,
         Progress::UnderWay => StatusCode::ACCEPTED,
     };

@@ -20,9 +20,9 @@ use super::sandboxes::validate::Problems;
 use super::sandboxes::{check_not_failed, owned};
 use crate::agent_client::AgentError;
 use crate::auth::{ReadAccess, WriteAccess};
-use crate::dispatch;
-use crate::dispatch::network::ApplyError;
 use crate::errors;
+use crate::orchestration;
+use crate::orchestration::network::ApplyError;
 use crate::state::App;
 use crate::store::sandbox_row::State as SandboxState;
 
@@ -178,14 +178,14 @@ pub async fn replace(
     }
     // One that is being made is at the agent when that is done; the worker sees it then.
     if row.state != SandboxState::Creating {
-        let applying = dispatch::network::apply(&app, &id);
+        let applying = orchestration::network::apply(&app, &id);
         match tokio::time::timeout(app.settings.timing.apply_wait, applying).await {
             Ok(Ok(())) => {}
             Ok(Err(ApplyError::Store(error))) => return Err(error.into()),
             Ok(Err(ApplyError::Agent(error))) => {
                 tracing::warn!(sandbox = id, error = chain(&error), "network policy recorded, not applied yet");
                 if error.is_not_found() {
-                    dispatch::sync::follow(&app, &caller.team.id, &id).await?;
+                    orchestration::sync::follow(&app, &caller.team.id, &id).await?;
                 }
             }
             Err(_) => tracing::warn!(sandbox = id, "network policy recorded; the agent takes long to apply it"),

@@ -12,8 +12,8 @@ use utoipa::ToSchema;
 
 use crate::agent_client::AgentError;
 use crate::auth::{Caller, ReadAccess, WriteAccess};
-use crate::dispatch;
 use crate::errors;
+use crate::orchestration;
 use crate::state::App;
 use crate::store::sandbox_row::SandboxRow;
 use crate::v1::sandboxes::body::{PortProtocol, port_number};
@@ -119,7 +119,7 @@ pub async fn expose(
     let (row, port) = owned_port(&app, &caller, &id, &port).await?;
     let exposed = ExposedPort { port, protocol: request.protocol.into(), public: request.public };
     let record = app.agent.expose(&id, &exposed).await.map_err(|error| gone(error, &id))?;
-    dispatch::sync::refresh(&app, row).await?;
+    orchestration::sync::refresh(&app, row).await?;
     Ok(Json(record.into()))
 }
 
@@ -142,7 +142,7 @@ pub async fn unexpose(
 ) -> Result<StatusCode, ApiError> {
     let (row, port) = owned_port(&app, &caller, &id, &port).await?;
     app.agent.unexpose(&id, port).await.map_err(|error| not_exposed(error, &id, port))?;
-    dispatch::sync::refresh(&app, row).await?;
+    orchestration::sync::refresh(&app, row).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 

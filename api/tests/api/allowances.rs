@@ -1,6 +1,6 @@
 //! What teams may hold at the agent, which obeys it where the API is not asked.
 
-use sandpiper_api::dispatch::sync::Synchronizer;
+use sandpiper_api::orchestration::sync::Synchronizer;
 use sandpiper_api::plan::{DiskRates, NetworkRates, Plan, Quota};
 use sandpiper_protocol::agent::{Allowance, SandboxState};
 use sandpiper_protocol::vmm::{DiskLimits, NetLimits};

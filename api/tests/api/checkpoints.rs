@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use jiff::SignedDuration;
-use sandpiper_api::dispatch::sync::Synchronizer;
+use sandpiper_api::orchestration::sync::Synchronizer;
 use sandpiper_protocol::agent::SandboxState;
 use sandpiper_protocol::id;
 use serde_json::{Value, json};

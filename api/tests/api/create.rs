@@ -191,7 +191,7 @@ async fn an_agent_that_dies_during_the_start_leaves_no_sandbox_behind() {
     let id = host.agent.records().orders[0].id.clone();
     host.agent.insert(&id);
     host.agent.resume();
-    let mut synchronizer = sandpiper_api::dispatch::sync::Synchronizer::new(host.app.clone());
+    let mut synchronizer = sandpiper_api::orchestration::sync::Synchronizer::new(host.app.clone());
     eventually("the sandbox is removed", async || {
         synchronizer.round().await.unwrap();
         host.agent.records().sandboxes.is_empty()
@@ -230,7 +230,7 @@ async fn a_sandbox_can_be_deleted_while_it_starts() {
 
     host.get(&path).await.refused(404, "not_found");
     host.agent.admit(1);
-    let mut synchronizer = sandpiper_api::dispatch::sync::Synchronizer::new(host.app.clone());
+    let mut synchronizer = sandpiper_api::orchestration::sync::Synchronizer::new(host.app.clone());
     eventually("nothing is left at the agent", async || {
         synchronizer.round().await.unwrap();
         host.app.in_flight.is_empty() && host.agent.records().sandboxes.is_empty()

@@ -1,7 +1,7 @@
 //! `Idempotency-Key`: a repeated request is answered, not done again.
 
 use jiff::SignedDuration;
-use sandpiper_api::dispatch::sync::Synchronizer;
+use sandpiper_api::orchestration::sync::Synchronizer;
 use serde_json::{Value, json};
 use tower::ServiceExt;
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use jiff::SignedDuration;
-use sandpiper_api::dispatch::network::PolicyWorker;
+use sandpiper_api::orchestration::network::PolicyWorker;
 use sandpiper_protocol::agent::NetworkPolicy;
 use serde_json::{Value, json};
 use tower::ServiceExt;

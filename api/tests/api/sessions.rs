@@ -1,6 +1,6 @@
 //! Whose sessions are, and that they end with the API key that they were made with.
 
-use sandpiper_api::dispatch::sync::Synchronizer;
+use sandpiper_api::orchestration::sync::Synchronizer;
 use serde_json::json;
 
 use crate::support::{Host, request, with_header};

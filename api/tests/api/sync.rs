@@ -1,7 +1,7 @@
 //! The synchronisation with the agent, round by round.
 
 use jiff::SignedDuration;
-use sandpiper_api::dispatch::sync::Synchronizer;
+use sandpiper_api::orchestration::sync::Synchronizer;
 use sandpiper_protocol::id;
 use serde_json::json;
 

@@ -20,8 +20,8 @@ use super::body::{SandboxBody, SessionBody};
 use super::origin::Origin;
 use super::validate::{self, CreateRequest};
 use crate::auth::{Caller, WriteAccess};
-use crate::dispatch;
 use crate::errors;
+use crate::orchestration;
 use crate::state::App;
 use crate::store::idempotency::Claim;
 use crate::store::sandbox_row::{NewSandbox, SandboxRow, State as SandboxState};
@@ -107,9 +107,9 @@ pub async fn create(
         exposed_ports: new.exposed_ports,
         allow_public_traffic: new.allow_public_traffic,
         network: new.network,
-        allowance: Some(dispatch::allowance::of(&app, &caller.team)),
+        allowance: Some(orchestration::allowance::of(&app, &caller.team)),
     };
-    let starting = dispatch::create::start(app.clone(), caller.clone(), order, guard);
+    let starting = orchestration::create::start(app.clone(), caller.clone(), order, guard);
     let session = match tokio::time::timeout(app.settings.timing.create_wait, starting).await {
         // Still starting: the task goes on and settles the row.
         Err(_) => None,
@@ -130,7 +130,7 @@ pub async fn create(
 /// nothing usable came of it.
 pub async fn answer_for_existing(app: &App, caller: &Caller, id: &str) -> Option<Response> {
     let row = app.store.sandboxes.get(&caller.team.id, id).await.ok()??;
-    let row = dispatch::sync::refresh(app, row).await.ok()??;
+    let row = orchestration::sync::refresh(app, row).await.ok()??;
     if row.state == SandboxState::Failed {
         return None;
     }

@@ -7,7 +7,7 @@ use sandpiper_http::query::NoParameters;
 
 use super::owned;
 use crate::auth::WriteAccess;
-use crate::dispatch;
+use crate::orchestration;
 use crate::state::App;
 
 /// Delete a sandbox
@@ -30,7 +30,7 @@ pub async fn delete(
     let row = owned(&app, &caller, &id).await?;
     // When it is just being started or removed by another request, that one's task, or after it the synchronisation,
     // removes what the agent still makes of it.
-    let is_in_flight = dispatch::sync::is_in_flight(&app, &row).await?;
+    let is_in_flight = orchestration::sync::is_in_flight(&app, &row).await?;
     let _in_flight = app.in_flight.enter(&id);
     match app.agent.delete(&id).await {
         Ok(()) => {}

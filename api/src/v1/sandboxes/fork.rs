@@ -17,8 +17,8 @@ use super::body::{SandboxBody, SessionBody};
 use super::create::CreatedSandbox;
 use super::{check_usable, owned};
 use crate::auth::{Caller, WriteAccess};
-use crate::dispatch;
 use crate::errors;
+use crate::orchestration;
 use crate::state::App;
 use crate::store::idempotency::Claim;
 use crate::store::sandbox_row::{NewSandbox, SandboxRow, State as SandboxState};
@@ -81,7 +81,7 @@ pub async fn fork(
     }
     check_usable(&source)?;
     // What the agent copies is the policy that it has.
-    dispatch::network::before_start(&app, &source).await?;
+    orchestration::network::before_start(&app, &source).await?;
     let envs = open_envs(&app, &source).await?;
 
     let (mut new, mut guards) = (Vec::new(), Vec::new());
@@ -96,7 +96,7 @@ pub async fn fork(
     let created = app.store.sandboxes.create(&caller.team.id, &new, &limits.quota, claim.as_ref()).await;
     created.map_err(|error| errors::no_capacity(error, limits, count, source.cpu, source.memory_mb))?;
 
-    let sessions = dispatch::fork::run(&app, &caller, &source, guards).await?;
+    let sessions = orchestration::fork::run(&app, &caller, &source, guards).await?;
     let mut made = Vec::new();
     for (new, session) in new.iter().zip(sessions) {
         let row = app.store.sandboxes.get(&caller.team.id, &new.id).await?;
@@ -112,7 +112,7 @@ pub async fn answer_for_existing(app: &App, caller: &Caller, source: &str, ids: 
     let mut made = Vec::new();
     for id in ids {
         let row = app.store.sandboxes.get(&caller.team.id, id).await.ok()??;
-        let row = dispatch::sync::refresh(app, row).await.ok()??;
+        let row = orchestration::sync::refresh(app, row).await.ok()??;
         if row.state == SandboxState::Failed {
             return None;
         }

@@ -5,7 +5,7 @@ use sandpiper_protocol::{agent, id};
 
 use super::validate::{self, Problems, Start};
 use crate::auth::Caller;
-use crate::dispatch;
+use crate::orchestration;
 use crate::plan::PlanLimits;
 use crate::state::App;
 use crate::store::checkpoints::{CheckpointRow, State};
@@ -71,9 +71,9 @@ impl Origin {
         if let Some(checkpoint) = checkpoint(app, caller, reference).await? {
             return Self::of_checkpoint(checkpoint);
         }
-        dispatch::sync::catalog(app).await.map_err(|error| match error {
-            dispatch::sync::SyncError::Agent(error) => ApiError::from(error),
-            dispatch::sync::SyncError::Store(error) => error.into(),
+        orchestration::sync::catalog(app).await.map_err(|error| match error {
+            orchestration::sync::SyncError::Agent(error) => ApiError::from(error),
+            orchestration::sync::SyncError::Store(error) => error.into(),
         })?;
         version(app, reference).await?.map(Self::of_template).ok_or_else(|| {
             ApiError::not_found(format!(

@@ -9,7 +9,7 @@ use sandpiper_http::query::NoParameters;
 use super::body::SandboxBody;
 use super::{check_usable, owned};
 use crate::auth::{Caller, WriteAccess};
-use crate::dispatch::{self, Progress};
+use crate::orchestration::{self, Progress};
 use crate::state::App;
 
 /// Pause a sandbox
@@ -63,7 +63,7 @@ pub async fn stop(
 async fn run(app: &App, caller: &Caller, id: &str) -> Result<(StatusCode, Json<SandboxBody>), ApiError> {
     let row = owned(app, caller, id).await?;
     check_usable(&row)?;
-    let status = match dispatch::pause::run(app, &row).await? {
+    let status = match orchestration::pause::run(app, &row).await? {
         Progress::Done => StatusCode::OK,
         Progress::UnderWay => StatusCode::ACCEPTED,
     };

@@ -8,8 +8,8 @@ use sandpiper_http::query::NoParameters;
 use super::body::SandboxBody;
 use super::owned;
 use crate::auth::ReadAccess;
-use crate::dispatch;
 use crate::errors;
+use crate::orchestration;
 use crate::state::App;
 
 /// Show a sandbox
@@ -30,6 +30,6 @@ pub async fn show(
     Path(id): Path<String>,
 ) -> Result<Json<SandboxBody>, ApiError> {
     let row = owned(&app, &caller, &id).await?;
-    let row = dispatch::sync::refresh(&app, row).await?.ok_or_else(|| errors::no_sandbox(&id))?;
+    let row = orchestration::sync::refresh(&app, row).await?.ok_or_else(|| errors::no_sandbox(&id))?;
     Ok(Json(SandboxBody::new(&caller.team, row)))
 }

@@ -11,7 +11,7 @@ use axum::http::{HeaderMap, Request, StatusCode};
 use jiff::{SignedDuration, Timestamp};
 use sandpiper_api::auth::keys;
 use sandpiper_api::config::Config;
-use sandpiper_api::dispatch::sync::Synchronizer;
+use sandpiper_api::orchestration::sync::Synchronizer;
 use sandpiper_api::plan::Plan;
 use sandpiper_api::service::Service;
 use sandpiper_api::state::App;
