@@ -1,4 +1,4 @@
-//! What tasks of this process are at work on: ids that nobody else touches, and turns that are waited for.
+//! What tasks of this process are at work on: ids that nobody else touches, and locks by id that are waited for.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -57,23 +57,23 @@ impl Drop for InFlightGuard {
     }
 }
 
-/// Whose turn it is to send a policy, for each sandbox.
+/// A lock for each id, which is there while somebody holds it or waits for it.
 #[derive(Debug, Default)]
-pub struct Turns(Mutex<HashMap<String, Weak<tokio::sync::Mutex<()>>>>);
+pub struct KeyedLocks(Mutex<HashMap<String, Weak<tokio::sync::Mutex<()>>>>);
 
-impl Turns {
-    /// Waits for the turn, which ends when the guard is dropped.
-    pub async fn take(&self, id: &str) -> OwnedMutexGuard<()> {
-        let turn = {
+impl KeyedLocks {
+    /// Waits for the lock of this id, which is free again when the guard is dropped.
+    pub async fn lock(&self, id: &str) -> OwnedMutexGuard<()> {
+        let lock = {
             // Every change below leaves a map of which each entry is right by itself, whoever panicked.
-            let mut turns = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            turns.retain(|_, turn| turn.strong_count() > 0);
-            turns.get(id).and_then(Weak::upgrade).unwrap_or_else(|| {
-                let turn = Arc::default();
-                turns.insert(id.to_owned(), Arc::downgrade(&turn));
-                turn
+            let mut locks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            locks.retain(|_, lock| lock.strong_count() > 0);
+            locks.get(id).and_then(Weak::upgrade).unwrap_or_else(|| {
+                let lock = Arc::default();
+                locks.insert(id.to_owned(), Arc::downgrade(&lock));
+                lock
             })
         };
-        turn.lock_owned().await
+        lock.lock_owned().await
     }
 }

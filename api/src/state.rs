@@ -10,7 +10,7 @@ use sandpiper_http::json::BodyLimit;
 use sandpiper_http::limits::RateLimits;
 
 use crate::agent_client::AgentClient;
-use crate::in_flight::{InFlight, Turns};
+use crate::in_flight::{InFlight, KeyedLocks};
 use crate::metrics::Metrics;
 use crate::offer::Offer;
 use crate::profiles::KnownProfiles;
@@ -35,7 +35,7 @@ pub struct Parts {
     /// Sandboxes that this process is creating or removing at the agent; nobody else touches their rows.
     pub in_flight: InFlight,
     /// One policy at a time is sent for each sandbox.
-    pub policy_turns: Turns,
+    pub policy_locks: KeyedLocks,
     pub profiles: KnownProfiles,
     pub offer: Offer,
 }
@@ -61,7 +61,7 @@ impl App {
             metrics: Metrics::default(),
             clock,
             in_flight: InFlight::default(),
-            policy_turns: Turns::default(),
+            policy_locks: KeyedLocks::default(),
             profiles: KnownProfiles::default(),
         }))
     }

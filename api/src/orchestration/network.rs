@@ -54,7 +54,7 @@ impl From<ApplyError> for ApiError {
 
 /// Sends the newest policy of a sandbox, unless the agent has it. Returns once it is applied; may be dropped at any moment.
 pub async fn apply(app: &App, id: &str) -> Result<(), ApplyError> {
-    let _turn = app.policy_turns.take(id).await;
+    let _lock = app.policy_locks.lock(id).await;
     // Again where the agent turns out to have a newer version than any that was made here: the store has then raised its own
     // above it. Also where another change came in meanwhile.
     while let Some(wanted) = app.store.sandboxes.wanted_policy(id).await?.filter(|wanted| wanted.state.is_pending()) {
