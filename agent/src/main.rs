@@ -5,10 +5,14 @@
 //!                       │                                        │
 //!                   [server]                             sandpiper-ingress
 //!                       │                                        │
-//!                       └────────────▶ [sandbox] ◀── directory ──┤
-//!                            one supervisor for each             │
-//!   [templates] [snapshots] [layers]    │        │               │
-//!                            monitor, in a [jail]  link        vsock
+//!                       └────────────▶ [service] ◀── directory ──┘
+//!                                          │
+//!                  [upkeep] ──────▶ [sandbox], one supervisor for each
+//!                                          │
+//!                         [launch], within [capacity]
+//!                                          │
+//!             sandpiper-images    sandpiper-machine    sandpiper-network
+//!              files on the disk   monitor, jail, link   slot
 //! ```
 //!
 //! The agent is the source of truth of what runs here. It may be killed at any moment: sandboxes go on, and the next
