@@ -14,9 +14,9 @@ use hyper_util::rt::TokioIo;
 use sandpiper_http::error::ApiError;
 use sandpiper_protocol::agent::{
     Allowance, Allowances, Checkpoint, CheckpointList, CreateCheckpoint, CreateSandbox, CreatedSandbox, DeniedPage,
-    EgressProfiles, ErrorBody, ExposedPort, ForkSandbox, ForkedSandboxes, HostInfo, LogPage, Network, PortRecord,
-    QUOTA_EXCEEDED, ResumeSandbox, Revocations, SESSION_KEY, Sandbox, SandboxError, SandboxList, Session, TemplateList,
-    TemplateVersion, UpdateSandbox,
+    EgressProfiles, ErrorBody, ExposedPort, ForkSandbox, ForkedSandboxes, HostInfo, LastingTokens, LogPage, Network,
+    PauseSandbox, PortRecord, QUOTA_EXCEEDED, ResumeSandbox, Revocations, SESSION_KEY, Sandbox, SandboxError,
+    SandboxList, Session, TemplateList, TemplateVersion, UpdateSandbox,
 };
 use sandpiper_protocol::error_chain::chain;
 use sandpiper_protocol::ids::SandboxId;
@@ -134,9 +134,9 @@ impl AgentClient {
         self.call(Method::POST, "/sandboxes", Some(request), WORK).await
     }
 
-    /// Stops a sandbox and keeps all of it; returns when that is durable.
-    pub async fn pause(&self, id: &str) -> Result<Sandbox, AgentError> {
-        self.call::<(), _>(Method::POST, &format!("/sandboxes/{id}/pause"), None, UNTIL_DONE).await
+    /// Stops a sandbox and keeps all of it, or its disk; returns when that is durable.
+    pub async fn pause(&self, id: &str, request: &PauseSandbox) -> Result<Sandbox, AgentError> {
+        self.call(Method::POST, &format!("/sandboxes/{id}/pause"), Some(request), UNTIL_DONE).await
     }
 
     /// Brings a sandbox back, or moves the deadline of a live one out; a pause under way is waited for.
@@ -198,6 +198,11 @@ impl AgentClient {
     /// A new session of a live sandbox.
     pub async fn session(&self, id: &str) -> Result<Session, AgentError> {
         self.call::<(), _>(Method::POST, &format!("/sandboxes/{id}/session"), None, CHANGE).await
+    }
+
+    /// The tokens of a sandbox that stay the same as long as it is there.
+    pub async fn tokens(&self, id: &str) -> Result<LastingTokens, AgentError> {
+        self.ask(&format!("/sandboxes/{id}/tokens")).await
     }
 
     /// A port that is exposed.

@@ -20,7 +20,8 @@
 //! [`commands`] the command line · [`config`] its file · [`service`] what a process serves, by its [`roles`]
 //!
 //! Of the sandbox side, which knows nothing of payments: [`state`] what handlers work with · [`router`] all routes ·
-//! [`v1`] one file per resource · [`auth`] keys and capabilities · [`orchestration`] work with the agent,
+//! [`v1`] one file per resource · [`e2b`] the same for the E2B SDKs · [`mutation`] what both do with every change ·
+//! [`auth`] keys and capabilities · [`orchestration`] work with the agent,
 //! through its [`agent_client`] · [`store`] the tables ·
 //! [`document`] what describes them · [`errors`] refusals in its tenants' words
 
@@ -29,9 +30,11 @@ pub mod auth;
 pub mod commands;
 pub mod config;
 pub mod document;
+pub mod e2b;
 pub mod errors;
 pub mod in_flight;
 pub mod metrics;
+pub mod mutation;
 pub mod offer;
 pub mod orchestration;
 pub mod plan;

@@ -2,11 +2,13 @@
 //!
 //! * The caller is established before the body is read.
 //! * With an `Idempotency-Key`, the request is done once: a repetition gets the kept answer, or is told that the first is
-//!   still at work, or that the key was used for something else. Sessions in an answer are never kept: a repetition gets a
-//!   new one. A key that may only read has no part in this: the handler refuses it.
+//!   still at work, or that the key was used for something else. Credentials in an answer are never kept: a repetition gets
+//!   new ones. Where they stand is the business of each [`Face`] of the API. A key that may only read has no part in this: the handler refuses it.
 //! * The work goes on when the client hangs up or the time-out strikes, so a half-made sandbox is never left behind by a
 //!   broken connection.
 //! * How it ended is written to the audit.
+
+use std::pin::Pin;
 
 use axum::body::Body;
 use axum::extract::{FromRef, FromRequestParts, Request, State};
@@ -20,32 +22,45 @@ use sandpiper_http::idempotency::{self, REPLAYED};
 use sandpiper_http::json::{self, BodyLimit};
 use sandpiper_http::request::{RequestId, route};
 use sandpiper_protocol::error_chain::chain;
-use serde_json::{Map, Value};
+use serde_json::Value;
 use tracing::Instrument;
 
 use crate::auth::Caller;
 use crate::state::App;
 use crate::store::idempotency::{Answer, Claim, Lookup};
 use crate::store::keys::Capability;
-use crate::v1::{checkpoints, sandboxes};
 
 /// Answers are documents of this program, far smaller than this.
 const MAX_ANSWER: usize = 4 * 1024 * 1024;
 
-/// Put by a handler into its answer: of which sandbox the body's `session` is, or of which ones, in their order, those of
-/// its `sandboxes`.
+/// Put by a handler into its answer: of which sandboxes the credentials in the body are, in their order.
 #[derive(Debug, Clone)]
 pub struct SessionOf(pub Vec<String>);
 
+/// Work on an answer that asks the store or the agent.
+pub type Work<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// What the API's faces do differently with answers for repeated requests: where credentials stand in them.
+#[derive(Clone, Copy)]
+pub struct Face {
+    /// The answer from what an earlier, dead process had made for the same request; `None` if it is of no use, and the request
+    /// is to be done. With the resource in the path, which a create request has none of, and ids, separated by commas.
+    pub existing: for<'a> fn(&'a App, &'a Caller, Option<&'a str>, &'a str) -> Work<'a, Option<Response>>,
+    /// Takes the credentials out of an answer that is to be kept.
+    pub hide: fn(&mut Value),
+    /// Puts new ones of these sandboxes into a kept answer.
+    pub renew: for<'a> fn(&'a App, &'a Caller, &'a [&'a str], &'a mut Value) -> Work<'a, ()>,
+}
+
 /// The middleware.
-pub async fn run(State(app): State<App>, request: Request, next: Next) -> Response {
+pub async fn run(State((app, face)): State<(App, Face)>, request: Request, next: Next) -> Response {
     if request.method().is_safe() {
         return next.run(request).await;
     }
-    match prepare(&app, request).await {
+    match prepare(&app, face, request).await {
         Ok(Prepared::Answered(response)) => response,
         Ok(Prepared::ToDo(job)) => {
-            let work = async move { perform(&app, *job, next).await }.in_current_span();
+            let work = async move { perform(&app, face, *job, next).await }.in_current_span();
             tokio::spawn(work).await.unwrap_or_else(|error| {
                 // A panic was reported where it happened; a cancelled task means the process is ending.
                 ApiError::internal(format!("mutation ended early: {error}")).into_response()
@@ -71,7 +86,7 @@ struct Job {
     request_id: String,
 }
 
-async fn prepare(app: &App, request: Request) -> Result<Prepared, ApiError> {
+async fn prepare(app: &App, face: Face, request: Request) -> Result<Prepared, ApiError> {
     let action = format!("{} {}", request.method(), route(&request));
     let (mut parts, body) = request.into_parts();
     let caller = Caller::from_request_parts(&mut parts, app).await?;
@@ -86,7 +101,7 @@ async fn prepare(app: &App, request: Request) -> Result<Prepared, ApiError> {
             Lookup::Abandoned { claim: new, resource_id } => (claim, made_before) = (Some(new), Some(resource_id)),
             Lookup::InFlight => return Err(ApiError::idempotency_in_progress()),
             Lookup::Reused => return Err(ApiError::idempotency_key_reused()),
-            Lookup::Finished(answer) => return Ok(Prepared::Answered(replay(app, &caller, answer).await)),
+            Lookup::Finished(answer) => return Ok(Prepared::Answered(replay(app, face, &caller, answer).await)),
         }
     }
     if let Some(claim) = &claim {
@@ -100,10 +115,10 @@ async fn prepare(app: &App, request: Request) -> Result<Prepared, ApiError> {
 }
 
 /// Does the work, keeps the answer where there is a claim, and writes the audit.
-async fn perform(app: &App, job: Job, next: Next) -> Response {
+async fn perform(app: &App, face: Face, job: Job, next: Next) -> Response {
     let Job { request, caller, claim, made_before, action, resource, request_id } = job;
     let existing = match &made_before {
-        Some(ids) => answer_for_existing(app, &caller, resource.as_deref(), ids).await,
+        Some(ids) => (face.existing)(app, &caller, resource.as_deref(), ids).await,
         None => None,
     };
     let response = match existing {
@@ -130,29 +145,15 @@ async fn perform(app: &App, job: Job, next: Next) -> Response {
         })
         .collect();
     let response = match claim {
-        Some(claim) => settle(app, &claim, response).await,
+        Some(claim) => settle(app, face, &claim, response).await,
         None => response,
     };
     app.store.audit.keep(entries).await;
     response
 }
 
-/// The answer from what an earlier process had made for the same request; `None` if it is of no use, and the request is to
-/// be done. `resource`: the one in the path, which a create request has none of.
-async fn answer_for_existing(app: &App, caller: &Caller, resource: Option<&str>, made: &str) -> Option<Response> {
-    let ids: Vec<&str> = made.split(',').collect();
-    match (resource, ids.as_slice()) {
-        (None, [id]) => sandboxes::create::answer_for_existing(app, caller, id).await,
-        (Some(sandbox), [id]) if id.starts_with("ckp") => {
-            checkpoints::answer_for_existing(app, caller, &sandbox.into(), &(*id).into()).await
-        }
-        (Some(source), ids) => sandboxes::fork::answer_for_existing(app, caller, source, ids).await,
-        (None, _) => None,
-    }
-}
-
 /// Keeps the answer under the claim, or gives the key free.
-async fn settle(app: &App, claim: &Claim, response: Response) -> Response {
+async fn settle(app: &App, face: Face, claim: &Claim, response: Response) -> Response {
     let (parts, body) = response.into_parts();
     let Ok(bytes) = axum::body::to_bytes(body, MAX_ANSWER).await else {
         return ApiError::internal("answer over its limit").into_response();
@@ -161,7 +162,7 @@ async fn settle(app: &App, claim: &Claim, response: Response) -> Response {
         false => app.store.idempotency.release(claim).await,
         true => {
             let session_of = parts.extensions.get::<SessionOf>().map(|sessions| sessions.0.join(","));
-            let answer = Answer { status: parts.status.as_u16(), body: without_sessions(&bytes), session_of };
+            let answer = Answer { status: parts.status.as_u16(), body: without_credentials(face, &bytes), session_of };
             app.store.idempotency.finish(claim, &answer).await
         }
     };
@@ -178,35 +179,19 @@ fn worth_keeping(status: StatusCode, error: Option<&ApiError>) -> bool {
     error.is_none() && status.is_success()
 }
 
-fn without_sessions(body: &[u8]) -> Option<String> {
+fn without_credentials(face: Face, body: &[u8]) -> Option<String> {
     let mut value: Value = serde_json::from_slice(body).ok()?;
-    for object in holders_of_sessions(&mut value) {
-        object.remove("session");
-    }
+    (face.hide)(&mut value);
     Some(value.to_string())
 }
 
-/// Where sessions stand in an answer: in each of its `sandboxes`, or else in itself.
-fn holders_of_sessions(answer: &mut Value) -> Vec<&mut Map<String, Value>> {
-    let holders = if answer.get("sandboxes").is_some_and(Value::is_array) {
-        answer["sandboxes"].as_array_mut().map(Vec::as_mut_slice).unwrap_or_default()
-    } else {
-        std::slice::from_mut(answer)
-    };
-    holders.iter_mut().filter_map(Value::as_object_mut).collect()
-}
-
-/// The kept answer, with new sessions where it had some.
-async fn replay(app: &App, caller: &Caller, answer: Answer) -> Response {
+/// The kept answer, with new credentials where it had some.
+async fn replay(app: &App, face: Face, caller: &Caller, answer: Answer) -> Response {
     let status = StatusCode::from_u16(answer.status).unwrap_or(StatusCode::OK);
     let mut value = answer.body.and_then(|body| serde_json::from_str::<Value>(&body).ok());
     if let (Some(ids), Some(value)) = (answer.session_of, value.as_mut()) {
-        let agent = app.agent.on_behalf_of(&caller.key_id);
-        for (id, object) in ids.split(',').zip(holders_of_sessions(value)) {
-            // The sandbox may be gone or stopped by now; the answer is still that of the first request, without a way in.
-            let session = agent.session(id).await.ok().map(sandboxes::body::SessionBody::from);
-            object.insert("session".to_owned(), serde_json::to_value(session).unwrap_or_default());
-        }
+        let ids: Vec<&str> = ids.split(',').collect();
+        (face.renew)(app, caller, &ids, value).await;
     }
     let mut response = Response::new(Body::empty());
     if let Some(value) = value {

@@ -18,6 +18,7 @@ use sandpiper_protocol::error_chain::chain;
 use serde_json::json;
 
 use crate::config::Config;
+use crate::e2b;
 use crate::state::App;
 
 /// The state of the sides that this process serves, and what they share.
@@ -60,7 +61,7 @@ impl Service {
         }
         let envelope = match (&self.sandboxes, &self.payments) {
             (Some(_), Some(_)) => envelope_by_path,
-            (Some(_), None) => |_: &str| error::render as Render,
+            (Some(_), None) => envelope_of_sandboxes,
             (None, _) => |_: &str| sandpiper_payments::error::render as Render,
         };
         let observer = Observer { metrics: self.requests.clone(), envelope };
@@ -70,7 +71,16 @@ impl Service {
 
 /// The envelope of errors under a path, where both sides are served.
 fn envelope_by_path(path: &str) -> Render {
-    if sandpiper_payments::error::speaks(path) { sandpiper_payments::error::render } else { error::render }
+    if sandpiper_payments::error::speaks(path) {
+        sandpiper_payments::error::render
+    } else {
+        envelope_of_sandboxes(path)
+    }
+}
+
+/// The envelope of errors under a path of the sandbox side.
+fn envelope_of_sandboxes(path: &str) -> Render {
+    if e2b::error::speaks(path) { e2b::error::render } else { error::render }
 }
 
 /// `GET /metrics`

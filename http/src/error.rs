@@ -185,6 +185,11 @@ impl ApiError {
         self.0.status
     }
 
+    /// What kind of error, for programs.
+    pub fn code(&self) -> &'static str {
+        self.0.code
+    }
+
     /// What is wrong, for people.
     pub fn message(&self) -> &str {
         &self.0.message

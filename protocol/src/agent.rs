@@ -8,9 +8,10 @@
 //! | `PATCH /sandboxes/{id}` | [`UpdateSandbox`] | [`Sandbox`] |
 //! | `DELETE /sandboxes/{id}` | | 204 once no process, file or mount of it is left |
 //! | `POST /sandboxes/{id}/session` | | [`Session`] |
+//! | `GET /sandboxes/{id}/tokens` | | [`LastingTokens`], in any state |
 //! | `POST /revocations` | [`Revocations`] | 204 once the sessions of these keys open nothing |
 //! | `PUT /allowances` | [`Allowances`] | 204 once starts of these teams' sandboxes, wakes too, obey them for good |
-//! | `POST /sandboxes/{id}/pause` | | [`Sandbox`], `stopped`; also when it was already |
+//! | `POST /sandboxes/{id}/pause` | [`PauseSandbox`], or nothing | [`Sandbox`], `stopped`; also when it was already |
 //! | `POST /sandboxes/{id}/resume` | [`ResumeSandbox`] | [`CreatedSandbox`], `ready`; also when it was already |
 //! | `POST /sandboxes/{id}/fork` | [`ForkSandbox`] | 201 [`ForkedSandboxes`], all or none |
 //! | `POST /sandboxes/{id}/checkpoints` | [`CreateCheckpoint`] | 201 [`Checkpoint`], durable |
@@ -107,6 +108,18 @@ pub enum PortProtocol {
     Http,
 }
 
+/// How the ports of a sandbox are reached, besides those that it exposes one by one.
+#[derive(Debug, Clone, Default, Serialize, Deserialize, PartialEq, Eq)]
+#[serde(default)]
+pub struct Previews {
+    /// Every port has a preview. It is public, or, without [`CreateSandbox::allow_public_traffic`], for those with a token: the
+    /// access token, or the one that is for ports alone ([`LastingTokens::traffic_token`]).
+    pub all_ports: bool,
+    /// What the guest's servers read as `Host`, where `${PORT}` stands for the port; without it, what the client asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mask_host: Option<String>,
+}
+
 /// What a sandbox may reach, and which of its policies that is.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, PartialEq, Eq)]
 pub struct Network {
@@ -194,6 +207,8 @@ pub struct CreateSandbox {
     /// False closes every public preview port: all need the access token.
     pub allow_public_traffic: bool,
     #[serde(default)]
+    pub previews: Previews,
+    #[serde(default)]
     pub network: Network,
     /// Of the team that the sandbox is counted with; without it the sandbox is nobody's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -239,6 +254,8 @@ pub struct Sandbox {
     pub lifecycle: Lifecycle,
     pub exposed_ports: Vec<ExposedPort>,
     pub allow_public_traffic: bool,
+    #[serde(default)]
+    pub previews: Previews,
     /// Of the policy that is written down: see [`Network::version`]. The policy itself may be large.
     #[serde(default)]
     pub network_version: u64,
@@ -298,12 +315,24 @@ pub struct UpdateSandbox {
     pub allow_public_traffic: Option<bool>,
 }
 
+/// What is kept of a sandbox that is paused.
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PauseSandbox {
+    /// Of its disk alone: it boots when it goes on.
+    #[serde(default)]
+    pub disk_only: bool,
+}
+
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ResumeSandbox {
     /// Seconds from the moment it is ready; without it the sandbox's own time-out. A deadline is never brought forward.
     #[serde(default)]
     pub timeout_seconds: Option<u64>,
+    /// A stopped sandbox boots from its disk, and its memory is forgotten for good.
+    #[serde(default)]
+    pub disk_only: bool,
     /// Of its team.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allowance: Option<Allowance>,
@@ -368,6 +397,22 @@ pub struct Session {
 impl std::fmt::Debug for Session {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Session").field("data_plane_url", &self.data_plane_url).finish_non_exhaustive()
+    }
+}
+
+/// Credentials that are the same for as long as the sandbox is there, through pauses too, and end with it; or all at once when
+/// the operator has the host make a new session key. Never stored by the API process, never logged.
+#[derive(Clone, Serialize, Deserialize)]
+pub struct LastingTokens {
+    /// Opens the data plane, and every port.
+    pub access_token: String,
+    /// Opens every port, and nothing else.
+    pub traffic_token: String,
+}
+
+impl std::fmt::Debug for LastingTokens {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LastingTokens").finish_non_exhaustive()
     }
 }
 

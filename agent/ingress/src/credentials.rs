@@ -1,17 +1,21 @@
 //! The access tokens in a request: taken out, so that no guest ever sees one.
 //!
 //! A token may come as `Authorization: Bearer`, as `X-Access-Token` (the E2B SDKs need `Authorization: Basic` to name the
-//! Linux user), or, where a WebSocket is asked for and a browser cannot set headers, as `?access_token=`.
+//! Linux user), or, where a WebSocket is asked for and a browser cannot set headers, as `?access_token=`. A traffic token,
+//! which opens ports alone, comes as `E2b-Traffic-Access-Token`.
 //!
 //! Whatever has the form of our tokens is removed before a request is forwarded, good or not: one sent to the wrong
 //! sandbox by mistake would otherwise hand its tenant the key to another. Credentials of the user's own application pass.
 
 use http::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue};
 
+use super::lasting::TRAFFIC_PREFIX;
 use crate::session::{SessionError, Sessions, TOKEN_PREFIX};
 
 /// Never sent to a guest when it holds one of our tokens.
 const X_ACCESS_TOKEN: HeaderName = HeaderName::from_static("x-access-token");
+/// Likewise.
+const TRAFFIC_TOKEN: HeaderName = HeaderName::from_static("e2b-traffic-access-token");
 const QUERY_PARAMETER: &str = "access_token=";
 
 /// What was found in a request.
@@ -20,6 +24,8 @@ pub(super) struct Credentials {
     tokens: Vec<String>,
     /// Something stood where a token belongs, but it had not the form of ours.
     unknown: bool,
+    traffic: Vec<String>,
+    unknown_traffic: bool,
 }
 
 /// Why a request may not pass.
@@ -27,6 +33,16 @@ pub(super) struct Credentials {
 pub(super) enum Denied {
     Missing,
     Wrong(SessionError),
+    /// The URL is signed, with something else than the sandbox's token, or was changed since.
+    WrongSignature,
+    SignatureExpired,
+}
+
+/// Why a request may not pass to a port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum TrafficDenied {
+    Missing,
+    Wrong,
 }
 
 impl Credentials {
@@ -39,6 +55,7 @@ impl Credentials {
             None => true,
         });
         retain(headers, X_ACCESS_TOKEN, |value| found.note(value.as_bytes()));
+        retain(headers, TRAFFIC_TOKEN, |value| found.note_traffic(value));
         found.take_query(path_and_query, websocket);
         found
     }
@@ -53,6 +70,29 @@ impl Credentials {
             }
         }
         Err(denied)
+    }
+
+    /// Whether one of the traffic tokens opens the ports of `sandbox_id`.
+    pub(super) fn check_traffic(&self, sessions: &Sessions, sandbox_id: &str) -> Result<(), TrafficDenied> {
+        if self.traffic.iter().any(|token| sessions.is_traffic_token(token, sandbox_id)) {
+            return Ok(());
+        }
+        let was_shown = self.unknown_traffic || !self.traffic.is_empty();
+        Err(if was_shown { TrafficDenied::Wrong } else { TrafficDenied::Missing })
+    }
+
+    /// Notes a traffic token; true when it is not ours and may pass.
+    fn note_traffic(&mut self, value: &HeaderValue) -> bool {
+        match value.to_str() {
+            Ok(text) if text.starts_with(TRAFFIC_PREFIX) => {
+                self.traffic.push(text.to_owned());
+                false
+            }
+            _ => {
+                self.unknown_traffic = true;
+                true
+            }
+        }
     }
 
     /// Notes a credential; true when it is not ours and may pass.
@@ -163,6 +203,23 @@ mod tests {
         let found = Credentials::take(&mut HeaderMap::new(), &mut path, false);
         assert_eq!(found.check(&sessions, "sbxa"), Err(Denied::Missing));
         assert_eq!(path, "/page");
+    }
+
+    #[test]
+    fn a_traffic_token_opens_ports_and_never_reaches_a_guest() {
+        let (_folder, sessions) = sessions();
+        let token = sessions.traffic("sbxa");
+        let mut shown = headers(&[("e2b-traffic-access-token", &token)]);
+
+        let found = Credentials::take(&mut shown, &mut "/".to_owned(), false);
+
+        assert!(shown.is_empty());
+        assert_eq!(found.check_traffic(&sessions, "sbxa"), Ok(()));
+        assert_eq!(found.check_traffic(&sessions, "sbxb"), Err(TrafficDenied::Wrong));
+        assert_eq!(found.check(&sessions, "sbxa"), Err(Denied::Missing));
+        let found = Credentials::take(&mut headers(&[("e2b-traffic-access-token", "x")]), &mut "/".to_owned(), false);
+        assert_eq!(found.check_traffic(&sessions, "sbxa"), Err(TrafficDenied::Wrong));
+        assert_eq!(Credentials::default().check_traffic(&sessions, "sbxa"), Err(TrafficDenied::Missing));
     }
 
     #[test]

@@ -11,9 +11,10 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 
-use super::credentials::{Credentials, Denied};
+use super::credentials::{Credentials, Denied, TrafficDenied};
 use super::refusal::Refusal;
 use super::route::Door;
+use super::signed::SignedUrl;
 use super::{Directory, Target};
 use crate::session::Sessions;
 
@@ -32,14 +33,25 @@ pub(super) struct Grant<D> {
     /// A question that anyone may ask.
     pub(super) is_health: bool,
     pub(super) credentials: Credentials,
+    /// For files alone.
+    pub(super) signed: Option<SignedUrl>,
+}
+
+/// What a request must show.
+enum Needed {
+    Nothing,
+    AccessToken,
+    TrafficToken,
 }
 
 impl<D: Directory> Grant<D> {
     /// The sandbox as it is now, if the request may pass.
     pub(super) async fn check(&self) -> Result<Target, Refusal> {
         let target = self.directory.find(&self.route_token).await.ok_or(Refusal::SandboxNotFound)?;
-        if self.needs_token(&target)? {
-            self.check_token(&target).map_err(Refusal::Unauthorized)?;
+        match self.needed(&target)? {
+            Needed::Nothing => {}
+            Needed::AccessToken => self.check_token(&target).map_err(Refusal::Unauthorized)?,
+            Needed::TrafficToken => self.check_traffic(&target).map_err(Refusal::NoTraffic)?,
         }
         Ok(target)
     }
@@ -63,18 +75,31 @@ impl<D: Directory> Grant<D> {
     }
 
     fn check_token(&self, target: &Target) -> Result<(), Denied> {
-        self.credentials.check(&self.sessions, &target.sandbox_id)
+        match (self.credentials.check(&self.sessions, &target.sandbox_id), &self.signed) {
+            (Err(Denied::Missing), Some(signed)) => signed.check(&self.sessions, &target.sandbox_id),
+            (checked, _) => checked,
+        }
     }
 
-    /// Whether this request needs the sandbox's token; an error where the port is not exposed at all.
-    fn needs_token(&self, target: &Target) -> Result<bool, Refusal> {
-        match self.door {
-            Door::DataPlane => Ok(!self.is_health),
-            Door::Port(port) => {
-                let exposed = target.exposed_ports.iter().find(|exposed| exposed.port == port);
-                let exposed = exposed.ok_or(Refusal::PortNotExposed(port))?;
-                Ok(!(exposed.public && target.allow_public_traffic))
-            }
+    /// Who may use all of the sandbox may use its ports.
+    fn check_traffic(&self, target: &Target) -> Result<(), TrafficDenied> {
+        match self.credentials.check(&self.sessions, &target.sandbox_id) {
+            Ok(()) => Ok(()),
+            Err(_) => self.credentials.check_traffic(&self.sessions, &target.sandbox_id),
+        }
+    }
+
+    /// What this request must show; an error where the port is not exposed at all.
+    fn needed(&self, target: &Target) -> Result<Needed, Refusal> {
+        let Door::Port(port) = self.door else {
+            return Ok(if self.is_health { Needed::Nothing } else { Needed::AccessToken });
+        };
+        match target.exposed_ports.iter().find(|exposed| exposed.port == port) {
+            Some(exposed) if exposed.public && target.allow_public_traffic => Ok(Needed::Nothing),
+            Some(_) => Ok(Needed::AccessToken),
+            None if !target.previews.all_ports => Err(Refusal::PortNotExposed(port)),
+            None if target.allow_public_traffic => Ok(Needed::Nothing),
+            None => Ok(Needed::TrafficToken),
         }
     }
 }

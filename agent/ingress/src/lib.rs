@@ -8,18 +8,19 @@
 //!
 //! * [`listener`]: connections of clients, their limits and their end. [`framing`]: what is refused before it is parsed.
 //! * [`tls`]: the certificate, be it given, ordered from an issuer ([`acme`]) or our own authority's ([`ca`]).
-//! * [`proxy`]: one request. [`host`] and [`route`] read whom it is for, [`credentials`] its token, [`forwarded`] whom it is
-//!   from; [`grant`] whether it may pass and go on; [`headers`] says which fields pass; [`exchange`] carries it over a [`link`] into the guest, which speaks
+//! * [`proxy`]: one request. [`host`], [`route`] and [`address`] read whom it is for, [`credentials`] and [`signed`] what it
+//!   shows, [`forwarded`] whom it is from; [`grant`] whether it may pass and go on; [`headers`] says which fields pass; [`exchange`] carries it over a [`link`] into the guest, which speaks
 //!   HTTP/1.1 ([`http1`]) or HTTP/2; [`upgrade`] makes WebSockets tunnels; [`refusal`] and [`page`] are what clients get
 //!   when it does not come that far.
 //! * [`idle`], [`limits`], [`memory`], [`upload`]: what keeps one client or one sandbox from holding up the others.
-//! * [`session`]: access tokens, which the agent mints and the proxy verifies. [`vsock`]: connections into a guest.
+//! * [`session`]: access tokens, which the agent mints and the proxy verifies; [`lasting`] those without an end. [`vsock`]: connections into a guest.
 //!
 //! Bodies are passed on piece by piece in both directions and never collected, so size is no limit and a slow reader slows
 //! its own sender only. No address of a guest is used: everything goes through the monitor's vsock socket, so a server
 //! that listens on 127.0.0.1 in the guest is reached and nothing else is.
 
 mod acme;
+mod address;
 mod body;
 mod ca;
 mod config;
@@ -35,6 +36,7 @@ mod headers;
 mod host;
 mod http1;
 mod idle;
+mod lasting;
 mod limits;
 mod link;
 mod listener;
@@ -44,6 +46,7 @@ mod proxy;
 mod refusal;
 mod route;
 pub mod session;
+mod signed;
 mod stats;
 #[cfg(test)]
 mod tests;
@@ -58,7 +61,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use sandpiper_protocol::agent::{ExposedPort, SandboxState};
+use sandpiper_protocol::agent::{ExposedPort, Previews, SandboxState};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
@@ -78,8 +81,11 @@ pub use self::urls::Urls;
 
 /// Where the proxy finds the sandbox that a host name stands for.
 pub trait Directory: Send + Sync + 'static {
-    /// The sandbox of this route token (lower-case letters and digits), or `None`, as it is.
-    fn find(&self, route_token: &str) -> impl Future<Output = Option<Target>> + Send;
+    /// The sandbox of this route token or id (lower-case letters and digits), or `None`, as it is.
+    fn find(&self, name: &str) -> impl Future<Output = Option<Target>> + Send;
+
+    /// Ids of all sandboxes.
+    fn ids(&self) -> Vec<String>;
 
     /// Has a sandbox go on that is paused, and waits until it does, for a time that has a limit. Asked only for a request
     /// that may pass, and of a sandbox of which [`Target::wakes`] says so.
@@ -109,6 +115,7 @@ pub struct Target {
     pub exposed_ports: Vec<ExposedPort>,
     /// False: every preview port needs the access token.
     pub allow_public_traffic: bool,
+    pub previews: Previews,
 }
 
 /// Why the listener could not be set up.

@@ -10,18 +10,19 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::header::{CONNECTION, CONTENT_LENGTH, EXPECT, HeaderValue, TRANSFER_ENCODING, UPGRADE};
+use http::header::{CONNECTION, CONTENT_LENGTH, EXPECT, HOST, HeaderValue, TRANSFER_ENCODING, UPGRADE};
 use http::{Method, Request, Response, StatusCode, Uri, Version, request, response};
 use http_body_util::BodyExt;
 use hyper::body::{Body as _, Incoming};
 use hyper::upgrade::OnUpgrade;
 use sandpiper_protocol::agent::SandboxState;
+use sandpiper_protocol::id;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
-use super::Directory;
+use super::address::{Address, address, announces_fields};
 use super::body::Body;
 use super::cors;
 use super::credentials::Credentials;
@@ -34,14 +35,18 @@ use super::limits::{Full, InFlight, Neighbourhood, Place};
 use super::link::{Pool, Server};
 use super::memory::Memory;
 use super::refusal::{Refusal, RequestedForm};
-use super::route::{Door, Route, route};
+use super::route::{Door, Route};
+use super::signed::SignedUrl;
 use super::stats::{Kind, Open, Outcome, Stats};
 use super::upgrade::{Tunnel, Wish};
 use super::upload::Upload;
+use super::{Directory, Target};
 use crate::session::Sessions;
 
 /// The one operation of the data plane that needs no token, so that anyone may ask whether a sandbox runs.
 const HEALTH_PATH: &str = "/health";
+/// What ids of sandboxes begin with.
+const SANDBOX_PREFIX: &str = "sbx";
 /// For the rest of a refused request to arrive.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -57,6 +62,13 @@ pub(super) struct Held {
     pub(super) _permit: OwnedSemaphorePermit,
     pub(super) _place: Option<Place<Neighbourhood>>,
     pub(super) _counted: Open,
+}
+
+/// What is known of a request, however far it came.
+struct Seen {
+    kind: Kind,
+    /// Where the request named the sandbox by it.
+    sandbox_id: Option<String>,
 }
 
 /// Everything that a request is handled with.
@@ -87,19 +99,19 @@ impl<D: Directory> Proxy<D> {
         let upgrade = hyper::upgrade::on(&mut request);
         let (head, body) = request.into_parts();
         let mut body = Some(body);
-        let mut kind = Kind::Unknown;
-        let mut response = match self.answer(client, head, &mut body, upgrade, &mut kind).await {
+        let mut seen = Seen { kind: Kind::Unknown, sandbox_id: None };
+        let mut response = match self.answer(client, head, &mut body, upgrade, &mut seen).await {
             Ok(response) => {
-                self.stats.count(kind, Outcome::Answered);
+                self.stats.count(seen.kind, Outcome::Answered);
                 response
             }
             Err(refusal) => {
-                self.stats.count(kind, refusal.outcome());
+                self.stats.count(seen.kind, refusal.outcome());
                 // A client that waits for leave to send must not get it: reading would make hyper say "100 Continue".
                 if let Some(body) = body.filter(|body| !body.is_end_stream() && !expects) {
                     tokio::spawn(tokio::time::timeout(DRAIN_TIMEOUT, drain(body)));
                 }
-                refusal.response(&form).map(Body::small)
+                refusal.response(&form, seen.sandbox_id.as_deref()).map(Body::small)
             }
         };
         if may_leave_http && response.status() != StatusCode::SWITCHING_PROTOCOLS {
@@ -110,14 +122,14 @@ impl<D: Directory> Proxy<D> {
         response
     }
 
-    /// Takes `body` once it goes to a guest, and sets `kind` as soon as it is known.
+    /// Takes `body` once it goes to a guest, and fills `seen` in as soon as it is known.
     async fn answer(
         &self,
         client: &Client,
         mut parts: request::Parts,
         body: &mut Option<Incoming>,
         on_client: OnUpgrade,
-        kind: &mut Kind,
+        seen: &mut Seen,
     ) -> Result<Response<Body>, Refusal> {
         let wish = Wish::of(&parts);
         if parts.method == Method::CONNECT && wish.is_none() {
@@ -125,8 +137,16 @@ impl<D: Directory> Proxy<D> {
         }
         let host = requested_host(&parts)?;
         let text = host.to_str().map_err(|_| Refusal::UnknownHost)?;
-        let Route { token, door } = route(text, &self.data_plane_host).ok_or(Refusal::UnknownHost)?;
-        *kind = match door {
+        let signed = SignedUrl::of(&parts);
+        let Route { token, door } = match address(text, &parts.headers, &self.data_plane_host)? {
+            Address::Sandbox(route) => route,
+            Address::Plain if cors::is_preflight(&parts) && announces_fields(&parts.headers) => {
+                return Ok(cors::preflight(&parts));
+            }
+            Address::Plain => self.signer(signed.as_ref()).ok_or(Refusal::UnknownHost)?,
+        };
+        seen.sandbox_id = id::is_valid(SANDBOX_PREFIX, &token).then(|| token.clone());
+        seen.kind = match door {
             Door::DataPlane => Kind::DataPlane,
             Door::Port(_) => Kind::Preview,
         };
@@ -139,7 +159,7 @@ impl<D: Directory> Proxy<D> {
         let credentials = Credentials::take(&mut parts.headers, &mut path, websocket);
         let is_health = door == Door::DataPlane && parts.method == Method::GET && parts.uri.path() == HEALTH_PATH;
         let (directory, sessions) = (Arc::clone(&self.directory), Arc::clone(&self.sessions));
-        let grant = Arc::new(Grant { directory, sessions, route_token: token, door, is_health, credentials });
+        let grant = Arc::new(Grant { directory, sessions, route_token: token, door, is_health, credentials, signed });
         let mut target = grant.check().await?;
         let mut checked = Instant::now();
         let source = Source::of(&client.peer, self.scheme, &parts.headers, &self.trusted);
@@ -147,7 +167,7 @@ impl<D: Directory> Proxy<D> {
             Door::DataPlane => Protocol::Http1,
             Door::Port(_) => Protocol::of(parts.version, &parts.headers),
         };
-        let occupied = self.in_flight.enter(&target.sandbox_id, *kind, source.client, protocol);
+        let occupied = self.in_flight.enter(&target.sandbox_id, seen.kind, source.client, protocol);
         let occupied = occupied.map_err(|full| match full {
             Full::Sandbox => Refusal::SandboxBusy,
             Full::Visitor => Refusal::TooMany,
@@ -165,12 +185,16 @@ impl<D: Directory> Proxy<D> {
         }
 
         prepare_request(&mut parts.headers, protocol, &host, source);
+        let shown = shown_host(&target, door, &host);
+        if protocol == Protocol::Http1 {
+            parts.headers.insert(HOST, shown.clone());
+        }
         if let Some(wish) = &wish {
             wish.announce(&mut parts);
         }
         let upload = body.take().ok_or(Refusal::Unreachable)?;
         let upload = Upload::new(upload, self.body_timeout(protocol), || grant.watch());
-        let request = guest_request(parts, protocol, text, &path, upload)?;
+        let request = guest_request(parts, protocol, shown.to_str().map_err(|_| Refusal::UnknownHost)?, &path, upload)?;
         let server = Server { vsock: target.vsock.into_os_string(), door, protocol };
         let (response, lease) = exchange(&self.pool, server, request, self.guest_idle_timeout()).await?;
         if checked.elapsed() >= RECHECK {
@@ -200,6 +224,14 @@ impl<D: Directory> Proxy<D> {
         Ok(Response::from_parts(head, Body::empty()))
     }
 
+    /// The sandbox whose token made the signature of a URL that names none. Of each sandbox a few hashes are made: there are as
+    /// many as a host has memory for.
+    fn signer(&self, signed: Option<&SignedUrl>) -> Option<Route> {
+        let signed = signed?;
+        let token = self.directory.ids().into_iter().find(|id| signed.is_of(&self.sessions, id))?;
+        Some(Route { token, door: Door::DataPlane })
+    }
+
     /// A little less than for clients, so that a client whose guest says nothing is still there to be told.
     fn guest_idle_timeout(&self) -> Duration {
         self.idle_timeout - self.idle_timeout / 10
@@ -212,6 +244,12 @@ impl<D: Directory> Proxy<D> {
             Protocol::Http2 => self.idle_timeout,
         }
     }
+}
+
+/// What the guest's server reads as `Host`.
+fn shown_host(target: &Target, door: Door, asked: &HeaderValue) -> HeaderValue {
+    let (Door::Port(port), Some(mask)) = (door, &target.previews.mask_host) else { return asked.clone() };
+    HeaderValue::try_from(mask.replace("${PORT}", &port.to_string())).unwrap_or_else(|_| asked.clone())
 }
 
 /// Reads the rest of a refused request and forgets it. A client that is still sending would otherwise have its connection

@@ -11,7 +11,7 @@ use serde::Serialize;
 use tracing::debug;
 
 use super::WakeError;
-use super::credentials::Denied;
+use super::credentials::{Denied, TrafficDenied};
 use super::page::{self, Page};
 use super::stats::Outcome;
 
@@ -37,6 +37,8 @@ pub(super) enum Refusal {
     PortNotExposed(u16),
     PortClosed(u16),
     Unauthorized(Denied),
+    /// The port is open to holders of a token alone.
+    NoTraffic(TrafficDenied),
     /// Too many requests of this sandbox are in flight.
     SandboxBusy,
     /// The memory that all sandboxes share is used up, and this one has had what it is guaranteed.
@@ -61,11 +63,14 @@ struct Words {
     message: &'static str,
 }
 
-/// The JSON body. The E2B SDKs read `message` and `code`, our own clients `error`.
+/// The JSON body. The E2B SDKs read `message`, `code` and `sandboxId`, our own clients `error`.
 #[derive(Serialize)]
 struct Document<'a> {
     error: &'static str,
     message: &'static str,
+    /// Where the request named the sandbox by its id.
+    #[serde(rename = "sandboxId", skip_serializing_if = "Option::is_none")]
+    sandbox_id: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     port: Option<u16>,
     /// Also in `X-Request-Id`, and in the agent's log.
@@ -74,8 +79,8 @@ struct Document<'a> {
 }
 
 impl Refusal {
-    /// The answer to a request whose header fields were `asked`.
-    pub(super) fn response(self, asked: &RequestedForm) -> Response<Bytes> {
+    /// The answer to a request whose header fields were `asked`, and which named this sandbox by its id, if it did.
+    pub(super) fn response(self, asked: &RequestedForm, sandbox_id: Option<&str>) -> Response<Bytes> {
         let words = self.words();
         let request_id = format!("req{:032x}", rand::random::<u128>());
         debug!(request_id, refusal = ?self, "Request refused");
@@ -85,7 +90,7 @@ impl Refusal {
                 let page = Page { status, title, message, port: self.port(), request_id: &request_id };
                 ("text/html; charset=utf-8", page.render())
             }
-            RequestedForm::Json => ("application/json", json(&words, self.port(), &request_id)),
+            RequestedForm::Json => ("application/json", json(&words, sandbox_id, self.port(), &request_id)),
         };
         let mut response = Response::new(body);
         *response.status_mut() = words.status;
@@ -114,7 +119,7 @@ impl Refusal {
         match self {
             Refusal::Invalid(_) | Refusal::ConnectMethod | Refusal::SlowUpload => Outcome::Invalid,
             Refusal::UnknownHost | Refusal::SandboxNotFound | Refusal::PortNotExposed(_) => Outcome::NotFound,
-            Refusal::Unauthorized(_) => Outcome::Unauthorized,
+            Refusal::Unauthorized(_) | Refusal::NoTraffic(_) => Outcome::Unauthorized,
             Refusal::SandboxBusy
             | Refusal::NoMemory
             | Refusal::TooMany
@@ -131,7 +136,7 @@ impl Refusal {
     fn challenge(self) -> Option<&'static str> {
         match self {
             Refusal::Unauthorized(Denied::Missing) => Some(r#"Bearer realm="sandpiper""#),
-            Refusal::Unauthorized(Denied::Wrong(_)) => Some(r#"Bearer realm="sandpiper", error="invalid_token""#),
+            Refusal::Unauthorized(_) => Some(r#"Bearer realm="sandpiper", error="invalid_token""#),
             _ => None,
         }
     }
@@ -190,6 +195,9 @@ impl Refusal {
             ),
             Refusal::Unauthorized(denied) => {
                 (StatusCode::UNAUTHORIZED, "unauthorized", "Access token needed", denied_message(denied))
+            }
+            Refusal::NoTraffic(denied) => {
+                (StatusCode::FORBIDDEN, "traffic_token_needed", "Access token needed", no_traffic_message(denied))
             }
             Refusal::SandboxBusy => (
                 StatusCode::SERVICE_UNAVAILABLE,
@@ -280,6 +288,17 @@ fn denied_message(denied: Denied) -> &'static str {
             "An access token is needed: send the one from the sandbox's session as Authorization: Bearer or X-Access-Token"
         }
         Denied::Wrong(error) => error.message(),
+        Denied::WrongSignature => "invalid signature",
+        Denied::SignatureExpired => "signature is already expired",
+    }
+}
+
+fn no_traffic_message(denied: TrafficDenied) -> &'static str {
+    match denied {
+        TrafficDenied::Missing => {
+            "Sandbox is secured with traffic access token. Token header 'e2b-traffic-access-token' is missing"
+        }
+        TrafficDenied::Wrong => "Sandbox is secured with traffic access token. Provided token is invalid",
     }
 }
 
@@ -305,9 +324,9 @@ impl RequestedForm {
     }
 }
 
-fn json(words: &Words, port: Option<u16>, request_id: &str) -> Bytes {
+fn json(words: &Words, sandbox_id: Option<&str>, port: Option<u16>, request_id: &str) -> Bytes {
     let Words { status, error, message, .. } = *words;
-    let document = Document { error, message, port, request_id, code: status.as_u16() };
+    let document = Document { error, message, sandbox_id, port, request_id, code: status.as_u16() };
     // Strings and numbers always serialize.
     serde_json::to_vec(&document).unwrap_or_default().into()
 }

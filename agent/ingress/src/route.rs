@@ -6,15 +6,18 @@
 //! | `p<port>-<route-token>.<data_plane_host>` | that port of the guest's 127.0.0.1 |
 //! | `49983-<route-token>.<data_plane_host>` | the data plane, as the E2B SDKs name it |
 //! | `<port>-<route-token>.<data_plane_host>` | that port, as the E2B SDKs name it |
+//!
+//! The id of a sandbox may stand wherever its route token may: the SDKs know no other name.
 
 use sandpiper_protocol::guest::DATA_PLANE_PORT;
 
-/// Longest route token looked up; ours have 26 characters.
+/// Longest route token looked up; ours have 26 characters, ids 25.
 const MAX_TOKEN: usize = 40;
 
 /// What a host name stands for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Route {
+    /// Or the sandbox's id.
     pub(super) token: String,
     pub(super) door: Door,
 }
@@ -39,9 +42,12 @@ pub(super) fn route(host: &str, data_plane_host: &str) -> Option<Route> {
         None => (Door::DataPlane, label),
         Some((port, token)) => (door(port)?, token),
     };
-    let valid =
-        (1..=MAX_TOKEN).contains(&token.len()) && token.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
-    valid.then(|| Route { token: token.to_owned(), door })
+    is_token(token).then(|| Route { token: token.to_owned(), door })
+}
+
+/// Whether `text` may be a route token or an id.
+pub(super) fn is_token(text: &str) -> bool {
+    (1..=MAX_TOKEN).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit())
 }
 
 /// `p8000` or `8000`; only the second form makes 49983 the data plane.

@@ -180,27 +180,36 @@ impl Sessions {
 
     fn mint_at(&self, sandbox_id: &str, holder: Option<&str>, now: Timestamp) -> (String, Timestamp) {
         let expiry = Timestamp::from_second(now.as_second().saturating_add(self.life())).unwrap_or(Timestamp::MAX);
-        let mut bytes = Vec::with_capacity(EXPIRY_BYTES + sandbox_id.len() + MAC_BYTES);
-        bytes.extend_from_slice(&expiry.as_second().to_be_bytes());
-        bytes.extend_from_slice(sandbox_id.as_bytes());
+        let mut bytes = payload(expiry.as_second(), sandbox_id);
         if let Some(holder) = holder {
             bytes.push(HOLDER_MARK);
             bytes.extend_from_slice(holder.as_bytes());
         }
-        let code = self.code(&bytes).finalize().into_bytes();
-        bytes.extend_from_slice(&code);
-        (format!("{TOKEN_PREFIX}{}", URL_SAFE_NO_PAD.encode(bytes)), expiry)
+        (self.seal(TOKEN_PREFIX, bytes), expiry)
+    }
+
+    /// The token with this prefix and payload.
+    pub(super) fn seal(&self, prefix: &str, mut payload: Vec<u8>) -> String {
+        let code = self.code(prefix, &payload).finalize().into_bytes();
+        payload.extend_from_slice(&code);
+        format!("{prefix}{}", URL_SAFE_NO_PAD.encode(payload))
+    }
+
+    /// The payload of a token with this prefix, if it was sealed here.
+    pub(super) fn open_token(&self, prefix: &str, token: &str) -> Option<Vec<u8>> {
+        if token.len() > MAX_TOKEN {
+            return None;
+        }
+        let mut bytes = URL_SAFE_NO_PAD.decode(token.strip_prefix(prefix)?).ok()?;
+        let (payload, code) = bytes.split_last_chunk::<MAC_BYTES>()?;
+        // Constant time, and before anything in the payload is believed.
+        self.code(prefix, payload).verify_slice(code).ok()?;
+        bytes.truncate(bytes.len() - MAC_BYTES);
+        Some(bytes)
     }
 
     fn verify_at(&self, token: &str, sandbox_id: &str, now: Timestamp) -> Result<(), SessionError> {
-        if token.len() > MAX_TOKEN {
-            return Err(SessionError::Malformed);
-        }
-        let encoded = token.strip_prefix(TOKEN_PREFIX).ok_or(SessionError::Malformed)?;
-        let bytes = URL_SAFE_NO_PAD.decode(encoded).map_err(|_| SessionError::Malformed)?;
-        let (payload, code) = bytes.split_last_chunk::<MAC_BYTES>().ok_or(SessionError::Malformed)?;
-        // Constant time, and before anything in the payload is believed.
-        self.code(payload).verify_slice(code).map_err(|_| SessionError::Malformed)?;
+        let payload = self.open_token(TOKEN_PREFIX, token).ok_or(SessionError::Malformed)?;
         let (expiry, id) = payload.split_first_chunk::<EXPIRY_BYTES>().ok_or(SessionError::Malformed)?;
         let mut parts = id.splitn(2, |byte| *byte == HOLDER_MARK);
         let (id, holder) = (parts.next(), parts.next());
@@ -221,12 +230,21 @@ impl Sessions {
         self.revoked.read().unwrap_or_else(PoisonError::into_inner).until.contains_key(holder)
     }
 
-    fn code(&self, payload: &[u8]) -> Hmac<Sha256> {
+    /// Over the prefix too, so that a token of one kind is never one of another.
+    fn code(&self, prefix: &str, payload: &[u8]) -> Hmac<Sha256> {
         let mut code = self.keyed.clone();
-        code.update(TOKEN_PREFIX.as_bytes());
+        code.update(prefix.as_bytes());
         code.update(payload);
         code
     }
+}
+
+/// What a token says that has no holder.
+pub(super) fn payload(expiry: i64, sandbox_id: &str) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(EXPIRY_BYTES + sandbox_id.len() + MAC_BYTES);
+    bytes.extend_from_slice(&expiry.to_be_bytes());
+    bytes.extend_from_slice(sandbox_id.as_bytes());
+    bytes
 }
 
 /// Prints no key.

@@ -25,6 +25,8 @@ pub(crate) enum Command {
     Denied(Answer<DeniedPage>),
     /// Answered when the sandbox is stopped.
     Pause(Answer<Arc<Record>>),
+    /// Has a stopped sandbox forget its memory: from its disk it boots.
+    DropMemory(Answer<Arc<Record>>),
     /// Answered when the sandbox is ready.
     Resume(ResumeSandbox, Answer<Arc<Record>>),
     /// Writes down what the sandbox is, durably.
@@ -62,6 +64,7 @@ impl Command {
             | Self::Close(_, answer)
             | Self::SetNetwork(_, answer)
             | Self::Pause(answer)
+            | Self::DropMemory(answer)
             | Self::Resume(_, answer)
             | Self::Absorb { answer, .. } => drop(answer.send(Err(error))),
             Self::Denied(answer) => drop(answer.send(Err(error))),

@@ -389,6 +389,10 @@ impl Supervisor {
                         }
                     }
                 },
+                Command::DropMemory(answer) => {
+                    let result = self.drop_memory().await;
+                    let _ = answer.send(result.map(|()| self.record()).map_err(ChangeError::Storage));
+                }
                 Command::Snapshot(order, answer) => {
                     let result = self.checkpoint_stopped(order).await;
                     let _ = answer.send(result);

@@ -8,8 +8,8 @@ use sandpiper_images::layers::Files;
 use sandpiper_images::snapshots::Snapshot;
 use sandpiper_machine::process::KnownMonitor;
 use sandpiper_protocol::agent::{
-    CreateSandbox, ExposedPort, Lifecycle, Network, OnTimeout, Sandbox, SandboxError, SandboxState, StartKind,
-    StartTimings,
+    CreateSandbox, ExposedPort, Lifecycle, Network, OnTimeout, Previews, Sandbox, SandboxError, SandboxState,
+    StartKind, StartTimings,
 };
 use sandpiper_protocol::id;
 use sandpiper_protocol::ids::{SandboxId, TeamId};
@@ -39,6 +39,8 @@ pub(crate) struct Record {
     pub(crate) lifecycle: Lifecycle,
     pub(crate) exposed_ports: Vec<ExposedPort>,
     pub(crate) allow_public_traffic: bool,
+    #[serde(default)]
+    pub(crate) previews: Previews,
     #[serde(default)]
     pub(crate) network: Network,
     /// Whom it is counted with; nobody, if it is of an earlier agent that was not told.
@@ -87,6 +89,7 @@ impl Record {
             lifecycle: request.lifecycle,
             exposed_ports: request.exposed_ports.clone(),
             allow_public_traffic: request.allow_public_traffic,
+            previews: request.previews.clone(),
             network: request.network.clone(),
             team: request.allowance.as_ref().map(|allowance| allowance.team.clone()),
             slot: None,
@@ -207,6 +210,7 @@ impl Record {
             lifecycle: self.lifecycle,
             exposed_ports: self.exposed_ports.clone(),
             allow_public_traffic: self.allow_public_traffic,
+            previews: self.previews.clone(),
             network_version: self.network.version,
             data_plane_url,
             created_at: self.created_at,
@@ -249,6 +253,7 @@ pub(crate) mod tests {
             envs: Envs::new(),
             exposed_ports: Vec::new(),
             allow_public_traffic: true,
+            previews: Previews::default(),
             network: Network::default(),
             allowance: None,
         };

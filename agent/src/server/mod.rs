@@ -69,6 +69,7 @@ fn router(app: Arc<App>) -> Router {
         .route("/sandboxes", get(sandboxes::list).post(sandboxes::create))
         .route("/sandboxes/{id}", get(sandboxes::show).patch(sandboxes::update).delete(sandboxes::delete))
         .route("/sandboxes/{id}/session", post(sandboxes::session))
+        .route("/sandboxes/{id}/tokens", get(sessions::tokens))
         .route("/revocations", post(sessions::revoke))
         .route("/allowances", put(allowances::replace))
         .route("/sandboxes/{id}/logs", get(sandboxes::logs))

@@ -8,7 +8,7 @@ use axum::extract::{Path, State};
 use http::StatusCode;
 use sandpiper_ingress::Directory;
 use sandpiper_ingress::vsock::{self, ForwardError};
-use sandpiper_protocol::agent::{ExposedPort, PortRecord, PortStatus, SandboxState};
+use sandpiper_protocol::agent::{ExposedPort, PortProtocol, PortRecord, PortStatus, SandboxState};
 use sandpiper_protocol::ids::SandboxId;
 
 use super::App;
@@ -25,8 +25,10 @@ pub(super) async fn show(
     Path((id, port)): Path<(SandboxId, u16)>,
 ) -> Result<Json<PortRecord>, ApiError> {
     let record = app.find(&id)?;
-    let exposed = record.exposed_ports.iter().find(|exposed| exposed.port == port);
-    let exposed = *exposed.ok_or_else(|| ApiError::not_found("exposed port"))?;
+    let exposed = record.exposed_ports.iter().find(|exposed| exposed.port == port).copied();
+    let of_all = ExposedPort { port, protocol: PortProtocol::Http, public: true };
+    let exposed = exposed.or((record.previews.all_ports && port > 0).then_some(of_all));
+    let exposed = exposed.ok_or_else(|| ApiError::not_found("exposed port"))?;
     Ok(Json(app.describe(&record, exposed).await))
 }
 

@@ -6,8 +6,8 @@ use axum::Json;
 use axum::extract::{Path, State};
 use http::StatusCode;
 use sandpiper_protocol::agent::{
-    CreateSandbox, CreatedSandbox, ForkSandbox, ForkedSandboxes, LogPage, ResumeSandbox, Sandbox, SandboxList,
-    SandboxState, Session, UpdateSandbox,
+    CreateSandbox, CreatedSandbox, ForkSandbox, ForkedSandboxes, LogPage, PauseSandbox, ResumeSandbox, Sandbox,
+    SandboxList, SandboxState, Session, UpdateSandbox,
 };
 use sandpiper_protocol::ids::SandboxId;
 
@@ -62,8 +62,15 @@ pub(super) async fn delete(State(app): State<Arc<App>>, Path(id): Path<SandboxId
 }
 
 /// `POST /sandboxes/{id}/pause`
-pub(super) async fn pause(State(app): State<Arc<App>>, Path(id): Path<SandboxId>) -> Result<Json<Sandbox>, ApiError> {
-    let record = app.sandboxes.change(&id, Command::Pause).await?;
+pub(super) async fn pause(
+    State(app): State<Arc<App>>,
+    Path(id): Path<SandboxId>,
+    request: Option<Json<PauseSandbox>>,
+) -> Result<Json<Sandbox>, ApiError> {
+    let mut record = app.sandboxes.change(&id, Command::Pause).await?;
+    if request.is_some_and(|Json(request)| request.disk_only) {
+        record = app.sandboxes.change(&id, Command::DropMemory).await?;
+    }
     Ok(Json(app.view(&record)))
 }
 

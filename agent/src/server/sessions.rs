@@ -1,13 +1,15 @@
-//! Sessions: whom they are for, and `/revocations`, their end.
+//! Sessions: whom they are for, and `/revocations`, their end. And the tokens that last as long as their sandbox.
 
 use std::convert::Infallible;
 use std::sync::Arc;
 
-use axum::extract::{FromRequestParts, State};
+use axum::Json;
+use axum::extract::{FromRequestParts, Path, State};
 use http::StatusCode;
 use http::request::Parts;
-use sandpiper_protocol::agent::{Revocations, SESSION_KEY, Session};
+use sandpiper_protocol::agent::{LastingTokens, Revocations, SESSION_KEY, Session};
 use sandpiper_protocol::id;
+use sandpiper_protocol::ids::SandboxId;
 
 use super::App;
 use super::error::{ApiError, Body};
@@ -39,6 +41,16 @@ pub(super) async fn revoke(
         Ok(Err(error)) => Err(ApiError::internal(format!("The sessions are revoked, but not for good: {error}"))),
         Err(error) => Err(ApiError::internal(error.to_string())),
     }
+}
+
+/// `GET /sandboxes/{id}/tokens`
+pub(super) async fn tokens(
+    State(app): State<Arc<App>>,
+    Path(id): Path<SandboxId>,
+) -> Result<Json<LastingTokens>, ApiError> {
+    let record = app.find(&id)?;
+    let sessions = &app.sessions;
+    Ok(Json(LastingTokens { access_token: sessions.lasting(&record.id), traffic_token: sessions.traffic(&record.id) }))
 }
 
 impl App {

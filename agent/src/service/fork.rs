@@ -174,6 +174,7 @@ impl Sandboxes {
             envs,
             exposed_ports: source.exposed_ports.clone(),
             allow_public_traffic: source.allow_public_traffic,
+            previews: source.previews.clone(),
             network: source.network.clone(),
             allowance: allowance.or_else(known),
         })

@@ -356,10 +356,10 @@ impl Sandboxes {
 }
 
 impl Directory for Sandboxes {
-    async fn find(&self, route_token: &str) -> Option<Target> {
+    async fn find(&self, name: &str) -> Option<Target> {
         let record = {
             let shelf = self.lock();
-            let id = shelf.by_route_token.get(route_token)?;
+            let id = shelf.by_route_token.get(name).map_or(name, SandboxId::as_str);
             shelf.by_id.get(id)?.record.borrow().clone()
         };
         Some(Target {
@@ -369,7 +369,12 @@ impl Directory for Sandboxes {
             vsock: self.context.paths.sandbox(&record.id).vsock_socket(),
             exposed_ports: record.exposed_ports.clone(),
             allow_public_traffic: record.allow_public_traffic,
+            previews: record.previews.clone(),
         })
+    }
+
+    fn ids(&self) -> Vec<String> {
+        self.lock().by_id.keys().map(SandboxId::to_string).collect()
     }
 
     async fn wake(&self, sandbox_id: &str) -> Result<(), WakeError> {

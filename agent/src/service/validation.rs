@@ -6,7 +6,7 @@ use std::sync::Arc;
 use sandpiper_images::layers;
 use sandpiper_images::snapshots::{Manifest, Pin, Recipe};
 use sandpiper_machine::link;
-use sandpiper_protocol::agent::{CreateSandbox, ExposedPort, Lifecycle, OnTimeout};
+use sandpiper_protocol::agent::{CreateSandbox, ExposedPort, Lifecycle, OnTimeout, Previews};
 use sandpiper_protocol::error_chain;
 use sandpiper_protocol::ids::{CheckpointId, SandboxId};
 
@@ -19,6 +19,8 @@ use crate::sandbox::{Attempt, Context, MAX_PORTS, StartError};
 
 /// Longest time-out: a year.
 const MAX_TIMEOUT_SECONDS: u64 = 366 * 24 * 3600;
+/// Longest host name that guests are told, port included.
+const MAX_HOST: usize = 260;
 /// Least memory that a monitor gives a machine.
 const MIN_MEMORY_MB: u32 = 32;
 
@@ -224,6 +226,7 @@ fn check_request(request: &CreateSandbox, limits: &Limits) -> Result<(), String>
     check_timeout(request.timeout_seconds)?;
     check_lifecycle(request.lifecycle)?;
     check_envs(request)?;
+    check_previews(&request.previews)?;
     if request.exposed_ports.len() > MAX_PORTS {
         return Err(format!("exposed_ports: at most {MAX_PORTS}"));
     }
@@ -247,6 +250,18 @@ fn check_envs(request: &CreateSandbox) -> Result<(), String> {
         return Err("envs: all together must be less than 60 KiB".into());
     }
     Ok(())
+}
+
+/// The mask becomes a header field, so it has only what host names and their ports are made of.
+fn check_previews(previews: &Previews) -> Result<(), String> {
+    let Some(mask) = &previews.mask_host else { return Ok(()) };
+    let host = mask.replace("${PORT}", "65535");
+    let is_host = (1..=MAX_HOST).contains(&host.len())
+        && host.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._:[]".contains(&byte));
+    if is_host {
+        return Ok(());
+    }
+    Err(format!("previews.mask_host: must be a host name of at most {MAX_HOST} characters, `${{PORT}}` in it or not"))
 }
 
 /// Whether a sandbox may have this time-out.
@@ -289,6 +304,7 @@ mod tests {
             envs: BTreeMap::new(),
             exposed_ports: Vec::new(),
             allow_public_traffic: true,
+            previews: Previews::default(),
             network: Network::default(),
             allowance: None,
         }
@@ -303,6 +319,8 @@ mod tests {
     #[test]
     fn an_ordinary_request_passes() {
         check_request(&request(), &Limits::default()).unwrap();
+        let previews = Previews { all_ports: true, mask_host: Some("localhost:${PORT}".into()) };
+        check_request(&CreateSandbox { previews, ..request() }, &Limits::default()).unwrap();
     }
 
     #[test]
@@ -321,6 +339,7 @@ mod tests {
         assert!(refusal(|r| r.disk_gib = 100_000).starts_with("disk_gib:"));
         assert!(refusal(|r| r.timeout_seconds = 0).starts_with("timeout_seconds:"));
         assert!(refusal(|r| r.lifecycle.auto_resume = true).starts_with("lifecycle.auto_resume:"));
+        assert!(refusal(|r| r.previews.mask_host = Some("a b".into())).starts_with("previews.mask_host:"));
         assert!(refusal(|r| r.exposed_ports = vec![port, port]).contains("named twice"));
         assert!(refusal(|r| r.exposed_ports = vec![ExposedPort { port: 0, ..port }]).starts_with("port:"));
     }

@@ -5,7 +5,7 @@
 //! the agent.
 
 use sandpiper_http::error::ApiError;
-use sandpiper_protocol::agent::Sandbox;
+use sandpiper_protocol::agent::{PauseSandbox, Sandbox};
 use sandpiper_protocol::error_chain::chain;
 use tracing::Instrument;
 
@@ -15,12 +15,12 @@ use crate::errors;
 use crate::state::App;
 use crate::store::sandbox_row::SandboxRow;
 
-/// Pauses the sandbox of `row`; one that is stopped already stays so.
-pub async fn run(app: &App, row: &SandboxRow) -> Result<Progress, ApiError> {
+/// Pauses the sandbox of `row`, with its memory or its disk alone; one that is stopped already stays so.
+pub async fn run(app: &App, row: &SandboxRow, memory: bool) -> Result<Progress, ApiError> {
     app.store.sandboxes.mark_stopping(&row.id).await?;
     let work = {
         let (app, row) = (app.clone(), row.clone());
-        async move { pause(&app, &row).await }
+        async move { pause(&app, &row, PauseSandbox { disk_only: !memory }).await }
     };
     match wait(app.settings.timing.work_wait, &mut tokio::spawn(work.in_current_span())).await? {
         Some(paused) => paused.map(|()| Progress::Done),
@@ -28,8 +28,8 @@ pub async fn run(app: &App, row: &SandboxRow) -> Result<Progress, ApiError> {
     }
 }
 
-async fn pause(app: &App, row: &SandboxRow) -> Result<(), ApiError> {
-    let result: Result<Sandbox, AgentError> = app.agent.pause(&row.id).await;
+async fn pause(app: &App, row: &SandboxRow, order: PauseSandbox) -> Result<(), ApiError> {
+    let result: Result<Sandbox, AgentError> = app.agent.pause(&row.id, &order).await;
     app.metrics.agent_call("pause", result.is_ok());
     match result {
         Ok(report) => Ok(app.store.sandboxes.mirror(&report).await?),

@@ -24,8 +24,17 @@ use crate::errors;
 use crate::state::App;
 use crate::store::sandbox_row::SandboxRow;
 
-/// Resumes the sandbox of `row` for `timeout` seconds; of a live one it moves the deadline out that far, never closer.
-pub async fn run(app: &App, caller: &Caller, row: &SandboxRow, timeout: u64) -> Result<Session, ApiError> {
+/// How a sandbox is to go on.
+#[derive(Debug, Clone, Copy)]
+pub struct Wish {
+    /// Seconds.
+    pub timeout: u64,
+    /// It boots, and forgets the memory that it may have; of no meaning to a live one.
+    pub disk_only: bool,
+}
+
+/// Resumes the sandbox of `row` as wished; of a live one it moves the deadline out that far, never closer.
+pub async fn run(app: &App, caller: &Caller, row: &SandboxRow, wish: Wish) -> Result<Session, ApiError> {
     let limits = &app.offer.of(caller.team.plan);
     network::before_start(app, row).await?;
     // Before the row moves, so that the synchronisation never sees it `restoring` without. `None` while another request
@@ -37,7 +46,7 @@ pub async fn run(app: &App, caller: &Caller, row: &SandboxRow, timeout: u64) -> 
     let guard = guard.filter(|_| reserved);
 
     let allowance = Some(allowance::of(app, &caller.team));
-    let order = ResumeSandbox { timeout_seconds: Some(timeout), allowance };
+    let order = ResumeSandbox { timeout_seconds: Some(wish.timeout), disk_only: wish.disk_only, allowance };
     let result = app.agent.on_behalf_of(&caller.key_id).resume(&row.id, &order).await;
     app.metrics.agent_call("resume", result.is_ok());
     match result {

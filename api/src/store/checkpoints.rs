@@ -185,6 +185,16 @@ impl Checkpoints {
         row.as_ref().map(read).transpose()
     }
 
+    /// The team's checkpoint of this name.
+    pub async fn by_name(&self, team_id: &TeamId, name: &str) -> Result<Option<CheckpointRow>, StoreError> {
+        let row = sqlx::query("SELECT * FROM checkpoints WHERE name = $1 AND team_id = $2 AND state <> 'deleted'")
+            .bind(name)
+            .bind(team_id.as_str())
+            .fetch_optional(self.database.read())
+            .await?;
+        row.as_ref().map(read).transpose()
+    }
+
     /// The `limit` checkpoints of the team, or of one of its sandboxes, newest first, from the one that follows `after`.
     pub async fn list(
         &self,

@@ -1,12 +1,16 @@
-//! Pages of a team's sandboxes, newest first.
+//! Pages of a team's sandboxes: by id, newest first, or by the time of the last start.
 //!
-//! A page is found by the id after which it begins, not by an offset: what is created or destroyed between two pages
+//! A page is found by what the one before ended with, not by an offset: what is created or destroyed between two pages
 //! neither repeats nor hides a row.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::str::FromStr;
 
-use sandpiper_db::{Statement, StoreError};
+use jiff::Timestamp;
+use sandpiper_db::{Statement, StoreError, count, to_ms};
 use sandpiper_protocol::ids::TeamId;
+use sqlx::Row;
 
 use super::sandbox_row::{SandboxRow, State};
 use super::sandboxes::Sandboxes;
@@ -19,6 +23,58 @@ pub struct Filter {
     /// All of these pairs.
     pub metadata: BTreeMap<String, String>,
 }
+
+/// Which sandboxes a list by start shows, and in which order.
+#[derive(Debug, Clone, Default)]
+pub struct ByStart {
+    pub filter: Filter,
+    pub order: Order,
+    /// Those that were started later than this.
+    pub started_after: Option<Timestamp>,
+    /// A template's slug, or a checkpoint's id: what they were made from.
+    pub template: Option<String>,
+}
+
+/// The order of a list by start.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Order {
+    #[default]
+    NewestFirst,
+    OldestFirst,
+}
+
+/// A place in a list by start: after the sandbox of this id, which was started then.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StartKey {
+    started_ms: i64,
+    id: String,
+}
+
+impl fmt::Display for StartKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.started_ms, self.id)
+    }
+}
+
+impl FromStr for StartKey {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let (started_ms, id) = text.split_once('.').ok_or(())?;
+        Ok(Self { started_ms: started_ms.parse().map_err(|_| ())?, id: id.to_owned() })
+    }
+}
+
+/// One page of a list by start.
+#[derive(Debug)]
+pub struct PageByStart {
+    pub sandboxes: Vec<SandboxRow>,
+    /// Where the next page begins; `None` at the end.
+    pub after: Option<StartKey>,
+}
+
+/// When a sandbox was started; one that was not yet, when it was made.
+const STARTED: &str = "COALESCE(s.started_at_ms, s.created_at_ms)";
 
 /// One page.
 #[derive(Debug)]
@@ -38,14 +94,7 @@ impl Sandboxes {
         limit: u32,
     ) -> Result<Page, StoreError> {
         let mut query = Statement::new("SELECT s.* FROM sandboxes s WHERE s.state <> 'destroyed'");
-        query.push(" AND s.team_id = ").push_bind(team_id.as_str());
-        if !filter.states.is_empty() {
-            query.push(" AND s.state IN ").push_list(filter.states.iter().map(|state| state.as_str()));
-        }
-        for (key, value) in &filter.metadata {
-            query.push(" AND EXISTS (SELECT 1 FROM sandbox_metadata m WHERE m.sandbox_id = s.id AND m.key = ");
-            query.push_bind(key.as_str()).push(" AND m.value = ").push_bind(value.as_str()).push(")");
-        }
+        filter.push_to(&mut query, team_id);
         if let Some(after) = after {
             query.push(" AND s.id < ").push_bind(after);
         }
@@ -59,5 +108,73 @@ impl Sandboxes {
         let sandboxes = self.with_documents(&rows).await?;
         let after = sandboxes.last().filter(|_| more).map(|last| last.id.clone());
         Ok(Page { sandboxes, after })
+    }
+
+    /// The `limit` sandboxes of the team that match, from the one that follows `after` in the order of the list.
+    pub async fn list_by_start(
+        &self,
+        team_id: &TeamId,
+        select: &ByStart,
+        after: Option<&StartKey>,
+        limit: u32,
+    ) -> Result<PageByStart, StoreError> {
+        let mut query = Statement::new("SELECT s.* FROM sandboxes s WHERE s.state <> 'destroyed'");
+        select.push_to(&mut query, team_id);
+        let (beyond, direction) = match select.order {
+            Order::NewestFirst => ("<", "DESC"),
+            Order::OldestFirst => (">", "ASC"),
+        };
+        if let Some(StartKey { started_ms, id }) = after {
+            query.push(" AND (").push(STARTED).push(" ").push(beyond).push(" ").push_bind(*started_ms);
+            query.push(" OR (").push(STARTED).push(" = ").push_bind(*started_ms);
+            query.push(" AND s.id ").push(beyond).push(" ").push_bind(id.as_str()).push("))");
+        }
+        query.push(" ORDER BY ").push(STARTED).push(" ").push(direction).push(", s.id ").push(direction);
+        // One more than asked for tells whether there is a next page.
+        query.push(" LIMIT ").push_bind(i64::from(limit) + 1);
+
+        let mut rows = query.build().fetch_all(self.database.read()).await?;
+        let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+        let more = rows.len() > limit;
+        rows.truncate(limit);
+        let sandboxes = self.with_documents(&rows).await?;
+        let key = |row: &SandboxRow| StartKey {
+            started_ms: to_ms(row.started_at.unwrap_or(row.created_at)),
+            id: row.id.clone(),
+        };
+        let after = sandboxes.last().filter(|_| more).map(key);
+        Ok(PageByStart { sandboxes, after })
+    }
+
+    /// How many sandboxes of the team match.
+    pub async fn count_matching(&self, team_id: &TeamId, select: &ByStart) -> Result<u64, StoreError> {
+        let mut query = Statement::new("SELECT COUNT(*) AS n FROM sandboxes s WHERE s.state <> 'destroyed'");
+        select.push_to(&mut query, team_id);
+        count(query.build().fetch_one(self.database.read()).await?.try_get("n")?)
+    }
+}
+
+impl Filter {
+    fn push_to(&self, query: &mut Statement, team_id: &TeamId) {
+        query.push(" AND s.team_id = ").push_bind(team_id.as_str());
+        if !self.states.is_empty() {
+            query.push(" AND s.state IN ").push_list(self.states.iter().map(|state| state.as_str()));
+        }
+        for (key, value) in &self.metadata {
+            query.push(" AND EXISTS (SELECT 1 FROM sandbox_metadata m WHERE m.sandbox_id = s.id AND m.key = ");
+            query.push_bind(key.as_str()).push(" AND m.value = ").push_bind(value.as_str()).push(")");
+        }
+    }
+}
+
+impl ByStart {
+    fn push_to(&self, query: &mut Statement, team_id: &TeamId) {
+        self.filter.push_to(query, team_id);
+        if let Some(started_after) = self.started_after {
+            query.push(" AND ").push(STARTED).push(" > ").push_bind(to_ms(started_after));
+        }
+        if let Some(template) = &self.template {
+            query.push(" AND COALESCE(s.snapshot_id, s.template) = ").push_bind(template.as_str());
+        }
     }
 }

@@ -25,6 +25,7 @@ use crate::orchestration::{self, Progress};
 use crate::state::App;
 use crate::store::checkpoints::{CheckpointRow, NewCheckpoint, State as CheckpointState};
 use crate::store::idempotency::Claim;
+use crate::store::sandbox_row::SandboxRow;
 
 const MAX_NAME: usize = 128;
 
@@ -149,22 +150,38 @@ pub async fn create(
     OptionalJson(request): OptionalJson<CreateRequest>,
 ) -> Result<Response, ApiError> {
     let sandbox = owned(&app, &caller, &sandbox_id).await?;
+    let claim = claim.map(|Extension(claim)| claim);
+    let (row, progress) = take(&app, &caller, &sandbox, request, claim.as_ref()).await?;
+    let status = match progress {
+        Progress::Done => StatusCode::CREATED,
+        Progress::UnderWay => StatusCode::ACCEPTED,
+    };
+    Ok(answer(&caller, &sandbox_id, row, status))
+}
+
+/// Takes a checkpoint of `sandbox`.
+///
+/// # Errors
+///
+/// 400 on the name, 409 where it is taken or the sandbox cannot be copied, and the agent's.
+pub async fn take(
+    app: &App,
+    caller: &Caller,
+    sandbox: &SandboxRow,
+    request: CreateRequest,
+    claim: Option<&Claim>,
+) -> Result<(CheckpointRow, Progress), ApiError> {
     let id = id::generate("ckp");
     let name = name(request.name, &id)?;
-    check_usable(&sandbox)?;
+    check_usable(sandbox)?;
 
     // Before the row is there, so that the synchronisation never sees it without.
     let guard = app.in_flight.enter(&id).ok_or_else(|| ApiError::internal("checkpoint id made twice"))?;
     let new = NewCheckpoint { id: id.clone(), name, memory: request.memory, created_at: app.clock.now() };
-    let claim = claim.map(|Extension(claim)| claim);
-    let created = app.store.checkpoints.create(&new, &sandbox, claim.as_ref()).await;
+    let created = app.store.checkpoints.create(&new, sandbox, claim).await;
     created.map_err(|error| errors::not_checkpointed(error, &new.name))?;
-    let status = match orchestration::checkpoint::run(&app, &sandbox, request.memory, guard).await? {
-        Progress::Done => StatusCode::CREATED,
-        Progress::UnderWay => StatusCode::ACCEPTED,
-    };
-    let row = find(&app, &caller, &id).await?;
-    Ok(answer(&caller, &sandbox_id, row, status))
+    let progress = orchestration::checkpoint::run(app, sandbox, request.memory, guard).await?;
+    Ok((find(app, caller, &id).await?, progress))
 }
 
 /// The answer for a checkpoint that an earlier request with the same idempotency key began, before its process died; `None`
@@ -175,6 +192,12 @@ pub async fn answer_for_existing(
     sandbox: &SandboxId,
     id: &CheckpointId,
 ) -> Option<Response> {
+    let row = made_before(app, caller, id).await?;
+    Some(answer(caller, sandbox, row, StatusCode::CREATED))
+}
+
+/// The checkpoint that an earlier request with the same idempotency key began; `None` unless the agent has it.
+pub async fn made_before(app: &App, caller: &Caller, id: &CheckpointId) -> Option<CheckpointRow> {
     match app.agent.show_checkpoint(id).await {
         Ok(report) => app.store.checkpoints.mirror(&[&report]).await.ok()?,
         Err(error) if error.is_not_found() => {
@@ -184,8 +207,7 @@ pub async fn answer_for_existing(
         }
         Err(_) => return None,
     }
-    let row = app.store.checkpoints.get(&caller.team.id, id).await.ok()??;
-    Some(answer(caller, sandbox, row, StatusCode::CREATED))
+    app.store.checkpoints.get(&caller.team.id, id).await.ok()?
 }
 
 fn answer(caller: &Caller, sandbox: &str, row: CheckpointRow, status: StatusCode) -> Response {
@@ -297,22 +319,32 @@ pub async fn delete(
     _: NoParameters,
     Path(id): Path<String>,
 ) -> Result<StatusCode, ApiError> {
-    let row = find(&app, &caller, &id).await?;
+    remove(&app, &find(&app, &caller, &id).await?).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Removes a checkpoint.
+///
+/// # Errors
+///
+/// 409 on one that is still being taken, and the agent's.
+pub async fn remove(app: &App, row: &CheckpointRow) -> Result<(), ApiError> {
+    let id = &row.id;
     if row.state == CheckpointState::Creating {
         return Err(ApiError::invalid_state(format!("{id} is still being taken; delete it when it is ready")));
     }
     // `None` while another request removes it, too: the agent tells the later of the two that it is gone.
-    let _in_flight = app.in_flight.enter(&id);
-    app.store.checkpoints.mark_removal(&id).await?;
-    match app.agent.delete_checkpoint(&id).await {
+    let _in_flight = app.in_flight.enter(id);
+    app.store.checkpoints.mark_removal(id).await?;
+    match app.agent.delete_checkpoint(id).await {
         Ok(()) => {}
         Err(error) if error.is_not_found() => {
             tracing::debug!(checkpoint = id, error = chain(&error), "deleted, and the agent did not have it");
         }
         Err(error) => return Err(error.into()),
     }
-    app.store.checkpoints.delete(&id, app.clock.now()).await?;
-    Ok(StatusCode::NO_CONTENT)
+    app.store.checkpoints.delete(id, app.clock.now()).await?;
+    Ok(())
 }
 
 /// The caller's checkpoint of this id, or 404.

@@ -30,10 +30,10 @@ pub mod checkpoints;
 pub mod egress_profiles;
 pub mod limits;
 pub mod logs;
-pub mod mutation;
 pub mod network;
 pub mod page;
 pub mod ports;
+pub mod replay;
 pub mod sandboxes;
 pub mod templates;
 

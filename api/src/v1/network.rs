@@ -19,12 +19,12 @@ use super::sandboxes::body::{ApplyStatus, NetworkBody};
 use super::sandboxes::validate::Problems;
 use super::sandboxes::{check_not_failed, owned};
 use crate::agent_client::AgentError;
-use crate::auth::{ReadAccess, WriteAccess};
+use crate::auth::{Caller, ReadAccess, WriteAccess};
 use crate::errors;
 use crate::orchestration;
 use crate::orchestration::network::ApplyError;
 use crate::state::App;
-use crate::store::sandbox_row::State as SandboxState;
+use crate::store::sandbox_row::{SandboxRow, State as SandboxState};
 
 /// Entries together, bytes: a policy travels in one message to the agent.
 const MAX_ENTRIES_SIZE: usize = 512 * 1024;
@@ -170,29 +170,40 @@ pub async fn replace(
     let wish = request.check(&mut problems);
     problems.into_result()?;
     check_not_failed(&row)?;
-    let policy = wish.policy(&app).await?;
+    set(&app, &caller, &row, wish).await?;
+    let network = NetworkBody::from(&owned(&app, &caller, &id).await?);
+    Ok(Answer(ReplacedNetwork { apply_status: network.apply_status, network }))
+}
 
-    if app.store.sandboxes.replace_policy(&id, &policy).await?.is_none() {
+/// Records a policy for the sandbox of `row`, and waits a while for it to be applied.
+///
+/// # Errors
+///
+/// 400 on a profile that this host does not have, 409 on a sandbox that has failed.
+pub async fn set(app: &App, caller: &Caller, row: &SandboxRow, wish: NetworkWish) -> Result<(), ApiError> {
+    let id = &row.id;
+    let policy = wish.policy(app).await?;
+
+    if app.store.sandboxes.replace_policy(id, &policy).await?.is_none() {
         // It has failed or ended since.
-        check_not_failed(&owned(&app, &caller, &id).await?)?;
+        check_not_failed(&owned(app, caller, id).await?)?;
     }
     // One that is being made is at the agent when that is done; the worker sees it then.
     if row.state != SandboxState::Creating {
-        let applying = orchestration::network::apply(&app, &id);
+        let applying = orchestration::network::apply(app, id);
         match tokio::time::timeout(app.settings.timing.apply_wait, applying).await {
             Ok(Ok(())) => {}
             Ok(Err(ApplyError::Store(error))) => return Err(error.into()),
             Ok(Err(ApplyError::Agent(error))) => {
                 tracing::warn!(sandbox = id, error = chain(&error), "network policy recorded, not applied yet");
                 if error.is_not_found() {
-                    orchestration::sync::follow(&app, &caller.team.id, &id).await?;
+                    orchestration::sync::follow(app, &caller.team.id, id).await?;
                 }
             }
             Err(_) => tracing::warn!(sandbox = id, "network policy recorded; the agent takes long to apply it"),
         }
     }
-    let network = NetworkBody::from(&owned(&app, &caller, &id).await?);
-    Ok(Answer(ReplacedNetwork { apply_status: network.apply_status, network }))
+    Ok(())
 }
 
 /// What a sandbox was kept from reaching.

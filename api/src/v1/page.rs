@@ -30,6 +30,11 @@ impl Default for Paging {
 }
 
 impl Paging {
+    /// Those of a request that names none, of a list with pages of `limit` entries.
+    pub fn of_limit(limit: u32) -> Self {
+        Self { limit, ..Self::default() }
+    }
+
     /// The parameters of a list of the caller's own team that takes no others.
     pub fn of_team(query: Pairs, caller: &Caller) -> Result<Self, ApiError> {
         let paging = Self::only(query, &["team", "limit", "next_token"])?;

@@ -10,7 +10,7 @@ use rcgen::{CertifiedKey, generate_simple_self_signed};
 use rustls::{ClientConfig, RootCertStore};
 use sandpiper_ingress::session::Sessions;
 use sandpiper_ingress::{Directory, Ingress, IngressConfig, Target, Tls, WakeError};
-use sandpiper_protocol::agent::{ExposedPort, PortProtocol, SandboxState};
+use sandpiper_protocol::agent::{ExposedPort, PortProtocol, Previews, SandboxState};
 use tokio::runtime::{Builder, Runtime};
 use tokio_util::sync::CancellationToken;
 
@@ -142,6 +142,8 @@ pub(super) fn key(folder: &Path) -> PathBuf {
     folder.join("key.pem")
 }
 
+const SANDBOX: &str = "sbx06aaaaaaaaaaaaaaaaaaaaa";
+
 /// A directory of one sandbox, whose port 8000 is open to everyone.
 struct OneSandbox {
     vsock: PathBuf,
@@ -150,13 +152,18 @@ struct OneSandbox {
 impl Directory for OneSandbox {
     async fn find(&self, _route_token: &str) -> Option<Target> {
         Some(Target {
-            sandbox_id: "sbx06aaaaaaaaaaaaaaaaaaaaa".into(),
+            sandbox_id: SANDBOX.to_owned(),
             state: SandboxState::Ready,
             wakes: false,
             vsock: self.vsock.clone(),
             exposed_ports: vec![ExposedPort { port: 8000, protocol: PortProtocol::Http, public: true }],
             allow_public_traffic: true,
+            previews: Previews::default(),
         })
+    }
+
+    fn ids(&self) -> Vec<String> {
+        vec![SANDBOX.to_owned()]
     }
 
     async fn wake(&self, _sandbox_id: &str) -> Result<(), WakeError> {

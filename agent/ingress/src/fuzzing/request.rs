@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use sandpiper_protocol::agent::{ExposedPort, PortProtocol, SandboxState};
+use sandpiper_protocol::agent::{ExposedPort, PortProtocol, Previews, SandboxState};
 use sandpiper_protocol::guest::{FORWARD_OK, FORWARD_PORT};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::{UnixListener, UnixStream};
@@ -62,7 +62,12 @@ impl Directory for Sandboxes {
             vsock: socket(sandbox),
             exposed_ports: vec![port(8000, true), port(8001, false)],
             allow_public_traffic: true,
+            previews: Previews::default(),
         })
+    }
+
+    fn ids(&self) -> Vec<String> {
+        SANDBOXES.map(str::to_owned).into()
     }
 
     async fn wake(&self, _: &str) -> Result<(), WakeError> {

@@ -3,6 +3,7 @@
 
 mod acme;
 mod doors;
+mod e2b;
 mod grpc;
 mod hygiene;
 mod issuer;
@@ -32,7 +33,7 @@ use hyper::body::{Body as HttpBody, Frame, Incoming};
 use hyper::client::conn::http2;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use sandpiper_protocol::agent::{ExposedPort, PortProtocol, SandboxState};
+use sandpiper_protocol::agent::{ExposedPort, PortProtocol, Previews, SandboxState};
 use sandpiper_protocol::guest::{DATA_PLANE_PORT, FORWARD_PORT};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpStream, UnixListener, UnixStream};
@@ -69,8 +70,14 @@ struct Table {
 }
 
 impl Directory for Table {
-    async fn find(&self, route_token: &str) -> Option<Target> {
-        self.targets.lock().expect("no panic under the lock").get(route_token).cloned()
+    async fn find(&self, name: &str) -> Option<Target> {
+        let targets = self.targets.lock().expect("no panic under the lock");
+        targets.get(name).or_else(|| targets.values().find(|target| target.sandbox_id == name)).cloned()
+    }
+
+    fn ids(&self) -> Vec<String> {
+        let targets = self.targets.lock().expect("no panic under the lock");
+        targets.values().map(|target| target.sandbox_id.clone()).collect()
     }
 
     async fn wake(&self, sandbox_id: &str) -> Result<(), WakeError> {
@@ -117,6 +124,7 @@ impl House {
             vsock,
             exposed_ports: vec![port(8000, true), port(8001, false), port(8002, true)],
             allow_public_traffic: true,
+            previews: Previews::default(),
         };
         let table = Arc::new(Table::default());
         table.targets.lock().expect("no panic under the lock").insert(TOKEN.to_owned(), target);

@@ -141,6 +141,16 @@ impl Supervisor {
         Ok(())
     }
 
+    /// Has the stopped sandbox keep its disk alone, which was at rest when it was written down.
+    pub(crate) async fn drop_memory(&mut self) -> io::Result<()> {
+        if !self.record().files.has_memory() {
+            return Ok(());
+        }
+        self.change(|record| record.files = record.files.disk_only()).await?;
+        self.log.host("forgot its memory, to boot from its disk");
+        self.tidy().await
+    }
+
     /// Quiesces the guest's file systems, and with `processes` stops what the data plane started before.
     pub(crate) async fn freeze(&mut self, machine: &mut Machine, processes: bool) -> Result<(), OperationError> {
         let is_answer =

@@ -32,7 +32,7 @@ const OTHER_FDS: usize = 6;
 impl Supervisor {
     /// Has the sandbox go on.
     pub(crate) async fn resume(&mut self, order: ResumeSandbox) -> Result<Running, OperationError> {
-        let ResumeSandbox { timeout_seconds: seconds, allowance } = order;
+        let ResumeSandbox { timeout_seconds: seconds, disk_only, allowance } = order;
         let began = Instant::now();
         let team = allowance.map(|allowance| allowance.team);
         if team.is_some() && self.record().team != team {
@@ -42,7 +42,7 @@ impl Supervisor {
         let reservation = self.context.capacity.reserve(&self.record().demand());
         let reservation = reservation.map_err(|full| OperationError::Refused(full.into()))?;
         let start = self.context.launcher.pool.begin(self.shape());
-        let result = self.resume_with(&reservation, seconds).await;
+        let result = self.resume_with(&reservation, seconds, disk_only).await;
         drop(start);
         self.context.metrics.resumed(result.is_ok(), began.elapsed());
         self.context.changed.send_replace(());
@@ -71,10 +71,11 @@ impl Supervisor {
         &mut self,
         reservation: &Reservation,
         seconds: Option<u64>,
+        disk_only: bool,
     ) -> Result<Running, OperationError> {
         self.shorten().await?;
         let envs = self.unseal();
-        if self.record().files.has_memory() {
+        if self.record().files.has_memory() && !disk_only {
             match self.attempt(false, seconds, &envs, reservation).await {
                 Err(StartError::BadSnapshot(reason)) => {
                     tracing::warn!(

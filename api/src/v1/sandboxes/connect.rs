@@ -13,9 +13,10 @@ use super::body::{SandboxBody, SessionBody};
 use super::validate::Problems;
 use super::{check_usable, owned};
 use crate::auth::{Caller, WriteAccess};
+use crate::mutation::SessionOf;
 use crate::orchestration;
+use crate::orchestration::resume::Wish;
 use crate::state::App;
-use crate::v1::mutation::SessionOf;
 
 /// How long the sandbox should live on.
 #[derive(Debug, Default, Deserialize, ToSchema)]
@@ -90,7 +91,7 @@ async fn run(app: &App, caller: &Caller, id: &str, request: &ConnectRequest) -> 
     }
     check_usable(&row)?;
     let timeout = request.timeout.unwrap_or(row.timeout_seconds);
-    let session = orchestration::resume::run(app, caller, &row, timeout).await?;
+    let session = orchestration::resume::run(app, caller, &row, Wish { timeout, disk_only: false }).await?;
     let sandbox = SandboxBody::new(&caller.team, owned(app, caller, id).await?);
     let body = ConnectedSandbox { session: session.into(), sandbox };
     Ok((Extension(SessionOf(vec![id.to_owned()])), Json(body)).into_response())

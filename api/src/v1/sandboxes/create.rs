@@ -18,14 +18,14 @@ use utoipa::ToSchema;
 
 use super::body::{SandboxBody, SessionBody};
 use super::origin::Origin;
-use super::validate::{self, CreateRequest};
+use super::validate::{self, Create, CreateRequest};
 use crate::auth::{Caller, WriteAccess};
 use crate::errors;
+use crate::mutation::SessionOf;
 use crate::orchestration;
 use crate::state::App;
 use crate::store::idempotency::Claim;
 use crate::store::sandbox_row::{NewSandbox, SandboxRow, State as SandboxState};
-use crate::v1::mutation::SessionOf;
 
 /// The new sandbox, and the way into it.
 #[derive(Debug, Serialize, ToSchema)]
@@ -55,11 +55,29 @@ pub async fn create(
     Json(request): Json<CreateRequest>,
 ) -> Result<Response, ApiError> {
     caller.check_team(request.team.as_deref())?;
-    let limits = &app.offer.of(caller.team.plan);
     let asked_size = (request.cpu, request.memory_mb);
-    let wanted = validate::create(request, limits)?;
-    let policy = wanted.network.policy(&app).await?;
-    let origin = Origin::find(&app, &caller, &wanted.start).await?;
+    let wanted = validate::create(request, &app.offer.of(caller.team.plan))?;
+    let claim = claim.map(|Extension(claim)| claim);
+    let (row, session) = make(&app, &caller, wanted, asked_size, claim.as_ref()).await?;
+    Ok(answer(&caller, row, session.map(SessionBody::from)))
+}
+
+/// Makes the sandbox that is wanted, of this CPU and memory where they are named. Without a session where it takes long to
+/// start: it goes on.
+///
+/// # Errors
+///
+/// 404 on what it should start from, 403 on a size that is not of the plan, 422 over the quota, and the agent's.
+pub async fn make(
+    app: &App,
+    caller: &Caller,
+    wanted: Create,
+    asked_size: (Option<u32>, Option<u32>),
+    claim: Option<&Claim>,
+) -> Result<(SandboxRow, Option<agent::Session>), ApiError> {
+    let limits = &app.offer.of(caller.team.plan);
+    let policy = wanted.network.policy(app).await?;
+    let origin = Origin::find(app, caller, &wanted.start).await?;
     if asked_size != (None, None) && !caller.team.plan.may_override() {
         return Err(errors::plan_required(format!(
             "CPU and memory of the plan {} are those of the template or checkpoint; cpu and memory_mb need Pro or \
@@ -83,15 +101,14 @@ pub async fn create(
         exposed_ports: wanted.exposed_ports,
         allow_public_traffic: wanted.allow_public_traffic,
         network: agent::Network { version: 1, policy },
-        sealed_envs: seal(&app, &id, &wanted.envs)?,
+        sealed_envs: seal(app, &id, &wanted.envs)?,
         snapshot_id: origin.checkpoint.map(|checkpoint| checkpoint.id),
         created_at: app.clock.now(),
     };
     // Before the row is there, so that the synchronisation never sees it without.
     let guard = app.in_flight.enter(&id).ok_or_else(|| ApiError::internal("sandbox id made twice"))?;
-    let claim = claim.map(|Extension(claim)| claim);
     let new_rows = std::slice::from_ref(&new);
-    let created = app.store.sandboxes.create(&caller.team.id, new_rows, &limits.quota, claim.as_ref()).await;
+    let created = app.store.sandboxes.create(&caller.team.id, new_rows, &limits.quota, claim).await;
     created.map_err(|error| errors::no_capacity(error, limits, 1, cpu, memory_mb))?;
 
     let order = agent::CreateSandbox {
@@ -106,8 +123,9 @@ pub async fn create(
         envs: wanted.envs,
         exposed_ports: new.exposed_ports,
         allow_public_traffic: new.allow_public_traffic,
+        previews: wanted.previews,
         network: new.network,
-        allowance: Some(orchestration::allowance::of(&app, &caller.team)),
+        allowance: Some(orchestration::allowance::of(app, &caller.team)),
     };
     let starting = orchestration::create::start(app.clone(), caller.clone(), order, guard);
     let session = match tokio::time::timeout(app.settings.timing.create_wait, starting).await {
@@ -123,7 +141,7 @@ pub async fn create(
     };
     let row = app.store.sandboxes.get(&caller.team.id, &id).await?;
     let row = row.ok_or_else(|| ApiError::conflict(format!("{id} was deleted while it was starting")))?;
-    Ok(answer(&caller, row, session.map(SessionBody::from)))
+    Ok((row, session))
 }
 
 /// The answer for a sandbox that an earlier request with the same idempotency key made, before its process died; `None` if

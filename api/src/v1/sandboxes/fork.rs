@@ -8,7 +8,7 @@ use sandpiper_http::audited::Acted;
 use sandpiper_http::error::ApiError;
 use sandpiper_http::json::OptionalJson;
 use sandpiper_http::query::NoParameters;
-use sandpiper_protocol::agent::Network;
+use sandpiper_protocol::agent::{Network, Session};
 use sandpiper_protocol::id;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -18,14 +18,14 @@ use super::create::CreatedSandbox;
 use super::{check_usable, owned};
 use crate::auth::{Caller, WriteAccess};
 use crate::errors;
+use crate::mutation::SessionOf;
 use crate::orchestration;
 use crate::state::App;
 use crate::store::idempotency::Claim;
 use crate::store::sandbox_row::{NewSandbox, SandboxRow, State as SandboxState};
-use crate::v1::mutation::SessionOf;
 
 /// Most sandboxes that one request makes.
-const MAX_COUNT: u32 = 20;
+pub const MAX_COUNT: u32 = 20;
 
 /// How many.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -79,31 +79,48 @@ pub async fn fork(
     if !(1..=MAX_COUNT).contains(&count) {
         return Err(ApiError::invalid_field("count", format!("must be from 1 to {MAX_COUNT}")));
     }
-    check_usable(&source)?;
+    let claim = claim.map(|Extension(claim)| claim);
+    let made = make(&app, &caller, &source, count, claim.as_ref()).await?;
+    let made = made.into_iter().map(|(row, session)| (row, Some(SessionBody::from(session)))).collect();
+    Ok(answer(&caller, &id, made))
+}
+
+/// Makes `count` sandboxes that go on from where `source` is, all or none.
+///
+/// # Errors
+///
+/// 409 in a state that cannot be copied, 422 over the quota, and the agent's.
+pub async fn make(
+    app: &App,
+    caller: &Caller,
+    source: &SandboxRow,
+    count: u32,
+    claim: Option<&Claim>,
+) -> Result<Vec<(SandboxRow, Session)>, ApiError> {
+    check_usable(source)?;
     // What the agent copies is the policy that it has.
-    orchestration::network::before_start(&app, &source).await?;
-    let envs = open_envs(&app, &source).await?;
+    orchestration::network::before_start(app, source).await?;
+    let envs = open_envs(app, source).await?;
 
     let (mut new, mut guards) = (Vec::new(), Vec::new());
     for _ in 0..count {
-        let copy = copy_of(&app, &source, envs.as_ref().map(|envs| envs.as_slice()))?;
+        let copy = copy_of(app, source, envs.as_ref().map(|envs| envs.as_slice()))?;
         // Before the row is there, so that the synchronisation never sees it without.
         guards.push(app.in_flight.enter(&copy.id).ok_or_else(|| ApiError::internal("sandbox id made twice"))?);
         new.push(copy);
     }
     let limits = &app.offer.of(caller.team.plan);
-    let claim = claim.map(|Extension(claim)| claim);
-    let created = app.store.sandboxes.create(&caller.team.id, &new, &limits.quota, claim.as_ref()).await;
+    let created = app.store.sandboxes.create(&caller.team.id, &new, &limits.quota, claim).await;
     created.map_err(|error| errors::no_capacity(error, limits, count, source.cpu, source.memory_mb))?;
 
-    let sessions = orchestration::fork::run(&app, &caller, &source, guards).await?;
+    let sessions = orchestration::fork::run(app, caller, source, guards).await?;
     let mut made = Vec::new();
     for (new, session) in new.iter().zip(sessions) {
         let row = app.store.sandboxes.get(&caller.team.id, &new.id).await?;
         let row = row.ok_or_else(|| ApiError::conflict(format!("{} was deleted while it was starting", new.id)))?;
-        made.push((row, Some(SessionBody::from(session))));
+        made.push((row, session));
     }
-    Ok(answer(&caller, &id, made))
+    Ok(made)
 }
 
 /// The answer for sandboxes that an earlier request with the same idempotency key made, before its process died; `None`

@@ -27,19 +27,31 @@ fn failed(row: &SandboxRow) -> ApiError {
 }
 
 /// Refuses what has failed.
-pub(super) fn check_not_failed(row: &SandboxRow) -> Result<(), ApiError> {
+///
+/// # Errors
+///
+/// 409.
+pub fn check_not_failed(row: &SandboxRow) -> Result<(), ApiError> {
     if matches!(row.state, State::Failed | State::Destroyed) { Err(failed(row)) } else { Ok(()) }
 }
 
 /// Refuses what has not begun to run yet or has failed; what is stopped, or about to be, passes.
-pub(super) fn check_usable(row: &SandboxRow) -> Result<(), ApiError> {
+///
+/// # Errors
+///
+/// 409.
+pub fn check_usable(row: &SandboxRow) -> Result<(), ApiError> {
     if row.state == State::Creating {
         return Err(ApiError::invalid_state(format!("{} is still starting; try again when it is ready", row.id)));
     }
     check_not_failed(row)
 }
 
-/// The caller's sandbox of this id, or 404.
-pub(super) async fn owned(app: &App, caller: &Caller, id: &str) -> Result<SandboxRow, ApiError> {
+/// The caller's sandbox of this id.
+///
+/// # Errors
+///
+/// 404, also on another team's.
+pub async fn owned(app: &App, caller: &Caller, id: &str) -> Result<SandboxRow, ApiError> {
     app.store.sandboxes.get(&caller.team.id, id).await?.ok_or_else(|| errors::no_sandbox(id))
 }

@@ -63,7 +63,7 @@ pub async fn stop(
 async fn run(app: &App, caller: &Caller, id: &str) -> Result<(StatusCode, Json<SandboxBody>), ApiError> {
     let row = owned(app, caller, id).await?;
     check_usable(&row)?;
-    let status = match orchestration::pause::run(app, &row).await? {
+    let status = match orchestration::pause::run(app, &row, true).await? {
         Progress::Done => StatusCode::OK,
         Progress::UnderWay => StatusCode::ACCEPTED,
     };

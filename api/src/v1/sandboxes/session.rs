@@ -12,9 +12,9 @@ use super::body::SessionBody;
 use super::{check_usable, owned};
 use crate::auth::WriteAccess;
 use crate::errors;
+use crate::mutation::SessionOf;
 use crate::state::App;
 use crate::store::sandbox_row::State as SandboxState;
-use crate::v1::mutation::SessionOf;
 
 /// Another way in.
 #[derive(Debug, Serialize, ToSchema)]

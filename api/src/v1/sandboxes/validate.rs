@@ -120,6 +120,8 @@ pub struct Create {
     pub envs: BTreeMap<String, String>,
     pub exposed_ports: Vec<ExposedPort>,
     pub allow_public_traffic: bool,
+    /// How ports are reached that it does not expose one by one.
+    pub previews: agent::Previews,
     pub network: NetworkWish,
 }
 
@@ -158,6 +160,7 @@ pub fn create(request: CreateRequest, limits: &PlanLimits) -> Result<Create, Api
         envs,
         exposed_ports,
         allow_public_traffic: request.allow_public_traffic.unwrap_or(true),
+        previews: agent::Previews::default(),
         network,
     })
 }
@@ -270,7 +273,7 @@ impl Problems {
     }
 
     /// The names may be shown in an error, the values not.
-    fn envs(&mut self, envs: &BTreeMap<String, String>) {
+    pub fn envs(&mut self, envs: &BTreeMap<String, String>) {
         if envs.len() > MAX_ENVS {
             self.add("envs", format!("must have at most {MAX_ENVS} entries"));
         }

@@ -13,9 +13,9 @@ use axum::{Json, Router};
 use jiff::{SignedDuration, Timestamp};
 use sandpiper_protocol::agent::{
     Allowance, Allowances, Checkpoint, CreateCheckpoint, CreateSandbox, CreatedSandbox, Denied, ErrorBody, ExposedPort,
-    HostInfo, LogEntry, LogPage, LogSource, Network, NetworkPolicy, PortRecord, PortStatus, Revocations,
-    RuntimeBaseline, SESSION_KEY, Sandbox, SandboxError, SandboxList, SandboxState, Session, StartKind, StartTimings,
-    TemplateList, TemplateVersion, UpdateSandbox,
+    HostInfo, LastingTokens, LogEntry, LogPage, LogSource, Network, NetworkPolicy, PortRecord, PortStatus, Previews,
+    Revocations, RuntimeBaseline, SESSION_KEY, Sandbox, SandboxError, SandboxList, SandboxState, Session, StartKind,
+    StartTimings, TemplateList, TemplateVersion, UpdateSandbox,
 };
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::Semaphore;
@@ -41,6 +41,8 @@ pub(crate) struct Records {
     pub(crate) deletes: Vec<String>,
     /// Deadlines asked for by updates and resumes, seconds.
     pub(crate) timeouts: Vec<Option<u64>>,
+    /// Whether pauses kept, and resumes began with, the disk alone, as the requests arrived.
+    pub(crate) disk_only: Vec<bool>,
     pub(crate) checkpoints: BTreeMap<String, Checkpoint>,
     /// Ids of checkpoints asked for, as the requests arrived.
     pub(crate) checkpoint_orders: Vec<String>,
@@ -199,6 +201,7 @@ fn router(shared: Shared) -> Router {
         .route("/sandboxes", get(list).post(create))
         .route("/sandboxes/{id}", get(show).patch(update).delete(delete))
         .route("/sandboxes/{id}/session", post(session))
+        .route("/sandboxes/{id}/tokens", get(tokens))
         .route("/sandboxes/{id}/ports/{port}", get(port).put(expose).delete(unexpose))
         .route("/sandboxes/{id}/logs", get(logs))
         .route("/templates", get(templates))
@@ -223,6 +226,7 @@ fn order(id: &str) -> CreateSandbox {
         envs: BTreeMap::new(),
         exposed_ports: Vec::new(),
         allow_public_traffic: true,
+        previews: Previews::default(),
         network: Network::default(),
         allowance: None,
     }
@@ -242,6 +246,7 @@ pub(super) fn sandbox(order: &CreateSandbox) -> Sandbox {
         lifecycle: order.lifecycle,
         exposed_ports: order.exposed_ports.clone(),
         allow_public_traffic: order.allow_public_traffic,
+        previews: order.previews.clone(),
         network_version: order.network.version,
         data_plane_url: format!("http://{}.sandbox.localhost:8080", order.id),
         created_at: now,
@@ -363,6 +368,14 @@ async fn session(State(shared): State<Shared>, UrlPath(id): UrlPath<String>, hea
         None => refusal(404, "not_found"),
         Some(SandboxState::Ready) => Json(records.session(&headers, &id)).into_response(),
         Some(_) => refusal(409, "invalid_state"),
+    }
+}
+
+async fn tokens(State(shared): State<Shared>, UrlPath(id): UrlPath<String>) -> Response {
+    match shared.records().sandboxes.contains_key(&id) {
+        true => Json(LastingTokens { access_token: format!("access-{id}"), traffic_token: format!("traffic-{id}") })
+            .into_response(),
+        false => refusal(404, "not_found"),
     }
 }
 

@@ -7,8 +7,8 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use jiff::Timestamp;
 use sandpiper_protocol::agent::{
-    Checkpoint, CheckpointList, CreateCheckpoint, CreatedSandbox, ForkSandbox, ForkedSandboxes, ResumeSandbox, Sandbox,
-    SandboxState, StartKind,
+    Checkpoint, CheckpointList, CreateCheckpoint, CreatedSandbox, ForkSandbox, ForkedSandboxes, PauseSandbox,
+    ResumeSandbox, Sandbox, SandboxState, StartKind,
 };
 
 use super::agent::{Records, Shared, Turn, refusal, seconds};
@@ -38,7 +38,8 @@ async fn work(shared: &Shared, id: &str, during: SandboxState) -> Result<Sandbox
     refused.map_or(Ok(before), Err)
 }
 
-async fn pause(State(shared): State<Shared>, Path(id): Path<String>) -> Response {
+async fn pause(State(shared): State<Shared>, Path(id): Path<String>, Json(request): Json<PauseSandbox>) -> Response {
+    shared.records().disk_only.push(request.disk_only);
     if let Err(refusal) = work(&shared, &id, SandboxState::Stopping).await {
         return refusal;
     }
@@ -57,6 +58,7 @@ async fn resume(
     Json(request): Json<ResumeSandbox>,
 ) -> Response {
     shared.records().timeouts.push(request.timeout_seconds);
+    shared.records().disk_only.push(request.disk_only);
     shared.records().allowances.extend(request.allowance);
     let was_stopped = shared.records().sandboxes.get(&id).is_some_and(|one| one.state == SandboxState::Stopped);
     if was_stopped && let Err(refusal) = work(&shared, &id, SandboxState::Restoring).await {

@@ -1,0 +1,44 @@
+//! `POST /sandboxes/{id}/pause`
+
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use sandpiper_http::error::ApiError;
+use sandpiper_http::json::OptionalJson;
+use sandpiper_http::query::NoParameters;
+use serde::Deserialize;
+
+use super::current;
+use crate::auth::WriteAccess;
+use crate::orchestration;
+use crate::state::App;
+use crate::store::sandbox_row::State as SandboxState;
+use crate::v1::sandboxes::check_usable;
+
+/// What is kept.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Pause {
+    /// False: the disk alone, from which the sandbox boots when it goes on.
+    memory: Option<bool>,
+    /// A guest that does not answer is never paused at request: there is nothing else to ask for.
+    #[serde(rename = "requireHealthyGuest")]
+    _require_healthy_guest: Option<bool>,
+}
+
+/// Pause a sandbox: 409 on one that is paused already, by which the SDKs tell that nothing was done.
+pub async fn pause(
+    WriteAccess(caller): WriteAccess,
+    State(app): State<App>,
+    _: NoParameters,
+    Path(id): Path<String>,
+    OptionalJson(Pause { memory, .. }): OptionalJson<Pause>,
+) -> Result<StatusCode, ApiError> {
+    let row = current(&app, &caller, &id).await?;
+    if row.state == SandboxState::Stopped {
+        return Err(ApiError::conflict(format!("The sandbox {id} is paused already")));
+    }
+    check_usable(&row)?;
+    // One that takes minutes goes on; who connects meanwhile waits for its end.
+    orchestration::pause::run(&app, &row, memory.unwrap_or(true)).await?;
+    Ok(StatusCode::NO_CONTENT)
+}

@@ -1,0 +1,75 @@
+//! Answers for repeated requests: which parts of them are credentials, and what was made before.
+
+use axum::Extension;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use sandpiper_http::audited::Acted;
+use serde_json::{Map, Value};
+
+use super::snapshots::SnapshotInfo;
+use super::{create, fork};
+use crate::auth::Caller;
+use crate::mutation::{Face, Work};
+use crate::state::App;
+use crate::v1::checkpoints;
+
+/// Of all requests here.
+pub const FACE: Face = Face { existing, hide, renew };
+
+const ACCESS: &str = "envdAccessToken";
+const TRAFFIC: &str = "trafficAccessToken";
+
+fn existing<'a>(
+    app: &'a App,
+    caller: &'a Caller,
+    resource: Option<&'a str>,
+    made: &'a str,
+) -> Work<'a, Option<Response>> {
+    Box::pin(async move {
+        let ids: Vec<&str> = made.split(',').collect();
+        match (resource, ids.as_slice()) {
+            (None, [id]) => create::answer_for_existing(app, caller, id).await,
+            (Some(sandbox), [id]) if id.starts_with("ckp") => {
+                let row = checkpoints::made_before(app, caller, &(*id).into()).await?;
+                let acted = Extension(Acted(vec![sandbox.to_owned(), row.id.clone()]));
+                Some((StatusCode::CREATED, acted, axum::Json(SnapshotInfo::from(row))).into_response())
+            }
+            (Some(source), ids) => fork::answer_for_existing(app, caller, source, ids).await,
+            (None, _) => None,
+        }
+    })
+}
+
+/// What was there stays there, without what it said.
+fn hide(answer: &mut Value) {
+    for object in holders(answer) {
+        for name in [ACCESS, TRAFFIC] {
+            if let Some(token) = object.get_mut(name) {
+                *token = Value::Null;
+            }
+        }
+    }
+}
+
+fn renew<'a>(app: &'a App, _: &'a Caller, ids: &'a [&'a str], answer: &'a mut Value) -> Work<'a, ()> {
+    Box::pin(async move {
+        for (id, object) in ids.iter().zip(holders(answer)) {
+            // The sandbox may be gone by now; the answer is still that of the first request, without a way in.
+            let tokens = app.agent.tokens(id).await.ok();
+            let (access, traffic) = tokens.map(|tokens| (tokens.access_token, tokens.traffic_token)).unzip();
+            for (name, token) in [(ACCESS, access), (TRAFFIC, traffic)] {
+                if object.contains_key(name) {
+                    object.insert(name.to_owned(), token.into());
+                }
+            }
+        }
+    })
+}
+
+/// Where tokens stand in an answer: in the `sandbox` of each of its elements, or else in itself.
+fn holders(answer: &mut Value) -> Vec<&mut Map<String, Value>> {
+    match answer {
+        Value::Array(forks) => forks.iter_mut().filter_map(|fork| fork.get_mut("sandbox")?.as_object_mut()).collect(),
+        other => other.as_object_mut().into_iter().collect(),
+    }
+}
