@@ -32,7 +32,7 @@ pub(super) fn next_hole(layer: &File, at: u64, end: u64) -> io::Result<(u64, u64
 }
 
 /// `lseek`; `None` where there is nothing more of the kind.
-pub(super) fn seek(file: &File, at: u64, whence: Whence) -> io::Result<Option<u64>> {
+pub(crate) fn seek(file: &File, at: u64, whence: Whence) -> io::Result<Option<u64>> {
     let offset = i64::try_from(at).map_err(io::Error::other)?;
     match lseek(file.as_fd(), offset, whence) {
         Ok(found) => Ok(Some(u64::try_from(found).map_err(io::Error::other)?)),

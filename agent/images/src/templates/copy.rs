@@ -2,12 +2,13 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
-use nix::errno::Errno;
-use nix::unistd::{Whence, lseek};
+use nix::unistd::Whence;
 use sha2::{Digest, Sha256};
+
+use crate::layers::extents::seek;
 
 /// Bytes moved at a time.
 const CHUNK: usize = 64 * BLOCK;
@@ -112,16 +113,9 @@ fn share_extents(source: &File, target: &File) -> bool {
 
 /// The next run of data at or after `offset`, as (start, end), both at most `size`; both are `size` when only a hole is left.
 fn next_data(file: &File, offset: u64, size: u64) -> io::Result<(u64, u64)> {
-    let seek = |from: u64, whence| -> io::Result<u64> {
-        let from = i64::try_from(from).map_err(|_| io::ErrorKind::FileTooLarge)?;
-        match lseek(file.as_fd(), from, whence) {
-            Ok(found) => Ok(u64::try_from(found).unwrap_or(size).min(size)),
-            Err(Errno::ENXIO) => Ok(size),
-            Err(errno) => Err(errno.into()),
-        }
-    };
-    let data = seek(offset, Whence::SeekData)?;
-    let end = if data < size { seek(data, Whence::SeekHole)? } else { size };
+    let within = |found: Option<u64>| found.map_or(size, |at| at.min(size));
+    let data = within(seek(file, offset, Whence::SeekData)?);
+    let end = if data < size { within(seek(file, data, Whence::SeekHole)?) } else { size };
     Ok((data, end))
 }
 
