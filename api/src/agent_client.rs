@@ -48,7 +48,7 @@ pub enum AgentError {
     TimedOut(Duration),
     #[error("Agent refused with {status}, {}: {}", body.code, body.message)]
     Refused { status: StatusCode, body: ErrorBody },
-    #[error("Agent's answer is not of this protocol: {0}")]
+    #[error("Agent's response is not of this protocol: {0}")]
     Malformed(String),
 }
 
@@ -263,9 +263,9 @@ impl AgentClient {
         body: Option<&B>,
         bound: Duration,
     ) -> Result<T, AgentError> {
-        let answer = self.exchange(method, path, body, bound).await?;
+        let response = self.exchange(method, path, body, bound).await?;
         // An answer may hold a session: its text is not repeated in the error, only where it is wrong.
-        serde_json::from_slice(&answer)
+        serde_json::from_slice(&response)
             .map_err(|error| AgentError::Malformed(format!("{path}: line {} column {}", error.line(), error.column())))
     }
 
@@ -312,7 +312,7 @@ impl AgentClient {
             let body = Limited::new(response.into_body(), MAX_ANSWER).collect().await.map_err(|error| {
                 match error.downcast::<hyper::Error>() {
                     Ok(error) => AgentError::Broken(*error),
-                    Err(error) if error.is::<LengthLimitError>() => AgentError::Malformed("answer too long".into()),
+                    Err(error) if error.is::<LengthLimitError>() => AgentError::Malformed("response too long".into()),
                     Err(error) => AgentError::Malformed(error.to_string()),
                 }
             })?;

@@ -1,8 +1,8 @@
 //! What is common to every request that changes something.
 //!
 //! * The caller is established before the body is read.
-//! * With an `Idempotency-Key`, the request is done once: a repetition gets the kept answer, or is told that the first is
-//!   still at work, or that the key was used for something else. Credentials in an answer are never kept: a repetition gets
+//! * With an `Idempotency-Key`, the request is done once: a repetition gets the kept response, or is told that the first is
+//!   still at work, or that the key was used for something else. Credentials in a response are never kept: a repetition gets
 //!   new ones. Where they stand is the business of each [`Face`] of the API. A key that may only read has no part in this: the handler refuses it.
 //! * The work goes on when the client hangs up or the time-out strikes, so a half-made sandbox is never left behind by a
 //!   broken connection.
@@ -27,28 +27,28 @@ use tracing::Instrument;
 
 use crate::auth::Caller;
 use crate::state::App;
-use crate::store::idempotency::{Answer, Claim, Lookup};
+use crate::store::idempotency::{Claim, KeptResponse, Lookup};
 use crate::store::keys::Capability;
 
 /// Answers are documents of this program, far smaller than this.
-const MAX_ANSWER: usize = 4 * 1024 * 1024;
+const MAX_RESPONSE: usize = 4 * 1024 * 1024;
 
-/// Put by a handler into its answer: of which sandboxes the credentials in the body are, in their order.
+/// Put by a handler into its response: of which sandboxes the credentials in the body are, in their order.
 #[derive(Debug, Clone)]
 pub struct SessionOf(pub Vec<String>);
 
-/// Work on an answer that asks the store or the agent.
+/// Work on a response that asks the store or the agent.
 pub type Work<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// What the API's faces do differently with answers for repeated requests: where credentials stand in them.
+/// What the API's faces do differently with responses for repeated requests: where credentials stand in them.
 #[derive(Clone, Copy)]
 pub struct Face {
-    /// The answer from what an earlier, dead process had made for the same request; `None` if it is of no use, and the request
+    /// The response from what an earlier, dead process had made for the same request; `None` if it is of no use, and the request
     /// is to be done. With the resource in the path, which a create request has none of, and ids, separated by commas.
     pub existing: for<'a> fn(&'a App, &'a Caller, Option<&'a str>, &'a str) -> Work<'a, Option<Response>>,
-    /// Takes the credentials out of an answer that is to be kept.
+    /// Takes the credentials out of a response that is to be kept.
     pub hide: fn(&mut Value),
-    /// Puts new ones of these sandboxes into a kept answer.
+    /// Puts new ones of these sandboxes into a kept response.
     pub renew: for<'a> fn(&'a App, &'a Caller, &'a [&'a str], &'a mut Value) -> Work<'a, ()>,
 }
 
@@ -58,7 +58,7 @@ pub async fn run(State((app, face)): State<(App, Face)>, request: Request, next:
         return next.run(request).await;
     }
     match prepare(&app, face, request).await {
-        Ok(Prepared::Answered(response)) => response,
+        Ok(Prepared::Responded(response)) => response,
         Ok(Prepared::ToDo(job)) => {
             let work = async move { perform(&app, face, *job, next).await }.in_current_span();
             tokio::spawn(work).await.unwrap_or_else(|error| {
@@ -71,7 +71,7 @@ pub async fn run(State((app, face)): State<(App, Face)>, request: Request, next:
 }
 
 enum Prepared {
-    Answered(Response),
+    Responded(Response),
     ToDo(Box<Job>),
 }
 
@@ -101,7 +101,7 @@ async fn prepare(app: &App, face: Face, request: Request) -> Result<Prepared, Ap
             Lookup::Abandoned { claim: new, resource_id } => (claim, made_before) = (Some(new), Some(resource_id)),
             Lookup::InFlight => return Err(ApiError::idempotency_in_progress()),
             Lookup::Reused => return Err(ApiError::idempotency_key_reused()),
-            Lookup::Finished(answer) => return Ok(Prepared::Answered(replay(app, face, &caller, answer).await)),
+            Lookup::Finished(kept) => return Ok(Prepared::Responded(replay(app, face, &caller, kept).await)),
         }
     }
     if let Some(claim) = &claim {
@@ -114,7 +114,7 @@ async fn prepare(app: &App, face: Face, request: Request) -> Result<Prepared, Ap
     Ok(Prepared::ToDo(Box::new(Job { request, caller, claim, made_before, action, resource, request_id })))
 }
 
-/// Does the work, keeps the answer where there is a claim, and writes the audit.
+/// Does the work, keeps the response where there is a claim, and writes the audit.
 async fn perform(app: &App, face: Face, job: Job, next: Next) -> Response {
     let Job { request, caller, claim, made_before, action, resource, request_id } = job;
     let existing = match &made_before {
@@ -152,24 +152,25 @@ async fn perform(app: &App, face: Face, job: Job, next: Next) -> Response {
     response
 }
 
-/// Keeps the answer under the claim, or gives the key free.
+/// Keeps the response under the claim, or gives the key free.
 async fn settle(app: &App, face: Face, claim: &Claim, response: Response) -> Response {
     let (parts, body) = response.into_parts();
-    let Ok(bytes) = axum::body::to_bytes(body, MAX_ANSWER).await else {
-        return ApiError::internal("answer over its limit").into_response();
+    let Ok(bytes) = axum::body::to_bytes(body, MAX_RESPONSE).await else {
+        return ApiError::internal("response over its limit").into_response();
     };
     let kept = match worth_keeping(parts.status, parts.extensions.get::<ApiError>()) {
         false => app.store.idempotency.release(claim).await,
         true => {
             let session_of = parts.extensions.get::<SessionOf>().map(|sessions| sessions.0.join(","));
-            let answer = Answer { status: parts.status.as_u16(), body: without_credentials(face, &bytes), session_of };
-            app.store.idempotency.finish(claim, &answer).await
+            let kept =
+                KeptResponse { status: parts.status.as_u16(), body: without_credentials(face, &bytes), session_of };
+            app.store.idempotency.finish(claim, &kept).await
         }
     };
     if let Err(error) = kept {
         // The work is done and answered. A repetition within the lease is told to wait; after it, what was made
         // is found by the ids in the claim.
-        tracing::error!(error = chain(&error), "answer for an idempotency key not kept");
+        tracing::error!(error = chain(&error), "response for an idempotency key not kept");
     }
     Response::from_parts(parts, Body::from(bytes))
 }
@@ -185,11 +186,11 @@ fn without_credentials(face: Face, body: &[u8]) -> Option<String> {
     Some(value.to_string())
 }
 
-/// The kept answer, with new credentials where it had some.
-async fn replay(app: &App, face: Face, caller: &Caller, answer: Answer) -> Response {
-    let status = StatusCode::from_u16(answer.status).unwrap_or(StatusCode::OK);
-    let mut value = answer.body.and_then(|body| serde_json::from_str::<Value>(&body).ok());
-    if let (Some(ids), Some(value)) = (answer.session_of, value.as_mut()) {
+/// The kept response, with new credentials where it had some.
+async fn replay(app: &App, face: Face, caller: &Caller, kept: KeptResponse) -> Response {
+    let status = StatusCode::from_u16(kept.status).unwrap_or(StatusCode::OK);
+    let mut value = kept.body.and_then(|body| serde_json::from_str::<Value>(&body).ok());
+    if let (Some(ids), Some(value)) = (kept.session_of, value.as_mut()) {
         let ids: Vec<&str> = ids.split(',').collect();
         (face.renew)(app, caller, &ids, value).await;
     }

@@ -18,7 +18,6 @@
 //! [`state`] what handlers work with · [`router`] all routes · [`document`] what describes them ·
 //! `sandpiper-discovery` what merchants may discover, and the files it is imported from
 
-pub mod answers;
 pub mod delivery;
 pub mod document;
 pub mod domain;
@@ -28,6 +27,7 @@ pub mod operator;
 pub mod page;
 pub mod parameters;
 pub mod portal;
+pub mod responses;
 pub mod router;
 pub mod settings;
 pub mod state;

@@ -11,8 +11,8 @@ use sandpiper_http::json::BodyLimit;
 use sandpiper_http::limits::RateLimits;
 use tokio::sync::watch;
 
-use crate::answers::Answers;
 use crate::delivery::Webhooks;
+use crate::responses::ResponseCache;
 use crate::settings::Settings;
 use crate::store::Store;
 
@@ -32,7 +32,7 @@ pub struct Parts {
     pub operator_rate_limits: RateLimits,
     pub clock: Clock,
     /// To what merchants have asked, while nothing of it has changed.
-    pub answers: Answers,
+    pub responses: ResponseCache,
     pub webhooks: Arc<Webhooks>,
 }
 
@@ -57,7 +57,7 @@ impl App {
             store,
             vault,
             clock,
-            answers: Answers::default(),
+            responses: ResponseCache::default(),
         }))
     }
 }

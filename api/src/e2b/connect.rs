@@ -50,7 +50,7 @@ pub async fn connect(
     let row = current(&app, &caller, &id).await?;
     let status = if is_paused(&row) { StatusCode::CREATED } else { StatusCode::OK };
     let row = go_on(&app, &caller, row, timeout.unwrap_or(DEFAULT_TIMEOUT), memory).await?;
-    create::answer(&app, row, status).await
+    create::response(&app, row, status).await
 }
 
 /// Resume a paused sandbox.
@@ -72,7 +72,7 @@ pub async fn resume(
         let report = app.agent.update(&id, &UpdateSandbox { lifecycle, ..UpdateSandbox::default() }).await?;
         app.store.sandboxes.mirror(&report).await?;
     }
-    create::answer(&app, row, StatusCode::CREATED).await
+    create::response(&app, row, StatusCode::CREATED).await
 }
 
 fn is_paused(row: &SandboxRow) -> bool {

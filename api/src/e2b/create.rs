@@ -76,30 +76,30 @@ pub async fn create(
     let wanted = request.check(start, default_timeout, limits)?;
     let claim = claim.map(|Extension(claim)| claim);
     let (row, _) = make(&app, &caller, wanted, (None, None), claim.as_ref()).await?;
-    answer(&app, row, StatusCode::CREATED).await
+    response(&app, row, StatusCode::CREATED).await
 }
 
-/// The answer with a way into the sandbox of `row`.
+/// The response with a way into the sandbox of `row`.
 ///
 /// # Errors
 ///
 /// Those of the agent.
-pub async fn answer(app: &App, row: SandboxRow, status: StatusCode) -> Result<Response, ApiError> {
+pub async fn response(app: &App, row: SandboxRow, status: StatusCode) -> Result<Response, ApiError> {
     let tokens = app.agent.tokens(&row.id).await?;
     let body = SandboxBody { names: Names::from(&row), tokens: Tokens::new(&row, tokens) };
     let marks = (Extension(Acted(vec![row.id.clone()])), Extension(SessionOf(vec![row.id])));
     Ok((status, marks.0, marks.1, axum::Json(body)).into_response())
 }
 
-/// The answer for a sandbox that an earlier request with the same idempotency key made, before its process died; `None` if
+/// The response for a sandbox that an earlier request with the same idempotency key made, before its process died; `None` if
 /// nothing usable came of it.
-pub async fn answer_for_existing(app: &App, caller: &Caller, id: &str) -> Option<Response> {
+pub async fn response_for_existing(app: &App, caller: &Caller, id: &str) -> Option<Response> {
     let row = app.store.sandboxes.get(&caller.team.id, id).await.ok()??;
     let row = orchestration::sync::refresh(app, row).await.ok()??;
     if row.state == SandboxState::Failed {
         return None;
     }
-    answer(app, row, StatusCode::CREATED).await.ok()
+    response(app, row, StatusCode::CREATED).await.ok()
 }
 
 impl NewSandbox {

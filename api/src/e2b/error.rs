@@ -23,7 +23,7 @@ pub fn speaks(path: &str) -> bool {
     path.split('/').nth(1).is_some_and(|root| ROOTS.contains(&root))
 }
 
-/// Gives an error its body; answers that are none pass as they are.
+/// Gives an error its body; responses that are none pass as they are.
 pub fn render(mut response: Response, _request_id: &str) -> Response {
     let status = response.status();
     let has_json = response

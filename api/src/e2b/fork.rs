@@ -67,12 +67,12 @@ pub async fn fork(
         app.store.sandboxes.mirror(&report).await?;
     }
     let rows: Vec<SandboxRow> = made.into_iter().map(|(row, _)| row).collect();
-    answer(&app, &id, &rows).await
+    response(&app, &id, &rows).await
 }
 
-/// The answer for sandboxes that an earlier request with the same idempotency key made, before its process died; `None`
+/// The response for sandboxes that an earlier request with the same idempotency key made, before its process died; `None`
 /// unless all of them are there.
-pub async fn answer_for_existing(app: &App, caller: &Caller, source: &str, ids: &[&str]) -> Option<Response> {
+pub async fn response_for_existing(app: &App, caller: &Caller, source: &str, ids: &[&str]) -> Option<Response> {
     let mut rows = Vec::new();
     for id in ids {
         let row = app.store.sandboxes.get(&caller.team.id, id).await.ok()??;
@@ -81,10 +81,10 @@ pub async fn answer_for_existing(app: &App, caller: &Caller, source: &str, ids: 
     if rows.iter().any(|row| row.state == SandboxState::Failed) {
         return None;
     }
-    answer(app, source, &rows).await.ok()
+    response(app, source, &rows).await.ok()
 }
 
-async fn answer(app: &App, source: &str, rows: &[SandboxRow]) -> Result<Response, ApiError> {
+async fn response(app: &App, source: &str, rows: &[SandboxRow]) -> Result<Response, ApiError> {
     let mut forks = Vec::new();
     for row in rows {
         let tokens = Tokens::new(row, app.agent.tokens(&row.id).await?);

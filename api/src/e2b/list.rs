@@ -35,7 +35,7 @@ pub async fn list(ReadAccess(caller): ReadAccess, State(app): State<App>, query:
     let running = sandboxes.count_matching(team_id, &request.running()).await?;
 
     let next_token = page.after.map(|key| list.token(key.to_string()));
-    let mut response = pages::answer(&page.sandboxes.iter().map(ListedSandbox::from).collect::<Vec<_>>(), next_token);
+    let mut response = pages::response(&page.sandboxes.iter().map(ListedSandbox::from).collect::<Vec<_>>(), next_token);
     response.headers_mut().insert(TOTAL_RUNNING, HeaderValue::from(running));
     Ok(response)
 }
@@ -53,7 +53,7 @@ pub async fn list_running(
         listed.extend(page.sandboxes.iter().map(ListedSandbox::from));
         after = page.after;
         if after.is_none() {
-            return Ok(pages::answer(&listed, None));
+            return Ok(pages::response(&listed, None));
         }
     }
 }

@@ -13,7 +13,7 @@ use crate::auth::{Caller, ReadAccess};
 use crate::errors;
 use crate::state::App;
 
-/// Entries of an answer, unless a request names fewer.
+/// Entries of a response, unless a request names fewer.
 const LIMIT: usize = 1000;
 
 /// Entries, in the direction that was asked for.

@@ -7,7 +7,7 @@ use serde::Serialize;
 const NEXT_TOKEN: HeaderName = HeaderName::from_static("x-next-token");
 
 /// A page, and the token of the next one.
-pub fn answer<T: Serialize>(page: &[T], next_token: Option<String>) -> Response {
+pub fn response<T: Serialize>(page: &[T], next_token: Option<String>) -> Response {
     let mut response = axum::Json(page).into_response();
     // Tokens are base64.
     if let Some(token) = next_token.and_then(|token| HeaderValue::try_from(token).ok()) {

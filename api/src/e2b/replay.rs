@@ -28,21 +28,21 @@ fn existing<'a>(
     Box::pin(async move {
         let ids: Vec<&str> = made.split(',').collect();
         match (resource, ids.as_slice()) {
-            (None, [id]) => create::answer_for_existing(app, caller, id).await,
+            (None, [id]) => create::response_for_existing(app, caller, id).await,
             (Some(sandbox), [id]) if id.starts_with("ckp") => {
                 let row = checkpoints::made_before(app, caller, &(*id).into()).await?;
                 let acted = Extension(Acted(vec![sandbox.to_owned(), row.id.clone()]));
                 Some((StatusCode::CREATED, acted, axum::Json(SnapshotInfo::from(row))).into_response())
             }
-            (Some(source), ids) => fork::answer_for_existing(app, caller, source, ids).await,
+            (Some(source), ids) => fork::response_for_existing(app, caller, source, ids).await,
             (None, _) => None,
         }
     })
 }
 
 /// What was there stays there, without what it said.
-fn hide(answer: &mut Value) {
-    for object in holders(answer) {
+fn hide(response: &mut Value) {
+    for object in holders(response) {
         for name in [ACCESS, TRAFFIC] {
             if let Some(token) = object.get_mut(name) {
                 *token = Value::Null;
@@ -51,10 +51,10 @@ fn hide(answer: &mut Value) {
     }
 }
 
-fn renew<'a>(app: &'a App, _: &'a Caller, ids: &'a [&'a str], answer: &'a mut Value) -> Work<'a, ()> {
+fn renew<'a>(app: &'a App, _: &'a Caller, ids: &'a [&'a str], response: &'a mut Value) -> Work<'a, ()> {
     Box::pin(async move {
-        for (id, object) in ids.iter().zip(holders(answer)) {
-            // The sandbox may be gone by now; the answer is still that of the first request, without a way in.
+        for (id, object) in ids.iter().zip(holders(response)) {
+            // The sandbox may be gone by now; the response is still that of the first request, without a way in.
             let tokens = app.agent.tokens(id).await.ok();
             let (access, traffic) = tokens.map(|tokens| (tokens.access_token, tokens.traffic_token)).unzip();
             for (name, token) in [(ACCESS, access), (TRAFFIC, traffic)] {
@@ -66,9 +66,9 @@ fn renew<'a>(app: &'a App, _: &'a Caller, ids: &'a [&'a str], answer: &'a mut Va
     })
 }
 
-/// Where tokens stand in an answer: in the `sandbox` of each of its elements, or else in itself.
-fn holders(answer: &mut Value) -> Vec<&mut Map<String, Value>> {
-    match answer {
+/// Where tokens stand in a response: in the `sandbox` of each of its elements, or else in itself.
+fn holders(response: &mut Value) -> Vec<&mut Map<String, Value>> {
+    match response {
         Value::Array(forks) => forks.iter_mut().filter_map(|fork| fork.get_mut("sandbox")?.as_object_mut()).collect(),
         other => other.as_object_mut().into_iter().collect(),
     }

@@ -91,14 +91,14 @@ pub async fn list(
     if let Some(name) = name {
         let row = reference::snapshot(&app, &caller, &name).await?;
         let row = row.filter(|row| sandbox.as_ref().is_none_or(|sandbox| *sandbox == row.sandbox_id)).filter(is_shown);
-        return Ok(pages::answer(&row.map(SnapshotInfo::from).into_iter().collect::<Vec<_>>(), None));
+        return Ok(pages::response(&row.map(SnapshotInfo::from).into_iter().collect::<Vec<_>>(), None));
     }
     let list = List::of_ids("ckp", &json!(["e2b", caller.team.id, sandbox]));
     let after = paging.after(&list)?;
     let checkpoints = &app.store.checkpoints;
     let page = checkpoints.list(&caller.team.id, sandbox.as_deref(), after.as_deref(), paging.limit).await?;
     let shown: Vec<_> = page.checkpoints.into_iter().filter(is_shown).map(SnapshotInfo::from).collect();
-    Ok(pages::answer(&shown, page.after.map(|after| list.token(after))))
+    Ok(pages::response(&shown, page.after.map(|after| list.token(after))))
 }
 
 /// Delete a snapshot, by its id or name.

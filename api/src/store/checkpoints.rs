@@ -166,10 +166,10 @@ impl Checkpoints {
             .bind(&sandbox.id)
             .execute(&mut *tx)
             .await?;
-        if let Some(claim) = claim {
-            if !idempotency::name_resource(&mut tx, claim, &new.id).await? {
-                return Err(CreateCheckpointError::ClaimLost);
-            }
+        if let Some(claim) = claim
+            && !idempotency::name_resource(&mut tx, claim, &new.id).await?
+        {
+            return Err(CreateCheckpointError::ClaimLost);
         }
         tx.commit().await?;
         Ok(())

@@ -5,7 +5,7 @@
 //!                        │  ▲
 //!                        │  └──lease over: claimed again──┐
 //!                        ├── release (not worth keeping) ─┴─▶ (none)
-//!                        └── lease over, names a resource: the resource is the answer
+//!                        └── lease over, names a resource: the resource is the response
 //! ```
 //!
 //! A claim holds while its process lives ([`super::processes`]), and never longer than [`LEASE`], for no request runs as
@@ -36,7 +36,7 @@ pub struct Claim {
 
 /// The answer that a key is remembered by.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Answer {
+pub struct KeptResponse {
     pub status: u16,
     pub body: Option<String>,
     /// The sandboxes whose sessions the body held, before they were taken out; in the body's order, separated by commas.
@@ -53,9 +53,9 @@ pub enum Lookup {
     /// It was used for another request.
     Reused,
     /// This request was answered before.
-    Finished(Answer),
+    Finished(KeptResponse),
     /// This request's process died after it had made this resource, or these, separated by commas. The key was claimed
-    /// again, for the answer to be kept.
+    /// again, for the response to be kept.
     Abandoned { claim: Claim, resource_id: String },
 }
 
@@ -103,7 +103,7 @@ impl IdempotencyKeys {
                 return Ok(Lookup::Reused);
             }
             if row.try_get::<String, _>("state")? == "finished" {
-                return Ok(Lookup::Finished(Answer {
+                return Ok(Lookup::Finished(KeptResponse {
                     status: count(row.try_get::<Option<i64>, _>("status")?.unwrap_or(0))?,
                     body: row.try_get("body")?,
                     session_of: row.try_get("session_of")?,
@@ -138,8 +138,8 @@ impl IdempotencyKeys {
         })
     }
 
-    /// Keeps the answer to the claim's request.
-    pub async fn finish(&self, claim: &Claim, answer: &Answer) -> Result<(), StoreError> {
+    /// Keeps the response to the claim's request.
+    pub async fn finish(&self, claim: &Claim, response: &KeptResponse) -> Result<(), StoreError> {
         let mut tx = self.database.write_shared().await?;
         sqlx::query(
             "UPDATE idempotency_keys SET state = 'finished', status = $4, body = $5, session_of = $6 \
@@ -148,9 +148,9 @@ impl IdempotencyKeys {
         .bind(claim.team_id.as_str())
         .bind(&claim.key)
         .bind(&claim.token)
-        .bind(i64::from(answer.status))
-        .bind(&answer.body)
-        .bind(&answer.session_of)
+        .bind(i64::from(response.status))
+        .bind(&response.body)
+        .bind(&response.session_of)
         .execute(&mut *tx)
         .await?;
         tx.commit().await?;

@@ -83,7 +83,7 @@ impl Sandboxes {
     /// The agent has answered that this version is in force.
     pub async fn note_policy(&self, id: &str, version: u64) -> Result<(), StoreError> {
         let mut tx = self.database.write_shared().await?;
-        note_version(&mut tx, id, version, Source::Answer).await?;
+        note_version(&mut tx, id, version, Source::Response).await?;
         tx.commit().await?;
         Ok(())
     }
@@ -109,7 +109,7 @@ impl Sandboxes {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Source {
     /// In the answer to a policy that was sent.
-    Answer,
+    Response,
     /// In a report, which may be older than the row.
     Report,
     /// In a report that is newer than the row.
@@ -130,7 +130,7 @@ pub(super) async fn note_version(tx: &mut Tx, id: &str, version: u64, source: So
     )
     .bind(id)
     .bind(to_stored(version))
-    .bind(i64::from(source == Source::Answer))
+    .bind(i64::from(source == Source::Response))
     .bind(i64::from(source == Source::FreshReport))
     .execute(&mut **tx)
     .await?;

@@ -156,7 +156,7 @@ pub async fn create(
         Progress::Done => StatusCode::CREATED,
         Progress::UnderWay => StatusCode::ACCEPTED,
     };
-    Ok(answer(&caller, &sandbox_id, row, status))
+    Ok(response(&caller, &sandbox_id, row, status))
 }
 
 /// Takes a checkpoint of `sandbox`.
@@ -184,16 +184,16 @@ pub async fn take(
     Ok((find(app, caller, &id).await?, progress))
 }
 
-/// The answer for a checkpoint that an earlier request with the same idempotency key began, before its process died; `None`
+/// The response for a checkpoint that an earlier request with the same idempotency key began, before its process died; `None`
 /// unless the agent has it.
-pub async fn answer_for_existing(
+pub async fn response_for_existing(
     app: &App,
     caller: &Caller,
     sandbox: &SandboxId,
     id: &CheckpointId,
 ) -> Option<Response> {
     let row = made_before(app, caller, id).await?;
-    Some(answer(caller, sandbox, row, StatusCode::CREATED))
+    Some(response(caller, sandbox, row, StatusCode::CREATED))
 }
 
 /// The checkpoint that an earlier request with the same idempotency key began; `None` unless the agent has it.
@@ -210,7 +210,7 @@ pub async fn made_before(app: &App, caller: &Caller, id: &CheckpointId) -> Optio
     app.store.checkpoints.get(&caller.team.id, id).await.ok()?
 }
 
-fn answer(caller: &Caller, sandbox: &str, row: CheckpointRow, status: StatusCode) -> Response {
+fn response(caller: &Caller, sandbox: &str, row: CheckpointRow, status: StatusCode) -> Response {
     let location = [(header::LOCATION, format!("/v1/checkpoints/{}", row.id))];
     let acted = Extension(Acted(vec![sandbox.to_owned(), row.id.clone()]));
     (status, location, acted, Json(CheckpointBody::new(caller, row))).into_response()

@@ -1,6 +1,6 @@
 //! What a sandbox may reach, and what it was kept from reaching.
 
-use axum::Json as Answer;
+use axum::Json as JsonResponse;
 use axum::extract::{Path, State};
 use jiff::Timestamp;
 use sandpiper_http::error::ApiError;
@@ -164,7 +164,7 @@ pub async fn replace(
     _: NoParameters,
     Path(id): Path<String>,
     Json(request): Json<NetworkRequest>,
-) -> Result<Answer<ReplacedNetwork>, ApiError> {
+) -> Result<JsonResponse<ReplacedNetwork>, ApiError> {
     let row = owned(&app, &caller, &id).await?;
     let mut problems = Problems::default();
     let wish = request.check(&mut problems);
@@ -172,7 +172,7 @@ pub async fn replace(
     check_not_failed(&row)?;
     set(&app, &caller, &row, wish).await?;
     let network = NetworkBody::from(&owned(&app, &caller, &id).await?);
-    Ok(Answer(ReplacedNetwork { apply_status: network.apply_status, network }))
+    Ok(JsonResponse(ReplacedNetwork { apply_status: network.apply_status, network }))
 }
 
 /// Records a policy for the sandbox of `row`, and waits a while for it to be applied.
@@ -266,7 +266,7 @@ pub async fn denied(
     State(app): State<App>,
     Path(id): Path<String>,
     query: Pairs,
-) -> Result<Answer<DeniedListBody>, ApiError> {
+) -> Result<JsonResponse<DeniedListBody>, ApiError> {
     owned(&app, &caller, &id).await?;
     let paging = Paging::of_sandbox(query)?;
     let page = app
@@ -278,5 +278,5 @@ pub async fn denied(
     let keys: Vec<_> = keys_by_time(page.entries.iter().map(|entry| -entry.time.as_microsecond())).collect();
     let entries = page.entries.into_iter().map(DeniedBody::from);
     let (denied, next_token) = paging.cut(&List::of_keys(&json!(["denied", id])), keys.into_iter().zip(entries))?;
-    Ok(Answer(DeniedListBody { total: page.total, denied, next_token }))
+    Ok(JsonResponse(DeniedListBody { total: page.total, denied, next_token }))
 }

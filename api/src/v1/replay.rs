@@ -20,39 +20,39 @@ fn existing<'a>(
     Box::pin(async move {
         let ids: Vec<&str> = made.split(',').collect();
         match (resource, ids.as_slice()) {
-            (None, [id]) => sandboxes::create::answer_for_existing(app, caller, id).await,
+            (None, [id]) => sandboxes::create::response_for_existing(app, caller, id).await,
             (Some(sandbox), [id]) if id.starts_with("ckp") => {
-                checkpoints::answer_for_existing(app, caller, &sandbox.into(), &(*id).into()).await
+                checkpoints::response_for_existing(app, caller, &sandbox.into(), &(*id).into()).await
             }
-            (Some(source), ids) => sandboxes::fork::answer_for_existing(app, caller, source, ids).await,
+            (Some(source), ids) => sandboxes::fork::response_for_existing(app, caller, source, ids).await,
             (None, _) => None,
         }
     })
 }
 
-fn hide(answer: &mut Value) {
-    for object in holders_of_sessions(answer) {
+fn hide(response: &mut Value) {
+    for object in holders_of_sessions(response) {
         object.remove("session");
     }
 }
 
-fn renew<'a>(app: &'a App, caller: &'a Caller, ids: &'a [&'a str], answer: &'a mut Value) -> Work<'a, ()> {
+fn renew<'a>(app: &'a App, caller: &'a Caller, ids: &'a [&'a str], response: &'a mut Value) -> Work<'a, ()> {
     Box::pin(async move {
         let agent = app.agent.on_behalf_of(&caller.key_id);
-        for (id, object) in ids.iter().zip(holders_of_sessions(answer)) {
-            // The sandbox may be gone or stopped by now; the answer is still that of the first request, without a way in.
+        for (id, object) in ids.iter().zip(holders_of_sessions(response)) {
+            // The sandbox may be gone or stopped by now; the response is still that of the first request, without a way in.
             let session = agent.session(id).await.ok().map(sandboxes::body::SessionBody::from);
             object.insert("session".to_owned(), serde_json::to_value(session).unwrap_or_default());
         }
     })
 }
 
-/// Where sessions stand in an answer: in each of its `sandboxes`, or else in itself.
-fn holders_of_sessions(answer: &mut Value) -> Vec<&mut Map<String, Value>> {
-    let holders = if answer.get("sandboxes").is_some_and(Value::is_array) {
-        answer["sandboxes"].as_array_mut().map(Vec::as_mut_slice).unwrap_or_default()
+/// Where sessions stand in a response: in each of its `sandboxes`, or else in itself.
+fn holders_of_sessions(response: &mut Value) -> Vec<&mut Map<String, Value>> {
+    let holders = if response.get("sandboxes").is_some_and(Value::is_array) {
+        response["sandboxes"].as_array_mut().map(Vec::as_mut_slice).unwrap_or_default()
     } else {
-        std::slice::from_mut(answer)
+        std::slice::from_mut(response)
     };
     holders.iter_mut().filter_map(Value::as_object_mut).collect()
 }

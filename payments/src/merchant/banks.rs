@@ -9,9 +9,9 @@ use utoipa::ToSchema;
 
 use super::auth::PublicAccess;
 use super::selection::Selection;
-use crate::answers::{A_MINUTE, Answer};
 use crate::error::RpcError;
 use crate::parameters::Parameters;
+use crate::responses::{A_MINUTE, CachedResponse};
 use crate::state::App;
 
 /// Banks, by name.
@@ -56,17 +56,17 @@ pub async fn banks(
 ) -> Result<Response, RpcError> {
     let selection = Selection::new(&app, &caller, parameters, &[BANK_ACCOUNT])?;
     let question = selection.question(&caller);
-    let answer = match app.answers.get(caller.discovery_revision, &question) {
-        Some(answer) => answer,
+    let response = match app.responses.get(caller.discovery_revision, &question) {
+        Some(response) => response,
         None => {
             selection.check_available(&app, &caller).await?;
             let mut banks = app.store.discovery.banks_in(&selection.country).await?;
             banks.retain(|bank| selection.admits(&bank.audience));
             let banks = banks.into_iter().map(|bank| BankBody { code: bank.code, name: bank.name }).collect();
-            let answer = Answer::new(&BanksBody { banks })?;
-            app.answers.keep(caller.discovery_revision, question, &answer);
-            answer
+            let response = CachedResponse::new(&BanksBody { banks })?;
+            app.responses.keep(caller.discovery_revision, question, &response);
+            response
         }
     };
-    Ok(answer.respond(&request, A_MINUTE))
+    Ok(response.respond(&request, A_MINUTE))
 }

@@ -9,9 +9,9 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::auth::PublicAccess;
-use crate::answers::{A_MINUTE, Answer};
 use crate::error::RpcError;
 use crate::parameters::Parameters;
+use crate::responses::{A_MINUTE, CachedResponse};
 use crate::state::App;
 
 /// The markets that are enabled for the merchant.
@@ -70,15 +70,15 @@ pub async fn catalog(
 ) -> Result<Response, RpcError> {
     parameters.only(&[])?;
     let question = format!("{}/{}/catalog", caller.merchant_id, caller.realm);
-    let answer = match app.answers.get(caller.discovery_revision, &question) {
-        Some(answer) => answer,
+    let response = match app.responses.get(caller.discovery_revision, &question) {
+        Some(response) => response,
         None => {
             let markets = app.store.discovery.markets_of(&caller.merchant_id, caller.realm).await?;
             let body = CatalogBody { markets: markets.into_iter().map(MarketBody::from).collect() };
-            let answer = Answer::new(&body)?;
-            app.answers.keep(caller.discovery_revision, question, &answer);
-            answer
+            let response = CachedResponse::new(&body)?;
+            app.responses.keep(caller.discovery_revision, question, &response);
+            response
         }
     };
-    Ok(answer.respond(&request, A_MINUTE))
+    Ok(response.respond(&request, A_MINUTE))
 }

@@ -9,9 +9,9 @@ use utoipa::ToSchema;
 
 use super::auth::PublicAccess;
 use super::selection::Selection;
-use crate::answers::{A_MINUTE, Answer};
 use crate::error::RpcError;
 use crate::parameters::Parameters;
+use crate::responses::{A_MINUTE, CachedResponse};
 use crate::state::App;
 
 /// Operators, by name.
@@ -56,8 +56,8 @@ pub async fn mmo(
 ) -> Result<Response, RpcError> {
     let selection = Selection::new(&app, &caller, parameters, &[MOBILE_MONEY, MOBILE_MONEY_TRANSFER])?;
     let question = selection.question(&caller);
-    let answer = match app.answers.get(caller.discovery_revision, &question) {
-        Some(answer) => answer,
+    let response = match app.responses.get(caller.discovery_revision, &question) {
+        Some(response) => response,
         None => {
             selection.check_available(&app, &caller).await?;
             let mut operators = app.store.discovery.mobile_operators_in(&selection.country, &selection.method).await?;
@@ -66,10 +66,10 @@ pub async fn mmo(
                 .into_iter()
                 .map(|operator| OperatorBody { operator: operator.code, name: operator.name })
                 .collect();
-            let answer = Answer::new(&OperatorsBody { operators })?;
-            app.answers.keep(caller.discovery_revision, question, &answer);
-            answer
+            let response = CachedResponse::new(&OperatorsBody { operators })?;
+            app.responses.keep(caller.discovery_revision, question, &response);
+            response
         }
     };
-    Ok(answer.respond(&request, A_MINUTE))
+    Ok(response.respond(&request, A_MINUTE))
 }

@@ -5,10 +5,10 @@ use axum::http::HeaderMap;
 use axum::response::Response;
 
 use super::auth::PublicAccess;
-use crate::answers::{ASK_AGAIN, Answer};
 use crate::domain::order::PaymentOrder;
 use crate::error::RpcError;
 use crate::parameters::Parameters;
+use crate::responses::{ASK_AGAIN, CachedResponse};
 use crate::state::App;
 
 /// Show a payment
@@ -32,5 +32,5 @@ pub async fn payment(
     parameters.only(&[])?;
     let document = app.store.payments.document(&caller.merchant_id, caller.realm, &id).await?;
     let document = document.ok_or_else(|| RpcError::not_found(format!("There is no payment {id} in this realm")))?;
-    Ok(Answer::of_json(document)?.respond(&request, ASK_AGAIN))
+    Ok(CachedResponse::of_json(document)?.respond(&request, ASK_AGAIN))
 }

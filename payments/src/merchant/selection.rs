@@ -71,7 +71,7 @@ impl Selection {
         audience.admits(self.vertical.as_deref(), self.segment.as_deref())
     }
 
-    /// Names the answer to this selection. No part holds a slash, so no two selections have the same name.
+    /// Names the response to this selection. No part holds a slash, so no two selections have the same name.
     pub fn question(&self, caller: &ActiveMerchantKey) -> String {
         let Self { country, method, vertical, segment } = self;
         let (vertical, segment) = (vertical.as_deref().unwrap_or("-"), segment.as_deref().unwrap_or("-"));

@@ -59,7 +59,7 @@ pub async fn create(
     let wanted = validate::create(request, &app.offer.of(caller.team.plan))?;
     let claim = claim.map(|Extension(claim)| claim);
     let (row, session) = make(&app, &caller, wanted, asked_size, claim.as_ref()).await?;
-    Ok(answer(&caller, row, session.map(SessionBody::from)))
+    Ok(response(&caller, row, session.map(SessionBody::from)))
 }
 
 /// Makes the sandbox that is wanted, of this CPU and memory where they are named. Without a session where it takes long to
@@ -144,19 +144,19 @@ pub async fn make(
     Ok((row, session))
 }
 
-/// The answer for a sandbox that an earlier request with the same idempotency key made, before its process died; `None` if
+/// The response for a sandbox that an earlier request with the same idempotency key made, before its process died; `None` if
 /// nothing usable came of it.
-pub async fn answer_for_existing(app: &App, caller: &Caller, id: &str) -> Option<Response> {
+pub async fn response_for_existing(app: &App, caller: &Caller, id: &str) -> Option<Response> {
     let row = app.store.sandboxes.get(&caller.team.id, id).await.ok()??;
     let row = orchestration::sync::refresh(app, row).await.ok()??;
     if row.state == SandboxState::Failed {
         return None;
     }
     let session = app.agent.on_behalf_of(&caller.key_id).session(id).await.ok().map(SessionBody::from);
-    Some(answer(caller, row, session))
+    Some(response(caller, row, session))
 }
 
-fn answer(caller: &Caller, row: SandboxRow, session: Option<SessionBody>) -> Response {
+fn response(caller: &Caller, row: SandboxRow, session: Option<SessionBody>) -> Response {
     let id = row.id.clone();
     let location = [(header::LOCATION, format!("/v1/sandboxes/{id}"))];
     let marks = (Extension(Acted(vec![id.clone()])), Extension(SessionOf(vec![id])));

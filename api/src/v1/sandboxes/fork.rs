@@ -82,7 +82,7 @@ pub async fn fork(
     let claim = claim.map(|Extension(claim)| claim);
     let made = make(&app, &caller, &source, count, claim.as_ref()).await?;
     let made = made.into_iter().map(|(row, session)| (row, Some(SessionBody::from(session)))).collect();
-    Ok(answer(&caller, &id, made))
+    Ok(response(&caller, &id, made))
 }
 
 /// Makes `count` sandboxes that go on from where `source` is, all or none.
@@ -123,9 +123,9 @@ pub async fn make(
     Ok(made)
 }
 
-/// The answer for sandboxes that an earlier request with the same idempotency key made, before its process died; `None`
+/// The response for sandboxes that an earlier request with the same idempotency key made, before its process died; `None`
 /// unless all of them are there.
-pub async fn answer_for_existing(app: &App, caller: &Caller, source: &str, ids: &[&str]) -> Option<Response> {
+pub async fn response_for_existing(app: &App, caller: &Caller, source: &str, ids: &[&str]) -> Option<Response> {
     let mut made = Vec::new();
     for id in ids {
         let row = app.store.sandboxes.get(&caller.team.id, id).await.ok()??;
@@ -135,10 +135,10 @@ pub async fn answer_for_existing(app: &App, caller: &Caller, source: &str, ids: 
         }
         made.push((row, app.agent.on_behalf_of(&caller.key_id).session(id).await.ok().map(SessionBody::from)));
     }
-    Some(answer(caller, source, made))
+    Some(response(caller, source, made))
 }
 
-fn answer(caller: &Caller, source: &str, made: Vec<(SandboxRow, Option<SessionBody>)>) -> Response {
+fn response(caller: &Caller, source: &str, made: Vec<(SandboxRow, Option<SessionBody>)>) -> Response {
     let ids: Vec<String> = made.iter().map(|(row, _)| row.id.clone()).collect();
     let acted = std::iter::once(source.to_owned()).chain(ids.iter().cloned()).collect();
     let sandboxes = made

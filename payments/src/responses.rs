@@ -1,9 +1,9 @@
-//! Answers that may be used more than once: by clients, who ask with their `ETag` whether one is still true, and here,
+//! Responses that may be used more than once: by clients, who ask with their `ETag` whether one is still true, and here,
 //! for as long as nothing that can be discovered has changed.
 //!
 //! What is kept here is kept under the *revision* of all that can be discovered, which is read together with the caller's
-//! key. Every change advances it, in whatever process, so an answer that is found under it is true. The read that filled
-//! an answer came after the read of the revision; it may have seen more than that revision has, never less.
+//! key. Every change advances it, in whatever process, so a response that is found under it is true. The read that filled
+//! a response came after the read of the revision; it may have seen more than that revision has, never less.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -19,7 +19,7 @@ use sha2::{Digest, Sha256};
 
 use super::error::RpcError;
 
-/// For discovery: clients may use an answer for a minute without asking. It is one merchant's, so nobody else may keep it.
+/// For discovery: clients may use a response for a minute without asking. It is one merchant's, so nobody else may keep it.
 pub const A_MINUTE: &str = "private, max-age=60";
 /// For payments: clients ask every time, and are told when nothing has changed.
 pub const ASK_AGAIN: &str = "private, no-cache";
@@ -29,19 +29,19 @@ const MAX_BYTES: usize = 32 * 1024 * 1024;
 
 /// A JSON body with its `ETag`; cheap to clone.
 #[derive(Debug, Clone)]
-pub struct Answer {
+pub struct CachedResponse {
     body: Bytes,
     etag: HeaderValue,
 }
 
-impl Answer {
-    /// The answer that says `body`.
+impl CachedResponse {
+    /// The response that says `body`.
     pub fn new(body: &impl Serialize) -> Result<Self, RpcError> {
         let json = serde_json::to_vec(body).map_err(|error| RpcError::internal(error.to_string()))?;
         Self::of_json(json)
     }
 
-    /// The answer of these very bytes.
+    /// The response of these very bytes.
     pub fn of_json(json: impl Into<Bytes>) -> Result<Self, RpcError> {
         let body = json.into();
         let digest = hex::encode(&Sha256::digest(&body)[..16]);
@@ -75,14 +75,14 @@ impl Answer {
     }
 }
 
-/// The answers of one revision.
+/// The responses of one revision.
 #[derive(Default)]
-pub struct Answers(Mutex<Kept>);
+pub struct ResponseCache(Mutex<Kept>);
 
 #[derive(Default)]
 struct Kept {
     revision: i64,
-    answers: HashMap<String, Answer>,
+    responses: HashMap<String, CachedResponse>,
     bytes: usize,
 }
 
@@ -92,30 +92,30 @@ impl Kept {
     }
 }
 
-impl fmt::Debug for Answers {
+impl fmt::Debug for ResponseCache {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Answers")
+        f.write_str("ResponseCache")
     }
 }
 
-impl Answers {
-    /// The answer to `question`, if it was given under this revision.
-    pub fn get(&self, revision: i64, question: &str) -> Option<Answer> {
+impl ResponseCache {
+    /// The response to `question`, if it was given under this revision.
+    pub fn get(&self, revision: i64, question: &str) -> Option<CachedResponse> {
         let kept = self.lock();
-        (kept.revision == revision).then(|| kept.answers.get(question).cloned()).flatten()
+        (kept.revision == revision).then(|| kept.responses.get(question).cloned()).flatten()
     }
 
-    /// Keeps an answer to a question that was asked under this revision.
-    pub fn keep(&self, revision: i64, question: String, answer: &Answer) {
+    /// Keeps a response to a question that was asked under this revision.
+    pub fn keep(&self, revision: i64, question: String, response: &CachedResponse) {
         let mut kept = self.lock();
         if revision < kept.revision {
             return;
         }
-        let bytes = question.len() + answer.body.len();
+        let bytes = question.len() + response.body.len();
         if revision > kept.revision || kept.bytes + bytes > MAX_BYTES {
             kept.begin(revision);
         }
-        if kept.answers.insert(question, answer.clone()).is_none() {
+        if kept.responses.insert(question, response.clone()).is_none() {
             kept.bytes += bytes;
         }
     }
@@ -130,46 +130,48 @@ impl Answers {
 mod tests {
     use super::*;
 
-    fn answer(text: &str) -> Answer {
-        Answer::new(&text).unwrap()
+    fn response(text: &str) -> CachedResponse {
+        CachedResponse::new(&text).unwrap()
     }
 
     #[test]
     fn an_answer_is_used_under_its_own_revision_only() {
-        let answers = Answers::default();
-        answers.keep(2, "q".into(), &answer("two"));
-        assert_eq!(answers.get(2, "q").unwrap().body, "\"two\"");
-        assert!(answers.get(1, "q").is_none() && answers.get(3, "q").is_none() && answers.get(2, "other").is_none());
+        let responses = ResponseCache::default();
+        responses.keep(2, "q".into(), &response("two"));
+        assert_eq!(responses.get(2, "q").unwrap().body, "\"two\"");
+        assert!(
+            responses.get(1, "q").is_none() && responses.get(3, "q").is_none() && responses.get(2, "other").is_none()
+        );
 
         // A slow request must not bring back what is over.
-        answers.keep(3, "q".into(), &answer("three"));
-        answers.keep(2, "q".into(), &answer("two"));
-        assert!(answers.get(2, "q").is_none());
-        assert_eq!(answers.get(3, "q").unwrap().body, "\"three\"");
+        responses.keep(3, "q".into(), &response("three"));
+        responses.keep(2, "q".into(), &response("two"));
+        assert!(responses.get(2, "q").is_none());
+        assert_eq!(responses.get(3, "q").unwrap().body, "\"three\"");
     }
 
     #[test]
     fn what_is_kept_has_a_bound() {
-        let answers = Answers::default();
-        let large = answer(&"x".repeat(MAX_BYTES / 4));
+        let responses = ResponseCache::default();
+        let large = response(&"x".repeat(MAX_BYTES / 4));
         for n in 0..20 {
-            answers.keep(1, format!("q{n}"), &large);
-            assert!(answers.lock().bytes <= MAX_BYTES);
+            responses.keep(1, format!("q{n}"), &large);
+            assert!(responses.lock().bytes <= MAX_BYTES);
         }
-        assert!(answers.get(1, "q19").is_some());
+        assert!(responses.get(1, "q19").is_some());
     }
 
     #[test]
     fn a_client_that_has_the_answer_is_told_so() {
-        let answer = answer("same");
+        let response = response("same");
         let mut request = HeaderMap::new();
-        assert_eq!(answer.respond(&request, A_MINUTE).status(), StatusCode::OK);
-        let tag = answer.etag.to_str().unwrap();
+        assert_eq!(response.respond(&request, A_MINUTE).status(), StatusCode::OK);
+        let tag = response.etag.to_str().unwrap();
         for known in [tag.to_owned(), format!("W/{tag}"), format!("\"other\", {tag}"), "*".to_owned()] {
             request.insert(header::IF_NONE_MATCH, known.parse().unwrap());
-            assert_eq!(answer.respond(&request, A_MINUTE).status(), StatusCode::NOT_MODIFIED, "{known}");
+            assert_eq!(response.respond(&request, A_MINUTE).status(), StatusCode::NOT_MODIFIED, "{known}");
         }
         request.insert(header::IF_NONE_MATCH, "\"other\"".parse().unwrap());
-        assert_eq!(answer.respond(&request, A_MINUTE).status(), StatusCode::OK);
+        assert_eq!(response.respond(&request, A_MINUTE).status(), StatusCode::OK);
     }
 }
