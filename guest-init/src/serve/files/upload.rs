@@ -103,7 +103,7 @@ struct NewFile {
 /// body that unpacks to a thousand times its length takes disk, as the user could, and no memory.
 enum Writer {
     Plain(Draft),
-    Gzip(MultiGzDecoder<Draft>),
+    Gzip(Box<MultiGzDecoder<Draft>>),
 }
 
 impl Writer {
@@ -140,7 +140,7 @@ async fn receive(body: impl Stream<Item = Result<Bytes, String>>, new: NewFile) 
             let draft = Draft::create(path, user, &metadata, Place::BesideOrOver).map_err(failed)?;
             Ok(match encoding {
                 Encoding::Identity => Writer::Plain(draft),
-                Encoding::Gzip => Writer::Gzip(MultiGzDecoder::new(draft)),
+                Encoding::Gzip => Writer::Gzip(Box::new(MultiGzDecoder::new(draft))),
             })
         }
     })
