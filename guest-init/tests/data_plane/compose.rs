@@ -102,3 +102,33 @@ async fn a_part_that_is_not_the_users_to_remove_is_named() {
     assert_eq!(fs::read_to_string(format!("{folder}/whole")).unwrap(), "text");
     assert_eq!(fs::read_to_string(&shared).unwrap(), "text");
 }
+
+#[tokio::test]
+async fn a_file_that_takes_the_name_of_a_part_meanwhile_stays() {
+    const LARGE: u64 = 256 << 20;
+    let server = Server::start();
+    let (folder, parts) = parts(&server, &["first", ""]);
+    fs::File::options().write(true).open(&parts[1]).unwrap().set_len(LARGE).unwrap();
+    let (other, destination) = (format!("{folder}/other"), format!("{folder}/whole"));
+    fs::write(&other, "other").unwrap();
+    // On a thread of its own: the copying runs on another, and this one waits for it.
+    let swap = std::thread::spawn({
+        let (folder, first) = (folder.clone(), parts[0].clone());
+        move || {
+            let is_copied = |entry: std::io::Result<fs::DirEntry>| {
+                let entry = entry.unwrap();
+                let is_draft = entry.file_name().to_string_lossy().starts_with(".sandpiper-upload");
+                is_draft && entry.metadata().is_ok_and(|meta| meta.len() >= "first".len() as u64)
+            };
+            while !fs::read_dir(&folder).unwrap().any(is_copied) {}
+            fs::rename(&other, &first)
+        }
+    });
+
+    let (status, _) = server.compose("nobody", &[&parts[0], &parts[1]], &destination).await;
+
+    swap.join().unwrap().expect("the name was taken while the parts were copied");
+    assert_eq!((status, fs::metadata(&destination).unwrap().len()), (StatusCode::OK, LARGE + 5));
+    assert_eq!(fs::read_to_string(&parts[0]).unwrap(), "other");
+    assert!(!Path::new(&parts[1]).exists());
+}

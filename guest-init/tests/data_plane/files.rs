@@ -1,10 +1,13 @@
 //! `GET` and `POST /files`, with real files and users.
 
 use std::fs::{self, Permissions};
+use std::io::Write;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 
 use crate::support::{Server, folder_of_nobody, open_folder, whole};
 use bytes::Bytes;
+use flate2::Compression;
+use flate2::write::GzEncoder;
 use http_body_util::Full;
 use hyper::{Request, StatusCode};
 use serde_json::{Value, json};
@@ -333,6 +336,45 @@ async fn a_full_disk_is_told_and_nothing_is_left_on_it() {
 
     assert_eq!(status, StatusCode::INSUFFICIENT_STORAGE);
     assert_eq!(names(&disk), Vec::<String>::new());
+    drop(mounted);
+}
+
+#[tokio::test]
+async fn what_unpacks_to_more_than_the_disk_holds_is_told_and_leaves_nothing() {
+    let server = Server::start();
+    let disk = format!("{}/disk", open_folder(&server));
+    fs::create_dir(&disk).unwrap();
+    let mounted = Mounted::tmpfs(&disk, "size=4m");
+    let mut bomb = GzEncoder::new(Vec::new(), Compression::best());
+    for _ in 0..256 {
+        bomb.write_all(&[0; 1 << 20]).unwrap();
+    }
+    let request = Request::post(format!("/files?path={disk}/large"))
+        .header("content-type", BYTES)
+        .header("content-encoding", "gzip")
+        .body(Full::new(bomb.finish().unwrap().into()));
+
+    let (status, _) = whole(server.send(request.unwrap()).await).await;
+
+    assert_eq!(status, StatusCode::INSUFFICIENT_STORAGE);
+    assert_eq!(names(&disk), Vec::<String>::new());
+    drop(mounted);
+}
+
+#[tokio::test]
+async fn parts_that_do_not_fit_twice_stay_as_they_are() {
+    let server = Server::start();
+    let disk = format!("{}/disk", open_folder(&server));
+    fs::create_dir(&disk).unwrap();
+    let mounted = Mounted::tmpfs(&disk, "size=1m");
+    fs::write(format!("{disk}/part"), vec![b'x'; 600_000]).unwrap();
+    let message = json!({"source_paths": [format!("{disk}/part")], "destination": format!("{disk}/whole")});
+
+    let (status, _) = server.post("/files/compose", "application/json", message.to_string()).await;
+
+    assert_eq!(status, StatusCode::INSUFFICIENT_STORAGE);
+    assert_eq!(names(&disk), ["part"]);
+    assert_eq!(fs::metadata(format!("{disk}/part")).unwrap().len(), 600_000);
     drop(mounted);
 }
 
