@@ -16,7 +16,7 @@ use sandpiper_protocol::agent::{
     Allowance, Allowances, Checkpoint, CheckpointList, CreateCheckpoint, CreateSandbox, CreatedSandbox, DeniedPage,
     EgressProfiles, ErrorBody, ExposedPort, ForkSandbox, ForkedSandboxes, HostInfo, LastingTokens, LogPage, Network,
     PauseSandbox, PortRecord, QUOTA_EXCEEDED, ResumeSandbox, Revocations, SESSION_KEY, Sandbox, SandboxError,
-    SandboxList, Session, TemplateList, TemplateVersion, UpdateSandbox,
+    SandboxList, Session, TemplateList, TemplateVersion, UpdateSandbox, Usage,
 };
 use sandpiper_protocol::error_chain::chain;
 use sandpiper_protocol::ids::SandboxId;
@@ -234,6 +234,11 @@ impl AgentClient {
     pub async fn egress_profiles(&self) -> Result<Vec<String>, AgentError> {
         let known: EgressProfiles = self.ask("/egress-profiles").await?;
         Ok(known.profiles)
+    }
+
+    /// What a machine uses now; its guest is asked.
+    pub async fn usage(&self, id: &str) -> Result<Usage, AgentError> {
+        self.ask(&format!("/sandboxes/{id}/usage")).await
     }
 
     /// What the host and the guest noted.

@@ -23,6 +23,7 @@
 //! | `DELETE /sandboxes/{id}/ports/{port}` | | 204 |
 //! | `PUT /sandboxes/{id}/network` | [`Network`] | [`Network`], enforced; of a sandbox that is stopped, written down |
 //! | `GET /sandboxes/{id}/network/denied` | | [`DeniedPage`] |
+//! | `GET /sandboxes/{id}/usage` | | [`Usage`], asked of the guest now |
 //! | `GET /sandboxes/{id}/logs` | | [`LogPage`], oldest first; still there for a while after the sandbox is gone |
 //! | `GET /templates` | | [`TemplateList`] |
 //! | `POST /templates` | [`ImportTemplate`] | 201 [`TemplateVersion`], 200 when this artifact is already here |
@@ -440,6 +441,22 @@ pub enum PortStatus {
     Closed,
     /// The guest could not be asked.
     Unknown,
+}
+
+/// What a machine has and uses, as its guest says: the answer to `GET /metrics` on its data plane. Sizes are in bytes.
+#[derive(Debug, Clone, Serialize, Deserialize, PartialEq)]
+pub struct Usage {
+    /// Seconds since 1970.
+    pub ts: i64,
+    pub cpu_count: u32,
+    /// Of all CPUs together: 100 is all of them.
+    pub cpu_used_pct: f64,
+    pub mem_used: u64,
+    pub mem_total: u64,
+    /// Of the memory that is not used, what holds files.
+    pub mem_cache: u64,
+    pub disk_used: u64,
+    pub disk_total: u64,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]

@@ -13,7 +13,8 @@
 //!   HTTP/1.1 ([`http1`]) or HTTP/2; [`upgrade`] makes WebSockets tunnels; [`refusal`] and [`page`] are what clients get
 //!   when it does not come that far.
 //! * [`idle`], [`limits`], [`memory`], [`upload`]: what keeps one client or one sandbox from holding up the others.
-//! * [`session`]: access tokens, which the agent mints and the proxy verifies; [`lasting`] those without an end. [`vsock`]: connections into a guest.
+//! * [`session`]: access tokens, which the agent mints and the proxy verifies; [`lasting`] those without an end. [`vsock`]: connections into a guest,
+//!   and [`question`] what the agent itself asks there.
 //!
 //! Bodies are passed on piece by piece in both directions and never collected, so size is no limit and a slow reader slows
 //! its own sender only. No address of a guest is used: everything goes through the monitor's vsock socket, so a server
@@ -43,6 +44,7 @@ mod listener;
 mod memory;
 mod page;
 mod proxy;
+pub mod question;
 mod refusal;
 mod route;
 pub mod session;

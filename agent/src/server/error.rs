@@ -52,7 +52,7 @@ impl ApiError {
         Self { status: StatusCode::CONFLICT, code: "conflict", message }
     }
 
-    fn guest_failed(message: String) -> Self {
+    pub(super) fn guest_failed(message: String) -> Self {
         Self { status: StatusCode::BAD_GATEWAY, code: "guest_failed", message }
     }
 

@@ -16,6 +16,7 @@ mod ports;
 mod sandboxes;
 mod sessions;
 mod templates;
+mod usage;
 
 use std::io;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
@@ -72,6 +73,7 @@ fn router(app: Arc<App>) -> Router {
         .route("/sandboxes/{id}/tokens", get(sessions::tokens))
         .route("/revocations", post(sessions::revoke))
         .route("/allowances", put(allowances::replace))
+        .route("/sandboxes/{id}/usage", get(usage::show))
         .route("/sandboxes/{id}/logs", get(sandboxes::logs))
         .route("/sandboxes/{id}/network", put(network::set))
         .route("/sandboxes/{id}/network/denied", get(network::denied))

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use axum::Json;
+use axum::body::Bytes;
 use axum::extract::{Path, State};
 use http::StatusCode;
 use sandpiper_protocol::agent::{
@@ -65,10 +66,16 @@ pub(super) async fn delete(State(app): State<Arc<App>>, Path(id): Path<SandboxId
 pub(super) async fn pause(
     State(app): State<Arc<App>>,
     Path(id): Path<SandboxId>,
-    request: Option<Json<PauseSandbox>>,
+    body: Bytes,
 ) -> Result<Json<Sandbox>, ApiError> {
+    // Earlier API processes send nothing.
+    let request = match body.is_empty() {
+        true => Ok(None),
+        false => serde_json::from_slice::<Option<PauseSandbox>>(&body),
+    };
+    let request = request.map_err(|error| ApiError::invalid(error.to_string()))?.unwrap_or_default();
     let mut record = app.sandboxes.change(&id, Command::Pause).await?;
-    if request.is_some_and(|Json(request)| request.disk_only) {
+    if request.disk_only {
         record = app.sandboxes.change(&id, Command::DropMemory).await?;
     }
     Ok(Json(app.view(&record)))

@@ -13,6 +13,7 @@
 //! | `POST /sandboxes/{id}/snapshots`, `GET /snapshots`, `DELETE /templates/{id}` | [`snapshots`] |
 //! | `POST /sandboxes/{id}/fork` | [`fork`] |
 //! | `PUT /sandboxes/{id}/network` | [`network`] |
+//! | `GET /sandboxes/{id}/metrics`, `GET /sandboxes/metrics` | [`metrics`] |
 //! | `GET /v2/sandboxes/{id}/logs`, `GET /sandboxes/{id}/logs` | [`logs`] |
 //! | templates, volumes, secrets | [`not_yet`] |
 //!
@@ -38,6 +39,7 @@ pub mod fork;
 pub mod kill;
 pub mod list;
 pub mod logs;
+pub mod metrics;
 pub mod network;
 pub mod not_yet;
 pub mod pages;
@@ -78,6 +80,8 @@ pub fn routes() -> Vec<Route> {
         route(&["DELETE"], "/templates/{id}", delete(snapshots::delete).fallback(not_yet::refuse)),
         route(&["POST"], "/sandboxes/{id}/fork", post(fork::fork)),
         route(&["PUT"], "/sandboxes/{id}/network", put(network::replace)),
+        route(&["GET"], "/sandboxes/{id}/metrics", get(metrics::of_one)),
+        route(&["GET"], "/sandboxes/metrics", get(metrics::of_many)),
         route(&["GET"], "/v2/sandboxes/{id}/logs", get(logs::logs)),
         route(&["GET"], "/sandboxes/{id}/logs", get(logs::old)),
         route(&["GET"], "/templates", not_yet()),

@@ -8,6 +8,7 @@ mod grpc;
 mod hygiene;
 mod issuer;
 mod limits;
+mod question;
 mod reuse;
 mod revocation;
 mod smuggling;

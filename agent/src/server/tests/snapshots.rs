@@ -283,6 +283,29 @@ async fn a_paused_sandbox_is_files_only_and_goes_on_where_it_stopped() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_sandbox_that_keeps_its_disk_alone_boots_and_its_tokens_stay_the_same() {
+    let agent = Agent::with_machines().await;
+    let (sandbox, _) = agent.create(create(&agent.import().await.id)).await;
+    let tokens = async || agent.ask("GET", &format!("/sandboxes/{}/tokens", sandbox.id), "").await;
+    let before = tokens().await;
+    assert_eq!(before.0, 200);
+
+    sandbox.ask("pause", json!({"disk_only": true})).await;
+    assert_eq!(sandbox.layers("memory"), [""; 0]);
+    assert_eq!(tokens().await, before, "while it is paused");
+    let resumed = sandbox.ask("resume", json!({})).await;
+    assert_eq!(resumed["sandbox"]["start"], "cold");
+
+    sandbox.ask("pause", json!({})).await;
+    assert!(!sandbox.layers("memory").is_empty());
+    let resumed = sandbox.ask("resume", json!({"disk_only": true})).await;
+    assert_eq!(resumed["sandbox"]["start"], "cold");
+    assert_eq!(tokens().await, before, "for as long as it is there");
+    assert_eq!(agent.ask("GET", "/sandboxes/sbx0000000000000000000000/tokens", "").await.0, 404);
+    agent.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_pause_that_fails_leaves_the_sandbox_running() {
     let agent = Agent::with_machines().await;
     let (sandbox, _) = agent.create(create(&agent.import().await.id)).await;

@@ -15,7 +15,7 @@ use sandpiper_protocol::agent::{
     Allowance, Allowances, Checkpoint, CreateCheckpoint, CreateSandbox, CreatedSandbox, Denied, ErrorBody, ExposedPort,
     HostInfo, LastingTokens, LogEntry, LogPage, LogSource, Network, NetworkPolicy, PortRecord, PortStatus, Previews,
     Revocations, RuntimeBaseline, SESSION_KEY, Sandbox, SandboxError, SandboxList, SandboxState, Session, StartKind,
-    StartTimings, TemplateList, TemplateVersion, UpdateSandbox,
+    StartTimings, TemplateList, TemplateVersion, UpdateSandbox, Usage,
 };
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::Semaphore;
@@ -204,6 +204,7 @@ fn router(shared: Shared) -> Router {
         .route("/sandboxes/{id}/tokens", get(tokens))
         .route("/sandboxes/{id}/ports/{port}", get(port).put(expose).delete(unexpose))
         .route("/sandboxes/{id}/logs", get(logs))
+        .route("/sandboxes/{id}/usage", get(usage))
         .route("/templates", get(templates))
         .route("/host", get(host))
         .route("/revocations", post(revoke))
@@ -421,6 +422,25 @@ async fn unexpose(State(shared): State<Shared>, UrlPath((id, port)): UrlPath<(St
         return refusal(404, "not_found");
     }
     StatusCode::NO_CONTENT.into_response()
+}
+
+async fn usage(State(shared): State<Shared>, UrlPath(id): UrlPath<String>) -> Response {
+    let state = shared.records().sandboxes.get(&id).map(|sandbox| sandbox.state);
+    match state {
+        None => refusal(404, "not_found"),
+        Some(SandboxState::Ready) => Json(Usage {
+            ts: Timestamp::now().as_second(),
+            cpu_count: 2,
+            cpu_used_pct: 12.5,
+            mem_used: 100,
+            mem_total: 1000,
+            mem_cache: 50,
+            disk_used: 10,
+            disk_total: 20,
+        })
+        .into_response(),
+        Some(_) => refusal(502, "guest_failed"),
+    }
 }
 
 /// Like the real one, it keeps a log after the end: here for every id that was ever ordered.
