@@ -27,6 +27,9 @@ use crate::users::User;
 /// For the rest of the body of an upload that has failed.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Pieces of a body that are written at once.
+const MAX_HELD: usize = 64;
+
 /// Takes one file as the body, or several as a form.
 pub(in crate::serve) async fn upload(request: Request<Incoming>, app: &Arc<App>) -> Response {
     let waits = request.headers().contains_key(EXPECT);
@@ -107,10 +110,11 @@ enum Writer {
 }
 
 impl Writer {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+    /// Writes what arrived, as it arrived: it is not copied together first.
+    fn write(&mut self, pieces: &[Bytes]) -> io::Result<()> {
         match self {
-            Self::Plain(draft) => draft.write_all(bytes),
-            Self::Gzip(decoder) => decoder.write_all(bytes),
+            Self::Plain(draft) => draft.write_pieces(pieces),
+            Self::Gzip(decoder) => pieces.iter().try_for_each(|piece| decoder.write_all(piece)),
         }
     }
 
@@ -147,13 +151,17 @@ async fn receive(body: impl Stream<Item = Result<Bytes, String>>, new: NewFile) 
     .await?;
     let mut writing = spawn_blocking(move || Ok::<_, io::Error>(writer));
     let mut body = std::pin::pin!(body);
-    let mut held = Vec::new();
+    let (mut held, mut length) = (Vec::new(), 0);
     while let Some(piece) = timeout(PIECE_TIMEOUT, body.next()).await.map_err(|_| late())? {
-        held.extend_from_slice(&piece.map_err(FileError::Incomplete)?);
-        if held.len() >= PIECE {
-            let bytes = std::mem::take(&mut held);
+        let piece = piece.map_err(FileError::Incomplete)?;
+        length += piece.len();
+        held.push(piece);
+        // So many, if they are tiny: each keeps the buffer alive that it was read into.
+        if length >= PIECE || held.len() >= MAX_HELD {
+            let pieces = std::mem::take(&mut held);
+            length = 0;
             let mut writer = writing.await?.map_err(&failed)?;
-            writing = spawn_blocking(move || writer.write(&bytes).map(|()| writer));
+            writing = spawn_blocking(move || writer.write(&pieces).map(|()| writer));
         }
     }
     let mut writer = writing.await?.map_err(&failed)?;
