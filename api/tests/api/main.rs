@@ -7,6 +7,7 @@ mod checkpoints;
 mod command;
 mod connect;
 mod create;
+mod e2b;
 mod fork;
 mod http;
 mod idempotency;
