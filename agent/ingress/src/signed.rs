@@ -7,6 +7,9 @@
 //!
 //! The path is signed as it stands in the URL once decoded: a relative one stays relative. The access token is the one that
 //! lasts as long as the sandbox ([`crate::lasting`]), so nothing has to be kept of a signature that was handed out.
+//!
+//! The guest reads the URL once more. So that it cannot read another path than was signed, one with a parameter that is there
+//! twice counts as not signed.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD_NO_PAD;
@@ -44,17 +47,20 @@ impl SignedUrl {
         if request.uri.path() != PATH {
             return None;
         }
-        let (mut path, mut user, mut signature, mut expiration) = (String::new(), String::new(), None, None);
+        let (mut path, mut user, mut signature, mut expiration) = (None, None, None, None);
         for (name, value) in form_urlencoded::parse(request.uri.query()?.as_bytes()) {
-            match &*name {
-                "path" => path = value.into_owned(),
-                "username" => user = value.into_owned(),
-                "signature" => signature = Some(value.into_owned()),
-                "signature_expiration" => expiration = Some(value.into_owned()),
-                _ => {}
+            let parameter = match &*name {
+                "path" => &mut path,
+                "username" => &mut user,
+                "signature" => &mut signature,
+                "signature_expiration" => &mut expiration,
+                _ => continue,
+            };
+            if parameter.replace(value.into_owned()).is_some() {
+                return None;
             }
         }
-        let subject = format!("{path}:{operation}:{user}");
+        let subject = format!("{}:{operation}:{}", path.unwrap_or_default(), user.unwrap_or_default());
         Some(Self { subject, expiration, signature: signature?, at: Timestamp::now() })
     }
 
@@ -100,11 +106,11 @@ mod tests {
 
     #[test]
     fn the_signature_is_the_one_that_the_sdks_make() {
-        let url = signed(Method::GET, "/files?path=hello.txt&signature=x").expect("a signature");
+        let url = signed(Method::GET, "/files?path=hello.txt&username=user&signature=x").expect("a signature");
         assert_eq!(
             url.expected("0tQG31xiMp0IOQfaz9dcwi72L1CPo8e0"),
             "v1_gUtH/s9YCJWgCizjfUxuWfhFE4QSydOWEIIvfLwDr6E",
-            "that of path hello.txt, no user"
+            "that of path hello.txt, user user"
         );
     }
 
@@ -114,6 +120,9 @@ mod tests {
         assert_eq!(signed(Method::GET, "/health?signature=x"), None);
         assert_eq!(signed(Method::DELETE, "/files?path=a&signature=x"), None);
         assert_eq!(signed(Method::GET, "/files"), None);
+        for twice in ["path=a&path=b&signature=x", "path=a&p%61th=b&signature=x", "path=a&signature=x&signature=y"] {
+            assert_eq!(signed(Method::GET, &format!("/files?{twice}")), None, "{twice}");
+        }
         let read = signed(Method::GET, "/files?path=a+b%3A&username=root&signature=x").expect("a signature");
         assert_eq!(read.subject, "a b::read:root");
         assert_eq!(signed(Method::POST, "/files?signature=x").expect("a signature").subject, ":write:");

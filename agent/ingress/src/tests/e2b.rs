@@ -60,7 +60,7 @@ async fn the_id_stands_in_host_names_and_in_the_bodies_of_refusals() {
 
     let refusal =
         async |host: &str| -> Value { serde_json::from_str(&house.get(host, "/health", &[]).await.1).expect("JSON") };
-    let absent = "sbx06bbbbbbbbbbbbbbbbbbbbb";
+    let absent = "sbx06bbbbbbbbbbbbbbbbbbbb";
     let told = refusal(&format!("49983-{absent}.sandbox.localhost")).await;
     assert_eq!((&told["sandboxId"], &told["code"]), (&json!(absent), &json!(502)));
     assert_eq!(told["message"], "The sandbox was not found");
@@ -106,7 +106,7 @@ async fn every_port_is_open_where_all_are_and_to_holders_of_a_token_where_they_a
     let [id, port] = fields("8001");
     let (status, answer) = house.get(PLAIN, "/", &[id, port]).await;
     assert!(status == 403 && answer.contains("'e2b-traffic-access-token' is missing"), "{answer}");
-    let wrong = house.sessions.traffic("sbx06bbbbbbbbbbbbbbbbbbbbb");
+    let wrong = house.sessions.traffic("sbx06bbbbbbbbbbbbbbbbbbbb");
     let (status, answer) = house.get(PLAIN, "/", &[id, port, ("e2b-traffic-access-token", &wrong)]).await;
     assert!(status == 403 && answer.contains("invalid"), "{answer}");
     for (name, token) in [("e2b-traffic-access-token", &traffic), ("x-access-token", &access)] {

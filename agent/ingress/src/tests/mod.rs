@@ -47,7 +47,7 @@ use super::{Directory, Ingress, IngressConfig, Stats, Target, Urls, WakeError};
 /// Bound of every wait; only reached when a test fails.
 const SOON: Duration = Duration::from_secs(20);
 
-const SANDBOX: &str = "sbx06aaaaaaaaaaaaaaaaaaaaa";
+const SANDBOX: &str = "sbx06aaaaaaaaaaaaaaaaaaaa";
 const TOKEN: &str = "route0token1";
 const HOST: &str = "route0token1.sandbox.localhost";
 /// Exposed to everyone, and with a server.
