@@ -40,16 +40,21 @@ pub struct SessionOf(pub Vec<String>);
 /// Work on a response that asks the store or the agent.
 pub type Work<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
+/// See [`Face::existing`].
+pub type Existing = for<'a> fn(&'a App, &'a Caller, Option<&'a str>, &'a str) -> Work<'a, Option<Response>>;
+/// See [`Face::renew`].
+pub type Renew = for<'a> fn(&'a App, &'a Caller, &'a [&'a str], &'a mut Value) -> Work<'a, ()>;
+
 /// What the API's faces do differently with responses for repeated requests: where credentials stand in them.
 #[derive(Clone, Copy)]
 pub struct Face {
     /// The response from what an earlier, dead process had made for the same request; `None` if it is of no use, and the request
     /// is to be done. With the resource in the path, which a create request has none of, and ids, separated by commas.
-    pub existing: for<'a> fn(&'a App, &'a Caller, Option<&'a str>, &'a str) -> Work<'a, Option<Response>>,
+    pub existing: Existing,
     /// Takes the credentials out of a response that is to be kept.
     pub hide: fn(&mut Value),
     /// Puts new ones of these sandboxes into a kept response.
-    pub renew: for<'a> fn(&'a App, &'a Caller, &'a [&'a str], &'a mut Value) -> Work<'a, ()>,
+    pub renew: Renew,
 }
 
 /// The middleware.
