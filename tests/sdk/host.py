@@ -1,0 +1,95 @@
+"""A host with real guests for the SDKs to talk to: `sandpiper up`, in the nested host where this machine's KVM runs no Linux.
+
+Its sandboxes are reached in one of two ways. By `headers`: plain HTTP at one address. By `hosts`: TLS with the host's own CA, at
+a name of each sandbox's own.
+"""
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import tempfile
+
+import names
+
+DOMAIN = "sandboxes.test"
+# A fresh nested host starts first, and imports the base template.
+START_SECONDS = 900
+END_SECONDS = 180
+
+
+class Host:
+    def __init__(self, root, transport):
+        self.root, self.transport = root, transport
+        self.programs = os.environ.get("SANDPIPER_PROGRAMS") or os.environ.get("CARGO_TARGET_DIR", root + "/target") + "/release"
+        self.up = self.names = None
+
+    def __enter__(self):
+        self.work = tempfile.TemporaryDirectory(prefix="sandpiper-sdk-")
+        try:
+            self.start()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        if self.up is not None:
+            self.up.send_signal(signal.SIGTERM)
+            try:
+                self.up.wait(END_SECONDS)
+            except subprocess.TimeoutExpired:
+                self.up.kill()
+        if self.names is not None:
+            self.names.close()
+        self.work.cleanup()
+
+    def start(self):
+        self.api, self.data_plane = free_port(), free_port()
+        nested = self.output([self.programs + "/sandpiper", "doctor", "--rung"]).strip() != "1"
+        argv = [self.programs + "/sandpiper", "--json", "up", "--stop-sandboxes-on-exit", "--listen", "127.0.0.1:%d" % self.api,
+                "--data-plane-listen", "127.0.0.1:%d" % self.data_plane, "--data-plane-host", DOMAIN]
+        argv += ["--nested"] * nested + ["--tls"] * (self.transport == "hosts")
+        self.log = self.work.name + "/up.log"
+        with open(self.log, "w") as log:
+            self.up = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True,
+                                       env=self.environment_of_programs())
+        ready, _, _ = select.select([self.up.stdout], [], [], START_SECONDS)
+        line = self.up.stdout.readline() if ready else ""
+        if not line:
+            with open(self.log, errors="replace") as log:
+                raise SystemExit("error: the host did not start:\n" + "".join(log.readlines()[-40:]))
+        self.key = json.loads(line)["api_key"]
+        if self.transport == "hosts":
+            self.names = names.Server(DOMAIN)
+            self.ca = self.work.name + "/ca.pem"
+            with open(self.ca, "w") as file:
+                file.write(self.output([self.root + "/scripts/host", "--", "cat", "/var/lib/sandpiper/ca/%s.pem" % DOMAIN]))
+
+    def environment_of_programs(self):
+        # Credentials of its own, so that it makes a key and says it.
+        return os.environ | {"XDG_CONFIG_HOME": self.work.name, "SANDPIPER_CHECKOUT": self.root}
+
+    def output(self, argv):
+        return subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, check=True,
+                              env=self.environment_of_programs()).stdout
+
+    def environment(self):
+        """What tells an SDK where this host is."""
+        api = "http://127.0.0.1:%d" % self.api
+        if self.transport == "headers":
+            return {"E2B_API_KEY": self.key, "E2B_API_URL": api, "E2B_SANDBOX_URL": "http://127.0.0.1:%d" % self.data_plane}
+        return {"E2B_API_KEY": self.key, "E2B_DOMAIN": "%s:%d" % (DOMAIN, self.data_plane), "SSL_CERT_FILE": self.ca,
+                "NODE_EXTRA_CA_CERTS": self.ca}
+
+    def command(self, argv):
+        """A client's command, for which the names of sandboxes have addresses."""
+        return argv if self.names is None else self.names.command(argv)
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
