@@ -39,6 +39,7 @@ def checks():
         made("tools", "scripts/testing/tools", minutes=30, nice=5),
         check("formatting", "scripts/testing/formatting"),
         check("the test runner's own tests", "/usr/bin/python3", "scripts/testing/tests.py"),
+        check("the SDK tests' own tests", "/usr/bin/python3", "tests/sdk/selftest.py"),
         check("clippy", "cargo", "clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings", minutes=30),
         check("licences, bans and sources of dependencies", "cargo", "deny", "--log-level", "error", "check", "licenses", "bans",
               "sources", needs=("tools",)),
@@ -131,6 +132,7 @@ def others():
         Step("the monitor on emulated Intel processors", vmx, ("guest kernel", "programs", "native tests: build"), 5),
         Step("scripts/demo", demo, ("guest kernel", "programs", "base template"), after=("end-to-end tests",)),
         Step("scripts/drill crash", drill, ("guest kernel", "programs", "base template"), after=("scripts/demo",)),
+        Step("the official E2B SDKs", sdks, ("guest kernel", "programs", "base template"), after=("scripts/drill crash",)),
         Step("the nested host's own tests", nested_host, nice=5),
     ]
 
@@ -151,6 +153,15 @@ def demo(job):
 def drill(job):
     job.must(["scripts/drill", "crash", "--minutes", "2"], 20, r"^drill crash|^FOUND|^  ")
     job.outcome.passed += 1
+
+
+def sdks(job):
+    status, lines = job.run(["tests/sdk/run.py"], 30, r"^test .*FAILED|\[\d\d:\d\d:\d\d\]|^sdk ", {"SANDPIPER_PROGRAMS": TARGET + "/release"})
+    job.outcome.add(from_lines(lines))
+    if status != 0:
+        job.show_end(lines)
+        if not job.outcome.failed:
+            job.outcome.fail("FAILED: %s: exit status %s (%s)" % (job.step.name, status, job.log))
 
 
 def nested_host(job):
