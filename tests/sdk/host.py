@@ -81,8 +81,9 @@ class Host:
         api = "http://127.0.0.1:%d" % self.api
         if self.transport == "headers":
             return {"E2B_API_KEY": self.key, "E2B_API_URL": api, "E2B_SANDBOX_URL": "http://127.0.0.1:%d" % self.data_plane}
-        return {"E2B_API_KEY": self.key, "E2B_DOMAIN": "%s:%d" % (DOMAIN, self.data_plane), "SSL_CERT_FILE": self.ca,
-                "NODE_EXTRA_CA_CERTS": self.ca}
+        # `up` serves its API in plain HTTP, whatever the data planes speak.
+        return {"E2B_API_KEY": self.key, "E2B_API_URL": api, "E2B_DOMAIN": "%s:%d" % (DOMAIN, self.data_plane),
+                "SSL_CERT_FILE": self.ca, "NODE_EXTRA_CA_CERTS": self.ca}
 
     def command(self, argv):
         """A client's command, for which the names of sandboxes have addresses."""

@@ -20,14 +20,16 @@ def missing(language):
     if language == "python":
         ran = subprocess.run(["/usr/bin/python3", "-c", "import ensurepip"], capture_output=True)
         return "" if ran.returncode == 0 else "Debian's python3-venv"
-    node = shutil.which("node") and shutil.which("npm") and subprocess.run(["node", "--version"], capture_output=True, text=True).stdout
-    major = re.match(r"v(\d+)\.", node or "")
+    has_both = shutil.which("node") and shutil.which("npm")
+    node = subprocess.run(["node", "--version"], capture_output=True, text=True).stdout if has_both else ""
+    major = re.match(r"v(\d+)\.", node)
     return "" if major and int(major[1]) >= NODE else "Node %d or later, with npm" % NODE
 
 
 def ensure(sdk):
     """The folder that holds this SDK, installed if it is not there."""
-    wanted = ["%s=%s" % pair for pair in zip(PACKAGES[sdk["language"]], filter(None, (sdk["version"], sdk.get("interpreter"))))]
+    versions = filter(None, (sdk["version"], sdk.get("interpreter")))
+    wanted = ["%s=%s" % pair for pair in zip(PACKAGES[sdk["language"]], versions)]
     folder = "%s/%s-%s" % (FOLDER, sdk["language"], sdk["version"])
     os.makedirs(FOLDER, exist_ok=True)
     with open(FOLDER + "/.lock", "w") as lock:

@@ -43,7 +43,8 @@ def plan(sdk):
     runs = [("headers", modes[0], groups + ["repositories"])]
     runs += [("headers", mode, groups) for mode in modes[1:]]
     # What reaches a sandbox; the calls of the API are the same bytes either way.
-    return runs + [("hosts", mode, ["commands", "files", "terminals", "interpreter"] + ["sandboxes"] * (mode == "async")) for mode in modes]
+    inside = ["commands", "files", "terminals", "interpreter"]
+    return runs + [("hosts", mode, inside + ["sandboxes"] * (mode == "async")) for mode in modes]
 
 
 def main():

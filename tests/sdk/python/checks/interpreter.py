@@ -28,7 +28,8 @@ async def an_error_of_the_code_is_no_error_of_the_call(t):
     assert execution.error.name == "ZeroDivisionError", execution
 
 
-@check("Interpreter.create_code_context", "Interpreter.list_code_contexts", "Interpreter.restart_code_context", "Interpreter.remove_code_context")
+@check("Interpreter.create_code_context", "Interpreter.list_code_contexts", "Interpreter.restart_code_context",
+       "Interpreter.remove_code_context")
 async def contexts_keep_their_variables_apart(t):
     sandbox = await interpreter(t)
 

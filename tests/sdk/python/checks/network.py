@@ -53,7 +53,8 @@ async def a_new_policy_replaces_the_old_one(t):
 @check("Sandbox.create(network)")
 async def a_sandbox_that_is_not_public_asks_for_its_token(t):
     sandbox = await t.create(network={"allow_public_traffic": False})
-    await of(sandbox.commands.run("exec python3 -m http.server 8000 --bind 127.0.0.1 --directory /etc/skel", background=True, timeout=0))
+    server = "exec python3 -m http.server 8000 --bind 127.0.0.1 --directory /etc/skel"
+    await of(sandbox.commands.run(server, background=True, timeout=0))
     token = {"e2b-traffic-access-token": sandbox.traffic_access_token}
 
     def page():

@@ -120,7 +120,8 @@ async def the_former_name_of_pause_works(t):
 
 @check("Sandbox.beta_create")
 async def the_former_name_of_create_works(t):
-    sandbox = t.adopt(await of(t.Sandbox.beta_create("base", timeout=SANDBOX_TIMEOUT, auto_pause=True, request_timeout=REQUEST_TIMEOUT)))
+    options = {"timeout": SANDBOX_TIMEOUT, "auto_pause": True, "request_timeout": REQUEST_TIMEOUT}
+    sandbox = t.adopt(await of(t.Sandbox.beta_create("base", **options)))
 
     assert await t.sh(sandbox, "echo here") == "here"
 
