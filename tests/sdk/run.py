@@ -152,6 +152,8 @@ def result_of(result):
     result |= verdict.of(result, LISTED)
     shown = {"passed": "ok", "failed": "FAILED"}.get(result["verdict"], result["verdict"])
     print("test %s ... %s (%.1f s)" % (title(result), shown, result.get("seconds", 0)), flush=True)
+    if result["verdict"] == "failed":
+        print("    " + result["detail"], flush=True)
     return result
 
 
