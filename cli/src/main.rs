@@ -6,6 +6,7 @@ mod credentials;
 mod doctor;
 mod output;
 mod registries;
+mod text;
 
 use std::process::ExitCode;
 
@@ -25,6 +26,7 @@ Examples:
   sandpiper up                              start a host here and print its URL and first key
   sandpiper run -- python3 -c 'print(1)'    a fresh machine, one command, gone again
   sandpiper ps                              what is running
+  sandpiper cp -r src sbx…:/srv/app         files there, and back
   sandpiper pause sbx…                      stop it and keep everything, to resume it
   sandpiper checkpoint create sbx…          keep it as it is, to start others from
   sandpiper network set sbx… --internet off nothing outside can be reached any more
@@ -57,6 +59,8 @@ enum Command {
     Up(commands::up::Arguments),
     Run(commands::run::Arguments),
     Exec(commands::exec::Arguments),
+    Cp(commands::cp::Arguments),
+    Ls(commands::ls::Arguments),
     Pause(commands::pause::PauseArguments),
     Resume(commands::pause::ResumeArguments),
     #[command(subcommand)]
@@ -65,9 +69,12 @@ enum Command {
     #[command(subcommand)]
     Network(commands::network::NetworkCommand),
     NetLog(commands::net_log::Arguments),
+    Ports(commands::ports::Arguments),
     Ps(commands::ps::Arguments),
     Rm(commands::rm::Arguments),
     Logs(commands::logs::Arguments),
+    Metrics(commands::metrics::Arguments),
+    Limits(commands::limits::Arguments),
     #[command(subcommand)]
     Template(commands::template::Command),
     #[command(subcommand)]
@@ -100,15 +107,20 @@ async fn dispatch(arguments: Arguments, output: Output) -> anyhow::Result<ExitCo
         Command::Webhook(command) => commands::webhook::run(command, output).await,
         Command::Run(arguments) => commands::run::run(arguments, client()?, output).await,
         Command::Exec(arguments) => commands::exec::run(arguments, client()?, output).await,
+        Command::Cp(arguments) => commands::cp::run(arguments, client()?, output).await,
+        Command::Ls(arguments) => commands::ls::run(arguments, client()?, output).await,
         Command::Pause(arguments) => commands::pause::pause(arguments, client()?, output).await,
         Command::Resume(arguments) => commands::pause::resume(arguments, client()?, output).await,
         Command::Checkpoint(command) => commands::checkpoint::run(command, client()?, output).await,
         Command::Fork(arguments) => commands::fork::run(arguments, client()?, output).await,
         Command::Network(command) => commands::network::run(command, client, output).await,
         Command::NetLog(arguments) => commands::net_log::run(arguments, client()?, output).await,
+        Command::Ports(arguments) => commands::ports::run(arguments, client()?, output).await,
         Command::Ps(arguments) => commands::ps::run(arguments, client()?, output).await,
         Command::Rm(arguments) => commands::rm::run(arguments, client()?, output).await,
         Command::Logs(arguments) => commands::logs::run(arguments, client()?, output).await,
+        Command::Metrics(arguments) => commands::metrics::run(arguments, client()?, output).await,
+        Command::Limits(arguments) => commands::limits::run(arguments, client()?, output).await,
     }
 }
 

@@ -9,6 +9,8 @@ use indicatif::{ProgressBar, ProgressStyle};
 use sandpiper::client::ClientError;
 use serde_json::{Value, json};
 
+use crate::text::printable_lines;
+
 /// Where results go: standard output, as text or as one JSON value a line. Progress and errors go to standard error.
 #[derive(Clone, Copy)]
 pub(crate) struct Output {
@@ -81,7 +83,7 @@ impl Output {
             let code = error.downcast_ref::<ClientError>().and_then(ClientError::code).unwrap_or("failed");
             self.value(&json!({"error": code, "message": format!("{error:#}")}));
         } else {
-            let _ = writeln!(std::io::stderr().lock(), "error: {error:#}");
+            let _ = writeln!(std::io::stderr().lock(), "error: {}", printable_lines(&format!("{error:#}")));
         }
     }
 }

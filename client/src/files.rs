@@ -1,5 +1,6 @@
 //! Files and folders of one sandbox.
 
+use std::fmt;
 use std::io;
 use std::pin::pin;
 use std::sync::Arc;
@@ -9,14 +10,17 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::stream::{BoxStream, Stream, StreamExt};
 use reqwest::{Body, Method};
-use sandpiper_protocol::filesystem::{
-    EntryInfo, EntryResponse, ListDirRequest, ListDirResponse, MoveRequest, PathRequest, SERVICE,
-};
+use sandpiper_protocol::filesystem::{EntryInfo, EntryResponse, ListDirRequest, MoveRequest, PathRequest, SERVICE};
 use sandpiper_protocol::process::WrittenFile;
+use serde::de::{Error, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
 use super::data_plane::{as_user, next_piece};
 use super::{ClientError, DataPlane};
+
+/// Entries of one folder's list; a guest's server sends no more.
+const MAX_ENTRIES: usize = 20_000;
 
 /// How long an upload may make no progress.
 const STALL_TIMEOUT: Duration = Duration::from_secs(60);
@@ -112,7 +116,7 @@ impl DataPlane {
     /// The entries of a folder, `depth` levels down. The guest chooses their names: they may be anything.
     pub async fn list_dir(&self, path: &str, depth: u32, user: Option<&str>) -> Result<Vec<EntryInfo>, ClientError> {
         let request = ListDirRequest { path: path.to_owned(), depth };
-        let response: ListDirResponse = self.unary_of(SERVICE, "ListDir", &request, user).await?;
+        let response: Listing = self.unary_of(SERVICE, "ListDir", &request, user).await?;
         Ok(response.entries)
     }
 
@@ -135,6 +139,38 @@ impl DataPlane {
         let request = PathRequest { path: path.to_owned() };
         self.unary_of::<Value>(SERVICE, "Remove", &request, user).await.map(drop)
     }
+}
+
+/// The response of `ListDir`, which is refused before it takes up more memory than an honest one can.
+#[derive(Deserialize)]
+struct Listing {
+    #[serde(default, deserialize_with = "at_most_max_entries")]
+    entries: Vec<EntryInfo>,
+}
+
+fn at_most_max_entries<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<EntryInfo>, D::Error> {
+    struct Entries;
+
+    impl<'de> Visitor<'de> for Entries {
+        type Value = Vec<EntryInfo>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            write!(f, "at most {MAX_ENTRIES} entries")
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+            let mut entries = Vec::new();
+            while let Some(entry) = list.next_element()? {
+                if entries.len() == MAX_ENTRIES {
+                    return Err(A::Error::invalid_length(MAX_ENTRIES + 1, &self));
+                }
+                entries.push(entry);
+            }
+            Ok(entries)
+        }
+    }
+
+    deserializer.deserialize_seq(Entries)
 }
 
 /// A file of a sandbox that is being read.

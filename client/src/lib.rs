@@ -188,7 +188,7 @@ pub struct Session {
     pub expires_at: String,
 }
 
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Port {
     pub port: u16,
     pub url: String,
@@ -299,6 +299,28 @@ impl Client {
     pub async fn port(&self, id: &str, port: u16) -> Result<Port, ClientError> {
         let path = format!("/sandboxes/{id}/ports/{port}");
         self.parse(&path, self.call(Method::GET, &path, None).await?)
+    }
+
+    /// The ports that have a preview URL.
+    pub async fn ports(&self, id: &str) -> Result<Vec<Port>, ClientError> {
+        let sandbox = self.show(id).await?;
+        let exposed = sandbox.raw.get("exposed_ports").and_then(Value::as_array).cloned().unwrap_or_default();
+        let mut ports = Vec::with_capacity(exposed.len());
+        for port in exposed.iter().filter_map(|exposed| exposed.get("port")?.as_u64()) {
+            let path = format!("/sandboxes/{id}/ports/{port}");
+            ports.push(self.parse(&path, self.call(Method::GET, &path, None).await?)?);
+        }
+        Ok(ports)
+    }
+
+    /// Ends a port's preview.
+    pub async fn unexpose(&self, id: &str, port: u16) -> Result<(), ClientError> {
+        self.call(Method::DELETE, &format!("/sandboxes/{id}/ports/{port}"), None).await.map(drop)
+    }
+
+    /// What the key's team may use, and what it uses.
+    pub async fn limits(&self) -> Result<Value, ClientError> {
+        self.call(Method::GET, "/sandbox_limits", None).await
     }
 
     /// Gives a port a preview URL, or changes whether that is public.

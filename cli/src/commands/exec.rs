@@ -2,9 +2,9 @@
 
 use std::process::ExitCode;
 
-use anyhow::bail;
 use sandpiper::client::Client;
 
+use super::connect;
 use super::session::{self, ProcessArguments};
 use crate::output::Output;
 
@@ -26,14 +26,6 @@ pub(crate) struct Arguments {
 }
 
 pub(crate) async fn run(arguments: Arguments, client: Client, output: Output) -> anyhow::Result<ExitCode> {
-    let id = &arguments.id;
-    let sandbox = client.show(id).await?;
-    let paused = matches!(sandbox.state.as_str(), "stopping" | "stopped");
-    if paused && !sandbox.lifecycle.auto_resume {
-        bail!("{id} is paused; resume it first, with: sandpiper resume {id}");
-    }
-    let progress = output.progress(if paused { "resuming the sandbox" } else { "connecting" });
-    let session = client.connect(id).await?;
-    drop(progress);
-    session::run(&client.data_plane(&session), arguments.process, output).await
+    let data_plane = connect::data_plane(&client, &arguments.id, output).await?;
+    session::run(&data_plane, arguments.process, output).await
 }

@@ -1,7 +1,10 @@
 //! The command line, run as people run it.
 
+mod files;
+mod machine;
 mod network;
 mod network_explain;
+mod support;
 mod webhook;
 mod webhook_listen;
 mod webhook_receivers;
