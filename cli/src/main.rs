@@ -75,6 +75,7 @@ enum Command {
     Logs(commands::logs::Arguments),
     Metrics(commands::metrics::Arguments),
     Limits(commands::limits::Arguments),
+    Mcp(commands::mcp::Arguments),
     #[command(subcommand)]
     Template(commands::template::Command),
     #[command(subcommand)]
@@ -120,6 +121,7 @@ async fn dispatch(arguments: Arguments, output: Output) -> anyhow::Result<ExitCo
         Command::Rm(arguments) => commands::rm::run(arguments, client()?, output).await,
         Command::Logs(arguments) => commands::logs::run(arguments, client()?, output).await,
         Command::Metrics(arguments) => commands::metrics::run(arguments, client()?, output).await,
+        Command::Mcp(arguments) => commands::mcp::run(arguments, client()?).await,
         Command::Limits(arguments) => commands::limits::run(arguments, client()?, output).await,
     }
 }

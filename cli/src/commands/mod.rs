@@ -9,6 +9,7 @@ pub(crate) mod fork;
 pub(crate) mod limits;
 pub(crate) mod logs;
 pub(crate) mod ls;
+pub(crate) mod mcp;
 pub(crate) mod metrics;
 pub(crate) mod net_log;
 pub(crate) mod network;

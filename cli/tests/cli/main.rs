@@ -2,6 +2,7 @@
 
 mod files;
 mod machine;
+mod mcp;
 mod network;
 mod network_explain;
 mod support;
