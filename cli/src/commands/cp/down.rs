@@ -35,7 +35,7 @@ struct Entry {
 }
 
 impl Down<'_> {
-    pub(super) async fn to_stdout(&mut self, from: &str) -> anyhow::Result<()> {
+    pub(super) async fn print(&mut self, from: &str) -> anyhow::Result<()> {
         let mut download = self.sandbox.download(from, self.user).await?;
         self.report.begin(from);
         self.report.expect(download.size());
@@ -44,7 +44,7 @@ impl Down<'_> {
         out.flush().await.context("Cannot write to standard output")
     }
 
-    pub(super) async fn to_path(&mut self, from: &str, to: &Path, recursive: bool) -> anyhow::Result<()> {
+    pub(super) async fn save(&mut self, from: &str, to: &Path, recursive: bool) -> anyhow::Result<()> {
         let named = self.sandbox.stat(from, self.user).await?;
         match named.kind {
             FileType::File => {
@@ -104,7 +104,10 @@ impl Down<'_> {
                         Err(error) => Err(error),
                     }
                 }
-                FileType::Symlink | FileType::Unspecified => Ok(self.report.skip(&path, "not a regular file")),
+                FileType::Symlink | FileType::Unspecified => {
+                    self.report.skip(&path, "not a regular file");
+                    Ok(())
+                }
             };
             self.go_on(&path, copied)?;
         }
@@ -114,7 +117,10 @@ impl Down<'_> {
     fn go_on(&mut self, path: &str, copied: anyhow::Result<()>) -> anyhow::Result<()> {
         let Err(error) = copied else { return Ok(()) };
         match error.downcast_ref::<ClientError>() {
-            Some(ClientError::Refused { message, .. }) => Ok(self.report.fail(path, message)),
+            Some(ClientError::Refused { message, .. }) => {
+                self.report.fail(path, message);
+                Ok(())
+            }
             _ => Err(error.context(format!("Cannot copy {path}"))),
         }
     }

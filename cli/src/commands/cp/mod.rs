@@ -85,16 +85,16 @@ async fn copy(arguments: &Arguments, client: &Client, output: Output, report: &m
             let sandbox = connect::data_plane(client, id, output).await?;
             let mut down = down::Down { sandbox: &sandbox, user, report };
             match to {
-                Place::Local(to) => down.to_path(path, to, recursive).await,
-                _ => down.to_stdout(path).await,
+                Place::Local(to) => down.save(path, to, recursive).await,
+                _ => down.print(path).await,
             }
         }
         (from, Place::Sandbox { id, path }) => {
             let sandbox = connect::data_plane(client, id, output).await?;
             let mut up = up::Up::new(&sandbox, user, report);
             match from {
-                Place::Local(from) => up.from_path(from, path, recursive).await,
-                _ => up.from_stdin(path).await,
+                Place::Local(from) => up.send(from, path, recursive).await,
+                _ => up.send_stdin(path).await,
             }
         }
     }

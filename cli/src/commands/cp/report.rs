@@ -81,7 +81,12 @@ impl Report {
                 "files": self.files, "bytes": self.bytes, "skipped": self.skipped, "failed": self.failed, "notes": notes,
             }));
         } else if !quiet {
-            self.output.line(&format!("{} files, {}", self.files, bytes(self.bytes)));
+            self.output.line(&format!(
+                "{} file{}, {}",
+                self.files,
+                if self.files == 1 { "" } else { "s" },
+                bytes(self.bytes)
+            ));
         }
         if !self.output.is_json() {
             for (path, why) in &self.notes {

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::fs::{Metadata, OpenOptions};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context, bail};
 use futures_util::StreamExt;
@@ -39,7 +39,7 @@ impl<'a> Up<'a> {
         Self { sandbox, user, report, modes: BTreeMap::new(), waiting_bytes: 0 }
     }
 
-    pub(super) async fn from_stdin(&mut self, to: &str) -> anyhow::Result<()> {
+    pub(super) async fn send_stdin(&mut self, to: &str) -> anyhow::Result<()> {
         self.report.begin(to);
         let bar = self.report.bar();
         let content = ReaderStream::with_capacity(tokio::io::stdin(), PIECE);
@@ -51,7 +51,7 @@ impl<'a> Up<'a> {
         Ok(())
     }
 
-    pub(super) async fn from_path(&mut self, from: &Path, to: &str, recursive: bool) -> anyhow::Result<()> {
+    pub(super) async fn send(&mut self, from: &Path, to: &str, recursive: bool) -> anyhow::Result<()> {
         let metadata = from.metadata().with_context(|| format!("Cannot read {}", from.display()))?;
         let name = from.canonicalize().ok().and_then(|path| Some(path.file_name()?.to_str()?.to_owned()));
         let target = match self.sandbox.stat(to, self.user).await {
@@ -113,10 +113,13 @@ impl<'a> Up<'a> {
     }
 
     /// What the sandbox refuses is left out; anything else ends the copy.
-    async fn file_or_note(&mut self, from: &PathBuf, to: &str) -> anyhow::Result<()> {
+    async fn file_or_note(&mut self, from: &Path, to: &str) -> anyhow::Result<()> {
         let Err(error) = self.file(from, to, nix::libc::O_NOFOLLOW).await else { return Ok(()) };
         match error.downcast_ref::<ClientError>() {
-            Some(ClientError::Refused { message, .. }) => Ok(self.report.fail(to, message)),
+            Some(ClientError::Refused { message, .. }) => {
+                self.report.fail(to, message);
+                Ok(())
+            }
             _ => Err(error.context(format!("Cannot copy {}", from.display()))),
         }
     }
@@ -158,7 +161,7 @@ impl<'a> Up<'a> {
             match self.sandbox.run(&command).await {
                 Ok(output) if output.end.exited && output.end.exit_code == 0 => {}
                 Ok(_) | Err(ClientError::Refused { .. }) => {
-                    self.report.fail(&paths[0], &format!("copied, but chmod {mode:04o} failed"));
+                    self.report.fail(&paths[0], &format!("its content is there, but chmod {mode:04o} failed"));
                 }
                 Err(error) => return Err(error.into()),
             }
