@@ -1,6 +1,8 @@
 //! The `sandpiper` command, as a person or a script uses it.
 
+use std::fs::Permissions;
 use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Output, Stdio};
 
 use support::Host;
@@ -8,6 +10,9 @@ use support::Host;
 tests! {
     shared: [
         a_sandbox_is_kept_listed_used_logged_and_removed,
+        files_and_folders_are_copied_both_ways_and_listed,
+        a_port_is_exposed_and_listed,
+        an_agent_gets_a_machine_for_its_conversation,
         a_sandbox_is_paused_resumed_checkpointed_forked_and_restored,
         errors_say_what_is_wrong_and_have_their_own_exit_status,
     ],
@@ -38,6 +43,75 @@ async fn a_sandbox_is_kept_listed_used_logged_and_removed() {
     assert!(text(&run(host, &["logs", id]).stdout).contains("host"));
     assert_eq!(text(&run(host, &["rm", id]).stdout), format!("{id}\n"));
     assert!(!text(&run(host, &["ps", "--all"]).stdout).contains(id));
+}
+
+async fn files_and_folders_are_copied_both_ways_and_listed() {
+    let host = Host::shared();
+    let id = kept(host);
+    let scratch = tempfile::tempdir().unwrap();
+    let (source, back) = (scratch.path().join("src"), scratch.path().join("back"));
+    std::fs::create_dir_all(source.join("a/b")).unwrap();
+    std::fs::write(source.join("a/b/run.sh"), "#!/bin/sh\necho ran\n").unwrap();
+    std::fs::set_permissions(source.join("a/b/run.sh"), Permissions::from_mode(0o750)).unwrap();
+    // Links lead nowhere on the other side.
+    std::os::unix::fs::symlink("/etc/shadow", source.join("link")).unwrap();
+
+    run(host, &["cp", "-r", source.to_str().unwrap(), &format!("{id}:made/here")]);
+    assert_eq!(lines(host, &["exec", &id, "--", "made/here/a/b/run.sh"]), ["ran"]);
+    let listed = lines(host, &["ls", "-d", "9", &format!("{id}:made")]);
+    assert!(listed.iter().any(|line| line.contains("/home/user/made/here/a/b/run.sh")), "{listed:?}");
+    assert!(!listed.iter().any(|line| line.contains("link")), "{listed:?}");
+    run(host, &["cp", "-r", &format!("{id}:made/here"), back.to_str().unwrap()]);
+    let copied = back.join("a/b/run.sh");
+    assert_eq!(std::fs::metadata(&copied).unwrap().permissions().mode() & 0o777, 0o750);
+    assert_eq!(std::fs::read_to_string(&copied).unwrap(), "#!/bin/sh\necho ran\n");
+
+    piped(host, &["cp", "-", &format!("{id}:piped")], b"12345");
+    assert_eq!(text(&run(host, &["cp", &format!("{id}:piped"), "-"]).stdout), "12345");
+    let refused = host.cli(&["cp", &format!("{id}:/etc/shadow"), scratch.path().to_str().unwrap()]).output().unwrap();
+    assert_eq!(refused.status.code(), Some(125));
+    assert!(!scratch.path().join("shadow").exists());
+    run(host, &["rm", &id]);
+}
+
+async fn a_port_is_exposed_and_listed() {
+    let host = Host::shared();
+    let id = kept(host);
+
+    let exposed = lines(host, &["--json", "ports", &id, "--expose", "8000", "--public"]);
+    let url = serde_json::from_str::<serde_json::Value>(&exposed[0]).unwrap()["url"].as_str().unwrap().to_owned();
+    let listed = lines(host, &["ports", &id]);
+    assert!(listed.iter().any(|line| line.contains(&url) && line.contains("closed")), "{listed:?}");
+    run(host, &["ports", &id, "--unexpose", "8000"]);
+    assert!(lines(host, &["ports", &id])[0].contains("--expose"));
+    assert!(lines(host, &["limits"]).iter().any(|line| line.contains("sandboxes")));
+    run(host, &["rm", &id]);
+}
+
+/// The protocol by the letter: a conversation of two calls on standard input.
+async fn an_agent_gets_a_machine_for_its_conversation() {
+    let host = Host::shared();
+    let before: Vec<String> = host.client.list("").await.unwrap().into_iter().map(|sandbox| sandbox.id).collect();
+    let messages = [
+        r#"{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-06-18","capabilities":{},"clientInfo":{"name":"e2e","version":"1"}}}"#,
+        r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#,
+        r#"{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":"run_code","arguments":{"language":"python","code":"print(2**100)"}}}"#,
+    ];
+
+    let printed = piped(host, &["mcp"], format!("{}\n", messages.join("\n")).as_bytes());
+
+    assert!(printed.contains("1267650600228229401496703205376"), "{printed}");
+    let made = host
+        .client
+        .list("")
+        .await
+        .unwrap()
+        .into_iter()
+        .filter(|sandbox| !before.contains(&sandbox.id) && sandbox.raw["metadata"]["made-by"] == "mcp");
+    let made: Vec<_> = made.collect();
+    assert_eq!(made.len(), 1, "{made:?}");
+    assert!(matches!(made[0].state.as_str(), "stopping" | "stopped"), "{made:?}");
+    run(host, &["rm", &made[0].id]);
 }
 
 async fn a_sandbox_is_paused_resumed_checkpointed_forked_and_restored() {
@@ -86,6 +160,13 @@ async fn errors_say_what_is_wrong_and_have_their_own_exit_status() {
     assert!(text(&missing.stderr).contains("not_found"), "{}", text(&missing.stderr));
     assert!(text(&unreachable.stderr).contains("sandpiper up"), "{}", text(&unreachable.stderr));
     assert!(text(&json.stdout).contains(r#""error":"not_found""#), "{}", text(&json.stdout));
+}
+
+/// The id of a new sandbox.
+fn kept(host: &Host) -> String {
+    let ran = run(host, &["--json", "run", "--keep", "--", "true"]);
+    let created: serde_json::Value = serde_json::from_str(text(&ran.stdout).lines().next().unwrap()).unwrap();
+    created["sandbox"]["id"].as_str().unwrap().to_owned()
 }
 
 fn run(host: &Host, arguments: &[&str]) -> Output {
