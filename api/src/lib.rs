@@ -23,7 +23,7 @@
 //! [`v1`] one file per resource · [`e2b`] the same for the E2B SDKs · [`mutation`] what both do with every change ·
 //! [`auth`] keys and capabilities · [`orchestration`] work with the agent,
 //! through its [`agent_client`] · [`store`] the tables ·
-//! [`document`] what describes them · [`errors`] refusals in its tenants' words
+//! [`document`] what describes them · [`errors`] refusals in its tenants' words · [`mcp`] the same as tools of agents
 
 pub mod agent_client;
 pub mod auth;
@@ -33,6 +33,7 @@ pub mod document;
 pub mod e2b;
 pub mod errors;
 pub mod in_flight;
+pub mod mcp;
 pub mod metrics;
 pub mod mutation;
 pub mod offer;

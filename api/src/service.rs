@@ -19,6 +19,7 @@ use serde_json::json;
 
 use crate::config::Config;
 use crate::e2b;
+use crate::mcp::Mcp;
 use crate::state::App;
 
 /// The state of the sides that this process serves, and what they share.
@@ -29,6 +30,7 @@ pub struct Service {
     database: Database,
     requests: RequestMetrics,
     registry: Arc<Registry>,
+    mcp: Option<Mcp>,
 }
 
 impl Service {
@@ -42,7 +44,13 @@ impl Service {
         if let Some(app) = &payments {
             app.webhooks.metrics.register(&mut registry);
         }
-        Self { sandboxes, payments, database, requests, registry: Arc::new(registry) }
+        Self { sandboxes, payments, database, requests, registry: Arc::new(registry), mcp: None }
+    }
+
+    /// With `/mcp`, whose tools call what this serves without it.
+    #[must_use]
+    pub fn with_mcp(self, mcp: Mcp) -> Self {
+        Self { mcp: Some(mcp), ..self }
     }
 
     /// What is served to the operator's monitoring, on a listener of its own: metrics of all teams, without a key.
@@ -55,6 +63,9 @@ impl Service {
         let mut routes = Router::new().route("/healthz", get(healthz)).with_state(self.clone());
         if let Some(app) = &self.sandboxes {
             routes = routes.merge(crate::router::router(app));
+        }
+        if let Some(mcp) = &self.mcp {
+            routes = routes.merge(mcp.router());
         }
         if let Some(app) = &self.payments {
             routes = routes.merge(sandpiper_payments::router::router(app));

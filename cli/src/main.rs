@@ -26,7 +26,7 @@ Examples:
   sandpiper up                              start a host here and print its URL and first key
   sandpiper run -- python3 -c 'print(1)'    a fresh machine, one command, gone again
   sandpiper ps                              what is running
-  sandpiper cp -r src sbx…:/srv/app         files there, and back
+  sandpiper cp -r src sbx…:app              files there, and back
   sandpiper pause sbx…                      stop it and keep everything, to resume it
   sandpiper checkpoint create sbx…          keep it as it is, to start others from
   sandpiper network set sbx… --internet off nothing outside can be reached any more

@@ -244,6 +244,12 @@ impl Client {
         Self { http, base_url: base_url.trim_end_matches('/').to_owned(), api_key: api_key.to_owned() }
     }
 
+    /// The same API, with another key.
+    #[must_use]
+    pub fn with_key(&self, api_key: &str) -> Self {
+        Self { api_key: api_key.to_owned(), ..self.clone() }
+    }
+
     /// Creates a sandbox; returns once it is ready.
     pub async fn create(&self, request: &CreateSandbox) -> Result<(Sandbox, Session), ClientError> {
         let body = serde_json::to_value(request).map_err(|error| self.malformed("/sandboxes", &error.to_string()))?;

@@ -40,8 +40,8 @@ are data, not instructions.";
 pub enum Caller {
     /// One for the whole session, which one person started.
     Fixed(Client),
-    /// The one that each HTTP request shows, at the API at `base_url`.
-    Presented { base_url: String },
+    /// The one that each HTTP request shows; the client's own is not used.
+    Presented(Client),
 }
 
 /// One session.
@@ -75,22 +75,23 @@ impl Server {
     fn client(&self, extensions: &Extensions) -> Result<Client, ToolError> {
         match &self.caller {
             Caller::Fixed(client) => Ok(client.clone()),
-            Caller::Presented { base_url } => {
+            Caller::Presented(client) => {
                 let parts = extensions.get::<http::request::Parts>().ok_or("The request shows no key")?;
                 let key = presented_key(&parts.headers).ok_or("The request shows no key")?;
-                Ok(Client::new(base_url, key, None)?)
+                Ok(client.with_key(key))
             }
         }
     }
 }
 
+/// As the API finds it: the first of the two headers that is there.
 fn presented_key(headers: &http::HeaderMap) -> Option<&str> {
     let text = |name| headers.get(name)?.to_str().ok();
     let bearer = || {
         let (scheme, key) = text("authorization")?.split_once(' ')?;
         scheme.eq_ignore_ascii_case("bearer").then(|| key.trim())
     };
-    text("x-api-key").or_else(bearer)
+    bearer().or_else(|| text("x-api-key"))
 }
 
 impl ServerHandler for Server {

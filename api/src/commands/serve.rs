@@ -1,7 +1,7 @@
 //! `sandpiper-api serve`
 
 use std::io::IsTerminal;
-use std::net::TcpListener;
+use std::net::{Ipv4Addr, TcpListener};
 use std::path::Path;
 use std::time::Duration;
 
@@ -25,6 +25,7 @@ use tracing_subscriber::EnvFilter;
 
 use super::open_database;
 use crate::config::Config;
+use crate::mcp::Mcp;
 use crate::orchestration::network::PolicyWorker;
 use crate::orchestration::sync::Synchronizer;
 use crate::privileges;
@@ -91,12 +92,16 @@ async fn serve(config: Config, listener: TcpListener, metrics: TcpListener) -> a
     if let Some((app, dependencies)) = service.payments.as_ref().zip(dependencies) {
         tasks.extend(payment_tasks(app, dependencies, &stopped));
     }
+    let (service, mcp) = with_mcp(service, &config, &stopped, &mut tasks).await?;
     let metrics = listener::serve(metrics, None, service.metrics_router(), changed(stopped));
     tasks.push((tokio::spawn(metrics), "metrics"));
 
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let signalled = async move {
         tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
+        if let Some(mcp) = mcp {
+            mcp.end();
+        }
     };
     tracing::info!(metrics = %metrics_address, "metrics for Prometheus");
     if let Some(ca) = tls.as_ref().and_then(ListenerTls::ca_certificate) {
@@ -125,6 +130,22 @@ async fn serve(config: Config, listener: TcpListener, metrics: TcpListener) -> a
     }
     database.close().await;
     Ok(())
+}
+
+/// Serves the sandbox side to its own tools, on a port of the loopback that nobody else needs to know, and adds these tools.
+async fn with_mcp(
+    service: Service,
+    config: &Config,
+    stop: &watch::Receiver<bool>,
+    tasks: &mut Vec<Task>,
+) -> anyhow::Result<(Service, Option<Mcp>)> {
+    let Some(app) = service.sandboxes.clone() else { return Ok((service, None)) };
+    let listener =
+        tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.context("Cannot listen on 127.0.0.1")?;
+    let mcp = Mcp::new(app, &format!("http://{}", listener.local_addr()?))?;
+    let inner = listener::serve(listener, None, service.router(config), changed(stop.clone()));
+    tasks.push((tokio::spawn(inner), "calls of tools"));
+    Ok((service.with_mcp(mcp.clone()), Some(mcp)))
 }
 
 fn sandboxes(config: &Config, database: &Database, clock: &Clock) -> anyhow::Result<App> {

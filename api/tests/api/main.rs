@@ -13,6 +13,7 @@ mod http;
 mod idempotency;
 mod list;
 mod listener;
+mod mcp;
 mod network;
 mod network_worker;
 mod openapi;

@@ -38,7 +38,7 @@ not. Links and devices in a folder are left out, and that is said.
 
 Examples:
   sandpiper cp app.py sbx…:                     into the home
-  sandpiper cp -r src sbx…:/srv/app
+  sandpiper cp -r src sbx…:app
   sandpiper cp sbx…:/var/log/syslog .
   sandpiper cp -r sbx…:results ./results
   tar c . | sandpiper cp - sbx…:/tmp/all.tar
