@@ -37,9 +37,10 @@ export async function raises(kind, call) {
   throw new Error(`no ${kind.name} was thrown; the result was ${JSON.stringify(result)}`)
 }
 
-// What a check works with: sandboxes that are killed at the end.
+// What a check works with: sandboxes of its own, which are killed when it ends: a host holds a dozen.
 export class Context {
   #created = []
+  #kept = []
   #shared
 
   constructor(transport) {
@@ -48,7 +49,7 @@ export class Context {
 
   // One for all checks that leave it as it was, but for files of their own.
   async sandbox() {
-    this.#shared ??= await this.create({ envs: { FRUIT: 'mango' } })
+    this.#shared ??= this.keep(await this.create({ envs: { FRUIT: 'mango' } }))
     return this.#shared
   }
 
@@ -58,6 +59,13 @@ export class Context {
 
   adopt(sandbox) {
     this.#created.push(sandbox)
+    return sandbox
+  }
+
+  // Has it killed at the end of the run instead of the check's.
+  keep(sandbox) {
+    this.#created = this.#created.filter((one) => one !== sandbox)
+    this.#kept.push(sandbox)
     return sandbox
   }
 
@@ -78,11 +86,19 @@ export class Context {
     }
   }
 
+  async endCheck() {
+    await killAll(this.#created.splice(0))
+  }
+
   async end() {
-    for (const sandbox of this.#created) {
-      // A check that failed may have left it in any state.
-      await sandbox.kill().catch((error) => report({ event: 'note', text: `${sandbox.sandboxId} was not killed: ${error}` }))
-    }
+    await killAll(this.#kept.splice(0))
+  }
+}
+
+async function killAll(sandboxes) {
+  for (const sandbox of sandboxes) {
+    // A check that failed may have left it in any state.
+    await sandbox.kill().catch((error) => report({ event: 'note', text: `${sandbox.sandboxId} was not killed: ${error}` }))
   }
 }
 
@@ -106,6 +122,7 @@ export async function run(context, groups, text, absent) {
       report({ event: 'note', text: String(error?.stack) })
     }
     report({ ...told, seconds: (Date.now() - began) / 1000 })
+    await context.endCheck()
   }
   await context.end()
 }

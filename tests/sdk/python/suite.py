@@ -64,17 +64,17 @@ async def raises(kind, value):
 
 
 class Context:
-    """What a check works with: the SDK, and sandboxes that are killed at the end."""
+    """What a check works with: the SDK, and sandboxes of its own, which are killed when it ends: a host holds a dozen."""
 
     def __init__(self, e2b, is_async, transport, ca):
         self.e2b, self.is_async, self.transport, self.ca = e2b, is_async, transport, ca
         self.Sandbox = e2b.AsyncSandbox if is_async else e2b.Sandbox
-        self._shared, self._created = None, []
+        self._shared, self._created, self._kept = None, [], []
 
     async def sandbox(self):
         """One for all checks that leave it as it was, but for files of their own."""
         if self._shared is None:
-            self._shared = await self.create(envs={"FRUIT": "mango"})
+            self._shared = self.keep(await self.create(envs={"FRUIT": "mango"}))
         return self._shared
 
     async def create(self, *arguments, sdk=None, **options):
@@ -83,8 +83,14 @@ class Context:
         return self.adopt(sandbox)
 
     def adopt(self, sandbox):
-        """Has a sandbox killed at the end."""
+        """Has a sandbox killed when the check ends."""
         self._created.append(sandbox)
+        return sandbox
+
+    def keep(self, sandbox):
+        """Has it killed at the end of the run instead."""
+        self._created.remove(sandbox)
+        self._kept.append(sandbox)
         return sandbox
 
     async def sh(self, sandbox, command, **options):
@@ -106,8 +112,15 @@ class Context:
             else:
                 time.sleep(0.2)
 
+    async def end_check(self):
+        await self._kill_all(self._created)
+
     async def end(self):
-        for sandbox in self._created:
+        await self._kill_all(self._kept)
+
+    async def _kill_all(self, sandboxes):
+        while sandboxes:
+            sandbox = sandboxes.pop()
             try:
                 await of(sandbox.kill())
             except Exception as error:  # a check that failed may have left it in any state
@@ -143,6 +156,7 @@ async def run_one(context, one):
         report(event="note", text=traceback.format_exc())
     report(event="check", check=one.name, calls=list(one.calls), result=result, detail=detail[:2000],
            seconds=round(time.monotonic() - began, 2))
+    await context.end_check()
 
 
 def drive(work, is_async):

@@ -59,7 +59,7 @@ async function interpreter(t) {
         if (!/not open|502/.test(error.message)) throw error
       }
     })
-    shared = sandbox
+    shared = t.keep(sandbox)
   }
   return shared
 }

@@ -66,5 +66,5 @@ async def interpreter(t):
                     return False
                 raise
         await t.until("the interpreter", answers)
-        _SANDBOX.append(sandbox)
+        _SANDBOX.append(t.keep(sandbox))
     return _SANDBOX[0]
