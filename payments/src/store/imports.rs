@@ -1,9 +1,10 @@
 //! How markets, banks and operators are brought in: all of a file or nothing, and nobody has to wait for it.
 //!
 //! A file may have many thousands of entries, and there is one writer for everything, payments included. So its banks and
-//! operators are *staged* first: written into a table that nobody reads, a few hundred in a transaction, between which
-//! others have their turns. One last transaction, of a few statements however many entries there are, *puts them in place*
-//! with the markets and the audit's entry. How long it takes is why a file may only have so many entries.
+//! operators are *staged* first: written into a table that nobody reads, a few at a time, and between two transactions as
+//! long a pause as the first took, which is the others' time. One last transaction, of a few statements however many
+//! entries there are, *puts them in place* with the markets and the audit's entry. How long it takes is why a file may only
+//! have so many entries.
 //!
 //! What was staged is removed afterwards, likewise in parts; after a crash, by the next import.
 
@@ -12,11 +13,12 @@ use sandpiper_db::{Statement, StoreError, Tx, audit, to_ms};
 use sandpiper_discovery::{Audience, Market, Seed};
 use sandpiper_protocol::error_chain::chain;
 use sandpiper_protocol::id;
+use tokio::time::{Instant, sleep};
 
 use super::discovery::{Discovery, advance};
 
 /// Rows of a statement, and of a transaction that stages.
-const AT_ONCE: usize = 256;
+const AT_ONCE: usize = 64;
 /// What has been staged for longer is of a process that died.
 const ABANDONED: SignedDuration = SignedDuration::from_hours(1);
 
@@ -73,9 +75,11 @@ impl Discovery {
 
     async fn stage_and_put_in_place(&self, import: &str, seed: &Seed, entry: audit::Entry) -> Result<(), StoreError> {
         for (index, part) in rows(seed).chunks(AT_ONCE).enumerate() {
+            let began = Instant::now();
             let mut tx = self.database.write_shared().await?;
             stage(&mut tx, import, index * AT_ONCE, part, entry.at).await?;
             tx.commit().await?;
+            sleep(began.elapsed()).await;
         }
         let mut tx = self.database.write().await?;
         put_in_place(&mut tx, import, &seed.markets).await?;
@@ -88,12 +92,14 @@ impl Discovery {
     async fn clean_up(&self, import: &str, now: Timestamp) -> Result<(), StoreError> {
         let abandoned = now.saturating_sub(ABANDONED).unwrap_or(now);
         loop {
+            let began = Instant::now();
             let mut tx = self.database.write_shared().await?;
             let removed = unstage(&mut tx, import, abandoned).await?;
             tx.commit().await?;
             if removed == 0 {
                 return Ok(());
             }
+            sleep(began.elapsed()).await;
         }
     }
 }
