@@ -61,7 +61,8 @@ class Host:
         if not line:
             with open(self.log, errors="replace") as log:
                 raise SystemExit("error: the host did not start:\n" + "".join(log.readlines()[-40:]))
-        self.key = json.loads(line)["api_key"]
+        # The same key as the SDKs spell it: some look at it before they send it.
+        self.key = json.loads(line)["api_key"].replace("spk_", "e2b_", 1)
         if self.transport == "hosts":
             self.names = names.Server(DOMAIN)
             self.ca = self.work.name + "/ca.pem"

@@ -14,6 +14,7 @@ otherwise target/release.
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -48,6 +49,8 @@ def plan(sdk):
 
 
 def main():
+    # Ended by its starter, it ends its host too.
+    signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--only", default="")
     options.add_argument("--check", default="")
@@ -87,7 +90,7 @@ def name_of(sdk):
 def run_all(host, sdks, text, results):
     # One client of each language at a time: guests are slow, and the machine is not large.
     lanes = [[sdk for sdk in sdks if sdk["language"] == language] for language in ("python", "javascript")]
-    threads = [threading.Thread(target=lane, args=(host, some, text, results)) for some in lanes]
+    threads = [threading.Thread(target=lane, args=(host, some, text, results), daemon=True) for some in lanes]
     for thread in threads:
         thread.start()
     for thread in threads:
