@@ -1,7 +1,7 @@
 //! The `sandpiper` command, as a person or a script uses it.
 
 use std::fs::Permissions;
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Output, Stdio};
 
@@ -98,9 +98,16 @@ async fn an_agent_gets_a_machine_for_its_conversation() {
         r#"{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":"run_code","arguments":{"language":"python","code":"print(2**100)"}}}"#,
     ];
 
-    let printed = piped(host, &["mcp"], format!("{}\n", messages.join("\n")).as_bytes());
+    let mut agent = host.cli(&["mcp"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut input = agent.stdin.take().unwrap();
+    writeln!(input, "{}", messages.join("\n")).unwrap();
+    let mut responses = BufReader::new(agent.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let response = responses.find(|line| line.contains(r#""id":2"#)).unwrap();
+    // The conversation's end.
+    drop(input);
+    assert!(agent.wait().unwrap().success());
 
-    assert!(printed.contains("1267650600228229401496703205376"), "{printed}");
+    assert!(response.contains("1267650600228229401496703205376"), "{response}");
     let made = host
         .client
         .list("")
