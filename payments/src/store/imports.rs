@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep};
 
 use super::discovery::{Discovery, advance};
 
-/// Rows of a statement, and of a transaction that stages.
+/// Rows of a statement, and of a transaction that stages: a power of four, to which statements are filled up.
 const AT_ONCE: usize = 64;
 /// What has been staged for longer is of a process that died.
 const ABANDONED: SignedDuration = SignedDuration::from_hours(1);
