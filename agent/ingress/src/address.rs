@@ -1,7 +1,8 @@
-//! Which sandbox a request is for: by its host name ([`crate::route`]), or else by header fields of the E2B SDKs.
+//! Whom a request is for: by its host name ([`crate::route`]), or else by header fields of the E2B SDKs.
 //!
 //! | host | leads to |
 //! |---|---|
+//! | `api.<data_plane_host>` | the API, whatever the fields say: [`crate::api`] |
 //! | one below `data_plane_host`, by [`route`] | the sandbox that it names, whatever the fields say |
 //! | any other, with `E2b-Sandbox-Id` and `E2b-Sandbox-Port` | that sandbox, that port; 49983 is the data plane |
 //! | any other, and the request is a signed file URL | the sandbox whose token made the signature: [`crate::signed`] |
@@ -13,15 +14,19 @@ use sandpiper_protocol::guest::DATA_PLANE_PORT;
 
 use super::headers::list;
 use super::refusal::Refusal;
-use super::route::{Door, Route, is_token, route};
+use super::route::{Door, Route, is_token, label, route};
 
 const SANDBOX_ID: HeaderName = HeaderName::from_static("e2b-sandbox-id");
 const SANDBOX_PORT: HeaderName = HeaderName::from_static("e2b-sandbox-port");
+
+/// The label that the SDKs give to the API. No sandbox has it: route tokens and ids are longer.
+const API: &str = "api";
 
 /// Whom a request is for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Address {
     Sandbox(Route),
+    Api,
     /// The request does not say; a signature may.
     Plain,
 }
@@ -32,7 +37,11 @@ pub(super) enum Address {
 ///
 /// One of the two fields without the other, twice, or not what it should be.
 pub(super) fn address(host: &str, headers: &HeaderMap, data_plane_host: &str) -> Result<Address, Refusal> {
-    if let Some(route) = route(host, data_plane_host).filter(|route| !is_shared(route)) {
+    let label = label(host, data_plane_host);
+    if label.as_deref() == Some(API) {
+        return Ok(Address::Api);
+    }
+    if let Some(route) = label.as_deref().and_then(route).filter(|route| !is_shared(route)) {
         return Ok(Address::Sandbox(route));
     }
     let (id, port) = match (only(headers, &SANDBOX_ID)?, only(headers, &SANDBOX_PORT)?) {
@@ -72,6 +81,7 @@ fn only<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a str>
 #[cfg(test)]
 mod tests {
     use super::*;
+    use sandpiper_protocol::id;
 
     fn of(host: &str, fields: &[(&'static str, &'static str)]) -> Result<Address, Refusal> {
         let field = |(name, value): &(&'static str, &'static str)| {
@@ -93,6 +103,19 @@ mod tests {
         let port = [("e2b-sandbox-id", "sbxabc"), ("e2b-sandbox-port", "3000")];
         assert_eq!(of("localhost", &port), sandbox("sbxabc", Door::Port(3000)));
         assert_eq!(of("localhost", &[]), Ok(Address::Plain));
+    }
+
+    #[test]
+    fn one_name_is_the_apis_and_no_sandbox_ever_has_it() {
+        let fields = [("e2b-sandbox-id", "sbxabc"), ("e2b-sandbox-port", "49983")];
+        for host in ["api.sandbox.localhost", "API.Sandbox.LOCALHOST.:7080"] {
+            assert_eq!(of(host, &fields), Ok(Address::Api), "{host}");
+        }
+        assert_eq!(of("49983-api.sandbox.localhost", &[]), sandbox("api", Door::DataPlane));
+        assert_eq!(of("p80-api.sandbox.localhost", &[]), sandbox("api", Door::Port(80)));
+        assert_eq!(of("api.api.sandbox.localhost", &[]), Ok(Address::Plain));
+        let names = [id::route_token(), id::generate("sbx")];
+        assert!(names.iter().all(|name| is_token(name) && name.len() > API.len()), "{names:?}");
     }
 
     #[test]

@@ -12,21 +12,21 @@ use super::grant::Revoked;
 use super::limits::Occupied;
 use super::link::{BodyError, Lease};
 
-/// Either a short text of our own, or what a guest sends, passed on as it comes.
+/// Either a short text of our own, or what a guest or the API sends, passed on as it comes.
 pub(super) enum Body {
     Small(Full<Bytes>),
-    Guest(Box<GuestBody>),
+    Streamed(Box<StreamedBody>),
 }
 
-/// A guest's body with what it holds on to. When it is complete, the link to the guest is free for another request. When
+/// A server's body with what it holds on to. When it is complete, the link to the server is free for another request. When
 /// it is dropped before, because the client has gone, the link is closed. In both cases its places are free again.
 ///
-/// An error here (the guest broke off) makes hyper end the client's response abnormally: a missing last chunk, a missing
+/// An error here (the server broke off) makes hyper end the client's response abnormally: a missing last chunk, a missing
 /// rest, or a reset HTTP/2 stream. Nothing may turn it into a clean end, because that would look like a complete answer.
-pub(super) struct GuestBody {
+pub(super) struct StreamedBody {
     /// Until the end.
     held: Option<Held>,
-    /// The guest has broken off, or the client may not go on. The client is told in the next poll: until then hyper sends what came before, which it
+    /// The server has broken off, or the client may not go on. The client is told in the next poll: until then hyper sends what came before, which it
     /// throws away at an error.
     broken: Option<BodyError>,
 }
@@ -46,14 +46,14 @@ impl Body {
         Body::Small(Full::new(text))
     }
 
-    pub(super) fn guest(lease: Lease, occupied: Occupied, revoked: Revoked) -> Body {
-        let mut body = GuestBody { held: Some(Held { lease, revoked, _occupied: occupied }), broken: None };
+    pub(super) fn streamed(lease: Lease, occupied: Occupied, revoked: Revoked) -> Body {
+        let mut body = StreamedBody { held: Some(Held { lease, revoked, _occupied: occupied }), broken: None };
         body.let_go_at_end();
-        Body::Guest(Box::new(body))
+        Body::Streamed(Box::new(body))
     }
 }
 
-impl GuestBody {
+impl StreamedBody {
     /// To be called after each frame: when hyper knows that there is no more, it does not ask again.
     fn let_go_at_end(&mut self) {
         if let Some(held) = self.held.take_if(|held| held.lease.is_end_stream()) {
@@ -76,7 +76,7 @@ impl HttpBody for Body {
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let body = match self.get_mut() {
             Body::Small(body) => return Pin::new(body).poll_frame(cx).map_err(|never| match never {}),
-            Body::Guest(body) => body,
+            Body::Streamed(body) => body,
         };
         if let Some(error) = body.broken.take() {
             return Poll::Ready(Some(Err(error)));
@@ -104,14 +104,14 @@ impl HttpBody for Body {
     fn is_end_stream(&self) -> bool {
         match self {
             Body::Small(body) => body.is_end_stream(),
-            Body::Guest(body) => body.held.is_none() && body.broken.is_none(),
+            Body::Streamed(body) => body.held.is_none() && body.broken.is_none(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match self {
             Body::Small(body) => body.size_hint(),
-            Body::Guest(body) => body.held.as_ref().map_or(SizeHint::with_exact(0), |held| held.lease.size_hint()),
+            Body::Streamed(body) => body.held.as_ref().map_or(SizeHint::with_exact(0), |held| held.lease.size_hint()),
         }
     }
 }

@@ -4,7 +4,8 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use ipnet::IpNet;
-use serde::Deserialize;
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer};
 
 mod tls;
 
@@ -21,6 +22,9 @@ pub struct IngressConfig {
     /// Port in URLs, where it is not the listener's (a load balancer or a port forward stands in between).
     pub public_port: Option<u16>,
     pub tls: Tls,
+    /// Where the API listens, without TLS: it gets the requests for `api.<data_plane_host>`. Written as an address or `"off"`.
+    #[serde(deserialize_with = "address_or_off")]
+    pub api: Option<SocketAddr>,
     /// Networks of proxies in front of this one. What they say about the client (`X-Forwarded-For`, `Forwarded`) is
     /// believed and passed on; what anyone else says is dropped.
     pub trusted_proxies: Vec<IpNet>,
@@ -47,6 +51,7 @@ impl Default for IngressConfig {
             data_plane_host: "sandbox.localhost".to_owned(),
             public_port: None,
             tls: Tls::Off,
+            api: None,
             trusted_proxies: Vec::new(),
             max_connections: 4096,
             max_connections_per_client: 1024,
@@ -69,6 +74,8 @@ pub enum ConfigError {
     Host(String),
     #[error("ingress.public_port must not be 0")]
     PublicPort,
+    #[error("ingress.api = \"{0}\" is the ingress itself: give the address that the API listens on")]
+    ApiIsIngress(SocketAddr),
     #[error("ingress.{0} must be at least 1")]
     Zero(&'static str),
     #[error("ingress.tls.acme.{key} {problem}")]
@@ -83,6 +90,9 @@ impl IngressConfig {
         }
         if self.public_port == Some(0) {
             return Err(ConfigError::PublicPort);
+        }
+        if let Some(api) = self.api.filter(|api| is_same_listener(*api, self.listen)) {
+            return Err(ConfigError::ApiIsIngress(api));
         }
         let positive = [
             ("max_connections", self.max_connections as u64),
@@ -106,6 +116,22 @@ impl IngressConfig {
     pub fn body_timeout(&self) -> Duration {
         seconds(self.body_timeout_seconds)
     }
+}
+
+fn address_or_off<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<SocketAddr>, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    if text == "off" {
+        return Ok(None);
+    }
+    let wrong =
+        |_| D::Error::custom(format_args!("{text:?} is neither \"off\" nor an address and a port: \"127.0.0.1:7070\""));
+    text.parse().map(Some).map_err(wrong)
+}
+
+/// Whether who connects to `address` may meet the listener at `listen`.
+fn is_same_listener(address: SocketAddr, listen: SocketAddr) -> bool {
+    let anywhere = address.ip().is_unspecified() || listen.ip().is_unspecified();
+    address.port() == listen.port() && (anywhere || address.ip() == listen.ip())
 }
 
 /// At most a year: far beyond any use, and far from where adding it to a clock overflows.
@@ -137,8 +163,22 @@ mod tests {
     fn mistakes_are_named() {
         assert!(parse("lisen = '127.0.0.1:1'").expect_err("a typo").contains("lisen"));
         assert!(parse("trusted_proxies = ['10.0.0.0']").expect_err("no network").contains("trusted_proxies"));
+        assert!(parse("api = 'http://127.0.0.1:7070'").expect_err("no address").contains("127.0.0.1:7070"));
         let zero = parse("body_timeout_seconds = 0").expect("well-formed").validate();
         assert_eq!(zero, Err(ConfigError::Zero("body_timeout_seconds")));
+    }
+
+    #[test]
+    fn the_api_is_off_or_another_listener() {
+        let with = |text: &str| parse(text).expect("well-formed");
+        assert_eq!(with("").api, None);
+        assert_eq!(with("api = 'off'").api, None);
+        assert_eq!(with("api = '127.0.0.1:7070'").api, Some(SocketAddr::from(([127, 0, 0, 1], 7070))));
+        assert_eq!(with("listen = '127.0.0.1:1'\napi = '127.0.0.2:1'").validate(), Ok(()));
+        for listen in ["127.0.0.1:1", "0.0.0.0:1", "[::]:1"] {
+            let own = with(&format!("listen = '{listen}'\napi = '127.0.0.1:1'")).validate();
+            assert!(matches!(own, Err(ConfigError::ApiIsIngress(_))), "{listen}: {own:?}");
+        }
     }
 
     #[test]

@@ -2,16 +2,19 @@
 
 use std::error::Error as _;
 use std::io;
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use http::{Request, Response};
 use sandpiper_protocol::guest::DATA_PLANE_PORT;
-use tokio::net::UnixStream;
+use tokio::net::{TcpStream, UnixStream};
+use tokio::time::timeout;
+use tokio_util::either::Either;
 use tracing::debug;
 
-use super::http1::SendError;
+use super::http1::{SendError, Stream};
 use super::link::{Lease, Link, Pool, Server, Unanswered};
 use super::refusal::Refusal;
 use super::route::Door;
@@ -36,14 +39,20 @@ pub(super) async fn exchange(
         }
     }
     let stream = connect(&server).await?;
-    let mut link = Link::open(stream, server.protocol, idle_timeout).await?;
+    let mut link = Link::open(stream, server.protocol(), idle_timeout).await?;
     let head = link.send(request).await.map_err(|unanswered| unanswered.why)?;
     Ok((head, Lease::new(link, server, pool.clone())))
 }
 
-async fn connect(server: &Server) -> Result<UnixStream, Refusal> {
-    let path = Path::new(&server.vsock);
-    let result = match server.door {
+async fn connect(server: &Server) -> Result<Stream, Refusal> {
+    match server {
+        Server::Guest { vsock, door, .. } => connect_to_guest(Path::new(vsock), *door).await.map(Either::Left),
+        Server::Api(address) => connect_to_api(*address).await.map(Either::Right),
+    }
+}
+
+async fn connect_to_guest(path: &Path, door: Door) -> Result<UnixStream, Refusal> {
+    let result = match door {
         Door::DataPlane => vsock::connect(path, DATA_PLANE_PORT, CONNECT_TIMEOUT).await.map_err(Into::into),
         Door::Port(port) => vsock::forward(path, port, CONNECT_TIMEOUT).await,
     };
@@ -53,6 +62,19 @@ async fn connect(server: &Server) -> Result<UnixStream, Refusal> {
             ForwardError::Refused { port } => Refusal::PortClosed(port),
             ForwardError::Guest(_) => Refusal::Unreachable,
         }
+    })
+}
+
+async fn connect_to_api(address: SocketAddr) -> Result<TcpStream, Refusal> {
+    let connected = timeout(CONNECT_TIMEOUT, TcpStream::connect(address)).await;
+    let stream = connected.unwrap_or_else(|elapsed| Err(elapsed.into())).and_then(|stream| {
+        // A head and a body are two writes.
+        stream.set_nodelay(true)?;
+        Ok(stream)
+    });
+    stream.map_err(|error| {
+        debug!(%address, %error, "The API was not reached");
+        Refusal::Unreachable
     })
 }
 

@@ -1,4 +1,4 @@
-//! HTTP/1.1 to a server in a guest: one request at a time on one connection.
+//! HTTP/1.1 to a server in a guest, or to the API: one request at a time on one connection.
 //!
 //! Most of what passes through the proxy is a short request without a body and a short answer, and what a general client
 //! does to hand both from task to task was a third of all work. Here, whoever waits for an answer reads it. A body is
@@ -20,7 +20,8 @@ use http::{Method, Request, Response, StatusCode};
 use http_body_util::BodyExt;
 use hyper::body::{Body as _, Frame};
 use tokio::io::{AsyncWriteExt as _, ReadHalf, WriteHalf};
-use tokio::net::UnixStream;
+use tokio::net::{TcpStream, UnixStream};
+use tokio_util::either::Either;
 use tokio_util::io::poll_read_buf;
 use tokio_util::task::AbortOnDropHandle;
 
@@ -35,7 +36,10 @@ const HEAD: usize = 1024;
 const READ_SIZE: usize = 8 * 1024;
 const MAX_READ_SIZE: usize = 64 * 1024;
 
-type Io = IdleIo<UnixStream>;
+/// A connection into a guest, or one to the API.
+pub(super) type Stream = Either<UnixStream, TcpStream>;
+
+type Io = IdleIo<Stream>;
 
 /// A connection, and where it stands in an exchange.
 pub(super) struct Http1 {
@@ -323,7 +327,7 @@ mod tests {
         piece: usize,
     ) -> Result<(u16, String, HeaderMap, bool), SendError> {
         let (near, mut far) = UnixStream::pair().expect("a pair of sockets");
-        let mut link = Http1::new(IdleIo::new(near, Duration::from_secs(10)));
+        let mut link = Http1::new(IdleIo::new(Either::Left(near), Duration::from_secs(10)));
         let guest = tokio::spawn(async move {
             let mut head = [0; 1024];
             let length = far.read(&mut head).await.expect("a request");

@@ -1,4 +1,4 @@
-//! The way in: one listener for every sandbox's data plane and preview ports.
+//! The way in: one listener for every sandbox's data plane and preview ports, and for the API where it is told so.
 //!
 //! ```text
 //!   client ──TLS, HTTP/1.1 or HTTP/2──▶ listener ─▶ proxy ──vsock, HTTP/1.1 or HTTP/2──▶ guest: data plane,
@@ -11,7 +11,7 @@
 //! * [`proxy`]: one request. [`host`], [`route`] and [`address`] read whom it is for, [`credentials`] and [`signed`] what it
 //!   shows, [`forwarded`] whom it is from; [`grant`] whether it may pass and go on; [`headers`] says which fields pass; [`exchange`] carries it over a [`link`] into the guest, which speaks
 //!   HTTP/1.1 ([`http1`]) or HTTP/2; [`upgrade`] makes WebSockets tunnels; [`refusal`] and [`page`] are what clients get
-//!   when it does not come that far.
+//!   when it does not come that far. [`api`] forwards what is for the API.
 //! * [`idle`], [`limits`], [`memory`], [`upload`]: what keeps one client or one sandbox from holding up the others.
 //! * [`session`]: access tokens, which the agent mints and the proxy verifies; [`lasting`] those without an end. [`vsock`]: connections into a guest,
 //!   and [`question`] what the agent itself asks there.
@@ -22,6 +22,7 @@
 
 mod acme;
 mod address;
+mod api;
 mod body;
 mod ca;
 mod config;
@@ -167,6 +168,7 @@ impl<D: Directory> Ingress<D> {
             directory,
             sessions,
             data_plane_host: config.data_plane_host.clone(),
+            api: config.api,
             scheme: urls.scheme(),
             trusted: TrustedProxies::new(config.trusted_proxies.clone()),
             idle_timeout: config.idle_timeout(),

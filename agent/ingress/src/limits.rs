@@ -81,7 +81,7 @@ impl From<IpAddr> for Neighbourhood {
 /// Requests and tunnels in flight.
 ///
 /// They are counted by sandbox and kind: visitors of a preview cannot lock the owner out of the data plane. And by
-/// visitor and sandbox for previews: one visitor cannot lock out the others.
+/// visitor and sandbox for previews: one visitor cannot lock out the others. Here the API counts as a sandbox with previews.
 #[derive(Debug)]
 pub(super) struct InFlight {
     sandboxes: Arc<Limit<(Arc<str>, Kind)>>,
@@ -121,7 +121,7 @@ impl InFlight {
     ) -> Result<Occupied, Full> {
         let sandbox: Arc<str> = sandbox_id.into();
         let visitor = match kind {
-            Kind::Preview => {
+            Kind::Preview | Kind::Api => {
                 let key = (Neighbourhood::from(client), sandbox.clone());
                 Some(self.visitors.enter(key).ok_or(Full::Visitor)?)
             }

@@ -1,4 +1,4 @@
-//! Connections into guests that are kept for the next request.
+//! Connections into guests, and to the API, that are kept for the next request.
 //!
 //! A link serves one request at a time, so no answer can reach the wrong request and a slow client holds up nobody else.
 //! When an answer is complete and nothing of its request is left, the link waits in the [`Pool`] for another request to
@@ -7,6 +7,7 @@
 //! when we write to it. An answer that is given up half-way closes its link, and so the guest learns of it.
 
 use std::ffi::OsString;
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
@@ -18,13 +19,12 @@ use http::{Method, Request, Response};
 use hyper::body::{Body as _, Frame, Incoming, SizeHint};
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use tokio::net::UnixStream;
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::debug;
 
 use super::headers::{MAX_HEAD, Protocol};
-use super::http1::{Http1, SendError};
+use super::http1::{Http1, SendError, Stream};
 use super::idle::IdleIo;
 use super::memory::{LINK_WINDOW, MAX_IDLE_TOTAL, SEND_BUFFER};
 use super::refusal::Refusal;
@@ -60,7 +60,7 @@ pub(super) struct Unanswered {
 
 impl Link {
     /// Speaks `protocol` on `stream`, as long as something moves on it every `idle_timeout`.
-    pub(super) async fn open(stream: UnixStream, protocol: Protocol, idle_timeout: Duration) -> hyper::Result<Link> {
+    pub(super) async fn open(stream: Stream, protocol: Protocol, idle_timeout: Duration) -> hyper::Result<Link> {
         let stream = IdleIo::new(stream, idle_timeout);
         match protocol {
             Protocol::Http1 => Ok(Link::Http1(Http1::new(stream))),
@@ -139,11 +139,24 @@ fn is_harmless(request: &Request<Upload>) -> bool {
 
 /// What a link leads to. A resumed sandbox has the same socket, but another monitor: the links to the old one are closed.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(super) struct Server {
-    /// Unix socket of the sandbox's monitor. No `PathBuf`, which takes paths apart to compare them.
-    pub(super) vsock: OsString,
-    pub(super) door: Door,
-    pub(super) protocol: Protocol,
+pub(super) enum Server {
+    Guest {
+        /// Unix socket of the sandbox's monitor. No `PathBuf`, which takes paths apart to compare them.
+        vsock: OsString,
+        door: Door,
+        protocol: Protocol,
+    },
+    /// The API's listener, without TLS.
+    Api(SocketAddr),
+}
+
+impl Server {
+    pub(super) fn protocol(&self) -> Protocol {
+        match self {
+            Server::Guest { protocol, .. } => *protocol,
+            Server::Api(_) => Protocol::Http1,
+        }
+    }
 }
 
 /// Links that wait for a request.
@@ -242,7 +255,7 @@ impl Lease {
     }
 
     /// The connection, after the guest has agreed to change the protocol.
-    pub(super) fn into_stream(self) -> Option<(IdleIo<UnixStream>, Bytes)> {
+    pub(super) fn into_stream(self) -> Option<(IdleIo<Stream>, Bytes)> {
         match self.link {
             Link::Http1(link) => link.into_stream(),
             Link::Http2(_) => None,

@@ -12,7 +12,7 @@
 //!
 //! A sandbox's first [`GUARANTEED`] requests of each kind, to its data plane and to its previews, are not of the common
 //! memory: the agent counts [`SANDBOX_KIB`] for them with each sandbox that runs. So a sandbox with many slow readers finds
-//! no more room for itself, and no other notices.
+//! no more room for itself, and no other notices. The API counts as a sandbox here, with requests of one kind.
 
 use std::sync::Arc;
 
@@ -82,7 +82,8 @@ impl IngressConfig {
     pub fn most_memory_mb(&self) -> u64 {
         let connections = self.max_connections as u64 * u64::from(CONNECTION_KIB);
         let links = MAX_IDLE_TOTAL as u64 * u64::from(LINK_KIB);
-        u64::from(self.requests_memory_mb) + (connections + links).div_ceil(1024)
+        let api = if self.api.is_some() { GUARANTEED as u64 * u64::from(EXCHANGE_KIB) } else { 0 };
+        u64::from(self.requests_memory_mb) + (connections + links + api).div_ceil(1024)
     }
 }
 
@@ -106,6 +107,9 @@ mod tests {
 
     #[test]
     fn the_defaults_take_less_than_a_gibibyte() {
-        assert_eq!((IngressConfig::default().most_memory_mb(), SANDBOX_KIB), (960, 8192));
+        let defaults = IngressConfig::default();
+        assert_eq!((defaults.most_memory_mb(), SANDBOX_KIB), (960, 8192));
+        let api = Some(([127, 0, 0, 1], 7070).into());
+        assert_eq!(IngressConfig { api, ..defaults }.most_memory_mb(), 962, "a MiB and a half, rounded");
     }
 }

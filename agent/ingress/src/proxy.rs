@@ -1,4 +1,4 @@
-//! One request: from its host name to the guest's answer.
+//! One request: from its host name to the guest's answer. One for the API leaves here early, for [`super::api`].
 //!
 //! ```text
 //!   host ─▶ route ─▶ sandbox ─▶ port exposed? ─▶ token ─▶ a place free? ─▶ running, or woken? ─▶ exchange over a link
@@ -7,6 +7,7 @@
 //! The framing of what is forwarded follows the body as hyper parsed it, never a field; and what hyper gets to parse has
 //! passed [`super::framing`], so nothing that a client smuggles is seen as a second request by a guest.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -76,6 +77,8 @@ pub(super) struct Proxy<D> {
     pub(super) directory: Arc<D>,
     pub(super) sessions: Arc<Sessions>,
     pub(super) data_plane_host: String,
+    /// Where the API listens, if its name is served here.
+    pub(super) api: Option<SocketAddr>,
     /// `http` or `https`, as clients see it.
     pub(super) scheme: &'static str,
     pub(super) trusted: TrustedProxies,
@@ -122,7 +125,7 @@ impl<D: Directory> Proxy<D> {
         response
     }
 
-    /// Takes `body` once it goes to a guest, and fills `seen` in as soon as it is known.
+    /// Takes `body` once it goes to a guest or the API, and fills `seen` in as soon as it is known.
     async fn answer(
         &self,
         client: &Client,
@@ -140,6 +143,11 @@ impl<D: Directory> Proxy<D> {
         let signed = SignedUrl::of(&parts);
         let Route { token, door } = match address(text, &parts.headers, &self.data_plane_host)? {
             Address::Sandbox(route) => route,
+            Address::Api => {
+                let api = self.api.ok_or(Refusal::UnknownHost)?;
+                seen.kind = Kind::Api;
+                return self.forward_to_api(api, client, parts, body, &host).await;
+            }
             Address::Plain if cors::is_preflight(&parts) && announces_fields(&parts.headers) => {
                 return Ok(cors::preflight(&parts));
             }
@@ -194,20 +202,24 @@ impl<D: Directory> Proxy<D> {
         }
         let upload = body.take().ok_or(Refusal::Unreachable)?;
         let upload = Upload::new(upload, self.body_timeout(protocol), || grant.watch());
-        let request = guest_request(parts, protocol, shown.to_str().map_err(|_| Refusal::UnknownHost)?, &path, upload)?;
-        let server = Server { vsock: target.vsock.into_os_string(), door, protocol };
-        let (response, lease) = exchange(&self.pool, server, request, self.guest_idle_timeout()).await?;
+        let request =
+            forwarded_request(parts, protocol, shown.to_str().map_err(|_| Refusal::UnknownHost)?, &path, upload)?;
+        let server = Server::Guest { vsock: target.vsock.into_os_string(), door, protocol };
+        let (response, lease) = exchange(&self.pool, server, request, self.server_idle_timeout()).await?;
         if checked.elapsed() >= RECHECK {
             grant.check().await?;
         }
 
         let (mut head, ()) = response.into_parts();
-        let agreed = prepare_response(&mut head, door);
+        let agreed = prepare_response(&mut head);
+        if door == Door::DataPlane {
+            cors::open(&mut head.headers);
+        }
         if head.status != StatusCode::SWITCHING_PROTOCOLS {
             if wish.is_some_and(|wish| wish.would_take(head.status)) {
                 return Err(Refusal::BrokenAnswer);
             }
-            return Ok(Response::from_parts(head, Body::guest(lease, occupied, grant.watch())));
+            return Ok(Response::from_parts(head, Body::streamed(lease, occupied, grant.watch())));
         }
         let (Some(wish), Some(agreed)) = (wish, agreed) else {
             debug!(sandbox_id = target.sandbox_id, "The guest switched protocols without being asked");
@@ -232,8 +244,8 @@ impl<D: Directory> Proxy<D> {
         Some(Route { token, door: Door::DataPlane })
     }
 
-    /// A little less than for clients, so that a client whose guest says nothing is still there to be told.
-    fn guest_idle_timeout(&self) -> Duration {
+    /// A little less than for clients, so that a client whose server says nothing is still there to be told.
+    pub(super) fn server_idle_timeout(&self) -> Duration {
         self.idle_timeout - self.idle_timeout / 10
     }
 
@@ -259,7 +271,7 @@ async fn drain(mut body: Incoming) {
 }
 
 /// The request in the form and the framing of the next hop.
-fn guest_request(
+pub(super) fn forwarded_request(
     mut parts: request::Parts,
     protocol: Protocol,
     host: &str,
@@ -291,8 +303,8 @@ fn guest_request(
     Ok(Request::from_parts(parts, body))
 }
 
-/// Makes the head of a guest's answer that of the answer to the client. Returns the protocol it switched to.
-fn prepare_response(head: &mut response::Parts, door: Door) -> Option<HeaderValue> {
+/// Makes the head of a server's answer that of the answer to the client. Returns the protocol it switched to.
+pub(super) fn prepare_response(head: &mut response::Parts) -> Option<HeaderValue> {
     head.version = Version::HTTP_11;
     head.extensions.clear();
     let agreed = head.headers.remove(UPGRADE);
@@ -300,9 +312,6 @@ fn prepare_response(head: &mut response::Parts, door: Door) -> Option<HeaderValu
     remove_hop_by_hop(&mut head.headers);
     if chunked {
         head.headers.remove(CONTENT_LENGTH);
-    }
-    if door == Door::DataPlane {
-        cors::open(&mut head.headers);
     }
     agreed
 }

@@ -51,6 +51,24 @@ pub(super) enum Refusal {
     BrokenAnswer,
     /// Nothing moved for the whole idle time.
     TimedOut,
+    /// The API did not answer, or may not be asked now.
+    Api(ApiRefusal),
+}
+
+/// Why a request does not reach the API, or its answer not the client.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ApiRefusal {
+    /// It accepts no connection.
+    Down,
+    /// It closed the connection before it had answered, or answered something that nobody asked for.
+    BrokenAnswer,
+    TimedOut,
+    /// Too many requests to it are in flight.
+    Busy,
+    /// The memory for requests is used up.
+    NoMemory,
+    /// Too many requests of this client to it are in flight.
+    TooMany,
 }
 
 /// A refusal in words.
@@ -123,13 +141,15 @@ impl Refusal {
             Refusal::SandboxBusy
             | Refusal::NoMemory
             | Refusal::TooMany
-            | Refusal::NotWoken(WakeError::QuotaExceeded) => Outcome::Limited,
+            | Refusal::NotWoken(WakeError::QuotaExceeded)
+            | Refusal::Api(ApiRefusal::Busy | ApiRefusal::NoMemory | ApiRefusal::TooMany) => Outcome::Limited,
             Refusal::NotRunning(_)
             | Refusal::NotWoken(_)
             | Refusal::PortClosed(_)
             | Refusal::Unreachable
             | Refusal::BrokenAnswer
-            | Refusal::TimedOut => Outcome::Unavailable,
+            | Refusal::TimedOut
+            | Refusal::Api(ApiRefusal::Down | ApiRefusal::BrokenAnswer | ApiRefusal::TimedOut) => Outcome::Unavailable,
         }
     }
 
@@ -145,6 +165,8 @@ impl Refusal {
     fn retry_after(self) -> Option<&'static str> {
         match self {
             Refusal::SandboxBusy | Refusal::NoMemory | Refusal::TooMany => Some("1"),
+            Refusal::Api(ApiRefusal::BrokenAnswer | ApiRefusal::TimedOut) => None,
+            Refusal::Api(_) => Some("1"),
             Refusal::NotWoken(WakeError::NoRoom | WakeError::QuotaExceeded) => Some("10"),
             _ => None,
         }
@@ -235,6 +257,7 @@ impl Refusal {
                 "No answer",
                 "The sandbox neither read nor sent anything for too long",
             ),
+            Refusal::Api(refusal) => api_refused(refusal),
         };
         Words { status, error, title, message }
     }
@@ -279,6 +302,47 @@ fn not_woken(error: WakeError) -> (StatusCode, &'static str, &'static str) {
         WakeError::TimedOut => {
             (StatusCode::GATEWAY_TIMEOUT, code, "The sandbox is being resumed and was not ready in time: try again")
         }
+    }
+}
+
+fn api_refused(refusal: ApiRefusal) -> (StatusCode, &'static str, &'static str, &'static str) {
+    match refusal {
+        ApiRefusal::Down => (
+            StatusCode::SERVICE_UNAVAILABLE,
+            "api_unreachable",
+            "The API is not reachable",
+            "The API does not accept connections at the moment: try again",
+        ),
+        ApiRefusal::BrokenAnswer => (
+            StatusCode::BAD_GATEWAY,
+            "broken_answer",
+            "No valid answer",
+            "The API closed the connection without a valid HTTP answer",
+        ),
+        ApiRefusal::TimedOut => (
+            StatusCode::GATEWAY_TIMEOUT,
+            "timed_out",
+            "No answer",
+            "The API neither read nor sent anything for too long",
+        ),
+        ApiRefusal::Busy => (
+            StatusCode::SERVICE_UNAVAILABLE,
+            "too_many_requests_in_flight",
+            "The API is busy",
+            "Too many requests to the API are in flight: try again when some have ended",
+        ),
+        ApiRefusal::NoMemory => (
+            StatusCode::SERVICE_UNAVAILABLE,
+            "proxy_memory_exhausted",
+            "The API is busy",
+            "The host has no memory for more requests to the API now: try again when some have ended",
+        ),
+        ApiRefusal::TooMany => (
+            StatusCode::TOO_MANY_REQUESTS,
+            "too_many_requests",
+            "Too many requests",
+            "Too many of your requests to the API are in flight: try again when some have ended",
+        ),
     }
 }
 

@@ -29,15 +29,21 @@ pub(super) enum Door {
     Port(u16),
 }
 
-/// The route of `host`, which may carry a port, below `data_plane_host` (lower case); `None` when it is none of ours.
-pub(super) fn route(host: &str, data_plane_host: &str) -> Option<Route> {
+/// What stands before `data_plane_host` (lower case) in `host`, which may carry a port; `None` when it is none of ours.
+pub(super) fn label(host: &str, data_plane_host: &str) -> Option<String> {
     let name = match host.rsplit_once(':') {
         Some((name, port)) if port.len() <= 5 && port.bytes().all(|b| b.is_ascii_digit()) => name,
         Some(_) => return None,
         None => host,
     };
-    let name = name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase();
-    let label = name.strip_suffix(data_plane_host)?.strip_suffix('.')?;
+    let mut name = name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase();
+    let length = name.strip_suffix(data_plane_host)?.strip_suffix('.')?.len();
+    name.truncate(length);
+    Some(name)
+}
+
+/// The route of the host with this label.
+pub(super) fn route(label: &str) -> Option<Route> {
     let (door, token) = match label.split_once('-') {
         None => (Door::DataPlane, label),
         Some((port, token)) => (door(port)?, token),
@@ -68,6 +74,10 @@ fn door(text: &str) -> Option<Door> {
 mod tests {
     use super::*;
 
+    fn of(host: &str) -> Option<Route> {
+        route(&label(host, "sandbox.localhost")?)
+    }
+
     #[test]
     fn host_names_lead_to_their_doors() {
         let table = [
@@ -85,7 +95,7 @@ mod tests {
             ("p65535-a.sandbox.localhost", "a", Door::Port(65535)),
         ];
         for (host, token, door) in table {
-            assert_eq!(route(host, "sandbox.localhost"), Some(Route { token: token.to_owned(), door }), "{host}");
+            assert_eq!(of(host), Some(Route { token: token.to_owned(), door }), "{host}");
         }
     }
 
@@ -117,7 +127,7 @@ mod tests {
             "[::1]:7080",
         ];
         for host in table {
-            assert_eq!(route(host, "sandbox.localhost"), None, "{host}");
+            assert_eq!(of(host), None, "{host}");
         }
     }
 }

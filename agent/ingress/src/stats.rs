@@ -30,6 +30,8 @@ pub(crate) struct RequestLabels {
 pub(crate) enum Kind {
     DataPlane,
     Preview,
+    /// The API, by its name below the data-plane host.
+    Api,
     /// The host name is none of ours.
     Unknown,
 }
@@ -37,7 +39,7 @@ pub(crate) enum Kind {
 /// What became of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelValue)]
 pub(crate) enum Outcome {
-    /// The guest answered, whatever it said.
+    /// The guest or the API answered, whatever it said.
     Answered,
     /// Wrong on its face: host, framing, method.
     Invalid,
@@ -46,7 +48,7 @@ pub(crate) enum Outcome {
     Unauthorized,
     /// The sandbox, or this client of it, has too many requests in flight.
     Limited,
-    /// The sandbox is not running, the port is closed, or the guest broke off before it answered.
+    /// The sandbox is not running, the port is closed, or the guest or the API broke off before it answered.
     Unavailable,
 }
 

@@ -19,12 +19,12 @@ use hyper::ext::Protocol;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use tokio::io::AsyncWriteExt as _;
-use tokio::net::UnixStream;
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
 use super::grant::Revoked;
 use super::headers::list;
+use super::http1::Stream;
 use super::idle::IdleIo;
 
 /// Bytes buffered in each direction of a tunnel.
@@ -115,7 +115,7 @@ impl Wish {
 /// Both ends of an upgraded exchange.
 pub(super) struct Tunnel {
     pub(super) client: OnUpgrade,
-    pub(super) guest: IdleIo<UnixStream>,
+    pub(super) guest: IdleIo<Stream>,
     /// What the guest has said in the new protocol already.
     pub(super) beginning: Bytes,
     /// The proxy is shutting down.

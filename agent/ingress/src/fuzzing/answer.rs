@@ -7,6 +7,7 @@ use bytes::Bytes;
 use http::{HeaderMap, Method, Request, StatusCode};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixStream;
+use tokio_util::either::Either;
 
 use super::TIMEOUT;
 use crate::http1::{Http1, SendError};
@@ -31,7 +32,7 @@ pub struct Answer {
 /// answers is refused.
 pub async fn exchange<'a>(method: Method, answer: impl Iterator<Item = &'a [u8]>) -> Option<Answer> {
     let (near, mut far) = UnixStream::pair().ok()?;
-    let mut link = Http1::new(IdleIo::new(near, TIMEOUT));
+    let mut link = Http1::new(IdleIo::new(Either::Left(near), TIMEOUT));
     let server = async {
         for piece in answer {
             far.write_all(piece).await?;

@@ -88,6 +88,7 @@ impl Ingress {
             directory: Arc::new(Sandboxes),
             sessions: Arc::new(Sessions::new(&[7; 32], TOKEN_LIFE)),
             data_plane_host: "sandbox.localhost".to_owned(),
+            api: None,
             scheme: "http",
             trusted: TrustedProxies::default(),
             idle_timeout: TIMEOUT,

@@ -2,6 +2,7 @@
 //! and real HTTP. Only the directory is a table.
 
 mod acme;
+mod api;
 mod doors;
 mod e2b;
 mod grpc;
