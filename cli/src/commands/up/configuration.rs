@@ -8,7 +8,7 @@ use std::process::Command;
 use anyhow::{Context, bail};
 use toml::{Table, Value};
 
-use super::{Arguments, default_kernel, program};
+use super::{Arguments, default_kernel, program, reachable};
 
 /// Linux user that the API runs as: it faces the network, and needs no right of root.
 const API_USER: &str = "sandpiper";
@@ -57,11 +57,7 @@ pub(super) fn write(arguments: &Arguments) -> anyhow::Result<Files> {
     let mut api_socket = Table::new();
     api_socket.insert("gid".into(), i64::from(api_user.gid).into());
     agent.insert("api_socket".into(), api_socket.into());
-    let mut ingress = Table::new();
-    ingress.insert("listen".into(), arguments.data_plane_listen.to_string().into());
-    ingress.insert("data_plane_host".into(), arguments.data_plane_host.clone().into());
-    ingress.insert("tls".into(), if arguments.tls { "local_ca" } else { "off" }.into());
-    agent.insert("ingress".into(), ingress.into());
+    agent.insert("ingress".into(), ingress(arguments).into());
 
     let agent_settings = settings(arguments.agent_settings.as_deref())?;
     let profiles = if names_profiles(&agent_settings) { None } else { Some(default_profiles(state)?) };
@@ -86,6 +82,15 @@ pub(super) fn write(arguments: &Arguments) -> anyhow::Result<Files> {
     store(&files.agent, agent, None)?;
     store(&files.api, api, Some(api_user))?;
     Ok(files)
+}
+
+fn ingress(arguments: &Arguments) -> Table {
+    let mut ingress = Table::new();
+    ingress.insert("listen".into(), arguments.data_plane_listen.to_string().into());
+    ingress.insert("data_plane_host".into(), arguments.data_plane_host.clone().into());
+    ingress.insert("tls".into(), if arguments.tls { "local_ca" } else { "off" }.into());
+    ingress.insert("api".into(), reachable(arguments.listen).to_string().into());
+    ingress
 }
 
 fn names_profiles(settings: &Table) -> bool {
@@ -170,6 +175,23 @@ fn api_user() -> anyhow::Result<User> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        arguments: Arguments,
+    }
+
+    #[test]
+    fn the_ingress_reaches_the_api_wherever_that_listens() {
+        let api = |line: &[&str]| {
+            let line = Line::parse_from(std::iter::once(&"x").chain(line));
+            ingress(&line.arguments)["api"].as_str().map(str::to_owned)
+        };
+        assert_eq!(api(&[]).as_deref(), Some("127.0.0.1:7070"));
+        assert_eq!(api(&["--listen", "0.0.0.0:8080"]).as_deref(), Some("127.0.0.1:8080"));
+    }
 
     #[test]
     fn own_settings_win_key_by_key() {
