@@ -1,7 +1,7 @@
 """A host with real guests for the SDKs to talk to: `sandpiper up`, in the nested host where this machine's KVM runs no Linux.
 
-Its sandboxes are reached in one of two ways. By `headers`: plain HTTP at one address. By `hosts`: TLS with the host's own CA, at
-a name of each sandbox's own.
+It is reached in one of two ways. By `headers`: plain HTTP, the API at one address and all sandboxes at another. By `hosts`: TLS
+with the host's own CA, the API and each sandbox at a name of its own below one domain.
 """
 
 import json
@@ -79,11 +79,11 @@ class Host:
 
     def environment(self):
         """What tells an SDK where this host is."""
-        api = "http://127.0.0.1:%d" % self.api
         if self.transport == "headers":
-            return {"E2B_API_KEY": self.key, "E2B_API_URL": api, "E2B_SANDBOX_URL": "http://127.0.0.1:%d" % self.data_plane}
-        # `up` serves its API in plain HTTP, whatever the data planes speak.
-        return {"E2B_API_KEY": self.key, "E2B_API_URL": api, "E2B_DOMAIN": "%s:%d" % (DOMAIN, self.data_plane),
+            return {"E2B_API_KEY": self.key, "E2B_API_URL": "http://127.0.0.1:%d" % self.api,
+                    "E2B_SANDBOX_URL": "http://127.0.0.1:%d" % self.data_plane}
+        # The domain alone: the API is at `api.` below it.
+        return {"E2B_API_KEY": self.key, "E2B_DOMAIN": "%s:%d" % (DOMAIN, self.data_plane),
                 "SSL_CERT_FILE": self.ca, "NODE_EXTRA_CA_CERTS": self.ca}
 
     def command(self, argv):
