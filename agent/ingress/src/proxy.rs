@@ -146,7 +146,8 @@ impl<D: Directory> Proxy<D> {
             Address::Api => {
                 let api = self.api.ok_or(Refusal::UnknownHost)?;
                 seen.kind = Kind::Api;
-                return self.forward_to_api(api, client, parts, body, &host).await;
+                // Boxed: it would make the future of every request larger.
+                return Box::pin(self.forward_to_api(api, client, parts, body, &host)).await;
             }
             Address::Plain if cors::is_preflight(&parts) && announces_fields(&parts.headers) => {
                 return Ok(cors::preflight(&parts));
