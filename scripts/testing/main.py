@@ -1,6 +1,6 @@
 """Every test: `scripts/test` has the help. Runs the steps of plan.py, and sums up what they came to.
 
-    main.py [--quick | e2e] [FILTER]
+    main.py [--quick | e2e | sdks] [FILTER]
 """
 
 import json
@@ -28,6 +28,9 @@ def main(arguments):
         guests = False
     elif arguments[:1] == ["e2e"]:
         native = whole = False
+    only_sdks = arguments[:1] == ["sdks"]
+    if only_sdks:
+        native = guests = whole = False
     if not (native and guests):
         arguments = arguments[1:]
     text = arguments[0] if arguments else ""
@@ -40,6 +43,8 @@ def main(arguments):
     chosen = []
     if guests:
         chosen += plan.programs() + plan.end_to_end(text)
+    if only_sdks:
+        chosen += plan.programs() + plan.sdks()
     if whole:
         chosen += plan.checks()
     if native:
