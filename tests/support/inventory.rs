@@ -202,7 +202,8 @@ impl Inventory {
         }
     }
 
-    /// Rows of the API's tables, but those that are [`KEPT`], and sandboxes and checkpoints that are gone.
+    /// Rows of the API's tables, but those that are [`KEPT`], and sandboxes, with what was said of them, and checkpoints that
+    /// are gone.
     async fn add_rows(&mut self, database: &str) -> sqlx::Result<()> {
         sqlx::any::install_default_drivers();
         let mut connection = AnyConnection::connect(database).await?;
@@ -215,6 +216,7 @@ impl Inventory {
             let living = match table.as_str() {
                 "sandboxes" => "WHERE state <> 'destroyed'",
                 "checkpoints" => "WHERE state <> 'deleted'",
+                "sandbox_metadata" => "WHERE sandbox_id IN (SELECT id FROM sandboxes WHERE state <> 'destroyed')",
                 _ => "",
             };
             let count = sqlx::AssertSqlSafe(format!("SELECT count(*) FROM {table} {living}"));
