@@ -8,6 +8,8 @@
 //!
 //! What was staged is removed afterwards, likewise in parts; after a crash, by the next import.
 
+use std::time::Duration;
+
 use jiff::{SignedDuration, Timestamp};
 use sandpiper_db::{Statement, StoreError, Tx, audit, to_ms};
 use sandpiper_discovery::{Audience, Market, Seed};
@@ -19,6 +21,8 @@ use super::discovery::{Discovery, advance};
 
 /// Rows of a statement, and of a transaction that stages: a power of four, to which statements are filled up.
 const AT_ONCE: usize = 64;
+/// Between parts. One that took longer waited for others, who have had their time.
+const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 /// What has been staged for longer is of a process that died.
 const ABANDONED: SignedDuration = SignedDuration::from_hours(1);
 
@@ -79,7 +83,7 @@ impl Discovery {
             let mut tx = self.database.write_shared().await?;
             stage(&mut tx, import, index * AT_ONCE, part, entry.at).await?;
             tx.commit().await?;
-            sleep(began.elapsed()).await;
+            sleep(began.elapsed().min(LONGEST_PAUSE)).await;
         }
         let mut tx = self.database.write().await?;
         put_in_place(&mut tx, import, &seed.markets).await?;
@@ -99,7 +103,7 @@ impl Discovery {
             if removed == 0 {
                 return Ok(());
             }
-            sleep(began.elapsed()).await;
+            sleep(began.elapsed().min(LONGEST_PAUSE)).await;
         }
     }
 }
