@@ -46,6 +46,16 @@ async def of(value):
     return await value if inspect.isawaitable(value) else value
 
 
+async def stream(t, place, pid, inputs):
+    """Sends inputs in their order: the synchronous SDK takes an iterator of them, the asynchronous one gives a handle."""
+    if not t.is_async:
+        return place.stream_input(pid, iter(inputs))
+    handle = place.stream_input(pid)
+    for some in inputs:
+        await handle.send(some)
+    await handle.close()
+
+
 async def collected(chunks):
     """All of a stream of bytes."""
     chunks = await of(chunks)

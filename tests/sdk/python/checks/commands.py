@@ -2,7 +2,7 @@
 
 from e2b import CommandExitException, TimeoutException
 
-from suite import COMMAND_TIMEOUT, check, of, raises
+from suite import COMMAND_TIMEOUT, check, of, raises, stream
 
 
 @check("commands.run")
@@ -139,12 +139,7 @@ async def input_is_streamed(t):
     handle = await of(sandbox.commands.run("head -n 3", background=True, stdin=True, timeout=COMMAND_TIMEOUT))
     lines = ["a\n", "b\n", "c\n"]
 
-    await of(sandbox.commands.stream_input(handle.pid, in_turn(lines) if t.is_async else iter(lines)))
+    await stream(t, sandbox.commands, handle.pid, lines)
     result = await of(handle.wait())
 
     assert result.stdout == "a\nb\nc\n", result
-
-
-async def in_turn(values):
-    for value in values:
-        yield value

@@ -2,7 +2,7 @@
 
 from e2b import CommandExitException, PtySize
 
-from suite import COMMAND_TIMEOUT, check, of, raises
+from suite import COMMAND_TIMEOUT, check, of, raises, stream
 
 
 @check("pty.create", "pty.send_stdin")
@@ -50,10 +50,7 @@ async def input_is_streamed_to_a_terminal(t):
     terminal = await open_terminal(t)
     keys = [b"echo one", b"-two; ", b"exit\n"]
 
-    async def in_turn():
-        for some in keys:
-            yield some
-    await of(terminal.sandbox.pty.stream_input(terminal.handle.pid, in_turn() if t.is_async else iter(keys)))
+    await stream(t, terminal.sandbox.pty, terminal.handle.pid, keys)
 
     assert "one-two\r\n" in await terminal.rest(), terminal.text()
 
