@@ -1,24 +1,72 @@
 //! Files that must be whole after a crash or a power cut: written beside their place, synced, then renamed into it.
 //!
-//! Everything here blocks; async code calls it through `spawn_blocking`.
+//! Everything here waits for a disk; async code calls it through [`blocking`].
 
 #![warn(clippy::missing_errors_doc)]
 
-use std::fs::{self, File, OpenOptions};
+mod blocking;
+
+pub use blocking::{Interrupted, blocking};
+
+use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What the name of a file that is being written ends in.
 const UNFINISHED: &str = ".new";
 
+/// Who may do what with a file that is written here, whatever the umask says.
+#[derive(Debug, Clone, Copy)]
+pub struct Access {
+    mode: u32,
+    owner: Option<(u32, u32)>,
+}
+
+impl Access {
+    /// Mode 0600.
+    pub const PRIVATE: Self = Self { mode: 0o600, owner: None };
+    /// Mode 0644.
+    pub const READABLE: Self = Self { mode: 0o644, owner: None };
+    /// Mode 0755.
+    pub const EXECUTABLE: Self = Self { mode: 0o755, owner: None };
+
+    /// The same for another user and group than this process's.
+    #[must_use]
+    pub const fn owned_by(self, uid: u32, gid: u32) -> Self {
+        Self { owner: Some((uid, gid)), ..self }
+    }
+
+    /// Opens `path` for writing, with nothing in it; what comes into it is seen by no more users than these.
+    fn open(self, path: &Path, options: &mut OpenOptions) -> io::Result<File> {
+        let file = options.write(true).mode(0o600).open(path)?;
+        if let Some((uid, gid)) = self.owner {
+            fchown(&file, Some(uid), Some(gid))?;
+        }
+        file.set_permissions(Permissions::from_mode(self.mode))?;
+        Ok(file)
+    }
+}
+
 /// Replaces `path` by a file of mode 0600 with `contents`: after a crash either the old or the new file is there, whole.
 ///
 /// # Errors
 /// What the file system reports; `path` is then the old file or the new one, and may not be durable.
 pub fn write_atomic(path: &Path, contents: &[u8]) -> io::Result<()> {
-    replace(path, contents, File::sync_all)?;
+    write_atomic_with(path, Access::PRIVATE, |file| file.write_all(contents))
+}
+
+/// As [`write_atomic`], with this access and what `fill` writes.
+///
+/// # Errors
+/// What `fill` and the file system report; `path` is then the old file or the new one, and may not be durable.
+pub fn write_atomic_with(
+    path: &Path,
+    access: Access,
+    fill: impl FnOnce(&mut File) -> io::Result<()>,
+) -> io::Result<()> {
+    replace(path, access, |file| fill(file).and_then(|()| file.sync_all()))?;
     sync_parent(path)
 }
 
@@ -28,10 +76,10 @@ pub fn write_atomic(path: &Path, contents: &[u8]) -> io::Result<()> {
 /// # Errors
 /// What the file system reports; `path` is then the old file.
 pub fn write_unsynced(path: &Path, contents: &[u8]) -> io::Result<()> {
-    replace(path, contents, |_| Ok(()))
+    replace(path, Access::PRIVATE, |file| file.write_all(contents))
 }
 
-/// Makes `path`, a file of mode 0600 with `contents`, unless it is there already; says whether it made it. Whichever it
+/// Makes `path`, a file with this access and `contents`, unless it is there already; says whether it made it. Whichever it
 /// is, the file is there after a crash, whole. Of several callers at the same time, also in several processes, one makes
 /// it. Its file system must know hard links.
 ///
@@ -39,16 +87,18 @@ pub fn write_unsynced(path: &Path, contents: &[u8]) -> io::Result<()> {
 ///
 /// # Errors
 /// What the file system reports; `path` is then absent or whole.
-pub fn create_atomic(path: &Path, contents: &[u8]) -> io::Result<bool> {
+pub fn create_atomic(path: &Path, access: Access, contents: &[u8]) -> io::Result<bool> {
     static COUNT: AtomicU64 = AtomicU64::new(0);
 
     let mut made = false;
-    if !path.try_exists()? {
+    // A link to nowhere is something that is there.
+    if path.symlink_metadata().is_err() {
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let temporary = path.with_file_name(format!(".{}-{count}{UNFINISHED}", std::process::id()));
-        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
-        let linked =
-            file.write_all(contents).and_then(|()| file.sync_all()).and_then(|()| fs::hard_link(&temporary, path));
+        let linked = access
+            .open(&temporary, OpenOptions::new().create_new(true))
+            .and_then(|mut file| file.write_all(contents).and_then(|()| file.sync_all()))
+            .and_then(|()| fs::hard_link(&temporary, path));
         remove_file(&temporary)?;
         made = match linked {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => false,
@@ -75,11 +125,10 @@ pub fn remove_unfinished(folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
-fn replace(path: &Path, contents: &[u8], sync: impl FnOnce(&File) -> io::Result<()>) -> io::Result<()> {
+fn replace(path: &Path, access: Access, fill: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<()> {
     let temporary = beside(path);
-    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
-    file.write_all(contents)?;
-    sync(&file)?;
+    let mut file = access.open(&temporary, OpenOptions::new().create(true).truncate(true))?;
+    fill(&mut file)?;
     drop(file);
     fs::rename(&temporary, path)
 }
@@ -113,6 +162,7 @@ pub fn read_or_create<const N: usize>(path: &Path, generate: impl FnOnce() -> [u
 /// The folder cannot be opened or synced.
 pub fn sync_parent(path: &Path) -> io::Result<()> {
     match path.parent() {
+        Some(parent) if parent.as_os_str().is_empty() => File::open(".")?.sync_all(),
         Some(parent) => File::open(parent)?.sync_all(),
         None => Ok(()),
     }
@@ -150,7 +200,6 @@ fn beside(path: &Path) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::PermissionsExt;
 
     #[test]
     fn a_replaced_file_is_private_and_leaves_nothing_beside_it() {
@@ -166,6 +215,32 @@ mod tests {
     }
 
     #[test]
+    fn a_file_has_the_access_that_was_asked_for_whatever_was_left_of_an_earlier_attempt() {
+        let folder = tempfile::tempdir().unwrap();
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        let (shared, private) = (folder.path().join("shared"), folder.path().join("private"));
+        fs::write(beside(&private), b"half of what was to be written").unwrap();
+        fs::set_permissions(beside(&private), Permissions::from_mode(0o666)).unwrap();
+
+        create_atomic(&shared, Access::READABLE, b"for all").unwrap();
+        write_atomic(&private, b"for one").unwrap();
+
+        assert_eq!((mode(&shared), mode(&private)), (0o644, 0o600));
+        assert_eq!(fs::read(&private).unwrap(), b"for one");
+    }
+
+    #[test]
+    fn a_link_to_nowhere_is_not_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("settings");
+        std::os::unix::fs::symlink("nowhere", &path).unwrap();
+
+        assert!(!create_atomic(&path, Access::PRIVATE, b"contents").unwrap());
+
+        assert_eq!(fs::read_link(&path).unwrap(), Path::new("nowhere"));
+    }
+
+    #[test]
     fn of_many_who_create_a_file_one_does() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("record.json");
@@ -174,7 +249,8 @@ mod tests {
             let threads: Vec<_> = (0..16u8)
                 .map(|number| {
                     let path = &path;
-                    scope.spawn(move || create_atomic(path, &[number; 4096]).unwrap().then_some(number))
+                    scope
+                        .spawn(move || create_atomic(path, Access::PRIVATE, &[number; 4096]).unwrap().then_some(number))
                 })
                 .collect();
             threads.into_iter().filter_map(|thread| thread.join().unwrap()).collect()
@@ -191,7 +267,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let name_too_long = folder.path().join("x".repeat(300));
 
-        create_atomic(&name_too_long, b"contents").unwrap_err();
+        create_atomic(&name_too_long, Access::PRIVATE, b"contents").unwrap_err();
 
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
     }
@@ -200,7 +276,7 @@ mod tests {
     fn what_was_left_unfinished_is_removed() {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join(".1-0.new"), b"half").unwrap();
-        create_atomic(&folder.path().join("somebodys.new"), b"whole").unwrap();
+        create_atomic(&folder.path().join("somebodys.new"), Access::PRIVATE, b"whole").unwrap();
 
         remove_unfinished(folder.path()).unwrap();
 

@@ -1,6 +1,6 @@
 //! What the API process asks of the agent of one host: HTTP/1.1 with JSON bodies over a Unix socket.
 //!
-//! | request | body | answer |
+//! | request | body | response |
 //! |---|---|---|
 //! | `POST /sandboxes` | [`CreateSandbox`] | 201 [`CreatedSandbox`] once the guest serves its data plane |
 //! | `GET /sandboxes` | | [`SandboxList`] |
@@ -24,15 +24,17 @@
 //! | `PUT /sandboxes/{id}/network` | [`Network`] | [`Network`], enforced; of a sandbox that is stopped, written down |
 //! | `GET /sandboxes/{id}/network/denied` | | [`DeniedPage`] |
 //! | `GET /sandboxes/{id}/usage` | | [`Usage`], asked of the guest now |
+//! | `GET /sandboxes/{id}/metrics?start&end` | | [`Metrics`] of these seconds since 1970, both included; all without them |
 //! | `GET /sandboxes/{id}/logs` | | [`LogPage`], oldest first; still there for a while after the sandbox is gone |
 //! | `GET /templates` | | [`TemplateList`] |
 //! | `POST /templates` | [`ImportTemplate`] | 201 [`TemplateVersion`], 200 when this artifact is already here |
+//! | `GET`, `PUT`, `DELETE /volumes…` | | see [`volume`](crate::volume) |
 //! | `GET /egress-profiles` | | [`EgressProfiles`] |
 //! | `GET /host` | | [`HostInfo`] |
 //! | `GET /metrics` | | Prometheus text |
 //! | `GET /healthz` | | 200 |
 //!
-//! A request that is answered with a [`Session`] names in [`SESSION_KEY`] the API key that it is for.
+//! A request whose response holds a [`Session`] names in [`SESSION_KEY`] the API key that it is for.
 //!
 //! Errors: [`ErrorBody`] with 400 `invalid_request`, 404 `not_found`, 409 `conflict` or `invalid_state`, 422
 //! [`QUOTA_EXCEEDED`] (the team's sandboxes hold what its [`Allowance`] says), 500 `internal`, 502 `guest_failed` (the guest
@@ -46,6 +48,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 pub use crate::allowance::{Allowance, Allowances, Amounts};
+pub use crate::volume::VolumeMount;
 
 /// Code of an error: see above.
 pub const QUOTA_EXCEEDED: &str = "quota_exceeded";
@@ -84,13 +87,26 @@ pub enum OnTimeout {
     Pause,
 }
 
-#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize, PartialEq, Eq)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize, PartialEq, Eq)]
+#[serde(default, deny_unknown_fields)]
 pub struct Lifecycle {
-    #[serde(default)]
     pub on_timeout: OnTimeout,
-    #[serde(default)]
     pub auto_resume: bool,
+    /// Whether a pause at the deadline keeps the memory; otherwise it keeps the disk alone, from which the sandbox boots when it
+    /// goes on. Left out where it does: agents of earlier versions know only that.
+    #[serde(skip_serializing_if = "is_true")]
+    pub pause_memory: bool,
+}
+
+impl Default for Lifecycle {
+    fn default() -> Self {
+        Self { on_timeout: OnTimeout::default(), auto_resume: false, pause_memory: true }
+    }
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
+fn is_true(value: &bool) -> bool {
+    *value
 }
 
 /// A TCP port of the guest's 127.0.0.1 that has a preview URL.
@@ -124,7 +140,7 @@ pub struct Previews {
 /// What a sandbox may reach, and which of its policies that is.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, PartialEq, Eq)]
 pub struct Network {
-    /// Grows with every change. An older policy than the sandbox has is ignored; the answer tells the one that holds.
+    /// Grows with every change. An older policy than the sandbox has is ignored; the response tells the one that holds.
     pub version: u64,
     pub policy: NetworkPolicy,
 }
@@ -190,7 +206,7 @@ pub struct EgressProfiles {
 
 #[derive(Clone, Serialize, Deserialize)]
 pub struct CreateSandbox {
-    /// Chosen by the API process (`sbx…`), so that a lost answer can be asked for again.
+    /// Chosen by the API process (`sbx…`), so that a lost response can be asked for again.
     pub id: SandboxId,
     /// Ignored with `checkpoint`, whose sandbox's version it is.
     pub template_version: String,
@@ -211,6 +227,9 @@ pub struct CreateSandbox {
     pub previews: Previews,
     #[serde(default)]
     pub network: Network,
+    /// At most [`MOST_MOUNTS`](crate::volume::MOST_MOUNTS); none is attached to another sandbox.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub volume_mounts: Vec<VolumeMount>,
     /// Of the team that the sandbox is counted with; without it the sandbox is nobody's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allowance: Option<Allowance>,
@@ -260,6 +279,9 @@ pub struct Sandbox {
     /// Of the policy that is written down: see [`Network::version`]. The policy itself may be large.
     #[serde(default)]
     pub network_version: u64,
+    /// Attached while it is live; of a stopped one, what its next start attaches.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub volume_mounts: Vec<VolumeMount>,
     pub data_plane_url: String,
     pub created_at: Timestamp,
     pub started_at: Option<Timestamp>,
@@ -323,6 +345,10 @@ pub struct PauseSandbox {
     /// Of its disk alone: it boots when it goes on.
     #[serde(default)]
     pub disk_only: bool,
+    /// Files on a volume that are open do not keep it from being paused: whoever has them open reads and writes errors from
+    /// then on. Without it the pause is refused with `volume_busy`.
+    #[serde(default)]
+    pub force: bool,
 }
 
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
@@ -345,9 +371,15 @@ pub struct ResumeSandbox {
 pub struct ForkSandbox {
     /// Chosen by the API process, 1 to 20.
     pub ids: Vec<SandboxId>,
+    /// Seconds from the moment each is ready; without it the time-out of this one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timeout_seconds: Option<u64>,
     /// Of the team of all of them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allowance: Option<Allowance>,
+    /// As in [`CreateCheckpoint::force`].
+    #[serde(default)]
+    pub force: bool,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -362,6 +394,10 @@ pub struct CreateCheckpoint {
     pub id: CheckpointId,
     /// With the processes as they run, not the disk alone.
     pub memory: bool,
+    /// With memory: files on a volume that are open do not keep it from being taken. Whoever has them open reads and writes
+    /// errors from then on, as with [`PauseSandbox::force`].
+    #[serde(default)]
+    pub force: bool,
 }
 
 /// A sandbox as it was, from which new ones can be started.
@@ -443,7 +479,7 @@ pub enum PortStatus {
     Unknown,
 }
 
-/// What a machine has and uses, as its guest says: the answer to `GET /metrics` on its data plane. Sizes are in bytes.
+/// What a machine has and uses, as its guest says: the response to `GET /metrics` on its data plane. Sizes are in bytes.
 #[derive(Debug, Clone, Serialize, Deserialize, PartialEq)]
 pub struct Usage {
     /// Seconds since 1970.
@@ -457,6 +493,38 @@ pub struct Usage {
     pub mem_cache: u64,
     pub disk_used: u64,
     pub disk_total: u64,
+}
+
+/// What a sandbox's machine took of the host over time: the agent keeps a day of it. Oldest first.
+#[derive(Debug, Clone, Default, Serialize, Deserialize, PartialEq, Eq)]
+pub struct Metrics {
+    /// From one point to the next while the machine runs. Each is the mean of what was measured within.
+    pub step_seconds: u32,
+    pub points: Vec<MetricPoint>,
+}
+
+/// What a machine took of the host until one moment.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize, PartialEq, Eq)]
+pub struct MetricPoint {
+    pub time: Timestamp,
+    /// Thousandths of one CPU.
+    pub cpu_millis: u64,
+    /// What the guest has ever touched and the host holds for it, and the monitor's own.
+    pub memory_bytes: u64,
+    /// What its disk holds, its template's part included.
+    pub disk_bytes: u64,
+    /// As the guest sees it; 0 on a host whose sandboxes have no network.
+    pub received_bytes_per_second: u64,
+    pub sent_bytes_per_second: u64,
+}
+
+impl MetricPoint {
+    /// How much of all `cpus` of the machine: 100 is all of them.
+    pub fn cpu_used_pct(&self, cpus: u32) -> f64 {
+        // A million CPUs at most, so that no digit is lost.
+        let millis = u32::try_from(self.cpu_millis).unwrap_or(u32::MAX);
+        f64::from(millis) / 10.0 / f64::from(cpus.max(1))
+    }
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -516,7 +584,7 @@ pub struct ImportTemplate {
     /// Absolute path of an ext4 image, copied (holes kept).
     pub image: String,
     /// A name for the image's content that the caller vouches for, such as the key of its build, 1 to 255 bytes: where the
-    /// slug has a version of this key, that version is the answer and the image is not read.
+    /// slug has a version of this key, that version is the result and the image is not read.
     #[serde(default)]
     pub key: Option<String>,
     pub baseline: RuntimeBaseline,

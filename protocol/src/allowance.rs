@@ -25,6 +25,7 @@ pub struct Allowance {
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize, PartialEq, Eq)]
 pub struct Amounts {
     pub sandboxes: u32,
+    /// vCPUs.
     pub cpu: u32,
     pub memory_mb: u64,
 }

@@ -85,7 +85,7 @@ impl Decoder {
     }
 }
 
-/// An error as both unary answers and the end of a stream carry it.
+/// An error as both unary responses and the end of a stream carry it.
 #[derive(Debug, Clone, Serialize, Deserialize, PartialEq, Eq)]
 pub struct ErrorBody {
     pub code: Code,
@@ -121,7 +121,7 @@ pub enum Code {
 }
 
 impl Code {
-    /// The HTTP status of a unary answer with this code.
+    /// The HTTP status of a unary response with this code.
     pub fn http_status(self) -> u16 {
         match self {
             Code::Canceled => 499,

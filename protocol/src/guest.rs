@@ -48,6 +48,16 @@ pub const FREEZE_LIMIT_SECONDS: u64 = 30;
 pub const FORWARD_OK: &str = "ok";
 pub const FORWARD_REFUSED: &str = "refused";
 
+/// What the message of [`GuestMessage::NotMounted`] or [`GuestMessage::Failed`] begins with when it is what is on the volume's
+/// disk that cannot be mounted.
+pub const DAMAGED_VOLUME: &str = "The volume is damaged";
+
+/// The same when it is the place that it is to be mounted at: a symbolic link is on the way, for instance.
+pub const REFUSED_MOUNT: &str = "The volume cannot be mounted at";
+
+/// Where a helper guest has the volume that it serves.
+pub const VOLUME_FOLDER: &str = "/volume";
+
 /// From the agent to PID 1.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
@@ -63,6 +73,21 @@ pub enum HostMessage {
     },
     /// Answered with [`GuestMessage::Thawed`].
     Thaw,
+    /// Mount these, after an [`Self::Unmount`]. Answered with [`GuestMessage::Mounted`] or [`GuestMessage::NotMounted`].
+    Mount {
+        mounts: Vec<GuestMount>,
+    },
+    /// Write down and unmount every mount, so that its disk can be taken away. Answered with [`GuestMessage::Unmounted`] or
+    /// [`GuestMessage::NotUnmounted`].
+    Unmount {
+        /// Also what a process uses, whose reads and writes fail from then on.
+        force: bool,
+    },
+    /// Make an empty ext4 file system on this extra disk. Only asked of guests of the agent's own template. Answered with
+    /// [`GuestMessage::Formatted`] or [`GuestMessage::NotFormatted`].
+    Format {
+        slot: u8,
+    },
     /// The answer to [`GuestMessage::AskTime`].
     Time {
         /// Nanoseconds since 1970.
@@ -88,6 +113,21 @@ pub struct Init {
     /// Without it the guest has no network but its own loopback.
     #[serde(default)]
     pub network: Option<GuestNetwork>,
+    /// Mounted before the guest is ready.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub mounts: Vec<GuestMount>,
+    /// The guest is of the agent's own template, and its data plane also serves what is mounted at [`VOLUME_FOLDER`].
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub serves_volume: bool,
+}
+
+/// A volume in a guest.
+#[derive(Debug, Clone, Serialize, Deserialize, PartialEq, Eq)]
+pub struct GuestMount {
+    /// Which of the extra disks: see [`EXTRA_DISKS`](crate::vmm::EXTRA_DISKS).
+    pub slot: u8,
+    /// As [`check_mount_path`](crate::volume::check_mount_path) wants it. Made if it is not there.
+    pub path: String,
 }
 
 /// The guest's `eth0`. All but `mac` is the same in every sandbox, so that a clone needs no renumbering.
@@ -101,6 +141,7 @@ pub struct GuestNetwork {
     pub address6: Ipv6Addr,
     pub prefix_length6: u8,
     pub gateway6: Ipv6Addr,
+    /// Longest packet in bytes.
     pub mtu: u16,
 }
 
@@ -118,7 +159,7 @@ impl std::fmt::Debug for Init {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum GuestMessage {
-    /// The data plane answers from now on.
+    /// The data plane responds from now on.
     Ready {
         init_version: String,
     },
@@ -132,6 +173,24 @@ pub enum GuestMessage {
         message: String,
     },
     Thawed,
+    Mounted,
+    /// Nothing of the message is mounted now.
+    NotMounted {
+        message: String,
+    },
+    Unmounted {
+        /// Slots whose disk is used by processes that had files open when it was forced away. They cannot be mounted again
+        /// until those have ended.
+        held: Vec<u8>,
+    },
+    /// Something uses a volume; all are mounted as before.
+    NotUnmounted {
+        message: String,
+    },
+    Formatted,
+    NotFormatted {
+        message: String,
+    },
     /// Asks for [`HostMessage::Time`]: how long the answer takes tells how exact it is.
     AskTime,
     /// Something an operator or the sandbox's owner may want to read.

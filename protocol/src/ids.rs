@@ -85,6 +85,11 @@ typed_id!(
     CheckpointId,
     "ckp"
 );
+typed_id!(
+    /// The id of a volume: `vol…`.
+    VolumeId,
+    "vol"
+);
 
 #[cfg(test)]
 mod tests {

@@ -8,10 +8,12 @@
 //!
 //! * [`agent`]: what the API process asks of the host agent, HTTP and JSON over a Unix socket.
 //! * [`allowance`]: what a team may hold on a host, and how fast its machines may be; part of [`agent`].
+//! * [`volume`]: volumes, and what is done with those that no sandbox has; part of [`agent`].
 //! * [`vmm`]: what the agent asks of one monitor, JSON frames with file descriptors over a Unix socket.
 //! * [`guest`]: vsock ports, the link between the agent and PID 1, and how a TCP port of the guest is reached.
 //! * [`lines`]: lines of a stream, as the link has them.
 //! * [`connect`], [`process`] and [`filesystem`]: the data plane, as the E2B SDKs speak it.
+//! * [`extents`]: which bytes of a layer are its own, for all who read layers.
 //! * [`id`] makes and checks identifiers, [`ids`] gives them types; [`error_chain`] prints errors with their causes.
 
 #![warn(clippy::missing_errors_doc)]
@@ -20,6 +22,7 @@ pub mod agent;
 pub mod allowance;
 pub mod connect;
 pub mod error_chain;
+pub mod extents;
 pub mod filesystem;
 pub mod guest;
 pub mod id;
@@ -27,3 +30,4 @@ pub mod ids;
 pub mod lines;
 pub mod process;
 pub mod vmm;
+pub mod volume;

@@ -107,7 +107,7 @@ pub struct ProcessInfo {
     pub tag: Option<String>,
 }
 
-/// One message of the streams that `Start` and `Connect` answer with.
+/// One message of the streams that `Start` and `Connect` respond with.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct EventMessage {
     pub event: ProcessEvent,

@@ -32,6 +32,10 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
 use serde::{Deserialize, Serialize};
 
+/// Disks that every machine has behind those of [`MachineConfig::disks`], of no size until [`Request::AttachDisk`]. A snapshot is
+/// taken only while all of them are empty, so one snapshot serves machines with and without them.
+pub const EXTRA_DISKS: u8 = 4;
+
 /// Longest message in bytes.
 pub const MAX_MESSAGE: usize = 64 * 1024;
 /// Most descriptors with one message.
@@ -74,6 +78,17 @@ pub enum Request {
         /// Index in [`MachineConfig::disks`].
         disk: u32,
     },
+    /// Puts a disk into one of the slots of [`EXTRA_DISKS`], which are empty until then: the guest sees a disk of no size get
+    /// one. Of a machine that runs, that was just started, or that is paused. Descriptors: the disk's layers, as for `Boot`.
+    AttachDisk {
+        /// Below [`EXTRA_DISKS`].
+        slot: u8,
+        disk: DiskConfig,
+        limits: DiskLimits,
+    },
+    /// Takes the disk out of a slot again: requests that the guest has under way are finished first, later ones fail, and the
+    /// guest sees a disk of no size. Nothing is synchronised. Of an empty slot: done already.
+    DetachDisk { slot: u8 },
     /// Writes down which pages of memory were touched since the machine was restored, for later restores of the same
     /// snapshot to fetch at once. One descriptor: an empty file.
     SaveWorkingSet,
@@ -233,6 +248,8 @@ pub enum Reply {
     Snapshot(SnapshotStats),
     Resumed,
     LayerPushed,
+    DiskAttached,
+    DiskDetached,
     WorkingSetSaved,
     Status { state: MachineState, timings: Timings },
     Stopping,
@@ -299,7 +316,7 @@ pub enum DiskEvent {
 /// What the host could not do with a disk's layer.
 #[derive(Debug, Clone, Serialize, Deserialize, PartialEq, Eq)]
 pub struct DiskFailure {
-    /// Index in [`MachineConfig::disks`].
+    /// Index in [`MachineConfig::disks`]; the slots of [`EXTRA_DISKS`] follow.
     pub disk: u32,
     /// In the order of the disk's descriptors, then of those that were pushed on top.
     pub layer: u32,
