@@ -16,7 +16,6 @@
 pub mod devices;
 pub mod disk;
 pub mod exit;
-mod extents;
 pub mod jail;
 pub mod layout;
 pub mod machine;

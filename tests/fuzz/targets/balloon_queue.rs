@@ -4,7 +4,7 @@
 //! one, so that it is known what they name, up to the first step that writes to the rings or drops them.
 //!
 //! Beyond the absence of panics: host memory next to the guest's is as it was; a page of the guest is lost as a whole or not
-//! at all; while it is known what was named, exactly that is lost; and the device comes to rest, or breaks.
+//! at all; while it is known what was named, exactly that is lost; and the device becomes idle, or breaks.
 #![no_main]
 
 use std::collections::BTreeSet;
@@ -12,8 +12,8 @@ use std::sync::OnceLock;
 
 use libfuzzer_sys::fuzz_target;
 use sandpiper_fuzz::{Driver, Input, SLOT, SLOTS};
-use sandpiper_vmm::devices::virtio::Memory;
-use sandpiper_vmm::devices::virtio::balloon::{Broken, Service};
+use sandpiper_vmm::devices::virtio::balloon::Service;
+use sandpiper_vmm::devices::virtio::{Memory, Next, RingError};
 use vm_memory::mmap::MmapRegionBuilder;
 use vm_memory::{Bytes, GuestAddress, GuestRegionMmap};
 
@@ -66,7 +66,7 @@ impl Machine {
         Self { arena, driver, service, reporting, named: BTreeSet::new(), exact: true }
     }
 
-    fn run(&mut self, input: &mut Input<'_>) -> Result<(), Broken> {
+    fn run(&mut self, input: &mut Input<'_>) -> Result<(), RingError> {
         while !input.is_empty() {
             match input.byte() % 8 {
                 0..=2 => self.inflate(input),
@@ -77,7 +77,7 @@ impl Machine {
                     self.exact = false;
                 }
             }
-            self.rest()?;
+            self.settle()?;
         }
         Ok(())
     }
@@ -139,13 +139,13 @@ impl Machine {
     }
 
     /// Nothing changes any more, so what is left is bounded.
-    fn rest(&mut self) -> Result<(), Broken> {
+    fn settle(&mut self) -> Result<(), RingError> {
         for _ in 0..4096 {
-            if !self.service.turn()? {
+            if self.service.answer()? != Next::Now {
                 return Ok(());
             }
         }
-        panic!("the device does not come to rest");
+        panic!("the device does not become idle");
     }
 
     fn check(&self) {

@@ -5,23 +5,27 @@
 //! put descriptors, headers and available entries into guest memory; the records make it likely that chains are well
 //! formed for the most part, and none of them is obliged to be. Whatever is left over is copied to the data area.
 //!
-//! After processing, beyond the absence of panics and endless loops: the disk opened again from its files reads the same as
-//! the one that was used, and the base layer has not changed.
+//! The settings may say that the disk is taken out and another put in while the driver goes on making requests.
+//!
+//! After processing, beyond the absence of panics and endless loops: a disk opened again from its files reads the same as
+//! the one that was used, one that was taken out is as it was then, and the base layer has not changed.
 #![no_main]
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::OnceLock;
+use std::time::{Duration, Instant};
 
 use libfuzzer_sys::fuzz_target;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use sandpiper_fuzz::{Input, put};
 use sandpiper_protocol::vmm::DiskLimits;
-use sandpiper_vmm::devices::virtio::Memory;
-use sandpiper_vmm::devices::virtio::block::{Backend, BlockQueue, Health, Next};
+use sandpiper_vmm::devices::virtio::block::{Backend, BlockQueue, Health, Status};
+use sandpiper_vmm::devices::virtio::{ActiveQueue, Memory, Ring};
 use sandpiper_vmm::disk::{BLOCK_SIZE, Buffers, Disk};
 use virtio_queue::{Queue, QueueT};
 use vm_memory::{Bytes, GuestAddress, VolatileSlice};
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 /// Two regions that meet, and one apart.
 const REGIONS: [(u64, usize); 3] = [(0, 0x8000), (0x8000, 0x8000), (0x2_0000, 0x4000)];
@@ -33,6 +37,9 @@ const HEADERS: u64 = 0x3000;
 /// Indirect tables, four of 64 descriptors.
 const TABLES: u64 = 0x4000;
 const DATA: u64 = 0x6000;
+
+/// `VIRTIO_RING_F_EVENT_IDX`.
+const EVENT_IDX: u64 = 1 << 29;
 
 const BLOCKS: u64 = 16;
 const BASE_BLOCKS: u64 = 5;
@@ -46,29 +53,48 @@ fn run(input: &[u8]) {
     let available = Program { memory, queue_size: settings.queue_size }.lay_out(&mut input);
     let _ = memory.write_slice(&input.0[..input.0.len().min(0x1000)], GuestAddress(DATA));
 
-    let layers = settings.layers();
-    let mut requests = BlockQueue::new(
-        Backend::new(open(&layers, settings.read_only), DiskLimits::default()),
-        *b"fuzz\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0",
-        settings.write_through,
-        (0, Health::new().expect("an event")),
-    );
-    let mut queue = settings.queue();
-    put(memory, AVAILABLE + 2, &available.wrapping_add(settings.extra_available).to_le_bytes());
+    let disks = [settings.layers(), settings.layers()];
+    let open = |disk: usize| open(&disks[disk], settings.read_only);
+    let backend = |disk| Backend::new(open(disk), "fuzz", DiskLimits::default());
+    let health = Health::new().expect("an event");
+    let mut requests = BlockQueue::new(Some(backend(0)), settings.write_through, (0, health));
+    let mut ring = settings.ring();
+    let mut left = [0, 1].map(|disk| content(&open(disk)));
+    let mut next = 1;
 
     // A queue of at most 64 entries is done after three batches, unless the requests themselves rewrite the rings.
-    for _ in 0..8 {
-        match requests.process(memory, &mut queue) {
-            Ok(batch) if batch.next == Next::Now => {}
+    for round in 0..ROUNDS {
+        if round == 0 || settings.changes != 0 {
+            let posted = if settings.changes == 0 { available } else { available * (round + 1) / ROUNDS };
+            put(memory, AVAILABLE + 2, &posted.wrapping_add(settings.extra_available).to_le_bytes());
+        }
+        if settings.changes >> round & 1 == 1 {
+            if requests.backend().is_some() {
+                let _ = requests.remove(memory, &mut ring, Instant::now() + Duration::from_secs(1));
+                left[1 - next] = content(&open(1 - next));
+            } else {
+                assert!(content(&open(next)) == left[next], "a disk has changed while it was out");
+                requests.insert(backend(next));
+                next = 1 - next;
+            }
+        }
+        match requests.process(memory, &mut ring) {
+            Ok(status) if status == Status::More || settings.changes != 0 => {}
             _ => break,
         }
     }
 
-    let used = content(requests.disk());
+    if let Some(backend) = requests.backend() {
+        left[1 - next] = content(backend.disk());
+    }
     drop(requests);
-    assert!(content(&open(&layers, settings.read_only)) == used, "the layers' files do not agree with their maps");
+    for (disk, left) in left.iter().enumerate() {
+        assert!(content(&open(disk)) == *left, "the layers' files do not agree with their maps");
+    }
     assert!(base_is_intact(), "the base layer was written to");
 }
+
+const ROUNDS: u16 = 8;
 
 struct Settings {
     queue_size: u16,
@@ -79,13 +105,15 @@ struct Settings {
     /// Added to the number of available entries, so that it may be too large.
     extra_available: u16,
     next_avail: u16,
+    /// The rounds before which the disk is taken out, or the other one put in.
+    changes: u8,
 }
 
 impl Settings {
     fn read(input: &mut Input<'_>) -> Self {
         let (size, flags, stacked) = (input.byte(), input.byte(), input.byte());
         let (extra, next) = (input.number::<2>(), input.number::<2>());
-        let _reserved = input.byte();
+        let changes = input.byte();
         let odd = flags & 0x80 != 0;
         Self {
             queue_size: 1 << (size % 7),
@@ -95,6 +123,7 @@ impl Settings {
             stacked: stacked % 3,
             extra_available: if odd { u16::from_le_bytes(extra) } else { 0 },
             next_avail: if odd { u16::from_le_bytes(next) } else { 0 },
+            changes,
         }
     }
 
@@ -105,16 +134,16 @@ impl Settings {
         layers
     }
 
-    fn queue(&self) -> Queue {
+    fn ring(&self) -> Ring {
         let mut queue = Queue::new(64).expect("a queue");
         queue.set_size(self.queue_size);
         queue.set_desc_table_address(Some(DESCRIPTORS as u32), Some(0));
         queue.set_avail_ring_address(Some(AVAILABLE as u32), Some(0));
         queue.set_used_ring_address(Some(USED as u32), Some(0));
-        queue.set_event_idx(self.event_idx);
         queue.set_next_avail(self.next_avail);
         queue.set_ready(true);
-        queue
+        let notify = EventFd::new(EFD_NONBLOCK).expect("an event");
+        Ring::new(ActiveQueue { queue, notify }, if self.event_idx { EVENT_IDX } else { 0 })
     }
 }
 

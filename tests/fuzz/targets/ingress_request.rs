@@ -4,9 +4,10 @@
 //! tokens of these sandboxes.
 //!
 //! Guests get whole requests that a second reader, which knows the plain forms only, has no doubt about. Each has come to the
-//! sandbox and the port that its one Host names, with the token where one is needed but never with one in it; it says
-//! whom it is from as the proxy knows it, and nothing that concerns the client's connection. All is the same however the
-//! bytes are cut, and plain requests arrive as they were sent.
+//! sandbox and the port that its one Host names; where that names none, to those of the E2B SDKs' fields, or else to the data
+//! plane that its token opens. It came with the token where one is needed but never with one in it; it says whom it is from
+//! as the proxy knows it, and nothing that concerns the client's connection. All is the same however the bytes are cut, and
+//! plain requests arrive as they were sent.
 #![no_main]
 
 use std::sync::LazyLock;
@@ -68,10 +69,14 @@ fn check(passed: &Passed, sent: &[u8], tokens: &[(String, String)]) -> Option<Re
         Err(Flaw::Doubtful) => panic!("read in two ways: {}", passed.bytes.escape_ascii()),
     };
     let [host] = request.values("host")[..] else { panic!("not one host: {request:?}") };
-    assert_eq!(leads_to(host), Some((passed.sandbox.to_owned(), passed.port)), "{host}");
+    let named = leads_to(host).or_else(|| named_by_fields(&request));
+    match &named {
+        Some(named) => assert_eq!(*named, (passed.sandbox.to_owned(), passed.port), "{request:?}"),
+        None => assert_eq!(passed.port, None, "a token alone opened a port: {request:?}"),
+    }
 
     let asks_for_health = request.method == "GET" && request.target.split('?').next() == Some("/health");
-    let is_public = passed.port == Some(8000) || (passed.port.is_none() && asks_for_health);
+    let is_public = named.is_some() && (passed.port == Some(8000) || (passed.port.is_none() && asks_for_health));
     let (_, token) = tokens.iter().find(|(word, _)| word.ends_with(passed.sandbox)).expect("a sandbox");
     let has_token = sent.windows(token.len()).any(|window| window == token.as_bytes());
     assert!(is_public || has_token, "passed without a token: {request:?}");
@@ -85,10 +90,24 @@ fn leads_to(host: &str) -> Option<(String, Option<u16>)> {
     let name = host.split(':').next()?.to_ascii_lowercase();
     let label = name.trim_end_matches('.').strip_suffix(".sandbox.localhost")?.to_owned();
     match label.split_once('-') {
+        None if label == "sandbox" => None,
         None => Some((label, None)),
-        Some(("49983", sandbox)) => Some((sandbox.to_owned(), None)),
-        Some((port, sandbox)) => Some((sandbox.to_owned(), Some(port.trim_start_matches('p').parse().ok()?))),
+        Some((port, sandbox)) => Some((sandbox.to_owned(), guest_port(port.trim_start_matches('p'))?)),
     }
+}
+
+/// Sandbox and port that the two fields of the E2B SDKs name.
+fn named_by_fields(request: &Request) -> Option<(String, Option<u16>)> {
+    let ([id], [port]) = (&request.values("e2b-sandbox-id")[..], &request.values("e2b-sandbox-port")[..]) else {
+        return None;
+    };
+    Some(((*id).to_owned(), guest_port(port)?))
+}
+
+/// The port in a guest, `None` for its data plane.
+fn guest_port(text: &str) -> Option<Option<u16>> {
+    let port: u16 = text.parse().ok()?;
+    Some((port != 49983).then_some(port))
 }
 
 fn check_credentials(request: &Request) {

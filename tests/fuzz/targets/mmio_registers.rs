@@ -1,7 +1,8 @@
 //! The registers of virtio-mmio against a hostile driver, and a window's state against a hostile snapshot.
 //!
 //! The input is a program of register reads and writes, at any offset and width; most values are ones that mean something
-//! there. At times the device is suspended and goes on in a new window, or a new window is made from whatever bytes say.
+//! there. At times the device changes its configuration space, is suspended and goes on in a new window, or a new window is
+//! made from whatever bytes say.
 //!
 //! Beyond the absence of panics, the promises that devices rely on: one is activated only by a driver that went through the
 //! handshake, with features from the offer and queues that lie in guest memory, and never twice without a reset. And a
@@ -61,7 +62,8 @@ fn run(mut input: Input<'_>) {
     let mut machine = Machine::new(&memory);
     while !input.is_empty() {
         match input.byte() % 16 {
-            0..=9 => machine.write(&mut input),
+            0..=8 => machine.write(&mut input),
+            9 => machine.reconfigure(),
             10 => machine.handshake(&mut input),
             11 => machine.set_up_queue(&mut input),
             12 => machine.read(&mut input),
@@ -161,7 +163,7 @@ impl VirtioDevice for Device {
 
 struct Machine<'a> {
     memory: &'a Memory,
-    window: MmioWindow,
+    window: MmioWindow<Device>,
     noted: Arc<Mutex<Noted>>,
     /// The window was made by a snapshot that may say that a device runs which does not: that is the guest's own loss.
     made_up: bool,
@@ -172,8 +174,7 @@ impl<'a> Machine<'a> {
         let event = || EventFd::new(EFD_NONBLOCK).expect("an event");
         let noted = Arc::default();
         let notify = QUEUE_SIZES.iter().map(|_| event()).collect();
-        let device = Box::new(Device(Arc::clone(&noted)));
-        let window = MmioWindow::new(device, memory.clone(), Interrupt::new(event()), notify);
+        let window = MmioWindow::new(Device(Arc::clone(&noted)), memory.clone(), Interrupt::new(event()), notify);
         Self { memory, window, noted, made_up: false }
     }
 
@@ -209,6 +210,16 @@ impl<'a> Machine<'a> {
             low => low.into(),
         };
         self.set(register, value);
+    }
+
+    /// What the device does of itself: the driver is told, if it is there.
+    fn reconfigure(&self) {
+        let before = self.get(register::VIRTIO_MMIO_CONFIG_GENERATION);
+        self.window.reconfigure(|_| Ok::<_, ()>(())).expect("nothing refuses");
+        assert_eq!(self.get(register::VIRTIO_MMIO_CONFIG_GENERATION), before.wrapping_add(1));
+        let told = self.get(register::VIRTIO_MMIO_INTERRUPT_STATUS) & 2 != 0;
+        assert!(told || self.get(register::VIRTIO_MMIO_STATUS) & 4 == 0, "a driver that runs was not told");
+        self.check();
     }
 
     /// Up to the queues.

@@ -2,10 +2,10 @@
 //!
 //! The input is a program: each step's first byte says what happens, and the bytes after it how. Most chains lie in memory
 //! and most headers ask for something that can be had, so that they get far; none has to be well formed. Everything runs
-//! on one thread, the device gets its turns between the steps.
+//! on one thread, the device works between the steps.
 //!
 //! Beyond the absence of panics: no frame comes out of the tap that is longer or shorter than one may be, and the device
-//! comes to rest, or breaks, when nothing changes any more.
+//! becomes idle, or breaks, when nothing changes any more.
 #![no_main]
 
 use std::fs::File;
@@ -16,7 +16,8 @@ use libfuzzer_sys::fuzz_target;
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, recv, send, socketpair};
 use sandpiper_fuzz::{Driver, Input, SLOT, SLOTS};
 use sandpiper_protocol::vmm::NetLimits;
-use sandpiper_vmm::devices::virtio::net::{Broken, Next, Service, Tap};
+use sandpiper_vmm::devices::virtio::Next;
+use sandpiper_vmm::devices::virtio::net::{NetError, Service, Tap};
 
 /// `EVENT_IDX` and what a network driver may accept, in the order of the settings' bits.
 const FEATURES: [u32; 8] = [29, 15, 0, 1, 7, 8, 11, 12];
@@ -36,18 +37,18 @@ fn run(input: &[u8]) {
             6 => machine.driver.scribble(&mut input),
             7 | 8 => machine.host_sends(&mut input),
             9 => machine.host_receives(),
-            _ if machine.turn().is_err() => return,
+            _ if machine.transfer().is_err() => return,
             _ => {}
         }
     }
     // What is left is bounded: no step comes, no frame moves on the host.
     for _ in 0..4096 {
-        match machine.turn() {
+        match machine.transfer() {
             Ok(Next::Now) => {}
             Ok(_) | Err(_) => return,
         }
     }
-    panic!("the device does not come to rest");
+    panic!("the device does not become idle");
 }
 
 struct Machine {
@@ -68,9 +69,9 @@ impl Machine {
         Self { driver, service, host }
     }
 
-    fn turn(&mut self) -> Result<Next, Broken> {
+    fn transfer(&mut self) -> Result<Next, NetError> {
         self.service.readable();
-        self.service.turn(Instant::now())
+        self.service.transfer(Instant::now())
     }
 
     /// A frame behind a header from the input, in one to three buffers.

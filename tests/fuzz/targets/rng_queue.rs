@@ -10,6 +10,7 @@ use std::time::Instant;
 
 use libfuzzer_sys::fuzz_target;
 use sandpiper_fuzz::{Driver, Input, SLOT, SLOTS};
+use sandpiper_vmm::devices::virtio::Next;
 use sandpiper_vmm::devices::virtio::rng::{MAX_REQUEST, Service, WINDOW, WINDOW_BYTES};
 use vm_memory::{Bytes, GuestAddress};
 
@@ -30,11 +31,11 @@ fn run(input: &[u8]) {
         match input.byte() % 8 {
             0..=3 => {
                 let wanted = request(&mut driver, &mut input);
-                let Ok(emptied) = service.answer() else { return };
+                let Ok(next) = service.answer(Instant::now()) else { return };
                 if hostile {
                     continue;
                 }
-                if !emptied {
+                if matches!(next, Next::At(_)) {
                     // Used up: the answer comes in the next window.
                     return;
                 }
@@ -51,7 +52,7 @@ fn run(input: &[u8]) {
                 driver.scribble(&mut input);
                 hostile = true;
             }
-            _ if service.answer().is_err() => return,
+            _ if service.answer(Instant::now()).is_err() => return,
             _ => {}
         }
     }

@@ -2,9 +2,9 @@
 //!
 //! The input is a program: each step's first byte says what happens, and the bytes after it how. Most packets get the right
 //! addresses and ports that some connection may have, so that they reach the state machine; none has to be well formed.
-//! Everything runs on one thread, the device gets its turns between the steps.
+//! Everything runs on one thread, the device works between the steps.
 //!
-//! Beyond the absence of panics: the device comes to rest. When nothing changes any more, it does not want another turn.
+//! Beyond the absence of panics: the device becomes idle. When nothing changes any more, it has nothing to do before an event.
 #![no_main]
 
 use std::io::{ErrorKind, Read, Write};
@@ -16,7 +16,8 @@ use std::sync::{Arc, Mutex};
 
 use libfuzzer_sys::fuzz_target;
 use sandpiper_fuzz::{Driver, Input, SLOT, SLOTS};
-use sandpiper_vmm::devices::virtio::vsock::{Backend, GuestConnections, Pace, Turn, Worker};
+use sandpiper_vmm::devices::virtio::vsock::{Backend, GuestConnections, Service};
+use sandpiper_vmm::devices::virtio::{EventLoop, Next};
 
 const GUEST_CID: u8 = 3;
 const RECEIVE: usize = 0;
@@ -39,17 +40,16 @@ fn run(input: &[u8]) {
             11 => machine.talk(&mut input),
             12 => machine.hang_up(&mut input),
             13 => machine.listen(),
-            _ => machine.turn(),
+            _ => drop(machine.poll()),
         }
     }
     // What is left is bounded: no step comes, no byte moves on the host.
     for _ in 0..4096 {
-        machine.turn();
-        if !machine.worker.is_busy() {
+        if machine.poll() != Next::Now {
             return;
         }
     }
-    panic!("the device does not come to rest");
+    panic!("the device does not become idle");
 }
 
 /// Accepts the guest's connections, and keeps the far ends where the program finds them.
@@ -70,7 +70,7 @@ impl GuestConnections for Accept {
 
 struct Machine {
     driver: Driver,
-    worker: Worker,
+    event_loop: EventLoop<Service>,
     address: SocketAddr,
     clients: Arc<Mutex<Vec<UnixStream>>>,
 }
@@ -85,12 +85,12 @@ impl Machine {
         let clients = Arc::new(Mutex::new(Vec::new()));
         let features = if settings & 1 == 0 { EVENT_IDX } else { 0 };
         let backend = Backend::new(GUEST_CID.into(), listener, Box::new(Accept(clients.clone())));
-        let worker = Worker::new(backend, driver.activation(features), None).expect("the worker starts");
-        Self { driver, worker, address, clients }
+        let service = Service::new(backend, driver.activation(features), None).expect("three queues");
+        Self { driver, event_loop: EventLoop::new(service), address, clients }
     }
 
-    fn turn(&mut self) {
-        assert_eq!(self.worker.turn(Pace::Poll), Turn::Continue);
+    fn poll(&mut self) -> Next {
+        self.event_loop.poll().expect("a broken queue does not end the loop")
     }
 
     /// A packet with a header from the input, in one to three buffers.
@@ -141,7 +141,7 @@ impl Machine {
         }
         drop(clients);
         // Keeps the backlog short.
-        self.turn();
+        self.poll();
     }
 
     fn talk(&mut self, input: &mut Input<'_>) {

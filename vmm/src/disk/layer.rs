@@ -10,10 +10,11 @@ use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, FcntlArg, OFlag, fallocate, fcntl};
 use nix::sys::statfs::fstatfs;
 
+use sandpiper_protocol::extents;
+
 use super::buffers::{Buffers, MAX_SLICES};
 use super::map::BlockMap;
 use super::{BLOCK_SIZE, DiskError};
-use crate::extents::next_extent;
 
 /// Where real zeros come from.
 static ZEROS: [u8; 64 * 1024] = [0; 64 * 1024];
@@ -45,13 +46,13 @@ pub enum LayerError {
 
 /// Where a layer stands in its stack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct Position {
     /// Layers below. With none, holes are zeros, so the data need not come in whole blocks.
     pub(super) below: usize,
     pub(super) writable: bool,
 }
 
-impl Place {
+impl Position {
     fn is_bottom(self) -> bool {
         self.below == 0
     }
@@ -72,17 +73,17 @@ pub(super) struct Layer {
 
 impl Layer {
     /// Checks `file` and finds what it holds.
-    pub(super) fn open(file: File, disk_size: u64, place: Place) -> Result<Self, LayerError> {
+    pub(super) fn open(file: File, disk_size: u64, position: Position) -> Result<Self, LayerError> {
         let metadata = file.metadata().map_err(failed("examine"))?;
         if !metadata.is_file() {
             return Err(LayerError::NotAFile);
         }
-        check_access(&file, place.writable)?;
+        check_access(&file, position.writable)?;
         let mut length = metadata.len();
         if length > disk_size {
             return Err(LayerError::TooLong { length, size: disk_size });
         }
-        if !place.is_bottom() {
+        if !position.is_bottom() {
             // A file system that allocates in larger units reports data where nothing was written.
             let block_size = fstatfs(&file).map_err(failed_errno("examine the file system of"))?.block_size();
             if u64::try_from(block_size) != Ok(BLOCK_SIZE) {
@@ -90,21 +91,21 @@ impl Layer {
             }
         }
 
-        let mapped = if place.writable { disk_size } else { length };
+        let mapped = if position.writable { disk_size } else { length };
         let mut map = BlockMap::new(mapped.div_ceil(BLOCK_SIZE));
-        scan(&file, length, place.is_bottom(), &mut map)?;
+        scan(&file, length, position.is_bottom(), &mut map)?;
 
-        if place.writable && length < disk_size {
+        if position.writable && length < disk_size {
             // At its full length from the beginning, the file never grows by writing, so no file system allocates ahead
             // of a write. What was added must be a hole, or this file system does not know holes.
             file.set_len(disk_size).map_err(failed("extend"))?;
-            if !place.is_bottom() && next_data(&file, length, u64::MAX)?.is_some() {
+            if !position.is_bottom() && next_data(&file, length, u64::MAX)?.is_some() {
                 return Err(LayerError::NoHoles);
             }
             length = disk_size;
         }
-        let unsynced = !place.is_bottom() || place.writable;
-        Ok(Self { file, index: place.below, map, length, unsynced })
+        let unsynced = !position.is_bottom() || position.writable;
+        Ok(Self { file, index: position.below, map, length, unsynced })
     }
 
     /// Whether the file holds no data at all.
@@ -382,5 +383,6 @@ fn scan(file: &File, length: u64, bottom: bool, map: &mut BlockMap) -> Result<()
 }
 
 fn next_data(file: &File, offset: u64, length: u64) -> Result<Option<Range<u64>>, LayerError> {
-    next_extent(file, offset, length).map_err(failed("search for holes in"))
+    let data = extents::next_data(file, offset).map_err(failed("search for holes in"))?;
+    Ok(data.map(|data| data.start..data.end.min(length)))
 }

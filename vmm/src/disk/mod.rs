@@ -85,7 +85,7 @@ pub enum PushLayerError {
 /// Why a read, write, discard, zeroing or flush failed.
 #[derive(Debug, thiserror::Error)]
 pub enum DiskError {
-    #[error("{length} bytes at {offset} reach over the disk's end")]
+    #[error("{length} bytes at {offset} reach beyond the disk's end")]
     OutOfRange { offset: u64, length: u64 },
     #[error("The disk is read-only")]
     ReadOnly,

@@ -9,7 +9,7 @@
 
 use std::fs::File;
 
-use super::layer::{Block, Layer, Place};
+use super::layer::{Block, Layer, Position};
 use super::{BLOCK_SIZE, Buffers, DiskError, MAX_DISK_SIZE, OpenDiskError, PushLayerError};
 
 /// A stack of layers; see the [module](super) for what it promises.
@@ -40,8 +40,8 @@ impl Disk {
             return Err(OpenDiskError::NoLayers);
         };
         let open = |(index, file): (usize, File)| {
-            let place = Place { below: index, writable: index == top && !read_only };
-            Layer::open(file, size, place).map_err(|source| OpenDiskError::Layer { index, source })
+            let position = Position { below: index, writable: index == top && !read_only };
+            Layer::open(file, size, position).map_err(|source| OpenDiskError::Layer { index, source })
         };
         let layers = layers.into_iter().enumerate().map(open).collect::<Result<_, _>>()?;
         Ok(Self { layers, size, read_only, sync_lost: false })
@@ -59,7 +59,7 @@ impl Disk {
     /// Fills `buffers` from `offset`.
     ///
     /// # Errors
-    /// The range, in bytes, reaches over the disk's end, or a layer cannot be read.
+    /// The range, in bytes, reaches beyond the disk's end, or a layer cannot be read.
     pub fn read(&self, offset: u64, mut buffers: Buffers<'_, '_>) -> Result<(), DiskError> {
         let end = self.end_of(offset, buffers.remaining())?;
         let mut at = offset;
@@ -79,7 +79,7 @@ impl Disk {
     /// Writes `buffers` at `offset`. After an error a part of it may be written.
     ///
     /// # Errors
-    /// The disk is read-only, the range reaches over its end, or a layer cannot be read or written.
+    /// The disk is read-only, the range reaches beyond its end, or a layer cannot be read or written.
     pub fn write(&mut self, offset: u64, mut buffers: Buffers<'_, '_>) -> Result<(), DiskError> {
         let end = self.end_of(offset, buffers.remaining())?;
         let (top, below) = self.split()?;
@@ -186,8 +186,8 @@ impl Disk {
         if self.read_only {
             return Err(PushLayerError::ReadOnly);
         }
-        let place = Place { below: self.layers.len(), writable: true };
-        let layer = Layer::open(file, self.size, place).map_err(PushLayerError::Layer)?;
+        let position = Position { below: self.layers.len(), writable: true };
+        let layer = Layer::open(file, self.size, position).map_err(PushLayerError::Layer)?;
         if !layer.is_empty() {
             return Err(PushLayerError::NotEmpty);
         }

@@ -330,7 +330,7 @@ mod tests {
     }
 
     /// How a child that restricts itself to `role` and then does `call` ends.
-    fn fate(role: Role, call: fn() -> libc::c_long) -> WaitStatus {
+    fn outcome(role: Role, call: fn() -> libc::c_long) -> WaitStatus {
         // SAFETY: the child compiles a filter, which allocates: glibc makes its allocator work in the child of a
         // process with threads. It ends by `_exit` or by the filter.
         match unsafe { fork() }.unwrap() {
@@ -357,8 +357,8 @@ mod tests {
 
     #[test]
     fn memory_is_never_executable() {
-        assert!(matches!(fate(Role::Driver, || map(libc::PROT_READ)), WaitStatus::Exited(_, 0)));
-        assert!(is_killed(fate(Role::Driver, || map(libc::PROT_READ | libc::PROT_EXEC))));
+        assert!(matches!(outcome(Role::Driver, || map(libc::PROT_READ)), WaitStatus::Exited(_, 0)));
+        assert!(is_killed(outcome(Role::Driver, || map(libc::PROT_READ | libc::PROT_EXEC))));
     }
 
     #[test]
@@ -368,9 +368,9 @@ mod tests {
             // SAFETY: the kernel writes two descriptors to the array.
             unsafe { libc::syscall(libc::SYS_socketpair, family, libc::SOCK_STREAM, 0, pair.as_mut_ptr()) }
         }
-        assert!(matches!(fate(Role::Vsock, || pair(libc::AF_UNIX)), WaitStatus::Exited(_, 0)));
-        assert!(is_killed(fate(Role::Vsock, || pair(libc::AF_TIPC))));
-        assert!(is_killed(fate(Role::Block, || pair(libc::AF_UNIX))));
+        assert!(matches!(outcome(Role::Vsock, || pair(libc::AF_UNIX)), WaitStatus::Exited(_, 0)));
+        assert!(is_killed(outcome(Role::Vsock, || pair(libc::AF_TIPC))));
+        assert!(is_killed(outcome(Role::Block, || pair(libc::AF_UNIX))));
     }
 
     #[test]
@@ -379,8 +379,8 @@ mod tests {
             // SAFETY: signal 0 is only checked for.
             unsafe { libc::syscall(libc::SYS_tgkill, process, libc::syscall(libc::SYS_gettid), 0) }
         }
-        assert!(matches!(fate(Role::Vcpu, || signal(std::process::id())), WaitStatus::Exited(_, 0)));
-        assert!(is_killed(fate(Role::Vcpu, || signal(std::os::unix::process::parent_id()))));
+        assert!(matches!(outcome(Role::Vcpu, || signal(std::process::id())), WaitStatus::Exited(_, 0)));
+        assert!(is_killed(outcome(Role::Vcpu, || signal(std::os::unix::process::parent_id()))));
     }
 
     #[test]
@@ -389,9 +389,9 @@ mod tests {
             // SAFETY: a request without a result in memory, to a descriptor that does not exist.
             unsafe { libc::syscall(libc::SYS_ioctl, -1, ioctls::MACHINE[1], 0) }
         }
-        assert!(matches!(fate(Role::Driver, create_vm), WaitStatus::Exited(_, 1)));
-        assert!(is_killed(fate(Role::Vcpu, create_vm)));
-        assert!(is_killed(fate(Role::Vsock, create_vm)));
+        assert!(matches!(outcome(Role::Driver, create_vm), WaitStatus::Exited(_, 1)));
+        assert!(is_killed(outcome(Role::Vcpu, create_vm)));
+        assert!(is_killed(outcome(Role::Vsock, create_vm)));
     }
 
     /// A tap can be given to others, be renamed, or be made part of another device.
@@ -401,12 +401,12 @@ mod tests {
             // SAFETY: requests that take an integer or fail on the descriptor, which does not exist.
             unsafe { libc::syscall(libc::SYS_ioctl, -1, request, 0) }
         }
-        assert!(matches!(fate(Role::Net, || request(libc::TUNSETOFFLOAD)), WaitStatus::Exited(_, 1)));
+        assert!(matches!(outcome(Role::Net, || request(libc::TUNSETOFFLOAD)), WaitStatus::Exited(_, 1)));
         for call in [|| request(libc::TUNSETIFF), || request(libc::TUNSETPERSIST), || request(libc::TUNSETSNDBUF)] {
-            assert!(is_killed(fate(Role::Net, call)));
+            assert!(is_killed(outcome(Role::Net, call)));
         }
-        assert!(is_killed(fate(Role::Block, || request(libc::TUNSETOFFLOAD))));
-        assert!(is_killed(fate(Role::Vcpu, || request(libc::TUNSETOFFLOAD))));
+        assert!(is_killed(outcome(Role::Block, || request(libc::TUNSETOFFLOAD))));
+        assert!(is_killed(outcome(Role::Vcpu, || request(libc::TUNSETOFFLOAD))));
     }
 
     #[test]
@@ -415,6 +415,6 @@ mod tests {
             // SAFETY: would make a process that shares nothing.
             unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) }
         }
-        assert!(is_killed(fate(Role::Driver, fork)));
+        assert!(is_killed(outcome(Role::Driver, fork)));
     }
 }

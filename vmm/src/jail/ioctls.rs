@@ -69,7 +69,7 @@ pub(super) const MACHINE: &[u64] = &[
 ];
 
 /// `PAGEMAP_SCAN` (`include/uapi/linux/fs.h`): which pages of memory were written.
-pub(super) const PAGEMAP_SCAN: u64 = 0xc060_6610;
+pub(crate) const PAGEMAP_SCAN: u64 = 0xc060_6610;
 
 /// `FIONBIO`: makes a descriptor non-blocking. The C library's type for it is signed on some systems.
 pub(super) const NON_BLOCKING: u64 = 0x5421;

@@ -36,6 +36,7 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::{self, JoinHandle};
 
 use self::filters::Filters;
+pub(crate) use self::ioctls::PAGEMAP_SCAN;
 
 /// The smallest user id for a jailed monitor: those below belong to the host's own services.
 pub const FIRST_UID: u32 = 1000;
@@ -151,7 +152,7 @@ impl Jail {
         let restricted = move || {
             if let Err(error) = self.filters.restrict_thread(role) {
                 // Better no monitor than one with a thread that may do more than it should.
-                eprintln!("sandpiper-vmm: cannot restrict the thread {}: {error}", role.name());
+                eprintln!("sandpiper-vmm: cannot restrict the thread {}, so the monitor aborts: {error}", role.name());
                 std::process::abort();
             }
             work()

@@ -7,11 +7,12 @@ use std::sync::Arc;
 
 use kvm_ioctls::VmFd;
 use sandpiper_protocol::guest::GUEST_CID;
-use sandpiper_protocol::vmm::{DiskConfig, MachineConfig, Shape};
+use sandpiper_protocol::vmm::{DiskConfig, EXTRA_DISKS, MachineConfig, Shape};
 
 use super::acpi::{self, AcpiError, VirtioWindow};
 use super::boot::{self, BootError};
 use super::cpu::{self, CpuError};
+use super::extra_disks::{Doorbell, ExtraDisk};
 use super::interrupts::{self, InterruptError, MAX_VIRTIO_DEVICES};
 use super::mmio_slot::MmioSlot;
 use super::prepare::Prepared;
@@ -26,7 +27,7 @@ use crate::devices::virtio::mmio::MmioWindow;
 use crate::devices::virtio::net::{Net, Tap};
 use crate::devices::virtio::rng::Rng;
 use crate::devices::virtio::vsock::{GuestConnections, Vsock};
-use crate::devices::virtio::{Interrupt, VirtioDevice};
+use crate::devices::virtio::{Interrupt, Memory, VirtioDevice};
 use crate::devices::vmgenid::{NewIdError, VmGenId};
 use crate::disk::{Disk, OpenDiskError};
 use crate::exit::ExitLatch;
@@ -130,10 +131,10 @@ pub(super) const MAX_VCPUS: u8 = 64;
 pub(super) const MIN_MEMORY_MIB: u32 = 32;
 /// Half a TiB: below the addresses that some hosts reserve near 1 TiB.
 pub(super) const MAX_MEMORY_MIB: u32 = 512 * 1024;
-/// All virtio devices but network, vsock, rng and balloon.
-const MAX_DISKS: usize = MAX_VIRTIO_DEVICES - 4;
+/// All virtio devices but network, vsock, rng and balloon, and the extra disks.
+const MAX_DISKS: usize = MAX_VIRTIO_DEVICES - 4 - EXTRA_DISKS as usize;
 /// `VIRTIO_BLK_ID_BYTES`.
-const MAX_SERIAL: usize = 20;
+pub(super) const MAX_SERIAL: usize = 20;
 
 /// The shape of a machine with this configuration.
 pub fn shape(config: &MachineConfig) -> Shape {
@@ -141,9 +142,9 @@ pub fn shape(config: &MachineConfig) -> Shape {
 }
 
 /// How many windows a machine with this configuration has: one for each disk, for network if it has it, vsock, rng and
-/// balloon.
-pub(super) fn window_count(config: &MachineConfig) -> usize {
-    config.disks.len() + usize::from(config.net.is_some()) + 3
+/// balloon, and for each extra disk.
+pub(super) fn window_count(config: &MachineConfig, extra_disks: u8) -> usize {
+    config.disks.len() + usize::from(config.net.is_some()) + 3 + usize::from(extra_disks)
 }
 
 /// Makes of `prepared` the machine that `config` describes, with `kernel` in its memory. It stands before its first
@@ -164,7 +165,7 @@ pub fn boot(
     boot::write_parameters(&prepared.memory, config)?;
     cpu::write_boot_tables(&prepared.memory)?;
     configure_vcpus(&prepared, entry)?;
-    let attached = attach(&mut prepared, config, parts, None, exit)?;
+    let attached = attach(&mut prepared, config, EXTRA_DISKS, parts, None, exit)?;
     let contents = acpi::Contents { vcpus: config.vcpus, console: config.console, virtio: &attached.windows };
     acpi::write(&prepared.memory, &contents)?;
     attached.generation_id.write_new(&prepared.memory)?;
@@ -176,11 +177,16 @@ pub(super) fn check(config: &MachineConfig) -> Result<(), BuildError> {
         return Err(BuildError::Disks(config.disks.len()));
     }
     for (disk, DiskConfig { serial, .. }) in config.disks.iter().enumerate() {
-        if !(1..=MAX_SERIAL).contains(&serial.len()) || !serial.bytes().all(|byte| byte.is_ascii_graphic()) {
+        if !is_serial(serial) {
             return Err(BuildError::DiskSerial { disk });
         }
     }
     Ok(())
+}
+
+/// Whether a disk can have this serial number.
+pub(super) fn is_serial(serial: &str) -> bool {
+    (1..=MAX_SERIAL).contains(&serial.len()) && serial.bytes().all(|byte| byte.is_ascii_graphic())
 }
 
 /// Gives each vCPU its registers, and the first one the kernel's entry.
@@ -205,11 +211,13 @@ pub(super) struct Attached {
     pub(super) generation_id: VmGenId,
 }
 
-/// Makes the devices that `config` describes, the virtio ones in the order in which the guest finds them: disks first, so
-/// that the first is its `vda`. The console goes on from `console` if that is given.
+/// Makes the devices that `config` describes and, behind them, `extra_disks` without a disk; the guest finds the virtio ones
+/// in their order, so that the first disk is its `vda`, and the extra ones follow the last. The console goes on from `console`
+/// if that is given.
 pub(super) fn attach(
     prepared: &mut Prepared,
     config: &MachineConfig,
+    extra_disks: u8,
     parts: Parts,
     console: Option<&ConsoleState>,
     exit: &ExitLatch,
@@ -218,16 +226,35 @@ pub(super) fn attach(
     let Parts { disks, disk_health, tap, vsock, guest_connections, console: file } = parts;
     let console = file.map(|file| make_console(&prepared.vm, file, console)).transpose()?;
     attach_ports(&mut buses, console.clone(), exit);
-    let mut virtio = block_devices(config, disks, &disk_health)?;
-    if let (Some(net), Some(tap)) = (&config.net, tap) {
-        virtio.push(Box::new(Net::new(net, Tap::new(tap).map_err(BuildError::Tap)?)));
-    }
-    virtio.push(Box::new(Vsock::new(GUEST_CID, vsock, guest_connections)));
-    virtio.push(Box::new(Rng::new()));
-    virtio.push(Box::new(Balloon::new()));
-    let (devices, windows) = attach_virtio(&mut buses, prepared, virtio)?;
+
     let generation_id = VmGenId::new(prepared.generation_line.try_clone().map_err(InterruptError::Event)?);
+    let extra_slots = std::mem::take(&mut prepared.extra_slots);
+    let mut virtio = VirtioPlaces::new(buses, prepared);
+    for (index, (disk, layers)) in config.disks.iter().zip(disks).enumerate() {
+        let stack = Disk::open(layers, disk.size, disk.read_only)
+            .map_err(|source| BuildError::OpenDisk { disk: index, source })?;
+        let block = Block::new(stack, config.disk_limits, &disk.serial, disk_number(index), disk_health.clone());
+        let window = virtio.next(block)?;
+        virtio.devices.disks.push(window);
+    }
+    if let (Some(net), Some(tap)) = (&config.net, tap) {
+        virtio.next(Net::new(net, Tap::new(tap).map_err(BuildError::Tap)?))?;
+    }
+    virtio.next(Vsock::new(GUEST_CID, vsock, guest_connections))?;
+    virtio.next(Rng::new())?;
+    virtio.next(Balloon::new())?;
+    for (slot, place) in extra_slots.into_iter().take(extra_disks.into()).enumerate() {
+        let block = Block::empty(disk_number(config.disks.len() + slot), disk_health.clone());
+        let doorbell = Doorbell::of(&place)?;
+        let window = virtio.put(block, place);
+        virtio.devices.extra_disks.push(ExtraDisk::new(window, doorbell));
+    }
+    let VirtioPlaces { buses, devices, windows, .. } = virtio;
     Ok(Attached { buses, devices, windows, console, generation_id })
+}
+
+fn disk_number(index: usize) -> u32 {
+    u32::try_from(index).unwrap_or(u32::MAX)
 }
 
 fn make_console(vm: &VmFd, file: File, state: Option<&ConsoleState>) -> Result<Arc<Console>, BuildError> {
@@ -250,40 +277,38 @@ fn attach_ports(buses: &mut Buses, console: Option<Arc<Console>>, exit: &ExitLat
     buses.port.insert(u64::from(AcpiPower::BASE), u64::from(AcpiPower::LENGTH), power);
 }
 
-/// The disks, in the order of the configuration.
-fn block_devices(
-    config: &MachineConfig,
-    layers: Vec<Vec<File>>,
-    health: &Health,
-) -> Result<Vec<Box<dyn VirtioDevice>>, BuildError> {
-    let mut devices: Vec<Box<dyn VirtioDevice>> = Vec::with_capacity(window_count(config));
-    for (index, (disk, layers)) in config.disks.iter().zip(layers).enumerate() {
-        let stack = Disk::open(layers, disk.size, disk.read_only)
-            .map_err(|source| BuildError::OpenDisk { disk: index, source })?;
-        let number = u32::try_from(index).unwrap_or(u32::MAX);
-        devices.push(Box::new(Block::new(stack, config.disk_limits, &disk.serial, number, health.clone())));
-    }
-    Ok(devices)
+/// Gives virtio devices their places, one after another.
+struct VirtioPlaces<'a> {
+    buses: Buses,
+    vm: &'a VmFd,
+    memory: &'a Memory,
+    ready: std::vec::Drain<'a, MmioSlot>,
+    devices: Devices,
+    windows: Vec<VirtioWindow>,
 }
 
-/// Gives each device its place.
-fn attach_virtio(
-    buses: &mut Buses,
-    prepared: &mut Prepared,
-    virtio: Vec<Box<dyn VirtioDevice>>,
-) -> Result<(Devices, Vec<VirtioWindow>), BuildError> {
-    let mut windows = Vec::with_capacity(virtio.len());
-    let mut devices = Devices(Vec::with_capacity(virtio.len()));
-    let mut ready = prepared.slots.drain(..);
-    for (index, device) in virtio.into_iter().enumerate() {
-        let slot = match ready.next() {
-            Some(slot) => slot,
-            None => MmioSlot::new(&prepared.vm, index)?,
-        };
-        let window = Arc::new(MmioWindow::new(device, prepared.memory.clone(), Interrupt::new(slot.line), slot.notify));
-        buses.mmio.insert(u64::from(slot.base), u64::from(layout::VIRTIO_MMIO_WINDOW), Arc::clone(&window) as _);
-        devices.0.push(window);
-        windows.push(VirtioWindow { base: slot.base, gsi: slot.gsi });
+impl<'a> VirtioPlaces<'a> {
+    fn new(buses: Buses, prepared: &'a mut Prepared) -> Self {
+        let Prepared { vm, memory, slots, .. } = prepared;
+        let (devices, windows) = (Devices::default(), Vec::new());
+        Self { buses, vm, memory, ready: slots.drain(..), devices, windows }
     }
-    Ok((devices, windows))
+
+    /// Puts `device` where the next one belongs.
+    fn next<D: VirtioDevice + 'static>(&mut self, device: D) -> Result<Arc<MmioWindow<D>>, BuildError> {
+        let slot = match self.ready.next() {
+            Some(slot) => slot,
+            None => MmioSlot::new(self.vm, self.windows.len())?,
+        };
+        Ok(self.put(device, slot))
+    }
+
+    fn put<D: VirtioDevice + 'static>(&mut self, device: D, slot: MmioSlot) -> Arc<MmioWindow<D>> {
+        let MmioSlot { base, gsi, line, notify } = slot;
+        let window = Arc::new(MmioWindow::new(device, self.memory.clone(), Interrupt::new(line), notify));
+        self.buses.mmio.insert(u64::from(base), u64::from(layout::VIRTIO_MMIO_WINDOW), Arc::clone(&window) as _);
+        self.devices.all.push(Arc::clone(&window) as _);
+        self.windows.push(VirtioWindow { base, gsi });
+        window
+    }
 }

@@ -30,6 +30,12 @@ pub enum InterruptError {
     Restore(#[source] kvm_ioctls::Error),
     #[error("Cannot create an event for an interrupt")]
     Event(#[source] io::Error),
+    #[error("KVM does not connect or disconnect the notifications of the device at {base:#x}")]
+    Notification {
+        base: u32,
+        #[source]
+        source: kvm_ioctls::Error,
+    },
     #[error("KVM does not connect interrupt {gsi}")]
     Connect {
         gsi: u32,

@@ -15,7 +15,7 @@
 //!   then the devices, so that after the drop nothing of the guest can reach a disk or a socket.
 //!
 //! The modules: [`layout`](crate::layout) says where things are; [`prepare`], [`build`] and [`restore`] put a machine together, with what
-//! [`interrupts`], [`cpu`], [`acpi`] and [`boot`] know; [`vcpu`] runs it; [`save`] writes it down, and [`vcpu_state`](crate::vcpu_state) its
+//! [`interrupts`], [`cpu`], [`acpi`] and [`boot`] know; [`vcpu`] runs it, [`extra_disks`] has disks come and go; [`save`] writes it down, and [`vcpu_state`](crate::vcpu_state) its
 //! vCPUs.
 
 pub mod acpi;
@@ -23,6 +23,7 @@ pub mod boot;
 pub mod build;
 pub mod clock;
 pub mod cpu;
+pub mod extra_disks;
 pub mod interrupts;
 mod mmio_slot;
 pub mod prepare;
@@ -31,6 +32,7 @@ pub mod save;
 pub mod vcpu;
 
 pub use build::{BuildError, Parts};
+pub use extra_disks::{AttachDiskError, DetachDiskError, SlotError};
 pub use prepare::Prepared;
 pub use restore::RestoreError;
 pub use save::{SnapshotError, SnapshotFiles};
@@ -44,9 +46,10 @@ use sandpiper_protocol::error_chain;
 use sandpiper_protocol::vmm::{ExitReason, MachineConfig};
 
 use self::build::Attached;
+use self::extra_disks::ExtraDisk;
 use self::vcpu::{Buses, StartError, Vcpus};
 use crate::devices::serial::Console;
-use crate::devices::virtio::block::PushError;
+use crate::devices::virtio::block::{Block, PushError};
 use crate::devices::virtio::mmio::{MmioWindow, WindowStateError};
 use crate::devices::virtio::{ActivateError, Memory};
 use crate::exit::ExitLatch;
@@ -195,27 +198,33 @@ impl Machine {
     /// Puts `file` on top of a disk, in the order of the configuration.
     ///
     /// # Errors
-    /// There is no such disk, or as [`VirtioDevice::push_layer`](crate::devices::virtio::VirtioDevice::push_layer).
+    /// There is no such disk, or as [`Block::push_layer`].
     pub fn push_layer(&self, disk: usize, file: File) -> Result<(), PushError> {
-        if disk >= self.config.disks.len() {
-            return Err(PushError::NotADisk);
-        }
-        self.devices.0[disk].push_layer(file, self.motion == Motion::Paused)
+        let window = self.devices.disks.get(disk).ok_or(PushError::NotADisk)?;
+        window.with_device(|block| block.push_layer(file, self.motion == Motion::Paused))
     }
 }
 
-/// The virtio devices, disks first, stopped when dropped.
-pub(crate) struct Devices(Vec<Arc<MmioWindow>>);
+/// The virtio devices, stopped when dropped.
+#[derive(Default)]
+pub(crate) struct Devices {
+    /// In the order in which the guest finds them.
+    all: Vec<Arc<MmioWindow>>,
+    /// Those of the configuration.
+    disks: Vec<Arc<MmioWindow<Block>>>,
+    /// By slot: all, or none in a machine of a monitor that had none.
+    extra_disks: Vec<ExtraDisk>,
+}
 
 impl Devices {
     fn windows(&self) -> impl Iterator<Item = &MmioWindow> {
-        self.0.iter().map(|window| &**window)
+        self.all.iter().map(|window| &**window)
     }
 }
 
 impl Drop for Devices {
     fn drop(&mut self) {
-        for window in &self.0 {
+        for window in &self.all {
             window.stop();
         }
     }

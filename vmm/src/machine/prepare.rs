@@ -28,6 +28,8 @@ pub struct Prepared {
     pub(super) memory: Memory,
     /// Ready places for devices, the first ones.
     pub(super) slots: Vec<MmioSlot>,
+    /// Those of the extra disks.
+    pub(super) extra_slots: Vec<MmioSlot>,
     /// Raises the generation id's interrupt.
     pub(super) generation_line: EventFd,
     /// The features that KVM offers on this host, which the vCPUs have.
@@ -60,19 +62,19 @@ impl Prepared {
             .collect::<Result<_, _>>()?;
         let vcpus = Vcpus::spawn(vcpus, exit)?;
         let features = cpu::supported(kvm)?;
-        for told in vcpus.each(|id| {
+        for result in vcpus.each(|id| {
             let features = features.clone();
             Box::new(move |vcpu| cpu::set_features(vcpu, u8::try_from(id).unwrap_or(u8::MAX), shape.vcpus, &features))
         })? {
-            told?;
+            result?;
         }
-        let slots = MmioSlot::usual(&vm)?;
+        let (slots, extra_slots) = (MmioSlot::usual(&vm)?, MmioSlot::extra(&vm)?);
         let generation_line = interrupts::line(&vm, VmGenId::GSI)?;
         let mut msrs = kvm.get_msr_index_list().map_err(BuildError::Registers)?.as_slice().to_vec();
         msrs.extend(
             vcpus.each(|_| Box::new(|vcpu| vcpu_state::unlisted_msrs(vcpu)))?.into_iter().next().unwrap_or_default(),
         );
-        Ok(Self { shape, vcpus, vm, memory, slots, generation_line, features, msrs })
+        Ok(Self { shape, vcpus, vm, memory, slots, extra_slots, generation_line, features, msrs })
     }
 
     pub fn shape(&self) -> Shape {

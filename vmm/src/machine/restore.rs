@@ -7,7 +7,8 @@ use std::fs::File;
 
 use kvm_bindings::{CpuId, kvm_clock_data, kvm_cpuid_entry2};
 use kvm_ioctls::Kvm;
-use sandpiper_protocol::vmm::{MachineConfig, RestoreConfig};
+use sandpiper_protocol::error_chain;
+use sandpiper_protocol::vmm::{EXTRA_DISKS, MachineConfig, RestoreConfig};
 
 use super::build::{self, BuildError, Parts};
 use super::interrupts::{self, InterruptError};
@@ -31,8 +32,12 @@ pub enum RestoreError {
     State(#[from] FormatError),
     #[error("The snapshot's machine has {theirs} {what}, {ours} were given")]
     Mismatch { what: &'static str, theirs: usize, ours: usize },
+    #[error(
+        "The snapshot's machine has {theirs} slots for disks; this monitor restores machines with {EXTRA_DISKS}, and older ones without"
+    )]
+    Slots { theirs: u8 },
     #[error("The snapshot is inconsistent: {what}")]
-    Nonsense { what: &'static str },
+    Inconsistent { what: &'static str },
     #[error(
         "The snapshot's guest uses CPU features that this host does not have (CPUID {function:#x}, register {register}, bits {bits:#x})"
     )]
@@ -60,13 +65,14 @@ impl RestoreError {
     pub fn is_snapshot(&self) -> bool {
         match self {
             Self::State(error) => error.is_file(),
-            Self::Nonsense { .. }
+            Self::Inconsistent { .. }
             | Self::Mismatch { .. }
+            | Self::Slots { .. }
             | Self::CpuFeatures { .. }
             | Self::Capability { .. }
             | Self::Memory(ImageError::NotAFile { .. } | ImageError::Length { .. })
             | Self::Vcpu(_)
-            | Self::Device(WindowStateError::OtherDevice { .. } | WindowStateError::Nonsense { .. })
+            | Self::Device(WindowStateError::OtherDevice { .. } | WindowStateError::Invalid { .. })
             | Self::Interrupts(InterruptError::Restore(_))
             | Self::Clock(_) => true,
             Self::Build(error) => error.is_config(),
@@ -113,7 +119,8 @@ pub fn restore(
     }
 
     interrupts::restore(&prepared.vm, &state.interrupts)?;
-    let attached = build::attach(&mut prepared, &machine, parts, state.console.as_ref(), exit)?;
+    let extra_disks = state.config.extra_disks;
+    let attached = build::attach(&mut prepared, &machine, extra_disks, parts, state.console.as_ref(), exit)?;
     let mut vcpus = state.vcpus.into_iter();
     let written = prepared.vcpus.each(|_| {
         let state = vcpus.next();
@@ -136,7 +143,10 @@ pub fn restore(
 /// The machine that a restore makes of `state`, if the two fit.
 fn check(state: &State, config: &RestoreConfig) -> Result<MachineConfig, RestoreError> {
     let mismatch = |what, theirs, ours| Err(RestoreError::Mismatch { what, theirs, ours });
-    let Config { disks, net, vcpus, console, .. } = &state.config;
+    let Config { disks, net, vcpus, console, extra_disks, .. } = &state.config;
+    if ![0, EXTRA_DISKS].contains(extra_disks) {
+        return Err(RestoreError::Slots { theirs: *extra_disks });
+    }
     if disks.len() != config.disk_layers.len() {
         return mismatch("disks", disks.len(), config.disk_layers.len());
     }
@@ -147,18 +157,18 @@ fn check(state: &State, config: &RestoreConfig) -> Result<MachineConfig, Restore
         return mismatch("consoles", usize::from(*console), usize::from(config.console));
     }
     if usize::from(*vcpus) != state.vcpus.len() {
-        return Err(RestoreError::Nonsense { what: "it has another number of vCPUs than it says" });
+        return Err(RestoreError::Inconsistent { what: "it has another number of vCPUs than it says" });
     }
     if state.console.is_some() != *console {
-        return Err(RestoreError::Nonsense { what: "it has a console and no state of it, or the other way round" });
+        return Err(RestoreError::Inconsistent { what: "it has a console and no state of it, or the other way round" });
     }
     if disks.iter().any(|disk| disk.size == 0) {
-        return Err(RestoreError::Nonsense { what: "a disk has no size" });
+        return Err(RestoreError::Inconsistent { what: "a disk has no size" });
     }
     let machine = state.config.clone().into_machine(&config.disk_layers, config.disk_limits, config.net);
     build::check(&machine)?;
-    if state.windows.len() != build::window_count(&machine) {
-        return Err(RestoreError::Nonsense { what: "it has another number of devices than it says" });
+    if state.windows.len() != build::window_count(&machine, *extra_disks) {
+        return Err(RestoreError::Inconsistent { what: "it has another number of devices than it says" });
     }
     Ok(machine)
 }
@@ -169,14 +179,14 @@ fn set_features(prepared: &mut Prepared, theirs: &[kvm_cpuid_entry2]) -> Result<
         return Ok(());
     }
     check_features(theirs, &prepared.features)?;
-    let too_many = |_| RestoreError::Nonsense { what: "it has more CPU features than there are" };
+    let too_many = |_| RestoreError::Inconsistent { what: "it has more CPU features than there are" };
     prepared.features = CpuId::from_entries(theirs).map_err(too_many)?;
     let count = prepared.shape.vcpus;
-    let told = prepared.vcpus.each(|id| {
+    let results = prepared.vcpus.each(|id| {
         let features = prepared.features.clone();
         Box::new(move |vcpu| cpu::set_features(vcpu, u8::try_from(id).unwrap_or(u8::MAX), count, &features))
     })?;
-    Ok(told.into_iter().collect::<Result<(), _>>().map_err(BuildError::from)?)
+    Ok(results.into_iter().collect::<Result<(), _>>().map_err(BuildError::from)?)
 }
 
 /// Whether this host's KVM can do what the snapshot's could.
@@ -232,6 +242,58 @@ fn fetch(prepared: &Prepared, file: &File) {
             let memory = prepared.memory.clone();
             let _ = jail::spawn(Role::Prefetch, move || set.fetch(&memory));
         }
-        Err(error) => eprintln!("sandpiper-vmm: restoring without the working set: {error}"),
+        Err(error) => eprintln!(
+            "sandpiper-vmm: restoring without the working set, so the guest's first requests are slower: {}",
+            error_chain::chain(&error)
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sandpiper_protocol::vmm::{DiskLimits, NetConfig, NetLimits};
+
+    use super::*;
+    use crate::snapshot::golden;
+
+    /// Of each format version, without its console.
+    fn machines() -> impl Iterator<Item = (u32, State)> {
+        golden::states().map(|(version, mut state)| {
+            (state.config.console, state.console) = (false, None);
+            (version, state)
+        })
+    }
+
+    fn config_for(state: &State) -> RestoreConfig {
+        let net = NetConfig { mac: [2, 0, 0, 0, 0, 1], limits: NetLimits::default() };
+        RestoreConfig {
+            memory_layers: 1,
+            working_set: false,
+            disk_layers: vec![1; state.config.disks.len()],
+            disk_limits: DiskLimits::default(),
+            net: state.config.net.then_some(net),
+            console: state.config.console,
+        }
+    }
+
+    #[test]
+    fn a_machine_of_an_older_monitor_has_no_slots_and_is_restored_without() {
+        for (version, state) in machines() {
+            assert_eq!(state.config.extra_disks > 0, version >= 5, "version {version}");
+            check(&state, &config_for(&state)).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_machine_with_other_devices_is_refused() {
+        let (_, mut state) = machines().last().unwrap();
+        let error = |state: &State| check(state, &config_for(state)).unwrap_err();
+        state.config.extra_disks = 3;
+        assert!(matches!(error(&state), RestoreError::Slots { theirs: 3 }));
+        state.config.extra_disks = 0;
+        assert!(matches!(error(&state), RestoreError::Inconsistent { .. }));
+        state.config.extra_disks = EXTRA_DISKS;
+        state.windows.pop();
+        assert!(matches!(error(&state), RestoreError::Inconsistent { .. }));
     }
 }

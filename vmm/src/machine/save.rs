@@ -15,7 +15,7 @@ use super::prepare;
 use super::vcpu::StartError;
 use super::{Machine, Motion, ResumeError};
 use crate::devices::virtio::block::PushError;
-use crate::devices::virtio::mmio::{WindowState, WindowStateError};
+use crate::devices::virtio::mmio::{MmioWindow, WindowState, WindowStateError};
 use crate::memory::working_set::WorkingSet;
 use crate::memory::written::{Pagemap, SaveError};
 use crate::snapshot::format::{self, FormatError};
@@ -35,6 +35,8 @@ pub struct SnapshotFiles {
 pub enum SnapshotError {
     #[error("The machine is paused already")]
     Paused,
+    #[error("The machine has disks in its slots ({slots:?}), and a snapshot has none: detach them first")]
+    Attached { slots: Vec<u8> },
     #[error("{expected} disks need a new layer, {given} were given")]
     Layers { expected: usize, given: usize },
     #[error(transparent)]
@@ -62,7 +64,7 @@ impl Machine {
     /// written as not yet seen by its disk, and is done again when the machine goes on.
     ///
     /// # Errors
-    /// The machine is paused already, a file is not empty or cannot be written, or a disk refuses its new layer.
+    /// The machine is paused already, or has an extra disk; a file is not empty or cannot be written, or a disk refuses its new layer.
     pub fn snapshot(
         &mut self,
         config: SnapshotConfig,
@@ -71,6 +73,10 @@ impl Machine {
     ) -> Result<SnapshotStats, SnapshotError> {
         if self.motion == Motion::Paused {
             return Err(SnapshotError::Paused);
+        }
+        let slots = self.taken_slots();
+        if !slots.is_empty() {
+            return Err(SnapshotError::Attached { slots });
         }
         let written_to: Vec<usize> =
             (0..self.config.disks.len()).filter(|disk| !self.config.disks[*disk].read_only).collect();
@@ -96,13 +102,13 @@ impl Machine {
 
     fn write_down(&self, files: &SnapshotFiles, pagemap: &Pagemap) -> Result<SnapshotStats, SnapshotError> {
         // Devices first: what one has just done for the guest is an interrupt of it.
-        let windows = self.devices.0.iter().map(|window| window.suspend()).collect::<Result<Vec<WindowState>, _>>()?;
+        let windows = self.devices.windows().map(MmioWindow::suspend).collect::<Result<Vec<WindowState>, _>>()?;
         let vcpus = self.vcpus.each(|_| {
             let msrs = self.msrs.clone();
             Box::new(move |vcpu| VcpuState::read(vcpu, &msrs))
         })?;
         let state = State {
-            config: Config::of(&self.config),
+            config: Config::of(&self.config, self.devices.extra_disks.len()),
             features: self.features.as_slice().to_vec(),
             capabilities: prepare::capabilities(&self.vm),
             interrupts: interrupts::save(&self.vm)?,

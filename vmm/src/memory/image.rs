@@ -6,9 +6,10 @@ use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
+use sandpiper_protocol::extents::next_data;
+
 use super::{PAGE_SIZE, Piece, pieces};
 use crate::devices::virtio::Memory;
-use crate::extents::next_extent;
 
 /// Most mappings of one image. Each costs the kernel some 200 bytes and the restore a system call; Linux allows 65,530.
 const MAX_MAPPINGS: usize = 4096;
@@ -108,7 +109,8 @@ pub(super) fn data_extents(file: &File, length: u64) -> io::Result<Vec<Range<u64
     let mut extents: Vec<Range<u64>> = Vec::new();
     let mut at = 0;
     while at < length {
-        let Some(Range { start, end }) = next_extent(file, at, length)? else { break };
+        let Some(Range { start, end }) = next_data(file, at)? else { break };
+        let end = end.min(length);
         if end <= start {
             break;
         }

@@ -15,6 +15,7 @@ use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
 use super::image::Image;
 use super::{PAGE_SIZE, Piece, length, pieces};
 use crate::devices::virtio::Memory;
+use crate::jail::PAGEMAP_SCAN;
 
 /// `/proc/self/pagemap`, opened while there was a `/proc`.
 #[derive(Debug)]
@@ -183,8 +184,6 @@ fn save_piece(piece: Piece, below: &Image, layer: &File) -> io::Result<u64> {
     Ok(written as u64)
 }
 
-/// `_IOWR('f', 16, struct pm_scan_arg)`
-const PAGEMAP_SCAN: libc::c_ulong = 0xc060_6610;
 const PAGE_IS_FILE: u64 = 1 << 2;
 const PAGE_IS_PRESENT: u64 = 1 << 3;
 const PAGE_IS_SWAPPED: u64 = 1 << 4;

@@ -3,7 +3,7 @@
 //! The newest connection is the agent's present one and gets events; older ones still get their replies. A connection
 //! whose peer does not take its replies is closed: the protocol is one reply to one request, so a full socket means that
 //! nobody reads. There are at most [`MAX_CONNECTIONS`]; the oldest goes for a new one. If the kernel gives none out, for want of
-//! memory or descriptors, the listener rests for [`REST`]: clients wait in its backlog, and the machine has nothing to do
+//! memory or descriptors, the listener pauses for [`ACCEPT_PAUSE`]: clients wait in its backlog, and the machine has nothing to do
 //! with it.
 
 use std::collections::BTreeMap;
@@ -22,7 +22,7 @@ use super::link::EventSlot;
 const MAX_CONNECTIONS: usize = 8;
 
 /// How long nobody is let in after the kernel refused to.
-const REST: Duration = Duration::from_millis(500);
+const ACCEPT_PAUSE: Duration = Duration::from_millis(500);
 
 /// Names a connection; later ones have greater numbers.
 pub(crate) type ConnectionId = u64;
@@ -34,7 +34,7 @@ pub(crate) struct Control {
     next_id: ConnectionId,
     events: EventSlot,
     /// When the listener is watched again.
-    rests_until: Option<Instant>,
+    paused_until: Option<Instant>,
     /// A refusal has been logged; the next is, after a success.
     complained: bool,
 }
@@ -54,7 +54,7 @@ impl Control {
     /// Connections are numbered from `first_id` on.
     pub(crate) fn new(listener: OwnedFd, events: EventSlot, first_id: ConnectionId) -> Self {
         let connections = BTreeMap::new();
-        Self { listener, connections, next_id: first_id, events, rests_until: None, complained: false }
+        Self { listener, connections, next_id: first_id, events, paused_until: None, complained: false }
     }
 
     /// Has `epoll` watch the listener as `id`, or not.
@@ -72,7 +72,7 @@ impl Control {
                     eprintln!("sandpiper-vmm: cannot accept a control connection; retrying: {error}");
                 }
                 self.watch(epoll, listener, ControlOperation::Delete)?;
-                self.rests_until = Some(Instant::now() + REST);
+                self.paused_until = Some(Instant::now() + ACCEPT_PAUSE);
             }
         }
         Ok(())
@@ -81,13 +81,13 @@ impl Control {
     /// Milliseconds until [`Self::wake`] has something to do, for `epoll_wait`.
     pub(crate) fn timeout(&self) -> i32 {
         let left = |until: Instant| until.saturating_duration_since(Instant::now()).as_millis() + 1;
-        self.rests_until.map_or(-1, |until| i32::try_from(left(until)).unwrap_or(i32::MAX))
+        self.paused_until.map_or(-1, |until| i32::try_from(left(until)).unwrap_or(i32::MAX))
     }
 
-    /// Watches the listener again, if its rest is over.
+    /// Watches the listener again, if its pause has ended.
     pub(crate) fn wake(&mut self, epoll: &Epoll, listener: u64) -> io::Result<()> {
-        if self.rests_until.is_some_and(|until| until <= Instant::now()) {
-            self.rests_until = None;
+        if self.paused_until.is_some_and(|until| until <= Instant::now()) {
+            self.paused_until = None;
             self.watch(epoll, listener, ControlOperation::Add)?;
         }
         Ok(())
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listener_that_fails_rests_and_is_watched_again() {
+    fn a_listener_that_fails_is_watched_again_after_a_pause() {
         let mut fixture = fixture();
         // One that nobody can connect to: `accept4` fails with EINVAL, which is none of the errors that are known.
         let listener = std::mem::replace(&mut fixture.control.listener, seqpacket());

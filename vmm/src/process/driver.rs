@@ -27,7 +27,9 @@ use crate::exit::ExitLatch;
 use crate::machine::build::{self, BuildError};
 use crate::machine::clock::monotonic_us;
 use crate::machine::restore::{self, Snapshot};
-use crate::machine::{Machine, Motion, Parts, Prepared, SnapshotError, SnapshotFiles};
+use crate::machine::{
+    AttachDiskError, DetachDiskError, Machine, Motion, Parts, Prepared, SlotError, SnapshotError, SnapshotFiles,
+};
 use crate::memory::written::Pagemap;
 
 /// What an epoll event is about; connections are numbered from [`FIRST_CONNECTION`] on.
@@ -166,6 +168,17 @@ impl Driver {
                 self.machine()?.push_layer(disk, layer).map_err(|error| fault(FaultCode::BadConfig, chain(&error)))?;
                 Ok(Reply::LayerPushed)
             }
+            Request::AttachDisk { slot, disk, limits } => {
+                let layers = fds.files(disk.layers)?;
+                fds.finish()?;
+                self.machine()?.attach_disk(slot, &disk, limits, layers).map_err(|error| attach_fault(&error))?;
+                Ok(Reply::DiskAttached)
+            }
+            Request::DetachDisk { slot } => {
+                fds.finish()?;
+                self.machine()?.detach_disk(slot).map_err(|error| detach_fault(&error))?;
+                Ok(Reply::DiskDetached)
+            }
             Request::SaveWorkingSet => {
                 let file = fds.file()?;
                 fds.finish()?;
@@ -240,11 +253,11 @@ impl Driver {
     }
 
     fn snapshot(&mut self, config: SnapshotConfig, mut fds: Descriptors) -> Result<Reply, Fault> {
-        let files = SnapshotFiles { state: fds.file()?, memory: fds.file()?, layers: fds.rest() };
+        let files = SnapshotFiles { state: fds.file()?, memory: fds.file()?, layers: fds.remaining() };
         let (machine, pagemap) = self.machine_and_pagemap()?;
         let stats = machine.snapshot(config, files, pagemap).map_err(|error| {
             let code = match &error {
-                SnapshotError::Paused => FaultCode::InvalidState,
+                SnapshotError::Paused | SnapshotError::Attached { .. } => FaultCode::InvalidState,
                 SnapshotError::Layers { .. } => FaultCode::Malformed,
                 _ => FaultCode::Host,
             };
@@ -310,17 +323,17 @@ pub(super) fn understand(packet: &Packet) -> Result<RequestMessage, (u64, Fault)
 /// The descriptors of a request, which are taken in the order that the protocol names.
 struct Descriptors {
     given: usize,
-    rest: std::vec::IntoIter<OwnedFd>,
+    remaining: std::vec::IntoIter<OwnedFd>,
 }
 
 impl Descriptors {
     fn new(fds: Vec<OwnedFd>) -> Self {
-        Self { given: fds.len(), rest: fds.into_iter() }
+        Self { given: fds.len(), remaining: fds.into_iter() }
     }
 
     fn next(&mut self) -> Result<OwnedFd, Fault> {
         let given = self.given;
-        self.rest.next().ok_or_else(|| {
+        self.remaining.next().ok_or_else(|| {
             fault(FaultCode::Malformed, format!("This request takes more than the {given} descriptors it came with"))
         })
     }
@@ -334,18 +347,43 @@ impl Descriptors {
         (0..count).map(|_| self.file()).collect()
     }
 
-    fn rest(self) -> Vec<File> {
-        self.rest.map(File::from).collect()
+    fn remaining(self) -> Vec<File> {
+        self.remaining.map(File::from).collect()
     }
 
     /// That was all.
     fn finish(self) -> Result<(), Fault> {
-        let (given, surplus) = (self.given, self.rest.len());
+        let (given, surplus) = (self.given, self.remaining.len());
         if surplus == 0 {
             return Ok(());
         }
         let expected = given - surplus;
         Err(fault(FaultCode::Malformed, format!("This request takes {expected} descriptors, not {given}")))
+    }
+}
+
+fn attach_fault(error: &AttachDiskError) -> Fault {
+    let code = match error {
+        AttachDiskError::Slot(error) => slot_code(error),
+        AttachDiskError::Taken { .. } => FaultCode::InvalidState,
+        AttachDiskError::Serial | AttachDiskError::Open(_) => FaultCode::BadConfig,
+        AttachDiskError::Notifications(_) | AttachDiskError::Device(_) => FaultCode::Host,
+    };
+    fault(code, chain(error))
+}
+
+fn detach_fault(error: &DetachDiskError) -> Fault {
+    let code = match error {
+        DetachDiskError::Slot(error) => slot_code(error),
+        DetachDiskError::Notifications(_) | DetachDiskError::Device(_) => FaultCode::Host,
+    };
+    fault(code, chain(error))
+}
+
+fn slot_code(error: &SlotError) -> FaultCode {
+    match error {
+        SlotError::Unknown { .. } => FaultCode::BadConfig,
+        SlotError::None => FaultCode::InvalidState,
     }
 }
 

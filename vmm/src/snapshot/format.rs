@@ -5,7 +5,7 @@
 //!   8   version, 4 bytes     all numbers little-endian
 //!   12  kind, 4 bytes        a state, or a working set
 //!   16  length of the payload, 8 bytes
-//!   24  CRC-32 of the payload, 4 bytes
+//!   24  CRC-32 of all that is before and after it, 4 bytes; up to version 4 of the payload alone
 //!   28  payload: an origin, then the content (postcard)
 //! ```
 //!
@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 
 const MAGIC: [u8; 8] = *b"SNDPSNAP";
 /// Raised by any change of what is in a payload; a test in `golden` fails without.
-pub(super) const FORMAT_VERSION: u32 = 4;
+pub(super) const FORMAT_VERSION: u32 = 5;
 /// The first that [`Content::read`] knows.
 pub(super) const OLDEST_FORMAT_VERSION: u32 = 3;
 const HEADER: usize = 28;
@@ -85,7 +85,7 @@ pub enum FormatError {
     #[error("The snapshot is damaged: its checksum is wrong")]
     Damaged,
     #[error("The snapshot's content is not valid: {0}")]
-    Nonsense(postcard::Error),
+    Invalid(postcard::Error),
     #[error(
         "The snapshot does not list what it needs of KVM; it was taken under Linux {theirs}, this host runs {ours}"
     )]
@@ -157,8 +157,8 @@ pub(crate) fn read<T: Content>(file: &File) -> Result<T, FormatError> {
 
 pub(super) fn encode<T: Content>(origin: &Origin, content: &T) -> Result<Vec<u8>, FormatError> {
     let mut bytes = vec![0; HEADER];
-    bytes = postcard::to_extend(origin, bytes).map_err(FormatError::Nonsense)?;
-    bytes = postcard::to_extend(content, bytes).map_err(FormatError::Nonsense)?;
+    bytes = postcard::to_extend(origin, bytes).map_err(FormatError::Invalid)?;
+    bytes = postcard::to_extend(content, bytes).map_err(FormatError::Invalid)?;
     if (bytes.len() - HEADER) as u64 > MAX_PAYLOAD {
         return Err(FormatError::Write(io::Error::new(io::ErrorKind::FileTooLarge, "a state of more than 16 MiB")));
     }
@@ -169,12 +169,23 @@ pub(super) fn encode<T: Content>(origin: &Origin, content: &T) -> Result<Vec<u8>
 /// Makes the first bytes of a file what the rest of it demands.
 fn fill_header(bytes: &mut [u8], kind: Kind) {
     let length = (bytes.len() - HEADER) as u64;
-    let checksum = crc32fast::hash(&bytes[HEADER..]);
     bytes[..8].copy_from_slice(&MAGIC);
     bytes[8..12].copy_from_slice(&FORMAT_VERSION.to_le_bytes());
     bytes[12..16].copy_from_slice(&kind.number().to_le_bytes());
     bytes[16..24].copy_from_slice(&length.to_le_bytes());
+    let checksum = checksum(FORMAT_VERSION, &bytes[..24], &bytes[HEADER..]);
     bytes[24..HEADER].copy_from_slice(&checksum.to_le_bytes());
+}
+
+/// Of a file of this version, whose bytes are `header` before the checksum and `payload` after it. It covers the header, so
+/// that a version which one flipped bit makes another that is known is noticed.
+fn checksum(version: u32, header: &[u8], payload: &[u8]) -> u32 {
+    let mut hasher = crc32fast::Hasher::new();
+    if version >= 5 {
+        hasher.update(header);
+    }
+    hasher.update(payload);
+    hasher.finalize()
 }
 
 /// A state from here whose content is these bytes.
@@ -210,13 +221,13 @@ pub(super) fn parse<T: Content>(bytes: &[u8]) -> Result<(u32, Origin, T), Format
     if expected != payload.len() as u64 {
         return Err(FormatError::Truncated { found: payload.len() as u64, expected });
     }
-    if crc32fast::hash(payload) != number(24) {
+    if checksum(version, &header[..24], payload) != number(24) {
         return Err(FormatError::Damaged);
     }
-    let (origin, content) = postcard::take_from_bytes::<Origin>(payload).map_err(FormatError::Nonsense)?;
-    match T::read(version, content).map_err(FormatError::Nonsense)? {
+    let (origin, content) = postcard::take_from_bytes::<Origin>(payload).map_err(FormatError::Invalid)?;
+    match T::read(version, content).map_err(FormatError::Invalid)? {
         (content, []) => Ok((version, origin, content)),
-        _ => Err(FormatError::Nonsense(postcard::Error::DeserializeBadEncoding)),
+        _ => Err(FormatError::Invalid(postcard::Error::DeserializeBadEncoding)),
     }
 }
 
@@ -279,11 +290,13 @@ mod tests {
         let mut kernel = from(Origin { kernel: other(), monitor: other(), ..Origin::here() });
         assert_eq!(decode::<Example>(&kernel).unwrap(), Example(1, 2));
         kernel[8] = 3;
+        let checksum = checksum(3, &kernel[..24], &kernel[HEADER..]);
+        kernel[24..HEADER].copy_from_slice(&checksum.to_le_bytes());
         assert!(matches!(error(&kernel), FormatError::OtherKernel { .. }));
 
         let mut bytes = example();
         bytes[8] = 9;
-        assert_eq!(error(&bytes).to_string(), "The snapshot has format version 9; this monitor reads 3 to 4");
+        assert_eq!(error(&bytes).to_string(), "The snapshot has format version 9; this monitor reads 3 to 5");
     }
 
     proptest! {

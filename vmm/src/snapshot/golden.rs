@@ -3,12 +3,13 @@
 //! Version 3 is a machine of a real host; each later one is the same machine, written by the monitor of that version. When a
 //! test here says that the present format has changed:
 //!
-//! 1. Raise `format::FORMAT_VERSION`, and have `Content::read` know the version before it (see `version3`).
+//! 1. Raise `format::FORMAT_VERSION`, and have `Content::read` know the version before it (see `version4`).
 //! 2. `cargo test -p sandpiper-vmm --lib golden -- --ignored` writes the new version's file.
 //! 3. Add it to [`FILES`], and set the fingerprints to what the tests now say.
 
 use std::fs::File;
 
+use sandpiper_protocol::vmm::EXTRA_DISKS;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::format::{FORMAT_VERSION, OLDEST_FORMAT_VERSION, encode, parse};
@@ -18,10 +19,14 @@ use crate::memory::working_set::WorkingSet;
 use crate::memory::written::Touched;
 
 /// From [`OLDEST_FORMAT_VERSION`] on.
-const FILES: [&[u8]; 2] = [include_bytes!("golden/version-3.state"), include_bytes!("golden/version-4.state")];
+const FILES: [&[u8]; 3] = [
+    include_bytes!("golden/version-3.state"),
+    include_bytes!("golden/version-4.state"),
+    include_bytes!("golden/version-5.state"),
+];
 /// Of names and values, in the order of the fields: the encoding has no names, so it would not show if two had changed places.
-const STATE: u32 = 1_106_328_737;
-const WORKING_SET: u32 = 3_317_830_478;
+const STATE: u32 = 1_492_128_035;
+const WORKING_SET: u32 = 1_688_578_304;
 
 /// The machine of a file, with an example of what its version did not have.
 fn machine(file: &[u8]) -> State {
@@ -29,9 +34,19 @@ fn machine(file: &[u8]) -> State {
     if state.capabilities.is_empty() {
         state.capabilities = vec![(31, 32)];
     }
+    if state.config.extra_disks == 0 {
+        let disk = state.windows[0].clone();
+        state.windows.extend(std::iter::repeat_n(disk, EXTRA_DISKS.into()));
+        state.config.extra_disks = EXTRA_DISKS;
+    }
     let console = || Console::new(EventFd::new(0).unwrap(), File::open("/dev/null").unwrap()).state();
     state.console.get_or_insert_with(console);
     state
+}
+
+/// The machines of all files, and the versions of those.
+pub(crate) fn states() -> impl Iterator<Item = (u32, State)> {
+    FILES.into_iter().map(|file| parse::<State>(file).unwrap()).map(|(version, _, state)| (version, state))
 }
 
 fn fingerprint(content: &impl serde::Serialize) -> u32 {

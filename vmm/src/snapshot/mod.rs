@@ -5,9 +5,10 @@
 
 pub(crate) mod format;
 #[cfg(test)]
-mod golden;
+pub(crate) mod golden;
 pub(crate) mod state;
 mod version3;
+mod version4;
 
 pub use format::{FormatError, Origin};
 

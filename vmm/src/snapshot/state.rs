@@ -5,7 +5,7 @@ use sandpiper_protocol::vmm::{DiskConfig, DiskLimits, MachineConfig, NetConfig};
 use serde::{Deserialize, Serialize};
 
 use super::format::{Content, Kind};
-use super::version3;
+use super::{version3, version4};
 use crate::devices::serial::ConsoleState;
 use crate::devices::virtio::mmio::WindowState;
 use crate::vcpu_state::VcpuState;
@@ -16,6 +16,7 @@ impl Content for State {
     fn read(version: u32, bytes: &[u8]) -> postcard::Result<(Self, &[u8])> {
         match version {
             3 => postcard::take_from_bytes(bytes).map(|(state, rest): (version3::State, _)| (state.into(), rest)),
+            4 => postcard::take_from_bytes(bytes).map(|(state, rest): (version4::State, _)| (state.into(), rest)),
             _ => postcard::take_from_bytes(bytes),
         }
     }
@@ -46,6 +47,8 @@ pub(crate) struct Config {
     pub(crate) disks: Vec<DiskShape>,
     pub(crate) net: bool,
     pub(crate) console: bool,
+    /// Block devices without a disk, behind all others.
+    pub(crate) extra_disks: u8,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -56,19 +59,20 @@ pub(crate) struct DiskShape {
 }
 
 impl Config {
-    pub(crate) fn of(config: &MachineConfig) -> Self {
+    pub(crate) fn of(config: &MachineConfig, extra_disks: usize) -> Self {
         let MachineConfig { vcpus, memory_mib, kernel_args: _, disks, disk_limits: _, net, console } = config;
         let shape = |disk: &DiskConfig| {
             let DiskConfig { serial, size, layers: _, read_only } = disk.clone();
             DiskShape { serial, size, read_only }
         };
         let disks = disks.iter().map(shape).collect();
-        Self { vcpus: *vcpus, memory_mib: *memory_mib, disks, net: net.is_some(), console: *console }
+        let extra_disks = u8::try_from(extra_disks).unwrap_or(u8::MAX);
+        Self { vcpus: *vcpus, memory_mib: *memory_mib, disks, net: net.is_some(), console: *console, extra_disks }
     }
 
     /// With what the restore says: the number of each disk's layers, limits, and the network.
     pub(crate) fn into_machine(self, layers: &[u32], disk_limits: DiskLimits, net: Option<NetConfig>) -> MachineConfig {
-        let Self { vcpus, memory_mib, disks, net: _, console } = self;
+        let Self { vcpus, memory_mib, disks, net: _, console, extra_disks: _ } = self;
         let disk = |(disk, layers): (DiskShape, &u32)| {
             let DiskShape { serial, size, read_only } = disk;
             DiskConfig { serial, size, layers: *layers, read_only }

@@ -54,6 +54,7 @@ impl From<State> for state::State {
             disks: config.disks.into_iter().map(disk).collect(),
             net: config.net.is_some(),
             console: config.console,
+            extra_disks: 0,
         };
         Self { config, features, capabilities: Vec::new(), interrupts, clock, vcpus, windows, console }
     }

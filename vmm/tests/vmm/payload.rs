@@ -95,6 +95,19 @@ impl Payload {
         self.again(step)
     }
 
+    /// `inc word [address]`, below 2 GiB.
+    pub(crate) fn increment(self, address: u32) -> Self {
+        self.code(&[0x66, 0xff, 0x04, 0x25]).code(&address.to_le_bytes())
+    }
+
+    /// Waits until the 16-bit numbers at two addresses below 2 GiB are the same.
+    pub(crate) fn wait_for_equal(self, one: u32, other: u32) -> Self {
+        // mov ax, [one]; cmp ax, [other]; jne to the beginning
+        let load = [&[0x66, 0x8b, 0x04, 0x25][..], &one.to_le_bytes()].concat();
+        let compare = [&[0x66, 0x3b, 0x04, 0x25][..], &other.to_le_bytes()].concat();
+        self.code(&load).code(&compare).code(&[0x75, 0xee])
+    }
+
     /// `body` again and again.
     pub(crate) fn again(self, body: Self) -> Self {
         let back = -i32::try_from(body.0.len() + 5).unwrap();

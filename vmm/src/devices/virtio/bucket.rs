@@ -39,10 +39,3 @@ impl Bucket {
         self.full_at = Some(from + cost);
     }
 }
-
-/// Milliseconds until `time`, for `epoll_wait`. Rounded up: what comes in meanwhile is not lost, the bucket is only asked
-/// later.
-pub(super) fn milliseconds_until(time: Instant) -> i32 {
-    let wait = time.saturating_duration_since(Instant::now()).as_millis() + 1;
-    i32::try_from(wait).unwrap_or(i32::MAX)
-}

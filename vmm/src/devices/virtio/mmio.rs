@@ -12,11 +12,12 @@
 //! queue's size and addresses are kept as written and checked all together when the driver says `DRIVER_OK`.
 //!
 //! Notifications do not come here: KVM turns a write to `QueueNotify` into the queue's event. Only one with a queue number
-//! that it does not know, or of another width, arrives as a write, and a known number is served all the same.
+//! that it does not know, or of another width, arrives as a write, and a known number is served all the same; so are those of
+//! a device whose events KVM has not been told of.
 
-use std::fs::File;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use sandpiper_protocol::error_chain;
 use serde::{Deserialize, Serialize};
 use virtio_bindings::virtio_config::{
     VIRTIO_CONFIG_S_ACKNOWLEDGE as ACKNOWLEDGE, VIRTIO_CONFIG_S_DRIVER as DRIVER,
@@ -29,7 +30,7 @@ use virtio_queue::{Queue, QueueState, QueueT};
 use vm_memory::GuestAddress;
 use vmm_sys_util::eventfd::EventFd;
 
-use super::block::PushError;
+use super::event_loop::log;
 use super::{ActivateError, Activation, ActiveQueue, Interrupt, Memory, VirtioDevice};
 use crate::devices::bus::BusDevice;
 
@@ -44,15 +45,14 @@ const VERSION_1: u64 = 1 << VIRTIO_F_VERSION_1;
 pub const QUEUE_NOTIFY: u64 = register::VIRTIO_MMIO_QUEUE_NOTIFY as u64;
 
 /// A device in its window.
-pub struct MmioWindow(Mutex<Window>);
+pub struct MmioWindow<D: ?Sized = dyn VirtioDevice>(Mutex<Window<D>>);
 
-impl MmioWindow {
+impl<D: VirtioDevice> MmioWindow<D> {
     /// `interrupt` is the device's line, `notify` has the events that the queues' notifications raise, one for each.
-    pub fn new(device: Box<dyn VirtioDevice>, memory: Memory, interrupt: Interrupt, notify: Vec<EventFd>) -> Self {
+    pub fn new(device: D, memory: Memory, interrupt: Interrupt, notify: Vec<EventFd>) -> Self {
         let setup = |(&max_size, notify)| QueueSetup { max_size, notify, registers: QueueRegisters::default() };
         let queues = device.queue_sizes().iter().zip(notify).map(setup).collect();
         let window = Window {
-            device,
             memory,
             interrupt,
             queues,
@@ -63,8 +63,30 @@ impl MmioWindow {
             selected_queue: 0,
             config_generation: 0,
             waiting: None,
+            device,
         };
         Self(Mutex::new(window))
+    }
+}
+
+impl<D: VirtioDevice + ?Sized> MmioWindow<D> {
+    /// Has `change` done to the device, between two accesses of its driver.
+    pub fn with_device<T>(&self, change: impl FnOnce(&mut D) -> T) -> T {
+        change(&mut self.lock().device)
+    }
+
+    /// As [`Self::with_device`], for a change of configuration space. If it is made, the driver is told.
+    ///
+    /// # Errors
+    /// Those of `change`.
+    pub fn reconfigure<E>(&self, change: impl FnOnce(&mut D) -> Result<(), E>) -> Result<(), E> {
+        let mut window = self.lock();
+        change(&mut window.device)?;
+        window.config_generation = window.config_generation.wrapping_add(1);
+        if window.is(DRIVER_OK) {
+            window.interrupt.config_change();
+        }
+        Ok(())
     }
 
     /// Stops the device: when this returns it touches neither guest memory nor what is behind it.
@@ -104,20 +126,12 @@ impl MmioWindow {
         self.lock().start()
     }
 
-    /// See [`VirtioDevice::push_layer`].
-    ///
-    /// # Errors
-    /// As [`VirtioDevice::push_layer`].
-    pub fn push_layer(&self, file: File, stay: bool) -> Result<(), PushError> {
-        self.lock().device.push_layer(file, stay)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Window> {
+    fn lock(&self) -> MutexGuard<'_, Window<D>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl BusDevice for MmioWindow {
+impl<D: VirtioDevice + ?Sized> BusDevice for MmioWindow<D> {
     fn read(&self, offset: u64, data: &mut [u8]) {
         let window = self.lock();
         match offset.checked_sub(u64::from(register::VIRTIO_MMIO_CONFIG)) {
@@ -151,8 +165,7 @@ impl BusDevice for MmioWindow {
     }
 }
 
-struct Window {
-    device: Box<dyn VirtioDevice>,
+struct Window<D: ?Sized> {
     memory: Memory,
     interrupt: Interrupt,
     queues: Vec<QueueSetup>,
@@ -166,6 +179,7 @@ struct Window {
     config_generation: u32,
     /// What a restored device is to be activated with.
     waiting: Option<Activation>,
+    device: D,
 }
 
 struct QueueSetup {
@@ -200,7 +214,7 @@ pub enum WindowStateError {
     #[error("The snapshot has a device of type {theirs} where this machine has one of type {ours}")]
     OtherDevice { theirs: u32, ours: u32 },
     #[error("The snapshot of a device of type {device_type} is not valid")]
-    Nonsense { device_type: u32 },
+    Invalid { device_type: u32 },
     #[error("A device of type {device_type} cannot be started")]
     Activate {
         device_type: u32,
@@ -219,7 +233,7 @@ struct QueueRegisters {
     device_area: u64,
 }
 
-impl Window {
+impl<D: VirtioDevice + ?Sized> Window<D> {
     fn is(&self, bits: u32) -> bool {
         self.status & bits == bits
     }
@@ -267,6 +281,10 @@ impl Window {
                 if let (Some(queue), true) = (queue, self.is(DRIVER_OK)) {
                     // Fails only when the counter is full: the event is raised already.
                     let _ = queue.notify.write(1);
+                    if let Err(error) = self.device.notified() {
+                        self.refuse(&error);
+                        self.interrupt.needs_reset();
+                    }
                 }
             }
             register::VIRTIO_MMIO_INTERRUPT_ACK => self.interrupt.acknowledge(value),
@@ -317,7 +335,14 @@ impl Window {
 
     fn activate(&mut self) -> Result<(), Refused> {
         let activation = self.activation(false)?;
-        self.device.activate(activation).map_err(|_| Refused)
+        self.device.activate(activation).map_err(|error| self.refuse(&error))
+    }
+
+    /// The host cannot start the device: the driver will not hear why, so the log does.
+    fn refuse(&self, error: &ActivateError) -> Refused {
+        let (device_type, cause) = (self.device.device_type(), error_chain::chain(error));
+        log(&format!("a device of type {device_type} did not start; the guest's driver has to reset it: {cause}"));
+        Refused
     }
 
     /// The driver's set-up, checked.
@@ -364,7 +389,7 @@ impl Window {
         if state.device_type != device_type {
             return Err(WindowStateError::OtherDevice { theirs: state.device_type, ours: device_type });
         }
-        let nonsense = WindowStateError::Nonsense { device_type };
+        let invalid = WindowStateError::Invalid { device_type };
         let known = ACKNOWLEDGE | DRIVER | FEATURES_OK | DRIVER_OK | FAILED;
         // Before that a driver may have asked for anything.
         let negotiated = state.status & (FEATURES_OK | DRIVER_OK) != 0;
@@ -373,7 +398,7 @@ impl Window {
             || negotiated && state.features & !self.offered() != 0
             || state.positions.is_some() && state.status & DRIVER_OK == 0
         {
-            return Err(nonsense);
+            return Err(invalid);
         }
         self.status = state.status;
         self.features = state.features;
@@ -388,9 +413,9 @@ impl Window {
         self.interrupt.restore(state.interrupt);
         let Some(positions) = &state.positions else { return Ok(()) };
         if positions.len() != self.queues.len() {
-            return Err(nonsense);
+            return Err(invalid);
         }
-        let mut activation = self.activation(true).map_err(|Refused| nonsense)?;
+        let mut activation = self.activation(true).map_err(|Refused| invalid)?;
         for (active, (available, used)) in activation.queues.iter_mut().zip(positions) {
             active.queue.set_next_avail(*available);
             active.queue.set_next_used(*used);

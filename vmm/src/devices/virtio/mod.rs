@@ -19,6 +19,9 @@
 //!   the transport does the like for the driver by raising one interrupt.
 //! * [`VirtioDevice::reset`] must have stopped every use of guest memory and queues by the time it returns.
 //!
+//! What a device does between these is its [`Service`]: `event_loop` runs it, on a thread that `worker` starts and stops. Its
+//! queues are [`Ring`]s, and the data that they carry are the buffers of `slices`.
+//!
 //! Whatever lies in guest memory is hostile. A malformed chain ends that request with an error status where the device
 //! type has one; a queue that cannot be trusted any more is left alone and [`Interrupt::needs_reset`] is raised
 //! (`DEVICE_NEEDS_RESET`, virtio 1.2 section 2.1.2). Nothing panics, nothing loops without bound.
@@ -28,6 +31,7 @@ pub mod block;
 pub(crate) mod bucket;
 #[cfg(test)]
 mod driver_queue;
+mod event_loop;
 pub mod mmio;
 pub mod net;
 mod ring;
@@ -36,7 +40,7 @@ mod slices;
 pub mod vsock;
 mod worker;
 
-use std::fs::File;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -44,7 +48,8 @@ use virtio_queue::{Queue, QueueState};
 use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::eventfd::EventFd;
 
-use self::block::PushError;
+pub use self::event_loop::{EventLoop, FIRST_SOURCE, LoopError, Next, Service};
+pub use self::ring::{Ring, RingError};
 
 /// Guest memory as devices see it: cheap to clone, all accesses checked.
 pub type Memory = GuestMemoryMmap<()>;
@@ -98,15 +103,24 @@ pub trait VirtioDevice: Send {
     /// As [`Self::activate`].
     fn resume(&mut self) -> Result<(), ActivateError>;
 
-    /// For disks: puts `file` on top, between two requests. One that is suspended stays so if `stay` says so.
+    /// A notification came as a write to the register, because nothing connects the register with the queue's event, which
+    /// has been raised. For devices that have no thread at times.
     ///
     /// # Errors
-    /// The device is no disk, or is read-only; `file` is not an empty layer; or the thread has failed.
-    fn push_layer(&mut self, _file: File, _stay: bool) -> Result<(), PushError> {
-        Err(PushError::NotADisk)
+    /// As [`Self::activate`].
+    fn notified(&mut self) -> Result<(), ActivateError> {
+        Ok(())
     }
 
     fn reset(&mut self);
+}
+
+/// Copies configuration space `config` to `data`, from `offset` on; beyond its end are zeros.
+fn copy_config(config: &[u8], offset: u64, data: &mut [u8]) {
+    let rest = usize::try_from(offset).ok().and_then(|offset| config.get(offset..)).unwrap_or_default();
+    let count = rest.len().min(data.len());
+    data.fill(0);
+    data[..count].copy_from_slice(&rest[..count]);
 }
 
 /// What a running device works with.
@@ -121,6 +135,18 @@ pub struct Activation {
     pub restored: bool,
 }
 
+/// The queues of an activation, of which a device needs `N`.
+///
+/// # Errors
+/// `InvalidInput` if there are not as many.
+fn rings<const N: usize>(queues: Vec<ActiveQueue>, features: u64) -> io::Result<[Ring; N]> {
+    let wrong = |queues: Vec<_>| {
+        let message = format!("the device has {N} queues, and was given {}", queues.len());
+        io::Error::new(io::ErrorKind::InvalidInput, message)
+    };
+    Ok(<[_; N]>::try_from(queues).map_err(wrong)?.map(|active| Ring::new(active, features)))
+}
+
 /// A queue that the driver set up, and the event that its notification raises.
 pub struct ActiveQueue {
     pub queue: Queue,
@@ -130,9 +156,9 @@ pub struct ActiveQueue {
 #[derive(Debug, thiserror::Error)]
 pub enum ActivateError {
     #[error("Cannot start the device's thread")]
-    Thread(#[source] std::io::Error),
+    Thread(#[source] io::Error),
     #[error("Cannot watch the device's events")]
-    Events(#[source] std::io::Error),
+    Events(#[source] io::Error),
 }
 
 /// How a device gets the driver's attention: a status word the driver reads, and an event that KVM turns into an
@@ -156,7 +182,7 @@ impl Interrupt {
         Self { status: Arc::new(AtomicU32::new(0)), event: Arc::new(event) }
     }
 
-    /// Buffers were used. The caller has checked that the driver wants to know (`Queue::needs_notification`).
+    /// Buffers were used. The caller has checked that the driver wants to know.
     pub fn used_buffer(&self) {
         self.raise(Self::USED_BUFFER);
     }

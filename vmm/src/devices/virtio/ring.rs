@@ -1,33 +1,48 @@
-//! A virtqueue in use, with the habits that the queues of vsock and network share.
+//! A virtqueue in use.
 
 use std::sync::atomic::{Ordering, fence};
 
+use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
 use virtio_queue::{DescriptorChain, Queue, QueueOwnedT, QueueState, QueueT};
 use vm_memory::{Bytes, GuestAddress};
+use vmm_sys_util::eventfd::EventFd;
 
-use super::{Interrupt, Memory};
+use super::{ActiveQueue, Interrupt, Memory};
 
 /// The driver corrupted the queue itself: indices that cannot be, or rings that cannot be read. There is no way to go on.
 #[derive(Debug, thiserror::Error)]
 pub enum RingError {
-    #[error("Cannot use the virtqueue")]
+    #[error("The driver corrupted a virtqueue")]
     Queue(#[from] virtio_queue::Error),
-    #[error("Cannot read the available ring")]
+    #[error("The driver corrupted a virtqueue: its available ring cannot be read")]
     Unreadable,
 }
 
 /// One virtqueue.
-pub(super) struct Ring {
+pub struct Ring {
     queue: Queue,
-    /// How many chains were finished, modulo 2^16, when it was last considered whether to tell the driver.
-    told: u16,
+    notify: EventFd,
+    /// How many chains were finished, modulo 2^16, when it was last considered whether to interrupt the driver.
+    signalled: u16,
 }
 
 impl Ring {
-    pub(super) fn new(mut queue: Queue, event_idx: bool) -> Self {
-        queue.set_event_idx(event_idx);
-        let told = queue.next_used();
-        Self { queue, told }
+    /// A queue that the driver set up, having accepted `features`.
+    pub fn new(active: ActiveQueue, features: u64) -> Self {
+        let ActiveQueue { mut queue, notify } = active;
+        queue.set_event_idx(features & (1 << VIRTIO_RING_F_EVENT_IDX) != 0);
+        let signalled = queue.next_used();
+        Self { queue, notify, signalled }
+    }
+
+    /// The event that the driver's notification raises.
+    pub(super) fn notify(&self) -> &EventFd {
+        &self.notify
+    }
+
+    /// Whether the driver has set it up.
+    pub(super) fn is_ready(&self) -> bool {
+        self.queue.ready()
     }
 
     pub(super) fn state(&self) -> QueueState {
@@ -102,10 +117,10 @@ impl Ring {
         self.queue.next_used()
     }
 
-    /// Tells the driver about finished chains, if there are any that it was not told of and it wants to know.
+    /// Interrupts the driver if chains were finished since this was last called, and it wants to know.
     pub(super) fn interrupt(&mut self, memory: &Memory, interrupt: &Interrupt) -> Result<(), RingError> {
-        let (before, now) = (self.told, self.queue.next_used());
-        self.told = now;
+        let (before, now) = (self.signalled, self.queue.next_used());
+        self.signalled = now;
         if before != now && self.is_awaited(memory, before, now)? {
             interrupt.used_buffer();
         }

@@ -4,17 +4,15 @@
 //! `WINDOW`, so reading from it in a loop costs the host next to nothing.
 
 use std::io;
-use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 use virtio_bindings::virtio_ids::VIRTIO_ID_RNG;
-use virtio_queue::{DescriptorChain, Queue, QueueOwnedT, QueueState, QueueT};
+use virtio_queue::{DescriptorChain, QueueState};
 use vm_memory::{Bytes, GuestAddress};
-use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
-use vmm_sys_util::eventfd::EventFd;
+use vmm_sys_util::epoll::Epoll;
 
-use super::worker::{Work, Worker, log_failure};
-use super::{ActivateError, Activation, Interrupt, Memory, VirtioDevice};
+use super::worker::Threaded;
+use super::{ActivateError, Activation, Interrupt, Memory, Next, Ring, RingError, VirtioDevice, rings};
 use crate::jail::Role;
 
 const QUEUE_SIZES: [u16; 1] = [64];
@@ -27,13 +25,10 @@ pub const WINDOW: Duration = Duration::from_millis(100);
 pub const WINDOW_BYTES: usize = 256 * 1024;
 const REQUEST_COST: usize = 256;
 
-const KILL: u64 = 0;
-const NOTIFY: u64 = 1;
-
 /// The device.
 #[derive(Default)]
 pub struct Rng {
-    worker: Option<Worker<Service>>,
+    thread: Threaded<Service>,
 }
 
 impl Rng {
@@ -61,53 +56,46 @@ impl VirtioDevice for Rng {
     }
 
     fn activate(&mut self, activation: Activation) -> Result<(), ActivateError> {
-        self.reset();
-        let service = Service::new(activation).map_err(ActivateError::Events)?;
-        self.worker = Some(Worker::start(service).map_err(|(error, _)| error)?);
-        Ok(())
+        self.thread.activate(|| Service::new(activation))
     }
 
     fn suspend(&mut self) -> Vec<QueueState> {
-        let service = self.worker.as_mut().and_then(Worker::park);
-        service.map(|service| vec![service.queue.state()]).unwrap_or_default()
+        self.thread.suspend()
     }
 
     fn resume(&mut self) -> Result<(), ActivateError> {
-        self.worker.as_mut().map_or(Ok(()), Worker::unpark)
+        self.thread.resume()
     }
 
     fn reset(&mut self) {
-        self.worker = None;
+        self.thread.reset();
     }
 }
 
-/// What the device's thread does, one turn at a time, so that fuzzers can take the turns themselves.
+/// What the device's thread works with.
 pub struct Service {
     memory: Memory,
-    queue: Queue,
-    notify: EventFd,
+    ring: Ring,
     interrupt: Interrupt,
     window_end: Instant,
+    /// Bytes that are left of this window.
     left: usize,
 }
 
-impl Work for Service {
+impl super::Service for Service {
     const ROLE: Role = Role::Rng;
+    type Error = RingError;
 
-    /// Until `stop`, or until the guest breaks the queue.
-    fn run(&mut self, stop: &EventFd) {
-        let Ok(epoll) = Epoll::new() else { return self.interrupt.needs_reset() };
-        let watch = |event: &EventFd, id| {
-            epoll.ctl(ControlOperation::Add, event.as_raw_fd(), EpollEvent::new(EventSet::IN, id))
-        };
-        let watched = watch(stop, KILL).and_then(|()| watch(&self.notify, NOTIFY));
-        if watched.is_err() {
-            return self.interrupt.needs_reset();
-        }
-        if let Err(error) = self.serve(&epoll) {
-            log_failure("random number", &error);
-            self.interrupt.needs_reset();
-        }
+    fn queues(&self) -> impl Iterator<Item = &Ring> {
+        [&self.ring].into_iter()
+    }
+
+    fn interrupt(&self) -> &Interrupt {
+        &self.interrupt
+    }
+
+    fn process(&mut self, _epoll: &Epoll, now: Instant) -> Result<Next, RingError> {
+        self.answer(now)
     }
 }
 
@@ -116,91 +104,43 @@ impl Service {
     ///
     /// The activation is not that of a random number device.
     pub fn new(activation: Activation) -> io::Result<Self> {
-        let Activation { memory, queues, interrupt, .. } = activation;
-        let Some(active) = queues.into_iter().next() else {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "a random number device has one queue"));
-        };
-        let mut queue = active.queue;
-        // Not on offer.
-        queue.set_event_idx(false);
-        let window_end = Instant::now() + WINDOW;
-        Ok(Self { memory, queue, notify: active.notify, interrupt, window_end, left: WINDOW_BYTES })
+        let Activation { memory, queues, interrupt, features, .. } = activation;
+        let [ring] = rings(queues, features)?;
+        Ok(Self { memory, ring, interrupt, window_end: Instant::now() + WINDOW, left: WINDOW_BYTES })
     }
 
-    fn serve(&mut self, epoll: &Epoll) -> Result<(), QueueBroken> {
-        // The driver may have filled the queue before the notifications were watched.
-        loop {
-            let timeout = if self.answer()? {
-                None
-            } else {
-                // Used up: requests wait, and so do notifications, until the window ends.
-                Some(self.window_end)
-            };
-            let events = if timeout.is_some() { EventSet::empty() } else { EventSet::IN };
-            let notify = EpollEvent::new(events, NOTIFY);
-            let watched = epoll.ctl(ControlOperation::Modify, self.notify.as_raw_fd(), notify);
-            if watched.is_err() || !self.wait(epoll, timeout) {
-                return Ok(());
-            }
-        }
-    }
-
-    /// Waits for a notification or until `end`. False if the device is to stop.
-    fn wait(&self, epoll: &Epoll, end: Option<Instant>) -> bool {
-        let millis = end.map_or(-1, |end| {
-            let wait = end.saturating_duration_since(Instant::now()).as_millis() + 1;
-            i32::try_from(wait).unwrap_or(i32::MAX)
-        });
-        let mut events = [EpollEvent::default(); 2];
-        let count = match epoll.wait(millis, &mut events) {
-            Ok(count) => count,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => 0,
-            Err(_) => return false,
-        };
-        let mut go_on = true;
-        for event in &events[..count] {
-            match event.data() {
-                KILL => go_on = false,
-                _ => drop(self.notify.read()),
-            }
-        }
-        go_on
-    }
-
-    /// Answers what is in the queue. False if the window's bytes ran out first.
+    /// Answers what is in the queue at the time `now`; [`Next::At`] the window's end if its bytes ran out first.
     ///
     /// # Errors
     ///
     /// The driver corrupted the queue.
-    pub fn answer(&mut self) -> Result<bool, QueueBroken> {
-        let now = Instant::now();
+    pub fn answer(&mut self, now: Instant) -> Result<Next, RingError> {
         if now >= self.window_end {
             self.window_end = now + WINDOW;
             self.left = WINDOW_BYTES;
         }
-        let mut used = false;
-        let emptied = loop {
-            if self.left == 0 {
-                break false;
-            }
-            let Some(chain) = self.queue.iter(&self.memory)?.next() else { break true };
+        self.ring.mute(&self.memory)?;
+        let emptied = self.answer_all()?;
+        self.ring.interrupt(&self.memory, &self.interrupt)?;
+        Ok(match emptied {
+            false => Next::At(self.window_end),
+            true if self.ring.listen(&self.memory)? => Next::Now,
+            true => Next::Notified,
+        })
+    }
+
+    /// False if the window's bytes ran out before the queue was empty.
+    fn answer_all(&mut self) -> Result<bool, RingError> {
+        while self.left > 0 {
+            let Some(chain) = self.ring.take(&self.memory)? else { return Ok(true) };
             let head = chain.head_index();
             let count = fill(&self.memory, chain);
             self.left = self.left.saturating_sub(count.max(REQUEST_COST));
-            self.queue.add_used(&self.memory, head, u32::try_from(count).unwrap_or(0))?;
-            used = true;
-        };
-        if used && self.queue.needs_notification(&self.memory)? {
-            self.interrupt.used_buffer();
+            self.ring.finish(&self.memory, head, u32::try_from(count).unwrap_or(0))?;
         }
-        Ok(emptied)
+        Ok(false)
     }
 }
-
-/// The driver corrupted the queue itself.
-#[derive(Debug, thiserror::Error)]
-#[error("The driver corrupted the queue")]
-pub struct QueueBroken(#[from] virtio_queue::Error);
 
 /// Fills the writable buffers of `chain`, up to the first that lies outside memory, and returns how many bytes that were.
 fn fill(memory: &Memory, chain: DescriptorChain<&Memory>) -> usize {
@@ -244,11 +184,13 @@ fn getrandom(bytes: &mut [u8]) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsRawFd;
+
     use virtio_bindings::virtio_ring::VRING_DESC_F_WRITE;
     use virtio_queue::desc::RawDescriptor;
     use virtio_queue::desc::split::Descriptor;
     use virtio_queue::mock::MockSplitQueue;
-    use vmm_sys_util::eventfd::EFD_NONBLOCK;
+    use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
     use super::super::ActiveQueue;
     use super::*;

@@ -3,6 +3,10 @@
 //! A driver cuts what it sends, and the room that it offers, into buffers in whatever way it likes. Devices see one string
 //! of bytes, which stays where it is: data moves by system calls that take a list of pieces, without a copy in between. The
 //! guest can change any byte at any time, so what is looked at is copied out first.
+//!
+//! [`Slices`] owns a list that is cut up: a header comes off, what is not wanted stays. A block request is not cut, only gone
+//! through, in as many system calls as its disk's layers take: for that there is [`Buffers`](crate::disk::Buffers), which
+//! borrows.
 
 use virtio_queue::DescriptorChain;
 use vm_memory::{GuestMemory, Permissions, VolatileSlice};

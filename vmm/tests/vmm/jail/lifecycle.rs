@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use super::support::{Guest, Monitor, NET, jails_are_possible};
 use sandpiper_protocol::vmm::{
-    DiskLimits, ExitReason, MachineState, Reply, Request, RestoreConfig, Shape, SnapshotConfig, Then,
+    DiskConfig, DiskLimits, ExitReason, MachineState, Reply, Request, RestoreConfig, Shape, SnapshotConfig, Then,
 };
 
 fn empty() -> File {
@@ -62,6 +62,13 @@ fn a_jailed_machine_is_written_down_given_layers_and_resumed() {
     monitor.request(Request::Prepare(Shape { vcpus: 1, memory_mib: 32 }), &[]);
     monitor.boot(&guest);
     let connection = monitor.guest_connection();
+    let attach = |monitor: &mut Monitor| {
+        let disk = DiskConfig { serial: "volume".into(), size: 8192, layers: 2, read_only: false };
+        let request = Request::AttachDisk { slot: 2, disk, limits: DiskLimits::default() };
+        monitor.request(request, &[empty().as_fd(), empty().as_fd()]);
+    };
+    attach(&mut monitor);
+    monitor.request(Request::DetachDisk { slot: 2 }, &[]);
 
     for then in [Then::Run, Then::Pause] {
         let config = SnapshotConfig { push_layers: true, then };
@@ -71,7 +78,9 @@ fn a_jailed_machine_is_written_down_given_layers_and_resumed() {
     }
     assert_eq!(state_of(&mut monitor), MachineState::Paused);
     monitor.request(Request::PushLayer { disk: 0 }, &[empty().as_fd()]);
+    attach(&mut monitor);
     monitor.request(Request::Resume, &[]);
+    monitor.request(Request::DetachDisk { slot: 2 }, &[]);
     monitor.request(Request::PushLayer { disk: 0 }, &[empty().as_fd()]);
 
     assert_eq!(state_of(&mut monitor), MachineState::Running);

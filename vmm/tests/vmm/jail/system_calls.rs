@@ -9,7 +9,7 @@ use nix::errno::Errno;
 use super::support::{Guest, Monitor, jails_are_possible};
 
 /// Has the thread called `name` of a running monitor do a system call with these arguments; how the monitor ended.
-fn fate(name: &str, call: libc::c_long, arguments: [u64; 3]) -> Option<i32> {
+fn outcome(name: &str, call: libc::c_long, arguments: [u64; 3]) -> Option<i32> {
     let guest = Guest::new();
     let mut monitor = Monitor::start(&[]);
     monitor.boot(&guest);
@@ -77,7 +77,7 @@ fn ptrace(request: libc::c_uint, thread: libc::pid_t, data: usize) {
 }
 
 fn openat(name: &str) -> Option<i32> {
-    fate(name, libc::SYS_openat, [libc::AT_FDCWD.cast_unsigned().into(), 0, 0])
+    outcome(name, libc::SYS_openat, [libc::AT_FDCWD.cast_unsigned().into(), 0, 0])
 }
 
 #[test]
@@ -113,7 +113,7 @@ fn a_network_thread_that_opens_a_file_ends_the_monitor() {
 fn a_network_thread_that_gives_its_tap_another_owner_ends_the_monitor() {
     if jails_are_possible() {
         let nobody = [u64::MAX, libc::TUNSETOWNER, 0];
-        assert_eq!(fate("net", libc::SYS_ioctl, nobody), Some(libc::SIGSYS));
+        assert_eq!(outcome("net", libc::SYS_ioctl, nobody), Some(libc::SIGSYS));
     }
 }
 
@@ -128,7 +128,7 @@ fn the_main_thread_that_opens_a_file_ends_the_monitor() {
 fn the_spawner_that_makes_a_process_ends_the_monitor() {
     if jails_are_possible() {
         let fork = [libc::SIGCHLD.cast_unsigned().into(), 0, 0];
-        assert_eq!(fate("spawner", libc::SYS_clone, fork), Some(libc::SIGSYS));
+        assert_eq!(outcome("spawner", libc::SYS_clone, fork), Some(libc::SIGSYS));
     }
 }
 
@@ -136,13 +136,13 @@ fn the_spawner_that_makes_a_process_ends_the_monitor() {
 #[test]
 fn a_vcpu_that_starts_a_thread_ends_the_monitor() {
     if jails_are_possible() {
-        assert_eq!(fate("vcpu", libc::SYS_clone3, [0, 0, 0]), Some(libc::SIGSYS));
+        assert_eq!(outcome("vcpu", libc::SYS_clone3, [0, 0, 0]), Some(libc::SIGSYS));
     }
 }
 
 #[test]
 fn a_disks_thread_that_sends_a_message_ends_the_monitor() {
     if jails_are_possible() {
-        assert_eq!(fate("block", libc::SYS_sendmsg, [0, 0, 0]), Some(libc::SIGSYS));
+        assert_eq!(outcome("block", libc::SYS_sendmsg, [0, 0, 0]), Some(libc::SIGSYS));
     }
 }

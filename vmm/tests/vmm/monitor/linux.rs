@@ -26,7 +26,8 @@ use nix::sys::statvfs::statvfs;
 use super::support::{Monitor, TIMEOUT, kvm_is_usable, vsock_listener};
 use sandpiper_protocol::guest::{DATA_PLANE_PORT, GENERATION_FILE, GuestMessage, HostMessage, Init};
 use sandpiper_protocol::vmm::{
-    DiskConfig, DiskEvent, DiskLimits, MachineConfig, MachineState, Reply, Request, RestoreConfig, SnapshotConfig, Then,
+    DiskConfig, DiskEvent, DiskLimits, EXTRA_DISKS, MachineConfig, MachineState, Reply, Request, RestoreConfig,
+    SnapshotConfig, Then,
 };
 use sandpiper_skip::skipped;
 
@@ -82,6 +83,19 @@ fn linux_stands_still_while_the_host_has_no_room_and_loses_nothing() {
     assert!(matches!(restored.link.ask(&HostMessage::Thaw), GuestMessage::Thawed));
     assert!(restored.data_plane.get("/disk") == first && restored.data_plane.get("/again") == second);
     restored.stop();
+}
+
+#[test]
+fn linux_sees_disks_come_and_go_also_after_a_restore() {
+    let Some(image) = Image::named() else { return };
+
+    let mut first = LinuxGuest::boot(&image);
+    first.attach_and_detach();
+    let snapshot = first.snapshot();
+
+    let mut clone = LinuxGuest::restore(&snapshot, 2);
+    clone.attach_and_detach();
+    clone.stop();
 }
 
 /// A file system of 32 MiB, of which a file takes what nothing else shall have.
@@ -228,6 +242,26 @@ impl LinuxGuest {
         Self { monitor, link, data_plane, _folder: folder, layers }
     }
 
+    /// Puts a disk into each slot and takes it out again: its size and its serial number, which the guest's kernel asks the
+    /// device for, are there meanwhile.
+    fn attach_and_detach(&mut self) {
+        const MIB: u64 = 1 << 20;
+        for (slot, name) in (0..EXTRA_DISKS).zip(["vdb", "vdc", "vdd", "vde"]) {
+            let (size, serial) = (format!("/sys/block/{name}/size"), format!("/sys/block/{name}/serial"));
+            assert_eq!((self.data_plane.get(&size).as_str(), self.data_plane.get(&serial).as_str()), ("0\n", ""));
+            let disk = DiskConfig { serial: format!("volume-{slot}"), size: MIB, layers: 1, read_only: false };
+            let layer = tempfile::tempfile().unwrap();
+            let attach = Request::AttachDisk { slot, disk, limits: DiskLimits::default() };
+            assert!(matches!(self.monitor.agent.request(attach, &[layer.as_fd()]), Ok(Reply::DiskAttached)));
+            self.data_plane.wait_for(&size, &format!("{}\n", MIB / 512));
+            assert_eq!(self.data_plane.get(&serial), format!("volume-{slot}"));
+            let detach = Request::DetachDisk { slot };
+            assert!(matches!(self.monitor.agent.request(detach, &[]), Ok(Reply::DiskDetached)));
+            self.data_plane.wait_for(&size, "0\n");
+            assert_eq!(self.data_plane.get(&serial), "");
+        }
+    }
+
     /// Brings the guest's file systems to rest, writes it down and ends it, as a pause does.
     fn snapshot(mut self) -> Snapshot {
         assert!(matches!(self.link.ask(&HostMessage::Freeze { processes: true }), GuestMessage::Frozen));
@@ -266,6 +300,18 @@ impl DataPlane {
     /// Reads a file in the guest.
     fn get(&self, path: &str) -> String {
         self.http(&format!("GET /files?path={path} HTTP/1.1\r\nHost: guest\r\nConnection: close\r\n\r\n"))
+    }
+
+    /// Waits until a file in the guest says `text`.
+    fn wait_for(&self, path: &str, text: &str) {
+        let deadline = Instant::now() + TIMEOUT;
+        loop {
+            let found = self.get(path);
+            if found == text {
+                return;
+            }
+            assert!(Instant::now() < deadline, "{path} says {found:?}, not {text:?}");
+        }
     }
 
     /// The body of the answer to `request`, which must be a success.
@@ -315,6 +361,8 @@ impl Link {
             entropy: "5a".repeat(32),
             generation,
             network: None,
+            mounts: Vec::new(),
+            serves_volume: false,
         };
         let answer = link.ask(&HostMessage::Init(init));
         assert!(matches!(answer, GuestMessage::Ready { .. }), "{answer:?}");

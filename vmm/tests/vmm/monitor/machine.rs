@@ -82,7 +82,7 @@ fn without_a_console_there_is_no_serial_port() {
 }
 
 #[test]
-fn virtio_windows_hold_disks_first_then_vsock_rng_and_balloon() {
+fn virtio_windows_hold_disks_first_then_vsock_rng_and_balloon_and_last_the_slots() {
     if !kvm_is_usable() {
         return;
     }
@@ -96,6 +96,10 @@ fn virtio_windows_hold_disks_first_then_vsock_rng_and_balloon() {
         .print_word(device(2, 8))
         .print_word(device(3, 8))
         .print_word(device(4, 8))
+        .print_word(device(13, 8))
+        .print_word(device(14, 8))
+        .print_word(device(17, 8))
+        .print_word(device(17, 0x100))
         .power_off();
     let mut guest = Guest::new(&payload);
     guest.config.disks.push(DiskConfig { serial: "root".into(), size: 4096, layers: 1, read_only: false });
@@ -107,7 +111,7 @@ fn virtio_windows_hold_disks_first_then_vsock_rng_and_balloon() {
     let output = guest.output();
     assert_eq!(&output[..4], b"virt");
     let ids: Vec<_> = output[4..].chunks(4).map(|id| u32::from_le_bytes(id.try_into().unwrap())).collect();
-    assert_eq!(ids, [2, 19, 4, 5, u32::MAX]);
+    assert_eq!(ids, [2, 19, 4, 5, u32::MAX, u32::MAX, 2, 2, 0]);
 }
 
 #[test]

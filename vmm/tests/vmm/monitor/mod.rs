@@ -4,6 +4,7 @@
 //! stock kernel. The exception is [`linux`]. Without /dev/kvm they skip, and say so.
 
 mod control;
+mod extra_disks;
 mod linux;
 mod machine;
 mod snapshot;

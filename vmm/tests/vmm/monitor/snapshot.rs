@@ -15,14 +15,14 @@ use sandpiper_protocol::vmm::{
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A snapshot's files.
-struct Snapshot {
+pub(super) struct Snapshot {
     state: File,
     /// Bottom first.
     memory: Vec<File>,
 }
 
 impl Snapshot {
-    fn take(agent: &mut Agent, below: &[File], then: Then) -> Result<(Self, SnapshotStats), Fault> {
+    pub(super) fn take(agent: &mut Agent, below: &[File], then: Then) -> Result<(Self, SnapshotStats), Fault> {
         let state = tempfile::tempfile().unwrap();
         let layer = tempfile::tempfile().unwrap();
         let request = Request::Snapshot(SnapshotConfig { push_layers: false, then });
@@ -34,7 +34,7 @@ impl Snapshot {
     }
 
     /// Makes the machine again, with `console` for its output.
-    fn restore(&self, agent: &mut Agent, console: &File) -> Result<Reply, Fault> {
+    pub(super) fn restore(&self, agent: &mut Agent, console: &File) -> Result<Reply, Fault> {
         self.restore_with(agent, None, console)
     }
 
@@ -236,8 +236,9 @@ fn what_is_asked_of_no_machine_is_refused() {
     }
     let mut monitor = Monitor::start();
     let file = tempfile::tempfile().unwrap();
-    let requests: [(Request, &[BorrowedFd<'_>]); 3] = [
+    let requests: [(Request, &[BorrowedFd<'_>]); 4] = [
         (Request::Resume, &[]),
+        (Request::DetachDisk { slot: 0 }, &[]),
         (Request::PushLayer { disk: 0 }, &[file.as_fd()]),
         (Request::SaveWorkingSet, &[file.as_fd()]),
     ];

@@ -86,6 +86,18 @@ impl Monitor {
         (serde_json::from_str(&text).unwrap(), status.code().unwrap())
     }
 
+    /// How many descriptors the process has.
+    pub(crate) fn descriptors(&self) -> usize {
+        std::fs::read_dir(format!("/proc/{}/fd", self.child.id())).unwrap().count()
+    }
+
+    /// How many of its threads have this name.
+    pub(crate) fn threads(&self, name: &str) -> usize {
+        let threads = std::fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap().flatten();
+        let names = threads.flat_map(|thread| std::fs::read_to_string(thread.path().join("comm")));
+        names.filter(|found| found.trim_end() == name).count()
+    }
+
     /// KiB of memory that is this process's alone because it wrote to it, guest memory (mappings of at least `guest_mib`)
     /// left out. Not `Private_Dirty`: of a program that is on a tmpfs that counts the code too.
     pub(crate) fn anonymous_kib(&self, guest_mib: u64) -> u64 {

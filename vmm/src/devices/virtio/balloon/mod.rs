@@ -35,9 +35,9 @@ use virtio_bindings::virtio_ids::VIRTIO_ID_BALLOON;
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 use virtio_queue::QueueState;
 
-pub use self::worker::{Broken, Service};
-use super::worker::Worker;
-use super::{ActivateError, Activation, VirtioDevice};
+pub use self::worker::Service;
+use super::worker::Threaded;
+use super::{ActivateError, Activation, VirtioDevice, copy_config};
 
 /// Linux refuses to report through a queue of less than 32 (`PAGE_REPORTING_CAPACITY`), without indirect descriptors.
 const QUEUE_SIZES: [u16; 3] = [64; 3];
@@ -54,7 +54,7 @@ const CONFIG_SIZE: usize = 8;
 pub struct Balloon {
     /// How many pages of 4 KiB the driver says that it does without; kept for it, nothing depends on it.
     actual: u32,
-    worker: Option<Worker<Service>>,
+    thread: Threaded<Service>,
 }
 
 impl Balloon {
@@ -91,12 +91,7 @@ impl VirtioDevice for Balloon {
     }
 
     fn read_config(&self, offset: u64, data: &mut [u8]) {
-        data.fill(0);
-        let config = self.config();
-        let rest = usize::try_from(offset).ok().and_then(|offset| config.get(offset..)).unwrap_or_default();
-        for (to, from) in data.iter_mut().zip(rest) {
-            *to = *from;
-        }
+        copy_config(&self.config(), offset, data);
     }
 
     fn write_config(&mut self, offset: u64, data: &[u8]) {
@@ -121,22 +116,19 @@ impl VirtioDevice for Balloon {
     }
 
     fn activate(&mut self, activation: Activation) -> Result<(), ActivateError> {
-        self.worker = None;
-        let service = Service::new(activation).map_err(ActivateError::Events)?;
-        self.worker = Some(Worker::start(service).map_err(|(error, _)| error)?);
-        Ok(())
+        self.thread.activate(|| Service::new(activation))
     }
 
     fn suspend(&mut self) -> Vec<QueueState> {
-        self.worker.as_mut().and_then(Worker::park).map(|service| service.queue_states()).unwrap_or_default()
+        self.thread.suspend()
     }
 
     fn resume(&mut self) -> Result<(), ActivateError> {
-        self.worker.as_mut().map_or(Ok(()), Worker::unpark)
+        self.thread.resume()
     }
 
     fn reset(&mut self) {
-        self.worker = None;
+        self.thread.reset();
         self.actual = 0;
     }
 }

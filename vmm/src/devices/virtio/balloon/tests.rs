@@ -13,7 +13,7 @@ use vm_memory::{Bytes, GuestAddress, GuestRegionMmap, MmapRegion};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::*;
-use crate::devices::virtio::{ActiveQueue, Interrupt, Memory};
+use crate::devices::virtio::{ActiveQueue, Interrupt, Memory, Next};
 
 /// `VRING_DESC_F_NEXT` and `VRING_DESC_F_WRITE`.
 const NEXT: u16 = 1;
@@ -446,10 +446,10 @@ proptest! {
         }
         let mut service = Service::new(driver.activation(REPORTING)).expect("a service");
 
-        let turns = (0..1000).map(|_| service.turn()).take_while(|turn| matches!(turn, Ok(true))).count();
+        let rounds = (0..1000).map(|_| service.answer()).take_while(|next| matches!(next, Ok(Next::Now))).count();
 
         let answerable = heads.iter().take_while(|head| **head < 64).count();
-        prop_assert_eq!(turns, answerable);
+        prop_assert_eq!(rounds, answerable);
         prop_assert_eq!([INFLATE, DEFLATE, REPORT].map(|queue| usize::from(driver.used(queue))), [answerable; 3]);
     }
 }

@@ -1,33 +1,26 @@
-//! What the thread of a running balloon does, one turn at a time, so that tests and fuzzers can take the turns themselves.
+//! What the thread of a running balloon does.
 
 use std::io;
-use std::os::fd::AsRawFd;
+use std::time::Instant;
 
-use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
-use virtio_queue::{QueueOwnedT, QueueState, QueueT};
-use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
-use vmm_sys_util::eventfd::EventFd;
+use vmm_sys_util::epoll::Epoll;
 
-use super::{QUEUE_SIZES, VIRTIO_BALLOON_F_REPORTING, pages};
-use crate::devices::virtio::worker::{Work, log_failure};
-use crate::devices::virtio::{Activation, ActiveQueue, Interrupt, Memory};
+use super::{VIRTIO_BALLOON_F_REPORTING, pages};
+use crate::devices::virtio::{self, Activation, Interrupt, Memory, Next, Ring, RingError, rings};
 use crate::jail::Role;
-
-/// What wakes the thread: this, or the queue of this number.
-const STOP: u64 = u64::MAX;
 
 /// All that the thread works with.
 pub struct Service {
     memory: Memory,
-    lanes: Vec<Lane>,
+    lanes: [Lane; 3],
     interrupt: Interrupt,
 }
 
 /// A queue and what its chains are for.
 struct Lane {
     purpose: Purpose,
-    active: ActiveQueue,
-    /// The driver has set it up.
+    ring: Ring,
+    /// The driver uses it.
     in_use: bool,
 }
 
@@ -38,24 +31,20 @@ enum Purpose {
     Report,
 }
 
-/// The driver corrupted a queue, or the host has no events for the thread.
-#[derive(Debug, thiserror::Error)]
-pub enum Broken {
-    #[error("The driver corrupted a queue")]
-    Queue(#[from] virtio_queue::Error),
-    #[error("Cannot create or wait for the thread's events")]
-    Events(#[from] io::Error),
-}
-
-impl Work for Service {
+impl virtio::Service for Service {
     const ROLE: Role = Role::Balloon;
+    type Error = RingError;
 
-    /// Until `stop`, or until the guest breaks a queue.
-    fn run(&mut self, stop: &EventFd) {
-        if let Err(error) = self.serve(stop) {
-            log_failure("balloon", &error);
-            self.interrupt.needs_reset();
-        }
+    fn queues(&self) -> impl Iterator<Item = &Ring> {
+        self.lanes.iter().map(|lane| &lane.ring)
+    }
+
+    fn interrupt(&self) -> &Interrupt {
+        &self.interrupt
+    }
+
+    fn process(&mut self, _epoll: &Epoll, _now: Instant) -> Result<Next, RingError> {
+        self.answer()
     }
 }
 
@@ -65,73 +54,37 @@ impl Service {
     /// The activation is not that of a balloon.
     pub fn new(activation: Activation) -> io::Result<Self> {
         let Activation { memory, queues, interrupt, features, .. } = activation;
-        if queues.len() != QUEUE_SIZES.len() {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "a balloon has three queues"));
-        }
-        let purposes = [Purpose::Inflate, Purpose::Deflate, Purpose::Report];
-        let lanes = purposes
-            .into_iter()
-            .zip(queues)
-            .map(|(purpose, mut active)| {
-                active.queue.set_event_idx(features & (1 << VIRTIO_RING_F_EVENT_IDX) != 0);
-                let accepted = purpose != Purpose::Report || features & (1 << VIRTIO_BALLOON_F_REPORTING) != 0;
-                let in_use = accepted && active.queue.ready();
-                Lane { purpose, active, in_use }
-            })
-            .collect();
+        let [inflate, deflate, report] = rings(queues, features)?;
+        let reporting = features & (1 << VIRTIO_BALLOON_F_REPORTING) != 0;
+        let lane = |purpose, ring: Ring, accepted| Lane { purpose, in_use: accepted && ring.is_ready(), ring };
+        let lanes = [
+            lane(Purpose::Inflate, inflate, true),
+            lane(Purpose::Deflate, deflate, true),
+            lane(Purpose::Report, report, reporting),
+        ];
         Ok(Self { memory, lanes, interrupt })
     }
 
-    pub(super) fn queue_states(&self) -> Vec<QueueState> {
-        self.lanes.iter().map(|lane| lane.active.queue.state()).collect()
-    }
-
-    fn serve(&mut self, stop: &EventFd) -> Result<(), Broken> {
-        let epoll = Epoll::new()?;
-        epoll.ctl(ControlOperation::Add, stop.as_raw_fd(), EpollEvent::new(EventSet::IN, STOP))?;
-        for (number, lane) in (0..).zip(&self.lanes) {
-            let event = EpollEvent::new(EventSet::IN, number);
-            epoll.ctl(ControlOperation::Add, lane.active.notify.as_raw_fd(), event)?;
-        }
-        let mut events = [EpollEvent::default(); 1 + QUEUE_SIZES.len()];
-        loop {
-            // Looking comes first: what was there before the thread may have been notified to nobody.
-            let timeout = if self.turn()? { 0 } else { -1 };
-            let count = match epoll.wait(timeout, &mut events) {
-                Ok(count) => count,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => 0,
-                Err(error) => return Err(error.into()),
-            };
-            for event in events.iter().take(count) {
-                if event.data() == STOP {
-                    return Ok(());
-                }
-                let lane = usize::try_from(event.data()).ok().and_then(|number| self.lanes.get(number));
-                // Readable, and read by nobody else.
-                let _ = lane.map(|lane| lane.active.notify.read());
-            }
-        }
-    }
-
-    /// Answers a chain of each queue that has one: a driver waits for each chain before its next anyway. True if there
-    /// may be more, for which no notification will come.
+    /// Answers a chain of each queue that has one: a driver waits for each chain before its next anyway. [`Next::Now`] if
+    /// there may be more, for which no notification will come.
     ///
     /// # Errors
     ///
     /// The driver corrupted a queue.
-    pub fn turn(&mut self) -> Result<bool, Broken> {
-        let mut more = false;
+    pub fn answer(&mut self) -> Result<Next, RingError> {
+        let mut next = Next::Notified;
         for lane in self.lanes.iter_mut().filter(|lane| lane.in_use) {
-            more |= lane.answer(&self.memory, &self.interrupt)?;
+            next = next.min(lane.answer(&self.memory, &self.interrupt)?);
         }
-        Ok(more)
+        Ok(next)
     }
 }
 
 impl Lane {
-    fn answer(&mut self, memory: &Memory, interrupt: &Interrupt) -> Result<bool, Broken> {
-        let queue = &mut self.active.queue;
-        let Some(chain) = queue.iter(memory)?.next() else { return Ok(queue.enable_notification(memory)?) };
+    fn answer(&mut self, memory: &Memory, interrupt: &Interrupt) -> Result<Next, RingError> {
+        let Some(chain) = self.ring.take(memory)? else {
+            return Ok(if self.ring.listen(memory)? { Next::Now } else { Next::Notified });
+        };
         let head = chain.head_index();
         match self.purpose {
             Purpose::Inflate => pages::inflate(memory, chain),
@@ -139,10 +92,8 @@ impl Lane {
             Purpose::Report => pages::report(memory, chain),
         }
         // Only now: from here on the driver may use a reported page again.
-        queue.add_used(memory, head, 0)?;
-        if queue.needs_notification(memory)? {
-            interrupt.used_buffer();
-        }
-        Ok(true)
+        self.ring.finish(memory, head, 0)?;
+        self.ring.interrupt(memory, interrupt)?;
+        Ok(Next::Now)
     }
 }

@@ -24,6 +24,11 @@
 //! failure is the request's own: a guest that asks for nonsense, and a host whose disk fails, both get `VIRTIO_BLK_S_IOERR`,
 //! which a guest's programs see as `EIO`. (A guest whose own file system is full never gets here: its kernel says `ENOSPC`.)
 //! Only a queue that makes no sense, or a chain without a place for its status, stops the device with `DEVICE_NEEDS_RESET`.
+//!
+//! # Without a disk
+//! A device may have no disk, and get and lose one while it runs ([`Block::attach`], [`Block::detach`]). Without one its size is
+//! zero, every request fails with `VIRTIO_BLK_S_IOERR`, and it has no thread until a driver makes a request nevertheless: see
+//! [`VirtioDevice::notified`], which it takes that nothing but the register connects a notification with the queue's event.
 
 mod health;
 mod limits;
@@ -37,21 +42,22 @@ use std::fs::File;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use sandpiper_protocol::vmm::DiskLimits;
 use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_RO, VIRTIO_BLK_F_SEG_MAX,
-    VIRTIO_BLK_F_SIZE_MAX, VIRTIO_BLK_F_TOPOLOGY, VIRTIO_BLK_F_WRITE_ZEROES, VIRTIO_BLK_ID_BYTES,
+    VIRTIO_BLK_F_SIZE_MAX, VIRTIO_BLK_F_TOPOLOGY, VIRTIO_BLK_F_WRITE_ZEROES,
 };
 use virtio_bindings::virtio_ids::VIRTIO_ID_BLOCK;
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
-use virtio_queue::{QueueState, QueueT};
+use virtio_queue::QueueState;
 
 pub use self::health::Health;
-pub use self::queue::{Backend, Batch, BlockQueue, Next, QueueError};
+pub use self::queue::{Backend, BlockQueue, QueueError, Status};
 use self::worker::Service;
 use super::worker::Worker;
-use super::{ActivateError, Activation, VirtioDevice};
+use super::{ActivateError, Activation, Service as _, VirtioDevice, copy_config, rings};
 use crate::disk::{BLOCK_SIZE, Disk, PushLayerError};
 
 const QUEUE_SIZES: [u16; 1] = [256];
@@ -71,21 +77,21 @@ pub const MAX_DISCARD_SECTORS: u32 = 256 << 11;
 /// Longest zeroing: where a layer below has data, it writes.
 pub const MAX_WRITE_ZEROES_SECTORS: u32 = 64 << 11;
 
-/// A serial number as the guest gets it, padded with zero bytes.
-type Serial = [u8; VIRTIO_BLK_ID_BYTES as usize];
+/// How long a disk that is taken out carries out what the driver has under way; more than that is a driver's that never stops.
+const LAST_REQUESTS: Duration = Duration::from_secs(5);
 
 /// A virtio block device.
 pub struct Block {
-    config: [u8; 60],
+    /// Bytes; 0 without a disk.
+    size: u64,
     features: u64,
-    serial: Serial,
     index: u32,
     health: Health,
     state: State,
 }
 
 enum State {
-    Idle(Backend),
+    Idle(Option<Backend>),
     Running(Running),
     /// The worker panicked and took the disk with it. Not reached unless this device has a bug.
     Lost,
@@ -120,10 +126,40 @@ pub enum PushError {
     Resume(#[source] ActivateError),
 }
 
+/// Why a device got no disk. It is as it was, unless its thread is lost.
+#[derive(Debug, thiserror::Error)]
+pub enum AttachError {
+    #[error("The device has a disk already")]
+    Taken,
+    #[error("The device's thread has failed")]
+    Lost,
+    #[error("Cannot start the device's thread")]
+    Start(#[source] ActivateError),
+}
+
+/// A device lost its disk, but cannot go on without it.
+#[derive(Debug, thiserror::Error)]
+pub enum DetachError {
+    #[error("The device's thread has failed")]
+    Lost,
+    #[error("Cannot resume the device's thread")]
+    Resume(#[source] ActivateError),
+}
+
 impl Block {
     /// A device for `disk` that tells the guest `serial`, of which only the first 20 bytes count, and `health` of the host's
     /// failures, as those of disk number `index`.
     pub fn new(disk: Disk, limits: DiskLimits, serial: &str, index: u32, health: Health) -> Self {
+        let (size, read_only) = (disk.size(), disk.is_read_only());
+        Self::with(Some(Backend::new(disk, serial, limits)), size, read_only, (index, health))
+    }
+
+    /// A device without a disk. What it gets may be read-only, which its features do not tell.
+    pub fn empty(index: u32, health: Health) -> Self {
+        Self::with(None, 0, false, (index, health))
+    }
+
+    fn with(backend: Option<Backend>, size: u64, read_only: bool, (index, health): (u32, Health)) -> Self {
         let mut features = 1 << VIRTIO_RING_F_EVENT_IDX
             | 1 << VIRTIO_RING_F_INDIRECT_DESC
             | 1 << VIRTIO_BLK_F_SIZE_MAX
@@ -131,17 +167,80 @@ impl Block {
             | 1 << VIRTIO_BLK_F_BLK_SIZE
             | 1 << VIRTIO_BLK_F_TOPOLOGY
             | 1 << VIRTIO_BLK_F_FLUSH;
-        features |= if disk.is_read_only() {
-            1 << VIRTIO_BLK_F_RO
-        } else {
-            1 << VIRTIO_BLK_F_DISCARD | 1 << VIRTIO_BLK_F_WRITE_ZEROES
-        };
-        let (config, serial) = (config_space(disk.size()), padded(serial));
-        Self { config, features, serial, index, health, state: State::Idle(Backend::new(disk, limits)) }
+        features |=
+            if read_only { 1 << VIRTIO_BLK_F_RO } else { 1 << VIRTIO_BLK_F_DISCARD | 1 << VIRTIO_BLK_F_WRITE_ZEROES };
+        Self { size, features, index, health, state: State::Idle(backend) }
     }
 
     pub fn is_read_only(&self) -> bool {
         self.features & (1 << VIRTIO_BLK_F_RO) != 0
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.size == 0
+    }
+
+    /// Puts a disk into the device. One that is suspended stays so if `stay` says so.
+    ///
+    /// # Errors
+    /// It has one, or its thread has failed or cannot be started.
+    pub fn attach(&mut self, backend: Backend, stay: bool) -> Result<(), AttachError> {
+        if !self.is_empty() {
+            return Err(AttachError::Taken);
+        }
+        let size = backend.disk().size();
+        match &mut self.state {
+            State::Idle(idle) => *idle = Some(backend),
+            State::Lost => return Err(AttachError::Lost),
+            State::Running(running) => {
+                running.park().ok_or(AttachError::Lost)?.requests_mut().insert(backend);
+                if !stay && let Err(error) = running.worker.unpark() {
+                    // Without a thread there is no disk.
+                    let _ = running.park().map(Service::remove);
+                    return Err(AttachError::Start(error));
+                }
+            }
+        }
+        self.size = size;
+        Ok(())
+    }
+
+    /// Takes the disk out of the device, if there is one. What the driver has under way is carried out before, in a few
+    /// seconds at most; later requests fail. One that is suspended stays so if `stay` says so.
+    ///
+    /// # Errors
+    /// The thread has failed, or cannot be resumed for more requests. The disk is out.
+    pub fn detach(&mut self, stay: bool) -> Result<(), DetachError> {
+        self.size = 0;
+        match &mut self.state {
+            State::Idle(backend) => *backend = None,
+            State::Lost => return Err(DetachError::Lost),
+            State::Running(running) => {
+                let all = running.park().map(Service::remove).ok_or(DetachError::Lost)?;
+                if !all && !stay {
+                    running.worker.unpark().map_err(DetachError::Resume)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts `file` on top of the disk, between two requests. A device that is suspended stays so if `stay` says so.
+    ///
+    /// # Errors
+    /// There is no disk, or it is read-only; `file` is not an empty layer; or the thread has failed.
+    pub fn push_layer(&mut self, file: File, stay: bool) -> Result<(), PushError> {
+        match &mut self.state {
+            State::Idle(backend) => push(backend.as_mut(), file),
+            State::Lost => Err(PushError::Lost),
+            State::Running(running) => {
+                let pushed = push(running.park().ok_or(PushError::Lost)?.requests_mut().backend_mut(), file);
+                if !stay {
+                    running.worker.unpark().map_err(PushError::Resume)?;
+                }
+                pushed
+            }
+        }
     }
 
     /// Ends the worker, if there is one, and takes the disk back from it.
@@ -149,7 +248,7 @@ impl Block {
         self.state = match std::mem::replace(&mut self.state, State::Lost) {
             State::Running(mut running) => {
                 running.park();
-                running.worker.stop().map_or(State::Lost, |service| State::Idle(service.requests.into_backend()))
+                running.worker.stop().map_or(State::Lost, |service| State::Idle(service.into_requests().into_backend()))
             }
             state => state,
         };
@@ -170,11 +269,7 @@ impl VirtioDevice for Block {
     }
 
     fn read_config(&self, offset: u64, data: &mut [u8]) {
-        data.fill(0);
-        let rest = usize::try_from(offset).ok().and_then(|offset| self.config.get(offset..)).unwrap_or_default();
-        for (to, from) in data.iter_mut().zip(rest) {
-            *to = *from;
-        }
+        copy_config(&config_space(self.size), offset, data);
     }
 
     fn activate(&mut self, activation: Activation) -> Result<(), ActivateError> {
@@ -183,52 +278,55 @@ impl VirtioDevice for Block {
             return Err(ActivateError::Thread(io::Error::other("the disk was lost when its thread panicked")));
         };
         let Activation { memory, queues, interrupt, features, .. } = activation;
-        let Some(mut active) = queues.into_iter().next() else {
-            self.state = State::Idle(backend);
-            return Err(ActivateError::Events(io::Error::other("a block device has one queue, none was given")));
+        let ring = match rings(queues, features) {
+            Ok([ring]) => ring,
+            Err(error) => {
+                self.state = State::Idle(backend);
+                return Err(ActivateError::Events(error));
+            }
         };
-        active.queue.set_event_idx(features & (1 << VIRTIO_RING_F_EVENT_IDX) != 0);
         // A driver that knows no flush takes a completed write for durable (virtio 1.2, section 5.2.5.2).
         let write_through = features & (1 << VIRTIO_BLK_F_FLUSH) == 0;
-        let requests = BlockQueue::new(backend, self.serial, write_through, (self.index, self.health.clone()));
+        // Without a disk a thread has something to do only if the driver has asked for something: of a machine that was just
+        // restored, perhaps before its devices were started.
+        let idle = backend.is_none() && ring.notify().read().is_err();
+        let requests = BlockQueue::new(backend, write_through, (self.index, self.health.clone()));
         let stop_flag = requests.stop_flag();
-        match Worker::start(Service { requests, memory, active, interrupt }) {
+        let service = Service::new(requests, memory, ring, interrupt);
+        match if idle { Worker::parked(service) } else { Worker::start(service) } {
             Ok(worker) => {
                 self.state = State::Running(Running { worker, stop_flag });
                 Ok(())
             }
             Err((error, service)) => {
-                self.state = State::Idle(service.requests.into_backend());
+                self.state = State::Idle(service.into_requests().into_backend());
                 Err(error)
             }
         }
     }
 
-    fn suspend(&mut self) -> Vec<QueueState> {
-        match &mut self.state {
-            State::Running(running) => running.park().map(|service| vec![service.queue_state()]).unwrap_or_default(),
-            State::Idle(_) | State::Lost => Vec::new(),
-        }
-    }
-
-    fn resume(&mut self) -> Result<(), ActivateError> {
+    fn notified(&mut self) -> Result<(), ActivateError> {
         match &mut self.state {
             State::Running(running) => running.worker.unpark(),
             State::Idle(_) | State::Lost => Ok(()),
         }
     }
 
-    fn push_layer(&mut self, file: File, stay: bool) -> Result<(), PushError> {
+    fn suspend(&mut self) -> Vec<QueueState> {
+        let empty = self.is_empty();
+        let State::Running(running) = &mut self.state else { return Vec::new() };
+        let Some(service) = running.park() else { return Vec::new() };
+        if empty {
+            // Nobody would look at what is left: neither after a resumption nor in another process.
+            service.process_all();
+        }
+        service.queue_states()
+    }
+
+    fn resume(&mut self) -> Result<(), ActivateError> {
         match &mut self.state {
-            State::Idle(backend) => Ok(backend.disk_mut().push_layer(file)?),
-            State::Lost => Err(PushError::Lost),
-            State::Running(running) => {
-                let pushed = running.park().ok_or(PushError::Lost)?.requests.disk_mut().push_layer(file);
-                if !stay {
-                    running.worker.unpark().map_err(PushError::Resume)?;
-                }
-                Ok(pushed?)
-            }
+            State::Running(running) if self.size > 0 => running.worker.unpark(),
+            State::Running(_) | State::Idle(_) | State::Lost => Ok(()),
         }
     }
 
@@ -241,6 +339,10 @@ impl Drop for Block {
     fn drop(&mut self) {
         self.stop();
     }
+}
+
+fn push(backend: Option<&mut Backend>, file: File) -> Result<(), PushError> {
+    Ok(backend.ok_or(PushError::NotADisk)?.disk_mut().push_layer(file)?)
 }
 
 /// `struct virtio_blk_config` up to `write_zeroes_may_unmap` and its padding (virtio 1.2, section 5.2.4), little-endian.
@@ -264,12 +366,4 @@ fn config_space(disk_size: u64) -> [u8; 60] {
     put(52, &1u32.to_le_bytes()); // max_write_zeroes_seg
     put(56, &[1]); // write_zeroes_may_unmap
     config
-}
-
-fn padded(serial: &str) -> Serial {
-    let mut padded = Serial::default();
-    for (to, from) in padded.iter_mut().zip(serial.bytes()) {
-        *to = from;
-    }
-    padded
 }

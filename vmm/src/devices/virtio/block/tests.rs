@@ -10,7 +10,6 @@ use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP, VIRTIO_BLK_T_DISCARD, VIRTIO_BLK_T_FLUSH,
     VIRTIO_BLK_T_GET_ID, VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT, VIRTIO_BLK_T_WRITE_ZEROES,
 };
-use virtio_queue::Queue;
 use virtio_queue::desc::RawDescriptor;
 use virtio_queue::desc::split::Descriptor;
 use virtio_queue::mock::MockSplitQueue;
@@ -19,9 +18,11 @@ use vm_memory::{Bytes, GuestAddress};
 use sandpiper_protocol::vmm::{DiskFailure, DiskLimits};
 
 use super::*;
-use crate::devices::virtio::{ActiveQueue, Interrupt, Memory};
+use crate::devices::virtio::{ActiveQueue, Interrupt, Memory, Ring};
 use crate::disk::tests::full::small_file_system;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+mod attach;
 
 /// Flags of a descriptor (virtio 1.2, section 2.7.5).
 const NEXT: u16 = 1;
@@ -56,11 +57,11 @@ fn health() -> Health {
 }
 
 fn unlimited(disk: Disk) -> Backend {
-    Backend::new(disk, DiskLimits::default())
+    Backend::new(disk, "serial", DiskLimits::default())
 }
 
 fn requests() -> BlockQueue {
-    BlockQueue::new(unlimited(disk()), padded("serial"), false, (0, health()))
+    BlockQueue::new(Some(unlimited(disk())), false, (0, health()))
 }
 
 /// A descriptor; `next` is the index of the one after it, if there is one.
@@ -89,12 +90,16 @@ fn status(memory: &Memory) -> u32 {
     u32::from(memory.read_obj::<u8>(GuestAddress(STATUS)).unwrap())
 }
 
+fn ring(driver: &MockSplitQueue<'_, Memory>) -> Ring {
+    let (queue, notify) = (driver.create_queue().unwrap(), EventFd::new(EFD_NONBLOCK).unwrap());
+    Ring::new(ActiveQueue { queue, notify }, 0)
+}
+
 /// Lets `requests` process the chain `descriptors`; returns the used length.
 fn process(requests: &mut BlockQueue, memory: &Memory, descriptors: &[RawDescriptor]) -> Result<u32, QueueError> {
     let driver = MockSplitQueue::new(memory, 16);
     driver.add_desc_chains(descriptors, 0).unwrap();
-    let mut queue: Queue = driver.create_queue().unwrap();
-    requests.process(memory, &mut queue)?;
+    requests.process(memory, &mut ring(&driver))?;
     assert_eq!(driver.used().idx().load(), 1, "the request was not completed");
     let used = driver.used().ring().ref_at(0).unwrap().load();
     Ok(used.len())
@@ -169,7 +174,7 @@ fn flush_and_serial_number_work() {
     assert_eq!(status(&memory), VIRTIO_BLK_S_OK);
 
     assert_eq!(request(&mut requests, &memory, VIRTIO_BLK_T_GET_ID, 0, (DATA, 20, WRITE)), VIRTIO_BLK_S_OK);
-    assert_eq!(contents(&memory, DATA, 20), padded("serial"));
+    assert_eq!(contents(&memory, DATA, 20), [&b"serial"[..], &[0; 14]].concat());
 }
 
 #[test]
@@ -273,9 +278,8 @@ fn an_available_index_from_nowhere_stops_the_queue() {
     let (memory, mut requests) = (memory(), requests());
     let driver = MockSplitQueue::new(&memory, 16);
     driver.avail().idx().store(17);
-    let mut queue: Queue = driver.create_queue().unwrap();
 
-    assert!(matches!(requests.process(&memory, &mut queue), Err(QueueError::Ring(_))));
+    assert!(matches!(requests.process(&memory, &mut ring(&driver)), Err(QueueError::Ring(_))));
 }
 
 #[test]
@@ -288,12 +292,8 @@ fn a_disk_that_is_read_only_says_so_and_refuses_writes() {
     assert_eq!(block.features() & (1 << VIRTIO_BLK_F_DISCARD | 1 << VIRTIO_BLK_F_WRITE_ZEROES), 0);
 
     let base = tempfile::tempfile().unwrap();
-    let mut requests = BlockQueue::new(
-        unlimited(Disk::open(vec![base], 4096, true).unwrap()),
-        Serial::default(),
-        false,
-        (0, health()),
-    );
+    let backend = unlimited(Disk::open(vec![base], 4096, true).unwrap());
+    let mut requests = BlockQueue::new(Some(backend), false, (0, health()));
     let memory = memory();
     assert_eq!(request(&mut requests, &memory, VIRTIO_BLK_T_OUT, 0, (DATA, 512, 0)), VIRTIO_BLK_S_IOERR);
     assert_eq!(request(&mut requests, &memory, VIRTIO_BLK_T_IN, 0, (DATA, 512, WRITE)), VIRTIO_BLK_S_OK);
@@ -308,8 +308,7 @@ fn a_host_error_is_an_error_status_and_the_next_request_works() {
     let disk = Disk::open(vec![base, top.try_clone().unwrap()], 8192, false).unwrap();
     fcntl(&top, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_WRITE)).unwrap();
     let health = health();
-    let (memory, mut requests) =
-        (memory(), BlockQueue::new(unlimited(disk), Serial::default(), false, (3, health.clone())));
+    let (memory, mut requests) = (memory(), BlockQueue::new(Some(unlimited(disk)), false, (3, health.clone())));
 
     for data in [(DATA, 512, 0), (DATA, 4096, 0)] {
         assert_eq!(request(&mut requests, &memory, VIRTIO_BLK_T_OUT, 8, data), VIRTIO_BLK_S_IOERR);

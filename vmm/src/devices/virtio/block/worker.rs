@@ -1,113 +1,109 @@
 //! What the thread of a running block device does.
 
-use std::io;
-use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
-use virtio_queue::QueueState;
-use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
-use vmm_sys_util::eventfd::EventFd;
+use vmm_sys_util::epoll::Epoll;
 
-use super::{BlockQueue, Next, QueueError};
-use crate::devices::virtio::bucket::milliseconds_until;
-use crate::devices::virtio::worker::{Work, log_failure};
-use crate::devices::virtio::{ActiveQueue, Interrupt, Memory};
+use super::health::Waiting;
+use super::{BlockQueue, LAST_REQUESTS, QueueError, Status};
+use crate::devices::virtio::event_loop::fail;
+use crate::devices::virtio::{self, Interrupt, Memory, Next, Ring};
 use crate::jail::Role;
 
-/// What wakes the thread.
-const NOTIFY: u64 = 0;
-const STOP: u64 = 1;
-
-/// Milliseconds between two looks at whether the host has room again.
-const ROOM_CHECK: i32 = 500;
-
-/// Why the device cannot go on.
-#[derive(Debug, thiserror::Error)]
-enum Broken {
-    #[error(transparent)]
-    Queue(#[from] QueueError),
-    #[error("Cannot create or wait for the thread's events")]
-    Events(#[source] io::Error),
-}
+/// Between two looks at whether the host has room again.
+const ROOM_CHECK: Duration = Duration::from_millis(500);
 
 /// All that the thread works with.
 pub(super) struct Service {
-    pub(super) requests: BlockQueue,
-    pub(super) memory: Memory,
-    pub(super) active: ActiveQueue,
-    pub(super) interrupt: Interrupt,
+    requests: BlockQueue,
+    memory: Memory,
+    ring: Ring,
+    interrupt: Interrupt,
+    /// While the host has no room for a request and the thread runs.
+    waiting: Option<Waiting>,
 }
 
-impl Work for Service {
+impl virtio::Service for Service {
     const ROLE: Role = Role::Block;
+    type Error = QueueError;
 
-    /// Serves the queue until it is told to stop, or until it cannot be trusted any more; requests in the queue are left
-    /// there then.
-    fn run(&mut self, stop: &EventFd) {
-        if let Err(error) = self.serve(stop) {
-            log_failure("block", &error);
-            self.interrupt.needs_reset();
+    fn queues(&self) -> impl Iterator<Item = &Ring> {
+        [&self.ring].into_iter()
+    }
+
+    fn interrupt(&self) -> &Interrupt {
+        &self.interrupt
+    }
+
+    fn name(&self) -> String {
+        format!("block {}", self.requests.index())
+    }
+
+    /// Completes what can be completed now, a batch after the other unless the thread is to stop.
+    fn process(&mut self, _epoll: &Epoll, _now: Instant) -> Result<Next, QueueError> {
+        let stop = self.requests.stop_flag();
+        let status = loop {
+            let status = self.requests.process(&self.memory, &mut self.ring)?;
+            self.ring.interrupt(&self.memory, &self.interrupt)?;
+            if status != Status::More || stop.load(Ordering::Relaxed) {
+                break status;
+            }
+        };
+        if let Status::NoRoom(failure) = status {
+            self.waiting.get_or_insert_with(|| self.requests.health().wait_for_room(failure));
+            return Ok(Next::At(Instant::now() + ROOM_CHECK));
         }
+        self.waiting = None;
+        Ok(match status {
+            Status::Limited(time) => Next::At(time),
+            // There is more only if the thread is to stop, for which it waits.
+            Status::More | Status::Empty | Status::NoRoom(_) => Next::Notified,
+        })
+    }
+
+    fn end(&mut self) {
+        self.waiting = None;
     }
 }
 
 impl Service {
-    pub(super) fn queue_state(&self) -> QueueState {
-        self.active.queue.state()
+    pub(super) fn new(requests: BlockQueue, memory: Memory, ring: Ring, interrupt: Interrupt) -> Self {
+        Self { requests, memory, ring, interrupt, waiting: None }
     }
 
-    fn serve(&mut self, stop: &EventFd) -> Result<(), Broken> {
-        let epoll = self.watch(stop).map_err(Broken::Events)?;
-        let mut events = [EpollEvent::default(); 2];
-        let mut waiting = None;
-        loop {
-            // What the driver made available before the thread existed may have been notified to nobody.
-            let timeout = match self.drain()? {
-                Next::Room(failure) => {
-                    waiting.get_or_insert_with(|| self.requests.health().wait_for_room(failure));
-                    ROOM_CHECK
-                }
-                Next::At(time) => {
-                    waiting = None;
-                    milliseconds_until(time)
-                }
-                Next::Now | Next::Notified => {
-                    waiting = None;
-                    -1
-                }
-            };
-            let count = match epoll.wait(timeout, &mut events) {
-                Ok(count) => count,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => 0,
-                Err(error) => return Err(Broken::Events(error)),
-            };
-            for event in events.iter().take(count) {
-                if event.data() == STOP {
-                    return Ok(());
-                }
-                // Non-blocking or not, the event is readable and nobody else reads it.
-                let _ = self.active.notify.read();
+    pub(super) fn requests_mut(&mut self) -> &mut BlockQueue {
+        &mut self.requests
+    }
+
+    pub(super) fn into_requests(self) -> BlockQueue {
+        self.requests
+    }
+
+    /// Completes what is in the queue, as much as it holds. False if the driver has added more meanwhile. For a device whose
+    /// thread does not run.
+    pub(super) fn process_all(&mut self) -> bool {
+        let status = self.requests.process_all(&self.memory, &mut self.ring).and_then(|status| {
+            self.ring.interrupt(&self.memory, &self.interrupt)?;
+            Ok(status)
+        });
+        match status {
+            Ok(status) => status != Status::More,
+            Err(error) => {
+                fail(self, &error);
+                true
             }
         }
     }
 
-    fn watch(&self, stop: &EventFd) -> io::Result<Epoll> {
-        let epoll = Epoll::new()?;
-        epoll.ctl(ControlOperation::Add, self.active.notify.as_raw_fd(), EpollEvent::new(EventSet::IN, NOTIFY))?;
-        epoll.ctl(ControlOperation::Add, stop.as_raw_fd(), EpollEvent::new(EventSet::IN, STOP))?;
-        Ok(epoll)
-    }
-
-    /// Completes what can be completed now. [`Next::Now`] only if it was told to stop.
-    fn drain(&mut self) -> Result<Next, QueueError> {
-        let stop = self.requests.stop_flag();
-        loop {
-            let batch = self.requests.process(&self.memory, &mut self.active.queue)?;
-            if batch.notify {
-                self.interrupt.used_buffer();
-            }
-            if batch.next != Next::Now || stop.load(Ordering::Relaxed) {
-                return Ok(batch.next);
+    /// Takes the disk out, after what the driver has under way; the rest fails. False if the driver has added more meanwhile.
+    pub(super) fn remove(&mut self) -> bool {
+        let deadline = Instant::now() + LAST_REQUESTS;
+        match self.requests.remove(&self.memory, &mut self.ring, deadline) {
+            Ok(()) => self.process_all(),
+            Err(error) => {
+                fail(self, &error);
+                true
             }
         }
     }

@@ -13,6 +13,7 @@ struct Log {
     activations: Vec<(u64, Vec<Queue>)>,
     resets: usize,
     config: Vec<(u64, Vec<u8>)>,
+    notified: usize,
 }
 
 struct Probe(Arc<Mutex<Log>>);
@@ -55,13 +56,18 @@ impl VirtioDevice for Probe {
         Ok(())
     }
 
+    fn notified(&mut self) -> Result<(), ActivateError> {
+        self.0.lock().unwrap().notified += 1;
+        Ok(())
+    }
+
     fn reset(&mut self) {
         self.0.lock().unwrap().resets += 1;
     }
 }
 
 struct Driver {
-    window: MmioWindow,
+    window: MmioWindow<Probe>,
     log: Arc<Mutex<Log>>,
     events: Vec<EventFd>,
 }
@@ -73,7 +79,7 @@ impl Driver {
         let interrupt = Interrupt::new(EventFd::new(EFD_NONBLOCK).unwrap());
         let events: Vec<_> = (0..2).map(|_| EventFd::new(EFD_NONBLOCK).unwrap()).collect();
         let notify = events.iter().map(|event| event.try_clone().unwrap()).collect();
-        let window = MmioWindow::new(Box::new(Probe(Arc::clone(&log))), memory, interrupt, notify);
+        let window = MmioWindow::new(Probe(Arc::clone(&log)), memory, interrupt, notify);
         Self { window, log, events }
     }
 
@@ -292,4 +298,37 @@ fn a_notification_that_arrives_as_a_write_is_served_once_the_device_runs() {
     driver.write(register::VIRTIO_MMIO_QUEUE_NOTIFY, 2);
     assert_eq!(events[1].read().unwrap(), 1);
     assert!(events[0].read().is_err());
+}
+
+#[test]
+fn a_change_of_configuration_is_a_new_generation_and_an_interrupt_for_a_driver_that_is_there() {
+    let driver = Driver::new();
+    let generation = || driver.read(register::VIRTIO_MMIO_CONFIG_GENERATION);
+    let pending = || driver.read(register::VIRTIO_MMIO_INTERRUPT_STATUS);
+    driver.window.reconfigure(|_| Ok::<_, ()>(())).unwrap();
+    assert_eq!((generation(), pending()), (1, 0), "nobody is there yet");
+
+    driver.accept(VERSION_1);
+    driver.set_up_queue(0, 16, 0x1000);
+    driver.set_up_queue(1, 64, 0x6000);
+    driver.drive();
+    driver.window.reconfigure(|_| Ok::<_, ()>(())).unwrap();
+    assert_eq!((generation(), pending()), (2, 2));
+    driver.window.reconfigure(|_| Err(())).unwrap_err();
+    assert_eq!(generation(), 2, "nothing has changed");
+}
+
+#[test]
+fn a_notification_that_comes_as_a_write_raises_the_event_and_reaches_the_device() {
+    let driver = Driver::new();
+    driver.accept(VERSION_1);
+    driver.set_up_queue(0, 16, 0x1000);
+    driver.set_up_queue(1, 64, 0x6000);
+    driver.write(register::VIRTIO_MMIO_QUEUE_NOTIFY, 1);
+    assert_eq!(driver.log.lock().unwrap().notified, 0, "it does not run yet");
+    driver.drive();
+    driver.write(register::VIRTIO_MMIO_QUEUE_NOTIFY, 1);
+    driver.write(register::VIRTIO_MMIO_QUEUE_NOTIFY, 2);
+    assert_eq!(driver.log.lock().unwrap().notified, 1);
+    assert_eq!(driver.events[1].read().unwrap(), 1);
 }

@@ -110,21 +110,21 @@ impl Offloads {
         {
             return None;
         }
-        let mut told = Header { hdr_len: clamp(header.hdr_len, length), ..Header::default() };
+        let mut checked = Header { hdr_len: clamp(header.hdr_len, length), ..Header::default() };
         if needs_checksum {
-            told.flags = NEEDS_CSUM;
-            told.csum_start = header.csum_start;
-            told.csum_offset = header.csum_offset;
+            checked.flags = NEEDS_CSUM;
+            checked.csum_start = header.csum_start;
+            checked.csum_offset = header.csum_offset;
         }
         if header.gso_type != NONE {
             // Every segment gets a checksum of its own, and there is an end to them.
             if !needs_checksum || header.gso_size == 0 {
                 return None;
             }
-            told.gso_type = header.gso_type;
-            told.gso_size = header.gso_size;
+            checked.gso_type = header.gso_type;
+            checked.gso_size = header.gso_size;
         }
-        Some(told)
+        Some(checked)
     }
 
     /// What the guest is told of a frame that the tap gave with `header`. `None` if it has not agreed to take one like
@@ -218,9 +218,9 @@ mod tests {
             ..Header::default()
         };
 
-        let told = Offloads::new(ALL).for_tap(header, 60);
+        let checked = Offloads::new(ALL).for_tap(header, 60);
 
-        assert_eq!(told, Some(Header { hdr_len: 60.into(), ..Header::default() }));
+        assert_eq!(checked, Some(Header { hdr_len: 60.into(), ..Header::default() }));
     }
 
     #[test]
@@ -237,11 +237,11 @@ mod tests {
         #[test]
         fn what_the_tap_is_told_lies_within_the_frame(bytes: [u8; HEADER_LEN], length in MIN_FRAME..70_000, features: u64) {
             let header = Header::read_from_bytes(&bytes).expect("as long");
-            if let Some(told) = Offloads::new(features).for_tap(header, length) {
-                prop_assert!(usize::from(told.hdr_len.get()) <= length);
-                let end = usize::from(told.csum_start.get()) + usize::from(told.csum_offset.get()) + 2;
-                prop_assert!(told.flags == 0 && told.csum_start == 0 || told.flags == NEEDS_CSUM && end <= length);
-                prop_assert!(told.gso_type == NONE && told.gso_size == 0 || told.flags == NEEDS_CSUM);
+            if let Some(checked) = Offloads::new(features).for_tap(header, length) {
+                prop_assert!(usize::from(checked.hdr_len.get()) <= length);
+                let end = usize::from(checked.csum_start.get()) + usize::from(checked.csum_offset.get()) + 2;
+                prop_assert!(checked.flags == 0 && checked.csum_start == 0 || checked.flags == NEEDS_CSUM && end <= length);
+                prop_assert!(checked.gso_type == NONE && checked.gso_size == 0 || checked.flags == NEEDS_CSUM);
             }
         }
     }

@@ -7,7 +7,7 @@
 //!
 //! # Who is who
 //! * [`Net`]: what the transport sees.
-//! * `worker`: what the thread between [`VirtioDevice::activate`] and [`VirtioDevice::reset`] does, a turn at a time.
+//! * `worker`: what the thread between [`VirtioDevice::activate`] and [`VirtioDevice::reset`] does, a batch at a time.
 //! * `transmit`, `receive`: one direction each, from a queue to the tap or back; `posted`: the room that a guest offers.
 //! * `header`: what stands before a frame, and which of it is believed.
 //! * `limits`: how much may pass in a second.
@@ -24,7 +24,7 @@
 //! segmented: older hosts could not, and little of a sandbox's traffic is.)
 //!
 //! # What is bounded
-//! Frames per turn, bytes and frames per second in both directions, a frame's length, a chain's pieces. A direction that
+//! Frames per batch, bytes and frames per second in both directions, a frame's length, a chain's pieces. A direction that
 //! has used its second up leaves its queue, or the tap, alone until it may go on: what is waiting there makes the guest's
 //! kernel, or the host's, slow the sender down.
 //!
@@ -58,9 +58,9 @@ use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRE
 use virtio_queue::QueueState;
 
 pub use self::tap::Tap;
-pub use self::worker::{Broken, Next, Service};
-use super::worker::Worker;
-use super::{ActivateError, Activation, VirtioDevice};
+pub use self::worker::{NetError, Service};
+use super::worker::Threaded;
+use super::{ActivateError, Activation, VirtioDevice, copy_config};
 
 /// Receive, transmit.
 const QUEUE_SIZES: [u16; 2] = [256; 2];
@@ -76,12 +76,12 @@ pub struct Net {
     mac: [u8; 6],
     limits: NetLimits,
     tap: Tap,
-    worker: Option<Worker<Service>>,
+    thread: Threaded<Service>,
 }
 
 impl Net {
     pub fn new(config: &NetConfig, tap: Tap) -> Self {
-        Self { mac: config.mac, limits: config.limits, tap, worker: None }
+        Self { mac: config.mac, limits: config.limits, tap, thread: Threaded::default() }
     }
 }
 
@@ -116,29 +116,22 @@ impl VirtioDevice for Net {
 
     /// `struct virtio_net_config` up to `mac`; what would follow belongs to features that are not on offer.
     fn read_config(&self, offset: u64, data: &mut [u8]) {
-        data.fill(0);
-        let rest = usize::try_from(offset).ok().and_then(|offset| self.mac.get(offset..)).unwrap_or_default();
-        for (to, from) in data.iter_mut().zip(rest) {
-            *to = *from;
-        }
+        copy_config(&self.mac, offset, data);
     }
 
     fn activate(&mut self, activation: Activation) -> Result<(), ActivateError> {
-        self.reset();
-        let service = Service::new(self.tap.clone(), self.limits, activation).map_err(ActivateError::Events)?;
-        self.worker = Some(Worker::start(service).map_err(|(error, _)| error)?);
-        Ok(())
+        self.thread.activate(|| Service::new(self.tap.clone(), self.limits, activation))
     }
 
     fn suspend(&mut self) -> Vec<QueueState> {
-        self.worker.as_mut().and_then(Worker::park).map(|service| service.queue_states()).unwrap_or_default()
+        self.thread.suspend()
     }
 
     fn resume(&mut self) -> Result<(), ActivateError> {
-        self.worker.as_mut().map_or(Ok(()), Worker::unpark)
+        self.thread.resume()
     }
 
     fn reset(&mut self) {
-        self.worker = None;
+        self.thread.reset();
     }
 }

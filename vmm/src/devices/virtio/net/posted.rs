@@ -6,9 +6,8 @@ use vm_memory::VolatileSlice;
 
 use super::MAX_FRAME;
 use super::header::HEADER_LEN;
-use crate::devices::virtio::Memory;
-use crate::devices::virtio::ring::{Ring, RingError};
 use crate::devices::virtio::slices::{Direction, Slices};
+use crate::devices::virtio::{Memory, Ring, RingError};
 
 /// Enough for any frame.
 const ENOUGH: usize = HEADER_LEN + MAX_FRAME;
@@ -66,7 +65,7 @@ impl<'m> Posted<'m> {
                     self.chains.push_back((head, slices));
                 }
                 _ if self.is_empty() => ring.finish(memory, head, 0)?,
-                // Its turn comes when those before it are filled: only the last ones can be given back.
+                // It goes back when those before it are filled: only the last ones can be given back.
                 _ => {
                     ring.give_back(1);
                     return Ok(());

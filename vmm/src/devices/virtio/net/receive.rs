@@ -9,7 +9,6 @@
 use std::io;
 use std::time::Instant;
 
-use virtio_queue::QueueState;
 use vm_memory::VolatileSlice;
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -18,10 +17,9 @@ use super::header::{HEADER_LEN, Header, Offloads};
 use super::limits::Limits;
 use super::posted::Posted;
 use super::tap::Tap;
-use super::worker::{Broken, FRAMES_PER_TURN, Next};
-use crate::devices::virtio::ring::Ring;
+use super::worker::{FRAMES_PER_BATCH, NetError};
 use crate::devices::virtio::slices;
-use crate::devices::virtio::{Interrupt, Memory};
+use crate::devices::virtio::{Interrupt, Memory, Next, Ring};
 
 pub(super) struct Receive {
     ring: Ring,
@@ -42,7 +40,7 @@ struct Held {
     length: usize,
 }
 
-/// Why a turn ended.
+/// Why a batch ended.
 enum End {
     /// The tap is empty.
     Empty,
@@ -69,8 +67,8 @@ impl Receive {
         Self { ring, offloads, limits, is_mergeable, spill, held: None, is_readable: true }
     }
 
-    pub(super) fn queue_state(&self) -> QueueState {
-        self.ring.state()
+    pub(super) fn ring(&self) -> &Ring {
+        &self.ring
     }
 
     /// There is something to read.
@@ -79,13 +77,13 @@ impl Receive {
     }
 
     /// Delivers what the tap has, within limits.
-    pub(super) fn turn(
+    pub(super) fn transfer(
         &mut self,
         tap: &Tap,
         memory: &Memory,
         interrupt: &Interrupt,
         now: Instant,
-    ) -> Result<Next, Broken> {
+    ) -> Result<Next, NetError> {
         self.ring.mute(memory)?;
         let mut posted = Posted::default();
         let end = self.deliver_all(tap, memory, &mut posted, now)?;
@@ -107,8 +105,8 @@ impl Receive {
         memory: &'m Memory,
         posted: &mut Posted<'m>,
         now: Instant,
-    ) -> Result<End, Broken> {
-        for _ in 0..FRAMES_PER_TURN {
+    ) -> Result<End, NetError> {
+        for _ in 0..FRAMES_PER_BATCH {
             if let Some(until) = self.limits.closed_until(now) {
                 return Ok(End::Limited(until));
             }
@@ -136,7 +134,7 @@ impl Receive {
         memory: &Memory,
         posted: &mut Posted<'_>,
         now: Instant,
-    ) -> Result<Outcome, Broken> {
+    ) -> Result<Outcome, NetError> {
         if posted.is_empty() {
             return Ok(Outcome::Starved);
         }
@@ -145,14 +143,14 @@ impl Receive {
         let mut header = Header::new_zeroed();
         let length = match tap.read(&mut header, &room, self.spill.get_mut(capacity..).unwrap_or_default()) {
             // A tap has no end and nothing without a header; whatever has is none.
-            Ok(count) => count.checked_sub(HEADER_LEN).ok_or(Broken::Tap(io::ErrorKind::UnexpectedEof.into()))?,
+            Ok(count) => count.checked_sub(HEADER_LEN).ok_or(NetError::Tap(io::ErrorKind::UnexpectedEof.into()))?,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 self.is_readable = false;
                 return Ok(Outcome::Empty);
             }
             // The kernel could not say in a header what this frame is; it is gone.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => return Ok(Outcome::Done),
-            Err(error) => return Err(Broken::Tap(error)),
+            Err(error) => return Err(NetError::Tap(error)),
         };
         self.limits.charge(length, now);
         if length > MAX_FRAME {
@@ -166,7 +164,7 @@ impl Receive {
     }
 
     /// Delivers a frame that lies in the device's own buffer, or keeps it there.
-    fn deliver_held(&mut self, held: Held, memory: &Memory, posted: &mut Posted<'_>) -> Result<Outcome, Broken> {
+    fn deliver_held(&mut self, held: Held, memory: &Memory, posted: &mut Posted<'_>) -> Result<Outcome, NetError> {
         let room = posted.room();
         if room.iter().map(VolatileSlice::len).sum::<usize>() < held.length {
             // A driver that has posted all that it can, and still too little, would never get another frame.
@@ -192,7 +190,7 @@ impl Receive {
         length: usize,
         memory: &Memory,
         posted: &mut Posted<'_>,
-    ) -> Result<Outcome, Broken> {
+    ) -> Result<Outcome, NetError> {
         if let Some(mut header) = self.offloads.for_guest(header) {
             let (front, filled) = posted.fill(HEADER_LEN + length);
             header.num_buffers = u16::try_from(filled.len()).unwrap_or(u16::MAX).into();

@@ -2,17 +2,16 @@
 
 use std::time::Instant;
 
-use virtio_queue::{DescriptorChain, QueueState};
+use virtio_queue::DescriptorChain;
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::header::{HEADER_LEN, Header, Offloads};
 use super::limits::Limits;
 use super::tap::Tap;
-use super::worker::{Broken, FRAMES_PER_TURN, Next};
+use super::worker::{FRAMES_PER_BATCH, NetError};
 use super::{MAX_FRAME, MIN_FRAME};
-use crate::devices::virtio::ring::Ring;
 use crate::devices::virtio::slices::{Direction, Slices};
-use crate::devices::virtio::{Interrupt, Memory};
+use crate::devices::virtio::{Interrupt, Memory, Next, Ring};
 
 pub(super) struct Transmit {
     ring: Ring,
@@ -20,7 +19,7 @@ pub(super) struct Transmit {
     limits: Limits,
 }
 
-/// Why a turn ended.
+/// Why a batch ended.
 enum End {
     /// The queue is empty.
     Empty,
@@ -34,18 +33,18 @@ impl Transmit {
         Self { ring, offloads, limits }
     }
 
-    pub(super) fn queue_state(&self) -> QueueState {
-        self.ring.state()
+    pub(super) fn ring(&self) -> &Ring {
+        &self.ring
     }
 
     /// Sends what the guest has made available, within limits.
-    pub(super) fn turn(
+    pub(super) fn transfer(
         &mut self,
         tap: &Tap,
         memory: &Memory,
         interrupt: &Interrupt,
         now: Instant,
-    ) -> Result<Next, Broken> {
+    ) -> Result<Next, NetError> {
         self.ring.mute(memory)?;
         let end = self.send_all(tap, memory, now)?;
         self.ring.interrupt(memory, interrupt)?;
@@ -57,8 +56,8 @@ impl Transmit {
         })
     }
 
-    fn send_all(&mut self, tap: &Tap, memory: &Memory, now: Instant) -> Result<End, Broken> {
-        for _ in 0..FRAMES_PER_TURN {
+    fn send_all(&mut self, tap: &Tap, memory: &Memory, now: Instant) -> Result<End, NetError> {
+        for _ in 0..FRAMES_PER_BATCH {
             if let Some(until) = self.limits.closed_until(now) {
                 return Ok(End::Limited(until));
             }
@@ -73,7 +72,7 @@ impl Transmit {
     }
 
     /// Sends one frame, or loses it if it is none or the tap does not take it. Returns its length.
-    fn send(&self, tap: &Tap, memory: &Memory, chain: DescriptorChain<&Memory>) -> Result<usize, Broken> {
+    fn send(&self, tap: &Tap, memory: &Memory, chain: DescriptorChain<&Memory>) -> Result<usize, NetError> {
         let Ok(mut frame) = Slices::of_chain(memory, chain, Direction::FromGuest) else { return Ok(0) };
         let front = frame.split_front(HEADER_LEN);
         if front.len() < HEADER_LEN || !(MIN_FRAME..=MAX_FRAME).contains(&frame.len()) {
@@ -85,7 +84,7 @@ impl Transmit {
         let Some(header) = self.offloads.for_tap(header, frame.len()) else { return Ok(0) };
         match tap.write(&header, frame.pieces()) {
             // Its device was deleted.
-            Err(error) if error.raw_os_error() == Some(libc::EBADFD) => Err(Broken::Tap(error)),
+            Err(error) if error.raw_os_error() == Some(libc::EBADFD) => Err(NetError::Tap(error)),
             // Taken; or the kernel has found more in it than was looked for here, is out of memory, or the device is down.
             Ok(_) | Err(_) => Ok(frame.len()),
         }

@@ -50,12 +50,12 @@ pub(super) enum State {
     Draining,
 }
 
-/// What becomes of a connection.
+/// What is to be done with a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Fate {
+pub(super) enum Action {
     Keep,
     /// Both ends know.
-    Forget,
+    Remove,
     /// The guest has to be told.
     Reset,
 }
@@ -90,7 +90,7 @@ pub(super) struct Connection {
     /// `SHUTDOWN` flags from the guest, for the guest, and as sent to the guest.
     guest_shutdown: u32,
     our_shutdown: u32,
-    told_shutdown: u32,
+    sent_shutdown: u32,
     /// `REQUEST` or `RESPONSE`, before anything else.
     announce: Option<u16>,
     credit_update: bool,
@@ -118,7 +118,7 @@ impl Connection {
             receive: ReceiveCredit::default(),
             guest_shutdown: 0,
             our_shutdown: 0,
-            told_shutdown: 0,
+            sent_shutdown: 0,
             announce: None,
             credit_update: false,
             credit_request: false,
@@ -150,12 +150,12 @@ impl Connection {
     }
 
     /// The deadline passed.
-    pub(super) fn expire(&self) -> Fate {
+    pub(super) fn expire(&self) -> Action {
         match self.state {
-            State::Command | State::Draining => Fate::Forget,
+            State::Command | State::Draining => Action::Remove,
             // The guest has not heard of the connection as long as the request waits to be sent.
-            State::Requested if self.announce.is_some() => Fate::Forget,
-            State::Requested | State::Established | State::Closing => Fate::Reset,
+            State::Requested if self.announce.is_some() => Action::Remove,
+            State::Requested | State::Established | State::Closing => Action::Reset,
         }
     }
 
@@ -200,7 +200,7 @@ impl Connection {
     }
 
     /// The guest sent `header`, and `data` as far as there is any. `REQUEST` is the muxer's to handle.
-    pub(super) fn packet(&mut self, header: &Header, data: Slices<'_>) -> Fate {
+    pub(super) fn packet(&mut self, header: &Header, data: Slices<'_>) -> Action {
         self.send.update(header.buf_alloc.get(), header.fwd_cnt.get());
         if self.send.available() > 0 {
             self.credit_requested = false;
@@ -212,46 +212,46 @@ impl Connection {
                 self.announce = None;
                 // Nobody is left to take what the host end writes.
                 let _ = self.stream.as_ref().map(|stream| stream.shutdown(Shutdown::Read));
-                Fate::Keep
+                Action::Keep
             }
-            (op::RST, _) => Fate::Forget,
+            (op::RST, _) => Action::Remove,
             (op::RESPONSE, State::Requested) if self.announce.is_none() => self.establish(),
             (op::RW, State::Established | State::Closing) => self.deliver(header.len.get(), data),
             (op::SHUTDOWN, State::Established | State::Closing) => {
                 self.guest_shutdown |= header.flags.get() & SHUTDOWN_BOTH;
-                Fate::Keep
+                Action::Keep
             }
-            (op::CREDIT_UPDATE, _) => Fate::Keep,
+            (op::CREDIT_UPDATE, _) => Action::Keep,
             (op::CREDIT_REQUEST, State::Established | State::Closing) => {
                 self.credit_update = true;
-                Fate::Keep
+                Action::Keep
             }
-            _ => Fate::Reset,
+            _ => Action::Reset,
         }
     }
 
     /// `Requested` → `Established`: the client is told.
-    fn establish(&mut self) -> Fate {
+    fn establish(&mut self) -> Action {
         let mut answer = format!("OK {}\n", self.ports.host).into_bytes();
         let len = answer.len();
-        let Some(stream) = &self.stream else { return Fate::Reset };
+        let Some(stream) = &self.stream else { return Action::Reset };
         // A client's socket always has room for the first line that it gets.
         match stream::send(stream, &[VolatileSlice::from(&mut answer[..])]) {
             Ok(count) if count == len => {
                 self.state = State::Established;
                 self.deadline = None;
-                Fate::Keep
+                Action::Keep
             }
-            _ => Fate::Reset,
+            _ => Action::Reset,
         }
     }
 
     /// Data from the guest: to the host end at once if possible, else into the backlog.
-    fn deliver(&mut self, len: u32, mut data: Slices<'_>) -> Fate {
+    fn deliver(&mut self, len: u32, mut data: Slices<'_>) -> Action {
         let mut data = data.split_front(len as usize);
         let cut_short = data.len() != len as usize;
         if cut_short || self.guest_shutdown & SHUTDOWN_SEND != 0 || self.receive.receive(len).is_err() {
-            return Fate::Reset;
+            return Action::Reset;
         }
         while !data.is_empty() && self.backlog.is_empty() && self.writable {
             let Some(stream) = self.stream.as_ref().filter(|_| !self.unwritable) else { break };
@@ -266,7 +266,7 @@ impl Connection {
         }
         if self.stream.is_none() || self.unwritable {
             self.receive.forward(data.len());
-            return Fate::Keep;
+            return Action::Keep;
         }
         let mut chunk = [0; 8 * 1024];
         while !data.is_empty() {
@@ -274,7 +274,7 @@ impl Connection {
             part.copy_to(&mut chunk);
             self.backlog.extend(&chunk[..part.len()]);
         }
-        Fate::Keep
+        Action::Keep
     }
 
     /// Writes the backlog to the host end as far as it takes it.
@@ -311,31 +311,31 @@ impl Connection {
     }
 
     /// Draws the conclusions from what changed.
-    pub(super) fn advance(&mut self, now: Instant) -> Fate {
+    pub(super) fn advance(&mut self, now: Instant) -> Action {
         match self.state {
-            State::Command if self.hung_up => Fate::Forget,
-            State::Command => Fate::Keep,
+            State::Command if self.hung_up => Action::Remove,
+            State::Command => Action::Keep,
             State::Requested if self.hung_up => self.expire(),
-            State::Requested => Fate::Keep,
+            State::Requested => Action::Keep,
             State::Established => self.advance_established(now),
-            State::Closing if self.guest_shutdown == SHUTDOWN_BOTH => Fate::Reset,
-            State::Closing => Fate::Keep,
+            State::Closing if self.guest_shutdown == SHUTDOWN_BOTH => Action::Reset,
+            State::Closing => Action::Keep,
             State::Draining => {
                 self.flush();
-                if self.backlog.is_empty() || self.hung_up { Fate::Forget } else { Fate::Keep }
+                if self.backlog.is_empty() || self.hung_up { Action::Remove } else { Action::Keep }
             }
         }
     }
 
-    fn advance_established(&mut self, now: Instant) -> Fate {
+    fn advance_established(&mut self, now: Instant) -> Action {
         if self.hung_up {
             self.give_up_writing();
         }
         self.flush();
         if self.backlog.is_empty() && self.guest_shutdown == SHUTDOWN_BOTH {
-            return Fate::Reset;
+            return Action::Reset;
         }
-        let Some(stream) = &self.stream else { return Fate::Reset };
+        let Some(stream) = &self.stream else { return Action::Reset };
         if self.backlog.is_empty() && self.guest_shutdown & SHUTDOWN_SEND != 0 && !self.write_shut {
             self.write_shut = true;
             let _ = stream.shutdown(Shutdown::Write);
@@ -360,7 +360,7 @@ impl Connection {
             self.state = State::Closing;
             self.deadline = Some(now + CLOSE_TIMEOUT);
         }
-        Fate::Keep
+        Action::Keep
     }
 
     /// In `Closing`, once: the stream, which has nothing more to give or take.
@@ -387,7 +387,7 @@ impl Connection {
     pub(super) fn next_notice(&self) -> Option<(u16, u32)> {
         if !matches!(self.state, State::Established | State::Closing) {
             None
-        } else if self.our_shutdown != self.told_shutdown {
+        } else if self.our_shutdown != self.sent_shutdown {
             Some((op::SHUTDOWN, self.our_shutdown))
         } else if self.credit_update || self.receive.is_worth_telling() {
             Some((op::CREDIT_UPDATE, 0))
@@ -434,7 +434,7 @@ impl Connection {
     pub(super) fn sent(&mut self, op: u16, flags: u32, len: u32) -> u32 {
         match op {
             op::REQUEST | op::RESPONSE => self.announce = None,
-            op::SHUTDOWN => self.told_shutdown = flags,
+            op::SHUTDOWN => self.sent_shutdown = flags,
             op::CREDIT_REQUEST => self.credit_request = false,
             _ => self.send.send(len),
         }

@@ -13,12 +13,12 @@
 //!
 //! # Who is who
 //! * [`Vsock`]: what the transport sees. It owns the listening socket, and the thread between `activate` and `reset`.
-//! * [`Worker`]: the thread's loop, one turn at a time: waits, takes packets from the guest, fills the guest's buffers.
-//! * `muxer`: the table of connections; routes packets and readiness to them, shares the receive queue among them in turn,
+//! * [`Service`]: what the thread does: accepts clients, takes packets from the guest, fills the guest's buffers.
+//! * `muxer`: the table of connections; routes packets and readiness to them, shares the receive queue among them round robin,
 //!   and enforces deadlines and limits.
 //! * `connection`: one connection's life, from the first byte to the last, and both directions' shutdown.
 //! * `credit`: how much either side may still send.
-//! * `transmit`: what one connection sends into those buffers in its turn.
+//! * `transmit`: the batch that one connection sends into those buffers.
 //! * `packet`, `stream`: headers and buffers in guest memory, and the host's sockets.
 //!
 //! # What is bounded
@@ -28,7 +28,7 @@
 //!   That is the credit the guest gets; a guest that sends more is reset. Of all connections together, it is at most
 //!   `muxer::MAX_BACKLOG`; the slowest reader is reset for more.
 //! * Connections (`muxer::MAX_CONNECTIONS`), replies to packets that belong to none of them, time to name a port, time to
-//!   answer a request, work per turn.
+//!   answer a request, work per batch.
 //!
 //! # Snapshots
 //! A suspended device keeps its connections and goes on with them. A restored one has none: see [`worker`]. Sockets of the
@@ -59,10 +59,10 @@ use virtio_bindings::virtio_ids::VIRTIO_ID_VSOCK;
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 use virtio_queue::QueueState;
 
-pub use worker::{Pace, Turn, Worker};
+pub use worker::Service;
 
-use super::worker::Worker as Thread;
-use super::{ActivateError, Activation, VirtioDevice};
+use super::worker::Threaded;
+use super::{ActivateError, Activation, Service as _, VirtioDevice, copy_config};
 
 /// Receive, transmit, event. Linux posts 8 event buffers and as many receive buffers (4 KiB each) as the queue holds.
 const QUEUE_SIZES: [u16; 3] = [256, 256, 16];
@@ -92,7 +92,7 @@ impl Backend {
 /// The device. See the module's documentation.
 pub struct Vsock {
     backend: Backend,
-    running: Option<Thread<Worker>>,
+    thread: Threaded<Service>,
     /// Of the last device of this guest that was suspended, here or in another process.
     next_host_port: Option<u32>,
 }
@@ -101,7 +101,8 @@ impl Vsock {
     /// A device whose guest has the address `guest_cid`. Clients of `listener` reach the guest; `guest_connections`
     /// decides about connections in the other direction.
     pub fn new(guest_cid: u32, listener: UnixListener, guest_connections: Box<dyn GuestConnections>) -> Vsock {
-        Self { backend: Backend::new(guest_cid, listener, guest_connections), running: None, next_host_port: None }
+        let backend = Backend::new(guest_cid, listener, guest_connections);
+        Self { backend, thread: Threaded::default(), next_host_port: None }
     }
 }
 
@@ -121,11 +122,7 @@ impl VirtioDevice for Vsock {
 
     /// `struct virtio_vsock_config { le64 guest_cid; }`
     fn read_config(&self, offset: u64, data: &mut [u8]) {
-        let config = u64::from(self.backend.guest_cid).to_le_bytes();
-        let rest = usize::try_from(offset).ok().and_then(|offset| config.get(offset..)).unwrap_or_default();
-        let count = rest.len().min(data.len());
-        data.fill(0);
-        data[..count].copy_from_slice(&rest[..count]);
+        copy_config(&u64::from(self.backend.guest_cid).to_le_bytes(), offset, data);
     }
 
     fn save_config(&self) -> Vec<u8> {
@@ -137,27 +134,23 @@ impl VirtioDevice for Vsock {
     }
 
     fn activate(&mut self, activation: Activation) -> Result<(), ActivateError> {
-        self.reset();
-        let worker =
-            Worker::new(self.backend.clone(), activation, self.next_host_port).map_err(ActivateError::Events)?;
-        self.running = Some(Thread::start(worker).map_err(|(error, _)| error)?);
-        Ok(())
+        self.thread.activate(|| Service::new(self.backend.clone(), activation, self.next_host_port))
     }
 
     /// Connections stay open, with nothing moving in them.
     fn suspend(&mut self) -> Vec<QueueState> {
-        let Some(worker) = self.running.as_mut().and_then(Thread::park) else { return Vec::new() };
-        self.next_host_port = Some(worker.next_host_port());
-        worker.queue_states()
+        let Some(service) = self.thread.park() else { return Vec::new() };
+        self.next_host_port = Some(service.next_host_port());
+        service.queue_states()
     }
 
     fn resume(&mut self) -> Result<(), ActivateError> {
-        self.running.as_mut().map_or(Ok(()), Thread::unpark)
+        self.thread.resume()
     }
 
     /// Every host stream is closed by the time this returns. Clients that connect from now on wait in the listener's
     /// backlog for the next `activate`.
     fn reset(&mut self) {
-        self.running = None;
+        self.thread.reset();
     }
 }

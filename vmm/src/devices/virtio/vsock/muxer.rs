@@ -9,11 +9,10 @@ use std::time::Instant;
 use sandpiper_protocol::guest::{HOST_CID, LINK_PORT, PRIVILEGED_PORTS};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
-use super::super::Memory;
-use super::super::ring::{Ring, RingError};
 use super::super::slices::Slices;
+use super::super::{FIRST_SOURCE, Memory, Ring, RingError};
 use super::GuestConnections;
-use super::connection::{Connection, Fate, State};
+use super::connection::{Action, Connection, State};
 use super::credit::BUF_ALLOC;
 use super::packet::{Header, Ports, TYPE_STREAM, op};
 use super::stream::{self, Command};
@@ -44,7 +43,7 @@ const LAST_HOST_PORT: u32 = (1 << 31) - 1;
 pub(super) type Id = u64;
 
 /// Ids below this are for others.
-pub(super) const FIRST_ID: Id = 16;
+pub(super) const FIRST_ID: Id = FIRST_SOURCE + 1;
 
 /// Whether the receive queue has to be served again.
 #[derive(Debug, PartialEq, Eq)]
@@ -74,7 +73,7 @@ pub(super) struct Muxer {
     /// Connections that the guest knows of.
     by_ports: HashMap<Ports, Id>,
     deadlines: BTreeSet<(Instant, Id)>,
-    /// Connections with something for the guest, in turn.
+    /// Connections with something for the guest, in the order in which they may send.
     ready: VecDeque<Id>,
     /// `RST` packets, which go out before anything else. At most [`MAX_RESETS`] for strangers, and one for each
     /// connection that ended.
@@ -156,8 +155,8 @@ impl Muxer {
             self.deadlines.pop_first();
             let Some(entry) = self.entries.get_mut(&id) else { continue };
             entry.armed = None;
-            let fate = entry.connection.expire();
-            self.decide(epoll, id, fate, now);
+            let action = entry.connection.expire();
+            self.apply(epoll, id, action, now);
         }
     }
 
@@ -188,16 +187,16 @@ impl Muxer {
                     self.remove(epoll, id);
                     self.connect(epoll, ports, header, guest_connections, now);
                 } else {
-                    self.decide(epoll, id, Fate::Reset, now);
+                    self.apply(epoll, id, Action::Reset, now);
                 }
             }
             Some(id) => {
                 let Some(entry) = self.entries.get_mut(&id) else { return };
-                let fate = entry.connection.packet(header, data);
+                let action = entry.connection.packet(header, data);
                 if entry.connection.state() == State::Draining {
                     self.by_ports.remove(&ports);
                 }
-                self.decide(epoll, id, fate, now);
+                self.apply(epoll, id, action, now);
                 self.bound_backlog(epoll, now);
             }
         }
@@ -208,8 +207,8 @@ impl Muxer {
         while self.backlog > MAX_BACKLOG
             && let Some((&id, entry)) = self.entries.iter().max_by_key(|(_, entry)| entry.backlog)
         {
-            let fate = entry.connection.expire();
-            self.decide(epoll, id, fate, now);
+            let action = entry.connection.expire();
+            self.apply(epoll, id, action, now);
         }
     }
 
@@ -257,7 +256,7 @@ impl Muxer {
         self.ready.clear();
     }
 
-    /// Fills the guest's receive buffers: replies first, then one connection's turn after the other's.
+    /// Fills the guest's receive buffers: replies first, then a batch of one connection after the other.
     pub(super) fn serve(
         &mut self,
         epoll: &Epoll,
@@ -292,20 +291,20 @@ impl Muxer {
 
     /// After anything happened to a connection: lets it draw its conclusions, and files it accordingly.
     fn settle(&mut self, epoll: &Epoll, id: Id, now: Instant) {
-        self.decide(epoll, id, Fate::Keep, now);
+        self.apply(epoll, id, Action::Keep, now);
     }
 
-    fn decide(&mut self, epoll: &Epoll, id: Id, fate: Fate, now: Instant) {
+    fn apply(&mut self, epoll: &Epoll, id: Id, action: Action, now: Instant) {
         let Some(entry) = self.entries.get_mut(&id) else { return };
-        let fate = if fate == Fate::Keep { entry.connection.advance(now) } else { fate };
-        match fate {
-            Fate::Forget => return self.remove(epoll, id),
-            Fate::Reset => {
+        let action = if action == Action::Keep { entry.connection.advance(now) } else { action };
+        match action {
+            Action::Remove => return self.remove(epoll, id),
+            Action::Reset => {
                 let reset = header(self.guest_cid, entry.connection.ports, op::RST);
                 self.resets.push_back(reset);
                 return self.remove(epoll, id);
             }
-            Fate::Keep => {}
+            Action::Keep => {}
         }
         if !entry.queued && entry.connection.wants_buffers() {
             entry.queued = true;

@@ -4,18 +4,17 @@ use std::time::Instant;
 
 use sandpiper_protocol::guest::HOST_CID;
 
-use super::super::Memory;
-use super::super::ring::{Ring, RingError};
 use super::super::slices::Direction;
+use super::super::{Memory, Ring, RingError};
 use super::connection::Connection;
 use super::credit::BUF_ALLOC;
 use super::packet::{Buffer, HEADER_LEN, Header, Ports, TYPE_STREAM, op};
 
-/// What one connection may send to the guest in its turn.
-const TURN_BYTES: usize = 64 * 1024;
-const TURN_CHAINS: usize = 32;
-/// Pieces of guest memory in one `recvmsg`, which takes 1024. The last chain of a turn may add 64 to these.
-const TURN_PIECES: usize = 512;
+/// What one connection may send to the guest before the next one may.
+const BYTES_PER_BATCH: usize = 64 * 1024;
+const CHAINS_PER_BATCH: usize = 32;
+/// Pieces of guest memory in one `recvmsg`, which takes 1024. The last chain of a batch may add 64 to these.
+const PIECES_PER_BATCH: usize = 512;
 
 /// A header to the guest, without data.
 pub(super) fn header(guest_cid: u64, ports: Ports, op: u16) -> Header {
@@ -33,7 +32,7 @@ pub(super) fn header(guest_cid: u64, ports: Ports, op: u16) -> Header {
     }
 }
 
-/// Sends what a connection has for the guest, at most [`TURN_BYTES`] of data. False if the guest's buffers ran out before the end.
+/// Sends what a connection has for the guest, at most [`BYTES_PER_BATCH`] of data. False if the guest's buffers ran out before the end.
 pub(super) fn transmit(
     connection: &mut Connection,
     guest_cid: u64,
@@ -81,11 +80,12 @@ fn send_data(
     memory: &Memory,
     now: Instant,
 ) -> Result<bool, RingError> {
-    let mut allowance = connection.credit().min(TURN_BYTES);
+    let mut allowance = connection.credit().min(BYTES_PER_BATCH);
     let mut buffers: Vec<Buffer<'_>> = Vec::new();
     let mut pieces = Vec::new();
     let mut useless = 0;
-    while allowance > 0 && buffers.len() < TURN_CHAINS && pieces.len() < TURN_PIECES && useless < ring.size() {
+    while allowance > 0 && buffers.len() < CHAINS_PER_BATCH && pieces.len() < PIECES_PER_BATCH && useless < ring.size()
+    {
         let Some(chain) = ring.take(memory)? else { break };
         let head = chain.head_index();
         match Buffer::new(memory, chain, Direction::ToGuest) {
@@ -116,7 +116,7 @@ fn send_data(
             break;
         }
         let count = left.min(buffer.data.len());
-        // At most TURN_BYTES.
+        // At most BYTES_PER_BATCH.
         let len = u32::try_from(count).unwrap_or(u32::MAX);
         let fwd_cnt = connection.sent(op::RW, 0, len);
         let header = Header { len: len.into(), fwd_cnt: fwd_cnt.into(), ..header(guest_cid, connection.ports, op::RW) };
@@ -124,7 +124,7 @@ fn send_data(
         left -= count;
         unused -= 1;
     }
-    // At most TURN_CHAINS.
+    // At most CHAINS_PER_BATCH.
     ring.give_back(u16::try_from(unused).unwrap_or(0));
     Ok(true)
 }

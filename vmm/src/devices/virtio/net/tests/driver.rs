@@ -13,9 +13,9 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::super::header::{HEADER_LEN, Header};
-use super::super::{Broken, Net, Next, Service, Tap};
+use super::super::{Net, NetError, Service, Tap};
 use crate::devices::virtio::driver_queue::DriverQueue;
-use crate::devices::virtio::{Activation, Interrupt, Memory, VirtioDevice};
+use crate::devices::virtio::{Activation, Interrupt, Memory, Next, VirtioDevice};
 
 const MEMORY: usize = 16 << 20;
 /// Room for what is received and for what is sent, a slot for each chain.
@@ -169,20 +169,20 @@ impl Machine {
         Self { driver, service, host }
     }
 
-    /// Takes turns until there is nothing to do before an event.
-    pub(super) fn rest(&mut self) {
-        self.rest_at(Instant::now());
+    /// Transfers until there is nothing to do before an event.
+    pub(super) fn settle(&mut self) {
+        self.settle_at(Instant::now());
     }
 
     /// The same at another time.
-    pub(super) fn rest_at(&mut self, now: Instant) -> Next {
+    pub(super) fn settle_at(&mut self, now: Instant) -> Next {
         self.service.readable();
-        let turns = (0..10_000).map(|_| self.service.turn(now).expect("a sound device"));
-        turns.into_iter().find(|next| *next != Next::Now).expect("the device comes to rest")
+        let mut batches = (0..10_000).map(|_| self.service.transfer(now).expect("a sound device"));
+        batches.find(|next| *next != Next::Now).expect("the device becomes idle")
     }
 
-    pub(super) fn turn(&mut self) -> Result<Next, Broken> {
-        self.service.turn(Instant::now())
+    pub(super) fn transfer(&mut self) -> Result<Next, NetError> {
+        self.service.transfer(Instant::now())
     }
 
     /// Puts a frame into the tap.

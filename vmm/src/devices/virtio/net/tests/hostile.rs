@@ -7,10 +7,11 @@ use virtio_queue::desc::RawDescriptor;
 use virtio_queue::desc::split::Descriptor;
 use vm_memory::{Bytes, GuestAddress};
 
-use super::super::Broken;
+use super::super::NetError;
 use super::super::header::Header;
 use super::driver::{Machine, all_features};
 use crate::devices::virtio::driver_queue::QUEUE_SIZE;
+use crate::devices::virtio::{Next, Service as _};
 
 const WRITE: u32 = VRING_DESC_F_WRITE;
 /// Somewhere in memory.
@@ -39,14 +40,14 @@ fn chains_of_the_wrong_kind_are_given_back_empty_and_the_next_one_counts() {
     machine.driver.transmit.post(&memory, &[(HERE, 100)], WRITE).expect("room");
     machine.driver.transmit.post(&memory, &[(HERE, 25)], 0).expect("room");
     machine.host_sends(&plain(), &frame());
-    machine.rest();
+    machine.settle();
     let given_back: Vec<_> =
         std::iter::from_fn(|| machine.driver.receive.take_used(&memory)).map(|used| used.1).collect();
     assert_eq!((given_back, machine.driver.reclaim()), (vec![0; 4], 5));
 
     machine.driver.post(&[2048]);
     assert!(machine.driver.send(&plain(), &frame(), &[]));
-    machine.rest();
+    machine.settle();
 
     assert_eq!(machine.driver.received().expect("the frame").bytes, frame());
     assert_eq!(machine.host_got(), [(plain(), frame())]);
@@ -63,7 +64,7 @@ fn a_chain_of_the_wrong_kind_between_others_waits_for_its_turn() {
     machine.driver.post(&[72]);
 
     (0..3).for_each(|_| machine.host_sends(&plain(), &frame()));
-    machine.rest();
+    machine.settle();
 
     let used: Vec<_> = std::iter::from_fn(|| machine.driver.receive.take_used(&memory)).map(|used| used.1).collect();
     assert_eq!(used, [72, 72, 0, 72]);
@@ -79,7 +80,7 @@ fn a_frame_that_would_have_to_wait_behind_such_a_chain_is_lost() {
 
     machine.host_sends(&plain(), &[1; 1000]);
     machine.host_sends(&plain(), &frame());
-    machine.rest();
+    machine.settle();
 
     assert_eq!(machine.driver.received().expect("the next one").bytes, frame());
 }
@@ -99,7 +100,7 @@ fn chains_that_do_not_end_are_no_frames() {
         memory.write_obj(RawDescriptor::from(second), at(head + 1)).expect("in memory");
         machine.driver.transmit.publish(&memory, head);
     }
-    machine.rest();
+    machine.settle();
 
     assert_eq!(machine.host_got(), []);
     assert_eq!(machine.service.queue_states()[1].next_used, 6);
@@ -110,18 +111,18 @@ fn rings_that_make_no_sense_break_the_device() {
     let mut heads = Machine::new(all_features());
     let memory = heads.driver.memory.clone();
     heads.driver.transmit.publish(&memory, QUEUE_SIZE);
-    assert!(matches!(heads.turn(), Err(Broken::Ring(_))));
+    assert!(matches!(heads.transfer(), Err(NetError::Ring(_))));
 
     let mut room = Machine::new(all_features());
     let memory = room.driver.memory.clone();
     room.driver.receive.publish(&memory, u16::MAX);
     room.host_sends(&plain(), &frame());
-    assert!(matches!(room.turn(), Err(Broken::Ring(_))));
+    assert!(matches!(room.transfer(), Err(NetError::Ring(_))));
 
     let mut index = Machine::new(all_features());
     let memory = index.driver.memory.clone();
     index.driver.transmit.set_available(&memory, QUEUE_SIZE + 1);
-    assert!(matches!(index.turn(), Err(Broken::Ring(_))));
+    assert!(matches!(index.transfer(), Err(NetError::Ring(_))));
 }
 
 prop_compose! {
@@ -162,12 +163,12 @@ proptest! {
             machine.host_sends(&plain(), &vec![0x55; length]);
         }
 
-        let turns: Vec<_> = (0..100).map(|_| machine.turn()).collect();
+        let batches: Vec<_> = (0..100).map(|_| machine.transfer()).collect();
 
         let answerable = heads.iter().take_while(|head| **head < QUEUE_SIZE).count();
         let sent = usize::from(machine.service.queue_states()[1].next_used);
-        let is_broken = turns.iter().any(Result::is_err);
+        let is_broken = batches.iter().any(Result::is_err);
         prop_assert!(sent == answerable || is_broken, "{sent} of {answerable}");
-        prop_assert!(is_broken || !matches!(turns.last(), Some(Ok(super::super::Next::Now))));
+        prop_assert!(is_broken || !matches!(batches.last(), Some(Ok(Next::Now))));
     }
 }

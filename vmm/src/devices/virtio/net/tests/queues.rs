@@ -7,10 +7,10 @@ use virtio_bindings::virtio_net::VIRTIO_NET_F_MRG_RXBUF;
 use virtio_queue::Queue;
 
 use super::super::header::{DATA_VALID, Header, NEEDS_CSUM, TCP4};
-use super::super::{Broken, MAX_FRAME, Next};
+use super::super::{MAX_FRAME, NetError};
 use super::driver::{Frame, Machine, all_features, net};
-use crate::devices::virtio::VirtioDevice;
 use crate::devices::virtio::driver_queue::QUEUE_SIZE;
+use crate::devices::virtio::{Next, Service as _, VirtioDevice};
 
 const PLAIN: Header = Header {
     flags: 0,
@@ -55,7 +55,7 @@ fn what_the_guest_sends_comes_out_of_the_tap_however_it_is_cut() {
     assert!(machine.driver.send(&PLAIN, &frame(61), &[12]));
     assert!(machine.driver.send(&PLAIN, &frame(62), &[5, 0, 20, 1]));
     assert!(machine.driver.send(&segments(), &long, &[12, 54, 4096, 4096]));
-    machine.rest();
+    machine.settle();
 
     let expected = vec![(PLAIN, frame(60)), (PLAIN, frame(61)), (PLAIN, frame(62)), (segments(), long)];
     assert_eq!(machine.host_got(), expected);
@@ -72,7 +72,7 @@ fn what_is_no_frame_is_lost_and_its_chain_comes_back() {
     assert!(machine.driver.send(&segments(), &frame(51), &[]));
     assert!(machine.driver.send(&Header { gso_size: 0.into(), ..segments() }, &frame(60), &[]));
     assert!(machine.driver.send(&PLAIN, &frame(14), &[]));
-    machine.rest();
+    machine.settle();
 
     assert_eq!(machine.host_got(), [(PLAIN, frame(14))]);
     assert_eq!(machine.driver.reclaim(), 5);
@@ -87,7 +87,7 @@ fn what_the_tap_has_is_received_with_its_header() {
 
     machine.host_sends(&valid, &frame(1514));
     machine.host_sends(&segments(), &frame(100));
-    machine.rest();
+    machine.settle();
 
     let first = Frame { header: merged(valid, 1), bytes: frame(1514), chains: vec![1526] };
     let second = Frame { header: merged(segments(), 1), bytes: frame(100), chains: vec![112] };
@@ -101,7 +101,7 @@ fn a_long_frame_is_spread_over_the_chains_that_it_takes() {
 
     machine.host_sends(&segments(), &frame(MAX_FRAME));
     machine.host_sends(&PLAIN, &frame(60));
-    machine.rest();
+    machine.settle();
 
     let first = machine.driver.received().expect("a frame");
     let (length, last) = (12 + MAX_FRAME, u32::try_from((12 + MAX_FRAME) % 4096).unwrap());
@@ -116,20 +116,20 @@ fn a_frame_waits_for_the_room_that_it_lacks() {
     let mut machine = Machine::new(all_features());
     machine.host_sends(&PLAIN, &frame(5000));
     machine.host_sends(&PLAIN, &frame(60));
-    machine.rest();
+    machine.settle();
     machine.driver.post(&[2048]);
     machine.driver.post(&[2048]);
-    machine.rest();
+    machine.settle();
     assert_eq!(machine.driver.received(), None);
 
     machine.driver.post(&[2048]);
-    machine.rest();
+    machine.settle();
 
     let first = Frame { header: merged(PLAIN, 3), bytes: frame(5000), chains: vec![2048, 2048, 916] };
     assert_eq!(machine.driver.received(), Some(first));
     assert_eq!(machine.driver.received(), None);
     machine.driver.post(&[2048]);
-    machine.rest();
+    machine.settle();
     assert_eq!(machine.driver.received().expect("the next one").bytes, frame(60));
 }
 
@@ -144,7 +144,7 @@ fn a_frame_that_no_driver_of_this_kind_can_take_is_lost_and_the_next_one_is_not(
         machine.host_sends(&PLAIN, &frame(9000));
         machine.host_sends(&PLAIN, &frame(MAX_FRAME + 1));
         machine.host_sends(&PLAIN, &frame(60));
-        machine.rest();
+        machine.settle();
 
         let next = Frame { header: merged(PLAIN, 1), bytes: frame(60), chains: vec![72] };
         assert_eq!(machine.driver.received(), Some(next));
@@ -159,7 +159,7 @@ fn without_merging_a_frame_lies_in_one_chain() {
 
     machine.host_sends(&segments(), &frame(8000));
     machine.host_sends(&PLAIN, &frame(1514));
-    machine.rest();
+    machine.settle();
 
     let first = Frame { header: merged(segments(), 1), bytes: frame(8000), chains: vec![8012] };
     assert_eq!(machine.driver.received(), Some(first));
@@ -174,7 +174,7 @@ fn a_driver_without_offloads_gets_no_frame_that_needs_one() {
     machine.host_sends(&segments(), &frame(1514));
     machine.host_sends(&Header { gso_type: 0, ..segments() }, &frame(1514));
     machine.host_sends(&Header { flags: DATA_VALID, ..PLAIN }, &frame(60));
-    machine.rest();
+    machine.settle();
 
     let only = Frame { header: merged(PLAIN, 1), bytes: frame(60), chains: vec![72] };
     assert_eq!([machine.driver.received(), machine.driver.received()], [Some(only), None]);
@@ -191,15 +191,15 @@ fn what_is_over_the_limit_waits_in_the_queue_and_in_the_tap() {
     }
     let start = Instant::now();
 
-    let next = machine.rest_at(start);
+    let next = machine.settle_at(start);
     assert!(matches!(next, Next::At(time) if time > start && time <= start + Duration::from_millis(1)), "{next:?}");
     assert_eq!((machine.host_got().len(), machine.driver.reclaim()), (4, 4));
     assert_eq!(std::iter::from_fn(|| machine.driver.received()).count(), 4);
 
-    machine.rest_at(start + Duration::from_millis(250));
+    machine.settle_at(start + Duration::from_millis(250));
     assert_eq!((machine.host_got().len(), machine.driver.reclaim()), (1, 1));
     assert_eq!(std::iter::from_fn(|| machine.driver.received()).count(), 1);
-    assert_eq!(machine.rest_at(start + Duration::from_secs(2)), Next::Notified);
+    assert_eq!(machine.settle_at(start + Duration::from_secs(2)), Next::Notified);
     assert_eq!((machine.host_got().len(), machine.driver.reclaim()), (1, 1));
 }
 
@@ -209,7 +209,7 @@ fn room_that_was_looked_at_stays_with_the_queue_and_another_device_goes_on_there
     (0..8).for_each(|_| machine.driver.post(&[1000]));
     machine.host_sends(&PLAIN, &frame(1500));
     assert!(machine.driver.send(&PLAIN, &frame(60), &[]));
-    machine.rest();
+    machine.settle();
 
     let states = machine.service.queue_states();
 
@@ -223,7 +223,7 @@ fn room_that_was_looked_at_stays_with_the_queue_and_another_device_goes_on_there
     let mut other = Machine::going_on(machine.driver, activation);
     other.host_sends(&PLAIN, &frame(700));
     assert!(other.driver.send(&PLAIN, &frame(61), &[]));
-    other.rest();
+    other.settle();
     assert_eq!(other.driver.received().expect("of the first device").bytes, frame(1500));
     assert_eq!(other.driver.received().expect("of the second one").bytes, frame(700));
     assert_eq!(other.host_got(), [(PLAIN, frame(61))]);
@@ -233,12 +233,12 @@ fn room_that_was_looked_at_stays_with_the_queue_and_another_device_goes_on_there
 fn a_tap_that_is_gone_breaks_the_device() {
     let mut machine = Machine::new(all_features());
     machine.driver.post(&[2048]);
-    machine.rest();
+    machine.settle();
 
     machine.hang_up();
     machine.service.readable();
 
-    assert!(matches!(machine.turn(), Err(Broken::Tap(_))));
+    assert!(matches!(machine.transfer(), Err(NetError::Tap(_))));
 }
 
 #[test]

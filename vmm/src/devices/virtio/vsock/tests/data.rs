@@ -9,12 +9,12 @@ use nix::sys::socket::{MsgFlags, recv};
 use vm_memory::{Bytes, GuestAddress};
 use zerocopy::IntoBytes;
 
-use super::super::Pace;
 use super::super::credit::BUF_ALLOC;
 use super::super::muxer::MAX_BACKLOG;
 use super::super::packet::op;
 use super::driver::{GUEST_BUFFER, Guest};
-use super::{Fixture, assert_at_end, pattern, turn_until, worker};
+use super::{Fixture, assert_at_end, event_loop, pattern, poll_until};
+use crate::devices::virtio::Next;
 
 const LARGE: usize = 20 << 20;
 const PACKET: usize = 64 * 1024;
@@ -281,24 +281,24 @@ fn a_connection_without_data_does_not_keep_others_waiting() {
 }
 
 #[test]
-fn a_client_whose_data_the_guest_cannot_take_costs_no_turns() {
+fn a_client_whose_data_the_guest_cannot_take_costs_no_time() {
     let mut guest = Guest::new();
     guest.buf_alloc = 0;
-    let (mut worker, socket) = worker(&guest);
+    let (mut event_loop, socket) = event_loop(&guest);
     let mut client = UnixStream::connect(&socket.path).expect("the listener accepts");
     client.write_all(b"CONNECT 80\n").expect("room for a line");
-    let request = turn_until(&mut worker, &mut guest, op::REQUEST);
+    let request = poll_until(&mut event_loop, &mut guest, op::REQUEST);
     let response = guest.header(request.header.src_port.get(), 80, op::RESPONSE, 0, 0);
     guest.memory.write_slice(response.as_bytes(), GuestAddress(0x40_0000)).expect("in memory");
     assert!(guest.try_post(0x40_0000));
     client.write_all(b"data").expect("room for four bytes");
 
-    turn_until(&mut worker, &mut guest, op::CREDIT_REQUEST);
+    poll_until(&mut event_loop, &mut guest, op::CREDIT_REQUEST);
     // What the guest's last notifications caused.
     for _ in 0..3 {
-        worker.turn(Pace::Poll);
+        event_loop.poll().expect("a device that goes on");
     }
 
-    assert!(!worker.is_busy());
+    assert_ne!(event_loop.poll().expect("a device that goes on"), Next::Now);
     assert!(guest.poll().is_none());
 }

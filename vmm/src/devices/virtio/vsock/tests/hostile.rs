@@ -7,10 +7,11 @@ use virtio_bindings::virtio_ring::VRING_DESC_F_WRITE;
 use vm_memory::{Bytes, GuestAddress};
 use zerocopy::IntoBytes;
 
+use super::super::Service;
 use super::super::packet::{HEADER_LEN, Header, SHUTDOWN_SEND, op};
-use super::super::{Pace, Turn, Worker};
 use super::driver::{Guest, QUEUE_SIZE};
-use super::{Fixture, TIMEOUT, assert_at_end, ports, worker};
+use super::{Fixture, TIMEOUT, assert_at_end, event_loop, ports};
+use crate::devices::virtio::{EventLoop, Next};
 
 /// A port that no connection uses.
 const NOWHERE: u32 = 4242;
@@ -187,25 +188,25 @@ fn a_guest_that_sends_and_never_receives_is_not_listened_to_any_more() {
     let mut guest = Guest::new();
     // As if no buffer had been posted.
     guest.receive.set_available(&guest.memory, 0);
-    let (mut worker, _socket) = worker(&guest);
+    let (mut event_loop, _socket) = event_loop(&guest);
     let header = guest.header(NOWHERE, 80, op::RW, 0, 0);
     guest.memory.write_slice(header.as_bytes(), GuestAddress(0x40_0000)).expect("in memory");
 
     let mut taken = 0;
     for _ in 0..64 {
-        taken += guest.post_and_count(&mut worker, 0x40_0000);
+        taken += guest.post_and_count(&mut event_loop, 0x40_0000);
     }
 
     // As many replies as the device keeps, and not one more. It waits for buffers, and does not ask for them in a loop.
     assert_eq!(taken, 256);
-    assert!(!worker.is_busy());
+    assert_ne!(event_loop.poll().expect("a device that goes on"), Next::Now);
 }
 
 impl Guest {
-    /// Posts as many headers as there is room for, gives the device a turn, and counts what it took.
-    fn post_and_count(&mut self, worker: &mut Worker, at: u64) -> usize {
+    /// Posts as many headers as there is room for, polls the device, and counts what it took.
+    fn post_and_count(&mut self, event_loop: &mut EventLoop<Service>, at: u64) -> usize {
         while self.try_post(at) {}
-        assert_eq!(worker.turn(Pace::Poll), Turn::Continue);
+        event_loop.poll().expect("a device that goes on");
         let mut taken = 0;
         while self.reclaim() {
             taken += 1;
@@ -225,7 +226,7 @@ fn random_packets_and_random_rings_never_stop_the_device() {
     };
     for _ in 0..50 {
         let mut guest = Guest::new();
-        let (mut worker, _socket) = worker(&guest);
+        let (mut event_loop, _socket) = event_loop(&guest);
         for step in 0..200 {
             let pick = |from: &[u32], at: u64| from[usize::try_from(at).unwrap_or(0) % from.len()];
             let host_port = pick(&[LINK_PORT, 22, 1 << 30], next());
@@ -242,7 +243,7 @@ fn random_packets_and_random_rings_never_stop_the_device() {
                 let at = 0x1_0000 + next() % 0x1_3000;
                 guest.memory.write_obj(next(), GuestAddress(at)).expect("in memory");
             }
-            assert_eq!(worker.turn(Pace::Poll), Turn::Continue);
+            event_loop.poll().expect("a device that goes on");
         }
     }
 }

@@ -18,8 +18,8 @@ use sandpiper_protocol::guest::{GUEST_CID, LINK_PORT};
 use tempfile::TempDir;
 
 use super::packet::op;
-use super::{Backend, GuestConnections, Pace, Turn, Vsock, Worker};
-use crate::devices::virtio::{Activation, VirtioDevice};
+use super::{Backend, GuestConnections, Service, Vsock};
+use crate::devices::virtio::{Activation, EventLoop, VirtioDevice};
 
 /// No test waits longer than this for anything.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -88,32 +88,32 @@ fn client(socket: &Path, port: u32) -> UnixStream {
     client
 }
 
-/// Where a worker without a device is reached.
+/// Where a device without a thread is reached.
 struct Socket {
     path: PathBuf,
     _links: Receiver<UnixStream>,
     _directory: TempDir,
 }
 
-/// The device's loop without its thread, for tests that take the turns themselves.
-fn worker(guest: &Guest) -> (Worker, Socket) {
-    worker_of(guest.activation())
+/// The device's loop without its thread, for tests that poll it themselves.
+fn event_loop(guest: &Guest) -> (EventLoop<Service>, Socket) {
+    event_loop_of(guest.activation())
 }
 
-fn worker_of(activation: Activation) -> (Worker, Socket) {
+fn event_loop_of(activation: Activation) -> (EventLoop<Service>, Socket) {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("vsock");
     let listener = UnixListener::bind(&path).expect("a listener");
     let (sender, links) = channel();
     let backend = Backend::new(GUEST_CID, listener, Box::new(Link(sender)));
-    let worker = Worker::new(backend, activation, None).expect("the worker starts");
-    (worker, Socket { path, _links: links, _directory: directory })
+    let service = Service::new(backend, activation, None).expect("a service");
+    (EventLoop::new(service), Socket { path, _links: links, _directory: directory })
 }
 
-/// Gives `worker` turns until the guest gets an `op`.
-fn turn_until(worker: &mut Worker, guest: &mut Guest, op: u16) -> Packet {
+/// Polls until the guest gets an `op`.
+fn poll_until(event_loop: &mut EventLoop<Service>, guest: &mut Guest, op: u16) -> Packet {
     for _ in 0..100 {
-        assert_eq!(worker.turn(Pace::Poll), Turn::Continue);
+        event_loop.poll().expect("a device that goes on");
         while let Some(packet) = guest.poll() {
             if packet.op() == op {
                 return packet;

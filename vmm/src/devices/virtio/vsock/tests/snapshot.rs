@@ -4,8 +4,8 @@ use std::io::Write;
 
 use super::super::packet::op;
 use super::driver::Guest;
-use super::{Fixture, Pace, client, turn_until, worker_of};
-use crate::devices::virtio::{Activation, VirtioDevice};
+use super::{Fixture, client, event_loop_of, poll_until};
+use crate::devices::virtio::{Activation, Next, VirtioDevice};
 
 #[test]
 fn connections_of_a_suspended_device_go_on_when_it_is_resumed() {
@@ -25,17 +25,18 @@ fn a_restored_device_first_tells_of_the_loss_and_connects_nobody_before_the_driv
     for _ in 0..8 {
         guest.post_event();
     }
-    let (mut worker, socket) = worker_of(Activation { restored: true, ..guest.activation() });
+    let (mut event_loop, socket) = event_loop_of(Activation { restored: true, ..guest.activation() });
     let _client = client(&socket.path, 80);
 
     for _ in 0..10 {
-        worker.turn(Pace::Poll);
+        event_loop.poll().expect("a device that goes on");
     }
+    let next = event_loop.poll().expect("a device that goes on");
     assert_eq!(guest.poll_event().as_deref(), Some(&[0; 4][..]), "the transport was reset");
-    assert!(guest.poll().is_none() && !worker.is_busy(), "nothing before the driver has heard");
+    assert!(guest.poll().is_none() && next != Next::Now, "nothing before the driver has heard");
 
     guest.post_event();
-    turn_until(&mut worker, &mut guest, op::REQUEST);
+    poll_until(&mut event_loop, &mut guest, op::REQUEST);
 }
 
 #[test]
