@@ -4,7 +4,7 @@
 //! that it could be read (`virtio_vsock_reset_sock`). Who waits only for something to read, as streams of the runtime
 //! and of its vsock library do, waits for ever, and holds one of the places that connections have.
 
-use std::io;
+use std::io::{self, IoSlice};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -33,9 +33,8 @@ impl AsyncRead for Connection {
     fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         // What arrived before the failure comes first.
-        if let Poll::Ready(read) = this.socket.poll_read(context, buffer.initialize_unfilled()) {
-            buffer.advance(read?);
-            return Poll::Ready(Ok(()));
+        if let Poll::Ready(read) = this.socket.poll_read(context, buffer) {
+            return Poll::Ready(read);
         }
         let failure = this.failure.get_or_insert_with(|| {
             let socket = Arc::clone(&this.socket);
@@ -50,6 +49,18 @@ impl AsyncRead for Connection {
 impl AsyncWrite for Connection {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         self.socket.poll_write(context, bytes)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.socket.poll_write_vectored(context, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
     }
 
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -94,6 +105,21 @@ mod tests {
 
         assert_eq!(echo.await.unwrap(), 2_000_000);
         assert_eq!(received, sent);
+    }
+
+    /// So that a file's bytes are sent from where they were read to, and a head with them.
+    #[tokio::test]
+    async fn several_slices_go_in_one_write() {
+        let (ours, theirs) = StdStream::pair().unwrap();
+        let mut connection = Connection::new(ours.into()).unwrap();
+
+        let slices = [IoSlice::new(b"head "), IoSlice::new(b"and body")];
+        let written = connection.write_vectored(&slices).await.unwrap();
+
+        assert!(connection.is_write_vectored());
+        let mut received = [0; 13];
+        assert_eq!((written, std::io::Read::read(&mut &theirs, &mut received).unwrap()), (13, 13));
+        assert_eq!(&received, b"head and body");
     }
 
     /// A datagram that nobody takes leaves its socket as a restore leaves a connection: an error, and nothing to read.

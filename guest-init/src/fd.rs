@@ -1,13 +1,13 @@
 //! Descriptors that the runtime waits for: pipes, terminals, and sockets of vsock.
 
-use std::io;
+use std::io::{self, IoSlice};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::task::{Context, Poll, ready};
 
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::socket::{getsockopt, sockopt};
-use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+use tokio::io::{Interest, ReadBuf};
 
 /// A stream descriptor that is read and written without blocking, through a shared reference: one task may read while
 /// another writes.
@@ -54,12 +54,20 @@ impl FdStream {
         Ok(())
     }
 
-    /// Reads what is there, without noticing an error that comes without anything to read. For one task at a time.
-    pub(crate) fn poll_read(&self, context: &mut Context<'_>, buffer: &mut [u8]) -> Poll<io::Result<usize>> {
+    /// Reads what is there, without noticing an error that comes without anything to read. For one task at a time. Memory
+    /// that nothing is read into is not touched: buffers are larger than most reads.
+    pub(crate) fn poll_read(&self, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         loop {
             let mut guard = ready!(self.inner.poll_read_ready(context))?;
-            if let Ok(count) = guard.try_io(|fd| read(fd.get_ref(), buffer)) {
-                return Poll::Ready(count);
+            // SAFETY: only `read` gets it, which makes nothing uninitialized that was initialized.
+            let free = unsafe { buffer.unfilled_mut() };
+            let read = guard.try_io(|fd| Ok(rustix::io::read(fd.get_ref(), &mut *free).map(|(read, _)| read.len())?));
+            if let Ok(count) = read {
+                let count = count?;
+                // SAFETY: the kernel has written so many bytes to the beginning of what is unfilled.
+                unsafe { buffer.assume_init(count) };
+                buffer.advance(count);
+                return Poll::Ready(Ok(()));
             }
         }
     }
@@ -84,6 +92,20 @@ impl FdStream {
         loop {
             let mut guard = ready!(self.inner.poll_write_ready(context))?;
             if let Ok(written) = guard.try_io(|fd| nix::unistd::write(fd, bytes).map_err(io::Error::from)) {
+                return Poll::Ready(written);
+            }
+        }
+    }
+
+    /// Writes some of the slices, from the first on. For one task at a time.
+    pub(crate) fn poll_write_vectored(
+        &self,
+        context: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        loop {
+            let mut guard = ready!(self.inner.poll_write_ready(context))?;
+            if let Ok(written) = guard.try_io(|fd| Ok(rustix::io::writev(fd, slices)?)) {
                 return Poll::Ready(written);
             }
         }

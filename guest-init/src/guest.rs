@@ -5,7 +5,9 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use sandpiper_protocol::guest::{DATA_PLANE_PORT, FORWARD_PORT, FREEZE_LIMIT_SECONDS, GuestMessage, Init};
+use sandpiper_protocol::guest::{
+    DATA_PLANE_PORT, FORWARD_PORT, FREEZE_LIMIT_SECONDS, GuestMessage, GuestMount, Init, VOLUME_FOLDER,
+};
 use tokio::sync::Mutex;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
@@ -16,6 +18,7 @@ use crate::freeze::{self, FreezeError, Keeper, Mounted, Stopper};
 use crate::link::Handler;
 use crate::log::{self, Log};
 use crate::serve::{App, Settings};
+use crate::volumes::{Slots, Volumes};
 use crate::{boot, forward, identity, net, network, serve};
 
 /// For the end of the boot, should a freeze be asked for so early.
@@ -28,6 +31,7 @@ const FILES_LIMIT: Duration = Duration::from_secs(1);
 pub(crate) struct Guest {
     app: Arc<App>,
     keeper: Keeper<Stopper, Mounted>,
+    volumes: Volumes,
     /// Locked while it is done, in the background.
     boot: Arc<Mutex<boot::Rest>>,
     has_users: bool,
@@ -46,6 +50,7 @@ impl Guest {
         Ok(Self {
             app: Arc::new(App::with_groups(Settings::default(), groups.clone())),
             keeper: Keeper::start(Stopper::new(groups), Arc::new(freeze::find), limit, log.clone())?,
+            volumes: Volumes::new(Slots::of_guest()),
             boot: Arc::default(),
             has_users: false,
             generation: None,
@@ -64,13 +69,22 @@ impl Guest {
         if self.generation == generation {
             return self.keeper.thaw().await.map_err(|error| error.to_string());
         }
-        let settings = Settings { envs: init.envs.clone(), default_user: init.default_user.clone() };
+        let settings = Settings {
+            envs: init.envs.clone(),
+            default_user: init.default_user.clone(),
+            volume: init.serves_volume.then(|| VOLUME_FOLDER.into()),
+        };
         let hostname = init.hostname.clone();
         let resolver = init.network.as_ref().map(|network| network.gateway);
         let needs_users = !self.has_users;
+        let volumes = self.volumes.clone();
         let identify = move || {
             identity::apply(&init, &time)?;
-            if needs_users { identity::ensure_users() } else { Ok(()) }
+            if needs_users {
+                identity::ensure_users()?;
+            }
+            volumes.begin(&init.mounts, &init.default_user)?;
+            identity::announce(&init)
         };
         self.keeper.wake(identify).await.map_err(|error| error.to_string())?;
         self.has_users = true;
@@ -147,6 +161,27 @@ impl Handler for Guest {
         match self.keeper.thaw().await {
             Ok(()) => GuestMessage::Thawed,
             Err(error) => GuestMessage::Failed { message: shortened(error.to_string()) },
+        }
+    }
+
+    async fn mount(&mut self, mounts: Vec<GuestMount>) -> GuestMessage {
+        match self.volumes.mount(mounts).await {
+            Ok(()) => GuestMessage::Mounted,
+            Err(error) => GuestMessage::NotMounted { message: shortened(error.to_string()) },
+        }
+    }
+
+    async fn unmount(&mut self, force: bool) -> GuestMessage {
+        match self.volumes.unmount(force).await {
+            Ok(held) => GuestMessage::Unmounted { held },
+            Err(error) => GuestMessage::NotUnmounted { message: shortened(error.to_string()) },
+        }
+    }
+
+    async fn format(&mut self, slot: u8) -> GuestMessage {
+        match self.volumes.format(slot).await {
+            Ok(()) => GuestMessage::Formatted,
+            Err(error) => GuestMessage::NotFormatted { message: shortened(error.to_string()) },
         }
     }
 }

@@ -11,6 +11,7 @@ use sandpiper_protocol::guest::{GENERATION_FILE, Init};
 use crate::boot;
 use crate::clock::HostTime;
 use crate::network::{self, NetworkError};
+use crate::volumes::VolumeError;
 
 /// The sandbox's id and a newline, in the folder of [`GENERATION_FILE`].
 const ID_FILE: &str = "id";
@@ -33,17 +34,22 @@ pub(crate) enum IdentityError {
     Generation(io::Error),
     #[error("The users of the sandbox cannot be set up: {0}")]
     Users(io::Error),
+    #[error("{0}")]
+    Volumes(#[from] VolumeError),
 }
 
-/// Applies everything of `init` that a program must not meet as it was before. Blocks. Clock and entropy come first:
-/// nothing may make a key or a time stamp before them; the generation comes last: who sees it change finds all else
-/// changed.
+/// Applies what of `init` a program must not meet as it was before. Blocks. Clock and entropy come first: nothing may make a
+/// key or a time stamp before them.
 pub(crate) fn apply(init: &Init, time: &HostTime) -> Result<(), IdentityError> {
     time.set().map_err(IdentityError::Clock)?;
     add_entropy(&init.entropy).map_err(IdentityError::Entropy)?;
     nix::unistd::sethostname(&init.hostname)
         .map_err(|error| IdentityError::HostName { name: init.hostname.clone(), source: error.into() })?;
-    network::apply(init.network.as_ref()).map_err(IdentityError::Network)?;
+    network::apply(init.network.as_ref()).map_err(IdentityError::Network)
+}
+
+/// Tells programs which generation this is. It comes last: who sees it change finds all else changed.
+pub(crate) fn announce(init: &Init) -> Result<(), IdentityError> {
     write_generation(Path::new(GENERATION_FILE), init).map_err(IdentityError::Generation)
 }
 
@@ -158,6 +164,8 @@ mod tests {
             entropy: String::new(),
             generation,
             network: None,
+            mounts: Vec::new(),
+            serves_volume: false,
         };
         let inode = || fs::metadata(&path).unwrap().ino();
 

@@ -10,10 +10,12 @@
 //!              └──▶ guest    does what the host's messages say:
 //!   link: Init ──▶ freeze    thaws the disks, if they are frozen
 //!              ├──▶ identity  clock, entropy, host name, network, generation, users     (again after every restore)
+//!              ├──▶ volumes   mounts what is to be there before the first process
 //!              ├──▶ freeze    releases the processes, if they are stopped
 //!              ├──▶ serve     HTTP on vsock: health, files, processes          (once)
 //!              ├──▶ forward   vsock to 127.0.0.1                               (once)
 //!   link: Ready ◀─┘
+//!   link: Unmount ─▶ volumes  and Mount: their disks are taken away for a snapshot, and come back
 //!   link: Freeze ──▶ freeze   stops processes, freezes disks: a snapshot can be taken
 //! ```
 //!
@@ -32,6 +34,7 @@ mod guest;
 mod identity;
 mod link;
 mod log;
+mod mountinfo;
 mod net;
 mod network;
 pub mod pid1;
@@ -39,3 +42,4 @@ pub mod power;
 pub mod reap;
 pub mod serve;
 mod users;
+mod volumes;

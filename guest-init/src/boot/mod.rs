@@ -1,7 +1,7 @@
 //! What must exist before the first process of a user: file systems, the loopback device, limits.
 //!
 //! Start time is what a sandbox is judged by, so this starts no process, waits for nothing, and does only what cannot
-//! wait; [`Rest`] is done once the data plane answers. Nothing here is fatal: a machine that lacks, say,
+//! wait; [`Rest`] is done once the data plane responds. Nothing here is fatal: a machine that lacks, say,
 //! `/dev/mqueue` still runs programs, so what goes wrong is reported and left.
 
 mod disk;

@@ -3,11 +3,11 @@
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use super::Disk;
+use crate::mountinfo::{self, Line};
 
 /// `_IOWR('X', 119, int)` and `_IOWR('X', 120, int)` of `linux/fs.h`.
 const FIFREEZE: libc::Ioctl = 0xC004_5877_u32 as libc::Ioctl;
@@ -105,7 +105,7 @@ struct DiskMounts {
 /// order.
 fn disks(mountinfo: &str) -> Vec<DiskMounts> {
     let mut disks: Vec<DiskMounts> = Vec::new();
-    for (device, mount) in mountinfo.lines().filter_map(writable_disk) {
+    for (device, mount) in mountinfo::parse(mountinfo).filter_map(writable_disk) {
         match disks.iter_mut().find(|disk| disk.device == device) {
             Some(disk) => disk.mounts.push(mount),
             None => disks.push(DiskMounts { device, mounts: vec![mount] }),
@@ -116,39 +116,15 @@ fn disks(mountinfo: &str) -> Vec<DiskMounts> {
     disks
 }
 
-/// A line of mountinfo (`proc_pid_mountinfo(5)`), if its file system is one to freeze.
-fn writable_disk(line: &str) -> Option<((u32, u32), Mount)> {
-    let (mount, file_system) = line.split_once(" - ")?;
-    let mut fields = mount.split(' ');
-    let id = fields.next()?.parse().ok()?;
-    let (major, minor) = fields.nth(1)?.split_once(':')?;
-    let device = (major.parse().ok()?, minor.parse().ok()?);
-    let place = unescape(fields.nth(1)?);
-    let mut fields = file_system.split(' ');
-    let kind = fields.next()?;
-    let mut options = fields.nth(1)?.split(',');
+/// A mount, if its file system is one to freeze.
+fn writable_disk(line: Line<'_>) -> Option<((u32, u32), Mount)> {
     // Those without a device of their own have no disk, but for btrfs, which may have several.
-    let is_on_disk = device.0 != 0 || kind == "btrfs";
+    let is_on_disk = line.device.0 != 0 || line.kind == "btrfs";
     // A program of the sandbox writes to the disk of such a one, and is stopped itself.
-    let is_program = kind.starts_with("fuse");
-    (is_on_disk && !is_program && options.any(|option| option == "rw")).then_some((device, Mount { id, place }))
-}
-
-/// Undoes the octal escapes of mountinfo.
-fn unescape(text: &str) -> PathBuf {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let Some((first, tail)) = rest.split_first() {
-        let escaped = match rest.get(..4) {
-            Some(&[b'\\', a @ b'0'..=b'3', b @ b'0'..=b'7', c @ b'0'..=b'7']) => {
-                Some(((a - b'0') << 6) | ((b - b'0') << 3) | (c - b'0'))
-            }
-            _ => None,
-        };
-        bytes.push(escaped.unwrap_or(*first));
-        rest = if escaped.is_some() { rest.get(4..).unwrap_or_default() } else { tail };
-    }
-    PathBuf::from(std::ffi::OsString::from_vec(bytes))
+    let is_program = line.kind.starts_with("fuse");
+    let is_writable = line.options.split(',').any(|option| option == "rw");
+    let mount = Mount { id: line.id, place: line.place };
+    (is_on_disk && !is_program && is_writable).then_some((line.device, mount))
 }
 
 /// Opens a file system at the first of its places that is not covered by another mount.
@@ -204,12 +180,6 @@ a line of another kind
             vec!["/".into(), "/srv".into()],
         ];
         assert_eq!(found, expected);
-    }
-
-    #[test]
-    fn only_octal_escapes_are_undone() {
-        assert_eq!(unescape(r"/a\040b\134\011c"), Path::new("/a b\\\tc"));
-        assert_eq!(unescape(r"/a\9\04"), Path::new(r"/a\9\04"));
     }
 
     #[test]

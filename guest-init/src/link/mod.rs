@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, VsockAddr, bind, connect, getsockopt, socket, sockopt};
-use sandpiper_protocol::guest::{GuestMessage, HOST_CID, Init, LINK_PORT, MAX_LINK_LINE, PRIVILEGED_PORTS};
+use sandpiper_protocol::guest::{GuestMessage, GuestMount, HOST_CID, Init, LINK_PORT, MAX_LINK_LINE, PRIVILEGED_PORTS};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
@@ -50,6 +50,9 @@ pub(crate) trait Handler {
     async fn init(&mut self, init: Init, time: HostTime) -> GuestMessage;
     async fn freeze(&mut self, processes: bool) -> GuestMessage;
     async fn thaw(&mut self) -> GuestMessage;
+    async fn mount(&mut self, mounts: Vec<GuestMount>) -> GuestMessage;
+    async fn unmount(&mut self, force: bool) -> GuestMessage;
+    async fn format(&mut self, slot: u8) -> GuestMessage;
 }
 
 /// A connection to the host, which may not be open yet.

@@ -81,6 +81,9 @@ impl<'a, H: Handler> Session<'a, H> {
             }
             HostMessage::Freeze { processes } => self.handler.freeze(processes).await,
             HostMessage::Thaw => self.handler.thaw().await,
+            HostMessage::Mount { mounts } => self.handler.mount(mounts).await,
+            HostMessage::Unmount { force } => self.handler.unmount(force).await,
+            HostMessage::Format { slot } => self.handler.format(slot).await,
             // The answer to a question that was given up.
             HostMessage::Time { .. } => return Ok(None),
         };
@@ -160,7 +163,7 @@ impl<'a> Lines<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sandpiper_protocol::guest::Init;
+    use sandpiper_protocol::guest::{GuestMount, Init};
     use std::os::unix::net::UnixStream as StdStream;
     use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
     use tokio::net::UnixStream;
@@ -188,6 +191,18 @@ mod tests {
 
         async fn thaw(&mut self) -> GuestMessage {
             GuestMessage::Thawed
+        }
+
+        async fn mount(&mut self, mounts: Vec<GuestMount>) -> GuestMessage {
+            GuestMessage::NotMounted { message: mounts.into_iter().map(|mount| mount.path).collect() }
+        }
+
+        async fn unmount(&mut self, force: bool) -> GuestMessage {
+            GuestMessage::Unmounted { held: vec![u8::from(force)] }
+        }
+
+        async fn format(&mut self, slot: u8) -> GuestMessage {
+            GuestMessage::NotFormatted { message: slot.to_string() }
         }
     }
 
@@ -249,6 +264,8 @@ mod tests {
             entropy: "00".repeat(32),
             generation: 1,
             network: None,
+            mounts: Vec::new(),
+            serves_volume: false,
         };
         serde_json::to_string(&HostMessage::Init(init)).unwrap() + "\n"
     }
@@ -269,6 +286,11 @@ mod tests {
         assert_eq!(host.hear().await, r#"{"type":"log","level":"warn","message":"careful"}"#);
         host.tell("{\"type\":\"freeze\",\"processes\":false}\n").await;
         assert_eq!(host.hear().await, r#"{"type":"not_frozen","message":"no"}"#);
+        host.tell("{\"type\":\"mount\",\"mounts\":[{\"slot\":1,\"path\":\"/data\"}]}\n").await;
+        assert_eq!(host.hear().await, r#"{"type":"not_mounted","message":"/data"}"#);
+        host.tell("{\"type\":\"unmount\",\"force\":true}\n{\"type\":\"format\",\"slot\":3}\n").await;
+        assert_eq!(host.hear().await, r#"{"type":"unmounted","held":[1]}"#);
+        assert_eq!(host.hear().await, r#"{"type":"not_formatted","message":"3"}"#);
         host.tell("{\"type\":\"init\",\n").await;
         assert!(host.hear().await.starts_with(r#"{"type":"failed""#));
 

@@ -9,6 +9,7 @@ use http_body_util::{BodyExt, Limited, StreamBody};
 use hyper::body::{Body, Frame, Incoming};
 use hyper::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderValue};
 use hyper::{Request, StatusCode};
+use sandpiper_durable::Interrupted;
 use sandpiper_protocol::connect::{
     Code, Decoder, END_OF_STREAM, EndOfStream, ErrorBody, STREAM_CONTENT_TYPE, envelope,
 };
@@ -33,6 +34,12 @@ const KEEPALIVE: Duration = Duration::from_secs(90);
 pub(super) struct Error {
     code: Code,
     message: String,
+}
+
+impl From<Interrupted> for Error {
+    fn from(interrupted: Interrupted) -> Self {
+        Self::new(Code::Internal, interrupted.to_string())
+    }
 }
 
 impl Error {
@@ -80,7 +87,7 @@ impl Wire {
         }
     }
 
-    /// The whole answer of a call that failed.
+    /// The whole response to a call that failed.
     pub(super) fn error(self, error: &Error) -> Response {
         match self {
             Self::Unary => {
@@ -100,7 +107,7 @@ pub(super) fn method_of(path: &str) -> Option<(&str, &str)> {
     (service.contains('.') && plain(service) && plain(method)).then_some((service, method))
 }
 
-/// The answer to a method that does not exist here.
+/// The response to a method that does not exist here.
 pub(super) fn unimplemented<B>(request: &Request<B>) -> Response {
     let message = format!("{} is not part of this version", request.uri().path());
     match Wire::of(request.headers()) {
@@ -109,7 +116,7 @@ pub(super) fn unimplemented<B>(request: &Request<B>) -> Response {
     }
 }
 
-/// The answer to a call in another encoding, which names those that are known.
+/// The response to a call in another encoding, which names those that are known.
 fn unsupported_media_type() -> Response {
     let mut response = status(StatusCode::UNSUPPORTED_MEDIA_TYPE);
     let known = HeaderValue::from_static("application/json, application/connect+json");
@@ -166,7 +173,7 @@ pub(super) async fn unary_message<T: DeserializeOwned>(body: Incoming) -> Result
     parse(&whole(body).await?)
 }
 
-/// The one message of a call that answers with a stream.
+/// The one message of a call whose response is a stream.
 pub(super) async fn stream_message<T: DeserializeOwned>(body: Incoming) -> Result<T, Error> {
     let mut messages = Messages::new(body);
     match messages.next().await? {
@@ -241,7 +248,7 @@ pub(super) fn end(error: Option<&Error>) -> Vec<u8> {
     envelope(END_OF_STREAM, &serde_json::to_vec(&payload).unwrap_or_default())
 }
 
-/// An answer of envelopes that are made as they are sent.
+/// A response of envelopes that are made as they are sent.
 pub(super) fn stream(envelopes: impl Stream<Item = Vec<u8>> + Send + 'static) -> Response {
     let frames = envelopes.map(|envelope| Ok::<_, io::Error>(Frame::data(Bytes::from(envelope))));
     let mut response = hyper::Response::new(StreamBody::new(frames).boxed_unsync());

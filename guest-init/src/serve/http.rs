@@ -1,4 +1,4 @@
-//! What every handler needs of HTTP: answers, the user of a request.
+//! What every handler needs of HTTP: responses, the user of a request.
 
 use std::io;
 
@@ -15,14 +15,14 @@ use serde::Serialize;
 pub(super) type Body = UnsyncBoxBody<Bytes, io::Error>;
 pub(super) type Response = hyper::Response<Body>;
 
-/// An answer without a body.
+/// A response without a body.
 pub(super) fn status(status: StatusCode) -> Response {
     let mut response = hyper::Response::new(Empty::new().map_err(|never| match never {}).boxed_unsync());
     *response.status_mut() = status;
     response
 }
 
-/// An answer of bytes at hand.
+/// A response of bytes at hand.
 pub(super) fn bytes(status: StatusCode, content_type: &'static str, bytes: impl Into<Bytes>) -> Response {
     let body = Full::new(bytes.into()).map_err(|never| match never {}).boxed_unsync();
     let mut response = hyper::Response::new(body);

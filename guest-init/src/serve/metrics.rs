@@ -13,7 +13,7 @@ use super::http::{Response, error, json};
 const MIB: u64 = 1024 * 1024;
 
 /// Hundredths of a second, of all processors, below which the share of the reading before is told again: two clients that
-/// ask at the same time get one answer, not one that the other's question made up.
+/// ask at the same time get one response, not one that the other's question made up.
 const MIN_TICKS: u64 = 10;
 
 /// One reading. Sizes are in bytes where the name does not say otherwise.
@@ -51,7 +51,7 @@ struct Times {
     total: u64,
 }
 
-/// Answers `GET /metrics`.
+/// Responds to `GET /metrics`.
 pub(super) async fn metrics(app: &Arc<App>) -> Response {
     let app = Arc::clone(app);
     // Asks a file system, which may wait for a disk.

@@ -1,6 +1,6 @@
 //! The data plane: what a sandbox is used through.
 //!
-//! | request | answer |
+//! | request | response |
 //! |---|---|
 //! | `GET /health` | 204 |
 //! | `GET /metrics` | [`metrics`] |
@@ -8,6 +8,7 @@
 //! | `GET /files`, `POST /files`, `POST /files/compose` | [`files`] |
 //! | `POST /process.Process/<Method>` | [`process`], in the Connect protocol |
 //! | `POST /filesystem.Filesystem/<Method>` | [`filesystem`], in the same |
+//! | `/volume/…` | [`volume`], in a guest that is there for one; 404 in others |
 //! | `POST /<other service>/<Method>` | Connect error `unimplemented` |
 //! | anything else | 404 |
 //!
@@ -24,11 +25,14 @@ pub mod fuzzing;
 mod http;
 mod metrics;
 mod open;
+mod pour;
 mod process;
 mod query;
+mod volume;
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -61,6 +65,8 @@ pub struct Settings {
     pub envs: BTreeMap<String, String>,
     /// User of requests that name none.
     pub default_user: String,
+    /// Root of the volume that this guest is there for.
+    pub volume: Option<PathBuf>,
 }
 
 /// The values of the environment may be secrets.
@@ -143,6 +149,10 @@ async fn route(request: Request<Incoming>, app: &Arc<App>) -> Response {
         (_, "/health" | "/metrics" | "/envs" | "/files" | "/files/compose") => {
             error(StatusCode::METHOD_NOT_ALLOWED, "This path has no such method")
         }
+        (_, path) if path.starts_with("/volume/") => match app.settings().volume {
+            Some(root) => volume::call(request, root).await,
+            None => error(StatusCode::NOT_FOUND, "There is nothing at this path"),
+        },
         (_, path) => match connect::method_of(path) {
             Some(_) if request.method() != Method::POST => {
                 error(StatusCode::METHOD_NOT_ALLOWED, "Procedures are called with POST")

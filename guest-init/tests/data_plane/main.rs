@@ -2,9 +2,11 @@
 //! it acts as other users.
 
 mod compose;
+mod documentation;
 mod encodings;
 mod files;
 mod filesystem;
 mod process;
 mod support;
+mod volume;
 mod watch;

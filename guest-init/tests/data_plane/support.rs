@@ -46,14 +46,24 @@ pub(crate) struct Server {
 impl Server {
     /// A data plane whose processes have `FROM_HOST=yes` in their environment.
     pub(crate) fn start() -> Self {
+        let envs = [("FROM_HOST".to_owned(), "yes".to_owned())].into();
+        Self::start_with(Settings { envs, default_user: "root".to_owned(), ..Settings::default() })
+    }
+
+    pub(crate) fn start_with(settings: Settings) -> Self {
         sandpiper_init::reap::start().unwrap();
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("data-plane");
         let listener = UnixListener::bind(&socket).unwrap();
-        let envs = [("FROM_HOST".to_owned(), "yes".to_owned())].into();
-        let app = App::new(Settings { envs, default_user: "root".to_owned() });
+        let volume = Some(folder.path().join("volume"));
+        let app = App::new(Settings { volume, ..settings });
         tokio::spawn(serve(listener, Arc::new(app)));
         Self { socket, folder }
+    }
+
+    /// Where it listens.
+    pub(crate) fn socket(&self) -> &std::path::Path {
+        &self.socket
     }
 
     /// A folder that is gone after the test.

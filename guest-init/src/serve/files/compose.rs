@@ -17,13 +17,14 @@ use hyper::body::Incoming;
 use hyper::{Request, StatusCode};
 use rustix::fs::{AtFlags, OFlags, StatxFlags, statx, unlinkat};
 use rustix::io::Errno;
+use sandpiper_durable::blocking;
 use sandpiper_protocol::process::WrittenFile;
 use serde::Deserialize;
 use tokio::time::timeout;
 
 use super::draft::{Draft, Place};
 use super::metadata::Metadata;
-use super::{FileError, blocking, late, lookup, resolve, user_name, written};
+use super::{FileError, late, lookup, resolve, user_name, written};
 use crate::serve::App;
 use crate::serve::credentials::as_user;
 use crate::serve::http::{Response, json};
@@ -84,7 +85,7 @@ async fn try_compose(request: Request<Incoming>, app: &Arc<App>) -> Result<Writt
         while source.left > 0 {
             (draft, source) = blocking(move || {
                 source.copy(&mut draft)?;
-                Ok((draft, source))
+                Ok::<_, FileError>((draft, source))
             })
             .await?;
         }

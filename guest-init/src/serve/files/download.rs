@@ -18,11 +18,13 @@ use hyper::header::{
 };
 use hyper::{Request, StatusCode};
 use rustix::fs::{CWD, OFlags};
+use sandpiper_durable::blocking;
 
+use super::buffers::Buffers;
 use super::condition::{Validators, Verdict};
 use super::encoding::{Accepted, accepted};
 use super::range::{RequestedRange, requested_range};
-use super::{FileError, PIECE, blocking, lookup, resolve, user_name};
+use super::{FileError, PIECE, lookup, resolve, user_name};
 use crate::serve::App;
 use crate::serve::credentials::as_user;
 use crate::serve::http::{Response, status};
@@ -44,7 +46,7 @@ pub(in crate::serve) async fn download(request: Request<Incoming>, app: &Arc<App
 }
 
 /// A file, open, and its beginning.
-struct Opened {
+pub(in crate::serve) struct Opened {
     file: File,
     size: u64,
     /// The bytes up to here are in `head`; if the file ends there, all of them.
@@ -82,23 +84,28 @@ async fn try_download(request: &Request<Incoming>, app: &Arc<App>) -> Result<Res
 
 /// The whole file, or the range that is asked for.
 async fn send(opened: Opened, headers: &HeaderMap, accepted: Accepted) -> Result<Response, FileError> {
-    let size = opened.size;
-    let is_same = opened.validators.as_ref().is_none_or(|validators| validators.allow_range(headers));
-    let wants_range = headers.contains_key(RANGE) && accepted.identity && is_same;
+    let wants_range = accepted.identity && opened.is_for_range(headers);
     let opened = match accepted.gzip && !wants_range {
-        true => match blocking(move || Ok(compress(opened, accepted.identity))).await? {
+        true => match blocking(move || Ok::<_, FileError>(compress(opened, accepted.identity))).await? {
             Ok((beginning, rest)) => return Ok(compressed(beginning, rest)),
             Err(opened) => opened,
         },
         false => opened,
     };
-    let range = match if wants_range { requested_range(headers, size) } else { RequestedRange::Whole } {
+    Ok(plain(opened, headers))
+}
+
+/// A file as it is, or the range of it that is asked for.
+pub(in crate::serve) fn plain(opened: Opened, headers: &HeaderMap) -> Response {
+    let size = opened.size;
+    let wanted = if opened.is_for_range(headers) { requested_range(headers, size) } else { RequestedRange::Whole };
+    let range = match wanted {
         RequestedRange::Whole => None,
         RequestedRange::Part(range) => Some(range),
         RequestedRange::Unsatisfiable => {
             let mut response = status(StatusCode::RANGE_NOT_SATISFIABLE);
             insert(response.headers_mut(), CONTENT_RANGE, format!("bytes */{size}"));
-            return Ok(response);
+            return response;
         }
     };
     let sent = range.clone().unwrap_or(0..size);
@@ -111,7 +118,7 @@ async fn send(opened: Opened, headers: &HeaderMap, accepted: Accepted) -> Result
         insert(headers, CONTENT_RANGE, format!("bytes {}-{}/{size}", range.start, range.end - 1));
         *response.status_mut() = StatusCode::PARTIAL_CONTENT;
     }
-    Ok(response)
+    response
 }
 
 fn response(pieces: impl Stream<Item = io::Result<Bytes>> + Send + 'static) -> Response {
@@ -130,15 +137,14 @@ fn insert(headers: &mut HeaderMap, name: HeaderName, value: String) {
     }
 }
 
-/// Opens a file as a user and reads its beginning. Files of `/proc` and `/sys` claim a size that is not theirs, so one that
-/// ends within the beginning has the size that was read.
-fn begin(path: &str, user: &str) -> Result<Opened, FileError> {
-    let user = lookup(user)?;
-    let path = resolve(path, &user.home);
-    let failed = FileError::path(&path);
-    let opened = as_user(&user, || {
-        // Without O_NONBLOCK, opening a named pipe would wait for its writer.
-        let mut file = File::from(open(CWD, &path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY)?);
+impl Opened {
+    /// Reads the beginning of a file. Files of `/proc` and `/sys` claim a size that is not theirs, so one that ends within the
+    /// beginning has the size that was read. Blocks.
+    ///
+    /// # Errors
+    ///
+    /// Fails if it is not a regular file, or cannot be read.
+    pub(in crate::serve) fn read(mut file: File) -> io::Result<Self> {
         let meta = file.metadata()?;
         if meta.is_dir() {
             return Err(io::ErrorKind::IsADirectory.into());
@@ -150,7 +156,25 @@ fn begin(path: &str, user: &str) -> Result<Opened, FileError> {
         (&mut file).take(PIECE as u64).read_to_end(&mut head)?;
         let size = if head.len() < PIECE { head.len() as u64 } else { meta.len().max(head.len() as u64) };
         let validators = (size == meta.len()).then(|| Validators::of(&meta));
-        Ok(Opened { file, size, head, validators })
+        Ok(Self { file, size, head, validators })
+    }
+
+    /// Whether a range is wanted, and of the state that the file is in.
+    fn is_for_range(&self, headers: &HeaderMap) -> bool {
+        let is_same = || self.validators.as_ref().is_none_or(|validators| validators.allow_range(headers));
+        headers.contains_key(RANGE) && is_same()
+    }
+}
+
+/// Opens a file as a user and reads its beginning.
+fn begin(path: &str, user: &str) -> Result<Opened, FileError> {
+    let user = lookup(user)?;
+    let path = resolve(path, &user.home);
+    let failed = FileError::path(&path);
+    let opened = as_user(&user, || {
+        // Without O_NONBLOCK, opening a named pipe would wait for its writer.
+        let file = File::from(open(CWD, &path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY)?);
+        Opened::read(file)
     });
     opened.and_then(|opened| opened).map_err(failed)
 }
@@ -163,22 +187,23 @@ fn pieces(opened: Opened, range: Range<u64>) -> impl Stream<Item = io::Result<By
         Bytes::from(head).slice(start..end)
     });
     let position = range.start + first.as_ref().map_or(0, |first| first.len() as u64);
-    let file = Arc::new(file);
+    let (file, buffers) = (Arc::new(file), Arc::new(Buffers::default()));
     let rest = stream::iter((position..range.end).step_by(PIECE)).map(move |start| {
-        let file = Arc::clone(&file);
+        let (file, buffers) = (Arc::clone(&file), Arc::clone(&buffers));
         // Begins now, while the piece before is sent.
-        let read = tokio::task::spawn_blocking(move || read_piece(&file, start, range.end));
-        async { read.await.map_err(io::Error::other)?.map(Bytes::from) }
+        let read = tokio::task::spawn_blocking(move || {
+            let mut buffer = buffers.take(length_of(start, range.end));
+            file.read_exact_at(buffer.as_mut(), start)?;
+            Ok(Bytes::from_owner(buffer))
+        });
+        async { read.await.map_err(io::Error::other)? }
     });
     stream::iter(first.map(Ok)).chain(rest.buffered(READ_AHEAD))
 }
 
-/// The piece at `start`, which ends at `end` at the latest.
-fn read_piece(file: &File, start: u64, end: u64) -> io::Result<Vec<u8>> {
-    let wanted = usize::try_from(end.saturating_sub(start)).unwrap_or(PIECE).min(PIECE);
-    let mut piece = vec![0; wanted];
-    file.read_exact_at(&mut piece, start)?;
-    Ok(piece)
+/// Of the piece at `start`, which ends at `end` at the latest.
+fn length_of(start: u64, end: u64) -> usize {
+    usize::try_from(end.saturating_sub(start)).unwrap_or(PIECE).min(PIECE)
 }
 
 /// The rest of a file whose beginning is compressed.
@@ -224,7 +249,8 @@ impl Rest {
         if self.position >= self.size {
             return Ok((self.encoder.finish()?.into(), None));
         }
-        let piece = read_piece(&self.file, self.position, self.size)?;
+        let mut piece = vec![0; length_of(self.position, self.size)];
+        self.file.read_exact_at(&mut piece, self.position)?;
         self.position += piece.len() as u64;
         self.encoder.write_all(&piece)?;
         let bytes = std::mem::take(self.encoder.get_mut());

@@ -9,7 +9,6 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use bytes::Bytes;
 use rustix::fs::{CWD, OFlags};
 
 use super::metadata::Metadata;
@@ -53,11 +52,6 @@ impl Draft {
             Ok(draft)
         });
         draft?
-    }
-
-    /// Writes these, one after the other. Blocks.
-    pub(super) fn write_pieces(&mut self, pieces: &[Bytes]) -> io::Result<()> {
-        as_user(&self.user, || pieces.iter().try_for_each(|piece| self.file.write_all(piece)))?
     }
 
     /// Writes what `source` holds from where it is, at most `limit` bytes, as the user; how many there were. The kernel

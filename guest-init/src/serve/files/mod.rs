@@ -3,6 +3,7 @@
 //! A path is taken as a shell would take it: `~` and relative paths count from the user's home. Every access is checked by
 //! the kernel as that user's ([`as_user`](super::credentials::as_user)). Contents are streamed in bounded pieces both ways.
 
+mod buffers;
 mod compose;
 mod condition;
 mod download;
@@ -17,13 +18,13 @@ mod upload;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use hyper::{Request, StatusCode};
+use sandpiper_durable::Interrupted;
 use sandpiper_protocol::process::WrittenFile;
 
 pub(super) use compose::compose;
-pub(super) use download::download;
+pub(super) use download::{Opened, download, plain};
 #[cfg(fuzzing)]
 pub(super) use form::Form;
 pub(super) use metadata::ATTRIBUTE;
@@ -34,14 +35,9 @@ use self::metadata::Metadata;
 
 use super::App;
 use super::http::{Response, basic_user, error};
+use super::pour::{PIECE, PIECE_TIMEOUT};
 use super::query::{QueryError, query};
 use crate::users::{self, LookupError, User};
-
-/// Bytes that are read or written at once, and held in memory for each transfer.
-const PIECE: usize = 256 * 1024;
-
-/// For the next piece of a body to arrive.
-const PIECE_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Why a file request fails.
 #[derive(Debug, thiserror::Error)]
@@ -63,7 +59,7 @@ pub(super) enum FileError {
     #[error("The request did not arrive whole: {0}")]
     Incomplete(String),
     #[error("The operation was cancelled: {0}")]
-    Task(#[from] tokio::task::JoinError),
+    Task(#[from] Interrupted),
 }
 
 impl FileError {
@@ -109,13 +105,6 @@ fn user_name<B>(request: &Request<B>, app: &Arc<App>) -> Result<String, FileErro
     let is_signed = query(request, "signature")?.is_some();
     let from_field = || basic_user(request.headers()).filter(|_| !is_signed);
     Ok(query(request, "username")?.or_else(from_field).unwrap_or_else(|| app.settings().default_user))
-}
-
-/// Does work that may wait for a disk.
-async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, FileError> + Send + 'static,
-) -> Result<T, FileError> {
-    tokio::task::spawn_blocking(work).await?
 }
 
 fn late() -> FileError {

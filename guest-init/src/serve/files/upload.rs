@@ -6,29 +6,27 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use flate2::write::MultiGzDecoder;
-use futures_util::{Stream, StreamExt, TryStreamExt};
+use futures_util::{Stream, TryStreamExt};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use hyper::header::{CONTENT_ENCODING, CONTENT_TYPE, EXPECT};
 use hyper::{Request, StatusCode};
+use sandpiper_durable::blocking;
 use sandpiper_protocol::process::WrittenFile;
-use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
 use super::draft::{Draft, Place};
 use super::form::Form;
 use super::metadata::Metadata;
-use super::{FileError, PIECE, PIECE_TIMEOUT, blocking, late, lookup, resolve, user_name, written};
+use super::{FileError, late, lookup, resolve, user_name, written};
 use crate::serve::App;
 use crate::serve::http::{Response, json};
+use crate::serve::pour::{PourError, pour};
 use crate::serve::query::query;
 use crate::users::User;
 
 /// For the rest of the body of an upload that has failed.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// Pieces of a body that are written at once.
-const MAX_HELD: usize = 64;
 
 /// Takes one file as the body, or several as a form.
 pub(in crate::serve) async fn upload(request: Request<Incoming>, app: &Arc<App>) -> Response {
@@ -110,11 +108,10 @@ enum Writer {
 }
 
 impl Writer {
-    /// Writes what arrived, as it arrived: it is not copied together first.
-    fn write(&mut self, pieces: &[Bytes]) -> io::Result<()> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         match self {
-            Self::Plain(draft) => draft.write_pieces(pieces),
-            Self::Gzip(decoder) => pieces.iter().try_for_each(|piece| decoder.write_all(piece)),
+            Self::Plain(draft) => draft.write_all(bytes),
+            Self::Gzip(decoder) => decoder.write_all(bytes),
         }
     }
 
@@ -142,29 +139,19 @@ async fn receive(body: impl Stream<Item = Result<Bytes, String>>, new: NewFile) 
         let (path, metadata, failed) = (path.clone(), metadata.clone(), FileError::path(&path));
         move || {
             let draft = Draft::create(path, user, &metadata, Place::BesideOrOver).map_err(failed)?;
-            Ok(match encoding {
+            Ok::<_, FileError>(match encoding {
                 Encoding::Identity => Writer::Plain(draft),
                 Encoding::Gzip => Writer::Gzip(Box::new(MultiGzDecoder::new(draft))),
             })
         }
     })
     .await?;
-    let mut writing = spawn_blocking(move || Ok::<_, io::Error>(writer));
-    let mut body = std::pin::pin!(body);
-    let (mut held, mut length) = (Vec::new(), 0);
-    while let Some(piece) = timeout(PIECE_TIMEOUT, body.next()).await.map_err(|_| late())? {
-        let piece = piece.map_err(FileError::Incomplete)?;
-        length += piece.len();
-        held.push(piece);
-        // So many, if they are tiny: each keeps the buffer alive that it was read into.
-        if length >= PIECE || held.len() >= MAX_HELD {
-            let pieces = std::mem::take(&mut held);
-            length = 0;
-            let mut writer = writing.await?.map_err(&failed)?;
-            writing = spawn_blocking(move || writer.write(&pieces).map(|()| writer));
-        }
-    }
-    let mut writer = writing.await?.map_err(&failed)?;
-    blocking(move || writer.write(&held).and_then(|()| writer.finish()).map_err(failed)).await?;
+    let writer = pour(body, writer, Writer::write).await.map_err(|error| match error {
+        PourError::Late => late(),
+        PourError::Broken(reason) => FileError::Incomplete(reason),
+        PourError::Write(error) => failed(error),
+        PourError::Task(error) => error.into(),
+    })?;
+    blocking(move || writer.finish().map_err(failed)).await?;
     Ok(written(&path, metadata))
 }

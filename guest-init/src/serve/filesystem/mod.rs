@@ -7,7 +7,7 @@
 //! | `MakeDir` | makes a folder, and those above it |
 //! | `Move` | renames, and makes the folders above the new name |
 //! | `Remove` | removes a file or a whole tree; nothing there is no error |
-//! | `WatchDir` | answers with a stream of what changes in a folder ([`watch`]) |
+//! | `WatchDir` | responds with a stream of what changes in a folder ([`watch`]) |
 //! | `CreateWatcher`, `GetWatcherEvents`, `RemoveWatcher` | the same for who asks now and then |
 //!
 //! A path is taken as [`super::files`] takes it. The kernel checks every access as the requested user's
@@ -26,6 +26,7 @@ use std::sync::Arc;
 use hyper::body::Incoming;
 use hyper::header::HeaderMap;
 use hyper::{Request, StatusCode};
+use sandpiper_durable::blocking;
 use sandpiper_protocol::connect::Code;
 use sandpiper_protocol::filesystem::{
     EntryResponse, GetWatcherEventsResponse, ListDirRequest, ListDirResponse, MoveRequest, PathRequest, WatchRequest,
@@ -147,7 +148,7 @@ struct Caller {
 impl Caller {
     async fn of(headers: &HeaderMap, app: &App) -> Result<Self, Error> {
         let name = app.caller(headers);
-        let user = blocking(move || Ok(users::lookup(&name)?)).await?;
+        let user = blocking(move || Ok::<_, Error>(users::lookup(&name)?)).await?;
         Ok(Self { user })
     }
 
@@ -173,10 +174,6 @@ async fn receive<T: serde::de::DeserializeOwned>(
 ) -> Result<(Caller, T), Error> {
     let caller = Caller::of(request.headers(), app).await?;
     Ok((caller, unary_message(request.into_body()).await?))
-}
-
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T, Error> + Send + 'static) -> Result<T, Error> {
-    tokio::task::spawn_blocking(work).await.map_err(|error| Error::new(Code::Internal, error.to_string()))?
 }
 
 fn response(message: &impl Serialize) -> Response {

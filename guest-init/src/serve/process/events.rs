@@ -1,4 +1,4 @@
-//! The stream of events that `Start` and `Connect` answer with.
+//! The stream of events that `Start` and `Connect` respond with.
 
 use std::future::pending;
 use std::time::Duration;

@@ -2,10 +2,10 @@
 //!
 //! | method | kind | what |
 //! |---|---|---|
-//! | `Start` | answers with a stream | starts a process, then its events |
-//! | `Connect` | answers with a stream | the events of a process: what is left of its output, then what comes |
+//! | `Start` | response is a stream | starts a process, then its events |
+//! | `Connect` | response is a stream | the events of a process: what is left of its output, then what comes |
 //! | `List` | unary | running processes |
-//! | `SendInput`, `CloseStdin` | unary | its input; answered when written |
+//! | `SendInput`, `CloseStdin` | unary | its input; responds when written |
 //! | `StreamInput` | takes a stream | input, many pieces in one request |
 //! | `SendSignal` | unary | to the whole process group |
 //! | `Update` | unary | the size of its terminal |
@@ -99,20 +99,20 @@ async fn connect_to(request: Request<Incoming>, app: &Arc<App>) -> Result<Respon
 
 async fn list(request: Request<Incoming>, app: &Arc<App>) -> Result<Response, Error> {
     let Empty {} = unary_message(request.into_body()).await?;
-    Ok(answer(&app.processes.list()))
+    Ok(response(&app.processes.list()))
 }
 
 async fn send_input(request: Request<Incoming>, app: &Arc<App>) -> Result<Response, Error> {
     let message: SendInputRequest = unary_message(request.into_body()).await?;
     let process = app.processes.running(&message.process)?;
     feed(&process, message.input).await?;
-    Ok(answer(&Empty {}))
+    Ok(response(&Empty {}))
 }
 
 async fn close_stdin(request: Request<Incoming>, app: &Arc<App>) -> Result<Response, Error> {
     let message: SelectRequest = unary_message(request.into_body()).await?;
     app.processes.running(&message.process)?.input.close().await?;
-    Ok(answer(&Empty {}))
+    Ok(response(&Empty {}))
 }
 
 async fn send_signal(request: Request<Incoming>, app: &Arc<App>) -> Result<Response, Error> {
@@ -123,7 +123,7 @@ async fn send_signal(request: Request<Incoming>, app: &Arc<App>) -> Result<Respo
         sandpiper_protocol::process::Signal::Kill => Signal::SIGKILL,
     };
     if process.signal(signal) {
-        Ok(answer(&Empty {}))
+        Ok(response(&Empty {}))
     } else {
         Err(Error::new(Code::NotFound, format!("The process {} has ended", process.pid)))
     }
@@ -135,7 +135,7 @@ async fn update(request: Request<Incoming>, app: &Arc<App>) -> Result<Response, 
     if let Some(size) = message.pty.and_then(|pty| pty.size) {
         process.resize(size)?;
     }
-    Ok(answer(&Empty {}))
+    Ok(response(&Empty {}))
 }
 
 /// One message of `StreamInput`: the first names the process.
@@ -178,6 +178,6 @@ async fn feed(process: &Process, input: ProcessInput) -> Result<(), Error> {
     process.input.send(kind, bytes).await
 }
 
-fn answer(message: &impl Serialize) -> Response {
+fn response(message: &impl Serialize) -> Response {
     json(StatusCode::OK, message)
 }

@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use futures_util::{Stream, stream};
 use rustix::rand::{GetRandomFlags, getrandom};
+use sandpiper_durable::blocking;
 use sandpiper_protocol::connect::Code;
 use sandpiper_protocol::filesystem::{FilesystemEvent, WatchDirResponse, WatchRequest, Watcher};
 use sandpiper_protocol::process::Empty;
@@ -27,7 +28,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use self::queue::Queue;
 use self::tree::Tree;
-use super::{blocking, failed};
+use super::failed;
 use crate::fd::FdStream;
 use crate::serve::connect::{Error, deadline_exceeded, end, frame};
 use crate::users::User;
