@@ -58,6 +58,7 @@ pub(crate) struct Config {
     pub(crate) monitor_pool: MonitorPool,
     pub(crate) warm: Warm,
     pub(crate) disk: DiskRates,
+    pub(crate) volumes: Volumes,
     pub(crate) network: sandpiper_network::Config,
     pub(crate) ingress: IngressConfig,
 }
@@ -161,6 +162,27 @@ impl Default for DiskRates {
     }
 }
 
+/// Disks that outlive sandboxes, and the machines of the agent's own that work with those that no sandbox has.
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Volumes {
+    /// Of each new volume. It takes the space of what is written to it.
+    pub(crate) size_gib: u32,
+    /// Machines at the same time, each for one volume.
+    pub(crate) helpers: u32,
+    /// Volumes that wait for one of them.
+    pub(crate) helper_queue: u32,
+    pub(crate) helper_memory_mb: u32,
+    /// How long one stays for the next request to the same volume.
+    pub(crate) helper_keep_seconds: u64,
+}
+
+impl Default for Volumes {
+    fn default() -> Self {
+        Self { size_gib: 10, helpers: 4, helper_queue: 32, helper_memory_mb: 128, helper_keep_seconds: 10 }
+    }
+}
+
 impl Default for Jail {
     fn default() -> Self {
         Self { enabled: true, uid_base: 0x2000_0000 }
@@ -213,6 +235,7 @@ impl Default for Config {
             monitor_pool: MonitorPool::default(),
             warm: Warm::default(),
             disk: DiskRates::default(),
+            volumes: Volumes::default(),
             network: sandpiper_network::Config::default(),
             ingress: IngressConfig::default(),
         }
@@ -275,6 +298,7 @@ impl Config {
             ("session_ttl_seconds", self.session_ttl_seconds, 30 * 24 * 3600),
             ("boot_timeout_seconds", self.boot_timeout_seconds, 3600),
             ("stop_timeout_seconds", self.stop_timeout_seconds, 600),
+            ("volumes.helper_keep_seconds", self.volumes.helper_keep_seconds, 3600),
         ];
         for (key, value, most) in seconds {
             if !(1..=most).contains(&value) {
@@ -290,11 +314,18 @@ impl Config {
             ("limits.max_vcpus", self.limits.max_vcpus, 64),
             ("limits.max_memory_mb", self.limits.max_memory_mb, 16 * 1024 * 1024),
             ("limits.max_disk_gib", self.limits.max_disk_gib, 16 * 1024),
+            ("volumes.size_gib", self.volumes.size_gib, 16 * 1024),
+            ("volumes.helpers", self.volumes.helpers, 256),
+            ("volumes.helper_queue", self.volumes.helper_queue, 4096),
         ];
         for (key, value, most) in counts {
             if !(1..=most).contains(&value) {
                 return invalid(key, format!("must be between 1 and {most}, not {value}"));
             }
+        }
+        if !(64..=16 * 1024).contains(&self.volumes.helper_memory_mb) {
+            let found = self.volumes.helper_memory_mb;
+            return invalid("volumes.helper_memory_mb", format!("must be between 64 and 16384, not {found}"));
         }
         let (headroom, least) = (self.limits.memory_headroom_mb, self.agent_memory_mb());
         if headroom < least {

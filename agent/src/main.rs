@@ -6,10 +6,11 @@
 //!                   [server]                             sandpiper-ingress
 //!                       │                                        │
 //!                       └────────────▶ [service] ◀── directory ──┘
+//!                                          │   ▲
+//!                                          │   └── [upkeep]
+//!                            [sandbox], one supervisor for each
 //!                                          │
-//!                  [upkeep] ──────▶ [sandbox], one supervisor for each
-//!                                          │
-//!                         [launch], within [capacity]
+//!                         [launch], within [capacity] ◀── [helpers]
 //!                                          │
 //!             sandpiper-images    sandpiper-machine    sandpiper-network
 //!              files on the disk   monitor, jail, link   slot
@@ -19,17 +20,19 @@
 //! agent takes them over by their records ([`sandbox`]).
 
 mod capacity;
-mod checked;
 mod config;
+mod helpers;
 mod host;
 mod launch;
 mod logs;
 mod metrics;
 mod paths;
+mod samples;
 mod sandbox;
 mod server;
 mod service;
 mod upkeep;
+mod volumes;
 
 use std::fs::OpenOptions;
 use std::io::{self, IsTerminal};
@@ -62,13 +65,16 @@ use tracing_subscriber::EnvFilter;
 
 use crate::capacity::{Allowances, Capacity};
 use crate::config::{Config, LogFormat};
+use crate::helpers::{Helpers, Surroundings};
 use crate::launch::Launcher;
 use crate::logs::Logs;
 use crate::metrics::Metrics;
 use crate::paths::Paths;
+use crate::samples::Samples;
 use crate::sandbox::{Context, Sealer};
 use crate::server::App;
 use crate::service::Sandboxes;
+use crate::volumes::Volumes;
 
 /// A request through the ingress makes and frees many small things, at which it is faster than the C library's.
 #[global_allocator]
@@ -160,8 +166,9 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     let metrics = Metrics::new();
     let mut registry = Registry::with_prefix("sandpiper_agent");
     metrics.register(&mut registry);
-    let sandboxes = Sandboxes::new(open_context(Arc::clone(&config), paths.clone(), metrics)?);
+    let (sandboxes, ordered) = Sandboxes::new(open_context(Arc::clone(&config), paths.clone(), metrics)?);
     sandboxes.reconcile().await?;
+    upkeep::begin(&sandboxes, ordered);
 
     let directory = Arc::new(sandboxes.clone());
     let ingress = Ingress::bind(&config.ingress, paths.state(), directory, Arc::clone(&sessions)).await?;
@@ -178,7 +185,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     let api = tokio::spawn(server::serve(listener, app, shutdown.clone()));
 
     signals.next().await;
-    tracing::info!(stop_sandboxes = config.stop_sandboxes_on_exit, "ending");
+    tracing::info!(stop_sandboxes = config.stop_sandboxes_on_exit, "shutting down");
     let timeout = config.stop_timeout() + END_TIMEOUT;
     let orderly = async {
         sandboxes.close(config.stop_sandboxes_on_exit, timeout).await;
@@ -190,7 +197,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     };
     tokio::select! {
         () = orderly => {}
-        () = signals.next() => tracing::warn!("asked twice; ending at once"),
+        () = signals.next() => tracing::warn!("a second signal; exiting at once"),
     }
     if let Err(error) = durable::remove_file(&socket) {
         tracing::warn!(%error, "cannot remove the agent's socket");
@@ -216,21 +223,37 @@ fn open_context(config: Arc<Config>, paths: Paths, metrics: Metrics) -> anyhow::
         runtime: paths.runtime_monitors(),
     };
     let monitors = MonitorPool::new(pool, boot_id.clone(), cgroups);
+    let launcher = Arc::new(Launcher::new(Arc::clone(&config), monitors, metrics.disk().clone()));
+    let capacity = Capacity::new(config.limits, memory.total_mb, allowances.clone());
+    let volumes = Volumes::new(sandpiper_images::volumes::Volumes::open(&paths.volumes())?);
+    let leave = CancellationToken::new();
+    let helpers = Helpers::new(Surroundings {
+        config: Arc::clone(&config),
+        paths: paths.clone(),
+        launcher: Arc::clone(&launcher),
+        capacity: capacity.clone(),
+        templates: templates.clone(),
+        volumes: volumes.clone(),
+        leave: leave.clone(),
+    });
     Ok(Context {
         templates,
         warm,
-        launcher: Launcher::new(Arc::clone(&config), monitors, metrics.disk().clone()),
+        launcher,
+        volumes,
+        helpers,
         checkpoints: Checkpoints::open(&paths.checkpoints())?,
-        capacity: Capacity::new(config.limits, memory.total_mb, allowances.clone()),
+        capacity,
         allowances,
         usage: Usage::default(),
         logs: Logs::default(),
+        samples: Samples::default(),
         metrics,
         sealer: Sealer::open(&paths.record_key()).context("Cannot read record.key")?,
         boot_id,
         visits: Visits::default(),
         changed: watch::Sender::default(),
-        leave: CancellationToken::new(),
+        leave,
         config,
         paths,
     })

@@ -197,7 +197,7 @@ impl Metrics {
         self.operation_seconds.get_or_create(&OperationLabels { operation, outcome }).observe(took.as_secs_f64());
     }
 
-    /// A create has been answered.
+    /// A create has got its response.
     pub(crate) fn created(&self, outcome: Outcome, took: Duration) {
         if outcome == Outcome::Created {
             self.create_seconds.observe(took.as_secs_f64());

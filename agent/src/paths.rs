@@ -9,15 +9,18 @@
 //!   allowances.json                  what teams may hold here
 //!   templates/<ver…>/                root.ext4, template.json
 //!   sandboxes/<sbx…>/                record.json, the files that it names (disk-…, memory-…, state-…), exit.json,
-//!                                    monitor.log, console.log
+//!                                    monitor.log, console.log, samples-<n>
 //!   checkpoints/<ckp…>/              manifest.json, and the files that it names
 //!   warm/<key>/                      the same of a template's warm snapshot
-//!   shells/<shl…>/                   of a monitor that waits for a machine: exit.json, monitor.log
+//!   volumes/<vol…>/                  volume.json, base.layer, data.layer; and blank layers, which they share
+//!   helpers/<vol…>/                  as for a sandbox, of a machine of the agent's own that works with a volume
+//!   monitors/<mon…>/                 of a monitor that waits for a machine: exit.json, monitor.log
 //! <runtime_dir>/                     0755, may be a tmpfs
 //!   agent.sock                       the agent API
 //!   sandboxes/<sbx…>/                0700: control.sock, vsock.sock
-//!   shells/<shl…>/                   0700: control.sock
+//!   monitors/<mon…>/                 0700: control.sock
 //!   warm/<key>/                      0700: while a warm snapshot is made, as for a sandbox
+//!   helpers/<vol…>/                  0700: the same of a helper
 //! ```
 //!
 //! All of `state_dir` is one file system: layers are hard links between these folders.
@@ -27,6 +30,9 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use sandpiper_machine::MachinePaths;
+
+/// What the folders of idle monitors were called.
+const SHELLS: &str = "shells";
 
 /// The two roots, and the names below them.
 #[derive(Debug, Clone)]
@@ -47,11 +53,14 @@ impl Paths {
         create_dir(&self.templates(), 0o700)?;
         create_dir(&self.checkpoints(), 0o700)?;
         create_dir(&self.warm(), 0o700)?;
+        create_dir(&self.volumes(), 0o700)?;
+        create_dir(&self.helpers(), 0o700)?;
         create_dir(&self.monitors(), 0o700)?;
         create_dir(&self.runtime, 0o755)?;
         create_dir(&self.runtime_sandboxes(), 0o700)?;
         create_dir(&self.runtime_monitors(), 0o700)?;
-        create_dir(&self.runtime_warm(), 0o700)
+        create_dir(&self.runtime_warm(), 0o700)?;
+        create_dir(&self.runtime_helpers(), 0o700)
     }
 
     pub(crate) fn state(&self) -> &Path {
@@ -98,12 +107,40 @@ impl Paths {
         self.runtime.join("warm")
     }
 
+    pub(crate) fn volumes(&self) -> PathBuf {
+        self.state.join("volumes")
+    }
+
+    pub(crate) fn helpers(&self) -> PathBuf {
+        self.state.join("helpers")
+    }
+
+    pub(crate) fn runtime_helpers(&self) -> PathBuf {
+        self.runtime.join("helpers")
+    }
+
+    /// The folders of one helper: named after its volume, or what it is for.
+    pub(crate) fn helper(&self, name: &str) -> MachinePaths {
+        MachinePaths { state: self.helpers().join(name), runtime: self.runtime_helpers().join(name) }
+    }
+
     pub(crate) fn monitors(&self) -> PathBuf {
-        self.state.join("shells")
+        self.state.join("monitors")
     }
 
     pub(crate) fn runtime_monitors(&self) -> PathBuf {
-        self.runtime.join("shells")
+        self.runtime.join("monitors")
+    }
+
+    /// Folders in which monitors of an earlier agent may have been idle: its own, and those of agents that called an idle
+    /// monitor a shell. A monitor names its folder for as long as it runs.
+    pub(crate) fn monitors_ever(&self) -> [PathBuf; 2] {
+        [self.monitors(), self.state.join(SHELLS)]
+    }
+
+    /// What only agents made that called an idle monitor a shell.
+    pub(crate) fn outdated(&self) -> [PathBuf; 2] {
+        [self.state.join(SHELLS), self.runtime.join(SHELLS)]
     }
 
     pub(crate) fn api_socket(&self) -> PathBuf {

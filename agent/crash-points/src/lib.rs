@@ -86,6 +86,27 @@ crash_points! {
     /// The sandbox's sockets are gone, its files are not.
     DeleteSocketsRemoved,
     DeleteRemoved,
+
+    /// A new volume is there under its hidden name.
+    VolumeMade,
+    VolumePublished,
+    /// The record of a volume says which sandbox has it; that one's monitor has nothing of it.
+    VolumeRecorded,
+    /// The monitor has the disks of all volumes; the guest has not mounted them.
+    VolumesAttached,
+    /// A guest that is being written down has unmounted all; their disks are still there.
+    VolumesUnmounted,
+    /// The monitor has none of them any more; their records say that it has.
+    VolumesDetached,
+    /// They are back after a checkpoint, and mounted.
+    VolumesRemounted,
+    /// The record of a volume says that no sandbox has it.
+    VolumeReleased,
+    /// The folder of a volume that is being deleted is hidden.
+    VolumeHidden,
+    VolumeRemoved,
+    /// A guest has made the empty file system that volumes begin with; it has no name yet.
+    BlankFormatted,
 }
 
 impl CrashPoint {

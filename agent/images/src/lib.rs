@@ -5,9 +5,13 @@
 //! * [`templates`]: root file system images that sandboxes start from.
 //! * [`layers`]: the files that disks and memory images consist of, whose they are, and how chains of them are shortened.
 //! * [`snapshots`]: checkpoints and warm snapshots, which outlive the machine that they were taken of.
+//! * [`volumes`]: disks that outlive the sandboxes that have them.
+//! * [`checked`]: documents with a checksum.
 
 #![warn(clippy::missing_errors_doc)]
 
+pub mod checked;
 pub mod layers;
 pub mod snapshots;
 pub mod templates;
+pub mod volumes;

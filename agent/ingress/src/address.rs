@@ -6,6 +6,9 @@
 //! | one below `data_plane_host`, by [`route`] | the sandbox that it names, whatever the fields say |
 //! | any other, with `E2b-Sandbox-Id` and `E2b-Sandbox-Port` | that sandbox, that port; 49983 is the data plane |
 //! | any other, and the request is a signed file URL | the sandbox whose token made the signature: [`crate::signed`] |
+//! | any other, with an access token as `X-Access-Token` | the data plane of the sandbox that it opens |
+//!
+//! The last is all that the Python SDK 2.20 says of a sandbox that it has connected to.
 //!
 //! So one plain origin, an address and a port, serves all sandboxes to clients that can be given a URL and no wildcard name.
 
@@ -27,7 +30,7 @@ const API: &str = "api";
 pub(super) enum Address {
     Sandbox(Route),
     Api,
-    /// The request does not say; a signature may.
+    /// The request does not say; a signature or a token may.
     Plain,
 }
 

@@ -36,7 +36,7 @@ impl<D: Directory> Proxy<D> {
     ///
     /// # Errors
     ///
-    /// The request asks for another protocol, a limit is reached, or there is no answer.
+    /// The request asks for another protocol, a limit is reached, or there is no response.
     pub(super) async fn forward_to_api(
         &self,
         api: SocketAddr,
@@ -62,7 +62,7 @@ impl<D: Directory> Proxy<D> {
         let upload = Upload::new(upload, self.body_timeout, never_revoked);
         let request = forwarded_request(parts, Protocol::Http1, shown, &path, upload)?;
         let exchanged = exchange(&self.pool, Server::Api(api), request, self.server_idle_timeout()).await;
-        let (response, lease) = exchanged.map_err(of_api)?;
+        let (response, lease) = exchanged.map_err(|unanswered| of_api(unanswered.why))?;
 
         let (mut head, ()) = response.into_parts();
         prepare_response(&mut head);
@@ -70,7 +70,7 @@ impl<D: Directory> Proxy<D> {
             debug!(%api, "The API switched protocols without being asked");
             return Err(Refusal::Api(ApiRefusal::BrokenAnswer));
         }
-        Ok(Response::from_parts(head, Body::streamed(lease, occupied, never_revoked())))
+        Ok(Response::from_parts(head, Body::streamed(lease, occupied, never_revoked(), None)))
     }
 }
 
@@ -79,7 +79,7 @@ fn never_revoked() -> Revoked {
     Box::pin(std::future::pending())
 }
 
-/// The same refusal, where the API did not answer instead of a guest.
+/// The same refusal, where the API did not respond instead of a guest.
 fn of_api(refusal: Refusal) -> Refusal {
     match refusal {
         Refusal::Unreachable => Refusal::Api(ApiRefusal::Down),

@@ -8,6 +8,7 @@ use http_body_util::Full;
 use hyper::body::{Body as HttpBody, Frame, SizeHint};
 use tracing::debug;
 
+use super::envelopes::Envelopes;
 use super::grant::Revoked;
 use super::limits::Occupied;
 use super::link::{BodyError, Lease};
@@ -22,7 +23,8 @@ pub(super) enum Body {
 /// it is dropped before, because the client has gone, the link is closed. In both cases its places are free again.
 ///
 /// An error here (the server broke off) makes hyper end the client's response abnormally: a missing last chunk, a missing
-/// rest, or a reset HTTP/2 stream. Nothing may turn it into a clean end, because that would look like a complete answer.
+/// rest, or a reset HTTP/2 stream. Nothing may turn it into a clean end, because that would look like a complete response; but a
+/// stream whose protocol has an error for its end gets that one.
 pub(super) struct StreamedBody {
     /// Until the end.
     held: Option<Held>,
@@ -34,6 +36,8 @@ pub(super) struct StreamedBody {
 struct Held {
     lease: Lease,
     revoked: Revoked,
+    /// Of a stream whose end can be told in its own form.
+    envelopes: Option<Envelopes>,
     _occupied: Occupied,
 }
 
@@ -46,8 +50,9 @@ impl Body {
         Body::Small(Full::new(text))
     }
 
-    pub(super) fn streamed(lease: Lease, occupied: Occupied, revoked: Revoked) -> Body {
-        let mut body = StreamedBody { held: Some(Held { lease, revoked, _occupied: occupied }), broken: None };
+    pub(super) fn streamed(lease: Lease, occupied: Occupied, revoked: Revoked, envelopes: Option<Envelopes>) -> Body {
+        let held = Held { lease, revoked, envelopes, _occupied: occupied };
+        let mut body = StreamedBody { held: Some(held), broken: None };
         body.let_go_at_end();
         Body::Streamed(Box::new(body))
     }
@@ -61,7 +66,7 @@ impl StreamedBody {
         }
     }
 
-    /// Ends the answer with an error, in the next poll.
+    /// Ends the response with an error, in the next poll.
     fn break_off<T>(&mut self, error: BodyError, cx: &mut Context<'_>) -> Poll<T> {
         (self.held, self.broken) = (None, Some(error));
         cx.waker().wake_by_ref();
@@ -92,10 +97,23 @@ impl HttpBody for Body {
             }
             let frame = ready!(frame);
             match frame {
-                Some(Err(error)) => return body.break_off(error, cx),
+                Some(Err(error)) => {
+                    let Some(end) = held.envelopes.as_ref().and_then(Envelopes::broken_off) else {
+                        return body.break_off(error, cx);
+                    };
+                    debug!(%error, "A guest broke a stream off");
+                    body.held = None;
+                    return Poll::Ready(Some(Ok(Frame::data(end))));
+                }
                 // HTTP/2 clients count empty frames against the sender and hang up after some.
                 Some(Ok(ref frame)) if frame.data_ref().is_some_and(Bytes::is_empty) => continue,
-                None | Some(Ok(_)) => body.let_go_at_end(),
+                None => body.let_go_at_end(),
+                Some(Ok(ref frame)) => {
+                    if let (Some(envelopes), Some(data)) = (&mut held.envelopes, frame.data_ref()) {
+                        envelopes.pass(data);
+                    }
+                    body.let_go_at_end();
+                }
             }
             return Poll::Ready(frame);
         }

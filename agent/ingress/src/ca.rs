@@ -8,9 +8,9 @@
 //! The authority may only sign names below the data-plane host (X.509 name constraints): whoever trusts it trusts it for
 //! nothing else. Certificates for the listener are made when needed and kept in memory.
 
-use std::fs::{self, DirBuilder, OpenOptions};
+use std::fs::{self, DirBuilder};
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -20,6 +20,7 @@ use rcgen::{
 };
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
+use sandpiper_durable::{self as durable, Access};
 
 const DAY: Duration = Duration::from_secs(86_400);
 /// Long, because every client has to be told of a new one.
@@ -62,8 +63,8 @@ impl LocalCa {
                 .map_err(|source| CaError::Io { path: folder.clone(), source })?;
             let (certificate, key) = make_authority(host, SystemTime::now())?;
             // The key first: a certificate is only there when its key is.
-            write(&key_path, 0o600, key.as_bytes())?;
-            write(&path, 0o644, certificate.as_bytes())?;
+            write(&key_path, Access::PRIVATE, key.as_bytes())?;
+            write(&path, Access::READABLE, certificate.as_bytes())?;
         }
         let key = fs::read_to_string(&key_path).map_err(|source| CaError::Io { path: key_path.clone(), source })?;
         let pem = fs::read_to_string(&path).map_err(|source| CaError::Io { path: path.clone(), source })?;
@@ -123,21 +124,9 @@ fn name(common: &str) -> DistinguishedName {
     name
 }
 
-/// Writes a file completely or not at all.
-fn write(path: &Path, mode: u32, bytes: &[u8]) -> Result<(), CaError> {
-    let failed = |source| CaError::Io { path: path.to_path_buf(), source };
-    let draft = path.with_extension(format!("{:016x}.new", rand::random::<u64>()));
-    let written = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(mode)
-        .open(&draft)
-        .and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()))
-        .and_then(|()| fs::rename(&draft, path));
-    if written.is_err() {
-        let _ = fs::remove_file(&draft);
-    }
-    written.map_err(failed)
+fn write(path: &Path, access: Access, bytes: &[u8]) -> Result<(), CaError> {
+    durable::write_atomic_with(path, access, |file| file.write_all(bytes))
+        .map_err(|source| CaError::Io { path: path.to_path_buf(), source })
 }
 
 #[cfg(test)]

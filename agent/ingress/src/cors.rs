@@ -31,7 +31,7 @@ pub(super) fn preflight(request: &Parts) -> Response<Body> {
         VARY,
         HeaderValue::from_static("origin, access-control-request-method, access-control-request-headers"),
     );
-    // `*` would leave out Authorization, so the question is given back as the answer.
+    // `*` would leave out Authorization, so the question is given back as the response.
     let echo = [
         (ACCESS_CONTROL_REQUEST_METHOD, ACCESS_CONTROL_ALLOW_METHODS),
         (ACCESS_CONTROL_REQUEST_HEADERS, ACCESS_CONTROL_ALLOW_HEADERS),
@@ -44,7 +44,7 @@ pub(super) fn preflight(request: &Parts) -> Response<Body> {
     response
 }
 
-/// Lets the page read an answer.
+/// Lets the page read a response.
 pub(super) fn open(headers: &mut HeaderMap) {
     headers.entry(ACCESS_CONTROL_ALLOW_ORIGIN).or_insert(HeaderValue::from_static("*"));
     headers.entry(ACCESS_CONTROL_EXPOSE_HEADERS).or_insert(HeaderValue::from_static("*"));

@@ -124,6 +124,11 @@ impl Credentials {
     }
 }
 
+/// What the E2B SDKs send as their access token, whatever it is.
+pub(super) fn access_token(headers: &HeaderMap) -> Option<&str> {
+    headers.get(X_ACCESS_TOKEN)?.to_str().ok()
+}
+
 /// Keeps those values of `name` for which `keep` holds.
 fn retain(headers: &mut HeaderMap, name: HeaderName, mut keep: impl FnMut(&HeaderValue) -> bool) {
     if !headers.contains_key(&name) {

@@ -1,4 +1,4 @@
-//! One request and its answer, over a link of the pool or a new one.
+//! One request and its response, over a link of the pool or a new one.
 
 use std::error::Error as _;
 use std::io;
@@ -24,23 +24,32 @@ use crate::vsock::{self, ForwardError};
 /// A guest on a busy host may take its time to accept; the E2B SDKs' own probe gives up after 5 s.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Sends `request` to `server` and waits for the head of the answer. Nothing may move for `idle_timeout` at most.
+/// Sends `request` to `server` and waits for the head of the response. Nothing may move for `idle_timeout` at most.
+///
+/// # Errors
+/// Without a response, with the request if nothing can happen twice when it is sent again.
 pub(super) async fn exchange(
     pool: &Arc<Pool>,
     server: Server,
     mut request: Request<Upload>,
     idle_timeout: Duration,
-) -> Result<(Response<()>, Lease), Refusal> {
+) -> Result<(Response<()>, Lease), Unanswered> {
     if let Some(mut link) = pool.take(&server) {
         match link.send(request).await {
             Ok(head) => return Ok((head, Lease::new(link, server, pool.clone()))),
             Err(Unanswered { again: Some(again), .. }) => request = again,
-            Err(Unanswered { why, .. }) => return Err(why),
+            Err(unanswered) => return Err(unanswered),
         }
     }
-    let stream = connect(&server).await?;
-    let mut link = Link::open(stream, server.protocol(), idle_timeout).await?;
-    let head = link.send(request).await.map_err(|unanswered| unanswered.why)?;
+    let opened = match connect(&server).await {
+        Ok(stream) => Link::open(stream, server.protocol(), idle_timeout).await.map_err(Refusal::from),
+        Err(refusal) => Err(refusal),
+    };
+    let mut link = match opened {
+        Ok(link) => link,
+        Err(why) => return Err(Unanswered { why, again: Some(request) }),
+    };
+    let head = link.send(request).await?;
     Ok((head, Lease::new(link, server, pool.clone())))
 }
 
@@ -78,7 +87,7 @@ async fn connect_to_api(address: SocketAddr) -> Result<TcpStream, Refusal> {
     })
 }
 
-/// Who was to blame when no answer came.
+/// Who was to blame when no response came.
 impl From<SendError> for Refusal {
     fn from(error: SendError) -> Refusal {
         match error {

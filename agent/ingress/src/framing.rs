@@ -14,7 +14,7 @@
 //!
 //! [`StrictIo`] stands between the connection and hyper and follows the framing byte by byte. At the first byte that is
 //! wrong it lets a NUL pass instead of it, which a head may not hold, and then the stream ends. So it is hyper that answers
-//! 400, behind the answers to the requests before, and closes the connection.
+//! 400, behind the responses to the requests before, and closes the connection.
 
 use std::io;
 use std::pin::Pin;
@@ -121,7 +121,7 @@ enum State {
     ChunkEnd,
     /// In the trailers, up to an empty line.
     Trailers,
-    /// The connection may have become something else than HTTP. If it has not, the proxy ends it with the answer.
+    /// The connection may have become something else than HTTP. If it has not, the proxy ends it with the response.
     Unwatched,
     /// Something was wrong.
     Over,

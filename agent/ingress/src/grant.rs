@@ -1,6 +1,6 @@
 //! What lets a request pass, and what grows out of it go on.
 //!
-//! An upload, a streamed answer or a tunnel may last for days. Meanwhile its token expires, its port is closed or made
+//! An upload, a streamed response or a tunnel may last for days. Meanwhile its token expires, its port is closed or made
 //! private, its sandbox is deleted. So each of them asks again, once a second, what was asked of the request at first,
 //! and ends when it would be refused now. The question is asked by whoever moves the bytes: there is no task and no table
 //! of what is open, and what is over within a second asks nothing.

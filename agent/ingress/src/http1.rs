@@ -1,11 +1,11 @@
 //! HTTP/1.1 to a server in a guest, or to the API: one request at a time on one connection.
 //!
 //! Most of what passes through the proxy is a short request without a body and a short answer, and what a general client
-//! does to hand both from task to task was a third of all work. Here, whoever waits for an answer reads it. A body is
-//! sent beside that, and gets a task of its own only where the answer has begun before its end.
+//! does to hand both from task to task was a third of all work. Here, whoever waits for a response reads it. A body is
+//! sent beside that, and gets a task of its own only where the response has begun before its end.
 //!
-//! A connection leads to one server and is never shared between two, so a guest that frames its answers wrongly cheats
-//! its own visitors only; towards them every answer is framed anew.
+//! A connection leads to one server and is never shared between two, so a guest that frames its responses wrongly cheats
+//! its own visitors only; towards them every response is framed anew.
 
 mod response;
 
@@ -52,13 +52,13 @@ pub(super) struct Http1 {
     /// Bytes of it in which the head did not end.
     looked_at: usize,
     read_size: usize,
-    /// What is to come of the answer's body.
+    /// What is to come of the response's body.
     body: Framing,
     /// The guest takes another request after this one.
     keep_alive: bool,
 }
 
-/// Why a request did not get an answer, or its answer no end.
+/// Why a request did not get a response, or its response no end.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SendError {
     /// The guest had closed before it was given anything of the request.
@@ -88,7 +88,7 @@ impl Http1 {
         }
     }
 
-    /// Sends a request whose fields say how its body is framed, and waits for the head of the answer. An error comes with
+    /// Sends a request whose fields say how its body is framed, and waits for the head of the response. An error comes with
     /// the request, as long as its body was not touched.
     pub(super) async fn send(
         &mut self,
@@ -110,7 +110,7 @@ impl Http1 {
         }
     }
 
-    /// Sends the body of a request whose head has been sent, while it waits for the head of the answer.
+    /// Sends the body of a request whose head has been sent, while it waits for the head of the response.
     async fn send_body(
         &mut self,
         writer: WriteHalf<Io>,
@@ -152,7 +152,7 @@ impl Http1 {
                 return Poll::Ready(Ok(Response::from_parts(head, ())));
             }
             if self.received.len() >= MAX_HEAD {
-                return Poll::Ready(Err(invalid("the head of the answer is too long").into()));
+                return Poll::Ready(Err(invalid("the head of the response is too long").into()));
             }
             match ready!(self.poll_fill(cx)) {
                 Ok(0) if self.received.is_empty() => return Poll::Ready(Err(SendError::Closed)),
@@ -166,7 +166,7 @@ impl Http1 {
         }
     }
 
-    /// Takes the head of an answer, once it is complete. Of one that comes byte by byte only ends of lines are looked at.
+    /// Takes the head of a response, once it is complete. Of one that comes byte by byte only ends of lines are looked at.
     fn take_head(&mut self) -> io::Result<Option<Parts>> {
         let looked_at = std::mem::replace(&mut self.looked_at, self.received.len());
         if looked_at > 0 && !self.received[looked_at..].contains(&b'\n') {
@@ -179,7 +179,7 @@ impl Http1 {
         Ok(head)
     }
 
-    /// The next piece of the answer's body; `None` when it is complete.
+    /// The next piece of the response's body; `None` when it is complete.
     pub(super) fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, SendError>>> {
         if let Some(upload) = &mut self.upload
             && let Poll::Ready(result) = Pin::new(upload).poll(cx)
@@ -213,12 +213,12 @@ impl Http1 {
         Poll::Ready(Ok(length))
     }
 
-    /// Whether all of the answer's body was taken.
+    /// Whether all of the response's body was taken.
     pub(super) fn is_complete(&self) -> bool {
         self.body == Framing::Complete
     }
 
-    /// Bytes left of the answer's body, if that is known.
+    /// Bytes left of the response's body, if that is known.
     pub(super) fn left(&self) -> Option<u64> {
         match self.body {
             Framing::Sized(left) => Some(left),
@@ -238,7 +238,7 @@ impl Http1 {
         self.is_complete() && self.keep_alive && self.writer.is_some() && self.received.is_empty()
     }
 
-    /// Waits for the end of a body that is still being sent, after the answer to it. Whether another request can be sent.
+    /// Waits for the end of a body that is still being sent, after the response to it. Whether another request can be sent.
     pub(super) async fn ready(&mut self) -> bool {
         if let Some(upload) = &mut self.upload {
             self.writer = upload.await.ok().and_then(Result::ok);
@@ -320,7 +320,7 @@ mod tests {
     use std::time::Duration;
     use tokio::io::AsyncReadExt as _;
 
-    /// What a guest's answer to `method` comes to: status, body, trailers; and whether the connection takes another request.
+    /// What a guest's response to `method` comes to: status, body, trailers; and whether the connection takes another request.
     async fn answer(
         method: Method,
         text: &'static str,
@@ -388,21 +388,21 @@ mod tests {
     #[tokio::test]
     async fn a_guest_that_says_something_unasked_is_not_asked_again() {
         let text = "HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabcHTTP/1.1 200 OK\r\n";
-        let (_, body, _, open) = answer(Method::GET, text, text.len()).await.expect("an answer");
+        let (_, body, _, open) = answer(Method::GET, text, text.len()).await.expect("a response");
         assert_eq!((body.as_str(), open), ("abc", false));
     }
 
     #[tokio::test]
     async fn answers_to_head_have_no_body() {
         let text = "HTTP/1.1 204 OK\r\nContent-Length: 3\r\n\r\n";
-        let (status, body, _, open) = answer(Method::HEAD, text, 5).await.expect("an answer");
+        let (status, body, _, open) = answer(Method::HEAD, text, 5).await.expect("a response");
         assert_eq!((status, body.as_str(), open), (204, "", true));
     }
 
     #[tokio::test]
     async fn trailers_follow_the_last_chunk() {
         let text = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\nX-Sum: 1\r\n\r\n";
-        let (_, body, trailers, open) = answer(Method::GET, text, 3).await.expect("an answer");
+        let (_, body, trailers, open) = answer(Method::GET, text, 3).await.expect("a response");
         assert_eq!((body.as_str(), &trailers["x-sum"], open), ("a", &HeaderValue::from_static("1"), true));
     }
 

@@ -28,6 +28,7 @@ mod ca;
 mod config;
 mod cors;
 mod credentials;
+mod envelopes;
 mod exchange;
 mod forwarded;
 mod framing;
@@ -64,6 +65,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use sandpiper_durable as durable;
 use sandpiper_protocol::agent::{ExposedPort, Previews, SandboxState};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -102,6 +104,8 @@ pub enum WakeError {
     NoRoom,
     /// Its team's other sandboxes hold all that the team may.
     QuotaExceeded,
+    /// Another sandbox has one of its volumes, or a program of the sandbox holds it.
+    VolumeTaken,
     Failed,
     TimedOut,
 }
@@ -131,7 +135,7 @@ pub enum BindError {
     #[error("Cannot listen on {address}: choose another ingress.listen")]
     Listen { address: SocketAddr, source: std::io::Error },
     #[error("The certificate could not be prepared")]
-    Interrupted(#[from] tokio::task::JoinError),
+    Interrupted(#[from] durable::Interrupted),
 }
 
 /// The listener and everything behind it.
@@ -155,7 +159,7 @@ impl<D: Directory> Ingress<D> {
         let certificate = {
             let (tls, host, state_dir) = (config.tls.clone(), config.data_plane_host.clone(), state_dir.to_path_buf());
             // Reads and writes files.
-            tokio::task::spawn_blocking(move || ListenerTls::open(&tls, &state_dir, &host)).await??
+            durable::blocking(move || ListenerTls::open(&tls, &state_dir, &host).map_err(BindError::from)).await?
         };
         let tls = certificate.as_ref().map(ListenerTls::acceptor).transpose()?;
         let listen = |source| BindError::Listen { address: config.listen, source };

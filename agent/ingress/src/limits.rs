@@ -89,7 +89,7 @@ pub(super) struct InFlight {
     memory: Memory,
 }
 
-/// What a request occupies until its answer is complete.
+/// What a request occupies until its response is complete.
 #[derive(Debug)]
 pub(super) struct Occupied {
     _sandbox: Place<(Arc<str>, Kind)>,
@@ -111,7 +111,7 @@ impl InFlight {
         InFlight { sandboxes: Limit::new(for_each_sandbox), visitors: Limit::new(for_each_visitor), memory }
     }
 
-    /// Counts a request of `client`, which reaches the guest over `protocol`, until the answer is dropped.
+    /// Counts a request of `client`, which reaches the guest over `protocol`, until the guard is dropped.
     pub(super) fn enter(
         &self,
         sandbox_id: &str,

@@ -1,10 +1,10 @@
 //! Connections into guests, and to the API, that are kept for the next request.
 //!
-//! A link serves one request at a time, so no answer can reach the wrong request and a slow client holds up nobody else.
-//! When an answer is complete and nothing of its request is left, the link waits in the [`Pool`] for another request to
+//! A link serves one request at a time, so no response can reach the wrong request and a slow client holds up nobody else.
+//! When a response is complete and nothing of its request is left, the link waits in the [`Pool`] for another request to
 //! the same server. It does not wait long: a server that handles one connection at a time is not kept from its next
 //! visitor, and servers, which themselves close idle connections after a few seconds, hardly ever close one of ours just
-//! when we write to it. An answer that is given up half-way closes its link, and so the guest learns of it.
+//! when we write to it. A response that is given up half-way closes its link, and so the guest learns of it.
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -52,7 +52,7 @@ pub(super) struct Http2 {
     answer: Option<Incoming>,
 }
 
-/// Why there is no answer, and the request where it may be sent again.
+/// Why there is no response, and the request where it may be sent again.
 pub(super) struct Unanswered {
     pub(super) why: Refusal,
     pub(super) again: Option<Request<Upload>>,
@@ -80,7 +80,7 @@ impl Link {
         }
     }
 
-    /// Sends a request and waits for the head of its answer.
+    /// Sends a request and waits for the head of its response.
     ///
     /// A link that waited may be closed by the guest at the moment it is used. The request comes back where sending it
     /// again cannot do a thing twice: nothing of it was sent, or it is one that changes nothing and has no body (RFC 9110
@@ -229,7 +229,7 @@ impl Lease {
         Lease { link, server, pool }
     }
 
-    /// The next piece of the answer's body.
+    /// The next piece of the response's body.
     pub(super) fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         match &mut self.link {
             Link::Http1(link) => link.poll_frame(cx).map_err(Into::into),
@@ -238,7 +238,7 @@ impl Lease {
         }
     }
 
-    /// Whether all of the answer's body has been taken.
+    /// Whether all of the response's body has been taken.
     pub(super) fn is_end_stream(&self) -> bool {
         match &self.link {
             Link::Http1(link) => link.is_complete(),
@@ -246,7 +246,7 @@ impl Lease {
         }
     }
 
-    /// How much of the answer's body is left.
+    /// How much of the response's body is left.
     pub(super) fn size_hint(&self) -> SizeHint {
         match &self.link {
             Link::Http1(link) => link.left().map_or_else(SizeHint::default, SizeHint::with_exact),

@@ -6,7 +6,7 @@
 //! |---|---|---|
 //! | a client's connection | [`CONNECTION_KIB`]: the head of a request, TLS records | `max_connections` |
 //! | the window of one that speaks HTTP/2 | [`WINDOW_KIB`] | while a quarter of `requests_memory_mb` lasts; then 64 KiB |
-//! | a request and its answer, over HTTP/1.1 to the guest | [`EXCHANGE_KIB`] | while the rest of it lasts |
+//! | a request and its response, over HTTP/1.1 to the guest | [`EXCHANGE_KIB`] | while the rest of it lasts |
 //! | the same over HTTP/2 (gRPC) | [`GRPC_KIB`] | |
 //! | a link that waits for a request | [`LINK_KIB`] | 1024 |
 //!
@@ -31,7 +31,7 @@ pub(super) const WINDOW_KIB: u32 = 1024;
 pub(super) const LINK_WINDOW: u32 = 256 * 1024;
 
 const CONNECTION_KIB: u32 = 96;
-/// What was read of the answer, what waits to be written of it, the piece in between.
+/// What was read of the response, what waits to be written of it, the piece in between.
 const EXCHANGE_KIB: u32 = 192;
 /// The link's window and its send buffer besides.
 const GRPC_KIB: u32 = EXCHANGE_KIB + LINK_WINDOW / 1024 + 64;

@@ -1,4 +1,4 @@
-//! The page that people see instead of an answer.
+//! The page that people see instead of a response.
 //!
 //! It is one document without script, font, image or anything else to load, and its policy lets a browser load nothing
 //! and apply no style but this one. All that is put into it are constants of the proxy, numbers and ids made here: no part

@@ -1,8 +1,14 @@
-//! One request: from its host name to the guest's answer. One for the API leaves here early, for [`super::api`].
+//! One request: from its host name to the guest's response. One for the API leaves here early, for [`super::api`].
 //!
 //! ```text
 //!   host ─▶ route ─▶ sandbox ─▶ port exposed? ─▶ token ─▶ a place free? ─▶ running, or woken? ─▶ exchange over a link
+//!                                                                                ▲                      │
+//!                                                                                └─── paused meanwhile ─┘
 //! ```
+//!
+//! A pause at the deadline waits for nobody. A request that comes while it goes on waits for its end, and wakes the sandbox; so
+//! does one that was let through just before and got no response, if it can be sent again. A response that has begun is cut off:
+//! where it is a stream of the data plane, with an error in its own form ([`super::envelopes`]).
 //!
 //! The framing of what is forwarded follows the body as hyper parsed it, never a field; and what hyper gets to parse has
 //! passed [`super::framing`], so nothing that a client smuggles is seen as a second request by a guest.
@@ -11,7 +17,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::header::{CONNECTION, CONTENT_LENGTH, EXPECT, HOST, HeaderValue, TRANSFER_ENCODING, UPGRADE};
+use http::header::{CONNECTION, CONTENT_LENGTH, EXPECT, HOST, HeaderMap, HeaderValue, TRANSFER_ENCODING, UPGRADE};
 use http::{Method, Request, Response, StatusCode, Uri, Version, request, response};
 use http_body_util::BodyExt;
 use hyper::body::{Body as _, Incoming};
@@ -26,14 +32,15 @@ use tracing::debug;
 use super::address::{Address, address, announces_fields};
 use super::body::Body;
 use super::cors;
-use super::credentials::Credentials;
+use super::credentials::{Credentials, access_token};
+use super::envelopes::Envelopes;
 use super::exchange::exchange;
 use super::forwarded::{Peer, Source, TrustedProxies};
 use super::grant::{Grant, RECHECK};
 use super::headers::{Protocol, prepare_request, remove_hop_by_hop};
 use super::host::requested_host;
 use super::limits::{Full, InFlight, Neighbourhood, Place};
-use super::link::{Pool, Server};
+use super::link::{Lease, Pool, Server, Unanswered};
 use super::memory::Memory;
 use super::refusal::{Refusal, RequestedForm};
 use super::route::{Door, Route};
@@ -94,7 +101,7 @@ pub(super) struct Proxy<D> {
 }
 
 impl<D: Directory> Proxy<D> {
-    /// Answers one request of `client`, always.
+    /// Responds to one request of `client`, always.
     pub(super) async fn handle(&self, client: &Client, mut request: Request<Incoming>) -> Response<Body> {
         let form = RequestedForm::of(request.headers());
         let expects = request.headers().contains_key(EXPECT);
@@ -152,7 +159,10 @@ impl<D: Directory> Proxy<D> {
             Address::Plain if cors::is_preflight(&parts) && announces_fields(&parts.headers) => {
                 return Ok(cors::preflight(&parts));
             }
-            Address::Plain => self.signer(signed.as_ref()).ok_or(Refusal::UnknownHost)?,
+            Address::Plain => {
+                let found = self.signer(signed.as_ref()).or_else(|| self.opened(&parts.headers));
+                found.ok_or(Refusal::UnknownHost)?
+            }
         };
         seen.sandbox_id = id::is_valid(SANDBOX_PREFIX, &token).then(|| token.clone());
         seen.kind = match door {
@@ -183,9 +193,7 @@ impl<D: Directory> Proxy<D> {
             Full::Memory => Refusal::NoMemory,
         })?;
         if target.wakes && grant.may_wake(&target) {
-            let _waits = self.stats.wake();
-            self.directory.wake(&target.sandbox_id).await.map_err(Refusal::NotWoken)?;
-            target = grant.check().await?;
+            target = self.wake(&grant, &target).await?;
             checked = Instant::now();
         }
         // A checkpoint stops the guest for a moment; what arrives meanwhile waits.
@@ -206,7 +214,7 @@ impl<D: Directory> Proxy<D> {
         let request =
             forwarded_request(parts, protocol, shown.to_str().map_err(|_| Refusal::UnknownHost)?, &path, upload)?;
         let server = Server::Guest { vsock: target.vsock.into_os_string(), door, protocol };
-        let (response, lease) = exchange(&self.pool, server, request, self.server_idle_timeout()).await?;
+        let (response, lease) = self.exchange(&grant, server, request).await?;
         if checked.elapsed() >= RECHECK {
             grant.check().await?;
         }
@@ -220,7 +228,8 @@ impl<D: Directory> Proxy<D> {
             if wish.is_some_and(|wish| wish.would_take(head.status)) {
                 return Err(Refusal::BrokenAnswer);
             }
-            return Ok(Response::from_parts(head, Body::streamed(lease, occupied, grant.watch())));
+            let envelopes = Envelopes::of(&head).filter(|_| door == Door::DataPlane);
+            return Ok(Response::from_parts(head, Body::streamed(lease, occupied, grant.watch(), envelopes)));
         }
         let (Some(wish), Some(agreed)) = (wish, agreed) else {
             debug!(sandbox_id = target.sandbox_id, "The guest switched protocols without being asked");
@@ -237,11 +246,48 @@ impl<D: Directory> Proxy<D> {
         Ok(Response::from_parts(head, Body::empty()))
     }
 
+    /// Has a sandbox go on; as it is then.
+    async fn wake(&self, grant: &Grant<D>, target: &Target) -> Result<Target, Refusal> {
+        let _waits = self.stats.wake();
+        self.directory.wake(&target.sandbox_id).await.map_err(Refusal::NotWoken)?;
+        grant.check().await
+    }
+
+    /// Sends a request to a guest; once more, if the guest was paused meanwhile and the request may wake it.
+    async fn exchange(
+        &self,
+        grant: &Grant<D>,
+        server: Server,
+        request: Request<Upload>,
+    ) -> Result<(Response<()>, Lease), Refusal> {
+        let Unanswered { why, again } =
+            match exchange(&self.pool, server.clone(), request, self.server_idle_timeout()).await {
+                Ok(answered) => return Ok(answered),
+                Err(unanswered) => unanswered,
+            };
+        let is_gone = matches!(why, Refusal::Unreachable | Refusal::BrokenAnswer);
+        let Some(request) = again.filter(|_| is_gone) else { return Err(why) };
+        let target = grant.check().await?;
+        if !(target.wakes && grant.may_wake(&target)) {
+            return Err(why);
+        }
+        debug!(sandbox_id = target.sandbox_id, "A guest was paused before it answered; waking it");
+        self.wake(grant, &target).await?;
+        let answered = exchange(&self.pool, server, request, self.server_idle_timeout()).await;
+        answered.map_err(|unanswered| unanswered.why)
+    }
+
     /// The sandbox whose token made the signature of a URL that names none. Of each sandbox a few hashes are made: there are as
     /// many as a host has memory for.
     fn signer(&self, signed: Option<&SignedUrl>) -> Option<Route> {
         let signed = signed?;
         let token = self.directory.ids().into_iter().find(|id| signed.is_of(&self.sessions, id))?;
+        Some(Route { token, door: Door::DataPlane })
+    }
+
+    /// The sandbox whose access token a request has that names none. Whether the token still opens it is asked later.
+    fn opened(&self, headers: &HeaderMap) -> Option<Route> {
+        let token = self.sessions.subject(access_token(headers)?)?;
         Some(Route { token, door: Door::DataPlane })
     }
 
@@ -304,7 +350,7 @@ pub(super) fn forwarded_request(
     Ok(Request::from_parts(parts, body))
 }
 
-/// Makes the head of a server's answer that of the answer to the client. Returns the protocol it switched to.
+/// Makes the head of a server's response that of the response to the client. Returns the protocol it switched to.
 pub(super) fn prepare_response(head: &mut response::Parts) -> Option<HeaderValue> {
     head.version = Version::HTTP_11;
     head.extensions.clear();

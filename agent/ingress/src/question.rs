@@ -12,25 +12,25 @@ use sandpiper_protocol::guest::DATA_PLANE_PORT;
 
 use crate::vsock::{self, VsockError};
 
-/// Longest answer in bytes.
+/// Longest response in bytes.
 const MAX_ANSWER: usize = 64 * 1024;
 
-/// Why a guest did not answer.
+/// Why a guest did not respond.
 #[derive(Debug, thiserror::Error)]
 pub enum QuestionError {
     #[error("The guest's data plane could not be reached")]
     Unreachable(#[from] VsockError),
-    #[error("The guest's data plane did not answer in HTTP")]
+    #[error("The guest's data plane did not respond in HTTP")]
     Broken(#[from] hyper::Error),
     #[error("The guest's data plane answered with {0}")]
     Status(StatusCode),
-    #[error("The guest's answer is too long, or broke off")]
+    #[error("The guest's response is too long, or broke off")]
     Body,
-    #[error("The guest's data plane did not answer within {} ms", .0.as_millis())]
+    #[error("The guest's data plane did not respond within {} ms", .0.as_millis())]
     TimedOut(Duration),
 }
 
-/// The body of the guest's answer to `GET <path>`; `timeout` covers all of it. `vsock` is the monitor's socket.
+/// The body of the guest's response to `GET <path>`; `timeout` covers all of it. `vsock` is the monitor's socket.
 ///
 /// # Errors
 ///

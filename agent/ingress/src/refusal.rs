@@ -17,7 +17,7 @@ use super::stats::Outcome;
 
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-/// Why a request does not reach a guest, or its answer not the client.
+/// Why a request does not reach a guest, or its response not the client.
 ///
 /// 502 and the wording of "not found" and "port is not open" are what the E2B SDKs expect of a proxy: that is how they
 /// tell a sandbox that is gone from an application that failed.
@@ -47,20 +47,20 @@ pub(super) enum Refusal {
     TooMany,
     /// The monitor or the guest accepts no connection.
     Unreachable,
-    /// The guest closed the connection before it had answered, or answered something that is not HTTP.
+    /// The guest closed the connection before it had responded, or answered something that is not HTTP.
     BrokenAnswer,
     /// Nothing moved for the whole idle time.
     TimedOut,
-    /// The API did not answer, or may not be asked now.
+    /// The API did not respond, or may not be asked now.
     Api(ApiRefusal),
 }
 
-/// Why a request does not reach the API, or its answer not the client.
+/// Why a request does not reach the API, or its response not the client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ApiRefusal {
     /// It accepts no connection.
     Down,
-    /// It closed the connection before it had answered, or answered something that nobody asked for.
+    /// It closed the connection before it had responded, or answered something that nobody asked for.
     BrokenAnswer,
     TimedOut,
     /// Too many requests to it are in flight.
@@ -97,7 +97,7 @@ struct Document<'a> {
 }
 
 impl Refusal {
-    /// The answer to a request whose header fields were `asked`, and which named this sandbox by its id, if it did.
+    /// The response to a request whose header fields were `asked`, and which named this sandbox by its id, if it did.
     pub(super) fn response(self, asked: &RequestedForm, sandbox_id: Option<&str>) -> Response<Bytes> {
         let words = self.words();
         let request_id = format!("req{:032x}", rand::random::<u128>());
@@ -167,7 +167,7 @@ impl Refusal {
             Refusal::SandboxBusy | Refusal::NoMemory | Refusal::TooMany => Some("1"),
             Refusal::Api(ApiRefusal::BrokenAnswer | ApiRefusal::TimedOut) => None,
             Refusal::Api(_) => Some("1"),
-            Refusal::NotWoken(WakeError::NoRoom | WakeError::QuotaExceeded) => Some("10"),
+            Refusal::NotWoken(WakeError::NoRoom | WakeError::QuotaExceeded | WakeError::VolumeTaken) => Some("10"),
             _ => None,
         }
     }
@@ -248,13 +248,13 @@ impl Refusal {
             Refusal::BrokenAnswer => (
                 StatusCode::BAD_GATEWAY,
                 "broken_answer",
-                "No valid answer",
-                "The sandbox closed the connection without a valid HTTP answer",
+                "No valid response",
+                "The sandbox closed the connection without a valid HTTP response",
             ),
             Refusal::TimedOut => (
                 StatusCode::GATEWAY_TIMEOUT,
                 "timed_out",
-                "No answer",
+                "No response",
                 "The sandbox neither read nor sent anything for too long",
             ),
             Refusal::Api(refusal) => api_refused(refusal),
@@ -296,6 +296,12 @@ fn not_woken(error: WakeError) -> (StatusCode, &'static str, &'static str) {
             "The sandbox is paused and its team's quota is full: pause or delete another of the team's sandboxes, then try \
              again",
         ),
+        WakeError::VolumeTaken => (
+            StatusCode::CONFLICT,
+            "volume_attached",
+            "The sandbox is paused and one of its volumes is in use, as a rule by another sandbox: pause or delete that one, then \
+             try again",
+        ),
         WakeError::Failed => {
             (StatusCode::SERVICE_UNAVAILABLE, code, "The sandbox is paused and could not be resumed: its logs say why")
         }
@@ -316,13 +322,13 @@ fn api_refused(refusal: ApiRefusal) -> (StatusCode, &'static str, &'static str, 
         ApiRefusal::BrokenAnswer => (
             StatusCode::BAD_GATEWAY,
             "broken_answer",
-            "No valid answer",
-            "The API closed the connection without a valid HTTP answer",
+            "No valid response",
+            "The API closed the connection without a valid HTTP response",
         ),
         ApiRefusal::TimedOut => (
             StatusCode::GATEWAY_TIMEOUT,
             "timed_out",
-            "No answer",
+            "No response",
             "The API neither read nor sent anything for too long",
         ),
         ApiRefusal::Busy => (

@@ -10,9 +10,9 @@
 //! every token at once.
 
 use std::collections::HashMap;
-use std::fs::{File, OpenOptions};
-use std::io::{self, Read, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError, RwLock};
 use std::time::Duration;
@@ -21,7 +21,7 @@ use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use hmac::{Hmac, KeyInit, Mac};
 use jiff::Timestamp;
-use sandpiper_durable as durable;
+use sandpiper_durable::{self as durable, Access};
 use sha2::Sha256;
 
 /// What every token begins with. The proxy also keeps anything of this form away from guests.
@@ -33,7 +33,7 @@ const MAC_BYTES: usize = 32;
 /// Block of SHA-256.
 const BLOCK_BYTES: usize = 64;
 /// Between sandbox id and holder, which have letters and digits.
-const HOLDER_MARK: u8 = b'/';
+const HOLDER_MARK: char = '/';
 /// Longest token worth decoding; the ids have 25 characters.
 const MAX_TOKEN: usize = 256;
 
@@ -103,7 +103,8 @@ impl Sessions {
         let failed = |source| OpenError::Io { path: key_file.to_path_buf(), source };
         let mut file = match File::open(key_file) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                create_key(key_file).map_err(failed)?;
+                let key: [u8; KEY_BYTES] = rand::random();
+                durable::create_atomic(key_file, Access::PRIVATE, &key).map_err(failed)?;
                 File::open(key_file).map_err(failed)?
             }
             opened => opened.map_err(failed)?,
@@ -182,8 +183,7 @@ impl Sessions {
         let expiry = Timestamp::from_second(now.as_second().saturating_add(self.life())).unwrap_or(Timestamp::MAX);
         let mut bytes = payload(expiry.as_second(), sandbox_id);
         if let Some(holder) = holder {
-            bytes.push(HOLDER_MARK);
-            bytes.extend_from_slice(holder.as_bytes());
+            bytes.extend_from_slice(format!("{HOLDER_MARK}{holder}").as_bytes());
         }
         (self.seal(TOKEN_PREFIX, bytes), expiry)
     }
@@ -208,22 +208,35 @@ impl Sessions {
         Some(bytes)
     }
 
+    /// The id of the sandbox that `token` was made for, if it was made here. It may open that no more: see [`Self::verify`].
+    pub(super) fn subject(&self, token: &str) -> Option<String> {
+        Some(self.read(token)?.sandbox_id)
+    }
+
     fn verify_at(&self, token: &str, sandbox_id: &str, now: Timestamp) -> Result<(), SessionError> {
-        let payload = self.open_token(TOKEN_PREFIX, token).ok_or(SessionError::Malformed)?;
-        let (expiry, id) = payload.split_first_chunk::<EXPIRY_BYTES>().ok_or(SessionError::Malformed)?;
-        let mut parts = id.splitn(2, |byte| *byte == HOLDER_MARK);
-        let (id, holder) = (parts.next(), parts.next());
-        if id != Some(sandbox_id.as_bytes()) {
+        let claims = self.read(token).ok_or(SessionError::Malformed)?;
+        if claims.sandbox_id != sandbox_id {
             return Err(SessionError::Foreign);
         }
-        if now.as_second() >= i64::from_be_bytes(*expiry) {
+        if now.as_second() >= claims.expiry {
             return Err(SessionError::Expired);
         }
-        let holder = holder.and_then(|holder| std::str::from_utf8(holder).ok());
-        if holder.is_some_and(|holder| self.is_revoked(holder)) {
+        if claims.holder.is_some_and(|holder| self.is_revoked(&holder)) {
             return Err(SessionError::Revoked);
         }
         Ok(())
+    }
+
+    /// What a token says, if it was sealed here.
+    fn read(&self, token: &str) -> Option<Claims> {
+        let payload = self.open_token(TOKEN_PREFIX, token)?;
+        let (expiry, names) = payload.split_first_chunk::<EXPIRY_BYTES>()?;
+        let names = std::str::from_utf8(names).ok()?;
+        let (sandbox_id, holder) = match names.split_once(HOLDER_MARK) {
+            Some((id, holder)) => (id, Some(holder.to_owned())),
+            None => (names, None),
+        };
+        Some(Claims { expiry: i64::from_be_bytes(*expiry), sandbox_id: sandbox_id.to_owned(), holder })
     }
 
     fn is_revoked(&self, holder: &str) -> bool {
@@ -239,6 +252,14 @@ impl Sessions {
     }
 }
 
+/// What an access token says.
+struct Claims {
+    /// In seconds since 1970.
+    expiry: i64,
+    sandbox_id: String,
+    holder: Option<String>,
+}
+
 /// What a token says that has no holder.
 pub(super) fn payload(expiry: i64, sandbox_id: &str) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(EXPIRY_BYTES + sandbox_id.len() + MAC_BYTES);
@@ -252,26 +273,6 @@ impl std::fmt::Debug for Sessions {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Sessions").field("ttl", &self.ttl).finish_non_exhaustive()
     }
-}
-
-/// Puts a new key at `path`, complete or not at all; a key that appeared meanwhile stays.
-fn create_key(path: &Path) -> io::Result<()> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let draft = path.with_extension(format!("{:016x}.new", rand::random::<u64>()));
-    let key: [u8; KEY_BYTES] = rand::random();
-    let result = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(&draft)
-        .and_then(|mut file| file.write_all(&key).and_then(|()| file.sync_all()))
-        .and_then(|()| match std::fs::hard_link(&draft, path) {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-            linked => linked,
-        });
-    let _ = std::fs::remove_file(&draft);
-    result?;
-    File::open(folder)?.sync_all()
 }
 
 #[cfg(test)]

@@ -77,17 +77,17 @@ impl Stats {
         self.requests.get_or_create(&RequestLabels { kind, outcome }).inc();
     }
 
-    /// Counts a client's connection as open until the answer is dropped.
+    /// Counts a client's connection as open until the guard is dropped.
     pub(super) fn connection(&self) -> Open {
         Open::new(&self.connections)
     }
 
-    /// Counts a tunnel as open until the answer is dropped.
+    /// Counts a tunnel as open until the guard is dropped.
     pub(super) fn tunnel(&self) -> Open {
         Open::new(&self.tunnels)
     }
 
-    /// Counts a request as waiting for its sandbox until the answer is dropped.
+    /// Counts a request as waiting for its sandbox until the guard is dropped.
     pub(super) fn wake(&self) -> Open {
         Open::new(&self.waking)
     }

@@ -92,7 +92,7 @@ impl Wish {
         }
     }
 
-    /// Whether the client would take an answer of this status, which is not 101, for a granted wish.
+    /// Whether the client would take a response of this status, which is not 101, for a granted wish.
     pub(super) fn would_take(&self, status: StatusCode) -> bool {
         *self == Wish::Stream && status.is_success()
     }

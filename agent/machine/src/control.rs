@@ -50,7 +50,7 @@ pub enum RequestError {
     Send(#[source] io::Error),
     #[error("The monitor closed its control connection")]
     Closed,
-    #[error("The monitor did not answer within {} seconds", .0.as_secs())]
+    #[error("The monitor did not respond within {} seconds", .0.as_secs())]
     TimedOut(Duration),
     #[error("The monitor refused: {0}")]
     Refused(Fault),

@@ -24,6 +24,7 @@ mod paths;
 pub mod pool;
 pub mod process;
 mod untrusted;
+mod usage;
 
 pub use self::error::MachineError;
 pub use self::jail::cgroup::Cgroups;
@@ -31,3 +32,4 @@ pub use self::machine::{Machine, MachineEvent, Termination, Unanswered};
 pub use self::metrics::DiskMetrics;
 pub use self::paths::MachinePaths;
 pub use self::untrusted::{MAX_TEXT, sanitize};
+pub use self::usage::MonitorUsage;

@@ -8,7 +8,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use sandpiper_protocol::guest::{GuestMessage, GuestNetwork, HostMessage, Init, MAX_LINK_LINE};
+use sandpiper_protocol::guest::{GuestMessage, GuestMount, GuestNetwork, HostMessage, Init, MAX_LINK_LINE};
 use sandpiper_protocol::lines::Decoder;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
@@ -43,6 +43,10 @@ pub struct Guest {
     pub envs: Envs,
     pub generation: u64,
     pub network: Option<GuestNetwork>,
+    /// Mounted before it is ready.
+    pub mounts: Vec<GuestMount>,
+    /// It is of the agent's own template, and serves the volume that it has.
+    pub serves_volume: bool,
 }
 
 /// An open link.
@@ -97,6 +101,8 @@ fn init(guest: &Guest) -> Init {
         entropy: entropy.iter().map(|byte| format!("{byte:02x}")).collect(),
         generation: guest.generation,
         network: guest.network.clone(),
+        mounts: guest.mounts.clone(),
+        serves_volume: guest.serves_volume,
     }
 }
 
@@ -214,7 +220,14 @@ mod tests {
     fn pair(envs: &Envs) -> (Link, Lines<UnixStream>) {
         let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
         theirs.set_nonblocking(true).unwrap();
-        let guest = Guest { id: "sbx1".into(), envs: envs.clone(), generation: 3, network: None };
+        let guest = Guest {
+            id: "sbx1".into(),
+            envs: envs.clone(),
+            generation: 3,
+            network: None,
+            mounts: Vec::new(),
+            serves_volume: false,
+        };
         (Link::open(ours.into(), &guest).unwrap(), Lines::new(UnixStream::from_std(theirs).unwrap()))
     }
 

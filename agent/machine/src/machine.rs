@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use sandpiper_protocol::error_chain;
-use sandpiper_protocol::guest::{GuestMessage, HostMessage, LINK_PORT};
-use sandpiper_protocol::vmm::{DiskEvent, MachineState, Reply, Request, Timings};
+use sandpiper_protocol::guest::{GuestMessage, GuestMount, HostMessage, LINK_PORT};
+use sandpiper_protocol::vmm::{DiskConfig, DiskEvent, DiskLimits, MachineState, Reply, Request, Timings};
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 
 use super::control::{Control, MonitorEvent, RequestError};
@@ -66,7 +66,7 @@ pub enum MachineEvent {
 /// Why a guest did not answer.
 #[derive(Debug, thiserror::Error)]
 pub enum Unanswered {
-    #[error("The guest did not answer within {} seconds", .0.as_secs())]
+    #[error("The guest did not respond within {} seconds", .0.as_secs())]
     TimedOut(Duration),
     #[error("The host has no room for what the sandbox wrote; it stands still until its operator makes room")]
     NoRoom,
@@ -142,7 +142,7 @@ impl Machine {
             loop {
                 match timeout(SILENCE, &mut answer).await {
                     Ok(answer) => break answer,
-                    Err(_) => tracing::warn!(sandbox, "a monitor has not answered yet; waiting on"),
+                    Err(_) => tracing::warn!(sandbox, "a monitor has not responded yet; still waiting"),
                 }
             }
         };
@@ -174,6 +174,43 @@ impl Machine {
             // Not an answer to this question.
             _ => Err(RequestError::Closed),
         }
+    }
+
+    /// Puts a disk into a slot that is empty, at its own limits: running, just started or paused. `layers` are its files, bottom
+    /// first, as many as `disk` says; the slot is below [`EXTRA_DISKS`](sandpiper_protocol::vmm::EXTRA_DISKS).
+    ///
+    /// # Errors
+    /// [`RequestError`]: the slot is taken or there is none, a layer cannot be used, or the monitor has ended. Where it closed
+    /// its connection it may have attached the disk.
+    pub async fn attach_disk(
+        &mut self,
+        slot: u8,
+        disk: DiskConfig,
+        limits: DiskLimits,
+        layers: &[BorrowedFd<'_>],
+    ) -> Result<(), RequestError> {
+        match self.order(Request::AttachDisk { slot, disk, limits }, layers).await? {
+            Reply::DiskAttached => Ok(()),
+            // Not an answer to this question.
+            _ => Err(RequestError::Closed),
+        }
+    }
+
+    /// Takes the disk out of a slot; content if there is none. When it returns the monitor has closed the disk's layers.
+    ///
+    /// # Errors
+    /// [`RequestError`]: there is no such slot, or the monitor has ended. Where it closed its connection it may still have the
+    /// disk, unless its process is gone.
+    pub async fn detach_disk(&mut self, slot: u8) -> Result<(), RequestError> {
+        match self.order(Request::DetachDisk { slot }, &[]).await? {
+            Reply::DiskDetached => Ok(()),
+            _ => Err(RequestError::Closed),
+        }
+    }
+
+    /// What a guest is told to mount that opens its link from now on.
+    pub fn set_mounts(&mut self, mounts: Vec<GuestMount>) {
+        self.guest.mounts = mounts;
     }
 
     /// Lets a machine go on that is paused; content when it runs. Asks until the monitor has answered, or has ended.
@@ -346,7 +383,7 @@ impl Machine {
             DiskEvent::Failed { failure, total } => {
                 let (layer, offset, errno) = (failure.layer, failure.offset, failure.errno);
                 let (operation, error) = (sanitize(&failure.operation), std::io::Error::from_raw_os_error(errno));
-                tracing::error!(sandbox, operation, layer, offset, %error, total, "the host's disk failed a sandbox");
+                tracing::error!(sandbox, operation, layer, offset, %error, total, "an I/O error of the host's disk reached a sandbox");
                 self.disk.failed(total.saturating_sub(self.disk_failures));
                 self.disk_failures = self.disk_failures.max(*total);
             }

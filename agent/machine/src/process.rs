@@ -12,7 +12,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -80,14 +80,14 @@ impl Identity {
 pub struct KnownMonitor {
     pub identity: Identity,
     /// Its id, which is also the name of its cgroup.
-    #[serde(rename = "shell")]
+    #[serde(alias = "shell")]
     pub id: String,
     /// Its user; `None` without a jail.
     pub uid: Option<u32>,
 }
 
 /// Start time out of `/proc/<pid>/stat`; `None` for a zombie. The second field, the name, may hold spaces and brackets.
-fn start_time(stat: &str) -> Option<u64> {
+pub(crate) fn start_time(stat: &str) -> Option<u64> {
     let (_, after_name) = stat.rsplit_once(')')?;
     let mut fields = after_name.split_ascii_whitespace();
     let state = fields.next()?;
@@ -236,11 +236,11 @@ pub fn kill_blocking(pidfd: BorrowedFd<'_>) -> io::Result<()> {
     if ready == 0 { Err(io::Error::new(io::ErrorKind::TimedOut, "A killed monitor does not end")) } else { Ok(()) }
 }
 
-/// All monitors that were idle in a folder of `folder`, as (id, identity). Blocks.
+/// All monitors that were idle in a folder of one of `folders`, as (id, identity). Blocks.
 ///
 /// # Errors
 /// Where `/proc` cannot be listed, or the boot id not be read.
-pub fn find_monitors(folder: &Path) -> io::Result<Vec<(String, Identity)>> {
+pub fn find_monitors(folders: &[PathBuf]) -> io::Result<Vec<(String, Identity)>> {
     let boot_id = boot_id()?;
     let mut found = Vec::new();
     for entry in std::fs::read_dir("/proc")? {
@@ -250,19 +250,20 @@ pub fn find_monitors(folder: &Path) -> io::Result<Vec<(String, Identity)>> {
         let Some(identity) = Identity::of(pid, &boot_id) else { continue };
         // Processes come and go, and kernel threads have no environment: whatever cannot be read is not a monitor.
         let Ok(environment) = std::fs::read(format!("/proc/{pid}/environ")) else { continue };
-        if let Some(id) = marked(&environment, folder) {
+        if let Some(id) = marked(&environment, folders) {
             found.push((id, identity));
         }
     }
     Ok(found)
 }
 
-fn marked(environment: &[u8], parent: &Path) -> Option<String> {
+fn marked(environment: &[u8], parents: &[PathBuf]) -> Option<String> {
     let value = environment
         .split(|byte| *byte == 0)
         .find_map(|variable| variable.strip_prefix(MARKER.as_bytes())?.strip_prefix(b"="))?;
     let folder = Path::new(std::ffi::OsStr::from_bytes(value));
-    (folder.parent() == Some(parent)).then(|| folder.file_name()?.to_str().map(str::to_owned))?
+    let is_known = parents.iter().any(|parent| folder.parent() == Some(parent));
+    is_known.then(|| folder.file_name()?.to_str().map(str::to_owned))?
 }
 
 /// Processes that look like monitors, for tests of this crate and others.
@@ -335,7 +336,7 @@ mod tests {
 
         // The environment is that of `sleep` only once it was executed.
         let found = loop {
-            let found = find_monitors(folder.path()).unwrap();
+            let found = find_monitors(&["/nowhere/else".into(), folder.path().to_owned()]).unwrap();
             if !found.is_empty() {
                 break found;
             }
@@ -343,7 +344,7 @@ mod tests {
         };
 
         assert_eq!(found, [("sbxone".to_owned(), identity)]);
-        assert_eq!(find_monitors(Path::new("/nowhere/else")).unwrap(), []);
+        assert_eq!(find_monitors(&["/nowhere/else".into()]).unwrap(), []);
     }
 
     #[tokio::test]
@@ -373,8 +374,8 @@ mod tests {
 
         let spawn = Spawn {
             vmm: &vmm,
-            name: "shlone",
-            folder: Path::new("/shells/shlone"),
+            name: "monone",
+            folder: Path::new("/monitors/monone"),
             control: control.as_fd(),
             exit_record: exit_record.as_fd(),
             kvm: kvm.as_fd(),
@@ -390,7 +391,7 @@ mod tests {
         log.rewind().unwrap();
         log.read_to_string(&mut text).unwrap();
         let [control, exit_record, kvm] = [control.as_raw_fd(), exit_record.as_raw_fd(), kvm.as_raw_fd()];
-        let arguments = format!("--control-fd {control} --exit-fd {exit_record} --kvm-fd {kvm} --name shlone\n");
-        assert_eq!(text, arguments + "SANDPIPER_SANDBOX=/shells/shlone\0");
+        let arguments = format!("--control-fd {control} --exit-fd {exit_record} --kvm-fd {kvm} --name monone\n");
+        assert_eq!(text, arguments + "SANDPIPER_SANDBOX=/monitors/monone\0");
     }
 }

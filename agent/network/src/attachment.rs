@@ -14,17 +14,20 @@ use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::{SocketAddr, UnixListener};
 use std::sync::Arc;
 
+use sandpiper_durable::{Interrupted, blocking};
 use sandpiper_policy::{Destination, Host, Platform, Policy, PolicyError, Profiles, ProfilesError, Protocol};
 use sandpiper_protocol::agent::{self, Denied, DeniedPage, NetworkPolicy};
 use sandpiper_protocol::guest::GuestNetwork;
 use tokio::sync::Semaphore;
-use tokio::task::spawn_blocking;
 
 use crate::config::Config;
 use crate::firewall::{DeniedPacket, Firewall, FirewallError};
 use crate::links::Mac;
 use crate::names::{self, ChangeError, Names, Sockets};
+use crate::netns::Netns;
+use crate::plan::Plan;
 use crate::slots::{GATEWAY, GATEWAY6, Slot, SlotError, Slots};
+use crate::traffic::Traffic;
 use crate::upstream::{Upstream, UpstreamError};
 
 /// Most destinations that [`Attachment::denied`] tells of.
@@ -67,6 +70,12 @@ pub enum AttachError {
     Host { what: &'static str, source: io::Error },
     #[error(transparent)]
     Change(#[from] ChangeError<FirewallError>),
+}
+
+impl From<Interrupted> for AttachError {
+    fn from(interrupted: Interrupted) -> Self {
+        Self::Host { what: "work on a network slot", source: interrupted.into() }
+    }
 }
 
 /// The networks of this host. Cheap to clone; all clones are the same.
@@ -115,6 +124,15 @@ impl Network {
         self.occupy(slot, mac, network).await
     }
 
+    /// How much went through the slot of this number, which a machine has. Blocks.
+    ///
+    /// # Errors
+    /// There is no such slot, or none any more.
+    pub fn traffic(&self, slot: u32) -> io::Result<Traffic> {
+        let plan = Plan::of(&self.config, slot).ok_or(io::ErrorKind::NotFound)?;
+        Traffic::of(&Netns::open(&plan.name)?)
+    }
+
     /// Takes away what no machine has. Those that run go on under their policies.
     pub async fn close(&self) {
         self.slots.close().await;
@@ -160,7 +178,7 @@ impl Network {
             let names = Names::start(sockets, policy, pins, &this.upstream, limits);
             Ok((firewall, names))
         };
-        blocking(work).await?
+        blocking(work).await
     }
 
     fn compile(&self, policy: &NetworkPolicy) -> Result<Policy, CheckError> {
@@ -203,13 +221,13 @@ impl Attachment {
     /// The tap, for one monitor.
     pub async fn tap(&self) -> io::Result<OwnedFd> {
         let slot = Arc::clone(&self.slot);
-        spawn_blocking(move || slot.open_tap()).await.map_err(io::Error::other)?
+        blocking(move || slot.open_tap()).await
     }
 
     /// Enforces another policy: all of it, at once, also for connections that are open. If that fails, the former holds.
     pub async fn apply(&self, network: &agent::Network) -> Result<(), AttachError> {
         let (host, policy) = (self.network.clone(), network.policy.clone());
-        let policy = Arc::new(blocking(move || host.compile(&policy)).await??);
+        let policy = Arc::new(blocking(move || host.compile(&policy).map_err(AttachError::from)).await?);
         let (firewall, generation) = (self.firewall.clone(), generation(network.version));
         Ok(self.names.change(policy, move |policy, pins| firewall.apply(policy, generation, pins)).await?)
     }
@@ -218,7 +236,7 @@ impl Attachment {
     pub async fn denied(&self) -> Result<DeniedPage, AttachError> {
         let firewall = self.firewall.clone();
         let (packets, totals) =
-            blocking(move || Ok::<_, FirewallError>((firewall.denied()?, firewall.totals()?))).await??;
+            blocking(move || Ok::<_, AttachError>((firewall.denied()?, firewall.totals()?))).await?;
         let policy = self.names.policy();
         let (mut entries, by_name) = self.names.denied();
         entries.extend(packets.iter().map(|packet| describe(packet, &policy)));
@@ -277,10 +295,4 @@ fn describe(packet: &DeniedPacket, policy: &Policy) -> Denied {
 
 fn read_profiles(config: &Config) -> Result<Profiles, ProfilesError> {
     config.profiles.as_deref().map_or_else(|| Ok(Profiles::default()), Profiles::read)
-}
-
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, AttachError> {
-    spawn_blocking(work)
-        .await
-        .map_err(|error| AttachError::Host { what: "work on a network slot", source: io::Error::other(error) })
 }

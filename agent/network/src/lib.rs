@@ -18,12 +18,14 @@ mod proxy;
 mod shared;
 pub mod slots;
 mod sysctl;
+mod traffic;
 pub mod upstream;
 
 pub use attachment::{AttachError, Attachment, CheckError, Network, StartError};
 pub use config::Config;
 pub use host::firewalls::dropping_chains;
 pub use slots::Slot;
+pub use traffic::Traffic;
 
 /// What the fuzz targets reach (`tests/fuzz`).
 #[cfg(fuzzing)]

@@ -8,6 +8,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use sandpiper_durable::blocking;
 use sandpiper_policy::PinTier;
 use tokio::sync::Semaphore;
 
@@ -44,5 +45,5 @@ pub(crate) async fn pin(
         then();
         Ok(())
     };
-    tokio::task::spawn_blocking(work).await.map_err(io::Error::other)?
+    blocking(work).await
 }

@@ -16,7 +16,7 @@ use sandpiper_protocol::ids::TeamId;
 use sandpiper_protocol::vmm::{DiskLimits, NetLimits};
 use serde::{Deserialize, Serialize};
 
-use crate::checked::{self, DamageError};
+use sandpiper_images::checked::{self, DamageError};
 
 /// The newest of each team. Cheap to clone; all clones are the same.
 #[derive(Debug, Clone)]

@@ -17,6 +17,7 @@ mod error;
 mod files;
 mod network;
 mod running;
+mod volumes;
 
 use std::io;
 use std::sync::{Arc, OnceLock};
@@ -36,6 +37,7 @@ use self::files::Parts;
 pub(crate) use self::files::Source;
 pub(crate) use self::network::guest_network;
 pub(crate) use self::running::Running;
+pub(crate) use self::volumes::Attachments;
 use crate::capacity::Reservation;
 use crate::config::Config;
 
@@ -61,10 +63,14 @@ pub(crate) struct Order {
     pub(crate) name: String,
     pub(crate) envs: Envs,
     pub(crate) generation: u64,
-    /// What it may reach, and how fast.
-    pub(crate) network: agent::Network,
+    /// What it may reach, and how fast. Without a policy it has no network device.
+    pub(crate) network: Option<agent::Network>,
     pub(crate) net_limits: NetLimits,
     pub(crate) disk_limits: DiskLimits,
+    /// Claimed, and attached once the monitor runs the machine.
+    pub(crate) volumes: Attachments,
+    /// The guest is of the agent's own template, and serves the volume that it has.
+    pub(crate) serves_volume: bool,
 }
 
 /// All that a machine is made of. Not to be dropped: monitor and slot are given back by [`Self::settle`] when that fails.
@@ -133,7 +139,8 @@ impl Launcher {
             let disk_gib = order.disk_gib;
             tokio::task::spawn_blocking(move || files::prepare(&config, &paths, &source, disk_gib))
         };
-        let attach = network::attach(self.network(), &order.name, &order.network, order.net_limits);
+        let policy = order.network.as_ref();
+        let attach = network::attach(self.network(), &order.name, policy, order.net_limits);
         let (prepared, monitor, attached) = tokio::join!(prepare, self.pool.take(order.shape), attach);
         let failed = |error| LaunchError::Host { what: "prepare the machine's files", source: io::Error::other(error) };
         match (prepared.map_err(failed).flatten(), monitor, attached) {
@@ -184,7 +191,7 @@ impl Gathered {
         write: impl FnOnce() -> io::Result<T> + Send + 'static,
     ) -> io::Result<(Running, Kit, T)> {
         let Self { order, files: _, parts, monitor, network } = self;
-        let Order { paths, shape, name, envs, generation, disk_limits, .. } = order;
+        let Order { paths, shape, name, envs, generation, disk_limits, volumes, serves_volume, .. } = order;
         let folders = paths.clone();
         let settled = tokio::task::spawn_blocking(move || {
             let written = monitor.move_into(&folders).and_then(|()| write());
@@ -192,10 +199,11 @@ impl Gathered {
         });
         let error = match settled.await {
             Ok((monitor, Ok(written))) => {
-                let guest = Guest { id: name, envs, generation, network: guest_network(network.as_ref()) };
+                let (network_of, mounts) = (guest_network(network.as_ref()), volumes.mounts());
+                let guest = Guest { id: name, envs, generation, network: network_of, mounts, serves_volume };
                 let (known, process, connection) = monitor.into_parts();
                 let machine = launcher.machine(guest, known, process, connection, &paths);
-                let running = Running { machine, network, reservation, console: None };
+                let running = Running { machine, network, reservation, console: None, volumes };
                 return Ok((running, Kit { parts, shape, disk_limits }, written));
             }
             Ok((monitor, Err(error))) => {

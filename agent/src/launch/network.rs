@@ -21,14 +21,15 @@ pub(super) struct Tap {
 }
 
 /// A machine's network and the tap to give it, for one that is called `name`: a slot that enforces `policy`, and a device
-/// that is no faster than `limits`. Neither on a host without networks.
+/// that is no faster than `limits`. Neither on a host without networks, or
+/// without a policy.
 pub(super) async fn attach(
     host: Option<&Network>,
     name: &str,
-    policy: &agent::Network,
+    policy: Option<&agent::Network>,
     limits: NetLimits,
 ) -> Result<(Option<Attachment>, Option<Tap>), LaunchError> {
-    let Some(host) = host else { return Ok((None, None)) };
+    let (Some(host), Some(policy)) = (host, policy) else { return Ok((None, None)) };
     let mac = Slot::mac_of(name);
     let failed = |error: AttachError| LaunchError::Host {
         what: "give the sandbox a network",

@@ -6,7 +6,7 @@ use sandpiper_machine::Machine;
 use sandpiper_machine::console::Console;
 use sandpiper_network::Attachment;
 
-use super::{Launcher, network};
+use super::{Attachments, Launcher, network};
 use crate::capacity::Reservation;
 
 /// A machine that runs, or is about to, with all that goes when it does. It is not dropped but [ended](Self::end), unless
@@ -19,6 +19,8 @@ pub(crate) struct Running {
     pub(crate) reservation: Reservation,
     /// Follows the guest's console, where it has one.
     pub(crate) console: Option<Console>,
+    /// Free for others once the monitor is gone.
+    pub(crate) volumes: Attachments,
 }
 
 impl Running {
@@ -28,13 +30,17 @@ impl Running {
     /// The monitor cannot be ended: it may live, so its user id stays taken. All else is freed.
     pub(crate) async fn end(self, launcher: &Launcher) -> io::Result<()> {
         // The reservation last: until then the memory may be in use.
-        let Self { machine, network, console, reservation } = self;
+        let Self { machine, network, console, reservation, mut volumes } = self;
         let ended = match machine.end(launcher.config.stop_timeout()).await {
             Ok(known) => {
                 launcher.pool.release(&known).await;
+                volumes.release().await;
                 Ok(())
             }
-            Err(error) => Err(error),
+            Err(error) => {
+                volumes.withhold();
+                Err(error)
+            }
         };
         // After the monitor, which has the tap.
         network::detach(network).await;

@@ -23,8 +23,11 @@ pub(crate) enum Command {
     /// Answered when the policy is enforced, or written down.
     SetNetwork(Network, Answer<Arc<Record>>),
     Denied(Answer<DeniedPage>),
-    /// Answered when the sandbox is stopped.
-    Pause(Answer<Arc<Record>>),
+    /// Answered when the sandbox is stopped; with `force` also from programs that have files on a volume open.
+    Pause {
+        force: bool,
+        answer: Answer<Arc<Record>>,
+    },
     /// Has a stopped sandbox forget its memory: from its disk it boots.
     DropMemory(Answer<Arc<Record>>),
     /// Answered when the sandbox is ready.
@@ -49,6 +52,8 @@ pub(crate) struct SnapshotOrder {
     pub(crate) folder: PathBuf,
     /// With the memory, so that processes go on.
     pub(crate) memory: bool,
+    /// Also where files on a volume are open, which are taken from who has them for it.
+    pub(crate) force: bool,
 }
 
 /// Where a command's result goes.
@@ -63,7 +68,7 @@ impl Command {
             | Self::Expose(_, answer)
             | Self::Close(_, answer)
             | Self::SetNetwork(_, answer)
-            | Self::Pause(answer)
+            | Self::Pause { answer, .. }
             | Self::DropMemory(answer)
             | Self::Resume(_, answer)
             | Self::Absorb { answer, .. } => drop(answer.send(Err(error))),

@@ -13,16 +13,21 @@ use tokio_util::sync::CancellationToken;
 use super::seal::Sealer;
 use crate::capacity::{Allowances, Capacity};
 use crate::config::Config;
+use crate::helpers::Helpers;
 use crate::launch::Launcher;
 use crate::logs::Logs;
 use crate::metrics::Metrics;
 use crate::paths::Paths;
+use crate::samples::Samples;
+use crate::volumes::Volumes;
 
 /// What every supervisor needs of its surroundings.
 pub(crate) struct Context {
     pub(crate) config: Arc<Config>,
     pub(crate) paths: Paths,
-    pub(crate) launcher: Launcher,
+    pub(crate) launcher: Arc<Launcher>,
+    pub(crate) volumes: Volumes,
+    pub(crate) helpers: Helpers,
     pub(crate) templates: Store,
     pub(crate) checkpoints: Checkpoints,
     pub(crate) warm: Warm,
@@ -30,6 +35,7 @@ pub(crate) struct Context {
     pub(crate) allowances: Allowances,
     pub(crate) usage: Usage,
     pub(crate) logs: Logs,
+    pub(crate) samples: Samples,
     pub(crate) metrics: Metrics,
     pub(crate) sealer: Sealer,
     pub(crate) boot_id: String,

@@ -34,7 +34,7 @@ pub(crate) fn host_restarted() -> SandboxError {
 
 /// The error of a monitor that lives but cannot be talked to.
 pub(crate) fn out_of_control() -> SandboxError {
-    error("monitor_failed", "The monitor did not answer any more and was killed".into())
+    error("monitor_failed", "The monitor did not respond any more and was killed".into())
 }
 
 /// The error of a guest that says that it cannot be used.

@@ -10,6 +10,7 @@ use super::delete_cause::DeleteCause;
 use super::record::MAX_PORTS;
 use super::start_error::StartError;
 use crate::capacity::Full;
+use crate::volumes::VolumeError;
 
 /// Why a sandbox was not changed.
 #[derive(Debug, thiserror::Error)]
@@ -41,8 +42,10 @@ pub(crate) enum ChangeError {
     Layer(LayerError),
     #[error("The monitor could not do it")]
     Monitor(#[source] RequestError),
-    #[error("The monitor answered something else than it was asked")]
+    #[error("The monitor sent a reply of another kind than was asked for")]
     Unexpected,
+    #[error(transparent)]
+    Volume(#[from] VolumeError),
     #[error(transparent)]
     Start(#[from] StartError),
 }

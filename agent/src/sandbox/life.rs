@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use sandpiper_machine::MachineEvent;
 use sandpiper_machine::console;
 use sandpiper_machine::link::{Envs, Guest};
 use sandpiper_machine::process::MonitorProcess;
-use sandpiper_machine::{Machine, MachineEvent};
 use sandpiper_network::Attachment;
 use sandpiper_protocol::agent::{OnTimeout, SandboxError, SandboxState};
 use sandpiper_protocol::error_chain;
@@ -19,14 +19,15 @@ use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use super::command::{Answer, Command};
 use super::delete_cause::DeleteCause;
+use super::ending;
 use super::errors::{ChangeError, OperationError};
-use super::ops::pause::Quiesce;
+use super::ops::pause::{Keep, Quiesce};
 use super::ops::start::Attempt;
 use super::record::{self, MAX_PORTS, Record};
+use super::start_error::StartError;
 use super::supervisor::{Supervisor, next_command};
-use super::{StartError, ending};
 use crate::capacity::Reservation;
-use crate::launch::{self, Running};
+use crate::launch::{self, Attachments, Running};
 
 /// How often the wall clock is compared with the deadline: it may be set while we sleep.
 const CLOCK_CHECK: Duration = Duration::from_secs(30);
@@ -76,7 +77,13 @@ impl Supervisor {
     }
 
     /// Takes over a running sandbox of an earlier agent.
-    pub(crate) async fn adopt(mut self, pidfd: OwnedFd, reservation: Reservation, forget: impl FnOnce() + Send) {
+    pub(crate) async fn adopt(
+        mut self,
+        pidfd: OwnedFd,
+        reservation: Reservation,
+        mut volumes: Attachments,
+        forget: impl FnOnce() + Send,
+    ) {
         let record = self.record();
         let Some(known) = record.process.clone() else { return };
         let network = self.adopt_network().await;
@@ -85,15 +92,17 @@ impl Supervisor {
             envs: self.unseal(),
             generation: record.generation,
             network: launch::guest_network(network.as_ref()),
+            mounts: volumes.mounts(),
+            serves_volume: false,
         };
         let paths = self.context.paths.sandbox(&record.id);
         match MonitorProcess::watch(pidfd) {
             Ok(process) => {
-                tracing::info!(sandbox = record.id.as_str(), "adopted");
+                tracing::info!(sandbox = record.id.as_str(), "sandbox adopted");
                 self.log.host("the agent was restarted; the sandbox went on");
                 let machine = self.context.launcher.machine(guest, known, process, None, &paths);
-                let mut running = Running { machine, network, reservation, console: self.follow_console() };
-                let life = match self.take_up(&mut running.machine).await {
+                let mut running = Running { machine, network, reservation, console: self.follow_console(), volumes };
+                let life = match self.take_up(&mut running).await {
                     Ok(()) | Err(OperationError::Refused(_)) => Life::Live(Box::new(running)),
                     Err(OperationError::Ended(error)) => {
                         self.lose_machine(Some(running), error).await;
@@ -105,17 +114,21 @@ impl Supervisor {
             }
             // Only for want of descriptors or memory: the process lives on, and the next agent finds it.
             Err(error) => {
+                volumes.withhold();
                 tracing::error!(sandbox = record.id.as_str(), %error, "cannot watch a monitor; restart the agent")
             }
         }
     }
 
     /// Has a machine go on that the earlier agent paused or checkpointed when it ended: only then its sandbox is `ready`.
-    async fn take_up(&mut self, machine: &mut Machine) -> Result<(), OperationError> {
+    async fn take_up(&mut self, running: &mut Running) -> Result<(), OperationError> {
         if self.record().state == SandboxState::Ready {
             return Ok(());
         }
-        self.let_go_on(machine).await
+        self.let_go_on(&mut running.machine).await?;
+        self.remount_volumes(running).await?;
+        self.is_ready_again().await;
+        Ok(())
     }
 
     /// Stays with a sandbox that an earlier agent left stopped; or failed, as it was called when nothing was kept.
@@ -233,7 +246,8 @@ impl Supervisor {
         }
         // A guest is asked once. What refuses then must not buy time that its owner has not been given.
         let quiesce = if std::mem::replace(&mut self.overdue, true) { Quiesce::IfPossible } else { Quiesce::Required };
-        match self.pause(running, quiesce).await {
+        let keep = if self.record().lifecycle.pause_memory { Keep::Everything } else { Keep::Disk };
+        match self.pause(running, quiesce, keep, true).await {
             Ok(()) => Some(Transition::Stopped),
             Err(OperationError::Refused(error)) => {
                 let error = error_chain::chain(&error);
@@ -257,19 +271,21 @@ impl Supervisor {
                 self.waiting.push(answer);
                 Some(Transition::Delete(cause))
             }
-            Command::Pause(answer) => match self.pause(running, Quiesce::Required).await {
-                Ok(()) => {
-                    let _ = answer.send(Ok(self.record()));
-                    Some(Transition::Stopped)
+            Command::Pause { force, answer } => {
+                match self.pause(running, Quiesce::Required, Keep::Everything, force).await {
+                    Ok(()) => {
+                        let _ = answer.send(Ok(self.record()));
+                        Some(Transition::Stopped)
+                    }
+                    Err(error) => self.refuse(error, answer),
                 }
-                Err(error) => self.refuse(error, answer),
-            },
+            }
             Command::Resume(order, answer) => {
                 let result = self.refresh(order.timeout_seconds).await.map_err(ChangeError::Storage);
                 let _ = answer.send(result.map(|()| self.record()));
                 None
             }
-            Command::Snapshot(order, answer) => match self.checkpoint(&mut running.machine, order).await {
+            Command::Snapshot(order, answer) => match self.checkpoint(running, order).await {
                 Ok(manifest) => {
                     let _ = answer.send(Ok(manifest));
                     None
@@ -377,7 +393,7 @@ impl Supervisor {
                     return Transition::Delete(cause);
                 }
                 // Stopped already.
-                Command::Pause(answer) => drop(answer.send(Ok(self.record()))),
+                Command::Pause { answer, .. } => drop(answer.send(Ok(self.record()))),
                 Command::Resume(order, answer) => match self.resume(order).await {
                     Ok(running) => {
                         let _ = answer.send(Ok(self.record()));

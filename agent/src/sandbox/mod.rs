@@ -39,7 +39,7 @@
 //!
 //! * `creating`: the folder, its files, a monitor and the record come into being (`ops::start`). The state ends when the
 //!   guest says that its data plane serves. If it does not within the boot time-out, if anything fails, or if the sandbox is
-//!   deleted meanwhile, everything is taken back and the create is answered with the reason. The client going away changes
+//!   deleted meanwhile, everything is taken back and the create fails with the reason. The client going away changes
 //!   nothing: the create ends one way or the other.
 //!   A sandbox of a template goes on from its warm snapshot ([`crate::upkeep::warm`]), or boots where there is none; one of a checkpoint goes
 //!   on from that.

@@ -75,6 +75,8 @@ pub(crate) fn reconcile(context: &Context) -> Result<Left, ReconcileError> {
     for monitor in left.sandboxes.iter().filter_map(|found| found.record.process.as_ref()).chain(&spared) {
         context.launcher.pool.adopt(monitor);
     }
+    let live = left.sandboxes.iter().filter(|found| found.pidfd.is_some()).map(|found| found.record.id.clone());
+    context.volumes.reconcile(&live.collect(), &left.unreadable.keys().cloned().collect());
     if let Err(error) = context.launcher.pool.sweep_cgroups() {
         tracing::error!(%error, "cannot remove cgroups that have no monitor");
     }
@@ -83,7 +85,7 @@ pub(crate) fn reconcile(context: &Context) -> Result<Left, ReconcileError> {
 
 /// Kills monitors that appeared while an earlier agent was dying, after [`reconcile`] had looked. Blocks.
 pub(crate) fn sweep(context: &Context) -> io::Result<()> {
-    for (monitor, identity) in process::find_monitors(&context.paths.monitors())? {
+    for (monitor, identity) in process::find_monitors(&context.paths.monitors_ever())? {
         if !context.launcher.pool.knows(&monitor) {
             tracing::warn!(monitor, "killing a monitor that has no record");
             kill(&identity, &context.boot_id);
@@ -103,7 +105,11 @@ fn settle_all(paths: &Paths, boot_id: &str) -> Result<(Left, Vec<KnownMonitor>),
             Ok(Settled::Gone) => {}
             Err(error) => {
                 let reason = error_chain::chain(&*error);
-                tracing::error!(sandbox = id, error = reason, "left alone until an operator has seen to it");
+                tracing::error!(
+                    sandbox = id,
+                    error = reason,
+                    "cannot take over a sandbox; it is left as it is until an operator has seen to it"
+                );
                 spared.extend(named_monitor(&paths.sandbox(&id)));
                 left.unreadable.insert(id, reason);
             }
@@ -111,7 +117,7 @@ fn settle_all(paths: &Paths, boot_id: &str) -> Result<(Left, Vec<KnownMonitor>),
     }
     let known = left.sandboxes.iter().filter_map(|sandbox| sandbox.record.process.as_ref()).chain(&spared);
     let keep: HashSet<&str> = known.map(|monitor| monitor.id.as_str()).collect();
-    for (monitor, identity) in process::find_monitors(&paths.monitors()).map_err(read("the list of processes"))? {
+    for (monitor, identity) in process::find_monitors(&paths.monitors_ever()).map_err(read("the list of processes"))? {
         if !keep.contains(monitor.as_str()) {
             tracing::debug!(monitor, "killing a monitor that belongs to no sandbox");
             kill(&identity, boot_id);
@@ -124,11 +130,16 @@ fn settle_all(paths: &Paths, boot_id: &str) -> Result<(Left, Vec<KnownMonitor>),
         }
     }
     // Nothing of a sandbox is in these, and what made use of them is gone now.
-    for folder in [paths.monitors(), paths.runtime_monitors(), paths.runtime_warm()] {
+    for folder in
+        [paths.monitors(), paths.runtime_monitors(), paths.runtime_warm(), paths.helpers(), paths.runtime_helpers()]
+    {
         for entry in fs::read_dir(&folder).map_err(read("the monitors' folders"))? {
             let entry = entry.map_err(read("the monitors' folders"))?;
             report(&entry.file_name().to_string_lossy(), durable::remove_tree(&entry.path()));
         }
+    }
+    for folder in paths.outdated() {
+        report(&folder.to_string_lossy(), durable::remove_tree(&folder));
     }
     Ok((left, spared))
 }

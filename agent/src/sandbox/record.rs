@@ -13,13 +13,17 @@ use sandpiper_protocol::agent::{
 };
 use sandpiper_protocol::id;
 use sandpiper_protocol::ids::{SandboxId, TeamId};
+use sandpiper_protocol::volume::VolumeMount;
 use serde::{Deserialize, Serialize};
 
 use super::seal::SealedEnvs;
 use crate::capacity::Demand;
 
-/// Of the record's format. A field that is added gets a `default`; anything else raises this number.
-pub(crate) const FORMAT_VERSION: u32 = 2;
+/// Of the record's format. A field that is added gets a `default`; anything else raises this number. Since 3, `process` has
+/// the monitor's `id`, which was its `shell`.
+pub(crate) const FORMAT_VERSION: u32 = 3;
+/// The oldest format that is read.
+pub(crate) const OLDEST_VERSION: u32 = 2;
 
 /// Most exposed ports of one sandbox.
 pub(crate) const MAX_PORTS: usize = 64;
@@ -69,6 +73,15 @@ pub(crate) struct Record {
     /// them: any layer from this one on may be written to.
     #[serde(default)]
     pub(crate) unsettled: Option<String>,
+    /// Its volumes: attached while its machine runs.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) volumes: Vec<VolumeMount>,
+    /// The slot of each, in the machine that runs or ran last.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) slots: Vec<u8>,
+    /// Slots whose volume was taken from programs that had files of it open: nothing else is put there until it boots.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) held_slots: Vec<u8>,
     /// In `stopping`: on the way to `stopped`, not to its end.
     pub(crate) pausing: bool,
 }
@@ -105,8 +118,18 @@ impl Record {
             process: None,
             files: Files::default(),
             unsettled: None,
+            volumes: request.volume_mounts.clone(),
+            slots: Vec::new(),
+            held_slots: Vec::new(),
             pausing: false,
         }
+    }
+
+    /// Notes slots that programs hold, beside those that they held before.
+    pub(crate) fn hold_slots(&mut self, held: &[u8]) {
+        self.held_slots.extend(held);
+        self.held_slots.sort_unstable();
+        self.held_slots.dedup();
     }
 
     /// What its machine needs of the host.
@@ -116,12 +139,15 @@ impl Record {
 
     /// What can be made of the sandbox's files.
     pub(crate) fn snapshot(&self, files: Files) -> Snapshot {
+        // Programs, and what they hold, are in the memory.
+        let held_slots = if files.has_memory() { self.held_slots.clone() } else { Vec::new() };
         Snapshot {
             template_version: self.template_version.clone(),
             cpu: self.cpu,
             memory_mb: self.memory_mb,
             disk_gib: self.disk_gib,
             files,
+            held_slots,
         }
     }
 
@@ -212,6 +238,7 @@ impl Record {
             allow_public_traffic: self.allow_public_traffic,
             previews: self.previews.clone(),
             network_version: self.network.version,
+            volume_mounts: self.volumes.clone(),
             data_plane_url,
             created_at: self.created_at,
             started_at: self.started_at,
@@ -255,6 +282,7 @@ pub(crate) mod tests {
             allow_public_traffic: true,
             previews: Previews::default(),
             network: Network::default(),
+            volume_mounts: Vec::new(),
             allowance: None,
         };
         Record::new(&request, 1, sealer.seal(id, &request.envs).unwrap(), Timestamp::now())

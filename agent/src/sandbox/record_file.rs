@@ -17,8 +17,8 @@ use sandpiper_durable as durable;
 use sandpiper_machine::MachinePaths;
 use serde::Deserialize;
 
-use super::record::{FORMAT_VERSION, Record};
-use crate::checked::{self, DamageError};
+use super::record::{FORMAT_VERSION, OLDEST_VERSION, Record};
+use sandpiper_images::checked::{self, DamageError};
 
 /// Why a record cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -31,7 +31,7 @@ pub(crate) enum LoadError {
         path.display()
     )]
     Damaged { path: PathBuf, source: DamageError },
-    #[error("{} has format version {version}, of a newer agent; this one reads {FORMAT_VERSION}", path.display())]
+    #[error("{} has format version {version}, of a newer agent; this one reads up to {FORMAT_VERSION}", path.display())]
     Newer { path: PathBuf, version: u32 },
     #[error("{} has format version {version}, of an older agent; delete its sandbox with that one", path.display())]
     Older { path: PathBuf, version: u32 },
@@ -135,10 +135,11 @@ fn decode(path: &Path, text: &[u8], id: &str) -> Result<Record, LoadError> {
     if version > FORMAT_VERSION {
         return Err(LoadError::Newer { path: path(), version });
     }
-    if version < FORMAT_VERSION {
+    if version < OLDEST_VERSION {
         return Err(LoadError::Older { path: path(), version });
     }
-    let record: Record = serde_json::from_value(value).map_err(|error| damaged(error.into()))?;
+    let mut record: Record = serde_json::from_value(value).map_err(|error| damaged(error.into()))?;
+    record.format_version = FORMAT_VERSION;
     if *record.id == *id { Ok(record) } else { Err(LoadError::Misplaced { path: path() }) }
 }
 
@@ -158,7 +159,7 @@ mod tests {
         let paths = MachinePaths { state: folder.path().to_owned(), runtime: folder.path().join("run") };
         let mut record = example(&id::generate("sbx"));
         let identity = Identity { pid: 7, start_time: 99, boot_id: "b".into() };
-        record.process = Some(KnownMonitor { identity, id: "shl1".into(), uid: Some(1000) });
+        record.process = Some(KnownMonitor { identity, id: "mon1".into(), uid: Some(1000) });
         (folder, paths, record)
     }
 
@@ -238,7 +239,7 @@ mod tests {
         record.format_version = FORMAT_VERSION + 1;
         save(&paths, &record).unwrap();
         assert!(matches!(load(&paths, &id), Err(LoadError::Newer { .. })));
-        record.format_version = FORMAT_VERSION - 1;
+        record.format_version = OLDEST_VERSION - 1;
         save(&paths, &record).unwrap();
         assert!(matches!(load(&paths, &id), Err(LoadError::Older { .. })));
     }
@@ -248,6 +249,24 @@ mod tests {
         let (_folder, paths, record) = sandbox();
         fs::write(record_path(&paths), serde_json::to_vec_pretty(&record).unwrap()).unwrap();
         assert_eq!(load(&paths, &record.id).unwrap(), Some(record));
+    }
+
+    #[test]
+    fn a_record_of_the_format_before_is_read_and_written_in_this_one() {
+        let (_folder, paths, record) = sandbox();
+        let mut older = serde_json::to_value(&record).unwrap();
+        older["form"] = 2.into();
+        let monitor = older["process"].as_object_mut().unwrap();
+        let id = monitor.remove("id").unwrap();
+        monitor.insert("shell".into(), id);
+        fs::write(record_path(&paths), checked::encode(&older).unwrap()).unwrap();
+
+        let read = load(&paths, &record.id).unwrap();
+        assert_eq!(read.as_ref(), Some(&record));
+
+        save(&paths, &read.unwrap()).unwrap();
+        let written: serde_json::Value = serde_json::from_slice(&fs::read(record_path(&paths)).unwrap()).unwrap();
+        assert_eq!((&written["form"], &written["process"]["id"]), (&3.into(), &"mon1".into()));
     }
 
     /// A text cut off, with a byte of zero, with another digit, empty.

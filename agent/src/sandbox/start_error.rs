@@ -7,6 +7,7 @@ use sandpiper_protocol::agent::SandboxError;
 
 use super::delete_cause::DeleteCause;
 use crate::launch::LaunchError;
+use crate::volumes::VolumeError;
 
 /// Why the machine of a sandbox did not start.
 #[derive(Debug, thiserror::Error)]
@@ -22,6 +23,8 @@ pub(crate) enum StartError {
     /// The snapshot cannot be restored here: it is damaged, or was made by another monitor, processor or kernel.
     #[error("The snapshot cannot be restored: {0}")]
     BadSnapshot(String),
+    #[error(transparent)]
+    Volume(#[from] VolumeError),
     #[error("The sandbox was deleted while it started")]
     Deleted(DeleteCause),
     #[error("The agent is ending; try again")]
@@ -41,7 +44,7 @@ impl From<LaunchError> for StartError {
 impl StartError {
     /// Whether the start may go well from something else than this snapshot.
     pub(crate) fn is_of_its_source(&self) -> bool {
-        matches!(self, Self::Disk(_) | Self::Guest(_) | Self::BadSnapshot(_))
+        matches!(self, Self::Disk(_) | Self::Guest(_) | Self::BadSnapshot(_) | Self::Volume(VolumeError::NoSlot))
     }
 
     /// Whether a file of the source is bad or missing: anything else may be a host that has too much to do.

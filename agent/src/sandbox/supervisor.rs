@@ -20,10 +20,11 @@ use sandpiper_protocol::vmm::{DiskEvent, DiskFailure, Shape};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::command::Command;
+use super::context::Context;
 use super::delete_cause::DeleteCause;
 use super::errors::ChangeError;
 use super::record::{self, Record};
-use super::{Context, ending, record_file};
+use super::{ending, record_file};
 use crate::logs::SandboxLog;
 
 /// Commands that wait for the end of what is being done.
@@ -114,7 +115,7 @@ impl Supervisor {
             }
             Ok::<_, io::Error>(record)
         };
-        let record = tokio::task::spawn_blocking(save).await.map_err(io::Error::other)??;
+        let record = durable::blocking(save).await?;
         self.published.send_replace(Arc::new(record));
         Ok(())
     }
@@ -133,7 +134,7 @@ impl Supervisor {
     pub(crate) async fn tidy(&self) -> io::Result<()> {
         let record = self.record();
         let folder = self.context.paths.sandbox(&record.id).state;
-        tokio::task::spawn_blocking(move || record.files.remove_others(&folder)).await.map_err(io::Error::other)?
+        durable::blocking(move || record.files.remove_others(&folder)).await
     }
 
     /// What the sandbox's monitor is prepared for.
@@ -146,7 +147,7 @@ impl Supervisor {
     pub(crate) fn unseal(&self) -> Envs {
         let record = self.record();
         self.context.sealer.unseal(&record.id, &record.envs).unwrap_or_else(|error| {
-            tracing::error!(sandbox = record.id.as_str(), %error, "the sandbox goes on without its environment variables");
+            tracing::error!(sandbox = record.id.as_str(), %error, "cannot decrypt a sandbox's environment variables; it runs without them");
             Envs::new()
         })
     }
@@ -170,17 +171,20 @@ impl Supervisor {
     pub(crate) fn hear_disk(&self, event: &DiskEvent) {
         let record = self.record();
         let file = |failure: &DiskFailure| {
-            let layer = usize::try_from(failure.layer).ok().and_then(|layer| record.files.disk.get(layer));
+            // Of a volume the serial number is in the monitor's log.
+            let is_root = failure.disk == 0;
+            let layer =
+                usize::try_from(failure.layer).ok().filter(|_| is_root).and_then(|layer| record.files.disk.get(layer));
             layer.map(|layer| self.context.paths.sandbox(&record.id).file(&layer.name))
         };
         match event {
             DiskEvent::Full(failure) => {
-                tracing::error!(sandbox = record.id.as_str(), file = ?file(failure), "no room for what is written to this file");
+                tracing::error!(sandbox = record.id.as_str(), file = ?file(failure), "no space for what a sandbox writes to this file");
                 self.log.host("the host has no room for what the sandbox wrote: it stands still until there is");
             }
             DiskEvent::Room => self.log.host("the host has room again: the sandbox goes on"),
             DiskEvent::Failed { failure, total } => {
-                tracing::error!(sandbox = record.id.as_str(), file = ?file(failure), "this file cannot be read or written");
+                tracing::error!(sandbox = record.id.as_str(), file = ?file(failure), "a sandbox's file cannot be read or written");
                 self.log.host(format!("the host's disk failed: the guest has seen {total} I/O errors of it"));
             }
         }

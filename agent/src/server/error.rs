@@ -1,4 +1,4 @@
-//! Answers that say what went wrong.
+//! Responses that say what went wrong.
 
 use axum::Json;
 use axum::extract::rejection::JsonRejection;
@@ -7,13 +7,15 @@ use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 use sandpiper_images::snapshots::DraftError;
 use sandpiper_images::templates::ImportError;
+use sandpiper_images::volumes::DraftError as DraftRefused;
 use sandpiper_protocol::agent::{ErrorBody, QUOTA_EXCEEDED};
 use sandpiper_protocol::error_chain;
 use serde::de::DeserializeOwned;
 
 use crate::capacity::Full;
 use crate::sandbox::{ChangeError, StartError};
-use crate::service::{CheckpointError, CreateError, DiskSpaceError, ForkError};
+use crate::service::{CheckpointError, CreateError, DiskSpaceError, ForkError, VolumeCreateError};
+use crate::volumes::VolumeError;
 
 /// An error answer.
 #[derive(Debug)]
@@ -24,6 +26,10 @@ pub(super) struct ApiError {
 }
 
 impl ApiError {
+    pub(super) fn new(status: StatusCode, code: &'static str, message: String) -> Self {
+        Self { status, code, message }
+    }
+
     pub(super) fn invalid(message: impl Into<String>) -> Self {
         Self { status: StatusCode::BAD_REQUEST, code: "invalid_request", message: message.into() }
     }
@@ -58,10 +64,47 @@ impl ApiError {
 
     fn of_start(error: &StartError, message: String) -> Self {
         match error {
+            StartError::Volume(error) => Self::of_volume(error, message),
             StartError::Guest(_) => Self::guest_failed(message),
             StartError::Deleted(_) => Self::invalid_state(message),
             StartError::ShuttingDown => Self::unavailable(message),
             StartError::Host { .. } | StartError::Disk(_) | StartError::BadSnapshot(_) => Self::internal(message),
+        }
+    }
+}
+
+impl ApiError {
+    pub(super) fn of_volume(error: &VolumeError, message: String) -> Self {
+        let (status, code) = match error {
+            VolumeError::Missing(_) => (StatusCode::NOT_FOUND, "not_found"),
+            VolumeError::Attached(_) => (StatusCode::CONFLICT, "volume_attached"),
+            VolumeError::Busy(_) | VolumeError::NoSlot => (StatusCode::CONFLICT, "volume_busy"),
+            VolumeError::Damaged(_) => (StatusCode::UNPROCESSABLE_ENTITY, "volume_damaged"),
+            VolumeError::Place(_) => (StatusCode::UNPROCESSABLE_ENTITY, "mount_refused"),
+            VolumeError::Unavailable(_) => return Self::unavailable(message),
+            VolumeError::Host { .. } | VolumeError::Monitor(_) => return Self::internal(message),
+        };
+        Self { status, code, message }
+    }
+}
+
+impl From<&VolumeError> for ApiError {
+    fn from(error: &VolumeError) -> Self {
+        Self::of_volume(error, error_chain::chain(error))
+    }
+}
+
+impl From<VolumeCreateError> for ApiError {
+    fn from(error: VolumeCreateError) -> Self {
+        let message = error_chain::chain(&error);
+        match error {
+            VolumeCreateError::Draft(DraftRefused::Id) => Self::invalid(message),
+            VolumeCreateError::Draft(DraftRefused::Taken(_)) => Self::conflict(message),
+            VolumeCreateError::Capacity(_) => Self::unavailable(message),
+            VolumeCreateError::Space(DiskSpaceError::Short { .. }) => Self::unavailable(message),
+            VolumeCreateError::Space(DiskSpaceError::Read(_)) | VolumeCreateError::Storage { .. } => {
+                Self::internal(message)
+            }
         }
     }
 }
@@ -108,6 +151,7 @@ impl From<ChangeError> for ApiError {
             ChangeError::Full(full) => full.into(),
             ChangeError::Guest(_) => Self::guest_failed(message),
             ChangeError::Start(error) => Self::of_start(&error, message),
+            ChangeError::Volume(error) => Self::of_volume(&error, message),
             ChangeError::Unreadable(_)
             | ChangeError::Storage(_)
             | ChangeError::Host { .. }

@@ -11,12 +11,14 @@ mod allowances;
 mod checkpoints;
 mod error;
 mod host;
+mod metrics;
 mod network;
 mod ports;
 mod sandboxes;
 mod sessions;
 mod templates;
 mod usage;
+mod volumes;
 
 use std::io;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
@@ -29,7 +31,7 @@ use axum::extract::connect_info::Connected;
 use axum::extract::{DefaultBodyLimit, Request};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post, put};
+use axum::routing::{any, get, post, put};
 use axum::serve::IncomingStream;
 use prometheus_client::registry::Registry;
 use sandpiper_durable as durable;
@@ -74,6 +76,7 @@ fn router(app: Arc<App>) -> Router {
         .route("/revocations", post(sessions::revoke))
         .route("/allowances", put(allowances::replace))
         .route("/sandboxes/{id}/usage", get(usage::show))
+        .route("/sandboxes/{id}/metrics", get(metrics::show))
         .route("/sandboxes/{id}/logs", get(sandboxes::logs))
         .route("/sandboxes/{id}/network", put(network::set))
         .route("/sandboxes/{id}/network/denied", get(network::denied))
@@ -81,6 +84,8 @@ fn router(app: Arc<App>) -> Router {
         .route("/checkpoints", get(checkpoints::list))
         .route("/checkpoints/{id}", get(checkpoints::show).delete(checkpoints::delete))
         .route("/templates", get(templates::list))
+        .route("/volumes", get(volumes::list))
+        .route("/volumes/{id}", put(volumes::create).get(volumes::show).delete(volumes::delete))
         .route("/egress-profiles", get(network::profiles))
         .route("/host", get(host::info))
         .route("/metrics", get(host::metrics))
@@ -95,9 +100,15 @@ fn router(app: Arc<App>) -> Router {
     let slow = Router::new()
         .route("/templates", post(templates::import))
         .layer(middleware::from_fn(move |request, next| bounded(IMPORT_TIMEOUT, request, next)));
+    // However long what is read or written: both ends are waited for as long as something moves.
+    let streams = Router::new()
+        .route("/volumes/{id}/files", any(volumes::detached))
+        .route("/volumes/{id}/directories", any(volumes::detached))
+        .route("/volumes/{id}/path", any(volumes::detached));
     quick
         .merge(snapshots)
         .merge(slow)
+        .merge(streams)
         .fallback(|| async { ApiError::not_found("route") })
         .layer(DefaultBodyLimit::max(MAX_BODY))
         .with_state(app)
@@ -111,7 +122,7 @@ async fn bounded(timeout: Duration, request: Request, next: Next) -> Response {
         let seconds = timeout.as_secs();
         ApiError::internal(format!("Not done within {seconds} seconds; it goes on, ask for its state")).into_response()
     });
-    tracing::debug!(%method, path, status = response.status().as_u16(), "answered");
+    tracing::debug!(%method, path, status = response.status().as_u16(), "responded");
     response
 }
 
@@ -161,7 +172,7 @@ pub(crate) async fn serve(listener: UnixListener, app: App, shutdown: Cancellati
     tokio::select! {
         result = async { serving.await } => result,
         () = too_late => {
-            tracing::warn!("requests were cut off");
+            tracing::warn!("requests were cut off at shutdown");
             Ok(())
         }
     }

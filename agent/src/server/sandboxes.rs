@@ -74,7 +74,8 @@ pub(super) async fn pause(
         false => serde_json::from_slice::<Option<PauseSandbox>>(&body),
     };
     let request = request.map_err(|error| ApiError::invalid(error.to_string()))?.unwrap_or_default();
-    let mut record = app.sandboxes.change(&id, Command::Pause).await?;
+    let force = request.force;
+    let mut record = app.sandboxes.change(&id, |answer| Command::Pause { force, answer }).await?;
     if request.disk_only {
         record = app.sandboxes.change(&id, Command::DropMemory).await?;
     }
@@ -103,6 +104,9 @@ pub(super) async fn fork(
     holder: Holder,
     Body(request): Body<ForkSandbox>,
 ) -> Result<(StatusCode, Json<ForkedSandboxes>), ApiError> {
+    if let Some(seconds) = request.timeout_seconds {
+        check_timeout(seconds).map_err(ApiError::invalid)?;
+    }
     app.take_allowance(request.allowance.as_ref()).await?;
     let records = app.sandboxes.fork(&id, request).await?;
     let sandboxes = records.iter().map(|record| app.created(record, &holder)).collect();

@@ -9,11 +9,15 @@ use sandpiper_protocol::agent::{ImportTemplate, TemplateList, TemplateVersion};
 
 use super::error::{ApiError, Body};
 use super::{App, Peer};
+use crate::helpers;
 use sandpiper_images::templates::Imported;
 
 /// `GET /templates`
 pub(super) async fn list(State(app): State<Arc<App>>) -> Json<TemplateList> {
-    Json(TemplateList { templates: app.sandboxes.context().templates.list() })
+    let mut templates = app.sandboxes.context().templates.list();
+    // The agent's own is nobody's to start from.
+    templates.retain(|template| !helpers::is_helper(&template.slug));
+    Json(TemplateList { templates })
 }
 
 /// `POST /templates`

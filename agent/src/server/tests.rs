@@ -2,10 +2,12 @@
 
 mod allowances;
 mod lost;
+mod metrics;
 mod monitor;
 mod policy;
 mod slow;
 mod snapshots;
+mod volumes;
 
 use std::fs;
 use std::io::{Seek, SeekFrom, Write};
@@ -68,8 +70,9 @@ impl Agent {
         let paths = Paths::new(&config.state_dir, &config.runtime_dir);
         paths.create().unwrap();
         let context = crate::open_context(Arc::clone(&config), paths.clone(), Metrics::new()).unwrap();
-        let sandboxes = Sandboxes::new(context);
+        let (sandboxes, ordered) = Sandboxes::new(context);
         sandboxes.reconcile().await.unwrap();
+        crate::upkeep::begin(&sandboxes, ordered);
         let mut registry = Registry::default();
         sandboxes.context().metrics.register(&mut registry);
         let app = App {
@@ -130,7 +133,15 @@ impl Agent {
 
     /// Nothing of any sandbox is left: neither file nor process.
     fn assert_clean(&self) {
-        let folders = ["state/sandboxes", "run/sandboxes", "state/shells", "run/shells", "run/warm"];
+        let folders = [
+            "state/sandboxes",
+            "run/sandboxes",
+            "state/monitors",
+            "run/monitors",
+            "run/warm",
+            "run/helpers",
+            "state/helpers",
+        ];
         for folder in folders {
             assert_eq!(fs::read_dir(self.folder.path().join(folder)).unwrap().count(), 0, "{folder}");
         }

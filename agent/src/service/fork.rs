@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use futures_util::stream::{self, StreamExt};
 use sandpiper_crash_points::CrashPoint;
+use sandpiper_durable::{Interrupted, blocking};
 use sandpiper_images::snapshots::{Draft, DraftError, Manifest};
 use sandpiper_protocol::agent::{Allowance, CreateCheckpoint, CreateSandbox, ForkSandbox};
 use sandpiper_protocol::error_chain;
@@ -20,6 +21,12 @@ const MAX_FORKS: usize = 20;
 /// So many of them start at a time.
 const AT_A_TIME: usize = 4;
 
+/// What is to be written down of a sandbox, as in [`CreateCheckpoint`].
+struct Wanted {
+    memory: bool,
+    force: bool,
+}
+
 /// Why there is no checkpoint.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CheckpointError {
@@ -31,6 +38,12 @@ pub(crate) enum CheckpointError {
     Sandbox(#[from] ChangeError),
     #[error("Cannot {what}")]
     Storage { what: &'static str, source: io::Error },
+}
+
+impl From<Interrupted> for CheckpointError {
+    fn from(interrupted: Interrupted) -> Self {
+        Self::Storage { what: "finish this", source: interrupted.into() }
+    }
 }
 
 /// Why there is no fork.
@@ -55,10 +68,11 @@ impl Sandboxes {
         let work = async move {
             let checkpoints = this.context().checkpoints.clone();
             let checkpoint = request.id;
-            let draft = blocking(move || checkpoints.draft(&checkpoint)).await??;
-            let (manifest, draft) = this.write_down(&id, draft, request.memory).await?;
+            let draft = blocking(move || Ok::<_, CheckpointError>(checkpoints.draft(&checkpoint)?)).await?;
+            let what = Wanted { memory: request.memory, force: request.force };
+            let (manifest, draft) = this.write_down(&id, draft, what).await?;
             let checkpoints = this.context().checkpoints.clone();
-            let published = blocking(move || checkpoints.publish(draft, manifest)).await?;
+            let published = blocking(move || checkpoints.publish(draft, manifest)).await;
             this.context().changed.send_replace(());
             published.map_err(|source| CheckpointError::Storage { what: "publish the checkpoint", source })
         };
@@ -68,7 +82,7 @@ impl Sandboxes {
     /// Removes the checkpoint `id`; false when there is none. Sandboxes that were made from it go on.
     pub(crate) async fn delete_checkpoint(&self, id: &CheckpointId) -> Result<bool, CheckpointError> {
         let (checkpoints, owned) = (self.context().checkpoints.clone(), id.clone());
-        let deleted = blocking(move || checkpoints.delete(&owned)).await?;
+        let deleted = blocking(move || checkpoints.delete(&owned)).await;
         let deleted = deleted.map_err(|source| CheckpointError::Storage { what: "delete the checkpoint", source })?;
         if deleted {
             tracing::info!(target: "audit", checkpoint = id.as_str(), "checkpoint deleted");
@@ -86,25 +100,29 @@ impl Sandboxes {
     }
 
     async fn fork_all(&self, id: &SandboxId, order: ForkSandbox) -> Result<Vec<Arc<Record>>, ForkError> {
-        let ForkSandbox { ids, allowance } = order;
+        let ForkSandbox { ids, timeout_seconds, allowance, force } = order;
         if let Some(taken) = ids.iter().find(|id| self.find(id).is_some()) {
             return Err(CreateError::Exists(taken.clone()).into());
         }
         let source = self.find(id).ok_or(ChangeError::NotFound).map_err(CheckpointError::from)?;
         let checkpoints = self.context().checkpoints.clone();
-        let draft = blocking(move || checkpoints.scratch()).await?.map_err(CheckpointError::from)?;
-        let (manifest, draft) = self.write_down(id, draft, true).await?;
+        let draft = blocking(move || Ok::<_, CheckpointError>(checkpoints.scratch()?)).await?;
+        let (manifest, draft) = self.write_down(id, draft, Wanted { memory: true, force }).await?;
         CrashPoint::ForkWritten.pass();
         let origin = Origin { folder: draft.folder().to_owned(), manifest: Arc::new(manifest), pin: None };
         let create = |id: &SandboxId| {
-            let (this, request, origin) = (self.clone(), self.like(&source, id, allowance.clone()), origin.clone());
-            async move { this.create_from(request?, Some(origin)).await }
+            let (this, like, origin) = (self.clone(), self.like(&source, id, allowance.clone()), origin.clone());
+            async move {
+                let like = like?;
+                let timeout_seconds = timeout_seconds.unwrap_or(like.timeout_seconds);
+                this.create_from(CreateSandbox { timeout_seconds, ..like }, Some(origin)).await
+            }
         };
         let creates: Vec<_> = ids.iter().map(create).collect();
         let results: Vec<_> = stream::iter(creates).buffered(AT_A_TIME).collect().await;
         CrashPoint::ForkMade.pass();
         // The new sandboxes have links of their own.
-        blocking(move || drop(draft)).await?;
+        remove(draft).await?;
         CrashPoint::ForkCleaned.pass();
         let mut made = Vec::new();
         let mut failure = None;
@@ -131,19 +149,19 @@ impl Sandboxes {
         &self,
         id: &SandboxId,
         draft: Draft,
-        memory: bool,
+        Wanted { memory, force }: Wanted,
     ) -> Result<(Manifest, Draft), CheckpointError> {
         let context = self.context_owned();
-        let space = blocking(move || validation::check_disk_space(&context)).await?;
-        let order = SnapshotOrder { id: draft.id().clone(), folder: draft.folder().to_owned(), memory };
+        let space = blocking(move || Ok::<_, CheckpointError>(validation::check_disk_space(&context)?)).await;
+        let order = SnapshotOrder { id: draft.id().clone(), folder: draft.folder().to_owned(), memory, force };
         let written = match space {
             Ok(()) => self.change(id, |answer| Command::Snapshot(order, answer)).await.map_err(CheckpointError::from),
-            Err(error) => Err(error.into()),
+            Err(error) => Err(error),
         };
         match written {
             Ok(manifest) => Ok((manifest, draft)),
             Err(error) => {
-                blocking(move || drop(draft)).await?;
+                remove(draft).await?;
                 Err(error)
             }
         }
@@ -176,6 +194,8 @@ impl Sandboxes {
             allow_public_traffic: source.allow_public_traffic,
             previews: source.previews.clone(),
             network: source.network.clone(),
+            // One sandbox has a volume.
+            volume_mounts: Vec::new(),
             allowance: allowance.or_else(known),
         })
     }
@@ -185,7 +205,7 @@ impl Sandboxes {
         &self,
         work: impl Future<Output = Result<T, E>> + Send + 'static,
     ) -> Result<T, E> {
-        self.spawn(work).await.map_err(|error| E::from(failed(error)))?
+        self.spawn(work).await.map_err(|error| E::from(Interrupted::from(error).into()))?
     }
 }
 
@@ -202,12 +222,12 @@ fn check_ids(ids: &[SandboxId]) -> Result<(), String> {
     Ok(())
 }
 
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, CheckpointError> {
-    tokio::task::spawn_blocking(work).await.map_err(failed)
-}
-
-fn failed(error: tokio::task::JoinError) -> CheckpointError {
-    CheckpointError::Storage { what: "finish this", source: io::Error::other(error) }
+async fn remove(draft: Draft) -> Result<(), CheckpointError> {
+    blocking(move || {
+        drop(draft);
+        Ok(())
+    })
+    .await
 }
 
 #[cfg(test)]

@@ -3,7 +3,9 @@
 
 mod fork;
 mod validation;
+mod volumes;
 mod wake;
+mod warm_orders;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
@@ -14,7 +16,7 @@ use futures_util::future::join_all;
 use jiff::Timestamp;
 use sandpiper_ingress::{Directory, Target, WakeError};
 use sandpiper_network::Network;
-use sandpiper_protocol::agent::{CreateSandbox, LogEntry, ResumeSandbox};
+use sandpiper_protocol::agent::{CreateSandbox, LogEntry, Metrics, ResumeSandbox};
 use sandpiper_protocol::error_chain;
 use sandpiper_protocol::ids::SandboxId;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -23,14 +25,18 @@ use tokio_util::task::TaskTracker;
 
 use self::validation::{Origin, Plan};
 use self::wake::Wakes;
+use self::warm_orders::WarmOrders;
 use crate::capacity::{Full, Reservation};
 use crate::metrics::Outcome;
+use crate::samples::{self, Window};
 use crate::sandbox::reconcile::{self, Found, ReconcileError};
 use crate::sandbox::{Answer, ChangeError, Command, Context, Creation, DeleteCause, Record, StartError, Supervisor};
-use crate::upkeep::warm::{self, WarmOrders};
+use crate::volumes::VolumeError;
 
 pub(crate) use self::fork::{CheckpointError, ForkError};
 pub(crate) use self::validation::{CreateError, DiskSpaceError, check_lifecycle, check_port, check_timeout};
+pub(crate) use self::volumes::VolumeCreateError;
+pub(crate) use self::warm_orders::{Ordered, WarmOrder};
 
 /// Commands that wait for a supervisor which is busy with another.
 const COMMANDS: usize = 16;
@@ -69,13 +75,13 @@ struct Handle {
 }
 
 impl Sandboxes {
-    pub(crate) fn new(context: Context) -> Self {
-        let (warm, orders) = warm::orders();
+    /// Of no sandboxes yet; with the warm snapshots that its creates will order.
+    pub(crate) fn new(context: Context) -> (Self, Ordered) {
+        let (warm, ordered) = warm_orders::queue();
         let this = Self { context: Arc::new(context), shelf: Arc::default(), tasks: TaskTracker::new(), warm };
         let leave = this.context.leave.clone();
-        this.tasks.spawn(warm::make_all(Arc::clone(&this.context), orders));
         this.tasks.spawn(this.context.launcher.pool.clone().keep(leave));
-        this
+        (this, ordered)
     }
 
     pub(crate) fn context(&self) -> &Context {
@@ -91,7 +97,7 @@ impl Sandboxes {
         self.tasks.spawn(work)
     }
 
-    /// Takes over what an earlier agent left, and begins to look after it.
+    /// Takes over what an earlier agent left: every sandbox has a supervisor then.
     pub(crate) async fn reconcile(&self) -> Result<(), ReconcileError> {
         let context = Arc::clone(&self.context);
         let work = move || reconcile::reconcile(&context);
@@ -107,12 +113,16 @@ impl Sandboxes {
             let supervisor = self.enter(&mut self.lock(), record);
             let forget = self.forgetter(id);
             match machine {
-                Some((pidfd, reservation)) => self.tasks.spawn(supervisor.adopt(pidfd, reservation, forget)),
+                Some((pidfd, reservation)) => {
+                    let volumes = supervisor.adopt_volumes();
+                    self.tasks.spawn(supervisor.adopt(pidfd, reservation, volumes, forget))
+                }
                 None => self.tasks.spawn(supervisor.keep(forget)),
             };
         }
-        self.tasks.spawn(self.clone().keep_up());
-        self.tasks.spawn(self.clone().scrub());
+        self.tasks.spawn(self.context.helpers.clone().prepare());
+        let this = self.clone();
+        self.tasks.spawn(samples::sample(self.context_owned(), move || this.list()));
         let late = self.clone();
         tokio::spawn(async move { late.sweep_later().await });
         Ok(())
@@ -183,7 +193,8 @@ impl Sandboxes {
             let most_promised_gib = validation::most_promised_gib(&context)?;
             let envs = context.sealer.seal(&request.id, &request.envs);
             let envs = envs.map_err(|source| StartError::Host { what: "seal the environment variables", source })?;
-            let record = Record::new(&request, plan.generation, envs, Timestamp::now());
+            let mut record = Record::new(&request, plan.generation, envs, Timestamp::now());
+            record.held_slots.clone_from(&plan.held_slots);
             Ok::<_, CreateError>((plan, record, request.envs, most_promised_gib))
         };
         let checked = tokio::task::spawn_blocking(check).await;
@@ -198,7 +209,7 @@ impl Sandboxes {
         self.tasks.spawn(supervisor.create(creation, self.forgetter(id)));
         let record = start.await.map_err(|_| StartError::ShuttingDown)??;
         if let Some((key, recipe)) = wanted {
-            self.warm.order(key, recipe);
+            self.warm.leave(key, recipe);
         }
         Ok(record)
     }
@@ -214,11 +225,11 @@ impl Sandboxes {
             return Err(CreateError::Exists(record.id));
         }
         let disks = shelf.by_id.values().map(|handle| u64::from(handle.record.borrow().disk_gib));
-        let promised = disks.sum::<u64>() + u64::from(record.disk_gib);
+        let promised = disks.sum::<u64>() + self.context.volumes.store.promised_gib() + u64::from(record.disk_gib);
         if promised > most_promised_gib {
             return Err(CreateError::Capacity(format!(
-                "The disks of this host's sandboxes would have {promised} GiB, and may have {most_promised_gib}; delete \
-                 sandboxes, or have the operator add space or raise limits.disk_overcommit"
+                "The disks of this host's sandboxes and volumes would have {promised} GiB, and may have {most_promised_gib}; \
+                 delete some, or have the operator add space or raise limits.disk_overcommit"
             )));
         }
         let reservation = self.context.capacity.reserve(&record.demand())?;
@@ -227,6 +238,7 @@ impl Sandboxes {
 
     fn enter(&self, shelf: &mut Shelf, record: Record) -> Supervisor {
         let log = self.context.logs.open(&record.id);
+        self.context.samples.open(record.id.clone(), self.context.paths.sandbox(&record.id).state);
         let (commands, receiver) = mpsc::channel(COMMANDS);
         shelf.by_route_token.insert(record.route_token.clone(), record.id.clone());
         let id = record.id.clone();
@@ -253,6 +265,7 @@ impl Sandboxes {
             }
             drop(shelf);
             this.context.logs.retire(&id);
+            this.context.samples.forget(&id);
         }
     }
 
@@ -296,6 +309,17 @@ impl Sandboxes {
         Some(self.context.logs.find(id)?.entries())
     }
 
+    /// What a sandbox that is here used within a window.
+    ///
+    /// # Errors
+    /// There is none, or its files cannot be read.
+    pub(crate) async fn metrics(&self, id: &SandboxId, window: Window) -> Result<Metrics, ChangeError> {
+        let series = self.context.samples.find(id).ok_or_else(|| self.absence(id))?;
+        let read = tokio::task::spawn_blocking(move || series.read(window)).await.map_err(io::Error::other).flatten();
+        let samples = read.map_err(|source| ChangeError::Host { what: "read the sandbox's metrics", source })?;
+        Ok(samples::thin(&samples))
+    }
+
     /// Has the supervisor of `id` change its sandbox.
     pub(crate) async fn change<T>(
         &self,
@@ -323,13 +347,14 @@ impl Sandboxes {
             let records = self.list();
             let deletes = records.iter().map(|record| self.delete(&record.id, DeleteCause::AgentEnds));
             if tokio::time::timeout(timeout, join_all(deletes)).await.is_err() {
-                tracing::error!("not every sandbox is gone; the next agent removes the rest");
+                tracing::error!("not every sandbox was deleted in time; the next agent deletes the rest");
             }
         }
         self.context.leave.cancel();
         self.tasks.close();
-        if tokio::time::timeout(timeout, self.tasks.wait()).await.is_err() {
-            tracing::error!("not every sandbox could be put in order; the next agent does it");
+        let ended = async { tokio::join!(self.tasks.wait(), self.context.helpers.close()) };
+        if tokio::time::timeout(timeout, ended).await.is_err() {
+            tracing::error!("not every sandbox was settled in time; the next agent settles the rest");
         }
     }
 
@@ -341,6 +366,9 @@ impl Sandboxes {
             Ok(Ok(_)) => Ok(()),
             Ok(Err(ChangeError::Full(Full::Host(_)))) => Err(WakeError::NoRoom),
             Ok(Err(ChangeError::Full(Full::Team(_)))) => Err(WakeError::QuotaExceeded),
+            Ok(Err(ChangeError::Start(StartError::Volume(VolumeError::Attached(_) | VolumeError::Busy(_))))) => {
+                Err(WakeError::VolumeTaken)
+            }
             Ok(Err(error)) => {
                 tracing::warn!(sandbox = id.as_str(), error = %error_chain::chain(&error), "a request could not wake a sandbox");
                 Err(WakeError::Failed)

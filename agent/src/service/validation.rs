@@ -9,13 +9,16 @@ use sandpiper_machine::link;
 use sandpiper_protocol::agent::{CreateSandbox, ExposedPort, Lifecycle, OnTimeout, Previews};
 use sandpiper_protocol::error_chain;
 use sandpiper_protocol::ids::{CheckpointId, SandboxId};
+use sandpiper_protocol::volume::{MOST_MOUNTS, VolumeMount, check_mount_path};
 
 use crate::capacity::Full;
 use crate::config::Limits;
+use crate::helpers;
 use crate::host;
 use crate::launch::Source;
 use crate::metrics::Outcome;
 use crate::sandbox::{Attempt, Context, MAX_PORTS, StartError};
+use crate::volumes::VolumeError;
 
 /// Longest time-out: a year.
 const MAX_TIMEOUT_SECONDS: u64 = 366 * 24 * 3600;
@@ -45,6 +48,7 @@ impl CreateError {
         match self {
             Self::Invalid(_) | Self::Exists(_) | Self::Full(Full::Team(_)) => Outcome::Refused,
             Self::Capacity(_) | Self::Full(Full::Host(_)) => Outcome::Capacity,
+            Self::Start(StartError::Volume(_)) => Outcome::Refused,
             Self::Start(StartError::Guest(_) | StartError::BadSnapshot(_)) => Outcome::Guest,
             Self::Start(StartError::Host { .. } | StartError::Disk(_)) => Outcome::Host,
             Self::Start(StartError::Deleted(_) | StartError::ShuttingDown) => Outcome::Cancelled,
@@ -59,6 +63,8 @@ pub(crate) struct Plan {
     pub(crate) attempts: Vec<Attempt>,
     /// The new sandbox's first.
     pub(crate) generation: u64,
+    /// Slots for volumes that programs of the snapshot hold: the new sandbox's do so too.
+    pub(crate) held_slots: Vec<u8>,
     /// What it starts from, in words.
     pub(crate) origin: String,
     /// A warm snapshot that would have been of use, and its key.
@@ -96,6 +102,10 @@ pub(crate) fn check(
         }
     }
     check_request(request, &context.config.limits).map_err(CreateError::Invalid)?;
+    if let Some(mount) = request.volume_mounts.iter().find(|mount| context.volumes.store.find(&mount.volume).is_none())
+    {
+        return Err(StartError::Volume(VolumeError::Missing(mount.volume.clone())).into());
+    }
     if context.paths.sandbox(&request.id).state.exists() {
         return Err(CreateError::Exists(request.id.clone()));
     }
@@ -140,6 +150,7 @@ fn plan_snapshot(origin: &Origin) -> Plan {
     Plan {
         attempts,
         generation: manifest.generation.saturating_add(1),
+        held_slots: manifest.snapshot.held_slots.clone(),
         origin: format!("a snapshot of {}", manifest.sandbox),
         wanted: None,
     }
@@ -147,7 +158,8 @@ fn plan_snapshot(origin: &Origin) -> Plan {
 
 /// From its warm snapshot where there is one; else by booting it.
 fn plan_template(context: &Context, request: &CreateSandbox) -> Result<Plan, CreateError> {
-    let Some(template) = context.templates.find(&request.template_version) else {
+    let template = context.templates.find(&request.template_version);
+    let Some(template) = template.filter(|template| !helpers::is_helper(&template.version.slug)) else {
         let version = &request.template_version;
         return Err(CreateError::Invalid(format!(
             "template_version: {version:?} is not on this host; GET /templates lists what is"
@@ -178,7 +190,7 @@ fn plan_template(context: &Context, request: &CreateSandbox) -> Result<Plan, Cre
             }
         }
     }
-    Ok(Plan { attempts, generation: 1, origin, wanted })
+    Ok(Plan { attempts, generation: 1, held_slots: Vec::new(), origin, wanted })
 }
 
 /// Whether there is room on the disk for something new. Blocks for a moment.
@@ -227,6 +239,7 @@ fn check_request(request: &CreateSandbox, limits: &Limits) -> Result<(), String>
     check_lifecycle(request.lifecycle)?;
     check_envs(request)?;
     check_previews(&request.previews)?;
+    check_mounts(&request.volume_mounts)?;
     if request.exposed_ports.len() > MAX_PORTS {
         return Err(format!("exposed_ports: at most {MAX_PORTS}"));
     }
@@ -248,6 +261,21 @@ fn check_envs(request: &CreateSandbox) -> Result<(), String> {
     }
     if !link::envs_fit(&request.envs) {
         return Err("envs: all together must be less than 60 KiB".into());
+    }
+    Ok(())
+}
+
+fn check_mounts(mounts: &[VolumeMount]) -> Result<(), String> {
+    if mounts.len() > MOST_MOUNTS {
+        return Err(format!("volume_mounts: at most {MOST_MOUNTS}"));
+    }
+    for (index, mount) in mounts.iter().enumerate() {
+        check_mount_path(&mount.path).map_err(|error| format!("volume_mounts: the path {:?} {error}", mount.path))?;
+        if let Some(other) =
+            mounts[..index].iter().find(|other| other.path == mount.path || other.volume == mount.volume)
+        {
+            return Err(format!("volume_mounts: {:?} and {:?} are the same path or volume", other.path, mount.path));
+        }
     }
     Ok(())
 }
@@ -277,6 +305,9 @@ pub(crate) fn check_lifecycle(lifecycle: Lifecycle) -> Result<(), String> {
     if lifecycle.auto_resume && lifecycle.on_timeout == OnTimeout::Kill {
         return Err("lifecycle.auto_resume: needs `on_timeout` to be `pause`: a killed sandbox cannot go on".into());
     }
+    if !lifecycle.pause_memory && lifecycle.on_timeout == OnTimeout::Kill {
+        return Err("lifecycle.pause_memory: needs `on_timeout` to be `pause`: a killed sandbox keeps nothing".into());
+    }
     Ok(())
 }
 
@@ -289,6 +320,7 @@ pub(crate) fn check_port(port: &ExposedPort) -> Result<(), String> {
 mod tests {
     use super::*;
     use sandpiper_protocol::agent::{Network, PortProtocol};
+    use sandpiper_protocol::ids::VolumeId;
     use std::collections::BTreeMap;
 
     fn request() -> CreateSandbox {
@@ -306,6 +338,7 @@ mod tests {
             allow_public_traffic: true,
             previews: Previews::default(),
             network: Network::default(),
+            volume_mounts: Vec::new(),
             allowance: None,
         }
     }
@@ -326,7 +359,7 @@ mod tests {
     #[test]
     fn a_sandbox_that_is_paused_at_its_deadline_may_resume_by_itself() {
         for auto_resume in [false, true] {
-            check_lifecycle(Lifecycle { on_timeout: OnTimeout::Pause, auto_resume }).unwrap();
+            check_lifecycle(Lifecycle { on_timeout: OnTimeout::Pause, auto_resume, ..Lifecycle::default() }).unwrap();
         }
     }
 
@@ -339,7 +372,19 @@ mod tests {
         assert!(refusal(|r| r.disk_gib = 100_000).starts_with("disk_gib:"));
         assert!(refusal(|r| r.timeout_seconds = 0).starts_with("timeout_seconds:"));
         assert!(refusal(|r| r.lifecycle.auto_resume = true).starts_with("lifecycle.auto_resume:"));
+        assert!(refusal(|r| r.lifecycle.pause_memory = false).starts_with("lifecycle.pause_memory:"));
         assert!(refusal(|r| r.previews.mask_host = Some("a b".into())).starts_with("previews.mask_host:"));
+        let mount = |path: &str| VolumeMount { volume: VolumeId::generate(), path: path.into() };
+        assert!(refusal(|r| r.volume_mounts = vec![mount("/data/../etc")]).starts_with("volume_mounts:"));
+        assert!(refusal(|r| r.volume_mounts = vec![mount("/a"), mount("/a")]).contains("the same path"));
+        let twice = VolumeMount { path: "/b".into(), ..mount("/a") };
+        assert!(
+            refusal(|r| r.volume_mounts = vec![twice.clone(), VolumeMount { path: "/c".into(), ..twice }])
+                .contains("the same")
+        );
+        assert!(
+            refusal(|r| r.volume_mounts = ["/a", "/b", "/c", "/d", "/e"].map(mount).to_vec()).contains("at most 4")
+        );
         assert!(refusal(|r| r.exposed_ports = vec![port, port]).contains("named twice"));
         assert!(refusal(|r| r.exposed_ports = vec![ExposedPort { port: 0, ..port }]).starts_with("port:"));
     }

@@ -3,13 +3,14 @@
 
 mod scrub;
 mod stalled;
-pub(crate) mod warm;
+mod warm;
 
 use std::collections::HashMap;
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use sandpiper_durable as durable;
 use sandpiper_images::layers::{Files, Layer, digest, merge, usage};
 use sandpiper_protocol::agent::SandboxState;
 use sandpiper_protocol::error_chain;
@@ -19,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::stalled::Stalled;
 use crate::sandbox::{ChangeError, Command};
-use crate::service::Sandboxes;
+use crate::service::{Ordered, Sandboxes};
 
 /// How often everything is measured, when nothing has happened.
 const MEASURE: Duration = Duration::from_secs(30);
@@ -54,9 +55,16 @@ struct Merge {
     upper: String,
 }
 
+/// Begins all of it, and makes the warm snapshots that are `ordered`; it ends with the agent.
+pub(crate) fn begin(sandboxes: &Sandboxes, ordered: Ordered) {
+    sandboxes.spawn(warm::make_all(sandboxes.context_owned(), ordered));
+    sandboxes.spawn(sandboxes.clone().keep_up());
+    sandboxes.spawn(sandboxes.clone().scrub());
+}
+
 impl Sandboxes {
     /// Looks after the layers until the agent ends.
-    pub(crate) async fn keep_up(self) {
+    async fn keep_up(self) {
         let leave = self.context().leave.clone();
         let mut changes = self.context().changed.subscribe();
         let mut stalled = Stalled::default();
@@ -94,7 +102,7 @@ impl Sandboxes {
                 Ok(()) => stalled.go_on(&id),
                 Err(error) => {
                     if stalled.stall(&id, Instant::now()) {
-                        tracing::warn!(owner = id, %error, "cannot merge layers; trying later, and ever later");
+                        tracing::warn!(owner = id, %error, "cannot merge layers; retrying with growing delays");
                     }
                 }
             }
@@ -112,7 +120,7 @@ impl Sandboxes {
             }
             merge::fill(&lower_path, &upper_path, &context.visits, PACE, go_on)
         };
-        let filled = tokio::task::spawn_blocking(fill).await.map_err(io::Error::other)?;
+        let filled = durable::blocking(fill).await;
         match filled {
             Ok(true) => {}
             Ok(false) => return Ok(()),
@@ -124,7 +132,7 @@ impl Sandboxes {
         if owner.kind == OwnerKind::Checkpoint {
             let checkpoints = self.context().checkpoints.clone();
             let absorb = move || checkpoints.absorb(&owner.id.into(), &lower, &upper);
-            return tokio::task::spawn_blocking(absorb).await.map_err(io::Error::other)?;
+            return durable::blocking(absorb).await;
         }
         let command = |answer: oneshot::Sender<_>| Command::Absorb { lower, upper, answer };
         match self.change(&owner.id.into(), command).await {

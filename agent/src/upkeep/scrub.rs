@@ -14,6 +14,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use sandpiper_durable as durable;
 use sandpiper_images::layers::digest::{self, Digest, Note};
 use sandpiper_images::layers::{Files, Layer};
 use tokio::time::{Instant, sleep};
@@ -79,7 +80,7 @@ struct Interval {
 
 impl Sandboxes {
     /// Looks at one file after another until the agent ends.
-    pub(crate) async fn scrub(self) {
+    pub(super) async fn scrub(self) {
         let leave = self.context().leave.clone();
         let mut changes = self.context().changed.subscribe();
         let mut memory = Memory::default();
@@ -125,7 +126,7 @@ impl Sandboxes {
                 digest::make(&path, &context.visits, PACE, go_on)
             }
         };
-        tokio::task::spawn_blocking(work).await.map_err(io::Error::other)?
+        durable::blocking(work).await
     }
 
     /// Reports damaged files to their owners, once in each life.

@@ -37,17 +37,15 @@ use sandpiper_protocol::guest::{DATA_PLANE_PORT, GuestMessage, HostMessage};
 use sandpiper_protocol::process::{ProcessConfig, SERVICE, StartRequest};
 use sandpiper_protocol::vmm::Request;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::capacity::Reservation;
 use crate::host;
-use crate::launch::{self, LaunchError, Running, Source};
+use crate::launch::{self, Attachments, LaunchError, Running, Source};
 use crate::sandbox::ops::pause;
 use crate::sandbox::{ChangeError, Context, OperationError};
+use crate::service::{Ordered, WarmOrder};
 
-/// Orders that wait. One that finds the queue full comes again with the next create.
-const ORDERS: usize = 16;
 /// What a guest is called before it is anybody's.
 const NAME: &str = "sandpiper";
 /// How long a guest that has just booted may take to quiesce.
@@ -63,17 +61,6 @@ const MAX_ANSWER: u64 = 64 * 1024;
 const REHEARSAL_TIMEOUT: Duration = Duration::from_secs(20);
 /// How long the monitor may take to say what was touched.
 const WORKING_SET_TIMEOUT: Duration = Duration::from_secs(30);
-
-/// Where orders for warm snapshots go. Cheap to clone.
-#[derive(Clone)]
-pub(crate) struct WarmOrders(mpsc::Sender<Order>);
-
-/// A snapshot that a create would have liked to find.
-#[derive(Debug)]
-pub(crate) struct Order {
-    key: String,
-    recipe: Recipe,
-}
 
 /// Why there is no warm snapshot.
 #[derive(Debug, thiserror::Error)]
@@ -96,29 +83,16 @@ enum MakeError {
     Snapshot(#[source] ChangeError),
     #[error("The guest was not ready within {} seconds", .0.as_secs())]
     NotReady(Duration),
-    #[error("The guest's data plane does not answer after a restore")]
+    #[error("The guest's data plane does not respond after a restore")]
     Unhealthy,
 }
 
-/// A queue for orders, both ends of it.
-pub(crate) fn orders() -> (WarmOrders, mpsc::Receiver<Order>) {
-    let (sender, receiver) = mpsc::channel(ORDERS);
-    (WarmOrders(sender), receiver)
-}
-
-impl WarmOrders {
-    /// Has the snapshot made, soon, unless it is being made or was tried in vain not long ago.
-    pub(crate) fn order(&self, key: String, recipe: Recipe) {
-        let _ = self.0.try_send(Order { key, recipe });
-    }
-}
-
 /// Makes what is ordered, until the agent ends.
-pub(crate) async fn make_all(context: Arc<Context>, mut orders: mpsc::Receiver<Order>) {
+pub(super) async fn make_all(context: Arc<Context>, mut ordered: Ordered) {
     loop {
         let order = tokio::select! {
             () = context.leave.cancelled() => return,
-            order = orders.recv() => order,
+            order = ordered.recv() => order,
         };
         let Some(order) = order else { return };
         if !context.warm.begin(&order.key) {
@@ -145,7 +119,7 @@ pub(crate) async fn make_all(context: Arc<Context>, mut orders: mpsc::Receiver<O
         let folders = [context.warm.draft_folder(&order.key), context.warm.trial_folder(&order.key)];
         let folders = folders.into_iter().chain([runtime(&context, &order.key)]).collect::<Vec<_>>();
         let remove = move || folders.iter().try_for_each(|folder| durable::remove_tree(folder));
-        if let Err(error) = tokio::task::spawn_blocking(remove).await.map_err(io::Error::other).flatten() {
+        if let Err(error) = durable::blocking(remove).await {
             tracing::warn!(%error, "cannot remove what was needed for a warm snapshot; the next start will");
         }
     }
@@ -156,8 +130,8 @@ fn runtime(context: &Context, key: &str) -> PathBuf {
     context.paths.runtime_warm().join(key)
 }
 
-async fn make(context: &Arc<Context>, order: &Order) -> Result<(), MakeError> {
-    let Order { key, recipe } = order;
+async fn make(context: &Arc<Context>, order: &WarmOrder) -> Result<(), MakeError> {
+    let WarmOrder { key, recipe } = order;
     let memory_mb = recipe.memory_mb;
     let reservation = context.capacity.spare(memory_mb).ok_or(MakeError::Short)?;
     let headroom = context.config.limits.disk_headroom_mb + u64::from(memory_mb);
@@ -172,11 +146,11 @@ async fn make(context: &Arc<Context>, order: &Order) -> Result<(), MakeError> {
     let written = unless_ending(context, write_down(context, &mut running.machine, &paths, files, memory_mb)).await;
     end(context, running).await?;
     let files = written?;
-    let files = blocking("sync the snapshot", {
+    let synced = {
         let draft = draft.clone();
-        move || files.sync(&draft).map(|()| files)
-    })
-    .await?;
+        durable::blocking(move || files.sync(&draft).map(|()| files)).await
+    };
+    let files = synced.map_err(|source| MakeError::Host { what: "sync the snapshot", source })?;
 
     let trial = MachinePaths { state: context.warm.trial_folder(key), runtime: paths.runtime.clone() };
     let source = Source::Snapshot { folder: draft.clone(), files: files.clone(), _pin: None };
@@ -191,16 +165,17 @@ async fn make(context: &Arc<Context>, order: &Order) -> Result<(), MakeError> {
         memory_mb,
         disk_gib: recipe.disk_gib,
         files,
+        held_slots: Vec::new(),
     };
     let (context, key) = (Arc::clone(context), key.clone());
-    blocking("publish the snapshot", move || {
+    let published = durable::blocking(move || {
         for process_file in [paths.exit_record(), paths.monitor_log(), paths.console_log()] {
             durable::remove_file(&process_file)?;
         }
         snapshot.files.sync(&draft)?;
         context.warm.publish(&draft, &key, snapshot)
-    })
-    .await
+    });
+    published.await.map_err(|source| MakeError::Host { what: "publish the snapshot", source })
 }
 
 /// Starts a machine that is no sandbox's, with a network in which it reaches nothing.
@@ -211,7 +186,7 @@ async fn launch(
     recipe: &Recipe,
     reservation: &Reservation,
 ) -> Result<(Files, Running), MakeError> {
-    let launcher = &context.launcher;
+    let launcher = &*context.launcher;
     let policy = NetworkPolicy { allow_internet_access: false, ..NetworkPolicy::default() };
     let gathered = launcher.gather(launch::Order {
         source,
@@ -221,9 +196,11 @@ async fn launch(
         name: NAME.to_owned(),
         envs: Envs::new(),
         generation: 0,
-        network: Network { version: 0, policy },
+        network: Some(Network { version: 0, policy }),
         net_limits: launcher.net_limits(),
         disk_limits: launcher.disk_limits(),
+        volumes: Attachments::new(context.volumes.clone(), Vec::new(), None, PathBuf::new(), launcher.disk_limits()),
+        serves_volume: false,
     });
     let gathered = gathered.await?;
     let files = gathered.files().clone();
@@ -281,7 +258,8 @@ async fn try_out(
     rehearse(&paths.vsock_socket()).await;
     let name = files.new_name(Role::WorkingSet);
     let path = folder.join(&name);
-    let file: File = blocking("create a file", move || layers::create(&path, 0).map_err(io::Error::other)).await?;
+    let created = durable::blocking(move || layers::create(&path, 0).map_err(io::Error::other)).await;
+    let file: File = created.map_err(|source| MakeError::Host { what: "create a file", source })?;
     machine.request(Request::SaveWorkingSet, &[file.as_fd()], WORKING_SET_TIMEOUT).await?;
     files.working_set = Some(name);
     Ok(files)
@@ -315,8 +293,8 @@ async fn is_healthy(vsock: &Path) -> io::Result<bool> {
 async fn rehearse(vsock: &Path) {
     match timeout(REHEARSAL_TIMEOUT, run_shell(vsock)).await {
         Ok(Ok(_)) => {}
-        Ok(Err(error)) => tracing::debug!(%error, "no rehearsal"),
-        Err(_) => tracing::debug!("a rehearsal took too long"),
+        Ok(Err(error)) => tracing::debug!(%error, "the first command in a warm snapshot failed"),
+        Err(_) => tracing::debug!("the first command in a warm snapshot took too long"),
     }
 }
 
@@ -351,14 +329,6 @@ async fn unless_ending<T>(context: &Context, work: impl Future<Output = Result<T
         () = context.leave.cancelled() => Err(MakeError::Ending),
         result = work => result,
     }
-}
-
-async fn blocking<T: Send + 'static>(
-    what: &'static str,
-    work: impl FnOnce() -> io::Result<T> + Send + 'static,
-) -> Result<T, MakeError> {
-    let done = tokio::task::spawn_blocking(work).await.map_err(io::Error::other).flatten();
-    done.map_err(|source| MakeError::Host { what, source })
 }
 
 #[cfg(test)]

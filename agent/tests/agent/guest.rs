@@ -2,7 +2,8 @@
 //! that it runs on any /dev/kvm, also on one that cannot run a stock kernel.
 //!
 //! It does what PID 1 of a real guest does as far as the agent can tell: opens the link, again whenever it breaks or the
-//! machine was restored, answers `Init`, `Freeze` and `Thaw`. It has a memory and a disk: it counts how often it was told who
+//! machine was restored, answers `Init`, `Freeze` and `Thaw`; and says that it did what it is asked to with volumes, of which it
+//! reads nothing. It has a memory and a disk: it counts how often it was told who
 //! it is, says so in its log ("told 3"), and writes the same words to a block of its disk that is chosen by the count
 //! ([`told_block`]). After a restore it goes on counting; after a boot it begins again. When no agent has been there for some
 //! minutes it powers itself off, so that a test that is killed leaves nothing for long.

@@ -75,7 +75,7 @@ sandpiper_test_guest:
     mov word ptr [EVENTS + AVAILABLE + 2], 1
     mov edi, offset TRANSMIT
     lea rsi, [rip + .Lpackets]
-    mov ecx, 6
+    mov ecx, 9
 3:
     mov eax, [rsi]  # each packet is preceded by its length
     add rsi, 4
@@ -109,7 +109,7 @@ sandpiper_test_guest:
     movzx r11d, word ptr [r9 + 30]
     cmp r11d, 5
     jne .Lgive_back
-    # Data: lines whose tenth byte tells them apart.
+    # Data: lines whose tenth and eleventh byte tell them apart.
     mov rsi, r9
     add rsi, 44
     mov eax, [r9 + 24]
@@ -118,8 +118,17 @@ sandpiper_test_guest:
     cmp rsi, rdx
     jae .Lgive_back
     mov al, [rsi + 9]
+    mov edi, 8
+    cmp word ptr [rsi + 9], 0x6f66  # "fo"
+    je .Lreply
     mov edi, 2
     cmp al, 'f'
+    je .Lreply
+    mov edi, 6
+    cmp al, 'u'
+    je .Lreply
+    mov edi, 7
+    cmp al, 'm'
     je .Lreply
     mov edi, 3
     cmp word ptr [rsi + 9], 0x6874  # "th"
@@ -271,6 +280,15 @@ sandpiper_test_guest:
 .Llog: .ascii "{\"type\":\"log\",\"level\":\"info\",\"message\":\"told "
 .Ldigit: .ascii "0\"}\n"
 .Llog_end:
+    packet 5, (.Lunmounted_end - .Lunmounted)
+.Lunmounted: .ascii "{\"type\":\"unmounted\",\"held\":[]}\n"
+.Lunmounted_end:
+    packet 5, (.Lmounted_end - .Lmounted)
+.Lmounted: .ascii "{\"type\":\"mounted\"}\n"
+.Lmounted_end:
+    packet 5, (.Lformatted_end - .Lformatted)
+.Lformatted: .ascii "{\"type\":\"formatted\"}\n"
+.Lformatted_end:
     .purgem packet
     # The header of a disk request: a write, to the sector that follows.
 .Lrequest: .long 1, 0

@@ -28,13 +28,15 @@ const TIMEOUT: Duration = Duration::from_secs(120);
 const UIDS: u32 = 0x1_0000;
 
 /// Folders that are empty, or not there, when nothing is left of any sandbox.
-const EMPTY: [&str; 8] = [
+const EMPTY: [&str; 10] = [
     "state/sandboxes",
     "state/checkpoints",
     "state/warm",
-    "state/shells",
+    "state/monitors",
+    "state/helpers",
+    "run/helpers",
     "run/sandboxes",
-    "run/shells",
+    "run/monitors",
     "run/warm",
     "run/agent.sock",
 ];
@@ -49,6 +51,15 @@ pub(crate) struct Host {
 impl Host {
     /// `None`, said aloud, where monitors cannot be jailed or run no guest.
     pub(crate) fn new() -> Option<Self> {
+        Self::below(&std::env::temp_dir())
+    }
+
+    /// A host whose disk is memory, for a test that would wait for syncs most of its time; likewise.
+    pub(crate) fn in_memory() -> Option<Self> {
+        Self::below(Path::new("/dev/shm"))
+    }
+
+    fn below(folder: &Path) -> Option<Self> {
         let kvm = File::options().read(true).write(true).open("/dev/kvm");
         if let Err(reason) = kvm
             .map_err(|error| format!("/dev/kvm cannot be opened: {error}"))
@@ -60,7 +71,7 @@ impl Host {
         let monitor = Path::new(env!("CARGO_BIN_EXE_sandpiper-agent")).with_file_name("sandpiper-vmm");
         assert!(monitor.exists(), "there is no {}: run `cargo build -p sandpiper-vmm` first", monitor.display());
 
-        let folder = tempfile::tempdir().unwrap();
+        let folder = tempfile::tempdir_in(folder).unwrap();
         let at = |name: &str| folder.path().join(name).display().to_string();
         fs::write(at("vmlinux"), guest::elf()).unwrap();
         let image = File::create(at("image")).unwrap();
@@ -71,7 +82,7 @@ impl Host {
         let uid_base = 0x2000_0000 + std::process::id() % 4096 * UIDS;
         let config = format!(
             "state_dir = {:?}\nruntime_dir = {:?}\nkernel = {:?}\n\
-             [jail]\nuid_base = {uid_base}\n[monitor_pool]\nper_shape = 0\n[warm]\nenabled = false\n\
+             [jail]\nuid_base = {uid_base}\n[monitor_pool]\nper_shape = 0\n[warm]\nenabled = false\n[volumes]\nsize_gib = 1\n\
              [network]\nenabled = false\n[ingress]\nlisten = \"127.0.0.1:0\"\n",
             at("state"),
             at("run"),
@@ -132,9 +143,22 @@ impl Host {
         self.path("state/sandboxes").join(id).join(name.as_str().unwrap())
     }
 
+    /// Whether the monitor of this sandbox has this file open.
+    pub(crate) fn has_open(&self, sandbox: &str, file: &str) -> bool {
+        let (pid, file) = (&self.record(sandbox)["process"]["identity"]["pid"], self.path(file));
+        let descriptors = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
+        descriptors.into_iter().any(|descriptor| std::fs::read_link(descriptor.path()).is_ok_and(|open| open == file))
+    }
+
     pub(crate) fn record(&self, id: &str) -> Value {
         let path = self.path("state/sandboxes").join(id).join("record.json");
         serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
+    }
+
+    /// How many descriptors the monitor of the sandbox `id` has.
+    pub(crate) fn descriptors_of(&self, id: &str) -> usize {
+        let pid = self.record(id)["process"]["identity"]["pid"].as_i64().unwrap();
+        fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count()
     }
 
     /// How often the guest of the sandbox `id` was told who it is, as its disk says, from its first boot on.
@@ -203,6 +227,12 @@ fn remove_group(group: &Path) -> std::io::Result<()> {
     fs::remove_dir(group)
 }
 
+/// How many files and folders are below `folder`.
+fn files(folder: &Path) -> usize {
+    let entries = fs::read_dir(folder).map_or(0, Iterator::count);
+    entries + folders(folder).iter().map(|folder| files(folder)).sum::<usize>()
+}
+
 /// The folders in `folder`; none where it is gone.
 fn folders(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
@@ -261,6 +291,55 @@ impl Agent<'_> {
         })
     }
 
+    /// A volume, on a host that has a helper template.
+    pub(crate) async fn volume(&self) -> String {
+        self.volumes(1).await.remove(0)
+    }
+
+    /// `count` of them.
+    pub(crate) async fn volumes(&self, count: usize) -> Vec<String> {
+        let helper = json!({
+            "slug": "volume-helper", "image": self.host.path("image"), "baseline": {"cpu": 1, "memory_mb": 64},
+        });
+        self.get("POST", "/templates", helper).await;
+        let mut volumes = Vec::new();
+        for _ in 0..count {
+            let volume = self.get("PUT", &format!("/volumes/{}", id::generate("vol")), Value::Null).await;
+            volumes.push(volume["id"].as_str().unwrap().to_owned());
+        }
+        volumes
+    }
+
+    /// What the agent has open, its threads, its monitors, and all files. It is not asked: its threads would stay for that.
+    pub(crate) fn footprint(&self) -> [(&'static str, usize); 4] {
+        let own = |folder: &str| fs::read_dir(format!("/proc/{}/{folder}", self.process.id())).unwrap().count();
+        [
+            ("descriptors", own("fd")),
+            ("threads", own("task")),
+            ("monitors", self.host.monitors().len()),
+            ("files", files(self.host.folder.path())),
+        ]
+    }
+
+    /// Waits until there is no more of anything than there was at `before`: threads that have nothing to do end after a while.
+    pub(crate) async fn shrinks_to(&self, before: &[(&'static str, usize); 4]) {
+        let deadline = Instant::now() + TIMEOUT;
+        loop {
+            let now = self.footprint();
+            if now.iter().zip(before).all(|((_, now), (_, before))| now <= before) {
+                return;
+            }
+            assert!(Instant::now() < deadline, "{before:?} before, {now:?} now\n{}", self.host.log());
+            pause().await;
+        }
+    }
+
+    /// How many volumes somebody has.
+    pub(crate) async fn attached(&self) -> usize {
+        let listed = self.get("GET", "/volumes", Value::Null).await;
+        listed["volumes"].as_array().unwrap().iter().filter(|volume| volume["attached_to"].is_string()).count()
+    }
+
     /// `ready`, `stopped` and so on; `None` when there is no such sandbox.
     pub(crate) async fn state(&self, id: &str) -> Option<String> {
         let (status, sandbox) = self.ask("GET", &format!("/sandboxes/{id}"), &Value::Null).await.unwrap();
@@ -311,7 +390,7 @@ impl Agent<'_> {
 
     /// Deletes everything, has the agent end, and looks for what is left.
     pub(crate) async fn leave_nothing(mut self) {
-        for (folder, name) in [("/sandboxes", "sandboxes"), ("/checkpoints", "checkpoints")] {
+        for (folder, name) in [("/sandboxes", "sandboxes"), ("/checkpoints", "checkpoints"), ("/volumes", "volumes")] {
             let list = self.get("GET", folder, Value::Null).await;
             for entry in list[name].as_array().unwrap() {
                 self.get("DELETE", &format!("{folder}/{}", entry["id"].as_str().unwrap()), Value::Null).await;

@@ -25,6 +25,14 @@ enum Operation {
     DeleteCheckpoint,
     Delete,
     DeleteStopped,
+    CreateVolume,
+    DeleteVolume,
+    /// A create with a volume that nobody has had.
+    CreateMounted,
+    /// Of a sandbox with a volume.
+    PauseMounted,
+    /// With memory, of a sandbox with a volume.
+    CheckpointMounted,
 }
 
 /// What the next agent makes of an operation that nobody was told the end of.
@@ -39,6 +47,8 @@ struct Scene {
     /// The sandbox that the operation is about, or that is there beside it.
     sandbox: String,
     checkpoint: Option<String>,
+    /// The volume that the operation is about.
+    volume: Option<String>,
     /// Id of what is made.
     new: String,
     /// How often the sandbox's guest was told who it is.
@@ -51,7 +61,20 @@ struct Scene {
 impl Operation {
     async fn arrange(self, agent: &Agent<'_>) -> Scene {
         let mut request = agent.create_request().await;
+        let mut volume = match self {
+            Self::DeleteVolume | Self::CreateMounted | Self::PauseMounted | Self::CheckpointMounted => {
+                Some(agent.volume().await)
+            }
+            _ => None,
+        };
+        let mounts = json!([{"volume": volume, "path": "/data"}]);
+        if matches!(self, Self::PauseMounted | Self::CheckpointMounted) {
+            request["volume_mounts"] = mounts.clone();
+        }
         let sandbox = agent.get("POST", "/sandboxes", request.clone()).await;
+        if self == Self::CreateMounted {
+            request["volume_mounts"] = mounts;
+        }
         let sandbox = sandbox["sandbox"]["id"].as_str().unwrap().to_owned();
         let path = format!("/sandboxes/{sandbox}");
         let checkpoint = if matches!(self, Self::Restore | Self::DeleteCheckpoint) {
@@ -66,39 +89,63 @@ impl Operation {
         }
         let told = agent.host.told(&sandbox);
 
-        let is_checkpoint = matches!(self, Self::Checkpoint | Self::DiskCheckpoint | Self::StoppedCheckpoint);
-        let new = id::generate(if is_checkpoint { "ckp" } else { "sbx" });
+        let is_checkpoint =
+            matches!(self, Self::Checkpoint | Self::DiskCheckpoint | Self::StoppedCheckpoint | Self::CheckpointMounted);
+        let new = match self {
+            Self::CreateVolume => "vol",
+            _ if is_checkpoint => "ckp",
+            _ => "sbx",
+        };
+        let new = id::generate(new);
+        if self == Self::CreateVolume {
+            volume = Some(new.clone());
+        }
         request["id"] = json!(new);
         request["checkpoint"] = json!(checkpoint);
         let (method, path, body) = match self {
-            Self::Create | Self::Restore => ("POST", "/sandboxes".to_owned(), request),
+            Self::Create | Self::Restore | Self::CreateMounted => ("POST", "/sandboxes".to_owned(), request),
             Self::Fork => ("POST", format!("{path}/fork"), json!({"ids": [new]})),
-            Self::Pause => ("POST", format!("{path}/pause"), Value::Null),
+            Self::Pause | Self::PauseMounted => ("POST", format!("{path}/pause"), Value::Null),
             Self::Resume => ("POST", format!("{path}/resume"), json!({})),
-            Self::Checkpoint | Self::DiskCheckpoint | Self::StoppedCheckpoint => {
+            Self::Checkpoint | Self::DiskCheckpoint | Self::StoppedCheckpoint | Self::CheckpointMounted => {
                 let order = json!({"id": new, "memory": self != Self::DiskCheckpoint});
                 ("POST", format!("{path}/checkpoints"), order)
             }
             Self::DeleteCheckpoint => ("DELETE", format!("/checkpoints/{}", checkpoint.as_ref().unwrap()), Value::Null),
             Self::Delete | Self::DeleteStopped => ("DELETE", path, Value::Null),
+            Self::CreateVolume => ("PUT", format!("/volumes/{new}"), Value::Null),
+            Self::DeleteVolume => ("DELETE", format!("/volumes/{}", volume.as_ref().unwrap()), Value::Null),
         };
-        Scene { sandbox, checkpoint, new, told, method, path, body }
+        Scene { sandbox, checkpoint, volume, new, told, method, path, body }
     }
 
     /// What the sandbox must be now.
     fn state(self, outcome: Outcome) -> Option<&'static str> {
         match (self, outcome) {
             (Self::Delete | Self::DeleteStopped, _) => None,
-            (Self::Pause, Outcome::Done) | (Self::Resume, Outcome::Undone) | (Self::StoppedCheckpoint, _) => {
-                Some("stopped")
-            }
+            (Self::Pause | Self::PauseMounted, Outcome::Done)
+            | (Self::Resume, Outcome::Undone)
+            | (Self::StoppedCheckpoint, _) => Some("stopped"),
             _ => Some("ready"),
         }
     }
 
     /// Whether there must be what was to be made, or, of a checkpoint that was to be deleted, still is.
     fn makes(self, outcome: Outcome) -> bool {
-        outcome == Outcome::Done && !matches!(self, Self::Pause | Self::Resume | Self::Delete | Self::DeleteStopped)
+        let makes = !matches!(
+            self,
+            Self::Pause | Self::PauseMounted | Self::Resume | Self::Delete | Self::DeleteStopped | Self::DeleteVolume
+        );
+        outcome == Outcome::Done && makes
+    }
+
+    /// Who must have the volume now, if it is there: one that lives, or nobody.
+    fn holder(self, outcome: Outcome, scene: &Scene) -> Option<&str> {
+        match (self, outcome) {
+            (Self::CreateMounted, Outcome::Done) => Some(&scene.new),
+            (Self::PauseMounted, Outcome::Undone) | (Self::CheckpointMounted, _) => Some(&scene.sandbox),
+            _ => None,
+        }
     }
 }
 
@@ -117,6 +164,19 @@ async fn kill_at(operation: Operation, point: CrashPoint, outcome: Outcome) {
 
     let agent = host.start().await;
     assert_eq!(agent.rests(&scene.sandbox).await.as_deref(), operation.state(outcome), "{}", host.log());
+    if let Some(volume) = &scene.volume {
+        let is_there = match operation {
+            Operation::CreateVolume => outcome == Outcome::Done,
+            operation => operation != Operation::DeleteVolume,
+        };
+        let (status, found) = agent.ask("GET", &format!("/volumes/{volume}"), &Value::Null).await.unwrap();
+        assert_eq!(status, if is_there { 200 } else { 404 }, "{found}\n{}", host.log());
+        let holder = operation.holder(outcome, &scene);
+        assert_eq!(found["attached_to"].as_str(), holder, "{}", host.log());
+        if let Some(holder) = holder {
+            assert!(host.has_open(holder, &format!("state/volumes/{volume}/data.layer")), "{}", host.log());
+        }
+    }
     if operation.state(outcome).is_some() {
         // Between the record that names a new top layer and the monitor's word that it has it, nobody knows which is written to.
         let is_unsettled = matches!(
@@ -125,7 +185,14 @@ async fn kill_at(operation: Operation, point: CrashPoint, outcome: Outcome) {
                 | CrashPoint::CheckpointFrozen
                 | CrashPoint::CheckpointSwitched
                 | CrashPoint::CheckpointThawed
-        );
+        ) || operation == Operation::CheckpointMounted
+            && matches!(
+                point,
+                CrashPoint::VolumesUnmounted
+                    | CrashPoint::VolumesDetached
+                    | CrashPoint::VolumeRecorded
+                    | CrashPoint::VolumesRemounted
+            );
         assert_eq!(host.record(&scene.sandbox)["unsettled"].is_string(), is_unsettled, "{}", host.log());
         goes_on(&agent, &scene.sandbox, scene.told).await;
     }
@@ -252,6 +319,26 @@ kill_points! {
     Delete in delete {
         Done: recorded at DeleteRecorded, monitor_ended at DeleteMonitorEnded, sockets_removed at DeleteSocketsRemoved,
             removed at DeleteRemoved;
+    }
+    CreateVolume in create_volume {
+        Undone: made at VolumeMade;
+        Done: published at VolumePublished;
+    }
+    DeleteVolume in delete_volume {
+        Done: hidden at VolumeHidden, removed at VolumeRemoved;
+    }
+    CreateMounted in create_mounted {
+        Undone: blank_formatted at BlankFormatted, running at StartRunning, volume_recorded at VolumeRecorded,
+            attached at VolumesAttached, guest_ready at StartGuestReady;
+        Done: ready at StartReady;
+    }
+    PauseMounted in pause_mounted {
+        Undone: unmounted at VolumesUnmounted, detached at VolumesDetached, frozen at PauseFrozen, synced at PauseSynced;
+        Done: stopped at PauseStopped, released at VolumeReleased;
+    }
+    CheckpointMounted in checkpoint_mounted {
+        Undone: unmounted at VolumesUnmounted, detached at VolumesDetached, synced at CheckpointSynced,
+            recorded_again at VolumeRecorded, remounted at VolumesRemounted, manifest at CheckpointManifest;
     }
     DeleteStopped in delete_stopped {
         Done: recorded at DeleteRecorded, sockets_removed at DeleteSocketsRemoved, removed at DeleteRemoved;

@@ -2,6 +2,7 @@
 //!
 //! Needs root and /dev/kvm; without, these tests skip, and say so.
 
+mod cycles;
 mod damage;
 mod guest;
 mod host;

@@ -100,7 +100,7 @@ fn read_padded(file: &File, chunk: &mut [u8], offset: u64) -> io::Result<()> {
 }
 
 impl Note {
-    /// What is kept with `file`; `None` also when it is of no form that is known here.
+    /// What is kept with `file`; `None` also when its format is unknown.
     fn read(file: &File) -> io::Result<Option<Self>> {
         let mut buffer = [0; MAX_NOTE];
         match fgetxattr(file, ATTRIBUTE, &mut buffer[..]) {

@@ -18,7 +18,7 @@
 //! * [`usage`]: how much of the host's disk is whose.
 
 pub mod digest;
-pub(crate) mod extents;
+mod extents;
 mod files;
 pub mod merge;
 pub mod usage;

@@ -23,6 +23,14 @@ pub fn measure(folder: &Path, files: &Files) -> u64 {
         .sum()
 }
 
+/// Bytes of the host's disk that all layers of a machine's disk hold, whoever else has them: about what its file system says is
+/// used, and more where a layer hides what is in one below. Blocks.
+pub fn disk(folder: &Path, files: &Files) -> u64 {
+    // A layer may be merged into its neighbour while we look; the next look finds that one.
+    let found = files.disk.iter().filter_map(|layer| fs::metadata(folder.join(&layer.name)).ok());
+    found.map(|metadata| metadata.blocks() * SECTOR).sum()
+}
+
 /// The last measure of every owner, by id.
 #[derive(Debug, Default)]
 pub struct Usage {
@@ -30,17 +38,17 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// What `id` was last found to hold; 0 before that.
+    /// What `id` was last found to hold, in bytes; 0 before that.
     pub fn of(&self, id: &str) -> u64 {
         self.lock().get(id).copied().unwrap_or_default()
     }
 
-    /// Of all owners.
+    /// Bytes that all owners hold together.
     pub fn total(&self) -> u64 {
         self.lock().values().sum()
     }
 
-    /// Puts a new measure of everything in place of the last one.
+    /// Puts a new measure of everything, bytes by owner, in place of the last one.
     pub fn replace(&self, bytes: HashMap<String, u64>) {
         *self.lock() = bytes;
     }
@@ -73,5 +81,6 @@ mod tests {
 
         assert!(((1 << 20)..(1 << 20) + 65536).contains(&alone), "{alone}");
         assert_eq!(halves, alone);
+        assert!(disk(one.path(), &files) >= 2 << 20, "a machine uses all of its disk, its template's part too");
     }
 }

@@ -179,7 +179,7 @@ impl Checkpoints {
         Ok(draft)
     }
 
-    /// A folder for a snapshot that is gone when the answer is dropped. Blocks.
+    /// A folder for a snapshot that is gone when the draft is dropped. Blocks.
     ///
     /// # Errors
     /// [`DraftError::Storage`] where the folder cannot be made.
@@ -280,7 +280,7 @@ mod tests {
         for name in files.names() {
             fs::write(folder.join(name), name).unwrap();
         }
-        Snapshot { template_version: "ver1".into(), cpu: 1, memory_mb: 256, disk_gib: 2, files }
+        Snapshot { template_version: "ver1".into(), cpu: 1, memory_mb: 256, disk_gib: 2, files, held_slots: Vec::new() }
     }
 
     fn take(store: &Checkpoints, id: &CheckpointId) -> Arc<Manifest> {

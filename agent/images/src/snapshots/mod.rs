@@ -35,6 +35,9 @@ pub struct Snapshot {
     pub memory_mb: u32,
     pub disk_gib: u32,
     pub files: Files,
+    /// Slots for volumes that programs in its memory keep from being used: see `Unmounted` of the guest's link.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub held_slots: Vec<u8>,
 }
 
 /// Why the snapshots of this host cannot be read.

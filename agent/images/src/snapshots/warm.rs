@@ -186,7 +186,7 @@ impl Warm {
     /// Blocks.
     pub fn strike(&self, key: &str) {
         if self.lock().trouble.entry(key.to_owned()).or_default().strike() {
-            tracing::warn!(key, "throwing away a warm snapshot that did not start a few times in a row");
+            tracing::warn!(key, "removing a warm snapshot that failed to start several times in a row");
             self.discard(key);
         }
     }
@@ -360,7 +360,8 @@ mod tests {
         let mut files = Files::default();
         files.disk = vec![Layer::own(files.new_name(Role::Disk))];
         fs::write(draft.join("disk-0.layer"), b"layer").unwrap();
-        let snapshot = Snapshot { template_version: "ver1".into(), cpu: 1, memory_mb, disk_gib: 2, files };
+        let snapshot =
+            Snapshot { template_version: "ver1".into(), cpu: 1, memory_mb, disk_gib: 2, files, held_slots: Vec::new() };
         warm.publish(&draft, &key, snapshot).unwrap();
         key
     }

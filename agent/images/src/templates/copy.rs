@@ -5,10 +5,8 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
-use nix::unistd::Whence;
+use sandpiper_protocol::extents;
 use sha2::{Digest, Sha256};
-
-use crate::layers::extents::seek;
 
 /// Bytes moved at a time.
 const CHUNK: usize = 64 * BLOCK;
@@ -113,10 +111,8 @@ fn share_extents(source: &File, target: &File) -> bool {
 
 /// The next run of data at or after `offset`, as (start, end), both at most `size`; both are `size` when only a hole is left.
 fn next_data(file: &File, offset: u64, size: u64) -> io::Result<(u64, u64)> {
-    let within = |found: Option<u64>| found.map_or(size, |at| at.min(size));
-    let data = within(seek(file, offset, Whence::SeekData)?);
-    let end = if data < size { within(seek(file, data, Whence::SeekHole)?) } else { size };
-    Ok((data, end))
+    let data = extents::next_data(file, offset)?.unwrap_or(size..size);
+    Ok((data.start.min(size), data.end.min(size)))
 }
 
 fn hexadecimal(bytes: &[u8]) -> String {

@@ -64,6 +64,12 @@ pub enum ImportError {
     Storage(#[source] io::Error),
 }
 
+impl From<durable::Interrupted> for ImportError {
+    fn from(interrupted: durable::Interrupted) -> Self {
+        Self::Storage(interrupted.into())
+    }
+}
+
 impl Store {
     /// Opens the store in `folder`, which exists; removes what an interrupted import left. Blocks.
     ///
@@ -115,12 +121,12 @@ impl Store {
         let closed = |_| ImportError::Storage(io::Error::other("The store is closed"));
         let permit = self.importing.clone().acquire_owned().await.map_err(closed)?;
         let store = self.clone();
-        let import = tokio::task::spawn_blocking(move || {
+        let import = durable::blocking(move || {
             // Held by the work, not by the request: a client that goes away does not let a second import in.
             let _permit = permit;
             store.import_blocking(&request)
         });
-        import.await.map_err(|error| ImportError::Storage(io::Error::other(error)))?
+        import.await
     }
 
     fn import_blocking(&self, request: &ImportTemplate) -> Result<Imported, ImportError> {

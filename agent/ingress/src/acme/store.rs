@@ -9,7 +9,6 @@ use instant_acme::AccountCredentials;
 use sandpiper_durable as durable;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use tokio::task::spawn_blocking;
 
 use super::hook::Record;
 
@@ -83,7 +82,7 @@ impl Store {
     }
 
     pub(super) async fn remove_order(&self) -> Result<(), StoreError> {
-        blocking(self.order(), durable::remove_file).await
+        work_on(self.order(), durable::remove_file).await
     }
 
     pub(super) async fn read_bundle(&self) -> Result<Option<Vec<u8>>, StoreError> {
@@ -107,7 +106,7 @@ async fn write_json(path: PathBuf, value: &impl Serialize) -> Result<(), StoreEr
 }
 
 async fn read(path: PathBuf) -> Result<Option<Vec<u8>>, StoreError> {
-    blocking(path, |path| match std::fs::read(path) {
+    work_on(path, |path| match std::fs::read(path) {
         Ok(bytes) => Ok(Some(bytes)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),
@@ -116,7 +115,7 @@ async fn read(path: PathBuf) -> Result<Option<Vec<u8>>, StoreError> {
 }
 
 async fn write(path: PathBuf, bytes: Vec<u8>) -> Result<(), StoreError> {
-    blocking(path, move |path| {
+    work_on(path, move |path| {
         if let Some(folder) = path.parent() {
             DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
         }
@@ -125,12 +124,10 @@ async fn write(path: PathBuf, bytes: Vec<u8>) -> Result<(), StoreError> {
     .await
 }
 
-/// Has `work` done on `path` where it holds up nobody.
-async fn blocking<T: Send + 'static>(
+async fn work_on<T: Send + 'static>(
     path: PathBuf,
     work: impl FnOnce(&Path) -> io::Result<T> + Send + 'static,
 ) -> Result<T, StoreError> {
     let copy = path.clone();
-    let result = spawn_blocking(move || work(&copy)).await.unwrap_or_else(|error| Err(io::Error::other(error)));
-    result.map_err(|source| StoreError::Io { path, source })
+    durable::blocking(move || work(&copy)).await.map_err(|source| StoreError::Io { path, source })
 }

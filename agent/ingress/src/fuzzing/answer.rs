@@ -1,4 +1,4 @@
-//! A guest's answer, from its bytes to what is passed on of it.
+//! A guest's response, from its bytes to what is passed on of it.
 
 use std::future::poll_fn;
 use std::io;
@@ -22,7 +22,7 @@ pub struct Answer {
     /// The pieces of its body, as they were passed on.
     pub body: Vec<Bytes>,
     pub trailers: Option<HeaderMap>,
-    /// What came behind the answer.
+    /// What came behind the response.
     pub rest: Vec<u8>,
     /// Whether the connection would be used again, had the rest been nothing and the server not closed.
     pub keep_alive: bool,
@@ -59,7 +59,7 @@ pub async fn exchange<'a>(method: Method, answer: impl Iterator<Item = &'a [u8]>
         let (status, headers) = (head.status(), head.headers().clone());
         Ok::<_, SendError>(Answer { status, headers, body, trailers, rest, keep_alive })
     };
-    // A server whose answer is wrong meets a closed connection, and does not mind.
+    // A server whose response is wrong meets a closed connection, and does not mind.
     let (_closed, answer): (io::Result<()>, _) = tokio::join!(server, client);
     answer.ok()
 }

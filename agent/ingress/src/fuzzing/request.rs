@@ -108,7 +108,7 @@ impl Ingress {
     }
 
     /// Serves a client that sends these bytes, piece by piece, and then has nothing more to say. Guests answer what
-    /// `is_complete` takes for a request. Returns the answers, and what guests got.
+    /// `is_complete` takes for a request. Returns the responses, and what guests got.
     pub async fn serve<'a>(
         &self,
         pieces: impl Iterator<Item = &'a [u8]>,
@@ -169,7 +169,7 @@ async fn hear(stream: UnixStream, is_complete: fn(&[u8]) -> bool) -> io::Result<
         stream.write_all(format!("{FORWARD_OK}\n").as_bytes()).await?;
     }
     let (mut bytes, mut answered) = (Vec::new(), false);
-    // The proxy may leave without having read the answer.
+    // The proxy may leave without having read the response.
     while let Ok(1..) = stream.read_buf(&mut bytes).await {
         if !answered && is_complete(&bytes) {
             answered = true;

@@ -100,9 +100,9 @@ async fn the_wildcard_certificate_covers_the_api_over_http2() {
     let get = |host: &str| {
         Request::get(format!("https://{host}/health")).body(Full::<Bytes>::default()).expect("a valid request")
     };
-    let of_api = text(soon(sender.send_request(get(API))).await.expect("an answer")).await;
+    let of_api = text(soon(sender.send_request(get(API))).await.expect("a response")).await;
     let own = format!("49983-{SANDBOX}.sandbox.localhost");
-    let of_sandbox = text(soon(sender.send_request(get(&own))).await.expect("an answer")).await;
+    let of_sandbox = text(soon(sender.send_request(get(&own))).await.expect("a response")).await;
 
     assert!(
         of_api.starts_with("GET /health at the API\n") && of_api.contains("x-forwarded-proto: https\n"),
@@ -213,14 +213,14 @@ async fn upgrades_are_refused_before_the_api_is_asked() {
 
     let mut sender = house.http2().await;
     let get = Request::get(format!("http://{API}/")).body(Full::<Bytes>::default()).expect("valid");
-    soon(sender.send_request(get)).await.expect("an answer, behind the settings");
+    soon(sender.send_request(get)).await.expect("a response, behind the settings");
     let connect = Request::builder()
         .method("CONNECT")
         .uri(format!("http://{API}/mcp"))
         .extension(hyper::ext::Protocol::from_static("websocket"))
         .body(Full::<Bytes>::default())
         .expect("valid");
-    assert_eq!(soon(sender.send_request(connect)).await.expect("an answer").status(), 400);
+    assert_eq!(soon(sender.send_request(connect)).await.expect("a response").status(), 400);
     assert_eq!((counted(&house, Kind::Api, Outcome::Invalid), counted(&house, Kind::Api, Outcome::Answered)), (2, 1));
 }
 

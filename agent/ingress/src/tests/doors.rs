@@ -105,6 +105,7 @@ async fn a_sandbox_that_cannot_be_woken_is_said_to_be_paused() {
     let table = [
         (WakeError::NoRoom, 503, "sandbox_not_resumed", "no room"),
         (WakeError::QuotaExceeded, 429, "sandbox_quota_exceeded", "pause or delete another"),
+        (WakeError::VolumeTaken, 409, "volume_attached", "one of its volumes is in use"),
         (WakeError::Failed, 503, "sandbox_not_resumed", "logs"),
         (WakeError::TimedOut, 504, "sandbox_not_resumed", "in time"),
     ];

@@ -95,6 +95,29 @@ async fn a_signed_url_opens_its_one_file_on_a_host_of_its_own_and_on_a_plain_one
 }
 
 #[tokio::test]
+async fn an_access_token_alone_leads_to_the_data_plane_of_its_sandbox() {
+    let house = House::new(mirror()).await;
+    let token = house.sessions.lasting(SANDBOX);
+
+    let (status, seen) = house.get(PLAIN, "/files?path=a", &[("x-access-token", &token)]).await;
+
+    assert!(status == 200 && seen.starts_with("GET /files?path=a on 49983\n"), "{seen}");
+    assert!(!seen.contains(&token), "{seen}");
+    let [id, port] = fields("8001");
+    let (_, seen) = house.get(PLAIN, "/", &[id, port, ("x-access-token", &token)]).await;
+    assert!(seen.starts_with("GET / on 8001\n"), "the fields decide: {seen}");
+    let absent = house.sessions.lasting("sbx06bbbbbbbbbbbbbbbbbbbb");
+    let (status, answer) = house.get(PLAIN, "/health", &[("x-access-token", &absent)]).await;
+    assert!(status == 502 && answer.contains("was not found"), "{answer}");
+    let (revoked, _) = house.sessions.mint(SANDBOX, Some("revoked"));
+    house.sessions.revoke(vec!["revoked".into()]).expect("it is noted");
+    assert_eq!(house.get(PLAIN, "/files", &[("x-access-token", &revoked)]).await.0, 401);
+    for forged in [token.replace("spt1_", "spt1_A"), "an-application's".into()] {
+        assert_eq!(house.get(PLAIN, "/files", &[("x-access-token", &forged)]).await.0, 404, "{forged}");
+    }
+}
+
+#[tokio::test]
 async fn every_port_is_open_where_all_are_and_to_holders_of_a_token_where_they_are_not_public() {
     let house = House::new(mirror()).await;
     house.change(|target| (target.exposed_ports, target.previews.all_ports) = (Vec::new(), true));

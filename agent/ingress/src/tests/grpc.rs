@@ -47,9 +47,9 @@ async fn a_call_streams_both_ways_and_ends_with_trailers() {
         .body(body)
         .expect("valid");
 
-    let mut response = soon(sender.send_request(request)).await.expect("an answer");
+    let mut response = soon(sender.send_request(request)).await.expect("a response");
     assert_eq!(response.headers()["x-heading"], format!("http://{PUBLIC}/pkg.Service/Method|127.0.0.1"));
-    // The next message is sent when the answer to the one before has come.
+    // The next message is sent when the response to the one before has come.
     for message in ["one", "two"] {
         messages.send(Ok(message.into())).await.expect("still read");
         let frame = soon(response.frame()).await.expect("not the end").expect("no error");
@@ -71,7 +71,7 @@ async fn calls_follow_each_other_on_one_connection_into_the_guest() {
             .header("te", "trailers")
             .body(Full::from("message"))
             .expect("valid");
-        let response = soon(sender.send_request(request)).await.expect("an answer");
+        let response = soon(sender.send_request(request)).await.expect("a response");
         let collected = soon(response.into_body().collect()).await.expect("whole");
         assert_eq!(collected.trailers().expect("trailers")["grpc-status"], "0");
         assert_eq!(collected.to_bytes(), "message");
@@ -84,9 +84,9 @@ async fn a_server_that_does_not_speak_http2_is_a_bad_gateway() {
     let mut sender = house.http2().await;
     let request = Request::post(format!("http://{PUBLIC}/call")).header("content-type", "application/grpc");
     let request = request.body(Full::<Bytes>::default()).expect("valid");
-    assert_eq!(soon(sender.send_request(request)).await.expect("an answer").status(), 502);
+    assert_eq!(soon(sender.send_request(request)).await.expect("a response").status(), 502);
     // What is not gRPC goes to the same server as HTTP/1.1.
     let request = Request::get(format!("http://{PUBLIC}/page")).body(Full::<Bytes>::default()).expect("valid");
-    let seen = text(soon(sender.send_request(request)).await.expect("an answer")).await;
+    let seen = text(soon(sender.send_request(request)).await.expect("a response")).await;
     assert!(seen.starts_with("GET /page on 8000\n"), "{seen}");
 }

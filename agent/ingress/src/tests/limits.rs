@@ -88,7 +88,7 @@ async fn connections_beyond_the_limit_are_turned_away() {
     let mut held = TcpStream::connect(house.address).await.expect("connected");
     held.write_all(format!("GET / HTTP/1.1\r\nHost: {PUBLIC}\r\n\r\n").as_bytes()).await.expect("writable");
     let mut head = [0; 12];
-    soon(held.read_exact(&mut head)).await.expect("an answer");
+    soon(held.read_exact(&mut head)).await.expect("a response");
     assert_eq!(&head, b"HTTP/1.1 200");
 
     // Without a request, so that nothing of ours is unread when the other side closes.

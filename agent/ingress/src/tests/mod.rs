@@ -9,6 +9,7 @@ mod grpc;
 mod hygiene;
 mod issuer;
 mod limits;
+mod paused;
 mod question;
 mod reuse;
 mod revocation;
@@ -69,11 +70,18 @@ struct Table {
     /// What waking the sandbox comes to; without a word it is ready then.
     sleep: Mutex<Option<WakeError>>,
     woken: AtomicUsize,
+    /// What happens whenever somebody looks a sandbox up.
+    meanwhile: Mutex<Option<Meanwhile>>,
 }
+
+type Meanwhile = Box<dyn Fn(&mut Target) + Send>;
 
 impl Directory for Table {
     async fn find(&self, name: &str) -> Option<Target> {
-        let targets = self.targets.lock().expect("no panic under the lock");
+        let mut targets = self.targets.lock().expect("no panic under the lock");
+        if let Some(meanwhile) = &*self.meanwhile.lock().expect("no panic under the lock") {
+            targets.values_mut().for_each(meanwhile);
+        }
         targets.get(name).or_else(|| targets.values().find(|target| target.sandbox_id == name)).cloned()
     }
 
@@ -167,7 +175,7 @@ impl House {
         let (mut sender, connection) =
             hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.expect("no data yet");
         tokio::spawn(connection.with_upgrades());
-        soon(sender.send_request(request)).await.expect("an answer")
+        soon(sender.send_request(request)).await.expect("a response")
     }
 
     /// A client of HTTP/2 that knows that the listener speaks it.

@@ -12,7 +12,7 @@ async fn asked(application: Application, timeout: Duration) -> Result<Bytes, Que
 
 #[tokio::test]
 async fn a_guest_is_asked_over_its_data_plane() {
-    let answer = asked(mirror(), SOON).await.expect("an answer");
+    let answer = asked(mirror(), SOON).await.expect("a response");
     assert!(answer.starts_with(b"GET /metrics on 49983\n"), "{answer:?}");
 }
 

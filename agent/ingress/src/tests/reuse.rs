@@ -20,7 +20,7 @@ async fn answer_all(number: usize, mut stream: GuestStream) {
     }
 }
 
-/// Asks until the answer comes over connection `expected`: a link waits a moment after its answer is complete.
+/// Asks until the response comes over connection `expected`: a link waits a moment after its response is complete.
 async fn until(house: &House, expected: &str) {
     let asked = async { while house.get(PUBLIC, "/", &[]).await.1 != expected {} };
     soon(asked).await;

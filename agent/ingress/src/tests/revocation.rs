@@ -100,7 +100,7 @@ async fn a_streamed_answer_breaks_off_when_its_token_expires() {
         let request = if http2 { request } else { request.header("host", PRIVATE) };
         let request = request.body(Full::<Bytes>::default()).expect("valid");
         let mut response = match http2 {
-            true => soon(house.http2().await.send_request(request)).await.expect("an answer"),
+            true => soon(house.http2().await.send_request(request)).await.expect("a response"),
             false => house.send(request).await,
         };
         sender.send(Ok("one".into())).await.expect("the guest still sends");

@@ -99,7 +99,7 @@ async fn an_upload_goes_on_while_its_answer_is_not_read() {
 
     let mut answer = Vec::new();
     soon(stream.read_to_end(&mut answer)).await.expect("readable");
-    assert!(answer.ends_with(&many()), "the answer differs");
+    assert!(answer.ends_with(&many()), "the response differs");
 }
 
 #[tokio::test]
@@ -199,7 +199,7 @@ async fn a_guest_that_dies_before_it_answers_is_a_bad_gateway() {
 
 #[tokio::test]
 async fn the_guest_learns_that_the_client_has_gone() {
-    // Before an answer, and in the middle of one.
+    // Before a response, and in the middle of one.
     for answer in ["", "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n"] {
         let (sender, mut ended) = mpsc::channel(1);
         let (started, mut starts) = mpsc::channel(1);
@@ -218,7 +218,7 @@ async fn the_guest_learns_that_the_client_has_gone() {
         stream.write_all(format!("GET / HTTP/1.1\r\nHost: {PUBLIC}\r\n\r\n").as_bytes()).await.expect("writable");
         soon(starts.recv()).await.expect("the guest was asked");
         if !answer.is_empty() {
-            soon(stream.read_exact(&mut [0; 12])).await.expect("the answer began");
+            soon(stream.read_exact(&mut [0; 12])).await.expect("the response began");
         }
 
         drop(stream);

@@ -53,17 +53,17 @@ async fn http2_with_the_local_authority() {
         request.body(Full::<Bytes>::default()).expect("valid")
     };
 
-    let seen = text(soon(sender.send_request(get(PUBLIC))).await.expect("an answer")).await;
+    let seen = text(soon(sender.send_request(get(PUBLIC))).await.expect("a response")).await;
     assert!(seen.starts_with("GET /path?q on 8000\n"), "{seen}");
     assert!(seen.contains(&format!("host: {PUBLIC}\n")) && seen.contains("x-forwarded-proto: https\n"), "{seen}");
     assert!(seen.contains("cookie: a=1; b=2\n"), "{seen}");
     // The same connection, another sandbox's name: each request is judged for itself.
-    assert_eq!(soon(sender.send_request(get(PRIVATE))).await.expect("an answer").status(), 401);
-    assert_eq!(soon(sender.send_request(get("nosuch.sandbox.localhost"))).await.expect("an answer").status(), 502);
+    assert_eq!(soon(sender.send_request(get(PRIVATE))).await.expect("a response").status(), 401);
+    assert_eq!(soon(sender.send_request(get("nosuch.sandbox.localhost"))).await.expect("a response").status(), 502);
 
     let large = Bytes::from(vec![b'x'; 3 << 20]);
     let post = Request::post(format!("https://{PUBLIC}/upload")).body(Full::new(large)).expect("valid");
-    assert_eq!(soon(sender.send_request(post)).await.expect("an answer").status(), 200);
+    assert_eq!(soon(sender.send_request(post)).await.expect("a response").status(), 200);
 }
 
 #[tokio::test]
@@ -76,7 +76,7 @@ async fn a_guest_that_breaks_off_resets_the_http2_stream() {
         hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.expect("HTTP/2");
     tokio::spawn(connection);
     let request = Request::get(format!("https://{PUBLIC}/")).body(Full::<Bytes>::default()).expect("valid");
-    let response = soon(sender.send_request(request)).await.expect("an answer");
+    let response = soon(sender.send_request(request)).await.expect("a response");
     soon(response.into_body().collect()).await.expect_err("no clean end");
 }
 

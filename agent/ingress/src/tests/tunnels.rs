@@ -55,14 +55,14 @@ async fn websocket_messages_come_back() {
 async fn extended_connect(house: &House, host: &str) -> Response<Incoming> {
     let mut sender = house.http2().await;
     let get = Request::get(format!("http://{PUBLIC}/")).body(Full::<Bytes>::default()).expect("valid");
-    soon(sender.send_request(get)).await.expect("an answer, behind the settings");
+    soon(sender.send_request(get)).await.expect("a response, behind the settings");
     let connect = Request::builder()
         .method("CONNECT")
         .uri(format!("http://{host}/socket"))
         .extension(hyper::ext::Protocol::from_static("websocket"))
         .body(Full::<Bytes>::default())
         .expect("valid");
-    soon(sender.send_request(connect)).await.expect("an answer")
+    soon(sender.send_request(connect)).await.expect("a response")
 }
 
 #[tokio::test]

@@ -18,8 +18,8 @@ use crate::jail::cgroup::{Cgroups, Limits};
 use crate::paths::MachinePaths;
 use crate::process::{self, Identity, KnownMonitor, MonitorProcess, Spawn};
 
-/// Prefix of a monitor's id; from when one that waits was called a shell.
-pub(crate) const ID_PREFIX: &str = "shl";
+/// Prefix of a monitor's id.
+pub(crate) const ID_PREFIX: &str = "mon";
 
 /// How long a monitor may take to prepare itself: less than a second on a busy machine.
 const PREPARE_TIMEOUT: Duration = Duration::from_secs(20);

@@ -24,6 +24,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use sandpiper_durable as durable;
 use sandpiper_protocol::error_chain;
 use sandpiper_protocol::vmm::Shape;
 use tokio::sync::Notify;
@@ -180,7 +181,7 @@ impl MonitorPool {
         }
     }
 
-    /// Says that a machine of this shape is about to be started, until the answer is dropped.
+    /// Says that a machine of this shape is about to be started, until the guard is dropped.
     pub fn begin(&self, shape: Shape) -> Start {
         let mut pool = self.lock();
         pool.recent.retain(|other| *other != shape);
@@ -214,8 +215,7 @@ impl MonitorPool {
     /// Frees what the monitor held that is gone now.
     pub async fn release(&self, monitor: &KnownMonitor) {
         let (this, id) = (self.clone(), monitor.id.clone());
-        let removed = tokio::task::spawn_blocking(move || this.inner.cgroups.remove(&id)).await;
-        if let Err(error) = removed.map_err(io::Error::other).flatten() {
+        if let Err(error) = durable::blocking(move || this.inner.cgroups.remove(&id)).await {
             tracing::error!(id = monitor.id, %error, "{LEFT}");
             let mut pool = self.lock();
             pool.known.remove(&monitor.id);
@@ -247,7 +247,7 @@ impl MonitorPool {
                 match self.prepare(shape).await {
                     Ok(()) => pause = BACKOFF.0,
                     Err(error) => {
-                        tracing::warn!(error = %error_chain::chain(&error), "cannot keep a monitor waiting");
+                        tracing::warn!(error = %error_chain::chain(&error), "cannot start an idle monitor; retrying");
                         failed = true;
                     }
                 }

@@ -39,9 +39,9 @@ use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use sandpiper_durable::{Interrupted, blocking};
 use sandpiper_protocol::error_chain;
 use tokio::sync::{Notify, Semaphore, oneshot};
-use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -85,6 +85,13 @@ pub enum SlotError {
     Host(#[from] HostError),
     #[error("Cannot find the network slots of an earlier process")]
     Find(#[source] io::Error),
+}
+
+/// What takes a slot's time is interrupted only if the runtime ends.
+impl From<Interrupted> for SlotError {
+    fn from(_: Interrupted) -> Self {
+        Self::Closed
+    }
 }
 
 /// The slots of this host. Cheap to clone; all clones are the same.
@@ -132,7 +139,7 @@ impl Slots {
         let highest = left.last().copied().unwrap_or_default();
         let (host, found) = blocking(move || {
             let host = Host::load(&for_host, highest)?;
-            Ok((host, remove::find(&for_host).map_err(SlotError::Find)?))
+            Ok::<_, SlotError>((host, remove::find(&for_host).map_err(SlotError::Find)?))
         })
         .await?;
         let numbers: BTreeSet<u32> = found.keys().chain(&left).copied().collect();
@@ -229,7 +236,7 @@ impl Slots {
             return;
         }
         let this = self.clone();
-        if let Err(error) = blocking(move || Ok(this.inner.host.unload()?)).await {
+        if let Err(error) = blocking(move || this.inner.host.unload().map_err(SlotError::from)).await {
             tracing::warn!(error = %error_chain::chain(&error), "cannot remove the host's nftables table");
         }
     }
@@ -360,7 +367,7 @@ impl Slots {
             return;
         }
         let config = self.inner.config.clone();
-        let Ok(gone) = blocking(move || Ok(remove::remove(&config, ending))).await else { return };
+        let Ok(gone) = blocking(move || Ok::<_, SlotError>(remove::remove(&config, ending))).await else { return };
         {
             let mut state = self.lock();
             state.ending.retain(|plan| !gone.contains(&plan.number));
@@ -378,7 +385,7 @@ impl Slots {
                 () = sleep(CHECK) => {}
             }
             let this = self.clone();
-            if let Err(error) = blocking(move || Ok(this.inner.host.check()?)).await {
+            if let Err(error) = blocking(move || this.inner.host.check().map_err(SlotError::from)).await {
                 tracing::error!(error = %error_chain::chain(&error), "cannot restore the host's nftables table");
             }
         }
@@ -388,11 +395,4 @@ impl Slots {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.inner.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// Runs what blocks where it may. It is not run to its end only if the runtime ends.
-async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, SlotError> + Send + 'static,
-) -> Result<T, SlotError> {
-    spawn_blocking(work).await.unwrap_or(Err(SlotError::Closed))
 }

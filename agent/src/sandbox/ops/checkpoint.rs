@@ -3,7 +3,7 @@
 //! ```text
 //!   ready ──record: checkpointing, a new layer on top──▶ freeze ──▶ monitor: goes on with the new layer ──▶ thaw
 //!     ▲                                                     └────────── the guest stands still ──────────────┘ │
-//!     └──────────── answer ◀── link, sync ◀────────────────────────────────────────────────────────────────────┘
+//!     └──────────── answer ◀── link, sync ◀── record: ready ◀──────────────────────────────────────────────────┘
 //! ```
 //!
 //! * The layers below the new one never change again, so they are the checkpoint's disk: linked, not copied.
@@ -14,6 +14,8 @@
 //! * Until the monitor has said that it took the new layer, either of the two may be the one that is written to, and nothing
 //!   else touches them (`unsettled` in the record). It has all the time that it needs. If it never says so, because the
 //!   agent was killed or the connection broke, that stays so until it says as much of a later layer, or the machine ends.
+//! * With memory, the sandbox's volumes are away while the machine is written down: unmounted before the freeze, mounted
+//!   again after the thaw, and the record says `checkpointing` all the time.
 //! * The guest goes on before anything is synced. An agent killed meanwhile leaves a running sandbox and a draft, which its
 //!   successor removes.
 
@@ -32,6 +34,7 @@ use sandpiper_protocol::vmm::{Reply, Request, SnapshotConfig, Then};
 use tokio::time::Instant;
 
 use super::pause::millis;
+use crate::launch::Running;
 use crate::sandbox::command::SnapshotOrder;
 use crate::sandbox::errors::{ChangeError, OperationError};
 use crate::sandbox::record::Record;
@@ -48,12 +51,12 @@ impl Supervisor {
     /// Writes down a running sandbox.
     pub(crate) async fn checkpoint(
         &mut self,
-        machine: &mut Machine,
+        running: &mut Running,
         order: SnapshotOrder,
     ) -> Result<Manifest, OperationError> {
         let began = Instant::now();
         let (id, memory) = (order.id.clone(), order.memory);
-        let result = self.checkpoint_unmeasured(machine, order).await;
+        let result = self.checkpoint_unmeasured(running, order).await;
         if self.record().state == SandboxState::Checkpointing {
             // An older record says `checkpointing`, which an agent that reads it takes for `ready`.
             self.change_regardless(|record| record.state = SandboxState::Ready).await;
@@ -79,7 +82,7 @@ impl Supervisor {
 
     async fn checkpoint_unmeasured(
         &mut self,
-        machine: &mut Machine,
+        running: &mut Running,
         order: SnapshotOrder,
     ) -> Result<Manifest, OperationError> {
         let record = self.record();
@@ -110,7 +113,20 @@ impl Supervisor {
         saved.await.map_err(|error| OperationError::Refused(ChangeError::Storage(error)))?;
         CrashPoint::CheckpointRecorded.pass();
 
-        let stopped_us = self.switch_layers(machine, &new).await?;
+        let switched = match self.quiesce(running, &new, order.force).await {
+            Ok(()) => self.switch_layers(&mut running.machine, &new).await,
+            Err(error) => Err(error),
+        };
+        if matches!(switched, Ok(_) | Err(OperationError::Refused(_))) {
+            self.bring_volumes_back(running).await?;
+        }
+        let stopped_us = switched?;
+        self.change_regardless(|record| {
+            record.state = SandboxState::Ready;
+            record.unsettled = None;
+        })
+        .await;
+        CrashPoint::CheckpointReady.pass();
         if let Some([(state, _), (memory, _)]) = new.memory {
             files.state = Some(state);
             files.memory.push(Layer::own(memory));
@@ -119,20 +135,29 @@ impl Supervisor {
         let linked = tokio::task::spawn_blocking(move || link(&files, &source, &order.folder).map(|()| files)).await;
         let files =
             linked.map_err(|error| OperationError::host("link the checkpoint's files", io::Error::other(error)))?;
-        let snapshot = record.snapshot(files.map_err(OperationError::Refused)?);
+        let snapshot = self.record().snapshot(files.map_err(OperationError::Refused)?);
         Ok(Manifest::new(order.id, record.id.clone(), record.generation, stopped_us, snapshot))
     }
 
-    /// Has the machine go on with a new layer on top, and be written down if that is asked for, while the guest stands
-    /// still; for how many microseconds it did.
-    async fn switch_layers(&mut self, machine: &mut Machine, new: &NewFiles) -> Result<u64, OperationError> {
-        if let Err(error) = self.freeze(machine, new.memory.is_some()).await {
-            if matches!(error, OperationError::Refused(_)) {
-                self.drop_unused_top().await;
-                self.thaw(machine).await?;
-            }
-            return Err(error);
+    /// Has the guest stand still, without its volumes where its memory is written down: what is on them is no part of a
+    /// checkpoint, and the monitor writes no machine down that has one. Of a disk alone they can stay where they are.
+    async fn quiesce(&mut self, running: &mut Running, new: &NewFiles, force: bool) -> Result<(), OperationError> {
+        let has_memory = new.memory.is_some();
+        let put_away = if has_memory { self.put_volumes_away(running, force, false).await } else { Ok(()) };
+        let frozen = match put_away {
+            Ok(()) => self.freeze(&mut running.machine, has_memory).await,
+            Err(error) => Err(error),
+        };
+        if matches!(frozen, Err(OperationError::Refused(_))) {
+            self.drop_unused_top().await;
+            self.thaw(&mut running.machine).await?;
         }
+        frozen
+    }
+
+    /// Has the machine go on with a new layer on top, and be written down if that is asked for; for how many microseconds its
+    /// guest, which is frozen before and thawed then, stood still.
+    async fn switch_layers(&mut self, machine: &mut Machine, new: &NewFiles) -> Result<u64, OperationError> {
         CrashPoint::CheckpointFrozen.pass();
         let frozen = Instant::now();
         let answer = match &new.memory {
@@ -147,25 +172,18 @@ impl Supervisor {
         self.thaw(machine).await?;
         CrashPoint::CheckpointThawed.pass();
         let stood_still = u64::try_from(frozen.elapsed().as_micros()).unwrap_or(u64::MAX);
-        let stopped_us = match answer {
-            Ok(Reply::Snapshot(stats)) => stats.stopped_us,
-            Ok(Reply::LayerPushed) => stood_still,
-            Ok(_) => return Err(OperationError::Refused(ChangeError::Unexpected)),
+        match answer {
+            Ok(Reply::Snapshot(stats)) => Ok(stats.stopped_us),
+            Ok(Reply::LayerPushed) => Ok(stood_still),
+            Ok(_) => Err(OperationError::Refused(ChangeError::Unexpected)),
             Err(error) => {
                 // One that did not answer may have taken the layer all the same: then it stays where it is.
                 if matches!(error, RequestError::Refused(_)) {
                     self.drop_unused_top().await;
                 }
-                return Err(OperationError::Refused(ChangeError::Monitor(error)));
+                Err(OperationError::Refused(ChangeError::Monitor(error)))
             }
-        };
-        self.change_regardless(|record| {
-            record.state = SandboxState::Ready;
-            record.unsettled = None;
-        })
-        .await;
-        CrashPoint::CheckpointReady.pass();
-        Ok(stopped_us)
+        }
     }
 
     /// Takes back the new layer that the monitor was never given.

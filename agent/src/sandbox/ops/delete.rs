@@ -1,10 +1,10 @@
 //! How a supervisor ends its sandbox's machine, and its sandbox.
 
-use std::io;
 use std::time::Duration;
 
 use jiff::Timestamp;
 use sandpiper_crash_points::CrashPoint;
+use sandpiper_durable as durable;
 use sandpiper_protocol::agent::{SandboxError, SandboxState};
 use tokio::time::sleep;
 
@@ -26,7 +26,7 @@ impl Supervisor {
             sandbox = record.id.as_str(),
             code = error.code,
             error = error.message,
-            "a machine ended unasked"
+            "a machine ended unexpectedly"
         );
         self.log.host(format!("ended, its disk is kept: {} ({})", error.message, error.code));
         self.context.metrics.ended(&error.code);
@@ -35,8 +35,7 @@ impl Supervisor {
         }
         let paths = self.context.paths.sandbox(&record.id);
         let disk = record.files.disk_only();
-        let synced = tokio::task::spawn_blocking(move || disk.sync(&paths.state)).await;
-        if let Err(error) = synced.map_err(io::Error::other).flatten() {
+        if let Err(error) = durable::blocking(move || disk.sync(&paths.state)).await {
             // What the guest had flushed is there already; for the rest there is no other place.
             tracing::error!(sandbox = record.id.as_str(), %error, "cannot sync the disk of a machine that ended");
         }
@@ -57,13 +56,17 @@ impl Supervisor {
         }
         CrashPoint::PauseMonitorEnded.pass();
         let paths = self.context.paths.sandbox(&self.record().id);
-        let removed = tokio::task::spawn_blocking(move || ending::remove_process_files(&paths)).await;
-        if let Err(error) = removed.map_err(io::Error::other).flatten() {
+        if let Err(error) = durable::blocking(move || ending::remove_process_files(&paths)).await {
             tracing::warn!(sandbox = self.record().id.as_str(), %error, "cannot remove the files of a monitor that ended");
         }
     }
 
-    pub(crate) async fn delete(mut self, machine: Option<Running>, cause: DeleteCause, forget: impl FnOnce() + Send) {
+    pub(crate) async fn delete(
+        mut self,
+        mut machine: Option<Running>,
+        cause: DeleteCause,
+        forget: impl FnOnce() + Send,
+    ) {
         let id = self.record().id.clone();
         let saved = self.change(|record| {
             record.state = SandboxState::Stopping;
@@ -76,6 +79,9 @@ impl Supervisor {
         }
         CrashPoint::DeleteRecorded.pass();
         self.log.host(format!("deleted: {}", cause.as_str()));
+        if let Some(running) = &mut machine {
+            self.flush_volumes(running).await;
+        }
         self.take_away(machine).await;
         CrashPoint::DeleteRemoved.pass();
         tracing::info!(target: "audit", sandbox = id.as_str(), ?cause, "deleted");
@@ -93,8 +99,15 @@ impl Supervisor {
         let record = self.record();
         loop {
             let paths = self.context.paths.sandbox(&record.id);
-            let removed = tokio::task::spawn_blocking(move || ending::remove(&paths)).await;
-            match removed.map_err(io::Error::other).flatten() {
+            let samples = self.context.samples.find(&record.id);
+            let remove = move || {
+                // A file that came into the folder now would keep it there.
+                if let Some(samples) = samples {
+                    samples.close();
+                }
+                ending::remove(&paths)
+            };
+            match durable::blocking(remove).await {
                 Ok(()) => return,
                 Err(error) => {
                     tracing::error!(sandbox = record.id.as_str(), %error, "cannot remove a sandbox's files; trying again")

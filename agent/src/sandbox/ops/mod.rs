@@ -7,3 +7,4 @@ pub(crate) mod network;
 pub(crate) mod pause;
 pub(crate) mod resume;
 pub(crate) mod start;
+pub(crate) mod volumes;

@@ -1,10 +1,10 @@
 //! How a supervisor pauses its sandbox: everything that it is goes to the disk, and its process ends.
 //!
 //! ```text
-//!   ready ──record: stopping, pausing──▶ freeze the guest ──▶ monitor writes down state and memory, and stays paused
+//!   ready ──record: stopping, pausing──▶ volumes away, freeze the guest ──▶ monitor writes down state and memory, and stays paused
 //!     ▲                                       │                      │
 //!     │                                       ▼ failed               ▼
-//!     └── thaw ◀── monitor goes on ◀───────────────── sync ──▶ record: stopped ──▶ answer ──▶ the process ends
+//!     └── volumes back ◀── thaw ◀── monitor goes on ◀─ sync ──▶ record: stopped ──▶ answer ──▶ the process ends
 //! ```
 //!
 //! The record is the moment of truth. Before it says `stopped`, whatever goes wrong leaves the sandbox running, and an agent
@@ -22,6 +22,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use sandpiper_crash_points::CrashPoint;
+use sandpiper_durable as durable;
 use sandpiper_images::layers::{self, Files, Layer, Role};
 use sandpiper_machine::{Machine, Unanswered, sanitize};
 use sandpiper_protocol::agent::SandboxState;
@@ -48,18 +49,43 @@ pub(crate) enum Quiesce {
     IfPossible,
 }
 
+/// What is kept of a sandbox that is paused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Keep {
+    Everything,
+    /// The disk, which is at rest with the machine: all is written down first, and the memory never becomes part of the record.
+    Disk,
+}
+
 impl Supervisor {
     /// Pauses the sandbox. When it is done, the record says `stopped`, and the machine is to be ended.
-    pub(crate) async fn pause(&mut self, running: &mut Running, quiesce: Quiesce) -> Result<(), OperationError> {
+    /// Volumes are taken from programs that have files of them open if `force` says so.
+    pub(crate) async fn pause(
+        &mut self,
+        running: &mut Running,
+        quiesce: Quiesce,
+        keep: Keep,
+        force: bool,
+    ) -> Result<(), OperationError> {
         let began = Instant::now();
-        let result = self.pause_unmeasured(&mut running.machine, quiesce).await;
+        let result = self.pause_unmeasured(running, quiesce, keep, force).await;
         self.context.metrics.paused(result.is_ok(), began.elapsed());
         let id = self.record().id.clone();
         match &result {
             Ok(()) => {
                 running.reservation.leave_team();
-                tracing::info!(target: "audit", sandbox = id.as_str(), took_ms = millis(began), "paused");
-                self.log.host("paused");
+                // The monitor has let go of them, and the record says that the sandbox is stopped.
+                running.volumes.release().await;
+                tracing::info!(target: "audit", sandbox = id.as_str(), ?keep, took_ms = millis(began), "paused");
+                self.log.host(match keep {
+                    Keep::Everything => "paused",
+                    Keep::Disk => "paused without its memory, to boot from its disk",
+                });
+                if keep == Keep::Disk
+                    && let Err(error) = self.tidy().await
+                {
+                    tracing::warn!(sandbox = id.as_str(), %error, "cannot remove the memory of a sandbox that keeps its disk alone");
+                }
                 self.context.changed.send_replace(());
             }
             Err(OperationError::Refused(error)) => {
@@ -78,23 +104,39 @@ impl Supervisor {
         result
     }
 
-    async fn pause_unmeasured(&mut self, machine: &mut Machine, quiesce: Quiesce) -> Result<(), OperationError> {
+    async fn pause_unmeasured(
+        &mut self,
+        running: &mut Running,
+        quiesce: Quiesce,
+        keep: Keep,
+        force: bool,
+    ) -> Result<(), OperationError> {
         let saved = self.change(|record| {
             record.state = SandboxState::Stopping;
             record.pausing = true;
         });
         saved.await.map_err(|error| OperationError::Refused(ChangeError::Storage(error)))?;
         CrashPoint::PauseRecorded.pass();
-        let stopped = match self.write_down(machine, quiesce).await {
-            Ok(files) => self
-                .change(|record| record.stop(files, Timestamp::now()))
-                .await
-                .map_err(|error| OperationError::Refused(ChangeError::Storage(error))),
+        let written = match self.put_volumes_away(running, force, quiesce == Quiesce::IfPossible).await {
+            Ok(()) => self.write_down(&mut running.machine, quiesce).await,
+            Err(error) => Err(error),
+        };
+        let stopped = match written {
+            Ok(files) => {
+                let kept = match keep {
+                    Keep::Everything => files,
+                    Keep::Disk => files.disk_only(),
+                };
+                let saved = self.change(|record| record.stop(kept, Timestamp::now())).await;
+                saved.map_err(|error| OperationError::Refused(ChangeError::Storage(error)))
+            }
             Err(error) => Err(error),
         };
         match stopped {
             Err(OperationError::Refused(error)) => {
-                self.let_go_on(machine).await?;
+                self.let_go_on(&mut running.machine).await?;
+                self.bring_volumes_back(running).await?;
+                self.is_ready_again().await;
                 Err(OperationError::Refused(error))
             }
             result => {
@@ -119,17 +161,21 @@ impl Supervisor {
         let mut files = record.files.clone();
         self.meanwhile(snapshot(machine, &folder, &mut files)).await??;
         CrashPoint::PauseWritten.pass();
-        let synced = tokio::task::spawn_blocking(move || files.sync(&folder).map(|()| files)).await;
+        let synced = durable::blocking(move || files.sync(&folder).map(|()| files)).await;
         CrashPoint::PauseSynced.pass();
-        synced.map_err(io::Error::other).flatten().map_err(|source| OperationError::host("sync the snapshot", source))
+        synced.map_err(|source| OperationError::host("sync the snapshot", source))
     }
 
-    /// Takes back a pause that did not come about, or what an earlier agent had begun.
+    /// Has machine and guest go on after a pause that did not come about, or what an earlier agent had begun.
     pub(crate) async fn let_go_on(&mut self, machine: &mut Machine) -> Result<(), OperationError> {
         if let Err(ended) = self.meanwhile(machine.go_on()).await? {
             return Err(OperationError::Ended(self.explain(ended).await));
         }
-        self.thaw(machine).await?;
+        self.thaw(machine).await
+    }
+
+    /// Writes down that a sandbox goes on which was not paused after all: its machine runs, with its volumes.
+    pub(crate) async fn is_ready_again(&mut self) {
         self.change_regardless(|record| {
             record.state = SandboxState::Ready;
             record.pausing = false;
@@ -138,7 +184,6 @@ impl Supervisor {
         if let Err(error) = self.tidy().await {
             tracing::warn!(sandbox = self.record().id.as_str(), %error, "cannot remove what a pause left that failed");
         }
-        Ok(())
     }
 
     /// Has the stopped sandbox keep its disk alone, which was at rest when it was written down.
@@ -168,7 +213,7 @@ impl Supervisor {
     pub(crate) async fn thaw(&mut self, machine: &mut Machine) -> Result<(), OperationError> {
         let is_answer = |message: &GuestMessage| matches!(message, GuestMessage::Thawed);
         if let Err(error) = self.ask(machine, HostMessage::Thaw, is_answer, THAW_TIMEOUT).await? {
-            tracing::warn!(sandbox = self.record().id.as_str(), %error, "a guest did not say that it goes on");
+            tracing::warn!(sandbox = self.record().id.as_str(), %error, "a guest did not confirm that it is thawed; it thaws by itself");
         }
         Ok(())
     }
@@ -189,7 +234,7 @@ impl Supervisor {
     }
 
     /// Asks the guest.
-    async fn ask(
+    pub(crate) async fn ask(
         &mut self,
         machine: &mut Machine,
         question: HostMessage,

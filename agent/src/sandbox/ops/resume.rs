@@ -2,13 +2,15 @@
 //!
 //! Nothing of the snapshot is touched until the guest is ready, so a resume that fails leaves the sandbox stopped as it was.
 //! A snapshot that this host cannot restore, after an update of its kernel perhaps, is not the end either: the disk is
-//! there, and is booted. Processes are lost then, files are not.
+//! there, and is booted. Processes are lost then, files are not. The same goes for one whose programs hold so many volumes that
+//! were taken from them that no slot is left to mount the sandbox's in.
 
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use sandpiper_durable as durable;
 use sandpiper_images::layers::digest::Visits;
 use sandpiper_images::layers::{Files, merge};
 use sandpiper_machine::link::Envs;
@@ -22,9 +24,10 @@ use super::pause::millis;
 use super::start::Attempt;
 use crate::capacity::Reservation;
 use crate::launch::{Running, Source};
-use crate::sandbox::StartError;
 use crate::sandbox::errors::{ChangeError, OperationError};
+use crate::sandbox::start_error::StartError;
 use crate::sandbox::supervisor::Supervisor;
+use crate::volumes::VolumeError;
 
 /// Descriptors of a start besides the layers: state, working set or kernel, the new top layer, vsock, tap, console.
 const OTHER_FDS: usize = 6;
@@ -77,7 +80,8 @@ impl Supervisor {
         let envs = self.unseal();
         if self.record().files.has_memory() && !disk_only {
             match self.attempt(false, seconds, &envs, reservation).await {
-                Err(StartError::BadSnapshot(reason)) => {
+                Err(error @ (StartError::BadSnapshot(_) | StartError::Volume(VolumeError::NoSlot))) => {
+                    let reason = error_chain::chain(&error);
                     tracing::warn!(
                         sandbox = self.record().id.as_str(),
                         reason,
@@ -130,7 +134,7 @@ impl Supervisor {
             let folder = self.context.paths.sandbox(&record.id).state;
             let context = Arc::clone(&self.context);
             let merge = move || merge_now(&folder, &record.files, &context.visits, &context.leave);
-            let merged = tokio::task::spawn_blocking(merge).await.map_err(io::Error::other).flatten();
+            let merged = durable::blocking(merge).await;
             match merged.map_err(|source| OperationError::host("merge the sandbox's layers", source))? {
                 Some((lower, upper)) => self
                     .absorb(&lower, &upper)

@@ -6,22 +6,25 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use sandpiper_crash_points::CrashPoint;
+use sandpiper_durable as durable;
 use sandpiper_images::snapshots::WarmSnapshot;
 use sandpiper_machine::control::RequestError;
 use sandpiper_machine::link::Envs;
 use sandpiper_machine::{Machine, MachineEvent, MachinePaths, sanitize};
 use sandpiper_protocol::agent::{SandboxState, StartKind};
 use sandpiper_protocol::error_chain;
-use sandpiper_protocol::guest::GuestMessage;
+use sandpiper_protocol::guest::{DAMAGED_VOLUME, GuestMessage, REFUSED_MOUNT};
 use sandpiper_protocol::vmm::{FaultCode, Timings};
 use tokio::time::{Instant, sleep_until};
 
 use crate::capacity::Reservation;
 use crate::host;
-use crate::launch::{Kit, Order, Running, Source};
+use crate::launch::{Attachments, Kit, Order, Running, Source};
 use crate::sandbox::record::{self, Record};
+use crate::sandbox::start_error::StartError;
 use crate::sandbox::supervisor::{Supervisor, next_command};
-use crate::sandbox::{StartError, ending, record_file};
+use crate::sandbox::{ending, record_file};
+use crate::volumes::VolumeError;
 
 /// One way to start a sandbox.
 #[derive(Debug, Clone)]
@@ -80,7 +83,7 @@ impl Supervisor {
                         ?kind,
                         is_bad,
                         reason,
-                        "starting in another way"
+                        "a sandbox did not start this way; trying the next"
                     );
                     self.log.host(format!("not restored, booting instead: {reason}"));
                     let bad;
@@ -118,12 +121,12 @@ impl Supervisor {
         let paths = context.paths.sandbox(&self.record().id);
         let clean = move || {
             if let Some(key) = bad {
-                tracing::warn!(key, "throwing away a warm snapshot that is bad");
+                tracing::warn!(key, "removing a damaged warm snapshot");
                 context.warm.discard(&key);
             }
             ending::free(&paths)
         };
-        let cleaned = tokio::task::spawn_blocking(clean).await.map_err(io::Error::other).flatten();
+        let cleaned = durable::blocking(clean).await;
         cleaned.map_err(|source| (StartError::Host { what: "remove the files of a start that failed", source }, None))
     }
 
@@ -140,7 +143,12 @@ impl Supervisor {
         let Attempt { source, kind, timeout_seconds, .. } = attempt;
         let give_up_at = Instant::now() + timeout;
         let asked_at_us = host::monotonic_us();
-        let launched = self.launch(source, envs, reservation, change).await;
+        let claim = Self::claim_volumes(Arc::clone(&self.context), self.record(), kind == StartKind::Cold);
+        let volumes = tokio::select! {
+            volumes = claim => volumes.map_err(|error| (StartError::from(error), None))?,
+            error = self.interruption(give_up_at) => return Err((error, None)),
+        };
+        let launched = self.launch(source, envs, reservation, volumes, change).await;
         let (mut running, kit) = launched.map_err(|error| (error, None))?;
         running.console = self.follow_console();
         let context = Arc::clone(&self.context);
@@ -156,6 +164,12 @@ impl Supervisor {
             }
         };
         CrashPoint::StartRunning.pass();
+        if let Err(error) = running.volumes.attach(&mut running.machine).await {
+            return Err((not_attached(error, kind), Some(running)));
+        }
+        if !running.volumes.is_empty() {
+            CrashPoint::VolumesAttached.pass();
+        }
         let ready = match self.await_ready(&mut running.machine, timings, give_up_at).await {
             Ok(timings) => self.set_ready(kind, timeout_seconds, asked_at_us, timings).await,
             Err(error) => Err(error),
@@ -172,10 +186,12 @@ impl Supervisor {
         source: Source,
         envs: &Envs,
         reservation: &Reservation,
+        volumes: Attachments,
         change: impl FnOnce(&mut Record),
     ) -> Result<(Running, Kit), StartError> {
         let mut record = (*self.record()).clone();
         change(&mut record);
+        record.slots = volumes.slots();
         let launcher = &self.context.launcher;
         let paths = self.context.paths.sandbox(&record.id);
         let gathered = launcher.gather(Order {
@@ -186,9 +202,11 @@ impl Supervisor {
             name: record.id.to_string(),
             envs: envs.clone(),
             generation: record.generation,
-            network: record.network.clone(),
+            network: Some(record.network.clone()),
             net_limits: self.context.allowances.network(record.team.as_ref(), launcher.net_limits()),
             disk_limits: self.context.allowances.disk(record.team.as_ref(), launcher.disk_limits()),
+            volumes,
+            serves_volume: false,
         });
         let gathered = gathered.await?;
         CrashPoint::StartFilesMade.pass();
@@ -240,8 +258,16 @@ impl Supervisor {
                     // The guest is busy with its first message now, so this costs the start nothing.
                     match machine.timings().await {
                         Ok(found) => timings = found,
-                        Err(error) => tracing::debug!(error = %error_chain::chain(&error), "no timings"),
+                        Err(error) => {
+                            tracing::debug!(error = %error_chain::chain(&error), "a monitor did not report its timings")
+                        }
                     }
+                }
+                MachineEvent::Guest(GuestMessage::Failed { message }) if message.starts_with(DAMAGED_VOLUME) => {
+                    return Err(VolumeError::Damaged(sanitize(&message)).into());
+                }
+                MachineEvent::Guest(GuestMessage::Failed { message }) if message.starts_with(REFUSED_MOUNT) => {
+                    return Err(VolumeError::Place(sanitize(&message)).into());
                 }
                 MachineEvent::Guest(message) => {
                     if let Some(error) = self.hear(message) {
@@ -297,6 +323,7 @@ impl Supervisor {
             // What it was restored from below the next snapshot is needed on; the rest has served.
             record.files.state = None;
             if kind == StartKind::Cold {
+                record.held_slots.clear();
                 record.files.memory.clear();
                 record.files.console = console;
             }
@@ -305,6 +332,19 @@ impl Supervisor {
         CrashPoint::StartReady.pass();
         self.context.metrics.started(kind, Duration::from_micros(now_us.saturating_sub(asked_at_us)));
         Ok(())
+    }
+}
+
+/// Why a machine that was just started has no volumes. One that an older monitor wrote down may have no slots for them, and gets
+/// them by a boot.
+fn not_attached(error: VolumeError, kind: StartKind) -> StartError {
+    match error {
+        VolumeError::Monitor(RequestError::Refused(fault))
+            if kind != StartKind::Cold && fault.code == FaultCode::InvalidState =>
+        {
+            StartError::BadSnapshot(sanitize(&fault.message))
+        }
+        error => error.into(),
     }
 }
 

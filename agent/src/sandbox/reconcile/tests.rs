@@ -32,7 +32,7 @@ impl Host {
             record.files.disk.push(Layer::own(name));
         }
         fs::write(own.vsock_socket(), b"").unwrap();
-        let monitor = id::generate("shl");
+        let monitor = id::generate("mon");
         let sleeper = self.monitor(&monitor);
         record.state = state;
         record.process = Some(KnownMonitor { identity: sleeper.identity(), id: monitor, uid: Some(1000) });
@@ -46,9 +46,15 @@ impl Host {
 
     /// A process that is a monitor, whose environment is there to be seen.
     fn monitor(&self, id: &str) -> Sleeper {
-        let sleeper = Sleeper::start(&self.paths.monitor(id).state);
+        self.monitor_in(&self.paths.monitor(id).state)
+    }
+
+    /// A process that is a monitor and was idle in `folder`.
+    fn monitor_in(&self, folder: &Path) -> Sleeper {
+        let sleeper = Sleeper::start(folder);
         let identity = sleeper.identity();
-        let is_there = || process::find_monitors(&self.paths.monitors()).unwrap().iter().any(|(_, it)| *it == identity);
+        let monitors = || process::find_monitors(&self.paths.monitors_ever()).unwrap();
+        let is_there = || monitors().iter().any(|(_, it)| *it == identity);
         while !is_there() {
             std::thread::yield_now();
         }
@@ -169,7 +175,7 @@ fn a_monitor_that_no_record_names_is_killed_and_its_folders_go() {
     let (mut record, sleeper) = host.leave(SandboxState::Ready);
     record.process = None;
     host.save(&record);
-    let monitor = id::generate("shl");
+    let monitor = id::generate("mon");
     let own = host.paths.monitor(&monitor);
     fs::create_dir(&own.state).unwrap();
     fs::create_dir(&own.runtime).unwrap();
@@ -179,6 +185,35 @@ fn a_monitor_that_no_record_names_is_killed_and_its_folders_go() {
 
     assert!(!sleeper.is_running() && !other.is_running());
     assert!(!own.state.exists() && !own.runtime.exists());
+}
+
+#[test]
+fn a_sandbox_of_an_agent_that_kept_shells_is_adopted_and_the_idle_ones_go_with_their_folders() {
+    let host = host();
+    let (mut record, sleeper) = host.leave(SandboxState::Ready);
+    drop(sleeper);
+    let outdated = host.paths.outdated();
+    let [state, runtime] = &outdated;
+    let running = host.monitor_in(&state.join("shl-running"));
+    record.process = Some(KnownMonitor { identity: running.identity(), id: "shl-running".into(), uid: Some(1000) });
+    let mut older = serde_json::to_value(&record).unwrap();
+    older["form"] = 2.into();
+    let monitor = older["process"].as_object_mut().unwrap();
+    let id = monitor.remove("id").unwrap();
+    monitor.insert("shell".into(), id);
+    let own = host.paths.sandbox(&record.id);
+    fs::write(record_file::record_path(&own), older.to_string()).unwrap();
+    for folder in [state, runtime] {
+        fs::create_dir_all(folder.join("shl-idle")).unwrap();
+    }
+    let idle = host.monitor_in(&state.join("shl-idle"));
+
+    let found = host.reconcile();
+
+    assert!(found[0].pidfd.is_some() && running.is_running() && !idle.is_running());
+    assert_eq!(found[0].record, record);
+    assert!(own.vsock_socket().exists() && outdated.iter().all(|folder| !folder.exists()));
+    assert_eq!(host.reconcile()[0].record, record, "the next agent finds the same");
 }
 
 #[test]

@@ -159,7 +159,7 @@ async fn each_start_has_the_disk_limits_of_the_plan_within_those_of_the_host() {
             DiskLimits { flushes_per_second: flushes, bytes_per_second: Some(u64::MAX), ..DiskLimits::default() };
         Allowance { disk, ..allowance(9) }
     };
-    let given = |sandbox: &Sandbox<'_>| monitor::disk_limits(&sandbox.shell());
+    let given = |sandbox: &Sandbox<'_>| monitor::disk_limits(&sandbox.monitor_folder());
 
     let (nobodys, _) = agent.create(create(&template)).await;
     let (sandbox, _) = agent.create(create_within(&plan(Some(50)), &template)).await;

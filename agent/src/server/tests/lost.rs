@@ -9,7 +9,7 @@ use super::*;
 impl Sandbox<'_> {
     /// Kills the monitor, and waits until the sandbox is what is left of it.
     async fn loses_its_machine(&self) {
-        monitor::kill(&self.shell());
+        monitor::kill(&self.monitor_folder());
         self.is_eventually(SandboxState::Stopped).await;
     }
 }

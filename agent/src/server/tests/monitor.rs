@@ -2,7 +2,7 @@
 //!
 //! Both speak their side of the protocols (`vmm`, `guest`) and have files, sockets and an end like the real ones; there is
 //! only no machine between them. The guest writes a block to the top of its disk whenever it learns who it is, so that what
-//! becomes of layers can be read from them. Words in the file `behaviour` of the test's folder have them fail.
+//! becomes of layers can be read from them; so it does to every volume that it mounts. Words in the file `behaviour` of the test's folder have them fail.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -16,15 +16,20 @@ use std::time::Duration;
 use nix::sys::signal::{Signal, raise};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, accept, connect, socket};
 use nix::unistd::Pid;
-use sandpiper_protocol::guest::{GuestMessage, HostMessage, LINK_PORT};
+use sandpiper_protocol::guest::{DAMAGED_VOLUME, GuestMessage, GuestMount, HostMessage, LINK_PORT, REFUSED_MOUNT};
 use sandpiper_protocol::vmm::{
-    self, DiskEvent, DiskFailure, DiskLimits, Event, Fault, FaultCode, MachineState, MonitorMessage, Reply, Request,
-    RequestMessage, SnapshotConfig, SnapshotStats, Then, Timings,
+    self, DiskEvent, DiskFailure, DiskLimits, EXTRA_DISKS, Event, Fault, FaultCode, MachineState, MonitorMessage,
+    Reply, Request, RequestMessage, SnapshotConfig, SnapshotStats, Then, Timings,
 };
 
 /// Set by the script that starts this binary as a monitor, to the monitor's arguments.
 const ARGUMENTS: &str = "SANDPIPER_TEST_MONITOR";
 const BLOCK: u64 = 4096;
+/// Where on a volume its one file is.
+const FILE: u64 = 1 << 20;
+
+/// What was written down of a sandbox when its guest was told to mount its volumes again, in the test's folder.
+pub(super) const RECORD_AT_MOUNT: &str = "record-at-mount";
 
 /// A program that poses as `sandpiper-vmm`.
 pub(super) fn program(folder: &Path) -> PathBuf {
@@ -47,23 +52,23 @@ pub(super) fn block_of(folder: &Path, layers: &[String], generation: u64) -> Opt
     })
 }
 
-/// Kills the monitor whose shell's folder this is.
-pub(super) fn kill(shell: &Path) {
-    nix::sys::signal::kill(pid(shell), Signal::SIGKILL).unwrap();
+/// Kills the monitor that was idle in this folder.
+pub(super) fn kill(folder: &Path) {
+    nix::sys::signal::kill(pid(folder), Signal::SIGKILL).unwrap();
 }
 
 /// Stops the monitor, which may do so itself.
-pub(super) fn stop(shell: &Path) {
-    nix::sys::signal::kill(pid(shell), Signal::SIGSTOP).unwrap();
+pub(super) fn stop(folder: &Path) {
+    nix::sys::signal::kill(pid(folder), Signal::SIGSTOP).unwrap();
 }
 
 /// Lets it go on.
-pub(super) fn go_on(shell: &Path) {
-    nix::sys::signal::kill(pid(shell), Signal::SIGCONT).unwrap();
+pub(super) fn go_on(folder: &Path) {
+    nix::sys::signal::kill(pid(folder), Signal::SIGCONT).unwrap();
 }
 
-pub(super) fn has_stopped(shell: &Path) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{}/stat", pid(shell))).unwrap();
+pub(super) fn has_stopped(folder: &Path) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{}/stat", pid(folder))).unwrap();
     stat.rsplit(") ").next().unwrap().starts_with('T')
 }
 
@@ -78,8 +83,8 @@ pub(super) fn pause(control: &Path, folder: &Path) {
     vmm::receive(socket.as_fd()).unwrap().unwrap();
 }
 
-fn pid(shell: &Path) -> Pid {
-    let marker = format!("SANDPIPER_SANDBOX={}", shell.display());
+fn pid(folder: &Path) -> Pid {
+    let marker = format!("SANDPIPER_SANDBOX={}", folder.display());
     let processes = fs::read_dir("/proc").unwrap().flatten();
     let found = processes.filter_map(|entry| {
         let environment = fs::read(entry.path().join("environ")).ok()?;
@@ -100,6 +105,13 @@ struct Machine {
     top: Option<File>,
     /// What the guest has in its memory.
     memory: String,
+    /// Top layers of the extra disks.
+    extra: [Option<File>; EXTRA_DISKS as usize],
+    mounts: Vec<GuestMount>,
+    sandbox: String,
+    is_restored: bool,
+    /// Of the last `Init`: what follows with the same one is no news.
+    generation: Option<u64>,
 }
 
 type Shared = Arc<Mutex<Machine>>;
@@ -127,27 +139,27 @@ fn poses_as_a_monitor() {
     }
 }
 
-/// How fast the disk may be of the machine whose shell's folder this is.
-pub(super) fn disk_limits(shell: &Path) -> DiskLimits {
-    serde_json::from_slice(&fs::read(limits_file(shell)).unwrap()).unwrap()
+/// How fast the disk may be of the machine whose monitor was idle in this folder.
+pub(super) fn disk_limits(folder: &Path) -> DiskLimits {
+    serde_json::from_slice(&fs::read(limits_file(folder)).unwrap()).unwrap()
 }
 
 fn note_limits(limits: &DiskLimits) {
-    let shell = PathBuf::from(std::env::var("SANDPIPER_SANDBOX").unwrap());
-    fs::write(limits_file(&shell), serde_json::to_vec(limits).unwrap()).unwrap();
+    let folder = PathBuf::from(std::env::var("SANDPIPER_SANDBOX").unwrap());
+    fs::write(limits_file(&folder), serde_json::to_vec(limits).unwrap()).unwrap();
 }
 
-/// In the test's folder, as the agent looks after the shell's.
-fn limits_file(shell: &Path) -> PathBuf {
-    let name = shell.file_name().unwrap().to_str().unwrap();
-    shell.ancestors().nth(3).unwrap().join(format!("limits-{name}"))
+/// In the test's folder, as the agent removes what is the monitor's.
+fn limits_file(folder: &Path) -> PathBuf {
+    let name = folder.file_name().unwrap().to_str().unwrap();
+    folder.ancestors().nth(3).unwrap().join(format!("limits-{name}"))
 }
 
 /// The test's folder.
 fn folder() -> PathBuf {
-    let shell = PathBuf::from(std::env::var("SANDPIPER_SANDBOX").unwrap());
-    // <folder>/state/shells/<id>
-    shell.ancestors().nth(3).unwrap().to_owned()
+    let folder = PathBuf::from(std::env::var("SANDPIPER_SANDBOX").unwrap());
+    // <folder>/state/monitors/<id>
+    folder.ancestors().nth(3).unwrap().to_owned()
 }
 
 fn behaves(word: &str) -> bool {
@@ -206,12 +218,14 @@ fn answer(request: Request, fds: Vec<OwnedFd>, shared: &Shared) -> Result<Reply,
             let others = 1 + config.memory_layers + u32::from(config.working_set) + config.disk_layers[0] + 1;
             assert_eq!(files.len(), others as usize);
             files.next().unwrap().read_to_string(&mut machine.memory).unwrap();
+            machine.is_restored = true;
             let mut files = files.skip(others as usize - 3);
             run(&mut machine, shared, files.next().unwrap(), files.next().unwrap());
             Ok(Reply::Restored(Timings::default()))
         }
         Request::Snapshot(_) if behaves("no-snapshot") => refuse(FaultCode::Host),
         Request::Snapshot(_) if machine.state != Some(MachineState::Running) => refuse(FaultCode::InvalidState),
+        Request::Snapshot(_) if machine.extra.iter().any(Option::is_some) => refuse(FaultCode::InvalidState),
         Request::Snapshot(_) if behaves("die-in-snapshot") => std::process::exit(9),
         Request::Snapshot(config) => {
             files.next().unwrap().write_all(machine.memory.as_bytes()).unwrap();
@@ -229,6 +243,19 @@ fn answer(request: Request, fds: Vec<OwnedFd>, shared: &Shared) -> Result<Reply,
             Ok(Reply::LayerPushed)
         }
         Request::PushLayer { .. } => refuse(FaultCode::Malformed),
+        Request::AttachDisk { .. } if machine.is_restored && behaves("no-slots") => refuse(FaultCode::InvalidState),
+        Request::AttachDisk { slot, .. } if machine.extra[usize::from(slot)].is_some() => {
+            refuse(FaultCode::InvalidState)
+        }
+        Request::AttachDisk { slot, disk, .. } => {
+            assert_eq!((files.len(), disk.size % (1 << 30)), (disk.layers as usize, 0));
+            machine.extra[usize::from(slot)] = files.next_back();
+            Ok(Reply::DiskAttached)
+        }
+        Request::DetachDisk { slot } => {
+            machine.extra[usize::from(slot)] = None;
+            Ok(Reply::DiskDetached)
+        }
         Request::Resume => {
             machine.state = Some(MachineState::Running);
             Ok(Reply::Resumed)
@@ -250,7 +277,13 @@ fn run(machine: &mut Machine, shared: &Shared, top: File, vsock: File) {
     machine.state = Some(MachineState::Running);
     machine.top = Some(top);
     let vsock = UnixListener::from(OwnedFd::from(vsock));
-    std::thread::spawn(move || vsock.incoming().flatten().for_each(serve_data_plane));
+    let served = Arc::clone(shared);
+    std::thread::spawn(move || {
+        for stream in vsock.incoming().flatten() {
+            let machine = Arc::clone(&served);
+            std::thread::spawn(move || serve_data_plane(stream, &machine));
+        }
+    });
     let guest = Arc::clone(shared);
     std::thread::spawn(move || {
         // Opened again whenever it breaks.
@@ -261,11 +294,84 @@ fn run(machine: &mut Machine, shared: &Shared, top: File, vsock: File) {
     });
 }
 
-fn serve_data_plane(mut stream: UnixStream) {
-    let mut head = BufReader::new(stream.try_clone().unwrap()).lines();
+fn serve_data_plane(mut stream: UnixStream, shared: &Shared) {
+    if behaves("deaf") {
+        return;
+    }
+    let mut reader = BufReader::new(stream.try_clone().unwrap());
     stream.write_all(b"OK 1\n").unwrap();
-    while head.next().is_some_and(|line| line.is_ok_and(|line| !line.is_empty())) {}
-    let _ = stream.write_all(b"HTTP/1.1 204 No Content\r\n\r\n");
+    let mut lines = reader.by_ref().lines().map_while(Result::ok).take_while(|line| !line.is_empty()).skip(1);
+    let request = lines.next().unwrap_or_default();
+    let lengths = lines.filter_map(|line| line.to_ascii_lowercase().strip_prefix("content-length: ")?.parse().ok());
+    let length: usize = lengths.last().unwrap_or(0);
+    if behaves("taken-over") {
+        let body = r#"{"code":"quota_exceeded","message":"\u001b[2Jpay"}"#;
+        let _ = write!(stream, "HTTP/1.1 402 Gone\r\nContent-Length: {}\r\nX-Odd: 1\r\n\r\n{body}", body.len());
+    } else if behaves("full-volume") {
+        let body = r#"{"code":"quota_exceeded","message":"no room\u0007"}"#;
+        let _ = write!(stream, "HTTP/1.1 507 Full\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+    } else if request.contains(" /volume/files") {
+        serve_file(&mut stream, reader, &request, length, shared);
+    } else {
+        let _ = stream.write_all(b"HTTP/1.1 204 No Content\r\n\r\n");
+    }
+}
+
+/// The one file of a volume: how long it is, and behind that what is in it.
+fn serve_file(stream: &mut UnixStream, mut body: impl Read, request: &str, length: usize, shared: &Shared) {
+    let file = || shared.lock().unwrap().extra[0].as_ref().unwrap().try_clone().unwrap();
+    if request.starts_with("PUT ") {
+        let mut content = vec![0; length];
+        if body.read_exact(&mut content).is_err() {
+            return;
+        }
+        file().write_all_at(&content, FILE + 8).unwrap();
+        file().write_all_at(&(length as u64).to_le_bytes(), FILE).unwrap();
+        let entry = format!(
+            r#"{{"path":"/f","kind":"file","size":{length},"mode":"0644","uid":0,"gid":0,"modified_at":"2026-01-01T00:00:00Z"}}"#
+        );
+        let _ = write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{entry}", entry.len());
+    } else {
+        let mut length = [0; 8];
+        file().read_exact_at(&mut length, FILE).unwrap();
+        let mut content = vec![0; usize::try_from(u64::from_le_bytes(length)).unwrap()];
+        file().read_exact_at(&mut content, FILE + 8).unwrap();
+        let _ = write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", content.len());
+        let _ = stream.write_all(&content);
+    }
+}
+
+/// What of its volume a sandbox wrote when it mounted it in this generation.
+pub(super) fn mounted_block(data: &Path, generation: u64) -> Option<String> {
+    block_of(data.parent().unwrap(), &[data.file_name().unwrap().to_str().unwrap().to_owned()], generation)
+}
+
+/// Mounts all of these or none.
+fn mount(machine: &mut Machine, mounts: &[GuestMount], words: &str, generation: u64) -> Result<(), String> {
+    if behaves("bad-volume") {
+        return Err(format!("{DAMAGED_VOLUME}: as the test wants it"));
+    }
+    if behaves("bad-place") {
+        return Err(format!("{REFUSED_MOUNT} /data: as the test wants it"));
+    }
+    if !machine.mounts.is_empty() {
+        return Err("mounted already".into());
+    }
+    for mount in mounts {
+        let disk = machine.extra[usize::from(mount.slot)].as_ref().ok_or("no disk")?;
+        disk.write_all_at(words.as_bytes(), generation * BLOCK).unwrap();
+    }
+    machine.mounts = mounts.to_vec();
+    Ok(())
+}
+
+fn unmount(machine: &mut Machine, force: bool) -> GuestMessage {
+    let is_held = behaves("hold-volume");
+    if is_held && !force {
+        return GuestMessage::NotUnmounted { message: "something holds /data".into() };
+    }
+    let slots = machine.mounts.drain(..).map(|mount| mount.slot).collect();
+    GuestMessage::Unmounted { held: if is_held { slots } else { Vec::new() } }
 }
 
 /// As a monitor does for whose guest the host has no room, until it has.
@@ -301,8 +407,16 @@ fn live(shared: &Shared) {
                 let mut machine = shared.lock().unwrap();
                 let words = format!("{} {}", init.sandbox_id, machine.memory);
                 machine.top.as_ref().unwrap().write_all_at(words.as_bytes(), init.generation * BLOCK).unwrap();
+                machine.sandbox.clone_from(&init.sandbox_id);
+                let is_new = machine.generation.replace(init.generation) != Some(init.generation);
                 machine.memory = format!("{} {}", machine.memory, init.generation);
-                GuestMessage::Ready { init_version: "test".into() }
+                let mounts = if is_new { &init.mounts[..] } else { &[] };
+                let mounted =
+                    if mounts.is_empty() { Ok(()) } else { mount(&mut machine, mounts, &words, init.generation) };
+                match mounted {
+                    Ok(()) => GuestMessage::Ready { init_version: "test".into() },
+                    Err(message) => GuestMessage::Failed { message },
+                }
             }
             HostMessage::Freeze { .. } if behaves("no-freeze") => {
                 GuestMessage::NotFrozen { message: "too busy".into() }
@@ -317,6 +431,22 @@ fn live(shared: &Shared) {
             }
             HostMessage::Freeze { .. } => GuestMessage::Frozen,
             HostMessage::Thaw => GuestMessage::Thawed,
+            HostMessage::Mount { mounts } => {
+                let mut machine = shared.lock().unwrap();
+                let record = folder().join("state/sandboxes").join(&machine.sandbox).join("record.json");
+                fs::copy(record, folder().join(RECORD_AT_MOUNT)).unwrap();
+                let generation = machine.generation.unwrap();
+                match mount(&mut machine, &mounts, "again", generation) {
+                    Ok(()) => GuestMessage::Mounted,
+                    Err(message) => GuestMessage::NotMounted { message },
+                }
+            }
+            HostMessage::Unmount { force } => unmount(&mut shared.lock().unwrap(), force),
+            HostMessage::Format { slot } => {
+                let machine = shared.lock().unwrap();
+                machine.extra[usize::from(slot)].as_ref().unwrap().write_all_at(b"formatted", 0).unwrap();
+                GuestMessage::Formatted
+            }
             HostMessage::Time { .. } => continue,
         };
         let mut line = serde_json::to_vec(&answer).unwrap();

@@ -33,19 +33,19 @@ impl Sandbox<'_> {
 async fn a_policy_that_comes_during_a_pause_goes_before_a_wake_that_came_earlier() {
     let agent = Agent::with_machines().await;
     let (sandbox, _) = agent.create(waking(&agent.import().await.id)).await;
-    let shell = sandbox.shell();
+    let monitor_folder = sandbox.monitor_folder();
     agent.behave("slow hold-restore");
-    let pause = agent.sandboxes.change(&sandbox.id, Command::Pause);
+    let pause = agent.sandboxes.change(&sandbox.id, |answer| Command::Pause { force: false, answer });
     let wake = agent.sandboxes.wake(&sandbox.id);
     let policy = agent.sandboxes.change(&sandbox.id, |answer| Command::SetNetwork(closed(7), answer));
     let (mut pause, mut wake, mut policy) = (Box::pin(pause), Box::pin(wake), Box::pin(policy));
 
     // In this order.
     assert!((&mut pause).now_or_never().is_none());
-    eventually(|| monitor::has_stopped(&shell)).await;
+    eventually(|| monitor::has_stopped(&monitor_folder)).await;
     assert!((&mut wake).now_or_never().is_none());
     assert!((&mut policy).now_or_never().is_none());
-    monitor::go_on(&shell);
+    monitor::go_on(&monitor_folder);
 
     pause.await.unwrap();
     sandbox.is_eventually(SandboxState::Restoring).await;

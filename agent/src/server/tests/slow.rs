@@ -17,11 +17,11 @@ async fn a_pause_and_a_checkpoint_take_as_long_as_their_monitors() {
     let slowly = async {
         one.is_eventually(SandboxState::Stopping).await;
         other.is_eventually(SandboxState::Checkpointing).await;
-        eventually(|| [&one, &other].iter().all(|sandbox| monitor::has_stopped(&sandbox.shell()))).await;
+        eventually(|| [&one, &other].iter().all(|sandbox| monitor::has_stopped(&sandbox.monitor_folder()))).await;
         // The time is what this is about.
         tokio::time::sleep(LONG).await;
         assert_eq!((one.state().await.as_str(), other.state().await.as_str()), ("stopping", "checkpointing"));
-        [&one, &other].iter().for_each(|sandbox| monitor::go_on(&sandbox.shell()));
+        [&one, &other].iter().for_each(|sandbox| monitor::go_on(&sandbox.monitor_folder()));
     };
 
     let order = json!({"id": id::generate("ckp"), "memory": false});
@@ -49,7 +49,7 @@ async fn a_delete_does_not_wait_for_a_monitor() {
         let (sandbox, _) = agent.create(create(&template)).await;
         agent.behave("slow");
         let delete = async {
-            eventually(|| monitor::has_stopped(&sandbox.shell())).await;
+            eventually(|| monitor::has_stopped(&sandbox.monitor_folder())).await;
             sandbox.delete().await;
         };
 
@@ -66,21 +66,21 @@ async fn a_sandbox_whose_pause_an_agent_did_not_finish_is_ready_when_its_machine
     let agent = Agent::with_machines().await;
     let (sandbox, _) = agent.create(create(&agent.import().await.id)).await;
     let (id, folder, mut record) = (sandbox.id.clone(), sandbox.folder(), sandbox.record());
-    let (shell, control) =
-        (sandbox.shell(), agent.folder.path().join("run/sandboxes").join(id.as_str()).join("control.sock"));
+    let (monitor_folder, control) =
+        (sandbox.monitor_folder(), agent.folder.path().join("run/sandboxes").join(id.as_str()).join("control.sock"));
     record["state"] = json!("stopping");
     record["pausing"] = json!(true);
     let interrupt = || {
         fs::write(folder.join("record.json"), record.to_string()).unwrap();
         monitor::pause(&control, &folder);
-        monitor::stop(&shell);
+        monitor::stop(&monitor_folder);
     };
 
     let agent = agent.follow_after(interrupt).await;
 
     let sandbox = agent.sandbox(&id);
     assert_eq!(sandbox.state().await, "stopping");
-    monitor::go_on(&shell);
+    monitor::go_on(&monitor_folder);
     sandbox.is_eventually(SandboxState::Ready).await;
     // A machine that stood still could not be paused.
     sandbox.ask("pause", json!({})).await;

@@ -97,9 +97,9 @@ impl Sandbox<'_> {
     }
 
     /// The folder that its monitor was started with.
-    pub(super) fn shell(&self) -> PathBuf {
-        let shell = self.record()["process"]["shell"].as_str().unwrap().to_owned();
-        self.agent.folder.path().join("state/shells").join(shell)
+    pub(super) fn monitor_folder(&self) -> PathBuf {
+        let monitor = self.record()["process"]["id"].as_str().unwrap().to_owned();
+        self.agent.folder.path().join("state/monitors").join(monitor)
     }
 
     /// Without the checksum: what a test makes of it is written back.
@@ -129,7 +129,7 @@ impl Sandbox<'_> {
         eventually(|| [self.layers("disk"), self.layers("memory")].iter().flatten().all(has_digest)).await;
     }
 
-    fn says(&self, what: &str) -> bool {
+    pub(super) fn says(&self, what: &str) -> bool {
         let log = self.agent.sandboxes.log(&self.id).unwrap();
         log.iter().any(|entry| entry.message.contains(what))
     }
@@ -137,6 +137,8 @@ impl Sandbox<'_> {
     pub(super) fn files(&self) -> Vec<String> {
         let entries = fs::read_dir(self.folder()).unwrap();
         let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        // They come by themselves.
+        names.retain(|name| !name.starts_with("samples-"));
         names.sort();
         names
     }
@@ -389,6 +391,28 @@ async fn a_sandbox_whose_time_is_over_is_paused_if_that_was_asked_for() {
 
     assert!(one.is_ok() && two.is_ok());
     assert_eq!(sandbox.record()["generation"], 2, "one resume for both");
+    agent.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sandbox_whose_time_is_over_keeps_its_disk_alone_if_that_was_asked_for() {
+    let agent = Agent::with_machines().await;
+    let mut request = create(&agent.import().await.id);
+    request["timeout_seconds"] = json!(1);
+    request["lifecycle"] = json!({"on_timeout": "pause", "auto_resume": true, "pause_memory": false});
+    let (sandbox, created) = agent.create(request).await;
+    assert_eq!(created["lifecycle"]["pause_memory"], false);
+
+    sandbox.is_eventually(SandboxState::Stopped).await;
+    assert!(sandbox.layers("memory").is_empty() && sandbox.record()["files"]["state"].is_null());
+    eventually(|| !sandbox.files().iter().any(|name| name.starts_with("state") || name.starts_with("memory"))).await;
+    Directory::wake(&agent.sandboxes, &sandbox.id).await.unwrap();
+
+    assert_eq!(
+        (sandbox.show().await["start"].as_str(), sandbox.block(2)),
+        (Some("cold"), Some(format!("{} booted", sandbox.id)))
+    );
+    assert_eq!(sandbox.block(1).unwrap(), format!("{} booted", sandbox.id), "the disk is what it was");
     agent.end().await;
 }
 

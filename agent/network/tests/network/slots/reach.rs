@@ -3,6 +3,7 @@
 use std::io::ErrorKind;
 use std::net::UdpSocket;
 
+use sandpiper_network::Traffic;
 use sandpiper_network::slots::{Slot, Slots};
 
 use super::guest::Guest;
@@ -44,6 +45,26 @@ fn a_guest_reaches_the_internet_by_the_hosts_addresses() {
                 assert_eq!(guest.netns.run(|| ask(server)).unwrap(), address);
             }
         }
+        slots.close().await;
+    });
+}
+
+#[test]
+fn what_a_guest_sends_and_receives_is_counted() {
+    on_a_host(async |host| {
+        let slots = Slots::start(config(|_| {}), &[]).await.unwrap();
+        let slot = slots.take().await.unwrap();
+        let guest = Guest::start(&slot);
+        host.internet.run(|| serve(SERVER[0])).unwrap();
+        let socket = receive(&host, SERVER[0]);
+        let before = Traffic::of(slot.netns()).unwrap();
+
+        guest.netns.run(|| send("0.0.0.0", SERVER[0], &"x".repeat(60))).unwrap();
+        text_of_next(&socket);
+        guest.netns.run(|| ask(SERVER[0])).unwrap();
+
+        let after = Traffic::of(slot.netns()).unwrap();
+        assert!(after.sent >= before.sent + 60 && after.received > before.received, "{before:?}, then {after:?}");
         slots.close().await;
     });
 }

@@ -14,7 +14,14 @@ fn long_checkpoint(agent: &Agent, id: &CheckpointId) {
     for name in files.names() {
         fs::write(draft.folder().join(name), [1; 4096]).unwrap();
     }
-    let snapshot = Snapshot { template_version: "ver1".into(), cpu: 1, memory_mb: 256, disk_gib: 2, files };
+    let snapshot = Snapshot {
+        template_version: "ver1".into(),
+        cpu: 1,
+        memory_mb: 256,
+        disk_gib: 2,
+        files,
+        held_slots: Vec::new(),
+    };
     store.publish(draft, Manifest::new(id.clone(), "sbx1".into(), 4, 700, snapshot)).unwrap();
 }
 

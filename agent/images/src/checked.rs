@@ -9,7 +9,7 @@ const CHECKSUM: &str = "checksum";
 
 /// What is wrong with a text.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum DamageError {
+pub enum DamageError {
     #[error("it is something else")]
     Form(#[from] serde_json::Error),
     #[error("its checksum is another one")]
@@ -20,7 +20,7 @@ pub(crate) enum DamageError {
 ///
 /// # Errors
 /// The document cannot be written as JSON.
-pub(crate) fn encode(document: &impl Serialize) -> serde_json::Result<Vec<u8>> {
+pub fn encode(document: &impl Serialize) -> serde_json::Result<Vec<u8>> {
     let mut value = serde_json::to_value(document)?;
     value[CHECKSUM] = checksum(&value).into();
     serde_json::to_vec_pretty(&value)
@@ -30,7 +30,7 @@ pub(crate) fn encode(document: &impl Serialize) -> serde_json::Result<Vec<u8>> {
 ///
 /// # Errors
 /// The text is not JSON, or not what was written.
-pub(crate) fn verify(text: &[u8]) -> Result<Value, DamageError> {
+pub fn verify(text: &[u8]) -> Result<Value, DamageError> {
     let mut value: Value = serde_json::from_slice(text)?;
     let written = value.as_object_mut().and_then(|fields| fields.remove(CHECKSUM));
     if written.is_some_and(|written| written != checksum(&value)) { Err(DamageError::Checksum) } else { Ok(value) }
