@@ -1,21 +1,22 @@
 //! The agent's API, one method per operation; see [`sandpiper_protocol::agent`].
 //!
 //! One connection per call: on a Unix socket that costs microseconds, and no call can be spoilt by what an earlier one left
-//! behind. Every call has a bound, and answers are limited in size.
+//! behind. Every call has a bound, and responses are limited in size.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-use axum::http::{Method, Request, StatusCode, header};
+use axum::http::{Method, Request, Response, StatusCode, header};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
+use hyper::body::{Body, Incoming};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use sandpiper_http::error::ApiError;
 use sandpiper_protocol::agent::{
     Allowance, Allowances, Checkpoint, CheckpointList, CreateCheckpoint, CreateSandbox, CreatedSandbox, DeniedPage,
-    EgressProfiles, ErrorBody, ExposedPort, ForkSandbox, ForkedSandboxes, HostInfo, LastingTokens, LogPage, Network,
-    PauseSandbox, PortRecord, QUOTA_EXCEEDED, ResumeSandbox, Revocations, SESSION_KEY, Sandbox, SandboxError,
+    EgressProfiles, ErrorBody, ExposedPort, ForkSandbox, ForkedSandboxes, HostInfo, LastingTokens, LogPage, Metrics,
+    Network, PauseSandbox, PortRecord, QUOTA_EXCEEDED, ResumeSandbox, Revocations, SESSION_KEY, Sandbox, SandboxError,
     SandboxList, Session, TemplateList, TemplateVersion, UpdateSandbox, Usage,
 };
 use sandpiper_protocol::error_chain::chain;
@@ -24,7 +25,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
 
-/// Questions, answered from the agent's memory.
+pub mod volumes;
+
+/// Reads, served from the agent's memory.
 const ASK: Duration = Duration::from_secs(5);
 /// Changes to a running sandbox.
 const CHANGE: Duration = Duration::from_secs(15);
@@ -32,19 +35,19 @@ const CHANGE: Duration = Duration::from_secs(15);
 const DELETE: Duration = Duration::from_secs(30);
 /// A start, also when it first waits for other work: the agent gives up on a guest earlier, and then says why.
 const WORK: Duration = Duration::from_secs(150);
-/// A pause or a checkpoint: as long as the agent, which waits for a monitor until that has answered or is dead.
+/// A pause or a checkpoint: as long as the agent, which waits for a monitor until that has responded or is dead.
 const UNTIL_DONE: Duration = Duration::MAX;
-/// Longest answer in bytes.
+/// Longest response in bytes.
 const MAX_ANSWER: usize = 16 * 1024 * 1024;
 
 /// Why a call had no success.
 #[derive(Debug, thiserror::Error)]
 pub enum AgentError {
-    #[error("Agent socket {socket:?} does not answer; is sandpiper-agent running?")]
+    #[error("Agent socket {socket:?} does not respond; is sandpiper-agent running?")]
     Unreachable { socket: PathBuf, source: std::io::Error },
     #[error("Connection to the agent broke")]
     Broken(#[from] hyper::Error),
-    #[error("Agent did not answer within {0:?}")]
+    #[error("Agent did not respond within {0:?}")]
     TimedOut(Duration),
     #[error("Agent refused with {status}, {}: {}", body.code, body.message)]
     Refused { status: StatusCode, body: ErrorBody },
@@ -55,7 +58,7 @@ pub enum AgentError {
 impl From<AgentError> for ApiError {
     fn from(error: AgentError) -> Self {
         let AgentError::Refused { status, ref body } = error else {
-            let message = "The host that runs sandboxes does not answer; nothing is lost, try again in a few seconds";
+            let message = "The host that runs sandboxes does not respond; nothing is lost, try again in a few seconds";
             let unavailable = Self::new(StatusCode::SERVICE_UNAVAILABLE, "host_unavailable", message);
             return unavailable.retry_after(5).because(chain(&error));
         };
@@ -64,6 +67,13 @@ impl From<AgentError> for ApiError {
             (400, _) => Self::invalid(body.message.clone()),
             (404, _) => Self::not_found(body.message.clone()),
             (409, "invalid_state") => Self::invalid_state(body.message.clone()),
+            (409, "volume_attached") => Self::new(status, "volume_attached", body.message.clone()),
+            (409, "volume_busy") => Self::new(status, "volume_busy", body.message.clone()).retry_after(1),
+            (413, _) => Self::new(status, "too_large", body.message.clone()),
+            (416, _) => Self::new(status, "range_not_satisfiable", body.message.clone()),
+            (422, "volume_damaged") => Self::new(status, "volume_damaged", body.message.clone()),
+            (422, "mount_refused") => Self::new(status, "mount_refused", body.message.clone()),
+            (507, _) => Self::new(status, "volume_full", body.message.clone()),
             (409, _) => Self::conflict(body.message.clone()),
             (502, _) => unavailable("guest_failed"),
             (503, _) => unavailable("capacity_unavailable"),
@@ -78,13 +88,13 @@ impl AgentError {
         !matches!(self, AgentError::Refused { .. } | AgentError::Unreachable { .. })
     }
 
-    /// What a tenant is told of work that came to nothing after its request had been answered.
+    /// What a tenant is told of work that came to nothing after the response had been sent.
     pub fn explanation(&self) -> SandboxError {
         match self {
             AgentError::Refused { body, .. } => SandboxError { code: body.code.clone(), message: body.message.clone() },
             _ => SandboxError {
                 code: "host_unavailable".to_owned(),
-                message: "The host did not answer to the end; try again".to_owned(),
+                message: "The host broke off its response; try again".to_owned(),
             },
         }
     }
@@ -104,7 +114,7 @@ impl AgentError {
 #[derive(Debug, Clone)]
 pub struct AgentClient {
     socket: PathBuf,
-    /// The API key that sessions in answers are for.
+    /// The API key that sessions in responses are for.
     session_key: Option<String>,
 }
 
@@ -114,7 +124,7 @@ impl AgentClient {
         Self { socket, session_key: None }
     }
 
-    /// A client for requests that are answered with sessions: they end when the API key does.
+    /// A client for requests whose responses hold sessions: they end when the API key does.
     pub fn on_behalf_of(&self, key_id: &str) -> Self {
         Self { socket: self.socket.clone(), session_key: Some(key_id.to_owned()) }
     }
@@ -241,6 +251,13 @@ impl AgentClient {
         self.ask(&format!("/sandboxes/{id}/usage")).await
     }
 
+    /// What a machine took of the host within these seconds since 1970; as far as there is anything where there is no bound.
+    pub async fn metrics(&self, id: &str, start: Option<i64>, end: Option<i64>) -> Result<Metrics, AgentError> {
+        let bound = |name: &str, second: Option<i64>| second.map(|second| format!("{name}={second}"));
+        let query: Vec<String> = [bound("start", start), bound("end", end)].into_iter().flatten().collect();
+        self.ask(&format!("/sandboxes/{id}/metrics?{}", query.join("&"))).await
+    }
+
     /// What the host and the guest noted.
     pub async fn logs(&self, id: &str) -> Result<LogPage, AgentError> {
         self.ask(&format!("/sandboxes/{id}/logs")).await
@@ -268,20 +285,18 @@ impl AgentClient {
         body: Option<&B>,
         bound: Duration,
     ) -> Result<T, AgentError> {
-        let response = self.exchange(method, path, body, bound).await?;
-        // An answer may hold a session: its text is not repeated in the error, only where it is wrong.
-        serde_json::from_slice(&response)
-            .map_err(|error| AgentError::Malformed(format!("{path}: line {} column {}", error.line(), error.column())))
+        let (_, response) = self.exchange(method, path, body, bound).await?;
+        parse(path, &response)
     }
 
-    /// One request; the body of a success, or the error that the agent gave.
+    /// One request; status and body of a success, or the error that the agent gave.
     async fn exchange<B: Serialize>(
         &self,
         method: Method,
         path: &str,
         body: Option<&B>,
         bound: Duration,
-    ) -> Result<Bytes, AgentError> {
+    ) -> Result<(StatusCode, Bytes), AgentError> {
         let json = match body {
             Some(body) => serde_json::to_vec(body).map_err(|error| AgentError::Malformed(error.to_string()))?,
             None => Vec::new(),
@@ -299,29 +314,39 @@ impl AgentClient {
         let (status, body) =
             tokio::time::timeout(bound, self.send(request)).await.map_err(|_| AgentError::TimedOut(bound))??;
         if status.is_success() {
-            return Ok(body);
+            return Ok((status, body));
         }
-        let refusal = serde_json::from_slice(&body)
-            .unwrap_or_else(|_| ErrorBody { code: "unknown".into(), message: "The agent gave no reason".into() });
-        Err(AgentError::Refused { status, body: refusal })
+        Err(AgentError::Refused { status, body: reason(&body) })
+    }
+
+    /// A connection that is driven by a task of its own, for a request or response that is a stream; it ends with both.
+    async fn connection<B>(&self) -> Result<http1::SendRequest<B>, AgentError>
+    where
+        B: Body + Send + 'static,
+        B::Data: Send,
+        B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        let (sender, connection) = http1::handshake(TokioIo::new(self.connect().await?)).await?;
+        tokio::spawn(async move {
+            if let Err(error) = connection.await {
+                tracing::debug!(error = chain(&error), "a stream to or from the agent ended early");
+            }
+        });
+        Ok(sender)
+    }
+
+    async fn connect(&self) -> Result<UnixStream, AgentError> {
+        UnixStream::connect(&self.socket)
+            .await
+            .map_err(|source| AgentError::Unreachable { socket: self.socket.clone(), source })
     }
 
     async fn send(&self, request: Request<Full<Bytes>>) -> Result<(StatusCode, Bytes), AgentError> {
-        let stream = UnixStream::connect(&self.socket)
-            .await
-            .map_err(|source| AgentError::Unreachable { socket: self.socket.clone(), source })?;
-        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+        let (mut sender, connection) = http1::handshake(TokioIo::new(self.connect().await?)).await?;
         let exchange = async move {
             let response = sender.send_request(request).await?;
             let status = response.status();
-            let body = Limited::new(response.into_body(), MAX_ANSWER).collect().await.map_err(|error| {
-                match error.downcast::<hyper::Error>() {
-                    Ok(error) => AgentError::Broken(*error),
-                    Err(error) if error.is::<LengthLimitError>() => AgentError::Malformed("response too long".into()),
-                    Err(error) => AgentError::Malformed(error.to_string()),
-                }
-            })?;
-            Ok((status, body.to_bytes()))
+            Ok((status, collect(response.into_body()).await?))
         };
         // The connection is driven here, not on a task: it ends with the call.
         tokio::pin!(exchange, connection);
@@ -333,4 +358,37 @@ impl AgentClient {
             }
         }
     }
+}
+
+fn parse<T: DeserializeOwned>(path: &str, response: &[u8]) -> Result<T, AgentError> {
+    // A response may hold a session: its text is not repeated in the error, only where it is wrong.
+    serde_json::from_slice(response)
+        .map_err(|error| AgentError::Malformed(format!("{path}: line {} column {}", error.line(), error.column())))
+}
+
+/// The whole body of a response.
+async fn collect(body: Incoming) -> Result<Bytes, AgentError> {
+    let body =
+        Limited::new(body, MAX_ANSWER).collect().await.map_err(|error| match error.downcast::<hyper::Error>() {
+            Ok(error) => AgentError::Broken(*error),
+            Err(error) if error.is::<LengthLimitError>() => AgentError::Malformed("response too long".into()),
+            Err(error) => AgentError::Malformed(error.to_string()),
+        })?;
+    Ok(body.to_bytes())
+}
+
+/// The error that the agent gave, where a response is a stream otherwise.
+async fn refusal(response: Response<Incoming>) -> AgentError {
+    let status = response.status();
+    match tokio::time::timeout(ASK, collect(response.into_body())).await {
+        Ok(Ok(body)) => AgentError::Refused { status, body: reason(&body) },
+        Ok(Err(error)) => error,
+        Err(_) => AgentError::TimedOut(ASK),
+    }
+}
+
+/// What a refusing response says.
+fn reason(body: &[u8]) -> ErrorBody {
+    serde_json::from_slice(body)
+        .unwrap_or_else(|_| ErrorBody { code: "unknown".into(), message: "The agent gave no reason".into() })
 }

@@ -17,6 +17,8 @@
 //! user = "sandpiper"                          # become this user after binding; only for a start as root
 //! request_body_limit = 1048576                # bytes
 //!
+//! volume_size_gib = 10                        # of a volume, as the agent's `[volumes] size_gib`: what its quota counts
+//!
 //! [rate_limit]                                # of each API key, and of each key of a merchant
 //! per_second = 50
 //! burst = 100
@@ -36,7 +38,7 @@
 //! memory_mb_step = 128
 //! root_disk_gib = 10
 //! max_timeout = 3600                          # seconds
-//! quota = { sandboxes = 10, cpu = 20, memory_mb = 20480 }
+//! quota = { sandboxes = 10, cpu = 20, memory_mb = 20480, volumes = 10, volume_gib = 100 }
 //! disk = { bandwidth = 268435456, operations = 10000, flushes = 100 }   # per second and sandbox, within the agent's `[disk]`
 //! network = { bandwidth = 134217728, packets = 100000 }                 # and `[network.limits]`; what is left out: as there
 //!
@@ -110,6 +112,7 @@ pub struct Config {
     pub rate_limit: RateLimit,
     pub operator_rate_limit: RateLimit,
     pub baseline: Baseline,
+    pub volume_size_gib: u32,
     pub plans: Plans,
     pub prices: Prices,
     pub payments: PaymentSettings,
@@ -145,6 +148,7 @@ impl Default for Config {
                 burst: NonZeroU32::MIN.saturating_add(19_999),
             },
             baseline: Baseline { cpu: 1, memory_mb: 512 },
+            volume_size_gib: 10,
             plans: Plans::default(),
             prices: Prices::default(),
             payments: PaymentSettings::default(),
@@ -186,6 +190,7 @@ impl Config {
             request_body_limit: self.request_body_limit,
             rate_limit: self.rate_limit,
             baseline: self.baseline,
+            volume_size_gib: self.volume_size_gib,
             plans: self.plans.clone(),
             prices: self.prices.clone(),
             timing: self.timing,
@@ -254,6 +259,9 @@ impl Config {
                 "cors_origins",
                 &format!("{origin:?} is no origin; write it as https://host or https://host:port"),
             );
+        }
+        if self.volume_size_gib == 0 {
+            return wrong("volume_size_gib", "must be at least 1");
         }
         if self.request_body_limit < 1024 {
             return wrong("request_body_limit", "must be at least 1024 bytes");

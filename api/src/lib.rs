@@ -10,7 +10,7 @@
 //! * A **checkpoint** is a sandbox as it was at one moment, under a name, from which new ones start: a row here, files at
 //!   the agent. A stopped sandbox is one that waits on the agent's disk, to go on under its own id.
 //! * A **network policy** says what a sandbox may reach. It is recorded here under a version first, and then *pending* until
-//!   the agent has answered that it is in force.
+//!   the agent has said that it is in force.
 //! * A **session** is a short-lived credential for one sandbox's data plane. It is minted by the agent, passes through,
 //!   and is never stored or logged.
 //! * A **template version** is an immutable root file system that the agent has; the **catalog** here is a copy of its list.
@@ -32,6 +32,7 @@ pub mod config;
 pub mod document;
 pub mod e2b;
 pub mod errors;
+pub mod examples;
 pub mod in_flight;
 pub mod mcp;
 pub mod metrics;

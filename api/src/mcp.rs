@@ -103,7 +103,7 @@ impl Mcp {
         self.0.owners.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn answer(&self, request: Request) -> Result<Response, ApiError> {
+    async fn respond(&self, request: Request) -> Result<Response, ApiError> {
         let (mut parts, body) = request.into_parts();
         let WriteAccess(caller) = WriteAccess::from_request_parts(&mut parts, &self.0.app).await?;
         let team = caller.team.id.to_string();
@@ -170,5 +170,5 @@ impl Drop for Opening<'_> {
 }
 
 async fn handle(State(mcp): State<Mcp>, request: Request) -> Response {
-    mcp.answer(request).await.unwrap_or_else(IntoResponse::into_response)
+    mcp.respond(request).await.unwrap_or_else(IntoResponse::into_response)
 }

@@ -36,7 +36,7 @@ impl Metrics {
     pub fn register(&self, registry: &mut Registry) {
         registry.register("sandboxes", "Sandboxes by state", self.sandboxes.clone());
         registry.register("agent_calls", "Work on sandboxes asked of the agent", self.agent_calls.clone());
-        registry.register("agent_up", "Whether the agent answered last time", self.agent_up.clone());
+        registry.register("agent_up", "Whether the agent responded last time", self.agent_up.clone());
         registry.register("sync_seconds", "Duration of the last synchronisation", self.sync_seconds.clone());
     }
 
@@ -52,7 +52,7 @@ impl Metrics {
         self.sync_seconds.set(elapsed.as_secs_f64());
     }
 
-    /// Whether the agent answered last time.
+    /// Whether the agent responded last time.
     pub fn agent_is_up(&self) -> bool {
         self.agent_up.get() == 1
     }

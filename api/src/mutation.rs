@@ -7,14 +7,20 @@
 //! * The work goes on when the client hangs up or the time-out strikes, so a half-made sandbox is never left behind by a
 //!   broken connection.
 //! * How it ended is written to the audit.
+//!
+//! A body is read as a whole before the handler begins, unless it is a file of any length: see [`BodyRule`].
 
 use std::pin::Pin;
+use std::sync::Arc;
 
 use axum::body::Body;
 use axum::extract::{FromRef, FromRequestParts, Request, State};
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::request::Parts;
+use axum::http::uri::PathAndQuery;
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
 use sandpiper_db::audit;
 use sandpiper_http::audited::Acted;
 use sandpiper_http::error::ApiError;
@@ -22,7 +28,9 @@ use sandpiper_http::idempotency::{self, REPLAYED};
 use sandpiper_http::json::{self, BodyLimit};
 use sandpiper_http::request::{RequestId, route};
 use sandpiper_protocol::error_chain::chain;
+use sandpiper_protocol::id;
 use serde_json::Value;
+use tokio::sync::OwnedSemaphorePermit;
 use tracing::Instrument;
 
 use crate::auth::Caller;
@@ -30,7 +38,7 @@ use crate::state::App;
 use crate::store::idempotency::{Claim, KeptResponse, Lookup};
 use crate::store::keys::Capability;
 
-/// Answers are documents of this program, far smaller than this.
+/// Responses are documents of this program, far smaller than this.
 const MAX_RESPONSE: usize = 4 * 1024 * 1024;
 
 /// Put by a handler into its response: of which sandboxes the credentials in the body are, in their order.
@@ -41,15 +49,35 @@ pub struct SessionOf(pub Vec<String>);
 pub type Work<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// See [`Face::existing`].
-pub type Existing = for<'a> fn(&'a App, &'a Caller, Option<&'a str>, &'a str) -> Work<'a, Option<Response>>;
+pub type Existing =
+    for<'a> fn(&'a App, &'a Caller, Option<&'a str>, &'a str) -> Work<'a, Result<Option<Response>, ApiError>>;
 /// See [`Face::renew`].
 pub type Renew = for<'a> fn(&'a App, &'a Caller, &'a [&'a str], &'a mut Value) -> Work<'a, ()>;
 
-/// What the API's faces do differently with responses for repeated requests: where credentials stand in them.
+/// How the body of a request is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BodyRule {
+    /// As a whole, up to the configured limit.
+    Document,
+    /// As a whole, up to so many bytes. Few at a time.
+    Large(usize),
+    /// By the handler, piece by piece. An idempotency key has no use: nobody can tell another stream from the same one before
+    /// it is over.
+    Stream,
+}
+
+/// What the API's faces do differently: how they read bodies, and where credentials stand in responses for repeated requests.
 #[derive(Clone, Copy)]
 pub struct Face {
-    /// The response from what an earlier, dead process had made for the same request; `None` if it is of no use, and the request
-    /// is to be done. With the resource in the path, which a create request has none of, and ids, separated by commas.
+    /// How the body of this request is read.
+    pub body: fn(&Parts) -> BodyRule,
+    /// The response from what the same request had made before it failed or its process died; `None` if it is of no use, and
+    /// the request is to be done. With the resource in the path, which a create request has none of, and ids, separated by
+    /// commas.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be told now.
     pub existing: Existing,
     /// Takes the credentials out of a response that is to be kept.
     pub hide: fn(&mut Value),
@@ -84,11 +112,13 @@ struct Job {
     request: Request,
     caller: Caller,
     claim: Option<Claim>,
-    /// What an earlier, dead process had made for the same key: ids, separated by commas.
+    /// What an earlier request with the same key had made: ids, separated by commas.
     made_before: Option<String>,
     action: String,
     resource: Option<String>,
     request_id: String,
+    /// For as long as a large body is in memory.
+    permit: Option<OwnedSemaphorePermit>,
 }
 
 async fn prepare(app: &App, face: Face, request: Request) -> Result<Prepared, ApiError> {
@@ -96,11 +126,12 @@ async fn prepare(app: &App, face: Face, request: Request) -> Result<Prepared, Ap
     let (mut parts, body) = request.into_parts();
     let caller = Caller::from_request_parts(&mut parts, app).await?;
     let key = idempotency::key(&parts.headers)?.filter(|_| caller.capability == Capability::Write);
-    let body = json::read(Request::new(body), BodyLimit::from_ref(app)).await?;
+    let (body, permit) = read(app, (face.body)(&parts), &caller, key.is_some(), &parts.headers, body).await?;
 
+    let target = parts.uri.path_and_query().map_or("", PathAndQuery::as_str);
     let (mut claim, mut made_before) = (None, None);
     if let Some(key) = key {
-        let fingerprint = idempotency::fingerprint(parts.method.as_str(), parts.uri.path(), &body);
+        let fingerprint = idempotency::fingerprint(parts.method.as_str(), target, body.bytes());
         match app.store.idempotency.claim(&caller.team.id, &key, &fingerprint, app.clock.now()).await? {
             Lookup::Claimed(new) => claim = Some(new),
             Lookup::Abandoned { claim: new, resource_id } => (claim, made_before) = (Some(new), Some(resource_id)),
@@ -112,24 +143,87 @@ async fn prepare(app: &App, face: Face, request: Request) -> Result<Prepared, Ap
     if let Some(claim) = &claim {
         parts.extensions.insert(claim.clone());
     }
-    let is_id = |part: &&str| part.starts_with("sbx") || part.starts_with("ckp");
+    let is_id = |part: &&str| part.starts_with("sbx") || part.starts_with("ckp") || id::is_valid("vol", part);
     let resource = parts.uri.path().split('/').find(is_id).map(str::to_owned);
     let request_id = parts.extensions.get::<RequestId>().map(|id| id.0.clone()).unwrap_or_default();
-    let request = Request::from_parts(parts, Body::from(body));
-    Ok(Prepared::ToDo(Box::new(Job { request, caller, claim, made_before, action, resource, request_id })))
+    let request = Request::from_parts(parts, body.into());
+    Ok(Prepared::ToDo(Box::new(Job { request, caller, claim, made_before, action, resource, request_id, permit })))
+}
+
+/// A body, read or not.
+enum Read {
+    Whole(Bytes),
+    Stream(Body),
+}
+
+impl Read {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Read::Whole(bytes) => bytes,
+            Read::Stream(_) => &[],
+        }
+    }
+}
+
+impl From<Read> for Body {
+    fn from(read: Read) -> Self {
+        match read {
+            Read::Whole(bytes) => Body::from(bytes),
+            Read::Stream(body) => body,
+        }
+    }
+}
+
+/// Reads a body by its rule, with a permit where it may be large.
+async fn read(
+    app: &App,
+    rule: BodyRule,
+    caller: &Caller,
+    has_key: bool,
+    headers: &HeaderMap,
+    body: Body,
+) -> Result<(Read, Option<OwnedSemaphorePermit>), ApiError> {
+    let limit = match rule {
+        BodyRule::Document => BodyLimit::from_ref(app),
+        // The handler refuses it: there is no need to read it.
+        _ if caller.capability != Capability::Write => return Ok((Read::Whole(Bytes::new()), None)),
+        BodyRule::Stream if has_key => {
+            let reason = "is not taken with a stream; sending the same stream again has the same effect";
+            return Err(ApiError::invalid_field("Idempotency-Key", reason));
+        }
+        BodyRule::Stream => return Ok((Read::Stream(body), None)),
+        BodyRule::Large(limit) => BodyLimit(limit),
+    };
+    let length = headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
+    if length.is_some_and(|length| length > limit.0) {
+        return Err(ApiError::too_large(limit.0));
+    }
+    let is_small = length.is_some_and(|length| length <= app.settings.request_body_limit);
+    let permit = match rule {
+        BodyRule::Large(_) if !is_small => {
+            let permit = Arc::clone(&app.large_bodies).try_acquire_owned();
+            let message =
+                "Too many large documents are being sent; send this one again, or as application/octet-stream";
+            let busy = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "capacity_unavailable", message).retry_after(2);
+            Some(permit.map_err(|_| busy)?)
+        }
+        _ => None,
+    };
+    Ok((Read::Whole(json::read(Request::new(body), limit).await?), permit))
 }
 
 /// Does the work, keeps the response where there is a claim, and writes the audit.
 async fn perform(app: &App, face: Face, job: Job, next: Next) -> Response {
-    let Job { request, caller, claim, made_before, action, resource, request_id } = job;
+    let Job { request, caller, claim, made_before, action, resource, request_id, permit: _permit } = job;
     let existing = match &made_before {
         Some(ids) => (face.existing)(app, &caller, resource.as_deref(), ids).await,
-        None => None,
+        None => Ok(None),
     };
     let response = match existing {
-        Some(response) => response,
+        Ok(Some(response)) => response,
+        Err(error) => error.into_response(),
         // Caught here, so that the claim is released and the audit written.
-        None => match tokio::spawn(next.run(request).in_current_span()).await {
+        Ok(None) => match tokio::spawn(next.run(request).in_current_span()).await {
             Ok(response) => response,
             Err(error) => ApiError::internal(format!("panic in a handler: {error}")).into_response(),
         },
@@ -173,14 +267,14 @@ async fn settle(app: &App, face: Face, claim: &Claim, response: Response) -> Res
         }
     };
     if let Err(error) = kept {
-        // The work is done and answered. A repetition within the lease is told to wait; after it, what was made
+        // The work is done and the response sent. A repetition within the lease is told to wait; after it, what was made
         // is found by the ids in the claim.
-        tracing::error!(error = chain(&error), "response for an idempotency key not kept");
+        tracing::error!(error = chain(&error), "response for an idempotency key not stored");
     }
     Response::from_parts(parts, Body::from(bytes))
 }
 
-/// Successes are kept. Errors are not: they changed nothing, so the same request may be tried again.
+/// Successes are kept. Errors are not, so the same request may be tried again.
 fn worth_keeping(status: StatusCode, error: Option<&ApiError>) -> bool {
     error.is_none() && status.is_success()
 }

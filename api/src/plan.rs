@@ -115,13 +115,27 @@ fn limit(rate: u64) -> Option<u64> {
     (rate > 0).then_some(rate)
 }
 
-/// What all live sandboxes of a team may hold together.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+/// What all live sandboxes of a team may hold together, and its volumes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Quota {
     pub sandboxes: u32,
     pub cpu: u32,
     pub memory_mb: u64,
+    #[serde(default = "default_volumes")]
+    pub volumes: u32,
+    /// What all volumes may grow to together.
+    #[serde(default = "default_volume_gib")]
+    pub volume_gib: u64,
+}
+
+/// Of a plan whose quota was written before there were volumes.
+fn default_volumes() -> u32 {
+    10
+}
+
+fn default_volume_gib() -> u64 {
+    100
 }
 
 impl Quota {
@@ -172,7 +186,7 @@ impl Default for Plans {
                 memory_mb_step: 128,
                 root_disk_gib: 10,
                 max_timeout: 3600,
-                quota: Quota { sandboxes: 10, cpu: 20, memory_mb: 20 * 1024 },
+                quota: Quota { sandboxes: 10, cpu: 20, memory_mb: 20 * 1024, volumes: 10, volume_gib: 100 },
                 disk: DiskRates { bandwidth: 256 << 20, operations: 10_000, flushes: 100 },
                 network: NetworkRates { bandwidth: 128 << 20, packets: 100_000 },
             },
@@ -183,7 +197,7 @@ impl Default for Plans {
                 memory_mb_step: 128,
                 root_disk_gib: 20,
                 max_timeout: 24 * 3600,
-                quota: Quota { sandboxes: 100, cpu: 200, memory_mb: 200 * 1024 },
+                quota: Quota { sandboxes: 100, cpu: 200, memory_mb: 200 * 1024, volumes: 100, volume_gib: 1000 },
                 disk: DiskRates { bandwidth: 384 << 20, operations: 15_000, flushes: 150 },
                 network: NetworkRates { bandwidth: 1 << 30, packets: 200_000 },
             },
@@ -194,7 +208,13 @@ impl Default for Plans {
                 memory_mb_step: 128,
                 root_disk_gib: 20,
                 max_timeout: 7 * 24 * 3600,
-                quota: Quota { sandboxes: 1000, cpu: 4000, memory_mb: 4 * 1024 * 1024 },
+                quota: Quota {
+                    sandboxes: 1000,
+                    cpu: 4000,
+                    memory_mb: 4 * 1024 * 1024,
+                    volumes: 1000,
+                    volume_gib: 10_000,
+                },
                 disk: DiskRates::default(),
                 network: NetworkRates::default(),
             },

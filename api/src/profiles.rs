@@ -52,7 +52,7 @@ impl KnownProfiles {
                 Ok(names)
             }
             (Err(error), Some(known)) => {
-                tracing::debug!(error = chain(&error), "egress profiles answered from memory");
+                tracing::debug!(error = chain(&error), "responding with the egress profiles that were last read");
                 Ok(known.names)
             }
             (Err(error), None) => Err(error),

@@ -3,14 +3,14 @@
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use crate::plan::PlanLimits;
+use crate::plan::{PlanLimits, Quota};
 use crate::store::sandboxes::Usage;
 
-/// The quota that is checked when sandboxes are created, forked, resumed, and woken by requests.
+/// The quota that is checked when sandboxes are created, forked, resumed, and woken by requests, and when volumes are created.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
 #[schema(as = Quota)]
 pub struct QuotaBody {
-    /// What all live sandboxes may hold together.
+    /// What all live sandboxes may hold together, and the volumes.
     pub limits: Amounts,
     /// What the team holds now.
     pub usage: UsageBody,
@@ -28,36 +28,68 @@ pub struct UsageBody {
     pub memory_mb: u64,
     /// Stopped sandboxes.
     pub stopped: u32,
-    /// Bytes of disk that sandboxes, live and stopped, and checkpoints hold.
+    pub volumes: u32,
+    /// What the volumes may grow to together.
+    pub volume_gib: u64,
+    /// Bytes of disk that sandboxes, live and stopped, checkpoints and volumes hold.
     pub retained_bytes: u64,
 }
 
-/// Sandboxes, CPUs, MiB.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
+/// Sandboxes, CPUs, MiB, volumes, GiB.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, ToSchema)]
 pub struct Amounts {
     pub sandboxes: u32,
     pub cpu: u32,
     pub memory_mb: u64,
+    pub volumes: u32,
+    /// What the volumes may grow to together.
+    pub volume_gib: u64,
+}
+
+impl Amounts {
+    /// `count` sandboxes of this size.
+    pub fn of_sandboxes(count: u32, cpu: u32, memory_mb: u32) -> Self {
+        Self {
+            sandboxes: count,
+            cpu: cpu.saturating_mul(count),
+            memory_mb: u64::from(memory_mb) * u64::from(count),
+            ..Self::default()
+        }
+    }
+
+    /// One volume of this size.
+    pub fn of_volume(gib: u32) -> Self {
+        Self { volumes: 1, volume_gib: gib.into(), ..Self::default() }
+    }
+}
+
+impl From<Quota> for Amounts {
+    fn from(quota: Quota) -> Self {
+        Self {
+            sandboxes: quota.sandboxes,
+            cpu: quota.cpu,
+            memory_mb: quota.memory_mb,
+            volumes: quota.volumes,
+            volume_gib: quota.volume_gib,
+        }
+    }
 }
 
 impl QuotaBody {
-    /// The quota of `limits`, with `usage` held and `count` sandboxes of this size asked for.
-    pub fn new(limits: &PlanLimits, usage: Usage, count: u32, cpu: u32, memory_mb: u32) -> Self {
-        let limits = limits.quota;
+    /// The quota of `limits`, with `usage` held and `reservation` asked for.
+    pub fn new(limits: &PlanLimits, usage: Usage, reservation: Amounts) -> Self {
         Self {
-            limits: Amounts { sandboxes: limits.sandboxes, cpu: limits.cpu, memory_mb: limits.memory_mb },
+            limits: limits.quota.into(),
             usage: UsageBody {
                 sandboxes: usage.sandboxes,
                 cpu: usage.cpu,
                 memory_mb: usage.memory_mb,
                 stopped: usage.stopped,
+                volumes: usage.volumes,
+                volume_gib: usage.volume_gib,
                 retained_bytes: usage.retained_bytes,
             },
-            reservation: Amounts {
-                sandboxes: count,
-                cpu: cpu.saturating_mul(count),
-                memory_mb: u64::from(memory_mb) * u64::from(count),
-            },
+            reservation,
         }
     }
 }

@@ -1,9 +1,13 @@
 //! All routes of the sandbox side: `/v1`, the document that describes it, and the paths of the E2B SDKs.
 
+use axum::extract::Request;
+use axum::http::Method;
 use axum::{Router, middleware};
+use sandpiper_http::request::route;
 
 use crate::mutation::{self, Face};
 use crate::state::App;
+use crate::v1::volumes::files::is_octet_stream;
 use crate::{document, e2b, v1};
 
 /// The routes. What changes something passes [`mutation`] first: authentication, body, idempotency key; the rest runs to
@@ -16,5 +20,17 @@ pub fn router(app: &App) -> Router {
     guarded(routes, v1::replay::FACE)
         .merge(document::router(&document))
         .merge(guarded(e2b::router(), e2b::replay::FACE))
+        // Whose requests bear another credential, which is looked at before all else.
+        .merge(
+            guarded(e2b::volume_content::router(), e2b::replay::FACE)
+                .route_layer(middleware::from_fn_with_state(app.clone(), e2b::volume_token::authenticate)),
+        )
         .with_state(app.clone())
+}
+
+/// Whether the body of this request is a stream of any length.
+pub fn is_stream(request: &Request) -> bool {
+    let route = route(request);
+    let may_be = route == v1::volumes::files::PATH && is_octet_stream(request.headers());
+    request.method() == Method::PUT && (may_be || route == e2b::volume_content::FILE)
 }

@@ -13,7 +13,7 @@ use sandpiper_db::Database;
 use sandpiper_http::error::{self, ApiError};
 use sandpiper_http::layers;
 use sandpiper_http::metrics::RequestMetrics;
-use sandpiper_http::request::{Observer, Render};
+use sandpiper_http::request::{Observer, Render, TimeLimit};
 use sandpiper_protocol::error_chain::chain;
 use serde_json::json;
 
@@ -76,7 +76,8 @@ impl Service {
             (None, _) => |_: &str| sandpiper_payments::error::render as Render,
         };
         let observer = Observer { metrics: self.requests.clone(), envelope };
-        layers::around(routes, observer, config.timing.request, &config.cors_origins)
+        let limit = TimeLimit { of_all: config.timing.request, streams: crate::router::is_stream };
+        layers::around(routes, observer, limit, &config.cors_origins)
     }
 }
 
@@ -109,12 +110,12 @@ async fn metrics(State(service): State<Service>) -> Result<Response, ApiError> {
 }
 
 /// `GET /healthz`: 200 while requests can be served. The agent's health is reported, where sandboxes are served, and does
-/// not decide: without it, reads are still answered.
+/// not decide: without it, reads still work.
 async fn healthz(State(service): State<Service>) -> Response {
     let (status, word) = match service.database.ping().await {
         Ok(()) => (StatusCode::OK, "ok"),
         Err(error) => {
-            tracing::error!(error = chain(&error), "health check");
+            tracing::error!(error = chain(&error), "health check failed: the database does not respond");
             (StatusCode::SERVICE_UNAVAILABLE, "database_unavailable")
         }
     };

@@ -17,6 +17,8 @@ pub struct Settings {
     /// Of each API key.
     pub rate_limit: RateLimit,
     pub baseline: Baseline,
+    /// GiB that a volume may grow to: what the agent gives one, `[volumes] size_gib` there.
+    pub volume_size_gib: u32,
     pub plans: Plans,
     pub prices: Prices,
     pub timing: Timing,
@@ -43,11 +45,11 @@ pub struct Prices {
 /// Durations that no operator needs to set, but tests do.
 #[derive(Debug, Clone, Copy)]
 pub struct Timing {
-    /// A create request that takes longer is answered in `creating`.
+    /// To a create request that takes longer the response is a sandbox in `creating`.
     pub create_wait: Duration,
-    /// A network policy that the agent takes longer to apply is answered as `pending`.
+    /// A network policy that the agent takes longer to apply is `pending` in the response.
     pub apply_wait: Duration,
-    /// A pause or checkpoint that takes longer is answered while it goes on.
+    /// A pause or checkpoint that takes longer goes on after the response.
     pub work_wait: Duration,
     /// Longest time for any request; longer than `create_wait` and `work_wait`, and than the agent takes over a resume or
     /// fork.

@@ -8,6 +8,7 @@ use sandpiper_db::secrets::Vault;
 use sandpiper_http::clock::Clock;
 use sandpiper_http::json::BodyLimit;
 use sandpiper_http::limits::RateLimits;
+use tokio::sync::Semaphore;
 
 use crate::agent_client::AgentClient;
 use crate::in_flight::{InFlight, KeyedLocks};
@@ -16,6 +17,9 @@ use crate::offer::Offer;
 use crate::profiles::KnownProfiles;
 use crate::settings::Settings;
 use crate::store::Store;
+
+/// Large documents that requests may have in memory at a time.
+const LARGE_BODIES: usize = 4;
 
 /// The state; cheap to clone.
 #[derive(Debug, Clone)]
@@ -36,6 +40,8 @@ pub struct Parts {
     pub in_flight: InFlight,
     /// One policy at a time is sent for each sandbox.
     pub policy_locks: KeyedLocks,
+    /// One permit for each large document in memory.
+    pub large_bodies: Arc<Semaphore>,
     pub profiles: KnownProfiles,
     pub offer: Offer,
 }
@@ -62,6 +68,7 @@ impl App {
             clock,
             in_flight: InFlight::default(),
             policy_locks: KeyedLocks::default(),
+            large_bodies: Arc::new(Semaphore::new(LARGE_BODIES)),
             profiles: KnownProfiles::default(),
         }))
     }

@@ -25,7 +25,7 @@ pub struct Entry {
     pub action: String,
     /// Id of what was acted on, where there is one.
     pub resource: Option<String>,
-    /// HTTP status of the answer.
+    /// HTTP status of the response.
     pub status: u16,
 }
 

@@ -1,8 +1,8 @@
 //! Files and folders that only this process's user may read.
 
-use std::fs::{self, DirBuilder, OpenOptions};
-use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::Path;
 
 /// Makes `path` with mode 0700, its parents as the umask says; an existing one is left as it is.
@@ -17,13 +17,6 @@ pub fn folder(path: &Path) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
         result => result,
     }
-}
-
-/// Writes a new file of mode 0600; `AlreadyExists` if there is one. What is there is durable when this returns.
-pub fn create(path: &Path, content: &[u8]) -> io::Result<()> {
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
-    file.write_all(content)?;
-    file.sync_all()
 }
 
 /// Whether others than the owner may read or write the file.

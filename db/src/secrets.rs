@@ -11,6 +11,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD_NO_PAD as BASE64;
 use chacha20poly1305::aead::{Aead, KeyInit, Payload};
 use chacha20poly1305::{XChaCha20Poly1305, XNonce};
+use sandpiper_durable::{self as durable, Access};
 use zeroize::Zeroizing;
 
 use crate::{hex, private_files};
@@ -63,10 +64,7 @@ impl Vault {
             private_files::folder(folder).map_err(io)?;
         }
         let fresh = Zeroizing::new(format!("{}\n", hex::encode(&rand::random::<[u8; KEY_LEN]>())));
-        match private_files::create(path, fresh.as_bytes()) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(io(error)),
-            _ => {}
-        }
+        durable::create_atomic(path, Access::PRIVATE, fresh.as_bytes()).map_err(io)?;
         if private_files::is_exposed(path).map_err(io)? {
             return Err(KeyFileError::Exposed { path: path.to_owned() });
         }
@@ -142,7 +140,7 @@ mod tests {
     fn a_key_file_without_a_usable_key_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("secrets.key");
-        private_files::create(&path, b"\n").unwrap();
+        durable::create_atomic(&path, Access::PRIVATE, b"\n").unwrap();
         assert!(matches!(Vault::open(&path), Err(KeyFileError::Empty { .. })));
         std::fs::write(&path, "not a key\n").unwrap();
         assert!(matches!(Vault::open(&path), Err(KeyFileError::Malformed { line: 1, .. })));

@@ -10,7 +10,7 @@ use tower_http::cors::{AllowOrigin, CorsLayer};
 use crate::idempotency::{IDEMPOTENCY_KEY, REPLAYED};
 use crate::request::REQUEST_ID;
 
-/// How long a browser may remember the answer to its question.
+/// How long a browser may remember the response to its preflight.
 const REMEMBERED: Duration = Duration::from_secs(3600);
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 

@@ -1,7 +1,7 @@
 //! The error envelope: `{"error": "<code>", "message": "…", "request_id": "…", …}`.
 //!
 //! A handler returns an [`ApiError`]; it travels as an extension of an empty response, and [`render`] writes the body where
-//! the request's id is known, outermost. So answers that the framework makes by itself (no such route, wrong method) get
+//! the request's id is known, outermost. So responses that the framework makes by itself (no such route, wrong method) get
 //! the same envelope.
 
 use axum::body::Body;
@@ -23,7 +23,7 @@ pub struct ErrorBody<Q = Value> {
     pub error: String,
     /// What is wrong and what to do, for people.
     pub message: String,
-    /// Also in the answer's `X-Request-Id`; name it when asking for help.
+    /// Also in the response's `X-Request-Id`; name it when asking for help.
     pub request_id: String,
     /// Which fields are wrong, for `invalid_request`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -44,7 +44,7 @@ pub struct Detail {
     pub reason: String,
 }
 
-/// An answer other than success; boxed, for most results are none.
+/// A response other than success; boxed, for most results are none.
 #[derive(Debug, Clone)]
 pub struct ApiError(Box<Parts>);
 
@@ -241,7 +241,7 @@ impl IntoResponse for ApiError {
     }
 }
 
-/// Gives an error its body; answers that are none pass as they are.
+/// Gives an error its body; responses that are none pass as they are.
 pub fn render(mut response: Response, request_id: &str) -> Response {
     let status = response.status();
     let has_json = response

@@ -1,4 +1,4 @@
-//! The header `Idempotency-Key`: a repeated request is answered with what the first one did, not done again.
+//! The header `Idempotency-Key`: a repeated request gets the response of the first one, not done again.
 
 use axum::http::{HeaderMap, HeaderName};
 use sandpiper_db::hex;

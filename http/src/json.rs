@@ -57,7 +57,12 @@ pub async fn read(request: Request, BodyLimit(limit): BodyLimit) -> Result<Bytes
     })
 }
 
-fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
+/// Reads a document.
+///
+/// # Errors
+///
+/// 400 naming the field.
+pub fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
     if let Some(field) = field_with_nul(body) {
         return Err(ApiError::invalid_field(field, "has the character NUL; leave it out"));
     }

@@ -1,4 +1,4 @@
-//! HTTP as both sides of the API speak it: what a request passes through before a handler, and how it is answered.
+//! HTTP as both sides of the API speak it: what a request passes through before a handler, and what its response passes through.
 //!
 //! [`listener`] sockets and connections · [`layers`] around all routes: [`cors`], [`request`], time-out, panics ·
 //! [`json`] and [`query`] what a request says · [`keys`] and [`limits`] who asks, how often · [`idempotency`] whether again ·

@@ -85,7 +85,7 @@ pub async fn serve(listener: TcpListener, tls: Option<TlsAcceptor>, router: Rout
     finish.cancel();
     connections.close();
     if tokio::time::timeout(DRAIN, connections.wait()).await.is_err() {
-        tracing::warn!("connections were still open at the end");
+        tracing::warn!("connections were cut off at shutdown");
     }
 }
 
@@ -102,7 +102,7 @@ enum Begun {
 
 /// Finds out what a new connection speaks.
 async fn begin(stream: TcpStream, tls: Option<TlsAcceptor>) -> io::Result<Begun> {
-    // Answers are written whole: waiting for more to send only delays them. A failure costs nothing else.
+    // Responses are written whole: waiting for more to send only delays them. A failure costs nothing else.
     let _ = stream.set_nodelay(true);
     let Some(tls) = tls else {
         let protocol = tokio::time::timeout(HEAD, peek(&stream)).await??;
@@ -163,7 +163,7 @@ where
     }
 }
 
-/// Names the error type: a router answers everything.
+/// Names the error type: a router has a response to everything.
 fn assert_infallible<S: tower::Service<Request<Incoming>, Error = Infallible>>(service: S) -> S {
     service
 }

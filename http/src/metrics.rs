@@ -42,11 +42,11 @@ impl Default for RequestMetrics {
 impl RequestMetrics {
     /// Enters them in a registry.
     pub fn register(&self, registry: &mut Registry) {
-        registry.register("requests", "Requests answered", self.requests.clone());
-        registry.register("request_duration_seconds", "Time to the answer", self.durations.clone());
+        registry.register("requests", "Requests that got a response", self.requests.clone());
+        registry.register("request_duration_seconds", "Time to the response", self.durations.clone());
     }
 
-    /// A request was answered.
+    /// A request got its response.
     pub fn request(&self, method: &'static str, route: &str, status: u16, elapsed: Duration) {
         let route = route.to_owned();
         self.requests.get_or_create(&RequestLabels { method, route: route.clone(), status }).inc();

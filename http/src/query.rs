@@ -52,7 +52,7 @@ impl<S: Sync> FromRequestParts<S> for NoParameters {
     }
 }
 
-/// Refuses the character NUL in path and query, of which PostgreSQL keeps no text: SQLite does, and would answer otherwise. For
+/// Refuses the character NUL in path and query, of which PostgreSQL keeps no text: SQLite does, and would find other rows. For
 /// everyone who establishes a caller, whom the request must have first.
 pub fn check_characters(uri: &Uri) -> Result<(), StoreError> {
     // Nothing else can stand for it there (RFC 3986, 2.1).

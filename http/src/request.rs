@@ -17,7 +17,7 @@ pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Longest request id taken from a client.
 const MAX_REQUEST_ID: usize = 128;
 
-/// Identifies a request in its answer, in the log and in the audit: the client's own, if it is sane, or a new one.
+/// Identifies a request in its response, in the log and in the audit: the client's own, if it is sane, or a new one.
 #[derive(Debug, Clone)]
 pub struct RequestId(pub String);
 
@@ -54,13 +54,25 @@ pub async fn observe(State(observer): State<Observer>, mut request: Request, nex
     let elapsed = started.elapsed();
     observer.metrics.request(method, &route, response.status().as_u16(), elapsed);
     span.in_scope(|| {
-        tracing::info!(status = response.status().as_u16(), ms = elapsed.as_secs_f64() * 1e3, "answered");
+        tracing::info!(status = response.status().as_u16(), ms = elapsed.as_secs_f64() * 1e3, "responded");
     });
     response
 }
 
+/// How long requests may take.
+#[derive(Debug, Clone, Copy)]
+pub struct TimeLimit {
+    pub of_all: Duration,
+    /// But for those whose body is a stream of any length: who reads it bounds its silence.
+    pub streams: fn(&Request) -> bool,
+}
+
 /// Ends a request that takes too long. What it changes goes on where that runs on a task of its own.
-pub async fn time_out(State(limit): State<Duration>, request: Request, next: Next) -> Response {
+pub async fn time_out(State(limit): State<TimeLimit>, request: Request, next: Next) -> Response {
+    if (limit.streams)(&request) {
+        return next.run(request).await;
+    }
+    let limit = limit.of_all;
     match tokio::time::timeout(limit, next.run(request)).await {
         Ok(response) => response,
         Err(_) => ApiError::timed_out().into_response(),

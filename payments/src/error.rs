@@ -13,7 +13,7 @@
 //! the header `Retry-After`.
 //!
 //! As with [`ApiError`], a handler's error travels as an extension of an empty response and gets its body outermost, so
-//! that answers of the framework itself (no such path, wrong method, time-out) have the same shape.
+//! that responses of the framework itself (no such path, wrong method, time-out) have the same shape.
 
 use std::collections::BTreeMap;
 
@@ -142,7 +142,7 @@ impl Violation {
     }
 }
 
-/// An answer other than success; boxed, for most results are none.
+/// A response other than success; boxed, for most results are none.
 #[derive(Debug, Clone)]
 pub struct RpcError(Box<Parts>);
 
@@ -350,7 +350,7 @@ pub fn speaks(path: &str) -> bool {
         .any(|root| path.strip_prefix(root).is_some_and(|rest| rest.is_empty() || rest.starts_with('/')))
 }
 
-/// Gives an error its body; answers that are none pass as they are.
+/// Gives an error its body; responses that are none pass as they are.
 pub fn render(mut response: Response, request_id: &str) -> Response {
     let status = response.status();
     let error = match (response.extensions_mut().remove::<RpcError>(), response.extensions_mut().remove::<ApiError>()) {

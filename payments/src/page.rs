@@ -1,4 +1,4 @@
-//! Pages of a list: `pageSize`, `pageToken`, and the answer's `nextPageToken`.
+//! Pages of a list: `pageSize`, `pageToken`, and the response's `nextPageToken`.
 //!
 //! A page is found by the key after which it begins, not by an offset: what is added or removed between two pages neither
 //! repeats nor hides an entry.

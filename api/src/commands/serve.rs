@@ -126,7 +126,10 @@ async fn serve(config: Config, listener: TcpListener, metrics: TcpListener) -> a
     if let Some(app) = &service.sandboxes
         && let Err(error) = app.store.processes.leave().await
     {
-        tracing::warn!(error = chain(&error), "what this process leaves undone is taken over only in a while");
+        tracing::warn!(
+            error = chain(&error),
+            "cannot sign this process off; others take over its unfinished work once its heartbeat is too old"
+        );
     }
     database.close().await;
     Ok(())
@@ -227,7 +230,7 @@ async fn beat(app: App, agent: Option<String>, mut stop: watch::Receiver<bool>) 
             _ = stop.changed() => return,
         }
         if let Err(error) = app.store.processes.beat(agent.as_deref(), app.clock.now()).await {
-            tracing::warn!(error = chain(&error), "this process cannot say that it is alive");
+            tracing::warn!(error = chain(&error), "cannot write this process's heartbeat");
         }
     }
 }

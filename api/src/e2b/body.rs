@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 use sandpiper_protocol::agent::{LastingTokens, OnTimeout, Previews};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::store::sandbox_row::{SandboxRow, State};
 
@@ -70,7 +70,7 @@ impl std::fmt::Debug for Tokens {
     }
 }
 
-/// A sandbox, as requests are answered that give a way in. It names no domain: the SDKs then use their own setting.
+/// A sandbox, in responses that give a way in. It names no domain: the SDKs then use their own setting.
 #[derive(Debug, Clone, Serialize)]
 pub struct SandboxBody {
     #[serde(flatten)]
@@ -94,6 +94,15 @@ pub struct ListedSandbox {
     disk_size_mb: u64,
     state: StateBody,
     metadata: BTreeMap<String, String>,
+    volume_mounts: Vec<VolumeMount>,
+}
+
+/// Where a sandbox mounts the volume of this name.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VolumeMount {
+    pub name: String,
+    pub path: String,
 }
 
 /// Whether it runs.
@@ -117,6 +126,11 @@ impl From<&SandboxRow> for ListedSandbox {
             disk_size_mb: u64::from(row.disk_gib) * 1024,
             state: if row.state == State::Stopped { StateBody::Paused } else { StateBody::Running },
             metadata: row.metadata.clone(),
+            volume_mounts: row
+                .volume_mounts
+                .iter()
+                .map(|mount| VolumeMount { name: mount.name.clone(), path: mount.path.clone() })
+                .collect(),
         }
     }
 }

@@ -68,7 +68,9 @@ pub async fn resume(
     let row = go_on(&app, &caller, row, timeout.unwrap_or(RESUME_TIMEOUT), memory).await?;
     if let Some(pauses) = auto_pause {
         let on_timeout = if pauses { OnTimeout::Pause } else { OnTimeout::Kill };
-        let lifecycle = Some(Lifecycle { on_timeout, auto_resume: row.lifecycle.auto_resume && pauses });
+        let Lifecycle { auto_resume, pause_memory, .. } = row.lifecycle;
+        let (auto_resume, pause_memory) = (auto_resume && pauses, pause_memory || !pauses);
+        let lifecycle = Some(Lifecycle { on_timeout, auto_resume, pause_memory });
         let report = app.agent.update(&id, &UpdateSandbox { lifecycle, ..UpdateSandbox::default() }).await?;
         app.store.sandboxes.mirror(&report).await?;
     }

@@ -14,18 +14,17 @@ use sandpiper_protocol::agent::Previews;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::body::{Names, SandboxBody, Tokens};
+use super::body::{Names, SandboxBody, Tokens, VolumeMount};
 use super::network::NetworkConfig;
 use super::reference;
 use crate::auth::{Caller, WriteAccess};
 use crate::mutation::SessionOf;
-use crate::orchestration;
 use crate::plan::PlanLimits;
 use crate::state::App;
 use crate::store::idempotency::Claim;
-use crate::store::sandbox_row::{SandboxRow, State as SandboxState};
+use crate::store::sandbox_row::SandboxRow;
 use crate::v1::sandboxes::body::OnTimeout;
-use crate::v1::sandboxes::create::make;
+use crate::v1::sandboxes::create::{made_before, make};
 use crate::v1::sandboxes::validate::{Create, LifecycleRequest, Problems, Start};
 
 /// Seconds, when a request names none: of the newer path, and of the older one.
@@ -52,7 +51,7 @@ pub struct NewSandbox {
     env_vars: Option<BTreeMap<String, String>>,
     mcp: Option<Value>,
     iam: Option<Value>,
-    volume_mounts: Option<Vec<Value>>,
+    volume_mounts: Option<Vec<VolumeMount>>,
 }
 
 #[derive(Debug, Clone, Copy, Deserialize)]
@@ -91,15 +90,17 @@ pub async fn response(app: &App, row: SandboxRow, status: StatusCode) -> Result<
     Ok((status, marks.0, marks.1, axum::Json(body)).into_response())
 }
 
-/// The response for a sandbox that an earlier request with the same idempotency key made, before its process died; `None` if
-/// nothing usable came of it.
-pub async fn response_for_existing(app: &App, caller: &Caller, id: &str) -> Option<Response> {
-    let row = app.store.sandboxes.get(&caller.team.id, id).await.ok()??;
-    let row = orchestration::sync::refresh(app, row).await.ok()??;
-    if row.state == SandboxState::Failed {
-        return None;
+/// The response for a sandbox that an earlier request with the same idempotency key made; `None` if nothing usable came of
+/// it.
+///
+/// # Errors
+///
+/// Those of the database and the agent.
+pub async fn response_for_existing(app: &App, caller: &Caller, id: &str) -> Result<Option<Response>, ApiError> {
+    match made_before(app, caller, id).await? {
+        Some(row) => response(app, row, StatusCode::CREATED).await.map(Some),
+        None => Ok(None),
     }
-    response(app, row, StatusCode::CREATED).await.ok()
 }
 
 impl NewSandbox {
@@ -111,10 +112,14 @@ impl NewSandbox {
         let lifecycle = LifecycleRequest {
             on_timeout: Some(if pauses { OnTimeout::Pause } else { OnTimeout::Kill }),
             auto_resume: self.auto_resume.map(|auto_resume| auto_resume.enabled),
+            pause_memory: self.auto_pause_memory.filter(|_| pauses),
         };
         let lifecycle = problems.lifecycle(lifecycle, false, sandpiper_protocol::agent::Lifecycle::default());
-        if pauses && self.auto_pause_memory == Some(false) {
-            problems.add("autoPauseMemory", "must be true on this host: a pause at the time-out keeps the memory");
+        if lifecycle.auto_resume && !lifecycle.pause_memory {
+            problems.add(
+                "autoPauseMemory",
+                "must not be false with autoResume, as with E2B: connect to the sandbox instead",
+            );
         }
         let metadata = problems.metadata(self.metadata.unwrap_or_default());
         let envs = self.env_vars.unwrap_or_default();
@@ -125,9 +130,8 @@ impl NewSandbox {
         if self.iam.is_some_and(|iam| !iam.is_null()) {
             problems.add("iam", "is not available yet on this host; leave it out");
         }
-        if self.volume_mounts.is_some_and(|mounts| !mounts.is_empty()) {
-            problems.add("volumeMounts", "is not available yet on this host; leave it out");
-        }
+        let mounts = self.volume_mounts.unwrap_or_default();
+        problems.volume_mounts("volumeMounts", mounts.iter().map(|mount| (mount.path.as_str(), mount.name.as_str())));
         let config = self.network.unwrap_or_default();
         let (allow_public_traffic, mask_host) = (config.allow_public_traffic, config.mask_request_host.clone());
         let network = config.check(self.allow_internet_access, &mut problems);
@@ -142,6 +146,7 @@ impl NewSandbox {
             allow_public_traffic: allow_public_traffic.unwrap_or(true),
             previews: Previews { all_ports: true, mask_host },
             network,
+            volume_mounts: mounts.into_iter().map(|mount| (mount.path, mount.name)).collect(),
         })
     }
 }

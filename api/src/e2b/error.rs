@@ -7,7 +7,7 @@ use sandpiper_http::error::ApiError;
 use serde::Serialize;
 
 /// First parts of the paths that are served here.
-const ROOTS: [&str; 7] = ["sandboxes", "snapshots", "templates", "volumes", "secrets", "v2", "v3"];
+const ROOTS: [&str; 8] = ["sandboxes", "snapshots", "templates", "volumes", "volumecontent", "secrets", "v2", "v3"];
 
 /// The body of every error.
 #[derive(Debug, Serialize)]
@@ -57,14 +57,14 @@ fn of_status(status: StatusCode) -> ApiError {
         StatusCode::METHOD_NOT_ALLOWED => {
             ApiError::new(status, "method_not_allowed", "This path does not take this method")
         }
-        _ => ApiError::new(status, "internal", "The request was not answered"),
+        _ => ApiError::new(status, "internal", "The request could not be handled"),
     }
 }
 
 /// The SDKs know a full quota as too many requests, and nothing of 422.
 fn status_of(error: &ApiError) -> StatusCode {
     match error.code() {
-        "sandbox_quota_exceeded" => StatusCode::TOO_MANY_REQUESTS,
+        "sandbox_quota_exceeded" | "volume_quota_exceeded" => StatusCode::TOO_MANY_REQUESTS,
         _ => error.status(),
     }
 }

@@ -8,18 +8,18 @@ use sandpiper_http::audited::Acted;
 use sandpiper_http::error::ApiError;
 use sandpiper_http::json::OptionalJson;
 use sandpiper_http::query::NoParameters;
-use sandpiper_protocol::agent::UpdateSandbox;
 use serde::{Deserialize, Serialize};
 
 use super::body::{Names, SandboxBody, Tokens};
 use super::current;
 use crate::auth::{Caller, WriteAccess};
 use crate::mutation::SessionOf;
-use crate::orchestration;
+use crate::orchestration::fork::How;
 use crate::state::App;
 use crate::store::idempotency::Claim;
 use crate::store::sandbox_row::{SandboxRow, State as SandboxState};
-use crate::v1::sandboxes::fork::{MAX_COUNT, make};
+use crate::v1::sandboxes::create::made_before;
+use crate::v1::sandboxes::fork::{Copies, MAX_COUNT, make};
 use crate::v1::sandboxes::validate::Problems;
 
 /// Seconds, when a request names none.
@@ -60,28 +60,36 @@ pub async fn fork(
         return Err(ApiError::invalid_state(format!("The sandbox {id} is paused; connect to it first")));
     }
     let claim = claim.map(|Extension(claim)| claim);
-    let made = make(&app, &caller, &source, count, claim.as_ref()).await?;
-    let change = UpdateSandbox { timeout_seconds: Some(timeout), ..UpdateSandbox::default() };
-    for (row, _) in &made {
-        let report = app.agent.update(&row.id, &change).await?;
-        app.store.sandboxes.mirror(&report).await?;
-    }
+    let made = make(
+        &app,
+        &caller,
+        &source,
+        Copies { count, how: How { timeout: Some(timeout), force: false } },
+        claim.as_ref(),
+    )
+    .await?;
     let rows: Vec<SandboxRow> = made.into_iter().map(|(row, _)| row).collect();
     response(&app, &id, &rows).await
 }
 
-/// The response for sandboxes that an earlier request with the same idempotency key made, before its process died; `None`
-/// unless all of them are there.
-pub async fn response_for_existing(app: &App, caller: &Caller, source: &str, ids: &[&str]) -> Option<Response> {
+/// The response for sandboxes that an earlier request with the same idempotency key made; `None` unless all of them are
+/// there.
+///
+/// # Errors
+///
+/// Those of the database and the agent.
+pub async fn response_for_existing(
+    app: &App,
+    caller: &Caller,
+    source: &str,
+    ids: &[&str],
+) -> Result<Option<Response>, ApiError> {
     let mut rows = Vec::new();
     for id in ids {
-        let row = app.store.sandboxes.get(&caller.team.id, id).await.ok()??;
-        rows.push(orchestration::sync::refresh(app, row).await.ok()??);
+        let Some(row) = made_before(app, caller, id).await? else { return Ok(None) };
+        rows.push(row);
     }
-    if rows.iter().any(|row| row.state == SandboxState::Failed) {
-        return None;
-    }
-    response(app, source, &rows).await.ok()
+    response(app, source, &rows).await.map(Some)
 }
 
 async fn response(app: &App, source: &str, rows: &[SandboxRow]) -> Result<Response, ApiError> {

@@ -15,7 +15,9 @@
 //! | `PUT /sandboxes/{id}/network` | [`network`] |
 //! | `GET /sandboxes/{id}/metrics`, `GET /sandboxes/metrics` | [`metrics`] |
 //! | `GET /v2/sandboxes/{id}/logs`, `GET /sandboxes/{id}/logs` | [`logs`] |
-//! | templates, volumes, secrets | [`not_yet`] |
+//! | `POST /volumes`, `GET /volumes`, `GET/DELETE /volumes/{id}` | [`volumes`] |
+//! | `…/volumecontent/{id}/path`, `…/dir`, `…/file`, with a token of [`volume_token`] | [`volume_content`] |
+//! | templates, secrets | [`not_yet`] |
 //!
 //! What the paths, fields and status codes are is E2B's to say; `docs/e2b.md` says how far this goes and what differs. Fields
 //! that are not known are refused, as in `/v1`: a request to keep something from a sandbox must not be ignored.
@@ -49,6 +51,9 @@ pub mod replay;
 pub mod show;
 pub mod snapshots;
 pub mod timeout;
+pub mod volume_content;
+pub mod volume_token;
+pub mod volumes;
 
 /// A path, its methods, and who serves them.
 #[derive(Debug)]
@@ -95,8 +100,8 @@ pub fn routes() -> Vec<Route> {
         route(&["PATCH"], "/v2/templates/{id}", not_yet()),
         route(&["POST"], "/v2/templates/{id}/builds/{build}", not_yet()),
         route(&["POST"], "/v3/templates", not_yet()),
-        route(&["POST"], "/volumes", not_yet()),
-        route(&["GET"], "/volumes/{id}", not_yet()),
+        route(&["GET", "POST"], "/volumes", get(volumes::list).post(volumes::create)),
+        route(&["GET", "DELETE"], "/volumes/{id}", get(volumes::show).delete(volumes::delete)),
         route(&["POST"], "/secrets", not_yet()),
         route(&["GET"], "/secrets/{id}", not_yet()),
     ]

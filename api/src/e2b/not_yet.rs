@@ -1,4 +1,4 @@
-//! What the SDKs ask for and this host cannot do: templates of one's own, volumes, secrets.
+//! What the SDKs ask for and this host cannot do: templates of one's own, secrets.
 
 use axum::http::StatusCode;
 use sandpiper_http::error::ApiError;
@@ -7,7 +7,7 @@ use crate::auth::ReadAccess;
 
 /// 501, to whom has a key.
 pub async fn refuse(ReadAccess(_): ReadAccess) -> ApiError {
-    error("Templates of one's own, volumes and secrets are not available")
+    error("Templates of one's own and secrets are not available")
 }
 
 /// 501 on `what`.

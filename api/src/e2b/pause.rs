@@ -5,6 +5,7 @@ use axum::http::StatusCode;
 use sandpiper_http::error::ApiError;
 use sandpiper_http::json::OptionalJson;
 use sandpiper_http::query::NoParameters;
+use sandpiper_protocol::agent::PauseSandbox;
 use serde::Deserialize;
 
 use super::current;
@@ -20,7 +21,7 @@ use crate::v1::sandboxes::check_usable;
 pub struct Pause {
     /// False: the disk alone, from which the sandbox boots when it goes on.
     memory: Option<bool>,
-    /// A guest that does not answer is never paused at request: there is nothing else to ask for.
+    /// A guest that does not respond is never paused at request: there is nothing else to ask for.
     #[serde(rename = "requireHealthyGuest")]
     _require_healthy_guest: Option<bool>,
 }
@@ -39,6 +40,8 @@ pub async fn pause(
     }
     check_usable(&row)?;
     // One that takes minutes goes on; who connects meanwhile waits for its end.
-    orchestration::pause::run(&app, &row, memory.unwrap_or(true)).await?;
+    // A 409 would say that it is paused already, so what is open on its volumes does not keep it.
+    let order = PauseSandbox { disk_only: !memory.unwrap_or(true), force: true };
+    orchestration::pause::run(&app, &row, order).await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -1,41 +1,45 @@
-//! Answers for repeated requests: which parts of them are credentials, and what was made before.
+//! Responses to repeated requests: which parts of them are credentials, and what was made before.
 
 use axum::Extension;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use sandpiper_http::audited::Acted;
+use sandpiper_http::error::ApiError;
 use serde_json::{Map, Value};
 
 use super::snapshots::SnapshotInfo;
-use super::{create, fork};
+use super::{create, fork, volume_content, volume_token, volumes};
 use crate::auth::Caller;
 use crate::mutation::{Face, Work};
 use crate::state::App;
 use crate::v1::checkpoints;
 
 /// Of all requests here.
-pub const FACE: Face = Face { existing, hide, renew };
+pub const FACE: Face = Face { body: volume_content::body_rule, existing, hide, renew };
 
 const ACCESS: &str = "envdAccessToken";
 const TRAFFIC: &str = "trafficAccessToken";
+/// Of a volume.
+const TOKEN: &str = "token";
 
 fn existing<'a>(
     app: &'a App,
     caller: &'a Caller,
     resource: Option<&'a str>,
     made: &'a str,
-) -> Work<'a, Option<Response>> {
+) -> Work<'a, Result<Option<Response>, ApiError>> {
     Box::pin(async move {
         let ids: Vec<&str> = made.split(',').collect();
         match (resource, ids.as_slice()) {
+            (None, [id]) if id.starts_with("vol") => volumes::response_for_existing(app, caller, &(*id).into()).await,
             (None, [id]) => create::response_for_existing(app, caller, id).await,
             (Some(sandbox), [id]) if id.starts_with("ckp") => {
-                let row = checkpoints::made_before(app, caller, &(*id).into()).await?;
+                let Some(row) = checkpoints::made_before(app, caller, &(*id).into()).await? else { return Ok(None) };
                 let acted = Extension(Acted(vec![sandbox.to_owned(), row.id.clone()]));
-                Some((StatusCode::CREATED, acted, axum::Json(SnapshotInfo::from(row))).into_response())
+                Ok(Some((StatusCode::CREATED, acted, axum::Json(SnapshotInfo::from(row))).into_response()))
             }
             (Some(source), ids) => fork::response_for_existing(app, caller, source, ids).await,
-            (None, _) => None,
+            (None, _) => Ok(None),
         }
     })
 }
@@ -43,7 +47,7 @@ fn existing<'a>(
 /// What was there stays there, without what it said.
 fn hide(response: &mut Value) {
     for object in holders(response) {
-        for name in [ACCESS, TRAFFIC] {
+        for name in [ACCESS, TRAFFIC, TOKEN] {
             if let Some(token) = object.get_mut(name) {
                 *token = Value::Null;
             }
@@ -51,9 +55,13 @@ fn hide(response: &mut Value) {
     }
 }
 
-fn renew<'a>(app: &'a App, _: &'a Caller, ids: &'a [&'a str], response: &'a mut Value) -> Work<'a, ()> {
+fn renew<'a>(app: &'a App, caller: &'a Caller, ids: &'a [&'a str], response: &'a mut Value) -> Work<'a, ()> {
     Box::pin(async move {
         for (id, object) in ids.iter().zip(holders(response)) {
+            if id.starts_with("vol") {
+                object.insert(TOKEN.to_owned(), volume_token::mint(app, caller, id).ok().into());
+                continue;
+            }
             // The sandbox may be gone by now; the response is still that of the first request, without a way in.
             let tokens = app.agent.tokens(id).await.ok();
             let (access, traffic) = tokens.map(|tokens| (tokens.access_token, tokens.traffic_token)).unzip();

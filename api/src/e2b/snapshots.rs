@@ -18,7 +18,7 @@ use crate::orchestration::Progress;
 use crate::state::App;
 use crate::store::checkpoints::{CheckpointRow, State as CheckpointState};
 use crate::store::idempotency::Claim;
-use crate::v1::checkpoints::{CreateRequest, remove, take};
+use crate::v1::checkpoints::{Names, Wanted, remove, take};
 use crate::v1::page::{List, Paging};
 
 /// Snapshots of a page, unless a request names fewer.
@@ -49,7 +49,7 @@ pub struct NewSnapshot {
     memory: Option<bool>,
 }
 
-/// Take a snapshot of a sandbox, which goes on.
+/// Take a snapshot of a sandbox, which goes on. A name that another snapshot has is the new one's from then on.
 pub async fn create(
     WriteAccess(caller): WriteAccess,
     State(app): State<App>,
@@ -60,8 +60,8 @@ pub async fn create(
 ) -> Result<Response, ApiError> {
     let row = current(&app, &caller, &id).await?;
     let claim = claim.map(|Extension(claim)| claim);
-    let request = CreateRequest { name, memory: memory.unwrap_or(true) };
-    let (snapshot, progress) = take(&app, &caller, &row, request, claim.as_ref()).await?;
+    let wanted = Wanted { name, names: Names::Move, memory: memory.unwrap_or(true), force: false };
+    let (snapshot, progress) = take(&app, &caller, &row, wanted, claim.as_ref()).await?;
     if progress == Progress::UnderWay {
         let message = format!("The snapshot {} takes long; GET /snapshots lists it when it is there", snapshot.id);
         return Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "timed_out", message));

@@ -6,7 +6,7 @@ use jiff::SignedDuration;
 use sandpiper_http::error::ApiError;
 use sandpiper_http::json::{Json, OptionalJson};
 use sandpiper_http::query::NoParameters;
-use sandpiper_protocol::agent::{OnTimeout, UpdateSandbox};
+use sandpiper_protocol::agent::{OnTimeout, PauseSandbox, UpdateSandbox};
 use serde::Deserialize;
 
 use super::running;
@@ -90,6 +90,10 @@ async fn move_deadline(app: &App, caller: &Caller, row: &SandboxRow, seconds: u6
 async fn expire(app: &App, row: &SandboxRow) -> Result<(), ApiError> {
     match row.lifecycle.on_timeout {
         OnTimeout::Kill => remove(app, row).await,
-        OnTimeout::Pause => orchestration::pause::run(app, row, true).await.map(drop),
+        OnTimeout::Pause => {
+            // As at the time-out itself, nothing keeps it.
+            let order = PauseSandbox { disk_only: !row.lifecycle.pause_memory, force: true };
+            orchestration::pause::run(app, row, order).await.map(drop)
+        }
     }
 }

@@ -14,7 +14,7 @@ use crate::agent_client::AgentError;
 use crate::errors;
 use crate::state::App;
 
-use crate::quota::QuotaBody;
+use crate::quota::{Amounts, QuotaBody};
 use crate::store::teams::Team;
 
 /// That of `team`.
@@ -28,17 +28,20 @@ pub fn of(app: &App, team: &Team) -> Allowance {
     }
 }
 
-/// The answer to a request for `count` sandboxes of this size that the agent did not start.
+/// The response to a request for `count` sandboxes of this size that the agent did not start.
 pub async fn refusal(app: &App, team: &Team, error: AgentError, count: u32, cpu: u32, memory_mb: u32) -> ApiError {
     if !error.is_over_quota() {
         return error.into();
     }
     // So that the usage shows what was in the way.
     if let Err(error) = sync::follow_team(app, &team.id).await {
-        tracing::warn!(team = %team.id, error = chain(&error), "what runs is not known");
+        tracing::warn!(team = %team.id, error = chain(&error), "cannot read from the agent what a team runs; its quota error may show old numbers");
     }
     match app.store.sandboxes.usage(&team.id).await {
-        Ok(usage) => errors::quota_exceeded(&QuotaBody::new(&app.offer.of(team.plan), usage, count, cpu, memory_mb)),
+        Ok(usage) => {
+            let asked = Amounts::of_sandboxes(count, cpu, memory_mb);
+            errors::quota_exceeded(&QuotaBody::new(&app.offer.of(team.plan), usage, asked))
+        }
         Err(error) => error.into(),
     }
 }

@@ -2,11 +2,11 @@
 //!
 //! | what happens | what follows |
 //! |---|---|
-//! | the agent answers | the row becomes `ready` |
+//! | the agent responds | the row becomes `ready` |
 //! | the agent refuses, or the call breaks, while the request waits | the row goes; what the agent may make of it yet is removed later |
-//! | the same once the request was answered | the row becomes `failed`, and says why |
+//! | the same once the response was sent | the row becomes `failed`, and says why |
 //! | this process dies while the request waits | at the next start the row is not in flight: it becomes `ready` if the agent has it, or goes |
-//! | this process dies once the request was answered | it becomes `ready` when the agent has it, or `failed` |
+//! | this process dies once the response was sent | it becomes `ready` when the agent has it, or `failed` |
 //!
 //! The sandbox says `checkpointing` meanwhile, and afterwards what the agent says of it, which after a failure too is that
 //! it runs.
@@ -28,9 +28,13 @@ use crate::store::sandbox_row::SandboxRow;
 /// Work at the agent.
 type Taking = JoinHandle<Result<Checkpoint, AgentError>>;
 
-/// Takes the checkpoint of `guard`, whose row is in the store, of `sandbox`.
-pub async fn run(app: &App, sandbox: &SandboxRow, memory: bool, guard: InFlightGuard) -> Result<Progress, ApiError> {
-    let order = CreateCheckpoint { id: guard.id().into(), memory };
+/// Takes the checkpoint of `order`, which is that of `guard` and whose row is in the store, of `sandbox`.
+pub async fn run(
+    app: &App,
+    sandbox: &SandboxRow,
+    order: CreateCheckpoint,
+    guard: InFlightGuard,
+) -> Result<Progress, ApiError> {
     let mut taking: Taking = {
         let (agent, sandbox) = (app.agent.clone(), sandbox.id.as_str().into());
         tokio::spawn(async move { agent.checkpoint(&sandbox, &order).await })
@@ -53,7 +57,7 @@ pub async fn run(app: &App, sandbox: &SandboxRow, memory: bool, guard: InFlightG
     outcome
 }
 
-/// Settles a row whose request has been answered.
+/// Settles a row whose response has been sent.
 async fn finish(app: &App, sandbox: &SandboxRow, taking: Taking, guard: InFlightGuard) {
     // After a panic, which was reported where it happened, the synchronisation settles the row.
     let Ok(result) = taking.await else { return };

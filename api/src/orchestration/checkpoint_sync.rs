@@ -5,7 +5,7 @@
 //! | being taken or removed by a process that lives | anything | left alone |
 //! | any | lists it | `ready`, with its size |
 //! | `creating` | does not list it | goes: the process died before it was taken |
-//! | `creating`, its request answered | does not list it | `failed`, unless the sandbox is `checkpointing` still |
+//! | `creating`, its response sent | does not list it | `failed`, unless the sandbox is `checkpointing` still |
 //! | `ready` | does not list it | `failed`: it was promised to last, so its loss is shown |
 //! | `deleted` | lists it | the agent is told to remove it |
 //! | none | lists it, for all of the grace period | the same |
@@ -105,7 +105,7 @@ impl CheckpointSync {
     }
 }
 
-/// Why a checkpoint is not there whose request was answered by a process that is gone.
+/// Why a checkpoint is not there whose response was sent by a process that is gone.
 fn interrupted() -> SandboxError {
     let message = "It was still being taken when the API process ended, and the host does not have it; take it again";
     SandboxError { code: "interrupted".to_owned(), message: message.to_owned() }

@@ -4,7 +4,7 @@
 //!
 //! | what happens | what follows |
 //! |---|---|
-//! | the agent answers | the row becomes `ready` |
+//! | the agent responds | the row becomes `ready` |
 //! | the agent refuses, or the call breaks | the row becomes `failed`, the agent is told to remove what there may be |
 //! | this process dies | at the next start the row is not in flight: it becomes what the agent says, or goes |
 //! | the agent dies | the call breaks, see above; what it re-adopts and nobody has a row for is removed by [`super::sync`] |
@@ -43,7 +43,7 @@ async fn run(app: &App, caller: &Caller, request: &CreateSandbox, guard: InFligh
         Err(error) => {
             tracing::warn!(sandbox = request.id.as_str(), error = chain(&error), "sandbox not started");
             app.store.sandboxes.fail(&request.id, &reason(&error), app.clock.now()).await?;
-            // A refusal leaves nothing behind. After a broken call there may be something: the answer does not wait for
+            // A refusal leaves nothing behind. After a broken call there may be something: the response does not wait for
             // its removal, and if that fails too, the synchronisation tries again.
             if error.is_in_doubt() {
                 let (app, id) = (app.clone(), request.id.clone());
@@ -71,7 +71,7 @@ fn reason(error: &AgentError) -> SandboxError {
         AgentError::Refused { body, .. } => SandboxError { code: body.code.clone(), message: body.message.clone() },
         _ => SandboxError {
             code: "host_unavailable".to_owned(),
-            message: "The host did not answer while the sandbox was starting; create another one".to_owned(),
+            message: "The host did not respond while the sandbox was starting; create another one".to_owned(),
         },
     }
 }

@@ -15,16 +15,27 @@ use crate::in_flight::InFlightGuard;
 use crate::state::App;
 use crate::store::sandbox_row::SandboxRow;
 
-/// Forks `source` into the sandboxes of `guards`, whose rows are in the store. Their sessions for `caller`, in the same order. After an
-/// error the rows are gone, for the tenant never learnt of them.
+/// How sandboxes are made of another.
+#[derive(Debug, Clone, Copy)]
+pub struct How {
+    /// Seconds that each has; without it as many as the other.
+    pub timeout: Option<u64>,
+    /// Also where files on a volume are open.
+    pub force: bool,
+}
+
+/// Forks `source` into the sandboxes of `guards`, whose rows are in the store. Their sessions for `caller`, in the same order.
+/// After an error the rows are gone, for the tenant never learnt of them.
 pub async fn run(
     app: &App,
     caller: &Caller,
     source: &SandboxRow,
     guards: Vec<InFlightGuard>,
+    How { timeout, force }: How,
 ) -> Result<Vec<Session>, ApiError> {
     let ids: Vec<SandboxId> = guards.iter().map(|guard| guard.id().into()).collect();
-    let order = ForkSandbox { ids: ids.clone(), allowance: Some(allowance::of(app, &caller.team)) };
+    let allowance = Some(allowance::of(app, &caller.team));
+    let order = ForkSandbox { ids: ids.clone(), timeout_seconds: timeout, allowance, force };
     let result = app.agent.on_behalf_of(&caller.key_id).fork(&source.id, &order).await;
     app.metrics.agent_call("fork", result.is_ok());
     match result {
@@ -41,7 +52,7 @@ pub async fn run(
             for id in &ids {
                 app.store.sandboxes.destroy(id, app.clock.now()).await?;
             }
-            // After a broken call there may be some. The answer does not wait for their removal; what is left over, or
+            // After a broken call there may be some. The response does not wait for their removal; what is left over, or
             // appears later, is an orphan to the synchronisation.
             if error.is_in_doubt() {
                 let app = app.clone();

@@ -5,13 +5,14 @@
 //!   [create] ──────────▶ agent             one start, on a task of its own
 //!   [pause] [resume] [fork] [checkpoint] ─▶ agent      pause and checkpoint on tasks, however long they take
 //!   [allowance] ───────▶ agent             what a team may hold, with each start and when its plan changes
+//!   [volume] ──────────▶ agent             a volume made, or removed
 //!   [network] ─────────▶ agent             a policy, when it changes, and again until it is applied
 //!   [sync]   ──every second──▶ agent       copies states into the store; finds what was lost
 //! ```
 //!
 //! The store is what tenants see, the agent is the truth. They differ when a sandbox stops, wakes or ends by itself
 //! (deadline, request to its data plane, crash), when this process dies between the agent's work and its own note of it,
-//! and while the agent is away. [`sync`] settles each of these; until it has, reads answer what was last known.
+//! and while the agent is away. [`sync`] settles each of these; until it has, reads return what was last known.
 //!
 //! A sandbox that this process is starting, resuming or removing, and a checkpoint that it is taking or removing, is
 //! [`crate::in_flight::InFlight`]: its row belongs to that task, and the synchronisation leaves it alone. So does that of every other process
@@ -32,6 +33,8 @@ pub mod network;
 pub mod pause;
 pub mod resume;
 pub mod sync;
+pub mod volume;
+pub mod volume_sync;
 
 /// What has become of work that a request waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -4,7 +4,7 @@
 //!
 //! | what happens | what follows |
 //! |---|---|
-//! | the agent answers | the row says `applied` |
+//! | the agent responds | the row says `applied` |
 //! | the agent is away, too slow, or refuses | the row says `pending`; [`PolicyWorker`] tries on |
 //! | this process dies | the row says `pending`; the worker of the next process sends it |
 //! | the sandbox is stopped | the agent writes the policy down for its next start |
@@ -88,7 +88,7 @@ pub async fn before_start(app: &App, row: &SandboxRow) -> Result<(), ApplyError>
     }
     match apply(app, &row.id).await {
         Err(error) if matches!(row.state, State::Ready | State::Checkpointing) => {
-            tracing::debug!(sandbox = row.id, error = chain(&error), "its policy stays pending");
+            tracing::debug!(sandbox = row.id, error = chain(&error), "network policy not applied; it stays pending");
             Ok(())
         }
         result => result,
@@ -99,7 +99,7 @@ pub async fn before_start(app: &App, row: &SandboxRow) -> Result<(), ApplyError>
 fn reason(error: &AgentError) -> &str {
     match error {
         AgentError::Refused { body, .. } => &body.message,
-        _ => "The host that runs the sandbox does not answer; it is tried again until it does",
+        _ => "The host that runs the sandbox does not respond; it is tried again until it does",
     }
 }
 

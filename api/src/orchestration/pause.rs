@@ -15,12 +15,12 @@ use crate::errors;
 use crate::state::App;
 use crate::store::sandbox_row::SandboxRow;
 
-/// Pauses the sandbox of `row`, with its memory or its disk alone; one that is stopped already stays so.
-pub async fn run(app: &App, row: &SandboxRow, memory: bool) -> Result<Progress, ApiError> {
+/// Pauses the sandbox of `row`; one that is stopped already stays so.
+pub async fn run(app: &App, row: &SandboxRow, order: PauseSandbox) -> Result<Progress, ApiError> {
     app.store.sandboxes.mark_stopping(&row.id).await?;
     let work = {
         let (app, row) = (app.clone(), row.clone());
-        async move { pause(&app, &row, PauseSandbox { disk_only: !memory }).await }
+        async move { pause(&app, &row, order).await }
     };
     match wait(app.settings.timing.work_wait, &mut tokio::spawn(work.in_current_span())).await? {
         Some(paused) => paused.map(|()| Progress::Done),

@@ -5,7 +5,7 @@
 //!
 //! | what happens | what follows |
 //! |---|---|
-//! | the agent answers | the row becomes `ready` |
+//! | the agent responds | the row becomes `ready` |
 //! | the agent refuses, or the call breaks | the row becomes what the agent says now, usually `stopped` |
 //! | this process dies | at the next start the row is not in flight: it becomes what the agent says |
 //!

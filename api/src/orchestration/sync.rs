@@ -22,7 +22,8 @@
 //! Before all this the agent is told of API keys that were revoked, whose sessions it ends, and of teams whose [`allowance`]
 //! has changed. What it was told it keeps.
 //!
-//! A stopped sandbox is listed like any other. Checkpoints follow in the same round, by [`checkpoint_sync`].
+//! A stopped sandbox is listed like any other. Checkpoints follow in the same round, by [`checkpoint_sync`], and volumes now
+//! and then, by [`super::volume_sync`]. Which sandbox has a volume follows from the states of sandboxes.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Instant;
@@ -36,6 +37,7 @@ use tokio::sync::watch;
 
 use super::allowance;
 use super::checkpoint_sync::CheckpointSync;
+use super::volume_sync::VolumeSync;
 use crate::agent_client::AgentError;
 use crate::state::App;
 use crate::store::sandbox_row::{SandboxRow, State};
@@ -76,6 +78,7 @@ pub struct Synchronizer {
     /// The allowances that the agent was told last.
     allowed: Vec<Allowance>,
     checkpoints: CheckpointSync,
+    volumes: VolumeSync,
     rounds_to_catalog: u32,
     rounds_to_retained: u32,
     rounds_to_allow: u32,
@@ -93,6 +96,7 @@ impl Synchronizer {
             revoked: Vec::new(),
             allowed: Vec::new(),
             checkpoints,
+            volumes: VolumeSync::default(),
             rounds_to_catalog: 0,
             rounds_to_retained: 0,
             rounds_to_allow: 0,
@@ -150,7 +154,8 @@ impl Synchronizer {
         self.rounds_to_retained -= 1;
         let owned: HashMap<&str, State> = rows.iter().map(|row| (row.id.as_str(), row.state)).collect();
         self.remove_orphans(&owned, &listed).await?;
-        self.checkpoints.round(&self.app, &listed).await
+        self.checkpoints.round(&self.app, &listed).await?;
+        self.volumes.round(&self.app).await
     }
 
     /// Has the agent end the sessions of keys that were revoked since it was told last.
@@ -273,8 +278,8 @@ impl Synchronizer {
         }
         self.healthy = Some(healthy);
         match result {
-            Ok(()) => tracing::info!("in step with the agent"),
-            Err(error) => tracing::warn!(error = chain(error), "not in step with the agent; trying on"),
+            Ok(()) => tracing::info!("synchronized with the agent"),
+            Err(error) => tracing::warn!(error = chain(error), "not synchronized with the agent; retrying"),
         }
     }
 }
@@ -286,7 +291,7 @@ pub async fn catalog(app: &App) -> Result<(), SyncError> {
     Ok(app.store.templates.replace(&templates).await?)
 }
 
-/// The newest state of one sandbox: `row` brought up to date with the agent, `None` when it is gone. Without an answer from
+/// The newest state of one sandbox: `row` brought up to date with the agent, `None` when it is gone. Without a response from
 /// the agent, what was last known.
 pub async fn refresh(app: &App, row: SandboxRow) -> Result<Option<SandboxRow>, StoreError> {
     // A failed sandbox changes no more, and one in flight belongs to its task.
@@ -304,7 +309,7 @@ pub async fn refresh(app: &App, row: SandboxRow) -> Result<Option<SandboxRow>, S
             Ok(None)
         }
         Err(error) => {
-            tracing::debug!(sandbox = row.id, error = chain(&error), "answered from the store");
+            tracing::debug!(sandbox = row.id, error = chain(&error), "responding with what the database has");
             Ok(Some(row))
         }
     }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use jiff::Timestamp;
-use sandpiper_db::{Database, Statement, StoreError, count, decode_bool, decode_enum, from_ms, to_ms};
+use sandpiper_db::{Database, Statement, StoreError, Tx, count, decode_bool, decode_enum, from_ms, to_ms};
 use sandpiper_protocol::agent::{self, SandboxError};
 use sandpiper_protocol::ids::TeamId;
 use sqlx::Row;
@@ -28,7 +28,7 @@ use super::sandbox_row::SandboxRow;
 pub enum State {
     Creating,
     Ready,
-    /// It could not be taken, which came out after the request had been answered; or the agent does not have it any more.
+    /// It could not be taken, which came out after the response had been sent; or the agent does not have it any more.
     Failed,
     Deleted,
 }
@@ -60,11 +60,20 @@ impl FromStr for State {
     }
 }
 
+/// How a new checkpoint is called.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Naming {
+    /// By a name that no other has.
+    Own(String),
+    /// By its id until it is ready, then by this name, which another one loses that has it.
+    TakeOver(String),
+}
+
 /// A checkpoint that a request asks for.
 #[derive(Debug, Clone)]
 pub struct NewCheckpoint {
     pub id: String,
-    pub name: String,
+    pub naming: Naming,
     pub memory: bool,
     pub created_at: Timestamp,
 }
@@ -87,7 +96,7 @@ pub struct CheckpointRow {
     /// Why it could not be taken.
     pub error: Option<SandboxError>,
     pub created_at: Timestamp,
-    /// The request was answered before it was taken.
+    /// The response was sent before it was taken.
     pub accepted: bool,
     /// The process that takes or removes it, if that is still alive.
     pub process: Option<String>,
@@ -142,15 +151,19 @@ impl Checkpoints {
         sandbox: &SandboxRow,
         claim: Option<&idempotency::Claim>,
     ) -> Result<(), CreateCheckpointError> {
+        let (name, name_when_ready) = match &new.naming {
+            Naming::Own(name) => (name, None),
+            Naming::TakeOver(name) => (&new.id, Some(name)),
+        };
         let mut tx = self.database.write_shared().await?;
         sqlx::query(
             "INSERT INTO checkpoints (id, team_id, name, state, sandbox_id, template, template_version, memory, cpu, \
-                 memory_mb, disk_gib, created_at_ms, process) \
-             VALUES ($1, $2, $3, 'creating', $4, $5, $6, $7, $8, $9, $10, $11, $12)",
+                 memory_mb, disk_gib, created_at_ms, process, name_when_ready) \
+             VALUES ($1, $2, $3, 'creating', $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)",
         )
         .bind(&new.id)
         .bind(sandbox.team_id.as_str())
-        .bind(&new.name)
+        .bind(name)
         .bind(&sandbox.id)
         .bind(&sandbox.template)
         .bind(&sandbox.template_version)
@@ -160,6 +173,7 @@ impl Checkpoints {
         .bind(i64::from(sandbox.disk_gib))
         .bind(to_ms(new.created_at))
         .bind(self.own.as_str())
+        .bind(name_when_ready)
         .execute(&mut *tx)
         .await?;
         sqlx::query("UPDATE sandboxes SET state = 'checkpointing' WHERE id = $1 AND state = 'ready'")
@@ -255,6 +269,7 @@ impl Checkpoints {
             .bind(i64::try_from(report.retained_bytes).unwrap_or(i64::MAX))
             .execute(&mut *tx)
             .await?;
+            take_name_over(&mut tx, report.id.as_str()).await?;
         }
         tx.commit().await?;
         Ok(())
@@ -273,7 +288,7 @@ impl Checkpoints {
         Ok(())
     }
 
-    /// The request is answered before it is taken: from now on its tenant is to see how it ends.
+    /// The response is sent before it is taken: from now on its tenant is to see how it ends.
     pub async fn accept(&self, id: &str) -> Result<(), StoreError> {
         let mut tx = self.database.write_shared().await?;
         sqlx::query("UPDATE checkpoints SET accepted = 1 WHERE id = $1").bind(id).execute(&mut *tx).await?;
@@ -322,6 +337,24 @@ impl Checkpoints {
         tx.commit().await?;
         Ok(())
     }
+}
+
+/// Gives a checkpoint that is ready the name that it is to take over, if there is one; whichever had it is called by its id.
+async fn take_name_over(tx: &mut Tx, id: &str) -> Result<(), StoreError> {
+    let waiting = "SELECT team_id, name_when_ready FROM checkpoints \
+         WHERE id = $1 AND state = 'ready' AND name_when_ready IS NOT NULL";
+    let Some(row) = sqlx::query(waiting).bind(id).fetch_optional(&mut **tx).await? else { return Ok(()) };
+    let (team_id, name): (String, String) = (row.try_get("team_id")?, row.try_get("name_when_ready")?);
+    sqlx::query("UPDATE checkpoints SET name = id WHERE team_id = $1 AND name = $2 AND state <> 'deleted'")
+        .bind(team_id)
+        .bind(name)
+        .execute(&mut **tx)
+        .await?;
+    sqlx::query("UPDATE checkpoints SET name = name_when_ready, name_when_ready = NULL WHERE id = $1")
+        .bind(id)
+        .execute(&mut **tx)
+        .await?;
+    Ok(())
 }
 
 impl CheckpointRow {

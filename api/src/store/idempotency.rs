@@ -1,11 +1,11 @@
-//! Idempotency keys: a repeated request is answered with what the first one did, not done again.
+//! Idempotency keys: a repeated request gets the response of the first one, not done again.
 //!
 //! ```text
 //!   (none) ──claim──▶ in flight ──finish──▶ finished ──a day──▶ (none)
-//!                        │  ▲
-//!                        │  └──lease over: claimed again──┐
-//!                        ├── release (not worth keeping) ─┴─▶ (none)
-//!                        └── lease over, names a resource: the resource is the response
+//!                      │     │
+//!                      │     └── released, or lease over, and names a resource: claimed again,
+//!                      │         and the resource is the response if it is still there
+//!                      └── released, or lease over, and names none: (none)
 //! ```
 //!
 //! A claim holds while its process lives ([`super::processes`]), and never longer than [`LEASE`], for no request runs as
@@ -34,7 +34,7 @@ pub struct Claim {
     pub token: String,
 }
 
-/// The answer that a key is remembered by.
+/// The response that a key is remembered by.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeptResponse {
     pub status: u16,
@@ -52,10 +52,10 @@ pub enum Lookup {
     InFlight,
     /// It was used for another request.
     Reused,
-    /// This request was answered before.
+    /// This request got its response before.
     Finished(KeptResponse),
-    /// This request's process died after it had made this resource, or these, separated by commas. The key was claimed
-    /// again, for the response to be kept.
+    /// This request failed, or its process died, after it had made this resource, or these, separated by commas. The key was
+    /// claimed again, for the response to be kept.
     Abandoned { claim: Claim, resource_id: String },
 }
 
@@ -157,15 +157,21 @@ impl IdempotencyKeys {
         Ok(())
     }
 
-    /// Forgets the key: its request may be tried again.
+    /// Gives the key free: its request may be tried again. What was made under it is remembered, for the request failed
+    /// without its sender learning of that.
     pub async fn release(&self, claim: &Claim) -> Result<(), StoreError> {
         let mut tx = self.database.write_shared().await?;
-        sqlx::query("DELETE FROM idempotency_keys WHERE team_id = $1 AND key = $2 AND claim = $3")
-            .bind(claim.team_id.as_str())
-            .bind(&claim.key)
-            .bind(&claim.token)
-            .execute(&mut *tx)
-            .await?;
+        for statement in [
+            "DELETE FROM idempotency_keys WHERE team_id = $1 AND key = $2 AND claim = $3 AND resource_id IS NULL",
+            "UPDATE idempotency_keys SET lease_until_ms = 0 WHERE team_id = $1 AND key = $2 AND claim = $3",
+        ] {
+            sqlx::query(statement)
+                .bind(claim.team_id.as_str())
+                .bind(&claim.key)
+                .bind(&claim.token)
+                .execute(&mut *tx)
+                .await?;
+        }
         tx.commit().await?;
         Ok(())
     }

@@ -100,13 +100,21 @@ impl ApiKeys {
 
     /// The key with this hash, unless it was revoked.
     pub async fn active(&self, hash: &str) -> Result<Option<ActiveKey>, StoreError> {
-        let row = sqlx::query(
+        self.active_where(" AND k.hash = ", hash).await
+    }
+
+    /// The key with this id, unless it was revoked: for what was made by it and is to end with it.
+    pub async fn active_by_id(&self, id: &str) -> Result<Option<ActiveKey>, StoreError> {
+        self.active_where(" AND k.id = ", id).await
+    }
+
+    async fn active_where(&self, condition: &'static str, value: &str) -> Result<Option<ActiveKey>, StoreError> {
+        let mut query = Statement::new(
             "SELECT k.id, k.capability, t.id AS team_id, t.slug, t.plan, t.created_at_ms \
-             FROM api_keys k JOIN teams t ON t.id = k.team_id WHERE k.hash = $1 AND k.revoked_at_ms IS NULL",
-        )
-        .bind(hash)
-        .fetch_optional(self.database.read())
-        .await?;
+             FROM api_keys k JOIN teams t ON t.id = k.team_id WHERE k.revoked_at_ms IS NULL",
+        );
+        query.push(condition).push_bind(value);
+        let row = query.build().fetch_optional(self.database.read()).await?;
         let Some(row) = row else { return Ok(None) };
         Ok(Some(ActiveKey {
             id: row.try_get("id")?,

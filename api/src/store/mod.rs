@@ -1,5 +1,5 @@
-//! What must survive of sandboxes: teams, keys, the template catalog, sandboxes, checkpoints, idempotency keys, and which
-//! processes are alive.
+//! What must survive of sandboxes: teams, keys, the template catalog, sandboxes, checkpoints, volumes, idempotency keys, and
+//! which processes are alive.
 //!
 //! One file per resource, each a handle over the same [`Database`].
 
@@ -18,6 +18,7 @@ pub mod teams;
 pub mod templates;
 #[cfg(test)]
 pub(crate) mod testing;
+pub mod volumes;
 
 pub use checkpoints::Checkpoints;
 pub use idempotency::IdempotencyKeys;
@@ -27,6 +28,7 @@ pub use processes::Processes;
 pub use sandboxes::Sandboxes;
 pub use teams::Teams;
 pub use templates::Templates;
+pub use volumes::Volumes;
 
 /// All handles.
 #[derive(Debug, Clone)]
@@ -36,6 +38,7 @@ pub struct Store {
     pub templates: Templates,
     pub sandboxes: Sandboxes,
     pub checkpoints: Checkpoints,
+    pub volumes: Volumes,
     pub idempotency: IdempotencyKeys,
     pub processes: Processes,
     pub audit: AuditLog,
@@ -51,6 +54,7 @@ impl Store {
             templates: Templates::new(database.clone()),
             sandboxes: Sandboxes::new(database.clone(), own.clone()),
             checkpoints: Checkpoints::new(database.clone(), own.clone()),
+            volumes: Volumes::new(database.clone(), own.clone()),
             idempotency: IdempotencyKeys::new(database.clone(), own.clone()),
             processes: Processes::new(database.clone(), own),
             audit: AuditLog::new(database),

@@ -11,12 +11,15 @@ use sqlx::any::AnyRow;
 use super::sandbox_network::read_policy;
 use super::sandbox_row::SandboxRow;
 use super::sandboxes::Sandboxes;
+use super::volumes::{MountRow, read_mount};
 
 /// A sandbox's documents.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Documents {
     pub(crate) metadata: BTreeMap<String, String>,
     pub(crate) policy: NetworkPolicy,
+    /// By path.
+    pub(crate) volume_mounts: Vec<MountRow>,
 }
 
 impl Sandboxes {
@@ -46,6 +49,15 @@ impl Sandboxes {
         let policies = of_these("SELECT sandbox_id, policy FROM sandbox_policies");
         for row in policies.fetch_all(self.database.read()).await? {
             by_sandbox.entry(row.try_get("sandbox_id")?).or_default().policy = read_policy(row.try_get("policy")?)?;
+        }
+        let mounts = of_these(
+            "SELECT m.sandbox_id, m.path, m.volume_id, v.name FROM sandbox_volumes m JOIN volumes v ON v.id = m.volume_id",
+        );
+        for row in mounts.fetch_all(self.database.read()).await? {
+            by_sandbox.entry(row.try_get("sandbox_id")?).or_default().volume_mounts.push(read_mount(&row)?);
+        }
+        for documents in by_sandbox.values_mut() {
+            documents.volume_mounts.sort_unstable_by(|one, other| one.path.cmp(&other.path));
         }
         Ok(by_sandbox)
     }

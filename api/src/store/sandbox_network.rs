@@ -1,6 +1,6 @@
 //! Network policies: what tenants want, and how far the agent has got with it.
 //!
-//! A policy is *applied* when the agent has answered that it is in force, and *pending* before. The agent also reports, with
+//! A policy is *applied* when the agent has said that it is in force, and *pending* before. The agent also reports, with
 //! the rest of a sandbox, which version it has on record. That proves less, for it writes a policy down before it enforces
 //! it, so of a report follows only:
 //!
@@ -80,7 +80,7 @@ impl Sandboxes {
         rows.iter().map(|row| Ok((row.try_get("id")?, count(row.try_get("network_version")?)?))).collect()
     }
 
-    /// The agent has answered that this version is in force.
+    /// The agent has said that this version is in force.
     pub async fn note_policy(&self, id: &str, version: u64) -> Result<(), StoreError> {
         let mut tx = self.database.write_shared().await?;
         note_version(&mut tx, id, version, Source::Response).await?;
@@ -108,7 +108,7 @@ impl Sandboxes {
 /// Where a version was named.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Source {
-    /// In the answer to a policy that was sent.
+    /// In the response to a policy that was sent.
     Response,
     /// In a report, which may be older than the row.
     Report,

@@ -8,10 +8,12 @@ use jiff::Timestamp;
 use sandpiper_db::{StoreError, count, decode_bool, decode_enum, from_ms};
 use sandpiper_protocol::agent::{self, ExposedPort, Lifecycle, Network, NetworkPolicy, OnTimeout, SandboxError};
 use sandpiper_protocol::ids::TeamId;
+use sandpiper_protocol::volume::VolumeMount;
 use sqlx::Row;
 use sqlx::any::AnyRow;
 
 use super::sandbox_documents::Documents;
+use super::volumes::MountRow;
 
 /// Where a sandbox is in its life.
 ///
@@ -118,6 +120,8 @@ pub struct NewSandbox {
     pub allow_public_traffic: bool,
     /// The agent gets it with the order to make the sandbox.
     pub network: Network,
+    /// No volume twice.
+    pub volume_mounts: Vec<VolumeMount>,
     /// Sealed; `None` without any.
     pub sealed_envs: Option<String>,
     /// The checkpoint that it starts from.
@@ -177,6 +181,8 @@ pub struct SandboxRow {
     /// The newest, which the agent may not have yet.
     pub policy: NetworkPolicy,
     pub network: NetworkState,
+    /// By path.
+    pub volume_mounts: Vec<MountRow>,
     pub data_plane_url: Option<String>,
     pub created_at: Timestamp,
     pub started_at: Option<Timestamp>,
@@ -192,10 +198,11 @@ pub struct SandboxRow {
 
 impl SandboxRow {
     /// A row of `sandboxes`, with its documents.
-    pub(crate) fn read(row: &AnyRow, Documents { metadata, policy }: Documents) -> Result<Self, StoreError> {
+    pub(crate) fn read(row: &AnyRow, documents: Documents) -> Result<Self, StoreError> {
         let time = |column: &str| -> Result<Option<Timestamp>, StoreError> {
             row.try_get::<Option<i64>, _>(column)?.map(from_ms).transpose()
         };
+        let Documents { metadata, policy, volume_mounts } = documents;
         let ports: String = row.try_get("exposed_ports")?;
         let error_code: Option<String> = row.try_get("error_code")?;
         let error_message: Option<String> = row.try_get("error_message")?;
@@ -213,6 +220,7 @@ impl SandboxRow {
             lifecycle: Lifecycle {
                 on_timeout: on_timeout(row.try_get("on_timeout")?)?,
                 auto_resume: decode_bool(row.try_get("auto_resume")?)?,
+                pause_memory: decode_bool(row.try_get("pause_memory")?)?,
             },
             metadata,
             exposed_ports: serde_json::from_str(&ports)
@@ -220,6 +228,7 @@ impl SandboxRow {
             allow_public_traffic: decode_bool(row.try_get("allow_public_traffic")?)?,
             policy,
             network: NetworkState::read(row)?,
+            volume_mounts,
             data_plane_url: row.try_get("data_plane_url")?,
             created_at: from_ms(row.try_get("created_at_ms")?)?,
             started_at: time("started_at_ms")?,

@@ -3,6 +3,8 @@
 //! The quota is checked in the transaction that inserts a row, or that takes a stopped one back into use. Such transactions
 //! take turns ([`super::database`]), so however many requests arrive at once, the sum never passes the limit.
 //!
+//! A sandbox has its volumes while it is live: see [`super::volumes`].
+//!
 //! A row that a process starts or resumes bears its id, until something is taken over from the agent: see
 //! [`super::processes`].
 
@@ -19,9 +21,10 @@ use super::processes::OwnId;
 use super::sandbox_documents::{Documents, insert_metadata};
 use super::sandbox_network::{Source, insert_policy, note_version, to_stored};
 use super::sandbox_row::{NewSandbox, SandboxRow, State, on_timeout_word};
+use super::volumes::{attach, is_attached_elsewhere, lacks_volume};
 use crate::plan::Quota;
 
-/// What a team's sandboxes and checkpoints hold.
+/// What a team's sandboxes, checkpoints and volumes hold.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Live sandboxes, and what they hold together.
@@ -30,7 +33,10 @@ pub struct Usage {
     pub memory_mb: u64,
     /// Stopped sandboxes, which hold none of that.
     pub stopped: u32,
-    /// Of the host's disk: sandboxes, live or not, and checkpoints.
+    pub volumes: u32,
+    /// What they may grow to together.
+    pub volume_gib: u64,
+    /// Of the host's disk: sandboxes, live or not, checkpoints and volumes.
     pub retained_bytes: u64,
 }
 
@@ -43,11 +49,15 @@ impl Usage {
     }
 }
 
-/// Why a sandbox got no runtime capacity.
+/// Why a sandbox got no runtime capacity, or not its volumes.
 #[derive(Debug, thiserror::Error)]
 pub enum QuotaError {
     #[error("Over the team's quota")]
     OverQuota(Usage),
+    #[error("Another live sandbox has one of its volumes")]
+    VolumeAttached,
+    #[error("One of its volumes is deleted, or was lost")]
+    VolumeGone,
     #[error("Another process took the request over, because this one was not heard of for long")]
     ClaimLost,
     #[error(transparent)]
@@ -81,7 +91,7 @@ impl Sandboxes {
     }
 
     /// Inserts a row in `creating` for each of `new`, all of `team_id`, if `quota` has room for all of them beside what is
-    /// live; all or none. A claim of an idempotency key is told their ids in the same transaction.
+    /// live, and no other sandbox has a volume of theirs; all or none. A claim of an idempotency key is told their ids in the same transaction.
     pub async fn create(
         &self,
         team_id: &TeamId,
@@ -99,6 +109,7 @@ impl Sandboxes {
         }
         for one in new {
             insert(&mut tx, team_id, one, &self.own).await?;
+            attach(&mut tx, &one.id, &one.volume_mounts).await?;
         }
         if let Some(claim) = claim {
             let ids: Vec<&str> = new.iter().map(|one| one.id.as_str()).collect();
@@ -110,7 +121,8 @@ impl Sandboxes {
         Ok(())
     }
 
-    /// Takes a stopped sandbox back into use, as `restoring`, if `quota` has room for it; false when it is not stopped.
+    /// Takes a stopped sandbox back into use, as `restoring`, if `quota` has room for it and its volumes are free; false when it
+    /// is not stopped.
     pub async fn reserve(&self, id: &str, quota: &Quota) -> Result<bool, QuotaError> {
         let mut tx = self.database.write().await?;
         let row = sqlx::query("SELECT team_id, cpu, memory_mb FROM sandboxes WHERE id = $1 AND state = 'stopped'")
@@ -123,13 +135,20 @@ impl Sandboxes {
         if !usage.leaves_room(quota, 1, cpu, memory_mb) {
             return Err(QuotaError::OverQuota(usage));
         }
+        if lacks_volume(&mut tx, id).await? {
+            return Err(QuotaError::VolumeGone);
+        }
         // Whoever destroys it does not wait for this transaction.
         let taken =
             sqlx::query("UPDATE sandboxes SET state = 'restoring', process = $2 WHERE id = $1 AND state = 'stopped'")
                 .bind(id)
                 .bind(self.own.as_str())
                 .execute(&mut *tx)
-                .await?;
+                .await;
+        let taken = match taken {
+            Err(error) if is_attached_elsewhere(&error) => return Err(QuotaError::VolumeAttached),
+            taken => taken?,
+        };
         tx.commit().await?;
         Ok(taken.rows_affected() == 1)
     }
@@ -145,7 +164,7 @@ impl Sandboxes {
         Ok(())
     }
 
-    /// What the team's sandboxes and checkpoints hold now.
+    /// What the team's sandboxes, checkpoints and volumes hold now.
     pub async fn usage(&self, team_id: &TeamId) -> Result<Usage, StoreError> {
         let mut connection = self.database.read().acquire().await?;
         usage(&mut connection, team_id).await
@@ -250,7 +269,7 @@ impl Sandboxes {
         let taken_over = sqlx::query(
             "UPDATE sandboxes SET state = $2, deadline_ms = $3, on_timeout = $4, auto_resume = $5, exposed_ports = $6, \
                  data_plane_url = $7, started_at_ms = $8, stopped_at_ms = $9, error_code = $10, error_message = $11, \
-                 retained_bytes = $12, allow_public_traffic = $15, process = NULL \
+                 retained_bytes = $12, allow_public_traffic = $15, pause_memory = $16, process = NULL \
              WHERE id = $1 AND state NOT IN ('failed', 'destroyed') AND state = COALESCE($13, state) \
                  AND network_applied = COALESCE($14, network_applied)",
         )
@@ -269,8 +288,21 @@ impl Sandboxes {
         .bind(seen.map(|row| row.state.as_str()))
         .bind(seen.map(|row| to_stored(row.network.applied)))
         .bind(i64::from(report.allow_public_traffic))
+        .bind(i64::from(report.lifecycle.pause_memory))
         .execute(&mut *tx)
-        .await?;
+        .await;
+        let taken_over = match taken_over {
+            // It woke of itself, and the row of the one that had its volume before is not up to date yet: the next round of
+            // synchronisation sees to both.
+            Err(error) if is_attached_elsewhere(&error) => {
+                tracing::warn!(
+                    sandbox = report.id.as_str(),
+                    "not taken over yet: another sandbox's row has its volume"
+                );
+                return Ok(());
+            }
+            taken_over => taken_over?,
+        };
         if taken_over.rows_affected() == 1 {
             let source = if seen.is_some() { Source::FreshReport } else { Source::Report };
             note_version(&mut tx, &report.id, report.network_version, source).await?;
@@ -332,8 +364,8 @@ impl Sandboxes {
     }
 }
 
-/// What the team's sandboxes and checkpoints hold, seen by `connection`.
-async fn usage(connection: &mut sqlx::AnyConnection, team_id: &TeamId) -> Result<Usage, StoreError> {
+/// What the team's sandboxes, checkpoints and volumes hold, seen by `connection`.
+pub(super) async fn usage(connection: &mut sqlx::AnyConnection, team_id: &TeamId) -> Result<Usage, StoreError> {
     // `live`: the states of `State::LIVE`.
     let row = sqlx::query(
         "SELECT CAST(COALESCE(SUM(live), 0) AS BIGINT) AS sandboxes, \
@@ -342,7 +374,12 @@ async fn usage(connection: &mut sqlx::AnyConnection, team_id: &TeamId) -> Result
              CAST(COALESCE(SUM(stopped), 0) AS BIGINT) AS stopped, \
              CAST(COALESCE(SUM(retained_bytes), 0) AS BIGINT) AS sandbox_bytes, \
              (SELECT CAST(COALESCE(SUM(size_bytes), 0) AS BIGINT) FROM checkpoints \
-              WHERE team_id = $1 AND state <> 'deleted') AS checkpoint_bytes \
+              WHERE team_id = $1 AND state <> 'deleted') AS checkpoint_bytes, \
+             (SELECT COUNT(*) FROM volumes WHERE team_id = $1 AND state <> 'deleted') AS volumes, \
+             (SELECT CAST(COALESCE(SUM(size_gib), 0) AS BIGINT) FROM volumes \
+              WHERE team_id = $1 AND state <> 'deleted') AS volume_gib, \
+             (SELECT CAST(COALESCE(SUM(retained_bytes), 0) AS BIGINT) FROM volumes \
+              WHERE team_id = $1 AND state <> 'deleted') AS volume_bytes \
          FROM (SELECT cpu, memory_mb, retained_bytes, CASE state WHEN 'stopped' THEN 1 ELSE 0 END AS stopped, \
                    CASE WHEN state IN ('creating', 'ready', 'restoring', 'checkpointing', 'stopping') THEN 1 ELSE 0 END \
                        AS live \
@@ -357,7 +394,11 @@ async fn usage(connection: &mut sqlx::AnyConnection, team_id: &TeamId) -> Result
         cpu: count(row.try_get("cpu")?)?,
         memory_mb: count(row.try_get("memory_mb")?)?,
         stopped: count(row.try_get("stopped")?)?,
-        retained_bytes: bytes("sandbox_bytes")?.saturating_add(bytes("checkpoint_bytes")?),
+        volumes: count(row.try_get("volumes")?)?,
+        volume_gib: count(row.try_get("volume_gib")?)?,
+        retained_bytes: bytes("sandbox_bytes")?
+            .saturating_add(bytes("checkpoint_bytes")?)
+            .saturating_add(bytes("volume_bytes")?),
     })
 }
 
@@ -366,8 +407,8 @@ async fn insert(tx: &mut Tx, team_id: &TeamId, new: &NewSandbox, own: &OwnId) ->
     sqlx::query(
         "INSERT INTO sandboxes (id, team_id, state, template, template_version, cpu, memory_mb, disk_gib, \
              timeout_seconds, on_timeout, auto_resume, exposed_ports, allow_public_traffic, envs, created_at_ms, \
-             snapshot_id, network_version, process) \
-         VALUES ($1, $2, 'creating', $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17)",
+             snapshot_id, network_version, process, pause_memory) \
+         VALUES ($1, $2, 'creating', $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18)",
     )
     .bind(&new.id)
     .bind(team_id.as_str())
@@ -386,6 +427,7 @@ async fn insert(tx: &mut Tx, team_id: &TeamId, new: &NewSandbox, own: &OwnId) ->
     .bind(&new.snapshot_id)
     .bind(to_stored(new.network.version))
     .bind(own.as_str())
+    .bind(i64::from(new.lifecycle.pause_memory))
     .execute(&mut **tx)
     .await?;
     insert_policy(tx, &new.id, &new.network.policy).await?;
@@ -423,6 +465,7 @@ mod tests {
             exposed_ports: Vec::new(),
             allow_public_traffic: false,
             network: Network { version: 1, ..Network::default() },
+            volume_mounts: Vec::new(),
             sealed_envs: None,
             snapshot_id: None,
             created_at: NOW,
@@ -446,7 +489,7 @@ mod tests {
 
         let creates = [&*store, &other].into_iter().cycle().take(24).map(|store| {
             let (sandboxes, team_id) = (store.sandboxes.clone(), team.id.clone());
-            let quota = Quota { sandboxes: 5, cpu: 100, memory_mb: 100_000 };
+            let quota = Quota { sandboxes: 5, cpu: 100, memory_mb: 100_000, ..Quota::default() };
             tokio::spawn(async move { sandboxes.create(&team_id, &[new_sandbox()], &quota, None).await })
         });
         let mut made = 0;

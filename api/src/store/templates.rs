@@ -1,4 +1,4 @@
-//! The template catalog: what the agent has, remembered, so that a create request is answered without asking it.
+//! The template catalog: what the agent has, remembered, so that a create request is decided on without asking it.
 
 use jiff::Timestamp;
 use sandpiper_db::{Database, StoreError, count, from_ms, to_ms};

@@ -9,6 +9,7 @@ use sandpiper_http::audited::Acted;
 use sandpiper_http::error::ApiError;
 use sandpiper_http::json::OptionalJson;
 use sandpiper_http::query::{NoParameters, Pairs};
+use sandpiper_protocol::agent::CreateCheckpoint;
 use sandpiper_protocol::error_chain::chain;
 use sandpiper_protocol::id;
 use sandpiper_protocol::ids::{CheckpointId, SandboxId};
@@ -23,7 +24,7 @@ use crate::auth::{Caller, ReadAccess, WriteAccess};
 use crate::errors;
 use crate::orchestration::{self, Progress};
 use crate::state::App;
-use crate::store::checkpoints::{CheckpointRow, NewCheckpoint, State as CheckpointState};
+use crate::store::checkpoints::{CheckpointRow, Naming, NewCheckpoint, State as CheckpointState};
 use crate::store::idempotency::Claim;
 use crate::store::sandbox_row::SandboxRow;
 
@@ -56,7 +57,7 @@ pub struct CheckpointBody {
     pub state: StateBody,
     /// Bytes of disk that it holds; what it shares with others counts in part.
     pub size: u64,
-    /// Why it could not be taken, where that came out after the request had been answered.
+    /// Why it could not be taken, where that came out after the response had been sent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<SandboxErrorBody>,
     pub created_at: Timestamp,
@@ -112,6 +113,11 @@ pub struct CreateRequest {
     #[serde(default)]
     #[schema(default = false)]
     pub memory: bool,
+    /// With memory: also while files on its volumes are open. Whoever has them open reads and writes errors from then on. Without
+    /// it, that is refused with 409 `volume_busy`.
+    #[serde(default)]
+    #[schema(default = false)]
+    pub force: bool,
 }
 
 /// One page.
@@ -126,8 +132,8 @@ pub struct CheckpointList {
 
 /// Take a checkpoint
 ///
-/// Answers when it is durable. The sandbox stands still for a moment, in the state `checkpointing`, and goes on; a stopped
-/// one stays stopped. Where that takes minutes, the answer is 202 and a checkpoint in `creating`, which becomes `ready`, or
+/// Responds when it is durable. The sandbox stands still for a moment, in the state `checkpointing`, and goes on; a stopped
+/// one stays stopped. Where that takes minutes, the response is 202 and a checkpoint in `creating`, which becomes `ready`, or
 /// `failed` with an `error`. Of a sandbox that ended by itself there is no memory to be kept.
 #[utoipa::path(
     post,
@@ -151,12 +157,32 @@ pub async fn create(
 ) -> Result<Response, ApiError> {
     let sandbox = owned(&app, &caller, &sandbox_id).await?;
     let claim = claim.map(|Extension(claim)| claim);
-    let (row, progress) = take(&app, &caller, &sandbox, request, claim.as_ref()).await?;
+    let wanted = Wanted { name: request.name, names: Names::Stay, memory: request.memory, force: request.force };
+    let (row, progress) = take(&app, &caller, &sandbox, wanted, claim.as_ref()).await?;
     let status = match progress {
         Progress::Done => StatusCode::CREATED,
         Progress::UnderWay => StatusCode::ACCEPTED,
     };
     Ok(response(&caller, &sandbox_id, row, status))
+}
+
+/// A checkpoint to take.
+#[derive(Debug)]
+pub struct Wanted {
+    pub name: Option<String>,
+    pub names: Names,
+    pub memory: bool,
+    /// With memory: also while files on a volume are open.
+    pub force: bool,
+}
+
+/// What becomes of a name that another checkpoint has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Names {
+    /// It stays, and the request is refused.
+    Stay,
+    /// It goes over to the new one as soon as that is ready.
+    Move,
 }
 
 /// Takes a checkpoint of `sandbox`.
@@ -168,46 +194,59 @@ pub async fn take(
     app: &App,
     caller: &Caller,
     sandbox: &SandboxRow,
-    request: CreateRequest,
+    wanted: Wanted,
     claim: Option<&Claim>,
 ) -> Result<(CheckpointRow, Progress), ApiError> {
     let id = id::generate("ckp");
-    let name = name(request.name, &id)?;
+    let is_named = wanted.name.is_some();
+    let name = name(wanted.name, &id)?;
     check_usable(sandbox)?;
 
     // Before the row is there, so that the synchronisation never sees it without.
     let guard = app.in_flight.enter(&id).ok_or_else(|| ApiError::internal("checkpoint id made twice"))?;
-    let new = NewCheckpoint { id: id.clone(), name, memory: request.memory, created_at: app.clock.now() };
+    let naming = match wanted.names {
+        Names::Move if is_named => Naming::TakeOver(name.clone()),
+        Names::Move | Names::Stay => Naming::Own(name.clone()),
+    };
+    let new = NewCheckpoint { id: id.clone(), naming, memory: wanted.memory, created_at: app.clock.now() };
     let created = app.store.checkpoints.create(&new, sandbox, claim).await;
-    created.map_err(|error| errors::not_checkpointed(error, &new.name))?;
-    let progress = orchestration::checkpoint::run(app, sandbox, request.memory, guard).await?;
+    created.map_err(|error| errors::not_checkpointed(error, &name))?;
+    let order = CreateCheckpoint { id: guard.id().into(), memory: wanted.memory, force: wanted.force };
+    let progress = orchestration::checkpoint::run(app, sandbox, order, guard).await?;
     Ok((find(app, caller, &id).await?, progress))
 }
 
-/// The response for a checkpoint that an earlier request with the same idempotency key began, before its process died; `None`
-/// unless the agent has it.
+/// The response for a checkpoint that an earlier request with the same idempotency key began; `None` unless the agent has it.
+///
+/// # Errors
+///
+/// Those of the database and the agent.
 pub async fn response_for_existing(
     app: &App,
     caller: &Caller,
     sandbox: &SandboxId,
     id: &CheckpointId,
-) -> Option<Response> {
+) -> Result<Option<Response>, ApiError> {
     let row = made_before(app, caller, id).await?;
-    Some(response(caller, sandbox, row, StatusCode::CREATED))
+    Ok(row.map(|row| response(caller, sandbox, row, StatusCode::CREATED)))
 }
 
 /// The checkpoint that an earlier request with the same idempotency key began; `None` unless the agent has it.
-pub async fn made_before(app: &App, caller: &Caller, id: &CheckpointId) -> Option<CheckpointRow> {
+///
+/// # Errors
+///
+/// Those of the database and the agent.
+pub async fn made_before(app: &App, caller: &Caller, id: &CheckpointId) -> Result<Option<CheckpointRow>, ApiError> {
     match app.agent.show_checkpoint(id).await {
-        Ok(report) => app.store.checkpoints.mirror(&[&report]).await.ok()?,
+        Ok(report) => app.store.checkpoints.mirror(&[&report]).await?,
         Err(error) if error.is_not_found() => {
             // It was never taken. Its name is free again for the request that is to be done now.
-            app.store.checkpoints.delete(id, app.clock.now()).await.ok()?;
-            return None;
+            app.store.checkpoints.delete(id, app.clock.now()).await?;
+            return Ok(None);
         }
-        Err(_) => return None,
+        Err(error) => return Err(error.into()),
     }
-    app.store.checkpoints.get(&caller.team.id, id).await.ok()?
+    Ok(app.store.checkpoints.get(&caller.team.id, id).await?)
 }
 
 fn response(caller: &Caller, sandbox: &str, row: CheckpointRow, status: StatusCode) -> Response {

@@ -78,11 +78,7 @@ impl PlanBody {
             memory_mb_step: limits.memory_mb_step,
             root_disk_gib: limits.root_disk_gib,
             max_timeout: limits.max_timeout,
-            quota: Amounts {
-                sandboxes: limits.quota.sandboxes,
-                cpu: limits.quota.cpu,
-                memory_mb: limits.quota.memory_mb,
-            },
+            quota: limits.quota.into(),
             disk: limits.disk,
             network: limits.network,
         }
@@ -127,6 +123,6 @@ pub async fn limits(
             memory_gib_hour: config.prices.memory_gib_hour.clone(),
             storage_gib_month: config.prices.storage_gib_month.clone(),
         },
-        quota: QuotaBody::new(mine, usage, 1, config.baseline.cpu, config.baseline.memory_mb),
+        quota: QuotaBody::new(mine, usage, Amounts::of_sandboxes(1, config.baseline.cpu, config.baseline.memory_mb)),
     }))
 }

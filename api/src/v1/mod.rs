@@ -13,9 +13,11 @@
 //! | `POST /v1/sandboxes/{id}/fork` | [`sandboxes::fork`] |
 //! | `GET/POST /v1/sandboxes/{id}/checkpoints`, `GET /v1/checkpoints`, `GET/DELETE /v1/checkpoints/{id}` | [`checkpoints`] |
 //! | `GET/PUT/DELETE /v1/sandboxes/{id}/ports/{port}` | [`ports`] |
+//! | `GET/POST /v1/volumes`, `GET/DELETE /v1/volumes/{id}`, and `…/files`, `…/directories`, `…/path` below | [`volumes`] |
 //! | `PUT /v1/sandboxes/{id}/network`, `GET /v1/sandboxes/{id}/network/denied` | [`network`] |
 //! | `GET /v1/egress_profiles` | [`egress_profiles`] |
 //! | `GET /v1/sandboxes/{id}/logs` | [`logs`] |
+//! | `GET /v1/sandboxes/{id}/metrics` | [`metrics`] |
 //! | `GET /v1/sandbox_limits` | [`limits`] |
 //! | `GET /v1/templates` | [`templates`] |
 //!
@@ -30,12 +32,14 @@ pub mod checkpoints;
 pub mod egress_profiles;
 pub mod limits;
 pub mod logs;
+pub mod metrics;
 pub mod network;
 pub mod page;
 pub mod ports;
 pub mod replay;
 pub mod sandboxes;
 pub mod templates;
+pub mod volumes;
 
 /// All routes.
 pub fn router() -> OpenApiRouter<App> {
@@ -51,11 +55,17 @@ pub fn router() -> OpenApiRouter<App> {
         .routes(routes!(checkpoints::create, checkpoints::list_of_sandbox))
         .routes(routes!(checkpoints::list))
         .routes(routes!(checkpoints::show, checkpoints::delete))
+        .routes(routes!(volumes::create::create, volumes::list::list))
+        .routes(routes!(volumes::show::show, volumes::delete::delete))
+        .routes(routes!(volumes::files::read, volumes::files::write, volumes::files::delete))
+        .routes(routes!(volumes::directories::list, volumes::directories::make))
+        .routes(routes!(volumes::path::show, volumes::path::change, volumes::path::delete))
         .routes(routes!(ports::show, ports::expose, ports::unexpose))
         .routes(routes!(network::replace))
         .routes(routes!(network::denied))
         .routes(routes!(egress_profiles::list))
         .routes(routes!(logs::logs))
+        .routes(routes!(metrics::metrics))
         .routes(routes!(limits::limits))
         .routes(routes!(templates::list))
 }

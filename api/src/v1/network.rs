@@ -147,7 +147,7 @@ pub struct ReplacedNetwork {
 /// Replace a sandbox's network policy
 ///
 /// All of it: what is left out returns to its default. Recorded first, then applied to the running sandbox, whose
-/// connections that it forbids are cut. Where the host does not answer, `apply_status` is `pending`, and the policy is
+/// connections that it forbids are cut. Where the host does not respond, `apply_status` is `pending`, and the policy is
 /// applied as soon as the host can; a stopped sandbox has it before it sends anything again. `allow_public_traffic` stays.
 #[utoipa::path(
     put,

@@ -34,7 +34,7 @@ pub struct PortBody {
     pub status: Status,
 }
 
-/// Whether the preview would be answered.
+/// Whether the preview would get a response from the sandbox.
 #[derive(Debug, Clone, Copy, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 #[schema(as = PortStatus)]

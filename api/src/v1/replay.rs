@@ -1,31 +1,35 @@
-//! Answers for repeated requests to `/v1`: which parts of them are credentials, and what was made before.
+//! Responses to repeated requests to `/v1`: which parts of them are credentials, and what was made before.
 
 use axum::response::Response;
+use sandpiper_http::error::ApiError;
 use serde_json::{Map, Value};
 
-use super::{checkpoints, sandboxes};
+use super::{checkpoints, sandboxes, volumes};
 use crate::auth::Caller;
 use crate::mutation::{Face, Work};
 use crate::state::App;
 
 /// Of all requests here.
-pub const FACE: Face = Face { existing, hide, renew };
+pub const FACE: Face = Face { body: volumes::files::body_rule, existing, hide, renew };
 
 fn existing<'a>(
     app: &'a App,
     caller: &'a Caller,
     resource: Option<&'a str>,
     made: &'a str,
-) -> Work<'a, Option<Response>> {
+) -> Work<'a, Result<Option<Response>, ApiError>> {
     Box::pin(async move {
         let ids: Vec<&str> = made.split(',').collect();
         match (resource, ids.as_slice()) {
+            (None, [id]) if id.starts_with("vol") => {
+                volumes::create::response_for_existing(app, caller, &(*id).into()).await
+            }
             (None, [id]) => sandboxes::create::response_for_existing(app, caller, id).await,
             (Some(sandbox), [id]) if id.starts_with("ckp") => {
                 checkpoints::response_for_existing(app, caller, &sandbox.into(), &(*id).into()).await
             }
             (Some(source), ids) => sandboxes::fork::response_for_existing(app, caller, source, ids).await,
-            (None, _) => None,
+            (None, _) => Ok(None),
         }
     })
 }

@@ -22,7 +22,7 @@ async fn become_basic(host: &Host) {
 #[tokio::test]
 async fn every_start_tells_the_agent_what_the_plan_of_its_team_says() {
     let host = Host::with(|config| {
-        config.plans.pro.quota = Quota { sandboxes: 5, cpu: 6, memory_mb: 7000 };
+        config.plans.pro.quota = Quota { sandboxes: 5, cpu: 6, memory_mb: 7000, ..Quota::default() };
         config.plans.pro.disk = DiskRates { bandwidth: 0, operations: 9, flushes: 10 };
         config.plans.pro.network = NetworkRates { bandwidth: 11, packets: 0 };
     })
@@ -35,7 +35,7 @@ async fn every_start_tells_the_agent_what_the_plan_of_its_team_says() {
     let told = told(&host);
 
     let acme = host.app.store.teams.by_slug("acme").await.unwrap().unwrap();
-    let quota = Quota { sandboxes: 5, cpu: 6, memory_mb: 7000 }.amounts();
+    let quota = Quota { sandboxes: 5, cpu: 6, memory_mb: 7000, ..Quota::default() }.amounts();
     let disk = DiskLimits { bytes_per_second: None, operations_per_second: Some(9), flushes_per_second: Some(10) };
     let network = NetLimits { bytes_per_second: Some(11), packets_per_second: None };
     assert_eq!(told, vec![Allowance { team: acme.id, quota, disk, network }; 3]);
@@ -77,10 +77,15 @@ async fn what_the_agent_finds_over_the_quota_is_refused_as_here_and_shows_what_w
 
     let refused = host.create(json!({"template": "base"})).await.refused(422, "sandbox_quota_exceeded");
 
-    let usage = json!({"sandboxes": 1, "cpu": 1, "memory_mb": 256, "stopped": 1, "retained_bytes": 2 * RETAINED});
+    let usage = json!({
+        "sandboxes": 1, "cpu": 1, "memory_mb": 256, "stopped": 1, "volumes": 0, "volume_gib": 0, "retained_bytes": 2 * RETAINED,
+    });
     assert_eq!(refused["quota"]["usage"], usage);
     assert_eq!(refused["quota"]["limits"]["sandboxes"], 1);
-    assert_eq!(refused["quota"]["reservation"], json!({"sandboxes": 1, "cpu": 1, "memory_mb": 256}));
+    assert_eq!(
+        refused["quota"]["reservation"],
+        json!({"sandboxes": 1, "cpu": 1, "memory_mb": 256, "volumes": 0, "volume_gib": 0})
+    );
     assert_eq!(host.get("/v1/sandboxes").await.expect(200)["sandboxes"].as_array().unwrap().len(), 2);
 }
 
@@ -95,8 +100,14 @@ async fn a_resume_and_a_fork_that_the_agent_finds_over_the_quota_leave_all_as_it
     host.agent.records().refuse = Some((422, "quota_exceeded"));
     let resume = host.post(&format!("{path}/resume"), json!({})).await.refused(422, "sandbox_quota_exceeded");
 
-    assert_eq!(fork["quota"]["reservation"], json!({"sandboxes": 2, "cpu": 2, "memory_mb": 512}));
-    assert_eq!(resume["quota"]["reservation"], json!({"sandboxes": 1, "cpu": 1, "memory_mb": 256}));
+    assert_eq!(
+        fork["quota"]["reservation"],
+        json!({"sandboxes": 2, "cpu": 2, "memory_mb": 512, "volumes": 0, "volume_gib": 0})
+    );
+    assert_eq!(
+        resume["quota"]["reservation"],
+        json!({"sandboxes": 1, "cpu": 1, "memory_mb": 256, "volumes": 0, "volume_gib": 0})
+    );
     let list = host.get("/v1/sandboxes").await.expect(200);
     assert_eq!(list["sandboxes"].as_array().unwrap().len(), 1);
     assert_eq!(list["sandboxes"][0]["state"], "stopped");

@@ -14,34 +14,46 @@ struct Operation {
     path: &'static str,
     /// A body that the operation accepts.
     body: Option<fn() -> Value>,
-    /// Whether it acts on one sandbox or checkpoint, so that another team gets 404.
+    /// Parameters that it needs.
+    query: &'static str,
+    /// Whether it acts on one sandbox, checkpoint or volume, so that another team gets 404.
     of_one: bool,
 }
 
 const fn operation(method: &'static str, path: &'static str) -> Operation {
-    Operation { method, path, body: None, of_one: true }
+    Operation { method, path, body: None, query: "", of_one: true }
 }
 
-/// A sandbox and a checkpoint to try operations on.
+/// A sandbox, a checkpoint and a volume to try operations on.
 struct Ids {
     sandbox: String,
     checkpoint: String,
+    volume: String,
 }
 
 impl Ids {
     async fn new(host: &Host) -> Self {
         let sandbox = host.sandbox().await;
         let checkpoint = host.checkpoint(&sandbox, json!({})).await["id"].as_str().unwrap().to_owned();
-        Self { sandbox, checkpoint }
+        let volume = host.volume(&sandbox).await;
+        let directory = format!("/v1/volumes/{volume}/directories?path=/");
+        host.call("POST", &directory, &host.write, None).await.expect(201);
+        let file = json!({"path": "/f", "content_b64": ""});
+        host.call("PUT", &format!("/v1/volumes/{volume}/files"), &host.write, Some(file)).await.expect(200);
+        Self { sandbox, checkpoint, volume }
     }
 
     fn of_nobody() -> Self {
-        Self { sandbox: "sbx0000000000000000000000".into(), checkpoint: "ckp0000000000000000000000".into() }
+        Self {
+            sandbox: "sbx0000000000000000000000".into(),
+            checkpoint: "ckp0000000000000000000000".into(),
+            volume: "vol0000000000000000000000".into(),
+        }
     }
 }
 
 /// All of them. A new operation has to be added here, or `every_operation_is_listed` fails.
-const OPERATIONS: [Operation; 25] = [
+const OPERATIONS: [Operation; 38] = [
     Operation { of_one: false, ..operation("GET", "/v1/sandboxes") },
     Operation { of_one: false, body: Some(|| json!({"template": "base"})), ..operation("POST", "/v1/sandboxes") },
     operation("GET", "/v1/sandboxes/{id}"),
@@ -58,12 +70,29 @@ const OPERATIONS: [Operation; 25] = [
     Operation { of_one: false, ..operation("GET", "/v1/checkpoints") },
     operation("GET", "/v1/checkpoints/{id}"),
     operation("DELETE", "/v1/checkpoints/{id}"),
+    Operation { of_one: false, ..operation("GET", "/v1/volumes") },
+    Operation { of_one: false, body: Some(|| json!({"name": "new"})), ..operation("POST", "/v1/volumes") },
+    operation("GET", "/v1/volumes/{id}"),
+    operation("DELETE", "/v1/volumes/{id}"),
+    Operation { query: "path=/f", ..operation("GET", "/v1/volumes/{id}/files") },
+    Operation { body: Some(|| json!({"path": "/f", "content_b64": ""})), ..operation("PUT", "/v1/volumes/{id}/files") },
+    Operation { query: "path=/f", ..operation("DELETE", "/v1/volumes/{id}/files") },
+    Operation { query: "path=/", ..operation("GET", "/v1/volumes/{id}/directories") },
+    Operation { query: "path=/d", ..operation("POST", "/v1/volumes/{id}/directories") },
+    Operation { query: "path=/", ..operation("GET", "/v1/volumes/{id}/path") },
+    Operation {
+        query: "path=/f",
+        body: Some(|| json!({"mode": "0600"})),
+        ..operation("PATCH", "/v1/volumes/{id}/path")
+    },
+    Operation { query: "path=/f", ..operation("DELETE", "/v1/volumes/{id}/path") },
     operation("GET", "/v1/sandboxes/{id}/ports/{port}"),
     Operation { body: Some(|| json!({})), ..operation("PUT", "/v1/sandboxes/{id}/ports/{port}") },
     operation("DELETE", "/v1/sandboxes/{id}/ports/{port}"),
     Operation { body: Some(|| json!({})), ..operation("PUT", "/v1/sandboxes/{id}/network") },
     operation("GET", "/v1/sandboxes/{id}/network/denied"),
     operation("GET", "/v1/sandboxes/{id}/logs"),
+    operation("GET", "/v1/sandboxes/{id}/metrics"),
     Operation { of_one: false, ..operation("GET", "/v1/sandbox_limits") },
     Operation { of_one: false, ..operation("GET", "/v1/templates") },
     Operation { of_one: false, ..operation("GET", "/v1/egress_profiles") },
@@ -75,8 +104,19 @@ impl Operation {
     }
 
     fn path(&self, ids: &Ids) -> String {
-        let id = if self.path.starts_with("/v1/checkpoints") { &ids.checkpoint } else { &ids.sandbox };
-        self.path.replace("{id}", id).replace("{port}", "8000")
+        let mark = if self.query.is_empty() { "" } else { "?" };
+        let id = match self.path.split('/').nth(2) {
+            Some("checkpoints") => &ids.checkpoint,
+            Some("volumes") => &ids.volume,
+            _ => &ids.sandbox,
+        };
+        self.path.replace("{id}", id).replace("{port}", "8000") + mark + self.query
+    }
+
+    /// The path with one parameter more.
+    fn path_with(&self, ids: &Ids, parameter: &str) -> String {
+        let mark = if self.query.is_empty() { '?' } else { '&' };
+        format!("{}{mark}{parameter}", self.path(ids))
     }
 
     fn body(&self) -> Option<Value> {
@@ -104,6 +144,8 @@ async fn every_operation_is_listed() {
         .as_object()
         .unwrap()
         .iter()
+        // Its messages are its own, and so are its tests: `mcp.rs`.
+        .filter(|(path, _)| *path != "/mcp")
         .flat_map(|(path, item)| methods(item).into_iter().map(move |method| (method, path.clone())))
         .collect();
 
@@ -178,7 +220,7 @@ async fn parameters_that_the_document_does_not_name_are_refused() {
     let ids = Ids::new(&host).await;
     for operation in &OPERATIONS {
         let what = format!("{} {}", operation.method, operation.path);
-        let path = operation.path(&ids);
+        let path = |query: &str| operation.path_with(&ids, query);
         for query in ["limt=1", "limit", "team=rival", "team=acme&teem=acme"] {
             let name = query.split(['=', '&']).next().unwrap();
             let named = |name: &str| parameters(&document, operation).iter().any(|known| known == name);
@@ -186,18 +228,17 @@ async fn parameters_that_the_document_does_not_name_are_refused() {
                 continue;
             }
             for keyed in [false, true] {
-                let mut order = request(operation.method, &format!("{path}?{query}"), &host.write, operation.body());
+                let mut order = request(operation.method, &path(query), &host.write, operation.body());
                 if keyed {
                     order = with_header(order, "idempotency-key", "k");
                 }
                 let answer = host.send(order).await;
-                assert_eq!(answer.status.as_u16(), 400, "{what}?{query}: {}", answer.text);
+                assert_eq!(answer.status.as_u16(), 400, "{what} {query}: {}", answer.text);
                 answer.refused(400, "invalid_request");
             }
             // Who may not do it is told that first.
             if operation.mutates() {
-                let answer =
-                    host.call(operation.method, &format!("{path}?{query}"), &host.read, operation.body()).await;
+                let answer = host.call(operation.method, &path(query), &host.read, operation.body()).await;
                 answer.refused(403, "insufficient_scope");
             }
         }
@@ -218,10 +259,10 @@ async fn every_list_is_paged() {
     for operation in lists {
         let known = parameters(&document, operation);
         assert!(["limit", "next_token"].iter().all(|name| known.iter().any(|known| known == name)), "{known:?}");
-        let path = operation.path(&ids);
-        host.get(&format!("{path}?limit=0")).await.blames("limit");
-        host.get(&format!("{path}?next_token=x")).await.blames("next_token");
-        host.get(&format!("{path}?limit=1")).await.expect(200);
+        let path = |parameter: &str| operation.path_with(&ids, parameter);
+        host.get(&path("limit=0")).await.blames("limit");
+        host.get(&path("next_token=x")).await.blames("next_token");
+        host.get(&path("limit=1")).await.expect(200);
     }
 }
 
@@ -256,7 +297,8 @@ async fn what_another_team_has_does_not_exist() {
         let answer = host.call(operation.method, &operation.path(&nobody), &host.foreign, operation.body()).await;
         let absent = answer.refused(404, "not_found");
         let message = foreign["message"].as_str().unwrap().replace(id, &nobody.sandbox);
-        assert_eq!(absent["message"], message.replace(&ids.checkpoint, &nobody.checkpoint));
+        let message = message.replace(&ids.checkpoint, &nobody.checkpoint).replace(&ids.volume, &nobody.volume);
+        assert_eq!(absent["message"], message);
     }
     // Nor can a sandbox be made from it.
     for start in [json!({"snapshot_id": ids.checkpoint}), json!({"template": ids.checkpoint})] {

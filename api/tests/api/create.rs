@@ -24,7 +24,7 @@ async fn a_sandbox_is_made_with_the_defaults_and_comes_with_a_session() {
     assert_eq!(body["template"], "base");
     assert_eq!(body["template_version"], VERSIONS[1]);
     assert_eq!(body["timeout"], 300);
-    assert_eq!(body["lifecycle"], json!({"on_timeout": "kill", "auto_resume": false}));
+    assert_eq!(body["lifecycle"], json!({"on_timeout": "kill", "auto_resume": false, "pause_memory": true}));
     assert_eq!((&body["cpu"], &body["memory_mb"], &body["disk_gib"]), (&json!(1), &json!(256), &json!(20)));
     assert_eq!(body["volume_mounts"], json!({}));
     assert_eq!(body["metadata"], json!({}));

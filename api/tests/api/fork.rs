@@ -86,13 +86,16 @@ async fn a_stopped_sandbox_is_forked_and_stays_stopped() {
 
 #[tokio::test]
 async fn the_quota_must_have_room_for_all_forks() {
-    let quota = Quota { sandboxes: 4, cpu: 100, memory_mb: 100_000 };
+    let quota = Quota { sandboxes: 4, cpu: 100, memory_mb: 100_000, ..Quota::default() };
     let host = Host::with(|config| config.plans.pro.quota = quota).await;
     let path = format!("/v1/sandboxes/{}", host.sandbox().await);
 
     let refused = host.post(&format!("{path}/fork"), json!({"count": 4})).await.refused(422, "sandbox_quota_exceeded");
 
-    assert_eq!(refused["quota"]["reservation"], json!({"sandboxes": 4, "cpu": 4, "memory_mb": 1024}));
+    assert_eq!(
+        refused["quota"]["reservation"],
+        json!({"sandboxes": 4, "cpu": 4, "memory_mb": 1024, "volumes": 0, "volume_gib": 0})
+    );
     assert_eq!(host.usage().await["sandboxes"], 1);
     host.post(&format!("{path}/fork"), json!({"count": 3})).await.expect(201);
     assert_eq!(host.agent.records().sandboxes.len(), 4);

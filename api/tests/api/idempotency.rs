@@ -173,6 +173,32 @@ async fn after_a_crash_before_anything_was_made_the_request_is_done() {
 }
 
 #[tokio::test]
+async fn what_was_made_for_a_request_that_failed_is_the_answer() {
+    let host = Host::new().await;
+    host.sync().await;
+    host.agent.hold();
+    let order = request("POST", "/v1/sandboxes", &host.write, Some(base()));
+    let failed = tokio::spawn(host.router().oneshot(with_header(order, "idempotency-key", "k1")));
+    eventually("the order arrives", async || host.agent.records().orders.len() == 1).await;
+    let rename = async |from: &str, to: &str| {
+        let statement = format!("ALTER TABLE {from} RENAME TO {to}");
+        host.alter(&statement, &statement).await;
+    };
+    // The database is away when the agent has made the sandbox, and still when the request is first repeated.
+    rename("sandboxes", "elsewhere").await;
+    host.agent.admit(1);
+    Answer::read(failed.await.unwrap().unwrap()).await.refused(500, "internal");
+    create(&host, "k1", base()).await.refused(500, "internal");
+    rename("elsewhere", "sandboxes").await;
+
+    let answer = create(&host, "k1", base()).await.expect(201);
+
+    let orders = host.agent.records().orders.iter().map(|order| order.id.to_string()).collect::<Vec<_>>();
+    assert_eq!(orders, [answer["id"].as_str().unwrap()]);
+    assert_eq!(answer["state"], "ready");
+}
+
+#[tokio::test]
 async fn a_key_must_be_visible_ascii() {
     let host = Host::new().await;
     create(&host, "two words", base()).await.blames("Idempotency-Key");

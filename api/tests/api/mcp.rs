@@ -8,7 +8,7 @@ use sandpiper_api::mcp::Mcp;
 use serde_json::{Value, json};
 use tower::ServiceExt;
 
-use crate::support::Host;
+use crate::support::{Answer, Host};
 
 /// What `/mcp` says to a message; not read to its end, since it may be a stream.
 async fn post(mcp: &Mcp, key: &str, session: Option<&str>, message: &Value) -> axum::response::Response {
@@ -77,6 +77,37 @@ async fn a_team_has_so_many_sessions_and_one_that_is_ended_makes_room() {
         .unwrap();
     assert!(mcp.router().oneshot(end).await.unwrap().status().is_success());
     begin(&mcp, &host.write).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_has_so_many_calls_at_a_time() {
+    let host = Host::new().await;
+    let inner = listen().await;
+    let mcp = Mcp::new(host.app.clone(), &format!("http://{}", inner.local_addr().unwrap())).unwrap();
+    let api = host.router();
+    tokio::spawn(async move { axum::serve(inner, api).await });
+    let session = begin(&mcp, &host.write).await;
+    let initialized = json!({"jsonrpc": "2.0", "method": "notifications/initialized"});
+    post(&mcp, &host.write, Some(&session), &initialized).await;
+    // All of them wait for the session's sandbox.
+    host.agent.hold();
+    let mut calls = tokio::task::JoinSet::new();
+    for id in 2..=18 {
+        let (mcp, key, session) = (mcp.clone(), host.write.clone(), session.clone());
+        calls.spawn(async move {
+            let call = json!({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": {
+                "name": "network", "arguments": {},
+            }});
+            Answer::read(post(&mcp, &key, Some(&session), &call).await).await.text
+        });
+    }
+
+    let refused = calls.join_next().await.unwrap().unwrap();
+    assert!(refused.contains("16 calls at a time"), "{refused}");
+    host.agent.admit(100);
+
+    let others = calls.join_all().await;
+    assert!(others.len() == 16 && others.iter().all(|text| text.contains("allow_internet_access")), "{others:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

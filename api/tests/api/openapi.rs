@@ -54,3 +54,19 @@ async fn the_page_needs_nothing_from_elsewhere() {
         assert!(page.text.contains(".replace(\"docs\", \"openapi.json\")"));
     }
 }
+
+#[tokio::test]
+async fn the_page_leads_to_those_on_the_data_plane() {
+    let host = Host::new().await;
+    let page = host.send(Request::get("/docs").body(Body::empty()).unwrap()).await;
+    for (name, title) in [
+        ("data-plane", "# The data plane of a sandbox"),
+        ("filesystem", "# Folders of a sandbox"),
+        ("mcp", "# Sandboxes as tools of an agent"),
+    ] {
+        assert!(page.text.contains(&format!("href=\"docs/{name}\"")), "{name}");
+        let other = host.send(Request::get(format!("/docs/{name}")).body(Body::empty()).unwrap()).await;
+        assert_eq!((other.status.as_u16(), other.header("content-type")), (200, Some("text/plain; charset=utf-8")));
+        assert!(other.text.starts_with(title), "{name}");
+    }
+}

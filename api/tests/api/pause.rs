@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
-use sandpiper_protocol::agent::SandboxState;
+use sandpiper_protocol::agent::{Lifecycle, SandboxState};
 use serde_json::{Value, json};
 use tower::ServiceExt;
 
@@ -38,13 +38,17 @@ async fn a_paused_sandbox_is_stopped_and_stays_so_when_it_is_paused_again() {
 async fn a_stopped_sandbox_holds_disk_and_no_runtime() {
     let host = Host::with(|config| config.plans.pro.quota.sandboxes = 1).await;
     let path = stopped(&host).await;
-    let usage = json!({"sandboxes": 0, "cpu": 0, "memory_mb": 0, "stopped": 1, "retained_bytes": RETAINED});
+    let usage = json!({
+        "sandboxes": 0, "cpu": 0, "memory_mb": 0, "stopped": 1, "volumes": 0, "volume_gib": 0, "retained_bytes": RETAINED,
+    });
     assert_eq!(host.usage().await, usage);
 
     host.create(json!({"template": "base"})).await.expect(201);
 
     host.call("DELETE", &path, &host.write, None).await.expect(204);
-    let usage = json!({"sandboxes": 1, "cpu": 1, "memory_mb": 256, "stopped": 0, "retained_bytes": RETAINED});
+    let usage = json!({
+        "sandboxes": 1, "cpu": 1, "memory_mb": 256, "stopped": 0, "volumes": 0, "volume_gib": 0, "retained_bytes": RETAINED,
+    });
     assert_eq!(host.usage().await, usage);
 }
 
@@ -113,7 +117,10 @@ async fn resume_needs_room_in_the_quota() {
 
     let refused = host.post(&format!("{path}/resume"), json!({})).await.refused(422, "sandbox_quota_exceeded");
 
-    assert_eq!(refused["quota"]["reservation"], json!({"sandboxes": 1, "cpu": 1, "memory_mb": 256}));
+    assert_eq!(
+        refused["quota"]["reservation"],
+        json!({"sandboxes": 1, "cpu": 1, "memory_mb": 256, "volumes": 0, "volume_gib": 0})
+    );
     assert_eq!(host.get(&path).await.expect(200)["state"], "stopped");
     host.call("DELETE", &format!("/v1/sandboxes/{other}"), &host.write, None).await.expect(204);
     host.post(&format!("{path}/resume"), json!({})).await.expect(200);
@@ -191,7 +198,7 @@ async fn a_resume_that_this_process_died_in_is_settled_by_what_the_agent_has() {
 #[tokio::test]
 async fn what_the_agent_stops_and_wakes_by_itself_is_followed() {
     let host = Host::new().await;
-    let lifecycle = json!({"on_timeout": "pause", "auto_resume": true});
+    let lifecycle = json!({"on_timeout": "pause", "auto_resume": true, "pause_memory": true});
     let created = host.create(json!({"template": "base", "lifecycle": lifecycle})).await.expect(201);
     assert_eq!(created["lifecycle"], lifecycle);
     let id = created["id"].as_str().unwrap();
@@ -234,9 +241,10 @@ async fn a_shorthand_and_the_lifecycle_reach_the_agent() {
         (json!({"template": "base", "auto_pause": true, "lifecycle": {"on_timeout": "pause"}}), false),
     ] {
         let created = host.create(body).await.expect(201);
-        assert_eq!(created["lifecycle"], json!({"on_timeout": "pause", "auto_resume": auto_resume}));
+        let lifecycle = json!({"on_timeout": "pause", "auto_resume": auto_resume, "pause_memory": true});
+        assert_eq!(created["lifecycle"], lifecycle);
         let order = host.agent.records().orders.last().unwrap().lifecycle;
-        assert_eq!(serde_json::to_value(order).unwrap(), created["lifecycle"]);
+        assert_eq!(serde_json::from_value::<Lifecycle>(created["lifecycle"].clone()).unwrap(), order);
     }
 }
 

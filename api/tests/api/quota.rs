@@ -22,7 +22,10 @@ async fn no_more_cpus_are_offered_than_the_agent_gives() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn parallel_creates_never_pass_the_quota() {
-    let host = Host::with(|config| config.plans.pro.quota = Quota { sandboxes: 5, cpu: 100, memory_mb: 100_000 }).await;
+    let host = Host::with(|config| {
+        config.plans.pro.quota = Quota { sandboxes: 5, cpu: 100, memory_mb: 100_000, ..Quota::default() }
+    })
+    .await;
     host.sync().await;
 
     let create = |_| request("POST", "/v1/sandboxes", &host.write, Some(json!({"template": "base"})));
@@ -36,7 +39,10 @@ async fn parallel_creates_never_pass_the_quota() {
 
 #[tokio::test]
 async fn a_refusal_shows_the_quota_as_the_limits_do() {
-    let host = Host::with(|config| config.plans.pro.quota = Quota { sandboxes: 9, cpu: 3, memory_mb: 4096 }).await;
+    let host = Host::with(|config| {
+        config.plans.pro.quota = Quota { sandboxes: 9, cpu: 3, memory_mb: 4096, ..Quota::default() }
+    })
+    .await;
     host.create(json!({"template": "base", "cpu": 2, "memory_mb": 1024})).await.expect(201);
 
     let body = host
@@ -45,10 +51,19 @@ async fn a_refusal_shows_the_quota_as_the_limits_do() {
         .refused(422, "sandbox_quota_exceeded");
 
     let limits = host.get("/v1/sandbox_limits").await.expect(200);
-    assert_eq!(body["quota"]["limits"], json!({"sandboxes": 9, "cpu": 3, "memory_mb": 4096}));
-    let usage = json!({"sandboxes": 1, "cpu": 2, "memory_mb": 1024, "stopped": 0, "retained_bytes": RETAINED});
+    assert_eq!(
+        body["quota"]["limits"],
+        json!({"sandboxes": 9, "cpu": 3, "memory_mb": 4096, "volumes": 0, "volume_gib": 0})
+    );
+    let usage = json!({
+        "sandboxes": 1, "cpu": 2, "memory_mb": 1024, "stopped": 0, "volumes": 0, "volume_gib": 0,
+        "retained_bytes": RETAINED,
+    });
     assert_eq!(body["quota"]["usage"], usage);
-    assert_eq!(body["quota"]["reservation"], json!({"sandboxes": 1, "cpu": 2, "memory_mb": 512}));
+    assert_eq!(
+        body["quota"]["reservation"],
+        json!({"sandboxes": 1, "cpu": 2, "memory_mb": 512, "volumes": 0, "volume_gib": 0})
+    );
     assert_eq!(limits["quota"]["limits"], body["quota"]["limits"]);
     assert_eq!(limits["quota"]["usage"], body["quota"]["usage"]);
     host.create(json!({"template": "base", "cpu": 1})).await.expect(201);
@@ -56,7 +71,10 @@ async fn a_refusal_shows_the_quota_as_the_limits_do() {
 
 #[tokio::test]
 async fn memory_is_counted_too_and_a_delete_frees_it() {
-    let host = Host::with(|config| config.plans.pro.quota = Quota { sandboxes: 9, cpu: 9, memory_mb: 1024 }).await;
+    let host = Host::with(|config| {
+        config.plans.pro.quota = Quota { sandboxes: 9, cpu: 9, memory_mb: 1024, ..Quota::default() }
+    })
+    .await;
     let first = host.create(json!({"template": "base", "memory_mb": 1024})).await.expect(201);
     host.create(json!({"template": "base"})).await.refused(422, "sandbox_quota_exceeded");
 

@@ -70,11 +70,14 @@ async fn the_disk_is_never_smaller_than_the_checkpoints() {
 
 #[tokio::test]
 async fn the_quota_counts_the_checkpoints_size() {
-    let quota = Quota { sandboxes: 9, cpu: 3, memory_mb: 100_000 };
+    let quota = Quota { sandboxes: 9, cpu: 3, memory_mb: 100_000, ..Quota::default() };
     let host = Host::with(|config| config.plans.pro.quota = quota).await;
     let snapshot = checkpoint(&host, true).await;
     let refused = host.create(json!({"snapshot_id": snapshot})).await.refused(422, "sandbox_quota_exceeded");
-    assert_eq!(refused["quota"]["reservation"], json!({"sandboxes": 1, "cpu": 2, "memory_mb": 512}));
+    assert_eq!(
+        refused["quota"]["reservation"],
+        json!({"sandboxes": 1, "cpu": 2, "memory_mb": 512, "volumes": 0, "volume_gib": 0})
+    );
 }
 
 #[tokio::test]

@@ -33,7 +33,7 @@ async fn an_update_changes_deadline_and_metadata() {
 
     assert_eq!(updated["metadata"], json!({"b": "2"}));
     assert_eq!(updated["timeout"], 3000);
-    assert_eq!(updated["lifecycle"], json!({"on_timeout": "pause", "auto_resume": false}));
+    assert_eq!(updated["lifecycle"], json!({"on_timeout": "pause", "auto_resume": false, "pause_memory": true}));
     assert!(until_deadline(&updated) > SignedDuration::from_secs(2000));
     assert_eq!(host.get(&path).await.expect(200), updated);
     // Unlike connect, an update may shorten.
@@ -46,18 +46,23 @@ async fn an_update_changes_deadline_and_metadata() {
 async fn what_an_update_of_the_lifecycle_leaves_out_stays() {
     let host = Host::new().await;
     let path = format!("/v1/sandboxes/{}", host.sandbox().await);
-    for (change, result) in [
-        (json!({"on_timeout": "pause"}), json!({"on_timeout": "pause", "auto_resume": false})),
-        (json!({"auto_resume": true}), json!({"on_timeout": "pause", "auto_resume": true})),
-        (json!({}), json!({"on_timeout": "pause", "auto_resume": true})),
+    for (change, on_timeout, auto_resume, pause_memory) in [
+        (json!({"on_timeout": "pause"}), "pause", false, true),
+        (json!({"auto_resume": true}), "pause", true, true),
+        (json!({"pause_memory": false}), "pause", true, false),
+        (json!({}), "pause", true, false),
         // With `kill` it would mean nothing.
-        (json!({"on_timeout": "kill"}), json!({"on_timeout": "kill", "auto_resume": false})),
+        (json!({"on_timeout": "kill"}), "kill", false, true),
     ] {
         let updated = host.call("PATCH", &path, &host.write, Some(json!({"lifecycle": change}))).await.expect(200);
+        let result = json!({"on_timeout": on_timeout, "auto_resume": auto_resume, "pause_memory": pause_memory});
         assert_eq!(updated["lifecycle"], result);
     }
-    let resume_what_is_killed = json!({"lifecycle": {"auto_resume": true}});
-    host.call("PATCH", &path, &host.write, Some(resume_what_is_killed)).await.blames("lifecycle.auto_resume");
+    for (field, value) in [("auto_resume", true), ("pause_memory", false)] {
+        let of_what_is_killed = json!({"lifecycle": {field: value}});
+        let answer = host.call("PATCH", &path, &host.write, Some(of_what_is_killed)).await;
+        answer.blames(&format!("lifecycle.{field}"));
+    }
 }
 
 #[tokio::test]

@@ -68,6 +68,7 @@ async fn contradictions_are_refused() {
             json!({"template": "base", "lifecycle": {"on_timeout": "kill", "auto_resume": true}}),
             "lifecycle.auto_resume",
         ),
+        (json!({"template": "base", "lifecycle": {"pause_memory": false}}), "lifecycle.pause_memory"),
     ] {
         host.create(body).await.blames(field);
     }
@@ -76,7 +77,7 @@ async fn contradictions_are_refused() {
 #[tokio::test]
 async fn what_this_host_cannot_do_yet_is_refused_and_never_ignored() {
     let host = Host::new().await;
-    host.create(json!({"template": "base", "volume_mounts": {"/data": "d"}})).await.blames("volume_mounts");
+    host.create(json!({"template": "base", "volume_mounts": {"data": "d"}})).await.blames("volume_mounts");
     assert!(host.agent.records().orders.is_empty());
 }
 

@@ -12,7 +12,7 @@ use super::Webhooks;
 use super::endpoint_url::EndpointUrl;
 use super::jitter::Jitter;
 use super::sender::{Sender, Webhook};
-use crate::domain::outcome::{Answer, Failure, FailureClass, Verdict};
+use crate::domain::outcome::{Failure, FailureClass, Verdict, WebhookResponse};
 use crate::domain::schedule::{Next, next_attempt};
 use crate::store::deliveries::State;
 use crate::store::delivery_claims::{Claimed, Decision, Finished};
@@ -78,7 +78,7 @@ impl Attempter {
         self.finished(claimed, sent, signed_at, began.elapsed())
     }
 
-    async fn send(&self, claimed: &Claimed, signature: &str) -> Result<Answer, Failure> {
+    async fn send(&self, claimed: &Claimed, signature: &str) -> Result<WebhookResponse, Failure> {
         // Checked when it was configured; what is allowed may have changed.
         let url = EndpointUrl::parse(&claimed.url, self.webhooks.rule())
             .map_err(|error| Failure::new(FailureClass::BlockedAddress, error))?;
@@ -109,14 +109,14 @@ impl Attempter {
     fn finished(
         &self,
         claimed: Claimed,
-        sent: Result<Answer, Failure>,
+        sent: Result<WebhookResponse, Failure>,
         signed_at: i64,
         duration: Duration,
     ) -> Finished {
         let ended_at = self.webhooks.clock.now();
         let decision = decide(&claimed, &sent, ended_at, self.jitter.draw());
         let (result, detail) = match sent {
-            Ok(answer) => (Ok(answer.status), answer.snippet),
+            Ok(response) => (Ok(response.status), response.snippet),
             Err(failure) => (Err(failure.class), failure.detail),
         };
         Finished { claimed, ended_at, duration, signed_at: Some(signed_at), result, detail, decision }
@@ -124,9 +124,9 @@ impl Attempter {
 }
 
 /// What becomes of the delivery.
-fn decide(claimed: &Claimed, sent: &Result<Answer, Failure>, now: Timestamp, jitter: f64) -> Decision {
+fn decide(claimed: &Claimed, sent: &Result<WebhookResponse, Failure>, now: Timestamp, jitter: f64) -> Decision {
     let (verdict, retry_after) = match sent {
-        Ok(answer) => (Verdict::of_status(answer.status), answer.retry_after),
+        Ok(response) => (Verdict::of_status(response.status), response.retry_after),
         Err(_) => (Verdict::Again, None),
     };
     match verdict {

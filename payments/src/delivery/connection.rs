@@ -25,7 +25,7 @@ use super::endpoint_url::{Authority, EndpointHost};
 use super::resolver::Resolver;
 use crate::domain::outcome::{Failure, FailureClass};
 
-/// Of an answer's head, in bytes and in lines.
+/// Of a response's head, in bytes and in lines.
 const MAX_HEAD: usize = 64 * 1024;
 const MAX_HEADERS: usize = 256;
 
@@ -37,9 +37,9 @@ pub struct Connector {
     pub tls: Arc<ClientConfig>,
 }
 
-/// Why a request got no answer.
+/// Why a request got no response.
 #[derive(Debug)]
-pub struct NoAnswer {
+pub struct NoResponse {
     pub failure: Failure,
     /// Nothing of the request was written: the connection was closed while it waited.
     pub unsent: bool,
@@ -127,15 +127,15 @@ impl Connection {
         self.requests.is_closed()
     }
 
-    /// Sends a request and reads the head of its answer.
-    pub async fn send(&mut self, request: Request<Full<Bytes>>) -> Result<Response<Incoming>, NoAnswer> {
+    /// Sends a request and reads the head of its response.
+    pub async fn send(&mut self, request: Request<Full<Bytes>>) -> Result<Response<Incoming>, NoResponse> {
         if let Err(error) = self.requests.ready().await {
-            return Err(NoAnswer { failure: of_http(&error), unsent: true });
+            return Err(NoResponse { failure: of_http(&error), unsent: true });
         }
         self.requests.try_send_request(request).await.map_err(|mut error| {
             // It comes back only if the connection ended before any of it was written.
             let unsent = error.take_message().is_some();
-            NoAnswer { failure: of_http(error.error()), unsent }
+            NoResponse { failure: of_http(error.error()), unsent }
         })
     }
 }

@@ -17,7 +17,7 @@ use crate::store::webhook_endpoints::EndpointKey;
 const MAX_IDLE: Duration = Duration::from_secs(20);
 /// From its opening.
 const MAX_AGE: Duration = Duration::from_secs(60);
-/// Connections of an endpoint that are kept open for the rest of an answer. More only a receiver causes whose bodies do not
+/// Connections of an endpoint that are kept open for the rest of a response. More only a receiver causes whose bodies do not
 /// end.
 const MOST_READING: usize = 128;
 
@@ -31,7 +31,7 @@ pub(super) struct Pool(Mutex<HashMap<PoolKey, Connections>>);
 #[derive(Debug, Default)]
 struct Connections {
     idle: Vec<Idle>,
-    /// So many are not idle yet: the answer to their last request is being read.
+    /// So many are not idle yet: the response to their last request is being read.
     reading: usize,
 }
 
@@ -41,7 +41,7 @@ struct Idle {
     since: Instant,
 }
 
-/// A connection of which an answer is being read, until this is dropped.
+/// A connection of which a response is being read, until this is dropped.
 #[derive(Debug)]
 pub(super) struct Reading {
     pool: Arc<Pool>,
@@ -64,7 +64,7 @@ impl Pool {
         std::iter::from_fn(|| idle.pop()).find(Idle::is_usable).map(|idle| idle.connection)
     }
 
-    /// Keeps a connection whose last answer was read to its end.
+    /// Keeps a connection whose last response was read to its end.
     pub(super) fn put(&self, key: PoolKey, connection: Connection) {
         let idle = Idle { connection, since: Instant::now() };
         if idle.is_usable() {
@@ -72,7 +72,7 @@ impl Pool {
         }
     }
 
-    /// Counts a connection of which an answer is being read; `None` when the endpoint has enough of them.
+    /// Counts a connection of which a response is being read; `None` when the endpoint has enough of them.
     pub(super) fn begin_reading(self: &Arc<Self>, key: PoolKey) -> Option<Reading> {
         let mut all = self.lock();
         let connections = all.entry(key.clone()).or_default();

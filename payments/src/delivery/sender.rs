@@ -1,7 +1,7 @@
-//! One attempt on the wire: from the URL to an answer or a failure, within one deadline.
+//! One attempt on the wire: from the URL to a response or a failure, within one deadline.
 //!
 //! ```text
-//! resolve ─ vet ─ connect ─ TLS ─ request ─ head of the answer ─ body, to a cap
+//! resolve ─ vet ─ connect ─ TLS ─ request ─ head of the response ─ body, to a cap
 //! └───────────────────── 30 seconds ──────────────────────────┘└─ 2 seconds ─┘
 //! ```
 //!
@@ -9,7 +9,7 @@
 //! never ends. An attempt that is acknowledged is over with the head, and the body is read apart. Otherwise the beginning of
 //! the body is kept for people, and the attempt waits for it.
 //!
-//! An attempt is one request at most, so each has a signature of its own and counts. Redirects are answers like others:
+//! An attempt is one request at most, so each has a signature of its own and counts. Redirects are responses like others:
 //! nobody asks where they lead. No proxy of the environment is used, because a proxy would resolve names itself.
 
 use std::sync::Arc;
@@ -24,17 +24,17 @@ use sandpiper_http::clock::Clock;
 use sandpiper_webhook::{IDEMPOTENCY_KEY_HEADER, SIGNATURE_HEADER};
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::connection::{Connection, Connector, NoAnswer};
+use super::connection::{Connection, Connector, NoResponse};
 use super::endpoint_url::EndpointUrl;
 use super::pool::{Pool, PoolKey};
 use super::retry_after;
-use crate::domain::outcome::{Answer, Failure, FailureClass, SNIPPET, Verdict, snippet};
+use crate::domain::outcome::{Failure, FailureClass, SNIPPET, Verdict, WebhookResponse, snippet};
 use crate::store::deliveries::DeliveryId;
 use crate::store::webhook_endpoints::EndpointKey;
 
-/// Of an attempt, to the head of its answer.
+/// Of an attempt, to the head of its response.
 pub const ATTEMPT_LIMIT: Duration = Duration::from_secs(30);
-/// Of an answer's body, which is read for the sake of the connection. A longer one costs the connection.
+/// Of a response's body, which is read for the sake of the connection. A longer one costs the connection.
 const BODY_LIMIT: usize = 64 * 1024;
 /// How long a body is read after its head.
 const BODY_TIME: Duration = Duration::from_secs(2);
@@ -67,11 +67,11 @@ impl Sender {
     }
 
     /// Makes one attempt; the clock is for dates in `Retry-After`.
-    pub async fn send(&self, webhook: &Webhook<'_>, clock: &Clock) -> Result<Answer, Failure> {
+    pub async fn send(&self, webhook: &Webhook<'_>, clock: &Clock) -> Result<WebhookResponse, Failure> {
         let deadline = Instant::now() + self.limit;
         let exchange = timeout_at(deadline, self.exchange(webhook, deadline)).await;
-        let (connection, answer) = exchange.unwrap_or_else(|_| Err(self.too_late()))?;
-        let (head, body) = answer.into_parts();
+        let (connection, response) = exchange.unwrap_or_else(|_| Err(self.too_late()))?;
+        let (head, body) = response.into_parts();
         let retry_after = head.headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok());
         let retry_after = retry_after.and_then(|value| retry_after::parse(value, clock.now()));
 
@@ -83,7 +83,7 @@ impl Sender {
             }
             _ => read(&self.pool, key, connection, body).await,
         };
-        Ok(Answer { status, retry_after, snippet })
+        Ok(WebhookResponse { status, retry_after, snippet })
     }
 
     /// Has the body of an acknowledgement read for the sake of the connection, unless too many others are being read.
@@ -116,20 +116,20 @@ impl Sender {
         let key = (webhook.endpoint.clone(), webhook.url.authority());
         if let Some(mut connection) = self.pool.take(&key) {
             match connection.send(request(webhook)?).await {
-                Ok(answer) => return Ok((connection, answer)),
-                Err(NoAnswer { failure, unsent: true }) => {
+                Ok(response) => return Ok((connection, response)),
+                Err(NoResponse { failure, unsent: true }) => {
                     tracing::debug!(delivery = %webhook.delivery, %failure, "a waiting connection was closed");
                 }
-                Err(NoAnswer { failure, .. }) => return Err(failure),
+                Err(NoResponse { failure, .. }) => return Err(failure),
             }
         }
         let mut connection = self.connector.open(&key.1, deadline).await?;
-        let answer = connection.send(request(webhook)?).await.map_err(|none| none.failure)?;
-        Ok((connection, answer))
+        let response = connection.send(request(webhook)?).await.map_err(|none| none.failure)?;
+        Ok((connection, response))
     }
 
     fn too_late(&self) -> Failure {
-        Failure::new(FailureClass::Timeout, format!("no answer within {} s", self.limit.as_secs_f64()))
+        Failure::new(FailureClass::Timeout, format!("no response within {} s", self.limit.as_secs_f64()))
     }
 }
 

@@ -92,7 +92,7 @@ impl Worker {
         drop(finished);
         if timeout(DRAIN, recorder).await.is_err() {
             tracing::warn!(
-                "webhooks were still being attempted at the end; they are attempted again after the next start"
+                "webhooks were still being attempted at shutdown; they are attempted again after the next start"
             );
         }
     }
@@ -181,7 +181,10 @@ impl Worker {
         self.attempter.sender.prune();
         let slow = self.in_progress.longer_than(SLOW);
         if let Err(error) = self.webhooks().store.webhook_endpoints.slow_down(slow).await {
-            tracing::error!(error = chain(&error), "endpoints that hang keep their caps");
+            tracing::error!(
+                error = chain(&error),
+                "cannot lower the concurrency caps of endpoints that do not respond"
+            );
         }
         match self.webhooks().store.delivery_claims.reclaim(self.webhooks().clock.now()).await {
             Ok(0) => {}
@@ -220,7 +223,7 @@ impl Worker {
         }
     }
 
-    /// Counts an attempt and logs it: never its body, its signature, or the answer's.
+    /// Counts an attempt and logs it: never its body, its signature, or the response's.
     fn note(&self, finished: &Finished) {
         self.webhooks().metrics.finished(finished);
         let claimed = &finished.claimed;

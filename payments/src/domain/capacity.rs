@@ -1,7 +1,7 @@
 //! How many attempts may be under way at a time. Pure.
 //!
 //! Two limits keep one endpoint from holding up the others. Each **endpoint** has a *cap*, which grows by one with every
-//! prompt answer. It falls to the smallest when an answer was slow, when an attempt has had none for as long, and when the
+//! prompt response. It falls to the smallest when a response was slow, when an attempt has had none for as long, and when the
 //! URL changes: an endpoint that answers in 50 ms may take a thousand deliveries a second, one that hangs holds four
 //! attempts. And all endpoints **together** have the limit of the configuration, of which one has an eighth at most, or
 //! four attempts where that is more.

@@ -1,10 +1,10 @@
-//! How an attempt went: what the receiver answered, or why there was no answer.
+//! How an attempt went: the response of the receiver, or why there was no response.
 
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// What the status of an answer means for the delivery.
+/// What the status of a response means for the delivery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     /// The receiver has it.
@@ -26,17 +26,17 @@ impl Verdict {
     }
 }
 
-/// The head of an answer, and the beginning of its body.
+/// The head of a response, and the beginning of its body.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Answer {
+pub struct WebhookResponse {
     pub status: u16,
     /// How long the receiver asks to wait, if it does so in a valid way.
     pub retry_after: Option<Duration>,
-    /// For people: text, without control characters. Empty if the answer acknowledges, whose body nobody waits for.
+    /// For people: text, without control characters. Empty if the response acknowledges, whose body nobody waits for.
     pub snippet: String,
 }
 
-/// Why there was no answer, or no request.
+/// Why there was no response, or no request.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{class}: {detail}")]
 pub struct Failure {
@@ -65,7 +65,7 @@ pub enum FailureClass {
     Unreachable,
     /// The certificate or the handshake is wrong.
     Tls,
-    /// The connection was closed before the answer.
+    /// The connection was closed before the response.
     Reset,
     /// What came is not HTTP, or has a head beyond all measure.
     Malformed,

@@ -35,7 +35,7 @@ pub enum Next {
 }
 
 /// What follows after `attempts` attempts of a delivery that was made at `created_at`, the last of which failed now.
-/// `retry_after` is what its answer asked for; `jitter` is uniform in `[0, 1)`.
+/// `retry_after` is what its response asked for; `jitter` is uniform in `[0, 1)`.
 pub fn next_attempt(
     attempts: u32,
     created_at: Timestamp,

@@ -13,7 +13,7 @@ use super::auth::Operator;
 use crate::error::RpcError;
 use crate::state::App;
 
-/// Put by a handler into its answer: the audit's entry was written together with what it tells of.
+/// Put by a handler into its response: the audit's entry was written together with what it tells of.
 #[derive(Debug, Clone)]
 pub struct Written;
 

@@ -63,10 +63,10 @@ pub struct Delivery {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>, format = DateTime)]
     pub ended_at: Option<Timestamp>,
-    /// HTTP status of the last attempt, if it was answered.
+    /// HTTP status of the last attempt, if there was a response.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub status: Option<u16>,
-    /// Why the last attempt was not answered: `dns`, `timeout`, …
+    /// Why the last attempt got no response: `dns`, `timeout`, …
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub error_class: Option<&'static str>,
@@ -114,7 +114,7 @@ pub struct Attempt {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub error_class: Option<&'static str>,
-    /// The beginning of the answer's body if it did not acknowledge, or why there was no answer.
+    /// The beginning of the response's body if it did not acknowledge, or why there was no response.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub detail: Option<String>,
     /// When the next was due because of this one.

@@ -170,7 +170,7 @@ fn are_small(pairs: &BTreeMap<String, String>) -> bool {
 ///
 /// Creates the payment or takes over its new state, and enqueues the webhook that tells the merchant, in one transaction.
 /// `updatedAt` must be later than before. Legal moves: `PENDING` to any status, `FAILED` to `COMPLETED`, `COMPLETED` to
-/// `COMPLETED` with another `actualAmount`. The same report again is answered 200 and does nothing.
+/// `COMPLETED` with another `actualAmount`. The same report again gets 200 and does nothing.
 #[utoipa::path(
     put,
     path = "/operator/v1/payments/{id}",

@@ -234,7 +234,7 @@ pub struct DeliveryRow {
     pub created_at: Timestamp,
     pub next_at: Option<Timestamp>,
     pub ended_at: Option<Timestamp>,
-    /// Of the last attempt that was answered.
+    /// Of the last attempt that got a response.
     pub status: Option<u16>,
     /// Of the last attempt that was not.
     pub error_class: Option<FailureClass>,
@@ -278,7 +278,7 @@ pub struct AttemptRow {
     pub signed_at: Option<i64>,
     pub status: Option<u16>,
     pub error_class: Option<FailureClass>,
-    /// The beginning of the answer's body if it did not acknowledge, or why there was no answer.
+    /// The beginning of the response's body if it did not acknowledge, or why there was no response.
     pub detail: Option<String>,
     pub next_at: Option<Timestamp>,
 }

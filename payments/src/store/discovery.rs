@@ -1,8 +1,8 @@
 //! What merchants may discover: markets with their methods, banks, mobile money operators. How they are brought in is in
 //! [`super::imports`].
 //!
-//! Every change advances the *revision* in its own transaction, so an answer can be kept for as long as the revision it
-//! was made under is the present one ([`crate::answers`]).
+//! Every change advances the *revision* in its own transaction, so a response can be kept for as long as the revision it
+//! was made under is the present one ([`crate::responses`]).
 
 use sandpiper_db::{Database, StoreError, Tx};
 use sandpiper_discovery::{Audience, Bank, Market, MarketKey, MobileOperator};

@@ -36,7 +36,7 @@ pub(super) struct Report {
     pub(super) update: PaymentUpdate,
     /// The PaymentOrder, as text.
     pub(super) document: String,
-    /// Its status is that of the answer to an update, whatever it says here.
+    /// Its status is that of the response to an update, whatever it says here.
     pub(super) entry: audit::Entry,
     pub(super) at: Timestamp,
 }

@@ -29,7 +29,7 @@ pub struct SandboxBody {
     /// then.
     pub deadline: Option<Timestamp>,
     pub lifecycle: LifecycleBody,
-    /// Absolute path in the guest to name of the volume.
+    /// Absolute path in the guest to name of the volume, which the sandbox has while it is live.
     pub volume_mounts: BTreeMap<String, String>,
     pub cpu: u32,
     /// MiB.
@@ -80,6 +80,9 @@ pub struct LifecycleBody {
     pub on_timeout: OnTimeout,
     /// Whether a request to the data plane wakes a paused sandbox.
     pub auto_resume: bool,
+    /// Whether the pause at the deadline keeps the memory and the processes. Otherwise it keeps the disk alone, from which the
+    /// sandbox boots when it goes on.
+    pub pause_memory: bool,
 }
 
 /// What happens at the deadline.
@@ -201,8 +204,9 @@ impl SandboxBody {
             lifecycle: LifecycleBody {
                 on_timeout: row.lifecycle.on_timeout.into(),
                 auto_resume: row.lifecycle.auto_resume,
+                pause_memory: row.lifecycle.pause_memory,
             },
-            volume_mounts: BTreeMap::new(),
+            volume_mounts: row.volume_mounts.into_iter().map(|mount| (mount.path, mount.name)).collect(),
             cpu: row.cpu,
             memory_mb: row.memory_mb,
             disk_gib: row.disk_gib,

@@ -3,15 +3,19 @@
 //! Checks come in this order: key, capability, schema, plan, quota, capacity. Quota and row are one transaction; capacity is
 //! the agent's to judge.
 
+use std::collections::BTreeMap;
+
 use axum::Extension;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use sandpiper_db::StoreError;
 use sandpiper_http::audited::Acted;
 use sandpiper_http::error::ApiError;
 use sandpiper_http::json::Json;
 use sandpiper_http::query::NoParameters;
 use sandpiper_protocol::ids::CheckpointId;
+use sandpiper_protocol::volume::VolumeMount;
 use sandpiper_protocol::{agent, id};
 use serde::Serialize;
 use utoipa::ToSchema;
@@ -26,6 +30,7 @@ use crate::orchestration;
 use crate::state::App;
 use crate::store::idempotency::Claim;
 use crate::store::sandbox_row::{NewSandbox, SandboxRow, State as SandboxState};
+use crate::store::volumes::State as VolumeState;
 
 /// The new sandbox, and the way into it.
 #[derive(Debug, Serialize, ToSchema)]
@@ -38,7 +43,7 @@ pub struct CreatedSandbox {
 
 /// Create a sandbox
 ///
-/// Answers when the sandbox is `ready`; one that takes longer than 30 seconds to start is answered in `creating`.
+/// Responds when the sandbox is `ready`; if its start takes longer than 30 seconds, with a sandbox in `creating`.
 #[utoipa::path(
     post,
     path = "/v1/sandboxes",
@@ -67,7 +72,8 @@ pub async fn create(
 ///
 /// # Errors
 ///
-/// 404 on what it should start from, 403 on a size that is not of the plan, 422 over the quota, and the agent's.
+/// 404 on what it should start from, 403 on a size that is not of the plan, 422 on a volume that is not there and over the
+/// quota, 409 on a volume that another sandbox has, and the agent's.
 pub async fn make(
     app: &App,
     caller: &Caller,
@@ -86,6 +92,7 @@ pub async fn make(
         )));
     }
     let (cpu, memory_mb) = origin.size(asked_size, limits)?;
+    let volume_mounts = find_volumes(app, caller, wanted.volume_mounts).await?;
 
     let id = id::generate("sbx");
     let new = NewSandbox {
@@ -101,6 +108,7 @@ pub async fn make(
         exposed_ports: wanted.exposed_ports,
         allow_public_traffic: wanted.allow_public_traffic,
         network: agent::Network { version: 1, policy },
+        volume_mounts,
         sealed_envs: seal(app, &id, &wanted.envs)?,
         snapshot_id: origin.checkpoint.map(|checkpoint| checkpoint.id),
         created_at: app.clock.now(),
@@ -125,6 +133,7 @@ pub async fn make(
         allow_public_traffic: new.allow_public_traffic,
         previews: wanted.previews,
         network: new.network,
+        volume_mounts: new.volume_mounts,
         allowance: Some(orchestration::allowance::of(app, &caller.team)),
     };
     let starting = orchestration::create::start(app.clone(), caller.clone(), order, guard);
@@ -144,16 +153,27 @@ pub async fn make(
     Ok((row, session))
 }
 
-/// The response for a sandbox that an earlier request with the same idempotency key made, before its process died; `None` if
-/// nothing usable came of it.
-pub async fn response_for_existing(app: &App, caller: &Caller, id: &str) -> Option<Response> {
-    let row = app.store.sandboxes.get(&caller.team.id, id).await.ok()??;
-    let row = orchestration::sync::refresh(app, row).await.ok()??;
-    if row.state == SandboxState::Failed {
-        return None;
-    }
+/// The response for a sandbox that an earlier request with the same idempotency key made; `None` if nothing usable came of
+/// it.
+///
+/// # Errors
+///
+/// Those of the database.
+pub async fn response_for_existing(app: &App, caller: &Caller, id: &str) -> Result<Option<Response>, ApiError> {
+    let Some(row) = made_before(app, caller, id).await? else { return Ok(None) };
     let session = app.agent.on_behalf_of(&caller.key_id).session(id).await.ok().map(SessionBody::from);
-    Some(response(caller, row, session))
+    Ok(Some(response(caller, row, session)))
+}
+
+/// The sandbox that an earlier request with the same idempotency key made; `None` if nothing usable came of it.
+///
+/// # Errors
+///
+/// Those of the database.
+pub async fn made_before(app: &App, caller: &Caller, id: &str) -> Result<Option<SandboxRow>, StoreError> {
+    let Some(row) = app.store.sandboxes.get(&caller.team.id, id).await? else { return Ok(None) };
+    let row = orchestration::sync::refresh(app, row).await?;
+    Ok(row.filter(|row| row.state != SandboxState::Failed))
 }
 
 fn response(caller: &Caller, row: SandboxRow, session: Option<SessionBody>) -> Response {
@@ -164,7 +184,31 @@ fn response(caller: &Caller, row: SandboxRow, session: Option<SessionBody>) -> R
     (StatusCode::CREATED, location, marks.0, marks.1, axum::Json(body)).into_response()
 }
 
-fn seal(app: &App, id: &str, envs: &std::collections::BTreeMap<String, String>) -> Result<Option<String>, ApiError> {
+/// The team's volumes of these names, by path.
+///
+/// # Errors
+///
+/// 422 on one that is not there, 409 on one that another sandbox has.
+async fn find_volumes(
+    app: &App,
+    caller: &Caller,
+    mounts: BTreeMap<String, String>,
+) -> Result<Vec<VolumeMount>, ApiError> {
+    if mounts.is_empty() {
+        return Ok(Vec::new());
+    }
+    let known = app.store.volumes.by_names(&caller.team.id, mounts.values().map(String::as_str)).await?;
+    let mut found = Vec::new();
+    for (path, name) in mounts {
+        let volume = known.iter().find(|volume| volume.name == name && volume.state == VolumeState::Ready);
+        let volume = volume.ok_or_else(|| errors::unknown_volume(&name))?;
+        errors::check_detached(volume)?;
+        found.push(VolumeMount { volume: volume.id.clone(), path });
+    }
+    Ok(found)
+}
+
+fn seal(app: &App, id: &str, envs: &BTreeMap<String, String>) -> Result<Option<String>, ApiError> {
     if envs.is_empty() {
         return Ok(None);
     }

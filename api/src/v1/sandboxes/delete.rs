@@ -13,7 +13,7 @@ use crate::store::sandbox_row::SandboxRow;
 
 /// Delete a sandbox
 ///
-/// Ends it at once, with its disk. Answers when nothing of it is left on the host.
+/// Ends it at once, with its disk. Responds when nothing of it is left on the host.
 #[utoipa::path(
     delete,
     path = "/v1/sandboxes/{id}",

@@ -15,14 +15,15 @@ use utoipa::ToSchema;
 
 use super::body::{SandboxBody, SessionBody};
 use super::create::CreatedSandbox;
-use super::{check_usable, owned};
+use super::{check_usable, create, owned};
 use crate::auth::{Caller, WriteAccess};
 use crate::errors;
 use crate::mutation::SessionOf;
 use crate::orchestration;
+use crate::orchestration::fork::How;
 use crate::state::App;
 use crate::store::idempotency::Claim;
-use crate::store::sandbox_row::{NewSandbox, SandboxRow, State as SandboxState};
+use crate::store::sandbox_row::{NewSandbox, SandboxRow};
 
 /// Most sandboxes that one request makes.
 pub const MAX_COUNT: u32 = 20;
@@ -36,6 +37,11 @@ pub struct ForkRequest {
     #[serde(default = "one")]
     #[schema(minimum = 1, maximum = 20, default = 1)]
     pub count: u32,
+    /// Also while files on its volumes are open: whoever has them open reads and writes errors from then on. Without it, that
+    /// is refused with 409 `volume_busy`.
+    #[serde(default)]
+    #[schema(default = false)]
+    pub force: bool,
 }
 
 fn one() -> u32 {
@@ -44,7 +50,7 @@ fn one() -> u32 {
 
 impl Default for ForkRequest {
     fn default() -> Self {
-        Self { count: one() }
+        Self { count: one(), force: false }
     }
 }
 
@@ -57,7 +63,7 @@ pub struct ForkedSandboxes {
 /// Fork a sandbox
 ///
 /// New sandboxes that go on from where this one is, with its processes, files, environment, metadata, lifecycle, ports,
-/// network policy and timeout; all of them or none. The sandbox itself goes on too, or stays stopped.
+/// network policy and timeout, and without its volumes; all of them or none. The sandbox itself goes on too, or stays stopped.
 #[utoipa::path(
     post,
     path = "/v1/sandboxes/{id}/fork",
@@ -73,19 +79,27 @@ pub async fn fork(
     _: NoParameters,
     claim: Option<Extension<Claim>>,
     Path(id): Path<String>,
-    OptionalJson(ForkRequest { count }): OptionalJson<ForkRequest>,
+    OptionalJson(ForkRequest { count, force }): OptionalJson<ForkRequest>,
 ) -> Result<Response, ApiError> {
     let source = owned(&app, &caller, &id).await?;
     if !(1..=MAX_COUNT).contains(&count) {
         return Err(ApiError::invalid_field("count", format!("must be from 1 to {MAX_COUNT}")));
     }
     let claim = claim.map(|Extension(claim)| claim);
-    let made = make(&app, &caller, &source, count, claim.as_ref()).await?;
+    let made =
+        make(&app, &caller, &source, Copies { count, how: How { timeout: None, force } }, claim.as_ref()).await?;
     let made = made.into_iter().map(|(row, session)| (row, Some(SessionBody::from(session)))).collect();
     Ok(response(&caller, &id, made))
 }
 
-/// Makes `count` sandboxes that go on from where `source` is, all or none.
+/// What is to be made of a sandbox.
+#[derive(Debug, Clone, Copy)]
+pub struct Copies {
+    pub count: u32,
+    pub how: How,
+}
+
+/// Makes sandboxes that go on from where `source` is, all or none.
 ///
 /// # Errors
 ///
@@ -94,7 +108,7 @@ pub async fn make(
     app: &App,
     caller: &Caller,
     source: &SandboxRow,
-    count: u32,
+    Copies { count, how }: Copies,
     claim: Option<&Claim>,
 ) -> Result<Vec<(SandboxRow, Session)>, ApiError> {
     check_usable(source)?;
@@ -104,7 +118,8 @@ pub async fn make(
 
     let (mut new, mut guards) = (Vec::new(), Vec::new());
     for _ in 0..count {
-        let copy = copy_of(app, source, envs.as_ref().map(|envs| envs.as_slice()))?;
+        let mut copy = copy_of(app, source, envs.as_ref().map(|envs| envs.as_slice()))?;
+        copy.timeout_seconds = how.timeout.unwrap_or(copy.timeout_seconds);
         // Before the row is there, so that the synchronisation never sees it without.
         guards.push(app.in_flight.enter(&copy.id).ok_or_else(|| ApiError::internal("sandbox id made twice"))?);
         new.push(copy);
@@ -113,7 +128,7 @@ pub async fn make(
     let created = app.store.sandboxes.create(&caller.team.id, &new, &limits.quota, claim).await;
     created.map_err(|error| errors::no_capacity(error, limits, count, source.cpu, source.memory_mb))?;
 
-    let sessions = orchestration::fork::run(app, caller, source, guards).await?;
+    let sessions = orchestration::fork::run(app, caller, source, guards, how).await?;
     let mut made = Vec::new();
     for (new, session) in new.iter().zip(sessions) {
         let row = app.store.sandboxes.get(&caller.team.id, &new.id).await?;
@@ -123,19 +138,24 @@ pub async fn make(
     Ok(made)
 }
 
-/// The response for sandboxes that an earlier request with the same idempotency key made, before its process died; `None`
-/// unless all of them are there.
-pub async fn response_for_existing(app: &App, caller: &Caller, source: &str, ids: &[&str]) -> Option<Response> {
+/// The response for sandboxes that an earlier request with the same idempotency key made; `None` unless all of them are
+/// there.
+///
+/// # Errors
+///
+/// Those of the database.
+pub async fn response_for_existing(
+    app: &App,
+    caller: &Caller,
+    source: &str,
+    ids: &[&str],
+) -> Result<Option<Response>, ApiError> {
     let mut made = Vec::new();
     for id in ids {
-        let row = app.store.sandboxes.get(&caller.team.id, id).await.ok()??;
-        let row = orchestration::sync::refresh(app, row).await.ok()??;
-        if row.state == SandboxState::Failed {
-            return None;
-        }
+        let Some(row) = create::made_before(app, caller, id).await? else { return Ok(None) };
         made.push((row, app.agent.on_behalf_of(&caller.key_id).session(id).await.ok().map(SessionBody::from)));
     }
-    Some(response(caller, source, made))
+    Ok(Some(response(caller, source, made)))
 }
 
 fn response(caller: &Caller, source: &str, made: Vec<(SandboxRow, Option<SessionBody>)>) -> Response {
@@ -167,6 +187,8 @@ fn copy_of(app: &App, source: &SandboxRow, envs: Option<&[u8]>) -> Result<NewSan
         exposed_ports: source.exposed_ports.clone(),
         allow_public_traffic: source.allow_public_traffic,
         network: Network { version: source.network.version, policy: source.policy.clone() },
+        // A volume is one sandbox's at a time.
+        volume_mounts: Vec::new(),
         snapshot_id: source.snapshot_id.clone(),
         created_at: app.clock.now(),
     })

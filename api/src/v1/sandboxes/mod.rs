@@ -20,7 +20,7 @@ pub mod show;
 pub mod update;
 pub mod validate;
 
-/// The answer for a sandbox that has failed.
+/// The response for a sandbox that has failed.
 fn failed(row: &SandboxRow) -> ApiError {
     let why = row.error.as_ref().map_or("it ended", |error| error.message.as_str());
     ApiError::invalid_state(format!("{} has failed and cannot be used any more: {why}", row.id))

@@ -4,7 +4,12 @@ use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use sandpiper_http::error::ApiError;
+use sandpiper_http::json::OptionalJson;
 use sandpiper_http::query::NoParameters;
+use sandpiper_protocol::agent::PauseSandbox;
+
+use serde::Deserialize;
+use utoipa::ToSchema;
 
 use super::body::SandboxBody;
 use super::{check_usable, owned};
@@ -12,17 +17,31 @@ use crate::auth::{Caller, WriteAccess};
 use crate::orchestration::{self, Progress};
 use crate::state::App;
 
+/// How it is paused.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = PauseSandbox)]
+pub struct PauseRequest {
+    /// Also while files on its volumes are open: whoever has them open reads and writes errors from then on. Without it, that
+    /// is refused with 409 `volume_busy`.
+    #[serde(default)]
+    #[schema(default = false)]
+    pub force: bool,
+}
+
 /// Pause a sandbox
 ///
-/// Stops it and keeps its disk, memory and processes; answers when that is durable. A stopped sandbox holds no quota. One
-/// that is stopped already stays so. Where it takes minutes, the answer is 202 and a sandbox in `stopping`, which becomes
-/// `stopped`, or `ready` again if it cannot be paused; its log says why.
+/// Stops it and keeps its disk, memory and processes; responds when that is durable. A stopped sandbox holds no quota. One
+/// that is stopped already stays so. Where it takes minutes, the response is 202 and a sandbox in `stopping`, which becomes
+/// `stopped`, or `ready` again if it cannot be paused; its log says why. Its volumes are free for other sandboxes
+/// from then on.
 #[utoipa::path(
     post,
     path = "/v1/sandboxes/{id}/pause",
     operation_id = "pause_sandbox",
     tag = "sandboxes",
     params(("id" = String, Path, description = "The sandbox")),
+    request_body = Option<PauseRequest>,
     responses(
         (status = 200, description = "The sandbox, `stopped`", body = SandboxBody),
         (status = 202, description = "The sandbox, still `stopping`", body = SandboxBody),
@@ -33,8 +52,9 @@ pub async fn pause(
     State(app): State<App>,
     _: NoParameters,
     Path(id): Path<String>,
+    OptionalJson(request): OptionalJson<PauseRequest>,
 ) -> Result<(StatusCode, Json<SandboxBody>), ApiError> {
-    run(&app, &caller, &id).await
+    run(&app, &caller, &id, &request).await
 }
 
 /// Stop a sandbox
@@ -46,6 +66,7 @@ pub async fn pause(
     operation_id = "stop_sandbox",
     tag = "sandboxes",
     params(("id" = String, Path, description = "The sandbox")),
+    request_body = Option<PauseRequest>,
     responses(
         (status = 200, description = "The sandbox, `stopped`", body = SandboxBody),
         (status = 202, description = "The sandbox, still `stopping`", body = SandboxBody),
@@ -56,16 +77,23 @@ pub async fn stop(
     State(app): State<App>,
     _: NoParameters,
     Path(id): Path<String>,
+    OptionalJson(request): OptionalJson<PauseRequest>,
 ) -> Result<(StatusCode, Json<SandboxBody>), ApiError> {
-    run(&app, &caller, &id).await
+    run(&app, &caller, &id, &request).await
 }
 
-async fn run(app: &App, caller: &Caller, id: &str) -> Result<(StatusCode, Json<SandboxBody>), ApiError> {
+async fn run(
+    app: &App,
+    caller: &Caller,
+    id: &str,
+    request: &PauseRequest,
+) -> Result<(StatusCode, Json<SandboxBody>), ApiError> {
     let row = owned(app, caller, id).await?;
     check_usable(&row)?;
-    let status = match orchestration::pause::run(app, &row, true).await? {
-        Progress::Done => StatusCode::OK,
-        Progress::UnderWay => StatusCode::ACCEPTED,
-    };
+    let status =
+        match orchestration::pause::run(app, &row, PauseSandbox { disk_only: false, force: request.force }).await? {
+            Progress::Done => StatusCode::OK,
+            Progress::UnderWay => StatusCode::ACCEPTED,
+        };
     Ok((status, Json(SandboxBody::new(&caller.team, owned(app, caller, id).await?))))
 }

@@ -14,7 +14,7 @@ use crate::state::App;
 
 /// Show a sandbox
 ///
-/// Asked of the host; while it does not answer, what was last known of the sandbox.
+/// Asked of the host; while it does not respond, what was last known of the sandbox.
 #[utoipa::path(
     get,
     path = "/v1/sandboxes/{id}",

@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use sandpiper_http::error::{ApiError, Detail};
 use sandpiper_protocol::agent::{self, ExposedPort, Lifecycle};
+use sandpiper_protocol::volume::{MOST_MOUNTS, check_mount_path};
 use serde::Deserialize;
 use serde_json::Value;
 use utoipa::ToSchema;
@@ -50,7 +51,9 @@ pub struct CreateRequest {
     pub metadata: Option<BTreeMap<String, Value>>,
     /// Environment of the sandbox's processes; encrypted at rest, never shown.
     pub envs: Option<BTreeMap<String, String>>,
-    /// Absolute path in the guest to name of a volume. Not available yet.
+    /// Absolute path in the guest to name of a volume of the team: at most 4, each once, and none that another live sandbox has.
+    /// They are mounted before anything runs, over what the template has there.
+    #[schema(example = json!({"/data": "models"}))]
     pub volume_mounts: Option<BTreeMap<String, String>>,
     /// Whether what nothing else of the network policy decides may be reached.
     #[schema(default = true)]
@@ -87,6 +90,9 @@ pub struct LifecycleRequest {
     pub on_timeout: Option<OnTimeout>,
     /// Whether a request to the data plane or a preview resumes the sandbox; only with `pause`. False by default.
     pub auto_resume: Option<bool>,
+    /// Whether the pause keeps the memory; only with `pause`. True by default; false keeps the disk alone, from which the
+    /// sandbox boots when it goes on.
+    pub pause_memory: Option<bool>,
 }
 
 /// A port to expose.
@@ -123,6 +129,8 @@ pub struct Create {
     /// How ports are reached that it does not expose one by one.
     pub previews: agent::Previews,
     pub network: NetworkWish,
+    /// Path to name of a volume, which may not be there.
+    pub volume_mounts: BTreeMap<String, String>,
 }
 
 /// Checks all that can be checked without looking anything up, but CPU and memory: [`size`].
@@ -139,9 +147,8 @@ pub fn create(request: CreateRequest, limits: &PlanLimits) -> Result<Create, Api
     problems.envs(&envs);
     let exposed_ports = problems.exposed_ports(&request.exposed_ports.unwrap_or_default());
 
-    if request.volume_mounts.is_some_and(|mounts| !mounts.is_empty()) {
-        problems.add("volume_mounts", "is not available yet on this host; leave it out");
-    }
+    let volume_mounts = request.volume_mounts.unwrap_or_default();
+    problems.volume_mounts("volume_mounts", volume_mounts.iter().map(|(path, name)| (path.as_str(), name.as_str())));
     let network = NetworkRequest {
         allow_internet_access: request.allow_internet_access,
         allow_package_registry_access: request.allow_package_registry_access,
@@ -162,6 +169,7 @@ pub fn create(request: CreateRequest, limits: &PlanLimits) -> Result<Create, Api
         allow_public_traffic: request.allow_public_traffic.unwrap_or(true),
         previews: agent::Previews::default(),
         network,
+        volume_mounts,
     })
 }
 
@@ -231,8 +239,8 @@ impl Problems {
         }
     }
 
-    /// Checks a lifecycle, with the shorthand beside it. What the request leaves out is as in `now`; but `kill` ends an
-    /// `auto_resume` that was set before, which means nothing with it.
+    /// Checks a lifecycle, with the shorthand beside it. What the request leaves out is as in `now`; but `kill` undoes
+    /// what was set before and means nothing with it.
     pub fn lifecycle(&mut self, request: LifecycleRequest, auto_pause: bool, now: Lifecycle) -> Lifecycle {
         if auto_pause && request.on_timeout == Some(OnTimeout::Kill) {
             self.add("auto_pause", "contradicts lifecycle.on_timeout = kill");
@@ -246,7 +254,14 @@ impl Problems {
         if request.auto_resume == Some(true) && !pauses {
             self.add("lifecycle.auto_resume", "needs lifecycle.on_timeout = pause");
         }
-        Lifecycle { on_timeout, auto_resume: request.auto_resume.unwrap_or(now.auto_resume && pauses) }
+        if request.pause_memory == Some(false) && !pauses {
+            self.add("lifecycle.pause_memory", "needs lifecycle.on_timeout = pause");
+        }
+        Lifecycle {
+            on_timeout,
+            auto_resume: request.auto_resume.unwrap_or(now.auto_resume && pauses),
+            pause_memory: request.pause_memory.unwrap_or(now.pause_memory || !pauses),
+        }
     }
 
     /// Checks metadata and turns all values into text.
@@ -284,6 +299,25 @@ impl Problems {
             if name.is_empty() || name.contains(['=', '\0']) || value.contains('\0') {
                 self.add("envs", format!("has an entry {name:?} that cannot be an environment variable"));
             }
+        }
+    }
+
+    /// Checks where which volumes are to be mounted, as (path, name).
+    pub fn volume_mounts<'m>(&mut self, field: &str, mounts: impl Iterator<Item = (&'m str, &'m str)>) {
+        let (mut paths, mut names) = (BTreeSet::new(), BTreeSet::new());
+        for (path, name) in mounts {
+            if let Err(reason) = check_mount_path(path) {
+                self.add(field, format!("has the path {path:?}, which {reason}"));
+            }
+            if !paths.insert(path) {
+                self.add(field, format!("has the path {path:?} twice"));
+            }
+            if !names.insert(name) {
+                self.add(field, format!("has the volume {name:?} twice: it is mounted at one path"));
+            }
+        }
+        if paths.len() > MOST_MOUNTS {
+            self.add(field, format!("must have at most {MOST_MOUNTS} entries"));
         }
     }
 

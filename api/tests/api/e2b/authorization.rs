@@ -28,7 +28,7 @@ const fn of_team(method: &'static str, path: &'static str) -> Operation {
 }
 
 /// All of them. A new one has to be added here, or `every_operation_is_listed` fails.
-const OPERATIONS: [Operation; 34] = [
+const OPERATIONS: [Operation; 36] = [
     of_team("GET", "/v2/sandboxes"),
     Operation { body: Some(|| json!({"templateID": "base"})), ..of_team("POST", "/v2/sandboxes") },
     of_team("GET", "/sandboxes"),
@@ -61,8 +61,10 @@ const OPERATIONS: [Operation; 34] = [
     of_team("PATCH", "/v2/templates/{id}"),
     of_team("POST", "/v2/templates/{id}/builds/{build}"),
     of_team("POST", "/v3/templates"),
-    of_team("POST", "/volumes"),
-    of_team("GET", "/volumes/{id}"),
+    of_team("GET", "/volumes"),
+    Operation { body: Some(|| json!({"name": "v"})), ..of_team("POST", "/volumes") },
+    of_one("GET", "/volumes/{id}"),
+    of_one("DELETE", "/volumes/{id}"),
 ];
 
 /// Of which nothing but the refusal is there.
@@ -153,6 +155,11 @@ async fn what_another_team_has_does_not_exist() {
         let body = Some(json!({"templateID": template}));
         host.send(sdk_request("POST", "/v2/sandboxes", &host.foreign, body)).await.fails(404);
     }
+    let volume = host.volume("v").await;
+    for method in ["GET", "DELETE"] {
+        host.send(sdk_request(method, &format!("/volumes/{volume}"), &host.foreign, None)).await.fails(404);
+    }
+    host.send(sdk_request("DELETE", &format!("/volumes/{volume}"), &host.read, None)).await.fails(403);
     let listed = host.send(sdk_request("GET", "/v2/sandboxes", &host.foreign, None)).await.expect(200);
     assert_eq!(listed, json!([]));
     let many = format!("/sandboxes/metrics?sandbox_ids={sandbox}");
@@ -177,8 +184,7 @@ async fn what_is_not_there_yet_is_said_clearly() {
     let host = Host::new().await;
     // By which the catalog of templates is known.
     host.sdk_sandbox().await;
-    for (method, path) in [("POST", "/v3/templates"), ("GET", "/templates"), ("POST", "/volumes"), ("GET", "/secrets")]
-    {
+    for (method, path) in [("POST", "/v3/templates"), ("GET", "/templates"), ("GET", "/secrets")] {
         assert!(host.sdk(method, path, Some(json!({}))).await.fails(501).contains("yet"), "{path}");
     }
     assert!(host.sdk("DELETE", "/templates/base", None).await.fails(501).contains("yet"));

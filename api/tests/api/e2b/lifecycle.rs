@@ -36,7 +36,7 @@ async fn create_takes_what_the_sdks_send_and_answers_what_they_read() {
     assert_eq!(created["trafficAccessToken"], format!("traffic-{sandbox}"));
 
     let order = host.agent.records().orders[0].clone();
-    assert_eq!(order.lifecycle, Lifecycle { on_timeout: OnTimeout::Pause, auto_resume: true });
+    assert_eq!(order.lifecycle, Lifecycle { on_timeout: OnTimeout::Pause, auto_resume: true, pause_memory: true });
     assert_eq!(order.previews, Previews { all_ports: true, mask_host: Some("localhost:${PORT}".into()) });
     assert_eq!((order.timeout_seconds, order.allow_public_traffic), (60, false));
     assert_eq!(order.envs["X"], "1");
@@ -70,7 +70,7 @@ async fn what_a_host_cannot_do_is_refused_and_named() {
     for (field, value) in [
         ("mcp", json!({"x": {}})),
         ("iam", json!({"tokens": {}})),
-        ("volumeMounts", json!([{"name": "v", "path": "/v"}])),
+        ("volumeMounts", json!([{"name": "v", "path": "v"}])),
         ("network", json!({"dnsServers": ["192.0.2.1"]})),
         ("network", json!({"egressProxy": {"address": "p.example:1"}})),
         ("network", json!({"httpsPorts": [443]})),
@@ -133,6 +133,26 @@ async fn pause_says_when_it_was_paused_already_and_may_keep_the_disk_alone() {
 }
 
 #[tokio::test]
+async fn a_pause_at_the_timeout_may_keep_the_disk_alone() {
+    let host = Host::new().await;
+    let body = json!({"templateID": "base", "autoPause": true, "autoPauseMemory": false});
+    let sandbox = id(&host.sdk_create(body.clone()).await);
+    let order = host.agent.records().orders[0].lifecycle;
+    assert_eq!(order, Lifecycle { on_timeout: OnTimeout::Pause, auto_resume: false, pause_memory: false });
+    let shown = host.get(&format!("/v1/sandboxes/{sandbox}")).await.expect(200);
+    assert_eq!(shown["lifecycle"]["pause_memory"], false);
+
+    host.sdk("POST", &format!("/sandboxes/{sandbox}/timeout"), Some(json!({"timeout": 0}))).await.expect(204);
+    assert_eq!(host.agent.records().disk_only, [true]);
+
+    let mut woken = body;
+    woken["autoResume"] = json!({"enabled": true});
+    let message = host.sdk("POST", "/v2/sandboxes", Some(woken)).await.fails(400);
+    assert!(message.contains("autoPauseMemory"), "{message}");
+    host.sdk_create(json!({"templateID": "base", "autoPause": false, "autoPauseMemory": false})).await;
+}
+
+#[tokio::test]
 async fn a_timeout_counts_from_now_and_zero_is_now() {
     let host = Host::new().await;
     let sandbox = host.sdk_sandbox().await;
@@ -179,7 +199,9 @@ async fn forks_go_on_for_the_time_that_was_asked_for() {
         assert_eq!(fork["sandbox"]["envdAccessToken"], format!("access-{sandbox}"));
         let shown = host.sdk("GET", &format!("/sandboxes/{sandbox}"), None).await.expect(200);
         assert!(ahead(&shown["endAt"]) > 800, "{shown}");
+        assert_eq!(host.get(&format!("/v1/sandboxes/{sandbox}")).await.expect(200)["timeout"], 900);
     }
+    assert!(host.agent.records().timeouts.is_empty(), "they are made with it, so nothing is lost in between");
     host.sdk("POST", &format!("{path}/fork"), Some(json!({"count": 21}))).await.fails(400);
     host.sdk("POST", &format!("{path}/pause"), Some(json!({}))).await.expect(204);
     host.sdk("POST", &format!("{path}/fork"), Some(json!({"count": 1}))).await.fails(409);
@@ -201,6 +223,25 @@ async fn a_repeated_create_gets_the_same_sandbox_and_its_token_is_not_stored() {
     assert_eq!(host.agent.records().sandboxes.len(), 1);
     let token = first["envdAccessToken"].as_str().unwrap();
     assert!(!host.stores(token).await, "the token is in the database");
+}
+
+#[tokio::test]
+async fn what_was_made_for_a_create_without_a_response_is_the_response_to_the_next() {
+    let host = Host::new().await;
+    let create = async || {
+        let request = sdk_request("POST", "/v2/sandboxes", &host.write, Some(json!({"templateID": "base"})));
+        host.send(with_header(request, "idempotency-key", "abc-1")).await
+    };
+    // The agent makes the sandbox, and is away when its tokens are asked for: twice.
+    host.agent.records().refuse_tokens = Some((503, "unavailable"));
+    create().await.fails(503);
+    create().await.fails(503);
+    host.agent.records().refuse_tokens = None;
+
+    let answer = create().await.expect(201);
+
+    let orders = host.agent.records().orders.iter().map(|order| order.id.to_string()).collect::<Vec<_>>();
+    assert_eq!(orders, [answer["sandboxID"].as_str().unwrap()]);
 }
 
 #[tokio::test]
@@ -230,24 +271,52 @@ async fn a_log_is_there_in_both_forms() {
 }
 
 #[tokio::test]
-async fn metrics_are_those_of_now_where_the_window_has_it() {
+async fn a_young_sandbox_is_asked_what_it_uses_now() {
     let host = Host::new().await;
     let (live, paused) = (host.sdk_sandbox().await, host.sdk_sandbox().await);
     host.sdk("POST", &format!("/sandboxes/{paused}/pause"), Some(json!({}))).await.expect(204);
-    let now = Timestamp::now().as_second();
 
     let metrics = host.sdk("GET", &format!("/sandboxes/{live}/metrics"), None).await.expect(200);
     assert_eq!((&metrics[0]["cpuCount"], &metrics[0]["cpuUsedPct"]), (&json!(2), &json!(12.5)));
     assert_eq!((&metrics[0]["memTotal"], &metrics[0]["diskTotal"]), (&json!(1000), &json!(20)));
     assert!(Timestamp::now().duration_since(time(&metrics[0]["timestamp"])) < SignedDuration::from_mins(1));
-    let window = |start: i64, end: i64| format!("/sandboxes/{live}/metrics?start={start}&end={end}");
-    assert_eq!(host.sdk("GET", &window(now - 60, now + 60), None).await.expect(200).as_array().unwrap().len(), 1);
-    assert_eq!(host.sdk("GET", &window(now - 60, now - 30), None).await.expect(200), json!([]));
-    host.sdk("GET", &window(now, now - 1), None).await.fails(400);
+    assert_eq!(host.sdk("GET", &format!("/sandboxes/{live}/metrics?start=0"), None).await.expect(200), json!([]));
     assert_eq!(host.sdk("GET", &format!("/sandboxes/{paused}/metrics"), None).await.expect(200), json!([]));
 
     let many = format!("/sandboxes/metrics?sandbox_ids={live},{paused},sbx0000000000000000000000");
     let many = host.sdk("GET", &many, None).await.expect(200);
     let known: Vec<&String> = many["sandboxes"].as_object().unwrap().keys().collect();
     assert_eq!(known, [&live]);
+}
+
+#[tokio::test]
+async fn metrics_of_a_window_are_those_that_the_host_measured() {
+    let host = Host::new().await;
+    let (live, paused) = (host.sdk_sandbox().await, host.sdk_sandbox().await);
+    let now = Timestamp::now().as_second();
+    for sandbox in [&live, &paused] {
+        for second in [now - 90, now - 20, now - 15] {
+            host.agent.measure(sandbox, second);
+        }
+    }
+    host.sdk("POST", &format!("/sandboxes/{paused}/pause"), Some(json!({}))).await.expect(204);
+    let seconds = async |query: &str| -> Vec<i64> {
+        let metrics = host.sdk("GET", &format!("/sandboxes/{paused}/metrics{query}"), None).await.expect(200);
+        metrics.as_array().unwrap().iter().map(|metric| metric["timestampUnix"].as_i64().unwrap()).collect()
+    };
+
+    assert_eq!(seconds("").await, [now - 90, now - 20, now - 15]);
+    assert_eq!(seconds(&format!("?start={}&end={}", now - 60, now - 16)).await, [now - 20]);
+    assert_eq!(seconds(&format!("?start={now}")).await, [0; 0]);
+    host.sdk("GET", &format!("/sandboxes/{paused}/metrics?start={now}&end={}", now - 1), None).await.fails(400);
+    host.sdk("GET", &format!("/sandboxes/{paused}/metrics?start=soon"), None).await.fails(400);
+
+    let many = host.sdk("GET", &format!("/sandboxes/metrics?sandbox_ids={live},{paused}"), None).await.expect(200);
+    assert_eq!(many["sandboxes"].as_object().unwrap().len(), 1, "one that is paused uses nothing now");
+    let latest = json!({
+        "timestamp": Timestamp::from_second(now - 15).unwrap(), "timestampUnix": now - 15, "cpuCount": 1,
+        "cpuUsedPct": 50.0, "memUsed": 64 << 20, "memTotal": 256 << 20, "memCache": 0, "diskUsed": 3 << 20,
+        "diskTotal": 20_u64 << 30,
+    });
+    assert_eq!(many["sandboxes"][&live], latest);
 }

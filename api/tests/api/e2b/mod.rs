@@ -5,6 +5,7 @@ mod lifecycle;
 mod list;
 mod network;
 mod snapshots;
+mod volumes;
 
 use axum::body::Body;
 use axum::http::Request;
@@ -21,7 +22,7 @@ fn sdk_request(method: &str, path: &str, key: &str, body: Option<Value>) -> Requ
 
 impl Host {
     /// A request with team `acme`'s key that may write.
-    async fn sdk(&self, method: &str, path: &str, body: Option<Value>) -> Answer {
+    pub(crate) async fn sdk(&self, method: &str, path: &str, body: Option<Value>) -> Answer {
         self.send(sdk_request(method, path, &self.write, body)).await
     }
 

@@ -56,11 +56,37 @@ async fn snapshots_are_listed_by_sandbox_and_name_page_by_page() {
 }
 
 #[tokio::test]
+async fn a_name_moves_to_the_newest_snapshot_once_that_is_taken() {
+    let host = Host::new().await;
+    let sandbox = host.sdk_sandbox().await;
+    let snapshots = format!("/sandboxes/{sandbox}/snapshots");
+    let older = take(&host, &sandbox, json!({"name": "n"})).await;
+    let started_from =
+        async |template: &str| host.sdk_create(json!({"templateID": template})).await["templateID"].clone();
+
+    host.agent.records().refuse = Some((502, "guest_failed"));
+    assert!(host.sdk("POST", &snapshots, Some(json!({"name": "n"}))).await.status.is_server_error());
+    host.agent.records().refuse = None;
+    assert_eq!(started_from("n").await, older["snapshotID"], "one that fails takes nothing");
+
+    let newer = take(&host, &sandbox, json!({"name": "n"})).await;
+    assert_eq!(newer["names"], json!(["n"]));
+    assert_eq!(started_from("n:latest").await, newer["snapshotID"]);
+    let id = older["snapshotID"].as_str().unwrap();
+    assert_eq!(started_from(id).await, older["snapshotID"], "the other one is there, by its id");
+    let shown = host.get(&format!("/v1/checkpoints/{id}")).await.expect(200);
+    assert_eq!(shown["name"], id);
+    // `/v1` takes nobody's name.
+    let body = Some(json!({"name": "n"}));
+    let path = format!("/v1/sandboxes/{sandbox}/checkpoints");
+    host.call("POST", &path, &host.write, body).await.refused(409, "conflict");
+}
+
+#[tokio::test]
 async fn a_snapshot_is_deleted_once_by_any_of_its_names() {
     let host = Host::new().await;
     let sandbox = host.sdk_sandbox().await;
     take(&host, &sandbox, json!({"name": "n"})).await;
-    host.sdk("POST", &format!("/sandboxes/{sandbox}/snapshots"), Some(json!({"name": "n"}))).await.fails(409);
 
     host.sdk("DELETE", "/templates/acme%2Fn%3Adefault", None).await.expect(204);
 

@@ -5,7 +5,7 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use axum::extract::{Path as UrlPath, State};
+use axum::extract::{Path as UrlPath, Query, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
@@ -13,14 +13,15 @@ use axum::{Json, Router};
 use jiff::{SignedDuration, Timestamp};
 use sandpiper_protocol::agent::{
     Allowance, Allowances, Checkpoint, CreateCheckpoint, CreateSandbox, CreatedSandbox, Denied, ErrorBody, ExposedPort,
-    HostInfo, LastingTokens, LogEntry, LogPage, LogSource, Network, NetworkPolicy, PortRecord, PortStatus, Previews,
-    Revocations, RuntimeBaseline, SESSION_KEY, Sandbox, SandboxError, SandboxList, SandboxState, Session, StartKind,
-    StartTimings, TemplateList, TemplateVersion, UpdateSandbox, Usage,
+    HostInfo, LastingTokens, LogEntry, LogPage, LogSource, MetricPoint, Metrics, Network, NetworkPolicy, PortRecord,
+    PortStatus, Previews, Revocations, RuntimeBaseline, SESSION_KEY, Sandbox, SandboxError, SandboxList, SandboxState,
+    Session, StartKind, StartTimings, TemplateList, TemplateVersion, UpdateSandbox, Usage,
 };
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::Semaphore;
 
-use super::{network, snapshots};
+use super::volumes::StubVolume;
+use super::{network, snapshots, volumes};
 
 /// Ids of the versions of `base`, older first.
 pub(crate) const VERSIONS: [&str; 2] = ["ver0000000000000000000001", "ver0000000000000000000002"];
@@ -50,15 +51,24 @@ pub(crate) struct Records {
     pub(crate) policies: BTreeMap<String, NetworkPolicy>,
     /// Versions of network policies, as they arrived.
     pub(crate) policy_orders: Vec<u64>,
+    /// What sandboxes used.
+    pub(crate) metrics: BTreeMap<String, Vec<MetricPoint>>,
     /// What every sandbox was kept from reaching.
     pub(crate) denied: Vec<Denied>,
     pub(crate) profiles: Vec<String>,
     /// What to answer to a start, pause, resume, checkpoint, fork or network policy.
     pub(crate) refuse: Option<(u16, &'static str)>,
+    /// What to answer when tokens are asked for.
+    pub(crate) refuse_tokens: Option<(u16, &'static str)>,
     /// What to answer to a network policy.
     pub(crate) refuse_policies: Option<(u16, &'static str)>,
     /// What one sandbox may have.
     pub(crate) vcpus_max: u32,
+    pub(crate) volumes: BTreeMap<String, StubVolume>,
+    /// How many requests it still takes to remove what is at a path; without any, one.
+    pub(crate) turns_left: u32,
+    /// Whether pauses, checkpoints and forks were to pass over open files, as the requests arrived.
+    pub(crate) forced: Vec<bool>,
     sessions: u32,
     /// For which API keys sessions were made, in their order.
     pub(crate) session_keys: Vec<String>,
@@ -138,7 +148,7 @@ impl StubAgent {
     /// A checkpoint of a sandbox that is there, which nobody ordered, or whose order is not known any more.
     pub(crate) fn insert_checkpoint(&self, id: &str, sandbox: &str) {
         let mut records = self.records();
-        let request = CreateCheckpoint { id: id.into(), memory: false };
+        let request = CreateCheckpoint { id: id.into(), memory: false, force: false };
         let checkpoint = snapshots::checkpoint(&records.sandboxes[sandbox], &request);
         records.checkpoints.insert(id.to_owned(), checkpoint);
     }
@@ -190,6 +200,19 @@ impl StubAgent {
         self.records().network(id)
     }
 
+    /// What a sandbox used until this second: half a CPU, and so on.
+    pub(crate) fn measure(&self, id: &str, second: i64) {
+        let point = MetricPoint {
+            time: Timestamp::from_second(second).unwrap(),
+            cpu_millis: 500,
+            memory_bytes: 64 << 20,
+            disk_bytes: 3 << 20,
+            received_bytes_per_second: 70,
+            sent_bytes_per_second: 80,
+        };
+        self.records().metrics.entry(id.to_owned()).or_default().push(point);
+    }
+
     /// A sandbox that nobody ordered, or whose order is not known any more.
     pub(crate) fn insert(&self, id: &str) {
         self.records().sandboxes.insert(id.to_owned(), sandbox(&order(id)));
@@ -205,12 +228,14 @@ fn router(shared: Shared) -> Router {
         .route("/sandboxes/{id}/ports/{port}", get(port).put(expose).delete(unexpose))
         .route("/sandboxes/{id}/logs", get(logs))
         .route("/sandboxes/{id}/usage", get(usage))
+        .route("/sandboxes/{id}/metrics", get(metrics))
         .route("/templates", get(templates))
         .route("/host", get(host))
         .route("/revocations", post(revoke))
         .route("/allowances", put(allow))
         .merge(snapshots::router())
         .merge(network::router())
+        .merge(volumes::router())
         .with_state(shared)
 }
 
@@ -229,6 +254,7 @@ fn order(id: &str) -> CreateSandbox {
         allow_public_traffic: true,
         previews: Previews::default(),
         network: Network::default(),
+        volume_mounts: Vec::new(),
         allowance: None,
     }
 }
@@ -249,6 +275,7 @@ pub(super) fn sandbox(order: &CreateSandbox) -> Sandbox {
         allow_public_traffic: order.allow_public_traffic,
         previews: order.previews.clone(),
         network_version: order.network.version,
+        volume_mounts: order.volume_mounts.clone(),
         data_plane_url: format!("http://{}.sandbox.localhost:8080", order.id),
         created_at: now,
         started_at: Some(now),
@@ -373,7 +400,11 @@ async fn session(State(shared): State<Shared>, UrlPath(id): UrlPath<String>, hea
 }
 
 async fn tokens(State(shared): State<Shared>, UrlPath(id): UrlPath<String>) -> Response {
-    match shared.records().sandboxes.contains_key(&id) {
+    let records = shared.records();
+    if let Some((status, code)) = records.refuse_tokens {
+        return refusal(status, code);
+    }
+    match records.sandboxes.contains_key(&id) {
         true => Json(LastingTokens { access_token: format!("access-{id}"), traffic_token: format!("traffic-{id}") })
             .into_response(),
         false => refusal(404, "not_found"),
@@ -441,6 +472,22 @@ async fn usage(State(shared): State<Shared>, UrlPath(id): UrlPath<String>) -> Re
         .into_response(),
         Some(_) => refusal(502, "guest_failed"),
     }
+}
+
+async fn metrics(
+    State(shared): State<Shared>,
+    UrlPath(id): UrlPath<String>,
+    Query(bounds): Query<BTreeMap<String, i64>>,
+) -> Response {
+    let records = shared.records();
+    if !records.sandboxes.contains_key(&id) {
+        return refusal(404, "not_found");
+    }
+    let bound = |name: &str, otherwise| bounds.get(name).copied().unwrap_or(otherwise);
+    let window = bound("start", i64::MIN)..=bound("end", i64::MAX);
+    let points = records.metrics.get(&id).into_iter().flatten().copied();
+    let points = points.filter(|point| window.contains(&point.time.as_second())).collect();
+    Json(Metrics { step_seconds: 5, points }).into_response()
 }
 
 /// Like the real one, it keeps a log after the end: here for every id that was ever ordered.

@@ -33,6 +33,7 @@ mod network;
 pub(crate) mod shop;
 mod snapshots;
 mod stored;
+pub(crate) mod volumes;
 
 use agent::StubAgent;
 

@@ -40,6 +40,7 @@ async fn work(shared: &Shared, id: &str, during: SandboxState) -> Result<Sandbox
 
 async fn pause(State(shared): State<Shared>, Path(id): Path<String>, Json(request): Json<PauseSandbox>) -> Response {
     shared.records().disk_only.push(request.disk_only);
+    shared.records().forced.push(request.force);
     if let Err(refusal) = work(&shared, &id, SandboxState::Stopping).await {
         return refusal;
     }
@@ -84,11 +85,13 @@ async fn fork(
     Json(request): Json<ForkSandbox>,
 ) -> Response {
     shared.records().allowances.extend(request.allowance.clone());
+    shared.records().forced.push(request.force);
     if let Err(refusal) = work(&shared, &id, SandboxState::Checkpointing).await {
         return refusal;
     }
     let mut records = shared.records();
-    let source = records.sandboxes[&id].clone();
+    let mut source = records.sandboxes[&id].clone();
+    source.timeout_seconds = request.timeout_seconds.unwrap_or(source.timeout_seconds);
     let sandboxes = request.ids.iter().map(|id| copy(&mut records, &headers, &source, id)).collect();
     (StatusCode::CREATED, Json(ForkedSandboxes { sandboxes })).into_response()
 }
@@ -99,6 +102,7 @@ fn copy(records: &mut Records, headers: &HeaderMap, source: &Sandbox, id: &str) 
         deadline: Timestamp::now() + seconds(source.timeout_seconds),
         data_plane_url: format!("http://{id}.sandbox.localhost:8080"),
         start: StartKind::Restored,
+        volume_mounts: Vec::new(),
         ..source.clone()
     };
     sandbox.turn(SandboxState::Ready);
@@ -111,6 +115,7 @@ fn copy(records: &mut Records, headers: &HeaderMap, source: &Sandbox, id: &str) 
 
 async fn take(State(shared): State<Shared>, Path(id): Path<String>, Json(request): Json<CreateCheckpoint>) -> Response {
     shared.records().checkpoint_orders.push(request.id.to_string());
+    shared.records().forced.push(request.force);
     if let Err(refusal) = work(&shared, &id, SandboxState::Checkpointing).await {
         return refusal;
     }

@@ -1,0 +1,199 @@
+//! An example of every operation of the document: what is sent, and what comes back. `api/tests/api/examples.rs` checks that they
+//! fit the schemas, and that the requests are accepted.
+
+use serde_json::{Value, json};
+
+/// One operation as it is used.
+pub struct Example {
+    /// The body; none where nothing need be sent.
+    pub request: Option<Value>,
+    /// The body of the first success that the document lists; none where there is none.
+    pub response: Option<Value>,
+}
+
+/// The example of an operation; `None` where there is no such operation.
+pub fn of(operation_id: &str) -> Option<Example> {
+    let example = match operation_id {
+        "create_sandbox" => exchange(
+            json!({
+                "template": "base", "timeout": 600, "lifecycle": {"on_timeout": "pause", "auto_resume": true},
+                "metadata": {"job": "42"}, "envs": {"GREETING": "hello"}, "exposed_ports": [{"port": 8000, "public": true}],
+                "allow_internet_access": false, "allow_out": ["api.example.com:443"],
+            }),
+            with(sandbox(), json!({"session": session()})),
+        ),
+        "list_sandboxes" => response(json!({"sandboxes": [sandbox()], "next_token": "WyJzYngwNmYza3E4Il0"})),
+        "show_sandbox" => response(sandbox()),
+        "update_sandbox" => exchange(
+            json!({"timeout": 1200, "metadata": {"job": "42", "step": "test"}}),
+            with(
+                sandbox(),
+                json!({"timeout": 1200, "deadline": "2026-01-01T00:20:00Z",
+                                   "metadata": {"job": "42", "step": "test"}}),
+            ),
+        ),
+        "delete_sandbox" | "delete_checkpoint" | "unexpose_port" | "delete_volume" | "delete_volume_file"
+        | "delete_volume_path" => Example { request: None, response: None },
+        "connect_sandbox" | "resume_sandbox" => {
+            exchange(json!({"timeout": 600}), json!({"session": session(), "sandbox": sandbox()}))
+        }
+        "create_session" => response(json!({"session": session()})),
+        "pause_sandbox" | "stop_sandbox" => exchange(
+            json!({"force": false}),
+            with(sandbox(), json!({"state": "stopped", "deadline": null, "stopped_at": "2026-01-01T00:05:00Z"})),
+        ),
+        "fork_sandbox" => exchange(
+            json!({"count": 1}),
+            json!({"sandboxes": [with(sandbox(), json!({"id": "sbx06f3kqd1xw8n4j5c2r7m9e", "session": session()}))]}),
+        ),
+        "create_checkpoint" => exchange(json!({"name": "installed", "memory": true}), checkpoint()),
+        "list_sandbox_checkpoints" | "list_checkpoints" => response(json!({"checkpoints": [checkpoint()]})),
+        "show_checkpoint" => response(checkpoint()),
+        "create_volume" => exchange(json!({"name": "models"}), volume()),
+        "list_volumes" => response(json!({"volumes": [volume()]})),
+        "show_volume" => response(volume()),
+        "read_volume_file" => response(json!({
+            "path": "/models/names.txt", "size": 6, "mode": "0644", "content_b64": "c21hbGwK",
+        })),
+        "write_volume_file" => exchange(
+            json!({"path": "/models/names.txt", "content_b64": "c21hbGwK", "mode": "0644"}),
+            entry("/models/names.txt", "file"),
+        ),
+        "list_volume_directory" => response(json!({"entries": [entry("/models/names.txt", "file")]})),
+        "make_volume_directory" => exchange(json!({"mode": "0755"}), entry("/models", "directory")),
+        "show_volume_path" => response(entry("/models/names.txt", "file")),
+        "change_volume_path" => exchange(json!({"mode": "0644"}), entry("/models/names.txt", "file")),
+        "expose_port" => exchange(json!({"public": true}), port("closed")),
+        "show_port" => response(port("open")),
+        "replace_network" => exchange(
+            json!({"allow_internet_access": false, "allow_out": ["api.example.com:443"]}),
+            json!({"network": network(), "apply_status": "applied"}),
+        ),
+        "list_denied" => response(json!({"total": 3, "denied": [{
+            "time": "2026-01-01T00:04:00Z", "protocol": "tcp", "host": "198.51.100.7", "port": 22,
+            "rule": "allow_internet_access is false", "count": 3,
+        }]})),
+        "list_egress_profiles" => response(json!({"profiles": ["package-registries"]})),
+        "show_logs" => response(json!({"entries": [
+            {"time": "2026-01-01T00:00:00Z", "source": "host", "message": "ready"},
+        ]})),
+        "show_metrics" => response(json!({"step": 5, "cpu": 1, "memory_mb": 512, "disk_gib": 20, "points": [{
+            "time": "2026-01-01T00:01:00Z", "cpu_used_pct": 12.5, "memory_bytes": 134_217_728, "disk_bytes": 1_288_490_188,
+            "received_bytes_per_second": 2048, "sent_bytes_per_second": 512,
+        }]})),
+        "show_limits" => response(limits()),
+        "list_templates" => response(json!({"templates": [{
+            "slug": "base",
+            "latest_version": {"id": "ver06f3k0000000000000000a", "number": 1, "created_at": "2025-12-31T00:00:00Z"},
+            "runtime_baseline": {"cpu": 1, "memory_mb": 512},
+        }]})),
+        "call_mcp" => exchange(
+            json!({"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": {
+                "name": "run_command", "arguments": {"command": "uname -m"},
+            }}),
+            json!({"jsonrpc": "2.0", "id": 2, "result": {
+                "content": [{"type": "text", "text": "exit code 0\n--- stdout ---\nx86_64\n"}], "isError": false,
+            }}),
+        ),
+        "listen_mcp" | "end_mcp" => Example { request: None, response: None },
+        _ => return None,
+    };
+    Some(example)
+}
+
+fn exchange(request: Value, response: Value) -> Example {
+    Example { request: Some(request), response: Some(response) }
+}
+
+fn response(body: Value) -> Example {
+    Example { request: None, response: Some(body) }
+}
+
+/// `base` with the fields of `changes` in place of its own.
+fn with(mut base: Value, changes: Value) -> Value {
+    if let (Value::Object(base), Value::Object(changes)) = (&mut base, changes) {
+        base.extend(changes);
+    }
+    base
+}
+
+fn sandbox() -> Value {
+    json!({
+        "id": "sbx06f3kq8z2m1c9w0v5t7b4a", "team": "acme", "template": "base",
+        "template_version": "ver06f3k0000000000000000a", "state": "ready", "timeout": 600,
+        "deadline": "2026-01-01T00:10:00Z",
+        "lifecycle": {"on_timeout": "pause", "auto_resume": true, "pause_memory": true},
+        "volume_mounts": {}, "cpu": 1, "memory_mb": 512, "disk_gib": 20, "metadata": {"job": "42"},
+        "exposed_ports": [{"port": 8000, "protocol": "http", "public": true}], "network": network(),
+        "data_plane_url": "http://s6k3f0.sandbox.localhost:7080", "created_at": "2026-01-01T00:00:00Z",
+        "started_at": "2026-01-01T00:00:00Z", "stopped_at": null,
+    })
+}
+
+fn network() -> Value {
+    json!({
+        "allow_internet_access": false, "allow_package_registry_access": false, "allow_public_traffic": true,
+        "allow_out": ["api.example.com:443"], "deny_out": [], "egress_profiles": [], "apply_status": "applied",
+    })
+}
+
+fn session() -> Value {
+    json!({
+        "data_plane_url": "http://s6k3f0.sandbox.localhost:7080", "access_token": "eyJzYiI6InNieDA2ZjNrcTgifQ.c2lnbmF0dXJl",
+        "expires_at": "2026-01-01T01:00:00Z",
+    })
+}
+
+fn checkpoint() -> Value {
+    json!({
+        "id": "ckp06f3kqb5t2m1c9w0v5t7b4", "name": "installed", "team": "acme", "sandbox": "sbx06f3kq8z2m1c9w0v5t7b4a",
+        "template": "base", "template_version": "ver06f3k0000000000000000a", "memory": true, "cpu": 1, "memory_mb": 512,
+        "disk_gib": 20, "state": "ready", "size": 73_400_320, "created_at": "2026-01-01T00:03:00Z",
+    })
+}
+
+fn volume() -> Value {
+    json!({
+        "id": "vol06f3kq8z2m1c9w0v5t7b4a", "name": "models", "team": "acme", "size_gib": 10, "state": "ready",
+        "retained_bytes": 1_048_576, "created_at": "2026-01-01T00:00:00Z",
+    })
+}
+
+/// Something in a volume.
+fn entry(path: &str, kind: &str) -> Value {
+    let (size, mode) = if kind == "file" { (6, "0644") } else { (4096, "0755") };
+    json!({
+        "path": path, "kind": kind, "size": size, "mode": mode, "uid": 1000, "gid": 1000,
+        "modified_at": "2026-01-01T00:00:00Z",
+    })
+}
+
+fn port(status: &str) -> Value {
+    json!({
+        "port": 8000, "host": "p8000-s6k3f0.sandbox.localhost", "url": "http://p8000-s6k3f0.sandbox.localhost:7080",
+        "protocol": "http", "public": true, "status": status,
+    })
+}
+
+fn limits() -> Value {
+    let most = json!({"sandboxes": 20, "cpu": 40, "memory_mb": 81_920, "volumes": 20, "volume_gib": 200});
+    json!({
+        "cpu": 1, "memory_mb": 512, "plan": "pro", "cpu_values": [1, 2, 4], "memory_mb_min": 256, "memory_mb_max": 8192,
+        "memory_mb_step": 256, "root_disk_gib": 20, "max_timeout": 86_400,
+        "plans": [{
+            "name": "pro", "overrides": true, "cpu_values": [1, 2, 4], "memory_mb_min": 256, "memory_mb_max": 8192,
+            "memory_mb_step": 256, "root_disk_gib": 20, "max_timeout": 86_400, "quota": most,
+            "disk": {"bandwidth": 209_715_200}, "network": {"bandwidth": 125_000_000},
+        }],
+        "prices": {
+            "currency": "USD", "vcpu_hour": "0.05", "memory_gib_hour": "0.01", "storage_gib_month": "0.10",
+        },
+        "quota": {
+            "limits": most, "usage": {
+                "sandboxes": 1, "cpu": 1, "memory_mb": 512, "stopped": 2, "volumes": 1, "volume_gib": 10,
+                "retained_bytes": 73_400_320,
+            },
+            "reservation": {"sandboxes": 1, "cpu": 1, "memory_mb": 512, "volumes": 0, "volume_gib": 0},
+        },
+    })
+}
