@@ -25,12 +25,12 @@ impl AgentSocket {
         self.call(|http, base| http.post(format!("{base}{path}")).json(body)).await
     }
 
-    /// Whether the agent answers.
+    /// Whether the agent responds.
     pub(crate) async fn is_up(&self) -> bool {
         let http =
             reqwest::Client::builder().unix_socket(self.path.as_path()).no_proxy().timeout(Duration::from_secs(5));
         let Ok(http) = http.build() else { return false };
-        http.get("http://agent/healthz").send().await.is_ok_and(|answer| answer.status().is_success())
+        http.get("http://agent/healthz").send().await.is_ok_and(|response| response.status().is_success())
     }
 
     async fn call<T: DeserializeOwned>(
@@ -53,7 +53,7 @@ impl AgentSocket {
         if !status.is_success() {
             match serde_json::from_slice::<ErrorBody>(&bytes) {
                 Ok(error) => bail!("{} [{}]", error.message, error.code),
-                Err(_) => bail!("The agent answered {status}"),
+                Err(_) => bail!("The agent responded with {status}"),
             }
         }
         serde_json::from_slice(&bytes)

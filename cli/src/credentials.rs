@@ -1,12 +1,11 @@
 //! Which host the command talks to, and with which key: flags and environment first, then the file that `up` writes.
 
 use std::fs;
-use std::io::Write;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use sandpiper::client::Client;
+use sandpiper_durable as durable;
 use serde::{Deserialize, Serialize};
 
 /// Where an API listens unless told otherwise.
@@ -50,17 +49,8 @@ impl Credentials {
         let path = Self::path()?;
         let folder = path.parent().context("The credentials' path has no folder")?;
         fs::create_dir_all(folder).with_context(|| format!("Cannot create {}", folder.display()))?;
-        let temporary = path.with_extension("new");
-        let mut file = fs::OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(0o600)
-            .open(&temporary)
-            .with_context(|| format!("Cannot write {}", temporary.display()))?;
-        file.write_all(toml::to_string(self)?.as_bytes())?;
-        file.sync_all()?;
-        fs::rename(&temporary, &path)?;
+        durable::write_atomic(&path, toml::to_string(self)?.as_bytes())
+            .with_context(|| format!("Cannot write {}", path.display()))?;
         Ok(path)
     }
 }

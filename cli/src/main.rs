@@ -29,6 +29,7 @@ Examples:
   sandpiper cp -r src sbx…:app              files there, and back
   sandpiper pause sbx…                      stop it and keep everything, to resume it
   sandpiper checkpoint create sbx…          keep it as it is, to start others from
+  sandpiper volume create models            files that outlive sandboxes
   sandpiper network set sbx… --internet off nothing outside can be reached any more
   sandpiper webhook listen --port 9000      receive payment webhooks, verified and kept"
 )]
@@ -79,6 +80,8 @@ enum Command {
     #[command(subcommand)]
     Template(commands::template::Command),
     #[command(subcommand)]
+    Volume(commands::volume::Command),
+    #[command(subcommand)]
     Webhook(commands::webhook::Command),
 }
 
@@ -113,6 +116,7 @@ async fn dispatch(arguments: Arguments, output: Output) -> anyhow::Result<ExitCo
         Command::Pause(arguments) => commands::pause::pause(arguments, client()?, output).await,
         Command::Resume(arguments) => commands::pause::resume(arguments, client()?, output).await,
         Command::Checkpoint(command) => commands::checkpoint::run(command, client()?, output).await,
+        Command::Volume(command) => commands::volume::run(command, client()?, output).await,
         Command::Fork(arguments) => commands::fork::run(arguments, client()?, output).await,
         Command::Network(command) => commands::network::run(command, client, output).await,
         Command::NetLog(arguments) => commands::net_log::run(arguments, client()?, output).await,

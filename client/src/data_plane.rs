@@ -108,8 +108,8 @@ impl DataPlane {
     }
 
     pub async fn processes(&self) -> Result<Vec<ProcessInfo>, ClientError> {
-        let answer: ListResponse = self.unary("List", &serde_json::json!({})).await?;
-        Ok(answer.processes)
+        let response: ListResponse = self.unary("List", &serde_json::json!({})).await?;
+        Ok(response.processes)
     }
 
     /// Writes to the process's standard input; returns when the process's pipe has taken all of it.
@@ -139,7 +139,7 @@ impl DataPlane {
         self.unary::<serde_json::Value>("Update", &request).await.map(drop)
     }
 
-    /// Whether the data plane answers.
+    /// Whether the data plane responds.
     pub async fn is_healthy(&self) -> bool {
         self.check(self.request(reqwest::Method::GET, "/health").send().await).await.is_ok()
     }

@@ -28,9 +28,18 @@ const STALL_TIMEOUT: Duration = Duration::from_secs(60);
 /// Every call acts as `user`, or where none is named as the sandbox's default user. Paths count from that user's home.
 impl DataPlane {
     /// Reads a whole file into memory; [`Self::download`] does not.
+    ///
+    /// # Errors
+    ///
+    /// Fails as [`Self::download`] does, or if there is no memory for as many bytes as the sandbox announces.
     pub async fn read_file(&self, path: &str, user: Option<&str>) -> Result<Vec<u8>, ClientError> {
         let mut download = self.download(path, user).await?;
         let mut content = Vec::new();
+        // At once: to grow as the pieces come would be to copy, and to touch twice as much memory.
+        let size = usize::try_from(download.size()).unwrap_or(usize::MAX);
+        content
+            .try_reserve_exact(size)
+            .map_err(|_| ClientError::Broken(format!("there is no memory for its {size} bytes")))?;
         while let Some(piece) = download.next().await? {
             content.extend_from_slice(&piece);
         }
@@ -60,7 +69,7 @@ impl DataPlane {
         let Some(size) = response.content_length() else {
             return Err(self.malformed("it does not say how long the file is"));
         };
-        Ok(Download { size, left: size, body: response.bytes_stream().boxed() })
+        Ok(Download::new(size, response.bytes_stream().boxed()))
     }
 
     /// Writes a file from a stream, of `length` bytes if that is known. The file takes its place when it is whole: an upload
@@ -181,6 +190,11 @@ pub struct Download {
 }
 
 impl Download {
+    /// A file of `size` bytes, whose content comes with `body`.
+    pub(crate) fn new(size: u64, body: BoxStream<'static, reqwest::Result<Bytes>>) -> Self {
+        Self { size, left: size, body }
+    }
+
     /// Bytes, as the guest announced them. It may say anything.
     pub fn size(&self) -> u64 {
         self.size

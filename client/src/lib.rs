@@ -9,6 +9,7 @@ mod localhost;
 mod metrics;
 mod network;
 mod snapshots;
+mod volumes;
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -19,12 +20,13 @@ use serde_json::{Value, json};
 
 pub use data_plane::{Command, DataPlane, Output, ProcessStream, Stdin, decode};
 pub use files::Download;
-pub use metrics::Metrics;
+pub use metrics::{History, Metrics, Point};
 pub use network::{Denied, DeniedList, Network, NetworkPolicy};
 pub use snapshots::{Checkpoint, NewCheckpoint};
+pub use volumes::{Volume, VolumeEntry, VolumeFiles};
 
-/// Longest wait for an answer of the control plane: longer than the API itself takes for anything.
-const ANSWER: Duration = Duration::from_secs(180);
+/// Longest wait for a response of the control plane: longer than the API itself takes for anything.
+const TIMEOUT: Duration = Duration::from_secs(180);
 /// Longest wait for a sandbox whose start takes longer than the API waits for it.
 const START_TIMEOUT: Duration = Duration::from_secs(600);
 /// Between two looks at it.
@@ -38,7 +40,7 @@ pub struct Client {
     api_key: String,
 }
 
-/// Why a call did not give its answer.
+/// Why a call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     #[error("Cannot reach {url}: is Sandpiper running there? Start it with `sandpiper up`, or name another with --url")]
@@ -60,7 +62,7 @@ pub enum ClientError {
 }
 
 impl ClientError {
-    /// The API's error code, such as `not_found`, where the API answered.
+    /// The API's error code, such as `not_found`, where the API responded.
     pub fn code(&self) -> Option<&str> {
         match self {
             Self::Refused { code, .. } => Some(code),
@@ -68,7 +70,7 @@ impl ClientError {
         }
     }
 
-    /// The HTTP status, where there was an answer.
+    /// The HTTP status, where there was a response.
     pub fn status(&self) -> Option<u16> {
         match self {
             Self::Refused { status, .. } => Some(*status),
@@ -96,6 +98,9 @@ pub struct CreateSandbox {
     pub memory_mb: Option<u32>,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub envs: BTreeMap<String, String>,
+    /// Absolute paths in the sandbox, and the names of the volumes that are mounted there.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub volume_mounts: BTreeMap<String, String>,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub metadata: BTreeMap<String, String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -114,6 +119,7 @@ impl Default for CreateSandbox {
             cpu: None,
             memory_mb: None,
             envs: BTreeMap::new(),
+            volume_mounts: BTreeMap::new(),
             metadata: BTreeMap::new(),
             exposed_ports: Vec::new(),
             network: None,
@@ -122,11 +128,20 @@ impl Default for CreateSandbox {
 }
 
 /// What happens at a sandbox's deadline.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Lifecycle {
     pub on_timeout: OnTimeout,
     /// Whether a request to the data plane or a preview resumes the sandbox; only with `Pause`.
     pub auto_resume: bool,
+    /// Whether the pause keeps the memory; without, the sandbox boots from its disk when it goes on.
+    pub pause_memory: bool,
+}
+
+impl Default for Lifecycle {
+    fn default() -> Self {
+        Self { on_timeout: OnTimeout::default(), auto_resume: false, pause_memory: true }
+    }
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -253,10 +268,10 @@ impl Client {
     /// Creates a sandbox; returns once it is ready.
     pub async fn create(&self, request: &CreateSandbox) -> Result<(Sandbox, Session), ClientError> {
         let body = serde_json::to_value(request).map_err(|error| self.malformed("/sandboxes", &error.to_string()))?;
-        let mut answer = self.call(Method::POST, "/sandboxes", Some(body)).await?;
-        let session = answer.get_mut("session").map(Value::take).unwrap_or_default();
-        let sandbox = self.sandbox(answer)?;
-        // A start that takes longer than the API waits is answered without one.
+        let mut response = self.call(Method::POST, "/sandboxes", Some(body)).await?;
+        let session = response.get_mut("session").map(Value::take).unwrap_or_default();
+        let sandbox = self.sandbox(response)?;
+        // A start that takes longer than the API waits gets a response without one.
         if session.is_null() {
             return self.started(sandbox).await;
         }
@@ -298,8 +313,8 @@ impl Client {
     /// A fresh session of a sandbox, which is resumed if it is stopped.
     pub async fn connect(&self, id: &str) -> Result<Session, ClientError> {
         let path = format!("/sandboxes/{id}/connect");
-        let mut answer = self.call(Method::POST, &path, Some(json!({}))).await?;
-        self.parse(&path, answer.get_mut("session").map(Value::take).unwrap_or_default())
+        let mut response = self.call(Method::POST, &path, Some(json!({}))).await?;
+        self.parse(&path, response.get_mut("session").map(Value::take).unwrap_or_default())
     }
 
     pub async fn port(&self, id: &str, port: u16) -> Result<Port, ClientError> {
@@ -341,10 +356,10 @@ impl Client {
         self.parse(&path, entries.into())
     }
 
-    /// Any call of the control plane: `path` follows `/v1`. An empty answer is `null`.
+    /// Any call of the control plane: `path` follows `/v1`. An empty response is `null`.
     pub async fn call(&self, method: Method, path: &str, body: Option<Value>) -> Result<Value, ClientError> {
         let url = format!("{}/v1{path}", self.base_url);
-        let mut request = self.http.request(method, &url).bearer_auth(&self.api_key).timeout(ANSWER);
+        let mut request = self.http.request(method, &url).bearer_auth(&self.api_key).timeout(TIMEOUT);
         if let Some(body) = body {
             request = request.json(&body);
         }
@@ -401,7 +416,7 @@ impl Client {
     }
 }
 
-/// The error that a refusing answer carries, in the API's envelope or, from elsewhere on the way, in none.
+/// The error that a refusing response carries, in the API's envelope or, from elsewhere on the way, in none.
 fn refusal(status: StatusCode, body: &[u8]) -> ClientError {
     let status = status.as_u16();
     match serde_json::from_slice::<ErrorEnvelope>(body) {

@@ -49,8 +49,8 @@ impl Client {
     /// What a sandbox may reach.
     pub async fn network(&self, id: &str) -> Result<Network, ClientError> {
         let path = format!("/sandboxes/{id}");
-        let answer = self.call(Method::GET, &path, None).await?;
-        self.read_network(&path, answer)
+        let response = self.call(Method::GET, &path, None).await?;
+        self.read_network(&path, response)
     }
 
     /// Replaces the whole policy of a sandbox: a [`NetworkPolicy`], or any JSON object with such fields, of which those left
@@ -58,8 +58,8 @@ impl Client {
     pub async fn replace_network(&self, id: &str, policy: &impl Serialize) -> Result<Network, ClientError> {
         let path = format!("/sandboxes/{id}/network");
         let body = serde_json::to_value(policy).map_err(|error| self.malformed(&path, &error.to_string()))?;
-        let answer = self.call(Method::PUT, &path, Some(body)).await?;
-        self.read_network(&path, answer)
+        let response = self.call(Method::PUT, &path, Some(body)).await?;
+        self.read_network(&path, response)
     }
 
     /// What a sandbox was kept from reaching.
@@ -83,9 +83,9 @@ impl Client {
         self.parse("/egress_profiles", profiles.into())
     }
 
-    /// The `network` of an answer.
-    fn read_network(&self, path: &str, mut answer: Value) -> Result<Network, ClientError> {
-        let raw = answer.get_mut("network").map(Value::take).unwrap_or_default();
+    /// The `network` of a response.
+    fn read_network(&self, path: &str, mut response: Value) -> Result<Network, ClientError> {
+        let raw = response.get_mut("network").map(Value::take).unwrap_or_default();
         let network: Network = self.parse(path, raw.clone())?;
         Ok(Network { raw, ..network })
     }

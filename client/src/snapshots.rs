@@ -44,16 +44,16 @@ impl Client {
     pub async fn resume(&self, id: &str, timeout: Option<u64>) -> Result<(Sandbox, Session), ClientError> {
         let path = format!("/sandboxes/{id}/resume");
         let body = timeout.map_or_else(|| json!({}), |timeout| json!({"timeout": timeout}));
-        let mut answer = self.call(Method::POST, &path, Some(body)).await?;
-        let mut part = |name: &str| answer.get_mut(name).map(Value::take).unwrap_or_default();
+        let mut response = self.call(Method::POST, &path, Some(body)).await?;
+        let mut part = |name: &str| response.get_mut(name).map(Value::take).unwrap_or_default();
         Ok((self.sandbox(part("sandbox"))?, self.parse(&path, part("session"))?))
     }
 
     /// Makes `count` new sandboxes that go on from where this one is.
     pub async fn fork(&self, id: &str, count: u32) -> Result<Vec<(Sandbox, Session)>, ClientError> {
         let path = format!("/sandboxes/{id}/fork");
-        let mut answer = self.call(Method::POST, &path, Some(json!({"count": count}))).await?;
-        let sandboxes = answer.get_mut("sandboxes").map(Value::take).unwrap_or_default();
+        let mut response = self.call(Method::POST, &path, Some(json!({"count": count}))).await?;
+        let sandboxes = response.get_mut("sandboxes").map(Value::take).unwrap_or_default();
         let sandboxes: Vec<Value> = self.parse(&path, sandboxes)?;
         let split = |mut sandbox: Value| {
             let session = sandbox.get_mut("session").map(Value::take).unwrap_or_default();

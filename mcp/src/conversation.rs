@@ -109,7 +109,7 @@ impl Conversation {
         CreateSandbox {
             template: Some(self.settings.template.clone()),
             timeout: Some(IDLE.as_secs()),
-            lifecycle: Some(Lifecycle { on_timeout: OnTimeout::Pause, auto_resume: true }),
+            lifecycle: Some(Lifecycle { on_timeout: OnTimeout::Pause, auto_resume: true, pause_memory: true }),
             metadata: [("made-by".to_owned(), "mcp".to_owned())].into(),
             network: self.settings.network.clone(),
             ..CreateSandbox::default()
@@ -165,7 +165,7 @@ impl Conversation {
         self.check_room()?;
         let id = self.sandbox(client).await?;
         let mut forks = client.fork(&id, 1).await?;
-        let (fork, _) = forks.pop().ok_or("The API answered with no fork")?;
+        let (fork, _) = forks.pop().ok_or("The API responded with no fork")?;
         self.state().sandboxes.push(fork.id.clone());
         Ok(fork.id)
     }

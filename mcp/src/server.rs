@@ -11,6 +11,7 @@ use rmcp::model::{
 use rmcp::service::RequestContext;
 use rmcp::{RoleServer, ServerHandler};
 use sandpiper_client::Client;
+use tokio::sync::Semaphore;
 
 use crate::conversation::{Conversation, Settings, ToolError};
 use crate::text::cut;
@@ -28,6 +29,9 @@ static VERSIONS: [ProtocolVersion; 4] = [
 /// Bytes of a result, and of an error.
 const MAX_RESULT: usize = 80 << 10;
 const MAX_ERROR: usize = 2 << 10;
+
+/// Calls of one session at a time: each holds connections for as long as it takes, which may be half an hour.
+const MAX_CALLS: usize = 16;
 
 const INSTRUCTIONS: &str = "\
 A Linux machine of your own for this conversation. It is made on first use, keeps files and processes between calls, and is \
@@ -48,6 +52,7 @@ pub enum Caller {
 pub struct Server {
     caller: Caller,
     conversation: Arc<Conversation>,
+    calls: Semaphore,
 }
 
 /// What a tool works with.
@@ -59,7 +64,7 @@ pub(crate) struct Call<'a> {
 
 impl Server {
     pub fn new(caller: Caller, settings: Settings) -> Self {
-        Self { caller, conversation: Arc::new(Conversation::new(settings)) }
+        Self { caller, conversation: Arc::new(Conversation::new(settings)), calls: Semaphore::new(MAX_CALLS) }
     }
 
     /// What is to be done when a session of [`Caller::Fixed`] is over: its sandboxes are paused at once.
@@ -122,6 +127,9 @@ impl ServerHandler for Server {
         let tool = tools::parse(&request.name, arguments)?;
         let limit = tool.time_limit();
         let work = async {
+            let Ok(_call) = self.calls.try_acquire() else {
+                return Err(ToolError(format!("This session has {MAX_CALLS} calls at a time already; wait for one")));
+            };
             let client = self.client(&context.extensions)?;
             tool.run(&Call { client: &client, conversation: &self.conversation, context: &context }).await
         };

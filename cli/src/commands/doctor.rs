@@ -37,6 +37,7 @@ pub(crate) fn run(arguments: &Arguments, output: Output) -> anyhow::Result<ExitC
         state_dir: arguments.state_dir.clone(),
         kernel: up::default_kernel(),
         template: up::default_template(),
+        volume_helper: up::default_volume_helper(),
     };
     let checks = doctor::all(&rung, &paths);
     let healthy = checks.iter().all(|check| check.verdict != Verdict::Fail);

@@ -38,6 +38,8 @@ fn rows(limits: &Value) -> Vec<Vec<String>> {
         row("vCPUs", number("/quota/usage/cpu"), number("/quota/limits/cpu")),
         row("memory, MiB", number("/quota/usage/memory_mb"), number("/quota/limits/memory_mb")),
         row("stopped sandboxes", number("/quota/usage/stopped"), String::new()),
+        row("volumes", number("/quota/usage/volumes"), number("/quota/limits/volumes")),
+        row("volumes, GiB", number("/quota/usage/volume_gib"), number("/quota/limits/volume_gib")),
         row("disk held, bytes", number("/quota/usage/retained_bytes"), String::new()),
         row("plan", String::new(), number("/plan")),
         row("vCPUs of a sandbox", String::new(), cpus),

@@ -22,4 +22,5 @@ pub(crate) mod session;
 pub(crate) mod start;
 pub(crate) mod template;
 pub(crate) mod up;
+pub(crate) mod volume;
 pub(crate) mod webhook;

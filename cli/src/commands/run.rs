@@ -20,8 +20,10 @@ Examples:
   sandpiper run -t -- bash
   sandpiper run --keep --expose 8000 -- python3 -m http.server 8000
   sandpiper run --snapshot after-setup -- make test
+  sandpiper run --volume models:/data -- ls /data
   sandpiper run --no-internet --allow-out api.example.com:443 -- ./agent
-  sandpiper run --keep --on-timeout pause --auto-resume -- ./prepare")]
+  sandpiper run --keep --on-timeout pause --auto-resume -- ./prepare
+  sandpiper run --keep --timeout 600 --on-timeout pause-disk -- ./install")]
 pub(crate) struct Arguments {
     /// Template to start from
     #[arg(long, default_value = "base")]

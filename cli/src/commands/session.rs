@@ -43,6 +43,20 @@ pub(crate) struct ProcessArguments {
     command: Vec<String>,
 }
 
+impl ProcessArguments {
+    /// A shell on this terminal.
+    pub(crate) fn shell(cwd: String) -> Self {
+        Self {
+            envs: Vec::new(),
+            cwd: Some(cwd),
+            user: None,
+            tty: true,
+            interactive: true,
+            command: vec!["bash".to_owned(), "-l".to_owned()],
+        }
+    }
+}
+
 pub(crate) fn parse_env(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),

@@ -8,7 +8,7 @@ use crate::output::Output;
 /// What the new sandbox should be like.
 #[derive(clap::Args)]
 pub(crate) struct StartArguments {
-    /// Seconds until the sandbox is destroyed, or paused with `--on-timeout pause`, whatever it does
+    /// Seconds until the sandbox is destroyed, or paused with `--on-timeout`, whatever it does
     #[arg(long)]
     timeout: Option<u64>,
 
@@ -32,8 +32,20 @@ pub(crate) struct StartArguments {
     #[arg(long, value_name = "PORT")]
     expose: Vec<u16>,
 
+    /// Mount a volume at a path of the sandbox; none that another sandbox has
+    #[arg(long, value_name = "NAME:/PATH", value_parser = parse_mount)]
+    volume: Vec<(String, String)>,
+
     #[command(flatten)]
     network: NetworkArguments,
+}
+
+/// The name of a volume, and where it is to be mounted.
+pub(crate) fn parse_mount(text: &str) -> Result<(String, String), String> {
+    match text.split_once(':') {
+        Some((name, path)) if !name.is_empty() && path.starts_with('/') => Ok((name.to_owned(), path.to_owned())),
+        _ => Err("write it as NAME:/PATH".to_owned()),
+    }
 }
 
 /// What the new sandbox may reach: the Internet, unless these say otherwise.
@@ -80,6 +92,8 @@ enum AtDeadline {
     Kill,
     /// Stop it and keep its disk, memory and processes
     Pause,
+    /// Stop it and keep its disk alone, from which it boots when it goes on
+    PauseDisk,
 }
 
 /// What it starts from.
@@ -92,7 +106,7 @@ pub(crate) enum Origin {
 impl StartArguments {
     /// Whether the sandbox outlives its deadline.
     pub(crate) fn pauses(&self) -> bool {
-        self.on_timeout == Some(AtDeadline::Pause)
+        self.on_timeout.is_some_and(|action| action != AtDeadline::Kill)
     }
 
     /// Starts the sandbox, and tells a person the URLs of its ports.
@@ -124,9 +138,10 @@ impl StartArguments {
         let lifecycle = self.on_timeout.map(|action| Lifecycle {
             on_timeout: match action {
                 AtDeadline::Kill => OnTimeout::Kill,
-                AtDeadline::Pause => OnTimeout::Pause,
+                AtDeadline::Pause | AtDeadline::PauseDisk => OnTimeout::Pause,
             },
             auto_resume: self.auto_resume,
+            pause_memory: action != AtDeadline::PauseDisk,
         });
         CreateSandbox {
             template,
@@ -136,6 +151,7 @@ impl StartArguments {
             cpu: self.cpu,
             memory_mb: self.memory,
             exposed_ports: self.expose.iter().copied().map(ExposedPort::public).collect(),
+            volume_mounts: self.volume.iter().map(|(name, path)| (path.clone(), name.clone())).collect(),
             network: self.network.policy(),
             ..CreateSandbox::default()
         }
@@ -167,13 +183,30 @@ mod tests {
     }
 
     #[test]
+    fn volumes_are_mounted_by_their_names() {
+        let asked = request(&["--volume", "models:/data", "--volume", "x:/y"], Origin::Template("base".into()));
+        assert_eq!(asked["volume_mounts"], json!({"/data": "models", "/y": "x"}));
+        for text in ["models", "models:data", ":/data"] {
+            assert!(Line::try_parse_from(["x", "--volume", text]).is_err(), "{text}");
+        }
+    }
+
+    #[test]
     fn the_end_of_the_time_can_be_a_pause() {
         let asked = request(&["--timeout", "60", "--on-timeout", "pause"], Origin::Template("base".into()));
-        let lifecycle = json!({"on_timeout": "pause", "auto_resume": false});
+        let lifecycle = json!({"on_timeout": "pause", "auto_resume": false, "pause_memory": true});
         assert_eq!(asked, json!({"template": "base", "timeout": 60, "lifecycle": lifecycle}));
         let asked = request(&["--on-timeout", "pause", "--auto-resume"], Origin::Template("base".into()));
         assert_eq!(asked["lifecycle"]["auto_resume"], true);
         assert!(Line::try_parse_from(["x", "--auto-resume"]).is_err());
+    }
+
+    #[test]
+    fn the_pause_can_keep_the_disk_alone() {
+        let line = ["--on-timeout", "pause-disk", "--auto-resume"];
+        let lifecycle = json!({"on_timeout": "pause", "auto_resume": true, "pause_memory": false});
+        assert_eq!(request(&line, Origin::Template("base".into()))["lifecycle"], lifecycle);
+        assert!(Line::parse_from(std::iter::once("x").chain(line)).start.pauses());
     }
 
     #[test]

@@ -45,6 +45,7 @@ pub(crate) struct Paths {
     pub(crate) state_dir: PathBuf,
     pub(crate) kernel: Option<PathBuf>,
     pub(crate) template: Option<PathBuf>,
+    pub(crate) volume_helper: Option<PathBuf>,
 }
 
 pub(crate) fn all(rung: &Rung, paths: &Paths) -> Vec<Check> {
@@ -61,6 +62,7 @@ pub(crate) fn all(rung: &Rung, paths: &Paths) -> Vec<Check> {
             paths.template.as_deref(),
             "build it with scripts/base-template, or name it with --template",
         ),
+        volume_helper(paths.volume_helper.as_deref()),
     ];
     // The nested host has a processor of its own.
     if *rung == Rung::Direct {
@@ -183,6 +185,15 @@ fn file(name: &'static str, path: Option<&Path>, fix: &str) -> Check {
     }
 }
 
+/// Sandboxes run without it, only not with volumes.
+fn volume_helper(path: Option<&Path>) -> Check {
+    const FIX: &str = "sandboxes can have no volumes without it: build it with scripts/volume-helper, or name it with --volume-helper";
+    match file("volume helper", path, FIX) {
+        check if check.verdict == Verdict::Fail => Check { verdict: Verdict::Warn, ..check },
+        check => check,
+    }
+}
+
 /// The program `name` in the folder of this one.
 pub(crate) fn sibling(name: &str) -> Option<PathBuf> {
     let path = std::env::current_exe().ok()?.with_file_name(name);
@@ -191,4 +202,26 @@ pub(crate) fn sibling(name: &str) -> Option<PathBuf> {
 
 fn find_program(name: &str) -> Option<PathBuf> {
     std::env::split_paths(&std::env::var_os("PATH")?).map(|folder| folder.join(name)).find(|path| path.is_file())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_without_a_volume_helper_works_and_is_told_how_to_get_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let image = folder.path().join("volume-helper-1.ext4");
+        for path in [None, Some(image.as_path())] {
+            let check = volume_helper(path);
+            assert_eq!(check.verdict, Verdict::Warn, "{check:?}");
+            assert!(check.fix.unwrap().contains("scripts/volume-helper"));
+        }
+
+        fs::write(&image, "image").unwrap();
+
+        let check = volume_helper(Some(&image));
+        assert_eq!((check.verdict, check.fix), (Verdict::Ok, None));
+        assert_eq!(file("base template", None, "build it").verdict, Verdict::Fail, "without that no sandbox runs");
+    }
 }

@@ -110,7 +110,9 @@ pub(crate) fn api(data_plane: SocketAddr) -> SocketAddr {
 pub(crate) fn real_data_plane(folder: &std::path::Path) -> SocketAddr {
     sandpiper_init::reap::start().unwrap();
     let socket = folder.join("data-plane");
-    let app = App::new(Settings { default_user: "root".to_owned(), ..Settings::default() });
+    // Login shells read nothing of this machine's root.
+    let envs = [("HOME".to_owned(), folder.display().to_string())].into();
+    let app = App::new(Settings { default_user: "root".to_owned(), envs, ..Settings::default() });
     tokio::spawn(serve(UnixListener::bind(&socket).unwrap(), Arc::new(app)));
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();

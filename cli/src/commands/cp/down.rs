@@ -1,20 +1,20 @@
-//! From a sandbox to this machine.
+//! From a sandbox or a volume to this machine.
 
 use std::path::{Component, Path};
 
 use anyhow::{Context, bail};
-use sandpiper::client::{ClientError, DataPlane, Download};
-use sandpiper_protocol::filesystem::{EntryInfo, FileType};
+use sandpiper::client::{ClientError, Download};
+use sandpiper_protocol::filesystem::FileType;
 use tokio::io::{AsyncWrite, AsyncWriteExt};
 
 use super::local::{Folder, checked_name};
 use super::place::{base_name, below};
+use super::remote::{Remote, RemoteEntry};
 use super::report::Report;
 use super::{MAX_DEPTH, MAX_ENTRIES};
 
 pub(super) struct Down<'a> {
-    pub(super) sandbox: &'a DataPlane,
-    pub(super) user: Option<&'a str>,
+    pub(super) remote: &'a Remote,
     pub(super) report: &'a mut Report,
 }
 
@@ -36,7 +36,7 @@ struct Entry {
 
 impl Down<'_> {
     pub(super) async fn print(&mut self, from: &str) -> anyhow::Result<()> {
-        let mut download = self.sandbox.download(from, self.user).await?;
+        let mut download = self.remote.download(from).await?;
         self.report.begin(from);
         self.report.expect(download.size());
         let mut out = tokio::io::stdout();
@@ -45,12 +45,12 @@ impl Down<'_> {
     }
 
     pub(super) async fn save(&mut self, from: &str, to: &Path, recursive: bool) -> anyhow::Result<()> {
-        let named = self.sandbox.stat(from, self.user).await?;
+        let named = self.remote.stat(from).await?;
         match named.kind {
             FileType::File => {
                 let (folder, name) = destination(to, base_name(from))?;
                 let name = name.with_context(|| format!("{from} has no name of its own: name the local file"))?;
-                let mut download = self.sandbox.download(from, self.user).await?;
+                let mut download = self.remote.download(from).await?;
                 self.report.expect(download.size());
                 self.file(&mut download, &folder, &name, named.mode).await
             }
@@ -87,7 +87,7 @@ impl Down<'_> {
                 continue;
             }
             let copied = match entry.kind {
-                FileType::File => match self.sandbox.download(&path, self.user).await {
+                FileType::File => match self.remote.download(&path).await {
                     Ok(mut download) => self.file(&mut download, &level.folder, &entry.name, entry.mode).await,
                     Err(error) => Err(error.into()),
                 },
@@ -128,9 +128,9 @@ impl Down<'_> {
     /// Lists a folder. Links are left out here.
     async fn level(&mut self, path: String, folder: Folder, mode: u32, seen: &mut usize) -> anyhow::Result<Level> {
         let mut left = Vec::new();
-        for entry in self.sandbox.list_dir(&path, 1, self.user).await? {
-            let EntryInfo { name, kind, mode, symlink_target, .. } = entry;
-            if symlink_target.is_some() {
+        for entry in self.remote.list(&path).await? {
+            let RemoteEntry { name, kind, mode, is_link } = entry;
+            if is_link {
                 self.report.skip(&below(&path, &name), "a symbolic link");
                 continue;
             }

@@ -6,6 +6,7 @@
 mod down;
 mod local;
 mod place;
+mod remote;
 mod report;
 mod up;
 
@@ -15,7 +16,8 @@ use anyhow::bail;
 use sandpiper::client::Client;
 use tokio::signal::unix::{SignalKind, signal};
 
-use self::place::Place;
+pub(crate) use self::place::Place;
+pub(crate) use self::remote::Remote;
 use self::report::Report;
 use super::connect;
 use crate::output::Output;
@@ -60,38 +62,60 @@ pub(crate) struct Arguments {
 }
 
 pub(crate) async fn run(arguments: Arguments, client: Client, output: Output) -> anyhow::Result<ExitCode> {
+    let Arguments { from, to, recursive, user } = arguments;
+    let open = async |id: &str| {
+        let data_plane = connect::data_plane(&client, id, output).await?;
+        Ok::<_, anyhow::Error>(Remote::Sandbox { data_plane, user: user.clone() })
+    };
+    copy(&from, &to, recursive, output, open).await
+}
+
+/// Copies from one place to the other, and says how it went. `open` gives what a place that is not local names.
+pub(crate) async fn copy(
+    from: &Place,
+    to: &Place,
+    recursive: bool,
+    output: Output,
+    open: impl AsyncFn(&str) -> anyhow::Result<Remote>,
+) -> anyhow::Result<ExitCode> {
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let mut report = Report::new(output);
     // What is dropped half way removes its temporary file.
     tokio::select! {
-        copied = copy(&arguments, &client, output, &mut report) => copied?,
+        copied = transfer(from, to, recursive, &mut report, open) => copied?,
         _ = terminate.recv() => return Ok(ExitCode::from(INTERRUPTED)),
         _ = interrupt.recv() => return Ok(ExitCode::from(INTERRUPTED)),
     }
-    Ok(report.finish(matches!(arguments.to, Place::Stdio)))
+    Ok(report.finish(matches!(to, Place::Stdio)))
 }
 
-async fn copy(arguments: &Arguments, client: &Client, output: Output, report: &mut Report) -> anyhow::Result<()> {
-    let user = arguments.user.as_deref();
-    let recursive = arguments.recursive;
-    match (&arguments.from, &arguments.to) {
-        (Place::Sandbox { .. }, Place::Sandbox { .. }) => {
-            bail!("Copying between sandboxes goes by way of this machine: `sandpiper cp A:x - | sandpiper cp - B:x`")
+async fn transfer(
+    from: &Place,
+    to: &Place,
+    recursive: bool,
+    report: &mut Report,
+    open: impl AsyncFn(&str) -> anyhow::Result<Remote>,
+) -> anyhow::Result<()> {
+    match (from, to) {
+        (Place::Remote { .. }, Place::Remote { .. }) => {
+            bail!("Copying from one to another goes by way of this machine: `… cp A:x - | … cp - B:x`")
         }
         (Place::Local(_) | Place::Stdio, Place::Local(_) | Place::Stdio) => {
-            bail!("Neither SOURCE nor DESTINATION is in a sandbox; write one as SANDBOX:PATH")
+            bail!("Neither SOURCE nor DESTINATION is elsewhere; write one as NAME:PATH")
         }
-        (Place::Sandbox { id, path }, to) => {
-            let sandbox = connect::data_plane(client, id, output).await?;
-            let mut down = down::Down { sandbox: &sandbox, user, report };
+        (Place::Remote { id, path }, to) => {
+            let remote = open(id).await?;
+            let mut down = down::Down { remote: &remote, report };
+            let path = remote.path(path);
             match to {
                 Place::Local(to) => down.save(path, to, recursive).await,
                 _ => down.print(path).await,
             }
         }
-        (from, Place::Sandbox { id, path }) => {
-            let sandbox = connect::data_plane(client, id, output).await?;
-            let mut up = up::Up::new(&sandbox, user, report);
+        (from, Place::Remote { id, path }) => {
+            let remote = open(id).await?;
+            let mut up = up::Up::new(&remote, report);
+            let path = remote.path(path);
             match from {
                 Place::Local(from) => up.send(from, path, recursive).await,
                 _ => up.send_stdin(path).await,

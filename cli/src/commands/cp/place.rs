@@ -5,12 +5,12 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Place {
+pub(crate) enum Place {
     Local(PathBuf),
     /// `-`: standard input or output.
     Stdio,
-    /// A path in a sandbox; an empty one is the user's home.
-    Sandbox {
+    /// A path in a sandbox, or in a volume; an empty one is the user's home, or the root.
+    Remote {
         id: String,
         path: String,
     },
@@ -19,13 +19,12 @@ pub(super) enum Place {
 impl FromStr for Place {
     type Err = Infallible;
 
-    /// What has a colon before any slash is in a sandbox.
+    /// What has a colon before any slash is elsewhere.
     fn from_str(text: &str) -> Result<Self, Infallible> {
         Ok(match text.split_once(':') {
             _ if text == "-" => Self::Stdio,
             Some((id, path)) if !id.is_empty() && !id.contains('/') => {
-                let path = if path.is_empty() { "~" } else { path };
-                Self::Sandbox { id: id.to_owned(), path: path.to_owned() }
+                Self::Remote { id: id.to_owned(), path: path.to_owned() }
             }
             _ => Self::Local(text.into()),
         })
@@ -48,11 +47,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_colon_before_any_slash_means_a_sandbox() {
+    fn a_colon_before_any_slash_means_elsewhere() {
         let place = |text: &str| text.parse::<Place>().unwrap();
-        let sandbox = |path: &str| Place::Sandbox { id: "sbx1".into(), path: path.into() };
+        let sandbox = |path: &str| Place::Remote { id: "sbx1".into(), path: path.into() };
         assert_eq!(place("sbx1:/tmp/a:b"), sandbox("/tmp/a:b"));
-        assert_eq!(place("sbx1:"), sandbox("~"));
+        assert_eq!(place("sbx1:"), sandbox(""));
         assert_eq!(place("-"), Place::Stdio);
         assert_eq!(place("./a:b"), Place::Local("./a:b".into()));
         assert_eq!(place(":a"), Place::Local(":a".into()));

@@ -1,4 +1,4 @@
-//! From this machine to a sandbox.
+//! From this machine to a sandbox or a volume.
 //!
 //! The data plane gives new files the mode 0644: their own follows by `chmod`, run in the sandbox for many at once.
 
@@ -9,13 +9,14 @@ use std::path::Path;
 
 use anyhow::{Context, bail};
 use futures_util::StreamExt;
-use sandpiper::client::{ClientError, Command, DataPlane};
+use sandpiper::client::ClientError;
 use sandpiper_protocol::filesystem::FileType;
 use tokio::io::AsyncReadExt;
 use tokio_util::io::ReaderStream;
 
 use super::MAX_DEPTH;
 use super::place::{base_name, below};
+use super::remote::Remote;
 use super::report::Report;
 
 /// Bytes that are read at once.
@@ -26,8 +27,7 @@ const BATCH: usize = 500;
 const BATCH_BYTES: usize = 64 << 10;
 
 pub(super) struct Up<'a> {
-    sandbox: &'a DataPlane,
-    user: Option<&'a str>,
+    remote: &'a Remote,
     report: &'a mut Report,
     /// Paths of the sandbox that wait for their mode.
     modes: BTreeMap<u32, Vec<String>>,
@@ -35,8 +35,8 @@ pub(super) struct Up<'a> {
 }
 
 impl<'a> Up<'a> {
-    pub(super) fn new(sandbox: &'a DataPlane, user: Option<&'a str>, report: &'a mut Report) -> Self {
-        Self { sandbox, user, report, modes: BTreeMap::new(), waiting_bytes: 0 }
+    pub(super) fn new(remote: &'a Remote, report: &'a mut Report) -> Self {
+        Self { remote, report, modes: BTreeMap::new(), waiting_bytes: 0 }
     }
 
     pub(super) async fn send_stdin(&mut self, to: &str) -> anyhow::Result<()> {
@@ -46,7 +46,7 @@ impl<'a> Up<'a> {
         let start = bar.position();
         let moving = bar.clone();
         let content = content.inspect(move |piece| moving.inc(piece.as_ref().map_or(0, |piece| piece.len() as u64)));
-        self.sandbox.upload(to, None, content, self.user).await?;
+        self.remote.upload(to, None, content).await?;
         self.report.copied(bar.position() - start);
         Ok(())
     }
@@ -54,7 +54,7 @@ impl<'a> Up<'a> {
     pub(super) async fn send(&mut self, from: &Path, to: &str, recursive: bool) -> anyhow::Result<()> {
         let metadata = from.metadata().with_context(|| format!("Cannot read {}", from.display()))?;
         let name = from.canonicalize().ok().and_then(|path| Some(path.file_name()?.to_str()?.to_owned()));
-        let target = match self.sandbox.stat(to, self.user).await {
+        let target = match self.remote.stat(to).await {
             Ok(entry) if entry.kind == FileType::Directory => under(to, name)?,
             Ok(_) => to.to_owned(),
             Err(error) if error.status() == Some(404) && !to.ends_with('/') => to.to_owned(),
@@ -82,9 +82,9 @@ impl<'a> Up<'a> {
             if depth > MAX_DEPTH {
                 bail!("{} is more than {MAX_DEPTH} levels down; copy it by itself", from.display());
             }
-            match self.sandbox.make_dir(&to, self.user).await {
-                Ok(made) => folders.push((mode, made.path)),
-                Err(error) if error.code() == Some("already_exists") => {}
+            match self.remote.make_dir(&to).await {
+                Ok(Some(made)) => folders.push((mode, made)),
+                Ok(None) => {}
                 Err(error) => return Err(anyhow::Error::new(error).context(format!("Cannot make {to}"))),
             }
             for entry in from.read_dir().with_context(|| format!("Cannot read {}", from.display()))? {
@@ -134,9 +134,9 @@ impl<'a> Up<'a> {
         let file = tokio::fs::File::from_std(file).take(metadata.len());
         let content = ReaderStream::with_capacity(file, PIECE);
         let content = content.inspect(move |piece| bar.inc(piece.as_ref().map_or(0, |piece| piece.len() as u64)));
-        let written = self.sandbox.upload(to, Some(metadata.len()), content, self.user).await?;
+        let written = self.remote.upload(to, Some(metadata.len()), content).await?;
         self.report.copied(metadata.len());
-        self.wait_for_mode(metadata.mode(), written.path).await
+        self.wait_for_mode(metadata.mode(), written).await
     }
 
     async fn wait_for_mode(&mut self, mode: u32, path: String) -> anyhow::Result<()> {
@@ -149,21 +149,8 @@ impl<'a> Up<'a> {
     async fn set_modes(&mut self) -> anyhow::Result<()> {
         self.waiting_bytes = 0;
         for (mode, paths) in std::mem::take(&mut self.modes) {
-            let mut arguments = vec![format!("{mode:04o}"), "--".to_owned()];
-            arguments.extend(paths.iter().cloned());
-            let command = Command {
-                program: "chmod".to_owned(),
-                arguments,
-                user: self.user.map(str::to_owned),
-                timeout: Some(std::time::Duration::from_secs(60)),
-                ..Command::default()
-            };
-            match self.sandbox.run(&command).await {
-                Ok(output) if output.end.exited && output.end.exit_code == 0 => {}
-                Ok(_) | Err(ClientError::Refused { .. }) => {
-                    self.report.fail(&paths[0], &format!("its content is there, but chmod {mode:04o} failed"));
-                }
-                Err(error) => return Err(error.into()),
+            if !self.remote.set_modes(mode, &paths).await? {
+                self.report.fail(&paths[0], &format!("its content is there, but chmod {mode:04o} failed"));
             }
         }
         Ok(())

@@ -75,7 +75,7 @@ pub(super) fn report(id: &str, network: &Network, output: Output) {
     }
     output.line(&format!("{id}: {}", network.apply_status));
     if network.apply_status == "pending" && !output.is_json() {
-        let why = network.apply_error.as_deref().unwrap_or("the host takes long to answer");
+        let why = network.apply_error.as_deref().unwrap_or("the host takes long to respond");
         eprintln!("recorded, and applied as soon as the host has it: {why}");
     }
 }

@@ -1,11 +1,13 @@
 //! The configurations of agent and API that `up` writes from its own arguments.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, bail};
+use sandpiper_durable::{self as durable, Access};
 use toml::{Table, Value};
 
 use super::{Arguments, default_kernel, program, reachable};
@@ -17,6 +19,8 @@ pub(super) struct Files {
     pub(super) agent: PathBuf,
     pub(super) api: PathBuf,
     pub(super) agent_socket: PathBuf,
+    /// A copy that the API's user can run: it may not look into the folders on the way to this program's own.
+    pub(super) api_program: PathBuf,
     pub(super) api_user: User,
     /// Of egress profiles, where the operator's settings name no file.
     pub(super) profiles: Option<PathBuf>,
@@ -45,7 +49,8 @@ pub(super) fn write(arguments: &Arguments) -> anyhow::Result<Files> {
     fs::set_permissions(&api_dir, fs::Permissions::from_mode(0o700))?;
     nix::unistd::chown(&api_dir, Some(api_user.uid.into()), Some(api_user.gid.into()))?;
 
-    let kernel = install_kernel(&kernel, state)?;
+    let kernel = install(&kernel, state.join("vmlinux"), Access::READABLE)?;
+    let api_program = install(&program("sandpiper-api")?, state.join("sandpiper-api"), Access::EXECUTABLE)?;
     let agent_socket = runtime.join("agent.sock");
     let mut agent = Table::new();
     agent.insert("state_dir".into(), text(state));
@@ -77,8 +82,8 @@ pub(super) fn write(arguments: &Arguments) -> anyhow::Result<Files> {
     if api.get("tls").is_some_and(|tls| tls.as_str() != Some("off")) {
         bail!("`up` speaks plain HTTP with its API: leave `tls` out, or run sandpiper-api by itself");
     }
-    let files =
-        Files { agent: state.join("agent.toml"), api: api_dir.join("api.toml"), agent_socket, api_user, profiles };
+    let (agent_file, api_file) = (state.join("agent.toml"), api_dir.join("api.toml"));
+    let files = Files { agent: agent_file, api: api_file, agent_socket, api_program, api_user, profiles };
     store(&files.agent, agent, None)?;
     store(&files.api, api, Some(api_user))?;
     Ok(files)
@@ -102,21 +107,20 @@ fn default_profiles(state: &Path) -> anyhow::Result<PathBuf> {
     std::path::absolute(state.join("egress-profiles.json")).context("Cannot read the current folder")
 }
 
-/// Copies the kernel into the state folder, so that no start depends on a build's cache, and gives the copy's path. A copy
-/// of the same length and time of change is taken for the same kernel. The agent reads it at every start of a guest: a
-/// file that is replaced is replaced whole.
-fn install_kernel(kernel: &Path, state: &Path) -> anyhow::Result<PathBuf> {
-    let source = fs::metadata(kernel).with_context(|| format!("Cannot read {}", kernel.display()))?;
-    let installed = state.join("vmlinux");
+/// Copies what a build made into the state folder, so that no start depends on where it was built, and gives the copy's path.
+/// A copy of the same length and time of change is taken for the same. It is in use while this runs: a file that is replaced
+/// is replaced whole.
+fn install(built: &Path, installed: PathBuf, access: Access) -> anyhow::Result<PathBuf> {
+    let source = fs::metadata(built).with_context(|| format!("Cannot read {}", built.display()))?;
     let is_same = fs::metadata(&installed)
         .is_ok_and(|copy| copy.len() == source.len() && copy.modified().ok() == source.modified().ok());
     if !is_same {
-        let temporary = installed.with_extension("new");
-        fs::copy(kernel, &temporary).with_context(|| format!("Cannot copy the kernel to {}", temporary.display()))?;
-        let file = fs::OpenOptions::new().write(true).open(&temporary)?;
-        file.set_modified(source.modified()?)?;
-        file.sync_all()?;
-        fs::rename(&temporary, &installed)?;
+        let copy = |file: &mut File| {
+            io::copy(&mut File::open(built)?, file)?;
+            file.set_modified(source.modified()?)
+        };
+        durable::write_atomic_with(&installed, access, copy)
+            .with_context(|| format!("Cannot copy {} to {}", built.display(), installed.display()))?;
     }
     Ok(installed)
 }
@@ -141,14 +145,9 @@ fn merge(base: &mut Table, over: Table) {
 fn store(path: &Path, table: Table, owner: Option<User>) -> anyhow::Result<()> {
     let text =
         format!("# Written by `sandpiper up` at every start; give your own settings with its --*-settings.\n{table}");
-    let temporary = path.with_extension("new");
-    fs::write(&temporary, text).with_context(|| format!("Cannot write {}", temporary.display()))?;
-    fs::set_permissions(&temporary, fs::Permissions::from_mode(0o600))?;
-    if let Some(owner) = owner {
-        nix::unistd::chown(&temporary, Some(owner.uid.into()), Some(owner.gid.into()))?;
-    }
-    fs::rename(&temporary, path)?;
-    Ok(())
+    let access = owner.map_or(Access::PRIVATE, |owner| Access::PRIVATE.owned_by(owner.uid, owner.gid));
+    durable::write_atomic_with(path, access, |file| file.write_all(text.as_bytes()))
+        .with_context(|| format!("Cannot write {}", path.display()))
 }
 
 fn text(path: &Path) -> Value {
@@ -191,6 +190,20 @@ mod tests {
         };
         assert_eq!(api(&[]).as_deref(), Some("127.0.0.1:7070"));
         assert_eq!(api(&["--listen", "0.0.0.0:8080"]).as_deref(), Some("127.0.0.1:8080"));
+    }
+
+    #[test]
+    fn what_was_built_anew_is_installed_again_and_open_to_all() {
+        let folder = tempfile::tempdir().unwrap();
+        let (built, installed) = (folder.path().join("built"), folder.path().join("installed"));
+        for contents in ["one", "another"] {
+            fs::write(&built, contents).unwrap();
+
+            install(&built, installed.clone(), Access::EXECUTABLE).unwrap();
+
+            assert_eq!(fs::read_to_string(&installed).unwrap(), contents);
+            assert_eq!(fs::metadata(&installed).unwrap().permissions().mode() & 0o777, 0o755);
+        }
     }
 
     #[test]

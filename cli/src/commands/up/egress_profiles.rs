@@ -1,12 +1,10 @@
 //! The file of egress profiles that `up` makes where the operator's settings name none. It is written once, from what this
 //! host's package managers use; from then on it is the operator's, and never touched again.
 
-use std::fs::{self, File};
-use std::io::Write;
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use anyhow::Context;
+use sandpiper_durable::{self as durable, Access};
 use sandpiper_policy::PACKAGE_REGISTRIES;
 use serde_json::json;
 
@@ -19,25 +17,18 @@ pub(super) async fn ensure(path: &Path) -> anyhow::Result<()> {
         return Ok(());
     }
     let findings = registries::find().await?;
-    store(path, &findings).with_context(|| format!("Cannot write {}", path.display()))?;
-    // For people: on standard output is what a script reads.
-    eprint!("{}", report(path, &findings));
+    if store(path, &findings).with_context(|| format!("Cannot write {}", path.display()))? {
+        // For people: on standard output is what a script reads.
+        eprint!("{}", report(path, &findings));
+    }
     Ok(())
 }
 
-/// The file is whole or not there.
-fn store(path: &Path, findings: &Findings) -> anyhow::Result<()> {
+/// Whether there was no file: one that has come to be there meanwhile stays.
+fn store(path: &Path, findings: &Findings) -> std::io::Result<bool> {
     let registries: Vec<_> = findings.registries.keys().collect();
     let document = json!({"profiles": {PACKAGE_REGISTRIES: registries}});
-    let temporary = path.with_extension("new");
-    let mut file = File::create(&temporary)?;
-    writeln!(file, "{document:#}")?;
-    file.set_permissions(fs::Permissions::from_mode(0o644))?;
-    file.sync_all()?;
-    // Unlike a renamed file, a link never takes the place of one that has come to be there.
-    let linked = fs::hard_link(&temporary, path);
-    fs::remove_file(&temporary)?;
-    Ok(linked?)
+    durable::create_atomic(path, Access::READABLE, format!("{document:#}\n").as_bytes())
 }
 
 fn report(path: &Path, findings: &Findings) -> String {
@@ -60,6 +51,9 @@ fn report(path: &Path, findings: &Findings) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+
     use sandpiper_policy::Profiles;
 
     use super::*;
@@ -96,7 +90,7 @@ mod tests {
         let path = folder.path().join("profiles.json");
         fs::write(&path, "the operator's").unwrap();
         ensure(&path).await.unwrap();
-        assert!(store(&path, &findings()).is_err());
+        assert!(!store(&path, &findings()).unwrap());
         assert_eq!(fs::read_to_string(&path).unwrap(), "the operator's");
         assert_eq!(folder.path().read_dir().unwrap().count(), 1);
     }

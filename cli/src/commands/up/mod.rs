@@ -1,7 +1,7 @@
 //! `sandpiper up`: a whole host in the foreground.
 //!
 //! ```text
-//!   check ─▶ write configurations ─▶ agent ─▶ base template ─▶ API ─▶ first keys ─▶ "ready" ─▶ (until interrupted)
+//!   check ─▶ write configurations ─▶ agent ─▶ templates ─▶ API ─▶ first keys ─▶ "ready" ─▶ (until interrupted)
 //! ```
 //!
 //! Both processes are started again when they end by themselves; the agent finds its sandboxes again, so none is lost.
@@ -20,6 +20,7 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, bail};
 use sandpiper_protocol::agent::{ImportTemplate, RuntimeBaseline, TemplateVersion};
+use sandpiper_protocol::volume::HELPER_TEMPLATE;
 use serde::Deserialize;
 use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
@@ -32,10 +33,10 @@ use crate::output::Output;
 
 pub(crate) const STATE_DIR: &str = "/var/lib/sandpiper";
 
-/// How long each process may take to answer; generous, as software emulation is slow.
+/// How long each process may take to respond; generous, as software emulation is slow.
 const START_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Start a host here: agent, API, base template; print its URL, and its first keys once
+/// Start a host here: agent, API, templates; print its URL, and its first keys once
 #[derive(clap::Args, Clone)]
 #[command(after_help = "\
 Examples:
@@ -77,6 +78,10 @@ pub(crate) struct Arguments {
     /// The base template's image; the one that scripts/base-template made last otherwise
     #[arg(long)]
     pub(crate) template: Option<PathBuf>,
+
+    /// The image of the guests that read and write volumes; the one that scripts/volume-helper made last otherwise
+    #[arg(long)]
+    pub(crate) volume_helper: Option<PathBuf>,
 
     /// Give guests a serial console and keep what they print in their logs: slower starts
     #[arg(long)]
@@ -138,12 +143,22 @@ pub(crate) async fn run(arguments: Arguments, output: Output) -> anyhow::Result<
         return Ok(ExitCode::SUCCESS);
     }
 
-    let progress = output.progress("importing the base template (once per image)");
-    import_base(&socket, arguments.template.clone().or_else(default_template)).await?;
+    let progress = output.progress("importing the templates (once per image)");
+    let image = arguments.template.clone().or_else(default_template);
+    let image =
+        image.context("There is no base template: build it with scripts/base-template, or name one with --template")?;
+    import("base", &image, RuntimeBaseline { cpu: 1, memory_mb: 512 }, &socket).await?;
+    let helper = arguments.volume_helper.clone().or_else(default_volume_helper);
+    if let Some(image) = &helper {
+        import(HELPER_TEMPLATE, image, RuntimeBaseline { cpu: 1, memory_mb: 256 }, &socket).await?;
+    }
     drop(progress);
+    if helper.is_none() {
+        output.line("There is no image for the guests that make and serve volumes: sandboxes can have none. Build it with scripts/volume-helper");
+    }
 
     let api_arguments = vec!["serve".into(), "--config".into(), files.api.clone().into_os_string()];
-    let api = Service::start("sandpiper-api", program("sandpiper-api")?, api_arguments, Some(files.api_user));
+    let api = Service::start("sandpiper-api", files.api_program.clone(), api_arguments, Some(files.api_user));
     let url = format!("http://{}", reachable(arguments.listen));
     let progress = output.progress("starting the API");
     // It lives as long as this function: a connection that it kept would be open for nothing.
@@ -151,7 +166,7 @@ pub(crate) async fn run(arguments: Arguments, output: Output) -> anyhow::Result<
         reqwest::Client::builder().no_proxy().pool_max_idle_per_host(0).timeout(Duration::from_secs(5)).build()?;
     let health = format!("{url}/healthz");
     let ready = wait_until("the API", || async {
-        probe.get(&health).send().await.is_ok_and(|answer| answer.status().is_success())
+        probe.get(&health).send().await.is_ok_and(|response| response.status().is_success())
     });
     let ended = tokio::select! { ready = ready => ready, () = stop.recv() => Ok(false) };
     drop(progress);
@@ -220,19 +235,18 @@ fn announce(arguments: &Arguments, url: &str, keys: &NewKeys, output: Output) {
     output.line("\nTry, in another terminal:\n  sandpiper run -- python3 -c 'print(\"hello from a microVM\")'\n");
 }
 
-/// Gives the base template to the agent. The name of a built image holds its build's key: one that the agent has is not
-/// read again.
-async fn import_base(agent: &AgentSocket, image: Option<PathBuf>) -> anyhow::Result<()> {
-    let image =
-        image.context("There is no base template: build it with scripts/base-template, or name one with --template")?;
+/// Gives a template to the agent. The name of a built image holds its build's key: one that the agent has is not read again.
+async fn import(slug: &str, image: &Path, baseline: RuntimeBaseline, agent: &AgentSocket) -> anyhow::Result<()> {
     let image = image.canonicalize().with_context(|| format!("Cannot read {}", image.display()))?;
+    let key = image.file_stem().map(|name| name.to_string_lossy().into_owned());
     let request = ImportTemplate {
-        slug: "base".into(),
+        slug: slug.to_owned(),
         image: image.to_string_lossy().into_owned(),
-        key: image.file_stem().map(|name| name.to_string_lossy().into_owned()).filter(|name| name.starts_with("base-")),
-        baseline: RuntimeBaseline { cpu: 1, memory_mb: 512 },
+        key: key.filter(|key| key.starts_with(&format!("{slug}-"))),
+        baseline,
     };
-    agent.post::<TemplateVersion>("/templates", &request).await.context("Cannot import the base template")?;
+    let imported = agent.post::<TemplateVersion>("/templates", &request).await;
+    imported.with_context(|| format!("Cannot import the template `{slug}`"))?;
     Ok(())
 }
 
@@ -245,13 +259,12 @@ async fn ensure_keys(url: &str, files: &configuration::Files, ca: Option<PathBuf
         // They are of one database, and known or unknown together.
         is_operator_known = is_known && stored.operator_key.is_some();
     }
-    let api = program("sandpiper-api")?;
     let mut keys = NewKeys::default();
     if !is_known {
-        keys.api_key = Some(service::create_api_key(&api, files).await?);
+        keys.api_key = Some(service::create_api_key(files).await?);
     }
     if !is_operator_known {
-        keys.operator_key = Some(service::create_operator_key(&api, files).await?);
+        keys.operator_key = Some(service::create_operator_key(files).await?);
     }
     keys.store(url, ca)?;
     Ok(keys)
@@ -271,7 +284,7 @@ async fn wait_until<F: Future<Output = bool>>(what: &str, ask: impl Fn() -> F) -
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    bail!("{what} did not answer within {} s; its messages above say why", START_TIMEOUT.as_secs())
+    bail!("{what} did not respond within {} s; its messages above say why", START_TIMEOUT.as_secs())
 }
 
 fn program(name: &str) -> anyhow::Result<PathBuf> {
@@ -310,10 +323,19 @@ pub(crate) fn default_kernel() -> Option<PathBuf> {
 
 /// The base image that was built last on this machine.
 pub(crate) fn default_template() -> Option<PathBuf> {
+    newest_image("base-")
+}
+
+/// The image of the volume helper that was built last on this machine.
+pub(crate) fn default_volume_helper() -> Option<PathBuf> {
+    newest_image("volume-helper-")
+}
+
+fn newest_image(prefix: &str) -> Option<PathBuf> {
     newest(&cache().join("templates"), |path| {
-        let is_base = path.extension().is_some_and(|end| end == "ext4")
-            && path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("base-"));
-        if is_base { path.to_owned() } else { PathBuf::new() }
+        let is_one = path.extension().is_some_and(|end| end == "ext4")
+            && path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(prefix));
+        if is_one { path.to_owned() } else { PathBuf::new() }
     })
 }
 

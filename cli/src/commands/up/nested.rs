@@ -73,6 +73,7 @@ fn inner_arguments(arguments: &Arguments) -> Vec<OsString> {
     let files = [
         ("--kernel", &arguments.kernel),
         ("--template", &arguments.template),
+        ("--volume-helper", &arguments.volume_helper),
         ("--agent-settings", &arguments.agent_settings),
         ("--api-settings", &arguments.api_settings),
     ];

@@ -55,7 +55,7 @@ async fn keep_running(
                 },
                 _ = &mut stop => return end(child).await,
             },
-            Err(error) => eprintln!("{name} cannot be started: {error}"),
+            Err(error) => eprintln!("{} cannot be started: {error}", program.display()),
         }
         tokio::select! {
             () = tokio::time::sleep(RESTART_PAUSE) => {}
@@ -101,22 +101,22 @@ async fn end(mut child: Child) {
 }
 
 /// Makes a writing key for the development team through the API's own command.
-pub(super) async fn create_api_key(api: &Path, files: &Files) -> anyhow::Result<String> {
+pub(super) async fn create_api_key(files: &Files) -> anyhow::Result<String> {
     let team = ["--team", "default", "--plan", "pro", "--capability", "write"];
-    create_key(api, files, &[&["key", "create"], &team[..]].concat()).await
+    create_key(files, &[&["key", "create"], &team[..]].concat()).await
 }
 
 /// Makes an operator key.
-pub(super) async fn create_operator_key(api: &Path, files: &Files) -> anyhow::Result<String> {
-    create_key(api, files, &["operator-key", "create"]).await
+pub(super) async fn create_operator_key(files: &Files) -> anyhow::Result<String> {
+    create_key(files, &["operator-key", "create"]).await
 }
 
-async fn create_key(api: &Path, files: &Files, command: &[&str]) -> anyhow::Result<String> {
+async fn create_key(files: &Files, command: &[&str]) -> anyhow::Result<String> {
     #[derive(Deserialize)]
     struct Created {
         key: String,
     }
-    let made = Command::new(api)
+    let made = Command::new(&files.api_program)
         .args(command)
         .args(["--json", "--name", "first", "--config"])
         .arg(&files.api)

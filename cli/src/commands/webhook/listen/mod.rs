@@ -3,10 +3,10 @@
 //! ```text
 //! POST ─▶ verify ─▶ de-duplicate and store ─▶ 200        receiver.rs, store.rs
 //!          │401      by Idempotency-Key, on the disk
-//!          ▼         before the answer
+//!          ▼         before the response
 //! ```
 //!
-//! It can be killed at any moment: what it answered with 200 is on the disk; what was stored and not answered comes again
+//! It can be killed at any moment: what got a 200 is on the disk; what was stored and got no response comes again
 //! and is found to be there.
 
 mod receiver;
@@ -35,7 +35,7 @@ use crate::output::Output;
 #[derive(clap::Args)]
 #[command(after_help = "\
 A delivery is kept as DIR/<its Idempotency-Key>.json, which holds the body exactly as it came, on \
-the disk before it is answered with 200; duplicates are answered with 200 and kept once. A line is \
+the disk before the response, a 200; duplicates get a 200 too, and are kept once. A line is \
 printed for each.
 
 Exit status: 0 when it was ended by Ctrl-C or SIGTERM, 2 when something given is wrong, 125 when it \

@@ -19,7 +19,7 @@ use crate::output::Output;
 
 /// Largest body that is read.
 const BODY_BYTES: usize = 1024 * 1024;
-/// For the whole body; a sender waits no longer for its answer.
+/// For the whole body; a sender waits no longer for the response.
 const BODY_TIME: Duration = Duration::from_secs(30);
 
 /// Verifies and keeps deliveries, and prints a line for each.
@@ -66,13 +66,13 @@ impl Receiver {
         Self { key, store, output }
     }
 
-    /// Answers a request; with 200 only when its delivery is on the disk.
-    pub(super) async fn answer(
+    /// The response to a request: 200 only when its delivery is on the disk.
+    pub(super) async fn respond(
         self: Arc<Self>,
         request: Request<Incoming>,
     ) -> Result<Response<Full<Bytes>>, Infallible> {
         let read = self.read(request).await;
-        // A sender that goes away takes the answer with it, not the delivery: this runs to its end.
+        // A sender that goes away takes the response with it, not the delivery: this runs to its end.
         let done = tokio::task::spawn_blocking(move || {
             read.and_then(|delivery| self.keep(&delivery)).inspect_err(|refusal| self.print_refusal(refusal))
         });

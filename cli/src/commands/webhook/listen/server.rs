@@ -93,11 +93,11 @@ async fn connection(
     receiver: Arc<Receiver>,
     watcher: Watcher,
 ) {
-    let service = service_fn(move |request| receiver.clone().answer(request));
+    let service = service_fn(move |request| receiver.clone().respond(request));
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD)
         .serve_connection(TokioIo::new(stream), service);
-    // How a connection ends is the sender's business: what was answered is on the disk, what was not comes again.
+    // How a connection ends is the sender's business: what got a response is on the disk, what did not comes again.
     let _ = watcher.watch(connection).await;
 }

@@ -7,7 +7,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use sandpiper_durable as durable;
+use sandpiper_durable::{self as durable, Access};
 
 /// Bytes of a file's name, less the ending.
 const NAME_BYTES: usize = 250;
@@ -51,7 +51,7 @@ impl Store {
 
     /// Keeps `body` under its key's name. When this returns, a file of that name survives a power cut.
     pub(super) fn keep(&self, name: &FileName, body: &[u8]) -> io::Result<Kept> {
-        let made = durable::create_atomic(&self.folder.join(&name.0), body)?;
+        let made = durable::create_atomic(&self.folder.join(&name.0), Access::PRIVATE, body)?;
         Ok(if made { Kept::New } else { Kept::Duplicate })
     }
 }
