@@ -45,10 +45,22 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         Self { stream, buffer: Vec::with_capacity(ROOM) }
     }
 
+    /// Has room for a response of so many bytes, so that it is read to where it stays.
+    pub(crate) fn with_room(mut self, bytes: usize) -> Self {
+        self.buffer.reserve(bytes);
+        self
+    }
+
     /// The body of the response to a whole request, which must succeed.
     pub(crate) async fn exchange(&mut self, request: &str) -> anyhow::Result<&[u8]> {
+        self.exchange_with(request, &[]).await
+    }
+
+    /// The same for a request of this head and body.
+    pub(crate) async fn exchange_with(&mut self, head: &str, body: &[u8]) -> anyhow::Result<&[u8]> {
         let exchange = async {
-            self.stream.write_all(request.as_bytes()).await?;
+            self.stream.write_all(head.as_bytes()).await?;
+            self.stream.write_all(body).await?;
             self.read().await
         };
         let body = tokio::time::timeout(TIMEOUT, exchange).await.context("no response in time")??;

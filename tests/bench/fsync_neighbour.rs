@@ -6,12 +6,11 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::Context;
 use sandpiper_bench_guest::Job;
-use support::{Host, Samples, small};
+use support::{Host, small};
 
 use crate::guest_program::Program;
-use crate::report::Report;
+use crate::report::{Report, ratio_of_medians};
 
 const ROUND: Duration = Duration::from_secs(5);
 const MOST_ROUNDS: usize = 5;
@@ -30,8 +29,7 @@ pub(crate) async fn run(runs: usize, report: &mut Report) -> anyhow::Result<()> 
         beside.extend(times?);
         rates.push(f64::from(u32::try_from(of_neighbour?.len())?) / ROUND.as_secs_f64());
     }
-    let median = |times: &[f64]| Samples::new(times).median().context("no fsync ended");
-    let ratio = median(&beside)? / median(&alone)?;
+    let ratio = ratio_of_medians(&beside, &alone)?;
     report.add("fsync-neighbour", "alone", "ms", &alone);
     report.add("fsync-neighbour", "beside", "ms", &beside);
     report.add("fsync-neighbour", "ratio_of_medians", "x", &[ratio]);

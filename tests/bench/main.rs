@@ -34,6 +34,9 @@ mod slot;
 mod starts;
 mod transfer;
 mod usage;
+mod volume_block;
+mod volume_read;
+mod volume_start;
 mod webhooks;
 
 use clap::{Parser, ValueEnum};
@@ -112,6 +115,12 @@ enum Bench {
     Net,
     /// Files and a process's output through the data plane
     Transfer,
+    /// Warm starts with a volume and without, in turn
+    VolumeStart,
+    /// A small file of a volume that no sandbox has, with a cold and a warm helper, beside a warm start
+    VolumeRead,
+    /// A volume's disk against the root disk of the same guest
+    VolumeBlock,
     /// A policy of 10, 1,000 and 10,000 entries through the API, for a guest with 100 open connections
     PolicyLive,
     /// Requests to Python's web server in a guest at its preview URL
@@ -164,6 +173,9 @@ impl Bench {
             Self::FsyncNeighbour => fsync_neighbour::run(runs, report).await,
             Self::Net => net::run(runs, report).await,
             Self::Transfer => transfer::run(runs, report).await,
+            Self::VolumeStart => volume_start::run(runs, report).await,
+            Self::VolumeRead => volume_read::run(runs, report).await,
+            Self::VolumeBlock => volume_block::run(runs, report).await,
             Self::PolicyLive => policy_live::run(runs, report).await,
             Self::PreviewGuest => preview::run_in_guest(runs, report).await,
             Self::Preview => preview::run(runs, report).await,

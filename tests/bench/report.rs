@@ -125,6 +125,15 @@ fn stated(variable: &str, what: &str) -> anyhow::Result<String> {
     Ok(value)
 }
 
+/// How many times the median of `other` that of `measured` is.
+///
+/// # Errors
+/// Where there is no sample of one of them.
+pub(crate) fn ratio_of_medians(measured: &[f64], other: &[f64]) -> anyhow::Result<f64> {
+    let median = |samples: &[f64]| Samples::new(samples).median().context("nothing was measured");
+    Ok(median(measured)? / median(other)?)
+}
+
 /// Milliseconds since then.
 pub(crate) fn elapsed(begin: Instant) -> f64 {
     begin.elapsed().as_secs_f64() * 1000.0

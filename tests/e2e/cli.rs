@@ -1,7 +1,7 @@
 //! The `sandpiper` command, as a person or a script uses it.
 
 use std::fs::Permissions;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Output, Stdio};
 
@@ -14,6 +14,8 @@ tests! {
         a_port_is_exposed_and_listed,
         an_agent_gets_a_machine_for_its_conversation,
         a_sandbox_is_paused_resumed_checkpointed_forked_and_restored,
+        a_volume_is_filled_mounted_read_and_removed,
+        a_shell_has_the_volume_and_its_sandbox_goes_with_it,
         errors_say_what_is_wrong_and_have_their_own_exit_status,
     ],
     alone: [
@@ -156,6 +158,65 @@ async fn a_sandbox_is_paused_resumed_checkpointed_forked_and_restored() {
     assert!(!gone.status.success() && text(&gone.stderr).contains("checkpoint ls"), "{}", text(&gone.stderr));
 }
 
+async fn a_volume_is_filled_mounted_read_and_removed() {
+    let host = Host::shared();
+    let scratch = tempfile::tempdir().unwrap();
+    let (source, back) = (scratch.path().join("src"), scratch.path().join("back"));
+    std::fs::create_dir_all(source.join("a")).unwrap();
+    std::fs::write(source.join("a/run.sh"), "#!/bin/sh\necho ran\n").unwrap();
+    std::fs::set_permissions(source.join("a/run.sh"), Permissions::from_mode(0o750)).unwrap();
+
+    let made = lines(host, &["volume", "create", "of-the-cli"]);
+    assert!(made.len() == 1 && made[0].starts_with("vol"), "{made:?}");
+    run(host, &["volume", "cp", "-r", source.to_str().unwrap(), "of-the-cli:/tools"]);
+    let script = "/data/tools/a/run.sh; echo made > /data/made";
+    assert_eq!(lines(host, &["run", "--volume", "of-the-cli:/data", "--", "sh", "-c", script]), ["ran"]);
+    assert_eq!(lines(host, &["volume", "cat", "of-the-cli:/made"]), ["made"]);
+    piped(host, &["volume", "cp", "-", "of-the-cli:/piped"], b"12345");
+    assert_eq!(text(&run(host, &["volume", "cp", "of-the-cli:/piped", "-"]).stdout), "12345");
+    run(host, &["volume", "cp", "-r", "of-the-cli:/tools", back.to_str().unwrap()]);
+    assert_eq!(std::fs::metadata(back.join("a/run.sh")).unwrap().permissions().mode() & 0o777, 0o750);
+
+    let kept = run(host, &["--json", "run", "--keep", "--volume", "of-the-cli:/data", "--", "true"]);
+    let created: serde_json::Value = serde_json::from_str(text(&kept.stdout).lines().next().unwrap()).unwrap();
+    let id = created["sandbox"]["id"].as_str().unwrap();
+    let listed = lines(host, &["volume", "ls"]);
+    let is_listed = |line: &String| [&made[0], "of-the-cli", "ready", id].iter().all(|word| line.contains(*word));
+    assert!(listed.iter().any(is_listed), "{listed:?}");
+    let refused = host.cli(&["volume", "rm", "of-the-cli"]).output().unwrap();
+    assert_eq!(refused.status.code(), Some(125));
+    assert!(text(&refused.stderr).contains("volume_attached"), "{}", text(&refused.stderr));
+
+    run(host, &["rm", id]);
+    assert_eq!(lines(host, &["volume", "rm", "of-the-cli"]), made);
+    let gone = host.cli(&["volume", "cat", "of-the-cli:/made"]).output().unwrap();
+    assert!(!gone.status.success() && text(&gone.stderr).contains("volume ls"), "{}", text(&gone.stderr));
+}
+
+async fn a_shell_has_the_volume_and_its_sandbox_goes_with_it() {
+    let host = Host::shared();
+    let volume = host.volume("of-a-shell").await;
+    // A terminal for it, whose other end is this pipe.
+    let shell = host.cli(&["volume", "shell", &volume.name]);
+    let words: Vec<&str> =
+        std::iter::once(shell.get_program()).chain(shell.get_args()).map(|word| word.to_str().unwrap()).collect();
+    let mut terminal = std::process::Command::new("script");
+    terminal
+        .args(["--quiet", "--return", "--command", &words.join(" "), "/dev/null"])
+        .envs(shell.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let mut terminal = terminal.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let (mut keyboard, mut screen) = (terminal.stdin.take().unwrap(), terminal.stdout.take().unwrap());
+
+    let mut seen = String::new();
+    read_until(&mut screen, &mut seen, "$ ");
+    keyboard.write_all(b"pwd; echo typed > typed; exit 7\n").unwrap();
+    read_until(&mut screen, &mut seen, "/volume\r\n");
+
+    assert_eq!(terminal.wait().unwrap().code(), Some(7), "{seen}");
+    assert_eq!(volume.attached_to().await, None);
+    assert_eq!(lines(host, &["volume", "cat", &format!("{}:/typed", volume.name)]), ["typed"]);
+}
+
 async fn errors_say_what_is_wrong_and_have_their_own_exit_status() {
     let host = Host::shared();
 
@@ -190,6 +251,16 @@ fn piped(host: &Host, arguments: &[&str], input: &[u8]) -> String {
     let mut child = host.cli(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     child.stdin.take().unwrap().write_all(input).unwrap();
     text(&child.wait_with_output().unwrap().stdout).to_owned()
+}
+
+/// Reads until `seen` has these words.
+fn read_until(screen: &mut impl Read, seen: &mut String, words: &str) {
+    let mut piece = [0; 1024];
+    while !seen.contains(words) {
+        let length = screen.read(&mut piece).unwrap();
+        assert!(length > 0, "it ended; on the screen was: {seen}");
+        seen.push_str(&String::from_utf8_lossy(&piece[..length]));
+    }
 }
 
 fn text(bytes: &[u8]) -> &str {

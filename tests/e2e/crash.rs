@@ -38,12 +38,12 @@ async fn an_agent_that_is_killed_loses_no_sandbox_and_leaks_nothing() {
 async fn the_monitors_that_wait_for_work_end_with_their_agent_and_the_next_one_has_its_own() {
     let host = Host::shared();
     let sandbox = host.sandbox().await;
-    eventually("a monitor waits", || async { !host.shells().is_empty() }).await;
-    let waiting = host.shells();
+    eventually("a monitor waits", || async { !host.idle().is_empty() }).await;
+    let waiting = host.idle();
 
     host.kill_agent().await;
 
-    eventually("none is left", || async { host.shells().iter().all(|shell| !waiting.contains(shell)) }).await;
+    eventually("none is left", || async { host.idle().iter().all(|monitor| !waiting.contains(monitor)) }).await;
     host.leaks_nothing().await;
     sandbox.out("echo the sandbox goes on").await;
     host.leaves_nothing(sandbox).await;

@@ -11,6 +11,7 @@ mod checkpoint;
 mod cli;
 mod crash;
 mod damage;
+mod documentation;
 mod files;
 mod filesystem;
 mod fork;
@@ -26,6 +27,10 @@ mod process;
 mod recovery;
 mod restart;
 mod tokens;
+mod volumes;
+mod volumes_files;
+mod volumes_hostile;
+mod volumes_mounts;
 mod wake;
 mod warm;
 
@@ -37,7 +42,7 @@ use crate::runner::{Module, Selection};
 
 /// In this order: `warm` has the snapshot made that most of the others start from; what kills the agent, fills the disk or
 /// takes the memory comes last, and `restart` at the very end, as it makes the agent throw the snapshots away.
-const MODULES: [Module; 21] = [
+const MODULES: [Module; 26] = [
     warm::TESTS,
     process::TESTS,
     files::TESTS,
@@ -47,6 +52,7 @@ const MODULES: [Module; 21] = [
     lost::TESTS,
     preview::TESTS,
     cli::TESTS,
+    documentation::TESTS,
     jail::TESTS,
     wake::TESTS,
     pause::TESTS,
@@ -54,7 +60,11 @@ const MODULES: [Module; 21] = [
     fork::TESTS,
     network::TESTS,
     damage::TESTS,
+    volumes_mounts::TESTS,
+    volumes_files::TESTS,
+    volumes_hostile::TESTS,
     tokens::TESTS,
+    volumes::TESTS,
     crash::TESTS,
     recovery::TESTS,
     pressure::TESTS,

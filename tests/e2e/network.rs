@@ -219,7 +219,7 @@ async fn an_update_while_the_agent_is_away_is_made_up_for_and_its_kill_opens_not
 async fn a_policy_that_changed_during_a_pause_holds_from_the_first_packet_on() {
     let host = Host::shared();
     let internet = Internet::shared();
-    let lifecycle = Some(Lifecycle { on_timeout: OnTimeout::Pause, auto_resume: true });
+    let lifecycle = Some(Lifecycle { on_timeout: OnTimeout::Pause, auto_resume: true, ..Lifecycle::default() });
     let mut sandbox = host.sandbox_with(&CreateSandbox { lifecycle, ..small() }).await;
     let guest = Dialogue::start(&sandbox, REACHER).await;
     let sender = "while :; do echo late > /dev/udp/198.51.100.66/9999; sleep 0.02; done";

@@ -1,5 +1,6 @@
 //! Pause and resume: what was there goes on.
 
+use jiff::{SignedDuration, Timestamp};
 use reqwest::Method;
 use sandpiper::client::{CreateSandbox, Lifecycle, OnTimeout};
 use sandpiper_protocol::agent::{SandboxState, StartKind};
@@ -10,6 +11,8 @@ tests! {
     shared: [
         twenty_pauses_lose_nothing,
         what_was_written_before_the_pause_at_the_deadline_is_there_after_the_resume,
+        a_pause_at_the_deadline_may_keep_the_disk_alone,
+        what_a_sandbox_used_is_known_while_it_is_stopped,
         a_resume_moves_the_deadline_out_and_never_closer,
         a_resume_that_meets_a_pause_ends_with_a_live_sandbox,
         a_download_that_a_pause_cuts_ends_and_the_next_one_works,
@@ -73,7 +76,7 @@ async fn twenty_pauses_lose_nothing() {
 
 async fn what_was_written_before_the_pause_at_the_deadline_is_there_after_the_resume() {
     let host = Host::shared();
-    let lifecycle = Lifecycle { on_timeout: OnTimeout::Pause, auto_resume: false };
+    let lifecycle = Lifecycle { on_timeout: OnTimeout::Pause, auto_resume: false, ..Lifecycle::default() };
     let mut sandbox = host.sandbox_with(&CreateSandbox { lifecycle: Some(lifecycle), ..small() }).await;
     let synced = "import os; fd = os.open('synced', os.O_WRONLY | os.O_CREAT); os.write(fd, b'synced'); os.fsync(fd)";
     sandbox.out(&format!("echo -n unsynced > unsynced; python3 -c \"{synced}\"")).await;
@@ -88,6 +91,44 @@ async fn what_was_written_before_the_pause_at_the_deadline_is_there_after_the_re
     assert_eq!(sandbox.out("cat unsynced synced last").await, "unsyncedsyncedlast");
     sandbox.root_sh("sync; echo 3 > /proc/sys/vm/drop_caches").await;
     assert_eq!(sandbox.out("cat unsynced synced last").await, "unsyncedsyncedlast");
+}
+
+async fn a_pause_at_the_deadline_may_keep_the_disk_alone() {
+    let host = Host::shared();
+    let lifecycle = Lifecycle { on_timeout: OnTimeout::Pause, auto_resume: false, ..Lifecycle::default() };
+    let mut sandbox = host.sandbox_with(&CreateSandbox { lifecycle: Some(lifecycle), ..small() }).await;
+    sandbox.out("echo -n kept > kept; echo lost > /dev/shm/lost").await;
+
+    let path = format!("/sandboxes/{}", sandbox.id);
+    let change = json!({"timeout": 3, "lifecycle": {"pause_memory": false}});
+    host.client.call(Method::PATCH, &path, Some(change)).await.expect("the deadline is moved");
+    stops(&sandbox.id).await;
+    sandbox.resume(Some(900)).await.expect("the sandbox is resumed");
+
+    assert_eq!(host.agent_view(&sandbox.id).await.unwrap().start, StartKind::Cold);
+    assert_eq!(sandbox.out("cat kept; ls /dev/shm").await, "kept");
+}
+
+async fn what_a_sandbox_used_is_known_while_it_is_stopped() {
+    let host = Host::shared();
+    let mut sandbox = host.sandbox().await;
+    sandbox.out("setsid timeout 300 sh -c 'while :; do :; done' >/dev/null 2>&1 </dev/null &").await;
+    let history = async || {
+        let since = Timestamp::now() - SignedDuration::from_mins(30);
+        host.client.history(&sandbox.id, since).await.map_err(|error| error.to_string())
+    };
+
+    let busy = wait_until("the sandbox is seen to be busy", || async {
+        let points = history().await?.points;
+        points.into_iter().find(|point| point.cpu_used_pct > 20.0).ok_or_else(|| "it is not".to_owned())
+    })
+    .await;
+    assert!(busy.memory_bytes > 16 << 20 && busy.disk_bytes > 0, "{busy:?}");
+    host.client.pause(&sandbox.id).await.expect("the sandbox is paused");
+
+    let points = history().await.expect("it is known").points;
+    assert!(points.iter().any(|point| point.time == busy.time), "{points:?}");
+    sandbox.resume(Some(900)).await.expect("the sandbox is resumed");
 }
 
 async fn a_resume_moves_the_deadline_out_and_never_closer() {

@@ -87,7 +87,7 @@ async fn asking_for_its_health_without_a_token_wakes_no_sandbox() {
 async fn a_request_over_the_teams_quota_wakes_nothing_and_says_what_to_do() {
     let host = Host::shared();
     let client = host.client_of_one();
-    let lifecycle = Some(Lifecycle { on_timeout: OnTimeout::Pause, auto_resume: true });
+    let lifecycle = Some(Lifecycle { on_timeout: OnTimeout::Pause, auto_resume: true, ..Lifecycle::default() });
     let request = CreateSandbox { lifecycle, exposed_ports: vec![ExposedPort::public(8000)], ..small() };
     let paused = Sandbox::create(&client, &request).await.expect("there is room for one");
     let preview = client.port(&paused.id, 8000).await.unwrap().url;
@@ -116,7 +116,7 @@ async fn a_request_over_the_teams_quota_wakes_nothing_and_says_what_to_do() {
 
 /// A sandbox that is paused, not destroyed, when its time is over, far in the future.
 async fn paused_at_its_deadline(auto_resume: bool, ports: &[ExposedPort]) -> Sandbox {
-    let lifecycle = Some(Lifecycle { on_timeout: OnTimeout::Pause, auto_resume });
+    let lifecycle = Some(Lifecycle { on_timeout: OnTimeout::Pause, auto_resume, ..Lifecycle::default() });
     Host::shared().sandbox_with(&CreateSandbox { lifecycle, exposed_ports: ports.to_vec(), ..small() }).await
 }
 

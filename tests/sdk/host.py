@@ -81,6 +81,7 @@ class Host:
         """What tells an SDK where this host is."""
         if self.transport == "headers":
             return {"E2B_API_KEY": self.key, "E2B_API_URL": "http://127.0.0.1:%d" % self.api,
+                    "E2B_VOLUME_API_URL": "http://127.0.0.1:%d" % self.api,
                     "E2B_SANDBOX_URL": "http://127.0.0.1:%d" % self.data_plane}
         # The domain alone: the API is at `api.` below it.
         return {"E2B_API_KEY": self.key, "E2B_DOMAIN": "%s:%d" % (DOMAIN, self.data_plane),

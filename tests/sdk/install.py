@@ -28,8 +28,7 @@ def missing(language):
 
 def ensure(sdk):
     """The folder that holds this SDK, installed if it is not there."""
-    versions = filter(None, (sdk["version"], sdk.get("interpreter")))
-    wanted = ["%s=%s" % pair for pair in zip(PACKAGES[sdk["language"]], versions)]
+    wanted = ["%s=%s" % pair for pair in zip(PACKAGES[sdk["language"]], (sdk["version"], sdk["interpreter"]))]
     folder = "%s/%s-%s" % (FOLDER, sdk["language"], sdk["version"])
     os.makedirs(FOLDER, exist_ok=True)
     with open(FOLDER + "/.lock", "w") as lock:

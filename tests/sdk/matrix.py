@@ -4,11 +4,14 @@ from verdict import snake
 
 HEAD = """# What of the E2B SDKs works
 
-Written by `tests/sdk/run.py`, a part of `scripts/test`, from what it saw: the official SDKs, installed from their registries,
-against a host with real guests. Do not edit it.
+Written by `scripts/test sdks` from what it saw: the official SDKs, installed from their registries, against a host with real
+guests. Do not edit it.
 
 ✓ passed wherever it was run · — this version has no such call · **not there**: refused with an error, by decision ·
-**failed**
+**failed** · empty: no check in this language names it
+
+`Interpreter` is the sandbox of the code interpreter's SDK. The base template has no interpreter; what the SDK says to one is
+checked against a server of the check's own in the sandbox: `(transport)`.
 
 """
 
@@ -45,14 +48,16 @@ def table(columns, judged):
             cells.setdefault(snake(call), {}).setdefault((result["language"], result["version"]), []).append(result["verdict"])
     lines = ["| call | %s |" % " | ".join("%s %s" % column for column in columns), "|---|%s" % ("---|" * len(columns))]
     for call in sorted(cells, key=lambda call: (call.split(".")[0], call)):
-        lines.append("| `%s` | %s |" % (call, " | ".join(cell(cells[call].get(column, ["absent"])) for column in columns)))
+        lines.append("| `%s` | %s |" % (call, " | ".join(cell(cells[call].get(column, [])) for column in columns)))
     return "\n".join(lines) + "\n"
 
 
 def cell(verdicts):
-    """The worst of what a call came to; absent only where it never ran."""
+    """The worst of what a call came to; nothing where nothing says."""
     if "failed" in verdicts:
         return "**failed**"
     if "not there" in verdicts:
         return "**not there**"
-    return "✓" if "passed" in verdicts else "—"
+    if "passed" in verdicts:
+        return "✓"
+    return "—" if verdicts else ""

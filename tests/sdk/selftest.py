@@ -7,6 +7,7 @@ import unittest
 sys.dont_write_bytecode = True
 import matrix  # noqa: E402
 import names  # noqa: E402
+import run  # noqa: E402
 import verdict  # noqa: E402
 
 LISTED = {"Volume.create": "not supported"}
@@ -44,7 +45,23 @@ class Matrix(unittest.TestCase):
 
     def test_what_was_not_run_is_no_pass(self):
         table = matrix.table([("javascript", "2.1"), ("python", "2.2")], [result("files.read", "passed")])
-        self.assertIn("| `files.read` | ✓ | — |", table)
+        self.assertIn("| `files.read` | ✓ |  |", table)
+
+    def test_what_a_version_does_not_have_shows_as_that(self):
+        table = matrix.table([("javascript", "2.1")], [result("files.read", "absent")])
+        self.assertIn("| `files.read` | — |", table)
+
+
+class Runs(unittest.TestCase):
+    def test_a_shorter_look_has_the_newest_of_each_language(self):
+        sdks = [{"language": language, "version": version, "interpreter": "2.1"}
+                for language, version in (("python", "2.9.1"), ("python", "2.10.0"), ("javascript", "2.3.0"))]
+        ways = [[way[:2] for way in run.of_newest(sdk, sdks)] for sdk in sdks]
+        self.assertEqual(ways, [[], [("headers", "sync"), ("hosts", "sync")], [("headers", "async")]])
+
+    def test_an_interpreter_that_needs_names_runs_where_there_are_some(self):
+        sdk = {"language": "javascript", "version": "2.3.0", "interpreter": "2.1", "interpreter_by": "hosts"}
+        self.assertEqual([(way, "interpreter" in groups) for way, _, groups in run.plan(sdk)], [("headers", False), ("hosts", True)])
 
 
 class Names(unittest.TestCase):

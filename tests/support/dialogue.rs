@@ -80,6 +80,24 @@ threading.Thread(target=tick, daemon=True).start()
 answer(handle)
 "#;
 
+/// Has the file `held` of the volume at `/data` open. To `write` and `read` it answers `done`, or how the error is called.
+pub const HOLDER: &str = r#"
+import errno
+fd = os.open("/data/held", os.O_RDWR | os.O_CREAT, 0o600)
+os.write(fd, b"before")
+os.fsync(fd)
+def handle(question):
+    try:
+        if question == "read":
+            return "done" if os.pread(fd, 6, 0) == b"before" else "something else"
+        os.pwrite(fd, b"after!", 6)
+        os.fsync(fd)
+        return "done"
+    except OSError as error:
+        return errno.errorcode[error.errno]
+answer(handle)
+"#;
+
 /// A program in a guest that answers each line with a line.
 pub struct Dialogue {
     data_plane: DataPlane,
@@ -91,7 +109,7 @@ pub struct Dialogue {
 }
 
 impl Dialogue {
-    /// Starts a Python program ([`COUNTER`], [`KEEPER`], [`crate::REACHER`]) as the default user. It need not have begun to
+    /// Starts a Python program ([`COUNTER`], [`KEEPER`], [`HOLDER`], [`crate::REACHER`]) as the default user. It need not have begun to
     /// run yet.
     pub async fn start(sandbox: &Sandbox, script: &str) -> Self {
         Self::start_as(sandbox, script, None).await

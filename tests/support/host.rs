@@ -109,7 +109,7 @@ impl Host {
         &self.api_key
     }
 
-    /// A client for a team whose quota is one sandbox.
+    /// A client for a team whose quota is one sandbox, and whose volumes have room for one and a half.
     pub fn client_of_one(&self) -> Client {
         let folder = Path::new(STATE_DIR).join("api");
         // As the API's user, whose database it is.
@@ -160,6 +160,11 @@ impl Host {
     /// What the agent itself says of a checkpoint.
     pub async fn agent_checkpoint(&self, id: &str) -> reqwest::Result<agent::Checkpoint> {
         agent_get(&format!("/checkpoints/{id}")).await
+    }
+
+    /// What the agent itself says of a volume, which it looks for on its disk.
+    pub async fn agent_volume(&self, id: &str) -> reqwest::Result<sandpiper_protocol::volume::Volume> {
+        agent_get(&format!("/volumes/{id}")).await
     }
 
     /// What the agent says of the host.

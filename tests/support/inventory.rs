@@ -20,8 +20,22 @@ use crate::wait::wait_until;
 use crate::watch::Services;
 
 /// Tables of what is kept after it happened, or for ever.
-const KEPT: [&str; 7] =
-    ["api_keys", "audit", "idempotency_keys", "payments", "teams", "webhook_attempts", "webhook_deliveries"];
+const KEPT: [&str; 14] = [
+    "api_keys",
+    "audit",
+    "banks",
+    "idempotency_keys",
+    "market_methods",
+    "markets",
+    "merchant_keys",
+    "merchant_markets",
+    "merchants",
+    "mobile_operators",
+    "payments",
+    "teams",
+    "webhook_attempts",
+    "webhook_deliveries",
+];
 /// What teams may hold, of whom none is ever forgotten: there from the first sandbox on.
 const ALLOWANCES: &str = "allowances.json";
 
@@ -70,8 +84,8 @@ impl Host {
         for kind in ["anon_inode:[pidfd]", "unix socket, unnamed"] {
             inventory.remove(&format!("open in the agent: {kind}"), idle.len());
         }
-        let shells: BTreeSet<&str> = idle.iter().map(|monitor| monitor.shell.as_str()).collect();
-        inventory.add_files(&shells);
+        let ids: BTreeSet<&str> = idle.iter().map(|monitor| monitor.id.as_str()).collect();
+        inventory.add_files(&ids);
         inventory.add_network();
         inventory.add_rows(&self.database).await.map_err(|error| format!("the API's database: {error}"))?;
         Ok(inventory)
@@ -164,7 +178,12 @@ impl Inventory {
         let is_warm = |path: &Path| {
             path.parent() == Some(&Path::new(STATE_DIR).join("warm")) && path.join("manifest.json").exists()
         };
-        let is_kept = |path: &Path| *path == Path::new(STATE_DIR).join(ALLOWANCES);
+        // So is the empty file system that volumes begin with.
+        let is_blank = |path: &Path| {
+            path.parent() == Some(&Path::new(STATE_DIR).join("volumes"))
+                && path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"blank-"))
+        };
+        let is_kept = |path: &Path| *path == Path::new(STATE_DIR).join(ALLOWANCES) || is_blank(path);
         let mut folders: Vec<PathBuf> = [STATE_DIR, RUNTIME_DIR].map(PathBuf::from).into();
         while let Some(folder) = folders.pop() {
             for path in names(&folder).into_iter().map(|name| folder.join(name)) {
@@ -202,8 +221,8 @@ impl Inventory {
         }
     }
 
-    /// Rows of the API's tables, but those that are [`KEPT`], and sandboxes, with what was said of them, and checkpoints that
-    /// are gone.
+    /// Rows of the API's tables, but those that are [`KEPT`], and sandboxes, with what was said of them, checkpoints and
+    /// volumes that are gone.
     async fn add_rows(&mut self, database: &str) -> sqlx::Result<()> {
         sqlx::any::install_default_drivers();
         let mut connection = AnyConnection::connect(database).await?;
@@ -216,6 +235,8 @@ impl Inventory {
             let living = match table.as_str() {
                 "sandboxes" => "WHERE state <> 'destroyed'",
                 "checkpoints" => "WHERE state <> 'deleted'",
+                "volumes" => "WHERE state <> 'deleted'",
+                "sandbox_volumes" => "WHERE sandbox_id IN (SELECT id FROM sandboxes WHERE state <> 'destroyed')",
                 "sandbox_metadata" => "WHERE sandbox_id IN (SELECT id FROM sandboxes WHERE state <> 'destroyed')",
                 _ => "",
             };

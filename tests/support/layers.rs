@@ -7,23 +7,15 @@ use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use nix::errno::Errno;
-use nix::unistd::{Whence, lseek};
+use sandpiper_protocol::extents::next_data;
 
 const BLOCK: usize = 1 << 20;
 
 /// Where `file` has data; all else are holes.
 pub fn data(file: &File) -> io::Result<Vec<Range<u64>>> {
-    let seek = |from: i64, whence| match lseek(file, from, whence) {
-        Ok(offset) => Ok(Some(offset)),
-        Err(Errno::ENXIO) => Ok(None),
-        Err(error) => Err(io::Error::from(error)),
-    };
-    let mut found = Vec::new();
-    let mut end = 0;
-    while let Some(start) = seek(end, Whence::SeekData)? {
-        end = seek(start, Whence::SeekHole)?.unwrap_or(start);
-        found.push(start.unsigned_abs()..end.unsigned_abs());
+    let mut found: Vec<Range<u64>> = Vec::new();
+    while let Some(data) = next_data(file, found.last().map_or(0, |last| last.end))? {
+        found.push(data);
     }
     Ok(found)
 }

@@ -1,10 +1,12 @@
 //! One sandbox of a test.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use sandpiper::client::{self, Client, ClientError, Command, CreateSandbox, DataPlane, NewCheckpoint, Output, Session};
 
 use crate::checkpoint::Checkpoint;
+use crate::host::RUNTIME_DIR;
 
 /// A sandbox that is destroyed when it is dropped.
 pub struct Sandbox {
@@ -28,6 +30,11 @@ impl Sandbox {
     pub(crate) fn new(client: Client, id: String, session: Session) -> Self {
         let data_plane = client.data_plane(&session);
         Self { id, session, data_plane, client }
+    }
+
+    /// The Unix socket of its monitor that leads to its ports of vsock, on the shared host.
+    pub fn vsock_socket(&self) -> PathBuf {
+        [RUNTIME_DIR, "sandboxes", &self.id, "vsock.sock"].iter().collect()
     }
 
     /// Runs a shell command as the default user to its end.

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use nix::unistd::Pid;
 use sandpiper_protocol::agent::{CheckpointList, SandboxList};
+use sandpiper_protocol::volume::VolumeList;
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -13,7 +14,7 @@ use crate::host::{Host, NETWORK, RUNTIME_DIR, STATE_DIR, agent_get};
 use crate::sandbox::Sandbox;
 use crate::wait::wait_until;
 
-/// Variable of a monitor's environment: the folder of the shell that it began as.
+/// Variable of a monitor's environment: the folder that it was idle in.
 const MARKER: &str = "SANDPIPER_SANDBOX=";
 
 /// Slots that the agent keeps ready by default.
@@ -34,8 +35,8 @@ pub struct Traces {
 /// A monitor's process.
 pub(crate) struct Process {
     pub(crate) pid: Pid,
-    /// Id of the shell that it began as.
-    pub(crate) shell: String,
+    /// The monitor's id.
+    pub(crate) id: String,
 }
 
 impl Host {
@@ -54,14 +55,22 @@ impl Host {
     }
 
     /// Monitors that belong to no sandbox: those that wait, and one that makes a warm snapshot.
-    pub fn shells(&self) -> Vec<Pid> {
+    pub fn idle(&self) -> Vec<Pid> {
         let recorded = self.recorded();
         processes().into_iter().map(|process| process.pid).filter(|pid| !recorded.contains(pid)).collect()
     }
 
-    /// Everything on disk that belongs to a sandbox or a checkpoint.
+    /// Monitors of machines that work with volumes which no sandbox has; also one that makes a warm snapshot.
+    pub fn helpers(&self) -> Vec<Pid> {
+        let (recorded, waiting) = (self.recorded(), names(&Path::new(STATE_DIR).join("monitors")));
+        let is_helper = |process: &Process| !recorded.contains(&process.pid) && !waiting.contains(&process.id);
+        processes().into_iter().filter(is_helper).map(|process| process.pid).collect()
+    }
+
+    /// Everything on disk that belongs to a sandbox, a checkpoint or a volume.
     pub fn files_of(&self, id: &str) -> Vec<PathBuf> {
-        let folders = [(STATE_DIR, "sandboxes"), (RUNTIME_DIR, "sandboxes"), (STATE_DIR, "checkpoints")];
+        let folders =
+            [(STATE_DIR, "sandboxes"), (RUNTIME_DIR, "sandboxes"), (STATE_DIR, "checkpoints"), (STATE_DIR, "volumes")];
         let paths = folders.map(|(root, folder)| Path::new(root).join(folder).join(id));
         paths.into_iter().filter(|path| path.exists()).collect()
     }
@@ -109,8 +118,8 @@ impl Host {
     /// What there is of a sandbox now.
     pub fn traces_of(&self, id: &str) -> Traces {
         let monitor = self.monitor_of(id);
-        let shell = self.record(id).and_then(|record| record["process"]["shell"].as_str().map(str::to_owned));
-        let cgroups = shell.map(|shell| cgroups().into_iter().filter(|path| path.ends_with(&shell)).collect());
+        let name = self.record(id).and_then(|record| record["process"]["id"].as_str().map(str::to_owned));
+        let cgroups = name.map(|name| cgroups().into_iter().filter(|path| path.ends_with(&name)).collect());
         Traces { id: id.to_owned(), monitor, cgroups: cgroups.unwrap_or_default(), slot: self.slot_of(id) }
     }
 
@@ -142,8 +151,8 @@ impl Host {
 
     /// Monitors that wait for a sandbox.
     pub(crate) fn idle_monitors(&self) -> Vec<Process> {
-        let (recorded, shells) = (self.recorded(), names(&Path::new(STATE_DIR).join("shells")));
-        let is_idle = |process: &Process| !recorded.contains(&process.pid) && shells.contains(&process.shell);
+        let (recorded, folders) = (self.recorded(), names(&Path::new(STATE_DIR).join("monitors")));
+        let is_idle = |process: &Process| !recorded.contains(&process.pid) && folders.contains(&process.id);
         processes().into_iter().filter(is_idle).collect()
     }
 
@@ -153,6 +162,8 @@ impl Host {
         let listed: SandboxList = agent_get("/sandboxes").await.map_err(|error| text(&error))?;
         let shown = self.client.list("").await.map_err(|error| text(&error))?;
         let checkpoints: CheckpointList = agent_get("/checkpoints").await.map_err(|error| text(&error))?;
+        let volumes: VolumeList = agent_get("/volumes").await.map_err(|error| text(&error))?;
+        let owned_volumes = self.client.volumes().await.map_err(|error| text(&error))?;
         let sandboxes: HashSet<String> = listed.sandboxes.into_iter().map(|sandbox| sandbox.id.to_string()).collect();
         let checkpoints: HashSet<String> =
             checkpoints.checkpoints.into_iter().map(|checkpoint| checkpoint.id.to_string()).collect();
@@ -160,6 +171,11 @@ impl Host {
         let mut leaks = Vec::new();
         for id in sandboxes.iter().filter(|id| shown.iter().all(|shown| shown.id != **id)) {
             leaks.push(format!("the API does not show {id}, which the agent has"));
+        }
+        for id in volumes.volumes.iter().map(|volume| volume.id.as_str()) {
+            if owned_volumes.iter().all(|owned| owned.id != id) {
+                leaks.push(format!("the API does not show the volume {id}, which the agent has"));
+            }
         }
         let owned = [(STATE_DIR, "sandboxes", &sandboxes), (RUNTIME_DIR, "sandboxes", &sandboxes)];
         for (root, folder, known) in owned.into_iter().chain([(STATE_DIR, "checkpoints", &checkpoints)]) {
@@ -172,14 +188,14 @@ impl Host {
             );
         }
         let (recorded, running) = (self.recorded(), processes());
-        let shells: HashSet<String> = names(&Path::new(STATE_DIR).join("shells")).into_iter().collect();
+        let folders: HashSet<String> = names(&Path::new(STATE_DIR).join("monitors")).into_iter().collect();
         for process in &running {
-            if !recorded.contains(&process.pid) && !shells.contains(&process.shell) {
-                leaks.push(format!("monitor {} ({}) is nobody's and does not wait", process.pid, process.shell));
+            if !recorded.contains(&process.pid) && !folders.contains(&process.id) {
+                leaks.push(format!("monitor {} ({}) is nobody's and does not wait", process.pid, process.id));
             }
         }
-        let is_dead = |shell: &&String| running.iter().all(|process| process.shell != **shell);
-        leaks.extend(shells.iter().filter(is_dead).map(|shell| format!("the shell {shell} has no process")));
+        let is_dead = |monitor: &&String| running.iter().all(|process| process.id != **monitor);
+        leaks.extend(folders.iter().filter(is_dead).map(|monitor| format!("the monitor {monitor} has no process")));
         let ids = names(&Path::new(STATE_DIR).join("sandboxes"));
         let used: HashSet<String> = ids.iter().filter_map(|id| self.slot_of(id)).collect();
         let unused: Vec<_> = slots().into_iter().filter(|slot| !used.contains(slot)).collect();
@@ -237,14 +253,14 @@ fn is_among(running: &[Process], pid: Pid) -> bool {
 
 /// The shared host's monitors.
 fn processes() -> Vec<Process> {
-    let marker = format!("{MARKER}{STATE_DIR}/shells/");
+    let marker = format!("{MARKER}{STATE_DIR}/monitors/");
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
     let process = |entry: fs::DirEntry| {
         let pid = entry.file_name().to_str()?.parse().ok()?;
         let environment = fs::read(entry.path().join("environ")).ok()?;
         let environment = String::from_utf8_lossy(&environment);
-        let shell = environment.split('\0').find_map(|variable| variable.strip_prefix(&marker))?;
-        Some(Process { pid: Pid::from_raw(pid), shell: shell.to_owned() })
+        let id = environment.split('\0').find_map(|variable| variable.strip_prefix(&marker))?;
+        Some(Process { pid: Pid::from_raw(pid), id: id.to_owned() })
     };
     entries.filter_map(|entry| process(entry.ok()?)).collect()
 }

@@ -18,10 +18,10 @@ use crate::internet::RESOLVER;
 
 const API: &str = "127.0.0.1:17070";
 const DATA_PLANE: &str = "127.0.0.1:17080";
-/// A plan that only the team of [`crate::host::Host::client_of_one`] has: one sandbox at a time.
+/// A plan that only the team of [`crate::host::Host::client_of_one`] has: one sandbox at a time, and room for one volume.
 const ONE_SANDBOX: &str = "[plans.enterprise]\ncpu_values = [1]\nmemory_mb_min = 128\nmemory_mb_max = 1024\n\
     memory_mb_step = 128\nroot_disk_gib = 20\nmax_timeout = 3600\n\
-    quota = { sandboxes = 1, cpu = 9, memory_mb = 9000 }\ndisk = { flushes = 10 }\n";
+    quota = { sandboxes = 1, cpu = 9, memory_mb = 9000, volumes = 2, volume_gib = 15 }\ndisk = { flushes = 10 }\n";
 /// How long `up` may take: the base template is copied first.
 const START: Duration = Duration::from_secs(600);
 /// How long the host of an earlier run may take to end.

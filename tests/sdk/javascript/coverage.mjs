@@ -12,6 +12,8 @@ const PARTS = {
   CommandHandle: ['CommandHandle'],
   WatchHandle: ['WatchHandle'],
 }
+// The types of calls' options, of which checks name some.
+const OPTIONS = { 'Sandbox.create': 'SandboxOpts', 'files.read': 'FilesystemReadOpts', 'files.write': 'FilesystemWriteOpts' }
 // Calls without a part in the exchange with a host.
 const LOCAL = ['Sandbox.getMcpUrl']
 const NO_CALLS = ['constructor', 'get', 'set', 'private', 'protected']
@@ -43,7 +45,8 @@ export function absent(calls, checks, e2b) {
     const [, part, method, option] = /^(\w+)\.(\w+)(?:\((\w+)\))?$/.exec(call)
     if (part === 'Interpreter') return true
     const known = part in PARTS ? calls.has(`${part}.${method}`) : typeof e2b[part]?.[method] === 'function'
-    return known && (!option || new RegExp(`^\\s+${option}\\?:`, 'm').test(declarations))
+    const type = () => new RegExp(`^interface ${OPTIONS[`${part}.${method}`]} [^]*?^}`, 'm').exec(declarations)[0]
+    return known && (!option || new RegExp(`^\\s+${option}\\?:`, 'm').test(type()))
   }
   return new Set(checks.flatMap((check) => check.calls).filter((call) => !has(call)))
 }

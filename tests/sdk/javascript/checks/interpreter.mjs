@@ -1,4 +1,5 @@
-// The code interpreter's SDK, by its own port: what it talks to in the sandbox is `guest/interpreter.py`, not E2B's server.
+// The code interpreter's SDK. Its server is part of E2B's own templates and not of the base template: what it says to its port
+// is checked against `guest/interpreter.py`, put there by the check.
 
 import assert from 'node:assert/strict'
 import { readFileSync } from 'node:fs'
@@ -8,7 +9,21 @@ const check = group('interpreter')
 const server = new URL('../../guest/interpreter.py', import.meta.url)
 let shared
 
-check('code runs and its output streams', ['Interpreter.runCode'], async (t) => {
+check('its sandbox is a sandbox', ['Interpreter.create', 'Interpreter.commands', 'Interpreter.files'], async (t) => {
+  const sandbox = await create(t)
+
+  await sandbox.files.write('note', 'kept')
+
+  assert.equal(await t.sh(sandbox, 'cat note'), 'kept')
+})
+
+check('the template runs code', ['Interpreter.runCode'], async (t) => {
+  const sandbox = await create(t)
+
+  assert.equal((await sandbox.runCode('6 * 7')).text, '42')
+})
+
+check('code runs and its output streams', ['Interpreter.runCode(transport)'], async (t) => {
   const sandbox = await interpreter(t)
   let out = ''
 
@@ -18,7 +33,7 @@ check('code runs and its output streams', ['Interpreter.runCode'], async (t) => 
   assert.equal(out, 'some text\n')
 })
 
-check('an error of the code is no error of the call', ['Interpreter.runCode'], async (t) => {
+check('an error of the code is no error of the call', ['Interpreter.runCode(transport)'], async (t) => {
   const sandbox = await interpreter(t)
 
   const execution = await sandbox.runCode('1 / 0')
@@ -27,7 +42,7 @@ check('an error of the code is no error of the call', ['Interpreter.runCode'], a
 })
 
 const calls = ['createCodeContext', 'listCodeContexts', 'restartCodeContext', 'removeCodeContext']
-check('contexts keep their variables apart', calls.map((call) => `Interpreter.${call}`), async (t) => {
+check('contexts keep their variables apart', calls.map((call) => `Interpreter.${call}(transport)`), async (t) => {
   const sandbox = await interpreter(t)
   const ids = async () => (await sandbox.listCodeContexts()).map((one) => one.id)
 
@@ -45,10 +60,12 @@ check('contexts keep their variables apart', calls.map((call) => `Interpreter.${
   assert.ok(!(await ids()).includes(context.id))
 })
 
+const create = (t) => t.create({}, 'base', sdk('@e2b/code-interpreter').Sandbox)
+
 // A sandbox in which the server answers.
 async function interpreter(t) {
   if (!shared) {
-    const sandbox = await t.create({}, 'base', sdk('@e2b/code-interpreter').Sandbox)
+    const sandbox = await create(t)
     await sandbox.files.write('interpreter.py', readFileSync(server, 'utf8'))
     await sandbox.commands.run('exec python3 interpreter.py', { background: true, timeoutMs: 0 })
     await t.until('the interpreter', async () => {

@@ -1,6 +1,9 @@
-"""The code interpreter's SDK, by its own port: what it talks to in the sandbox is `guest/interpreter.py`, not E2B's server."""
+"""The code interpreter's SDK. Its server is part of E2B's own templates and not of the base template: what it says to its port
+is checked against `guest/interpreter.py`, put there by the check."""
 
 import os
+
+import e2b_code_interpreter
 
 from suite import check, of
 
@@ -8,7 +11,23 @@ SERVER = os.path.join(os.path.dirname(__file__), "../../guest/interpreter.py")
 _SANDBOX = []
 
 
+@check("Interpreter.create", "Interpreter.commands", "Interpreter.files")
+async def its_sandbox_is_a_sandbox(t):
+    sandbox = await t.create("base", sdk=sdk(t))
+
+    await of(sandbox.files.write("note", "kept"))
+
+    assert await t.sh(sandbox, "cat note") == "kept"
+
+
 @check("Interpreter.run_code")
+async def the_template_runs_code(t):
+    sandbox = await t.create("base", sdk=sdk(t))
+
+    assert (await of(sandbox.run_code("6 * 7"))).text == "42"
+
+
+@check("Interpreter.run_code(transport)")
 async def code_runs_and_its_output_streams(t):
     sandbox = await interpreter(t)
     lines = []
@@ -19,7 +38,7 @@ async def code_runs_and_its_output_streams(t):
     assert "".join(lines) == "some text\n", lines
 
 
-@check("Interpreter.run_code")
+@check("Interpreter.run_code(transport)")
 async def an_error_of_the_code_is_no_error_of_the_call(t):
     sandbox = await interpreter(t)
 
@@ -28,8 +47,8 @@ async def an_error_of_the_code_is_no_error_of_the_call(t):
     assert execution.error.name == "ZeroDivisionError", execution
 
 
-@check("Interpreter.create_code_context", "Interpreter.list_code_contexts", "Interpreter.restart_code_context",
-       "Interpreter.remove_code_context")
+@check("Interpreter.create_code_context(transport)", "Interpreter.list_code_contexts(transport)",
+       "Interpreter.restart_code_context(transport)", "Interpreter.remove_code_context(transport)")
 async def contexts_keep_their_variables_apart(t):
     sandbox = await interpreter(t)
 
@@ -47,12 +66,14 @@ async def contexts_keep_their_variables_apart(t):
     assert context.id not in [one.id for one in await of(sandbox.list_code_contexts())]
 
 
+def sdk(t):
+    return e2b_code_interpreter.AsyncSandbox if t.is_async else e2b_code_interpreter.Sandbox
+
+
 async def interpreter(t):
     """A sandbox in which the server answers."""
     if not _SANDBOX:
-        import e2b_code_interpreter
-        sdk = e2b_code_interpreter.AsyncSandbox if t.is_async else e2b_code_interpreter.Sandbox
-        sandbox = await t.create("base", sdk=sdk)
+        sandbox = await t.create("base", sdk=sdk(t))
         with open(SERVER) as file:
             await of(sandbox.files.write("interpreter.py", file.read()))
         await of(sandbox.commands.run("exec python3 interpreter.py", background=True, timeout=0))

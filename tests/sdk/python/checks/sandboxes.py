@@ -105,7 +105,9 @@ async def a_paused_sandbox_goes_on_where_it_was(t):
     resumed = await of(t.Sandbox.connect(sandbox.sandbox_id, timeout=SANDBOX_TIMEOUT, request_timeout=REQUEST_TIMEOUT))
     processes = [process.pid for process in await of(resumed.commands.list())]
 
-    assert (paused, again, state, running) == (True, False, SandboxState.PAUSED, False)
+    # Python 2.20 says nothing of either.
+    assert (paused, again) in ((True, False), (None, None)), (paused, again)
+    assert (state, running) == (SandboxState.PAUSED, False)
     assert handle.pid in processes, processes
 
 
@@ -130,7 +132,8 @@ async def the_former_name_of_create_works(t):
 async def a_sandbox_pauses_at_its_timeout_and_wakes_for_a_request(t):
     sandbox = await t.create(lifecycle={"on_timeout": "pause", "auto_resume": True})
 
-    await of(sandbox.set_timeout(1))
+    # Now. One of a second would leave it a second when it wakes.
+    await of(sandbox.set_timeout(0))
 
     async def is_paused():
         return (await of(sandbox.get_info())).state == SandboxState.PAUSED
