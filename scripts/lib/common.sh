@@ -27,7 +27,7 @@ need_packages() {
 
 # packages update | install NAME...: apt-get; scripts that run side by side take turns.
 packages() {
-    DEBIAN_FRONTEND=noninteractive flock --close /run/lock/sandpiper-packages \
+    DEBIAN_FRONTEND=noninteractive flock --close /run/sandpiper-packages.lock \
         apt-get "$1" -y -qq --no-install-recommends "${@:2}" >/dev/null
 }
 

@@ -127,6 +127,15 @@ def ensure(image, keep):
 
 
 def start(image, keep):
+    try:
+        return boot(image, keep)
+    except SystemExit:
+        # In emulation a kernel that starts now and then falls over its own patching. Nothing has run there yet.
+        say("nested host: starting it a second time; the console before is in %s/consoles" % FOLDER)
+        return boot(image, keep)
+
+
+def boot(image, keep):
     began = time.monotonic()
     say("nested host: starting (QEMU without hardware acceleration; commands run 20 to 50 times slower than here)")
     for name in ("state.json", "qmp.sock", "virtiofs.sock"):
@@ -137,9 +146,6 @@ def start(image, keep):
     prepare_disk()
     put(RUN + "/token", secrets.token_hex(32))
     put(RUN + "/config.json", json.dumps({"keep": keep}))
-    # Locked here, kept by QEMU through the inherited descriptor. A caller's look at it may hold it for a moment.
-    alive_fd = os.open(RUN + "/alive", os.O_RDWR | os.O_CREAT, 0o600)
-    fcntl.flock(alive_fd, fcntl.LOCK_EX)
     console = RUN + "/console.log"
     keep_console(console)
     open(console, "w").close()
@@ -151,6 +157,9 @@ def start(image, keep):
         start_new_session=True)
     wait_for(lambda: os.path.exists(RUN + "/virtiofs.sock"), 30, shares, "virtiofsd", RUN + "/virtiofsd.log")
     packages_before = packages()
+    # Locked here, kept by QEMU through the inherited descriptor. A caller's look at it may hold it for a moment.
+    alive_fd = os.open(RUN + "/alive", os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(alive_fd, fcntl.LOCK_EX)
     qemu = subprocess.Popen(qemu_command(image, console), pass_fds=[alive_fd], cwd="/", stdin=subprocess.DEVNULL,
                             stdout=open(RUN + "/qemu.log", "w"), stderr=subprocess.STDOUT, start_new_session=True)
     os.close(alive_fd)

@@ -280,18 +280,24 @@ def power_off():
         time.sleep(1)
 
 
-def hold_machine():
-    """A virtual machine with a processor, never run, kept for as long as this server lives; None without KVM.
+def hold_machines():
+    """Two virtual machines with a processor each, never run, kept for as long as this server lives; None without KVM.
 
-    The first machine that comes and the last that goes make the kernel patch its own code (static keys of the in-kernel
-    interrupt controller). In software emulation that patching has crashed the nested host; with one machine always there it
-    happens once, now, while nothing else runs.
+    The first processor of its kind that comes and the last that goes make the kernel patch its own code: KVM's static keys
+    for a processor with an interrupt controller that is off (one machine has it, and switches it off), for one without (the
+    other), and for any at all. In software emulation that patching has crashed the nested host, with other processors in
+    the middle of that code; with these always there it happens once, now, while nothing else runs.
     """
     try:
         kvm = os.open("/dev/kvm", os.O_RDWR | os.O_CLOEXEC)
-        vm = fcntl.ioctl(kvm, 0xAE01, 0)  # KVM_CREATE_VM
-        fcntl.ioctl(vm, 0xAE60, 0)  # KVM_CREATE_IRQCHIP
-        return kvm, vm, fcntl.ioctl(vm, 0xAE41, 0)  # KVM_CREATE_VCPU
+        vms = [fcntl.ioctl(kvm, 0xAE01, 0) for _ in range(2)]  # KVM_CREATE_VM
+        fcntl.ioctl(vms[0], 0xAE60, 0)  # KVM_CREATE_IRQCHIP
+        vcpus = [fcntl.ioctl(vm, 0xAE41, 0) for vm in vms]  # KVM_CREATE_VCPU
+        registers = bytearray(312)  # struct kvm_sregs
+        fcntl.ioctl(vcpus[0], 0x8138AE83, registers)  # KVM_GET_SREGS
+        registers[273] &= ~0x08  # bit 11 of apic_base: the interrupt controller is enabled
+        fcntl.ioctl(vcpus[0], 0x4138AE84, registers)  # KVM_SET_SREGS
+        return kvm, vms, vcpus
     except OSError:
         return None
 
@@ -314,8 +320,8 @@ def main():
     os.makedirs(COMMANDS, exist_ok=True)
     write("/sys/fs/cgroup/command/cgroup.subtree_control", "+cpu +memory +io +pids +cpuset")
     server = Server()
-    machine = hold_machine()
-    log("ready" if machine else "ready, but /dev/kvm makes no virtual machine")
+    machines = hold_machines()
+    log("ready" if machines else "ready, but /dev/kvm makes no virtual machine")
     server.serve()
 
 

@@ -108,11 +108,12 @@ def programs():
         made("guest kernel", "kernel-config/build", minutes=45),
         made("programs", "scripts/build", "--tests", minutes=60),
         made("base template", "scripts/base-template", minutes=20, needs=("programs",)),
+        made("volume helper", "scripts/volume-helper", minutes=20, needs=("programs",)),
     ]
 
 
 def end_to_end(text):
-    needs = ("guest kernel", "programs", "base template")
+    needs = ("guest kernel", "programs", "base template", "volume helper")
     return [Step("end-to-end tests", lambda job: guests.run(job, TARGET + "/release/e2e", text), needs)]
 
 
@@ -130,15 +131,18 @@ def others():
     """What else runs guests."""
     return [
         Step("the monitor on emulated Intel processors", vmx, ("guest kernel", "programs", "native tests: build"), 5),
-        Step("scripts/demo", demo, ("guest kernel", "programs", "base template"), after=("end-to-end tests",)),
-        Step("scripts/drill crash", drill, ("guest kernel", "programs", "base template"), after=("scripts/demo",)),
+        Step("scripts/demo", demo, ("guest kernel", "programs", "base template", "volume helper"), after=("end-to-end tests",)),
+        Step("scripts/drill crash", drill, ("guest kernel", "programs", "base template", "volume helper"), after=("scripts/demo",)),
+        Step("the official E2B SDKs", e2b_sdks, ("guest kernel", "programs", "base template", "volume helper"), after=("scripts/drill crash",)),
+        Step("scripts/drill power", power, ("guest kernel", "programs", "base template", "volume helper"),
+             after=("the official E2B SDKs",)),
         Step("the nested host's own tests", nested_host, nice=5),
     ]
 
 
 def sdks():
-    """The official E2B SDKs, which whole runs leave out: they take longer than all of the end-to-end tests."""
-    return [Step("the official E2B SDKs", e2b_sdks, ("guest kernel", "programs", "base template"))]
+    """The official E2B SDKs without anything beside them."""
+    return [Step("the official E2B SDKs", e2b_sdks, ("guest kernel", "programs", "base template", "volume helper"))]
 
 
 def vmx(job):
@@ -150,18 +154,30 @@ def vmx(job):
 
 
 def demo(job):
-    job.must(["scripts/demo"], 15, r"\[\d\d:\d\d:\d\d\]", {"SANDPIPER_PROGRAMS": TARGET + "/release"})
-    job.outcome.passed += 1
+    with_guests(job, ["scripts/demo"], 15, r"\[\d\d:\d\d:\d\d\]", {"SANDPIPER_PROGRAMS": TARGET + "/release"})
 
 
 def drill(job):
-    job.must(["scripts/drill", "crash", "--minutes", "2"], 20, r"^drill crash|^FOUND|^  ")
-    job.outcome.passed += 1
+    with_guests(job, ["scripts/drill", "crash", "--minutes", "2"], 20, r"^drill crash|^FOUND|^  ")
+
+
+def power(job):
+    with_guests(job, ["scripts/drill", "power"], 30, r"power cut: |^FOUND", own_console=guests.console_of(CACHE + "/power-cut"))
+
+
+def with_guests(job, argv, minutes, show, environment=None, own_console=None):
+    """A command that runs guests and succeeds or fails: it counts as one test."""
+    status, lines = guests.command(job, argv, minutes, show, environment, own_console)
+    if status == 0:
+        job.outcome.passed += 1
+        return
+    job.show_end(lines)
+    job.outcome.fail("FAILED: %s: exit status %s (%s)" % (job.step.name, status, job.log))
 
 
 def e2b_sdks(job):
-    status, lines = job.run(["tests/sdk/run.py"], 90, r"^test .*FAILED|\[\d\d:\d\d:\d\d\]|^sdk |SKIPPED",
-                            {"SANDPIPER_PROGRAMS": TARGET + "/release"})
+    status, lines = guests.command(job, ["tests/sdk/run.py"], 90, r"^test .*FAILED|\[\d\d:\d\d:\d\d\]|^sdk |SKIPPED",
+                                   {"SANDPIPER_PROGRAMS": TARGET + "/release"})
     job.outcome.add(from_lines(lines))
     if status != 0:
         job.show_end(lines)

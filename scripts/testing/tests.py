@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+from unittest import mock
 import unittest.mock
 
 sys.dont_write_bytecode = True
@@ -129,6 +130,11 @@ class EmulatorFaults(unittest.TestCase):
         console = "BUG: kernel NULL pointer dereference, address: 0000000000000000\n...\nRIP: 0010:prepare_creds+0x5/0x2b0\n"
         self.assertIn("group_info", guests.known_fault(console))
 
+    def test_a_breakpoint_is_known_only_where_there_is_none_any_more(self):
+        console = "Oops: int3: 0000 [#1] PREEMPT SMP NOPTI\nRIP: 0010:svm_vcpu_load+0x54/0x150 [kvm_amd]\nCode: eb 39 cc cc %s <90> 48 8b\n"
+        self.assertIn("breakpoint", guests.known_fault(console % "66"))
+        self.assertIsNone(guests.known_fault(console % "cc"))
+
     def test_every_line_of_the_list_has_a_name_and_a_pattern(self):
         with open(os.path.dirname(os.path.realpath(__file__)) + "/emulator-faults.txt") as file:
             for line in file:
@@ -146,6 +152,60 @@ class Repeating(unittest.TestCase):
         left = guests.comparable(job, ["warm::leaves_nothing_behind", "fork::two", "fork::leaves_nothing_behind"])
         self.assertEqual(left, ["fork::two", "fork::leaves_nothing_behind"])
         self.assertIn("warm::leaves_nothing_behind", job.outcome.notes[0])
+
+
+class Command(unittest.TestCase):
+    FAULT = "Oops: int3: 0000 [#1]\nCode: 66 <90>\n"
+
+    def run_with(self, *ends):
+        """Runs a command whose ends are an exit status and what the console shows then."""
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        ends, console = list(ends), folder.name + "/console.log"
+
+        def run(*_):
+            status, text = ends.pop(0)
+            if text:
+                with open(console, "w") as file:
+                    file.write(text)
+            return status, []
+        job = type("Job", (), {"outcome": outcome.Outcome(), "log": folder.name + "/step.log", "run": staticmethod(run)})
+        with mock.patch.multiple(guests, CONSOLE=console), mock.patch.object(guests.subprocess, "run"):
+            status, _ = guests.command(job, ["drill"], 1, None)
+        return status, job.outcome.notes, ends
+
+    def test_it_runs_again_after_a_known_fault_and_says_so(self):
+        status, notes, left = self.run_with((125, self.FAULT), (0, ""))
+        self.assertEqual((status, len(notes), left), (0, 1, []))
+
+    def test_a_failure_that_the_console_does_not_explain_is_one(self):
+        self.assertEqual(self.run_with((1, "Kernel panic"), (0, ""))[0], 1)
+        self.assertEqual(self.run_with((1, ""), (0, ""))[0], 1)
+
+    def test_the_console_of_a_nested_host_of_its_own_counts(self):
+        with tempfile.TemporaryDirectory() as folder, mock.patch.object(guests.subprocess, "run") as other:
+            ends = [(1, self.FAULT), (0, "")]
+
+            def run(*_):
+                status, text = ends.pop(0)
+                with open(folder + "/console.log", "a") as file:
+                    file.write(text)
+                return status, []
+            job = type("Job", (), {"outcome": outcome.Outcome(), "log": folder + "/step.log", "run": staticmethod(run)})
+            status, _ = guests.command(job, ["drill"], 1, None, own_console=folder + "/console.log")
+        self.assertEqual((status, len(job.outcome.notes), ends), (0, 1, []))
+        other.assert_not_called()
+
+    def test_a_cache_has_a_console_where_the_nested_host_writes_it(self):
+        script = "import life; print(life.RUN + '/console.log')"
+        folder = os.path.join(plan.ROOT, "scripts/nested")
+        told = subprocess.run([sys.executable, "-c", script], cwd=folder, env={**os.environ, "SANDPIPER_CACHE": "/elsewhere"},
+                              capture_output=True, text=True, check=True).stdout
+        self.assertEqual(guests.console_of("/elsewhere") + "\n", told)
+
+    def test_it_is_not_repeated_for_ever(self):
+        status, notes, left = self.run_with(*[(125, self.FAULT)] * (guests.ATTEMPTS + 1))
+        self.assertEqual((status, len(notes), len(left)), (125, guests.ATTEMPTS - 1, 1))
 
 
 class Kept(unittest.TestCase):
