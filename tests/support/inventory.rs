@@ -60,9 +60,9 @@ impl Host {
     /// Panics unless the host, before long, holds what it held at `before`, no more and no less.
     pub async fn holds_what_it_held(&self, before: &Inventory) {
         wait_until("the host holds what it held before", || async {
-            let leaks = self.leaks().await?;
+            // First, because a look for leaks asks the API, which then has a connection to close.
             let differences = self.take_inventory().await?.differences(before);
-            let found = [leaks, differences].concat();
+            let found = [self.leaks().await?, differences].concat();
             if found.is_empty() { Ok(()) } else { Err(found.join("; ")) }
         })
         .await;
