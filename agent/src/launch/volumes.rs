@@ -5,6 +5,7 @@ use std::os::fd::AsFd;
 use std::path::PathBuf;
 
 use sandpiper_durable as durable;
+use sandpiper_images::volumes::Disk;
 use sandpiper_machine::Machine;
 use sandpiper_protocol::guest::GuestMount;
 use sandpiper_protocol::ids::SandboxId;
@@ -26,6 +27,8 @@ pub(crate) struct Attachments {
     /// What a volume stands on that was never attached before.
     blank: PathBuf,
     limits: DiskLimits,
+    /// Their disks, one for each claim or none, until the monitor has them.
+    opened: Vec<Disk>,
     /// The guest can have them mounted.
     are_attached: bool,
 }
@@ -39,7 +42,7 @@ impl Attachments {
         blank: PathBuf,
         limits: DiskLimits,
     ) -> Self {
-        Self { volumes, claims, sandbox, blank, limits, are_attached: false }
+        Self { volumes, claims, sandbox, blank, limits, opened: Vec::new(), are_attached: false }
     }
 
     /// These are attached to a machine that an earlier agent started.
@@ -72,7 +75,23 @@ impl Attachments {
         }
     }
 
-    /// Writes down who has the volumes and gives their disks to the monitor.
+    /// Writes down who has the volumes, and opens their disks. Not to be dropped before it is done: it would go on alone.
+    ///
+    /// # Errors
+    /// [`VolumeError`]: the records of some of them may name this machine then.
+    pub(crate) async fn open(&mut self) -> Result<(), VolumeError> {
+        let mut opened = Vec::new();
+        for (claim, _) in &self.claims {
+            let (store, id) = (self.volumes.store.clone(), claim.volume().clone());
+            let (sandbox, blank) = (self.sandbox.clone(), self.blank.clone());
+            let open = move || store.attach(&id, sandbox.as_ref(), &blank).map_err(VolumeError::from);
+            opened.push(durable::blocking(open).await?);
+        }
+        self.opened = opened;
+        Ok(())
+    }
+
+    /// Gives the disks to the monitor, opened now if they are not yet.
     ///
     /// # Errors
     /// [`VolumeError`]: some of them may be attached then.
@@ -80,12 +99,11 @@ impl Attachments {
         if self.claims.is_empty() {
             return Ok(());
         }
+        if self.opened.is_empty() {
+            self.open().await?;
+        }
         self.are_attached = true;
-        for (claim, mount) in &self.claims {
-            let (store, id) = (self.volumes.store.clone(), claim.volume().clone());
-            let (sandbox, blank) = (self.sandbox.clone(), self.blank.clone());
-            let open = move || store.attach(&id, sandbox.as_ref(), &blank).map_err(VolumeError::from);
-            let disk = durable::blocking(open).await?;
+        for ((claim, mount), disk) in self.claims.iter().zip(std::mem::take(&mut self.opened)) {
             let config = DiskConfig {
                 serial: claim.volume().chars().take(SERIAL).collect(),
                 size: disk.size,
@@ -116,6 +134,7 @@ impl Attachments {
     /// Lets others have the volumes: the monitor has let go of them, or is gone.
     pub(crate) async fn release(&mut self) {
         self.are_attached = false;
+        self.opened.clear();
         for (claim, _) in std::mem::take(&mut self.claims) {
             let (store, id) = (self.volumes.store.clone(), claim.volume().clone());
             if let Err(error) = durable::blocking(move || store.detach(&id)).await {

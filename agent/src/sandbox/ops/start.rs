@@ -152,19 +152,28 @@ impl Supervisor {
         let (mut running, kit) = launched.map_err(|error| (error, None))?;
         running.console = self.follow_console();
         let context = Arc::clone(&self.context);
-        let started = tokio::select! {
-            started = kit.start(&mut running.machine, &context.config) => started,
-            error = self.interruption(give_up_at) => return Err((error, Some(running))),
+        let Running { machine, volumes, .. } = &mut running;
+        let start = async {
+            tokio::select! {
+                started = kit.start(machine, &context.config) => Ok(started),
+                error = self.interruption(give_up_at) => Err(error),
+            }
         };
+        let (started, opened) = tokio::join!(start, volumes.open());
         let timings = match started {
-            Ok(timings) => timings,
-            Err(error) => {
+            Ok(Ok(timings)) => timings,
+            Ok(Err(error)) => {
                 let error = self.start_refused(&mut running.machine, error).await;
                 return Err((error, Some(running)));
             }
+            Err(error) => return Err((error, Some(running))),
         };
         CrashPoint::StartRunning.pass();
-        if let Err(error) = running.volumes.attach(&mut running.machine).await {
+        let attached = match opened {
+            Ok(()) => running.volumes.attach(&mut running.machine).await,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = attached {
             return Err((not_attached(error, kind), Some(running)));
         }
         if !running.volumes.is_empty() {
