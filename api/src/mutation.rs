@@ -12,6 +12,7 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::{FromRef, FromRequestParts, Request, State};
@@ -21,7 +22,7 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
-use sandpiper_db::audit;
+use sandpiper_db::{StoreError, audit};
 use sandpiper_http::audited::Acted;
 use sandpiper_http::error::ApiError;
 use sandpiper_http::idempotency::{self, REPLAYED};
@@ -31,15 +32,18 @@ use sandpiper_protocol::error_chain::chain;
 use sandpiper_protocol::id;
 use serde_json::Value;
 use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::{Instant, sleep};
 use tracing::Instrument;
 
 use crate::auth::Caller;
 use crate::state::App;
-use crate::store::idempotency::{Claim, KeptResponse, Lookup};
+use crate::store::idempotency::{Claim, IdempotencyKeys, KeptResponse, LEASE, Lookup};
 use crate::store::keys::Capability;
 
 /// Responses are documents of this program, far smaller than this.
 const MAX_RESPONSE: usize = 4 * 1024 * 1024;
+/// Between two tries to store what became of a claim.
+const CONCLUDE_AGAIN: Duration = Duration::from_secs(1);
 
 /// Put by a handler into its response: of which sandboxes the credentials in the body are, in their order.
 #[derive(Debug, Clone)]
@@ -257,21 +261,37 @@ async fn settle(app: &App, face: Face, claim: &Claim, response: Response) -> Res
     let Ok(bytes) = axum::body::to_bytes(body, MAX_RESPONSE).await else {
         return ApiError::internal("response over its limit").into_response();
     };
-    let kept = match worth_keeping(parts.status, parts.extensions.get::<ApiError>()) {
-        false => app.store.idempotency.release(claim).await,
-        true => {
-            let session_of = parts.extensions.get::<SessionOf>().map(|sessions| sessions.0.join(","));
-            let kept =
-                KeptResponse { status: parts.status.as_u16(), body: without_credentials(face, &bytes), session_of };
-            app.store.idempotency.finish(claim, &kept).await
-        }
-    };
-    if let Err(error) = kept {
-        // The work is done and the response sent. A repetition within the lease is told to wait; after it, what was made
-        // is found by the ids in the claim.
-        tracing::error!(error = chain(&error), "response for an idempotency key not stored");
+    let kept = worth_keeping(parts.status, parts.extensions.get::<ApiError>()).then(|| KeptResponse {
+        status: parts.status.as_u16(),
+        body: without_credentials(face, &bytes),
+        session_of: parts.extensions.get::<SessionOf>().map(|sessions| sessions.0.join(",")),
+    });
+    if let Err(error) = conclude(&app.store.idempotency, claim, kept.as_ref()).await {
+        tracing::warn!(error = chain(&error), "response for an idempotency key not stored yet");
+        tokio::spawn(conclude_later(app.store.idempotency.clone(), claim.clone(), kept).in_current_span());
     }
     Response::from_parts(parts, Body::from(bytes))
+}
+
+/// Keeps a response under the claim; without one, gives the key free.
+async fn conclude(keys: &IdempotencyKeys, claim: &Claim, kept: Option<&KeptResponse>) -> Result<(), StoreError> {
+    match kept {
+        Some(kept) => keys.finish(claim, kept).await,
+        None => keys.release(claim).await,
+    }
+}
+
+/// As [`conclude`], once the database is there again. Until then a repetition is told to wait.
+async fn conclude_later(keys: IdempotencyKeys, claim: Claim, kept: Option<KeptResponse>) {
+    let give_up_at = Instant::now() + LEASE;
+    while Instant::now() < give_up_at {
+        sleep(CONCLUDE_AGAIN).await;
+        if conclude(&keys, &claim, kept.as_ref()).await.is_ok() {
+            return;
+        }
+    }
+    // The lease is over, and what was made is found by the ids in the claim.
+    tracing::error!("response for an idempotency key not stored: the database was away for too long");
 }
 
 /// Successes are kept. Errors are not, so the same request may be tried again.

@@ -199,6 +199,30 @@ async fn what_was_made_for_a_request_that_failed_is_the_answer() {
 }
 
 #[tokio::test]
+async fn a_response_that_could_not_be_stored_is_stored_when_the_database_is_back() {
+    let host = Host::new().await;
+    host.sync().await;
+    host.agent.hold();
+    let order = request("POST", "/v1/sandboxes", &host.write, Some(base()));
+    let first = tokio::spawn(host.router().oneshot(with_header(order, "idempotency-key", "k1")));
+    eventually("the order arrives", async || host.agent.records().orders.len() == 1).await;
+    let rename = async |from: &str, to: &str| {
+        let statement = format!("ALTER TABLE {from} RENAME TO {to}");
+        host.alter(&statement, &statement).await;
+    };
+    rename("idempotency_keys", "elsewhere").await;
+    host.agent.admit(1);
+    let first = Answer::read(first.await.unwrap().unwrap()).await.expect(201);
+    rename("elsewhere", "idempotency_keys").await;
+
+    // Long before the lease of the first request is over.
+    eventually("the response is stored", async || create(&host, "k1", base()).await.json()["id"] == first["id"]).await;
+
+    assert_eq!(create(&host, "k1", base()).await.header("idempotency-replayed"), Some("true"));
+    assert_eq!(host.agent.records().orders.len(), 1);
+}
+
+#[tokio::test]
 async fn a_key_must_be_visible_ascii() {
     let host = Host::new().await;
     create(&host, "two words", base()).await.blames("Idempotency-Key");
