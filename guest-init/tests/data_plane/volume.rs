@@ -210,7 +210,10 @@ async fn a_tree_of_any_depth_and_width_is_removed_and_nothing_else() {
     symlink(root.join("kept"), tree.join("link")).unwrap();
     symlink("/", tree.join("wide/root")).unwrap();
 
-    let (status, _) = send(&server, "DELETE", "path?path=/tree", "").await;
+    let mut status = StatusCode::ACCEPTED;
+    while status == StatusCode::ACCEPTED {
+        (status, _) = send(&server, "DELETE", "path?path=/tree", "").await;
+    }
 
     assert_eq!(status, StatusCode::NO_CONTENT);
     let left: Vec<_> = fs::read_dir(&root).unwrap().map(|entry| entry.unwrap().file_name()).collect();
