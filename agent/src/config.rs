@@ -15,6 +15,8 @@
 //! listen = "127.0.0.1:7080"
 //! ```
 
+mod builds;
+
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -22,6 +24,8 @@ use sandpiper_ingress::IngressConfig;
 use sandpiper_machine::pool::UIDS;
 use sandpiper_protocol::vmm::DiskLimits;
 use serde::Deserialize;
+
+pub(crate) use self::builds::Builds;
 
 /// Longest `runtime_dir`: a Unix socket's path is limited to 107 bytes, and at most `/sandboxes/<25>/control.sock` follows.
 const MAX_RUNTIME_DIR: usize = 55;
@@ -59,6 +63,7 @@ pub(crate) struct Config {
     pub(crate) warm: Warm,
     pub(crate) disk: DiskRates,
     pub(crate) volumes: Volumes,
+    pub(crate) builds: Builds,
     pub(crate) network: sandpiper_network::Config,
     pub(crate) ingress: IngressConfig,
 }
@@ -236,6 +241,7 @@ impl Default for Config {
             warm: Warm::default(),
             disk: DiskRates::default(),
             volumes: Volumes::default(),
+            builds: Builds::default(),
             network: sandpiper_network::Config::default(),
             ingress: IngressConfig::default(),
         }
@@ -319,6 +325,11 @@ impl Config {
             ("volumes.helper_queue", self.volumes.helper_queue, 4096),
         ];
         for (key, value, most) in counts {
+            if !(1..=most).contains(&value) {
+                return invalid(key, format!("must be between 1 and {most}, not {value}"));
+            }
+        }
+        for (key, value, most) in self.builds.numbers() {
             if !(1..=most).contains(&value) {
                 return invalid(key, format!("must be between 1 and {most}, not {value}"));
             }

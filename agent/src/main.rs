@@ -19,8 +19,10 @@
 //! The agent is the source of truth of what runs here. It may be killed at any moment: sandboxes go on, and the next
 //! agent takes them over by their records ([`sandbox`]).
 
+mod builds;
 mod capacity;
 mod config;
+mod data_plane;
 mod helpers;
 mod host;
 mod launch;
@@ -32,6 +34,7 @@ mod sandbox;
 mod server;
 mod service;
 mod upkeep;
+mod uploads;
 mod volumes;
 
 use std::fs::OpenOptions;
@@ -63,6 +66,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::EnvFilter;
 
+use crate::builds::Builds;
 use crate::capacity::{Allowances, Capacity};
 use crate::config::{Config, LogFormat};
 use crate::helpers::{Helpers, Surroundings};
@@ -74,6 +78,7 @@ use crate::samples::Samples;
 use crate::sandbox::{Context, Sealer};
 use crate::server::App;
 use crate::service::Sandboxes;
+use crate::uploads::Uploads;
 use crate::volumes::Volumes;
 
 /// A request through the ingress makes and frees many small things, at which it is faster than the C library's.
@@ -168,6 +173,9 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     metrics.register(&mut registry);
     let (sandboxes, ordered) = Sandboxes::new(open_context(Arc::clone(&config), paths.clone(), metrics)?);
     sandboxes.reconcile().await?;
+    let uploads = open_uploads(&config, &paths)?;
+    sandboxes.spawn(uploads.clone().sweep(sandboxes.context().leave.clone()));
+    let builds = open_builds(&sandboxes, &uploads).await?;
     upkeep::begin(&sandboxes, ordered);
 
     let directory = Arc::new(sandboxes.clone());
@@ -181,7 +189,8 @@ async fn serve(config: Config) -> anyhow::Result<()> {
 
     let shutdown = CancellationToken::new();
     let ingress = tokio::spawn(ingress.serve(shutdown.clone()));
-    let app = App { config: Arc::clone(&config), sandboxes: sandboxes.clone(), urls, sessions, registry };
+    let app =
+        App { config: Arc::clone(&config), sandboxes: sandboxes.clone(), builds, uploads, urls, sessions, registry };
     let api = tokio::spawn(server::serve(listener, app, shutdown.clone()));
 
     signals.next().await;
@@ -205,13 +214,29 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// What was sent for builds.
+fn open_uploads(config: &Config, paths: &Paths) -> anyhow::Result<Uploads> {
+    let limits = uploads::Limits {
+        most_bytes: config.builds.max_upload_mb << 20,
+        headroom_mb: config.limits.disk_headroom_mb,
+        keep: Duration::from_secs(config.builds.upload_keep_seconds),
+    };
+    Ok(Uploads::open(paths, limits)?)
+}
+
+/// Takes over the builds of an earlier agent.
+async fn open_builds(sandboxes: &Sandboxes, uploads: &Uploads) -> anyhow::Result<Builds> {
+    let (sandboxes, uploads) = (sandboxes.clone(), uploads.clone());
+    Ok(tokio::task::spawn_blocking(move || Builds::open(&sandboxes, uploads)).await??)
+}
+
 /// Opens everything that sandboxes need.
 fn open_context(config: Arc<Config>, paths: Paths, metrics: Metrics) -> anyhow::Result<Context> {
     let boot_id = process::boot_id().context("Cannot read the kernel's boot id")?;
     let memory = host::memory().context("Cannot read the host's memory")?;
     let templates = Store::open(&paths.templates())?;
     let most_warm = if config.warm.enabled { config.warm.max as usize } else { 0 };
-    let warm = Warm::open(&paths.warm(), platform(&config), most_warm, |version| templates.find(version))?;
+    let warm = Warm::open(&paths.warm(), platform(&config), most_warm, |version| templates.find_any(version))?;
     let cgroups = Cgroups::open(&agent_name(&paths)).context("Cannot look for cgroups")?;
     let allowances = Allowances::open(&paths.allowances()).context("Cannot read allowances.json")?;
     let pool = pool::Config {

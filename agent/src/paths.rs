@@ -12,8 +12,11 @@
 //!                                    monitor.log, console.log, samples-<n>
 //!   checkpoints/<ckp…>/              manifest.json, and the files that it names
 //!   warm/<key>/                      the same of a template's warm snapshot
+//!   builds/<ver…>/                   build.json, log: of each build that goes on or ended not long ago
+//!   caches/                          what builds can use again: a layer for each team
+//!   uploads/<upl…>/                  upload.json, data: what was sent for builds
 //!   volumes/<vol…>/                  volume.json, base.layer, data.layer; and blank layers, which they share
-//!   helpers/<vol…>/                  as for a sandbox, of a machine of the agent's own that works with a volume
+//!   helpers/<vol…>/, <ver…>/         as for a sandbox, of a machine of the agent's own that works with a volume, or builds
 //!   monitors/<mon…>/                 of a monitor that waits for a machine: exit.json, monitor.log
 //! <runtime_dir>/                     0755, may be a tmpfs
 //!   agent.sock                       the agent API
@@ -53,6 +56,9 @@ impl Paths {
         create_dir(&self.templates(), 0o700)?;
         create_dir(&self.checkpoints(), 0o700)?;
         create_dir(&self.warm(), 0o700)?;
+        create_dir(&self.builds(), 0o700)?;
+        create_dir(&self.caches(), 0o700)?;
+        create_dir(&self.uploads(), 0o700)?;
         create_dir(&self.volumes(), 0o700)?;
         create_dir(&self.helpers(), 0o700)?;
         create_dir(&self.monitors(), 0o700)?;
@@ -107,6 +113,18 @@ impl Paths {
         self.runtime.join("warm")
     }
 
+    pub(crate) fn builds(&self) -> PathBuf {
+        self.state.join("builds")
+    }
+
+    pub(crate) fn caches(&self) -> PathBuf {
+        self.state.join("caches")
+    }
+
+    pub(crate) fn uploads(&self) -> PathBuf {
+        self.state.join("uploads")
+    }
+
     pub(crate) fn volumes(&self) -> PathBuf {
         self.state.join("volumes")
     }
@@ -119,7 +137,7 @@ impl Paths {
         self.runtime.join("helpers")
     }
 
-    /// The folders of one helper: named after its volume, or what it is for.
+    /// The folders of one helper: named after its volume, its build, or what it is for.
     pub(crate) fn helper(&self, name: &str) -> MachinePaths {
         MachinePaths { state: self.helpers().join(name), runtime: self.runtime_helpers().join(name) }
     }

@@ -25,6 +25,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
 
+pub mod templates;
 pub mod volumes;
 
 /// Reads, served from the agent's memory.
@@ -71,6 +72,7 @@ impl From<AgentError> for ApiError {
             (409, "volume_busy") => Self::new(status, "volume_busy", body.message.clone()).retry_after(1),
             (413, _) => Self::new(status, "too_large", body.message.clone()),
             (416, _) => Self::new(status, "range_not_satisfiable", body.message.clone()),
+            (422, "build_unavailable") => Self::new(status, "build_unavailable", body.message.clone()),
             (422, "volume_damaged") => Self::new(status, "volume_damaged", body.message.clone()),
             (422, "mount_refused") => Self::new(status, "mount_refused", body.message.clone()),
             (507, _) => Self::new(status, "volume_full", body.message.clone()),

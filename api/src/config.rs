@@ -38,9 +38,11 @@
 //! memory_mb_step = 128
 //! root_disk_gib = 10
 //! max_timeout = 3600                          # seconds
-//! quota = { sandboxes = 10, cpu = 20, memory_mb = 20480, volumes = 10, volume_gib = 100 }
+//! quota = { sandboxes = 10, cpu = 20, memory_mb = 20480, volumes = 10, volume_gib = 100, templates = 20, build_minutes = 600 }
 //! disk = { bandwidth = 268435456, operations = 10000, flushes = 100 }   # per second and sandbox, within the agent's `[disk]`
 //! network = { bandwidth = 134217728, packets = 100000 }                 # and `[network.limits]`; what is left out: as there
+//! build = { seconds = 1800, log_bytes = 16777216, cpu = 2, memory_mb = 2048, upload_bytes = 10737418240 }   # of a template's
+//!                                             # version; upload_bytes: of all files that a team sends for builds within a day
 //!
 //! [webhooks]
 //! concurrency = 1024                          # attempts at a time
@@ -187,6 +189,7 @@ impl Config {
     pub fn sandboxes(&self) -> Settings {
         Settings {
             agent_socket: self.agent_socket.clone(),
+            has_tls: !matches!(self.tls, Tls::Off),
             request_body_limit: self.request_body_limit,
             rate_limit: self.rate_limit,
             baseline: self.baseline,

@@ -7,6 +7,8 @@ use crate::plan::PlanLimits;
 use crate::quota::{Amounts, QuotaBody};
 use crate::store::checkpoints::CreateCheckpointError;
 use crate::store::sandboxes::QuotaError;
+use crate::store::templates::versions::{CreateVersionError, VersionUse};
+use crate::store::templates::{CreateTemplateError, TemplateRow};
 use crate::store::volumes::{CreateVolumeError, VolumeRow};
 
 /// 404 on a sandbox.
@@ -64,6 +66,71 @@ pub fn not_created(error: CreateVolumeError, name: &str, limits: &PlanLimits, si
         }
         CreateVolumeError::ClaimLost => ApiError::idempotency_in_progress(),
         CreateVolumeError::Store(error) => error.into(),
+    }
+}
+
+/// 404 on a template.
+pub fn no_template(name: &str) -> ApiError {
+    ApiError::not_found(format!("There is no template {name}"))
+}
+
+/// 404 on a version of a template.
+pub fn no_version(template: &str, reference: &str) -> ApiError {
+    ApiError::not_found(format!(
+        "The template {template} has no version {reference:?}; GET /v1/templates/{template}/versions lists them"
+    ))
+}
+
+/// 404 on a file that was sent for builds.
+pub fn no_upload(id: &str) -> ApiError {
+    ApiError::not_found(format!(
+        "There is no file {id:?}; PUT /v1/templates/uploads takes files, and keeps them for a day"
+    ))
+}
+
+/// 403 on what only a template's team may do.
+pub fn not_owner(template: &TemplateRow) -> ApiError {
+    let message = format!("The template {} is not the team's own; it can be used, and not changed", template.slug);
+    ApiError::new(StatusCode::FORBIDDEN, "not_owner", message)
+}
+
+/// 409 on a version that is needed.
+pub fn version_in_use(template: &TemplateRow, number: u32, used: &VersionUse) -> ApiError {
+    let message = format!("{}:{number} is still needed: {used}", template.slug);
+    ApiError::new(StatusCode::CONFLICT, "template_in_use", message)
+}
+
+/// Why there is no template of this slug.
+pub fn no_new_template(error: CreateTemplateError, slug: &str, limits: &PlanLimits) -> ApiError {
+    match error {
+        CreateTemplateError::SlugTaken => ApiError::conflict(format!(
+            "The team has a template with the slug {slug:?}; build a version of it, or choose another slug"
+        )),
+        CreateTemplateError::OverQuota(usage) => {
+            let message = "The team's quota has no room for another template; delete one, or ask for a larger plan";
+            ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, "template_quota_exceeded", message)
+                .with_quota(QuotaBody::new(limits, usage, Amounts::of_template()))
+        }
+        CreateTemplateError::ClaimLost => ApiError::idempotency_in_progress(),
+        CreateTemplateError::Store(error) => error.into(),
+    }
+}
+
+/// Why a version of a template is not built.
+pub fn not_queued(error: CreateVersionError, template: &TemplateRow, limits: &PlanLimits) -> ApiError {
+    match error {
+        CreateVersionError::NoTemplate => no_template(&template.slug),
+        CreateVersionError::OverQuota(usage) => {
+            let message = "The team's builds have taken all their minutes of the last 30 days; ask for a larger plan";
+            ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, "template_quota_exceeded", message)
+                .with_quota(QuotaBody::new(limits, usage, Amounts::of_build()))
+        }
+        CreateVersionError::TooManyUnderWay => {
+            let message = "Too many of the team's builds are under way; wait for some of them, or cancel them";
+            ApiError::new(StatusCode::TOO_MANY_REQUESTS, "too_many_builds", message).retry_after(10)
+        }
+        CreateVersionError::ClaimLost => ApiError::idempotency_in_progress(),
+        CreateVersionError::Store(error) => error.into(),
     }
 }
 

@@ -32,8 +32,15 @@ pub fn of(operation_id: &str) -> Option<Example> {
                                    "metadata": {"job": "42", "step": "test"}}),
             ),
         ),
-        "delete_sandbox" | "delete_checkpoint" | "unexpose_port" | "delete_volume" | "delete_volume_file"
-        | "delete_volume_path" => Example { request: None, response: None },
+        "delete_sandbox"
+        | "delete_checkpoint"
+        | "unexpose_port"
+        | "delete_volume"
+        | "delete_volume_file"
+        | "delete_volume_path"
+        | "delete_template"
+        | "delete_template_version"
+        | "delete_build_file" => Example { request: None, response: None },
         "connect_sandbox" | "resume_sandbox" => {
             exchange(json!({"timeout": 600}), json!({"session": session(), "sandbox": sandbox()}))
         }
@@ -82,11 +89,32 @@ pub fn of(operation_id: &str) -> Option<Example> {
             "received_bytes_per_second": 2048, "sent_bytes_per_second": 512,
         }]})),
         "show_limits" => response(limits()),
-        "list_templates" => response(json!({"templates": [{
-            "slug": "base",
-            "latest_version": {"id": "ver06f3k0000000000000000a", "number": 1, "created_at": "2025-12-31T00:00:00Z"},
-            "runtime_baseline": {"cpu": 1, "memory_mb": 512},
-        }]})),
+        "list_templates" => response(json!({"templates": [template()]})),
+        "create_template" => exchange(
+            json!({"slug": "node", "description": "Node 22 with our tools"}),
+            with(template(), json!({"latest_version": null, "runtime_baseline": null})),
+        ),
+        "show_template" => response(template()),
+        "update_template" => {
+            exchange(json!({"visibility": "public"}), with(template(), json!({"visibility": "public"})))
+        }
+        "create_template_version" => exchange(
+            json!({
+                "source": {"dockerfile": {"text": "FROM registry.example/node:22\nRUN npm install -g serve\n"}},
+                "tags": ["v22"], "start_cmd": "serve -l 3000 /srv", "ready_cmd": "curl -sf localhost:3000",
+            }),
+            with(version(), json!({"state": "queued", "position": 1, "finished_at": null, "started_at": null})),
+        ),
+        "list_template_versions" => response(json!({"versions": [version()]})),
+        "show_template_version" => response(version()),
+        "cancel_template_version" => response(with(version(), json!({"state": "cancelled"}))),
+        "show_build_logs" => response(json!({"state": "building", "next_token": "eyJhZnRlciI6IjEifQ", "entries": [
+            {"number": 1, "time": "2026-01-01T00:00:02Z", "level": "info", "step": 1, "text": "FROM registry.example/node:22"},
+        ]})),
+        "upload_build_file" => response(json!({
+            "id": "upl06f3kq8z2m1c9w0v5t7b4a", "bytes": 20_480, "expires_at": "2026-01-02T00:00:00Z",
+            "sha256": "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
+        })),
         "call_mcp" => exchange(
             json!({"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": {
                 "name": "run_command", "arguments": {"command": "uname -m"},
@@ -159,6 +187,28 @@ fn volume() -> Value {
     })
 }
 
+fn template() -> Value {
+    json!({
+        "id": "tpl06f3kq8z2m1c9w0v5t7b4a", "slug": "node", "team": "acme", "visibility": "private",
+        "description": "Node 22 with our tools",
+        "latest_version": {"id": "ver06f3k0000000000000000a", "number": 1, "created_at": "2025-12-31T00:00:00Z"},
+        "runtime_baseline": {"cpu": 1, "memory_mb": 512}, "created_at": "2025-12-31T00:00:00Z",
+        "updated_at": "2025-12-31T00:00:00Z",
+    })
+}
+
+fn version() -> Value {
+    json!({
+        "id": "ver06f3k0000000000000000a", "template": "node", "number": 1, "state": "ready", "source": "dockerfile",
+        "tags": ["v22"], "runtime_baseline": {"cpu": 1, "memory_mb": 512}, "disk_gib": 20,
+        "start_cmd": "serve -l 3000 /srv", "ready_cmd": "curl -sf localhost:3000",
+        "settings": {"env": {"PATH": "/usr/local/bin:/usr/bin:/bin"}, "workdir": "/srv"}, "command": "node",
+        "images": {"registry.example/node:22": "sha256:4bc5c59b4d1c9d0d1b6d5f7a7a3c2c1e0f9d8c7b6a5948372615049382716050"},
+        "size": 73_400_320, "created_at": "2025-12-31T00:00:00Z", "started_at": "2025-12-31T00:00:01Z",
+        "finished_at": "2025-12-31T00:01:00Z", "log_end": 42,
+    })
+}
+
 /// Something in a volume.
 fn entry(path: &str, kind: &str) -> Value {
     let (size, mode) = if kind == "file" { (6, "0644") } else { (4096, "0755") };
@@ -176,7 +226,8 @@ fn port(status: &str) -> Value {
 }
 
 fn limits() -> Value {
-    let most = json!({"sandboxes": 20, "cpu": 40, "memory_mb": 81_920, "volumes": 20, "volume_gib": 200});
+    let most = json!({"sandboxes": 20, "cpu": 40, "memory_mb": 81_920, "volumes": 20, "volume_gib": 200, "templates": 200,
+                       "build_minutes": 6000});
     json!({
         "cpu": 1, "memory_mb": 512, "plan": "pro", "cpu_values": [1, 2, 4], "memory_mb_min": 256, "memory_mb_max": 8192,
         "memory_mb_step": 256, "root_disk_gib": 20, "max_timeout": 86_400,
@@ -184,6 +235,7 @@ fn limits() -> Value {
             "name": "pro", "overrides": true, "cpu_values": [1, 2, 4], "memory_mb_min": 256, "memory_mb_max": 8192,
             "memory_mb_step": 256, "root_disk_gib": 20, "max_timeout": 86_400, "quota": most,
             "disk": {"bandwidth": 209_715_200}, "network": {"bandwidth": 125_000_000},
+            "build": {"seconds": 3600, "cpu": 4, "memory_mb": 4096},
         }],
         "prices": {
             "currency": "USD", "vcpu_hour": "0.05", "memory_gib_hour": "0.01", "storage_gib_month": "0.10",
@@ -191,9 +243,10 @@ fn limits() -> Value {
         "quota": {
             "limits": most, "usage": {
                 "sandboxes": 1, "cpu": 1, "memory_mb": 512, "stopped": 2, "volumes": 1, "volume_gib": 10,
-                "retained_bytes": 73_400_320,
+                "templates": 2, "build_minutes": 12, "retained_bytes": 73_400_320,
             },
-            "reservation": {"sandboxes": 1, "cpu": 1, "memory_mb": 512, "volumes": 0, "volume_gib": 0},
+            "reservation": {"sandboxes": 1, "cpu": 1, "memory_mb": 512, "volumes": 0, "volume_gib": 0, "templates": 0,
+                            "build_minutes": 0},
         },
     })
 }

@@ -29,13 +29,16 @@ impl Offer {
     pub fn cap(&self, vcpus_max: u32) {
         let mut capped = self.configured.clone();
         for plan in Plan::ALL {
-            capped.of_mut(plan).cpu_values.retain(|cpus| *cpus <= vcpus_max);
+            let limits = capped.of_mut(plan);
+            limits.cpu_values.retain(|cpus| *cpus <= vcpus_max);
+            limits.build.cpu = limits.build.cpu.min(vcpus_max);
         }
         let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
         if *current == capped {
             return;
         }
-        for plan in Plan::ALL.into_iter().filter(|plan| capped.of(*plan) != self.configured.of(*plan)) {
+        let is_capped = |plan: &Plan| capped.of(*plan).cpu_values != self.configured.of(*plan).cpu_values;
+        for plan in Plan::ALL.into_iter().filter(is_capped) {
             tracing::warn!(
                 %plan,
                 configured = ?self.configured.of(plan).cpu_values,

@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use sandpiper_protocol::agent::Amounts;
+use sandpiper_protocol::template::BuildLimits;
 use sandpiper_protocol::vmm::{DiskLimits, NetLimits};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -70,6 +71,37 @@ pub struct PlanLimits {
     /// Of each sandbox.
     #[serde(default)]
     pub network: NetworkRates,
+    /// Of each build of a template's version.
+    #[serde(default)]
+    pub build: BuildRules,
+}
+
+/// What a build may take, and what may be sent for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct BuildRules {
+    /// From the moment it leaves the queue to `ready`.
+    pub seconds: u64,
+    pub log_bytes: u64,
+    pub cpu: u32,
+    /// MiB.
+    pub memory_mb: u32,
+    /// Of all files together that a team has sent for builds within a day.
+    pub upload_bytes: u64,
+}
+
+impl Default for BuildRules {
+    fn default() -> Self {
+        Self { seconds: 1800, log_bytes: 16 << 20, cpu: 2, memory_mb: 2048, upload_bytes: 10 << 30 }
+    }
+}
+
+impl BuildRules {
+    /// As the agent is told of them.
+    pub fn limits(self) -> BuildLimits {
+        let Self { seconds, log_bytes, cpu, memory_mb, .. } = self;
+        BuildLimits { seconds, log_bytes, cpu, memory_mb }
+    }
 }
 
 /// Most that a disk does in a second, within what the host gives every sandbox. 0: what the host gives.
@@ -115,7 +147,7 @@ fn limit(rate: u64) -> Option<u64> {
     (rate > 0).then_some(rate)
 }
 
-/// What all live sandboxes of a team may hold together, and its volumes.
+/// What all live sandboxes of a team may hold together, its volumes, and its templates.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Quota {
@@ -127,6 +159,11 @@ pub struct Quota {
     /// What all volumes may grow to together.
     #[serde(default = "default_volume_gib")]
     pub volume_gib: u64,
+    #[serde(default = "default_templates")]
+    pub templates: u32,
+    /// That builds may take in 30 days.
+    #[serde(default = "default_build_minutes")]
+    pub build_minutes: u64,
 }
 
 /// Of a plan whose quota was written before there were volumes.
@@ -136,6 +173,15 @@ fn default_volumes() -> u32 {
 
 fn default_volume_gib() -> u64 {
     100
+}
+
+/// Of a plan whose quota was written before there were templates of one's own.
+fn default_templates() -> u32 {
+    20
+}
+
+fn default_build_minutes() -> u64 {
+    600
 }
 
 impl Quota {
@@ -186,9 +232,18 @@ impl Default for Plans {
                 memory_mb_step: 128,
                 root_disk_gib: 10,
                 max_timeout: 3600,
-                quota: Quota { sandboxes: 10, cpu: 20, memory_mb: 20 * 1024, volumes: 10, volume_gib: 100 },
+                quota: Quota {
+                    sandboxes: 10,
+                    cpu: 20,
+                    memory_mb: 20 * 1024,
+                    volumes: 10,
+                    volume_gib: 100,
+                    templates: 20,
+                    build_minutes: 600,
+                },
                 disk: DiskRates { bandwidth: 256 << 20, operations: 10_000, flushes: 100 },
                 network: NetworkRates { bandwidth: 128 << 20, packets: 100_000 },
+                build: BuildRules::default(),
             },
             pro: PlanLimits {
                 cpu_values: vec![1, 2, 4, 8],
@@ -197,9 +252,18 @@ impl Default for Plans {
                 memory_mb_step: 128,
                 root_disk_gib: 20,
                 max_timeout: 24 * 3600,
-                quota: Quota { sandboxes: 100, cpu: 200, memory_mb: 200 * 1024, volumes: 100, volume_gib: 1000 },
+                quota: Quota {
+                    sandboxes: 100,
+                    cpu: 200,
+                    memory_mb: 200 * 1024,
+                    volumes: 100,
+                    volume_gib: 1000,
+                    templates: 200,
+                    build_minutes: 6000,
+                },
                 disk: DiskRates { bandwidth: 384 << 20, operations: 15_000, flushes: 150 },
                 network: NetworkRates { bandwidth: 1 << 30, packets: 200_000 },
+                build: BuildRules { seconds: 3600, cpu: 4, memory_mb: 4096, ..BuildRules::default() },
             },
             enterprise: PlanLimits {
                 cpu_values: vec![1, 2, 4, 8, 16, 32],
@@ -214,9 +278,12 @@ impl Default for Plans {
                     memory_mb: 4 * 1024 * 1024,
                     volumes: 1000,
                     volume_gib: 10_000,
+                    templates: 2000,
+                    build_minutes: 60_000,
                 },
                 disk: DiskRates::default(),
                 network: NetworkRates::default(),
+                build: BuildRules { seconds: 2 * 3600, cpu: 8, memory_mb: 8192, ..BuildRules::default() },
             },
         }
     }
@@ -233,6 +300,10 @@ impl PlanLimits {
         }
         if self.root_disk_gib == 0 || self.max_timeout == 0 || self.max_timeout > MAX_TIMEOUT {
             return Some("root_disk_gib must be at least 1, max_timeout from 1 to 31536000 (a year)");
+        }
+        let BuildRules { seconds, log_bytes, cpu, memory_mb, upload_bytes } = self.build;
+        if [seconds, log_bytes, cpu.into(), memory_mb.into(), upload_bytes].contains(&0) {
+            return Some("each number of build must be at least 1");
         }
         None
     }

@@ -6,11 +6,12 @@ use utoipa::ToSchema;
 use crate::plan::{PlanLimits, Quota};
 use crate::store::sandboxes::Usage;
 
-/// The quota that is checked when sandboxes are created, forked, resumed, and woken by requests, and when volumes are created.
+/// The quota that is checked when sandboxes are created, forked, resumed, and woken by requests, when volumes and templates are
+/// created, and when versions are built.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
 #[schema(as = Quota)]
 pub struct QuotaBody {
-    /// What all live sandboxes may hold together, and the volumes.
+    /// What all live sandboxes may hold together, the volumes, and the templates.
     pub limits: Amounts,
     /// What the team holds now.
     pub usage: UsageBody,
@@ -31,11 +32,14 @@ pub struct UsageBody {
     pub volumes: u32,
     /// What the volumes may grow to together.
     pub volume_gib: u64,
-    /// Bytes of disk that sandboxes, live and stopped, checkpoints and volumes hold.
+    pub templates: u32,
+    /// That builds took in the last 30 days.
+    pub build_minutes: u64,
+    /// Bytes of disk that sandboxes, live and stopped, checkpoints, volumes, versions of templates, and files for builds hold.
     pub retained_bytes: u64,
 }
 
-/// Sandboxes, CPUs, MiB, volumes, GiB.
+/// Sandboxes, CPUs, MiB, volumes, GiB, templates, minutes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, ToSchema)]
 pub struct Amounts {
     pub sandboxes: u32,
@@ -44,6 +48,9 @@ pub struct Amounts {
     pub volumes: u32,
     /// What the volumes may grow to together.
     pub volume_gib: u64,
+    pub templates: u32,
+    /// That builds may take in 30 days.
+    pub build_minutes: u64,
 }
 
 impl Amounts {
@@ -61,6 +68,16 @@ impl Amounts {
     pub fn of_volume(gib: u32) -> Self {
         Self { volumes: 1, volume_gib: gib.into(), ..Self::default() }
     }
+
+    /// One template.
+    pub fn of_template() -> Self {
+        Self { templates: 1, ..Self::default() }
+    }
+
+    /// One build, however long it takes.
+    pub fn of_build() -> Self {
+        Self { build_minutes: 1, ..Self::default() }
+    }
 }
 
 impl From<Quota> for Amounts {
@@ -71,6 +88,8 @@ impl From<Quota> for Amounts {
             memory_mb: quota.memory_mb,
             volumes: quota.volumes,
             volume_gib: quota.volume_gib,
+            templates: quota.templates,
+            build_minutes: quota.build_minutes,
         }
     }
 }
@@ -87,6 +106,8 @@ impl QuotaBody {
                 stopped: usage.stopped,
                 volumes: usage.volumes,
                 volume_gib: usage.volume_gib,
+                templates: usage.templates,
+                build_minutes: usage.build_minutes,
                 retained_bytes: usage.retained_bytes,
             },
             reservation,

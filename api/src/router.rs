@@ -25,6 +25,10 @@ pub fn router(app: &App) -> Router {
             guarded(e2b::volume_content::router(), e2b::replay::FACE)
                 .route_layer(middleware::from_fn_with_state(app.clone(), e2b::volume_token::authenticate)),
         )
+        .merge(
+            guarded(e2b::build_files::router(), e2b::replay::FACE)
+                .route_layer(middleware::from_fn_with_state(app.clone(), e2b::build_files::authenticate)),
+        )
         .with_state(app.clone())
 }
 
@@ -32,5 +36,7 @@ pub fn router(app: &App) -> Router {
 pub fn is_stream(request: &Request) -> bool {
     let route = route(request);
     let may_be = route == v1::volumes::files::PATH && is_octet_stream(request.headers());
-    request.method() == Method::PUT && (may_be || route == e2b::volume_content::FILE)
+    let is_one =
+        [v1::templates::uploads::PATH, e2b::volume_content::FILE, e2b::build_files::PATH].contains(&route.as_str());
+    request.method() == Method::PUT && (may_be || is_one)
 }

@@ -12,6 +12,8 @@ use crate::plan::Plans;
 #[derive(Debug, Clone)]
 pub struct Settings {
     pub agent_socket: PathBuf,
+    /// Whether this process ends TLS itself.
+    pub has_tls: bool,
     /// Longest body of a request, in bytes.
     pub request_body_limit: usize,
     /// Of each API key.

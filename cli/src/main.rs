@@ -2,6 +2,7 @@
 
 mod agent_socket;
 mod commands;
+mod context;
 mod credentials;
 mod doctor;
 mod output;
@@ -30,6 +31,7 @@ Examples:
   sandpiper pause sbx…                      stop it and keep everything, to resume it
   sandpiper checkpoint create sbx…          keep it as it is, to start others from
   sandpiper volume create models            files that outlive sandboxes
+  sandpiper template build . -t app         a template of your own, from a Dockerfile
   sandpiper network set sbx… --internet off nothing outside can be reached any more
   sandpiper webhook listen --port 9000      receive payment webhooks, verified and kept"
 )]
@@ -107,7 +109,7 @@ async fn dispatch(arguments: Arguments, output: Output) -> anyhow::Result<ExitCo
     match arguments.command {
         Command::Doctor(arguments) => commands::doctor::run(&arguments, output),
         Command::Up(arguments) => commands::up::run(arguments, output).await,
-        Command::Template(command) => commands::template::run(command, output).await,
+        Command::Template(command) => commands::template::run(command, client, output).await,
         Command::Webhook(command) => commands::webhook::run(command, output).await,
         Command::Run(arguments) => commands::run::run(arguments, client()?, output).await,
         Command::Exec(arguments) => commands::exec::run(arguments, client()?, output).await,

@@ -58,14 +58,24 @@ impl Output {
 
     /// Says on a terminal that something is under way, from the moment it has taken more than a blink.
     pub(crate) fn progress(self, text: &str) -> Progress {
+        self.bar(text, "{spinner} {msg} {elapsed:.dim}")
+    }
+
+    /// Says on a terminal how many bytes have moved, of `total` if that is known.
+    pub(crate) fn progress_of_bytes(self, text: &str, total: Option<u64>) -> Progress {
+        let Some(total) = total else { return self.bar(text, "{spinner} {msg} {binary_bytes} {binary_bytes_per_sec}") };
+        let progress =
+            self.bar(text, "{msg} [{bar:30}] {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {eta}");
+        progress.0.set_length(total);
+        progress
+    }
+
+    fn bar(self, text: &str, template: &str) -> Progress {
         if self.json || !std::io::stderr().is_terminal() {
             return Progress(ProgressBar::hidden());
         }
         let bar = ProgressBar::new_spinner().with_message(text.to_owned());
-        bar.set_style(
-            ProgressStyle::with_template("{spinner} {msg} {elapsed:.dim}")
-                .unwrap_or_else(|_| ProgressStyle::default_spinner()),
-        );
+        bar.set_style(ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_spinner()));
         bar.enable_steady_tick(Duration::from_millis(120));
         Progress(bar)
     }
@@ -90,6 +100,26 @@ impl Output {
 
 /// Ends its line when dropped.
 pub(crate) struct Progress(ProgressBar);
+
+impl Progress {
+    /// What another task calls as bytes move.
+    pub(crate) fn mover(&self) -> impl Fn(usize) + Send + 'static {
+        let bar = self.0.clone();
+        move |bytes| bar.inc(bytes as u64)
+    }
+
+    /// Says something else from now on.
+    pub(crate) fn say(&self, text: &str) {
+        self.0.set_message(text.to_owned());
+    }
+
+    /// A line above it that stays, on standard error.
+    pub(crate) fn print(&self, line: &str) {
+        self.0.suspend(|| {
+            let _ = writeln!(std::io::stderr().lock(), "{line}");
+        });
+    }
+}
 
 impl Drop for Progress {
     fn drop(&mut self) {

@@ -4,11 +4,14 @@
 //! What a guest sends is not trusted: responses are bounded in bytes and in time, and names in them are plain data.
 
 mod data_plane;
+mod events;
 mod files;
 mod localhost;
 mod metrics;
 mod network;
 mod snapshots;
+mod streams;
+mod templates;
 mod volumes;
 
 use std::collections::BTreeMap;
@@ -23,6 +26,7 @@ pub use files::Download;
 pub use metrics::{History, Metrics, Point};
 pub use network::{Denied, DeniedList, Network, NetworkPolicy};
 pub use snapshots::{Checkpoint, NewCheckpoint};
+pub use templates::{Baseline, BuildLog, LatestVersion, NewTemplate, NewVersion, Source, Template, Upload, Version};
 pub use volumes::{Volume, VolumeEntry, VolumeFiles};
 
 /// Longest wait for a response of the control plane: longer than the API itself takes for anything.
@@ -53,7 +57,7 @@ pub enum ClientError {
     Refused { status: u16, code: String, message: String, request_id: String },
     #[error("The response of {url} is not what this version of the client understands: {detail}")]
     Malformed { url: String, detail: String },
-    #[error("The stream from the sandbox broke off: {0}")]
+    #[error("The stream broke off: {0}")]
     Broken(String),
     #[error("Sandbox {id} did not start: {reason}. See `sandpiper logs {id}`")]
     NotStarted { id: String, reason: String },
@@ -416,9 +420,19 @@ impl Client {
     }
 }
 
+/// What the routes for the E2B SDKs say of an error.
+#[derive(Deserialize)]
+struct PlainError {
+    message: String,
+}
+
 /// The error that a refusing response carries, in the API's envelope or, from elsewhere on the way, in none.
 fn refusal(status: StatusCode, body: &[u8]) -> ClientError {
     let status = status.as_u16();
+    let plain = || match serde_json::from_slice(body) {
+        Ok(PlainError { message }) => message,
+        Err(_) => String::from_utf8_lossy(&body[..body.len().min(500)]).trim().to_owned(),
+    };
     match serde_json::from_slice::<ErrorEnvelope>(body) {
         Ok(envelope) => {
             let details: String =
@@ -426,11 +440,8 @@ fn refusal(status: StatusCode, body: &[u8]) -> ClientError {
             let message = format!("{}{details}", envelope.message);
             ClientError::Refused { status, code: envelope.error, message, request_id: envelope.request_id }
         }
-        Err(_) => ClientError::Refused {
-            status,
-            code: "unknown".into(),
-            message: String::from_utf8_lossy(&body[..body.len().min(500)]).trim().to_owned(),
-            request_id: "unknown".into(),
-        },
+        Err(_) => {
+            ClientError::Refused { status, code: "unknown".into(), message: plain(), request_id: "unknown".into() }
+        }
     }
 }

@@ -1,21 +1,14 @@
 //! Volumes, and what is in those that no sandbox has.
 
 use std::io;
-use std::pin::pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::stream::{Stream, StreamExt};
-use reqwest::{Body, Method, RequestBuilder, Response};
+use reqwest::{Method, RequestBuilder};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{Client, ClientError, Download, TIMEOUT, refusal};
-
-/// How long an upload may make no progress: longer than a host takes to open a volume, and to have a file on stable storage.
-const STALL_TIMEOUT: Duration = TIMEOUT;
+use super::{Client, ClientError, Download, TIMEOUT};
 
 /// A volume as the API shows it; `raw` has every field.
 #[derive(Debug, Clone, Deserialize)]
@@ -102,7 +95,7 @@ impl VolumeFiles {
             if let Some(token) = &token {
                 request = request.query(&[("next_token", token)]);
             }
-            let page: Page = self.json(self.send(request.timeout(TIMEOUT)).await?).await?;
+            let page: Page = self.client.json(self.client.send(request.timeout(TIMEOUT)).await?).await?;
             all.extend(page.entries);
             token = page.next_token;
             if token.is_none() {
@@ -128,7 +121,7 @@ impl VolumeFiles {
     ///
     /// Fails if the API refuses, or does not say how long the file is.
     pub async fn download(&self, path: &str) -> Result<Download, ClientError> {
-        let response = self.send(self.request(Method::GET, "files", path)).await?;
+        let response = self.client.send(self.request(Method::GET, "files", path)).await?;
         match response.content_length() {
             Some(size) => Ok(Download::new(size, response.bytes_stream().boxed())),
             None => Err(self.client.malformed("/volumes", "it does not say how long the file is")),
@@ -148,30 +141,12 @@ impl VolumeFiles {
         length: Option<u64>,
         content: impl Stream<Item = io::Result<Bytes>> + Send + 'static,
     ) -> Result<VolumeEntry, ClientError> {
-        let sent = Arc::new(AtomicU64::new(0));
-        let counter = Arc::clone(&sent);
-        let content = content.inspect(move |_| {
-            counter.fetch_add(1, Ordering::Relaxed);
-        });
-        let mut request = self.request(Method::PUT, "files", path).header("content-type", "application/octet-stream");
+        let mut request = self.request(Method::PUT, "files", path);
         if let Some(mode) = mode {
             request = request.query(&[("mode", format!("{mode:04o}"))]);
         }
-        if let Some(length) = length {
-            request = request.header("content-length", length);
-        }
-        let mut sending = pin!(self.send(request.body(Body::wrap_stream(content))));
-        loop {
-            let before = sent.load(Ordering::Relaxed);
-            match tokio::time::timeout(STALL_TIMEOUT, &mut sending).await {
-                Ok(response) => return self.json(response?).await,
-                Err(_) if sent.load(Ordering::Relaxed) > before => {}
-                Err(_) => {
-                    let seconds = STALL_TIMEOUT.as_secs();
-                    return Err(ClientError::Broken(format!("nothing of the file was taken for {seconds} s")));
-                }
-            }
-        }
+        let response = self.client.send_stream(request, length, content).await?;
+        self.client.json(response).await
     }
 
     fn request(&self, method: Method, what: &str, path: &str) -> RequestBuilder {
@@ -180,27 +155,7 @@ impl VolumeFiles {
     }
 
     async fn entry(&self, request: RequestBuilder) -> Result<VolumeEntry, ClientError> {
-        self.json(self.send(request.timeout(TIMEOUT)).await?).await
-    }
-
-    async fn send(&self, request: RequestBuilder) -> Result<Response, ClientError> {
-        let unreachable = |source| ClientError::Unreachable { url: self.client.base_url.clone(), source };
-        let response = request.send().await.map_err(unreachable)?;
-        let status = response.status();
-        if status.is_success() {
-            return Ok(response);
-        }
-        let body = tokio::time::timeout(TIMEOUT, response.bytes()).await;
-        let body = body.map_err(|_| ClientError::Broken("the error did not come to its end".to_owned()))?;
-        Err(refusal(status, &body.map_err(unreachable)?))
-    }
-
-    async fn json<T: serde::de::DeserializeOwned>(&self, response: Response) -> Result<T, ClientError> {
-        let body = tokio::time::timeout(TIMEOUT, response.bytes()).await;
-        let body = body.map_err(|_| ClientError::Broken("the response did not come to its end".to_owned()))?;
-        let unreachable = |source| ClientError::Unreachable { url: self.client.base_url.clone(), source };
-        let body = body.map_err(unreachable)?;
-        serde_json::from_slice(&body).map_err(|error| self.client.malformed("/volumes", &error.to_string()))
+        self.client.json(self.client.send(request.timeout(TIMEOUT)).await?).await
     }
 }
 

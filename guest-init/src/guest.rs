@@ -8,6 +8,7 @@ use std::time::Duration;
 use sandpiper_protocol::guest::{
     DATA_PLANE_PORT, FORWARD_PORT, FREEZE_LIMIT_SECONDS, GuestMessage, GuestMount, Init, VOLUME_FOLDER,
 };
+use sandpiper_protocol::template::StartCommand;
 use tokio::sync::Mutex;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
@@ -69,11 +70,8 @@ impl Guest {
         if self.generation == generation {
             return self.keeper.thaw().await.map_err(|error| error.to_string());
         }
-        let settings = Settings {
-            envs: init.envs.clone(),
-            default_user: init.default_user.clone(),
-            volume: init.serves_volume.then(|| VOLUME_FOLDER.into()),
-        };
+        let settings = settings(&init);
+        let (default_user, start) = (settings.default_user.clone(), init.start.clone());
         let hostname = init.hostname.clone();
         let resolver = init.network.as_ref().map(|network| network.gateway);
         let needs_users = !self.has_users;
@@ -83,7 +81,7 @@ impl Guest {
             if needs_users {
                 identity::ensure_users()?;
             }
-            volumes.begin(&init.mounts, &init.default_user)?;
+            volumes.begin(&init.mounts, &default_user)?;
             identity::announce(&init)
         };
         self.keeper.wake(identify).await.map_err(|error| error.to_string())?;
@@ -93,6 +91,10 @@ impl Guest {
         if !self.is_serving {
             self.start_serving().map_err(|error| format!("The data plane cannot listen: {error}"))?;
             self.is_serving = true;
+            // In this boot only: a restored guest serves, and runs it, already.
+            if let Some(start) = start {
+                self.run_start_command(&start).await;
+            }
         }
         self.finish_boot();
         self.generation = generation;
@@ -131,6 +133,21 @@ impl Guest {
         let finished = timeout(BOOT_LIMIT, self.boot.lock()).await;
         drop(finished.map_err(|_| FreezeError::Growing)?);
         self.keeper.freeze(processes).await
+    }
+
+    /// Runs what the template starts. Whatever becomes of it, the guest goes on without it.
+    async fn run_start_command(&self, start: &StartCommand) {
+        match self.app.run_start_command(&start.command).await {
+            Ok(running) => {
+                let log = self.log.clone();
+                tokio::spawn(async move {
+                    if let Some(problem) = running.ended().await {
+                        log.warn(problem);
+                    }
+                });
+            }
+            Err(problem) => self.log.warn(problem),
+        }
     }
 
     fn start_serving(&self) -> io::Result<()> {
@@ -186,7 +203,47 @@ impl Handler for Guest {
     }
 }
 
+/// What the host decides for requests: of the image's settings, what `init` itself leaves open.
+fn settings(init: &Init) -> Settings {
+    let mut envs = init.settings.env.clone();
+    envs.extend(init.envs.clone());
+    Settings {
+        envs,
+        default_user: init.settings.user.as_ref().unwrap_or(&init.default_user).clone(),
+        folder: init.settings.workdir.clone(),
+        volume: init.serves_volume.then(|| VOLUME_FOLDER.into()),
+    }
+}
+
 fn shortened(mut message: String) -> String {
     log::truncate(&mut message);
     message
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+
+    #[test]
+    fn an_image_says_what_the_host_leaves_open() {
+        let mut init: Init = serde_json::from_value(serde_json::json!({
+            "sandbox_id": "sbx1", "hostname": "sbx1", "unix_time_ns": 0, "envs": {"A": "sandbox"}, "default_user": "user",
+            "entropy": "", "generation": 1,
+            "settings": {"env": {"A": "image", "B": "image"}, "workdir": "/app", "user": "1001:0"},
+        }))
+        .unwrap();
+
+        let of_image = settings(&init);
+        init.settings = Default::default();
+        let of_host = settings(&init);
+
+        let envs = |pairs: &[(&str, &str)]| -> BTreeMap<String, String> {
+            pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+        };
+        assert_eq!(of_image.envs, envs(&[("A", "sandbox"), ("B", "image")]));
+        assert_eq!((of_image.default_user.as_str(), of_image.folder.as_deref()), ("1001:0", Some("/app")));
+        assert_eq!(of_host.envs, envs(&[("A", "sandbox")]));
+        assert_eq!((of_host.default_user.as_str(), of_host.folder), ("user", None));
+    }
 }

@@ -141,6 +141,7 @@ pub(crate) fn write_if_different(path: &Path, text: impl FnOnce(&str) -> String)
 #[cfg(test)]
 mod tests {
     use super::*;
+    use sandpiper_protocol::template::ImageSettings;
     use std::os::unix::fs::MetadataExt;
 
     #[test]
@@ -166,6 +167,8 @@ mod tests {
             network: None,
             mounts: Vec::new(),
             serves_volume: false,
+            settings: ImageSettings::default(),
+            start: None,
         };
         let inode = || fs::metadata(&path).unwrap().ino();
 

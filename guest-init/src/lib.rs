@@ -20,8 +20,8 @@
 //! ```
 //!
 //! One thread runs everything that is asynchronous; what may block on a file system runs on the runtime's helper
-//! threads, and what freezes and thaws file systems on a thread of its own. The library exists for `main` and for the
-//! tests, which run [`serve`] on a Unix socket as an ordinary process.
+//! threads, and what freezes and thaws file systems on a thread of its own. The library exists for `main`, for the tests,
+//! which run [`serve`] on a Unix socket as an ordinary process, and for what makes templates ([`ensure_users`]).
 
 mod boot;
 mod cgroups;
@@ -43,3 +43,5 @@ pub mod reap;
 pub mod serve;
 mod users;
 mod volumes;
+
+pub use boot::ensure_users;

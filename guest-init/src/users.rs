@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// Someone whom processes run as and files belong to.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -14,6 +14,8 @@ pub(crate) struct User {
     pub(crate) groups: Vec<u32>,
     pub(crate) home: PathBuf,
     pub(crate) shell: String,
+    /// Where processes start and relative paths count from: the home, unless the template's image says otherwise.
+    pub(crate) folder: PathBuf,
 }
 
 impl User {
@@ -22,6 +24,24 @@ impl User {
     pub(crate) fn needs_change(&self) -> bool {
         let own = nix::unistd::geteuid();
         own.is_root() || own.as_raw() != self.uid
+    }
+
+    /// The same, starting in `folder` if there is one.
+    pub(crate) fn starting_in(self, folder: Option<&str>) -> Self {
+        match folder {
+            Some(folder) => Self { folder: folder.into(), ..self },
+            None => self,
+        }
+    }
+}
+
+#[cfg(any(test, fuzzing))]
+impl User {
+    /// As most sandboxes have one.
+    pub(crate) fn example() -> Self {
+        let name = "user".to_owned();
+        let home = PathBuf::from("/home/user");
+        Self { name, uid: 1000, gid: 1000, groups: vec![1000], folder: home.clone(), home, shell: "/bin/sh".to_owned() }
     }
 }
 
@@ -34,7 +54,8 @@ pub(crate) enum LookupError {
     Database(#[source] io::Error),
 }
 
-/// The user called `name`. Reads files.
+/// The user called `name`, or with that number, and in the group behind a colon if there is one, as images name theirs. A
+/// number needs no entry. Reads files.
 pub(crate) fn lookup(name: &str) -> Result<User, LookupError> {
     let passwd = read("/etc/passwd")?;
     let group = read("/etc/group")?;
@@ -50,7 +71,22 @@ fn read(path: &str) -> Result<String, LookupError> {
 }
 
 fn find(passwd: &str, group: &str, name: &str) -> Option<User> {
-    let mut fields = entry(passwd, name)?.split(':').skip(2);
+    let Some((name, chosen)) = name.split_once(':') else { return find_user(passwd, group, name) };
+    let gid = match entry(group, chosen) {
+        Some(line) => line.split(':').nth(2)?.parse().ok()?,
+        None => chosen.parse().ok()?,
+    };
+    // Whoever names the group is in no other, as with images elsewhere.
+    Some(User { gid, groups: vec![gid], ..find_user(passwd, group, name)? })
+}
+
+fn find_user(passwd: &str, group: &str, name: &str) -> Option<User> {
+    let Some(line) = entry(passwd, name).or_else(|| entry_of_id(passwd, name)) else {
+        return name.parse().ok().map(nameless);
+    };
+    let mut fields = line.split(':');
+    let name = fields.next()?;
+    let mut fields = fields.skip(1);
     let uid = fields.next()?.parse().ok()?;
     let gid = fields.next()?.parse().ok()?;
     let home = fields.nth(1).filter(|home| !home.is_empty()).unwrap_or("/");
@@ -64,12 +100,33 @@ fn find(passwd: &str, group: &str, name: &str) -> Option<User> {
             groups.push(id);
         }
     }
-    Some(User { name: name.to_owned(), uid, gid, groups, home: Path::new(home).to_owned(), shell: shell.to_owned() })
+    let home = PathBuf::from(home);
+    Some(User { name: name.to_owned(), uid, gid, groups, folder: home.clone(), home, shell: shell.to_owned() })
+}
+
+/// Somebody without an entry.
+fn nameless(uid: u32) -> User {
+    let home = PathBuf::from("/");
+    User {
+        name: uid.to_string(),
+        uid,
+        gid: 0,
+        groups: vec![0],
+        folder: home.clone(),
+        home,
+        shell: "/bin/sh".to_owned(),
+    }
 }
 
 /// The line of a passwd, shadow or group file whose first field is `name`.
 pub(crate) fn entry<'a>(file: &'a str, name: &str) -> Option<&'a str> {
     file.lines().find(|line| line.split_once(':').is_some_and(|(first, _)| !first.is_empty() && first == name))
+}
+
+/// The first line of a passwd file whose third field is the number `id`.
+fn entry_of_id<'a>(file: &'a str, id: &str) -> Option<&'a str> {
+    let id: u32 = id.parse().ok()?;
+    file.lines().find(|line| line.split(':').nth(2).is_some_and(|field| field.parse() == Ok(id)))
 }
 
 /// The names of the lines of a passwd or group file, by id; the first line of an id has it.
@@ -122,6 +179,18 @@ mod tests {
         let user = find(PASSWD, GROUP, "user").unwrap();
         assert_eq!((user.uid, user.gid, user.groups), (1000, 1000, vec![1000, 27]));
         assert_eq!((user.home.to_str(), user.shell.as_str()), (Some("/home/user"), "/bin/sh"));
+    }
+
+    #[test]
+    fn a_user_may_be_a_number_and_be_in_a_chosen_group() {
+        let found = |name| find(PASSWD, GROUP, name).map(|user| (user.name, user.uid, user.gid, user.groups));
+        assert_eq!(found("1000"), Some(("user".into(), 1000, 1000, vec![1000, 27])));
+        assert_eq!(found("1001"), Some(("1001".into(), 1001, 0, vec![0])));
+        assert_eq!(found("user:sudo"), Some(("user".into(), 1000, 27, vec![27])));
+        assert_eq!(found("1001:7"), Some(("1001".into(), 1001, 7, vec![7])));
+        assert_eq!(found("user:nobodys"), None);
+        assert_eq!(found("-1"), None);
+        assert_eq!(find(PASSWD, GROUP, "77").unwrap().home.to_str(), Some("/"));
     }
 
     #[test]

@@ -28,6 +28,7 @@
 //! | `GET /sandboxes/{id}/logs` | | [`LogPage`], oldest first; still there for a while after the sandbox is gone |
 //! | `GET /templates` | | [`TemplateList`] |
 //! | `POST /templates` | [`ImportTemplate`] | 201 [`TemplateVersion`], 200 when this artifact is already here |
+//! | `/builds…`, `/uploads…`, `DELETE /templates/{id}` | | see [`template`](crate::template) |
 //! | `GET`, `PUT`, `DELETE /volumes…` | | see [`volume`](crate::volume) |
 //! | `GET /egress-profiles` | | [`EgressProfiles`] |
 //! | `GET /host` | | [`HostInfo`] |
@@ -43,7 +44,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::ids::{CheckpointId, SandboxId};
+use crate::ids::{CheckpointId, SandboxId, TeamId};
+use crate::template::{ImageSettings, StartCommand};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
@@ -561,13 +563,32 @@ pub struct TemplateVersion {
     pub id: String,
     pub slug: String,
     /// Of the root file system image: SHA-256, hexadecimal, over its blocks that are not all zeros, their offsets, and
-    /// its length.
+    /// its length. Empty of a version that was built: its layers may be shared, and are never read for it.
     pub digest: String,
     /// The name that its importer gave to the content, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
     pub created_at: Timestamp,
     pub baseline: RuntimeBaseline,
+    /// Whose it is; without it, everybody's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub team: Option<TeamId>,
+    /// Of its file system; a sandbox of it has that at least. 0 where any size will do.
+    #[serde(default)]
+    pub disk_gib: u32,
+    #[serde(default, skip_serializing_if = "ImageSettings::is_empty")]
+    pub settings: ImageSettings,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub start: Option<StartCommand>,
+    /// What its image would start by itself, as a command for a shell; for people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub command: Option<String>,
+    /// Digests of the images that it was built from, by reference.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub images: BTreeMap<String, String>,
+    /// As [`Sandbox::retained_bytes`].
+    #[serde(default)]
+    pub retained_bytes: u64,
 }
 
 /// CPU and memory of a sandbox whose request names none.

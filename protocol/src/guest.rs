@@ -20,6 +20,8 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use serde::{Deserialize, Serialize};
 
+use crate::template::{ImageSettings, StartCommand};
+
 /// The host's address on vsock (`VMADDR_CID_HOST`).
 pub const HOST_CID: u32 = 2;
 /// Every guest's address: each has a monitor of its own, so all may be the same and a clone needs no renumbering.
@@ -61,6 +63,7 @@ pub const VOLUME_FOLDER: &str = "/volume";
 /// From the agent to PID 1.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
+#[expect(clippy::large_enum_variant, reason = "the largest is the most frequent, and there are never many")]
 pub enum HostMessage {
     Init(Init),
     /// Bring the file systems to rest for a snapshot: all written data on the disks, and no write until thawed. Answered with
@@ -119,7 +122,16 @@ pub struct Init {
     /// The guest is of the agent's own template, and its data plane also serves what is mounted at [`VOLUME_FOLDER`].
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub serves_volume: bool,
+    /// What the template's image says of processes: below `envs`, and below what a request names.
+    #[serde(default, skip_serializing_if = "ImageSettings::is_empty")]
+    pub settings: ImageSettings,
+    /// Run once in each boot, as a process of the data plane with the tag [`START_TAG`]; it runs already after a restore.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub start: Option<StartCommand>,
 }
+
+/// Tag of the process that a template's start command is.
+pub const START_TAG: &str = "start";
 
 /// A volume in a guest.
 #[derive(Debug, Clone, Serialize, Deserialize, PartialEq, Eq)]

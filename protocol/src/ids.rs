@@ -90,6 +90,16 @@ typed_id!(
     VolumeId,
     "vol"
 );
+typed_id!(
+    /// The id of a template's version, and of the build that makes it: `ver…`.
+    VersionId,
+    "ver"
+);
+typed_id!(
+    /// The id of a file that was sent for builds: `upl…`.
+    UploadId,
+    "upl"
+);
 
 #[cfg(test)]
 mod tests {

@@ -8,6 +8,8 @@
 //!
 //! * [`agent`]: what the API process asks of the host agent, HTTP and JSON over a Unix socket.
 //! * [`allowance`]: what a team may hold on a host, and how fast its machines may be; part of [`agent`].
+//! * [`template`]: versions of templates, and how they are built; part of [`agent`].
+//! * [`builder`]: what the agent asks of the program that builds in a machine, JSON lines over its standard streams.
 //! * [`volume`]: volumes, and what is done with those that no sandbox has; part of [`agent`].
 //! * [`vmm`]: what the agent asks of one monitor, JSON frames with file descriptors over a Unix socket.
 //! * [`guest`]: vsock ports, the link between the agent and PID 1, and how a TCP port of the guest is reached.
@@ -20,6 +22,7 @@
 
 pub mod agent;
 pub mod allowance;
+pub mod builder;
 pub mod connect;
 pub mod error_chain;
 pub mod extents;
@@ -29,5 +32,6 @@ pub mod id;
 pub mod ids;
 pub mod lines;
 pub mod process;
+pub mod template;
 pub mod vmm;
 pub mod volume;

@@ -17,12 +17,15 @@ apt_options() {
 }
 
 # static_init [INIT]: the guest's first process, built if it is not given; prints its path.
-static_init() {
-    local init=${1:-}
-    [ -n "$init" ] || init=$("$root/scripts/build" --init)
-    [ -f "$init" ] || die "$init does not exist"
-    ! readelf -lW "$init" 2>/dev/null | grep -q INTERP || die "$init is dynamically linked; the guest's first process must be static"
-    echo "$init"
+static_init() { static_program --init "${1:-}"; }
+
+# static_program OPTION [PROGRAM]: a program of guests, built with this option of scripts/build if it is not given.
+static_program() {
+    local program=${2:-}
+    [ -n "$program" ] || program=$("$root/scripts/build" "$1")
+    [ -f "$program" ] || die "$program does not exist"
+    ! readelf -lW "$program" 2>/dev/null | grep -q INTERP || die "$program is dynamically linked; what runs in a guest must be static"
+    echo "$program"
 }
 
 # make_image TREE IMAGE SIZE LABEL UUID: an ext4 of SIZE with the files of TREE; blocks of zeros are holes.

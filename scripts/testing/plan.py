@@ -109,11 +109,12 @@ def programs():
         made("programs", "scripts/build", "--tests", minutes=60),
         made("base template", "scripts/base-template", minutes=20, needs=("programs",)),
         made("volume helper", "scripts/volume-helper", minutes=20, needs=("programs",)),
+        made("builder template", "scripts/builder-template", minutes=20, needs=("programs",)),
     ]
 
 
 def end_to_end(text):
-    needs = ("guest kernel", "programs", "base template", "volume helper")
+    needs = ("guest kernel", "programs", "base template", "volume helper", "builder template")
     return [Step("end-to-end tests", lambda job: guests.run(job, TARGET + "/release/e2e", text), needs)]
 
 

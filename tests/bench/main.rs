@@ -32,6 +32,8 @@ mod resume_cold;
 mod schedule;
 mod slot;
 mod starts;
+mod template_build;
+mod template_import;
 mod transfer;
 mod usage;
 mod volume_block;
@@ -121,6 +123,10 @@ enum Bench {
     VolumeRead,
     /// A volume's disk against the root disk of the same guest
     VolumeBlock,
+    /// A Dockerfile of five steps, none and all of them done before, beside plain buildah's and a warm start
+    TemplateBuild,
+    /// An image of 200 MiB from a file and from a registry, beside plain buildah's
+    TemplateImport,
     /// A policy of 10, 1,000 and 10,000 entries through the API, for a guest with 100 open connections
     PolicyLive,
     /// Requests to Python's web server in a guest at its preview URL
@@ -176,6 +182,8 @@ impl Bench {
             Self::VolumeStart => volume_start::run(runs, report).await,
             Self::VolumeRead => volume_read::run(runs, report).await,
             Self::VolumeBlock => volume_block::run(runs, report).await,
+            Self::TemplateBuild => template_build::run(runs, report).await,
+            Self::TemplateImport => template_import::run(runs, report).await,
             Self::PolicyLive => policy_live::run(runs, report).await,
             Self::PreviewGuest => preview::run_in_guest(runs, report).await,
             Self::Preview => preview::run(runs, report).await,

@@ -33,12 +33,12 @@ async fn the_pages_on_the_data_plane_do_what_they_show() {
     }
 }
 
-/// They make sandboxes, checkpoints and volumes and leave some of them, so nobody else may make any here.
+/// They make sandboxes, checkpoints, volumes and templates and leave some of them, so nobody else may make any here.
 async fn the_pages_for_whoever_has_a_host_do_what_they_show() {
     let host = Host::shared();
     for page in OF_A_HOST {
         let (sandboxes, checkpoints) = (sandboxes(host).await, checkpoints(host).await);
-        let volumes = volumes(host).await;
+        let (volumes, templates) = (volumes(host).await, templates(host).await);
         // A request that fails is to be noticed, though the page does not show its response.
         run(host, page, "fail\nshow-error\n", &[]).await;
         for id in self::sandboxes(host).await.difference(&sandboxes) {
@@ -49,6 +49,9 @@ async fn the_pages_for_whoever_has_a_host_do_what_they_show() {
         }
         for id in self::volumes(host).await.difference(&volumes) {
             host.client.delete_volume(id).await.unwrap();
+        }
+        for slug in self::templates(host).await.difference(&templates) {
+            host.client.delete_template(slug).await.unwrap();
         }
     }
 }
@@ -99,4 +102,8 @@ async fn checkpoints(host: &Host) -> BTreeSet<String> {
 
 async fn volumes(host: &Host) -> BTreeSet<String> {
     host.client.volumes().await.unwrap().into_iter().map(|volume| volume.id).collect()
+}
+
+async fn templates(host: &Host) -> BTreeSet<String> {
+    host.client.templates().await.unwrap().into_iter().map(|template| template.slug).collect()
 }

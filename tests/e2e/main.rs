@@ -26,6 +26,10 @@ mod preview;
 mod process;
 mod recovery;
 mod restart;
+mod templates;
+mod templates_builds;
+mod templates_hostile;
+mod templates_trees;
 mod tokens;
 mod volumes;
 mod volumes_files;
@@ -42,7 +46,7 @@ use crate::runner::{Module, Selection};
 
 /// In this order: `warm` has the snapshot made that most of the others start from; what kills the agent, fills the disk or
 /// takes the memory comes last, and `restart` at the very end, as it makes the agent throw the snapshots away.
-const MODULES: [Module; 26] = [
+const MODULES: [Module; 30] = [
     warm::TESTS,
     process::TESTS,
     files::TESTS,
@@ -60,6 +64,10 @@ const MODULES: [Module; 26] = [
     fork::TESTS,
     network::TESTS,
     damage::TESTS,
+    templates::TESTS,
+    templates_builds::TESTS,
+    templates_trees::TESTS,
+    templates_hostile::TESTS,
     volumes_mounts::TESTS,
     volumes_files::TESTS,
     volumes_hostile::TESTS,

@@ -2,11 +2,10 @@
 //!
 //! Root of a sandbox may write anything to its volume's disk, below the file system's feet. That is how these come about.
 
-use nix::unistd::Pid;
 use reqwest::{Method, StatusCode};
 use sandpiper::client::{ClientError, CreateSandbox};
 use serde_json::{Value, json};
-use support::{Host, Sandbox, small, within};
+use support::{Bystander, Host, Sandbox, small, within};
 
 tests! {
     shared: [
@@ -164,26 +163,5 @@ impl Volume {
     async fn delete(self) {
         let deleted = Host::shared().client.call(Method::DELETE, &format!("/volumes/{}", self.id), None).await;
         deleted.expect("the volume is deleted");
-    }
-}
-
-/// A sandbox that has nothing to do with it, and the agent.
-struct Bystander {
-    sandbox: Sandbox,
-    agent: Option<Pid>,
-}
-
-impl Bystander {
-    async fn new() -> Self {
-        let host = Host::shared();
-        Self { sandbox: host.sandbox().await, agent: host.agent_pid() }
-    }
-
-    /// Panics unless the host goes on as before.
-    async fn is_unharmed(&self, what: &str) {
-        let host = Host::shared();
-        assert_eq!(host.agent_pid(), self.agent, "{what}: another agent runs");
-        assert_eq!(self.sandbox.out("echo well").await, "well\n", "{what}");
-        host.sandbox().await.delete().await;
     }
 }

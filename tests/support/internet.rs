@@ -21,6 +21,8 @@ pub const RESOLVER: &str = "203.0.113.10";
 pub const API: &str = "203.0.113.20";
 pub const WWW: &str = "203.0.113.30";
 pub const EVIL: &str = "198.51.100.66";
+/// Has no server of its own but those that listen everywhere; and, on port 5000, the tests' registry.
+pub const REGISTRY: &str = "203.0.113.40";
 /// Servers in the networks of the host's operator: its own machines, its provider's service for machines' secrets.
 pub const PRIVATE: [&str; 3] = ["10.66.6.6", "192.168.66.6", "169.254.66.66"];
 /// In a range by itself.
@@ -117,7 +119,7 @@ fn zone() -> [(&'static str, &'static [&'static str]); 8] {
         ("api.example.test", &[API]),
         ("www.example.test", &[WWW]),
         ("evil.example.test", &[EVIL]),
-        ("registry.example.test", &["203.0.113.40"]),
+        ("registry.example.test", &[REGISTRY]),
         ("six.example.test", &["2001:db8:1::20"]),
         // Public names that point where nobody may go.
         ("loopback.example.test", &["127.0.0.1", "::1"]),
@@ -132,7 +134,7 @@ fn lay_lines() {
     ip(&format!("link add {LINK} type veth peer name eth0 netns {NAMESPACE}"));
     ip(&format!("address add 203.0.113.1/24 dev {LINK}"));
     ip(&format!("link set {LINK} up"));
-    for address in [RESOLVER, API, WWW, "203.0.113.40"] {
+    for address in [RESOLVER, API, WWW, REGISTRY] {
         inside(&format!("address add {address}/24 dev eth0"));
     }
     for address in [EVIL, "198.51.100.7"] {

@@ -20,7 +20,7 @@ use crate::wait::wait_until;
 use crate::watch::Services;
 
 /// Tables of what is kept after it happened, or for ever.
-const KEPT: [&str; 14] = [
+const KEPT: [&str; 15] = [
     "api_keys",
     "audit",
     "banks",
@@ -33,9 +33,12 @@ const KEPT: [&str; 14] = [
     "mobile_operators",
     "payments",
     "teams",
+    "template_versions",
     "webhook_attempts",
     "webhook_deliveries",
 ];
+/// Folders of which everything is kept for a while: records of builds, and teams' caches.
+const BUILT: [&str; 2] = ["builds", "caches"];
 /// What teams may hold, of whom none is ever forgotten: there from the first sandbox on.
 const ALLOWANCES: &str = "allowances.json";
 
@@ -183,7 +186,11 @@ impl Inventory {
             path.parent() == Some(&Path::new(STATE_DIR).join("volumes"))
                 && path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"blank-"))
         };
-        let is_kept = |path: &Path| *path == Path::new(STATE_DIR).join(ALLOWANCES) || is_blank(path);
+        // Builds that have ended are remembered with their logs, and what they may use again.
+        let is_remembered =
+            |path: &Path| BUILT.iter().any(|folder| path.parent() == Some(&Path::new(STATE_DIR).join(folder)));
+        let is_kept =
+            |path: &Path| *path == Path::new(STATE_DIR).join(ALLOWANCES) || is_blank(path) || is_remembered(path);
         let mut folders: Vec<PathBuf> = [STATE_DIR, RUNTIME_DIR].map(PathBuf::from).into();
         while let Some(folder) = folders.pop() {
             for path in names(&folder).into_iter().map(|name| folder.join(name)) {
@@ -236,6 +243,7 @@ impl Inventory {
                 "sandboxes" => "WHERE state <> 'destroyed'",
                 "checkpoints" => "WHERE state <> 'deleted'",
                 "volumes" => "WHERE state <> 'deleted'",
+                "templates" => "WHERE deleted_at_ms IS NULL",
                 "sandbox_volumes" => "WHERE sandbox_id IN (SELECT id FROM sandboxes WHERE state <> 'destroyed')",
                 "sandbox_metadata" => "WHERE sandbox_id IN (SELECT id FROM sandboxes WHERE state <> 'destroyed')",
                 _ => "",

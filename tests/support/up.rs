@@ -15,6 +15,7 @@ use serde::Deserialize;
 
 use crate::host::{NETWORK, RUNTIME_DIR, STATE_DIR};
 use crate::internet::RESOLVER;
+use crate::registry::HOST as REGISTRY;
 
 const API: &str = "127.0.0.1:17070";
 const DATA_PLANE: &str = "127.0.0.1:17080";
@@ -171,6 +172,7 @@ fn agent_settings() -> String {
         .expect("a file for the profiles");
     format!(
         "limits.memory_headroom_mb = 800\nlimits.disk_overcommit = 200\ningress.requests_memory_mb = 128\n\
+         builds.start_seconds = 120\nbuilds.registries.insecure = [{REGISTRY:?}]\n\
          [network]\nname = {NETWORK:?}\ntransit = \"100.66.0.0/16\"\ntransit6 = \"fd5a:5c::/48\"\n\
          resolvers = [{RESOLVER:?}]\nprofiles = {profiles:?}\n"
     )

@@ -105,6 +105,35 @@ crash_points! {
     /// The folder of a volume that is being deleted is hidden.
     VolumeHidden,
     VolumeRemoved,
+    /// A build is written down; nobody was told of it.
+    BuildRecorded,
+    /// The machine that builds runs; it has no disk but its own.
+    BuilderRunning,
+    /// A team's new cache has a file system, and no name yet.
+    CacheFormatted,
+    /// The guest of the machine has mounted all disks.
+    BuilderMounted,
+    /// The record of a build says `warming`.
+    BuildWarming,
+    /// Its record says how it ended.
+    BuildEnded,
+
+    /// A built version is there under its hidden name.
+    VersionMade,
+    /// The folder has its name; the version is pending.
+    VersionPublished,
+    /// Everybody may start from it; its build is not `ready` yet.
+    VersionReleased,
+    /// The folder of a version that is being deleted is hidden.
+    VersionHidden,
+    VersionRemoved,
+
+    /// An upload is complete under its hidden name.
+    UploadWritten,
+    UploadPublished,
+    /// The folder of an upload that is being deleted is hidden.
+    UploadHidden,
+
     /// A guest has made the empty file system that volumes begin with; it has no name yet.
     BlankFormatted,
 }

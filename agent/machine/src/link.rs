@@ -10,6 +10,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use sandpiper_protocol::guest::{GuestMessage, GuestMount, GuestNetwork, HostMessage, Init, MAX_LINK_LINE};
 use sandpiper_protocol::lines::Decoder;
+use sandpiper_protocol::template::{ImageSettings, StartCommand};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
@@ -47,6 +48,9 @@ pub struct Guest {
     pub mounts: Vec<GuestMount>,
     /// It is of the agent's own template, and serves the volume that it has.
     pub serves_volume: bool,
+    /// What its template's version says of its programs.
+    pub settings: ImageSettings,
+    pub start: Option<StartCommand>,
 }
 
 /// An open link.
@@ -103,6 +107,8 @@ fn init(guest: &Guest) -> Init {
         network: guest.network.clone(),
         mounts: guest.mounts.clone(),
         serves_volume: guest.serves_volume,
+        settings: guest.settings.clone(),
+        start: guest.start.clone(),
     }
 }
 
@@ -112,9 +118,10 @@ fn unix_time_ns() -> u64 {
     u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Whether variables are small enough for the first message, with room for the rest of it.
-pub fn envs_fit(envs: &Envs) -> bool {
-    serde_json::to_vec(envs).is_ok_and(|json| json.len() <= MAX_LINK_LINE - 4096)
+/// Whether variables are small enough for the first message, with room for the rest of it and for what the template says of
+/// programs.
+pub fn envs_fit(envs: &Envs, settings: &ImageSettings, start: Option<&StartCommand>) -> bool {
+    serde_json::to_vec(&(envs, settings, start)).is_ok_and(|json| json.len() <= MAX_LINK_LINE - 4096)
 }
 
 /// What was read of a guest since `began`.
@@ -227,6 +234,8 @@ mod tests {
             network: None,
             mounts: Vec::new(),
             serves_volume: false,
+            settings: ImageSettings::default(),
+            start: None,
         };
         (Link::open(ours.into(), &guest).unwrap(), Lines::new(UnixStream::from_std(theirs).unwrap()))
     }
@@ -332,7 +341,11 @@ mod tests {
 
     #[test]
     fn variables_that_would_not_fit_are_noticed() {
-        assert!(envs_fit(&Envs::from([("A".into(), "x".repeat(50_000))])));
-        assert!(!envs_fit(&Envs::from([("A".into(), "x".repeat(MAX_LINK_LINE))])));
+        let none = ImageSettings::default();
+        let long = |length| Envs::from([("A".to_owned(), "x".repeat(length))]);
+        assert!(envs_fit(&long(50_000), &none, None));
+        assert!(!envs_fit(&long(MAX_LINK_LINE), &none, None));
+        let settings = ImageSettings { env: long(20_000), ..none };
+        assert!(!envs_fit(&long(50_000), &settings, None));
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use sandpiper_durable as durable;
 use sandpiper_images::snapshots;
-use sandpiper_images::templates::Template;
+use sandpiper_images::templates::{GuestDefaults, Template};
 use sandpiper_machine::link::Envs;
 use sandpiper_machine::{Machine, MachineEvent, MachinePaths, Unanswered, sanitize};
 use sandpiper_protocol::error_chain;
@@ -31,9 +31,7 @@ const FORMATTER: &str = "format";
 
 /// The newest version of the helpers' template.
 pub(super) fn template(host: &Surroundings) -> Result<Template, VolumeError> {
-    let versions = host.templates.list();
-    let newest = versions.iter().rfind(|version| super::is_helper(&version.slug));
-    newest.and_then(|version| host.templates.find(&version.id)).ok_or_else(|| {
+    super::newest_own(&host.templates, HELPER_TEMPLATE).ok_or_else(|| {
         VolumeError::Unavailable(format!(
             "This host has no template `{HELPER_TEMPLATE}`, which volumes need; its operator has to import one"
         ))
@@ -80,17 +78,17 @@ async fn launch(host: &Surroundings, paths: &MachinePaths, volumes: Attachments)
             "{memory_mb} MiB of memory are needed and not free on this host; pause sandboxes"
         ))
     })?;
-    let size = tokio::fs::metadata(&template.image).await;
-    let size = size.map_err(|error| host_error("read the helper template's image", error))?.len();
+    let disk_gib = template.least_disk_gib().map_err(|error| host_error("read the helper template's image", error))?;
     let launcher = &host.launcher;
     let gathered = launcher.gather(launch::Order {
-        source: Source::Template(template),
+        source: Source::Template { template: Box::new(template), _pin: None },
         paths: paths.clone(),
         shape: snapshots::shape(1, memory_mb),
-        disk_gib: u32::try_from(size.div_ceil(1 << 30)).unwrap_or(u32::MAX),
+        disk_gib,
         name: NAME.to_owned(),
         envs: Envs::new(),
         generation: 0,
+        defaults: GuestDefaults::default(),
         network: None,
         net_limits: NetLimits::default(),
         disk_limits: launcher.disk_limits(),

@@ -27,9 +27,11 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use sandpiper_images::templates::Store;
+use sandpiper_images::templates::{Store, Template};
+use sandpiper_protocol::agent::TemplateVersion;
 use sandpiper_protocol::guest::GuestMount;
 use sandpiper_protocol::ids::{SandboxId, VolumeId};
+use sandpiper_protocol::template::BUILDER_TEMPLATE;
 use sandpiper_protocol::vmm::EXTRA_DISKS;
 use sandpiper_protocol::volume::{HELPER_TEMPLATE, VolumeMount};
 use tokio::sync::{Notify, Semaphore, watch};
@@ -362,9 +364,17 @@ impl Helper {
     }
 }
 
-/// Whether this version is of the helpers' template, which is nobody's to start sandboxes from.
-pub(crate) fn is_helper(slug: &str) -> bool {
-    slug == HELPER_TEMPLATE
+/// Whether this version is of a template of the agent's own, which is nobody's to start sandboxes from. What a team calls its
+/// templates is its own affair.
+pub(crate) fn is_own(version: &TemplateVersion) -> bool {
+    version.team.is_none() && matches!(version.slug.as_str(), HELPER_TEMPLATE | BUILDER_TEMPLATE)
+}
+
+/// The newest version of the agent's own template `slug`.
+pub(crate) fn newest_own(templates: &Store, slug: &str) -> Option<Template> {
+    let versions = templates.list();
+    let newest = versions.iter().rfind(|version| version.slug == slug && is_own(version))?;
+    templates.find(&newest.id)
 }
 
 fn in_use(volume: &VolumeId) -> VolumeError {

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use sandpiper_durable as durable;
 use sandpiper_images::layers::{self, Files, Layer, LayerError, Role};
 use sandpiper_images::snapshots::Pin;
-use sandpiper_images::templates::Template;
+use sandpiper_images::templates::{Pin as VersionPin, Template};
 use sandpiper_machine::MachinePaths;
 use sandpiper_protocol::vmm::{DiskConfig, DiskLimits, MachineConfig, Request, RestoreConfig, Shape};
 
@@ -27,8 +27,8 @@ use crate::paths;
 /// What a machine is made from.
 #[derive(Debug, Clone)]
 pub(crate) enum Source {
-    /// A template's image: booted.
-    Template(Template),
+    /// A template's disk, linked: booted.
+    Template { template: Box<Template>, _pin: Option<Arc<VersionPin>> },
     /// What is in another folder, linked: restored if there is a state among it, else booted.
     Snapshot { folder: PathBuf, files: Files, _pin: Option<Arc<Pin>> },
     /// What is in the machine's own folder already: restored if there is a state among it, unless `cold`.
@@ -66,11 +66,10 @@ pub(super) fn prepare(
     paths::create_dir(&paths.state, 0o700).map_err(failed("create the sandbox's folder"))?;
     paths::create_dir(&paths.runtime, 0o700).map_err(failed("create the sandbox's runtime folder"))?;
     let (mut files, from, cold) = match source {
-        Source::Template(template) => {
+        Source::Template { template, .. } => {
             let mut files = Files::default();
-            let name = files.new_name(Role::Disk);
-            layers::link(&template.image, &paths.file(&name))?;
-            files.disk.push(Layer { name, shared: true });
+            let disk = template.link(&paths.state, || files.new_name(Role::Disk))?;
+            files.disk = disk;
             (files, &paths.state, true)
         }
         Source::Snapshot { folder, files, .. } => {
@@ -221,8 +220,19 @@ mod tests {
                 key: None,
                 created_at: Timestamp::UNIX_EPOCH,
                 baseline: RuntimeBaseline { cpu: 1, memory_mb: 256 },
+                team: None,
+                disk_gib: 0,
+                settings: Default::default(),
+                start: None,
+                command: None,
+                images: Default::default(),
+                retained_bytes: 0,
             };
-            Source::Template(Template { version, image: self.folder.path().join("root.ext4") })
+            let disk = vec![Layer { name: "root.ext4".into(), shared: true }];
+            Source::Template {
+                template: Box::new(Template { version, folder: self.folder.path().to_owned(), disk }),
+                _pin: None,
+            }
         }
 
         /// The files of a machine that was started from the template and paused then.

@@ -23,6 +23,7 @@ use std::io;
 use std::sync::{Arc, OnceLock};
 
 use sandpiper_images::layers::Files;
+use sandpiper_images::templates::GuestDefaults;
 use sandpiper_machine::control::{Control, RequestError};
 use sandpiper_machine::link::{Envs, Guest};
 use sandpiper_machine::pool::{IdleMonitor, MonitorPool};
@@ -63,6 +64,8 @@ pub(crate) struct Order {
     pub(crate) name: String,
     pub(crate) envs: Envs,
     pub(crate) generation: u64,
+    /// What its template's version says of its programs.
+    pub(crate) defaults: GuestDefaults,
     /// What it may reach, and how fast. Without a policy it has no network device.
     pub(crate) network: Option<agent::Network>,
     pub(crate) net_limits: NetLimits,
@@ -191,7 +194,7 @@ impl Gathered {
         write: impl FnOnce() -> io::Result<T> + Send + 'static,
     ) -> io::Result<(Running, Kit, T)> {
         let Self { order, files: _, parts, monitor, network } = self;
-        let Order { paths, shape, name, envs, generation, disk_limits, volumes, serves_volume, .. } = order;
+        let Order { paths, shape, name, envs, generation, defaults, disk_limits, volumes, serves_volume, .. } = order;
         let folders = paths.clone();
         let settled = tokio::task::spawn_blocking(move || {
             let written = monitor.move_into(&folders).and_then(|()| write());
@@ -200,7 +203,9 @@ impl Gathered {
         let error = match settled.await {
             Ok((monitor, Ok(written))) => {
                 let (network_of, mounts) = (guest_network(network.as_ref()), volumes.mounts());
-                let guest = Guest { id: name, envs, generation, network: network_of, mounts, serves_volume };
+                let GuestDefaults { settings, start } = defaults;
+                let guest =
+                    Guest { id: name, envs, generation, network: network_of, mounts, serves_volume, settings, start };
                 let (known, process, connection) = monitor.into_parts();
                 let machine = launcher.machine(guest, known, process, connection, &paths);
                 let running = Running { machine, network, reservation, console: None, volumes };

@@ -94,6 +94,8 @@ impl Supervisor {
             network: launch::guest_network(network.as_ref()),
             mounts: volumes.mounts(),
             serves_volume: false,
+            settings: record.defaults.settings.clone(),
+            start: record.defaults.start.clone(),
         };
         let paths = self.context.paths.sandbox(&record.id);
         match MonitorProcess::watch(pidfd) {

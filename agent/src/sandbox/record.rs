@@ -6,6 +6,7 @@
 use jiff::{SignedDuration, Timestamp};
 use sandpiper_images::layers::Files;
 use sandpiper_images::snapshots::Snapshot;
+use sandpiper_images::templates::GuestDefaults;
 use sandpiper_machine::process::KnownMonitor;
 use sandpiper_protocol::agent::{
     CreateSandbox, ExposedPort, Lifecycle, Network, OnTimeout, Previews, Sandbox, SandboxError, SandboxState,
@@ -82,6 +83,9 @@ pub(crate) struct Record {
     /// Slots whose volume was taken from programs that had files of it open: nothing else is put there until it boots.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) held_slots: Vec<u8>,
+    /// What its guest is told of its template's version, which may be gone.
+    #[serde(default, skip_serializing_if = "GuestDefaults::is_empty")]
+    pub(crate) defaults: GuestDefaults,
     /// In `stopping`: on the way to `stopped`, not to its end.
     pub(crate) pausing: bool,
 }
@@ -121,6 +125,7 @@ impl Record {
             volumes: request.volume_mounts.clone(),
             slots: Vec::new(),
             held_slots: Vec::new(),
+            defaults: GuestDefaults::default(),
             pausing: false,
         }
     }
@@ -148,6 +153,7 @@ impl Record {
             disk_gib: self.disk_gib,
             files,
             held_slots,
+            defaults: self.defaults.clone(),
         }
     }
 

@@ -6,15 +6,17 @@ use axum::extract::{FromRequest, Request};
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 use sandpiper_images::snapshots::DraftError;
-use sandpiper_images::templates::ImportError;
+use sandpiper_images::templates::{DeleteError, ImportError};
 use sandpiper_images::volumes::DraftError as DraftRefused;
 use sandpiper_protocol::agent::{ErrorBody, QUOTA_EXCEEDED};
 use sandpiper_protocol::error_chain;
 use serde::de::DeserializeOwned;
 
+use crate::builds::StartError as BuildStartError;
 use crate::capacity::Full;
 use crate::sandbox::{ChangeError, StartError};
 use crate::service::{CheckpointError, CreateError, DiskSpaceError, ForkError, VolumeCreateError};
+use crate::uploads::UploadError;
 use crate::volumes::VolumeError;
 
 /// An error answer.
@@ -193,6 +195,48 @@ impl From<ImportError> for ApiError {
         match error {
             ImportError::Invalid { .. } => Self::invalid(message),
             ImportError::Storage(_) => Self::internal(message),
+        }
+    }
+}
+
+impl From<BuildStartError> for ApiError {
+    fn from(error: BuildStartError) -> Self {
+        let message = error_chain::chain(&error);
+        match error {
+            BuildStartError::Invalid(_) => Self::invalid(message),
+            BuildStartError::Conflict(_) => Self::conflict(message),
+            BuildStartError::Unavailable(_) => {
+                Self { status: StatusCode::UNPROCESSABLE_ENTITY, code: "build_unavailable", message }
+            }
+            BuildStartError::Space(DiskSpaceError::Short { .. }) | BuildStartError::ShuttingDown => {
+                Self::unavailable(message)
+            }
+            BuildStartError::Space(DiskSpaceError::Read(_)) | BuildStartError::Storage { .. } => {
+                Self::internal(message)
+            }
+        }
+    }
+}
+
+impl From<UploadError> for ApiError {
+    fn from(error: UploadError) -> Self {
+        let message = error_chain::chain(&error);
+        match error {
+            UploadError::Id | UploadError::BrokenOff(_) => Self::invalid(message),
+            UploadError::Receiving(_) => Self::conflict(message),
+            UploadError::TooLarge(_) => Self { status: StatusCode::PAYLOAD_TOO_LARGE, code: "too_large", message },
+            UploadError::Short { .. } => Self::unavailable(message),
+            UploadError::Storage { .. } => Self::internal(message),
+        }
+    }
+}
+
+impl From<DeleteError> for ApiError {
+    fn from(error: DeleteError) -> Self {
+        let message = error_chain::chain(&error);
+        match error {
+            DeleteError::Pinned(_) => Self::conflict(message),
+            DeleteError::Storage(_) => Self::internal(message),
         }
     }
 }

@@ -8,6 +8,7 @@
 //! that reads a file of the host by its path.
 
 mod allowances;
+mod builds;
 mod checkpoints;
 mod error;
 mod host;
@@ -17,6 +18,7 @@ mod ports;
 mod sandboxes;
 mod sessions;
 mod templates;
+mod uploads;
 mod usage;
 mod volumes;
 
@@ -31,7 +33,7 @@ use axum::extract::connect_info::Connected;
 use axum::extract::{DefaultBodyLimit, Request};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{any, get, post, put};
+use axum::routing::{any, delete, get, post, put};
 use axum::serve::IncomingStream;
 use prometheus_client::registry::Registry;
 use sandpiper_durable as durable;
@@ -41,8 +43,10 @@ use tokio::net::UnixListener;
 use tokio_util::sync::CancellationToken;
 
 use self::error::ApiError;
+use crate::builds::Builds;
 use crate::config::{ApiSocket, Config};
 use crate::service::Sandboxes;
+use crate::uploads::Uploads;
 
 /// Most bytes of a request's body; environment variables are the largest part.
 const MAX_BODY: usize = 1024 * 1024;
@@ -59,6 +63,8 @@ const GRACE: Duration = Duration::from_secs(10);
 pub(crate) struct App {
     pub(crate) config: Arc<Config>,
     pub(crate) sandboxes: Sandboxes,
+    pub(crate) builds: Builds,
+    pub(crate) uploads: Uploads,
     pub(crate) urls: Urls,
     pub(crate) sessions: Arc<Sessions>,
     pub(crate) registry: Registry,
@@ -84,6 +90,12 @@ fn router(app: Arc<App>) -> Router {
         .route("/checkpoints", get(checkpoints::list))
         .route("/checkpoints/{id}", get(checkpoints::show).delete(checkpoints::delete))
         .route("/templates", get(templates::list))
+        .route("/templates/{id}", delete(templates::delete))
+        .route("/builds", get(builds::list).post(builds::start))
+        .route("/builds/{id}", get(builds::show))
+        .route("/builds/{id}/logs", get(builds::logs))
+        .route("/builds/{id}/cancel", post(builds::cancel))
+        .route("/uploads/{id}", get(uploads::show).delete(uploads::delete))
         .route("/volumes", get(volumes::list))
         .route("/volumes/{id}", put(volumes::create).get(volumes::show).delete(volumes::delete))
         .route("/egress-profiles", get(network::profiles))
@@ -102,6 +114,7 @@ fn router(app: Arc<App>) -> Router {
         .layer(middleware::from_fn(move |request, next| bounded(IMPORT_TIMEOUT, request, next)));
     // However long what is read or written: both ends are waited for as long as something moves.
     let streams = Router::new()
+        .route("/uploads/{id}", put(uploads::receive))
         .route("/volumes/{id}/files", any(volumes::detached))
         .route("/volumes/{id}/directories", any(volumes::detached))
         .route("/volumes/{id}/path", any(volumes::detached));

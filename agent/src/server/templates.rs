@@ -3,21 +3,27 @@
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::{ConnectInfo, State};
+use axum::extract::{ConnectInfo, Path, State};
 use http::StatusCode;
 use sandpiper_protocol::agent::{ImportTemplate, TemplateList, TemplateVersion};
+use sandpiper_protocol::ids::VersionId;
 
 use super::error::{ApiError, Body};
 use super::{App, Peer};
-use crate::helpers;
 use sandpiper_images::templates::Imported;
 
 /// `GET /templates`
 pub(super) async fn list(State(app): State<Arc<App>>) -> Json<TemplateList> {
-    let mut templates = app.sandboxes.context().templates.list();
-    // The agent's own is nobody's to start from.
-    templates.retain(|template| !helpers::is_helper(&template.slug));
-    Json(TemplateList { templates })
+    Json(TemplateList { templates: app.sandboxes.templates() })
+}
+
+/// `DELETE /templates/{id}`
+pub(super) async fn delete(State(app): State<Arc<App>>, Path(id): Path<VersionId>) -> Result<StatusCode, ApiError> {
+    if app.sandboxes.delete_template(&id).await? {
+        Ok(StatusCode::NO_CONTENT)
+    } else {
+        Err(ApiError::not_found("template version"))
+    }
 }
 
 /// `POST /templates`

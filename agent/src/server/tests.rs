@@ -1,6 +1,7 @@
 //! The agent API over its real socket, with real files and processes, up to where a guest would have to run.
 
 mod allowances;
+mod builds;
 mod lost;
 mod metrics;
 mod monitor;
@@ -72,12 +73,16 @@ impl Agent {
         let context = crate::open_context(Arc::clone(&config), paths.clone(), Metrics::new()).unwrap();
         let (sandboxes, ordered) = Sandboxes::new(context);
         sandboxes.reconcile().await.unwrap();
+        let uploads = crate::open_uploads(&config, &paths).unwrap();
+        let builds = crate::open_builds(&sandboxes, &uploads).await.unwrap();
         crate::upkeep::begin(&sandboxes, ordered);
         let mut registry = Registry::default();
         sandboxes.context().metrics.register(&mut registry);
         let app = App {
             config,
             sandboxes: sandboxes.clone(),
+            builds,
+            uploads,
             urls: Urls::new(false, "sandbox.localhost", 7080),
             sessions: Arc::new(Sessions::open(&paths.session_key(), Duration::from_secs(60)).unwrap()),
             registry,

@@ -177,7 +177,7 @@ fn only(headers: &HeaderMap, names: &[HeaderName]) -> HeaderMap {
 }
 
 /// The pieces of a body; an error once none has come for [`SILENCE`].
-fn paced<T, E>(
+pub(super) fn paced<T, E>(
     pieces: impl stream::Stream<Item = Result<T, E>> + Send + 'static,
 ) -> impl stream::Stream<Item = io::Result<T>> + Send + 'static
 where

@@ -79,6 +79,17 @@ impl Sandboxes {
         self.in_background(work).await
     }
 
+    /// The disk of a sandbox as it is now, in a folder that is gone when the draft is dropped.
+    pub(crate) async fn disk_of(&self, id: &SandboxId) -> Result<(Manifest, Draft), CheckpointError> {
+        let (this, id) = (self.clone(), id.clone());
+        let work = async move {
+            let checkpoints = this.context().checkpoints.clone();
+            let draft = blocking(move || Ok::<_, CheckpointError>(checkpoints.scratch()?)).await?;
+            this.write_down(&id, draft, Wanted { memory: false, force: false }).await
+        };
+        self.in_background(work).await
+    }
+
     /// Removes the checkpoint `id`; false when there is none. Sandboxes that were made from it go on.
     pub(crate) async fn delete_checkpoint(&self, id: &CheckpointId) -> Result<bool, CheckpointError> {
         let (checkpoints, owned) = (self.context().checkpoints.clone(), id.clone());

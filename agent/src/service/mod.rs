@@ -2,6 +2,7 @@
 //! yet. What concerns one alone is a command to its supervisor ([`crate::sandbox`]).
 
 mod fork;
+mod templates;
 mod validation;
 mod volumes;
 mod wake;
@@ -34,7 +35,9 @@ use crate::sandbox::{Answer, ChangeError, Command, Context, Creation, DeleteCaus
 use crate::volumes::VolumeError;
 
 pub(crate) use self::fork::{CheckpointError, ForkError};
-pub(crate) use self::validation::{CreateError, DiskSpaceError, check_lifecycle, check_port, check_timeout};
+pub(crate) use self::validation::{
+    CreateError, DiskSpaceError, check_disk_space, check_lifecycle, check_port, check_timeout,
+};
 pub(crate) use self::volumes::VolumeCreateError;
 pub(crate) use self::warm_orders::{Ordered, WarmOrder};
 
@@ -195,6 +198,7 @@ impl Sandboxes {
             let envs = envs.map_err(|source| StartError::Host { what: "seal the environment variables", source })?;
             let mut record = Record::new(&request, plan.generation, envs, Timestamp::now());
             record.held_slots.clone_from(&plan.held_slots);
+            record.defaults.clone_from(&plan.defaults);
             Ok::<_, CreateError>((plan, record, request.envs, most_promised_gib))
         };
         let checked = tokio::task::spawn_blocking(check).await;

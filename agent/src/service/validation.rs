@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use sandpiper_images::layers;
 use sandpiper_images::snapshots::{Manifest, Pin, Recipe};
-use sandpiper_machine::link;
+use sandpiper_images::templates::GuestDefaults;
+use sandpiper_machine::link::{self, Envs};
 use sandpiper_protocol::agent::{CreateSandbox, ExposedPort, Lifecycle, OnTimeout, Previews};
 use sandpiper_protocol::error_chain;
 use sandpiper_protocol::ids::{CheckpointId, SandboxId};
@@ -65,6 +65,8 @@ pub(crate) struct Plan {
     pub(crate) generation: u64,
     /// Slots for volumes that programs of the snapshot hold: the new sandbox's do so too.
     pub(crate) held_slots: Vec<u8>,
+    /// What its guest is told of its template's version.
+    pub(crate) defaults: GuestDefaults,
     /// What it starts from, in words.
     pub(crate) origin: String,
     /// A warm snapshot that would have been of use, and its key.
@@ -117,6 +119,7 @@ pub(crate) fn check(
         Some(origin) => plan_snapshot(&origin),
         None => plan_template(context, request)?,
     };
+    check_size(&request.envs, &plan.defaults).map_err(CreateError::Invalid)?;
     check_disk_space(context).map_err(CreateError::from)?;
     Ok(plan)
 }
@@ -151,34 +154,36 @@ fn plan_snapshot(origin: &Origin) -> Plan {
         attempts,
         generation: manifest.generation.saturating_add(1),
         held_slots: manifest.snapshot.held_slots.clone(),
+        defaults: manifest.snapshot.defaults.clone(),
         origin: format!("a snapshot of {}", manifest.sandbox),
         wanted: None,
     }
 }
 
 /// From its warm snapshot where there is one; else by booting it.
-fn plan_template(context: &Context, request: &CreateSandbox) -> Result<Plan, CreateError> {
+fn plan_template(context: &Context, request: &mut CreateSandbox) -> Result<Plan, CreateError> {
     let template = context.templates.find(&request.template_version);
-    let Some(template) = template.filter(|template| !helpers::is_helper(&template.version.slug)) else {
+    let pinned = template.filter(|template| !helpers::is_own(&template.version));
+    let Some((template, pin)) = pinned.and_then(|template| context.templates.pin(&template.version.id)) else {
         let version = &request.template_version;
         return Err(CreateError::Invalid(format!(
             "template_version: {version:?} is not on this host; GET /templates lists what is"
         )));
     };
-    let size = match std::fs::metadata(&template.image) {
-        Ok(metadata) => metadata.len(),
-        Err(source) => return Err(StartError::Host { what: "read the template's image", source }.into()),
-    };
-    if !layers::fits(size, request.disk_gib) {
+    request.disk_gib = request.disk_gib.max(template.version.disk_gib);
+    let least = template.least_disk_gib();
+    let least = least.map_err(|source| StartError::Host { what: "read the template's image", source })?;
+    if least > request.disk_gib {
         return Err(CreateError::Invalid(format!(
-            "disk_gib: the template needs {} GiB, {} were asked for",
-            size.div_ceil(1 << 30),
+            "disk_gib: the template needs {least} GiB, {} were asked for",
             request.disk_gib
         )));
     }
     let CreateSandbox { cpu, memory_mb, disk_gib, .. } = *request;
     let origin = template.version.slug.clone();
-    let mut attempts = vec![Attempt::cold(Source::Template(template.clone()))];
+    let defaults = template.defaults();
+    let source = Source::Template { template: Box::new(template.clone()), _pin: Some(Arc::new(pin)) };
+    let mut attempts = vec![Attempt::cold(source)];
     let mut wanted = None;
     if context.config.warm.enabled {
         let recipe = Recipe { template, cpu, memory_mb, disk_gib };
@@ -190,7 +195,7 @@ fn plan_template(context: &Context, request: &CreateSandbox) -> Result<Plan, Cre
             }
         }
     }
-    Ok(Plan { attempts, generation: 1, held_slots: Vec::new(), origin, wanted })
+    Ok(Plan { attempts, generation: 1, held_slots: Vec::new(), defaults, origin, wanted })
 }
 
 /// Whether there is room on the disk for something new. Blocks for a moment.
@@ -259,10 +264,15 @@ fn check_envs(request: &CreateSandbox) -> Result<(), String> {
             return Err("envs: names must not be empty or hold `=`, and nothing may hold a NUL".into());
         }
     }
-    if !link::envs_fit(&request.envs) {
-        return Err("envs: all together must be less than 60 KiB".into());
-    }
     Ok(())
+}
+
+/// A guest is told all of it with one message.
+fn check_size(envs: &Envs, defaults: &GuestDefaults) -> Result<(), String> {
+    if link::envs_fit(envs, &defaults.settings, defaults.start.as_ref()) {
+        return Ok(());
+    }
+    Err("envs: all together, with what the template says, must be less than 60 KiB".into())
 }
 
 fn check_mounts(mounts: &[VolumeMount]) -> Result<(), String> {
@@ -321,6 +331,7 @@ mod tests {
     use super::*;
     use sandpiper_protocol::agent::{Network, PortProtocol};
     use sandpiper_protocol::ids::VolumeId;
+    use sandpiper_protocol::template::ImageSettings;
     use std::collections::BTreeMap;
 
     fn request() -> CreateSandbox {
@@ -393,6 +404,10 @@ mod tests {
     fn a_refused_variable_is_not_repeated() {
         let message = refusal(|r| drop(r.envs.insert("SECRET=x".into(), "hunter2".into())));
         assert!(message.starts_with("envs:") && !message.contains("hunter2") && !message.contains("SECRET"));
-        assert!(refusal(|r| drop(r.envs.insert("A".into(), "x".repeat(70_000)))).contains("60 KiB"));
+        let long = |bytes: usize| BTreeMap::from([("A".to_owned(), "x".repeat(bytes))]);
+        let defaults =
+            GuestDefaults { settings: ImageSettings { env: long(40_000), ..Default::default() }, start: None };
+        check_size(&long(20_000), &defaults).unwrap();
+        assert!(check_size(&long(21_500), &defaults).unwrap_err().contains("60 KiB"));
     }
 }

@@ -3,9 +3,8 @@
 
 mod scrub;
 mod stalled;
-mod warm;
+pub(crate) mod warm;
 
-use std::collections::HashMap;
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -45,7 +44,10 @@ pub(crate) enum OwnerKind {
     Sandbox,
     Checkpoint,
     WarmSnapshot,
-    Template,
+    Template {
+        /// It was imported by the host's operator, for everybody.
+        is_hosts: bool,
+    },
 }
 
 /// Two neighbouring layers of one owner.
@@ -80,10 +82,14 @@ impl Sandboxes {
     }
 
     async fn measure(&self) {
-        let owners = self.owners();
-        let measure = move || -> HashMap<String, u64> {
-            owners.into_iter().map(|owner| (owner.id, usage::measure(&owner.folder, &owner.files))).collect()
+        let owners = self.all_owners();
+        let holder = |owner: Owner| usage::Holder {
+            is_hosts: owner.is_hosts(),
+            id: owner.id,
+            folder: owner.folder,
+            files: owner.files,
         };
+        let measure = move || usage::measure(&owners.into_iter().map(holder).collect::<Vec<_>>());
         if let Ok(bytes) = tokio::task::spawn_blocking(measure).await {
             self.context().usage.replace(bytes);
         }
@@ -129,10 +135,18 @@ impl Sandboxes {
             Err(error) => return Err(error),
         }
         tracing::debug!(owner = owner.id, lower, upper, "merged");
-        if owner.kind == OwnerKind::Checkpoint {
-            let checkpoints = self.context().checkpoints.clone();
-            let absorb = move || checkpoints.absorb(&owner.id.into(), &lower, &upper);
-            return durable::blocking(absorb).await;
+        match owner.kind {
+            OwnerKind::Sandbox => {}
+            OwnerKind::Checkpoint => {
+                let checkpoints = self.context().checkpoints.clone();
+                return durable::blocking(move || checkpoints.absorb(&owner.id.into(), &lower, &upper)).await;
+            }
+            OwnerKind::Template { .. } => {
+                let templates = self.context().templates.clone();
+                return durable::blocking(move || templates.absorb(&owner.id, &lower, &upper)).await;
+            }
+            // Made of others' layers and one of its own.
+            OwnerKind::WarmSnapshot => return Ok(()),
         }
         let command = |answer: oneshot::Sender<_>| Command::Absorb { lower, upper, answer };
         match self.change(&owner.id.into(), command).await {
@@ -142,7 +156,7 @@ impl Sandboxes {
         }
     }
 
-    /// All sandboxes and checkpoints.
+    /// Those whose chains of layers are kept short: sandboxes, checkpoints and templates.
     pub(crate) fn owners(&self) -> Vec<Owner> {
         let context = self.context();
         let sandboxes = self.list().into_iter().map(|record| Owner {
@@ -161,13 +175,26 @@ impl Sandboxes {
             files: manifest.snapshot.files.clone(),
             written: 0,
         });
-        sandboxes.chain(checkpoints).collect()
+        let templates = context.templates.all().into_iter().map(|(template, _)| Owner {
+            kind: OwnerKind::Template { is_hosts: template.version.team.is_none() },
+            id: template.version.id,
+            generation: 0,
+            folder: template.folder,
+            files: Files::of_disk(template.disk),
+            written: 0,
+        });
+        sandboxes.chain(checkpoints).chain(templates).collect()
     }
 }
 
 impl Owner {
     pub(crate) fn runs(&self) -> bool {
         self.written > 0
+    }
+
+    /// Its files are here for every sandbox.
+    fn is_hosts(&self) -> bool {
+        matches!(self.kind, OwnerKind::WarmSnapshot | OwnerKind::Template { is_hosts: true })
     }
 
     /// Blocks.

@@ -16,7 +16,6 @@ use std::time::Duration;
 
 use sandpiper_durable as durable;
 use sandpiper_images::layers::digest::{self, Digest, Note};
-use sandpiper_images::layers::{Files, Layer};
 use tokio::time::{Instant, sleep};
 
 use super::{Owner, OwnerKind, PACE};
@@ -148,11 +147,11 @@ impl Sandboxes {
                         log.inspect(|log| log.host(format!("{file} {DAMAGED}")));
                     }
                     // Another one would have the same damage if it is in the template.
-                    OwnerKind::WarmSnapshot if !file.is_of(OwnerKind::Template) => {
+                    OwnerKind::WarmSnapshot if !file.is_of_template() => {
                         let (context, key) = (self.context_owned(), name.id.clone());
                         let _ = tokio::task::spawn_blocking(move || context.warm.discard(&key)).await;
                     }
-                    OwnerKind::WarmSnapshot | OwnerKind::Checkpoint | OwnerKind::Template => {}
+                    OwnerKind::WarmSnapshot | OwnerKind::Checkpoint | OwnerKind::Template { .. } => {}
                 }
             }
         }
@@ -160,7 +159,7 @@ impl Sandboxes {
     }
 
     /// Everything that has sealed files.
-    fn all_owners(&self) -> Vec<Owner> {
+    pub(super) fn all_owners(&self) -> Vec<Owner> {
         let context = self.context();
         let warm = context.warm.list().into_iter().map(|warm| Owner {
             kind: OwnerKind::WarmSnapshot,
@@ -170,20 +169,7 @@ impl Sandboxes {
             files: warm.snapshot.files.clone(),
             written: 0,
         });
-        let templates = context.templates.list().into_iter().filter_map(|version| {
-            let image = context.templates.find(&version.id)?.image;
-            let mut files = Files::default();
-            files.disk.push(Layer::own(image.file_name()?.to_str()?.to_owned()));
-            Some(Owner {
-                kind: OwnerKind::Template,
-                id: version.id,
-                generation: 0,
-                folder: image.parent()?.to_owned(),
-                files,
-                written: 0,
-            })
-        });
-        templates.chain(warm).chain(self.owners()).collect()
+        warm.chain(self.owners()).collect()
     }
 }
 
@@ -220,8 +206,8 @@ impl Sealed {
         self.note.is_some_and(|note| note.damaged)
     }
 
-    fn is_of(&self, kind: OwnerKind) -> bool {
-        self.names.iter().any(|name| name.kind == kind)
+    fn is_of_template(&self) -> bool {
+        self.names.iter().any(|name| matches!(name.kind, OwnerKind::Template { .. }))
     }
 }
 

@@ -278,17 +278,62 @@ impl Agent<'_> {
         answer
     }
 
+    /// The template `slug`: all have the same image.
+    pub(crate) async fn import(&self, slug: &str) -> Value {
+        let image = self.host.path("image");
+        let order = json!({"slug": slug, "image": image, "baseline": {"cpu": 1, "memory_mb": 64}});
+        self.get("POST", "/templates", order).await
+    }
+
     /// A request for a sandbox like all of these tests; of the template that is imported first.
     pub(crate) async fn create_request(&self) -> Value {
-        let image = json!({
-            "slug": "base", "image": self.host.path("image"), "baseline": {"cpu": 1, "memory_mb": 64},
-        });
-        let template = self.get("POST", "/templates", image).await;
+        let template = self.import("base").await;
         json!({
             "id": id::generate("sbx"), "template_version": template["id"], "cpu": 1, "memory_mb": 64, "disk_gib": 1,
             "timeout_seconds": 3600, "lifecycle": {}, "envs": {"KEY": "value"}, "exposed_ports": [],
             "allow_public_traffic": true,
         })
+    }
+
+    /// An order for a build of the version `id`, of team `team_a`.
+    pub(crate) fn build_of(&self, id: &str, source: Value) -> Value {
+        json!({
+            "id": id, "team": "team_a", "slug": "mine", "source": source, "baseline": {"cpu": 1, "memory_mb": 64},
+            "disk_gib": 1, "limits": {"seconds": 600, "log_bytes": 65_536, "cpu": 1, "memory_mb": 64},
+        })
+    }
+
+    /// A version of what a sandbox like `request` has on its disk.
+    pub(crate) async fn version(&self, request: &Value) -> String {
+        let sandbox = self.get("POST", "/sandboxes", request.clone()).await;
+        let path = format!("/sandboxes/{}", sandbox["sandbox"]["id"].as_str().unwrap());
+        self.get("POST", &format!("{path}/pause"), Value::Null).await;
+        let (version, sandbox) = (id::generate("ver"), request["id"].clone());
+        let order = self.build_of(&version, json!({"kind": "sandbox", "sandbox": sandbox}));
+        self.get("POST", "/builds", order).await;
+        assert_eq!(self.built(&version).await["state"], "ready", "{}", self.host.log());
+        self.get("DELETE", &path, Value::Null).await;
+        version
+    }
+
+    /// The build of the version `id`, once it has ended.
+    pub(crate) async fn built(&self, id: &str) -> Value {
+        let deadline = Instant::now() + TIMEOUT;
+        loop {
+            let build = self.get("GET", &format!("/builds/{id}"), Value::Null).await;
+            if build["finished_at"].is_string() {
+                return build;
+            }
+            assert!(Instant::now() < deadline, "{build} does not end\n{}", self.host.log());
+            pause().await;
+        }
+    }
+
+    /// Ids of the versions that belong to a team.
+    pub(crate) async fn versions_of_teams(&self) -> Vec<String> {
+        let listed = self.get("GET", "/templates", Value::Null).await;
+        let versions = listed["templates"].as_array().unwrap().iter().filter(|version| version["team"].is_string());
+        versions.map(|version| version["id"].as_str().unwrap().to_owned()).collect()
     }
 
     /// A volume, on a host that has a helper template.
@@ -298,10 +343,7 @@ impl Agent<'_> {
 
     /// `count` of them.
     pub(crate) async fn volumes(&self, count: usize) -> Vec<String> {
-        let helper = json!({
-            "slug": "volume-helper", "image": self.host.path("image"), "baseline": {"cpu": 1, "memory_mb": 64},
-        });
-        self.get("POST", "/templates", helper).await;
+        self.import("volume-helper").await;
         let mut volumes = Vec::new();
         for _ in 0..count {
             let volume = self.get("PUT", &format!("/volumes/{}", id::generate("vol")), Value::Null).await;
@@ -395,6 +437,14 @@ impl Agent<'_> {
             for entry in list[name].as_array().unwrap() {
                 self.get("DELETE", &format!("{folder}/{}", entry["id"].as_str().unwrap()), Value::Null).await;
             }
+        }
+        for version in self.versions_of_teams().await {
+            self.get("DELETE", &format!("/templates/{version}"), Value::Null).await;
+        }
+        for folder in ["state/templates", "state/builds", "state/uploads", "state/caches"] {
+            let entries = fs::read_dir(self.host.path(folder)).unwrap().flatten();
+            let hidden: Vec<_> = entries.filter(|entry| entry.file_name().as_encoded_bytes()[0] == b'.').collect();
+            assert!(hidden.is_empty(), "{hidden:?}\n{}", self.host.log());
         }
         kill(Pid::from_raw(self.process.id().try_into().unwrap()), Signal::SIGTERM).unwrap();
         let status = self.ended().await;

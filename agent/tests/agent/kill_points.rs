@@ -27,6 +27,14 @@ enum Operation {
     DeleteStopped,
     CreateVolume,
     DeleteVolume,
+    /// A version of a checkpoint's disk.
+    Build,
+    /// One that a machine makes.
+    BuildImage,
+    /// Of a version that the sandbox was started from.
+    DeleteTemplate,
+    Upload,
+    DeleteUpload,
     /// A create with a volume that nobody has had.
     CreateMounted,
     /// Of a sandbox with a volume.
@@ -71,13 +79,20 @@ impl Operation {
         if matches!(self, Self::PauseMounted | Self::CheckpointMounted) {
             request["volume_mounts"] = mounts.clone();
         }
+        let version = match self {
+            Self::DeleteTemplate => Some(agent.version(&request).await),
+            _ => None,
+        };
+        if let Some(version) = &version {
+            request["template_version"] = json!(version);
+        }
         let sandbox = agent.get("POST", "/sandboxes", request.clone()).await;
         if self == Self::CreateMounted {
             request["volume_mounts"] = mounts;
         }
         let sandbox = sandbox["sandbox"]["id"].as_str().unwrap().to_owned();
         let path = format!("/sandboxes/{sandbox}");
-        let checkpoint = if matches!(self, Self::Restore | Self::DeleteCheckpoint) {
+        let checkpoint = if matches!(self, Self::Restore | Self::DeleteCheckpoint | Self::Build) {
             let order = json!({"id": id::generate("ckp"), "memory": true});
             let taken = agent.get("POST", &format!("{path}/checkpoints"), order).await;
             Some(taken["id"].as_str().unwrap().to_owned())
@@ -93,12 +108,25 @@ impl Operation {
             matches!(self, Self::Checkpoint | Self::DiskCheckpoint | Self::StoppedCheckpoint | Self::CheckpointMounted);
         let new = match self {
             Self::CreateVolume => "vol",
+            Self::Build | Self::BuildImage => "ver",
+            Self::Upload | Self::DeleteUpload => "upl",
             _ if is_checkpoint => "ckp",
             _ => "sbx",
         };
         let new = id::generate(new);
+        if self == Self::DeleteUpload {
+            agent.get("PUT", &format!("/uploads/{new}"), json!("a context")).await;
+        }
         if self == Self::CreateVolume {
             volume = Some(new.clone());
+        }
+        let source = match self {
+            Self::BuildImage => json!({"kind": "image", "reference": "registry.example/app"}),
+            _ => json!({"kind": "checkpoint", "checkpoint": checkpoint}),
+        };
+        let build = agent.build_of(&new, source);
+        if self == Self::BuildImage {
+            agent.import("builder").await;
         }
         request["id"] = json!(new);
         request["checkpoint"] = json!(checkpoint);
@@ -113,6 +141,10 @@ impl Operation {
             }
             Self::DeleteCheckpoint => ("DELETE", format!("/checkpoints/{}", checkpoint.as_ref().unwrap()), Value::Null),
             Self::Delete | Self::DeleteStopped => ("DELETE", path, Value::Null),
+            Self::Build | Self::BuildImage => ("POST", "/builds".to_owned(), build),
+            Self::Upload => ("PUT", format!("/uploads/{new}"), json!("a context")),
+            Self::DeleteUpload => ("DELETE", format!("/uploads/{new}"), Value::Null),
+            Self::DeleteTemplate => ("DELETE", format!("/templates/{}", version.unwrap()), Value::Null),
             Self::CreateVolume => ("PUT", format!("/volumes/{new}"), Value::Null),
             Self::DeleteVolume => ("DELETE", format!("/volumes/{}", volume.as_ref().unwrap()), Value::Null),
         };
@@ -206,7 +238,23 @@ async fn kill_at(operation: Operation, point: CrashPoint, outcome: Outcome) {
         }
         None => {}
     }
-    if scene.new.starts_with("sbx") {
+    if operation == Operation::Build {
+        assert_eq!(agent.built(&scene.new).await["state"], "ready", "{}", host.log());
+        let mut request = agent.create_request().await;
+        request["template_version"] = json!(scene.new);
+        let made = agent.get("POST", "/sandboxes", request).await;
+        goes_on(&agent, made["sandbox"]["id"].as_str().unwrap(), 0).await;
+    } else if operation == Operation::BuildImage {
+        let build = agent.built(&scene.new).await;
+        assert_eq!(build["error"]["code"], "host_restarted", "{build}\n{}", host.log());
+        assert!(agent.versions_of_teams().await.is_empty());
+    } else if scene.new.starts_with("upl") {
+        let is_there = operation == Operation::Upload && outcome == Outcome::Done;
+        let (status, found) = agent.ask("GET", &format!("/uploads/{}", scene.new), &Value::Null).await.unwrap();
+        assert_eq!(status, if is_there { 200 } else { 404 }, "{found}\n{}", host.log());
+    } else if operation == Operation::DeleteTemplate {
+        assert!(agent.versions_of_teams().await.is_empty(), "{}", host.log());
+    } else if scene.new.starts_with("sbx") {
         let expected = operation.makes(outcome) && operation != Operation::DeleteCheckpoint;
         assert_eq!(agent.state(&scene.new).await.as_deref(), expected.then_some("ready"), "{}", host.log());
         if expected {
@@ -319,6 +367,23 @@ kill_points! {
     Delete in delete {
         Done: recorded at DeleteRecorded, monitor_ended at DeleteMonitorEnded, sockets_removed at DeleteSocketsRemoved,
             removed at DeleteRemoved;
+    }
+    Build in build {
+        Done: recorded at BuildRecorded, made at VersionMade, published at VersionPublished, warming at BuildWarming,
+            released at VersionReleased, ended at BuildEnded;
+    }
+    BuildImage in build_image {
+        Done: running at BuilderRunning, cache_formatted at CacheFormatted, mounted at BuilderMounted;
+    }
+    DeleteTemplate in delete_template {
+        Done: hidden at VersionHidden, removed at VersionRemoved;
+    }
+    Upload in upload {
+        Undone: written at UploadWritten;
+        Done: published at UploadPublished;
+    }
+    DeleteUpload in delete_upload {
+        Done: hidden at UploadHidden;
     }
     CreateVolume in create_volume {
         Undone: made at VolumeMade;

@@ -145,14 +145,24 @@ impl AgentClient {
         length: Option<u64>,
         content: Body,
     ) -> Result<VolumeEntry, AgentError> {
+        let response = self.put_stream(&target(volume, "files", path, &attributes.query()), length, content).await?;
+        super::parse("/volumes", &response)
+    }
+
+    /// Sends a file that passes through as a stream; the body of the success.
+    pub(super) async fn put_stream(
+        &self,
+        target: &str,
+        length: Option<u64>,
+        content: Body,
+    ) -> Result<Bytes, AgentError> {
         let moved = Arc::new(AtomicU64::new(0));
         let counter = Arc::clone(&moved);
         let content = content.into_data_stream().inspect(move |_| {
             counter.fetch_add(1, Ordering::Relaxed);
         });
-        let mut request = Request::put(target(volume, "files", path, &attributes.query()))
-            .header(header::HOST, "agent")
-            .header(header::CONTENT_TYPE, "application/octet-stream");
+        let mut request =
+            Request::put(target).header(header::HOST, "agent").header(header::CONTENT_TYPE, "application/octet-stream");
         if let Some(length) = length {
             request = request.header(header::CONTENT_LENGTH, length);
         }
@@ -172,7 +182,7 @@ impl AgentClient {
         }
         let body = tokio::time::timeout(SILENCE, super::collect(response.into_body()));
         let body = body.await.map_err(|_| AgentError::TimedOut(SILENCE))??;
-        super::parse("/volumes", &body)
+        Ok(body)
     }
 }
 

@@ -17,13 +17,17 @@
 //! | `GET /v2/sandboxes/{id}/logs`, `GET /sandboxes/{id}/logs` | [`logs`] |
 //! | `POST /volumes`, `GET /volumes`, `GET/DELETE /volumes/{id}` | [`volumes`] |
 //! | `…/volumecontent/{id}/path`, `…/dir`, `…/file`, with a token of [`volume_token`] | [`volume_content`] |
-//! | templates, secrets | [`not_yet`] |
+//! | `POST /v3/templates`, `POST /v2/templates`, `GET /v2/templates`, `GET /templates`, `GET /templates/{id}`, `PATCH /v2/templates/{id}`, `PATCH /templates/{id}`, `GET /templates/aliases/{alias}` | [`templates`] |
+//! | `POST /templates/tags`, `DELETE /templates/tags`, `GET /templates/{id}/tags` | [`tags`] |
+//! | `GET /templates/{id}/files/{hash}`, and `PUT` with the link that it gives | [`build_files`] |
+//! | `POST /v2/templates/{id}/builds/{build}`, `GET /templates/{id}/builds/{build}/status`, `…/logs` | [`builds`] |
+//! | secrets, `POST /templates` | [`not_yet`] |
 //!
 //! What the paths, fields and status codes are is E2B's to say; `docs/e2b.md` says how far this goes and what differs. Fields
 //! that are not known are refused, as in `/v1`: a request to keep something from a sandbox must not be ignored.
 
 use axum::Router;
-use axum::routing::{MethodRouter, any, delete, get, post, put};
+use axum::routing::{MethodRouter, any, get, patch, post, put};
 use sandpiper_http::error::ApiError;
 
 use crate::auth::Caller;
@@ -34,6 +38,9 @@ use crate::store::sandbox_row::{SandboxRow, State};
 use crate::v1::sandboxes::owned;
 
 pub mod body;
+pub mod build_files;
+pub mod build_id;
+pub mod builds;
 pub mod connect;
 pub mod create;
 pub mod error;
@@ -50,6 +57,8 @@ pub mod reference;
 pub mod replay;
 pub mod show;
 pub mod snapshots;
+pub mod tags;
+pub mod templates;
 pub mod timeout;
 pub mod volume_content;
 pub mod volume_token;
@@ -69,7 +78,6 @@ fn route(methods: &'static [&'static str], path: &'static str, serve: MethodRout
 
 /// All paths that are served.
 pub fn routes() -> Vec<Route> {
-    let not_yet = || any(not_yet::refuse);
     vec![
         route(&["GET", "POST"], "/v2/sandboxes", get(list::list).post(create::create)),
         route(&["GET", "POST"], "/sandboxes", get(list::list_running).post(create::create)),
@@ -82,28 +90,32 @@ pub fn routes() -> Vec<Route> {
         route(&["POST"], "/sandboxes/{id}/pause", post(pause::pause)),
         route(&["POST"], "/sandboxes/{id}/snapshots", post(snapshots::create)),
         route(&["GET"], "/snapshots", get(snapshots::list)),
-        route(&["DELETE"], "/templates/{id}", delete(snapshots::delete).fallback(not_yet::refuse)),
+        route(
+            &["GET", "PATCH", "DELETE"],
+            "/templates/{id}",
+            get(templates::show).patch(templates::update).delete(snapshots::delete),
+        ),
         route(&["POST"], "/sandboxes/{id}/fork", post(fork::fork)),
         route(&["PUT"], "/sandboxes/{id}/network", put(network::replace)),
         route(&["GET"], "/sandboxes/{id}/metrics", get(metrics::of_one)),
         route(&["GET"], "/sandboxes/metrics", get(metrics::of_many)),
         route(&["GET"], "/v2/sandboxes/{id}/logs", get(logs::logs)),
         route(&["GET"], "/sandboxes/{id}/logs", get(logs::old)),
-        route(&["GET"], "/templates", not_yet()),
-        route(&["POST"], "/templates/tags", not_yet()),
-        route(&["GET"], "/templates/aliases/{alias}", not_yet()),
-        route(&["GET"], "/templates/{id}/tags", not_yet()),
-        route(&["GET"], "/templates/{id}/files/{hash}", not_yet()),
-        route(&["GET"], "/templates/{id}/builds/{build}/status", not_yet()),
-        route(&["GET"], "/templates/{id}/builds/{build}/logs", not_yet()),
-        route(&["GET"], "/v2/templates", not_yet()),
-        route(&["PATCH"], "/v2/templates/{id}", not_yet()),
-        route(&["POST"], "/v2/templates/{id}/builds/{build}", not_yet()),
-        route(&["POST"], "/v3/templates", not_yet()),
+        route(&["GET", "POST"], "/templates", get(templates::list_all).post(not_yet::pushed_image)),
+        route(&["POST", "DELETE"], "/templates/tags", post(tags::assign).delete(tags::remove)),
+        route(&["GET"], "/templates/aliases/{alias}", get(templates::alias)),
+        route(&["GET"], "/templates/{id}/tags", get(tags::list)),
+        route(&["GET"], build_files::PATH, get(build_files::link)),
+        route(&["GET"], "/templates/{id}/builds/{build}/status", get(builds::show)),
+        route(&["GET"], "/templates/{id}/builds/{build}/logs", get(builds::log)),
+        route(&["GET", "POST"], "/v2/templates", get(templates::list).post(templates::announce)),
+        route(&["PATCH"], "/v2/templates/{id}", patch(templates::update)),
+        route(&["POST"], "/v2/templates/{id}/builds/{build}", post(builds::start)),
+        route(&["POST"], "/v3/templates", post(templates::announce)),
         route(&["GET", "POST"], "/volumes", get(volumes::list).post(volumes::create)),
         route(&["GET", "DELETE"], "/volumes/{id}", get(volumes::show).delete(volumes::delete)),
-        route(&["POST"], "/secrets", not_yet()),
-        route(&["GET"], "/secrets/{id}", not_yet()),
+        route(&["POST"], "/secrets", any(not_yet::secrets)),
+        route(&["GET"], "/secrets/{id}", any(not_yet::secrets)),
     ]
 }
 

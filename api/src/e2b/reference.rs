@@ -2,11 +2,12 @@
 //!
 //! | text | leads to |
 //! |---|---|
-//! | `name`, `team/name` | the newest version of that template, or that snapshot |
-//! | `name:tag`, `team/name:tag` | for the tags `default` and `latest` the same, else that version of the template |
-//! | `ckp…` | that snapshot |
+//! | `name`, `team/name` | that snapshot; or the version of that template with the tag `default`, else its newest |
+//! | `name:default`, `name:latest` | the version with this tag, else the same |
+//! | `name:tag`, `team/name:tag` | that version of the template |
+//! | `tpl…`, `ckp…` | that template, that snapshot |
 //!
-//! A team is the caller's own; what others have does not exist.
+//! Of other teams' templates those that are public are found, as `team/name`; their snapshots do not exist.
 
 use sandpiper_http::error::ApiError;
 
@@ -14,50 +15,72 @@ use crate::auth::Caller;
 use crate::state::App;
 use crate::store::checkpoints::CheckpointRow;
 use crate::v1::sandboxes::validate::Start;
+use crate::v1::templates::reference::{Found, look_up};
 
-/// Tags of what is newest.
-const NEWEST: [&str; 2] = ["default", "latest"];
+/// Tags that stand for the newest where no version has them.
+const NEWEST: [&str; 2] = [DEFAULT_TAG, "latest"];
+/// The tag of a version that is built without any.
+pub const DEFAULT_TAG: &str = "default";
 
 /// Where a new sandbox is to start. Whether a template is there is seen then.
 ///
 /// # Errors
 ///
-/// 400 on no text, 404 on another team's.
+/// 400 on no text.
 pub async fn find(app: &App, caller: &Caller, reference: &str) -> Result<Start, ApiError> {
     if reference.is_empty() {
         return Err(ApiError::invalid_field("templateID", "must not be empty"));
     }
-    match snapshot(app, caller, reference).await? {
-        Some(snapshot) => Ok(Start::Snapshot(snapshot.id)),
-        None => Ok(Start::Template(bare(caller, reference)?.to_owned())),
+    if let Some(snapshot) = snapshot(app, caller, reference).await? {
+        return Ok(Start::Snapshot(snapshot.id));
     }
+    let bare = own(caller, reference).unwrap_or(reference);
+    let (name, tag) = (name(bare), tag(bare));
+    Ok(Start::Template(match tag {
+        Some(tag) if !NEWEST.contains(&tag) => bare.to_owned(),
+        tag => {
+            let tagged = format!("{name}:{}", tag.unwrap_or(DEFAULT_TAG));
+            match look_up(app, &caller.team.id, &tagged).await? {
+                Found::Version(..) => tagged,
+                _ => name.to_owned(),
+            }
+        }
+    }))
 }
 
 /// The caller's snapshot of this id or name.
 ///
 /// # Errors
 ///
-/// 404 on another team's.
+/// Those of the database.
 pub async fn snapshot(app: &App, caller: &Caller, reference: &str) -> Result<Option<CheckpointRow>, ApiError> {
     let checkpoints = &app.store.checkpoints;
-    let bare = bare(caller, reference)?;
+    let Some(bare) = own(caller, reference) else { return Ok(None) };
+    let bare = match tag(bare) {
+        Some(tag) if NEWEST.contains(&tag) => name(bare),
+        _ => bare,
+    };
     match checkpoints.get(&caller.team.id, bare).await? {
         Some(row) => Ok(Some(row)),
         None => Ok(checkpoints.by_name(&caller.team.id, bare).await?),
     }
 }
 
-/// The reference without the caller's own team, and without a tag that stands for the newest.
-fn bare<'a>(caller: &Caller, reference: &'a str) -> Result<&'a str, ApiError> {
-    let name = match reference.split_once('/') {
-        None => reference,
-        Some((team, name)) if team == caller.team.slug || team == caller.team.id.as_str() => name,
-        Some(_) => {
-            return Err(ApiError::not_found(format!("There is no template or snapshot {reference:?} of this team")));
-        }
-    };
-    Ok(match name.rsplit_once(':') {
-        Some((name, tag)) if NEWEST.contains(&tag) => name,
-        _ => name,
-    })
+/// The reference without the caller's own team; `None` with another's.
+pub fn own<'a>(caller: &Caller, reference: &'a str) -> Option<&'a str> {
+    match reference.split_once('/') {
+        None => Some(reference),
+        Some((team, bare)) if team == caller.team.slug || team == caller.team.id.as_str() => Some(bare),
+        Some(_) => None,
+    }
+}
+
+/// The reference without its tag.
+pub fn name(reference: &str) -> &str {
+    reference.rsplit_once(':').map_or(reference, |(name, _)| name)
+}
+
+/// The tag of a reference.
+pub fn tag(reference: &str) -> Option<&str> {
+    reference.rsplit_once(':').map(|(_, tag)| tag)
 }

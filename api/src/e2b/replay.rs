@@ -2,20 +2,25 @@
 
 use axum::Extension;
 use axum::http::StatusCode;
+use axum::http::request::Parts;
 use axum::response::{IntoResponse, Response};
 use sandpiper_http::audited::Acted;
 use sandpiper_http::error::ApiError;
 use serde_json::{Map, Value};
 
 use super::snapshots::SnapshotInfo;
-use super::{create, fork, volume_content, volume_token, volumes};
+use super::{build_files, create, fork, volume_content, volume_token, volumes};
 use crate::auth::Caller;
-use crate::mutation::{Face, Work};
+use crate::mutation::{BodyRule, Face, Work};
 use crate::state::App;
 use crate::v1::checkpoints;
 
 /// Of all requests here.
-pub const FACE: Face = Face { body: volume_content::body_rule, existing, hide, renew };
+pub const FACE: Face = Face { body: body_rule, existing, hide, renew };
+
+fn body_rule(parts: &Parts) -> BodyRule {
+    if build_files::is_upload(parts) { BodyRule::Stream } else { volume_content::body_rule(parts) }
+}
 
 const ACCESS: &str = "envdAccessToken";
 const TRAFFIC: &str = "trafficAccessToken";

@@ -12,7 +12,7 @@ use sandpiper_http::query::{NoParameters, Pairs, unknown};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::{current, not_yet, pages, reference};
+use super::{current, pages, reference};
 use crate::auth::{ReadAccess, WriteAccess};
 use crate::orchestration::Progress;
 use crate::state::App;
@@ -20,6 +20,8 @@ use crate::store::checkpoints::{CheckpointRow, State as CheckpointState};
 use crate::store::idempotency::Claim;
 use crate::v1::checkpoints::{Names, Wanted, remove, take};
 use crate::v1::page::{List, Paging};
+use crate::v1::templates::change;
+use crate::v1::templates::reference::owned;
 
 /// Snapshots of a page, unless a request names fewer.
 const LIMIT: u32 = 100;
@@ -101,7 +103,7 @@ pub async fn list(
     Ok(pages::response(&shown, page.after.map(|after| list.token(after))))
 }
 
-/// Delete a snapshot, by its id or name.
+/// Delete a snapshot, by its id or name; or a template, with all its versions.
 pub async fn delete(
     WriteAccess(caller): WriteAccess,
     State(app): State<App>,
@@ -112,8 +114,7 @@ pub async fn delete(
         remove(&app, &snapshot).await?;
         return Ok((StatusCode::NO_CONTENT, Extension(Acted(vec![snapshot.id]))).into_response());
     }
-    match app.store.templates.latest(&reference).await? {
-        Some(_) => Err(not_yet::error("Templates cannot be deleted")),
-        None => Err(ApiError::not_found(format!("There is no snapshot {reference:?}"))),
-    }
+    let template = owned(&app, &caller, reference::name(&reference)).await?;
+    change::remove(&app, &template).await?;
+    Ok((StatusCode::NO_CONTENT, Extension(Acted(vec![template.id.to_string()]))).into_response())
 }

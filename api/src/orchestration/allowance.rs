@@ -37,7 +37,7 @@ pub async fn refusal(app: &App, team: &Team, error: AgentError, count: u32, cpu:
     if let Err(error) = sync::follow_team(app, &team.id).await {
         tracing::warn!(team = %team.id, error = chain(&error), "cannot read from the agent what a team runs; its quota error may show old numbers");
     }
-    match app.store.sandboxes.usage(&team.id).await {
+    match app.store.sandboxes.usage(&team.id, app.clock.now()).await {
         Ok(usage) => {
             let asked = Amounts::of_sandboxes(count, cpu, memory_mb);
             errors::quota_exceeded(&QuotaBody::new(&app.offer.of(team.plan), usage, asked))

@@ -6,6 +6,7 @@
 //!   [pause] [resume] [fork] [checkpoint] ─▶ agent      pause and checkpoint on tasks, however long they take
 //!   [allowance] ───────▶ agent             what a team may hold, with each start and when its plan changes
 //!   [volume] ──────────▶ agent             a volume made, or removed
+//!   [build] ───────────▶ agent             a version of a template built, cancelled, or removed
 //!   [network] ─────────▶ agent             a policy, when it changes, and again until it is applied
 //!   [sync]   ──every second──▶ agent       copies states into the store; finds what was lost
 //! ```
@@ -25,6 +26,8 @@ use sandpiper_http::error::ApiError;
 use tokio::task::JoinHandle;
 
 pub mod allowance;
+pub mod build;
+pub mod build_sync;
 pub mod checkpoint;
 pub mod checkpoint_sync;
 pub mod create;

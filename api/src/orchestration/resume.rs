@@ -40,7 +40,7 @@ pub async fn run(app: &App, caller: &Caller, row: &SandboxRow, wish: Wish) -> Re
     // Before the row moves, so that the synchronisation never sees it `restoring` without. `None` while another request
     // works on it: then that one's task keeps the row.
     let guard = app.in_flight.enter(&row.id);
-    let reserved = app.store.sandboxes.reserve(&row.id, &limits.quota).await;
+    let reserved = app.store.sandboxes.reserve(&row.id, &limits.quota, app.clock.now()).await;
     let reserved = reserved.map_err(|error| errors::no_capacity(error, limits, 1, row.cpu, row.memory_mb))?;
     // Of a live sandbox the agent's reports go on counting.
     let guard = guard.filter(|_| reserved);

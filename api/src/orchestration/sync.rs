@@ -23,19 +23,22 @@
 //! has changed. What it was told it keeps.
 //!
 //! A stopped sandbox is listed like any other. Checkpoints follow in the same round, by [`checkpoint_sync`], and volumes now
-//! and then, by [`super::volume_sync`]. Which sandbox has a volume follows from the states of sandboxes.
+//! and then, by [`super::volume_sync`]; builds of templates' versions by [`super::build_sync`]. Which sandbox has a volume follows from the states of sandboxes.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Instant;
 
 use jiff::{SignedDuration, Timestamp};
 use sandpiper_db::StoreError;
+use sandpiper_http::error::ApiError;
 use sandpiper_protocol::agent::{self, Allowance, SandboxList, SandboxState};
 use sandpiper_protocol::error_chain::chain;
 use sandpiper_protocol::ids::TeamId;
 use tokio::sync::watch;
 
 use super::allowance;
+use super::build;
+use super::build_sync::BuildSync;
 use super::checkpoint_sync::CheckpointSync;
 use super::volume_sync::VolumeSync;
 use crate::agent_client::AgentError;
@@ -67,6 +70,15 @@ pub enum SyncError {
     Store(#[from] StoreError),
 }
 
+impl From<SyncError> for ApiError {
+    fn from(error: SyncError) -> Self {
+        match error {
+            SyncError::Agent(error) => error.into(),
+            SyncError::Store(error) => error.into(),
+        }
+    }
+}
+
 /// The task's memory from one round to the next.
 #[derive(Debug)]
 pub struct Synchronizer {
@@ -79,6 +91,7 @@ pub struct Synchronizer {
     allowed: Vec<Allowance>,
     checkpoints: CheckpointSync,
     volumes: VolumeSync,
+    builds: BuildSync,
     rounds_to_catalog: u32,
     rounds_to_retained: u32,
     rounds_to_allow: u32,
@@ -97,6 +110,7 @@ impl Synchronizer {
             allowed: Vec::new(),
             checkpoints,
             volumes: VolumeSync::default(),
+            builds: BuildSync::default(),
             rounds_to_catalog: 0,
             rounds_to_retained: 0,
             rounds_to_allow: 0,
@@ -155,7 +169,8 @@ impl Synchronizer {
         let owned: HashMap<&str, State> = rows.iter().map(|row| (row.id.as_str(), row.state)).collect();
         self.remove_orphans(&owned, &listed).await?;
         self.checkpoints.round(&self.app, &listed).await?;
-        self.volumes.round(&self.app).await
+        self.volumes.round(&self.app).await?;
+        self.builds.round(&self.app).await
     }
 
     /// Has the agent end the sessions of keys that were revoked since it was told last.
@@ -287,8 +302,12 @@ impl Synchronizer {
 /// Takes over the agent's templates, and what it gives one sandbox.
 pub async fn catalog(app: &App) -> Result<(), SyncError> {
     app.offer.cap(app.agent.host().await?.vcpus_max);
+    // In this order: what became runnable since is not taken for lost.
+    let known = app.store.templates.runnable().await?;
     let templates = app.agent.templates().await?;
-    Ok(app.store.templates.replace(&templates).await?)
+    let deleted = app.store.templates.replace(&known, &templates).await?;
+    build::remove(app, deleted);
+    Ok(())
 }
 
 /// The newest state of one sandbox: `row` brought up to date with the agent, `None` when it is gone. Without a response from

@@ -1,5 +1,5 @@
-//! What must survive of sandboxes: teams, keys, the template catalog, sandboxes, checkpoints, volumes, idempotency keys, and
-//! which processes are alive.
+//! What must survive of sandboxes: teams, keys, templates and their versions, files for builds, sandboxes, checkpoints, volumes,
+//! idempotency keys, and which processes are alive.
 //!
 //! One file per resource, each a handle over the same [`Database`].
 
@@ -18,6 +18,7 @@ pub mod teams;
 pub mod templates;
 #[cfg(test)]
 pub(crate) mod testing;
+pub mod uploads;
 pub mod volumes;
 
 pub use checkpoints::Checkpoints;
@@ -28,6 +29,7 @@ pub use processes::Processes;
 pub use sandboxes::Sandboxes;
 pub use teams::Teams;
 pub use templates::Templates;
+pub use uploads::Uploads;
 pub use volumes::Volumes;
 
 /// All handles.
@@ -39,6 +41,7 @@ pub struct Store {
     pub sandboxes: Sandboxes,
     pub checkpoints: Checkpoints,
     pub volumes: Volumes,
+    pub uploads: Uploads,
     pub idempotency: IdempotencyKeys,
     pub processes: Processes,
     pub audit: AuditLog,
@@ -51,10 +54,11 @@ impl Store {
         Self {
             teams: Teams::new(database.clone()),
             keys: ApiKeys::new(database.clone()),
-            templates: Templates::new(database.clone()),
+            templates: Templates::new(database.clone(), own.clone()),
             sandboxes: Sandboxes::new(database.clone(), own.clone()),
             checkpoints: Checkpoints::new(database.clone(), own.clone()),
             volumes: Volumes::new(database.clone(), own.clone()),
+            uploads: Uploads::new(database.clone()),
             idempotency: IdempotencyKeys::new(database.clone(), own.clone()),
             processes: Processes::new(database.clone(), own),
             audit: AuditLog::new(database),
@@ -87,7 +91,9 @@ mod tests {
         let mut tx = store.database.write().await.unwrap();
         sqlx::raw_sql(
             "INSERT INTO teams VALUES ('t', 't', 'pro', 0); \
-             INSERT INTO template_versions VALUES ('v', 'base', 1, 'd', 1, 1, 0, 1); \
+             INSERT INTO templates VALUES ('p', NULL, 'base', 'public', '', 0, 0, NULL); \
+             INSERT INTO template_versions (id, template_id, number, cpu, memory_mb, created_at_ms, runnable) \
+             VALUES ('v', 'p', 1, 1, 1, 0, 1); \
              INSERT INTO sandboxes (id, team_id, state, template, template_version, cpu, memory_mb, disk_gib, \
                  timeout_seconds, on_timeout, auto_resume, exposed_ports, allow_public_traffic, created_at_ms, \
                  error_code, error_message) \

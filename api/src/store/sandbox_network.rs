@@ -172,8 +172,12 @@ mod tests {
     use super::super::Store;
     use super::super::testing::test_store;
 
+    /// As it was once.
+    const OLD_VERSION: &str = "INSERT INTO template_versions VALUES ('v', 'base', 1, 'd', 1, 1, 0, 1)";
+    const VERSION: &str = "INSERT INTO templates VALUES ('p', NULL, 'base', 'public', '', 0, 0, NULL); \
+        INSERT INTO template_versions (id, template_id, number, cpu, memory_mb, created_at_ms, runnable) \
+        VALUES ('v', 'p', 1, 1, 1, 0, 1)";
     const STOPPED_SANDBOX: &str = "INSERT INTO teams VALUES ('t', 't', 'pro', 0); \
-        INSERT INTO template_versions VALUES ('v', 'base', 1, 'd', 1, 1, 0, 1); \
         INSERT INTO sandboxes (id, team_id, state, template, template_version, cpu, memory_mb, disk_gib, \
             timeout_seconds, on_timeout, auto_resume, exposed_ports, allow_public_traffic, created_at_ms) \
         VALUES ('s', 't', 'stopped', 'base', 'v', 1, 1, 1, 1, 'kill', 0, '[]', 1, 0)";
@@ -184,7 +188,9 @@ mod tests {
         let location: DatabaseLocation = database.location.parse().unwrap();
         let (mut connection, migrations) = connect(&location).await.unwrap();
         migrations.run_to(2, &mut connection).await.unwrap();
-        sqlx::raw_sql(STOPPED_SANDBOX).execute(&mut connection).await.unwrap();
+        for statements in [OLD_VERSION, STOPPED_SANDBOX] {
+            sqlx::raw_sql(statements).execute(&mut connection).await.unwrap();
+        }
 
         let store = Store::new(Database::open(&location).await.unwrap());
 
@@ -199,7 +205,9 @@ mod tests {
     async fn the_schema_itself_keeps_versions_in_order() {
         let store = test_store().await;
         let mut tx = store.database.write().await.unwrap();
-        sqlx::raw_sql(STOPPED_SANDBOX).execute(&mut *tx).await.unwrap();
+        for statements in [VERSION, STOPPED_SANDBOX] {
+            sqlx::raw_sql(statements).execute(&mut *tx).await.unwrap();
+        }
         let mut refused = async |statement| refusal(&mut tx, statement).await;
 
         assert_eq!(refused("UPDATE sandboxes SET network_version = 3, network_applied = 2").await, "");

@@ -10,7 +10,7 @@
 
 use std::collections::BTreeMap;
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use sandpiper_db::{Database, StoreError, Tx, count, decode_enum, to_ms};
 use sandpiper_protocol::agent::{self, SandboxError};
 use sandpiper_protocol::ids::TeamId;
@@ -24,7 +24,7 @@ use super::sandbox_row::{NewSandbox, SandboxRow, State, on_timeout_word};
 use super::volumes::{attach, is_attached_elsewhere, lacks_volume};
 use crate::plan::Quota;
 
-/// What a team's sandboxes, checkpoints and volumes hold.
+/// What a team's sandboxes, checkpoints, volumes and templates hold.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Live sandboxes, and what they hold together.
@@ -36,9 +36,16 @@ pub struct Usage {
     pub volumes: u32,
     /// What they may grow to together.
     pub volume_gib: u64,
-    /// Of the host's disk: sandboxes, live or not, checkpoints and volumes.
+    /// Templates of its own.
+    pub templates: u32,
+    /// That its builds took within [`BUILD_WINDOW`], begun ones as whole ones.
+    pub build_minutes: u64,
+    /// Of the host's disk: sandboxes, live or not, checkpoints, volumes, versions of templates, and files for builds.
     pub retained_bytes: u64,
 }
+
+/// For how long a build counts against the quota.
+const BUILD_WINDOW: SignedDuration = SignedDuration::from_hours(30 * 24);
 
 impl Usage {
     /// Whether `quota` has room for more beside this.
@@ -100,7 +107,8 @@ impl Sandboxes {
         claim: Option<&idempotency::Claim>,
     ) -> Result<(), QuotaError> {
         let mut tx = self.database.write().await?;
-        let usage = usage(&mut tx, team_id).await?;
+        let now = new.first().map_or(Timestamp::UNIX_EPOCH, |one| one.created_at);
+        let usage = usage(&mut tx, team_id, now).await?;
         let sandboxes = u32::try_from(new.len()).unwrap_or(u32::MAX);
         let cpu = new.iter().fold(0, |sum: u32, one| sum.saturating_add(one.cpu));
         let memory_mb = new.iter().map(|one| u64::from(one.memory_mb)).sum();
@@ -123,14 +131,14 @@ impl Sandboxes {
 
     /// Takes a stopped sandbox back into use, as `restoring`, if `quota` has room for it and its volumes are free; false when it
     /// is not stopped.
-    pub async fn reserve(&self, id: &str, quota: &Quota) -> Result<bool, QuotaError> {
+    pub async fn reserve(&self, id: &str, quota: &Quota, now: Timestamp) -> Result<bool, QuotaError> {
         let mut tx = self.database.write().await?;
         let row = sqlx::query("SELECT team_id, cpu, memory_mb FROM sandboxes WHERE id = $1 AND state = 'stopped'")
             .bind(id)
             .fetch_optional(&mut *tx)
             .await?;
         let Some(row) = row else { return Ok(false) };
-        let usage = usage(&mut tx, &row.try_get::<String, _>("team_id")?.into()).await?;
+        let usage = usage(&mut tx, &row.try_get::<String, _>("team_id")?.into(), now).await?;
         let (cpu, memory_mb) = (count(row.try_get("cpu")?)?, count(row.try_get("memory_mb")?)?);
         if !usage.leaves_room(quota, 1, cpu, memory_mb) {
             return Err(QuotaError::OverQuota(usage));
@@ -165,9 +173,9 @@ impl Sandboxes {
     }
 
     /// What the team's sandboxes, checkpoints and volumes hold now.
-    pub async fn usage(&self, team_id: &TeamId) -> Result<Usage, StoreError> {
+    pub async fn usage(&self, team_id: &TeamId, now: Timestamp) -> Result<Usage, StoreError> {
         let mut connection = self.database.read().acquire().await?;
-        usage(&mut connection, team_id).await
+        usage(&mut connection, team_id, now).await
     }
 
     /// The team's sandbox of this id, unless it is destroyed.
@@ -365,7 +373,11 @@ impl Sandboxes {
 }
 
 /// What the team's sandboxes, checkpoints and volumes hold, seen by `connection`.
-pub(super) async fn usage(connection: &mut sqlx::AnyConnection, team_id: &TeamId) -> Result<Usage, StoreError> {
+pub(super) async fn usage(
+    connection: &mut sqlx::AnyConnection,
+    team_id: &TeamId,
+    now: Timestamp,
+) -> Result<Usage, StoreError> {
     // `live`: the states of `State::LIVE`.
     let row = sqlx::query(
         "SELECT CAST(COALESCE(SUM(live), 0) AS BIGINT) AS sandboxes, \
@@ -379,13 +391,20 @@ pub(super) async fn usage(connection: &mut sqlx::AnyConnection, team_id: &TeamId
              (SELECT CAST(COALESCE(SUM(size_gib), 0) AS BIGINT) FROM volumes \
               WHERE team_id = $1 AND state <> 'deleted') AS volume_gib, \
              (SELECT CAST(COALESCE(SUM(retained_bytes), 0) AS BIGINT) FROM volumes \
-              WHERE team_id = $1 AND state <> 'deleted') AS volume_bytes \
+              WHERE team_id = $1 AND state <> 'deleted') AS volume_bytes, \
+             (SELECT COUNT(*) FROM templates WHERE team_id = $1 AND deleted_at_ms IS NULL) AS templates, \
+             (SELECT CAST(COALESCE(SUM(v.finished_at_ms - v.started_at_ms), 0) AS BIGINT) FROM template_versions v \
+              JOIN templates t ON t.id = v.template_id WHERE t.team_id = $1 AND v.finished_at_ms > $2) AS build_ms, \
+             (SELECT CAST(COALESCE(SUM(v.retained_bytes), 0) AS BIGINT) FROM template_versions v \
+              JOIN templates t ON t.id = v.template_id WHERE t.team_id = $1) AS version_bytes, \
+             (SELECT CAST(COALESCE(SUM(bytes), 0) AS BIGINT) FROM uploads WHERE team_id = $1) AS upload_bytes \
          FROM (SELECT cpu, memory_mb, retained_bytes, CASE state WHEN 'stopped' THEN 1 ELSE 0 END AS stopped, \
                    CASE WHEN state IN ('creating', 'ready', 'restoring', 'checkpointing', 'stopping') THEN 1 ELSE 0 END \
                        AS live \
                FROM sandboxes WHERE team_id = $1 AND state <> 'destroyed') AS held",
     )
     .bind(team_id.as_str())
+    .bind(to_ms(now.saturating_sub(BUILD_WINDOW).unwrap_or(Timestamp::MIN)))
     .fetch_one(connection)
     .await?;
     let bytes = |column: &str| -> Result<u64, StoreError> { count(row.try_get(column)?) };
@@ -396,9 +415,13 @@ pub(super) async fn usage(connection: &mut sqlx::AnyConnection, team_id: &TeamId
         stopped: count(row.try_get("stopped")?)?,
         volumes: count(row.try_get("volumes")?)?,
         volume_gib: count(row.try_get("volume_gib")?)?,
+        templates: count(row.try_get("templates")?)?,
+        build_minutes: bytes("build_ms")?.div_ceil(60_000),
         retained_bytes: bytes("sandbox_bytes")?
             .saturating_add(bytes("checkpoint_bytes")?)
-            .saturating_add(bytes("volume_bytes")?),
+            .saturating_add(bytes("volume_bytes")?)
+            .saturating_add(bytes("version_bytes")?)
+            .saturating_add(bytes("upload_bytes")?),
     })
 }
 
@@ -441,8 +464,11 @@ fn ports_json(ports: &[agent::ExposedPort]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use sandpiper_protocol::agent::{Lifecycle, Network, RuntimeBaseline, TemplateVersion};
     use sandpiper_protocol::id;
+    use sandpiper_protocol::template::ImageSettings;
 
     use super::super::Store;
     use super::super::testing::test_store;
@@ -484,8 +510,15 @@ mod tests {
             key: None,
             created_at: NOW,
             baseline: RuntimeBaseline { cpu: 1, memory_mb: 512 },
+            team: None,
+            disk_gib: 0,
+            settings: ImageSettings::default(),
+            start: None,
+            command: None,
+            images: BTreeMap::new(),
+            retained_bytes: 0,
         };
-        store.templates.replace(&[version]).await.unwrap();
+        store.templates.replace(&HashSet::new(), &[version]).await.unwrap();
 
         let creates = [&*store, &other].into_iter().cycle().take(24).map(|store| {
             let (sandboxes, team_id) = (store.sandboxes.clone(), team.id.clone());
@@ -498,6 +531,6 @@ mod tests {
         }
 
         assert_eq!(made, 5);
-        assert_eq!(store.sandboxes.usage(&team.id).await.unwrap().sandboxes, 5);
+        assert_eq!(store.sandboxes.usage(&team.id, NOW).await.unwrap().sandboxes, 5);
     }
 }

@@ -165,7 +165,7 @@ impl Volumes {
         claim: Option<&idempotency::Claim>,
     ) -> Result<(), CreateVolumeError> {
         let mut tx = self.database.write().await?;
-        let usage = usage(&mut tx, team_id).await?;
+        let usage = usage(&mut tx, team_id, new.created_at).await?;
         let is_over = usage.volumes >= quota.volumes
             || usage.volume_gib.saturating_add(u64::from(new.size_gib)) > quota.volume_gib;
         sqlx::query(

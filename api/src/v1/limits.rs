@@ -8,7 +8,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use crate::auth::{Caller, ReadAccess};
-use crate::plan::{DiskRates, NetworkRates, Plan, PlanLimits};
+use crate::plan::{BuildRules, DiskRates, NetworkRates, Plan, PlanLimits};
 use crate::quota::{Amounts, QuotaBody};
 use crate::state::App;
 
@@ -55,6 +55,8 @@ pub struct PlanBody {
     pub disk: DiskRates,
     /// Likewise, what passes through the network of each sandbox, each way for itself.
     pub network: NetworkRates,
+    /// What a build of a template's version may take, and what may be sent for builds within a day.
+    pub build: BuildRules,
 }
 
 /// Decimal text, per unit and time.
@@ -81,6 +83,7 @@ impl PlanBody {
             quota: limits.quota.into(),
             disk: limits.disk,
             network: limits.network,
+            build: limits.build,
         }
     }
 }
@@ -105,7 +108,7 @@ pub async fn limits(
     let Caller { team, .. } = caller;
     let config = &app.settings;
     let mine = &app.offer.of(team.plan);
-    let usage = app.store.sandboxes.usage(&team.id).await?;
+    let usage = app.store.sandboxes.usage(&team.id, app.clock.now()).await?;
     Ok(Json(LimitsBody {
         cpu: config.baseline.cpu,
         memory_mb: config.baseline.memory_mb,

@@ -19,7 +19,7 @@
 //! | `GET /v1/sandboxes/{id}/logs` | [`logs`] |
 //! | `GET /v1/sandboxes/{id}/metrics` | [`metrics`] |
 //! | `GET /v1/sandbox_limits` | [`limits`] |
-//! | `GET /v1/templates` | [`templates`] |
+//! | `GET/POST /v1/templates`, `GET/PATCH/DELETE /v1/templates/{slug}`, and `…/versions`, `…/uploads` below | [`templates`] |
 //!
 //! Every handler's first parameter says what the key must be able to do; what belongs to another team does not exist for it.
 
@@ -67,5 +67,12 @@ pub fn router() -> OpenApiRouter<App> {
         .routes(routes!(logs::logs))
         .routes(routes!(metrics::metrics))
         .routes(routes!(limits::limits))
-        .routes(routes!(templates::list))
+        .routes(routes!(templates::list::list, templates::create::create))
+        .routes(routes!(templates::uploads::put))
+        .routes(routes!(templates::uploads::delete))
+        .routes(routes!(templates::change::show, templates::change::update, templates::change::delete))
+        .routes(routes!(templates::versions::list, templates::versions::create))
+        .routes(routes!(templates::versions::show, templates::versions::delete))
+        .routes(routes!(templates::versions::cancel))
+        .routes(routes!(templates::logs::logs))
 }

@@ -1,16 +1,21 @@
 //! Responses to repeated requests to `/v1`: which parts of them are credentials, and what was made before.
 
+use axum::http::request::Parts;
 use axum::response::Response;
 use sandpiper_http::error::ApiError;
 use serde_json::{Map, Value};
 
-use super::{checkpoints, sandboxes, volumes};
+use super::{checkpoints, sandboxes, templates, volumes};
 use crate::auth::Caller;
-use crate::mutation::{Face, Work};
+use crate::mutation::{BodyRule, Face, Work};
 use crate::state::App;
 
 /// Of all requests here.
-pub const FACE: Face = Face { body: volumes::files::body_rule, existing, hide, renew };
+pub const FACE: Face = Face { body: body_rule, existing, hide, renew };
+
+fn body_rule(parts: &Parts) -> BodyRule {
+    if templates::uploads::is_upload(parts) { BodyRule::Stream } else { volumes::files::body_rule(parts) }
+}
 
 fn existing<'a>(
     app: &'a App,
@@ -21,6 +26,11 @@ fn existing<'a>(
     Box::pin(async move {
         let ids: Vec<&str> = made.split(',').collect();
         match (resource, ids.as_slice()) {
+            // Whatever their slugs look like.
+            (_, [id]) if id.starts_with("tpl") => templates::create::response_for_existing(app, caller, id).await,
+            (_, [id]) if id.starts_with("ver") => {
+                templates::versions::response_for_existing(app, caller, &(*id).into()).await
+            }
             (None, [id]) if id.starts_with("vol") => {
                 volumes::create::response_for_existing(app, caller, &(*id).into()).await
             }

@@ -16,19 +16,24 @@ struct Operation {
     body: Option<fn() -> Value>,
     /// Parameters that it needs.
     query: &'static str,
-    /// Whether it acts on one sandbox, checkpoint or volume, so that another team gets 404.
+    /// Whether it acts on one sandbox, checkpoint, volume or template, so that another team gets 404.
     of_one: bool,
+    /// Whether its body is a stream, which takes no idempotency key.
+    streams: bool,
 }
 
 const fn operation(method: &'static str, path: &'static str) -> Operation {
-    Operation { method, path, body: None, query: "", of_one: true }
+    Operation { method, path, body: None, query: "", of_one: true, streams: false }
 }
 
-/// A sandbox, a checkpoint and a volume to try operations on.
+/// A sandbox, a checkpoint, a volume, and a template with a version that is being built and a file for it, to try operations on.
 struct Ids {
     sandbox: String,
     checkpoint: String,
     volume: String,
+    template: String,
+    version: String,
+    upload: String,
 }
 
 impl Ids {
@@ -40,7 +45,11 @@ impl Ids {
         host.call("POST", &directory, &host.write, None).await.expect(201);
         let file = json!({"path": "/f", "content_b64": ""});
         host.call("PUT", &format!("/v1/volumes/{volume}/files"), &host.write, Some(file)).await.expect(200);
-        Self { sandbox, checkpoint, volume }
+        let template = sandbox.clone();
+        host.template(&template).await;
+        let version = host.building(&template).await;
+        let upload = host.upload(b"x").await;
+        Self { sandbox, checkpoint, volume, template, version, upload }
     }
 
     fn of_nobody() -> Self {
@@ -48,12 +57,15 @@ impl Ids {
             sandbox: "sbx0000000000000000000000".into(),
             checkpoint: "ckp0000000000000000000000".into(),
             volume: "vol0000000000000000000000".into(),
+            template: "none".into(),
+            version: "ver0000000000000000000000".into(),
+            upload: "upl0000000000000000000000".into(),
         }
     }
 }
 
 /// All of them. A new operation has to be added here, or `every_operation_is_listed` fails.
-const OPERATIONS: [Operation; 38] = [
+const OPERATIONS: [Operation; 50] = [
     Operation { of_one: false, ..operation("GET", "/v1/sandboxes") },
     Operation { of_one: false, body: Some(|| json!({"template": "base"})), ..operation("POST", "/v1/sandboxes") },
     operation("GET", "/v1/sandboxes/{id}"),
@@ -95,6 +107,21 @@ const OPERATIONS: [Operation; 38] = [
     operation("GET", "/v1/sandboxes/{id}/metrics"),
     Operation { of_one: false, ..operation("GET", "/v1/sandbox_limits") },
     Operation { of_one: false, ..operation("GET", "/v1/templates") },
+    Operation { of_one: false, body: Some(|| json!({"slug": "new"})), ..operation("POST", "/v1/templates") },
+    Operation { of_one: false, streams: true, ..operation("PUT", "/v1/templates/uploads") },
+    operation("DELETE", "/v1/templates/uploads/{id}"),
+    operation("GET", "/v1/templates/{slug}"),
+    Operation { body: Some(|| json!({"visibility": "private"})), ..operation("PATCH", "/v1/templates/{slug}") },
+    operation("DELETE", "/v1/templates/{slug}"),
+    operation("GET", "/v1/templates/{slug}/versions"),
+    Operation {
+        body: Some(|| json!({"source": {"image": {"reference": "node"}}})),
+        ..operation("POST", "/v1/templates/{slug}/versions")
+    },
+    operation("GET", "/v1/templates/{slug}/versions/{version}"),
+    operation("DELETE", "/v1/templates/{slug}/versions/{version}"),
+    operation("POST", "/v1/templates/{slug}/versions/{version}/cancel"),
+    operation("GET", "/v1/templates/{slug}/versions/{version}/logs"),
     Operation { of_one: false, ..operation("GET", "/v1/egress_profiles") },
 ];
 
@@ -108,9 +135,11 @@ impl Operation {
         let id = match self.path.split('/').nth(2) {
             Some("checkpoints") => &ids.checkpoint,
             Some("volumes") => &ids.volume,
+            Some("templates") => &ids.upload,
             _ => &ids.sandbox,
         };
-        self.path.replace("{id}", id).replace("{port}", "8000") + mark + self.query
+        let path = self.path.replace("{id}", id).replace("{port}", "8000");
+        path.replace("{slug}", &ids.template).replace("{version}", &ids.version) + mark + self.query
     }
 
     /// The path with one parameter more.
@@ -192,9 +221,13 @@ async fn operations_that_change_something_need_a_key_that_may_write() {
 #[tokio::test]
 async fn a_kept_answer_is_for_keys_that_may_write() {
     let host = Host::new().await;
-    for operation in OPERATIONS.iter().filter(|operation| operation.mutates()) {
+    for operation in OPERATIONS.iter().filter(|operation| operation.mutates() && !operation.streams) {
         let what = format!("{} {}", operation.method, operation.path);
         let ids = Ids::new(&host).await;
+        if operation.method == "DELETE" {
+            host.agent.fail_build(&ids.version, "step_failed");
+            host.sync().await;
+        }
         host.call("PUT", &format!("/v1/sandboxes/{}/ports/8000", ids.sandbox), &host.write, Some(json!({})))
             .await
             .expect(200);
@@ -296,8 +329,10 @@ async fn what_another_team_has_does_not_exist() {
         // Indistinguishable from one that never was.
         let answer = host.call(operation.method, &operation.path(&nobody), &host.foreign, operation.body()).await;
         let absent = answer.refused(404, "not_found");
-        let message = foreign["message"].as_str().unwrap().replace(id, &nobody.sandbox);
+        let own = if operation.path.contains("{slug}") { &nobody.template } else { &nobody.sandbox };
+        let message = foreign["message"].as_str().unwrap().replace(id, own);
         let message = message.replace(&ids.checkpoint, &nobody.checkpoint).replace(&ids.volume, &nobody.volume);
+        let message = message.replace(&ids.upload, &nobody.upload);
         assert_eq!(absent["message"], message);
     }
     // Nor can a sandbox be made from it.

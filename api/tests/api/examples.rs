@@ -135,7 +135,10 @@ async fn what_the_examples_send_is_accepted_and_what_comes_back_fits_too() {
     let schemas = Schemas::of(&document);
     // Those that end something come last.
     let mut operations = operations(&document);
-    operations.retain(|(_, path, _)| path.starts_with("/v1/") && !path.starts_with("/v1/volumes"));
+    operations.retain(|(_, path, _)| {
+        let is_apart = ["/v1/volumes", "/v1/templates/"].iter().any(|other| path.starts_with(other));
+        path.starts_with("/v1/") && !is_apart
+    });
     operations.sort_by_key(|(method, _, operation)| {
         (method == "delete", operation["operationId"] == "delete_sandbox", operation["operationId"] == "show_port")
     });
@@ -200,6 +203,47 @@ async fn what_the_examples_of_volumes_send_is_accepted_and_what_comes_back_fits_
         if id != "read_volume_file"
             && let Some((schema, _)) = body(success)
         {
+            schemas.check(schema, &response.json(), id).unwrap();
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_the_examples_of_templates_send_is_accepted_and_what_comes_back_fits_too() {
+    let host = Host::new().await;
+    let document = document();
+    let schemas = Schemas::of(&document);
+    let steps = [
+        "upload_build_file",
+        "create_template",
+        "update_template",
+        "create_template_version",
+        "list_template_versions",
+        "show_build_logs",
+        "cancel_template_version",
+        "show_template_version",
+        "show_template",
+        "delete_template_version",
+        "delete_template",
+        "delete_build_file",
+    ];
+    let operations = operations(&document);
+    let of_templates = operations.iter().filter(|(_, path, _)| path.starts_with("/v1/templates"));
+    assert_eq!(of_templates.count(), steps.len() + 1, "every operation, and the list");
+    let mut upload = String::new();
+    for id in steps {
+        let (method, path, operation) = operations.iter().find(|(_, _, one)| one["operationId"] == id).unwrap();
+        let sent = body(&operation["requestBody"]).map(|(_, example)| example.clone());
+        let path = path.replace("{id}", &upload).replace("{slug}", "node").replace("{version}", "1");
+
+        let response = host.call(&method.to_uppercase(), &path, &host.write, sent).await;
+
+        let success = &operation["responses"][response.status.as_str()];
+        assert!(response.status.is_success() && !success.is_null(), "{id}: {}", response.text);
+        if id == "upload_build_file" {
+            upload = response.json()["id"].as_str().unwrap().to_owned();
+        }
+        if let Some((schema, _)) = body(success) {
             schemas.check(schema, &response.json(), id).unwrap();
         }
     }

@@ -30,6 +30,7 @@ mod sandbox;
 mod sessions;
 mod support;
 mod sync;
+mod templates;
 mod validation;
 mod volumes;
 mod webhooks;

@@ -38,6 +38,7 @@ pub(crate) fn run(arguments: &Arguments, output: Output) -> anyhow::Result<ExitC
         kernel: up::default_kernel(),
         template: up::default_template(),
         volume_helper: up::default_volume_helper(),
+        builder: up::default_builder(),
     };
     let checks = doctor::all(&rung, &paths);
     let healthy = checks.iter().all(|check| check.verdict != Verdict::Fail);

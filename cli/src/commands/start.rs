@@ -48,9 +48,9 @@ pub(crate) fn parse_mount(text: &str) -> Result<(String, String), String> {
     }
 }
 
-/// What the new sandbox may reach: the Internet, unless these say otherwise.
+/// What it may reach: the Internet, unless these say otherwise.
 #[derive(clap::Args)]
-struct NetworkArguments {
+pub(crate) struct NetworkArguments {
     /// Let it reach nothing but what is allowed by other options
     #[arg(long)]
     no_internet: bool,
@@ -74,7 +74,7 @@ struct NetworkArguments {
 
 impl NetworkArguments {
     /// None where nothing is said.
-    fn policy(&self) -> Option<NetworkPolicy> {
+    pub(crate) fn policy(&self) -> Option<NetworkPolicy> {
         let policy = NetworkPolicy {
             allow_internet_access: !self.no_internet,
             allow_package_registry_access: self.package_registries,

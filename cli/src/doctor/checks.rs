@@ -46,6 +46,7 @@ pub(crate) struct Paths {
     pub(crate) kernel: Option<PathBuf>,
     pub(crate) template: Option<PathBuf>,
     pub(crate) volume_helper: Option<PathBuf>,
+    pub(crate) builder: Option<PathBuf>,
 }
 
 pub(crate) fn all(rung: &Rung, paths: &Paths) -> Vec<Check> {
@@ -63,6 +64,7 @@ pub(crate) fn all(rung: &Rung, paths: &Paths) -> Vec<Check> {
             "build it with scripts/base-template, or name it with --template",
         ),
         volume_helper(paths.volume_helper.as_deref()),
+        builder(paths.builder.as_deref()),
     ];
     // The nested host has a processor of its own.
     if *rung == Rung::Direct {
@@ -188,7 +190,18 @@ fn file(name: &'static str, path: Option<&Path>, fix: &str) -> Check {
 /// Sandboxes run without it, only not with volumes.
 fn volume_helper(path: Option<&Path>) -> Check {
     const FIX: &str = "sandboxes can have no volumes without it: build it with scripts/volume-helper, or name it with --volume-helper";
-    match file("volume helper", path, FIX) {
+    file_worth_having("volume helper", path, FIX)
+}
+
+/// Sandboxes run without it, only not of templates that are built here.
+fn builder(path: Option<&Path>) -> Check {
+    const FIX: &str =
+        "no templates can be built without it: make it with scripts/builder-template, or name it with --builder";
+    file_worth_having("builder", path, FIX)
+}
+
+fn file_worth_having(name: &'static str, path: Option<&Path>, fix: &str) -> Check {
+    match file(name, path, fix) {
         check if check.verdict == Verdict::Fail => Check { verdict: Verdict::Warn, ..check },
         check => check,
     }
@@ -209,13 +222,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_host_without_a_volume_helper_works_and_is_told_how_to_get_one() {
+    fn a_host_without_the_agents_own_templates_works_and_is_told_how_to_get_them() {
         let folder = tempfile::tempdir().unwrap();
         let image = folder.path().join("volume-helper-1.ext4");
         for path in [None, Some(image.as_path())] {
             let check = volume_helper(path);
             assert_eq!(check.verdict, Verdict::Warn, "{check:?}");
             assert!(check.fix.unwrap().contains("scripts/volume-helper"));
+            let check = builder(path);
+            assert_eq!(check.verdict, Verdict::Warn, "{check:?}");
+            assert!(check.fix.unwrap().contains("scripts/builder-template"));
         }
 
         fs::write(&image, "image").unwrap();

@@ -6,6 +6,7 @@ mod mcp;
 mod network;
 mod network_explain;
 mod support;
+mod template;
 mod webhook;
 mod webhook_listen;
 mod webhook_receivers;

@@ -1,5 +1,6 @@
 //! Servers that the command talks to: an API with one sandbox, and its data plane, the real one or one that lies.
 
+use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Command, Output, Stdio};
@@ -14,6 +15,10 @@ use tokio::net::{UnixListener, UnixStream};
 pub(crate) struct Asked {
     /// `GET /files?path=a`
     pub(crate) line: String,
+    /// By names in lower case.
+    pub(crate) headers: HashMap<String, String>,
+    pub(crate) raw: Vec<u8>,
+    /// The same, where it is JSON.
     pub(crate) body: Value,
 }
 
@@ -42,21 +47,29 @@ pub(crate) fn listen(answer: impl Fn(&Asked, &mut TcpStream) + Send + Sync + 'st
 
 fn read(stream: &TcpStream) -> Asked {
     let mut lines = BufReader::new(stream);
-    let (mut request, mut length) = (String::new(), 0);
-    lines.read_line(&mut request).unwrap();
-    loop {
-        let mut header = String::new();
-        lines.read_line(&mut header).unwrap();
-        match header.trim().to_ascii_lowercase().split_once(": ") {
-            None => break,
-            Some(("content-length", value)) => length = value.parse().unwrap(),
-            Some(_) => {}
+    let line = |lines: &mut BufReader<&TcpStream>| {
+        let mut line = String::new();
+        lines.read_line(&mut line).unwrap();
+        line.trim().to_owned()
+    };
+    let request = line(&mut lines).trim_end_matches(" HTTP/1.1").to_owned();
+    let mut headers = HashMap::new();
+    while let Some((name, value)) = line(&mut lines).split_once(": ") {
+        headers.insert(name.to_ascii_lowercase(), value.to_owned());
+    }
+    let mut raw = Vec::new();
+    let mut take = |lines: &mut BufReader<&TcpStream>, length: u64| lines.take(length).read_to_end(&mut raw).unwrap();
+    if let Some(length) = headers.get("content-length") {
+        take(&mut lines, length.parse().unwrap());
+    } else if headers.contains_key("transfer-encoding") {
+        // A client that ends in the middle of it leaves no length to read.
+        while let Ok(length @ 1..) = u64::from_str_radix(&line(&mut lines), 16) {
+            take(&mut lines, length);
+            line(&mut lines);
         }
     }
-    let mut body = vec![0; length];
-    lines.read_exact(&mut body).unwrap();
-    let line = request.trim().trim_end_matches(" HTTP/1.1").to_owned();
-    Asked { line, body: serde_json::from_slice(&body).unwrap_or_default() }
+    let body = serde_json::from_slice(&raw).unwrap_or_default();
+    Asked { line: request, headers, raw, body }
 }
 
 /// An API whose one sandbox, `sbx1`, has its data plane at `data_plane`.

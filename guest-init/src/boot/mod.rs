@@ -11,7 +11,8 @@ mod network;
 mod users;
 
 pub(crate) use limits::CHILD_OPEN_FILES;
-pub(crate) use users::{ensure as ensure_users, replace as replace_file};
+pub use users::ensure as ensure_users;
+pub(crate) use users::replace as replace_file;
 
 /// Something that did not work, as a line for the log.
 pub(crate) type Problem = String;

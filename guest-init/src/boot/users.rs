@@ -16,7 +16,11 @@ const ID: u32 = 1000;
 const SUDO_RULE: &str = "user ALL=(ALL:ALL) NOPASSWD: ALL\n";
 
 /// Adds the users that are missing from the system under `root` (`/`, except in tests).
-pub(crate) fn ensure(root: &Path) -> io::Result<()> {
+///
+/// # Errors
+///
+/// Fails if the user database cannot be read or written.
+pub fn ensure(root: &Path) -> io::Result<()> {
     let files = Files { etc: root.join("etc"), root };
     let passwd = files.read("passwd")?;
     if entry(&passwd, "root").is_none() {

@@ -164,6 +164,7 @@ impl<'a> Lines<'a> {
 mod tests {
     use super::*;
     use sandpiper_protocol::guest::{GuestMount, Init};
+    use sandpiper_protocol::template::ImageSettings;
     use std::os::unix::net::UnixStream as StdStream;
     use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
     use tokio::net::UnixStream;
@@ -266,6 +267,8 @@ mod tests {
             network: None,
             mounts: Vec::new(),
             serves_volume: false,
+            settings: ImageSettings::default(),
+            start: None,
         };
         serde_json::to_string(&HostMessage::Init(init)).unwrap() + "\n"
     }

@@ -1,7 +1,7 @@
 //! What the fuzz targets reach (`tests/fuzz`): what reads bodies of requests, without what they ask for.
 
 use std::convert::Infallible;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use bytes::Bytes;
 use futures_util::stream::iter;
@@ -11,6 +11,7 @@ use sandpiper_protocol::connect::ErrorBody;
 
 use super::connect::Messages;
 use super::files::{Form, resolve};
+use crate::users::User;
 
 /// A body that arrives in these pieces.
 fn body<'a>(
@@ -48,7 +49,7 @@ pub async fn form<'a>(
         while let Some(piece) = field.chunk().await.ok()? {
             content.extend_from_slice(&piece);
         }
-        files.push((resolve(&target, Path::new("/home/user")), content));
+        files.push((resolve(&target, &User::example()), content));
     }
     Some(files)
 }

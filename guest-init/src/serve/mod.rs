@@ -46,7 +46,9 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use crate::cgroups::Cgroups;
 pub use crate::net::Listener;
 use crate::net::accept_each;
+use crate::users::{self, LookupError, User};
 use http::{Response, basic_user, error, json, status};
+pub use process::StartCommand;
 
 /// Connections at a time; more wait to be accepted.
 const MAX_CONNECTIONS: usize = 1024;
@@ -65,8 +67,17 @@ pub struct Settings {
     pub envs: BTreeMap<String, String>,
     /// User of requests that name none.
     pub default_user: String,
+    /// Where processes start and relative paths count from where nothing else is said; the user's home without it.
+    pub folder: Option<String>,
     /// Root of the volume that this guest is there for.
     pub volume: Option<PathBuf>,
+}
+
+impl Settings {
+    /// The user called `name`, as requests mean it. Reads files.
+    fn user(&self, name: &str) -> Result<User, LookupError> {
+        Ok(users::lookup(name)?.starting_in(self.folder.as_deref()))
+    }
 }
 
 /// The values of the environment may be secrets.

@@ -6,6 +6,7 @@ mod documentation;
 mod encodings;
 mod files;
 mod filesystem;
+mod image;
 mod process;
 mod support;
 mod volume;

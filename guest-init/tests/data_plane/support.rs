@@ -39,6 +39,7 @@ pub(crate) async fn until(mut condition: impl FnMut() -> bool) {
 }
 
 pub(crate) struct Server {
+    app: Arc<App>,
     socket: PathBuf,
     folder: tempfile::TempDir,
 }
@@ -56,9 +57,14 @@ impl Server {
         let socket = folder.path().join("data-plane");
         let listener = UnixListener::bind(&socket).unwrap();
         let volume = Some(folder.path().join("volume"));
-        let app = App::new(Settings { volume, ..settings });
-        tokio::spawn(serve(listener, Arc::new(app)));
-        Self { socket, folder }
+        let app = Arc::new(App::new(Settings { volume, ..settings }));
+        tokio::spawn(serve(listener, Arc::clone(&app)));
+        Self { app, socket, folder }
+    }
+
+    /// What it serves.
+    pub(crate) fn app(&self) -> &Arc<App> {
+        &self.app
     }
 
     /// Where it listens.

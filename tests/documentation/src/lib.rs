@@ -25,8 +25,15 @@ pub const OF_A_DATA_PLANE: [&str; 2] = ["docs/data-plane.md", "docs/filesystem.m
 
 /// The pages whose examples need a host: the API's `$URL`, a team's `$KEY`, an `$OPERATOR_KEY` of payments, its programs in
 /// `$PATH`, and `docs` in the folder where they begin. The end-to-end tests run them.
-pub const OF_A_HOST: [&str; 6] =
-    ["README.md", "docs/mcp.md", "docs/operators.md", "docs/payments.md", "docs/volumes.md", "docs/webhooks.md"];
+pub const OF_A_HOST: [&str; 7] = [
+    "README.md",
+    "docs/mcp.md",
+    "docs/operators.md",
+    "docs/payments.md",
+    "docs/templates.md",
+    "docs/volumes.md",
+    "docs/webhooks.md",
+];
 
 /// The checkout's folder.
 pub fn root() -> &'static Path {

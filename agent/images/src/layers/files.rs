@@ -33,8 +33,8 @@ pub struct Files {
 pub struct Layer {
     /// File name in the owner's folder.
     pub name: String,
-    /// It belongs to a template or a warm snapshot too, which is here for every sandbox: it counts as nobody's, and no
-    /// merge touches it.
+    /// It belongs to a template or a warm snapshot too: it is not counted with this owner while they are there, and no merge
+    /// touches it.
     pub shared: bool,
 }
 
@@ -55,6 +55,11 @@ impl Layer {
 }
 
 impl Files {
+    /// Those of a disk that nobody adds to under these names.
+    pub fn of_disk(disk: Vec<Layer>) -> Self {
+        Self { disk, ..Self::default() }
+    }
+
     /// A name that no file of this owner has or had.
     pub fn new_name(&mut self, role: Role) -> String {
         let number = self.next;

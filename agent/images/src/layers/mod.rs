@@ -102,11 +102,6 @@ pub fn open_disk(layers: &[Layer], folder: &Path, disk_gib: u32) -> Result<Vec<F
     layers.iter().enumerate().map(open).collect()
 }
 
-/// Whether an image of `image_size` bytes fits on a disk of `disk_gib`.
-pub fn fits(image_size: u64, disk_gib: u32) -> bool {
-    image_size <= disk_size(disk_gib)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

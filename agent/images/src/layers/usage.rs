@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::Files;
@@ -11,16 +11,60 @@ use super::Files;
 /// Unit of `st_blocks`, whatever the file system's own block.
 const SECTOR: u64 = 512;
 
-/// Bytes of the files in `folder` that belong to their owners alone. Of a file with several owners each has its share.
-/// Blocks.
-pub fn measure(folder: &Path, files: &Files) -> u64 {
-    let shared: Vec<&str> =
-        files.disk.iter().chain(&files.memory).filter(|layer| layer.shared).map(|layer| layer.name.as_str()).collect();
-    let own = files.names().into_iter().filter(|name| !shared.contains(name));
-    // A file may go while we look; then it is nobody's.
-    own.filter_map(|name| fs::metadata(folder.join(name)).ok())
-        .map(|metadata| metadata.blocks() * SECTOR / metadata.nlink().max(1))
-        .sum()
+/// Somebody who has files.
+#[derive(Debug, Clone)]
+pub struct Holder {
+    pub id: String,
+    pub folder: PathBuf,
+    pub files: Files,
+    /// Its files are the host's: here for every sandbox, and charged to nobody.
+    pub is_hosts: bool,
+}
+
+/// One file, by all names that it has.
+#[derive(Debug, Default)]
+struct Counted {
+    bytes: u64,
+    /// Who have it as their own.
+    owners: u64,
+    /// Who have it of somebody else.
+    sharers: u64,
+    is_hosts: bool,
+}
+
+/// Bytes of the host's disk that each of `holders` is charged with. Of a file with several owners each has its share; who has it
+/// of one of them has it for nothing, until none of them has it any more. Blocks.
+pub fn measure(holders: &[Holder]) -> HashMap<String, u64> {
+    let mut files: HashMap<u64, Counted> = HashMap::new();
+    let mut held = Vec::new();
+    for holder in holders {
+        let layers = holder.files.disk.iter().chain(&holder.files.memory);
+        let shared: Vec<&str> = layers.filter(|layer| layer.shared).map(|layer| layer.name.as_str()).collect();
+        for name in holder.files.names() {
+            // A file may go while we look; then it is nobody's.
+            let Ok(metadata) = fs::metadata(holder.folder.join(name)) else { continue };
+            let is_shared = shared.contains(&name);
+            let file = files.entry(metadata.ino()).or_default();
+            file.bytes = metadata.blocks() * SECTOR;
+            match (holder.is_hosts, is_shared) {
+                (true, _) => file.is_hosts = true,
+                (false, true) => file.sharers += 1,
+                (false, false) => file.owners += 1,
+            }
+            held.push((holder, metadata.ino(), is_shared));
+        }
+    }
+    let mut charges: HashMap<String, u64> =
+        holders.iter().filter(|holder| !holder.is_hosts).map(|holder| (holder.id.clone(), 0)).collect();
+    for (holder, inode, is_shared) in held.into_iter().filter(|(holder, ..)| !holder.is_hosts) {
+        let (Some(file), Some(charge)) = (files.get(&inode), charges.get_mut(&holder.id)) else { continue };
+        *charge += match (is_shared, file.owners) {
+            (false, owners) => file.bytes / owners.max(1),
+            (true, 0) if !file.is_hosts => file.bytes / file.sharers.max(1),
+            (true, _) => 0,
+        };
+    }
+    charges
 }
 
 /// Bytes of the host's disk that all layers of a machine's disk hold, whoever else has them: about what its file system says is
@@ -65,22 +109,39 @@ mod tests {
     use crate::layers::{Layer, Role};
 
     #[test]
-    fn a_file_of_two_owners_is_halved_and_a_templates_counts_for_nobody() {
-        let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    fn a_file_of_two_owners_is_halved_and_a_templates_counts_for_nobody_while_it_is_there() {
+        let folders = [(); 3].map(|()| tempfile::tempdir().unwrap());
         let mut files = Files::default();
         let (base, top) = (files.new_name(Role::Disk), files.new_name(Role::Disk));
         for name in [&base, &top] {
-            fs::write(one.path().join(name), vec![1; 1 << 20]).unwrap();
-            fs::File::open(one.path().join(name)).unwrap().sync_all().unwrap();
+            fs::write(folders[0].path().join(name), vec![1; 1 << 20]).unwrap();
+            fs::File::open(folders[0].path().join(name)).unwrap().sync_all().unwrap();
         }
-        files.disk = vec![Layer { name: base, shared: true }, Layer::own(top)];
+        files.disk = vec![Layer { name: base.clone(), shared: true }, Layer::own(top)];
+        let holder = |index: usize, files: &Files, is_hosts| Holder {
+            id: index.to_string(),
+            folder: folders[index].path().to_owned(),
+            files: files.clone(),
+            is_hosts,
+        };
+        let near = |bytes: u64, mib: u64| (mib << 20..(mib << 20) + 65536).contains(&bytes);
+        let mut image = Files::default();
+        image.disk = vec![Layer::own(base.clone())];
+        fs::hard_link(folders[0].path().join(&base), folders[2].path().join(&base)).unwrap();
 
-        let alone = measure(one.path(), &files);
-        files.link_all(one.path(), two.path()).unwrap();
-        let halves = measure(one.path(), &files) + measure(two.path(), &files);
+        let alone = measure(&[holder(0, &files, false), holder(2, &image, true)]);
+        files.link_all(folders[0].path(), folders[1].path()).unwrap();
+        let two = measure(&[holder(0, &files, false), holder(1, &files, false), holder(2, &image, true)]);
+        let of_a_team = measure(&[holder(0, &files, false), holder(2, &image, false)]);
+        let orphans = measure(&[holder(0, &files, false), holder(1, &files, false)]);
 
-        assert!(((1 << 20)..(1 << 20) + 65536).contains(&alone), "{alone}");
-        assert_eq!(halves, alone);
-        assert!(disk(one.path(), &files) >= 2 << 20, "a machine uses all of its disk, its template's part too");
+        assert!(near(alone["0"], 1) && !alone.contains_key("2"), "{alone:?}");
+        assert_eq!((two["0"], two["1"]), (alone["0"] / 2, alone["0"] / 2));
+        assert!(near(of_a_team["0"], 1) && near(of_a_team["2"], 1), "{of_a_team:?}");
+        assert!(
+            near(orphans["0"] + orphans["1"], 2),
+            "what was of a template that is gone is whose it is now: {orphans:?}"
+        );
+        assert!(disk(folders[0].path(), &files) >= 2 << 20, "a machine uses all of its disk, its template's part too");
     }
 }

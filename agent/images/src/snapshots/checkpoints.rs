@@ -280,7 +280,15 @@ mod tests {
         for name in files.names() {
             fs::write(folder.join(name), name).unwrap();
         }
-        Snapshot { template_version: "ver1".into(), cpu: 1, memory_mb: 256, disk_gib: 2, files, held_slots: Vec::new() }
+        Snapshot {
+            template_version: "ver1".into(),
+            cpu: 1,
+            memory_mb: 256,
+            disk_gib: 2,
+            files,
+            held_slots: Vec::new(),
+            defaults: Default::default(),
+        }
     }
 
     fn take(store: &Checkpoints, id: &CheckpointId) -> Arc<Manifest> {

@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 pub use self::checkpoints::{Checkpoints, Draft, DraftError, Manifest, Pin};
 pub use self::warm::{Platform, Recipe, Warm, WarmSnapshot};
 use crate::layers::Files;
+use crate::templates::GuestDefaults;
 use sandpiper_crash_points::CrashPoint;
 
 /// Of the manifests' format. A field that is added gets a `default`; anything else raises this number.
@@ -38,6 +39,9 @@ pub struct Snapshot {
     /// Slots for volumes that programs in its memory keep from being used: see `Unmounted` of the guest's link.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub held_slots: Vec<u8>,
+    /// What its guest is told of its template's version, which may be gone.
+    #[serde(default, skip_serializing_if = "GuestDefaults::is_empty")]
+    pub defaults: GuestDefaults,
 }
 
 /// Why the snapshots of this host cannot be read.

@@ -4,7 +4,7 @@
 //! one host: its key names everything that it was made with, so that a new kernel, monitor or processor simply asks for
 //! another one. It is made in the background after the first create that would have liked it (`sandbox::warm`).
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -59,8 +59,16 @@ pub struct Warm {
 #[derive(Debug, Default)]
 struct Shelf {
     ready: HashMap<String, Entry>,
-    making: HashSet<String>,
+    /// By key, those that are being made.
+    making: HashMap<String, Making>,
     trouble: HashMap<String, Trouble>,
+}
+
+#[derive(Debug)]
+struct Making {
+    version: String,
+    /// Nobody wants it any more.
+    unwanted: bool,
 }
 
 #[derive(Debug)]
@@ -158,14 +166,19 @@ impl Warm {
         Some(WarmSnapshot { key: key.to_owned(), folder, snapshot })
     }
 
-    /// Whether the caller is the one to make the snapshot of this key. If so, [`Self::publish`] or [`Self::gave_up`] follows.
-    pub fn begin(&self, key: &str) -> bool {
+    /// Whether the caller is the one to make the snapshot of this key, of this version. If so, [`Self::publish`] or
+    /// [`Self::gave_up`] follows.
+    pub fn begin(&self, key: &str, version: &str) -> bool {
         let now = Instant::now();
         let mut shelf = self.lock();
         let Shelf { ready, making, trouble } = &mut *shelf;
         trouble.retain(|key, trouble| ready.contains_key(key) || !trouble.is_past(now));
         let may = trouble.get(key).is_none_or(|trouble| trouble.may_retry(now));
-        !ready.contains_key(key) && may && making.insert(key.to_owned())
+        let begins = !ready.contains_key(key) && may && !making.contains_key(key);
+        if begins {
+            making.insert(key.to_owned(), Making { version: version.to_owned(), unwanted: false });
+        }
+        begins
     }
 
     /// The snapshot was not made; `failed`: it is not tried again for a while.
@@ -204,17 +217,38 @@ impl Warm {
     /// Makes a filled and synced draft the snapshot of this key, and removes what is too many. Blocks.
     ///
     /// # Errors
-    /// Where the manifest cannot be written, or the folder cannot be renamed.
+    /// Where the manifest cannot be written, or the folder cannot be renamed; or its version was deleted meanwhile.
     pub fn publish(&self, draft: &Path, key: &str, snapshot: Snapshot) -> io::Result<()> {
+        let folder = self.folder.join(key);
         let manifest = Manifest { format_version: FORMAT_VERSION, key: key.to_owned(), snapshot };
-        super::publish(draft, &self.folder.join(key), &manifest)?;
+        super::publish(draft, &folder, &manifest)?;
         let entry = Entry { snapshot: Arc::new(manifest.snapshot), used: SystemTime::now() };
         let mut shelf = self.lock();
-        shelf.making.remove(key);
-        shelf.ready.insert(key.to_owned(), entry);
+        let is_wanted = shelf.making.remove(key).is_some_and(|making| !making.unwanted);
+        if is_wanted {
+            shelf.ready.insert(key.to_owned(), entry);
+        }
         drop(shelf);
+        if !is_wanted {
+            remove(&folder);
+            return Err(io::Error::new(io::ErrorKind::NotFound, "the version is gone"));
+        }
         self.evict();
         Ok(())
+    }
+
+    /// Removes every snapshot of a version that is gone, also one that is being made. Blocks.
+    pub fn forget(&self, version: &str) {
+        let mut shelf = self.lock();
+        for making in shelf.making.values_mut().filter(|making| making.version == version) {
+            making.unwanted = true;
+        }
+        let gone: Vec<_> =
+            shelf.ready.extract_if(|_, entry| entry.snapshot.template_version == version).map(|(key, _)| key).collect();
+        drop(shelf);
+        for key in gone {
+            remove(&self.folder.join(key));
+        }
     }
 
     /// Throws away a snapshot that is of no use. It is made anew for the next create, if that is not soon after. Blocks.
@@ -343,8 +377,15 @@ mod tests {
             key: None,
             created_at: Timestamp::UNIX_EPOCH,
             baseline: RuntimeBaseline { cpu: 1, memory_mb: 256 },
+            team: None,
+            disk_gib: 0,
+            settings: Default::default(),
+            start: None,
+            command: None,
+            images: Default::default(),
+            retained_bytes: 0,
         };
-        Template { version, image: PathBuf::new() }
+        Template { version, folder: PathBuf::new(), disk: Vec::new() }
     }
 
     fn recipe(memory_mb: u32) -> Recipe {
@@ -354,16 +395,26 @@ mod tests {
     fn make(warm: &Warm, memory_mb: u32) -> String {
         let recipe = recipe(memory_mb);
         let key = warm.key(&recipe).unwrap();
-        assert!(warm.begin(&key));
+        assert!(warm.begin(&key, "ver1"));
         let draft = warm.draft_folder(&key);
         fs::create_dir(&draft).unwrap();
         let mut files = Files::default();
         files.disk = vec![Layer::own(files.new_name(Role::Disk))];
         fs::write(draft.join("disk-0.layer"), b"layer").unwrap();
-        let snapshot =
-            Snapshot { template_version: "ver1".into(), cpu: 1, memory_mb, disk_gib: 2, files, held_slots: Vec::new() };
-        warm.publish(&draft, &key, snapshot).unwrap();
+        warm.publish(&draft, &key, snapshot(memory_mb, files)).unwrap();
         key
+    }
+
+    fn snapshot(memory_mb: u32, files: Files) -> Snapshot {
+        Snapshot {
+            template_version: "ver1".into(),
+            cpu: 1,
+            memory_mb,
+            disk_gib: 2,
+            files,
+            held_slots: Vec::new(),
+            defaults: Default::default(),
+        }
     }
 
     #[test]
@@ -375,7 +426,7 @@ mod tests {
         let found = reopened.find(&key).unwrap();
 
         assert!(found.folder.join("disk-0.layer").exists());
-        assert!(!reopened.begin(&key));
+        assert!(!reopened.begin(&key, "ver1"));
         assert!(reopened.find(&reopened.key(&recipe(512)).unwrap()).is_none());
     }
 
@@ -417,6 +468,24 @@ mod tests {
     }
 
     #[test]
+    fn snapshots_of_a_deleted_version_go_and_one_that_is_being_made_is_not_kept() {
+        let host = Host::new(16);
+        let warm = host.open();
+        let key = make(&warm, 256);
+        let making = warm.key(&recipe(512)).unwrap();
+        assert!(warm.begin(&making, "ver1"));
+        fs::create_dir(warm.draft_folder(&making)).unwrap();
+
+        warm.forget("ver2");
+        assert!(warm.find(&key).is_some());
+        warm.forget("ver1");
+
+        warm.publish(&warm.draft_folder(&making), &making, snapshot(512, Files::default())).unwrap_err();
+        assert!(warm.find(&key).is_none() && warm.find(&making).is_none());
+        assert_eq!(fs::read_dir(host.folder.path().join("warm")).unwrap().count(), 0);
+    }
+
+    #[test]
     fn the_least_recently_used_one_gives_way() {
         let host = Host::new(2);
         let warm = host.open();
@@ -433,15 +502,15 @@ mod tests {
     fn what_failed_is_not_tried_again_at_once_and_nothing_is_made_twice() {
         let host = Host::new(2);
         let warm = host.open();
-        assert!(warm.begin("one") && !warm.begin("one"));
+        assert!(warm.begin("one", "ver1") && !warm.begin("one", "ver1"));
         warm.gave_up("one", false);
-        assert!(warm.begin("one"));
+        assert!(warm.begin("one", "ver1"));
         warm.gave_up("one", true);
-        assert!(!warm.begin("one"));
+        assert!(!warm.begin("one", "ver1"));
 
         let key = make(&warm, 256);
         warm.discard(&key);
-        assert!(warm.find(&key).is_none() && !warm.begin(&key));
+        assert!(warm.find(&key).is_none() && !warm.begin(&key, "ver1"));
     }
 
     #[test]

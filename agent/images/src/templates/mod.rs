@@ -1,51 +1,92 @@
-//! The templates on this host: root file system images that sandboxes start from.
+//! The templates on this host: root file systems that sandboxes start from.
 //!
-//! A **template** has a slug and any number of **versions**; the newest is the one that new sandboxes get. A version is a
-//! folder named by its id, with `root.ext4` (read-only, never changed again) and `template.json`. [`Store::import`] is the
-//! only way in, whatever made the image: it copies into a hidden folder beside the versions, syncs, and renames, so a
-//! crash leaves no half version; what it leaves is removed when the store is opened.
+//! A **template** has a slug and any number of **versions**. A version is a folder named by its id, with `template.json` and
+//! the layers of its disk, which are never changed again but for merges ([`layers`](crate::layers)).
+//!
+//! ```text
+//! <folder>/<ver…>/template.json
+//!                 root.ext4          of one that was imported ([`import`]): an image that is the whole disk
+//!                 disk-<n>.layer     of one that was built ([`built`]): layers that it may share with others
+//! <folder>/.…                        what is being made or removed
+//! ```
+//!
+//! A version is filled under a hidden name, synced and renamed, and goes the other way round, so a crash leaves no half version;
+//! what it leaves is removed when the store is opened. One that was built is **pending** at first: found by who builds it, and
+//! by nobody else before it is [released](Store::release).
 
+mod built;
 mod copy;
+mod import;
+mod stored;
 
-use std::collections::BTreeMap;
-use std::fs::{self, File, OpenOptions};
+use std::collections::{BTreeMap, HashMap};
+use std::fs;
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-use jiff::Timestamp;
+use sandpiper_crash_points::CrashPoint;
 use sandpiper_durable as durable;
-use sandpiper_protocol::agent::{ImportTemplate, TemplateVersion};
+use sandpiper_protocol::agent::TemplateVersion;
 use sandpiper_protocol::id;
-use tokio::sync::Semaphore;
+use sandpiper_protocol::template::{ImageSettings, StartCommand};
+use serde::{Deserialize, Serialize};
+use tokio::sync::{Notify, Semaphore};
+
+pub use self::built::{Draft, DraftError};
+pub use self::import::{ImportError, Imported};
+use self::stored::Stored;
+use crate::layers::{self, Layer, LayerError};
 
 /// Prefix of a version's id.
 const ID_PREFIX: &str = "ver";
-/// Prefix of folders that are not a version yet.
-const PARTIAL_PREFIX: &str = ".importing-";
+/// What the names of folders begin with that are not, or not any more, a version.
+const HIDDEN: &str = ".";
 
-/// All versions on this host. Cheap to clone.
+/// All versions on this host. Cheap to clone; all clones are the same.
 #[derive(Debug, Clone)]
 pub struct Store {
     folder: PathBuf,
-    versions: Arc<Mutex<BTreeMap<String, TemplateVersion>>>,
+    shelf: Arc<Mutex<Shelf>>,
     /// One import at a time: so the same image sent twice is one version, and the disk is read by one copy only.
     importing: Arc<Semaphore>,
+    /// A pin was dropped.
+    unpinned: Arc<Notify>,
 }
 
-/// A version and its image.
+#[derive(Debug, Default)]
+struct Shelf {
+    versions: BTreeMap<String, Arc<Stored>>,
+    /// How many starts are linking the files of which.
+    pinned: HashMap<String, usize>,
+}
+
+/// A version and its disk.
 #[derive(Debug, Clone)]
 pub struct Template {
     pub version: TemplateVersion,
-    pub image: PathBuf,
+    /// Where its files are.
+    pub folder: PathBuf,
+    /// Bottom first.
+    pub disk: Vec<Layer>,
 }
 
-/// Whether an import added something.
-#[derive(Debug, PartialEq, Eq)]
-pub enum Imported {
-    Added(TemplateVersion),
-    Existing(TemplateVersion),
+/// Keeps the files of a version where they are, until dropped.
+#[derive(Debug)]
+pub struct Pin {
+    id: String,
+    store: Store,
+}
+
+/// What a version says of the guests that are booted from its disk, or from what was made of it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct GuestDefaults {
+    #[serde(skip_serializing_if = "ImageSettings::is_empty")]
+    pub settings: ImageSettings,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub start: Option<StartCommand>,
 }
 
 /// Why the store cannot be opened.
@@ -55,331 +96,188 @@ pub enum OpenError {
     Read { path: PathBuf, source: io::Error },
 }
 
-/// Why an image was not imported.
+/// Why a version was not deleted.
 #[derive(Debug, thiserror::Error)]
-pub enum ImportError {
-    #[error("{field}: {problem}")]
-    Invalid { field: &'static str, problem: String },
-    #[error("Cannot store the template")]
-    Storage(#[source] io::Error),
+pub enum DeleteError {
+    #[error("Sandboxes are being started from the version {0}; try again")]
+    Pinned(String),
+    #[error("Cannot delete the version")]
+    Storage(#[from] io::Error),
 }
 
-impl From<durable::Interrupted> for ImportError {
+impl From<durable::Interrupted> for DeleteError {
     fn from(interrupted: durable::Interrupted) -> Self {
         Self::Storage(interrupted.into())
     }
 }
 
+impl GuestDefaults {
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+impl Template {
+    /// What guests that start from it are told.
+    pub fn defaults(&self) -> GuestDefaults {
+        GuestDefaults { settings: self.version.settings.clone(), start: self.version.start.clone() }
+    }
+
+    /// GiB that a disk needs to hold its file system. Blocks for a moment.
+    ///
+    /// # Errors
+    /// Its image cannot be looked at.
+    pub fn least_disk_gib(&self) -> io::Result<u32> {
+        if self.version.disk_gib > 0 {
+            return Ok(self.version.disk_gib);
+        }
+        let sizes = self.disk.iter().map(|layer| Ok(fs::metadata(self.folder.join(&layer.name))?.len()));
+        let size = sizes.collect::<io::Result<Vec<_>>>()?.into_iter().max().unwrap_or_default();
+        Ok(u32::try_from(size.div_ceil(layers::disk_size(1))).unwrap_or(u32::MAX))
+    }
+
+    /// Links its disk into the folder `to`, each layer under the name that `name` gives it. Blocks.
+    ///
+    /// # Errors
+    /// [`LayerError::Link`] of the first that cannot be linked; those before it are.
+    pub fn link(&self, to: &Path, mut name: impl FnMut() -> String) -> Result<Vec<Layer>, LayerError> {
+        let link = |layer: &Layer| {
+            let name = name();
+            layers::link(&self.folder.join(&layer.name), &to.join(&name))?;
+            Ok(Layer { name, shared: true })
+        };
+        self.disk.iter().map(link).collect()
+    }
+}
+
+impl Drop for Pin {
+    fn drop(&mut self) {
+        let mut shelf = self.store.lock();
+        if let Some(count) = shelf.pinned.get_mut(&self.id) {
+            *count = count.saturating_sub(1);
+            if *count == 0 {
+                shelf.pinned.remove(&self.id);
+                self.store.unpinned.notify_waiters();
+            }
+        }
+    }
+}
+
 impl Store {
-    /// Opens the store in `folder`, which exists; removes what an interrupted import left. Blocks.
+    /// Opens the store in `folder`, which exists; removes what was being made or removed. Blocks.
     ///
     /// # Errors
     /// [`OpenError`] where the folder cannot be read. A version that cannot be read is left out, and logged.
     pub fn open(folder: &Path) -> Result<Self, OpenError> {
         let failed = |source| OpenError::Read { path: folder.to_owned(), source };
-        let mut versions = BTreeMap::new();
+        let mut shelf = Shelf::default();
         for entry in fs::read_dir(folder).map_err(failed)? {
             let entry = entry.map_err(failed)?;
             let name = entry.file_name();
             let Some(name) = name.to_str() else { continue };
-            if name.starts_with(PARTIAL_PREFIX) {
+            if name.starts_with(HIDDEN) {
                 durable::remove_tree(&entry.path()).map_err(failed)?;
             } else if id::is_valid(ID_PREFIX, name) {
-                match read_version(&entry.path(), name) {
-                    Ok(version) => {
-                        versions.insert(version.id.clone(), version);
-                    }
+                match Stored::load(&entry.path(), name) {
+                    Ok(stored) => drop(shelf.versions.insert(name.to_owned(), Arc::new(stored))),
                     Err(error) => tracing::error!(template = name, %error, "template left out: it cannot be read"),
                 }
             }
         }
         Ok(Self {
             folder: folder.to_owned(),
-            versions: Arc::new(Mutex::new(versions)),
+            shelf: Arc::new(Mutex::new(shelf)),
             importing: Arc::new(Semaphore::new(1)),
+            unpinned: Arc::default(),
         })
     }
 
-    /// Every version, oldest first within its slug.
+    /// Every version that sandboxes can be started from, oldest first within its slug.
     pub fn list(&self) -> Vec<TemplateVersion> {
-        let mut versions: Vec<_> = self.lock().values().cloned().collect();
+        let mut versions: Vec<_> =
+            self.all().into_iter().filter(|(_, pending)| !pending).map(|(t, _)| t.version).collect();
         versions.sort_by(|a, b| (&a.slug, a.created_at, &a.id).cmp(&(&b.slug, b.created_at, &b.id)));
         versions
     }
 
-    /// A version by its id.
-    pub fn find(&self, version: &str) -> Option<Template> {
-        let version = self.lock().get(version)?.clone();
-        Some(Template { image: self.folder.join(&version.id).join("root.ext4"), version })
+    /// Every version, and whether it is pending.
+    pub fn all(&self) -> Vec<(Template, bool)> {
+        self.lock().versions.values().map(|stored| (self.template(stored), stored.pending)).collect()
     }
 
-    /// Adds an image as the newest version of its slug, unless the slug has that very image already.
+    /// A version that sandboxes can be started from, by its id.
+    pub fn find(&self, version: &str) -> Option<Template> {
+        let stored = self.lock().versions.get(version).cloned()?;
+        (!stored.pending).then(|| self.template(&stored))
+    }
+
+    /// Likewise, or one that is pending.
+    pub fn find_any(&self, version: &str) -> Option<Template> {
+        let stored = self.lock().versions.get(version).cloned()?;
+        Some(self.template(&stored))
+    }
+
+    /// As [`Self::find_any`], with its files kept where they are while something is started from them.
+    pub fn pin(&self, version: &str) -> Option<(Template, Pin)> {
+        let mut shelf = self.lock();
+        let stored = shelf.versions.get(version).cloned()?;
+        *shelf.pinned.entry(version.to_owned()).or_default() += 1;
+        Some((self.template(&stored), Pin { id: version.to_owned(), store: self.clone() }))
+    }
+
+    /// Removes a version and frees its bytes; false where there is none. Nothing is started from it any more at once; for
+    /// starts that are linking its files it waits, for `timeout` at most.
     ///
     /// # Errors
-    /// [`ImportError::Invalid`] names the field that is wrong, [`ImportError::Storage`] is of the file system.
-    pub async fn import(&self, request: ImportTemplate) -> Result<Imported, ImportError> {
-        let closed = |_| ImportError::Storage(io::Error::other("The store is closed"));
-        let permit = self.importing.clone().acquire_owned().await.map_err(closed)?;
-        let store = self.clone();
-        let import = durable::blocking(move || {
-            // Held by the work, not by the request: a client that goes away does not let a second import in.
-            let _permit = permit;
-            store.import_blocking(&request)
-        });
-        import.await
-    }
-
-    fn import_blocking(&self, request: &ImportTemplate) -> Result<Imported, ImportError> {
-        check(request)?;
-        if let Some(key) = &request.key
-            && let Some(existing) = self.find_same(&request.slug, |version| version.key.as_ref() == Some(key))
-        {
-            return Ok(Imported::Existing(existing));
+    /// [`DeleteError`]: it is there as before. Where it was hidden but not removed, the next start removes it.
+    pub async fn delete(&self, version: &str, timeout: Duration) -> Result<bool, DeleteError> {
+        let Some(stored) = self.lock().versions.remove(version) else { return Ok(false) };
+        let put_back = || drop(self.lock().versions.insert(version.to_owned(), Arc::clone(&stored)));
+        if tokio::time::timeout(timeout, self.wait_unpinned(version)).await.is_err() {
+            put_back();
+            return Err(DeleteError::Pinned(version.to_owned()));
         }
-        let mut image = open_image(Path::new(&request.image))?;
-        let version_id = id::generate(ID_PREFIX);
-        let partial = self.folder.join(format!("{PARTIAL_PREFIX}{version_id}"));
-        let result = self.fill(&mut image, &partial, &version_id, request);
-        if !matches!(result, Ok(Imported::Added(_)))
-            && let Err(error) = durable::remove_tree(&partial)
-        {
-            tracing::warn!(path = %partial.display(), %error, "cannot remove an unfinished import now; the next start will");
+        let folder = self.folder.join(version);
+        let removed = durable::blocking(move || remove(&folder)).await;
+        if removed.is_err() && self.folder.join(version).exists() {
+            put_back();
         }
-        result
+        removed.map(|()| true).map_err(DeleteError::Storage)
     }
 
-    fn fill(
-        &self,
-        image: &mut File,
-        partial: &Path,
-        version_id: &str,
-        request: &ImportTemplate,
-    ) -> Result<Imported, ImportError> {
-        fs::create_dir(partial).map_err(ImportError::Storage)?;
-        let mut target = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create_new(true)
-            .mode(0o400)
-            .open(partial.join("root.ext4"))
-            .map_err(ImportError::Storage)?;
-        let digest = copy::copy(image, &mut target).map_err(ImportError::Storage)?;
-        if let Some(existing) = self.find_same(&request.slug, |version| version.digest == digest) {
-            return Ok(Imported::Existing(existing));
+    async fn wait_unpinned(&self, version: &str) {
+        loop {
+            let mut unpinned = std::pin::pin!(self.unpinned.notified());
+            unpinned.as_mut().enable();
+            if !self.lock().pinned.contains_key(version) {
+                return;
+            }
+            unpinned.await;
         }
-        let version = TemplateVersion {
-            id: version_id.to_owned(),
-            slug: request.slug.clone(),
-            digest,
-            key: request.key.clone(),
-            created_at: Timestamp::now(),
-            baseline: request.baseline,
-        };
-        let publish = || {
-            target.sync_all()?;
-            durable::write_atomic(&partial.join("template.json"), &serde_json::to_vec_pretty(&version)?)?;
-            let path = self.folder.join(version_id);
-            fs::rename(partial, &path)?;
-            durable::sync_parent(&path)
-        };
-        publish().map_err(ImportError::Storage)?;
-        self.lock().insert(version.id.clone(), version.clone());
-        Ok(Imported::Added(version))
     }
 
-    fn find_same(&self, slug: &str, is_same: impl Fn(&TemplateVersion) -> bool) -> Option<TemplateVersion> {
-        self.lock().values().find(|version| version.slug == slug && is_same(version)).cloned()
+    fn template(&self, stored: &Stored) -> Template {
+        let version = stored.version.clone();
+        Template { folder: self.folder.join(&version.id), disk: stored.layers(), version }
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, TemplateVersion>> {
-        self.versions.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The data under this lock is changed in one step, so it is whole even after a panic elsewhere.
+    fn lock(&self) -> MutexGuard<'_, Shelf> {
+        self.shelf.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn check(request: &ImportTemplate) -> Result<(), ImportError> {
-    let invalid = |field, problem: String| Err(ImportError::Invalid { field, problem });
-    let slug_ok = (1..=63).contains(&request.slug.len())
-        && request.slug.bytes().all(|b| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'.'))
-        && request.slug.as_bytes()[0].is_ascii_alphanumeric();
-    if !slug_ok {
-        return invalid(
-            "slug",
-            "must be 1 to 63 lower-case letters, digits, `-`, `_` or `.`, a letter or digit first".into(),
-        );
-    }
-    if !Path::new(&request.image).is_absolute() {
-        return invalid("image", "must be an absolute path on this host".into());
-    }
-    if request.key.as_ref().is_some_and(|key| key.is_empty() || key.len() > 255) {
-        return invalid("key", "must be 1 to 255 bytes".into());
-    }
-    if !(1..=64).contains(&request.baseline.cpu) {
-        return invalid("baseline.cpu", "must be between 1 and 64".into());
-    }
-    // The least that a monitor gives a machine.
-    if request.baseline.memory_mb < 32 {
-        return invalid("baseline.memory_mb", "must be at least 32".into());
-    }
+/// Removes a version's folder: from one moment to the next it is no version any more. Blocks.
+fn remove(folder: &Path) -> io::Result<()> {
+    let name = folder.file_name().unwrap_or_default().to_string_lossy();
+    let hidden = folder.with_file_name(format!("{HIDDEN}deleted-{name}"));
+    fs::rename(folder, &hidden)?;
+    CrashPoint::VersionHidden.pass();
+    durable::sync_parent(folder)?;
+    durable::remove_tree(&hidden)?;
+    CrashPoint::VersionRemoved.pass();
     Ok(())
 }
 
-fn open_image(path: &Path) -> Result<File, ImportError> {
-    let invalid = |problem: String| ImportError::Invalid { field: "image", problem };
-    // Non-blocking, so that a path to a pipe does not hang the import.
-    let open = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path);
-    let image = open.map_err(|error| invalid(format!("cannot open {}: {error}", path.display())))?;
-    let read = |error: io::Error| invalid(format!("cannot read {}: {error}", path.display()));
-    if !image.metadata().map_err(read)?.is_file() {
-        return Err(invalid(format!("{} is not a regular file", path.display())));
-    }
-    let length = image.metadata().map_err(read)?.len();
-    match copy::ext4_length(&image).map_err(read)? {
-        None => Err(invalid(format!("{} does not hold an ext4 file system", path.display()))),
-        Some(needed) if needed > length => {
-            Err(invalid(format!("{} is cut off: its file system has {needed} bytes, it {length}", path.display())))
-        }
-        Some(_) => Ok(image),
-    }
-}
-
-fn read_version(folder: &Path, name: &str) -> io::Result<TemplateVersion> {
-    let version: TemplateVersion = serde_json::from_slice(&fs::read(folder.join("template.json"))?)?;
-    if version.id != name {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "its id is not its folder's name"));
-    }
-    let image = File::open(folder.join("root.ext4"))?;
-    let length = image.metadata()?.len();
-    if copy::ext4_length(&image)?.is_none_or(|needed| needed > length) {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "root.ext4 is damaged; import the image again"));
-    }
-    Ok(version)
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use sandpiper_protocol::agent::RuntimeBaseline;
-    use std::io::{Seek, SeekFrom, Write};
-    use std::os::unix::fs::FileExt;
-
-    fn image(folder: &Path, name: &str, content: &[u8]) -> ImportTemplate {
-        let path = folder.join(name);
-        let mut file = File::create(&path).unwrap();
-        file.set_len(1024 * 1024).unwrap();
-        file.seek(SeekFrom::Start(1024 + 0x38)).unwrap();
-        file.write_all(&[0x53, 0xef]).unwrap();
-        file.seek(SeekFrom::Start(500_000)).unwrap();
-        file.write_all(content).unwrap();
-        ImportTemplate {
-            slug: "base".into(),
-            image: path.to_str().unwrap().into(),
-            key: None,
-            baseline: RuntimeBaseline { cpu: 1, memory_mb: 256 },
-        }
-    }
-
-    #[tokio::test]
-    async fn an_imported_image_is_found_again_by_the_next_agent() {
-        let folder = tempfile::tempdir().unwrap();
-        let sources = tempfile::tempdir().unwrap();
-        let store = Store::open(folder.path()).unwrap();
-
-        let Imported::Added(version) = store.import(image(sources.path(), "a", b"one")).await.unwrap() else {
-            panic!("not added")
-        };
-
-        let reopened = Store::open(folder.path()).unwrap();
-        assert_eq!(reopened.list(), std::slice::from_ref(&version));
-        let template = reopened.find(&version.id).unwrap();
-        assert_eq!(fs::read(template.image).unwrap(), fs::read(sources.path().join("a")).unwrap());
-    }
-
-    #[tokio::test]
-    async fn the_same_image_is_one_version_and_another_one_is_newer() {
-        let folder = tempfile::tempdir().unwrap();
-        let sources = tempfile::tempdir().unwrap();
-        let store = Store::open(folder.path()).unwrap();
-
-        let Imported::Added(first) = store.import(image(sources.path(), "a", b"one")).await.unwrap() else {
-            panic!("not added")
-        };
-        let again = store.import(image(sources.path(), "b", b"one")).await.unwrap();
-        let Imported::Added(second) = store.import(image(sources.path(), "c", b"two")).await.unwrap() else {
-            panic!("not added")
-        };
-
-        assert_eq!(again, Imported::Existing(first.clone()));
-        assert_eq!(store.list(), [first, second]);
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
-    }
-
-    #[tokio::test]
-    async fn an_image_of_a_known_key_is_not_read_again() {
-        let folder = tempfile::tempdir().unwrap();
-        let sources = tempfile::tempdir().unwrap();
-        let store = Store::open(folder.path()).unwrap();
-        let request = ImportTemplate { key: Some("build-1".into()), ..image(sources.path(), "a", b"one") };
-        let Imported::Added(first) = store.import(request.clone()).await.unwrap() else { panic!("not added") };
-        fs::remove_file(&request.image).unwrap();
-
-        let again = store.import(request).await.unwrap();
-
-        assert_eq!(again, Imported::Existing(first));
-    }
-
-    #[tokio::test]
-    async fn what_is_not_an_ext4_image_is_refused_and_leaves_nothing() {
-        let folder = tempfile::tempdir().unwrap();
-        let sources = tempfile::tempdir().unwrap();
-        let store = Store::open(folder.path()).unwrap();
-        let mut request = image(sources.path(), "a", b"one");
-        fs::write(&request.image, b"tiny").unwrap();
-
-        let not_ext4 = store.import(request.clone()).await.unwrap_err();
-        request = image(sources.path(), "a", b"one");
-        request.slug = "../up".into();
-        let bad_slug = store.import(request).await.unwrap_err();
-
-        assert!(not_ext4.to_string().contains("ext4"), "{not_ext4}");
-        assert!(matches!(bad_slug, ImportError::Invalid { field: "slug", .. }));
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
-    }
-
-    #[tokio::test]
-    async fn an_image_shorter_than_its_file_system_is_neither_imported_nor_used() {
-        let folder = tempfile::tempdir().unwrap();
-        let sources = tempfile::tempdir().unwrap();
-        let store = Store::open(folder.path()).unwrap();
-        let whole = image(sources.path(), "whole", b"one");
-        let cut = image(sources.path(), "cut", b"two");
-        for request in [&whole, &cut] {
-            // 1,024 blocks of 1 KiB.
-            File::options().write(true).open(&request.image).unwrap().write_all_at(&[0, 4, 0, 0], 1024 + 4).unwrap();
-        }
-        File::options().write(true).open(&cut.image).unwrap().set_len(1024 * 1024 - 1).unwrap();
-
-        let refused = store.import(cut).await.unwrap_err();
-        let Imported::Added(version) = store.import(whole).await.unwrap() else { panic!("not added") };
-        let stored = File::options().write(true).open(store.find(&version.id).unwrap().image).unwrap();
-        assert_eq!(Store::open(folder.path()).unwrap().list().len(), 1);
-        stored.set_len(512 * 1024).unwrap();
-
-        assert!(refused.to_string().contains("is cut off"), "{refused}");
-        assert!(Store::open(folder.path()).unwrap().list().is_empty());
-        let error = read_version(&folder.path().join(&version.id), &version.id).unwrap_err();
-        assert!(error.to_string().contains("root.ext4 is damaged; import"), "{error}");
-    }
-
-    #[test]
-    fn an_interrupted_import_is_gone_after_the_next_start() {
-        let folder = tempfile::tempdir().unwrap();
-        let half = folder.path().join(format!("{PARTIAL_PREFIX}{}", id::generate(ID_PREFIX)));
-        fs::create_dir(&half).unwrap();
-        fs::write(half.join("root.ext4"), b"half").unwrap();
-
-        let store = Store::open(folder.path()).unwrap();
-
-        assert!(store.list().is_empty());
-        assert!(!half.exists());
-    }
-}
+mod tests;

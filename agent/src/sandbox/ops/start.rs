@@ -211,6 +211,7 @@ impl Supervisor {
             name: record.id.to_string(),
             envs: envs.clone(),
             generation: record.generation,
+            defaults: record.defaults.clone(),
             network: Some(record.network.clone()),
             net_limits: self.context.allowances.network(record.team.as_ref(), launcher.net_limits()),
             disk_limits: self.context.allowances.disk(record.team.as_ref(), launcher.disk_limits()),

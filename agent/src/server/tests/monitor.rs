@@ -4,6 +4,8 @@
 //! only no machine between them. The guest writes a block to the top of its disk whenever it learns who it is, so that what
 //! becomes of layers can be read from them; so it does to every volume that it mounts. Words in the file `behaviour` of the test's folder have them fail.
 
+pub(super) mod builder;
+
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
@@ -16,7 +18,11 @@ use std::time::Duration;
 use nix::sys::signal::{Signal, raise};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, accept, connect, socket};
 use nix::unistd::Pid;
-use sandpiper_protocol::guest::{DAMAGED_VOLUME, GuestMessage, GuestMount, HostMessage, LINK_PORT, REFUSED_MOUNT};
+use sandpiper_images::templates::GuestDefaults;
+use sandpiper_protocol::connect;
+use sandpiper_protocol::guest::{
+    DAMAGED_VOLUME, GuestMessage, GuestMount, HostMessage, Init, LINK_PORT, REFUSED_MOUNT,
+};
 use sandpiper_protocol::vmm::{
     self, DiskEvent, DiskFailure, DiskLimits, EXTRA_DISKS, Event, Fault, FaultCode, MachineState, MonitorMessage,
     Reply, Request, RequestMessage, SnapshotConfig, SnapshotStats, Then, Timings,
@@ -110,6 +116,8 @@ struct Machine {
     mounts: Vec<GuestMount>,
     sandbox: String,
     is_restored: bool,
+    /// What the builder's program was given.
+    given: builder::Given,
     /// Of the last `Init`: what follows with the same one is no news.
     generation: Option<u64>,
 }
@@ -310,11 +318,37 @@ fn serve_data_plane(mut stream: UnixStream, shared: &Shared) {
     } else if behaves("full-volume") {
         let body = r#"{"code":"quota_exceeded","message":"no room\u0007"}"#;
         let _ = write!(stream, "HTTP/1.1 507 Full\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+    } else if request.contains(" /process.Process/Start") {
+        run_command(&mut stream, reader, length, shared);
+    } else if request.contains(" /process.Process/") {
+        builder::take_input(&mut stream, reader, length, shared);
+    } else if request.starts_with("POST /files?") {
+        builder::take_file(&mut stream, reader, &request, length, shared);
     } else if request.contains(" /volume/files") {
         serve_file(&mut stream, reader, &request, length, shared);
     } else {
         let _ = stream.write_all(b"HTTP/1.1 204 No Content\r\n\r\n");
     }
+}
+
+/// Says that a command printed a word, and how it ended.
+fn run_command(stream: &mut UnixStream, mut body: impl Read, length: usize, shared: &Shared) {
+    let mut order = vec![0; length];
+    if body.read_exact(&mut order).is_err() {
+        return;
+    }
+    if builder::is_program(&order) {
+        return builder::run(stream, shared);
+    }
+    let status = u8::from(behaves("not-up"));
+    let events = [
+        r#"{"event":{"start":{"pid":7}}}"#.to_owned(),
+        r#"{"event":{"data":{"stderr":"Y29ubmVjdGlvbiByZWZ1c2Vk"}}}"#.to_owned(),
+        format!(r#"{{"event":{{"end":{{"exitCode":{status},"exited":true,"status":"exit status {status}"}}}}}}"#),
+    ];
+    let body = events.map(|event| connect::envelope(0, event.as_bytes())).concat();
+    let _ = write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", body.len());
+    let _ = stream.write_all(&body);
 }
 
 /// The one file of a volume: how long it is, and behind that what is in it.
@@ -391,6 +425,17 @@ fn stand_still(shared: &Shared, agent: &Arc<OwnedFd>) {
     });
 }
 
+/// What a guest was told of its template, in the test's folder: the last word counts.
+pub(super) fn defaults_told(folder: &Path, sandbox: &str) -> GuestDefaults {
+    serde_json::from_slice(&fs::read(folder.join(format!("defaults-{sandbox}"))).unwrap()).unwrap()
+}
+
+fn note_defaults(init: &Init) {
+    let defaults = GuestDefaults { settings: init.settings.clone(), start: init.start.clone() };
+    let path = folder().join(format!("defaults-{}", init.sandbox_id));
+    fs::write(path, serde_json::to_vec(&defaults).unwrap()).unwrap();
+}
+
 /// One link's life.
 fn live(shared: &Shared) {
     let (ours, theirs) = UnixStream::pair().unwrap();
@@ -404,6 +449,7 @@ fn live(shared: &Shared) {
     for line in BufReader::new(ours.try_clone().unwrap()).lines().map_while(Result::ok) {
         let answer = match serde_json::from_str(&line).unwrap() {
             HostMessage::Init(init) => {
+                note_defaults(&init);
                 let mut machine = shared.lock().unwrap();
                 let words = format!("{} {}", init.sandbox_id, machine.memory);
                 machine.top.as_ref().unwrap().write_all_at(words.as_bytes(), init.generation * BLOCK).unwrap();
@@ -434,7 +480,8 @@ fn live(shared: &Shared) {
             HostMessage::Mount { mounts } => {
                 let mut machine = shared.lock().unwrap();
                 let record = folder().join("state/sandboxes").join(&machine.sandbox).join("record.json");
-                fs::copy(record, folder().join(RECORD_AT_MOUNT)).unwrap();
+                // A machine of the agent's own has none.
+                let _ = fs::copy(record, folder().join(RECORD_AT_MOUNT));
                 let generation = machine.generation.unwrap();
                 match mount(&mut machine, &mounts, "again", generation) {
                     Ok(()) => GuestMessage::Mounted,

@@ -1,15 +1,17 @@
 //! What a new sandbox starts from: a version of a template, or a checkpoint.
 
 use sandpiper_http::error::ApiError;
+use sandpiper_protocol::ids::TeamId;
 use sandpiper_protocol::{agent, id};
 
 use super::validate::{self, Problems, Start};
 use crate::auth::Caller;
-use crate::orchestration;
 use crate::plan::PlanLimits;
 use crate::state::App;
 use crate::store::checkpoints::{CheckpointRow, State};
-use crate::store::templates::TemplateVersion;
+use crate::store::templates::TemplateRow;
+use crate::store::templates::versions::VersionRow;
+use crate::v1::templates::reference::{Found, fresh, look_up};
 
 /// Where a new sandbox comes from.
 #[derive(Debug)]
@@ -20,6 +22,8 @@ pub struct Origin {
     pub template_version: String,
     pub checkpoint: Option<CheckpointRow>,
     baseline: agent::RuntimeBaseline,
+    /// Of the version's file system.
+    least_disk_gib: u32,
 }
 
 impl Origin {
@@ -53,10 +57,10 @@ impl Origin {
         Ok((checkpoint.cpu, checkpoint.memory_mb))
     }
 
-    /// The root disk: the plan's, and never smaller than the checkpoint's.
+    /// The root disk: the plan's, and never smaller than the version's or the checkpoint's.
     pub fn disk_gib(&self, limits: &PlanLimits) -> u32 {
         match &self.checkpoint {
-            None => limits.root_disk_gib,
+            None => limits.root_disk_gib.max(self.least_disk_gib),
             Some(checkpoint) if checkpoint.memory => checkpoint.disk_gib,
             Some(checkpoint) => checkpoint.disk_gib.max(limits.root_disk_gib),
         }
@@ -64,27 +68,26 @@ impl Origin {
 
     /// The newest version of a slug, a pinned one, or else a checkpoint. A miss asks the agent, which may have got the
     /// template a moment ago.
-    async fn by_reference(app: &App, caller: &Caller, reference: &str) -> Result<Self, ApiError> {
-        if let Some(version) = version(app, reference).await? {
-            return Ok(Self::of_template(version));
+    async fn by_reference(app: &App, caller: &Caller, text: &str) -> Result<Self, ApiError> {
+        let team = &caller.team.id;
+        if let Found::Version(template, version) = look_up(app, team, text).await? {
+            return Ok(Self::of_template(&template, version, team));
         }
-        if let Some(checkpoint) = checkpoint(app, caller, reference).await? {
+        if let Some(checkpoint) = checkpoint(app, caller, text).await? {
             return Self::of_checkpoint(checkpoint);
         }
-        orchestration::sync::catalog(app).await.map_err(|error| match error {
-            orchestration::sync::SyncError::Agent(error) => ApiError::from(error),
-            orchestration::sync::SyncError::Store(error) => error.into(),
-        })?;
-        version(app, reference).await?.map(Self::of_template).ok_or_else(|| {
-            ApiError::not_found(format!(
-                "There is no template or snapshot {reference:?}; GET /v1/templates lists templates, GET /v1/checkpoints \
-                 snapshots"
-            ))
-        })
+        let (template, version) = fresh(app, team, text).await?;
+        Ok(Self::of_template(&template, version, team))
     }
 
-    fn of_template(version: TemplateVersion) -> Self {
-        Self { template: version.slug, template_version: version.id, checkpoint: None, baseline: version.baseline }
+    fn of_template(template: &TemplateRow, version: VersionRow, team: &TeamId) -> Self {
+        Self {
+            template: template.name_for(team),
+            template_version: version.id.to_string(),
+            checkpoint: None,
+            baseline: version.baseline,
+            least_disk_gib: version.disk_gib,
+        }
     }
 
     fn of_checkpoint(checkpoint: CheckpointRow) -> Result<Self, ApiError> {
@@ -95,6 +98,7 @@ impl Origin {
                 template_version: checkpoint.template_version.clone(),
                 baseline: agent::RuntimeBaseline { cpu: checkpoint.cpu, memory_mb: checkpoint.memory_mb },
                 checkpoint: Some(checkpoint),
+                least_disk_gib: 0,
             }),
             State::Creating => {
                 Err(ApiError::invalid_state(format!("{id} is still being taken; try again in a moment")))
@@ -104,14 +108,6 @@ impl Origin {
             }
         }
     }
-}
-
-async fn version(app: &App, reference: &str) -> Result<Option<TemplateVersion>, ApiError> {
-    let templates = &app.store.templates;
-    Ok(match reference.split_once(':') {
-        Some((slug, version)) => templates.pinned(slug, version).await?,
-        None => templates.latest(reference).await?,
-    })
 }
 
 /// The caller's team's checkpoint of this id.

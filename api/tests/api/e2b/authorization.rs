@@ -28,7 +28,7 @@ const fn of_team(method: &'static str, path: &'static str) -> Operation {
 }
 
 /// All of them. A new one has to be added here, or `every_operation_is_listed` fails.
-const OPERATIONS: [Operation; 36] = [
+const OPERATIONS: [Operation; 40] = [
     of_team("GET", "/v2/sandboxes"),
     Operation { body: Some(|| json!({"templateID": "base"})), ..of_team("POST", "/v2/sandboxes") },
     of_team("GET", "/sandboxes"),
@@ -51,16 +51,20 @@ const OPERATIONS: [Operation; 36] = [
     of_one("GET", "/v2/sandboxes/{id}/logs"),
     of_one("GET", "/sandboxes/{id}/logs"),
     of_team("GET", "/templates"),
-    of_team("POST", "/templates/tags"),
+    of_one("GET", "/templates/{id}"),
+    Operation { body: Some(|| json!({"public": false})), ..of_one("PATCH", "/templates/{id}") },
+    Operation { body: Some(|| json!({"target": "base", "tags": ["t"]})), ..of_team("POST", "/templates/tags") },
+    Operation { body: Some(|| json!({"name": "base", "tags": ["t"]})), ..of_team("DELETE", "/templates/tags") },
     of_team("GET", "/templates/aliases/{alias}"),
-    of_team("GET", "/templates/{id}/tags"),
-    of_team("GET", "/templates/{id}/files/{hash}"),
-    of_team("GET", "/templates/{id}/builds/{build}/status"),
-    of_team("GET", "/templates/{id}/builds/{build}/logs"),
+    of_one("GET", "/templates/{id}/tags"),
+    of_one("GET", "/templates/{id}/files/{hash}"),
+    of_one("GET", "/templates/{id}/builds/{build}/status"),
+    of_one("GET", "/templates/{id}/builds/{build}/logs"),
     of_team("GET", "/v2/templates"),
-    of_team("PATCH", "/v2/templates/{id}"),
-    of_team("POST", "/v2/templates/{id}/builds/{build}"),
-    of_team("POST", "/v3/templates"),
+    Operation { body: Some(|| json!({"name": "new"})), ..of_team("POST", "/v2/templates") },
+    Operation { body: Some(|| json!({"public": false})), ..of_one("PATCH", "/v2/templates/{id}") },
+    Operation { body: Some(|| json!({"fromImage": "node"})), ..of_one("POST", "/v2/templates/{id}/builds/{build}") },
+    Operation { body: Some(|| json!({"name": "new"})), ..of_team("POST", "/v3/templates") },
     of_team("GET", "/volumes"),
     Operation { body: Some(|| json!({"name": "v"})), ..of_team("POST", "/volumes") },
     of_one("GET", "/volumes/{id}"),
@@ -68,7 +72,7 @@ const OPERATIONS: [Operation; 36] = [
 ];
 
 /// Of which nothing but the refusal is there.
-const NOT_YET: [&str; 2] = ["/secrets", "/secrets/{id}"];
+const NOT_YET: [(&str, &str); 3] = [("POST", "/secrets"), ("GET", "/secrets/{id}"), ("POST", "/templates")];
 
 fn path(operation: &Operation, id: &str) -> String {
     let path = operation.path.replace("{id}", id);
@@ -84,13 +88,17 @@ fn is_of_sandbox(operation: &Operation) -> bool {
     operation.of_one && operation.path.contains("/sandboxes/")
 }
 
+fn is_of_template(operation: &Operation) -> bool {
+    operation.path.contains("/templates")
+}
+
 #[test]
 fn every_operation_is_listed() {
     let routes = e2b::routes();
     let served: BTreeSet<_> = routes
         .iter()
-        .filter(|route| !NOT_YET.contains(&route.path))
         .flat_map(|route| route.methods.iter().map(|method| (*method, route.path)))
+        .filter(|operation| !NOT_YET.contains(operation))
         .collect();
 
     let tested: BTreeSet<_> = OPERATIONS.iter().map(|operation| (operation.method, operation.path)).collect();
@@ -110,8 +118,8 @@ async fn every_operation_needs_a_key() {
             host.send(sdk_request(operation.method, &path, key, body(operation))).await.fails(401);
         }
     }
-    for path in NOT_YET {
-        let without = Request::get(path.replace("{id}", "x")).body(Body::empty()).unwrap();
+    for (method, path) in NOT_YET {
+        let without = Request::builder().method(method).uri(path.replace("{id}", "x")).body(Body::empty()).unwrap();
         host.send(without).await.fails(401);
     }
 }
@@ -128,7 +136,10 @@ async fn what_changes_something_needs_a_key_that_may_write() {
         let body = Some(json!({"templateID": "base"}));
         host.send(sdk_request("POST", path, &host.read, body)).await.fails(403);
     }
-    host.send(sdk_request("DELETE", "/templates/any", &host.read, None)).await.fails(403);
+    for operation in OPERATIONS.iter().filter(|operation| is_of_template(operation) && operation.method != "GET") {
+        let request = sdk_request(operation.method, &path(operation, "any"), &host.read, body(operation));
+        host.send(request).await.fails(403);
+    }
 
     let shown = host.send(sdk_request("GET", &format!("/sandboxes/{sandbox}"), &host.read, None)).await.expect(200);
     assert_eq!(shown.get("envdAccessToken"), None, "a way in is not for keys that only read");
@@ -155,6 +166,14 @@ async fn what_another_team_has_does_not_exist() {
         let body = Some(json!({"templateID": template}));
         host.send(sdk_request("POST", "/v2/sandboxes", &host.foreign, body)).await.fails(404);
     }
+    host.template("mine").await;
+    for operation in OPERATIONS.iter().filter(|operation| operation.of_one && is_of_template(operation)) {
+        for id in ["mine", "acme%2Fmine", "none"] {
+            let request = sdk_request(operation.method, &path(operation, id), &host.foreign, body(operation));
+            host.send(request).await.fails(404);
+        }
+    }
+    host.send(sdk_request("GET", "/templates/aliases/acme%2Fmine", &host.foreign, None)).await.fails(404);
     let volume = host.volume("v").await;
     for method in ["GET", "DELETE"] {
         host.send(sdk_request(method, &format!("/volumes/{volume}"), &host.foreign, None)).await.fails(404);
@@ -182,12 +201,12 @@ async fn both_spellings_of_a_key_are_the_same_key() {
 #[tokio::test]
 async fn what_is_not_there_yet_is_said_clearly() {
     let host = Host::new().await;
-    // By which the catalog of templates is known.
+    // By which the host's templates are known.
     host.sdk_sandbox().await;
-    for (method, path) in [("POST", "/v3/templates"), ("GET", "/templates"), ("GET", "/secrets")] {
-        assert!(host.sdk(method, path, Some(json!({}))).await.fails(501).contains("yet"), "{path}");
+    for (method, path) in NOT_YET {
+        host.sdk(method, &path.replace("{id}", "x"), Some(json!({}))).await.fails(501);
     }
-    assert!(host.sdk("DELETE", "/templates/base", None).await.fails(501).contains("yet"));
+    host.sdk("DELETE", "/templates/base", None).await.fails(403);
     host.sdk("GET", "/sandboxes/x/y/z", None).await.fails(404);
     host.sdk("PATCH", "/sandboxes", None).await.fails(405);
 }

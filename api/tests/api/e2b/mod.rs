@@ -5,6 +5,7 @@ mod lifecycle;
 mod list;
 mod network;
 mod snapshots;
+mod templates;
 mod volumes;
 
 use axum::body::Body;

@@ -17,11 +17,13 @@ use sandpiper_protocol::agent::{
     PortStatus, Previews, Revocations, RuntimeBaseline, SESSION_KEY, Sandbox, SandboxError, SandboxList, SandboxState,
     Session, StartKind, StartTimings, TemplateList, TemplateVersion, UpdateSandbox, Usage,
 };
+use sandpiper_protocol::template::ImageSettings;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::Semaphore;
 
+use super::builds::StubBuild;
 use super::volumes::StubVolume;
-use super::{network, snapshots, volumes};
+use super::{builds, network, snapshots, volumes};
 
 /// Ids of the versions of `base`, older first.
 pub(crate) const VERSIONS: [&str; 2] = ["ver0000000000000000000001", "ver0000000000000000000002"];
@@ -65,6 +67,11 @@ pub(crate) struct Records {
     /// What one sandbox may have.
     pub(crate) vcpus_max: u32,
     pub(crate) volumes: BTreeMap<String, StubVolume>,
+    pub(crate) builds: BTreeMap<String, StubBuild>,
+    /// Files for builds, by their ids: how many bytes each has.
+    pub(crate) uploads: BTreeMap<String, u64>,
+    /// Ids of versions that were to be removed, as the requests arrived.
+    pub(crate) removed_versions: Vec<String>,
     /// How many requests it still takes to remove what is at a path; without any, one.
     pub(crate) turns_left: u32,
     /// Whether pauses, checkpoints and forks were to pass over open files, as the requests arrived.
@@ -120,6 +127,13 @@ impl StubAgent {
             key: None,
             created_at: Timestamp::from_second(day * 86_400).unwrap(),
             baseline: RuntimeBaseline { cpu: 1, memory_mb: 256 },
+            team: None,
+            disk_gib: 0,
+            settings: ImageSettings::default(),
+            start: None,
+            command: None,
+            images: BTreeMap::new(),
+            retained_bytes: 0,
         });
         let profiles = vec!["package-registries".to_owned(), "weather".to_owned()];
         let records = Records { templates: templates.collect(), profiles, vcpus_max: 64, ..Records::default() };
@@ -236,6 +250,7 @@ fn router(shared: Shared) -> Router {
         .merge(snapshots::router())
         .merge(network::router())
         .merge(volumes::router())
+        .merge(builds::router())
         .with_state(shared)
 }
 

@@ -102,7 +102,8 @@ async fn force_is_passed_on_as_it_was_said() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn of_many_sandboxes_at_once_one_gets_the_volume() {
-    let quota = Quota { sandboxes: 1000, cpu: 1000, memory_mb: 1 << 20, volumes: 5, volume_gib: 100 };
+    let quota =
+        Quota { sandboxes: 1000, cpu: 1000, memory_mb: 1 << 20, volumes: 5, volume_gib: 100, ..Quota::default() };
     let host = Host::with(|config| config.plans.pro.quota = quota).await;
     let volume = host.volume("models").await;
 

@@ -71,7 +71,7 @@ async fn a_name_is_one_volumes_and_plain() {
 
 #[tokio::test]
 async fn volumes_have_a_quota_of_their_own() {
-    let quota = Quota { sandboxes: 9, cpu: 9, memory_mb: 9000, volumes: 2, volume_gib: 100 };
+    let quota = Quota { sandboxes: 9, cpu: 9, memory_mb: 9000, volumes: 2, volume_gib: 100, ..Quota::default() };
     let host = Host::with(|config| config.plans.pro.quota = quota).await;
     host.volume("one").await;
     let two = host.volume("two").await;
@@ -83,7 +83,8 @@ async fn volumes_have_a_quota_of_their_own() {
         (&refused["quota"]["usage"]["volumes"], &refused["quota"]["usage"]["volume_gib"]),
         (&json!(2), &json!(20))
     );
-    let reservation = json!({"sandboxes": 0, "cpu": 0, "memory_mb": 0, "volumes": 1, "volume_gib": 10});
+    let reservation = json!({"sandboxes": 0, "cpu": 0, "memory_mb": 0, "volumes": 1, "volume_gib": 10,
+        "templates": 0, "build_minutes": 0});
     assert_eq!(refused["quota"]["reservation"], reservation);
     assert_eq!(host.usage().await["retained_bytes"], 2 * VOLUME_RETAINED);
     host.act("DELETE", &format!("/v1/volumes/{two}")).await.expect(204);

@@ -20,6 +20,7 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, bail};
 use sandpiper_protocol::agent::{ImportTemplate, RuntimeBaseline, TemplateVersion};
+use sandpiper_protocol::template::BUILDER_TEMPLATE;
 use sandpiper_protocol::volume::HELPER_TEMPLATE;
 use serde::Deserialize;
 use serde_json::json;
@@ -82,6 +83,10 @@ pub(crate) struct Arguments {
     /// The image of the guests that read and write volumes; the one that scripts/volume-helper made last otherwise
     #[arg(long)]
     pub(crate) volume_helper: Option<PathBuf>,
+
+    /// The image of the guests that build templates; the one that scripts/builder-template made last otherwise
+    #[arg(long)]
+    pub(crate) builder: Option<PathBuf>,
 
     /// Give guests a serial console and keep what they print in their logs: slower starts
     #[arg(long)]
@@ -152,7 +157,14 @@ pub(crate) async fn run(arguments: Arguments, output: Output) -> anyhow::Result<
     if let Some(image) = &helper {
         import(HELPER_TEMPLATE, image, RuntimeBaseline { cpu: 1, memory_mb: 256 }, &socket).await?;
     }
+    let builder = arguments.builder.clone().or_else(default_builder);
+    if let Some(image) = &builder {
+        import(BUILDER_TEMPLATE, image, RuntimeBaseline { cpu: 1, memory_mb: 1024 }, &socket).await?;
+    }
     drop(progress);
+    if builder.is_none() {
+        output.line("There is no image for the guests that build templates: none can be built. Make it with scripts/builder-template");
+    }
     if helper.is_none() {
         output.line("There is no image for the guests that make and serve volumes: sandboxes can have none. Build it with scripts/volume-helper");
     }
@@ -329,6 +341,11 @@ pub(crate) fn default_template() -> Option<PathBuf> {
 /// The image of the volume helper that was built last on this machine.
 pub(crate) fn default_volume_helper() -> Option<PathBuf> {
     newest_image("volume-helper-")
+}
+
+/// The image of the builder that was built last on this machine.
+pub(crate) fn default_builder() -> Option<PathBuf> {
+    newest_image("builder-")
 }
 
 fn newest_image(prefix: &str) -> Option<PathBuf> {

@@ -74,6 +74,7 @@ fn inner_arguments(arguments: &Arguments) -> Vec<OsString> {
         ("--kernel", &arguments.kernel),
         ("--template", &arguments.template),
         ("--volume-helper", &arguments.volume_helper),
+        ("--builder", &arguments.builder),
         ("--agent-settings", &arguments.agent_settings),
         ("--api-settings", &arguments.api_settings),
     ];

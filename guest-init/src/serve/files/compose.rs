@@ -67,8 +67,9 @@ async fn try_compose(request: Request<Incoming>, app: &Arc<App>) -> Result<Writt
         return Err(FileError::Request("The request names no destination".into()));
     }
     let name = username.filter(|name| !name.is_empty()).unwrap_or(name);
-    let user = blocking(move || lookup(&name)).await?;
-    let path = resolve(&destination, &user.home);
+    let settings = app.settings();
+    let user = blocking(move || lookup(&name, &settings)).await?;
+    let path = resolve(&destination, &user);
     let mut draft = blocking({
         let (path, user, metadata, failed) = (path.clone(), user.clone(), metadata.clone(), FileError::path(&path));
         move || Draft::create(path, user, &metadata, Place::Beside).map_err(failed)
@@ -76,7 +77,7 @@ async fn try_compose(request: Request<Incoming>, app: &Arc<App>) -> Result<Writt
     .await?;
     let mut read = Vec::with_capacity(source_paths.len());
     for source in source_paths {
-        let source = resolve(&source, &user.home);
+        let source = resolve(&source, &user);
         let mut source = blocking({
             let user = user.clone();
             move || Source::open(source, &user)

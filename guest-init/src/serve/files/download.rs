@@ -25,11 +25,11 @@ use super::condition::{Validators, Verdict};
 use super::encoding::{Accepted, accepted};
 use super::range::{RequestedRange, requested_range};
 use super::{FileError, PIECE, lookup, resolve, user_name};
-use crate::serve::App;
 use crate::serve::credentials::as_user;
 use crate::serve::http::{Response, status};
 use crate::serve::open::open;
 use crate::serve::query::query;
+use crate::serve::{App, Settings};
 
 /// Pieces that are read before they can be sent, so that disk and connection work at the same time.
 const READ_AHEAD: usize = 2;
@@ -63,7 +63,8 @@ async fn try_download(request: &Request<Incoming>, app: &Arc<App>) -> Result<Res
     if !accepted.identity && !accepted.gzip {
         return Err(FileError::NotAcceptable);
     }
-    let opened = blocking(move || begin(&path, &user)).await?;
+    let settings = app.settings();
+    let opened = blocking(move || begin(&path, &user, &settings)).await?;
     let validators = opened.validators.clone();
     let verdict = validators.as_ref().map_or(Verdict::Send, |validators| validators.judge(headers));
     let mut response = match verdict {
@@ -167,9 +168,9 @@ impl Opened {
 }
 
 /// Opens a file as a user and reads its beginning.
-fn begin(path: &str, user: &str) -> Result<Opened, FileError> {
-    let user = lookup(user)?;
-    let path = resolve(path, &user.home);
+fn begin(path: &str, user: &str, settings: &Settings) -> Result<Opened, FileError> {
+    let user = lookup(user, settings)?;
+    let path = resolve(path, &user);
     let failed = FileError::path(&path);
     let opened = as_user(&user, || {
         // Without O_NONBLOCK, opening a named pipe would wait for its writer.

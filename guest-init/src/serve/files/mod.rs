@@ -33,11 +33,11 @@ pub(super) use upload::upload;
 
 use self::metadata::Metadata;
 
-use super::App;
 use super::http::{Response, basic_user, error};
 use super::pour::{PIECE, PIECE_TIMEOUT};
 use super::query::{QueryError, query};
-use crate::users::{self, LookupError, User};
+use super::{App, Settings};
+use crate::users::{LookupError, User};
 
 /// Why a file request fails.
 #[derive(Debug, thiserror::Error)]
@@ -118,6 +118,6 @@ fn written(path: &Path, metadata: Metadata) -> WrittenFile {
     WrittenFile { path, name, kind: "file".to_owned(), metadata: metadata.into_map() }
 }
 
-fn lookup(name: &str) -> Result<User, FileError> {
-    Ok(users::lookup(name)?)
+fn lookup(name: &str, settings: &Settings) -> Result<User, FileError> {
+    Ok(settings.user(name)?)
 }

@@ -53,7 +53,8 @@ async fn try_upload(request: &Request<()>, body: &mut Incoming, app: &Arc<App>) 
     let content_type = header(CONTENT_TYPE).unwrap_or_default();
     let boundary = multer::parse_boundary(content_type).ok();
     let is_bytes = content_type.split(';').next().is_some_and(|kind| kind.trim() == "application/octet-stream");
-    let user = blocking(move || lookup(&name)).await?;
+    let settings = app.settings();
+    let user = blocking(move || lookup(&name, &settings)).await?;
     match (boundary, path) {
         (Some(_), _) if encoding == Encoding::Gzip => {
             Err(FileError::Media("A compressed upload is one file as application/octet-stream, not a form".into()))
@@ -132,7 +133,7 @@ impl Writer {
 /// Writes one file. A piece is written while the next one arrives.
 async fn receive(body: impl Stream<Item = Result<Bytes, String>>, new: NewFile) -> Result<WrittenFile, FileError> {
     let NewFile { path, user, metadata, encoding } = new;
-    let path = resolve(&path, &user.home);
+    let path = resolve(&path, &user);
     let failed = FileError::path(&path);
     // Before the body is read: a client that waits for leave to send it is to hear of a refusal first.
     let writer = blocking({

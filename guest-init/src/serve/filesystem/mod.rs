@@ -43,7 +43,7 @@ use super::connect::{self, Error, Wire, stream_message, unary_message};
 use super::credentials::as_user;
 use super::files::resolve;
 use super::http::{Response, json};
-use crate::users::{self, Names, User};
+use crate::users::{Names, User};
 
 /// Calls a method of the service.
 pub(super) async fn call(method: &str, request: Request<Incoming>, app: &Arc<App>) -> Response {
@@ -96,9 +96,9 @@ async fn make_dir(request: Request<Incoming>, app: &Arc<App>) -> Result<Response
 
 async fn move_entry(request: Request<Incoming>, app: &Arc<App>) -> Result<Response, Error> {
     let (caller, MoveRequest { source, destination }) = receive(request, app).await?;
-    let home = caller.user.home.clone();
+    let user = caller.user.clone();
     let moved = caller.work(source, move |source, names| {
-        let destination = resolve(&destination, &home);
+        let destination = resolve(&destination, &user);
         change::rename(source, &destination)?;
         entry::at(&destination, names)
     });
@@ -136,7 +136,7 @@ async fn remove_watcher(request: Request<Incoming>, app: &Arc<App>) -> Result<Re
 }
 
 async fn start_watch(request: WatchRequest, caller: Caller, app: &App) -> Result<watch::Watch, Error> {
-    let path = resolve(&request.path, &caller.user.home);
+    let path = resolve(&request.path, &caller.user);
     app.watches.start(request, path, caller.user).await
 }
 
@@ -147,8 +147,8 @@ struct Caller {
 
 impl Caller {
     async fn of(headers: &HeaderMap, app: &App) -> Result<Self, Error> {
-        let name = app.caller(headers);
-        let user = blocking(move || Ok::<_, Error>(users::lookup(&name)?)).await?;
+        let (name, settings) = (app.caller(headers), app.settings());
+        let user = blocking(move || Ok::<_, Error>(settings.user(&name)?)).await?;
         Ok(Self { user })
     }
 
@@ -160,7 +160,7 @@ impl Caller {
     ) -> Result<T, Error> {
         blocking(move || {
             let names = Names::read()?;
-            let path = resolve(&path, &self.user.home);
+            let path = resolve(&path, &self.user);
             as_user(&self.user, || work(&path, &names)).map_err(failed(&path))?
         })
         .await

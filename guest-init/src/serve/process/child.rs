@@ -34,7 +34,7 @@ use crate::fd::FdStream;
 use crate::reap::{self, Exit, Spawning};
 use crate::serve::Settings;
 use crate::serve::connect::Error;
-use crate::users::{self, User};
+use crate::users::User;
 
 /// A process that was started here, running or ended.
 #[derive(Debug)]
@@ -177,7 +177,7 @@ enum Ends {
 
 /// The blocking part of [`launch`].
 fn start(request: StartRequest, user: &str, settings: &Settings, groups: Option<&Cgroups>) -> Result<Started, Error> {
-    let user = &users::lookup(user)?;
+    let user = &settings.user(user)?;
     let terminal = request.pty.is_some();
     let environment = environment::of(user, &settings.envs, &request.process.envs, terminal)?;
     let folder = folder(request.process.cwd.as_deref(), user);
@@ -234,12 +234,15 @@ fn streams(request: &StartRequest, user: &User) -> io::Result<(Ends, Theirs)> {
     Ok((Ends::Pipes { stdin, stdout, stderr }, theirs))
 }
 
-/// Where the process starts: what was asked for, else its home, else (in an image without homes) the root.
+/// Where the process starts: what was asked for, else the image's folder or its home, else (in an image without homes) the
+/// root. Folders that are only expected may be gone.
 fn folder(asked: Option<&str>, user: &User) -> PathBuf {
     match asked.filter(|path| !path.is_empty()) {
-        Some(path) => crate::serve::files::resolve(path, &user.home),
-        None if user.home.is_dir() => user.home.clone(),
-        None => PathBuf::from("/"),
+        Some(path) => crate::serve::files::resolve(path, user),
+        None => {
+            let expected = [&user.folder, &user.home].into_iter().find(|folder| folder.is_dir());
+            expected.cloned().unwrap_or_else(|| PathBuf::from("/"))
+        }
     }
 }
 

@@ -83,23 +83,12 @@ pub(super) fn programs(cmd: &str, path: &str, folder: &Path) -> Result<Vec<CStri
 mod tests {
     use super::*;
 
-    fn user() -> User {
-        User {
-            name: "user".into(),
-            uid: 1000,
-            gid: 1000,
-            groups: vec![1000],
-            home: "/home/user".into(),
-            shell: "/bin/sh".into(),
-        }
-    }
-
     #[test]
     fn the_request_overrides_the_host_and_the_host_the_login() {
         let host = BTreeMap::from([("PATH".into(), "/host".into()), ("A".into(), "host".into())]);
         let request = BTreeMap::from([("A".into(), "request".into())]);
 
-        let environment = of(&user(), &host, &request, true).unwrap();
+        let environment = of(&User::example(), &host, &request, true).unwrap();
 
         let entries: Vec<_> = environment.entries().iter().map(|entry| entry.to_str().unwrap()).collect();
         let expected = [
@@ -119,7 +108,7 @@ mod tests {
     fn names_that_the_kernel_would_misread_are_refused() {
         for (name, value) in [("A=B", ""), ("", "x"), ("A", "x\0y")] {
             let request = BTreeMap::from([(name.to_owned(), value.to_owned())]);
-            assert!(of(&user(), &BTreeMap::new(), &request, false).is_err(), "{name:?}");
+            assert!(of(&User::example(), &BTreeMap::new(), &request, false).is_err(), "{name:?}");
         }
     }
 

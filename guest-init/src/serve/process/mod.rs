@@ -21,6 +21,7 @@ mod output;
 mod pty;
 mod pump;
 mod spawn;
+mod start_command;
 
 use std::sync::Arc;
 
@@ -38,6 +39,7 @@ use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
 pub(super) use manager::Manager;
+pub use start_command::StartCommand;
 
 use self::child::Process;
 use super::App;

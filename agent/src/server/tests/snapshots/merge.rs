@@ -21,6 +21,7 @@ fn long_checkpoint(agent: &Agent, id: &CheckpointId) {
         disk_gib: 2,
         files,
         held_slots: Vec::new(),
+        defaults: Default::default(),
     };
     store.publish(draft, Manifest::new(id.clone(), "sbx1".into(), 4, 700, snapshot)).unwrap();
 }

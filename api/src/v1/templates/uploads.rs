@@ -1,0 +1,164 @@
+//! Files for builds: `PUT /v1/templates/uploads`, `DELETE /v1/templates/uploads/{id}`
+//!
+//! They pass through to the agent piece by piece, of any length that the plan allows. Nothing here looks into them.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use axum::body::Body;
+use axum::extract::{MatchedPath, Path, Request, State};
+use axum::http::request::Parts;
+use axum::http::{Method, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json as JsonBody};
+use futures_util::{StreamExt, future};
+use jiff::Timestamp;
+use sandpiper_http::audited::Acted;
+use sandpiper_http::error::ApiError;
+use sandpiper_http::query::NoParameters;
+use sandpiper_protocol::ids::UploadId;
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use crate::auth::{Caller, WriteAccess};
+use crate::errors;
+use crate::state::App;
+use crate::store::uploads::UploadRow;
+
+/// The route.
+pub const PATH: &str = "/v1/templates/uploads";
+
+/// A file that was sent for builds.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Upload)]
+pub struct UploadBody {
+    /// What a source names as `context`, `archive` or `upload`.
+    #[schema(example = "upl06f3kq8z2m1c9w0v5t7b4a")]
+    pub id: String,
+    pub bytes: u64,
+    /// SHA-256, lower-case hexadecimal.
+    pub sha256: String,
+    /// When it goes, unless a build uses it before.
+    pub expires_at: Timestamp,
+}
+
+impl From<UploadRow> for UploadBody {
+    fn from(row: UploadRow) -> Self {
+        Self { id: row.id.to_string(), bytes: row.bytes, sha256: row.sha256, expires_at: row.expires_at }
+    }
+}
+
+/// Whether the body of this request is a file for builds.
+pub fn is_upload(parts: &Parts) -> bool {
+    parts.method == Method::PUT && parts.extensions.get::<MatchedPath>().is_some_and(|path| path.as_str() == PATH)
+}
+
+/// Send a file for builds
+///
+/// The context of a Dockerfile, what a step copies, or an archive of an image: bytes of any length that the plan allows.
+/// Responds when it is on stable storage. It is kept for a day after it was sent or used last.
+#[utoipa::path(
+    put,
+    path = "/v1/templates/uploads",
+    operation_id = "upload_build_file",
+    tag = "templates",
+    request_body(content((Vec<u8> = "application/octet-stream"))),
+    responses((status = 201, description = "There", body = UploadBody))
+)]
+pub async fn put(
+    WriteAccess(caller): WriteAccess,
+    State(app): State<App>,
+    _: NoParameters,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let row = receive(&app, &caller, None, request).await?;
+    let acted = Extension(Acted(vec![row.id.to_string()]));
+    Ok((StatusCode::CREATED, acted, JsonBody(UploadBody::from(row))).into_response())
+}
+
+/// Sends a file on to the agent; `hash` is the name that an SDK gave to its content.
+///
+/// # Errors
+///
+/// 413 beyond what the plan allows, 400 on a body that breaks off, and the agent's.
+pub async fn receive(app: &App, caller: &Caller, hash: Option<&str>, request: Request) -> Result<UploadRow, ApiError> {
+    let most = app.offer.of(caller.team.plan).build.upload_bytes;
+    let left = most.saturating_sub(app.store.uploads.bytes(&caller.team.id).await?);
+    let length = request.headers().get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
+    if length.is_some_and(|length: u64| length > left) || left == 0 {
+        return Err(too_large(most));
+    }
+    let id = UploadId::generate();
+    // First, so that whatever the agent gets of it is found and removed.
+    app.store.uploads.begin(&caller.team.id, &id, hash, app.clock.now()).await?;
+    let (content, is_over) = bounded(request.into_body(), left);
+    let sent = app.agent.put_upload(&id, length, content).await;
+    app.metrics.agent_call("upload", sent.is_ok());
+    match sent {
+        Ok(upload) => app.store.uploads.finish(&upload).await?,
+        Err(error) => {
+            // What is at the agent in spite of it goes with its row, when that expires.
+            if let Err(unsure) = app.agent.delete_upload(&id).await
+                && !unsure.is_not_found()
+            {
+                return Err(error.into());
+            }
+            app.store.uploads.forget(&id).await?;
+            return Err(if is_over.load(Ordering::Relaxed) { too_large(most) } else { error.into() });
+        }
+    }
+    let row = app.store.uploads.keep(&caller.team.id, &id, app.clock.now()).await?;
+    row.ok_or_else(|| errors::no_upload(&id))
+}
+
+/// The same bytes, which break off after `most`; and whether they did.
+fn bounded(body: Body, most: u64) -> (Body, Arc<AtomicBool>) {
+    let is_over = Arc::new(AtomicBool::new(false));
+    let seen = Arc::clone(&is_over);
+    let content = body.into_data_stream().scan(most, move |left, piece| {
+        let piece = piece.map_err(io::Error::other).and_then(|piece| {
+            *left = left.checked_sub(piece.len() as u64).ok_or_else(|| {
+                seen.store(true, Ordering::Relaxed);
+                io::Error::other("the file is over its limit")
+            })?;
+            Ok(piece)
+        });
+        future::ready(Some(piece))
+    });
+    (Body::from_stream(content), is_over)
+}
+
+fn too_large(most: u64) -> ApiError {
+    let message = format!(
+        "Files for builds are over the {most} bytes that the plan allows within a day; send less, delete some, or ask for a \
+         larger plan"
+    );
+    ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", message)
+}
+
+/// Delete a file for builds
+///
+/// Builds that have begun to read it go on.
+#[utoipa::path(
+    delete,
+    path = "/v1/templates/uploads/{id}",
+    operation_id = "delete_build_file",
+    tag = "templates",
+    params(("id" = String, Path, description = "The file")),
+    responses((status = 204, description = "Gone"))
+)]
+pub async fn delete(
+    WriteAccess(caller): WriteAccess,
+    State(app): State<App>,
+    _: NoParameters,
+    Path(id): Path<String>,
+) -> Result<Response, ApiError> {
+    let row = app.store.uploads.keep(&caller.team.id, &id, app.clock.now()).await?;
+    let row = row.ok_or_else(|| errors::no_upload(&id))?;
+    match app.agent.delete_upload(&row.id).await {
+        Err(error) if !error.is_not_found() => return Err(error.into()),
+        _ => app.store.uploads.forget(&row.id).await?,
+    }
+    Ok((StatusCode::NO_CONTENT, Extension(Acted(vec![id]))).into_response())
+}

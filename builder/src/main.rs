@@ -1,0 +1,92 @@
+//! Makes the root file system of a template's version, in a machine of its own.
+//!
+//! ```text
+//!  agent ──Order──▶ main ──▶ cache      what earlier builds of the team left, made sure of
+//!    ▲               ├─────▶ registries what may be asked, and with which credentials: in memory only
+//!    │               ├─────▶ sources    the order's source ──▶ an image in buildah's storage
+//!    │               │         └──▶ unpack    archives, as foreign as they are
+//!    │               ├─────▶ root       the image's tree ──▶ OUTPUT, and what a sandbox needs besides
+//!    │               └─────▶ cache      what was used longest ago goes
+//!    └────Event── events ◀── progress   what buildah says, as steps and lines
+//! ```
+//!
+//! The machine is the isolation: all that is foreign (Dockerfiles, images, archives) is read and run in here, by buildah where
+//! it is a container's affair. This program keeps apart within the machine only what the tenant is not to see: credentials of
+//! the operator's, and what the order holds as secret. `sandpiper_protocol::builder` is the contract with the agent.
+
+mod buildah;
+mod cache;
+mod events;
+mod failure;
+mod group;
+mod image;
+mod inside;
+mod progress;
+mod registries;
+mod root;
+mod sources;
+mod unpack;
+
+use std::io::{self, BufRead};
+use std::process::ExitCode;
+
+use sandpiper_protocol::builder::{Event, Order};
+
+use buildah::Buildah;
+use cache::Cache;
+use events::Events;
+use failure::Failure;
+
+fn main() -> ExitCode {
+    let mut events = Events::new(io::stdout());
+    let last = match order().and_then(|order| build(&order, &mut events)) {
+        Ok(finished) => finished,
+        Err(failure) => Event::Failed(failure.into()),
+    };
+    match events.send(&last) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("sandpiper-builder: nobody hears how the build ended: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The one line of standard input.
+fn order() -> Result<Order, Failure> {
+    let mut line = String::new();
+    io::stdin().lock().read_line(&mut line).map_err(|error| Failure::host("The order cannot be read", &error))?;
+    // Without the text: it holds secrets.
+    serde_json::from_str(&line)
+        .map_err(|error| Failure::Host(format!("The order cannot be read (column {})", error.column())))
+}
+
+fn build(order: &Order, events: &mut Events<io::Stdout>) -> Result<Event, Failure> {
+    events.hide(sources::secrets(order));
+    let cache = Cache::open()?;
+    let files = registries::Files::write(&order.registries, &order.source)?;
+    let buildah = Buildah::new(files)?;
+    let built = build_in(&cache, order, &buildah, events);
+    let left = cache.leave(&buildah);
+    let finished = built?;
+    left?;
+    Ok(finished)
+}
+
+fn build_in(
+    cache: &Cache,
+    order: &Order,
+    buildah: &Buildah,
+    events: &mut Events<io::Stdout>,
+) -> Result<Event, Failure> {
+    cache.clear_leftovers(buildah)?;
+    cache.prune(buildah, order.cache_bytes)?;
+    let made = sources::make(order, buildah, events)?;
+    let config = image::Config::of(buildah, &made.image)?;
+    config.check()?;
+    events.info("Writing the file system")?;
+    root::write(buildah, &made.image, &config)?;
+    cache.used(&made.image)?;
+    cache.prune(buildah, order.cache_bytes)?;
+    Ok(Event::Finished { settings: config.settings(), command: config.command(), digests: made.digests })
+}

@@ -1,0 +1,287 @@
+//! What buildah's programs read of registries: names, mirrors, what is allowed, credentials, authorities. All of it is in a
+//! file system in memory, as are a build's secrets.
+
+use std::collections::BTreeMap;
+use std::fs::{self, DirBuilder, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use sandpiper_protocol::builder::Registries;
+use sandpiper_protocol::template::{BuildSource, Credentials, StepsBase};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use crate::failure::Failure;
+
+/// In a guest `/run` is in memory.
+const FOLDER: &str = "/run/sandpiper-builder";
+
+/// Debian's own authorities.
+const AUTHORITIES: &str = "/etc/ssl/certs/ca-certificates.crt";
+
+/// The registry that Docker means by a name without one.
+const DOCKERS: &str = "docker.io";
+
+/// Where the files are.
+#[derive(Debug)]
+pub(crate) struct Files {
+    folder: PathBuf,
+}
+
+impl Files {
+    /// Writes them for one build.
+    ///
+    /// # Errors
+    ///
+    /// Fails if they cannot be written, or if the source names a registry that is not allowed.
+    pub(crate) fn write(registries: &Registries, source: &BuildSource) -> Result<Self, Failure> {
+        if let Some((reference, _)) = image_of(source) {
+            check_allowed(registries, reference)?;
+        }
+        let files = Self { folder: PathBuf::from(FOLDER) };
+        files
+            .write_all(registries, source)
+            .map_err(|error| Failure::host("The registries cannot be set up", &error))?;
+        Ok(files)
+    }
+
+    fn write_all(&self, registries: &Registries, source: &BuildSource) -> io::Result<()> {
+        DirBuilder::new().recursive(true).mode(0o700).create(&self.folder)?;
+        let text = toml::to_string(&Configuration::of(registries)).map_err(io::Error::other)?;
+        self.put("registries.conf", text)?;
+        self.put("policy.json", policy(&registries.allowed).to_string())?;
+        self.put("auth.json", auth(&credentials(registries, source)).to_string())?;
+        let mut authorities = fs::read_to_string(AUTHORITIES)?;
+        for authority in &registries.authorities {
+            authorities.push('\n');
+            authorities.push_str(authority);
+        }
+        self.put("authorities.pem", authorities)
+    }
+
+    fn put(&self, name: &str, content: String) -> io::Result<()> {
+        write_private(&self.folder.join(name), content.as_bytes())
+    }
+
+    pub(crate) fn configuration(&self) -> PathBuf {
+        self.folder.join("registries.conf")
+    }
+
+    pub(crate) fn policy(&self) -> PathBuf {
+        self.folder.join("policy.json")
+    }
+
+    pub(crate) fn auth(&self) -> PathBuf {
+        self.folder.join("auth.json")
+    }
+
+    pub(crate) fn authorities(&self) -> PathBuf {
+        self.folder.join("authorities.pem")
+    }
+
+    /// Writes a file that is never on a disk, for this program and buildah.
+    ///
+    /// # Errors
+    ///
+    /// Fails if it cannot be written.
+    pub(crate) fn put_secret(&self, number: usize, value: &str) -> Result<PathBuf, Failure> {
+        let path = self.folder.join(format!("secret-{number}"));
+        write_private(&path, value.as_bytes()).map_err(|error| Failure::host("A secret cannot be kept", &error))?;
+        Ok(path)
+    }
+
+    /// Another file that buildah reads.
+    ///
+    /// # Errors
+    ///
+    /// Fails if it cannot be written.
+    pub(crate) fn put_other(&self, name: &str, content: &str) -> Result<PathBuf, Failure> {
+        let path = self.folder.join(name);
+        write_private(&path, content.as_bytes())
+            .map_err(|error| Failure::host("A file for buildah cannot be written", &error))?;
+        Ok(path)
+    }
+}
+
+fn write_private(path: &Path, content: &[u8]) -> io::Result<()> {
+    OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?.write_all(content)
+}
+
+/// `registries.conf`, of containers-registries.conf(5).
+#[derive(Serialize)]
+#[serde(rename_all = "kebab-case")]
+struct Configuration {
+    unqualified_search_registries: [&'static str; 1],
+    short_name_mode: &'static str,
+    registry: Vec<Registry>,
+}
+
+#[derive(Serialize)]
+struct Registry {
+    prefix: String,
+    location: String,
+    insecure: bool,
+}
+
+impl Configuration {
+    fn of(registries: &Registries) -> Self {
+        let mut names: Vec<&String> = registries.mirrors.keys().chain(&registries.insecure).collect();
+        names.sort();
+        names.dedup();
+        let registry = |name: &String| {
+            let location = registries.mirrors.get(name).unwrap_or(name);
+            let insecure = registries.insecure.iter().any(|host| host == name || host == host_of_location(location));
+            Registry { prefix: name.clone(), location: location.clone(), insecure }
+        };
+        Self {
+            unqualified_search_registries: [DOCKERS],
+            // There is nobody to choose.
+            short_name_mode: "disabled",
+            registry: names.into_iter().map(registry).collect(),
+        }
+    }
+}
+
+/// `policy.json`, of containers-policy.json(5): of whom images are taken. Those of this storage and of archives are the
+/// build's own.
+fn policy(allowed: &[String]) -> Value {
+    let accept = json!([{"type": "insecureAcceptAnything"}]);
+    let docker: BTreeMap<&str, &Value> = match allowed {
+        [] => [("", &accept)].into(),
+        hosts => hosts.iter().map(|host| (host.as_str(), &accept)).collect(),
+    };
+    json!({
+        "default": [{"type": "reject"}],
+        "transports": {
+            "docker": docker,
+            "containers-storage": {"": accept},
+            "docker-archive": {"": accept},
+            "oci-archive": {"": accept},
+        },
+    })
+}
+
+/// `auth.json`, of containers-auth.json(5).
+fn auth(credentials: &BTreeMap<&str, &Credentials>) -> Value {
+    let entry = |credentials: &Credentials| json!({"auth": STANDARD.encode(format!("{}:{}", credentials.username, credentials.password))});
+    let auths: BTreeMap<&str, Value> = credentials.iter().map(|(host, one)| (*host, entry(one))).collect();
+    json!({"auths": auths})
+}
+
+/// The operator's, and over them those of the order.
+fn credentials<'a>(registries: &'a Registries, source: &'a BuildSource) -> BTreeMap<&'a str, &'a Credentials> {
+    let mut all: BTreeMap<&str, &Credentials> =
+        registries.credentials.iter().map(|(host, credentials)| (host.as_str(), credentials)).collect();
+    if let Some((reference, Some(credentials))) = image_of(source) {
+        all.insert(registry_of(reference), credentials);
+    }
+    if let BuildSource::Dockerfile(dockerfile) = source {
+        all.extend(dockerfile.credentials.iter().map(|(host, credentials)| (host.as_str(), credentials)));
+    }
+    all
+}
+
+/// The image that a source names by itself, and its credentials.
+fn image_of(source: &BuildSource) -> Option<(&str, Option<&Credentials>)> {
+    match source {
+        BuildSource::Image { reference, credentials } => Some((reference, credentials.as_ref())),
+        BuildSource::Steps(steps) => match &steps.from {
+            StepsBase::Image { reference, credentials } => Some((reference, credentials.as_ref())),
+            StepsBase::Version { .. } => None,
+        },
+        _ => None,
+    }
+}
+
+/// The registry of an image's name: what is before the first slash, if that can be a host, as Docker has it.
+pub(crate) fn registry_of(reference: &str) -> &str {
+    match reference.split_once('/') {
+        Some((host, _)) if host.contains(['.', ':']) || host == "localhost" => host,
+        _ => DOCKERS,
+    }
+}
+
+fn host_of_location(location: &str) -> &str {
+    location.split('/').next().unwrap_or_default()
+}
+
+fn check_allowed(registries: &Registries, reference: &str) -> Result<(), Failure> {
+    let host = registry_of(reference);
+    if registries.allowed.is_empty() || registries.allowed.iter().any(|allowed| allowed == host) {
+        return Ok(());
+    }
+    let allowed = registries.allowed.join(", ");
+    Err(Failure::SourceRefused(format!("This host takes no images of the registry {host}, only of {allowed}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn registries() -> Registries {
+        Registries {
+            allowed: vec!["a.example".into(), "b.example:5000".into()],
+            mirrors: [("a.example".to_owned(), "mirror.example:5000/of/a".to_owned())].into(),
+            insecure: vec!["mirror.example:5000".into(), "b.example:5000".into()],
+            authorities: Vec::new(),
+            credentials: [("a.example".to_owned(), person("operator"))].into(),
+        }
+    }
+
+    fn person(name: &str) -> Credentials {
+        Credentials { username: name.to_owned(), password: "secret".to_owned() }
+    }
+
+    fn image(reference: &str, credentials: Option<Credentials>) -> BuildSource {
+        BuildSource::Image { reference: reference.to_owned(), credentials }
+    }
+
+    #[test]
+    fn a_name_without_a_host_is_of_dockers_registry() {
+        for (reference, host) in [
+            ("a", DOCKERS),
+            ("a/b:1", DOCKERS),
+            ("a.example/b@sha256:12", "a.example"),
+            ("a:5000/b", "a:5000"),
+            ("localhost/b", "localhost"),
+        ] {
+            assert_eq!(registry_of(reference), host, "{reference}");
+        }
+    }
+
+    #[test]
+    fn mirrors_are_asked_instead_and_insecure_ones_without_tls() {
+        let text = toml::to_string(&Configuration::of(&registries())).unwrap();
+        let read: toml::Table = text.parse().unwrap();
+        let entry = |index: usize, key: &str| read["registry"][index][key].to_string();
+        assert_eq!(entry(0, "prefix"), r#""a.example""#);
+        assert_eq!(entry(0, "location"), r#""mirror.example:5000/of/a""#);
+        assert_eq!((entry(0, "insecure"), entry(1, "insecure")), ("true".into(), "true".into()));
+        assert_eq!(entry(1, "location"), r#""b.example:5000""#);
+    }
+
+    #[test]
+    fn only_allowed_registries_are_taken_from() {
+        let rules = policy(&registries().allowed);
+        assert_eq!(rules["default"][0]["type"], "reject");
+        assert!(rules["transports"]["docker"]["a.example"].is_array());
+        assert!(rules["transports"]["docker"].get("").is_none());
+        assert!(policy(&[])["transports"]["docker"][""].is_array());
+
+        assert!(check_allowed(&registries(), "b.example:5000/x").is_ok());
+        let refused = check_allowed(&registries(), "b.example/x").unwrap_err();
+        assert!(refused.to_string().contains("only of a.example, b.example:5000"), "{refused}");
+    }
+
+    #[test]
+    fn the_orders_credentials_come_before_the_operators() {
+        let (registries, source) = (registries(), image("a.example/x", Some(person("tenant"))));
+        assert_eq!(credentials(&registries, &source)["a.example"].username, "tenant");
+        let without = image("a.example/x", None);
+        let auth = auth(&credentials(&registries, &without));
+        assert_eq!(auth["auths"]["a.example"]["auth"], STANDARD.encode("operator:secret"));
+    }
+}

@@ -1,0 +1,176 @@
+//! What a sandbox's root file system needs besides an image's files: the guest's first process, folders to mount on, users.
+//!
+//! All of it is done in the new root, as the root folder of the thread.
+
+use std::fs::{self, DirBuilder, OpenOptions, Permissions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt, symlink};
+use std::path::Path;
+
+use crate::failure::Failure;
+
+/// The first process, by the name that the kernel is told.
+const INIT: &str = "/sbin/sandpiper-init";
+
+/// Its other names, by which it is asked to end the machine. What an image has there itself stays.
+const NAMES: [&str; 4] = ["init", "poweroff", "halt", "reboot"];
+
+/// Folders that the first process mounts on, and one that it writes to.
+const FOLDERS: [&str; 5] = ["/dev", "/proc", "/sys", "/run", "/etc"];
+
+/// The first process of this machine, which is that of sandboxes too.
+pub(super) struct Init(Vec<u8>);
+
+impl Init {
+    pub(super) fn of_this_machine() -> io::Result<Self> {
+        Ok(Self(fs::read(INIT)?))
+    }
+}
+
+/// Refuses a tree in which something is in the way of what a guest mounts.
+///
+/// # Errors
+///
+/// Fails if one of the folders is something else.
+pub(super) fn check_folders() -> Result<(), Failure> {
+    for folder in FOLDERS {
+        if fs::symlink_metadata(folder).is_ok_and(|meta| !meta.is_dir()) {
+            return Err(Failure::SourceRefused(format!(
+                "{folder} of the image is no folder, and a sandbox needs it as one: remove it"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Refuses a user whom nobody could become.
+///
+/// # Errors
+///
+/// Fails if the image's database has no such user or group; a number needs no entry.
+pub(super) fn check_user(user: &str) -> Result<(), Failure> {
+    let (name, group) = user.split_once(':').map_or((user, None), |(name, group)| (name, Some(group)));
+    let parts = [("user", "/etc/passwd", Some(name)), ("group", "/etc/group", group)];
+    for (what, file, name) in parts {
+        let Some(name) = name.filter(|name| name.parse::<u32>().is_err()) else { continue };
+        let entries = fs::read(file).unwrap_or_default();
+        let entries = String::from_utf8_lossy(&entries);
+        if !entries.lines().any(|line| line.split(':').next() == Some(name)) {
+            return Err(Failure::SourceRefused(format!(
+                "The image's programs are to run as the {what} {name:?}, whom its {file} does not have: add it, or name another"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Completes the root.
+///
+/// # Errors
+///
+/// Fails if it cannot be written.
+pub(super) fn finish(init: &Init) -> Result<(), Failure> {
+    let work = || {
+        for folder in FOLDERS {
+            make_folder(folder, 0o755)?;
+        }
+        make_folder("/tmp", 0o1777)?;
+        put_init(init)?;
+        sandpiper_init::ensure_users(Path::new("/"))
+    };
+    work().map_err(|error| Failure::host("What a sandbox needs cannot be added to the file system", &error))
+}
+
+fn make_folder(path: &str, mode: u32) -> io::Result<()> {
+    match DirBuilder::new().mode(mode).create(path) {
+        // The mask of this program would take from it.
+        Ok(()) => fs::set_permissions(path, Permissions::from_mode(mode)),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+fn put_init(init: &Init) -> io::Result<()> {
+    // `/sbin` may be a link, as on most distributions; what it leads to may be missing.
+    let folder = Path::new("/sbin");
+    let folder = fs::read_link(folder).map_or_else(|_| folder.to_owned(), |target| Path::new("/").join(target));
+    DirBuilder::new().recursive(true).mode(0o755).create(&folder)?;
+    // An image that was a sandbox's has one, which may be older.
+    match fs::remove_file(INIT) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o755).open(INIT)?;
+    file.write_all(&init.0)?;
+    file.set_permissions(Permissions::from_mode(0o755))?;
+    for name in NAMES {
+        match symlink("sandpiper-init", folder.join(name)) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::inside::inside;
+    use tempfile::TempDir;
+
+    fn finished(prepare: impl FnOnce(&Path)) -> TempDir {
+        let tree = tempfile::tempdir().unwrap();
+        prepare(tree.path());
+        inside(tree.path(), || finish(&Init(b"init".to_vec()))).unwrap().unwrap();
+        tree
+    }
+
+    #[test]
+    fn an_empty_tree_becomes_a_root_and_a_second_time_changes_nothing() {
+        let tree = finished(|_| ());
+        let passwd = fs::read_to_string(tree.path().join("etc/passwd")).unwrap();
+        inside(tree.path(), || finish(&Init(b"newer".to_vec()))).unwrap().unwrap();
+
+        assert_eq!(passwd, "root:x:0:0:root:/root:/bin/sh\nuser:x:1000:1000::/home/user:/bin/sh\n");
+        assert_eq!(fs::read_to_string(tree.path().join("etc/passwd")).unwrap(), passwd);
+        assert_eq!(fs::read(tree.path().join("sbin/sandpiper-init")).unwrap(), b"newer");
+        assert_eq!(fs::metadata(tree.path().join("sbin/sandpiper-init")).unwrap().permissions().mode() & 0o7777, 0o755);
+        assert_eq!(fs::metadata(tree.path().join("tmp")).unwrap().permissions().mode() & 0o7777, 0o1777);
+        assert!(tree.path().join("sbin/poweroff").is_symlink() && tree.path().join("proc").is_dir());
+    }
+
+    #[test]
+    fn links_of_the_tree_lead_within_it_and_its_own_programs_stay() {
+        let outside = tempfile::tempdir().unwrap();
+        let tree = finished(|tree| {
+            symlink(outside.path().join("usr/sbin"), tree.join("sbin")).unwrap();
+            let folder = tree.join(outside.path().strip_prefix("/").unwrap()).join("usr/sbin");
+            fs::create_dir_all(&folder).unwrap();
+            fs::write(folder.join("poweroff"), "own").unwrap();
+        });
+
+        let folder = tree.path().join(outside.path().strip_prefix("/").unwrap()).join("usr/sbin");
+        assert_eq!(fs::read(folder.join("sandpiper-init")).unwrap(), b"init");
+        assert_eq!(fs::read(folder.join("poweroff")).unwrap(), b"own");
+        assert_eq!(fs::read_dir(outside.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_user_of_the_image_is_in_its_database_or_a_number() {
+        let tree = tempfile::tempdir().unwrap();
+        fs::create_dir(tree.path().join("etc")).unwrap();
+        fs::write(tree.path().join("etc/passwd"), "app:x:7:7::/:/bin/sh\n").unwrap();
+        let is_good = |user: &str| inside(tree.path(), || check_user(user).is_ok()).unwrap();
+
+        assert!(is_good("app") && is_good("1001") && is_good("app:12") && is_good("1001:0"));
+        assert!(!is_good("web") && !is_good("app:web"));
+    }
+
+    #[test]
+    fn what_is_in_the_way_of_a_mount_is_named() {
+        let tree = tempfile::tempdir().unwrap();
+        fs::write(tree.path().join("proc"), "").unwrap();
+        let refused = inside(tree.path(), check_folders).unwrap().unwrap_err();
+        assert!(refused.to_string().contains("/proc"), "{refused}");
+    }
+}

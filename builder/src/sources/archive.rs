@@ -1,0 +1,47 @@
+//! An image that was sent as a file.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+
+use sandpiper_protocol::ids::UploadId;
+
+use super::pull::take;
+use super::{Made, beside_uploads, open};
+use crate::buildah::Buildah;
+use crate::events::Events;
+use crate::failure::Failure;
+
+/// Reads an OCI archive, or what `docker save` writes.
+pub(super) fn image<W: Write>(upload: &UploadId, buildah: &Buildah, events: &mut Events<W>) -> Result<Made, Failure> {
+    events.step(1, 1, "Read the archive", false)?;
+    let archive = beside_uploads("archive.tar");
+    let names = open(upload)?.copy(&archive)?;
+    let transport = transport(&names)?;
+    let image = take(&format!("{transport}:{}", archive.display()), buildah, events)?;
+    Ok(Made { image, digests: BTreeMap::new() })
+}
+
+/// How buildah calls an archive with these files. New ones of `docker save` are both.
+fn transport(names: &[String]) -> Result<&'static str, Failure> {
+    let has = |name: &str| names.iter().any(|one| one == name);
+    match (has("manifest.json"), has("oci-layout")) {
+        (true, _) => Ok("docker-archive"),
+        (false, true) => Ok("oci-archive"),
+        (false, false) => Err(Failure::SourceRefused(
+            "The archive is no image: send what `docker save` writes, or an OCI archive (`buildah push IMAGE oci-archive:FILE`)".into(),
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_archive_is_told_by_the_files_that_it_has() {
+        let of = |names: &[&str]| transport(&names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>()).ok();
+        assert_eq!(of(&["manifest.json", "oci-layout"]), Some("docker-archive"));
+        assert_eq!(of(&["oci-layout", "index.json"]), Some("oci-archive"));
+        assert_eq!(of(&["bin"]), None);
+    }
+}

@@ -1,0 +1,93 @@
+//! A Dockerfile of five steps: with no step done before, and with all of them; by a build of ours, from its request to `ready`,
+//! and by plain buildah on this machine. And a warm start beside them, which the goal for a cached build is counted in.
+
+use std::time::Instant;
+
+use anyhow::ensure;
+use sandpiper::client::Source;
+use sandpiper_protocol::agent::StartKind;
+use sandpiper_protocol::template::{Dockerfile, Secrets};
+use support::registry::{self, Registry};
+use support::{Host, Template, small, version_of};
+
+use crate::report::{Report, elapsed, ratio_of_medians};
+use crate::starts;
+
+const NAME: &str = "bench-build";
+const IMAGE: &str = "localhost/bench-build:1";
+const STEPS: &str = "\
+    RUN mkdir /srv/app && python3 -m venv --without-pip /srv/app/env\n\
+    RUN head -c 20000000 /dev/urandom >/srv/app/data\n\
+    COPY Dockerfile /srv/app/\n\
+    RUN python3 -m compileall -q /usr/lib/python3.11/json\n\
+    RUN chown -R 1000:1000 /srv/app\n";
+
+pub(crate) async fn run(runs: usize, report: &mut Report) -> anyhow::Result<()> {
+    let (host, registry) = (Host::shared(), Registry::shared());
+    let folder = tempfile::tempdir()?;
+    std::fs::write(folder.path().join("Dockerfile"), format!("FROM {}\n{STEPS}", registry::BASE))?;
+    let context = upload(host, folder.path()).await?;
+    let template = host.template(NAME).await;
+    // The image is in the cache, as it is in buildah's.
+    build(&template, &context, true).await?;
+    registry.build_with(&["--layers"], folder.path(), IMAGE);
+    host.wait_until_warm(&small()).await.delete().await;
+
+    let (mut cold, mut cached, mut started) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut plain_cold, mut plain_cached) = (Vec::new(), Vec::new());
+    for _ in 0..runs.div_ceil(4) {
+        cold.push(build(&template, &context, true).await?);
+        cached.push(build(&template, &context, false).await?);
+        for (times, options) in
+            [(&mut plain_cold, &["--layers", "--no-cache"][..]), (&mut plain_cached, &["--layers"][..])]
+        {
+            let begin = Instant::now();
+            registry.build_with(options, folder.path(), IMAGE);
+            times.push(elapsed(begin));
+        }
+        let start = starts::timed(&small(), StartKind::Warm).await?;
+        started.push(start.created);
+        start.sandbox.delete().await;
+    }
+
+    report.add("template-build", "cold", "ms", &cold);
+    report.add("template-build", "cached", "ms", &cached);
+    report.add("template-build", "buildah_cold", "ms", &plain_cold);
+    report.add("template-build", "buildah_cached", "ms", &plain_cached);
+    report.add("template-build", "warm_create", "ms", &started);
+    report.add("template-build", "cold_over_buildah", "x", &[ratio_of_medians(&cold, &plain_cold)?]);
+    report.add("template-build", "cached_over_buildah", "x", &[ratio_of_medians(&cached, &plain_cached)?]);
+    let goal: Vec<f64> = started.iter().map(|created| 2.0 * created + 1000.0).collect();
+    report.add("template-build", "cached_over_goal", "x", &[ratio_of_medians(&cached, &goal)?]);
+    registry.remove(IMAGE);
+    template.delete().await;
+    host.client.delete_upload(&context).await?;
+    Ok(())
+}
+
+/// Sends the folder, which has only a Dockerfile; the id of what was sent.
+async fn upload(host: &Host, folder: &std::path::Path) -> anyhow::Result<String> {
+    let packed = std::process::Command::new("tar").arg("-C").arg(folder).args(["-c", "Dockerfile"]).output()?;
+    ensure!(packed.status.success(), "tar: {}", support::text(&packed.stderr));
+    let content = futures_util::stream::iter([Ok(bytes::Bytes::from(packed.stdout))]);
+    Ok(host.client.upload(None, content, |_| {}).await?.id)
+}
+
+/// Builds a version and deletes it: milliseconds from the request until it was ready.
+async fn build(template: &Template, context: &str, no_cache: bool) -> anyhow::Result<f64> {
+    let source = Source::Dockerfile(Dockerfile {
+        context: Some(context.into()),
+        text: None,
+        path: None,
+        target: None,
+        args: [].into(),
+        secrets: Secrets::default(),
+        credentials: [].into(),
+        no_cache,
+    });
+    let begin = Instant::now();
+    let version = template.build(&version_of(source)).await;
+    let time = elapsed(begin);
+    template.delete_version(&version.id).await?;
+    Ok(time)
+}
