@@ -306,6 +306,8 @@ pub enum StartKind {
     Cold,
     /// From the template's warm snapshot.
     Warm,
+    /// The same, restored ahead.
+    Parked,
     /// From a snapshot of this sandbox, of another, or from a checkpoint.
     Restored,
 }
@@ -565,7 +567,7 @@ pub struct TemplateVersion {
     /// Of the root file system image: SHA-256, hexadecimal, over its blocks that are not all zeros, their offsets, and
     /// its length. Empty of a version that was built: its layers may be shared, and are never read for it.
     pub digest: String,
-    /// The name that its importer gave to the content, if any.
+    /// The name that its importer gave to the content, if any; of one that a builder made, which image it is of.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
     pub created_at: Timestamp,

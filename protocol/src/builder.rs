@@ -35,6 +35,9 @@ pub struct Order {
     /// Settings of the version at [`BASE`].
     #[serde(default)]
     pub base_settings: ImageSettings,
+    /// Images whose file systems are there already, as [`Event::Finished`] named them: they need not be written again.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub known: Vec<String>,
     /// Bytes that the cache may hold when it is done; what was used longest ago goes first.
     pub cache_bytes: u64,
 }
@@ -71,8 +74,12 @@ pub enum Event {
         level: LogLevel,
         text: String,
     },
-    /// The new root is complete, and on stable storage.
+    /// The new root is complete, and on stable storage; or nothing was written, as the image is one of [`Order::known`].
     Finished {
+        /// The image's id: SHA-256 of its configuration, hexadecimal.
+        image: String,
+        #[serde(default)]
+        is_known: bool,
         settings: ImageSettings,
         /// What the image starts, as a command for a shell: `ENTRYPOINT` and `CMD`.
         #[serde(default, skip_serializing_if = "Option::is_none")]

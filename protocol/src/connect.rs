@@ -32,6 +32,8 @@ pub fn envelope(flags: u8, payload: &[u8]) -> Vec<u8> {
 #[derive(Debug)]
 pub struct Decoder {
     buffer: Vec<u8>,
+    /// Where the next envelope begins.
+    taken: usize,
     limit: usize,
 }
 
@@ -47,11 +49,13 @@ pub enum DecodeError {
 impl Decoder {
     /// A decoder that refuses payloads of more than `limit` bytes.
     pub fn new(limit: usize) -> Self {
-        Self { buffer: Vec::new(), limit }
+        Self { buffer: Vec::new(), taken: 0, limit }
     }
 
     /// Adds bytes as they came from the peer.
     pub fn push(&mut self, bytes: &[u8]) {
+        // Once for each piece, not for each envelope: a piece may hold thousands.
+        self.buffer.drain(..std::mem::take(&mut self.taken));
         self.buffer.extend_from_slice(bytes);
     }
 
@@ -60,7 +64,7 @@ impl Decoder {
     /// # Errors
     /// An envelope that is compressed, or longer than the limit.
     pub fn next_envelope(&mut self) -> Result<Option<(u8, Vec<u8>)>, DecodeError> {
-        let Some((header, rest)) = self.buffer.split_at_checked(HEADER_LEN) else {
+        let Some((header, rest)) = self.buffer[self.taken..].split_at_checked(HEADER_LEN) else {
             return Ok(None);
         };
         let flags = header[0];
@@ -75,13 +79,13 @@ impl Decoder {
             return Ok(None);
         }
         let payload = rest[..length].to_vec();
-        self.buffer.drain(..HEADER_LEN + length);
+        self.taken += HEADER_LEN + length;
         Ok(Some((flags, payload)))
     }
 
     /// Whether bytes of an unfinished envelope are left over, as after a stream that broke off.
     pub fn has_partial(&self) -> bool {
-        !self.buffer.is_empty()
+        self.buffer.len() > self.taken
     }
 }
 

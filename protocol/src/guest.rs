@@ -43,7 +43,7 @@ pub const MAX_LINK_LINE: usize = 64 * 1024;
 /// Where a guest's programs find the generation: a decimal number and a newline, replaced by renaming.
 pub const GENERATION_FILE: &str = "/run/sandpiper/generation";
 
-/// A guest that was frozen and hears nothing more thaws itself after this many seconds of its own time.
+/// A guest whose disks are frozen and that hears nothing more thaws itself after this many seconds of its own time.
 pub const FREEZE_LIMIT_SECONDS: u64 = 30;
 
 /// Answers of the forwarder, without the newline.
@@ -60,19 +60,36 @@ pub const REFUSED_MOUNT: &str = "The volume cannot be mounted at";
 /// Where a helper guest has the volume that it serves.
 pub const VOLUME_FOLDER: &str = "/volume";
 
+fn yes() -> bool {
+    true
+}
+
+/// One of the steps by which a guest becomes ready: microseconds since it was told who it is.
+#[derive(Debug, Clone, Serialize, Deserialize, PartialEq, Eq)]
+pub struct GuestStep {
+    pub name: String,
+    pub from_us: u64,
+    pub to_us: u64,
+}
+
 /// From the agent to PID 1.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 #[expect(clippy::large_enum_variant, reason = "the largest is the most frequent, and there are never many")]
 pub enum HostMessage {
     Init(Init),
-    /// Bring the file systems to rest for a snapshot: all written data on the disks, and no write until thawed. Answered with
-    /// [`GuestMessage::Frozen`] or [`GuestMessage::NotFrozen`]. With `processes` everything that the data plane started
-    /// is stopped first, so that after a restore none of it runs before the guest knows who it is.
+    /// Bring the guest to rest for a snapshot. Answered with [`GuestMessage::Frozen`] or [`GuestMessage::NotFrozen`]. What was
+    /// written before is on the disks then.
     ///
-    /// What undoes it: [`HostMessage::Thaw`], [`HostMessage::Init`], or [`FREEZE_LIMIT_SECONDS`] without either.
+    /// What undoes it: [`HostMessage::Thaw`] and [`HostMessage::Init`].
     Freeze {
+        /// Stop everything that the data plane started first, so that after a restore none of it runs before the guest knows
+        /// who it is.
         processes: bool,
+        /// Let nothing more be written: whoever takes the disk without the memory finds it at rest. For
+        /// [`FREEZE_LIMIT_SECONDS`] at most. Guests of earlier versions do so always.
+        #[serde(default = "yes")]
+        disks: bool,
     },
     /// Answered with [`GuestMessage::Thawed`].
     Thaw,
@@ -130,6 +147,9 @@ pub struct Init {
     pub start: Option<StartCommand>,
 }
 
+/// How a [`GuestMessage::Log`] begins that tells of a start command which does not run, or has ended with an error.
+pub const START_ENDED: &str = "The start command has ended";
+
 /// Tag of the process that a template's start command is.
 pub const START_TAG: &str = "start";
 
@@ -174,12 +194,20 @@ pub enum GuestMessage {
     /// The data plane responds from now on.
     Ready {
         init_version: String,
+        /// What the guest did since it was told who it is; this message is the end of the last step. Those of earlier versions
+        /// do not say.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        steps: Vec<GuestStep>,
     },
     /// The guest cannot be used, and why.
     Failed {
         message: String,
     },
-    Frozen,
+    Frozen {
+        /// Its disks, too, whether that was asked for or not.
+        #[serde(default = "yes")]
+        disks: bool,
+    },
     /// The file systems could not be frozen; nothing is frozen now.
     NotFrozen {
         message: String,

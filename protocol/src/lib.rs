@@ -16,6 +16,7 @@
 //! * [`lines`]: lines of a stream, as the link has them.
 //! * [`connect`], [`process`] and [`filesystem`]: the data plane, as the E2B SDKs speak it.
 //! * [`extents`]: which bytes of a layer are its own, for all who read layers.
+//! * [`trace`]: where the time of an operation went, across all of these.
 //! * [`id`] makes and checks identifiers, [`ids`] gives them types; [`error_chain`] prints errors with their causes.
 
 #![warn(clippy::missing_errors_doc)]
@@ -33,5 +34,6 @@ pub mod ids;
 pub mod lines;
 pub mod process;
 pub mod template;
+pub mod trace;
 pub mod vmm;
 pub mod volume;

@@ -4,7 +4,9 @@
 #[derive(Debug)]
 pub struct Decoder {
     buffer: Vec<u8>,
-    /// Bytes of it in which no line ends.
+    /// Where the next line begins.
+    taken: usize,
+    /// Bytes of the buffer in which no more line ends.
     searched: usize,
     limit: usize,
 }
@@ -19,11 +21,14 @@ pub struct TooLong {
 impl Decoder {
     /// A decoder that refuses lines of more than `limit` bytes, their ends included.
     pub fn new(limit: usize) -> Self {
-        Self { buffer: Vec::new(), searched: 0, limit }
+        Self { buffer: Vec::new(), taken: 0, searched: 0, limit }
     }
 
     /// Adds bytes as they came from the peer.
     pub fn push(&mut self, bytes: &[u8]) {
+        // Once for each piece, not for each line: a piece may hold thousands.
+        self.buffer.drain(..self.taken);
+        self.searched -= std::mem::take(&mut self.taken);
         self.buffer.extend_from_slice(bytes);
     }
 
@@ -35,14 +40,12 @@ impl Decoder {
     pub fn next_line(&mut self) -> Result<Option<Vec<u8>>, TooLong> {
         let end = self.buffer.iter().skip(self.searched).position(|byte| *byte == b'\n');
         match end.map(|at| self.searched + at) {
-            Some(end) if end < self.limit => {
-                let rest = self.buffer.split_off(end + 1);
-                let mut line = std::mem::replace(&mut self.buffer, rest);
-                line.pop();
-                self.searched = 0;
+            Some(end) if end - self.taken < self.limit => {
+                let line = self.buffer[self.taken..end].to_vec();
+                (self.taken, self.searched) = (end + 1, end + 1);
                 Ok(Some(line))
             }
-            None if self.buffer.len() < self.limit => {
+            None if self.buffer.len() - self.taken < self.limit => {
                 self.searched = self.buffer.len();
                 Ok(None)
             }

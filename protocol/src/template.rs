@@ -80,6 +80,9 @@ pub struct StartBuild {
     pub baseline: RuntimeBaseline,
     /// Of the version's file system; a sandbox may have a larger one.
     pub disk_gib: u32,
+    /// Of the disk that the team's sandboxes have at least, for which the first start is made.
+    #[serde(default)]
+    pub sandbox_disk_gib: u32,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start: Option<StartCommand>,
     /// What the build may reach. Its finished sandboxes have policies of their own.
@@ -119,6 +122,27 @@ pub enum BuildSource {
     Dockerfile(Dockerfile),
     /// Steps on top of an image or a version, as the E2B SDKs send them.
     Steps(Steps),
+}
+
+impl BuildSource {
+    /// The files that it names, each once.
+    pub fn uploads(&self) -> Vec<&UploadId> {
+        let mut uploads: Vec<&UploadId> = match self {
+            Self::Archive { upload } => vec![upload],
+            Self::Dockerfile(dockerfile) => dockerfile.context.iter().collect(),
+            Self::Steps(steps) => {
+                let uploads = steps.steps.iter().filter_map(|step| match step {
+                    Step::Copy { upload, .. } => Some(upload),
+                    Step::Run { .. } | Step::Env { .. } | Step::Workdir { .. } | Step::User { .. } => None,
+                });
+                uploads.collect()
+            }
+            Self::Checkpoint { .. } | Self::Sandbox { .. } | Self::Image { .. } => Vec::new(),
+        };
+        uploads.sort_unstable();
+        uploads.dedup();
+        uploads
+    }
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize, PartialEq, Eq)]
@@ -342,6 +366,7 @@ pub struct Upload {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     #[test]
     fn secrets_are_not_printed() {
@@ -353,13 +378,24 @@ mod tests {
 
     #[test]
     fn a_source_is_told_by_its_kind() {
-        let source: BuildSource = serde_json::from_value(serde_json::json!({
+        let source: BuildSource = serde_json::from_value(json!({
             "kind": "dockerfile", "text": "FROM scratch", "args": {"A": "1"},
         }))
         .unwrap();
         let BuildSource::Dockerfile(dockerfile) = &source else { panic!("{source:?}") };
         assert_eq!(dockerfile.text.as_deref(), Some("FROM scratch"));
-        let unknown = serde_json::from_value::<BuildSource>(serde_json::json!({"kind": "dockerfile", "tekst": ""}));
+        let unknown = serde_json::from_value::<BuildSource>(json!({"kind": "dockerfile", "tekst": ""}));
         assert!(unknown.unwrap_err().to_string().contains("tekst"));
+    }
+
+    #[test]
+    fn a_source_names_each_of_its_files_once() {
+        let copy = |upload: &str| json!({"step": "copy", "upload": upload, "source": "a", "target": "/a"});
+        let source: BuildSource = serde_json::from_value(json!({
+            "kind": "steps", "from": {"version": {"version": "ver1"}},
+            "steps": [copy("upl2"), {"step": "run", "command": "true"}, copy("upl1"), copy("upl2")],
+        }))
+        .unwrap();
+        assert_eq!(source.uploads(), [&UploadId::from("upl1"), &UploadId::from("upl2")]);
     }
 }

@@ -124,7 +124,7 @@ pub struct NetConfig {
 }
 
 /// Most that passes in a second, each way for itself; a second's worth may pass at once. `None`: no limit.
-#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize, PartialEq, Eq, Hash)]
 pub struct NetLimits {
     /// Of frames without the tap's header.
     pub bytes_per_second: Option<u64>,
@@ -145,7 +145,7 @@ impl NetLimits {
 
 /// Most that a disk does in a second, whatever the direction; a second's worth may pass at once. What is over it waits.
 /// `None`: no limit.
-#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize, PartialEq, Eq, Hash)]
 pub struct DiskLimits {
     pub bytes_per_second: Option<u64>,
     /// Requests of any kind.

@@ -1,0 +1,93 @@
+//! Traces in memory: the newest of them, each of bounded length.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use sandpiper_protocol::trace::{Step, Trace};
+
+use crate::now_us;
+
+/// As many are kept.
+const KEPT: usize = 256;
+
+/// Steps of one trace; what comes after them is not written down.
+const MAX_STEPS: usize = 128;
+
+/// The newest traces of this process. Clones are the same ones.
+#[derive(Debug, Clone, Default)]
+pub struct Traces(Arc<Mutex<VecDeque<Arc<Mutex<Trace>>>>>);
+
+impl Traces {
+    /// Those that are about this sandbox, or all, newest first.
+    pub fn list(&self, sandbox: Option<&str>) -> Vec<Trace> {
+        let kept: Vec<_> = locked(&self.0).iter().rev().cloned().collect();
+        let traces = kept.iter().map(|trace| locked(trace).clone());
+        traces.filter(|trace| sandbox.is_none() || trace.sandbox.as_deref() == sandbox).collect()
+    }
+
+    pub(crate) fn begin(&self, id: String, by: &str, name: &str) -> Place {
+        let trace = Arc::new(Mutex::new(Trace { id, sandbox: None, steps: vec![begun(by, name, 0)] }));
+        let mut kept = locked(&self.0);
+        if kept.len() == KEPT {
+            kept.pop_front();
+        }
+        kept.push_back(Arc::clone(&trace));
+        Place { trace, step: Some(0), depth: 0 }
+    }
+}
+
+/// One step of a trace.
+#[derive(Debug, Clone)]
+pub(crate) struct Place {
+    trace: Arc<Mutex<Trace>>,
+    /// `None`: the trace had its most steps before.
+    step: Option<usize>,
+    depth: u32,
+}
+
+impl Place {
+    pub(crate) fn id(&self) -> String {
+        locked(&self.trace).id.clone()
+    }
+
+    pub(crate) fn about(&self, sandbox: &str) {
+        locked(&self.trace).sandbox = Some(sandbox.to_owned());
+    }
+
+    /// Begins a step within this one.
+    pub(crate) fn step(&self, by: &str, name: &str) -> Self {
+        let depth = self.depth + 1;
+        Self { trace: Arc::clone(&self.trace), step: self.push(begun(by, name, depth)), depth }
+    }
+
+    /// Adds a whole step within this one.
+    pub(crate) fn add(&self, by: &str, name: &str, start_us: u64, end_us: u64) {
+        let step = Step { end_us: Some(end_us), start_us, ..begun(by, name, self.depth + 1) };
+        self.push(step);
+    }
+
+    pub(crate) fn end(&self, now_us: u64) {
+        let Some(step) = self.step else { return };
+        if let Some(step) = locked(&self.trace).steps.get_mut(step) {
+            step.end_us = Some(now_us);
+        }
+    }
+
+    fn push(&self, step: Step) -> Option<usize> {
+        let mut trace = locked(&self.trace);
+        let next = trace.steps.len();
+        if next == MAX_STEPS {
+            return None;
+        }
+        trace.steps.push(step);
+        Some(next)
+    }
+}
+
+fn begun(by: &str, name: &str, depth: u32) -> Step {
+    Step { name: name.to_owned(), by: by.to_owned(), depth, start_us: now_us(), end_us: None }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
