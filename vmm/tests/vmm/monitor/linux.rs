@@ -61,25 +61,28 @@ fn linux_stands_still_while_the_host_has_no_room_and_loses_nothing() {
     let mut guest = LinuxGuest::boot_on(&image, host.create("top"));
     guest.data_plane.put("/disk", &first);
     host.leave(1 << 20);
-    guest.link.send(&HostMessage::Freeze { processes: false });
+    guest.link.send(&HostMessage::Freeze { processes: false, disks: true });
     let DiskEvent::Full(failure) = guest.monitor.agent.disk_event() else { panic!("another event") };
     assert_eq!((failure.layer, failure.errno), (1, libc::ENOSPC));
     let status = guest.monitor.agent.request(Request::Status, &[]);
     assert!(matches!(status, Ok(Reply::Status { state: MachineState::Held, .. })), "{status:?}");
     host.make_room();
     assert!(matches!(guest.monitor.agent.disk_event(), DiskEvent::Room));
-    assert!(matches!(guest.link.answer(), GuestMessage::Frozen));
+    assert!(matches!(guest.link.answer(), GuestMessage::Frozen { .. }));
     assert!(matches!(guest.link.ask(&HostMessage::Thaw), GuestMessage::Thawed));
 
     // Once more, and this time it is written down while it stands still.
     guest.data_plane.put("/again", &second);
     host.leave(0);
-    guest.link.send(&HostMessage::Freeze { processes: false });
+    guest.link.send(&HostMessage::Freeze { processes: false, disks: true });
     assert!(matches!(guest.monitor.agent.disk_event(), DiskEvent::Full(_)));
     let snapshot = guest.write_down();
     host.make_room();
     let mut restored = LinuxGuest::restore(&snapshot, 2);
-    assert!(matches!(restored.link.ask(&HostMessage::Freeze { processes: false }), GuestMessage::Frozen));
+    assert!(matches!(
+        restored.link.ask(&HostMessage::Freeze { processes: false, disks: true }),
+        GuestMessage::Frozen { .. }
+    ));
     assert!(matches!(restored.link.ask(&HostMessage::Thaw), GuestMessage::Thawed));
     assert!(restored.data_plane.get("/disk") == first && restored.data_plane.get("/again") == second);
     restored.stop();
@@ -264,7 +267,10 @@ impl LinuxGuest {
 
     /// Brings the guest's file systems to rest, writes it down and ends it, as a pause does.
     fn snapshot(mut self) -> Snapshot {
-        assert!(matches!(self.link.ask(&HostMessage::Freeze { processes: true }), GuestMessage::Frozen));
+        assert!(matches!(
+            self.link.ask(&HostMessage::Freeze { processes: true, disks: true }),
+            GuestMessage::Frozen { .. }
+        ));
         self.write_down()
     }
 
@@ -363,6 +369,8 @@ impl Link {
             network: None,
             mounts: Vec::new(),
             serves_volume: false,
+            settings: Default::default(),
+            start: None,
         };
         let answer = link.ask(&HostMessage::Init(init));
         assert!(matches!(answer, GuestMessage::Ready { .. }), "{answer:?}");
