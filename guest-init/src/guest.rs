@@ -19,6 +19,7 @@ use crate::freeze::{self, FreezeError, Keeper, Mounted, Stopper};
 use crate::link::Handler;
 use crate::log::{self, Log};
 use crate::serve::{App, Settings};
+use crate::timeline::Timeline;
 use crate::volumes::{Slots, Volumes};
 use crate::{boot, forward, identity, net, network, serve};
 
@@ -65,7 +66,7 @@ impl Guest {
     ///
     /// One that is the same as before has seen nothing but its agent restart. What its programs have made of names, addresses
     /// and routes since is theirs.
-    async fn become_what_is_wanted(&mut self, init: Init, time: HostTime) -> Result<(), String> {
+    async fn become_what_is_wanted(&mut self, init: Init, time: HostTime, timeline: &Timeline) -> Result<(), String> {
         let generation = Some(init.generation);
         if self.generation == generation {
             return self.keeper.thaw().await.map_err(|error| error.to_string());
@@ -76,18 +77,20 @@ impl Guest {
         let resolver = init.network.as_ref().map(|network| network.gateway);
         let needs_users = !self.has_users;
         let volumes = self.volumes.clone();
+        let steps = timeline.clone();
         let identify = move || {
-            identity::apply(&init, &time)?;
+            identity::apply(&init, &time, &steps)?;
             if needs_users {
                 identity::ensure_users()?;
             }
-            volumes.begin(&init.mounts, &default_user)?;
-            identity::announce(&init)
+            steps.step("mount volumes", || volumes.begin(&init.mounts, &default_user))?;
+            steps.step("announce the generation", || identity::announce(&init))
         };
-        self.keeper.wake(identify).await.map_err(|error| error.to_string())?;
+        let woken = timeline.step_of("wake", self.keeper.wake(identify)).await;
+        woken.map_err(|error| error.to_string())?;
         self.has_users = true;
         self.app.configure(settings);
-        self.write_files(hostname, resolver).await;
+        timeline.step_of("write /etc", self.write_files(hostname, resolver)).await;
         if !self.is_serving {
             self.start_serving().map_err(|error| format!("The data plane cannot listen: {error}"))?;
             self.is_serving = true;
@@ -129,10 +132,10 @@ impl Guest {
         });
     }
 
-    async fn become_still(&mut self, processes: bool) -> Result<(), FreezeError> {
+    async fn become_still(&mut self, processes: bool, disks: bool) -> Result<(), FreezeError> {
         let finished = timeout(BOOT_LIMIT, self.boot.lock()).await;
         drop(finished.map_err(|_| FreezeError::Growing)?);
-        self.keeper.freeze(processes).await
+        self.keeper.freeze(processes, disks).await
     }
 
     /// Runs what the template starts. Whatever becomes of it, the guest goes on without it.
@@ -160,16 +163,19 @@ impl Guest {
 }
 
 impl Handler for Guest {
-    async fn init(&mut self, init: Init, time: HostTime) -> GuestMessage {
-        match self.become_what_is_wanted(init, time).await {
-            Ok(()) => GuestMessage::Ready { init_version: env!("CARGO_PKG_VERSION").to_owned() },
+    async fn init(&mut self, init: Init, time: HostTime, timeline: Timeline) -> GuestMessage {
+        match self.become_what_is_wanted(init, time, &timeline).await {
+            Ok(()) => {
+                let init_version = env!("CARGO_PKG_VERSION").to_owned();
+                GuestMessage::Ready { init_version, steps: timeline.steps() }
+            }
             Err(message) => GuestMessage::Failed { message: shortened(message) },
         }
     }
 
-    async fn freeze(&mut self, processes: bool) -> GuestMessage {
-        match self.become_still(processes).await {
-            Ok(()) => GuestMessage::Frozen,
+    async fn freeze(&mut self, processes: bool, disks: bool) -> GuestMessage {
+        match self.become_still(processes, disks).await {
+            Ok(()) => GuestMessage::Frozen { disks },
             Err(error) => GuestMessage::NotFrozen { message: shortened(error.to_string()) },
         }
     }

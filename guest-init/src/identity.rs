@@ -11,6 +11,7 @@ use sandpiper_protocol::guest::{GENERATION_FILE, Init};
 use crate::boot;
 use crate::clock::HostTime;
 use crate::network::{self, NetworkError};
+use crate::timeline::Timeline;
 use crate::volumes::VolumeError;
 
 /// The sandbox's id and a newline, in the folder of [`GENERATION_FILE`].
@@ -40,12 +41,12 @@ pub(crate) enum IdentityError {
 
 /// Applies what of `init` a program must not meet as it was before. Blocks. Clock and entropy come first: nothing may make a
 /// key or a time stamp before them.
-pub(crate) fn apply(init: &Init, time: &HostTime) -> Result<(), IdentityError> {
-    time.set().map_err(IdentityError::Clock)?;
-    add_entropy(&init.entropy).map_err(IdentityError::Entropy)?;
+pub(crate) fn apply(init: &Init, time: &HostTime, timeline: &Timeline) -> Result<(), IdentityError> {
+    timeline.step("set the clock", || time.set()).map_err(IdentityError::Clock)?;
+    timeline.step("take entropy", || add_entropy(&init.entropy)).map_err(IdentityError::Entropy)?;
     nix::unistd::sethostname(&init.hostname)
         .map_err(|error| IdentityError::HostName { name: init.hostname.clone(), source: error.into() })?;
-    network::apply(init.network.as_ref()).map_err(IdentityError::Network)
+    timeline.step("set up the network", || network::apply(init.network.as_ref())).map_err(IdentityError::Network)
 }
 
 /// Tells programs which generation this is. It comes last: who sees it change finds all else changed.

@@ -41,6 +41,7 @@ pub mod pid1;
 pub mod power;
 pub mod reap;
 pub mod serve;
+mod timeline;
 mod users;
 mod volumes;
 

@@ -72,6 +72,11 @@ fn read(path: &str) -> Result<String, LookupError> {
 
 fn find(passwd: &str, group: &str, name: &str) -> Option<User> {
     let Some((name, chosen)) = name.split_once(':') else { return find_user(passwd, group, name) };
+    // Either part may be left out.
+    let name = if name.is_empty() { "0" } else { name };
+    if chosen.is_empty() {
+        return find_user(passwd, group, name);
+    }
     let gid = match entry(group, chosen) {
         Some(line) => line.split(':').nth(2)?.parse().ok()?,
         None => chosen.parse().ok()?,

@@ -28,6 +28,7 @@ use tokio::time::timeout;
 
 use crate::clock::HostTime;
 use crate::fd::FdStream;
+use crate::timeline::Timeline;
 use session::Session;
 
 /// Source ports to try, downwards from the highest privileged one. More than one is needed only while an older
@@ -47,8 +48,8 @@ static OPEN: AtomicI32 = AtomicI32::new(-1);
 /// What the host's messages do to the guest. Each is answered before the next is read.
 pub(crate) trait Handler {
     /// Makes the guest what `init` says. The host's clock is known better by now than `init` says it.
-    async fn init(&mut self, init: Init, time: HostTime) -> GuestMessage;
-    async fn freeze(&mut self, processes: bool) -> GuestMessage;
+    async fn init(&mut self, init: Init, time: HostTime, timeline: Timeline) -> GuestMessage;
+    async fn freeze(&mut self, processes: bool, disks: bool) -> GuestMessage;
     async fn thaw(&mut self) -> GuestMessage;
     async fn mount(&mut self, mounts: Vec<GuestMount>) -> GuestMessage;
     async fn unmount(&mut self, force: bool) -> GuestMessage;

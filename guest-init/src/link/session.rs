@@ -12,6 +12,7 @@ use tokio::time::timeout;
 use super::{Handler, send};
 use crate::clock::HostTime;
 use crate::fd::FdStream;
+use crate::timeline::Timeline;
 
 /// Longest line taken from the host: environments may be large, and the host is trusted.
 const MAX_HOST_LINE: usize = 1024 * 1024;
@@ -76,10 +77,12 @@ impl<'a, H: Handler> Session<'a, H> {
         let answer = match message {
             HostMessage::Init(init) => {
                 self.served = true;
-                let time = self.host_time(HostTime::between(self.begun, init.unix_time_ns, read)).await?;
-                self.handler.init(init, time).await
+                let timeline = Timeline::since(read);
+                let told = HostTime::between(self.begun, init.unix_time_ns, read);
+                let time = timeline.step_of("learn the time", self.host_time(told)).await?;
+                self.handler.init(init, time, timeline).await
             }
-            HostMessage::Freeze { processes } => self.handler.freeze(processes).await,
+            HostMessage::Freeze { processes, disks } => self.handler.freeze(processes, disks).await,
             HostMessage::Thaw => self.handler.thaw().await,
             HostMessage::Mount { mounts } => self.handler.mount(mounts).await,
             HostMessage::Unmount { force } => self.handler.unmount(force).await,
@@ -181,13 +184,14 @@ mod tests {
     }
 
     impl Handler for Willing {
-        async fn init(&mut self, init: Init, time: HostTime) -> GuestMessage {
+        async fn init(&mut self, init: Init, time: HostTime, _: Timeline) -> GuestMessage {
             self.windows.push(time.window());
-            GuestMessage::Ready { init_version: init.hostname }
+            GuestMessage::Ready { init_version: init.hostname, steps: Vec::new() }
         }
 
-        async fn freeze(&mut self, processes: bool) -> GuestMessage {
-            if processes { GuestMessage::Frozen } else { GuestMessage::NotFrozen { message: "no".into() } }
+        async fn freeze(&mut self, processes: bool, disks: bool) -> GuestMessage {
+            assert!(disks, "as agents meant that did not say so");
+            if processes { GuestMessage::Frozen { disks } } else { GuestMessage::NotFrozen { message: "no".into() } }
         }
 
         async fn thaw(&mut self) -> GuestMessage {
@@ -283,7 +287,7 @@ mod tests {
         host.tell(&(init_line("a") + "{\"type\":\"freeze\",\"processes\":true}\n" + TIME + "{\"type\":\"thaw\"}\n"))
             .await;
         assert_eq!(host.hear().await, r#"{"type":"ready","init_version":"a"}"#);
-        assert_eq!(host.hear().await, r#"{"type":"frozen"}"#);
+        assert_eq!(host.hear().await, r#"{"type":"frozen","disks":true}"#);
         assert_eq!(host.hear().await, r#"{"type":"thawed"}"#, "a time that nobody asked for is no question");
         host.log.warn("careful");
         assert_eq!(host.hear().await, r#"{"type":"log","level":"warn","message":"careful"}"#);

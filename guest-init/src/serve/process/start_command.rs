@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use sandpiper_protocol::guest::START_TAG;
+use sandpiper_protocol::guest::{START_ENDED, START_TAG};
 use sandpiper_protocol::process::{ProcessConfig, StartRequest};
 
 use super::output::{Item, Subscriber};
@@ -35,7 +35,7 @@ impl App {
         let user = settings.default_user.clone();
         let started = self.processes.start(request, user, settings, None).await;
         let (_, output) =
-            started.map_err(|error| format!("The start command cannot be run: {}", error.body().message))?;
+            started.map_err(|error| format!("{START_ENDED}: it cannot be run: {}", error.body().message))?;
         Ok(StartCommand { output })
     }
 }
@@ -53,7 +53,7 @@ impl StartCommand {
                 Item::End(end) if end.exit_code == 0 => return None,
                 Item::End(end) => {
                     let said = String::from_utf8_lossy(&tail);
-                    return Some(format!("The start command has ended: {}. It said last: {}", end.status, said.trim()));
+                    return Some(format!("{START_ENDED}: {}. It said last: {}", end.status, said.trim()));
                 }
             }
         }
