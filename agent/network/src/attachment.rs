@@ -8,11 +8,11 @@
 //! the generation that allowed them, and those of another are asked about again.
 
 use std::io;
-use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::{SocketAddr, UnixListener};
 use std::sync::Arc;
+use std::thread;
 
 use sandpiper_durable::{Interrupted, blocking};
 use sandpiper_policy::{Destination, Host, Platform, Policy, PolicyError, Profiles, ProfilesError, Protocol};
@@ -23,10 +23,10 @@ use tokio::sync::Semaphore;
 use crate::config::Config;
 use crate::firewall::{DeniedPacket, Firewall, FirewallError};
 use crate::links::Mac;
-use crate::names::{self, ChangeError, Names, Sockets};
+use crate::names::{self, ChangeError, Names};
 use crate::netns::Netns;
 use crate::plan::Plan;
-use crate::slots::{GATEWAY, GATEWAY6, Slot, SlotError, Slots};
+use crate::slots::{Slot, SlotError, Slots, Tools, ToolsError};
 use crate::traffic::Traffic;
 use crate::upstream::{Upstream, UpstreamError};
 
@@ -66,6 +66,8 @@ pub enum AttachError {
     Policy(#[from] CheckError),
     #[error(transparent)]
     Firewall(#[from] FirewallError),
+    #[error(transparent)]
+    Tools(#[from] ToolsError),
     #[error("Cannot {what}")]
     Host { what: &'static str, source: io::Error },
     #[error(transparent)]
@@ -161,18 +163,20 @@ impl Network {
         let work = move || {
             // For the sockets.
             let _within = runtime.enter();
-            let policy = Arc::new(this.compile(&network.policy)?);
-            let firewall = Firewall::open(slot.netns())?;
-            firewall.set_guest(mac)?;
-            slot.set_guest(mac).map_err(|source| AttachError::Host { what: "set the guest's neighbours", source })?;
-            let generation = generation(network.version);
-            // A slot that is adopted has enforced this, or an older policy.
-            if firewall.generation()? != Some(generation) {
-                firewall.apply(&policy, generation, &[])?;
-            }
-            let gateways = [IpAddr::from(GATEWAY), IpAddr::from(GATEWAY6)];
-            let sockets = Sockets::bind(slot.netns(), &gateways)
-                .map_err(|source| AttachError::Host { what: "listen in the slot", source })?;
+            let Tools { firewall, sockets, is_new } = slot.tools()?;
+            // Beside the rest: it is done on a thread of its own anyway.
+            let policy = thread::scope(|scope| {
+                let neighbours = scope.spawn(|| set_neighbours(&slot, mac));
+                let policy = Arc::new(this.compile(&network.policy)?);
+                firewall.set_guest(mac)?;
+                let generation = generation(network.version);
+                // A slot that is adopted has enforced this, or an older policy.
+                if is_new || firewall.generation()? != Some(generation) {
+                    firewall.apply(&policy, generation, &[])?;
+                }
+                neighbours.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+                Ok::<_, AttachError>(policy)
+            })?;
             let pins = Arc::new(firewall.clone());
             let limits = names::Limits { memory: Arc::clone(&this.memory), ..names::Limits::default() };
             let names = Names::start(sockets, policy, pins, &this.upstream, limits);
@@ -232,6 +236,23 @@ impl Attachment {
         Ok(self.names.change(policy, move |policy, pins| firewall.apply(policy, generation, pins)).await?)
     }
 
+    /// Makes it that of a machine with another Ethernet address, under another policy. If that fails, nobody is to have it.
+    ///
+    /// # Errors
+    /// [`AttachError`].
+    pub async fn hand_over(&mut self, mac: Mac, network: &agent::Network) -> Result<(), AttachError> {
+        let firewall = self.firewall.clone();
+        // First: nothing passes any more until the guest has the new address, and the policy is in force before that.
+        blocking(move || firewall.set_guest(mac).map_err(AttachError::from)).await?;
+        let slot = Arc::clone(&self.slot);
+        let neighbours = blocking(move || set_neighbours(&slot, mac));
+        let (neighbours, policy) = tokio::join!(neighbours, self.apply(network));
+        neighbours?;
+        policy?;
+        self.mac = mac;
+        Ok(())
+    }
+
     /// What was refused since the machine has this slot.
     pub async fn denied(&self) -> Result<DeniedPage, AttachError> {
         let firewall = self.firewall.clone();
@@ -251,6 +272,10 @@ impl Attachment {
         drop(self.firewall);
         self.network.destroy(self.slot).await;
     }
+}
+
+fn set_neighbours(slot: &Slot, mac: Mac) -> Result<(), AttachError> {
+    slot.set_guest(mac).map_err(|source| AttachError::Host { what: "set the guest's neighbours", source })
 }
 
 /// Takes the name for this process: agents of one name would remove each other's slots. An abstract socket belongs to a

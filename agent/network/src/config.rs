@@ -41,7 +41,8 @@ pub struct Config {
     pub max_slots: u32,
     /// Memory for connections through the proxies of all sandboxes together, beside what each is guaranteed.
     pub proxy_memory_mb: u32,
-    /// Slots that are kept ready for the next sandboxes.
+    /// Slots that are kept ready for the next sandboxes: as many as may well be asked for at once. To make one takes long, and
+    /// longer beside others.
     pub pool: u32,
     /// Longest packet of a guest, in bytes: at most what the host's way to the internet takes.
     pub mtu: u16,
@@ -88,7 +89,7 @@ impl Default for Config {
             transit6: Ipv6Net::new_assert(Ipv6Addr::new(0xfd5a, 0x5b, 0, 0, 0, 0, 0, 0), 48),
             max_slots: MAX_SLOTS,
             proxy_memory_mb: 64,
-            pool: 4,
+            pool: 12,
             mtu: 1500,
             resolvers: Vec::new(),
             profiles: None,

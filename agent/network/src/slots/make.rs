@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
-use super::slot::Slot;
+use super::slot::{Slot, Tools};
 use super::{SlotError, tap};
 use crate::config::Config;
 use crate::firewall::Firewall;
@@ -49,7 +49,8 @@ const SETTINGS6: &[(&str, &str)] = &[
     ("ipv6/conf/{}/addr_gen_mode", "1"),
 ];
 
-/// Makes the slot of a plan. What an error leaves behind is for [`remove`](super::remove) to take away. Blocks.
+/// Makes the slot of a plan. What an error leaves behind is for [`remove`](super::remove) to take away. Blocks, within the
+/// runtime that will serve it.
 pub(super) fn make(config: &Config, plan: &Plan) -> Result<Slot, SlotError> {
     let failed = |what| move |source| SlotError::Slot { what, number: plan.number, source };
     let netns = Netns::create(&plan.name).map_err(failed("make the namespace of"))?;
@@ -58,7 +59,8 @@ pub(super) fn make(config: &Config, plan: &Plan) -> Result<Slot, SlotError> {
         links::here(async |links| join(links, config, plan, &netns).await).map_err(failed("join the host to"))?;
     netns.run(|| links::here(async |links| furnish(links, config, plan, ipv6).await)).map_err(failed("furnish"))?;
     Firewall::load(&netns, &config.limits).map_err(|source| SlotError::Firewall { number: plan.number, source })?;
-    Ok(slot(config, plan, netns, Some(tap)))
+    let tools = Tools::open(&netns, true).map_err(|source| SlotError::Tools { number: plan.number, source })?;
+    Ok(slot(config, plan, netns, Some(tap), Some(tools)))
 }
 
 /// The slot of a plan that was made by an earlier process. Blocks.
@@ -66,12 +68,12 @@ pub(super) fn find(config: &Config, plan: &Plan) -> io::Result<Slot> {
     let netns = Netns::open(&plan.name)?;
     links::here(async |links| links.index(&plan.link).await)?;
     netns.run(|| links::here(async |links| links.index(TAP).await))?;
-    Ok(slot(config, plan, netns, None))
+    Ok(slot(config, plan, netns, None, None))
 }
 
-fn slot(config: &Config, plan: &Plan, netns: Netns, tap: Option<OwnedFd>) -> Slot {
-    let (number, name) = (plan.number, plan.name.clone());
-    Slot { number, name, netns: Arc::new(netns), mtu: config.mtu, tap: Mutex::new(tap) }
+fn slot(config: &Config, plan: &Plan, netns: Netns, tap: Option<OwnedFd>, tools: Option<Tools>) -> Slot {
+    let (number, name, mtu) = (plan.number, plan.name.clone(), config.mtu);
+    Slot { number, name, netns: Arc::new(netns), mtu, tap: Mutex::new(tap), tools: Mutex::new(tools) }
 }
 
 /// In the slot: settings, and the tap.

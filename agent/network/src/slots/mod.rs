@@ -42,11 +42,12 @@ use std::time::Duration;
 use sandpiper_durable::{Interrupted, blocking};
 use sandpiper_protocol::error_chain;
 use tokio::sync::{Notify, Semaphore, oneshot};
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-pub use self::slot::Slot;
+pub(crate) use self::slot::Tools;
+pub use self::slot::{Slot, ToolsError};
 use crate::config::Config;
 use crate::firewall::FirewallError;
 use crate::host::{Host, HostError};
@@ -57,8 +58,10 @@ pub use crate::plan::{GATEWAY, GATEWAY6, GUEST, GUEST6, PREFIX, PREFIX6};
 const MAKERS: usize = 4;
 /// How often something that failed is tried again, and the host's table is looked at.
 const CHECK: Duration = Duration::from_secs(5);
-/// From taking a slot that waited to making another.
-const QUIET: Duration = Duration::from_millis(100);
+/// From taking a slot to making another that waits: a burst of starts, and their guests' first commands, come first.
+const QUIET: Duration = Duration::from_secs(1);
+/// How long is waited at most for a moment at which nobody has taken one for so long.
+const PATIENCE: Duration = Duration::from_secs(5);
 /// How long one that takes a slot waits for a number, when all of them are taken and some are about to be free.
 const NUMBER_WAIT: Duration = Duration::from_secs(10);
 /// How often [`Slots::close`] tries to take a slot away.
@@ -75,6 +78,8 @@ pub enum SlotError {
     Slot { what: &'static str, number: u32, source: io::Error },
     #[error("Cannot load the firewall of network slot {number}")]
     Firewall { number: u32, source: FirewallError },
+    #[error("Cannot use network slot {number}")]
+    Tools { number: u32, source: ToolsError },
     #[error(
         "The transit ranges have no addresses for network slot {0}; was `network.transit` changed while sandboxes ran?"
     )]
@@ -327,9 +332,18 @@ impl Slots {
             tokio::select! {
                 () = self.inner.end.cancelled() => {}
                 // Whoever took one goes on with it now, and that comes first: it needs the lock that making another holds.
-                () = self.inner.lacking.notified() => sleep(QUIET).await,
+                () = self.inner.lacking.notified() => drop(timeout(PATIENCE, self.quiet()).await),
                 () = sleep(CHECK) => {}
             }
+        }
+    }
+
+    /// Waits until nobody has taken a slot for a while, or the end.
+    async fn quiet(&self) {
+        let taken = async { while timeout(QUIET, self.inner.lacking.notified()).await.is_ok() {} };
+        tokio::select! {
+            () = self.inner.end.cancelled() => {}
+            () = taken => {}
         }
     }
 

@@ -9,7 +9,9 @@ use sandpiper_protocol::guest::GuestNetwork;
 use sha2::{Digest, Sha256};
 
 use super::tap;
+use crate::firewall::{Firewall, FirewallError};
 use crate::links::{self, Mac};
+use crate::names::Sockets;
 use crate::netns::Netns;
 use crate::plan::{GATEWAY, GATEWAY6, GUEST, GUEST6, PREFIX, PREFIX6, TAP};
 use crate::sysctl;
@@ -25,6 +27,36 @@ pub struct Slot {
     /// Open since it was made, until a monitor gets it. Its link is up only while it is open, and what the slot sends into a
     /// link that has just come up is lost.
     pub(super) tap: Mutex<Option<OwnedFd>>,
+    /// Open since it was made, until a machine has it.
+    pub(super) tools: Mutex<Option<Tools>>,
+}
+
+/// What a slot is used with, open in it.
+#[derive(Debug)]
+pub(crate) struct Tools {
+    pub(crate) firewall: Firewall,
+    pub(crate) sockets: Sockets,
+    /// Nothing was enforced in the slot yet.
+    pub(crate) is_new: bool,
+}
+
+impl Tools {
+    /// Of a slot that has its links and its rules. Blocks; to be called within the runtime that will serve the sockets.
+    pub(super) fn open(netns: &Netns, is_new: bool) -> Result<Self, ToolsError> {
+        let firewall = Firewall::open(netns)?;
+        let gateways = [IpAddr::from(GATEWAY), IpAddr::from(GATEWAY6)];
+        let sockets = Sockets::bind(netns, &gateways).map_err(ToolsError::Listen)?;
+        Ok(Self { firewall, sockets, is_new })
+    }
+}
+
+/// Why a slot cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ToolsError {
+    #[error(transparent)]
+    Firewall(#[from] FirewallError),
+    #[error("Cannot listen in the slot")]
+    Listen(#[source] io::Error),
 }
 
 impl Slot {
@@ -46,6 +78,12 @@ impl Slot {
     pub fn open_tap(&self) -> io::Result<OwnedFd> {
         let kept = self.tap.lock().unwrap_or_else(PoisonError::into_inner).take();
         kept.map_or_else(|| self.netns.run(tap::open), Ok)
+    }
+
+    /// What it is used with. Blocks; to be called within the runtime that will serve the sockets.
+    pub(crate) fn tools(&self) -> Result<Tools, ToolsError> {
+        let kept = self.tools.lock().unwrap_or_else(PoisonError::into_inner).take();
+        kept.map_or_else(|| Tools::open(&self.netns, false), Ok)
     }
 
     /// Tells the slot which Ethernet address its guest has. It is not asked for it, so no other can claim to be the guest.

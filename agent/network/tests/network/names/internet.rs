@@ -74,9 +74,11 @@ impl Internet {
                 tokio::spawn(async move {
                     let Ok(mut stream) = acceptor.accept(stream).await else { return };
                     let _ = stream.write_all(format!("{server}\n").as_bytes()).await;
+                    let _ = stream.flush().await;
                     let mut buffer = [0; 1024];
                     while let Ok(length @ 1..) = stream.read(&mut buffer).await {
                         let _ = stream.write_all(&buffer[..length]).await;
+                        let _ = stream.flush().await;
                     }
                     let _ = stream.shutdown().await;
                 });

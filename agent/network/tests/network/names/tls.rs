@@ -69,8 +69,11 @@ fn an_allowed_name_is_reached_and_the_handshake_is_the_servers() {
         let sent: Vec<u8> = (0..1_000_000_u32).map(|n| n.to_le_bytes()[0]).collect();
         let (mut reader, mut writer) = tokio::io::split(stream.get_mut());
         let mut received = vec![0; sent.len()];
-        let (wrote, read) = tokio::join!(writer.write_all(&sent), reader.read_exact(&mut received));
-        wrote.and(read).unwrap();
+        let write = async {
+            writer.write_all(&sent).await?;
+            writer.flush().await
+        };
+        tokio::try_join!(write, reader.read_exact(&mut received)).unwrap();
         assert!(sent == received);
     });
 }
