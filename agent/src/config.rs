@@ -61,6 +61,7 @@ pub(crate) struct Config {
     pub(crate) jail: Jail,
     pub(crate) monitor_pool: MonitorPool,
     pub(crate) warm: Warm,
+    pub(crate) parking: Parking,
     pub(crate) disk: DiskRates,
     pub(crate) volumes: Volumes,
     pub(crate) builds: Builds,
@@ -138,6 +139,16 @@ pub(crate) struct Warm {
     pub(crate) max: u32,
 }
 
+/// Machines that wait, restored from warm snapshots, to become sandboxes.
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Parking {
+    /// Most at the same time. As many wait of a template and size as were created in the last minute. 0: none.
+    pub(crate) max: u32,
+    /// How long one waits after the last create.
+    pub(crate) keep_seconds: u64,
+}
+
 /// Most that the disk of each sandbox does in a second; a second's worth may pass at once, what is over it waits. 0: no limit.
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -196,13 +207,19 @@ impl Default for Jail {
 
 impl Default for MonitorPool {
     fn default() -> Self {
-        Self { per_shape: 2 }
+        Self { per_shape: 4 }
     }
 }
 
 impl Default for Warm {
     fn default() -> Self {
         Self { enabled: true, max: 16 }
+    }
+}
+
+impl Default for Parking {
+    fn default() -> Self {
+        Self { max: 8, keep_seconds: 600 }
     }
 }
 
@@ -239,6 +256,7 @@ impl Default for Config {
             jail: Jail::default(),
             monitor_pool: MonitorPool::default(),
             warm: Warm::default(),
+            parking: Parking::default(),
             disk: DiskRates::default(),
             volumes: Volumes::default(),
             builds: Builds::default(),
@@ -354,9 +372,11 @@ impl Config {
             let uid = self.jail.uid_base;
             return invalid("jail.uid_base", format!("must be between 1000 and {last_base}, not {uid}"));
         }
-        for (key, value, most) in
-            [("monitor_pool.per_shape", self.monitor_pool.per_shape, 64), ("warm.max", self.warm.max, 10_000)]
-        {
+        for (key, value, most) in [
+            ("monitor_pool.per_shape", self.monitor_pool.per_shape, 64),
+            ("warm.max", self.warm.max, 10_000),
+            ("parking.max", self.parking.max, 1000),
+        ] {
             if value > most {
                 return invalid(key, format!("must be at most {most}, not {value}"));
             }

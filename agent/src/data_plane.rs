@@ -10,6 +10,7 @@ use axum::body::Body;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use http::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HOST};
+use http::request::Builder;
 use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
@@ -53,14 +54,23 @@ pub(crate) struct Finished {
 }
 
 impl Process {
-    /// Starts a program, as `user` or as whom the guest has where none is named.
+    /// Starts a program, as `user` or as whom the guest has where none is named. One that runs for longer than `limit` is killed
+    /// by the guest.
     ///
     /// # Errors
     /// The data plane is not reached, or refuses.
-    pub(crate) async fn start(vsock: &Path, user: Option<&str>, order: &StartRequest) -> io::Result<Self> {
+    pub(crate) async fn start(
+        vsock: &Path,
+        user: Option<&str>,
+        order: &StartRequest,
+        limit: Option<Duration>,
+    ) -> io::Result<Self> {
         let message = connect::envelope(0, &serde_json::to_vec(order)?);
-        let response =
-            post(vsock, &format!("/{SERVICE}/Start"), user, STREAM_CONTENT_TYPE, None, Body::from(message)).await?;
+        let mut request = Request::post(format!("/{SERVICE}/Start")).header(CONTENT_TYPE, STREAM_CONTENT_TYPE);
+        if let Some(limit) = limit {
+            request = request.header("connect-timeout-ms", limit.as_millis().to_string());
+        }
+        let response = send(vsock, user, request, Body::from(message)).await?;
         Ok(Self { body: response.into_body(), decoder: Decoder::new(MAX_MESSAGE) })
     }
 
@@ -141,18 +151,21 @@ pub(crate) async fn post(
     length: Option<u64>,
     body: Body,
 ) -> io::Result<Response<Incoming>> {
+    let mut request = Request::post(path).header(CONTENT_TYPE, content_type);
+    if let Some(length) = length {
+        request = request.header(CONTENT_LENGTH, length);
+    }
+    send(vsock, user, request, body).await
+}
+
+/// As [`post`].
+async fn send(vsock: &Path, user: Option<&str>, request: Builder, body: Body) -> io::Result<Response<Incoming>> {
     let stream = vsock::connect(vsock, DATA_PLANE_PORT, CONNECT_TIMEOUT).await.map_err(io::Error::other)?;
     let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
     let (mut sender, connection) = handshake.map_err(io::Error::other)?;
     // Ends when both ends are dropped.
     tokio::spawn(connection);
-    let mut request = Request::post(path)
-        .header(HOST, "sandbox")
-        .header(CONTENT_TYPE, content_type)
-        .header("connect-protocol-version", "1");
-    if let Some(length) = length {
-        request = request.header(CONTENT_LENGTH, length);
-    }
+    let mut request = request.header(HOST, "sandbox").header("connect-protocol-version", "1");
     if let Some(user) = user {
         request = request.header(AUTHORIZATION, format!("Basic {}", BASE64.encode(format!("{user}:"))));
     }
@@ -212,7 +225,7 @@ mod tests {
         ];
         let vsock = data_plane(folder.path(), "200 OK", events.concat()).await;
 
-        let process = Process::start(&vsock, Some("root"), &StartRequest::default()).await.unwrap();
+        let process = Process::start(&vsock, Some("root"), &StartRequest::default(), None).await.unwrap();
         let finished = process.finish(5).await.unwrap();
 
         assert_eq!((finished.status, &finished.output[..]), (Some(3), &b"e two"[..]));
@@ -222,19 +235,19 @@ mod tests {
     async fn a_stream_that_breaks_off_or_a_refusal_is_an_error() {
         let folder = tempfile::tempdir().unwrap();
         let vsock = data_plane(folder.path(), "200 OK", event(r#"{"event":{"start":{"pid":7}}}"#)).await;
-        let process = Process::start(&vsock, Some("root"), &StartRequest::default()).await.unwrap();
+        let process = Process::start(&vsock, Some("root"), &StartRequest::default(), None).await.unwrap();
         assert_eq!(process.finish(5).await.unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
 
         let folder = tempfile::tempdir().unwrap();
         let end = connect::envelope(END_OF_STREAM, br#"{"error":{"code":"not_found","message":"no \u001bprogram"}}"#);
         let vsock = data_plane(folder.path(), "200 OK", end).await;
-        let process = Process::start(&vsock, Some("root"), &StartRequest::default()).await.unwrap();
+        let process = Process::start(&vsock, Some("root"), &StartRequest::default(), None).await.unwrap();
         let error = process.finish(5).await.unwrap_err().to_string();
         assert!(error.contains("program") && !error.contains('\u{1b}'), "{error:?}");
 
         let folder = tempfile::tempdir().unwrap();
         let vsock = data_plane(folder.path(), "503 Busy", b"later".to_vec()).await;
-        let refused = Process::start(&vsock, Some("root"), &StartRequest::default()).await.err().unwrap();
+        let refused = Process::start(&vsock, Some("root"), &StartRequest::default(), None).await.err().unwrap();
         assert!(refused.to_string().contains("503") && refused.to_string().contains("later"), "{refused}");
     }
 }

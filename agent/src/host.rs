@@ -42,19 +42,6 @@ pub(crate) fn disk_size_mb(path: &Path) -> io::Result<u64> {
     Ok(stat.blocks().saturating_mul(stat.fragment_size()) / (1024 * 1024))
 }
 
-/// Microseconds of `CLOCK_MONOTONIC`, the clock of a monitor's [`Timings`](sandpiper_protocol::vmm::Timings).
-pub(crate) fn monotonic_us() -> u64 {
-    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `now` is a valid place for the result for the length of the call.
-    let result = unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
-    if result != 0 {
-        return 0;
-    }
-    let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
-    let nanos = u64::try_from(now.tv_nsec).unwrap_or(0);
-    seconds.saturating_mul(1_000_000).saturating_add(nanos / 1000)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -67,12 +54,5 @@ mod tests {
         assert_eq!(meminfo_kib(text, "Swap"), None);
         let memory = memory().unwrap();
         assert!(memory.available_mb <= memory.total_mb);
-    }
-
-    #[test]
-    fn the_monotonic_clock_does_not_go_back() {
-        let first = monotonic_us();
-        assert!(first > 0);
-        assert!(monotonic_us() >= first);
     }
 }

@@ -28,6 +28,7 @@ mod host;
 mod launch;
 mod logs;
 mod metrics;
+mod parking;
 mod paths;
 mod samples;
 mod sandbox;
@@ -60,11 +61,14 @@ use sandpiper_ingress::Ingress;
 use sandpiper_ingress::session::Sessions;
 use sandpiper_machine::pool::{self, MonitorPool};
 use sandpiper_machine::{Cgroups, process};
+use sandpiper_trace::Traces;
 use sha2::{Digest, Sha256};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::{EnvFilter, FilterExt, filter_fn};
+use tracing_subscriber::layer::{Layer, SubscriberExt};
+use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::builds::Builds;
 use crate::capacity::{Allowances, Capacity};
@@ -73,6 +77,7 @@ use crate::helpers::{Helpers, Surroundings};
 use crate::launch::Launcher;
 use crate::logs::Logs;
 use crate::metrics::Metrics;
+use crate::parking::Parking;
 use crate::paths::Paths;
 use crate::samples::Samples;
 use crate::sandbox::{Context, Sealer};
@@ -138,10 +143,10 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
         println!("the configuration is valid");
         return Ok(());
     }
-    init_logs(config.log_format);
+    let traces = init_logs(config.log_format);
     raise_descriptor_limit().context("Cannot raise the limit of open files")?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    runtime.block_on(serve(config))
+    runtime.block_on(serve(config, traces))
 }
 
 /// As many descriptors as the machine allows this process: connections and pidfds here, and in a monitor, which inherits
@@ -151,17 +156,23 @@ fn raise_descriptor_limit() -> nix::Result<()> {
     setrlimit(Resource::RLIMIT_NOFILE, hard, hard)
 }
 
-fn init_logs(format: LogFormat) {
+/// Begins to write logs, and to keep traces.
+fn init_logs(format: LogFormat) -> Traces {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    let logs =
-        tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_ansi(io::stderr().is_terminal());
-    match format {
-        LogFormat::Text => logs.init(),
-        LogFormat::Json => logs.json().init(),
-    }
+    let logs = tracing_subscriber::fmt::layer().with_writer(io::stderr).with_ansi(io::stderr().is_terminal());
+    let logs = match format {
+        LogFormat::Text => logs.boxed(),
+        LogFormat::Json => logs.json().boxed(),
+    };
+    let traces = Traces::default();
+    tracing_subscriber::registry()
+        .with(logs.with_filter(filter.and(filter_fn(sandpiper_trace::is_no_part))))
+        .with(sandpiper_trace::layer(&traces, "agent"))
+        .init();
+    traces
 }
 
-async fn serve(config: Config) -> anyhow::Result<()> {
+async fn serve(config: Config, traces: Traces) -> anyhow::Result<()> {
     let mut signals = Signals::new()?;
     let config = Arc::new(config);
     let (paths, _lock) = open_state(&config)?;
@@ -189,8 +200,16 @@ async fn serve(config: Config) -> anyhow::Result<()> {
 
     let shutdown = CancellationToken::new();
     let ingress = tokio::spawn(ingress.serve(shutdown.clone()));
-    let app =
-        App { config: Arc::clone(&config), sandboxes: sandboxes.clone(), builds, uploads, urls, sessions, registry };
+    let app = App {
+        config: Arc::clone(&config),
+        sandboxes: sandboxes.clone(),
+        builds,
+        uploads,
+        urls,
+        sessions,
+        registry,
+        traces,
+    };
     let api = tokio::spawn(server::serve(listener, app, shutdown.clone()));
 
     signals.next().await;
@@ -251,6 +270,7 @@ fn open_context(config: Arc<Config>, paths: Paths, metrics: Metrics) -> anyhow::
     let launcher = Arc::new(Launcher::new(Arc::clone(&config), monitors, metrics.disk().clone()));
     let capacity = Capacity::new(config.limits, memory.total_mb, allowances.clone());
     let volumes = Volumes::new(sandpiper_images::volumes::Volumes::open(&paths.volumes())?);
+    let parking = Parking::new(config.parking, capacity.clone());
     let leave = CancellationToken::new();
     let helpers = Helpers::new(Surroundings {
         config: Arc::clone(&config),
@@ -264,6 +284,7 @@ fn open_context(config: Arc<Config>, paths: Paths, metrics: Metrics) -> anyhow::
     Ok(Context {
         templates,
         warm,
+        parking,
         launcher,
         volumes,
         helpers,

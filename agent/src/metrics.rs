@@ -56,6 +56,7 @@ struct StartLabels {
 enum Kind {
     Cold,
     Warm,
+    Parked,
     Restored,
 }
 
@@ -83,6 +84,7 @@ enum OperationOutcome {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Holdings {
     pub(crate) idle_monitors: usize,
+    pub(crate) parked_machines: usize,
     pub(crate) checkpoints: usize,
     pub(crate) warm_snapshots: usize,
     pub(crate) retained_bytes: u64,
@@ -99,6 +101,7 @@ pub(crate) struct Metrics {
     start_seconds: Family<StartLabels, Histogram>,
     operation_seconds: Family<OperationLabels, Histogram>,
     idle_monitors: Gauge,
+    parked_machines: Gauge,
     checkpoints: Gauge,
     warm_snapshots: Gauge,
     retained_bytes: Gauge,
@@ -117,6 +120,7 @@ impl Metrics {
             start_seconds: Family::new_with_constructor(histogram),
             operation_seconds: Family::new_with_constructor(histogram),
             idle_monitors: Gauge::default(),
+            parked_machines: Gauge::default(),
             checkpoints: Gauge::default(),
             warm_snapshots: Gauge::default(),
             retained_bytes: Gauge::default(),
@@ -154,6 +158,7 @@ impl Metrics {
             self.operation_seconds.clone(),
         );
         registry.register("shells_waiting", "Monitors that wait for a sandbox", self.idle_monitors.clone());
+        registry.register("parked_machines", "Machines that wait for a sandbox", self.parked_machines.clone());
         registry.register("checkpoints", "Checkpoints", self.checkpoints.clone());
         registry.register("warm_snapshots", "Warm snapshots of templates", self.warm_snapshots.clone());
         registry.register_with_unit(
@@ -175,6 +180,7 @@ impl Metrics {
         let kind = match kind {
             StartKind::Cold => Kind::Cold,
             StartKind::Warm => Kind::Warm,
+            StartKind::Parked => Kind::Parked,
             StartKind::Restored => Kind::Restored,
         };
         self.start_seconds.get_or_create(&StartLabels { kind }).observe(took.as_secs_f64());
@@ -228,6 +234,7 @@ impl Metrics {
     /// Counts what is here: sandboxes, by their states, and the rest.
     pub(crate) fn count(&self, sandboxes: impl Iterator<Item = SandboxState>, holdings: Holdings) {
         self.idle_monitors.set(gauge(holdings.idle_monitors));
+        self.parked_machines.set(gauge(holdings.parked_machines));
         self.checkpoints.set(gauge(holdings.checkpoints));
         self.warm_snapshots.set(gauge(holdings.warm_snapshots));
         self.retained_bytes.set(i64::try_from(holdings.retained_bytes).unwrap_or(i64::MAX));

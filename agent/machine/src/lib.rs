@@ -31,5 +31,5 @@ pub use self::jail::cgroup::Cgroups;
 pub use self::machine::{Machine, MachineEvent, Termination, Unanswered};
 pub use self::metrics::DiskMetrics;
 pub use self::paths::MachinePaths;
-pub use self::untrusted::{MAX_TEXT, sanitize};
+pub use self::untrusted::{MAX_TEXT, sanitize, sanitize_to};
 pub use self::usage::MonitorUsage;

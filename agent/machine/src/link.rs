@@ -87,6 +87,11 @@ impl Link {
         self.messages.recv().await
     }
 
+    /// Tells the guest that it is `guest` from now on; false as in [`Self::send`].
+    pub fn introduce(&self, guest: &Guest) -> bool {
+        self.send(HostMessage::Init(init(guest)))
+    }
+
     /// Sends a message; false when the link is closed, or the guest does not read.
     pub fn send(&self, message: HostMessage) -> bool {
         self.outgoing.try_send(message).is_ok()
@@ -266,13 +271,13 @@ mod tests {
         let (mut link, mut guest) = pair(&Envs::new());
         heard(&mut guest).await;
 
-        assert!(link.send(HostMessage::Freeze { processes: true }));
-        assert!(matches!(heard(&mut guest).await, HostMessage::Freeze { processes: true }));
+        assert!(link.send(HostMessage::Freeze { processes: true, disks: false }));
+        assert!(matches!(heard(&mut guest).await, HostMessage::Freeze { processes: true, disks: false }));
         say(&mut guest, r#"{"type":"ask_time"}"#).await;
         assert!(matches!(heard(&mut guest).await, HostMessage::Time { unix_time_ns: 1.. }));
         say(&mut guest, r#"{"type":"frozen"}"#).await;
 
-        assert!(matches!(link.message().await, Some(GuestMessage::Frozen)));
+        assert!(matches!(link.message().await, Some(GuestMessage::Frozen { .. })));
     }
 
     #[tokio::test]

@@ -1,7 +1,8 @@
 //! One running monitor as its supervisor sees it: process, control connection and link, merged into one run of events.
 
 use std::collections::VecDeque;
-use std::os::fd::BorrowedFd;
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -37,6 +38,7 @@ pub struct Machine {
     control_path: PathBuf,
     monitor: Option<Control>,
     link: Option<Link>,
+    introduction: Introduction,
     reconnect_at: Instant,
     attempts: u32,
     /// Links opened since then.
@@ -47,6 +49,14 @@ pub struct Machine {
     /// I/O errors that the monitor has told of.
     disk_failures: u64,
     unheard: VecDeque<DiskEvent>,
+}
+
+/// When a guest is told who it is.
+enum Introduction {
+    /// As soon as it opens its link.
+    AtOnce,
+    /// Not before [`Machine::become_another`]. Its link, once it has opened one.
+    Withheld(Option<OwnedFd>),
 }
 
 /// Something happened.
@@ -101,6 +111,7 @@ impl Machine {
             control_path,
             monitor,
             link: None,
+            introduction: Introduction::AtOnce,
             reconnect_at: Instant::now(),
             attempts: 0,
             links: (Instant::now(), 0),
@@ -109,6 +120,32 @@ impl Machine {
             disk_failures: 0,
             unheard: VecDeque::new(),
         }
+    }
+
+    /// Has the guest wait on its link, not told who it is, until it [becomes](Self::become_another) somebody. To be called
+    /// before it opens one.
+    pub fn withhold(&mut self) {
+        self.introduction = Introduction::Withheld(None);
+    }
+
+    /// Tells the guest that it is another from now on: at once if it has a link, else when it opens one.
+    ///
+    /// # Errors
+    /// Its link cannot be used.
+    pub fn become_another(&mut self, guest: Guest) -> io::Result<()> {
+        self.guest = guest;
+        match std::mem::replace(&mut self.introduction, Introduction::AtOnce) {
+            Introduction::Withheld(Some(stream)) => self.link = Some(Link::open(stream, &self.guest)?),
+            Introduction::Withheld(None) => {}
+            // One that takes no more messages is opened anew by the guest.
+            Introduction::AtOnce => self.link = self.link.take().filter(|link| link.introduce(&self.guest)),
+        }
+        Ok(())
+    }
+
+    /// Its monitor's files are in another folder from now on.
+    pub fn moved(&mut self, control_path: PathBuf) {
+        self.control_path = control_path;
     }
 
     /// Asks the monitor; connects first if need be.
@@ -324,6 +361,10 @@ impl Machine {
                         continue;
                     }
                     // The newest link is the guest's; an older one is only not noticed to be dead yet.
+                    if let Introduction::Withheld(link) = &mut self.introduction {
+                        *link = Some(connection.stream);
+                        return MachineEvent::LinkOpened;
+                    }
                     match Link::open(connection.stream, &self.guest) {
                         Ok(link) => {
                             self.link = Some(link);
@@ -400,7 +441,7 @@ impl Machine {
     ///
     /// # Errors
     /// Where the process cannot be killed or waited for.
-    pub async fn end(mut self, timeout: Duration) -> std::io::Result<KnownMonitor> {
+    pub async fn end(mut self, timeout: Duration) -> io::Result<KnownMonitor> {
         let asked = self.request(Request::Stop, &[], timeout.min(REQUEST_TIMEOUT)).await;
         if asked.is_ok() && tokio::time::timeout(timeout, self.process.ended()).await.is_ok() {
             return Ok(self.known);

@@ -5,8 +5,13 @@ pub const MAX_TEXT: usize = 2048;
 
 /// Text of a guest or a monitor, fit to be shown: no control characters, at most [`MAX_TEXT`] bytes.
 pub fn sanitize(message: &str) -> String {
+    sanitize_to(message, MAX_TEXT)
+}
+
+/// The same with at most `most` bytes.
+pub fn sanitize_to(message: &str, most: usize) -> String {
     let message = message.trim_end();
-    let mut end = message.len().min(MAX_TEXT);
+    let mut end = message.len().min(most);
     while !message.is_char_boundary(end) {
         end -= 1;
     }

@@ -20,7 +20,7 @@ use sandpiper_protocol::ids::TeamId;
 use sha2::{Digest, Sha256};
 
 const HIDDEN: &str = ".";
-/// How long one is kept that no build uses.
+/// How long one is kept that no build uses: much longer than a build may take, which uses it from its beginning.
 const KEEP: Duration = Duration::from_secs(30 * 24 * 3600);
 
 /// The caches of this host.
@@ -42,23 +42,54 @@ pub(super) struct Cache {
 }
 
 impl Caches {
-    /// Opens the caches in `folder`, which exists; removes those that were not finished or not used for long. Blocks.
+    /// Opens the caches in `folder`, which exists; removes those that were not finished. Blocks.
     pub(super) fn open(folder: PathBuf, size_gib: u32) -> io::Result<Self> {
         for entry in fs::read_dir(&folder)? {
             let entry = entry?;
-            let unused = SystemTime::now().duration_since(entry.metadata()?.modified()?).unwrap_or_default();
-            if entry.file_name().as_encoded_bytes().starts_with(HIDDEN.as_bytes()) || unused > KEEP {
+            if is_hidden(&entry) {
                 durable::remove_file(&entry.path())?;
             }
         }
         Ok(Self { folder, size_gib })
     }
 
+    /// Removes those that no build has used for long. Blocks.
+    pub(super) fn remove_unused(&self) -> io::Result<()> {
+        for entry in fs::read_dir(&self.folder)? {
+            let entry = entry?;
+            let unused = SystemTime::now().duration_since(entry.metadata()?.modified()?).unwrap_or_default();
+            if unused > KEEP && !is_hidden(&entry) {
+                durable::remove_file(&entry.path())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes the one that was not used for longest; false where there is none. A machine that has it keeps it to its end.
+    /// Blocks.
+    pub(super) fn remove_oldest(&self) -> io::Result<bool> {
+        let mut oldest: Option<(SystemTime, PathBuf)> = None;
+        for entry in fs::read_dir(&self.folder)?.filter(|entry| entry.as_ref().is_ok_and(|entry| !is_hidden(entry))) {
+            let entry = entry?;
+            let used = entry.metadata()?.modified()?;
+            if oldest.as_ref().is_none_or(|(time, _)| used < *time) {
+                oldest = Some((used, entry.path()));
+            }
+        }
+        let Some((_, path)) = oldest else { return Ok(false) };
+        tracing::info!(path = %path.display(), "removing a build cache: the disk has no room for what is needed more");
+        durable::remove_file(&path)?;
+        Ok(true)
+    }
+
+    /// Removes the cache of a team, if there is one. Blocks.
+    pub(super) fn discard(&self, team: &TeamId) -> io::Result<()> {
+        durable::remove_file(&self.paths(team).0)
+    }
+
     /// The cache of a team whose turn the caller has. Blocks.
     pub(super) fn of(&self, team: &TeamId) -> io::Result<Cache> {
-        let hash: String = Sha256::digest(team.as_str()).iter().take(16).map(|byte| format!("{byte:02x}")).collect();
-        let name = format!("{hash}.layer");
-        let (path, hidden) = (self.folder.join(&name), self.folder.join(format!("{HIDDEN}new-{name}")));
+        let (path, hidden) = self.paths(team);
         match OpenOptions::new().read(true).write(true).open(&path) {
             Ok(file) => {
                 file.set_modified(SystemTime::now())?;
@@ -74,6 +105,17 @@ impl Caches {
             Err(error) => Err(error),
         }
     }
+
+    /// Where the cache of a team is, and where it is before it has a file system.
+    fn paths(&self, team: &TeamId) -> (PathBuf, PathBuf) {
+        let hash: String = Sha256::digest(team.as_str()).iter().take(16).map(|byte| format!("{byte:02x}")).collect();
+        let name = format!("{hash}.layer");
+        (self.folder.join(&name), self.folder.join(format!("{HIDDEN}new-{name}")))
+    }
+}
+
+fn is_hidden(entry: &fs::DirEntry) -> bool {
+    entry.file_name().as_encoded_bytes().starts_with(HIDDEN.as_bytes())
 }
 
 impl Cache {
@@ -111,10 +153,13 @@ mod tests {
         let caches = Caches::open(folder.path().to_owned(), 2).unwrap();
         let again = caches.of(&"team_a".into()).unwrap();
         assert!(!again.is_new && again.size == 1 << 30 && caches.of(&"../team_b".into()).unwrap().is_new);
+        assert!(caches.remove_oldest().unwrap() && !caches.remove_oldest().unwrap());
+        keep(&caches.of(&"team_a".into()).unwrap().paths()).unwrap();
+        let again = caches.of(&"team_a".into()).unwrap();
         let old = SystemTime::now() - KEEP - Duration::from_secs(60);
         again.file.set_modified(old).unwrap();
 
-        Caches::open(folder.path().to_owned(), 1).unwrap();
+        Caches::open(folder.path().to_owned(), 1).unwrap().remove_unused().unwrap();
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 }

@@ -14,12 +14,11 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use sandpiper_durable as durable;
 use sandpiper_machine::sanitize;
 use sandpiper_protocol::builder::{Event, Order, PROGRAM, UPLOADS};
-use sandpiper_protocol::ids::UploadId;
 use sandpiper_protocol::lines::Decoder;
 use sandpiper_protocol::process::{
     ProcessConfig, ProcessInput, ProcessSelector, SelectRequest, SendInputRequest, StartRequest,
 };
-use sandpiper_protocol::template::{BuildError, BuildSource, ImageSettings, LogLevel, Step};
+use sandpiper_protocol::template::{BuildError, BuildSource, ImageSettings, LogLevel};
 use tokio_util::io::ReaderStream;
 
 use super::lock;
@@ -30,11 +29,13 @@ use crate::uploads::Uploads;
 
 /// Longest line of the program.
 const MAX_LINE: usize = 256 * 1024;
-/// Longest piece of the order that is sent at a time.
-const INPUT: usize = 256 * 1024;
+/// Longest piece of the order, and of an upload, that is sent at a time.
+const PIECE: usize = 256 * 1024;
 /// Most images, and most bytes of what an image starts.
-const MAX_IMAGES: usize = 256;
+pub(super) const MAX_IMAGES: usize = 256;
 const MAX_COMMAND: usize = 16 * 1024;
+/// Digits of an image's id.
+const IMAGE_ID: usize = 64;
 /// What a build may fail with. Anything else is a step's.
 const CODES: [&str; 7] =
     ["step_failed", "source_refused", "source_unreachable", "no_shell", "disk_full", "memory_exhausted", "host_failed"];
@@ -42,33 +43,18 @@ const ROOT: Option<&str> = Some("root");
 
 /// What the program made.
 pub(super) struct Made {
+    /// The image's id.
+    pub(super) image: String,
+    /// It is one of those that were said to be there: nothing was written.
+    pub(super) is_known: bool,
     pub(super) settings: ImageSettings,
     pub(super) command: Option<String>,
     pub(super) images: BTreeMap<String, String>,
 }
 
-/// The uploads that a source names.
-pub(super) fn uploads_of(source: &BuildSource) -> Vec<&UploadId> {
-    let mut uploads: Vec<&UploadId> = match source {
-        BuildSource::Archive { upload } => vec![upload],
-        BuildSource::Dockerfile(dockerfile) => dockerfile.context.iter().collect(),
-        BuildSource::Steps(steps) => {
-            let uploads = steps.steps.iter().filter_map(|step| match step {
-                Step::Copy { upload, .. } => Some(upload),
-                Step::Run { .. } | Step::Env { .. } | Step::Workdir { .. } | Step::User { .. } => None,
-            });
-            uploads.collect()
-        }
-        BuildSource::Checkpoint { .. } | BuildSource::Sandbox { .. } | BuildSource::Image { .. } => Vec::new(),
-    };
-    uploads.sort_unstable();
-    uploads.dedup();
-    uploads
-}
-
 /// Sends what a source names into the machine.
 pub(super) async fn send_uploads(uploads: &Uploads, source: &BuildSource, vsock: &Path) -> Result<(), Stop> {
-    for id in uploads_of(source) {
+    for id in source.uploads() {
         let opened = {
             let (uploads, id) = (uploads.clone(), id.clone());
             durable::blocking(move || uploads.open_data(&id)).await
@@ -76,7 +62,7 @@ pub(super) async fn send_uploads(uploads: &Uploads, source: &BuildSource, vsock:
         let opened = opened.map_err(|error| host_failed("read an upload", &error))?;
         let (upload, file) =
             opened.ok_or_else(|| failed("source_refused", format!("The upload {id} is gone; send it again")))?;
-        let body = Body::from_stream(ReaderStream::new(tokio::fs::File::from_std(file)));
+        let body = Body::from_stream(ReaderStream::with_capacity(tokio::fs::File::from_std(file), PIECE));
         let path = format!("/files?path={UPLOADS}/{id}");
         let sent = data_plane::post(vsock, &path, ROOT, "application/octet-stream", Some(upload.bytes), body).await;
         sent.map_err(|error| match error.kind() {
@@ -94,7 +80,7 @@ pub(super) async fn build(log: &Arc<Mutex<Log>>, order: &Order, vsock: &Path) ->
     let broken = |error: io::Error| host_failed("have the builder build", &error);
     let process = ProcessConfig { cmd: PROGRAM.to_owned(), ..ProcessConfig::default() };
     let start = StartRequest { process, stdin: Some(true), ..StartRequest::default() };
-    let mut process = Process::start(vsock, ROOT, &start).await.map_err(broken)?;
+    let mut process = Process::start(vsock, ROOT, &start, None).await.map_err(broken)?;
     let mut conversation = Conversation { log: Arc::clone(log), step: None, lines: Decoder::new(MAX_LINE) };
     loop {
         match process.next().await.map_err(broken)? {
@@ -124,7 +110,7 @@ async fn send_order(vsock: &Path, pid: u32, order: &Order) -> io::Result<()> {
     let mut line = serde_json::to_vec(order)?;
     line.push(b'\n');
     let process = || ProcessSelector::Pid(pid);
-    for piece in line.chunks(INPUT) {
+    for piece in line.chunks(PIECE) {
         let input = SendInputRequest { process: process(), input: ProcessInput::Stdin(BASE64.encode(piece)) };
         data_plane::call(vsock, "SendInput", ROOT, &input).await?;
     }
@@ -152,8 +138,8 @@ impl Conversation {
                     lines.push(self.line(LogLevel::Info, format!("[{number}/{of}] {text}{cached}")));
                 }
                 Event::Log { level, text } => lines.push(self.line(level, text)),
-                Event::Finished { settings, command, digests } => {
-                    result = Some(made(settings, command, digests));
+                Event::Finished { image, is_known, settings, command, digests } => {
+                    result = Some(checked(Made { image, is_known, settings, command, images: digests }));
                     break;
                 }
                 Event::Failed(error) => {
@@ -177,7 +163,9 @@ impl Conversation {
     }
 }
 
-fn made(settings: ImageSettings, command: Option<String>, images: BTreeMap<String, String>) -> Result<Made, Stop> {
+/// What was made, if it is what an image can be.
+fn checked(mut made: Made) -> Result<Made, Stop> {
+    let settings = &made.settings;
     if settings.workdir.as_ref().is_some_and(|path| !path.starts_with('/') || path.contains('\0')) {
         return Err(failed("source_refused", "The image's working directory is no absolute path"));
     }
@@ -185,9 +173,13 @@ fn made(settings: ImageSettings, command: Option<String>, images: BTreeMap<Strin
     if settings.env.iter().any(|(name, value)| !is_name(name) || value.contains('\0')) {
         return Err(failed("source_refused", "The image has a variable whose name is empty or holds `=` or a NUL"));
     }
-    let images = images.into_iter().take(MAX_IMAGES).map(|(name, digest)| (sanitize(&name), sanitize(&digest)));
-    let command = command.filter(|command| command.len() <= MAX_COMMAND);
-    Ok(Made { settings, command, images: images.collect() })
+    if made.image.len() != IMAGE_ID || !made.image.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        return Err(failed("host_failed", "The builder does not say which image it has built; build it again"));
+    }
+    let images = made.images.into_iter().take(MAX_IMAGES);
+    made.images = images.map(|(name, digest)| (sanitize(&name), sanitize(&digest))).collect();
+    made.command = made.command.filter(|command| command.len() <= MAX_COMMAND);
+    Ok(made)
 }
 
 /// A failure in words that can be shown.
@@ -220,7 +212,7 @@ mod tests {
         let said = say(&[
             json!({"event": "step", "number": 2, "of": 3, "text": "RUN make", "cached": true}),
             json!({"event": "log", "level": "warn", "text": "hot\u{1b}[2J"}),
-            json!({"event": "finished", "settings": {"workdir": "/app"}, "digests": {"registry.example/a": "sha256:1"}}),
+            json!({"event": "finished", "image": "0f".repeat(32), "settings": {"workdir": "/app"}, "digests": {"registry.example/a": "sha256:1"}}),
         ]);
         let (first, rest) = said.split_at(30);
 
@@ -243,7 +235,7 @@ mod tests {
 
         let Err(Stop::Failed(error)) = conversation.hear(b"{\"event\":\"sing\"}\n").await else { panic!() };
         assert_eq!(error.code, "host_failed");
-        let odd = json!({"event": "finished", "settings": {"workdir": "app"}, "digests": {}});
+        let odd = json!({"event": "finished", "image": "0f".repeat(32), "settings": {"workdir": "app"}, "digests": {}});
         let Err(Stop::Failed(error)) = conversation.hear(&say(&[odd])).await.unwrap().unwrap() else { panic!() };
         assert_eq!(error.code, "source_refused");
     }
@@ -255,18 +247,7 @@ mod tests {
         let line = json!({"event": "log", "level": "info", "text": "x".repeat(200)});
         let Err(Stop::Failed(error)) = conversation.hear(&say(&[line.clone(), line.clone()])).await else { panic!() };
         assert_eq!(error.code, "log_full");
-        let finished = json!({"event": "finished", "settings": {}, "digests": {}});
+        let finished = json!({"event": "finished", "image": "0f".repeat(32), "settings": {}, "digests": {}});
         assert!(conversation.hear(&say(&[line, finished])).await.unwrap().unwrap().is_ok());
-    }
-
-    #[test]
-    fn every_upload_of_a_source_is_sent_once() {
-        let copy = |upload: &str| json!({"step": "copy", "upload": upload, "source": "a", "target": "/a"});
-        let source: BuildSource = serde_json::from_value(json!({
-            "kind": "steps", "from": {"version": {"version": "ver1"}},
-            "steps": [copy("upl2"), {"step": "run", "command": "true"}, copy("upl1"), copy("upl2")],
-        }))
-        .unwrap();
-        assert_eq!(uploads_of(&source), [&UploadId::from("upl1"), &UploadId::from("upl2")]);
     }
 }

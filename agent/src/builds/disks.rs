@@ -99,7 +99,7 @@ impl Disks {
         let is_answer =
             |message: &GuestMessage| matches!(message, GuestMessage::Mounted | GuestMessage::NotMounted { .. });
         match machine.ask(HostMessage::Mount { mounts }, is_answer, GUEST_TIMEOUT, drop).await {
-            Ok(GuestMessage::NotMounted { message }) if message.starts_with(DAMAGED_VOLUME) && !cache.is_new => {
+            Ok(GuestMessage::NotMounted { message }) if is_damaged_cache(&message) && !cache.is_new => {
                 let discarded = durable::blocking(move || caches::discard(&paths.1)).await;
                 discarded.map_err(|error| host_failed("remove a damaged build cache", &error))?;
                 Err(failed("host_failed", "The team's build cache could not be used and was removed; build it again"))
@@ -130,6 +130,11 @@ impl Base {
         let layers = open().map_err(|error| unreadable(&error))?;
         Ok(Self { version: template, layers, size: layers::disk_size(gib) })
     }
+}
+
+/// Whether the guest cannot mount the cache for what is on it: it names the path.
+fn is_damaged_cache(message: &str) -> bool {
+    message.starts_with(DAMAGED_VOLUME) && message.contains(CACHE)
 }
 
 /// Has the guest write down and unmount everything.

@@ -1,28 +1,30 @@
 //! The log of one build: lines in a file, numbered from 1, each an entry of the protocol in JSON.
 //!
 //! An entry is in the file before anybody is told of it, and on stable storage once [`Log::sync`] returned. What the end of an
-//! agent or of the power tore is cut off when the file is opened again.
+//! agent or of the power tore is cut off when the log is opened again. The file is open only while it is read or written: there
+//! are many logs, most of them of builds that have ended.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, BufRead, BufReader, Write};
-use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use jiff::Timestamp;
-use sandpiper_machine::sanitize;
+use sandpiper_machine::sanitize_to;
 use sandpiper_protocol::template::{BuildLogEntry, LogLevel};
 
 /// One in so many entries is looked for by its number; those behind it are counted.
 const STRIDE: u64 = 256;
+/// Bytes of an entry's text.
+const MAX_LINE: usize = 4096;
 /// For the agent's own last words, beyond the limit.
 const LAST_WORDS: u64 = 16 * 1024;
 
 /// The log of a build.
 #[derive(Debug)]
 pub(super) struct Log {
-    file: File,
+    path: PathBuf,
     /// Where entries 1, 1 + [`STRIDE`] and so on begin.
     index: Vec<u64>,
     count: u64,
@@ -50,15 +52,15 @@ impl Line {
 impl Log {
     /// Opens the log in the file `path`, which exists, to have at most `limit` bytes. Blocks.
     pub(super) fn open(path: &Path, limit: u64) -> io::Result<Self> {
-        let file = OpenOptions::new().read(true).append(true).open(path)?;
-        let mut log = Self { file, index: Vec::new(), count: 0, end: Arc::default(), bytes: 0, limit };
-        let mut reader = BufReader::new(File::open(path)?);
+        let mut log = Self { path: path.to_owned(), index: Vec::new(), count: 0, end: Arc::default(), bytes: 0, limit };
+        let file = log.file()?;
+        let mut reader = BufReader::new(&file);
         let mut line = Vec::new();
         while reader.read_until(b'\n', &mut line)? > 0 && line.ends_with(b"\n") {
             log.note(line.len() as u64);
             line.clear();
         }
-        log.file.set_len(log.bytes)?;
+        file.set_len(log.bytes)?;
         Ok(log)
     }
 
@@ -84,7 +86,7 @@ impl Log {
 
     /// Puts all of it on stable storage. Blocks.
     pub(super) fn sync(&self) -> io::Result<()> {
-        self.file.sync_data()
+        self.file()?.sync_data()
     }
 
     /// At most `most` entries numbered above `after`, oldest first. Blocks.
@@ -94,7 +96,9 @@ impl Log {
         }
         let slot = after / STRIDE;
         let begin = usize::try_from(slot).ok().and_then(|slot| self.index.get(slot)).copied().unwrap_or_default();
-        let lines = BufReader::new(Section { file: &self.file, at: begin, end: self.bytes }).lines();
+        let mut file = self.file()?;
+        file.seek(SeekFrom::Start(begin))?;
+        let lines = BufReader::new(file.take(self.bytes - begin)).lines();
         let skipped = usize::try_from(after - slot * STRIDE).unwrap_or(usize::MAX);
         lines.skip(skipped).take(most).map(|line| Ok(serde_json::from_str(&line?)?)).collect()
     }
@@ -109,7 +113,7 @@ impl Log {
                 time: Timestamp::now(),
                 level: line.level,
                 step: line.step,
-                text: sanitize(&line.text),
+                text: sanitize_to(&line.text, MAX_LINE),
             };
             let before = text.len();
             serde_json::to_writer(&mut text, &entry)?;
@@ -121,13 +125,18 @@ impl Log {
             }
             lengths.push((text.len() - before) as u64);
         }
-        if let Err(error) = self.file.write_all(&text) {
+        let mut file = self.file()?;
+        if let Err(error) = file.write_all(&text) {
             // Half of a line must not stand before the next.
-            self.file.set_len(self.bytes)?;
+            file.set_len(self.bytes)?;
             return Err(error);
         }
         lengths.into_iter().for_each(|length| self.note(length));
         Ok(!is_full)
+    }
+
+    fn file(&self) -> io::Result<File> {
+        OpenOptions::new().read(true).append(true).open(&self.path)
     }
 
     fn note(&mut self, length: u64) {
@@ -137,23 +146,6 @@ impl Log {
         self.count += 1;
         self.end.store(self.count, Ordering::Relaxed);
         self.bytes += length;
-    }
-}
-
-/// A part of a file, whose own position others move.
-struct Section<'a> {
-    file: &'a File,
-    at: u64,
-    end: u64,
-}
-
-impl io::Read for Section<'_> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let left = usize::try_from(self.end.saturating_sub(self.at)).unwrap_or(usize::MAX);
-        let wanted = buffer.len().min(left);
-        let count = self.file.read_at(&mut buffer[..wanted], self.at)?;
-        self.at += count as u64;
-        Ok(count)
     }
 }
 

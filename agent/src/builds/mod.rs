@@ -9,7 +9,8 @@
 //! * `queued`: the record is on the disk ([`record`]) before whoever asked is told. It has no secrets: they are in this agent's
 //!   memory alone.
 //! * `building`: the version's disk comes into being. Of a checkpoint or a stopped sandbox its layers are used again, which takes
-//!   no time ([`reuse`]). Everything else is made in a machine ([`machine`]), once it has a turn ([`queue`]).
+//!   no time ([`reuse`]). Everything else is made in a machine ([`machine`], [`starting`]), once it has a turn ([`queue`]); a
+//!   disk that an earlier version of the same image has is not made again ([`same`]).
 //! * `warming`: a first machine of the version is started and written down ([`warming`], [`crate::upkeep::warm`]).
 //! * `ready`: everybody may start from the version.
 //!
@@ -30,38 +31,45 @@ mod record;
 mod request;
 mod reuse;
 mod run;
+mod same;
+mod starting;
 mod warming;
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use sandpiper_durable as durable;
-use sandpiper_protocol::ids::VersionId;
+use sandpiper_protocol::ids::{TeamId, VersionId};
 use sandpiper_protocol::template::{
-    Build, BuildError, BuildList, BuildLogPage, BuildState, LogLevel, MAX_LOG_ENTRIES, StartBuild,
+    Build, BuildError, BuildList, BuildLogPage, BuildState, MAX_LOG_ENTRIES, StartBuild,
 };
 use sandpiper_protocol::{error_chain, id};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use self::caches::Caches;
-use self::log::{Line, Log};
+use self::log::Log;
 use self::queue::Queue;
 use self::record::{HIDDEN, LOG, Record};
 pub(crate) use self::request::StartError;
+use crate::host;
 use crate::service::Sandboxes;
 use crate::uploads::Uploads;
 
 /// How long a build that has ended is in the list of all.
 const LISTED: SignedDuration = SignedDuration::from_hours(24);
-/// How often it is looked whose time is over.
-const SWEEP: Duration = Duration::from_secs(600);
+/// How long one is remembered in any case: the API asks what became of it.
+const JUST_ENDED: SignedDuration = SignedDuration::from_mins(10);
+/// Most builds of a team that are remembered longer: who has many begun and cancelled fills no memory with them.
+const MOST_REMEMBERED: usize = 500;
+/// How often it is looked whose time is over, and whether the disk has room.
+const SWEEP: Duration = Duration::from_secs(60);
 
 /// The builds of this host. Cheap to clone; all clones are the same.
 #[derive(Clone)]
@@ -79,8 +87,8 @@ struct Inner {
     /// Builds that wait for a machine.
     queue: Queue,
     caches: Caches,
-    /// One for each first start at the same time.
-    warming: Semaphore,
+    /// Builds whose version waits for its first start.
+    warming: Queue,
 }
 
 /// One build, as long as it is remembered.
@@ -105,7 +113,8 @@ impl Builds {
     /// Takes over the builds of an earlier agent, whose machines are gone; those that can go on do. Blocks.
     ///
     /// # Errors
-    /// The folder cannot be read, or something that was left not be removed. A build that cannot be read is logged, and stays.
+    /// The folder cannot be read, or something that was left not be removed. A build that cannot be read is logged, and stays;
+    /// so is one that cannot be written down as ended.
     pub(crate) fn open(sandboxes: &Sandboxes, uploads: Uploads) -> Result<Self, OpenError> {
         let context = sandboxes.context();
         let (folder, config) = (context.paths.builds(), &context.config.builds);
@@ -118,7 +127,7 @@ impl Builds {
             uploads,
             queue: Queue::new(config.at_once as usize),
             caches: Caches::open(context.paths.caches(), config.cache_gib).map_err(failed)?,
-            warming: Semaphore::new(config.warming as usize),
+            warming: Queue::new(config.warming as usize),
         };
         let this = Self { inner: Arc::new(inner) };
         let mut unfinished = Vec::new();
@@ -128,9 +137,8 @@ impl Builds {
             if name.starts_with(HIDDEN) {
                 durable::remove_tree(&path).map_err(failed)?;
             } else if id::is_valid(VersionId::PREFIX, name) {
-                match Record::load(&path, name) {
-                    Ok(record) => {
-                        let log = Log::open(&path.join(LOG), record.order.limits.log_bytes).map_err(failed)?;
+                match open(&path, name) {
+                    Ok((record, log)) => {
                         let has_ended = record.state.has_ended();
                         let entry = this.enter(record, log);
                         if !has_ended {
@@ -138,7 +146,6 @@ impl Builds {
                         }
                     }
                     Err(error) => {
-                        let error = error_chain::chain(&error);
                         tracing::error!(build = name, error, "a build is left alone until an operator has seen to it");
                     }
                 }
@@ -149,7 +156,7 @@ impl Builds {
         let wanted = unfinished.iter().map(|entry| entry.id()).collect::<HashSet<_>>();
         context.templates.remove_unwanted(&wanted).map_err(failed)?;
         for entry in unfinished {
-            this.go_on(entry).map_err(failed)?;
+            this.go_on(&entry);
         }
         let sweeping = this.clone();
         sandboxes.spawn(async move { sweeping.sweep().await });
@@ -157,24 +164,32 @@ impl Builds {
     }
 
     /// Goes on with a build of an earlier agent, or lets it end. Blocks.
-    fn go_on(&self, entry: Arc<Entry>) -> io::Result<()> {
+    fn go_on(&self, entry: &Arc<Entry>) {
         let record = entry.record();
         let templates = &self.inner.sandboxes.context().templates;
         let id = &record.order.id;
         tracing::info!(build = id.as_str(), state = ?record.state, "a build of an earlier agent");
         if templates.find(id).is_some() {
-            return self.write(&entry, |record| record.end(BuildState::Ready, None));
+            return self.let_end(entry, BuildState::Ready, None);
         }
         let is_queued = record.state == BuildState::Queued && !record.has_secrets;
         if templates.find_any(id).is_some() || is_queued || !record.needs_machine() {
             let order = record.order.clone();
-            self.begin(entry, order);
-            return Ok(());
+            return self.begin(Arc::clone(entry), order);
         }
         let message = "The host's agent was restarted while it was built; build it again";
         let error = BuildError { code: "host_restarted".into(), message: message.into(), step: None };
-        lock(&entry.log).push_last([Line::of_agent(LogLevel::Error, message)])?;
-        self.write(&entry, |record| record.end(BuildState::Failed, Some(error)))
+        self.let_end(entry, BuildState::Failed, Some(error));
+    }
+
+    /// Ends a build of an earlier agent. One that cannot be written down as ended has ended all the same, for the next agent too.
+    fn let_end(&self, entry: &Entry, state: BuildState, error: Option<BuildError>) {
+        match self.end(entry, state, error) {
+            Ok(record) => drop(entry.record.send_replace(Arc::new(record))),
+            Err(error) => {
+                tracing::error!(build = entry.id().as_str(), %error, "cannot write down how a build ended");
+            }
+        }
     }
 
     /// Begins a build, and says whether there was none of this id before. It goes on whether or not anybody waits.
@@ -190,7 +205,7 @@ impl Builds {
         request::check_order(self.inner.sandboxes.context(), &order)?;
         let taken = || StartError::Conflict(format!("There is another build {} already; choose another id", order.id));
         // Of two who ask for the same at once, one makes it.
-        let Some(_beginning) = Beginning::of(&self.inner, &order.id) else { return Err(taken()) };
+        let Some(_beginning) = Beginning::of(&self.inner, &order.id) else { return Err(StartError::Beginning) };
         if let Some(entry) = self.entry(&order.id) {
             return if entry.record().is_of(&order) { Ok((self.view(&entry), false)) } else { Err(taken()) };
         }
@@ -210,12 +225,13 @@ impl Builds {
         Ok((view, true))
     }
 
-    /// Those that go on, and those that ended not long ago, oldest first.
+    /// Those that go on, and those that ended not long ago, oldest first, without the versions that came of them: there may be
+    /// many, with long settings.
     pub(crate) fn list(&self) -> BuildList {
         let since = Timestamp::now() - LISTED;
         let entries: Vec<_> = self.lock().values().cloned().collect();
         let listed = entries.iter().filter(|entry| entry.record().finished_at.is_none_or(|time| time >= since));
-        BuildList { builds: listed.map(|entry| self.view(entry)).collect() }
+        BuildList { builds: listed.map(|entry| Build { version: None, ..self.view(entry) }).collect() }
     }
 
     pub(crate) fn find(&self, id: &VersionId) -> Option<Build> {
@@ -275,7 +291,7 @@ impl Builds {
         }
     }
 
-    /// Forgets builds whose time is over, until the agent ends.
+    /// Forgets builds whose time is over, and what is kept for later ones where its room is needed, until the agent ends.
     async fn sweep(self) {
         let context = self.inner.sandboxes.context_owned();
         let keep = i64::try_from(context.config.builds.keep_seconds).unwrap_or(i64::MAX);
@@ -285,6 +301,20 @@ impl Builds {
             if let Err(error) = durable::blocking(move || this.forget(before)).await {
                 tracing::warn!(%error, "cannot remove builds that have ended long ago");
             }
+            let this = self.clone();
+            if let Err(error) = durable::blocking(move || this.keep_uploads()).await {
+                tracing::warn!(%error, "cannot note that builds wait for what was sent for them");
+            }
+            let (caches, state) = (self.inner.caches.clone(), context.paths.state().to_owned());
+            let headroom = context.config.limits.disk_headroom_mb;
+            let make_room = move || {
+                caches.remove_unused()?;
+                while host::free_disk_mb(&state)? < headroom && caches.remove_oldest()? {}
+                Ok::<_, io::Error>(())
+            };
+            if let Err(error) = durable::blocking(make_room).await {
+                tracing::warn!(%error, "cannot remove build caches that are not used");
+            }
             tokio::select! {
                 () = context.leave.cancelled() => return,
                 () = tokio::time::sleep(SWEEP) => {}
@@ -292,10 +322,36 @@ impl Builds {
         }
     }
 
-    /// Forgets builds that ended before this. Blocks.
+    /// Uploads that builds wait for are in use. Blocks.
+    fn keep_uploads(&self) -> io::Result<()> {
+        let entries: Vec<_> = self.lock().values().cloned().collect();
+        let records = entries.iter().map(|entry| entry.record()).filter(|record| !record.state.has_ended());
+        for record in records {
+            for upload in record.order.source.uploads() {
+                self.inner.uploads.open_data(upload)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Forgets builds that ended before this, and the oldest of teams that have very many. Blocks.
     fn forget(&self, before: Timestamp) -> io::Result<()> {
-        let is_over = |entry: &Entry| entry.record().finished_at.is_some_and(|time| time < before);
-        let over: Vec<_> = self.lock().extract_if(.., |_, entry| is_over(entry)).map(|(id, _)| id).collect();
+        let just_ended = Timestamp::now() - JUST_ENDED;
+        let mut remembered: HashMap<TeamId, usize> = HashMap::new();
+        let mut over = Vec::new();
+        let mut table = self.lock();
+        // The newest first: their ids say when each was begun.
+        for (id, entry) in table.iter().rev() {
+            let record = entry.record();
+            let Some(finished_at) = record.finished_at else { continue };
+            let count = remembered.entry(record.order.team.clone()).or_default();
+            *count += 1;
+            if finished_at < before || finished_at < just_ended && *count > MOST_REMEMBERED {
+                over.push(id.clone());
+            }
+        }
+        table.retain(|id, _| !over.contains(id));
+        drop(table);
         for id in over {
             let (folder, hidden) =
                 (self.inner.folder.join(id.as_str()), self.inner.folder.join(format!("{HIDDEN}{id}")));
@@ -313,19 +369,25 @@ impl Builds {
         entry
     }
 
-    /// Changes a record: on disk first, then for everybody to see. Blocks.
-    fn write(&self, entry: &Entry, change: impl FnOnce(&mut Record)) -> io::Result<()> {
+    /// Changes a record on the disk; the caller has everybody see what it returns. Blocks.
+    fn save(&self, entry: &Entry, change: impl FnOnce(&mut Record)) -> io::Result<Record> {
         let mut record = (*entry.record()).clone();
         change(&mut record);
         record.save(&self.inner.folder.join(record.order.id.as_str()))?;
-        entry.record.send_replace(Arc::new(record));
-        Ok(())
+        Ok(record)
     }
 
     /// The data under this lock is changed in one step, so it is whole even after a panic elsewhere.
     fn lock(&self) -> MutexGuard<'_, BTreeMap<VersionId, Arc<Entry>>> {
         lock(&self.inner.table)
     }
+}
+
+/// What an earlier agent has left of the build `name`; or why it cannot be read. Blocks.
+fn open(folder: &Path, name: &str) -> Result<(Record, Log), String> {
+    let record = Record::load(folder, name).map_err(|error| error_chain::chain(&error))?;
+    let log = Log::open(&folder.join(LOG), record.order.limits.log_bytes);
+    Ok((record, log.map_err(|error| format!("Cannot read its log: {error}"))?))
 }
 
 /// The right to write a build of this id down, until dropped.

@@ -9,6 +9,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use sandpiper_protocol::ids::{TeamId, VersionId};
 use tokio::sync::oneshot;
 
+/// Most teams whose last turn is remembered.
+const MOST_SERVED: usize = 1024;
+
 /// The queue. Cheap to clone; all clones are the same.
 #[derive(Debug, Clone)]
 pub(super) struct Queue {
@@ -22,7 +25,8 @@ struct State {
     waiting: Vec<Waiting>,
     /// Teams whose builds have a machine.
     running: Vec<TeamId>,
-    /// How many turns there had been when a team had its last one; of teams that wait or have one.
+    /// How many turns there had been when a team had its last one; also of teams that have nothing to build now, or one that
+    /// comes again and again would pass one that waits.
     served: HashMap<TeamId, u64>,
     turns: u64,
 }
@@ -100,6 +104,14 @@ impl Queue {
 }
 
 impl State {
+    /// Forgets of the teams whose last turn was longest ago, when there are many.
+    fn forget_some(&mut self) {
+        if self.served.len() > MOST_SERVED {
+            let before = self.turns.saturating_sub(MOST_SERVED as u64 / 2);
+            self.served.retain(|_, turn| *turn > before);
+        }
+    }
+
     /// Indices of those that wait, in the order of their turns: by how many of its team each has to let pass, then by when its
     /// team had a turn last, then by when it came.
     fn order(&self) -> Vec<usize> {
@@ -141,9 +153,7 @@ impl Drop for Turn {
         if let Some(index) = state.running.iter().position(|team| *team == self.team) {
             state.running.swap_remove(index);
         }
-        if !state.waiting.iter().any(|waiting| waiting.team == self.team) {
-            state.served.remove(&self.team);
-        }
+        state.forget_some();
         drop(state);
         self.queue.admit();
     }
@@ -193,6 +203,32 @@ mod tests {
         assert!(line.turn("b2").is_some() && line.turn("a3").is_none());
         drop(a2);
         assert!(line.turn("a3").is_some());
+    }
+
+    #[test]
+    fn teams_that_come_again_and_again_do_not_pass_one_that_waits() {
+        let mut line = Line::new(1, &["b1", "b2", "a1", "c1"]);
+        drop(line.turn("b1").unwrap());
+        drop(line.turn("a1").unwrap());
+        let c1 = line.turn("c1").unwrap();
+        let a2 = line.queue.enter(&"a2".into(), &"a".into());
+        drop(c1);
+
+        assert!(line.turn("b2").is_some(), "`a` had a turn since `b` had one");
+        drop(a2);
+    }
+
+    #[test]
+    fn of_many_teams_those_of_long_ago_are_forgotten() {
+        let queue = Queue::new(1);
+        for team in 0..=MOST_SERVED {
+            let name = team.to_string();
+            drop(queue.enter(&name.as_str().into(), &name.as_str().into()).turn().now_or_never().unwrap());
+        }
+        let served = &queue.lock().served;
+        assert!(
+            served.len() <= MOST_SERVED / 2 && served.contains_key(&TeamId::from(MOST_SERVED.to_string().as_str()))
+        );
     }
 
     #[test]

@@ -4,12 +4,13 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use sandpiper_crash_points::CrashPoint;
 use sandpiper_durable as durable;
 use sandpiper_images::checked::{self, DamageError};
 use sandpiper_protocol::template::{BuildError, BuildSource, BuildState, StartBuild, StepsBase};
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 
 /// Of the record's format. A field that is added gets a `default`; anything else raises this number.
 const FORMAT_VERSION: u32 = 1;
@@ -22,8 +23,10 @@ pub(super) const LOG: &str = "log";
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Record {
     format_version: u32,
-    /// What was asked for, without its secrets.
+    /// What was asked for, without its secrets; once it has ended, also without what may be long.
     pub(crate) order: StartBuild,
+    /// SHA-256 of the order, without its secrets, in hex.
+    digest: String,
     /// It had some: an agent that was not told them cannot begin it.
     pub(crate) has_secrets: bool,
     pub(crate) state: BuildState,
@@ -55,6 +58,7 @@ impl Record {
         let has_secrets = remove_secrets(&mut kept.source);
         Self {
             format_version: FORMAT_VERSION,
+            digest: digest(&kept),
             order: kept,
             has_secrets,
             state: BuildState::Queued,
@@ -67,8 +71,29 @@ impl Record {
 
     /// Whether this is the build that `other` asks for, as far as that can be told without secrets.
     pub(super) fn is_of(&self, other: &StartBuild) -> bool {
-        let as_json = |order: &StartBuild| serde_json::to_value(order).ok();
-        as_json(&self.order) == as_json(&Self::new(other).order)
+        self.digest == Self::new(other).digest
+    }
+
+    /// Notes how it ended. Many records of builds that have ended are kept, and nobody asks again what they were made of.
+    pub(super) fn end(&mut self, state: BuildState, error: Option<BuildError>) {
+        self.state = state;
+        self.error = error;
+        let now = Timestamp::now();
+        let limit = i64::try_from(self.order.limits.seconds).map_or(SignedDuration::MAX, SignedDuration::from_secs);
+        // It is counted with its team for no longer than it may take: what is over, its host was away for.
+        let latest = self.started_at.map_or(now, |started| started.saturating_add(limit).unwrap_or(Timestamp::MAX));
+        self.finished_at = Some(now.min(latest));
+        match &mut self.order.source {
+            BuildSource::Dockerfile(dockerfile) => {
+                dockerfile.text = None;
+                dockerfile.args.clear();
+            }
+            BuildSource::Steps(steps) => steps.steps.clear(),
+            BuildSource::Checkpoint { .. }
+            | BuildSource::Sandbox { .. }
+            | BuildSource::Image { .. }
+            | BuildSource::Archive { .. } => {}
+        }
     }
 
     /// Whether its disk is made by a machine, not of layers that are there.
@@ -117,6 +142,12 @@ impl Record {
         let record: Self = serde_json::from_value(value).map_err(|error| damaged(error.into()))?;
         if *record.order.id == *id { Ok(record) } else { Err(RecordError::Misplaced { path }) }
     }
+}
+
+/// What two orders that are the same have in common. Maps of an order are sorted, so its JSON is always the same.
+fn digest(order: &StartBuild) -> String {
+    let json = serde_json::to_vec(order).unwrap_or_default();
+    Sha256::digest(json).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Takes secrets and credentials out of a source; says whether there were any.
@@ -172,6 +203,27 @@ mod tests {
 
             assert!(loaded.has_secrets && !text.contains("hunter2"), "{text}");
             assert!(loaded.is_of(&order) && !loaded.is_of(&StartBuild { disk_gib: 2, ..order }));
+        }
+    }
+
+    #[test]
+    fn a_build_that_has_ended_is_known_again_without_what_it_was_made_of_and_took_no_longer_than_it_may() {
+        let sources = [
+            json!({"kind": "dockerfile", "text": "FROM scratch\n".repeat(1000), "args": {"A": "b".repeat(1000)}}),
+            json!({"kind": "steps", "from": {"version": {"version": "ver1"}}, "steps": [{"step": "run", "command": "x".repeat(9000)}]}),
+        ];
+        for source in sources {
+            let order = order(source);
+            let mut record = Record::new(&order);
+            // Its host was switched off for an hour.
+            let started_at = Timestamp::now() - SignedDuration::from_hours(1);
+            record.started_at = Some(started_at);
+
+            record.end(BuildState::Failed, None);
+
+            assert!(record.is_of(&order) && !record.is_of(&StartBuild { disk_gib: 2, ..order.clone() }));
+            assert!(serde_json::to_vec(&record).unwrap().len() < 2000);
+            assert_eq!(record.finished_at, Some(started_at + SignedDuration::from_secs(60)));
         }
     }
 

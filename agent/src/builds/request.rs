@@ -9,7 +9,6 @@ use sandpiper_protocol::error_chain;
 use sandpiper_protocol::ids::VersionId;
 use sandpiper_protocol::template::{BUILDER_TEMPLATE, BuildSource, ImageSettings, StartBuild, Steps, StepsBase};
 
-use super::conversation::uploads_of;
 use crate::helpers;
 use crate::sandbox::Context;
 use crate::service::{self, DiskSpaceError, Sandboxes};
@@ -32,6 +31,8 @@ pub(crate) enum StartError {
     Space(#[from] DiskSpaceError),
     #[error("The agent is ending; try again")]
     ShuttingDown,
+    #[error("The build is just being written down; try again")]
+    Beginning,
     #[error("Cannot {what}")]
     Storage { what: &'static str, source: io::Error },
 }
@@ -55,10 +56,13 @@ pub(super) fn check_order(context: &Context, order: &StartBuild) -> Result<(), S
         return invalid("slug, team: must be 1 to 255 bytes".into());
     }
     let (host, builds) = (&context.config.limits, &context.config.builds);
+    // The first start would wait for more in vain.
+    let memory_mb = context.capacity.usable_mb().min(host.max_memory_mb.into());
     let ranges = [
         ("baseline.cpu", order.baseline.cpu.into(), 1, host.max_vcpus.into()),
-        ("baseline.memory_mb", order.baseline.memory_mb.into(), 32, host.max_memory_mb.into()),
+        ("baseline.memory_mb", order.baseline.memory_mb.into(), 32, memory_mb),
         ("disk_gib", order.disk_gib.into(), 1, host.max_disk_gib.into()),
+        ("sandbox_disk_gib", order.sandbox_disk_gib.into(), 0, host.max_disk_gib.into()),
         ("limits.cpu", order.limits.cpu.into(), 1, host.max_vcpus.into()),
         ("limits.memory_mb", order.limits.memory_mb.into(), 32, host.max_memory_mb.into()),
         ("limits.seconds", order.limits.seconds, 1, builds.max_seconds),
@@ -113,7 +117,7 @@ fn check_machines_source(context: &Context, uploads: &Uploads, source: &BuildSou
              scripts/builder-template"
         )));
     }
-    if let Some(id) = uploads_of(source).into_iter().find(|id| uploads.find(id).is_none()) {
+    if let Some(id) = source.uploads().into_iter().find(|id| uploads.find(id).is_none()) {
         return Err(StartError::Invalid(format!("source: the upload {id} is not on this host; send it first")));
     }
     if let BuildSource::Steps(Steps { from: StepsBase::Version { version }, .. }) = source

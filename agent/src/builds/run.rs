@@ -5,7 +5,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 use sandpiper_crash_points::CrashPoint;
 use sandpiper_durable::{self as durable, Interrupted};
 use sandpiper_protocol::error_chain;
@@ -15,10 +15,22 @@ use tokio_util::sync::CancellationToken;
 use super::log::Line;
 use super::queue::Turn;
 use super::record::Record;
-use super::{Builds, Entry, lock};
+use super::{Builds, Entry, lock, starting};
+use crate::capacity::Reservation;
 
 /// How long the removal of a version waits for who is still linking its files: its warm snapshot's machine at most.
 const REMOVE_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Pause before it is tried again to write down how a build ended.
+const RETRY: Duration = Duration::from_secs(10);
+/// Pause before it is looked again for memory to spare.
+const MEMORY_RETRY: Duration = Duration::from_secs(2);
+
+/// What a build's machine needs of the host, until dropped.
+struct Place {
+    _turn: Turn,
+    reservation: Reservation,
+}
 
 /// Why a build does not go on.
 #[derive(Debug)]
@@ -45,15 +57,6 @@ pub(super) fn host_failed(what: &str, error: &dyn std::error::Error) -> Stop {
     failed("host_failed", format!("The host cannot {what}: {}; try again", error_chain::chain(error)))
 }
 
-impl Record {
-    /// Notes how it ended.
-    pub(super) fn end(&mut self, state: BuildState, error: Option<BuildError>) {
-        self.state = state;
-        self.error = error;
-        self.finished_at = Some(Timestamp::now());
-    }
-}
-
 impl Builds {
     /// Has a task do what is `order`ed, with its secrets.
     pub(super) fn begin(&self, entry: Arc<Entry>, order: StartBuild) {
@@ -63,61 +66,89 @@ impl Builds {
 
     async fn run(&self, entry: &Arc<Entry>, order: &StartBuild) {
         let id = order.id.as_str();
-        let done = match self.turn(entry, order).await {
-            Ok(turn) => self.within_bounds(entry, order, turn).await,
+        let done = match self.place(entry, order).await {
+            Ok(place) => self.within_bounds(entry, order, place).await,
             Err(stop) => Err(stop),
         };
-        let result = match done {
-            Ok(()) => self.finish(entry, BuildState::Ready, None).await,
+        let (state, error) = match done {
+            Ok(()) => (BuildState::Ready, None),
             Err(Stop::Leaving) => return,
-            Err(Stop::Cancelled) => self.give_up(entry, BuildState::Cancelled, None).await,
-            Err(Stop::Failed(error)) => self.give_up(entry, BuildState::Failed, Some(error)).await,
+            Err(Stop::Cancelled) => (BuildState::Cancelled, None),
+            Err(Stop::Failed(error)) => (BuildState::Failed, Some(error)),
         };
-        match result {
-            Ok(()) => {
-                let record = entry.record();
-                let code = record.error.as_ref().map(|error| error.code.as_str());
-                tracing::info!(target: "audit", build = id, state = ?record.state, code, "build ended");
+        let context = self.inner.sandboxes.context();
+        // Before anything is taken away: an agent that starts in between is to know why.
+        let record = loop {
+            match self.finish(entry, state, error.clone()).await {
+                Ok(record) => break record,
+                Err(failure) => {
+                    tracing::error!(build = id, error = %failure, "cannot write down how a build ended; trying again");
+                }
             }
-            // The next agent goes on with it.
-            Err(error) => tracing::error!(build = id, %error, "cannot write down how a build ended"),
+            tokio::select! {
+                // The next agent finds it as it was, and goes on with it.
+                () = context.leave.cancelled() => return,
+                () = tokio::time::sleep(RETRY) => {}
+            }
+        };
+        if state != BuildState::Ready {
+            self.give_up(entry).await;
         }
-        self.inner.sandboxes.context().changed.send_replace(());
+        entry.record.send_replace(Arc::new(record));
+        let code = error.as_ref().map(|error| error.code.as_str());
+        tracing::info!(target: "audit", build = id, ?state, code, "build ended");
+        context.changed.send_replace(());
     }
 
-    /// Waits for the build's turn to have a machine, if it needs one.
-    async fn turn(&self, entry: &Arc<Entry>, order: &StartBuild) -> Result<Option<Turn>, Stop> {
+    /// Waits for the build's turn to have a machine, if it needs one, and for memory for that. No time limit: nobody is to
+    /// fail, or to pay, for others that came before.
+    async fn place(&self, entry: &Arc<Entry>, order: &StartBuild) -> Result<Option<Place>, Stop> {
         let context = self.inner.sandboxes.context();
         if !entry.record().needs_machine() || context.templates.find_any(&order.id).is_some() {
             return Ok(None);
         }
         let mut ticket = self.inner.queue.enter(&order.id, &order.team);
+        let place = async {
+            let turn = ticket.turn().await;
+            Place { _turn: turn, reservation: self.reserve(entry, starting::memory_mb(context, order)).await }
+        };
         tokio::select! {
             () = context.leave.cancelled() => Err(Stop::Leaving),
             () = entry.cancelled.cancelled() => Err(Stop::Cancelled),
-            turn = ticket.turn() => Ok(Some(turn)),
+            place = place => Ok(Some(place)),
         }
     }
 
-    /// Does it, within its time, unless it is cancelled or the agent ends.
-    async fn within_bounds(&self, entry: &Arc<Entry>, order: &StartBuild, turn: Option<Turn>) -> Result<(), Stop> {
+    async fn reserve(&self, entry: &Arc<Entry>, memory_mb: u32) -> Reservation {
+        let mut is_waiting = false;
+        loop {
+            if let Some(reservation) = self.inner.sandboxes.context().capacity.spare(memory_mb) {
+                return reservation;
+            }
+            if !std::mem::replace(&mut is_waiting, true) {
+                self.say(entry, "waiting for the host to have memory to spare").await;
+            }
+            tokio::time::sleep(MEMORY_RETRY).await;
+        }
+    }
+
+    /// Does it, within its time, unless it is cancelled or the agent ends. What an agent goes on with has its time anew: the
+    /// host may have been away for long.
+    async fn within_bounds(&self, entry: &Arc<Entry>, order: &StartBuild, place: Option<Place>) -> Result<(), Stop> {
         let leave = self.inner.sandboxes.context().leave.clone();
-        let started_at = entry.record().started_at.unwrap_or_else(Timestamp::now);
-        let seconds = i64::try_from(order.limits.seconds).unwrap_or(i64::MAX);
-        let end = started_at.saturating_add(SignedDuration::from_secs(seconds)).unwrap_or(Timestamp::MAX);
-        let left = Duration::try_from(end.duration_since(Timestamp::now())).unwrap_or_default();
+        let seconds = order.limits.seconds;
         // Not of the agent's end as such: work that ended by it would look cancelled.
         let unwanted = CancellationToken::new();
         let stopped = async {
             tokio::select! {
                 () = leave.cancelled() => Stop::Leaving,
                 () = entry.cancelled.cancelled() => Stop::Cancelled,
-                () = tokio::time::sleep(left) => {
+                () = tokio::time::sleep(Duration::from_secs(seconds)) => {
                     failed("too_slow", format!("It was not ready within {seconds} seconds, its limit"))
                 }
             }
         };
-        let mut work = pin!(self.work(entry, order, turn, &unwanted));
+        let mut work = pin!(self.work(entry, order, place, &unwanted));
         tokio::select! {
             result = &mut work => result,
             stop = stopped => {
@@ -132,7 +163,7 @@ impl Builds {
         &self,
         entry: &Arc<Entry>,
         order: &StartBuild,
-        turn: Option<Turn>,
+        place: Option<Place>,
         unwanted: &CancellationToken,
     ) -> Result<(), Stop> {
         let context = self.inner.sandboxes.context();
@@ -155,11 +186,15 @@ impl Builds {
                 BuildSource::Image { .. }
                 | BuildSource::Archive { .. }
                 | BuildSource::Dockerfile(_)
-                | BuildSource::Steps(_) => self.build_in_machine(entry, order, unwanted).await?,
+                | BuildSource::Steps(_) => {
+                    let no_place = || failed("host_failed", "The build has no machine; build it again");
+                    let reservation = place.as_ref().map(|place| place.reservation.clone()).ok_or_else(no_place)?;
+                    self.build_in_machine(entry, order, reservation, unwanted).await?;
+                }
             }
         }
         // The team's next build may have the cache now.
-        drop(turn);
+        drop(place);
         self.change(entry, |record| record.state = BuildState::Warming).await.map_err(noted)?;
         CrashPoint::BuildWarming.pass();
         self.warm(entry, order, unwanted).await?;
@@ -168,42 +203,53 @@ impl Builds {
         released.map(drop).map_err(|error| host_failed("release the version", &error))
     }
 
-    /// Takes away what there is of the version, and writes down how the build ended.
-    async fn give_up(&self, entry: &Arc<Entry>, state: BuildState, error: Option<BuildError>) -> io::Result<()> {
+    /// Takes away what there is of the version. What cannot be now is pending, so that nobody starts from it, and the next agent
+    /// removes it.
+    async fn give_up(&self, entry: &Arc<Entry>) {
         let context = self.inner.sandboxes.context_owned();
         let id = entry.id();
-        context.templates.delete(&id, REMOVE_TIMEOUT).await.map_err(io::Error::other)?;
-        durable::blocking(move || {
-            context.warm.forget(&id);
-            Ok::<_, io::Error>(())
-        })
-        .await?;
-        self.finish(entry, state, error).await
+        let removed = context.templates.delete(&id, REMOVE_TIMEOUT).await;
+        let forget = {
+            let id = id.clone();
+            durable::blocking(move || {
+                context.warm.forget(&id);
+                Ok::<_, io::Error>(())
+            })
+        };
+        if let Err(error) = removed.map(drop).map_err(io::Error::other).and(forget.await) {
+            tracing::error!(build = id.as_str(), %error, "cannot remove what a build has made; the next agent will");
+        }
     }
 
-    /// Says how the build ended, in its log and its record.
-    async fn finish(&self, entry: &Arc<Entry>, state: BuildState, error: Option<BuildError>) -> io::Result<()> {
+    async fn finish(&self, entry: &Arc<Entry>, state: BuildState, error: Option<BuildError>) -> io::Result<Record> {
+        let (this, entry) = (self.clone(), Arc::clone(entry));
+        durable::blocking(move || this.end(&entry, state, error)).await
+    }
+
+    /// Says how the build ended, in its log and its record on the disk, which whoever waits for it is yet to be shown. A log
+    /// that takes no more goes without. Blocks.
+    pub(super) fn end(&self, entry: &Entry, state: BuildState, error: Option<BuildError>) -> io::Result<Record> {
         let last = match (&error, state) {
             (Some(error), _) => Line::of_agent(LogLevel::Error, error.message.clone()),
             (None, BuildState::Cancelled) => Line::of_agent(LogLevel::Warn, "cancelled"),
             (None, _) => Line::of_agent(LogLevel::Info, "ready"),
         };
-        let (this, entry) = (self.clone(), Arc::clone(entry));
-        let write = move || {
-            let mut log = lock(&entry.log);
-            log.push_last([last])?;
-            log.sync()?;
-            drop(log);
-            this.write(&entry, |record| record.end(state, error))?;
-            CrashPoint::BuildEnded.pass();
-            Ok(())
-        };
-        durable::blocking(write).await
+        let mut log = lock(&entry.log);
+        if let Err(error) = log.push_last([last]).and_then(|_| log.sync()) {
+            tracing::warn!(build = entry.id().as_str(), %error, "cannot write the end of a build's log");
+        }
+        drop(log);
+        let record = self.save(entry, |record| record.end(state, error))?;
+        CrashPoint::BuildEnded.pass();
+        Ok(record)
     }
 
     async fn change(&self, entry: &Arc<Entry>, change: impl FnOnce(&mut Record) + Send + 'static) -> io::Result<()> {
         let (this, entry) = (self.clone(), Arc::clone(entry));
-        durable::blocking(move || this.write(&entry, change)).await
+        durable::blocking(move || {
+            this.save(&entry, change).map(|record| drop(entry.record.send_replace(Arc::new(record))))
+        })
+        .await
     }
 
     /// Adds a line of the agent's own to the log.

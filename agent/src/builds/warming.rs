@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::log::Line;
 use super::run::{Stop, failed, host_failed};
-use super::{Builds, Entry, lock};
+use super::{Builds, Entry, lock, same};
 use crate::service::WarmOrder;
 use crate::upkeep::warm::{self, MakeError};
 
@@ -36,7 +36,7 @@ impl Builds {
         let recipe = Recipe {
             cpu: order.baseline.cpu,
             memory_mb: order.baseline.memory_mb,
-            disk_gib: template.version.disk_gib,
+            disk_gib: template.version.disk_gib.max(order.sandbox_disk_gib),
             template,
         };
         let key = {
@@ -45,10 +45,22 @@ impl Builds {
         };
         let key = key.map_err(|error| host_failed("look at its kernel and monitor", &error))?;
         let warm_order = WarmOrder { key, recipe };
+        let adopted = {
+            let (context, order, WarmOrder { key, recipe }) = (Arc::clone(&context), order.clone(), warm_order.clone());
+            durable::blocking(move || same::adopt_warm(&context, &order, &recipe, &key)).await
+        };
+        match adopted {
+            Ok(true) => return Ok(()),
+            Ok(false) => {}
+            Err(error) => {
+                tracing::warn!(build = order.id.as_str(), %error, "cannot use the warm snapshot of a version of the same image; making one");
+            }
+        }
         self.say(entry, "starting a first sandbox").await;
+        let mut ticket = self.inner.warming.enter(&order.id, &order.team);
         let _turn = tokio::select! {
             () = unwanted.cancelled() => return Err(Stop::Cancelled),
-            turn = self.inner.warming.acquire() => turn.map_err(|error| host_failed("start a sandbox", &error))?,
+            turn = ticket.turn() => turn,
         };
         let mut is_waiting = false;
         loop {
@@ -83,6 +95,7 @@ impl Builds {
                 }
                 failed("not_ready", format!("{reason}; look at what it printed, above"))
             }
+            MakeError::StartEnded(_) => failed("not_ready", reason),
             MakeError::Unanswered(Unanswered::Terminated(_)) | MakeError::NotReady(_) | MakeError::Unhealthy => {
                 failed("not_ready", format!("A sandbox of the version did not come up: {}", sanitize(&reason)))
             }

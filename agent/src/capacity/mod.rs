@@ -123,12 +123,18 @@ impl Capacity {
         fits.then(|| self.hold(&mut held, 0, memory_mb.into(), None))
     }
 
+    /// Memory for which [`Self::spare`] would be given a reservation.
+    pub(crate) fn spare_mb(&self) -> u64 {
+        self.usable_mb().saturating_sub(lock(&self.held).memory_mb)
+    }
+
     /// Sandboxes that hold a reservation.
     pub(crate) fn sandboxes(&self) -> u32 {
         lock(&self.held).sandboxes
     }
 
-    fn usable_mb(&self) -> u64 {
+    /// Memory of all machines together.
+    pub(crate) fn usable_mb(&self) -> u64 {
         self.memory_total_mb.saturating_sub(self.limits.memory_headroom_mb)
     }
 
@@ -157,6 +163,12 @@ fn amounts(demand: &Demand) -> Amounts {
 }
 
 impl Reservation {
+    /// That of a machine which is not counted.
+    pub(crate) fn of_nothing() -> Self {
+        let (held, share) = (Arc::default(), Mutex::default());
+        Self(Arc::new(Reserved { held, sandboxes: 0, memory_mb: 0, share }))
+    }
+
     /// Counts no longer with the team: the sandbox is stopped, only its machine is still there.
     pub(crate) fn leave_team(&self) {
         let share = lock(&self.0.share).take();

@@ -201,9 +201,8 @@ async fn stop(host: &Surroundings, paths: &MachinePaths, running: Running) {
 }
 
 async fn clean(paths: &MachinePaths) {
-    let folders = [paths.runtime.clone(), paths.state.clone()];
-    let removed = durable::blocking(move || folders.iter().try_for_each(|folder| durable::remove_tree(folder)));
-    if let Err(error) = removed.await {
+    let paths = paths.clone();
+    if let Err(error) = durable::blocking(move || paths.remove()).await {
         tracing::warn!(%error, "cannot remove a helper's files now; the next start will");
     }
 }

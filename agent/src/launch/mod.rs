@@ -32,6 +32,8 @@ use sandpiper_machine::{DiskMetrics, Machine, MachinePaths};
 use sandpiper_network::{Attachment, Network};
 use sandpiper_protocol::agent;
 use sandpiper_protocol::vmm::{DiskLimits, NetLimits, Reply, Shape, Timings};
+use sandpiper_trace::step;
+use tracing::Instrument;
 
 pub(crate) use self::error::LaunchError;
 use self::files::Parts;
@@ -141,10 +143,12 @@ impl Launcher {
             let (config, paths, source) = (Arc::clone(&self.config), order.paths.clone(), order.source.clone());
             let disk_gib = order.disk_gib;
             tokio::task::spawn_blocking(move || files::prepare(&config, &paths, &source, disk_gib))
+                .instrument(step("files"))
         };
         let policy = order.network.as_ref();
-        let attach = network::attach(self.network(), &order.name, policy, order.net_limits);
-        let (prepared, monitor, attached) = tokio::join!(prepare, self.pool.take(order.shape), attach);
+        let attach = network::attach(self.network(), &order.name, policy, order.net_limits).instrument(step("network"));
+        let monitor = self.pool.take(order.shape).instrument(step("idle monitor"));
+        let (prepared, monitor, attached) = tokio::join!(prepare, monitor, attach);
         let failed = |error| LaunchError::Host { what: "prepare the machine's files", source: io::Error::other(error) };
         match (prepared.map_err(failed).flatten(), monitor, attached) {
             (Ok((files, mut parts)), Ok(monitor), Ok((network, tap))) => {

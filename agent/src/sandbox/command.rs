@@ -7,6 +7,7 @@ use sandpiper_images::snapshots::Manifest;
 use sandpiper_protocol::agent::{DeniedPage, ExposedPort, Network, ResumeSandbox, UpdateSandbox};
 use sandpiper_protocol::ids::CheckpointId;
 use tokio::sync::oneshot;
+use tracing::Span;
 
 use super::delete_cause::DeleteCause;
 use super::errors::ChangeError;
@@ -57,12 +58,33 @@ pub(crate) struct SnapshotOrder {
 }
 
 /// Where a command's result goes.
-pub(crate) type Answer<T> = oneshot::Sender<Result<T, ChangeError>>;
+#[derive(Debug)]
+pub(crate) struct Answer<T> {
+    sender: oneshot::Sender<Result<T, ChangeError>>,
+    within: Span,
+}
+
+impl<T> Answer<T> {
+    /// Whoever waits for the result has it as the receiver.
+    pub(crate) fn new() -> (Self, oneshot::Receiver<Result<T, ChangeError>>) {
+        let (sender, receiver) = oneshot::channel();
+        (Self { sender, within: Span::current() }, receiver)
+    }
+
+    /// What the command was given in: what it takes is a part of that.
+    pub(crate) fn span(&self) -> Span {
+        self.within.clone()
+    }
+
+    pub(crate) fn send(self, result: Result<T, ChangeError>) {
+        // Whoever asked may be gone.
+        let _ = self.sender.send(result);
+    }
+}
 
 impl Command {
     /// Answers that it was not done.
     pub(crate) fn refuse(self, error: ChangeError) {
-        // Whoever asked may be gone.
         match self {
             Self::Update(_, answer)
             | Self::Expose(_, answer)
@@ -71,9 +93,9 @@ impl Command {
             | Self::Pause { answer, .. }
             | Self::DropMemory(answer)
             | Self::Resume(_, answer)
-            | Self::Absorb { answer, .. } => drop(answer.send(Err(error))),
-            Self::Denied(answer) => drop(answer.send(Err(error))),
-            Self::Snapshot(_, answer) => drop(answer.send(Err(error))),
+            | Self::Absorb { answer, .. } => answer.send(Err(error)),
+            Self::Denied(answer) => answer.send(Err(error)),
+            Self::Snapshot(_, answer) => answer.send(Err(error)),
             Self::Delete(_, answer) => drop(answer),
         }
     }

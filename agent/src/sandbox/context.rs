@@ -17,6 +17,7 @@ use crate::helpers::Helpers;
 use crate::launch::Launcher;
 use crate::logs::Logs;
 use crate::metrics::Metrics;
+use crate::parking::Parking;
 use crate::paths::Paths;
 use crate::samples::Samples;
 use crate::volumes::Volumes;
@@ -31,6 +32,7 @@ pub(crate) struct Context {
     pub(crate) templates: Store,
     pub(crate) checkpoints: Checkpoints,
     pub(crate) warm: Warm,
+    pub(crate) parking: Parking,
     pub(crate) capacity: Capacity,
     pub(crate) allowances: Allowances,
     pub(crate) usage: Usage,

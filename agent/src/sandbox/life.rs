@@ -9,13 +9,14 @@ use std::time::Duration;
 use jiff::Timestamp;
 use sandpiper_machine::MachineEvent;
 use sandpiper_machine::console;
-use sandpiper_machine::link::{Envs, Guest};
+use sandpiper_machine::link::Envs;
 use sandpiper_machine::process::MonitorProcess;
 use sandpiper_network::Attachment;
 use sandpiper_protocol::agent::{OnTimeout, SandboxError, SandboxState};
 use sandpiper_protocol::error_chain;
 use tokio::sync::oneshot;
 use tokio::time::{MissedTickBehavior, interval, sleep};
+use tracing::{Instrument, Span};
 
 use super::command::{Answer, Command};
 use super::delete_cause::DeleteCause;
@@ -27,7 +28,7 @@ use super::record::{self, MAX_PORTS, Record};
 use super::start_error::StartError;
 use super::supervisor::{Supervisor, next_command};
 use crate::capacity::Reservation;
-use crate::launch::{self, Attachments, Running};
+use crate::launch::{Attachments, Running};
 
 /// How often the wall clock is compared with the deadline: it may be set while we sleep.
 const CLOCK_CHECK: Duration = Duration::from_secs(30);
@@ -61,6 +62,8 @@ pub(crate) struct Creation {
     pub(crate) reservation: Reservation,
     /// Whoever asked for it; learns how the start went.
     pub(crate) started: oneshot::Sender<Result<Arc<Record>, StartError>>,
+    /// What it is a part of, until it is there.
+    pub(crate) within: Span,
 }
 
 /// A sandbox that did not come into being, and what is left of it.
@@ -87,16 +90,7 @@ impl Supervisor {
         let record = self.record();
         let Some(known) = record.process.clone() else { return };
         let network = self.adopt_network().await;
-        let guest = Guest {
-            id: record.id.to_string(),
-            envs: self.unseal(),
-            generation: record.generation,
-            network: launch::guest_network(network.as_ref()),
-            mounts: volumes.mounts(),
-            serves_volume: false,
-            settings: record.defaults.settings.clone(),
-            start: record.defaults.start.clone(),
-        };
+        let guest = self.guest(self.unseal(), network.as_ref(), &volumes);
         let paths = self.context.paths.sandbox(&record.id);
         match MonitorProcess::watch(pidfd) {
             Ok(process) => {
@@ -143,7 +137,7 @@ impl Supervisor {
     async fn stay(mut self, mut life: Life, forget: impl FnOnce() + Send) {
         loop {
             let (transition, running) = match life {
-                Life::Creating(creation) => match self.bring_about(creation).await {
+                Life::Creating(creation) => match self.bring_about_within(creation).await {
                     Ok(running) => {
                         life = Life::Live(Box::new(running));
                         continue;
@@ -172,13 +166,17 @@ impl Supervisor {
         }
     }
 
+    async fn bring_about_within(&mut self, creation: Creation) -> Result<Running, NotCreated> {
+        let within = creation.within.clone();
+        self.bring_about(creation).instrument(within).await
+    }
+
     /// Brings the sandbox up, and says so to whoever asked for it.
     async fn bring_about(&mut self, creation: Creation) -> Result<Running, NotCreated> {
-        let Creation { attempts, envs, reservation, started } = creation;
+        let Creation { attempts, envs, reservation, started, within: _ } = creation;
         let start = self.context.launcher.pool.begin(self.shape());
         let result = self.bring_up_new(attempts, &envs, &reservation).await;
-        drop(start);
-        match result {
+        let result = match result {
             Ok(running) => {
                 self.log.host("ready");
                 // Nobody may be waiting any more; the sandbox lives all the same.
@@ -186,7 +184,9 @@ impl Supervisor {
                 Ok(running)
             }
             Err((error, machine)) => Err(NotCreated { error, machine, started }),
-        }
+        };
+        drop(start);
+        result
     }
 
     /// Takes back all of a sandbox that did not come into being, before it says so.
@@ -274,9 +274,10 @@ impl Supervisor {
                 Some(Transition::Delete(cause))
             }
             Command::Pause { force, answer } => {
-                match self.pause(running, Quiesce::Required, Keep::Everything, force).await {
+                let within = answer.span();
+                match self.pause(running, Quiesce::Required, Keep::Everything, force).instrument(within).await {
                     Ok(()) => {
-                        let _ = answer.send(Ok(self.record()));
+                        answer.send(Ok(self.record()));
                         Some(Transition::Stopped)
                     }
                     Err(error) => self.refuse(error, answer),
@@ -284,12 +285,12 @@ impl Supervisor {
             }
             Command::Resume(order, answer) => {
                 let result = self.refresh(order.timeout_seconds).await.map_err(ChangeError::Storage);
-                let _ = answer.send(result.map(|()| self.record()));
+                answer.send(result.map(|()| self.record()));
                 None
             }
-            Command::Snapshot(order, answer) => match self.checkpoint(running, order).await {
+            Command::Snapshot(order, answer) => match self.checkpoint(running, order).instrument(answer.span()).await {
                 Ok(manifest) => {
-                    let _ = answer.send(Ok(manifest));
+                    answer.send(Ok(manifest));
                     None
                 }
                 Err(error) => self.refuse(error, answer),
@@ -305,15 +306,15 @@ impl Supervisor {
     fn refuse<T>(&mut self, error: OperationError, answer: Answer<T>) -> Option<Transition> {
         match error {
             OperationError::Refused(error) => {
-                let _ = answer.send(Err(error));
+                answer.send(Err(error));
                 None
             }
             OperationError::Ended(error) => {
-                let _ = answer.send(Err(ChangeError::Guest(error.message.clone())));
+                answer.send(Err(ChangeError::Guest(error.message.clone())));
                 Some(Transition::Ended(error))
             }
             OperationError::Delete(cause) => {
-                let _ = answer.send(Err(ChangeError::NotFound));
+                answer.send(Err(ChangeError::NotFound));
                 Some(Transition::Delete(cause))
             }
         }
@@ -351,7 +352,7 @@ impl Supervisor {
                 let record = self.record();
                 let is_new = record.exposed_ports.iter().all(|other| other.port != port.port);
                 if is_new && record.exposed_ports.len() >= MAX_PORTS {
-                    let _ = answer.send(Err(ChangeError::TooManyPorts));
+                    answer.send(Err(ChangeError::TooManyPorts));
                     return;
                 }
                 let saved = self.change(|record| {
@@ -363,24 +364,24 @@ impl Supervisor {
             }
             Command::Close(port, answer) => {
                 if self.record().exposed_ports.iter().all(|other| other.port != port) {
-                    let _ = answer.send(Err(ChangeError::NotFound));
+                    answer.send(Err(ChangeError::NotFound));
                     return;
                 }
                 let saved = self.change(|record| record.exposed_ports.retain(|other| other.port != port));
                 (saved.await, answer)
             }
             Command::SetNetwork(policy, answer) => {
-                let _ = answer.send(self.set_network(network, policy).await);
+                answer.send(self.set_network(network, policy).await);
                 return;
             }
             Command::Denied(answer) => {
-                let _ = answer.send(self.denied(network).await);
+                answer.send(self.denied(network).await);
                 return;
             }
             Command::Absorb { lower, upper, answer } => (self.absorb(&lower, &upper).await, answer),
             other => return other.refuse(ChangeError::State(self.record().state)),
         };
-        let _ = answer.send(saved.map(|()| self.record()).map_err(ChangeError::Storage));
+        answer.send(saved.map(|()| self.record()).map_err(ChangeError::Storage));
     }
 
     async fn watch_stopped(&mut self) -> Transition {
@@ -395,10 +396,10 @@ impl Supervisor {
                     return Transition::Delete(cause);
                 }
                 // Stopped already.
-                Command::Pause { answer, .. } => drop(answer.send(Ok(self.record()))),
-                Command::Resume(order, answer) => match self.resume(order).await {
+                Command::Pause { answer, .. } => answer.send(Ok(self.record())),
+                Command::Resume(order, answer) => match self.resume(order).instrument(answer.span()).await {
                     Ok(running) => {
-                        let _ = answer.send(Ok(self.record()));
+                        answer.send(Ok(self.record()));
                         return Transition::Resumed(Box::new(running));
                     }
                     Err(error) => {
@@ -409,11 +410,11 @@ impl Supervisor {
                 },
                 Command::DropMemory(answer) => {
                     let result = self.drop_memory().await;
-                    let _ = answer.send(result.map(|()| self.record()).map_err(ChangeError::Storage));
+                    answer.send(result.map(|()| self.record()).map_err(ChangeError::Storage));
                 }
                 Command::Snapshot(order, answer) => {
-                    let result = self.checkpoint_stopped(order).await;
-                    let _ = answer.send(result);
+                    let result = self.checkpoint_stopped(order).instrument(answer.span()).await;
+                    answer.send(result);
                 }
                 command => self.handle_record(None, command).await,
             }

@@ -223,8 +223,7 @@ fn named_monitor(own: &MachinePaths) -> Option<KnownMonitor> {
 }
 
 fn remove_monitor(paths: &Paths, monitor: &str) {
-    let own = paths.monitor(monitor);
-    report(monitor, durable::remove_tree(&own.runtime).and_then(|()| durable::remove_tree(&own.state)));
+    report(monitor, paths.monitor(monitor).remove());
 }
 
 fn kill(identity: &Identity, boot_id: &str) {

@@ -154,6 +154,7 @@ impl Record {
             files,
             held_slots,
             defaults: self.defaults.clone(),
+            can_wait: false,
         }
     }
 

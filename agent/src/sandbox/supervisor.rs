@@ -12,11 +12,12 @@ use sandpiper_durable as durable;
 use sandpiper_images::snapshots;
 use sandpiper_machine::Termination;
 use sandpiper_machine::console::Console;
-use sandpiper_machine::link::Envs;
+use sandpiper_machine::link::{Envs, Guest};
 use sandpiper_machine::process::Ended;
+use sandpiper_network::Attachment;
 use sandpiper_protocol::agent::{LogSource, SandboxError, SandboxState};
 use sandpiper_protocol::guest::{GuestMessage, LogLevel};
-use sandpiper_protocol::vmm::{DiskEvent, DiskFailure, Shape};
+use sandpiper_protocol::vmm::{DiskEvent, DiskFailure, DiskLimits, NetLimits, Shape};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::command::Command;
@@ -25,6 +26,7 @@ use super::delete_cause::DeleteCause;
 use super::errors::ChangeError;
 use super::record::{self, Record};
 use super::{ending, record_file};
+use crate::launch::{self, Attachments};
 use crate::logs::SandboxLog;
 
 /// Commands that wait for the end of what is being done.
@@ -141,6 +143,28 @@ impl Supervisor {
     pub(crate) fn shape(&self) -> Shape {
         let record = self.record();
         snapshots::shape(record.cpu, record.memory_mb)
+    }
+
+    /// How much network and disk of its machine do, at most.
+    pub(crate) fn device_limits(&self) -> (NetLimits, DiskLimits) {
+        let (record, allowances, launcher) = (self.record(), &self.context.allowances, &self.context.launcher);
+        let team = record.team.as_ref();
+        (allowances.network(team, launcher.net_limits()), allowances.disk(team, launcher.disk_limits()))
+    }
+
+    /// What the guest of its machine is told.
+    pub(crate) fn guest(&self, envs: Envs, network: Option<&Attachment>, volumes: &Attachments) -> Guest {
+        let record = self.record();
+        Guest {
+            id: record.id.to_string(),
+            envs,
+            generation: record.generation,
+            network: launch::guest_network(network),
+            mounts: volumes.mounts(),
+            serves_volume: false,
+            settings: record.defaults.settings.clone(),
+            start: record.defaults.start.clone(),
+        }
     }
 
     /// The tenant's environment variables.

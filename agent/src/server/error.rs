@@ -208,9 +208,9 @@ impl From<BuildStartError> for ApiError {
             BuildStartError::Unavailable(_) => {
                 Self { status: StatusCode::UNPROCESSABLE_ENTITY, code: "build_unavailable", message }
             }
-            BuildStartError::Space(DiskSpaceError::Short { .. }) | BuildStartError::ShuttingDown => {
-                Self::unavailable(message)
-            }
+            BuildStartError::Space(DiskSpaceError::Short { .. })
+            | BuildStartError::ShuttingDown
+            | BuildStartError::Beginning => Self::unavailable(message),
             BuildStartError::Space(DiskSpaceError::Read(_)) | BuildStartError::Storage { .. } => {
                 Self::internal(message)
             }

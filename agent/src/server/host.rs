@@ -37,6 +37,7 @@ pub(super) async fn metrics(
     let records = app.sandboxes.list();
     let context = app.sandboxes.context();
     let holdings = Holdings {
+        parked_machines: context.parking.count(),
         idle_monitors: context.launcher.pool.waiting(),
         checkpoints: context.checkpoints.list().len(),
         warm_snapshots: context.warm.count(),

@@ -18,6 +18,7 @@ mod ports;
 mod sandboxes;
 mod sessions;
 mod templates;
+mod traces;
 mod uploads;
 mod usage;
 mod volumes;
@@ -39,6 +40,7 @@ use prometheus_client::registry::Registry;
 use sandpiper_durable as durable;
 use sandpiper_ingress::Urls;
 use sandpiper_ingress::session::Sessions;
+use sandpiper_trace::Traces;
 use tokio::net::UnixListener;
 use tokio_util::sync::CancellationToken;
 
@@ -68,6 +70,7 @@ pub(crate) struct App {
     pub(crate) urls: Urls,
     pub(crate) sessions: Arc<Sessions>,
     pub(crate) registry: Registry,
+    pub(crate) traces: Traces,
 }
 
 /// Every route.
@@ -100,6 +103,7 @@ fn router(app: Arc<App>) -> Router {
         .route("/volumes/{id}", put(volumes::create).get(volumes::show).delete(volumes::delete))
         .route("/egress-profiles", get(network::profiles))
         .route("/host", get(host::info))
+        .route("/traces", get(traces::list))
         .route("/metrics", get(host::metrics))
         .route("/healthz", get(host::health))
         .layer(middleware::from_fn(move |request, next| bounded(timeout, request, next)));
@@ -124,6 +128,7 @@ fn router(app: Arc<App>) -> Router {
         .merge(streams)
         .fallback(|| async { ApiError::not_found("route") })
         .layer(DefaultBodyLimit::max(MAX_BODY))
+        .layer(middleware::from_fn(traces::traced))
         .with_state(app)
 }
 

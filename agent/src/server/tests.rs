@@ -27,6 +27,9 @@ use crate::metrics::Metrics;
 use crate::paths::Paths;
 
 /// A whole agent but for its ingress, in folders of its own.
+/// Machines would be started of which a test knows nothing.
+const NONE_PARKED: config::Parking = config::Parking { max: 0, keep_seconds: 0 };
+
 struct Agent {
     folder: tempfile::TempDir,
     socket: PathBuf,
@@ -44,14 +47,14 @@ impl Agent {
         let vmm = folder.path().join("monitor");
         fs::write(&vmm, format!("#!/bin/sh\n{monitor}\n")).unwrap();
         fs::set_permissions(&vmm, fs::Permissions::from_mode(0o755)).unwrap();
-        let config = Config { limits, vmm, monitor_pool: config::MonitorPool { per_shape: 0 }, ..Config::default() };
-        Self::start_with(folder, config).await
+        let monitor_pool = config::MonitorPool { per_shape: 0 };
+        Self::start_with(folder, Config { limits, vmm, monitor_pool, parking: NONE_PARKED, ..Config::default() }).await
     }
 
     /// In a folder that an earlier agent may have used, with so many monitors that wait for each shape.
     async fn start_in(folder: tempfile::TempDir, vmm: PathBuf, per_shape: u32) -> Self {
-        Self::start_with(folder, Config { vmm, monitor_pool: config::MonitorPool { per_shape }, ..Config::default() })
-            .await
+        let monitor_pool = config::MonitorPool { per_shape };
+        Self::start_with(folder, Config { vmm, monitor_pool, parking: NONE_PARKED, ..Config::default() }).await
     }
 
     async fn start_with(folder: tempfile::TempDir, config: Config) -> Self {
@@ -86,6 +89,7 @@ impl Agent {
             urls: Urls::new(false, "sandbox.localhost", 7080),
             sessions: Arc::new(Sessions::open(&paths.session_key(), Duration::from_secs(60)).unwrap()),
             registry,
+            traces: sandpiper_trace::Traces::default(),
         };
         let listener = listen(&paths.api_socket(), ApiSocket::default()).unwrap();
         tokio::spawn(serve(listener, app, CancellationToken::new()));

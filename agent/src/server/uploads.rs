@@ -1,5 +1,6 @@
 //! `/uploads`: files that are sent for builds.
 
+use std::io;
 use std::sync::Arc;
 
 use axum::Json;
@@ -29,7 +30,11 @@ pub(super) async fn receive(
 
 /// `GET /uploads/{id}`
 pub(super) async fn show(State(app): State<Arc<App>>, Path(id): Path<UploadId>) -> Result<Json<Upload>, ApiError> {
-    let upload = app.uploads.find(&id).ok_or_else(|| ApiError::not_found("upload"))?;
+    let uploads = app.uploads.clone();
+    // Whoever asks is about to use it: as when it is opened for a build, its time begins anew.
+    let opened = durable::blocking(move || uploads.open_data(&id)).await;
+    let opened = opened.map_err(|error: io::Error| ApiError::internal(format!("Cannot read the upload: {error}")))?;
+    let (upload, _) = opened.ok_or_else(|| ApiError::not_found("upload"))?;
     Ok(Json((*upload).clone()))
 }
 

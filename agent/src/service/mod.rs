@@ -20,9 +20,11 @@ use sandpiper_network::Network;
 use sandpiper_protocol::agent::{CreateSandbox, LogEntry, Metrics, ResumeSandbox};
 use sandpiper_protocol::error_chain;
 use sandpiper_protocol::ids::SandboxId;
+use sandpiper_trace as trace;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio_util::task::TaskTracker;
+use tracing::{Instrument, Span};
 
 use self::validation::{Origin, Plan};
 use self::wake::Wakes;
@@ -191,6 +193,7 @@ impl Sandboxes {
         origin: Option<Origin>,
     ) -> Result<Arc<Record>, CreateError> {
         let context = Arc::clone(&self.context);
+        trace::about(request.id.as_str());
         let check = move || {
             let plan = validation::check(&context, &mut request, origin)?;
             let most_promised_gib = validation::most_promised_gib(&context)?;
@@ -201,7 +204,7 @@ impl Sandboxes {
             record.defaults.clone_from(&plan.defaults);
             Ok::<_, CreateError>((plan, record, request.envs, most_promised_gib))
         };
-        let checked = tokio::task::spawn_blocking(check).await;
+        let checked = tokio::task::spawn_blocking(check).instrument(trace::step("check")).await;
         let (plan, record, envs, most_promised_gib) = checked
             .map_err(|error| StartError::Host { what: "check the request", source: io::Error::other(error) })??;
         let Plan { attempts, origin, wanted, .. } = plan;
@@ -209,13 +212,18 @@ impl Sandboxes {
         let (supervisor, reservation) = self.reserve(record, most_promised_gib)?;
         supervisor.log.host(format!("created from {origin}"));
         let (started, start) = oneshot::channel();
-        let creation = Creation { attempts, envs, reservation, started };
+        let creation = Creation { attempts, envs, reservation, started, within: Span::current() };
         self.tasks.spawn(supervisor.create(creation, self.forgetter(id)));
         let record = start.await.map_err(|_| StartError::ShuttingDown)??;
         if let Some((key, recipe)) = wanted {
-            self.warm.leave(key, recipe);
+            self.order_warm(WarmOrder { key, recipe });
         }
         Ok(record)
+    }
+
+    /// Has a warm snapshot made, soon, unless it is being made or was tried in vain not long ago.
+    pub(crate) fn order_warm(&self, order: WarmOrder) {
+        self.warm.leave(order);
     }
 
     /// Enters a sandbox that is about to be created, if there is room for it: also for all that it may write to its disk,
@@ -331,7 +339,7 @@ impl Sandboxes {
         command: impl FnOnce(Answer<T>) -> Command,
     ) -> Result<T, ChangeError> {
         let handle = self.handle(id)?;
-        let (answer, result) = oneshot::channel();
+        let (answer, result) = Answer::new();
         handle.commands.send(command(answer)).await.map_err(|_| self.unheard())?;
         result.await.map_err(|_| self.unheard())?
     }

@@ -7,6 +7,7 @@ use sandpiper_durable::blocking;
 use sandpiper_images::templates::DeleteError;
 use sandpiper_protocol::agent::TemplateVersion;
 use sandpiper_protocol::ids::VersionId;
+use sandpiper_protocol::template::ImageSettings;
 
 use super::Sandboxes;
 use crate::helpers;
@@ -15,13 +16,20 @@ use crate::helpers;
 const PIN_SLACK: Duration = Duration::from_secs(15);
 
 impl Sandboxes {
-    /// Every version that sandboxes can be started from, with what its team is charged for it.
+    /// Every version that sandboxes can be started from, with what its team is charged for it, and without what its image says of
+    /// programs.
     pub(crate) fn templates(&self) -> Vec<TemplateVersion> {
         let usage = &self.context().usage;
         let mut templates = self.context().templates.list();
         // The agent's own is nobody's to start from.
         templates.retain(|version| !helpers::is_own(version));
-        templates.iter_mut().for_each(|version| version.retained_bytes = usage.of(&version.id));
+        for version in &mut templates {
+            version.retained_bytes = usage.of(&version.id);
+            // As long as tenants make them, and there are many versions: they are told with the version's build.
+            version.settings = ImageSettings::default();
+            (version.start, version.command) = (None, None);
+            version.images.clear();
+        }
         templates
     }
 

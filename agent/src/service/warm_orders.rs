@@ -7,7 +7,7 @@ use tokio::sync::mpsc;
 const ORDERS: usize = 16;
 
 /// A snapshot that a create would have liked to find.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct WarmOrder {
     pub(crate) key: String,
     pub(crate) recipe: Recipe,
@@ -28,7 +28,7 @@ pub(super) fn queue() -> (WarmOrders, Ordered) {
 
 impl WarmOrders {
     /// Has the snapshot made, soon, unless it is being made or was tried in vain not long ago.
-    pub(super) fn leave(&self, key: String, recipe: Recipe) {
-        let _ = self.0.try_send(WarmOrder { key, recipe });
+    pub(super) fn leave(&self, order: WarmOrder) {
+        let _ = self.0.try_send(order);
     }
 }

@@ -1,6 +1,7 @@
-//! What the agent does in the background for all sandboxes and checkpoints: it measures what they hold of the disk, and
-//! keeps their chains of layers short.
+//! What the agent does in the background for all sandboxes and checkpoints: it measures what they hold of the disk, keeps their
+//! chains of layers short, and has warm snapshots and parked machines ready for the next ones.
 
+mod parking;
 mod scrub;
 mod stalled;
 pub(crate) mod warm;
@@ -13,7 +14,6 @@ use sandpiper_durable as durable;
 use sandpiper_images::layers::{Files, Layer, digest, merge, usage};
 use sandpiper_protocol::agent::SandboxState;
 use sandpiper_protocol::error_chain;
-use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
@@ -60,6 +60,7 @@ struct Merge {
 /// Begins all of it, and makes the warm snapshots that are `ordered`; it ends with the agent.
 pub(crate) fn begin(sandboxes: &Sandboxes, ordered: Ordered) {
     sandboxes.spawn(warm::make_all(sandboxes.context_owned(), ordered));
+    sandboxes.spawn(parking::keep(sandboxes.context_owned()));
     sandboxes.spawn(sandboxes.clone().keep_up());
     sandboxes.spawn(sandboxes.clone().scrub());
 }
@@ -148,7 +149,7 @@ impl Sandboxes {
             // Made of others' layers and one of its own.
             OwnerKind::WarmSnapshot => return Ok(()),
         }
-        let command = |answer: oneshot::Sender<_>| Command::Absorb { lower, upper, answer };
+        let command = |answer| Command::Absorb { lower, upper, answer };
         match self.change(&owner.id.into(), command).await {
             // A sandbox that is gone has no layers any more.
             Ok(_) | Err(ChangeError::NotFound | ChangeError::State(SandboxState::Failed)) => Ok(()),

@@ -17,7 +17,7 @@ pub struct Holder {
     pub id: String,
     pub folder: PathBuf,
     pub files: Files,
-    /// Its files are the host's: here for every sandbox, and charged to nobody.
+    /// Its own files are the host's: here for every sandbox, and charged to nobody.
     pub is_hosts: bool,
 }
 
@@ -47,7 +47,9 @@ pub fn measure(holders: &[Holder]) -> HashMap<String, u64> {
             let file = files.entry(metadata.ino()).or_default();
             file.bytes = metadata.blocks() * SECTOR;
             match (holder.is_hosts, is_shared) {
-                (true, _) => file.is_hosts = true,
+                // What a warm snapshot has of a team's version is the team's.
+                (true, true) => {}
+                (true, false) => file.is_hosts = true,
                 (false, true) => file.sharers += 1,
                 (false, false) => file.owners += 1,
             }
@@ -138,6 +140,11 @@ mod tests {
         assert!(near(alone["0"], 1) && !alone.contains_key("2"), "{alone:?}");
         assert_eq!((two["0"], two["1"]), (alone["0"] / 2, alone["0"] / 2));
         assert!(near(of_a_team["0"], 1) && near(of_a_team["2"], 1), "{of_a_team:?}");
+        let mut warm = Files::default();
+        warm.disk = vec![Layer { name: base.clone(), shared: true }];
+        let beside_warm = measure(&[holder(0, &files, false), holder(1, &files, false), holder(2, &warm, true)]);
+
+        assert_eq!(beside_warm, orphans, "a warm snapshot of a version takes over nothing of it");
         assert!(
             near(orphans["0"] + orphans["1"], 2),
             "what was of a template that is gone is whose it is now: {orphans:?}"

@@ -288,6 +288,7 @@ mod tests {
             files,
             held_slots: Vec::new(),
             defaults: Default::default(),
+            can_wait: false,
         }
     }
 

@@ -42,6 +42,9 @@ pub struct Snapshot {
     /// What its guest is told of its template's version, which may be gone.
     #[serde(default, skip_serializing_if = "GuestDefaults::is_empty")]
     pub defaults: GuestDefaults,
+    /// Restored, its guest waits to be told who it is for as long as need be.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub can_wait: bool,
 }
 
 /// Why the snapshots of this host cannot be read.

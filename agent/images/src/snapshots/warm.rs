@@ -7,11 +7,13 @@
 use std::collections::HashMap;
 use std::fs;
 use std::io;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Instant, SystemTime};
 
+use sandpiper_protocol::agent::TemplateVersion;
+use sandpiper_protocol::ids::TeamId;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -67,6 +69,7 @@ struct Shelf {
 #[derive(Debug)]
 struct Making {
     version: String,
+    team: Option<TeamId>,
     /// Nobody wants it any more.
     unwanted: bool,
 }
@@ -74,6 +77,8 @@ struct Making {
 #[derive(Debug)]
 struct Entry {
     snapshot: Arc<Snapshot>,
+    /// Whose version it is of; nobody's is the host's.
+    team: Option<TeamId>,
     used: SystemTime,
 }
 
@@ -108,11 +113,12 @@ impl Warm {
     ) -> Result<Self, OpenError> {
         let warm = Self { folder: folder.to_owned(), platform, host: host(), most, shelf: Mutex::default() };
         for (name, Manifest { key, snapshot, .. }) in super::load::<Manifest>(folder)? {
-            let wanted = key == name && template(&snapshot.template_version).is_some();
+            let template = template(&snapshot.template_version).filter(|_| key == name);
             let path = folder.join(&name);
-            if wanted {
+            if let Some(template) = template {
                 let used = fs::metadata(&path).and_then(|data| data.modified()).unwrap_or(SystemTime::UNIX_EPOCH);
-                warm.lock().ready.insert(key, Entry { snapshot: Arc::new(snapshot), used });
+                let entry = Entry { snapshot: Arc::new(snapshot), team: template.version.team, used };
+                warm.lock().ready.insert(key, entry);
             } else {
                 tracing::info!(key = name, "removing a warm snapshot that no create will ask for");
                 remove(&path);
@@ -168,7 +174,7 @@ impl Warm {
 
     /// Whether the caller is the one to make the snapshot of this key, of this version. If so, [`Self::publish`] or
     /// [`Self::gave_up`] follows.
-    pub fn begin(&self, key: &str, version: &str) -> bool {
+    pub fn begin(&self, key: &str, version: &TemplateVersion) -> bool {
         let now = Instant::now();
         let mut shelf = self.lock();
         let Shelf { ready, making, trouble } = &mut *shelf;
@@ -176,7 +182,8 @@ impl Warm {
         let may = trouble.get(key).is_none_or(|trouble| trouble.may_retry(now));
         let begins = !ready.contains_key(key) && may && !making.contains_key(key);
         if begins {
-            making.insert(key.to_owned(), Making { version: version.to_owned(), unwanted: false });
+            let making_of = Making { version: version.id.clone(), team: version.team.clone(), unwanted: false };
+            making.insert(key.to_owned(), making_of);
         }
         begins
     }
@@ -222,10 +229,11 @@ impl Warm {
         let folder = self.folder.join(key);
         let manifest = Manifest { format_version: FORMAT_VERSION, key: key.to_owned(), snapshot };
         super::publish(draft, &folder, &manifest)?;
-        let entry = Entry { snapshot: Arc::new(manifest.snapshot), used: SystemTime::now() };
         let mut shelf = self.lock();
-        let is_wanted = shelf.making.remove(key).is_some_and(|making| !making.unwanted);
-        if is_wanted {
+        let wanted = shelf.making.remove(key).filter(|making| !making.unwanted);
+        let is_wanted = wanted.is_some();
+        if let Some(Making { team, .. }) = wanted {
+            let entry = Entry { snapshot: Arc::new(manifest.snapshot), team, used: SystemTime::now() };
             shelf.ready.insert(key.to_owned(), entry);
         }
         drop(shelf);
@@ -235,6 +243,32 @@ impl Warm {
         }
         self.evict();
         Ok(())
+    }
+
+    /// Makes the snapshot of `key`, for `version`, of the one of `from`, whose version has the same disk and starts the same: its
+    /// files are linked. False if there is no such snapshot, or that of `key` is there or being made. Blocks.
+    ///
+    /// # Errors
+    /// As [`Self::publish`], and where a file cannot be linked; nothing is left then.
+    pub fn adopt(&self, from: &str, key: &str, version: &TemplateVersion) -> io::Result<bool> {
+        let Some(source) = self.find(from) else { return Ok(false) };
+        if !self.begin(key, version) {
+            return Ok(false);
+        }
+        let draft = self.draft_folder(key);
+        let adopt = || {
+            fs::DirBuilder::new().mode(0o700).create(&draft)?;
+            source.snapshot.files.link_all(&source.folder, &draft).map_err(io::Error::other)?;
+            fs::File::open(&draft)?.sync_all()?;
+            let snapshot = Snapshot { template_version: version.id.clone(), ..Snapshot::clone(&source.snapshot) };
+            self.publish(&draft, key, snapshot)
+        };
+        let adopted = adopt();
+        if adopted.is_err() {
+            self.gave_up(key, false);
+            remove(&draft);
+        }
+        adopted.map(|()| true)
     }
 
     /// Removes every snapshot of a version that is gone, also one that is being made. Blocks.
@@ -274,7 +308,8 @@ impl Warm {
         self.lock().ready.len()
     }
 
-    /// Removes those that were not used for longest while there are too many. Blocks.
+    /// Removes some while there are too many: of the team that has most, or of the host's, the one that was not used for longest.
+    /// So nobody's new ones push out others'. Blocks.
     fn evict(&self) {
         loop {
             let oldest = {
@@ -282,7 +317,14 @@ impl Warm {
                 if shelf.ready.len() <= self.most {
                     return;
                 }
-                let oldest = shelf.ready.iter().min_by_key(|(_, entry)| entry.used).map(|(key, _)| key.clone());
+                let mut counts: HashMap<Option<TeamId>, usize> = HashMap::new();
+                for entry in shelf.ready.values() {
+                    *counts.entry(entry.team.clone()).or_default() += 1;
+                }
+                let count = |entry: &Entry| counts.get(&entry.team).copied().unwrap_or_default();
+                let most = counts.values().copied().max().unwrap_or_default();
+                let of_most = shelf.ready.iter().filter(|(_, entry)| count(entry) == most);
+                let oldest = of_most.min_by_key(|(_, entry)| entry.used).map(|(key, _)| key.clone());
                 let Some(oldest) = oldest else { return };
                 shelf.ready.remove(&oldest);
                 oldest
@@ -335,7 +377,7 @@ mod tests {
     use super::*;
     use crate::layers::{Files, Layer, Role};
     use jiff::Timestamp;
-    use sandpiper_protocol::agent::{RuntimeBaseline, TemplateVersion};
+    use sandpiper_protocol::agent::RuntimeBaseline;
 
     struct Host {
         folder: tempfile::TempDir,
@@ -388,14 +430,21 @@ mod tests {
         Template { version, folder: PathBuf::new(), disk: Vec::new() }
     }
 
+    fn version(id: &str) -> TemplateVersion {
+        template(id).version
+    }
+
     fn recipe(memory_mb: u32) -> Recipe {
         Recipe { template: template("ver1"), cpu: 1, memory_mb, disk_gib: 2 }
     }
 
     fn make(warm: &Warm, memory_mb: u32) -> String {
-        let recipe = recipe(memory_mb);
-        let key = warm.key(&recipe).unwrap();
-        assert!(warm.begin(&key, "ver1"));
+        make_of(warm, memory_mb, &version("ver1"))
+    }
+
+    fn make_of(warm: &Warm, memory_mb: u32, version: &TemplateVersion) -> String {
+        let key = warm.key(&recipe(memory_mb)).unwrap();
+        assert!(warm.begin(&key, version));
         let draft = warm.draft_folder(&key);
         fs::create_dir(&draft).unwrap();
         let mut files = Files::default();
@@ -414,6 +463,7 @@ mod tests {
             files,
             held_slots: Vec::new(),
             defaults: Default::default(),
+            can_wait: false,
         }
     }
 
@@ -426,8 +476,27 @@ mod tests {
         let found = reopened.find(&key).unwrap();
 
         assert!(found.folder.join("disk-0.layer").exists());
-        assert!(!reopened.begin(&key, "ver1"));
+        assert!(!reopened.begin(&key, &version("ver1")));
         assert!(reopened.find(&reopened.key(&recipe(512)).unwrap()).is_none());
+    }
+
+    #[test]
+    fn a_snapshot_of_the_same_disk_is_taken_for_another_version_and_outlives_the_first() {
+        let host = Host::new(16);
+        let warm = host.open();
+        let (from, other) = (make(&warm, 256), Recipe { template: template("ver2"), ..recipe(256) });
+        let key = warm.key(&other).unwrap();
+
+        assert!(!warm.adopt("none", &key, &other.template.version).unwrap());
+        assert!(warm.adopt(&from, &key, &other.template.version).unwrap());
+        assert!(!warm.adopt(&from, &key, &other.template.version).unwrap(), "it is there");
+
+        warm.forget("ver1");
+        for warm in [warm, host.open_with(|id| (id == "ver2").then(|| template(id)))] {
+            let found = warm.find(&key).unwrap();
+            assert_eq!((found.snapshot.template_version.as_str(), warm.count()), ("ver2", 1));
+            assert_eq!(fs::read(found.folder.join("disk-0.layer")).unwrap(), b"layer");
+        }
     }
 
     #[test]
@@ -473,7 +542,7 @@ mod tests {
         let warm = host.open();
         let key = make(&warm, 256);
         let making = warm.key(&recipe(512)).unwrap();
-        assert!(warm.begin(&making, "ver1"));
+        assert!(warm.begin(&making, &version("ver1")));
         fs::create_dir(warm.draft_folder(&making)).unwrap();
 
         warm.forget("ver2");
@@ -499,18 +568,31 @@ mod tests {
     }
 
     #[test]
+    fn a_team_that_makes_many_pushes_out_its_own() {
+        let host = Host::new(3);
+        let warm = host.open();
+        let of_team = |team: &str| TemplateVersion { team: Some(team.into()), ..version("ver1") };
+        let others = [make(&warm, 256), make_of(&warm, 512, &of_team("team_b"))];
+
+        let keys = [1024, 2048, 4096].map(|memory_mb| make_of(&warm, memory_mb, &of_team("team_a")));
+
+        assert!(others.iter().all(|key| warm.find(key).is_some()));
+        assert!(warm.find(&keys[2]).is_some() && warm.count() == 3);
+    }
+
+    #[test]
     fn what_failed_is_not_tried_again_at_once_and_nothing_is_made_twice() {
         let host = Host::new(2);
         let warm = host.open();
-        assert!(warm.begin("one", "ver1") && !warm.begin("one", "ver1"));
+        assert!(warm.begin("one", &version("ver1")) && !warm.begin("one", &version("ver1")));
         warm.gave_up("one", false);
-        assert!(warm.begin("one", "ver1"));
+        assert!(warm.begin("one", &version("ver1")));
         warm.gave_up("one", true);
-        assert!(!warm.begin("one", "ver1"));
+        assert!(!warm.begin("one", &version("ver1")));
 
         let key = make(&warm, 256);
         warm.discard(&key);
-        assert!(warm.find(&key).is_none() && !warm.begin(&key, "ver1"));
+        assert!(warm.find(&key).is_none() && !warm.begin(&key, &version("ver1")));
     }
 
     #[test]

@@ -89,6 +89,7 @@ impl Store {
     /// # Errors
     /// It is gone, or its manifest cannot be written.
     pub fn release(&self, id: &VersionId) -> io::Result<TemplateVersion> {
+        let _writing = self.write_manifests();
         let found = self.lock().versions.get(id.as_str()).cloned();
         let stored = found.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "the version is gone"))?;
         let released = Stored { pending: false, ..(*stored).clone() };
@@ -107,6 +108,7 @@ impl Store {
     /// # Errors
     /// While something is started from it, or where its manifest cannot be written.
     pub fn absorb(&self, id: &str, lower: &str, upper: &str) -> io::Result<()> {
+        let _writing = self.write_manifests();
         let stored = {
             let mut shelf = self.lock();
             if shelf.pinned.contains_key(id) {

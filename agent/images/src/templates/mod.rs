@@ -51,6 +51,8 @@ pub struct Store {
     shelf: Arc<Mutex<Shelf>>,
     /// One import at a time: so the same image sent twice is one version, and the disk is read by one copy only.
     importing: Arc<Semaphore>,
+    /// Held while the manifest of a version that is there is written anew.
+    writing: Arc<Mutex<()>>,
     /// A pin was dropped.
     unpinned: Arc<Notify>,
 }
@@ -188,6 +190,7 @@ impl Store {
             folder: folder.to_owned(),
             shelf: Arc::new(Mutex::new(shelf)),
             importing: Arc::new(Semaphore::new(1)),
+            writing: Arc::default(),
             unpinned: Arc::default(),
         })
     }
@@ -259,6 +262,11 @@ impl Store {
     fn template(&self, stored: &Stored) -> Template {
         let version = stored.version.clone();
         Template { folder: self.folder.join(&version.id), disk: stored.layers(), version }
+    }
+
+    /// The right to write manifests anew, so that of two changes neither is lost.
+    fn write_manifests(&self) -> MutexGuard<'_, ()> {
+        self.writing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The data under this lock is changed in one step, so it is whole even after a panic elsewhere.

@@ -28,7 +28,7 @@ use sandpiper_durable as durable;
 use sandpiper_protocol::error_chain;
 use sandpiper_protocol::vmm::Shape;
 use tokio::sync::Notify;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 pub use self::idle::IdleMonitor;
@@ -42,6 +42,8 @@ pub const UIDS: u32 = 65_536;
 
 /// Shapes for which monitors wait.
 const SHAPES: usize = 4;
+/// From the end of a start to making another monitor: until then what it needs the processors for goes on.
+const QUIET: Duration = Duration::from_millis(500);
 /// How often idle monitors are looked at.
 const CHECK: Duration = Duration::from_secs(5);
 /// Pause after a monitor that could not be made, or died; doubled up to the second.
@@ -191,6 +193,11 @@ impl MonitorPool {
         Start { pool: self.clone() }
     }
 
+    /// Whether a machine is being started.
+    pub fn is_starting(&self) -> bool {
+        self.lock().starts > 0
+    }
+
     /// A monitor for a machine of this shape: one that waits, or a new one.
     ///
     /// # Errors
@@ -233,7 +240,7 @@ impl MonitorPool {
         while !end.is_cancelled() {
             tokio::select! {
                 () = end.cancelled() => break,
-                () = self.inner.wake.notified() => {}
+                () = self.inner.wake.notified() => drop(timeout(QUIET, end.cancelled()).await),
                 () = sleep(CHECK) => {}
             }
             if !self.lock().left.is_empty() {

@@ -4,6 +4,7 @@
 pub(crate) mod checkpoint;
 pub(crate) mod delete;
 pub(crate) mod network;
+mod parked;
 pub(crate) mod pause;
 pub(crate) mod resume;
 pub(crate) mod start;

@@ -199,8 +199,8 @@ impl Supervisor {
     /// Quiesces the guest's file systems, and with `processes` stops what the data plane started before.
     pub(crate) async fn freeze(&mut self, machine: &mut Machine, processes: bool) -> Result<(), OperationError> {
         let is_answer =
-            |message: &GuestMessage| matches!(message, GuestMessage::Frozen | GuestMessage::NotFrozen { .. });
-        let question = HostMessage::Freeze { processes };
+            |message: &GuestMessage| matches!(message, GuestMessage::Frozen { .. } | GuestMessage::NotFrozen { .. });
+        let question = HostMessage::Freeze { processes, disks: true };
         let reason = match self.ask(machine, question, is_answer, FREEZE_TIMEOUT).await? {
             Ok(GuestMessage::NotFrozen { message }) => sanitize(&message),
             Ok(_) => return Ok(()),

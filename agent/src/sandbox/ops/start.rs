@@ -9,22 +9,26 @@ use sandpiper_crash_points::CrashPoint;
 use sandpiper_durable as durable;
 use sandpiper_images::snapshots::WarmSnapshot;
 use sandpiper_machine::control::RequestError;
-use sandpiper_machine::link::Envs;
-use sandpiper_machine::{Machine, MachineEvent, MachinePaths, sanitize};
+use sandpiper_machine::link::{Envs, Guest};
+use sandpiper_machine::{Machine, MachineEvent, MachinePaths, sanitize, sanitize_to};
 use sandpiper_protocol::agent::{SandboxState, StartKind};
 use sandpiper_protocol::error_chain;
-use sandpiper_protocol::guest::{DAMAGED_VOLUME, GuestMessage, REFUSED_MOUNT};
+use sandpiper_protocol::guest::{DAMAGED_VOLUME, GuestMessage, GuestStep, REFUSED_MOUNT};
 use sandpiper_protocol::vmm::{FaultCode, Timings};
+use sandpiper_trace as trace;
 use tokio::time::{Instant, sleep_until};
+use tracing::Instrument;
 
 use crate::capacity::Reservation;
-use crate::host;
 use crate::launch::{Attachments, Kit, Order, Running, Source};
 use crate::sandbox::record::{self, Record};
 use crate::sandbox::start_error::StartError;
 use crate::sandbox::supervisor::{Supervisor, next_command};
 use crate::sandbox::{ending, record_file};
 use crate::volumes::VolumeError;
+
+/// Steps of a guest that are written down; it may say anything.
+const GUEST_STEPS: usize = 16;
 
 /// One way to start a sandbox.
 #[derive(Debug, Clone)]
@@ -53,6 +57,22 @@ impl Attempt {
     }
 }
 
+/// How a machine that is all set up begins to be the sandbox's.
+pub(super) enum Begin {
+    /// Its monitor starts it.
+    Start(Kit),
+    /// It runs; its guest becomes this one.
+    Become(Guest),
+}
+
+/// What is to be seen through of a start.
+pub(super) struct Start {
+    pub(super) begin: Begin,
+    pub(super) kind: StartKind,
+    pub(super) timeout_seconds: Option<u64>,
+    pub(super) asked_at_us: u64,
+}
+
 /// A start that failed: why, and the machine to be taken away if there is one.
 pub(crate) type Failed = (StartError, Option<Running>);
 
@@ -66,6 +86,21 @@ impl Supervisor {
         reservation: &Reservation,
     ) -> Result<Running, Failed> {
         let mut attempts = attempts.into_iter().peekable();
+        let parked = attempts.peek().and_then(|attempt| self.claim_parked(attempt));
+        if let Some(parked) = parked {
+            match self.take_over(parked, envs, reservation, self.context.config.boot_timeout() / 2).await {
+                Err((error, machine)) if error.is_of_its_source() || matches!(error, StartError::Host { .. }) => {
+                    let error = error_chain::chain(&error);
+                    tracing::warn!(
+                        sandbox = self.record().id.as_str(),
+                        error,
+                        "a parked machine was of no use; restoring another"
+                    );
+                    self.start_over(machine, None).await?;
+                }
+                result => return result,
+            }
+        }
         // A warm snapshot that did not start this, whose files are not known to be bad.
         let mut suspect = None;
         while let Some(attempt) = attempts.next() {
@@ -141,26 +176,51 @@ impl Supervisor {
         change: impl FnOnce(&mut Record),
     ) -> Result<Running, Failed> {
         let Attempt { source, kind, timeout_seconds, .. } = attempt;
-        let give_up_at = Instant::now() + timeout;
-        let asked_at_us = host::monotonic_us();
-        let claim = Self::claim_volumes(Arc::clone(&self.context), self.record(), kind == StartKind::Cold);
-        let volumes = tokio::select! {
-            volumes = claim => volumes.map_err(|error| (StartError::from(error), None))?,
-            error = self.interruption(give_up_at) => return Err((error, None)),
-        };
+        let (asked_at_us, give_up_at) = (trace::now_us(), Instant::now() + timeout);
+        let volumes = self.claim_volumes_in_time(kind, give_up_at).await.map_err(|error| (error, None))?;
         let launched = self.launch(source, envs, reservation, volumes, change).await;
-        let (mut running, kit) = launched.map_err(|error| (error, None))?;
+        let (running, kit) = launched.map_err(|error| (error, None))?;
+        self.see_through(running, Start { begin: Begin::Start(kit), kind, timeout_seconds, asked_at_us }, give_up_at)
+            .await
+    }
+
+    /// Takes the sandbox's volumes for a start of this kind, unless something ends it.
+    pub(super) async fn claim_volumes_in_time(
+        &mut self,
+        kind: StartKind,
+        give_up_at: Instant,
+    ) -> Result<Attachments, StartError> {
+        let claim = Self::claim_volumes(Arc::clone(&self.context), self.record(), kind == StartKind::Cold);
+        tokio::select! {
+            volumes = claim => Ok(volumes?),
+            error = self.interruption(give_up_at) => Err(error),
+        }
+    }
+
+    /// Begins a machine that is written down, and waits until its guest is ready. On failure it comes back, to be taken away.
+    pub(super) async fn see_through(
+        &mut self,
+        mut running: Running,
+        start: Start,
+        give_up_at: Instant,
+    ) -> Result<Running, Failed> {
+        let Start { begin, kind, timeout_seconds, asked_at_us } = start;
         running.console = self.follow_console();
         let context = Arc::clone(&self.context);
         let Running { machine, volumes, .. } = &mut running;
+        let (kit, guest) = match begin {
+            Begin::Start(kit) => (Some(kit), None),
+            Begin::Become(guest) => (None, Some(guest)),
+        };
         let start = async {
+            let Some(kit) = kit else { return Ok(Ok(Timings::default())) };
             tokio::select! {
-                started = kit.start(machine, &context.config) => Ok(started),
+                started = kit.start(machine, &context.config).instrument(trace::step("monitor")) => Ok(started),
                 error = self.interruption(give_up_at) => Err(error),
             }
         };
-        let (started, opened) = tokio::join!(start, volumes.open());
-        let timings = match started {
+        let (started, opened) = tokio::join!(start, volumes.open().instrument(trace::step("volumes")));
+        let mut timings = match started {
             Ok(Ok(timings)) => timings,
             Ok(Err(error)) => {
                 let error = self.start_refused(&mut running.machine, error).await;
@@ -179,10 +239,20 @@ impl Supervisor {
         if !running.volumes.is_empty() {
             CrashPoint::VolumesAttached.pass();
         }
-        let ready = match self.await_ready(&mut running.machine, timings, give_up_at).await {
-            Ok(timings) => self.set_ready(kind, timeout_seconds, asked_at_us, timings).await,
-            Err(error) => Err(error),
-        };
+        if let Some(guest) = guest {
+            timings.guest_init_us = trace::now_us();
+            if let Err(source) = running.machine.become_another(guest) {
+                return Err((StartError::Host { what: "talk to a parked machine", source }, Some(running)));
+            }
+        }
+        let ready =
+            match self.await_ready(&mut running.machine, timings, give_up_at).instrument(trace::step("guest")).await {
+                Ok(timings) => {
+                    let set_ready = self.set_ready(kind, timeout_seconds, asked_at_us, timings);
+                    set_ready.instrument(trace::step("record that it is ready")).await
+                }
+                Err(error) => Err(error),
+            };
         match ready {
             Ok(()) => Ok(running),
             Err(error) => Err((error, Some(running))),
@@ -203,6 +273,7 @@ impl Supervisor {
         record.slots = volumes.slots();
         let launcher = &self.context.launcher;
         let paths = self.context.paths.sandbox(&record.id);
+        let (net_limits, disk_limits) = self.device_limits();
         let gathered = launcher.gather(Order {
             source,
             paths: paths.clone(),
@@ -213,19 +284,21 @@ impl Supervisor {
             generation: record.generation,
             defaults: record.defaults.clone(),
             network: Some(record.network.clone()),
-            net_limits: self.context.allowances.network(record.team.as_ref(), launcher.net_limits()),
-            disk_limits: self.context.allowances.disk(record.team.as_ref(), launcher.disk_limits()),
+            net_limits,
+            disk_limits,
             volumes,
             serves_volume: false,
         });
-        let gathered = gathered.await?;
+        let gathered = gathered.instrument(trace::step("gather")).await?;
         CrashPoint::StartFilesMade.pass();
         record.files = gathered.files().clone();
         record.slot = gathered.slot();
         record.process = Some(gathered.monitor());
         let settled = gathered.settle(launcher, reservation.clone(), move || write_record(&paths, record));
-        let (running, kit, record) =
-            settled.await.map_err(|source| StartError::Host { what: "write the sandbox's record", source })?;
+        let (running, kit, record) = settled
+            .instrument(trace::step("record"))
+            .await
+            .map_err(|source| StartError::Host { what: "write the sandbox's record", source })?;
         CrashPoint::StartRecorded.pass();
         self.published.send_replace(Arc::new(record));
         Ok((running, kit))
@@ -258,8 +331,9 @@ impl Supervisor {
                 error = self.interruption(give_up_at) => return Err(error),
             };
             match event {
-                MachineEvent::Guest(GuestMessage::Ready { init_version }) => {
-                    let now_us = host::monotonic_us();
+                MachineEvent::Guest(GuestMessage::Ready { init_version, steps }) => {
+                    let now_us = trace::now_us();
+                    tell_steps(&timings, steps, now_us);
                     self.log.host(format!("the guest's init is {}", sanitize(&init_version)));
                     return Ok((now_us, timings));
                 }
@@ -359,7 +433,7 @@ fn not_attached(error: VolumeError, kind: StartKind) -> StartError {
 }
 
 /// Writes down which files and which monitor are a machine's. Blocks.
-fn write_record(paths: &MachinePaths, record: Record) -> io::Result<Record> {
+pub(super) fn write_record(paths: &MachinePaths, record: Record) -> io::Result<Record> {
     CrashPoint::StartMonitorMoved.pass();
     if record.state == SandboxState::Creating {
         record_file::save_draft(paths, &record)?;
@@ -367,4 +441,24 @@ fn write_record(paths: &MachinePaths, record: Record) -> io::Result<Record> {
         record_file::save(paths, &record)?;
     }
     Ok(record)
+}
+
+/// The steps before the guest was ready, of which the monitor told and the guest.
+fn tell_steps(timings: &Timings, of_guest: Vec<GuestStep>, ready_us: u64) {
+    let Timings { boot_request_us, first_instruction_us, guest_init_us, .. } = *timings;
+    let steps = [
+        ("monitor", "from the request to the first instruction", boot_request_us, first_instruction_us),
+        ("guest", "from there to the link", first_instruction_us, guest_init_us),
+        ("guest", "from the link to ready", guest_init_us, ready_us),
+    ];
+    // A step that was not told of has no time.
+    for (by, name, from, to) in steps.into_iter().filter(|(_, _, from, to)| *from > 0 && to >= from) {
+        trace::passed(by, name, from, to);
+    }
+    // Its clock is its own; both know the moment at which it was ready.
+    let end_us = of_guest.last().map_or(0, |step| step.to_us);
+    for GuestStep { name, from_us, to_us } in of_guest.into_iter().take(GUEST_STEPS) {
+        let at = |us: u64| ready_us.saturating_sub(end_us.saturating_sub(us)).max(guest_init_us);
+        trace::passed("guest", &sanitize_to(&name, 64), at(from_us), at(to_us.max(from_us)));
+    }
 }

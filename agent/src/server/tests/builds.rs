@@ -2,6 +2,8 @@
 
 mod machine;
 
+use std::time::Instant;
+
 use sandpiper_protocol::template::{Build, BuildLogPage, BuildState};
 
 use super::snapshots::eventually;
@@ -72,9 +74,14 @@ impl Agent {
         let context = self.sandboxes.context();
         assert!(context.templates.find_any(order["id"].as_str().unwrap()).is_none());
         assert!(context.warm.list().iter().all(|warm| warm.snapshot.template_version != order["id"].as_str().unwrap()));
+        // What a snapshot of another version is made in goes by itself.
+        let give_up_at = Instant::now() + Duration::from_secs(20);
         for folder in ["state/templates", "state/warm", "run/warm"] {
-            let entries = fs::read_dir(self.folder.path().join(folder)).unwrap().flatten();
-            assert!(entries.into_iter().all(|entry| entry.file_name().as_encoded_bytes()[0] != b'.'), "{folder}");
+            let is_hidden = |entry: fs::DirEntry| entry.file_name().as_encoded_bytes()[0] == b'.';
+            while fs::read_dir(self.folder.path().join(folder)).unwrap().flatten().any(is_hidden) {
+                assert!(Instant::now() < give_up_at, "{folder}");
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
         }
     }
 }

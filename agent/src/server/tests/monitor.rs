@@ -15,8 +15,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use nix::errno::Errno;
 use nix::sys::signal::{Signal, raise};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, accept, connect, socket};
+use nix::sys::wait::{Id, WaitPidFlag, waitid};
 use nix::unistd::Pid;
 use sandpiper_images::templates::GuestDefaults;
 use sandpiper_protocol::connect;
@@ -58,9 +60,13 @@ pub(super) fn block_of(folder: &Path, layers: &[String], generation: u64) -> Opt
     })
 }
 
-/// Kills the monitor that was idle in this folder.
+/// Kills the monitor that was idle in this folder, and waits for its end, for a process that was only just killed still
+/// lives. Its exit is left to who started it.
 pub(super) fn kill(folder: &Path) {
-    nix::sys::signal::kill(pid(folder), Signal::SIGKILL).unwrap();
+    let pid = pid(folder);
+    nix::sys::signal::kill(pid, Signal::SIGKILL).unwrap();
+    let ended = waitid(Id::Pid(pid), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT);
+    assert!(matches!(ended, Ok(_) | Err(Errno::ECHILD)), "{ended:?}");
 }
 
 /// Stops the monitor, which may do so itself.
@@ -87,6 +93,17 @@ pub(super) fn pause(control: &Path, folder: &Path) {
     let fds = files.each_ref().map(|file| file.as_fd());
     vmm::send(socket.as_fd(), &RequestMessage { id: 1, request }, &fds).unwrap();
     vmm::receive(socket.as_fd()).unwrap().unwrap();
+}
+
+/// In which folders below `parent` the monitors were idle that run.
+pub(super) fn folders(parent: &Path) -> Vec<PathBuf> {
+    let processes = fs::read_dir("/proc").unwrap().flatten();
+    let environments = processes.filter_map(|entry| fs::read(entry.path().join("environ")).ok());
+    let folder = |environment: Vec<u8>| {
+        let mut variables = environment.split(|byte| *byte == 0).filter_map(|variable| str::from_utf8(variable).ok());
+        variables.find_map(|variable| variable.strip_prefix("SANDPIPER_SANDBOX=").map(PathBuf::from))
+    };
+    environments.filter_map(folder).filter(|folder| folder.starts_with(parent)).collect()
 }
 
 fn pid(folder: &Path) -> Pid {
@@ -452,7 +469,10 @@ fn live(shared: &Shared) {
                 note_defaults(&init);
                 let mut machine = shared.lock().unwrap();
                 let words = format!("{} {}", init.sandbox_id, machine.memory);
-                machine.top.as_ref().unwrap().write_all_at(words.as_bytes(), init.generation * BLOCK).unwrap();
+                // A guest of nobody's has nothing to write.
+                if init.generation < u64::MAX {
+                    machine.top.as_ref().unwrap().write_all_at(words.as_bytes(), init.generation * BLOCK).unwrap();
+                }
                 machine.sandbox.clone_from(&init.sandbox_id);
                 let is_new = machine.generation.replace(init.generation) != Some(init.generation);
                 machine.memory = format!("{} {}", machine.memory, init.generation);
@@ -460,7 +480,7 @@ fn live(shared: &Shared) {
                 let mounted =
                     if mounts.is_empty() { Ok(()) } else { mount(&mut machine, mounts, &words, init.generation) };
                 match mounted {
-                    Ok(()) => GuestMessage::Ready { init_version: "test".into() },
+                    Ok(()) => GuestMessage::Ready { init_version: "test".into(), steps: Vec::new() },
                     Err(message) => GuestMessage::Failed { message },
                 }
             }
@@ -475,7 +495,7 @@ fn live(shared: &Shared) {
                 stand_still(shared, &agent);
                 continue;
             }
-            HostMessage::Freeze { .. } => GuestMessage::Frozen,
+            HostMessage::Freeze { disks, .. } => GuestMessage::Frozen { disks },
             HostMessage::Thaw => GuestMessage::Thawed,
             HostMessage::Mount { mounts } => {
                 let mut machine = shared.lock().unwrap();

@@ -1,6 +1,7 @@
 //! Warm starts, pause, resume, checkpoints and forks, and what is left when the agent ends in the middle.
 
 mod merge;
+mod parking;
 mod pool;
 mod scrub;
 mod wake;

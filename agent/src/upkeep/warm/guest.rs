@@ -5,10 +5,11 @@ use std::path::Path;
 use std::time::Duration;
 
 use sandpiper_ingress::vsock;
-use sandpiper_machine::{Machine, MachineEvent, Termination, Unanswered};
-use sandpiper_protocol::guest::{DATA_PLANE_PORT, GuestMessage};
+use sandpiper_machine::{Machine, MachineEvent, Termination, Unanswered, sanitize};
+use sandpiper_protocol::guest::{DATA_PLANE_PORT, GuestMessage, START_ENDED};
 use sandpiper_protocol::process::{ProcessConfig, StartRequest};
 use sandpiper_protocol::template::StartCommand;
+use sandpiper_protocol::vmm::DiskEvent;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
@@ -27,28 +28,30 @@ const READY_PAUSE: Duration = Duration::from_millis(200);
 /// How much of what it printed last is told.
 const MAX_OUTPUT: usize = 2048;
 
-pub(super) async fn await_ready(machine: &mut Machine, timeout: Duration) -> Result<(), MakeError> {
+pub(in crate::upkeep) async fn await_ready(machine: &mut Machine, timeout: Duration) -> Result<(), MakeError> {
     let give_up_at = Instant::now() + timeout;
     loop {
         match timeout_at(give_up_at, machine.next()).await.map_err(|_| MakeError::NotReady(timeout))? {
             MachineEvent::Guest(GuestMessage::Ready { .. }) => return Ok(()),
-            event => {
-                if let Some(termination) = termination(event) {
-                    return Err(Unanswered::Terminated(termination).into());
-                }
-            }
+            event => goes_on(event)?,
         }
     }
 }
 
-/// What ended the machine, if this did.
-fn termination(event: MachineEvent) -> Option<Termination> {
-    match event {
-        MachineEvent::Guest(GuestMessage::Failed { message }) => Some(Termination::Failed(message)),
-        MachineEvent::Ended(ended) => Some(Termination::Ended(ended)),
-        MachineEvent::OutOfControl => Some(Termination::OutOfControl),
-        MachineEvent::Guest(_) | MachineEvent::LinkOpened | MachineEvent::Disk(_) => None,
-    }
+/// An error if this ended the machine or its start command, or has it stand still. A start command that ends well has left
+/// something running.
+fn goes_on(event: MachineEvent) -> Result<(), MakeError> {
+    let unanswered = match event {
+        MachineEvent::Guest(GuestMessage::Log { message, .. }) if message.starts_with(START_ENDED) => {
+            return Err(MakeError::StartEnded(sanitize(&message)));
+        }
+        MachineEvent::Guest(GuestMessage::Failed { message }) => Unanswered::Terminated(Termination::Failed(message)),
+        MachineEvent::Ended(ended) => Unanswered::Terminated(Termination::Ended(ended)),
+        MachineEvent::OutOfControl => Unanswered::Terminated(Termination::OutOfControl),
+        MachineEvent::Disk(DiskEvent::Full(_)) => Unanswered::NoRoom,
+        MachineEvent::Guest(_) | MachineEvent::LinkOpened | MachineEvent::Disk(_) => return Ok(()),
+    };
+    Err(unanswered.into())
 }
 
 /// Whether the data plane behind this socket says that it is well.
@@ -61,9 +64,9 @@ pub(super) async fn is_healthy(vsock: &Path) -> io::Result<bool> {
 }
 
 /// Runs a first command, as far as that goes.
-pub(super) async fn rehearse(vsock: &Path) {
+pub(in crate::upkeep) async fn rehearse(vsock: &Path) {
     let order = shell("[ ! -x /bin/bash ] || exec /bin/bash -l -c :");
-    let run = async { Process::start(vsock, None, &order).await?.finish(0).await };
+    let run = async { Process::start(vsock, None, &order, Some(REHEARSAL_TIMEOUT)).await?.finish(0).await };
     match timeout(REHEARSAL_TIMEOUT, run).await {
         Ok(Ok(_)) => {}
         Ok(Err(error)) => tracing::debug!(%error, "the first command in a warm snapshot failed"),
@@ -91,9 +94,7 @@ pub(super) async fn await_start(
             up = &mut up => return up,
             event = machine.next() => event,
         };
-        if let Some(termination) = termination(event) {
-            return Err(Unanswered::Terminated(termination).into());
-        }
+        goes_on(event)?;
     }
 }
 
@@ -105,15 +106,16 @@ async fn is_up(vsock: &Path, start: &StartCommand, limit: Duration) -> Result<()
     let give_up_at = Instant::now() + limit;
     loop {
         let order = shell(ready);
-        let run = async { Process::start(vsock, None, &order).await?.finish(MAX_OUTPUT).await };
-        let (status, output) = match timeout(READY_TIMEOUT.min(limit), run).await {
+        let limit_of_one = READY_TIMEOUT.min(limit);
+        let run = async { Process::start(vsock, None, &order, Some(limit_of_one)).await?.finish(MAX_OUTPUT).await };
+        let (status, output) = match timeout(limit_of_one, run).await {
             Ok(Ok(finished)) if finished.status == Some(0) => return Ok(()),
             Ok(Ok(finished)) => {
                 let status = finished.status.map_or("a signal".to_owned(), |status| format!("status {status}"));
                 (format!("it ended with {status}"), String::from_utf8_lossy(&finished.output).into_owned())
             }
             Ok(Err(error)) => (error.to_string(), String::new()),
-            Err(_) => (format!("it did not end within {} seconds", READY_TIMEOUT.as_secs()), String::new()),
+            Err(_) => (format!("it did not end within {} seconds", limit_of_one.as_secs()), String::new()),
         };
         if Instant::now() + READY_PAUSE >= give_up_at {
             return Err(MakeError::NotUp { seconds: limit.as_secs(), status, output });

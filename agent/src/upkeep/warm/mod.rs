@@ -1,4 +1,4 @@
-//! Makes warm snapshots, in the background, one at a time.
+//! Makes warm snapshots, in the background, one at a time; those of versions with a start command beside them.
 //!
 //! ```text
 //!   a create without one ──order──▶ boot a machine of the template ──ready──▶ rehearse ──▶ freeze ──▶ write down, end
@@ -20,7 +20,7 @@
 //! No sandbox waits for a warm snapshot: a create that comes while one is being made boots. The build of a version does
 //! ([`crate::builds`]), so that those that follow it start at once.
 
-mod guest;
+pub(super) mod guest;
 
 use std::fs::File;
 use std::io;
@@ -39,6 +39,7 @@ use sandpiper_protocol::agent::{Network, NetworkPolicy};
 use sandpiper_protocol::error_chain;
 use sandpiper_protocol::guest::{GuestMessage, HostMessage};
 use sandpiper_protocol::vmm::Request;
+use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
@@ -76,6 +77,9 @@ pub(crate) enum MakeError {
         status: String,
         output: String,
     },
+    /// The guest's own words.
+    #[error("{0}")]
+    StartEnded(String),
     #[error("Cannot {what}")]
     Host { what: &'static str, source: io::Error },
     #[error(transparent)]
@@ -94,20 +98,34 @@ pub(crate) enum MakeError {
     Unhealthy,
 }
 
-/// Makes what is ordered, until the agent ends.
+/// Makes what is ordered, until the agent ends. One with a start command may take minutes, and is made beside others; a second
+/// one meanwhile is left out, and ordered again by the next create.
 pub(super) async fn make_all(context: Arc<Context>, mut ordered: Ordered) {
+    let mut slow = JoinSet::new();
     loop {
         let order = tokio::select! {
-            () = context.leave.cancelled() => return,
+            () = context.leave.cancelled() => break,
+            Some(_) = slow.join_next() => continue,
             order = ordered.recv() => order,
         };
-        let Some(order) = order else { return };
-        // It reaches nothing.
-        let policy = NetworkPolicy { allow_internet_access: false, ..NetworkPolicy::default() };
-        let network = Network { version: 0, policy };
-        if let Err(error) = make(&context, &order, network, &context.leave).await {
-            tracing::warn!(key = order.key, error = %error_chain::chain(&error), "no warm snapshot was made");
+        let Some(order) = order else { break };
+        if order.recipe.template.version.start.is_none() {
+            make_one(&context, &order).await;
+        } else if slow.is_empty() {
+            let context = Arc::clone(&context);
+            slow.spawn(async move { make_one(&context, &order).await });
         }
+    }
+    while slow.join_next().await.is_some() {}
+}
+
+async fn make_one(context: &Arc<Context>, order: &WarmOrder) {
+    // It reaches nothing; with a start command, which may need to, what a sandbox reaches where nothing else is said.
+    let allow_internet_access = order.recipe.template.version.start.is_some();
+    let policy = NetworkPolicy { allow_internet_access, ..NetworkPolicy::default() };
+    let network = Network { version: 0, policy };
+    if let Err(error) = make(context, order, network, &context.leave).await {
+        tracing::warn!(key = order.key, error = %error_chain::chain(&error), "no warm snapshot was made");
     }
 }
 
@@ -119,7 +137,7 @@ pub(crate) async fn make(
     network: Network,
     unwanted: &CancellationToken,
 ) -> Result<bool, MakeError> {
-    let version = &order.recipe.template.version.id;
+    let version = &order.recipe.template.version;
     if !context.warm.begin(&order.key, version) {
         return Ok(false);
     }
@@ -128,7 +146,7 @@ pub(crate) async fn make(
     match &made {
         Ok(()) => {
             let took_ms = pause::millis(began);
-            tracing::info!(key = order.key, template = version, took_ms, "warm snapshot made");
+            tracing::info!(key = order.key, template = version.id, took_ms, "warm snapshot made");
         }
         Err(error) => {
             let failed = !matches!(error, MakeError::Short | MakeError::Ending | MakeError::Gone);
@@ -175,7 +193,7 @@ impl Maker<'_> {
         let (files, mut running) = self.launch(&paths, source, &reservation).await?;
         let written = self.unless_unwanted(self.write_down(&mut running.machine, &paths, files)).await;
         end(context, running).await?;
-        let files = written?;
+        let (files, can_wait) = written?;
         let synced = {
             let draft = draft.clone();
             durable::blocking(move || files.sync(&draft).map(|()| files)).await
@@ -197,6 +215,7 @@ impl Maker<'_> {
             files,
             held_slots: Vec::new(),
             defaults: recipe.template.defaults(),
+            can_wait,
         };
         let (context, key) = (Arc::clone(context), key.clone());
         let published = durable::blocking(move || {
@@ -217,6 +236,7 @@ impl Maker<'_> {
         reservation: &Reservation,
     ) -> Result<(Files, Running), MakeError> {
         let (context, recipe) = (self.context, &self.order.recipe);
+        let team = recipe.template.version.team.as_ref();
         let launcher = &*context.launcher;
         let gathered = launcher.gather(launch::Order {
             source,
@@ -228,8 +248,8 @@ impl Maker<'_> {
             generation: 0,
             defaults: recipe.template.defaults(),
             network: Some(self.network.clone()),
-            net_limits: launcher.net_limits(),
-            disk_limits: launcher.disk_limits(),
+            net_limits: context.allowances.network(team, launcher.net_limits()),
+            disk_limits: context.allowances.disk(team, launcher.disk_limits()),
             volumes: Attachments::new(
                 context.volumes.clone(),
                 Vec::new(),
@@ -254,13 +274,14 @@ impl Maker<'_> {
         }
     }
 
-    /// Waits for a booted guest and what it starts, quiesces it, and writes it down.
+    /// Waits for a booted guest and what it starts, quiesces it, and writes it down. With whether it waits, restored, for as
+    /// long as need be: older guests thaw their disks after a while, and go on.
     async fn write_down(
         &self,
         machine: &mut Machine,
         paths: &MachinePaths,
         mut files: Files,
-    ) -> Result<Files, MakeError> {
+    ) -> Result<(Files, bool), MakeError> {
         let recipe = &self.order.recipe;
         guest::await_ready(machine, self.context.config.boot_timeout()).await?;
         if let Some(start) = &recipe.template.version.start {
@@ -269,16 +290,20 @@ impl Maker<'_> {
         }
         guest::rehearse(&paths.vsock_socket()).await;
         let is_answer =
-            |message: &GuestMessage| matches!(message, GuestMessage::Frozen | GuestMessage::NotFrozen { .. });
-        let question = HostMessage::Freeze { processes: true };
-        if let GuestMessage::NotFrozen { message } = machine.ask(question, is_answer, FREEZE_TIMEOUT, drop).await? {
-            return Err(Unanswered::Terminated(Termination::Failed(message)).into());
-        }
+            |message: &GuestMessage| matches!(message, GuestMessage::Frozen { .. } | GuestMessage::NotFrozen { .. });
+        // Disk and memory are only ever used together, so what is in memory need not be on the disk.
+        let question = HostMessage::Freeze { processes: true, disks: false };
+        let can_wait = match machine.ask(question, is_answer, FREEZE_TIMEOUT, drop).await? {
+            GuestMessage::NotFrozen { message } => {
+                return Err(Unanswered::Terminated(Termination::Failed(message)).into());
+            }
+            answer => matches!(answer, GuestMessage::Frozen { disks: false }),
+        };
         let limit = SNAPSHOT_TIMEOUT + Duration::from_secs(u64::from(recipe.memory_mb / MIB_PER_SECOND));
         let written = timeout(limit, pause::snapshot(machine, &paths.state, &mut files)).await;
         let silent = |_| Err(OperationError::Refused(ChangeError::Monitor(RequestError::TimedOut(limit))));
         match written.unwrap_or_else(silent) {
-            Ok(_) => Ok(files),
+            Ok(_) => Ok((files, can_wait)),
             Err(OperationError::Refused(error)) => Err(MakeError::Snapshot(error)),
             Err(OperationError::Ended(_) | OperationError::Delete(_)) => Err(MakeError::Ending),
         }

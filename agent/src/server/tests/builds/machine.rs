@@ -1,5 +1,8 @@
 //! Versions that a builder's machine makes.
 
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
 use super::*;
 use crate::server::tests::monitor::builder::WORDS;
 
@@ -76,6 +79,33 @@ async fn a_machine_makes_a_version_of_what_was_uploaded_and_leaves_its_cache_alo
     assert_eq!(shown["start"], "warm");
     let told = monitor::defaults_told(agent.folder.path(), &sandbox.id);
     assert_eq!((told.settings.env["A"].as_str(), told.start.unwrap().command.as_str()), ("1", "serve"));
+    agent.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_version_of_the_same_image_has_the_disk_and_the_warm_snapshot_of_the_earlier_one() {
+    let agent = Agent::with_builder().await;
+    let [first, second, foreign] = ["team_a", "team_a", "team_b"].map(|team| order_of(team, dockerfile(None)));
+    for order in [&first, &second, &foreign] {
+        agent.build(order).await;
+        let built = agent.built(order).await;
+        assert_eq!(built.state, BuildState::Ready, "{:?}", built.error);
+    }
+
+    let context = agent.sandboxes.context();
+    let inode = |path: &Path| fs::metadata(path).unwrap().ino();
+    let files = |order: &Value| {
+        let template = context.templates.find(order["id"].as_str().unwrap()).unwrap();
+        let mut warm = context.warm.list().into_iter();
+        let warm = warm.find(|warm| warm.snapshot.template_version == template.version.id).unwrap();
+        let memory = warm.folder.join(&warm.snapshot.files.memory[0].name);
+        (inode(&template.folder.join(&template.disk[0].name)), inode(&memory))
+    };
+    assert_eq!(files(&second), files(&first));
+    assert!(files(&foreign).0 != files(&first).0 && files(&foreign).1 != files(&first).1, "another team's");
+    assert_eq!(agent.ask("DELETE", &format!("/templates/{}", first["id"].as_str().unwrap()), "").await.0, 204);
+    let (_, shown) = agent.create(create(second["id"].as_str().unwrap())).await;
+    assert_eq!(shown["start"], "warm");
     agent.end().await;
 }
 

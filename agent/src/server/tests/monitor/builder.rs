@@ -1,5 +1,6 @@
 //! The builder's program, as far as the agent can tell: it takes an order and uploads, and leaves a word on its disks.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
@@ -33,9 +34,11 @@ pub(super) fn is_program(order: &[u8]) -> bool {
 /// Takes an upload.
 pub(super) fn take_file(stream: &mut UnixStream, mut body: impl Read, request: &str, length: usize, shared: &Shared) {
     let mut content = vec![0; length];
+    // First of all: closed with something unread, the connection would be reset, and the response with it.
+    let is_whole = body.read_exact(&mut content).is_ok();
     if behaves("full-builder") {
         let _ = stream.write_all(b"HTTP/1.1 507 Full\r\nContent-Length: 0\r\n\r\n");
-    } else if body.read_exact(&mut content).is_ok() {
+    } else if is_whole {
         let path = request.split([' ', '=']).nth(2).unwrap().to_owned();
         shared.lock().unwrap().given.uploads.push((path, length));
         let _ = stream.write_all(b"HTTP/1.1 204 No Content\r\n\r\n");
@@ -99,13 +102,24 @@ fn build(shared: &Shared) -> Vec<Value> {
         log(format!("source {:?}", order.source)),
         log(format!("base settings {:?}", order.base_settings.workdir)),
     ];
-    disk(0).write_all_at(b"new root", WORDS).unwrap();
+    let image = image(&order);
+    let is_known = order.known.contains(&image);
+    if !is_known {
+        disk(0).write_all_at(b"new root", WORDS).unwrap();
+    }
     disk(1).write_all_at(b"results", WORDS).unwrap();
     events.push(if behaves("build-fails") {
         json!({"event": "failed", "code": "no_shell", "message": "There is no /bin/sh"})
     } else {
-        json!({"event": "finished", "settings": {"workdir": "/app", "env": {"A": "1"}}, "command": "serve",
-               "digests": {"registry.example/app": "sha256:1"}})
+        json!({"event": "finished", "image": image, "is_known": is_known, "settings": {"workdir": "/app", "env": {"A": "1"}},
+               "command": "serve", "digests": {"registry.example/app": "sha256:1"}})
     });
     events
+}
+
+/// The same for the same source.
+fn image(order: &Order) -> String {
+    let mut hasher = DefaultHasher::new();
+    format!("{:?}", order.source).hash(&mut hasher);
+    format!("{:064x}", hasher.finish())
 }

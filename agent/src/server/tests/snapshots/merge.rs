@@ -22,6 +22,7 @@ fn long_checkpoint(agent: &Agent, id: &CheckpointId) {
         files,
         held_slots: Vec::new(),
         defaults: Default::default(),
+        can_wait: false,
     };
     store.publish(draft, Manifest::new(id.clone(), "sbx1".into(), 4, 700, snapshot)).unwrap();
 }
