@@ -12,20 +12,25 @@ use rustix::fs::statvfs;
 use sandpiper_protocol::builder::CACHE;
 
 use crate::failure::{Failure, Signs, explain, is_full};
-use crate::group::Group;
+use crate::group::{Group, MAX_TASKS};
 use crate::registries::Files;
+use crate::storage;
 
-/// Longest line that is taken as one; what a program writes without an end of line comes in pieces of it.
-const MAX_LINE: u64 = 16 * 1024;
+/// Bytes of a line that are read of what a program prints; the rest of it is dropped. Much less is shown, but a secret that begins
+/// in there is to be found whole.
+const MAX_LINE: u64 = 128 << 10;
+
+/// Bytes of a line where all of the output is wanted, such as the description of an image.
+const MAX_OUTPUT_LINE: u64 = 16 << 20;
 
 /// Bytes of a disk with which a failure may be for another reason than that it is full.
 const LEAST_ROOM: u64 = 4 << 20;
 
 /// Lines that wait to be told.
-const BACKLOG: usize = 256;
+const BACKLOG: usize = 64;
 
-/// What buildah itself may say of a failure.
-const MAX_WORDS: usize = 2048;
+/// Bytes of what buildah itself may say of a failure.
+const MAX_WORDS: usize = 256 << 10;
 
 /// The one name that its containers' networks need: the machine is what keeps them in.
 const NETWORK: &str = "--network=host";
@@ -77,7 +82,7 @@ impl Buildah {
     /// Fails if it does.
     pub(crate) fn output<I: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = I>) -> Result<String, Failure> {
         let mut output = String::new();
-        self.run(arguments, |line| {
+        self.run_reading(arguments, &[], MAX_OUTPUT_LINE, |line| {
             if let Some(Line::Output(line)) = line {
                 output.push_str(&line);
                 output.push('\n');
@@ -96,15 +101,42 @@ impl Buildah {
     pub(crate) fn run<I: AsRef<OsStr>>(
         &self,
         arguments: impl IntoIterator<Item = I>,
+        tell: impl FnMut(Option<Line>) -> Result<Option<u32>, Failure>,
+    ) -> Result<(), Failure> {
+        self.run_with(arguments, &[], tell)
+    }
+
+    /// The same with variables in its environment, which it does not pass on.
+    ///
+    /// # Errors
+    ///
+    /// As [`run`](Self::run).
+    pub(crate) fn run_with<I: AsRef<OsStr>>(
+        &self,
+        arguments: impl IntoIterator<Item = I>,
+        variables: &[(String, String)],
+        tell: impl FnMut(Option<Line>) -> Result<Option<u32>, Failure>,
+    ) -> Result<(), Failure> {
+        self.run_reading(arguments, variables, MAX_LINE, tell)
+    }
+
+    fn run_reading<I: AsRef<OsStr>>(
+        &self,
+        arguments: impl IntoIterator<Item = I>,
+        variables: &[(String, String)],
+        longest: u64,
         mut tell: impl FnMut(Option<Line>) -> Result<Option<u32>, Failure>,
     ) -> Result<(), Failure> {
-        let killed_before = self.group.as_ref().map_or(0, Group::killed);
+        let count = |of: fn(&Group) -> u64| self.group.as_ref().map_or(0, of);
+        let (killed_before, refused_before) = (count(Group::killed), count(Group::refused));
         let failed = |error: io::Error| Failure::host("buildah cannot be run", &error);
-        let mut child = self.command(arguments).spawn().map_err(failed)?;
+        let mut command = self.command(arguments);
+        command.envs(variables.iter().map(|(name, value)| (name, value)));
+        let mut child = command.spawn().map_err(failed)?;
         let (lines, received) = sync_channel(BACKLOG);
         let readers = [
-            child.stdout.take().map(|stream| read(stream, lines.clone(), Line::Output)),
-            child.stderr.take().map(|stream| read(stream, lines, Line::Error)),
+            child.stdout.take().map(|stream| read(stream, longest, lines.clone(), Line::Output)),
+            child.stderr.take().map(|stream| read(stream, longest, lines, Line::Error)),
         ];
         let told = listen(&received, &mut tell);
         if told.is_err() {
@@ -124,9 +156,11 @@ impl Buildah {
         if status.success() {
             return Ok(());
         }
-        let out_of_memory = self.group.as_ref().is_some_and(|group| group.killed() > killed_before);
+        let out_of_memory = count(Group::killed) > killed_before;
+        let out_of_tasks = (count(Group::refused) > refused_before).then_some(MAX_TASKS);
         let said = if words.is_empty() { unexplained(status) } else { words };
-        Err(explain(&Signs { said: &said, step, is_full: is_full || has_no_room(Path::new(CACHE)), out_of_memory }))
+        let is_full = is_full || has_no_room(Path::new(CACHE));
+        Err(explain(&Signs { said: &said, step, is_full, out_of_memory, out_of_tasks }))
     }
 
     fn command<I: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = I>) -> Command {
@@ -181,24 +215,20 @@ pub(crate) fn temporary() -> PathBuf {
     Path::new(CACHE).join("tmp")
 }
 
-/// Where buildah keeps images.
-pub(crate) fn storage() -> PathBuf {
-    Path::new(CACHE).join("storage")
-}
-
 /// `storage.conf`, of containers-storage.conf(5).
 fn storage_configuration() -> String {
-    let root = storage();
+    let root = storage::folder();
     format!(
         "[storage]\ndriver = \"overlay\"\ngraphroot = \"{}\"\nrunroot = \"/run/containers/storage\"\n",
         root.display()
     )
 }
 
-/// `containers.conf`, of containers.conf(5): programs of a build may do what they may elsewhere by default.
+/// `containers.conf`, of containers.conf(5): programs of a build may do what they may elsewhere by default, but for making device
+/// files. The disks of this machine are none of theirs.
 const CONTAINERS: &str = r#"[containers]
 default_capabilities = [
-  "AUDIT_WRITE", "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "MKNOD", "NET_BIND_SERVICE", "NET_RAW", "SETFCAP",
+  "AUDIT_WRITE", "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "NET_BIND_SERVICE", "NET_RAW", "SETFCAP",
   "SETGID", "SETPCAP", "SETUID", "SYS_CHROOT",
 ]
 default_sysctls = []
@@ -211,7 +241,7 @@ struct Told {
     step: Option<u32>,
     /// What it said last of why it failed.
     words: String,
-    /// Whether the step's programs have said that the disk is full.
+    /// Whether the step's programs have said that a disk is full when the cache's was.
     is_full: bool,
 }
 
@@ -229,29 +259,40 @@ fn listen(
             Err(RecvTimeoutError::Timeout) => None,
             Err(RecvTimeoutError::Disconnected) => return Ok(told),
         };
-        if let Some(Line::Error(line)) = &line
-            && let Some(words) = line.strip_prefix("Error: ")
-        {
-            words.clone_into(&mut told.words);
+        if let Some(Line::Error(line)) = &line {
+            match line.strip_prefix("Error: ") {
+                Some(words) => words.clone_into(&mut told.words),
+                // Several reasons of a registry are lines of their own.
+                None if told.words.contains("errors:") => {
+                    told.words.push(' ');
+                    told.words.push_str(line.trim());
+                }
+                None => {}
+            }
             told.words.truncate(told.words.floor_char_boundary(MAX_WORDS));
         }
-        let says_full = line.as_ref().is_some_and(|line| is_full(line.text()));
+        // Programs say so of other file systems as well, or of nothing.
+        let says_full = line.as_ref().is_some_and(|line| is_full(line.text())) && has_no_room(Path::new(CACHE));
         let step = tell(line)?;
         told.is_full = says_full || told.is_full && step == told.step;
         told.step = step;
     }
 }
 
-/// Reads lines on a thread of their own, until the stream ends or nobody listens.
+/// Reads lines on a thread of their own, until the stream ends or nobody listens. What a line has beyond `longest` bytes is left out.
 fn read(
     stream: impl Read + Send + 'static,
+    longest: u64,
     lines: SyncSender<Line>,
     of: impl Fn(String) -> Line + Send + 'static,
 ) -> thread::JoinHandle<()> {
     thread::spawn(move || {
         let mut stream = BufReader::new(stream);
         let mut line = Vec::new();
-        while (&mut stream).take(MAX_LINE).read_until(b'\n', &mut line).is_ok_and(|count| count > 0) {
+        while (&mut stream).take(longest).read_until(b'\n', &mut line).is_ok_and(|count| count > 0) {
+            if !line.ends_with(b"\n") && stream.skip_until(b'\n').is_err() {
+                return;
+            }
             let text = String::from_utf8_lossy(&line);
             if lines.send(of(text.trim_end_matches('\n').to_owned())).is_err() {
                 return;
@@ -269,4 +310,19 @@ fn has_no_room(disk: &Path) -> bool {
 
 fn unexplained(status: ExitStatus) -> String {
     format!("buildah ended without a reason ({status})")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Cursor;
+
+    #[test]
+    fn of_a_line_without_end_the_first_piece_is_told() {
+        let text = format!("{}rest\nnext\nlast", "x".repeat(10));
+        let (lines, received) = sync_channel(8);
+        read(Cursor::new(text), 10, lines, Line::Output).join().unwrap();
+        let told: Vec<_> = received.iter().map(|line| line.text().to_owned()).collect();
+        assert_eq!(told, ["xxxxxxxxxx", "next", "last"]);
+    }
 }

@@ -11,15 +11,16 @@ use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::process::Command;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use rustix::fs::{fstatvfs, major, minor, syncfs};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use sandpiper_protocol::builder::CACHE;
-use serde::Deserialize;
 
-use crate::buildah::{Buildah, storage, temporary};
+use crate::buildah::{Buildah, temporary};
 use crate::failure::Failure;
+use crate::storage::{self, Image, Layer, chain};
 
 /// `delalloc` is what lets a file be complete before its data is written.
 const OPTIONS: &std::ffi::CStr = c"nodelalloc,data=ordered,discard,errors=remount-ro";
@@ -33,22 +34,6 @@ const CACHE_MOUNTS: &str = "buildah-cache";
 /// The file system at [`CACHE`].
 pub(crate) struct Cache {
     root: File,
-}
-
-/// An image in the lists of buildah's storage.
-#[derive(Debug, Deserialize)]
-struct Image {
-    id: String,
-    /// The uppermost; none of an image without files.
-    #[serde(default)]
-    layer: String,
-}
-
-#[derive(Debug, Deserialize)]
-struct Layer {
-    id: String,
-    #[serde(default)]
-    parent: String,
 }
 
 impl Cache {
@@ -74,9 +59,14 @@ impl Cache {
     pub(crate) fn clear_leftovers(&self, buildah: &Buildah) -> Result<(), Failure> {
         remove_files(&temporary(), |name| !name.to_string_lossy().starts_with(CACHE_MOUNTS))
             .map_err(|error| failed(&error))?;
-        if let Err(error) = buildah.output(["rm", "--all"]) {
+        let is_readable = storage::images().is_ok() && storage::layers().is_ok();
+        let cleared = match storage::has_containers() {
+            Ok(false) if is_readable => return Ok(()),
+            _ => buildah.output(["rm", "--all"]),
+        };
+        if let Err(error) = cleared {
             eprintln!("sandpiper-builder: the cache is begun anew, as buildah cannot read it: {error}");
-            remove_tree(&storage()).map_err(|error| failed(&error))?;
+            remove_tree(&storage::folder()).map_err(|error| failed(&error))?;
             buildah.output(["rm", "--all"])?;
         }
         Ok(())
@@ -90,12 +80,10 @@ impl Cache {
     pub(crate) fn used(&self, image: &str) -> Result<(), Failure> {
         let note = || {
             let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
-            let (images, layers) = (images()?, layers()?);
+            let (images, layers) = (storage::images()?, storage::layers()?);
             let mut used = read_used();
             used.retain(|id, _| images.iter().any(|image| image.id == *id));
-            used.extend(
-                made_from(image.trim_start_matches("sha256:"), &images, &layers).map(|id| (id.to_owned(), now)),
-            );
+            used.extend(made_from(image, &images, &layers).map(|id| (id.to_owned(), now)));
             fs::write(Path::new(CACHE).join(USED), serde_json::to_vec(&used)?)
         };
         note().map_err(|error| failed(&error))
@@ -110,7 +98,7 @@ impl Cache {
         if self.size()? <= limit {
             return Ok(());
         }
-        let (images, layers) = (images(), layers());
+        let (images, layers) = (storage::images(), storage::layers());
         let (images, layers) = (images.map_err(|error| failed(&error))?, layers.map_err(|error| failed(&error))?);
         for id in oldest_first(&images, &layers, &read_used()) {
             if let Err(error) = buildah.output(["rmi", "--force", id]) {
@@ -180,33 +168,6 @@ fn read_used() -> BTreeMap<String, u64> {
     serde_json::from_slice(&text).unwrap_or_default()
 }
 
-fn images() -> io::Result<Vec<Image>> {
-    read_list("overlay-images/images.json")
-}
-
-fn layers() -> io::Result<Vec<Layer>> {
-    read_list("overlay-layers/layers.json")
-}
-
-fn read_list<T: for<'a> Deserialize<'a>>(name: &str) -> io::Result<Vec<T>> {
-    match fs::read(storage().join(name)) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
-        text => Ok(serde_json::from_slice(&text?)?),
-    }
-}
-
-/// Ids of the layers from `top` down.
-fn chain<'a>(top: &'a str, layers: &'a [Layer]) -> Vec<&'a str> {
-    let mut chain = Vec::new();
-    let mut id = top;
-    // Lists of a damaged storage might lead in a circle.
-    while !id.is_empty() && chain.len() <= layers.len() {
-        chain.push(id);
-        id = layers.iter().find(|layer| layer.id == id).map_or("", |layer| &layer.parent);
-    }
-    chain
-}
-
 /// Ids of the images whose files are below those of `image`, and its own.
 fn made_from<'a>(image: &'a str, images: &'a [Image], layers: &'a [Layer]) -> impl Iterator<Item = &'a str> {
     let top = images.iter().find(|one| one.id == image).map_or("", |one| &one.layer);
@@ -236,16 +197,10 @@ fn remove_files(folder: &Path, is_wanted: impl Fn(&OsStr) -> bool) -> io::Result
     Ok(())
 }
 
-fn remove_tree(path: &Path) -> io::Result<()> {
-    let removed = if fs::symlink_metadata(path).is_ok_and(|meta| meta.is_dir()) {
-        fs::remove_dir_all(path)
-    } else {
-        fs::remove_file(path)
-    };
-    match removed {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        other => other,
-    }
+/// By a program: the standard library has a descriptor open for every folder above, and folders may be very deep.
+pub(crate) fn remove_tree(path: &Path) -> io::Result<()> {
+    let status = Command::new("rm").args(["-rf", "--one-file-system", "--"]).arg(path).status()?;
+    if status.success() { Ok(()) } else { Err(io::Error::other(format!("{} cannot be removed", path.display()))) }
 }
 
 #[cfg(test)]
@@ -254,11 +209,12 @@ mod tests {
 
     /// Layers 1 to 3 on one another, and 4 by itself.
     fn lists() -> (Vec<Image>, Vec<Layer>) {
-        let image = |id: &str, layer: &str| Image { id: id.to_owned(), layer: layer.to_owned() };
-        let layer = |id: &str, parent: &str| Layer { id: id.to_owned(), parent: parent.to_owned() };
-        let images =
-            vec![image("base", "1"), image("step", "2"), image("last", "3"), image("other", "4"), image("bare", "")];
-        (images, vec![layer("1", ""), layer("2", "1"), layer("3", "2"), layer("4", "")])
+        let images = [("base", "1"), ("step", "2"), ("last", "3"), ("other", "4"), ("bare", "")];
+        let layers = [("1", ""), ("2", "1"), ("3", "2"), ("4", "")];
+        (
+            images.map(|(id, layer)| Image::new(id, layer)).into(),
+            layers.map(|(id, parent)| Layer::new(id, parent)).into(),
+        )
     }
 
     #[test]
@@ -281,11 +237,5 @@ mod tests {
             3 2 0:1 / /srv/cache/a rw - overlay c rw\n4 3 0:2 / /srv/cache/a/b rw - overlay d rw\n\
             5 1 0:3 / /srv/cached rw - tmpfs e rw\n";
         assert_eq!(mounted_below(mountinfo, "/srv/cache").collect::<Vec<_>>(), ["/srv/cache/a/b", "/srv/cache/a"]);
-    }
-
-    #[test]
-    fn layers_that_lead_in_a_circle_end_somewhere() {
-        let layers = [("1", "2"), ("2", "1")].map(|(id, parent)| Layer { id: id.into(), parent: parent.into() });
-        assert!(chain("1", &layers).len() <= 3);
     }
 }

@@ -10,6 +10,9 @@ use crate::failure::Failure;
 /// Bytes of a line, and of a step's text.
 const MAX_TEXT: usize = 4096;
 
+/// What stands for what is left out of a message.
+const CUT: &str = " … ";
+
 /// Shorter ones are in too many words to be taken out of them.
 const MIN_HIDDEN: usize = 4;
 
@@ -27,11 +30,14 @@ impl<W: Write> Events<W> {
     }
 
     /// Has each line of these texts taken out of whatever is told.
-    pub(crate) fn hide<'a>(&mut self, secrets: impl IntoIterator<Item = &'a str>) {
-        let lines = secrets.into_iter().flat_map(str::lines).map(str::trim).filter(|line| line.len() >= MIN_HIDDEN);
-        self.hidden.extend(lines.map(str::to_owned));
+    pub(crate) fn hide(&mut self, secrets: &[String]) {
+        let lines = secrets.iter().flat_map(|text| text.split(['\n', '\r'])).map(str::trim);
+        // As they are, and as they look where they are told.
+        let looks = lines.flat_map(|line| [line.to_owned(), plain(line).trim().to_owned()]);
+        self.hidden.extend(looks.filter(|line| line.len() >= MIN_HIDDEN));
         // A secret that is part of another is taken out after it.
-        self.hidden.sort_by_key(|line| std::cmp::Reverse(line.len()));
+        self.hidden.sort_by(|one, other| other.len().cmp(&one.len()).then_with(|| one.cmp(other)));
+        self.hidden.dedup();
     }
 
     pub(crate) fn info(&mut self, text: &str) -> Result<(), Failure> {
@@ -62,7 +68,7 @@ impl<W: Write> Events<W> {
         let mut line = match event {
             Event::Failed(error) => {
                 let mut error = error.clone();
-                error.message = self.without_secrets(error.message);
+                error.message = shortened(self.without_secrets(error.message));
                 serde_json::to_vec(&Event::Failed(error))?
             }
             other => serde_json::to_vec(other)?,
@@ -73,7 +79,8 @@ impl<W: Write> Events<W> {
     }
 
     fn clean(&self, text: &str) -> String {
-        let mut text = self.without_secrets(plain(text));
+        // Before too: what a terminal shows may be without a part of it.
+        let mut text = self.without_secrets(plain(&self.without_secrets(text.to_owned())));
         if text.len() > MAX_TEXT {
             text.truncate(text.floor_char_boundary(MAX_TEXT));
         }
@@ -81,8 +88,20 @@ impl<W: Write> Events<W> {
     }
 
     fn without_secrets(&self, text: String) -> String {
-        self.hidden.iter().fold(text, |text, secret| text.replace(secret, HIDDEN))
+        self.hidden
+            .iter()
+            .fold(text, |text, secret| if text.contains(secret) { text.replace(secret, HIDDEN) } else { text })
     }
+}
+
+/// The start and the end of a message that is too long for an event: a step comes first in it, and what was wrong with that last.
+fn shortened(message: String) -> String {
+    if message.len() <= MAX_TEXT {
+        return message;
+    }
+    let half = (MAX_TEXT - CUT.len()) / 2;
+    let (start, end) = (message.floor_char_boundary(half), message.ceil_char_boundary(message.len() - half));
+    format!("{}{CUT}{}", message.get(..start).unwrap_or_default(), message.get(end..).unwrap_or_default())
 }
 
 /// What a terminal would show of a line in the end: without colours and what was overwritten.
@@ -112,7 +131,7 @@ mod tests {
     fn told(tell: impl FnOnce(&mut Events<&mut Vec<u8>>)) -> String {
         let mut out = Vec::new();
         let mut events = Events::new(&mut out);
-        events.hide(["hunter2 is\nlong\nab"]);
+        events.hide(&["hunter2 is\nlong\nab".to_owned()]);
         tell(&mut events);
         String::from_utf8(out).unwrap()
     }
@@ -132,6 +151,35 @@ mod tests {
             events.send(&Event::Failed(error)).unwrap();
         });
         assert!(said.contains(r#""it is ***, ab, and ***""#) && said.contains("a *** way"), "{said}");
+    }
+
+    #[test]
+    fn secrets_with_tabs_and_colours_and_long_ones_are_in_no_event() {
+        let long = "0123456789".repeat(1000);
+        let said = {
+            let mut out = Vec::new();
+            let mut events = Events::new(&mut out);
+            events.hide(&["pass\tword\x1b[0m\rover".to_owned(), long.clone()]);
+            events.info("one pass\tword\x1b[0m\rover").unwrap();
+            events.info("two pass word").unwrap();
+            events.info(&format!("three {long} end")).unwrap();
+            String::from_utf8(out).unwrap()
+        };
+        assert!(said.contains("three *** end"), "{said}");
+        assert!(!said.contains("over") && !said.contains("pass") && !said.contains("0123"), "{said}");
+    }
+
+    #[test]
+    fn a_long_message_keeps_its_start_and_its_end() {
+        let message = format!("The step `{}é` failed: exit status 1", "x".repeat(300_000));
+        let said = told(|events| {
+            let error = BuildError { code: "step_failed".into(), message, step: None };
+            events.send(&Event::Failed(error)).unwrap();
+        });
+        assert!(
+            said.len() < 5000 && said.contains("The step `xxx") && said.contains("` failed: exit status 1"),
+            "{said}"
+        );
     }
 
     #[test]

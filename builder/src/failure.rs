@@ -15,8 +15,11 @@ pub(crate) enum Failure {
     SourceUnreachable(String),
     #[error("{0}")]
     NoShell(String),
-    #[error("The disk is full: the template needs a larger one, or the build has to remove what it does not need")]
-    DiskFull { step: Option<u32> },
+    #[error(
+        "The disk is full: the template needs a larger one, or the build has to write less{}",
+        if *is_cache { "; it was the team's build cache, which was emptied" } else { "" }
+    )]
+    DiskFull { step: Option<u32>, is_cache: bool },
     #[error("The build took all of its memory and was ended: give it more, or do less at a time")]
     MemoryExhausted { step: Option<u32> },
     #[error("{0}")]
@@ -27,7 +30,19 @@ impl Failure {
     /// What went wrong here, with no fault of the source. A full disk is the exception.
     pub(crate) fn host(what: &str, error: &dyn Display) -> Self {
         let error = error.to_string();
-        if is_full(&error) { Self::DiskFull { step: None } } else { Self::Host(format!("{what}: {error}")) }
+        if is_full(&error) {
+            Self::DiskFull { step: None, is_cache: false }
+        } else {
+            Self::Host(format!("{what}: {error}"))
+        }
+    }
+
+    /// The same of work in the cache: what is full then is that.
+    pub(crate) fn in_cache(self) -> Self {
+        match self {
+            Self::DiskFull { step, .. } => Self::DiskFull { step, is_cache: true },
+            other => other,
+        }
     }
 
     fn code(&self) -> &'static str {
@@ -46,7 +61,7 @@ impl Failure {
 impl From<Failure> for BuildError {
     fn from(failure: Failure) -> Self {
         let step = match &failure {
-            Failure::Step { step, .. } | Failure::DiskFull { step } | Failure::MemoryExhausted { step } => *step,
+            Failure::Step { step, .. } | Failure::DiskFull { step, .. } | Failure::MemoryExhausted { step } => *step,
             _ => None,
         };
         Self { code: failure.code().to_owned(), message: failure.to_string(), step }
@@ -60,10 +75,12 @@ pub(crate) struct Signs<'a> {
     pub(crate) said: &'a str,
     /// The step that it was at.
     pub(crate) step: Option<u32>,
-    /// Whether the disk is full, or one of the step's programs has said so.
+    /// Whether the cache's disk is full, or was when one of the step's programs said so.
     pub(crate) is_full: bool,
     /// Whether the kernel has ended a process for want of memory meanwhile.
     pub(crate) out_of_memory: bool,
+    /// The limit of processes, if one was refused for it meanwhile.
+    pub(crate) out_of_tasks: Option<u32>,
 }
 
 /// What buildah puts before everything else that it says of a step.
@@ -88,13 +105,21 @@ const SILENCE: [&str; 3] = ["dial tcp", "no such host", "timeout"];
 
 /// Why buildah failed.
 pub(crate) fn explain(signs: &Signs<'_>) -> Failure {
-    let Signs { said, step, is_full: told_full, out_of_memory } = *signs;
-    let has = |texts: &[&str]| texts.iter().any(|text| said.contains(text));
+    let Signs { said, step, is_full: has_no_room, out_of_memory, out_of_tasks } = *signs;
+    // Not the step's own text, which may say anything.
+    let why = said.strip_prefix(AT_STEP).and_then(|at| at.rsplit_once("\": ")).map_or(said, |(_, why)| why);
+    let has = |texts: &[&str]| texts.iter().any(|text| why.contains(text));
     if out_of_memory {
         return Failure::MemoryExhausted { step };
     }
-    if told_full || is_full(said) {
-        return Failure::DiskFull { step };
+    // buildah writes to the cache only.
+    if has_no_room || is_full(why) {
+        return Failure::DiskFull { step, is_cache: true };
+    }
+    if let (Some(limit), Some(_)) = (out_of_tasks, step) {
+        let message = said.strip_prefix(AT_STEP).map_or_else(|| format!("The step failed: {said}"), of_step);
+        let message = format!("{message}. It met the limit of {limit} processes and threads: start fewer at a time");
+        return Failure::Step { step, message };
     }
     if said.contains("rejected by policy") {
         return Failure::SourceRefused(format!("This host takes no images from that registry: {said}"));
@@ -157,6 +182,14 @@ mod tests {
                 "source_unreachable",
             ),
             ("unable to apply COPY", "step_failed"),
+            (
+                r#"building at STEP "RUN echo reading blob; exit 3": while running runtime: exit status 3"#,
+                "step_failed",
+            ),
+            (
+                "initializing source docker://a.example/b: reading manifest 1 in a.example/b: errors: denied: not for you",
+                "source_refused",
+            ),
         ] {
             assert_eq!(explained(said).code, code, "{said}");
         }
@@ -171,8 +204,28 @@ mod tests {
 
     #[test]
     fn a_lack_of_memory_outweighs_what_was_said() {
-        let signs = Signs { said: "exit status 137", step: Some(1), is_full: true, out_of_memory: true };
+        let signs =
+            Signs { said: "exit status 137", step: Some(1), is_full: true, out_of_memory: true, out_of_tasks: Some(1) };
         assert!(matches!(explain(&signs), Failure::MemoryExhausted { step: Some(1) }));
+    }
+
+    #[test]
+    fn a_step_that_met_the_limit_of_processes_is_told_so() {
+        let said = r#"building at STEP "RUN :": while running runtime: exit status 2"#;
+        let error =
+            BuildError::from(explain(&Signs { said, step: Some(1), out_of_tasks: Some(4096), ..Signs::default() }));
+        assert_eq!(error.code, "step_failed");
+        assert!(
+            error.message.starts_with("The step `RUN :` failed: exit status 2. It met the limit of 4096 "),
+            "{error:?}"
+        );
+    }
+
+    #[test]
+    fn only_a_full_cache_is_said_to_be_emptied() {
+        let full = Failure::host("It cannot be written", &"No space left on device");
+        assert!(!full.to_string().contains("cache"), "{full}");
+        assert!(full.in_cache().to_string().contains("cache"));
     }
 
     #[test]

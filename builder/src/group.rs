@@ -10,8 +10,8 @@ const HIERARCHY: &str = "/sys/fs/cgroup";
 
 const NAME: &str = "sandpiper-build";
 
-/// Processes and threads of a build at a time.
-const MAX_TASKS: u32 = 16 * 1024;
+/// Processes and threads of a build at a time: more than compilers need, and few enough for a machine to end them soon.
+pub(crate) const MAX_TASKS: u32 = 4096;
 
 /// What a build leaves of the machine's memory: a part of it, and this at least.
 const LEFT_SHARE: u64 = 16;
@@ -41,6 +41,8 @@ impl Group {
         let limit = memory_limit(&fs::read_to_string("/proc/meminfo")?)
             .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "/proc/meminfo has no MemTotal"))?;
         fs::write(group.folder.join("memory.max"), limit.to_string())?;
+        // All of it ends then: a step without one of its processes would go on for as long as it may, and fail with other words.
+        fs::write(group.folder.join("memory.oom.group"), "1")?;
         fs::write(group.folder.join("pids.max"), MAX_TASKS.to_string())?;
         Ok(group)
     }
@@ -52,8 +54,17 @@ impl Group {
 
     /// How many processes of it the kernel has ended for want of memory.
     pub(crate) fn killed(&self) -> u64 {
-        let events = fs::read_to_string(self.folder.join("memory.events")).unwrap_or_default();
-        events.lines().find_map(|line| line.strip_prefix("oom_kill ")?.parse().ok()).unwrap_or_default()
+        self.count("memory.events", "oom_kill ")
+    }
+
+    /// How many processes and threads were not begun in it, as there were [`MAX_TASKS`].
+    pub(crate) fn refused(&self) -> u64 {
+        self.count("pids.events", "max ")
+    }
+
+    fn count(&self, file: &str, of: &str) -> u64 {
+        let events = fs::read_to_string(self.folder.join(file)).unwrap_or_default();
+        events.lines().find_map(|line| line.strip_prefix(of)?.parse().ok()).unwrap_or_default()
     }
 
     /// Ends what is left in it.

@@ -11,6 +11,9 @@ use crate::failure::Failure;
 /// The architecture of the machines, as images name it.
 const ARCHITECTURE: &str = "amd64";
 
+/// Bytes of an image's settings: what is said of it is a line to the agent, and to its sandboxes.
+const MAX_SETTINGS: usize = 60 << 10;
+
 /// An image's configuration, of the OCI image format.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
@@ -37,6 +40,21 @@ struct Inspected {
     digest: String,
     #[serde(rename = "OCIv1")]
     image: Config,
+    #[serde(rename = "Docker", default)]
+    docker: Docker,
+}
+
+/// What only Docker's format of images has.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Docker {
+    config: Option<Triggers>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "PascalCase")]
+struct Triggers {
+    on_build: Option<Vec<String>>,
 }
 
 impl Config {
@@ -51,10 +69,17 @@ impl Config {
     ///
     /// # Errors
     ///
-    /// Fails for one of another architecture.
+    /// Fails for one of another architecture, and for one with more settings than sandboxes take.
     pub(crate) fn check(&self) -> Result<(), Failure> {
         if self.architecture == ARCHITECTURE && self.os == "linux" {
-            return Ok(());
+            let said = serde_json::to_vec(&(self.settings(), self.command()));
+            return match said.map_or(0, |said| said.len()) {
+                0..=MAX_SETTINGS => Ok(()),
+                _ => Err(Failure::SourceRefused(format!(
+                    "The image's variables, folder, user and command have more than {} KiB: set fewer, or shorter ones",
+                    MAX_SETTINGS >> 10
+                ))),
+            };
         }
         let Self { os, architecture, .. } = self;
         Err(Failure::SourceRefused(format!(
@@ -66,14 +91,18 @@ impl Config {
         Some(self.config.user.as_str()).filter(|user| !user.is_empty())
     }
 
+    /// The folder that programs start in, which may not exist.
+    pub(crate) fn workdir(&self) -> Option<&str> {
+        Some(self.config.working_dir.as_str()).filter(|folder| folder.starts_with('/') && *folder != "/")
+    }
+
     pub(crate) fn settings(&self) -> ImageSettings {
         let variables = self.config.env.iter().flatten().filter_map(|pair| pair.split_once('='));
         let env: BTreeMap<String, String> = variables
             .filter(|(name, value)| !name.is_empty() && !name.contains('\0') && !value.contains('\0'))
             .map(|(name, value)| (name.to_owned(), value.to_owned()))
             .collect();
-        let workdir = Some(&self.config.working_dir).filter(|folder| folder.starts_with('/') && *folder != "/");
-        ImageSettings { env, workdir: workdir.cloned(), user: self.user().map(str::to_owned) }
+        ImageSettings { env, workdir: self.workdir().map(str::to_owned), user: self.user().map(str::to_owned) }
     }
 
     /// What it starts, for a shell.
@@ -87,6 +116,24 @@ impl Config {
 /// The digest of an image's manifest, by which its registry gives the same one again.
 pub(crate) fn digest(buildah: &Buildah, image: &str) -> Result<String, Failure> {
     Ok(inspect(buildah, image)?.digest)
+}
+
+/// An image with the same files, for `buildah from`: that would run the `ONBUILD` of this one, in this machine and outside of any
+/// container.
+///
+/// # Errors
+///
+/// Fails if there is no such image, or no room for another.
+pub(crate) fn without_triggers(buildah: &Buildah, image: &str) -> Result<String, Failure> {
+    let triggers = inspect(buildah, image)?.docker.config.and_then(|config| config.on_build);
+    if triggers.is_none_or(|triggers| triggers.is_empty()) {
+        return Ok(image.to_owned());
+    }
+    let name = format!("localhost/sandpiper-plain:{}", image.trim_start_matches("sha256:"));
+    let target = format!("containers-storage:{name}");
+    // The OCI format has no such thing.
+    buildah.output(["push", "--quiet", "--format=oci", &buildah.policy_option(), image, &target])?;
+    Ok(name)
 }
 
 fn inspect(buildah: &Buildah, image: &str) -> Result<Inspected, Failure> {
@@ -129,6 +176,14 @@ mod tests {
         let config = config(serde_json::json!({"Env": null, "WorkingDir": "/"}));
         assert!(config.settings().is_empty());
         assert_eq!(config.command(), None);
+    }
+
+    #[test]
+    fn images_with_more_settings_than_sandboxes_take_are_refused() {
+        let with = |bytes: usize| config(serde_json::json!({"Env": [format!("A={}", "x".repeat(bytes))]}));
+        assert!(with(50 << 10).check().is_ok());
+        let refused = with(MAX_SETTINGS).check().unwrap_err();
+        assert!(refused.to_string().contains("more than 60 KiB"), "{refused}");
     }
 
     #[test]

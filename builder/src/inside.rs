@@ -15,22 +15,33 @@ use rustix::thread::{UnshareFlags, unshare_unsafe};
 ///
 /// Fails without doing the work if the folder cannot be entered.
 pub(crate) fn inside<T: Send>(folder: &Path, work: impl FnOnce() -> T + Send) -> io::Result<T> {
+    in_a_thread(|| chroot(folder).and_then(|()| chdir("/")), work)
+}
+
+/// Does `work` with `folder` as the working folder.
+///
+/// # Errors
+///
+/// As [`inside`].
+pub(crate) fn in_folder<T: Send>(folder: &Path, work: impl FnOnce() -> T + Send) -> io::Result<T> {
+    in_a_thread(|| chdir(folder), work)
+}
+
+/// Does `work` on a thread with a root and a working folder of its own, once that did `enter`.
+fn in_a_thread<T: Send>(
+    enter: impl FnOnce() -> rustix::io::Result<()> + Send,
+    work: impl FnOnce() -> T + Send,
+) -> io::Result<T> {
     thread::scope(|scope| {
         let entered = scope.spawn(|| {
-            enter(folder)?;
+            // SAFETY: it takes from the other threads nothing but this one's root and working folder, which no other relies
+            // on; no descriptor is closed.
+            unsafe { unshare_unsafe(UnshareFlags::FS) }?;
+            enter()?;
             Ok(work())
         });
         entered.join().unwrap_or_else(|_| Err(io::Error::other("the work in the folder panicked")))
     })
-}
-
-/// Gives this thread the root folder for the rest of its life.
-fn enter(folder: &Path) -> io::Result<()> {
-    // SAFETY: it takes from the other threads nothing but this one's root and working folder, which no other relies on; no
-    // descriptor is closed.
-    unsafe { unshare_unsafe(UnshareFlags::FS) }?;
-    chroot(folder)?;
-    Ok(chdir("/")?)
 }
 
 #[cfg(test)]

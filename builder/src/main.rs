@@ -25,6 +25,7 @@ mod progress;
 mod registries;
 mod root;
 mod sources;
+mod storage;
 mod unpack;
 
 use std::io::{self, BufRead};
@@ -62,7 +63,7 @@ fn order() -> Result<Order, Failure> {
 }
 
 fn build(order: &Order, events: &mut Events<io::Stdout>) -> Result<Event, Failure> {
-    events.hide(sources::secrets(order));
+    events.hide(&sources::secrets(order));
     let cache = Cache::open()?;
     let files = registries::Files::write(&order.registries, &order.source)?;
     let buildah = Buildah::new(files)?;
@@ -81,12 +82,26 @@ fn build_in(
 ) -> Result<Event, Failure> {
     cache.clear_leftovers(buildah)?;
     cache.prune(buildah, order.cache_bytes)?;
-    let made = sources::make(order, buildah, events)?;
+    let made = match sources::make(order, buildah, events) {
+        Err(failure @ Failure::DiskFull { is_cache: true, .. }) => {
+            // The next build is to have all of it.
+            cache.prune(buildah, 0)?;
+            return Err(failure);
+        }
+        made => made?,
+    };
     let config = image::Config::of(buildah, &made.image)?;
     config.check()?;
-    events.info("Writing the file system")?;
-    root::write(buildah, &made.image, &config)?;
-    cache.used(&made.image)?;
+    let image = made.image.trim_start_matches("sha256:").to_owned();
+    let is_known = order.known.contains(&image);
+    if is_known {
+        events.info("The same as an earlier version: its file system is used again")?;
+    } else {
+        events.info("Writing the file system")?;
+        root::write(&image, &config)?;
+    }
+    cache.used(&image)?;
     cache.prune(buildah, order.cache_bytes)?;
-    Ok(Event::Finished { settings: config.settings(), command: config.command(), digests: made.digests })
+    let (settings, command) = (config.settings(), config.command());
+    Ok(Event::Finished { image, is_known, settings, command, digests: made.digests })
 }

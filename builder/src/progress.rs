@@ -90,13 +90,6 @@ fn is_hexadecimal(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
-/// The image that a step begins a stage with, unless it is none.
-pub(crate) fn image_of(step: &str) -> Option<&str> {
-    let (keyword, rest) = step.split_once(' ')?;
-    let image = rest.split_whitespace().find(|word| !word.starts_with("--"))?;
-    (keyword.eq_ignore_ascii_case("FROM") && image != "scratch").then_some(image)
-}
-
 /// Numbers of steps over all stages. How many there are is known of the stages that have begun.
 #[derive(Debug, Default)]
 pub(crate) struct Counter {
@@ -146,13 +139,5 @@ mod tests {
         let mut counter = Counter::default();
         let mut count = |number, of| counter.count(Step { number, of, text: "" });
         assert_eq!([count(1, 2), count(2, 2), count(1, 3), count(3, 3)], [(1, 2), (2, 2), (3, 5), (5, 5)]);
-    }
-
-    #[test]
-    fn a_stage_begins_with_an_image_or_nothing() {
-        assert_eq!(image_of("FROM --platform=linux/amd64 a:1 AS b"), Some("a:1"));
-        assert_eq!(image_of("from a"), Some("a"));
-        assert_eq!(image_of("FROM scratch AS b"), None);
-        assert_eq!(image_of("RUN a"), None);
     }
 }

@@ -1,5 +1,5 @@
 //! What buildah's programs read of registries: names, mirrors, what is allowed, credentials, authorities. All of it is in a
-//! file system in memory, as are a build's secrets.
+//! file system in memory.
 
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, OpenOptions};
@@ -23,12 +23,14 @@ const FOLDER: &str = "/run/sandpiper-builder";
 const AUTHORITIES: &str = "/etc/ssl/certs/ca-certificates.crt";
 
 /// The registry that Docker means by a name without one.
-const DOCKERS: &str = "docker.io";
+pub(crate) const DOCKERS: &str = "docker.io";
 
 /// Where the files are.
 #[derive(Debug)]
 pub(crate) struct Files {
     folder: PathBuf,
+    /// Registries that may be asked; any where it is empty.
+    allowed: Vec<String>,
 }
 
 impl Files {
@@ -39,9 +41,9 @@ impl Files {
     /// Fails if they cannot be written, or if the source names a registry that is not allowed.
     pub(crate) fn write(registries: &Registries, source: &BuildSource) -> Result<Self, Failure> {
         if let Some((reference, _)) = image_of(source) {
-            check_allowed(registries, reference)?;
+            check_allowed(&registries.allowed, reference)?;
         }
-        let files = Self { folder: PathBuf::from(FOLDER) };
+        let files = Self { folder: PathBuf::from(FOLDER), allowed: registries.allowed.clone() };
         files
             .write_all(registries, source)
             .map_err(|error| Failure::host("The registries cannot be set up", &error))?;
@@ -62,6 +64,26 @@ impl Files {
         self.put("authorities.pem", authorities)
     }
 
+    /// Refuses an image of a registry that may not be asked.
+    ///
+    /// # Errors
+    ///
+    /// Fails if it is of such a registry.
+    pub(crate) fn check_allowed(&self, reference: &str) -> Result<(), Failure> {
+        check_allowed(&self.allowed, reference)
+    }
+
+    /// Has nobody asked with credentials any more. They must be gone before a program of the tenant's runs: of what is in this
+    /// machine it can read any file, as buildah 1.28 lets `RUN --mount` lead anywhere (CVE-2024-9675).
+    ///
+    /// # Errors
+    ///
+    /// Fails if the file cannot be written.
+    pub(crate) fn forget_credentials(&self) -> Result<(), Failure> {
+        let put = self.put("auth.json", auth(&BTreeMap::new()).to_string());
+        put.map_err(|error| Failure::host("The registries cannot be set up", &error))
+    }
+
     fn put(&self, name: &str, content: String) -> io::Result<()> {
         write_private(&self.folder.join(name), content.as_bytes())
     }
@@ -80,17 +102,6 @@ impl Files {
 
     pub(crate) fn authorities(&self) -> PathBuf {
         self.folder.join("authorities.pem")
-    }
-
-    /// Writes a file that is never on a disk, for this program and buildah.
-    ///
-    /// # Errors
-    ///
-    /// Fails if it cannot be written.
-    pub(crate) fn put_secret(&self, number: usize, value: &str) -> Result<PathBuf, Failure> {
-        let path = self.folder.join(format!("secret-{number}"));
-        write_private(&path, value.as_bytes()).map_err(|error| Failure::host("A secret cannot be kept", &error))?;
-        Ok(path)
     }
 
     /// Another file that buildah reads.
@@ -166,9 +177,14 @@ fn policy(allowed: &[String]) -> Value {
 
 /// `auth.json`, of containers-auth.json(5).
 fn auth(credentials: &BTreeMap<&str, &Credentials>) -> Value {
-    let entry = |credentials: &Credentials| json!({"auth": STANDARD.encode(format!("{}:{}", credentials.username, credentials.password))});
-    let auths: BTreeMap<&str, Value> = credentials.iter().map(|(host, one)| (*host, entry(one))).collect();
+    let auths: BTreeMap<&str, Value> =
+        credentials.iter().map(|(host, one)| (*host, json!({"auth": encoded(one)}))).collect();
     json!({"auths": auths})
+}
+
+/// A name and its password, as they are sent.
+pub(crate) fn encoded(credentials: &Credentials) -> String {
+    STANDARD.encode(format!("{}:{}", credentials.username, credentials.password))
 }
 
 /// The operator's, and over them those of the order.
@@ -208,12 +224,12 @@ fn host_of_location(location: &str) -> &str {
     location.split('/').next().unwrap_or_default()
 }
 
-fn check_allowed(registries: &Registries, reference: &str) -> Result<(), Failure> {
+fn check_allowed(allowed: &[String], reference: &str) -> Result<(), Failure> {
     let host = registry_of(reference);
-    if registries.allowed.is_empty() || registries.allowed.iter().any(|allowed| allowed == host) {
+    if allowed.is_empty() || allowed.iter().any(|allowed| allowed == host) {
         return Ok(());
     }
-    let allowed = registries.allowed.join(", ");
+    let allowed = allowed.join(", ");
     Err(Failure::SourceRefused(format!("This host takes no images of the registry {host}, only of {allowed}")))
 }
 
@@ -271,8 +287,8 @@ mod tests {
         assert!(rules["transports"]["docker"].get("").is_none());
         assert!(policy(&[])["transports"]["docker"][""].is_array());
 
-        assert!(check_allowed(&registries(), "b.example:5000/x").is_ok());
-        let refused = check_allowed(&registries(), "b.example/x").unwrap_err();
+        assert!(check_allowed(&registries().allowed, "b.example:5000/x").is_ok());
+        let refused = check_allowed(&registries().allowed, "b.example/x").unwrap_err();
         assert!(refused.to_string().contains("only of a.example, b.example:5000"), "{refused}");
     }
 

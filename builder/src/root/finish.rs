@@ -7,7 +7,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt, symlink};
 use std::path::Path;
 
-use crate::failure::Failure;
+use crate::failure::{Failure, is_full};
 
 /// The first process, by the name that the kernel is told.
 const INIT: &str = "/sbin/sandpiper-init";
@@ -18,6 +18,12 @@ const NAMES: [&str; 4] = ["init", "poweroff", "halt", "reboot"];
 /// Folders that the first process mounts on, and one that it writes to.
 const FOLDERS: [&str; 5] = ["/dev", "/proc", "/sys", "/run", "/etc"];
 
+/// Files of users and groups.
+const USERS: [&str; 3] = ["/etc/passwd", "/etc/group", "/etc/shadow"];
+
+/// Bytes of such a file: it is read into memory.
+const MAX_USERS: u64 = 4 << 20;
+
 /// The first process of this machine, which is that of sandboxes too.
 pub(super) struct Init(Vec<u8>);
 
@@ -27,16 +33,58 @@ impl Init {
     }
 }
 
-/// Refuses a tree in which something is in the way of what a guest mounts.
+/// Refuses a tree in which something is in the way of what a guest mounts or reads.
 ///
 /// # Errors
 ///
-/// Fails if one of the folders is something else.
-pub(super) fn check_folders() -> Result<(), Failure> {
+/// Fails if one of the folders, or of the files of users, is something else, or if the first process cannot be put where it is
+/// started from.
+pub(super) fn check_kinds() -> Result<(), Failure> {
     for folder in FOLDERS {
         if fs::symlink_metadata(folder).is_ok_and(|meta| !meta.is_dir()) {
             return Err(Failure::SourceRefused(format!(
                 "{folder} of the image is no folder, and a sandbox needs it as one: remove it"
+            )));
+        }
+    }
+    // These may be links, and to where nothing is yet.
+    for folder in ["/tmp", "/sbin"] {
+        let target = fs::read_link(folder).map_or_else(|_| folder.into(), |target| Path::new("/").join(target));
+        let is_in_the_way = |place: &Path| match fs::metadata(place) {
+            Ok(meta) => !meta.is_dir(),
+            Err(error) => rustix::io::Errno::from_io_error(&error) == Some(rustix::io::Errno::LOOP),
+        };
+        if is_in_the_way(Path::new(folder)) || target.ancestors().any(is_in_the_way) {
+            return Err(Failure::SourceRefused(format!(
+                "{folder} of the image is no folder and leads to none, and a sandbox needs it as one: remove it"
+            )));
+        }
+    }
+    if fs::symlink_metadata(INIT).is_ok_and(|meta| meta.is_dir()) {
+        return Err(Failure::SourceRefused(format!(
+            "{INIT} of the image is a folder, and a sandbox's first process has that name: remove it"
+        )));
+    }
+    check_users()
+}
+
+/// Refuses files of users that are none, or that are too large to be read.
+///
+/// # Errors
+///
+/// Fails if there is such a file.
+pub(super) fn check_users() -> Result<(), Failure> {
+    for file in USERS {
+        let Ok(meta) = fs::metadata(file) else { continue };
+        if !meta.is_file() {
+            return Err(Failure::SourceRefused(format!(
+                "{file} of the image is no file, and a sandbox needs it as one: remove it"
+            )));
+        }
+        if meta.len() > MAX_USERS {
+            return Err(Failure::SourceRefused(format!(
+                "{file} of the image has more than {} MiB: remove what is not of users",
+                MAX_USERS >> 20
             )));
         }
     }
@@ -52,7 +100,7 @@ pub(super) fn check_user(user: &str) -> Result<(), Failure> {
     let (name, group) = user.split_once(':').map_or((user, None), |(name, group)| (name, Some(group)));
     let parts = [("user", "/etc/passwd", Some(name)), ("group", "/etc/group", group)];
     for (what, file, name) in parts {
-        let Some(name) = name.filter(|name| name.parse::<u32>().is_err()) else { continue };
+        let Some(name) = name.filter(|name| !name.is_empty() && name.parse::<u32>().is_err()) else { continue };
         let entries = fs::read(file).unwrap_or_default();
         let entries = String::from_utf8_lossy(&entries);
         if !entries.lines().any(|line| line.split(':').next() == Some(name)) {
@@ -64,17 +112,20 @@ pub(super) fn check_user(user: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Completes the root.
+/// Completes the root, for programs that start in `workdir`.
 ///
 /// # Errors
 ///
 /// Fails if it cannot be written.
-pub(super) fn finish(init: &Init) -> Result<(), Failure> {
+pub(super) fn finish(init: &Init, workdir: Option<&str>) -> Result<(), Failure> {
     let work = || {
         for folder in FOLDERS {
             make_folder(folder, 0o755)?;
         }
         make_folder("/tmp", 0o1777)?;
+        if let Some(folder) = workdir {
+            make_workdir(folder)?;
+        }
         put_init(init)?;
         sandpiper_init::ensure_users(Path::new("/"))
     };
@@ -87,6 +138,15 @@ fn make_folder(path: &str, mode: u32) -> io::Result<()> {
         Ok(()) => fs::set_permissions(path, Permissions::from_mode(mode)),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
         Err(error) => Err(error),
+    }
+}
+
+/// Makes the folder of a `WORKDIR` behind which nothing was run, so that nobody has made it yet. One that cannot be is left out:
+/// programs start in `/` then.
+fn make_workdir(folder: &str) -> io::Result<()> {
+    match DirBuilder::new().recursive(true).mode(0o755).create(folder) {
+        Err(error) if is_full(&error.to_string()) => Err(error),
+        _ => Ok(()),
     }
 }
 
@@ -121,7 +181,7 @@ mod tests {
     fn finished(prepare: impl FnOnce(&Path)) -> TempDir {
         let tree = tempfile::tempdir().unwrap();
         prepare(tree.path());
-        inside(tree.path(), || finish(&Init(b"init".to_vec()))).unwrap().unwrap();
+        inside(tree.path(), || finish(&Init(b"init".to_vec()), Some("/srv/app"))).unwrap().unwrap();
         tree
     }
 
@@ -129,7 +189,7 @@ mod tests {
     fn an_empty_tree_becomes_a_root_and_a_second_time_changes_nothing() {
         let tree = finished(|_| ());
         let passwd = fs::read_to_string(tree.path().join("etc/passwd")).unwrap();
-        inside(tree.path(), || finish(&Init(b"newer".to_vec()))).unwrap().unwrap();
+        inside(tree.path(), || finish(&Init(b"newer".to_vec()), Some("/srv/app"))).unwrap().unwrap();
 
         assert_eq!(passwd, "root:x:0:0:root:/root:/bin/sh\nuser:x:1000:1000::/home/user:/bin/sh\n");
         assert_eq!(fs::read_to_string(tree.path().join("etc/passwd")).unwrap(), passwd);
@@ -137,6 +197,7 @@ mod tests {
         assert_eq!(fs::metadata(tree.path().join("sbin/sandpiper-init")).unwrap().permissions().mode() & 0o7777, 0o755);
         assert_eq!(fs::metadata(tree.path().join("tmp")).unwrap().permissions().mode() & 0o7777, 0o1777);
         assert!(tree.path().join("sbin/poweroff").is_symlink() && tree.path().join("proc").is_dir());
+        assert!(tree.path().join("srv/app").is_dir());
     }
 
     #[test]
@@ -167,10 +228,48 @@ mod tests {
     }
 
     #[test]
+    fn what_is_in_the_way_of_the_first_process_or_of_users_is_named() {
+        let refused = |prepare: &dyn Fn(&Path)| {
+            let tree = tempfile::tempdir().unwrap();
+            prepare(tree.path());
+            inside(tree.path(), check_kinds).unwrap().unwrap_err().to_string()
+        };
+        let fifo = |path: &Path| assert!(std::process::Command::new("mkfifo").arg(path).status().unwrap().success());
+
+        assert!(refused(&|tree| fs::write(tree.join("sbin"), "").unwrap()).contains("/sbin of"));
+        assert!(refused(&|tree| fs::write(tree.join("tmp"), "").unwrap()).contains("/tmp of"));
+        assert!(refused(&|tree| symlink("sbin", tree.join("sbin")).unwrap()).contains("/sbin of"));
+        assert!(
+            refused(&|tree| {
+                fs::write(tree.join("usr"), "").unwrap();
+                symlink("usr/sbin", tree.join("sbin")).unwrap();
+            })
+            .contains("/sbin of")
+        );
+        assert!(
+            refused(&|tree| fs::create_dir_all(tree.join("sbin/sandpiper-init")).unwrap()).contains("sandpiper-init")
+        );
+        assert!(
+            refused(&|tree| {
+                fs::create_dir(tree.join("etc")).unwrap();
+                fifo(&tree.join("etc/passwd"));
+            })
+            .contains("/etc/passwd of the image is no file")
+        );
+        assert!(
+            refused(&|tree| {
+                fs::create_dir(tree.join("etc")).unwrap();
+                fs::File::create(tree.join("etc/group")).unwrap().set_len(1 << 40).unwrap();
+            })
+            .contains("/etc/group of the image has more than")
+        );
+    }
+
+    #[test]
     fn what_is_in_the_way_of_a_mount_is_named() {
         let tree = tempfile::tempdir().unwrap();
         fs::write(tree.path().join("proc"), "").unwrap();
-        let refused = inside(tree.path(), check_folders).unwrap().unwrap_err();
+        let refused = inside(tree.path(), check_kinds).unwrap().unwrap_err();
         assert!(refused.to_string().contains("/proc"), "{refused}");
     }
 }

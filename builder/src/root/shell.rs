@@ -2,7 +2,7 @@
 //!
 //! It is looked at, not run: what it would do is the tenant's choice.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
 
@@ -37,6 +37,10 @@ struct Program {
 ///
 /// Fails if there is none.
 pub(super) fn check() -> Result<(), Failure> {
+    // A pipe would have nothing for ever.
+    if fs::metadata(SHELL).is_ok_and(|meta| !meta.is_file()) {
+        return refuse(&format!("{SHELL} of the image is no file"));
+    }
     let shell = match File::open(SHELL) {
         Ok(file) => read(file),
         Err(error) if error.kind() == io::ErrorKind::NotFound => return refuse(&format!("The image has no {SHELL}")),

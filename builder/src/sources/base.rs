@@ -13,13 +13,21 @@ use super::pull::pull;
 use crate::buildah::Buildah;
 use crate::events::Events;
 use crate::failure::Failure;
-use crate::image::Config;
+use crate::image::{self, Config};
 use crate::inside::inside;
-use crate::root::{copy, forget_volume};
+use crate::root::{check_users, copy, forget_volume};
+use crate::storage;
+use crate::unpack::read_within;
 
 /// Names in the storage, which no registry has.
 const PREPARED: &str = "localhost/sandpiper-prepared";
 const VERSION: &str = "localhost/sandpiper-version";
+
+/// As whom steps run where nothing else is said, in the folder that is this one's.
+const USER: &str = "user";
+
+/// Bytes of a file of users that is read: none is larger.
+const MAX_USERS: u64 = 4 << 20;
 
 /// What steps begin with, in the storage.
 pub(super) struct Base {
@@ -46,36 +54,37 @@ pub(super) fn prepare<W: Write>(
             let config = Config::of(buildah, &image)?;
             config.check()?;
             let name = format!("{PREPARED}:{}", image.trim_start_matches("sha256:"));
-            if !exists(&name, buildah) {
-                with_container(&image, &name, buildah, |_, tree| add_users(tree))?;
+            if !storage::has(&name) {
+                let image = image::without_triggers(buildah, &image)?;
+                // Of its variables it has its own.
+                let settings = ImageSettings { env: BTreeMap::new(), ..config.settings() };
+                with_container(&image, &name, buildah, |container, tree| {
+                    add_users(tree)?;
+                    configure(container, tree, &settings, buildah)
+                })?;
             }
-            base(name, config.user().unwrap_or("root"), digests, buildah)
+            base(name, config.user().unwrap_or(USER), digests)
         }
         StepsBase::Version { version } => {
             events.info(&format!("FROM version {}", version.as_str()))?;
             let name = format!("{VERSION}:{}", version.as_str());
-            if !exists(&name, buildah) {
+            if !storage::has(&name) {
                 with_container("scratch", &name, buildah, |container, tree| {
                     copy(Path::new(BASE), tree)?;
                     own(tree).map_err(|error| failed(&error))?;
                     add_users(tree)?;
-                    configure(container, settings, buildah)
+                    configure(container, tree, settings, buildah)
                 })?;
             }
-            base(name, settings.user.as_deref().unwrap_or("user"), BTreeMap::new(), buildah)
+            base(name, settings.user.as_deref().unwrap_or(USER), BTreeMap::new())
         }
     }
 }
 
-fn base(name: String, user: &str, digests: BTreeMap<String, String>, buildah: &Buildah) -> Result<Base, Failure> {
-    let has_bash = in_container(&name, buildah, |_, tree| {
-        inside(tree, || Path::new("/bin/bash").is_file()).map_err(|error| failed(&error))
-    })?;
+fn base(name: String, user: &str, digests: BTreeMap<String, String>) -> Result<Base, Failure> {
+    let has_bash = storage::with_tree(&name, |tree| inside(tree, || Path::new("/bin/bash").is_file()));
+    let has_bash = has_bash.flatten().map_err(|error| failed(&error))?;
     Ok(Base { name, user: user.to_owned(), has_bash, digests })
-}
-
-fn exists(name: &str, buildah: &Buildah) -> bool {
-    buildah.output(["inspect", "--type=image", "--format={{.FromImageID}}", name]).is_ok()
 }
 
 /// Makes the image `name` of what `work` does to a container of `from` and its tree.
@@ -85,26 +94,16 @@ fn with_container(
     buildah: &Buildah,
     work: impl FnOnce(&str, &Path) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
-    in_container(from, buildah, |container, tree| {
-        work(container, tree)?;
-        buildah.output(["umount", container])?;
-        buildah.output(["commit", "--quiet", "--format=docker", &buildah.policy_option(), container, name])?;
-        Ok(())
-    })
-}
-
-/// Does `work` with a container of `from` and its tree; the container is gone after it.
-fn in_container<T>(
-    from: &str,
-    buildah: &Buildah,
-    work: impl FnOnce(&str, &Path) -> Result<T, Failure>,
-) -> Result<T, Failure> {
-    let container = buildah.output(["from", "--pull-never", "--format=docker", &buildah.policy_option(), from])?;
-    let done = buildah.output(["mount", &container]).and_then(|tree| work(&container, Path::new(&tree)));
+    let policy = buildah.policy_option();
+    let container = buildah.output(["from", "--pull-never", "--format=docker", &policy, from])?;
+    let made = buildah.output(["mount", &container]).and_then(|tree| {
+        work(&container, Path::new(&tree)).map_err(Failure::in_cache)?;
+        buildah.output(["umount", &container])?;
+        buildah.output(["commit", "--quiet", "--format=docker", &policy, &container, name])
+    });
     let removed = buildah.output(["rm", &container]);
-    let done = done?;
-    removed?;
-    Ok(done)
+    made?;
+    removed.map(drop)
 }
 
 /// Gives the root back to root: mounted as volumes are, it is somebody's.
@@ -113,19 +112,35 @@ fn own(tree: &Path) -> io::Result<()> {
     chown(tree, Some(0), Some(0))
 }
 
+/// Refuses a tree whose files of users are none: a pipe would have nothing for ever.
 fn add_users(tree: &Path) -> Result<(), Failure> {
+    check_users(tree)?;
     inside(tree, || sandpiper_init::ensure_users(Path::new("/")))
         .and_then(|added| added)
         .map_err(|error| failed(&error))
 }
 
-fn configure(container: &str, settings: &ImageSettings, buildah: &Buildah) -> Result<(), Failure> {
-    let mut arguments = vec!["config".to_owned()];
-    arguments.extend(settings.env.iter().map(|(name, value)| format!("--env={name}={value}")));
-    arguments.extend(settings.workdir.iter().map(|folder| format!("--workingdir={folder}")));
-    arguments.push(format!("--user={}", settings.user.as_deref().unwrap_or("user")));
+/// Says as whom steps run, and where: in the user's home unless the settings say otherwise, as sandboxes do.
+fn configure(container: &str, tree: &Path, settings: &ImageSettings, buildah: &Buildah) -> Result<(), Failure> {
+    let user = settings.user.as_deref().unwrap_or(USER);
+    let folder = match &settings.workdir {
+        Some(folder) => folder.clone(),
+        None => home_of(user, &read_within(tree, "/etc/passwd", MAX_USERS).ok().flatten().unwrap_or_default()),
+    };
+    let mut arguments = vec!["config".to_owned(), format!("--workingdir={folder}"), format!("--user={user}")];
+    // buildah puts variables in.
+    let env = settings.env.iter().map(|(name, value)| format!("--env={name}={}", value.replace('$', "$$")));
+    arguments.extend(env);
     arguments.push(container.to_owned());
     buildah.output(arguments).map(drop)
+}
+
+/// The home of a user of a database.
+fn home_of(user: &str, passwd: &str) -> String {
+    let name = user.split(':').next().unwrap_or_default();
+    let entry = passwd.lines().find(|line| line.split(':').next() == Some(name));
+    let home = entry.and_then(|line| line.split(':').nth(5)).filter(|home| home.starts_with('/'));
+    home.unwrap_or("/").to_owned()
 }
 
 fn failed(error: &io::Error) -> Failure {

@@ -8,7 +8,10 @@ use sandpiper_protocol::template::LogLevel;
 use crate::buildah::{Buildah, Line};
 use crate::events::Events;
 use crate::failure::Failure;
-use crate::progress::{Counter, Said, image_of, of_error, of_output};
+use crate::progress::{Counter, Said, of_error, of_output};
+
+/// Bytes of a line that buildah's parser reads. It takes a longer one for the end of the Dockerfile, without a word.
+const MAX_LINE: usize = (64 << 10) - 2;
 
 /// What is built.
 pub(super) struct Build<'a> {
@@ -16,6 +19,8 @@ pub(super) struct Build<'a> {
     pub(super) text: &'a str,
     pub(super) context: &'a Path,
     pub(super) options: Vec<String>,
+    /// Variables for buildah itself.
+    pub(super) variables: Vec<(String, String)>,
     /// The number by which its owner knows the step with a number, and how many there are; `None` for one of ours.
     pub(super) number: &'a dyn Fn(u32, u32) -> Option<(u32, u32)>,
 }
@@ -23,16 +28,17 @@ pub(super) struct Build<'a> {
 /// What came of it.
 pub(super) struct Built {
     pub(super) image: String,
-    /// What its stages began with, as the Dockerfile says it.
-    pub(super) bases: Vec<String>,
+    /// Instructions of the first stage, as buildah has read them.
+    pub(super) instructions: u32,
 }
 
 /// Builds.
 ///
 /// # Errors
 ///
-/// Fails where a step does.
+/// Fails where a step does, and if a line is longer than what is read.
 pub(super) fn build<W: Write>(build: &Build<'_>, buildah: &Buildah, events: &mut Events<W>) -> Result<Built, Failure> {
+    check_lines(build.text)?;
     let file = buildah.files().put_other("Dockerfile", build.text)?;
     let id = buildah.files().put_other("image", "")?;
     let mut arguments = buildah.build_options();
@@ -41,13 +47,23 @@ pub(super) fn build<W: Write>(build: &Build<'_>, buildah: &Buildah, events: &mut
     arguments.push(format!("--file={}", file.display()));
     arguments.push(build.context.display().to_string());
     let mut teller =
-        Teller { events, number: build.number, counter: Counter::default(), begun: None, at: None, bases: Vec::new() };
-    buildah.run(&arguments, |line| teller.tell(line))?;
+        Teller { events, number: build.number, counter: Counter::default(), begun: None, at: None, instructions: None };
+    buildah.run_with(&arguments, &build.variables, |line| teller.tell(line))?;
     teller.begin(false)?;
-    let bases = teller.bases;
+    let instructions = teller.instructions.unwrap_or_default();
     let image = std::fs::read_to_string(&id)
         .map_err(|error| Failure::host("buildah does not say what it has built", &error))?;
-    Ok(Built { image: image.trim().to_owned(), bases })
+    Ok(Built { image: image.trim().to_owned(), instructions })
+}
+
+fn check_lines(text: &str) -> Result<(), Failure> {
+    match (1..).zip(text.split('\n')).find(|(_, line)| line.len() > MAX_LINE) {
+        Some((number, line)) => Err(Failure::SourceRefused(format!(
+            "Line {number} of the Dockerfile has {} bytes, and at most {MAX_LINE} are read: break it with a backslash at its end",
+            line.len()
+        ))),
+        None => Ok(()),
+    }
 }
 
 struct Teller<'a, W> {
@@ -58,7 +74,7 @@ struct Teller<'a, W> {
     begun: Option<Begun>,
     /// The step that goes on.
     at: Option<u32>,
-    bases: Vec<String>,
+    instructions: Option<u32>,
 }
 
 struct Begun {
@@ -82,9 +98,10 @@ impl<W: Write> Teller<'_, W> {
             Said::Step(step) => {
                 self.begin(false)?;
                 let (number, of) = self.counter.count(step);
+                // Before the first one no program can have printed the like.
+                self.instructions.get_or_insert(of);
                 let number = (self.number)(number, of);
                 self.at = number.map(|(number, _)| number);
-                self.bases.extend(image_of(step.text).map(str::to_owned));
                 self.begun = Some(Begun { number, text: step.text.to_owned() });
                 Ok(())
             }
@@ -104,5 +121,17 @@ impl<W: Write> Teller<'_, W> {
             Some(Begun { number: None, text }) => self.events.log(LogLevel::Debug, &text),
             None => Ok(()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_that_is_not_read_to_its_end_is_refused_by_its_number() {
+        assert!(check_lines(&format!("FROM a\nRUN {}\nRUN b", "x".repeat(MAX_LINE - 4))).is_ok());
+        let refused = check_lines(&format!("FROM a\nRUN {}", "x".repeat(MAX_LINE - 3))).unwrap_err();
+        assert!(refused.to_string().starts_with("Line 2 of the Dockerfile has 65535 bytes"), "{refused}");
     }
 }

@@ -4,6 +4,7 @@ mod archive;
 mod base;
 mod build;
 mod dockerfile;
+mod images;
 mod pull;
 mod steps;
 
@@ -14,11 +15,12 @@ use std::path::{Path, PathBuf};
 
 use sandpiper_protocol::builder::{Order, UPLOADS};
 use sandpiper_protocol::ids::UploadId;
-use sandpiper_protocol::template::BuildSource;
+use sandpiper_protocol::template::{BuildSource, Credentials};
 
 use crate::buildah::Buildah;
 use crate::events::Events;
 use crate::failure::Failure;
+use crate::registries;
 use crate::unpack::Upload;
 
 /// What a source became.
@@ -47,17 +49,19 @@ pub(crate) fn make<W: Write>(order: &Order, buildah: &Buildah, events: &mut Even
 }
 
 /// What of an order no log may show.
-pub(crate) fn secrets(order: &Order) -> Vec<&str> {
-    let mut secrets: Vec<&str> = order.registries.credentials.values().map(|one| one.password.as_str()).collect();
+pub(crate) fn secrets(order: &Order) -> Vec<String> {
+    let mut secrets = Vec::new();
+    let mut credentials: Vec<&Credentials> = order.registries.credentials.values().collect();
     match &order.source {
-        BuildSource::Image { credentials, .. } => secrets.extend(credentials.iter().map(|one| one.password.as_str())),
+        BuildSource::Image { credentials: own, .. } => credentials.extend(own),
         BuildSource::Dockerfile(dockerfile) => {
-            secrets.extend(dockerfile.secrets.0.values().map(String::as_str));
-            secrets.extend(dockerfile.credentials.values().map(|one| one.password.as_str()));
+            secrets.extend(dockerfile.secrets.0.values().cloned());
+            credentials.extend(dockerfile.credentials.values());
         }
-        BuildSource::Steps(steps) => secrets.extend(steps::password(steps)),
+        BuildSource::Steps(steps) => credentials.extend(steps::credentials(steps)),
         BuildSource::Archive { .. } | BuildSource::Checkpoint { .. } | BuildSource::Sandbox { .. } => {}
     }
+    secrets.extend(credentials.into_iter().flat_map(|one| [one.password.clone(), registries::encoded(one)]));
     secrets
 }
 

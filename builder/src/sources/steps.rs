@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::io::Write;
 use std::path::{Component, Path};
 
-use sandpiper_protocol::template::{ImageSettings, Step, Steps, StepsBase};
+use sandpiper_protocol::template::{Credentials, ImageSettings, Step, Steps, StepsBase};
 
 use super::base::{Base, prepare};
 use super::build::{Build, build};
@@ -17,6 +17,12 @@ use crate::failure::Failure;
 /// A label with another value in every build: what comes after it has no earlier result.
 const FORCED: &str = "sandpiper.forced";
 
+/// Bytes behind which a line is broken.
+const MAX_PIECE: usize = 32 << 10;
+
+/// Bytes of what has to be on one line.
+const MAX_WORD: usize = 4096;
+
 /// Builds the image that steps make.
 pub(super) fn image<W: Write>(
     steps: &Steps,
@@ -25,6 +31,8 @@ pub(super) fn image<W: Write>(
     events: &mut Events<W>,
 ) -> Result<Made, Failure> {
     let base = prepare(&steps.from, settings, buildah, events)?;
+    // No step needs them: nothing else is asked for.
+    buildah.files().forget_credentials()?;
     let context = make_folder("context")?;
     for (number, step) in (1..).zip(&steps.steps) {
         if let Step::Copy { upload, .. } = step {
@@ -38,14 +46,24 @@ pub(super) fn image<W: Write>(
     if steps.no_cache {
         options.push("--no-cache".into());
     }
-    let built = build(&Build { text: &text.text, context: &context, options, number: &number }, buildah, events)?;
+    let built = build(
+        &Build { text: &text.text, context: &context, options, variables: Vec::new(), number: &number },
+        buildah,
+        events,
+    )?;
+    // buildah's parser may take what it does not understand for the end.
+    if usize::try_from(built.instructions) != Ok(text.steps.len()) {
+        return Err(Failure::Host(
+            "buildah has not read all steps, and has built an image without some of them".into(),
+        ));
+    }
     Ok(Made { image: built.image, digests: base.digests })
 }
 
-/// The password that the order has for what the steps begin with.
-pub(super) fn password(steps: &Steps) -> Option<&str> {
+/// What the order has for the registry of what the steps begin with.
+pub(super) fn credentials(steps: &Steps) -> Option<&Credentials> {
     match &steps.from {
-        StepsBase::Image { credentials, .. } => credentials.as_ref().map(|one| one.password.as_str()),
+        StepsBase::Image { credentials, .. } => credentials.as_ref(),
         StepsBase::Version { .. } => None,
     }
 }
@@ -94,6 +112,7 @@ impl Text {
                         None => text.add(Some(number), &command),
                     }
                 }
+                Step::Env { env } if env.is_empty() => {}
                 Step::Env { env } => text.add(Some(number), &variables(env)?),
                 Step::Workdir { path } => text.add(Some(number), &format!("WORKDIR {}", one_line("folder", path)?)),
                 Step::User { name } => {
@@ -129,6 +148,10 @@ fn copy(number: u32, (source, target): (&str, &str), owner: &str, mode: Option<&
         }
     }
     let source = format!("{}{inside}{}", folder(number), if inside.is_empty() { "/." } else { "" });
+    // Another word would be an option.
+    if owner.contains(char::is_whitespace) {
+        return Err(refused(&format!("{owner:?} is no user")));
+    }
     let mut instruction = format!("COPY --chown={}", one_line("user", owner)?);
     if let Some(mode) = mode {
         if mode.is_empty() || mode.len() > 4 || !mode.bytes().all(|digit| (b'0'..=b'7').contains(&digit)) {
@@ -142,30 +165,97 @@ fn copy(number: u32, (source, target): (&str, &str), owner: &str, mode: Option<&
 }
 
 fn variables(env: &BTreeMap<String, String>) -> Result<String, Failure> {
-    let mut instruction = "ENV".to_owned();
-    for (name, value) in env {
+    let mut instruction = Folded::new("ENV ");
+    for (index, (name, value)) in env.iter().enumerate() {
         let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte);
-        if name.is_empty() || !name.bytes().all(is_name) {
+        if name.is_empty() || name.len() > MAX_WORD || !name.bytes().all(is_name) {
             return Err(refused(&format!("{name:?} is no name of a variable")));
         }
-        let value = one_line("value of a variable", value)?.replace('\\', r"\\").replace('"', "\\\"");
-        write!(instruction, " {name}=\"{}\"", value.replace('$', r"\$")).unwrap_or_default();
+        if value.contains(NO_LINE) {
+            return Err(refused(&format!("The value of {name} has more than one line, and a step's has one")));
+        }
+        if index > 0 {
+            instruction.push(" ", None);
+        }
+        instruction.push(&format!("{name}=\""), None);
+        for character in value.chars() {
+            // Quotes end before a line does, and begin after: it begins with nothing that would be left out.
+            instruction.push(escape(character, &mut [0; 5]), Some(("\"", "\"")));
+        }
+        instruction.push("\"", None);
     }
-    Ok(instruction)
+    Ok(instruction.text)
 }
 
-/// The form of an instruction in which words are what they are.
+/// What ends lines, and texts.
+const NO_LINE: [char; 3] = ['\n', '\r', '\0'];
+
+/// An instruction that goes on over as many lines as it needs: buildah's parser leaves out one that begins with `#`, or is empty.
+struct Folded {
+    text: String,
+    /// Bytes of its last line.
+    line: usize,
+}
+
+impl Folded {
+    fn new(start: &str) -> Self {
+        Self { text: start.to_owned(), line: start.len() }
+    }
+
+    /// Adds a part, with what has to be around a line's end, if there may be one before it.
+    fn push(&mut self, part: &str, around: Option<(&str, &str)>) {
+        if let (true, Some((before, after))) = (self.line > MAX_PIECE, around) {
+            self.text.extend([before, "\\\n", after]);
+            self.line = after.len();
+        }
+        self.text.push_str(part);
+        self.line += part.len();
+    }
+}
+
+/// The form of an instruction in which words are what they are: JSON.
 fn words(words: &[&str]) -> String {
-    serde_json::Value::from(words).to_string()
+    let mut array = Folded::new("[");
+    for (index, word) in words.iter().enumerate() {
+        array.push(if index > 0 { ",\"" } else { "\"" }, None);
+        for character in word.chars() {
+            if array.line > MAX_PIECE {
+                // Written so, it is never what a line may not begin with.
+                let units =
+                    character.encode_utf16(&mut [0; 2]).iter().map(|unit| format!("\\u{unit:04x}")).collect::<String>();
+                array.push(&units, Some(("", "")));
+            } else {
+                let quoted = serde_json::Value::from(character.to_string()).to_string();
+                array.push(quoted.get(1..quoted.len() - 1).unwrap_or_default(), None);
+            }
+        }
+        array.push("\"", None);
+    }
+    array.text + "]"
 }
 
-fn escaped(path: &str) -> String {
-    path.replace('$', r"\$")
+/// A text that an instruction takes as it is: no variables are put in, and no quotes taken out.
+fn escaped(text: &str) -> String {
+    text.chars().map(|character| escape(character, &mut [0; 5]).to_owned()).collect()
+}
+
+fn escape(character: char, buffer: &mut [u8; 5]) -> &str {
+    let start = usize::from(matches!(character, '\\' | '$' | '"'));
+    buffer[0] = b'\\';
+    let end = start + character.encode_utf8(&mut buffer[start..]).len();
+    std::str::from_utf8(&buffer[..end]).unwrap_or_default()
 }
 
 fn one_line<'a>(what: &str, text: &'a str) -> Result<&'a str, Failure> {
-    if text.is_empty() || text.contains(['\n', '\r', '\0']) {
+    if text.is_empty() || text.contains(NO_LINE) {
         return Err(refused(&format!("A {what} of a step is one line of text, not {text:?}")));
+    }
+    if text.len() > MAX_WORD {
+        return Err(refused(&format!("A {what} of a step has at most {MAX_WORD} bytes, and this has {}", text.len())));
+    }
+    // The next instruction would be part of it.
+    if text.trim_end().ends_with('\\') {
+        return Err(refused(&format!("A {what} of a step does not end with a backslash: {text:?}")));
     }
     Ok(text)
 }
@@ -224,12 +314,34 @@ mod tests {
     }
 
     #[test]
+    fn long_steps_go_on_over_lines_that_are_read() {
+        let long = "# \\$\"é😀\t".repeat(6000);
+        let text = text(json!([
+            {"step": "run", "command": long},
+            {"step": "env", "env": {"A": long.replace('\t', " "), "B": "#".repeat(200_000)}},
+        ]))
+        .unwrap();
+        for line in text.text.lines() {
+            assert!(line.len() < 65_535 && !line.starts_with(['#', ' ', '\t']), "{:?}", line.get(..9));
+        }
+        let joined = text.text.replace("\\\n", "");
+        let run = joined.lines().find_map(|line| line.strip_prefix("RUN ")).unwrap();
+        let words: Vec<String> = serde_json::from_str(run).unwrap();
+        assert_eq!(words, ["/bin/sh", "-c", &long]);
+        assert_eq!(text.steps.len(), 3);
+    }
+
+    #[test]
     fn what_would_be_another_instruction_is_refused() {
         for step in [
             json!({"step": "user", "name": "a\nRUN b"}),
             json!({"step": "workdir", "path": ""}),
             json!({"step": "env", "env": {"A": "1\nRUN b"}}),
             json!({"step": "env", "env": {"A B": "1"}}),
+            json!({"step": "workdir", "path": "/a\\"}),
+            json!({"step": "user", "name": "a\\ "}),
+            json!({"step": "workdir", "path": "x".repeat(5000)}),
+            json!({"step": "copy", "upload": "upl_1", "source": "a", "target": "/", "user": "a --from=b"}),
             json!({"step": "copy", "upload": "upl_1", "source": "../a", "target": "/"}),
             json!({"step": "copy", "upload": "upl_1", "source": "a", "target": "/", "mode": "u+x"}),
             json!({"step": "copy", "upload": "upl_1", "source": "a", "target": "/", "user": "a\nb"}),

@@ -1,14 +1,18 @@
 //! Archives that a tenant sent: read as a stream, within limits, and unpacked where no name in them leads out.
 
+mod bounded;
+
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::path::{Component, Path};
 use std::process::{Child, ChildStdout, Command, Stdio};
 
+use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, UTIME_OMIT, utimensat};
 use tar::{Archive, Entry, EntryType};
 
 use crate::failure::Failure;
 use crate::inside::inside;
+use bounded::{Bounded, Budget};
 
 /// Files of a context.
 const MAX_ENTRIES: u64 = 500_000;
@@ -21,6 +25,13 @@ const BLOCK: usize = 512;
 
 /// Bytes of nothing behind an archive's end: whole records of tar's, with room to spare.
 const MAX_PADDING: u64 = 1 << 20;
+
+/// Bytes between the content of a file and that of the next: headers, and what they have of long names and attributes. The crate
+/// reads all of that into memory.
+const MAX_HEADERS: u64 = 1 << 20;
+
+/// What begins the attributes of a sparse file in the PAX format, which the crate takes for a file of other content.
+const PAX_SPARSE: &str = "GNU.sparse.";
 
 /// Programs that unpack, by the first bytes of what they packed.
 const COMPRESSIONS: [(&[u8], &str); 4] =
@@ -35,6 +46,8 @@ pub(crate) enum UnpackError {
     TooMany,
     #[error("The files of the archive have more than {} GiB", MAX_BYTES >> 30)]
     TooLarge,
+    #[error("The archive has more than {} MiB of names and attributes for one file", MAX_HEADERS >> 20)]
+    Headers,
     #[error("The archive's {path:?} {reason}")]
     Refused { path: String, reason: &'static str },
     #[error("The archive's {path:?} cannot be unpacked: {source}")]
@@ -49,7 +62,7 @@ impl From<UnpackError> for Failure {
     fn from(error: UnpackError) -> Self {
         match &error {
             UnpackError::Write { source, .. } | UnpackError::Read(source) if is_full(source) => {
-                Self::DiskFull { step: None }
+                Self::DiskFull { step: None, is_cache: false }
             }
             _ => Self::SourceRefused(error.to_string()),
         }
@@ -101,30 +114,33 @@ impl Upload {
         self.finish()
     }
 
-    /// Writes it uncompressed to `target`, up to its end. Returns the names of its files in the uppermost folder.
+    /// Writes it uncompressed to `target`, up to its end. Returns what is in it.
     ///
     /// # Errors
     ///
     /// Fails at a limit, or if it is no archive.
-    pub(crate) fn copy(mut self, target: &Path) -> Result<Vec<String>, UnpackError> {
+    pub(crate) fn copy(mut self, target: &Path) -> Result<Contents, UnpackError> {
         let file = File::create(target);
         let file = file.map_err(|source| UnpackError::Write { path: target.display().to_string(), source })?;
-        let mut archive = Archive::new(Tee { from: &mut self.stream, to: file });
+        let budget = Budget::new(MAX_HEADERS);
+        let mut archive = Archive::new(Bounded::new(Tee { from: &mut self.stream, to: file }, &budget));
         let mut limits = Limits::default();
-        let mut names = Vec::new();
+        let mut contents = Contents { names: Vec::new(), is_plain: true };
         for entry in archive.entries().map_err(UnpackError::Read)? {
-            let entry = entry.map_err(UnpackError::Read)?;
+            let entry = entry.map_err(|error| unreadable(error, &budget))?;
             limits.count(entry.size())?;
+            budget.set(content(&entry)?.saturating_add(MAX_HEADERS));
             let path = entry.path().map_err(UnpackError::Read)?;
+            contents.is_plain &= check_name(&path).is_ok() && is_plain(entry.header().entry_type());
             let mut parts = path.components().filter(|part| !matches!(part, Component::CurDir));
             if let (Some(Component::Normal(name)), None) = (parts.next(), parts.next()) {
-                names.push(name.to_string_lossy().into_owned());
+                contents.names.push(name.to_string_lossy().into_owned());
             }
         }
         // The second of the two empty blocks that end an archive, of which the crate reads one.
-        archive.into_inner().to.write_all(&[0; BLOCK]).map_err(UnpackError::Read)?;
+        archive.into_inner().into_inner().to.write_all(&[0; BLOCK]).map_err(UnpackError::Read)?;
         self.finish()?;
-        Ok(names)
+        Ok(contents)
     }
 
     /// Makes sure that all of it was there, and nothing else.
@@ -140,6 +156,32 @@ impl Upload {
             false => Err(UnpackError::Damaged),
         }
     }
+}
+
+/// Bytes that an entry has in the archive: of a sparse file fewer than it becomes.
+fn content<R: Read>(entry: &Entry<'_, R>) -> Result<u64, UnpackError> {
+    match entry.header().entry_type() {
+        EntryType::GNUSparse => entry.header().entry_size().map_err(UnpackError::Read),
+        _ => Ok(entry.size()),
+    }
+}
+
+/// Why there is no next entry.
+fn unreadable(error: io::Error, budget: &Budget) -> UnpackError {
+    if budget.is_spent() { UnpackError::Headers } else { UnpackError::Read(error) }
+}
+
+/// What is in an archive.
+#[derive(Debug)]
+pub(crate) struct Contents {
+    /// The files in its uppermost folder.
+    pub(crate) names: Vec<String>,
+    /// Whether there is nothing but files and folders, none of which leads elsewhere.
+    pub(crate) is_plain: bool,
+}
+
+fn is_plain(kind: EntryType) -> bool {
+    matches!(kind, EntryType::Regular | EntryType::Continuous | EntryType::Directory | EntryType::XGlobalHeader)
 }
 
 /// Writes down what is read.
@@ -187,20 +229,43 @@ impl Read for Stream {
 
 /// Unpacks into the root folder, which is the context's.
 fn unpack_here(stream: &mut Stream) -> Result<(), UnpackError> {
-    let mut archive = Archive::new(stream);
+    let budget = Budget::new(MAX_HEADERS);
+    let mut archive = Archive::new(Bounded::new(stream, &budget));
     archive.set_preserve_permissions(true);
     archive.set_preserve_mtime(true);
     archive.set_preserve_ownerships(false);
     let mut limits = Limits::default();
+    let mut folders = Vec::new();
     for entry in archive.entries().map_err(UnpackError::Read)? {
-        let mut entry = entry.map_err(UnpackError::Read)?;
+        let mut entry = entry.map_err(|error| unreadable(error, &budget))?;
         limits.count(entry.size())?;
+        budget.set(content(&entry)?.saturating_add(MAX_HEADERS));
         unpack_entry(&mut entry)?;
+        if entry.header().entry_type() == EntryType::Directory {
+            let path = Path::new("/").join(entry.path().map_err(UnpackError::Read)?);
+            folders.push((path, entry.header().mtime().unwrap_or_default()));
+        }
+    }
+    // What was unpacked into them has changed it.
+    for (path, time) in folders {
+        set_time(&path, time).map_err(|source| UnpackError::Write { path: path.display().to_string(), source })?;
     }
     Ok(())
 }
 
-fn unpack_entry(entry: &mut Entry<'_, &mut Stream>) -> Result<(), UnpackError> {
+fn set_time(folder: &Path, seconds: u64) -> io::Result<()> {
+    let times = Timestamps {
+        last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
+        last_modification: Timespec { tv_sec: i64::try_from(seconds).unwrap_or(i64::MAX), tv_nsec: 0 },
+    };
+    match utimensat(CWD, folder, &times, AtFlags::SYMLINK_NOFOLLOW) {
+        // A later entry is in its place.
+        Err(rustix::io::Errno::NOENT | rustix::io::Errno::NOTDIR) => Ok(()),
+        set => Ok(set?),
+    }
+}
+
+fn unpack_entry<R: Read>(entry: &mut Entry<'_, R>) -> Result<(), UnpackError> {
     let path = entry.path().map_err(UnpackError::Read)?.into_owned();
     let refused = |reason| UnpackError::Refused { path: path.display().to_string(), reason };
     check_name(&path).map_err(refused)?;
@@ -216,6 +281,13 @@ fn unpack_entry(entry: &mut Entry<'_, &mut Stream>) -> Result<(), UnpackError> {
         EntryType::Char | EntryType::Block => return Err(refused("is a device, which contexts may not hold")),
         EntryType::Fifo => return Err(refused("is a named pipe, which contexts may not hold")),
         _ => return Err(refused("is of a kind that contexts may not hold")),
+    }
+    let attributes = entry.pax_extensions().map_err(UnpackError::Read)?;
+    let is_sparse = |key: &[u8]| key.starts_with(PAX_SPARSE.as_bytes());
+    if attributes.into_iter().flatten().any(|one| one.is_ok_and(|one| is_sparse(one.key_bytes()))) {
+        return Err(refused(
+            "is a sparse file in the PAX format: make the archive without --sparse, or with --format=gnu",
+        ));
     }
     let failed = |source| UnpackError::Write { path: path.display().to_string(), source };
     if path.components().all(|part| matches!(part, Component::CurDir)) {

@@ -1,3 +1,5 @@
+//! Archives that are what they seem, and those that are not, each unpacked into a folder of the test's own.
+
 use super::*;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use tar::{Builder, Header};
@@ -155,7 +157,7 @@ fn names_of_the_uppermost_folder_are_found_in_an_archive_of_an_image() {
     });
     fs::write(&upload, compressed("zstd", &bytes)).unwrap();
 
-    assert_eq!(Upload::open(&upload).unwrap().copy(&copy).unwrap(), ["oci-layout"]);
+    assert_eq!(Upload::open(&upload).unwrap().copy(&copy).unwrap().names, ["oci-layout"]);
     assert!(fs::read(copy).unwrap() == bytes, "the copy differs");
 }
 
@@ -171,4 +173,59 @@ fn a_file_is_read_where_links_lead_within_the_tree() {
     assert_eq!(read_within(tree.path(), "../../small", 100).unwrap().as_deref(), Some("text"));
     assert!(read_within(tree.path(), "small", 3).is_err());
     assert!(read_within(tree.path(), ".", 3).is_err());
+}
+
+#[test]
+fn names_and_attributes_without_end_are_not_read_to_their_end() {
+    for kind in [EntryType::GNULongName, EntryType::XHeader] {
+        let mut header = header(kind, 2 << 20);
+        put_name(&mut header, "long");
+        header.set_cksum();
+        let bytes = archive(|builder| builder.append(&header, io::repeat(b'x').take(2 << 20)).unwrap());
+        assert!(matches!(unpacked(&bytes).1, Err(UnpackError::Headers)), "{kind:?}");
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("upload"), &bytes).unwrap();
+        let copied = Upload::open(&folder.path().join("upload")).unwrap().copy(&folder.path().join("copy"));
+        assert!(matches!(copied, Err(UnpackError::Headers)), "{kind:?}");
+    }
+}
+
+#[test]
+fn files_larger_than_what_headers_may_have_are_unpacked() {
+    let bytes = archive(|builder| {
+        for name in ["one", "two"] {
+            builder
+                .append_data(&mut header(EntryType::Regular, 3 << 20), name, io::repeat(b'x').take(3 << 20))
+                .unwrap();
+        }
+    });
+    let (folder, result) = unpacked(&bytes);
+    result.unwrap();
+    assert_eq!(fs::metadata(folder.path().join("context/two")).unwrap().len(), 3 << 20);
+}
+
+#[test]
+fn folders_have_their_times_whatever_was_unpacked_into_them() {
+    let bytes = archive(|builder| {
+        builder.append_data(&mut header(EntryType::Directory, 0), "folder", io::empty()).unwrap();
+        builder.append_data(&mut header(EntryType::Regular, 1), "folder/file", &b"x"[..]).unwrap();
+    });
+    let (folder, result) = unpacked(&bytes);
+    result.unwrap();
+    assert_eq!(fs::metadata(folder.path().join("context/folder")).unwrap().mtime(), 1_000_000_000);
+}
+
+#[test]
+fn sparse_files_are_unpacked_in_the_format_that_is_read_and_refused_in_the_other() {
+    let source = tempfile::tempdir().unwrap();
+    fs::File::create(source.path().join("file")).unwrap().set_len(3 << 20).unwrap();
+    for (format, is_read) in [("gnu", true), ("pax", false)] {
+        let made = Command::new("tar")
+            .args(["--sparse", &format!("--format={format}"), "-C", source.path().to_str().unwrap(), "-cf-", "file"])
+            .output()
+            .unwrap();
+        let (folder, result) = unpacked(&made.stdout);
+        let size = fs::metadata(folder.path().join("context/file")).map(|meta| meta.len());
+        assert_eq!((result.is_ok(), size.ok()), (is_read, is_read.then_some(3 << 20)), "{format}: {result:?}");
+    }
 }

@@ -2,9 +2,13 @@
 
 use std::fs;
 use std::os::unix::fs::symlink;
+use std::path::Path;
 
-use crate::support::{Machine, context, order, run};
+use sandpiper_skip::skipped;
 use serde_json::json;
+
+use crate::registry::{HOST, Registry};
+use crate::support::{Machine, Said, context, order, run};
 
 /// A shell and what it was called by, as a version's root.
 fn make_base(machine: &Machine) {
@@ -64,6 +68,49 @@ fn steps_go_on_from_a_version_and_are_known_by_their_numbers() {
 }
 
 #[test]
+fn a_version_whose_users_are_a_pipe_is_refused() {
+    let Some(machine) = Machine::new("a pipe of users", 256) else { return };
+    make_base(&machine);
+    fs::create_dir(machine.base().join("etc")).unwrap();
+    run("mkfifo", &[machine.base().join("etc/passwd").to_str().unwrap()]);
+    let source = json!({"kind": "steps", "from": {"version": {"version": "ver_1"}}, "steps": []});
+
+    let said = machine.build(order(source));
+
+    let error = said.error();
+    assert!(error.code == "source_refused" && error.message.contains("/etc/passwd"), "{}", error.message);
+}
+
+#[test]
+fn steps_of_any_length_are_done_to_their_end() {
+    let Some(machine) = Machine::new("long steps", 256) else { return };
+    make_base(&machine);
+    let part = "# \\$\"é #";
+    let (command, value) = (part.repeat(6500), part.repeat(5500));
+    let steps = json!([
+        {"step": "user", "name": "root"},
+        {"step": "run", "command": format!("cat >/written <<'END'\n{command}\nEND\n")},
+        {"step": "env", "env": {"A": "1", "LONG": value, "Z": "2"}},
+        {"step": "run", "command": "printf '%s\\n' \"$LONG\" >/variable; echo $A $Z >/others"},
+    ]);
+    let source = json!({"kind": "steps", "from": {"version": {"version": "ver_1"}}, "steps": steps});
+
+    let said = machine.build(order(source));
+
+    assert_eq!(said.finished()["settings"]["env"]["LONG"], value);
+    assert_eq!(said.steps().len(), 4);
+    assert!(machine.in_output("cat written") == format!("{command}\n"), "the command is another");
+    assert_eq!(machine.in_output("cat others"), "1 2\n");
+    assert!(machine.in_output("cat variable") == format!("{value}\n"), "the variable is another");
+}
+
+fn build(machine: &Machine, archive: &Path) -> Said {
+    machine.empty();
+    machine.upload("upl_1", archive);
+    machine.build(order(json!({"kind": "archive", "upload": "upl_1"})))
+}
+
+#[test]
 fn archives_of_both_kinds_become_roots_and_others_are_refused() {
     let Some(machine) = Machine::new("archives", 256) else { return };
     let folder = machine.scratch("archives");
@@ -72,25 +119,58 @@ fn archives_of_both_kinds_become_roots_and_others_are_refused() {
         "mount --make-rprivate / && mount -t tmpfs tmpfs /run && cd {0} &&
          b() {{ buildah --root {0}/root --runroot {0}/run \"$@\"; }} &&
          c=$(b from scratch) && b add $c {1} / && b config --user 7 $c && i=$(b commit -q $c) &&
-         b push -q $i docker-archive:{0}/docker.tar:a && b push -q $i oci-archive:{0}/oci.tar && gzip docker.tar && zstd -q oci.tar",
+         b push -q $i docker-archive:{0}/docker.tar:a && b push -q $i oci-archive:{0}/oci.tar &&
+         cp oci.tar linked.tar && ln -s /usr/bin linked && tar -rf linked.tar linked && gzip docker.tar && zstd -q oci.tar &&
+         b config --onbuild 'COPY /etc/hostname /stolen' $c && i=$(b commit -q --format docker $c) &&
+         b push -q $i docker-archive:{0}/onbuild.tar:a",
         folder.display(),
         machine.base().display(),
     );
     run("unshare", &["--mount", "sh", "-c", &script]);
     fs::write(folder.join("none"), [0; 10240]).unwrap();
 
-    for (name, good) in [("docker.tar.gz", true), ("oci.tar.zst", true), ("none", false)] {
-        machine.empty();
-        machine.upload("upl_1", &folder.join(name));
-        let said = machine.build(order(json!({"kind": "archive", "upload": "upl_1"})));
-        if good {
-            assert_eq!(said.finished()["settings"]["user"], "7", "{name}");
-            assert_eq!(machine.in_output("ls of-base bin/sh").lines().count(), 2, "{name}");
-        } else {
-            let error = said.error();
-            assert!(error.code == "source_refused" && error.message.contains("docker save"), "{}", error.message);
-        }
+    // What an image would have run by the next build is not run, least of all out here.
+    for name in ["docker.tar.gz", "oci.tar.zst", "onbuild.tar"] {
+        let said = build(&machine, &folder.join(name));
+        assert_eq!(said.finished()["settings"]["user"], "7", "{name}");
+        assert_eq!(machine.in_output("ls -d of-base bin/sh stolen 2>/dev/null || true").lines().count(), 2, "{name}");
     }
+    for (name, why) in [("none", "docker save"), ("linked.tar", "links")] {
+        let said = build(&machine, &folder.join(name));
+        let error = said.error();
+        assert!(error.code == "source_refused" && error.message.contains(why), "{name}: {}", error.message);
+    }
+}
+
+/// buildah wrote all other images of the tests.
+#[test]
+fn images_of_umoci_and_skopeo_become_roots() {
+    let test = "umoci";
+    let (Some(machine), Some(registry)) = (Machine::new(test, 256), Registry::start(test)) else { return };
+    if !["/usr/bin/umoci", "/usr/bin/skopeo"].into_iter().all(|path| Path::new(path).exists()) {
+        return skipped(test, "Debian's umoci and skopeo are not installed");
+    }
+    let folder = machine.scratch("umoci");
+    make_base(&machine);
+    let script = format!(
+        "cd {} && umoci init --layout layout && umoci new --image layout:one && umoci insert --image layout:one {} / &&
+         umoci config --image layout:one --config.user 7 && tar -C layout -cf oci.tar oci-layout index.json blobs &&
+         c() {{ skopeo --insecure-policy copy --quiet --dest-tls-verify=false oci:layout:one $1; }} &&
+         c docker-archive:docker.tar:one && c docker://{}/umoci:1",
+        folder.display(),
+        machine.base().display(),
+        registry.address(),
+    );
+    run("sh", &["-c", &script]);
+    let mut of_registry = order(json!({"kind": "image", "reference": format!("{HOST}/umoci:1")}));
+    of_registry["registries"] = registry.settings();
+    let archives = ["oci.tar", "docker.tar"].map(|name| build(&machine, &folder.join(name)).finished());
+    machine.empty();
+
+    for finished in archives.into_iter().chain([machine.build(of_registry).finished()]) {
+        assert_eq!(finished["settings"]["user"], "7");
+    }
+    assert_eq!(machine.in_output("ls -d of-base bin/sh").lines().count(), 2);
 }
 
 #[test]

@@ -41,10 +41,15 @@ fn a_dockerfile_becomes_a_root_with_what_a_sandbox_needs() {
 
     let said = machine.build(order);
 
+    let mut finished = said.finished();
+    let image = finished["image"].take();
+    assert_eq!(image.as_str().unwrap().len(), 64, "{image}");
     assert_eq!(
-        said.finished(),
+        finished,
         json!({
             "event": "finished",
+            "image": null,
+            "is_known": false,
             "settings": {"env": {"A": "a b", "PATH": "/bin"}, "workdir": "/work", "user": "1001:12"},
             "command": "/bin/sh -c 'echo it'",
             "digests": {},
@@ -129,6 +134,16 @@ fn a_second_build_uses_the_first_ones_steps_and_a_small_cache_is_kept_small() {
     assert_eq!(second, first, "a cache without room is emptied before");
     assert_eq!(third, first, "and after");
     assert_eq!(build(1 << 40), [(1, 3, false), (2, 3, true), (3, 3, true)]);
+
+    let mut order = dockerfile(text);
+    machine.empty();
+    machine.upload("upl_1", &context);
+    let image = machine.build(order.clone()).finished()["image"].take();
+    order["known"] = json!([image]);
+    machine.empty();
+    machine.upload("upl_1", &context);
+    assert_eq!(machine.build(order).finished()["is_known"], true);
+    assert_eq!(machine.in_output("ls -d bin || true"), "", "it was written again");
     let ids = machine.in_cache("grep -o '\"id\"' storage/overlay-images/images.json | wc -l");
     assert_eq!(ids.trim(), "2");
 }
@@ -137,8 +152,9 @@ fn a_second_build_uses_the_first_ones_steps_and_a_small_cache_is_kept_small() {
 fn secrets_are_there_for_their_step_and_nowhere_else() {
     let Some(machine) = Machine::new("secrets", 256) else { return };
     machine.upload("upl_1", &context(&machine, |_| ()));
-    let run = r#"RUN --mount=type=secret,id=token ["/bin/sh", "-c", "read T </run/secrets/token; echo saw $T; echo ${#T} >/length"]"#;
-    let mut order = dockerfile(&format!("FROM scratch\nCOPY busybox /bin/sh\n{run}\n"));
+    let run = r#"RUN --mount=type=secret,id=token ["/bin/sh", "-c", "read T </run/secrets/token; echo saw $T; echo ${#T} >/length"]
+RUN --mount=type=secret,id=token ["/busybox", "sh", "-c", "/busybox grep ' /run/secrets/token ' /proc/self/mountinfo >/mounted; /busybox env >/env"]"#;
+    let mut order = dockerfile(&format!("FROM scratch\nCOPY busybox /bin/sh\nCOPY busybox /busybox\n{run}\n"));
     order["source"]["secrets"] = json!({"token": "hunter2hunter2"});
 
     let said = machine.build(order);
@@ -146,6 +162,8 @@ fn secrets_are_there_for_their_step_and_nowhere_else() {
 
     assert!(said.text.contains("saw ***") && !said.text.contains("hunter2"), "{}", said.text);
     assert_eq!(machine.in_output("cat length; grep -r hunter2 . | wc -l"), "14\n0\n");
+    let mounted = machine.in_output("cat mounted env");
+    assert!(mounted.contains(" - tmpfs ") && !mounted.contains("SECRET"), "it was on a disk: {mounted}");
     assert_eq!(machine.in_cache("grep -r hunter2 . | wc -l"), "0\n");
 }
 
@@ -165,6 +183,10 @@ fn what_fails_says_which_step_and_why() {
     assert_eq!((code.as_str(), step), ("step_failed", Some(3)), "{message}");
     assert!(message.ends_with("failed: exit status 3"), "{message}");
 
+    let (code, step, _) =
+        build(&format!("{shell}RUN [\"/bin/sh\", \"-c\", \"echo No space left on device; exit 3\"]\n"));
+    assert_eq!((code.as_str(), step), ("step_failed", Some(3)), "whatever its program says of a disk");
+
     let (code, _, message) = build("FROM scratch\nCOPY busybox /busybox\n");
     assert!(code == "no_shell" && message.contains("has no /bin/sh"), "{message}");
 
@@ -183,4 +205,10 @@ fn what_fails_says_which_step_and_why() {
     machine.upload("upl_1", &context);
     let (code, step, message) = build(&fill(600_000_000));
     assert_eq!((code.as_str(), step), ("disk_full", Some(4)), "the cache is too small: {message}");
+    machine.empty();
+    machine.upload("upl_1", &context);
+    let (code, step, message) = build(&format!(
+        "{shell}COPY busybox /busybox\nRUN [\"/busybox\", \"fallocate\", \"-l\", \"4G\", \"/large\"]\n"
+    ));
+    assert_eq!((code.as_str(), step), ("disk_full", Some(4)), "so is it for what is only reserved: {message}");
 }
