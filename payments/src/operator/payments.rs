@@ -45,7 +45,7 @@ pub struct PaymentBody {
     pub realm: Realm,
     #[schema(value_type = PaymentOrder)]
     pub payment: Box<RawValue>,
-    /// Of the webhook that this report gave rise to; none if the report was accepted before, or the realm has no URL.
+    /// Of the webhook that this report gave rise to; none if the realm had no URL, or it was removed after its time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub delivery_id: Option<String>,
 }
@@ -170,7 +170,7 @@ fn are_small(pairs: &BTreeMap<String, String>) -> bool {
 ///
 /// Creates the payment or takes over its new state, and enqueues the webhook that tells the merchant, in one transaction.
 /// `updatedAt` must be later than before. Legal moves: `PENDING` to any status, `FAILED` to `COMPLETED`, `COMPLETED` to
-/// `COMPLETED` with another `actualAmount`. The same report again gets 200 and does nothing.
+/// `COMPLETED` with another `actualAmount`. The same report again gets 200 and the same `deliveryId`, and does nothing.
 #[utoipa::path(
     put,
     path = "/operator/v1/payments/{id}",
@@ -199,8 +199,7 @@ pub async fn put(
     let accepted = app.store.payments.put(update, entry, app.clock.now()).await?;
     let (status, delivery) = match accepted {
         Accepted::Created(delivery) => (StatusCode::CREATED, delivery),
-        Accepted::Updated(delivery) => (StatusCode::OK, delivery),
-        Accepted::Repeated => (StatusCode::OK, None),
+        Accepted::Updated(delivery) | Accepted::Repeated(delivery) => (StatusCode::OK, delivery),
     };
     if delivery.is_some() {
         app.webhooks.wake();

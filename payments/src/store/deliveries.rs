@@ -194,6 +194,14 @@ pub(super) async fn enqueue(tx: &mut Tx, new: &[NewDelivery<'_>]) -> Result<Vec<
     Ok(ids)
 }
 
+/// The delivery that an update gave rise to when it was accepted; `None` where the realm had no URL then, or once the
+/// delivery was removed after its time.
+pub(super) async fn of_update(tx: &mut Tx, update: &NewDelivery<'_>) -> Result<Option<DeliveryId>, StoreError> {
+    let id = DeliveryId::of_update(update.endpoint.realm, update.payment_id, update.updated_at_ms);
+    let row = sqlx::query("SELECT id FROM webhook_deliveries WHERE id = $1").bind(id.as_str());
+    Ok(row.fetch_optional(&mut **tx).await?.map(|_| id))
+}
+
 /// Puts the endpoint into the line, now at the latest; false when it has no URL.
 async fn line_up(tx: &mut Tx, endpoint: &EndpointKey, now: Timestamp) -> Result<bool, StoreError> {
     let lined_up = line_up_all(tx, BTreeMap::from([(endpoint.clone(), now)])).await?;

@@ -263,14 +263,17 @@ async fn tell(
         .collect();
     audit::insert(tx, &entries).await?;
     let mut deliveries = deliveries::enqueue(tx, &new).await?.into_iter();
-    let outcome = |change| {
-        Ok(match change? {
-            Change::Created => Accepted::Created(deliveries.next().flatten()),
-            Change::Updated => Accepted::Updated(deliveries.next().flatten()),
-            Change::Repeated => Accepted::Repeated,
-        })
-    };
-    Ok(changes.into_iter().map(outcome).collect())
+    let mut outcomes = Vec::with_capacity(reports.len());
+    for (report, change) in reports.iter().zip(changes) {
+        outcomes.push(match change {
+            Ok(Change::Created) => Ok(Accepted::Created(deliveries.next().flatten())),
+            Ok(Change::Updated) => Ok(Accepted::Updated(deliveries.next().flatten())),
+            // Only now: it may repeat one of these.
+            Ok(Change::Repeated) => Ok(Accepted::Repeated(deliveries::of_update(tx, &delivery(report)).await?)),
+            Err(refused) => Err(refused),
+        });
+    }
+    Ok(outcomes)
 }
 
 fn delivery(report: &Report) -> NewDelivery<'_> {
@@ -390,7 +393,11 @@ mod tests {
         assert_eq!(contents(&together).await, contents(&in_turn).await);
         let kinds: Vec<_> = outcomes.iter().map(Result::is_ok).collect();
         assert_eq!(kinds, [true, true, false, false, false, true, true, true, true, false, true]);
-        assert!(matches!(outcomes[8], Ok(Accepted::Repeated)) && matches!(outcomes[10], Ok(Accepted::Created(None))));
+        let (Ok(Accepted::Updated(told)), Ok(Accepted::Repeated(told_before))) = (&outcomes[7], &outcomes[8]) else {
+            panic!("{outcomes:#?}");
+        };
+        assert!(told.is_some() && told == told_before);
+        assert!(matches!(outcomes[10], Ok(Accepted::Created(None))));
     }
 
     #[tokio::test]

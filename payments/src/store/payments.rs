@@ -40,8 +40,8 @@ pub enum Accepted {
     Created(Option<DeliveryId>),
     /// It has a new state.
     Updated(Option<DeliveryId>),
-    /// The update was accepted before; nothing was done.
-    Repeated,
+    /// The update was accepted before; nothing was done. The delivery it gave rise to then, as long as that is kept.
+    Repeated(Option<DeliveryId>),
 }
 
 /// Why an update was not accepted.
