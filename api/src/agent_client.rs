@@ -21,9 +21,11 @@ use sandpiper_protocol::agent::{
 };
 use sandpiper_protocol::error_chain::chain;
 use sandpiper_protocol::ids::SandboxId;
+use sandpiper_protocol::trace::{TRACEPARENT, Trace, TraceList};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
+use url::form_urlencoded;
 
 pub mod templates;
 pub mod volumes;
@@ -271,6 +273,15 @@ impl AgentClient {
         Ok(list.templates)
     }
 
+    /// Where the time of requests that changed something went, those about this sandbox or all, newest first.
+    pub async fn traces(&self, sandbox: Option<&str>) -> Result<Vec<Trace>, AgentError> {
+        let query = sandbox.map_or_else(String::new, |id| {
+            format!("?sandbox={}", form_urlencoded::byte_serialize(id.as_bytes()).collect::<String>())
+        });
+        let list: TraceList = self.ask(&format!("/traces{query}")).await?;
+        Ok(list.traces)
+    }
+
     /// The host itself.
     pub async fn host(&self) -> Result<HostInfo, AgentError> {
         self.ask("/host").await
@@ -310,6 +321,9 @@ impl AgentClient {
             .header(header::CONTENT_TYPE, "application/json");
         if let Some(key) = &self.session_key {
             request = request.header(SESSION_KEY, key);
+        }
+        if let Some(traceparent) = sandpiper_trace::traceparent() {
+            request = request.header(TRACEPARENT, traceparent);
         }
         let request =
             request.body(Full::new(Bytes::from(json))).map_err(|error| AgentError::Malformed(error.to_string()))?;

@@ -6,9 +6,9 @@ use sandpiper_http::error::ApiError;
 use crate::plan::PlanLimits;
 use crate::quota::{Amounts, QuotaBody};
 use crate::store::checkpoints::CreateCheckpointError;
-use crate::store::sandboxes::QuotaError;
-use crate::store::templates::versions::{CreateVersionError, VersionUse};
+use crate::store::templates::versions::{CreateVersionError, MOST_TAGS, VersionUse};
 use crate::store::templates::{CreateTemplateError, TemplateRow};
+use crate::store::usage::QuotaError;
 use crate::store::volumes::{CreateVolumeError, VolumeRow};
 
 /// 404 on a sandbox.
@@ -19,6 +19,11 @@ pub fn no_sandbox(id: &str) -> ApiError {
 /// 404 on a checkpoint.
 pub fn no_checkpoint(id: &str) -> ApiError {
     ApiError::not_found(format!("There is no checkpoint {id}"))
+}
+
+/// 429 on what a team does as often at a time as it may.
+pub fn too_many(message: impl Into<String>) -> ApiError {
+    ApiError::new(StatusCode::TOO_MANY_REQUESTS, "rate_limited", message).retry_after(5)
 }
 
 /// 404 on a volume.
@@ -121,7 +126,8 @@ pub fn not_queued(error: CreateVersionError, template: &TemplateRow, limits: &Pl
     match error {
         CreateVersionError::NoTemplate => no_template(&template.slug),
         CreateVersionError::OverQuota(usage) => {
-            let message = "The team's builds have taken all their minutes of the last 30 days; ask for a larger plan";
+            let message = "The team's builds have taken all their minutes of 30 days, or those that are under way may yet do; \
+                           wait for these, or ask for a larger plan";
             ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, "template_quota_exceeded", message)
                 .with_quota(QuotaBody::new(limits, usage, Amounts::of_build()))
         }
@@ -129,9 +135,16 @@ pub fn not_queued(error: CreateVersionError, template: &TemplateRow, limits: &Pl
             let message = "Too many of the team's builds are under way; wait for some of them, or cancel them";
             ApiError::new(StatusCode::TOO_MANY_REQUESTS, "too_many_builds", message).retry_after(10)
         }
+        CreateVersionError::TooManyTags => too_many_tags(),
         CreateVersionError::ClaimLost => ApiError::idempotency_in_progress(),
         CreateVersionError::Store(error) => error.into(),
     }
+}
+
+/// 400 on tags of which a template would have too many.
+pub fn too_many_tags() -> ApiError {
+    let reason = format!("are too many: a template has {MOST_TAGS} at most; remove some first");
+    ApiError::invalid_field("tags", reason)
 }
 
 /// 403 on what the team's plan does not include.

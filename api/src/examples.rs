@@ -111,10 +111,8 @@ pub fn of(operation_id: &str) -> Option<Example> {
         "show_build_logs" => response(json!({"state": "building", "next_token": "eyJhZnRlciI6IjEifQ", "entries": [
             {"number": 1, "time": "2026-01-01T00:00:02Z", "level": "info", "step": 1, "text": "FROM registry.example/node:22"},
         ]})),
-        "upload_build_file" => response(json!({
-            "id": "upl06f3kq8z2m1c9w0v5t7b4a", "bytes": 20_480, "expires_at": "2026-01-02T00:00:00Z",
-            "sha256": "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
-        })),
+        "upload_build_file" => response(build_file()),
+        "list_build_files" => response(json!({"uploads": [build_file()]})),
         "call_mcp" => exchange(
             json!({"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": {
                 "name": "run_command", "arguments": {"command": "uname -m"},
@@ -169,6 +167,14 @@ fn session() -> Value {
     json!({
         "data_plane_url": "http://s6k3f0.sandbox.localhost:7080", "access_token": "eyJzYiI6InNieDA2ZjNrcTgifQ.c2lnbmF0dXJl",
         "expires_at": "2026-01-01T01:00:00Z",
+    })
+}
+
+fn build_file() -> Value {
+    json!({
+        "id": "upl06f3kq8z2m1c9w0v5t7b4a", "bytes": 20_480, "created_at": "2026-01-01T00:00:00Z",
+        "expires_at": "2026-01-02T00:00:00Z",
+        "sha256": "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
     })
 }
 

@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
+use sandpiper_protocol::ids::TeamId;
 use tokio::sync::OwnedMutexGuard;
 
 /// Ids of sandboxes and checkpoints that a task of this process is at work on.
@@ -54,6 +55,52 @@ impl InFlightGuard {
 impl Drop for InFlightGuard {
     fn drop(&mut self) {
         self.ids.with(|ids| ids.remove(&self.id));
+    }
+}
+
+/// How many of something each team has at a time, at most.
+#[derive(Debug, Clone)]
+pub struct PerTeam {
+    most: usize,
+    counts: Arc<Mutex<HashMap<TeamId, usize>>>,
+}
+
+impl PerTeam {
+    /// None of it yet.
+    pub fn new(most: usize) -> Self {
+        Self { most, counts: Arc::default() }
+    }
+
+    /// Counts one more of a team until the guard is dropped; `None` if it has all that it may.
+    pub fn enter(&self, team: &TeamId) -> Option<PerTeamGuard> {
+        self.with(|counts| {
+            let count = counts.entry(team.clone()).or_default();
+            (*count < self.most).then(|| *count += 1)
+        })?;
+        Some(PerTeamGuard { of: self.clone(), team: team.clone() })
+    }
+
+    fn with<T>(&self, work: impl FnOnce(&mut HashMap<TeamId, usize>) -> T) -> T {
+        // No change below panics half way.
+        work(&mut self.counts.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// Keeps one counted.
+#[derive(Debug)]
+pub struct PerTeamGuard {
+    of: PerTeam,
+    team: TeamId,
+}
+
+impl Drop for PerTeamGuard {
+    fn drop(&mut self) {
+        self.of.with(|counts| {
+            if let Some(count) = counts.get_mut(&self.team) {
+                *count -= 1;
+            }
+            counts.retain(|_, count| *count > 0);
+        });
     }
 }
 

@@ -49,4 +49,5 @@ pub mod service;
 pub mod settings;
 pub mod state;
 pub mod store;
+pub mod traces;
 pub mod v1;

@@ -30,6 +30,7 @@ use sandpiper_http::json::{self, BodyLimit};
 use sandpiper_http::request::{RequestId, route};
 use sandpiper_protocol::error_chain::chain;
 use sandpiper_protocol::id;
+use sandpiper_trace as trace;
 use serde_json::Value;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, sleep};
@@ -97,7 +98,9 @@ pub async fn run(State((app, face)): State<(App, Face)>, request: Request, next:
     match prepare(&app, face, request).await {
         Ok(Prepared::Responded(response)) => response,
         Ok(Prepared::ToDo(job)) => {
-            let work = async move { perform(&app, face, *job, next).await }.in_current_span();
+            // From here on: requests without a key are no reason to forget those that have one.
+            let trace = trace::begin(&job.action);
+            let work = async move { perform(&app, face, *job, next).await }.instrument(trace);
             tokio::spawn(work).await.unwrap_or_else(|error| {
                 // A panic was reported where it happened; a cancelled task means the process is ending.
                 ApiError::internal(format!("mutation ended early: {error}")).into_response()
@@ -219,6 +222,9 @@ async fn read(
 /// Does the work, keeps the response where there is a claim, and writes the audit.
 async fn perform(app: &App, face: Face, job: Job, next: Next) -> Response {
     let Job { request, caller, claim, made_before, action, resource, request_id, permit: _permit } = job;
+    if let Some(resource) = &resource {
+        trace::about(resource);
+    }
     let existing = match &made_before {
         Some(ids) => (face.existing)(app, &caller, resource.as_deref(), ids).await,
         None => Ok(None),
@@ -227,7 +233,7 @@ async fn perform(app: &App, face: Face, job: Job, next: Next) -> Response {
         Ok(Some(response)) => response,
         Err(error) => error.into_response(),
         // Caught here, so that the claim is released and the audit written.
-        Ok(None) => match tokio::spawn(next.run(request).in_current_span()).await {
+        Ok(None) => match tokio::spawn(next.run(request).instrument(trace::step("handler"))).await {
             Ok(response) => response,
             Err(error) => ApiError::internal(format!("panic in a handler: {error}")).into_response(),
         },
@@ -248,10 +254,10 @@ async fn perform(app: &App, face: Face, job: Job, next: Next) -> Response {
         })
         .collect();
     let response = match claim {
-        Some(claim) => settle(app, face, &claim, response).await,
+        Some(claim) => settle(app, face, &claim, response).instrument(trace::step("keep the response")).await,
         None => response,
     };
-    app.store.audit.keep(entries).await;
+    app.store.audit.keep(entries).instrument(trace::step("audit")).await;
     response
 }
 

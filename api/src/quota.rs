@@ -4,7 +4,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use crate::plan::{PlanLimits, Quota};
-use crate::store::sandboxes::Usage;
+use crate::store::usage::Usage;
 
 /// The quota that is checked when sandboxes are created, forked, resumed, and woken by requests, when volumes and templates are
 /// created, and when versions are built.
@@ -33,7 +33,7 @@ pub struct UsageBody {
     /// What the volumes may grow to together.
     pub volume_gib: u64,
     pub templates: u32,
-    /// That builds took in the last 30 days.
+    /// That builds took in the last 30 days, those that are under way among them.
     pub build_minutes: u64,
     /// Bytes of disk that sandboxes, live and stopped, checkpoints, volumes, versions of templates, and files for builds hold.
     pub retained_bytes: u64,

@@ -15,12 +15,14 @@ use sandpiper_http::layers;
 use sandpiper_http::metrics::RequestMetrics;
 use sandpiper_http::request::{Observer, Render, TimeLimit};
 use sandpiper_protocol::error_chain::chain;
+use sandpiper_trace::Traces;
 use serde_json::json;
 
 use crate::config::Config;
 use crate::e2b;
 use crate::mcp::Mcp;
 use crate::state::App;
+use crate::traces;
 
 /// The state of the sides that this process serves, and what they share.
 #[derive(Debug, Clone)]
@@ -30,6 +32,7 @@ pub struct Service {
     database: Database,
     requests: RequestMetrics,
     registry: Arc<Registry>,
+    traces: Traces,
     mcp: Option<Mcp>,
 }
 
@@ -44,7 +47,21 @@ impl Service {
         if let Some(app) = &payments {
             app.webhooks.metrics.register(&mut registry);
         }
-        Self { sandboxes, payments, database, requests, registry: Arc::new(registry), mcp: None }
+        Self {
+            sandboxes,
+            payments,
+            database,
+            requests,
+            registry: Arc::new(registry),
+            traces: Traces::default(),
+            mcp: None,
+        }
+    }
+
+    /// Shows these, to which a [`sandpiper_trace::layer`] writes.
+    #[must_use]
+    pub fn with_traces(self, traces: Traces) -> Self {
+        Self { traces, ..self }
     }
 
     /// With `/mcp`, whose tools call what this serves without it.
@@ -53,9 +70,14 @@ impl Service {
         Self { mcp: Some(mcp), ..self }
     }
 
-    /// What is served to the operator's monitoring, on a listener of its own: metrics of all teams, without a key.
+    /// What is served to operators and their monitoring, on a listener of its own: what all teams do, without a key.
     pub fn metrics_router(&self) -> Router {
-        Router::new().route("/metrics", get(metrics)).with_state(self.clone())
+        let agent = self.sandboxes.as_ref().map(|app| app.agent.clone());
+        let traces = traces::Sources { own: self.traces.clone(), agent };
+        Router::new()
+            .route("/metrics", get(metrics))
+            .with_state(self.clone())
+            .route("/traces", get(traces::list).with_state(traces))
     }
 
     /// Everything else that is served.

@@ -9,11 +9,13 @@ use sandpiper_http::clock::Clock;
 use sandpiper_http::json::BodyLimit;
 use sandpiper_http::limits::RateLimits;
 use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
 
 use crate::agent_client::AgentClient;
-use crate::in_flight::{InFlight, KeyedLocks};
+use crate::in_flight::{InFlight, KeyedLocks, PerTeam};
 use crate::metrics::Metrics;
 use crate::offer::Offer;
+use crate::orchestration::sync::CatalogRequests;
 use crate::profiles::KnownProfiles;
 use crate::settings::Settings;
 use crate::store::Store;
@@ -24,6 +26,11 @@ const LARGE_BODIES: usize = 4;
 /// The state; cheap to clone.
 #[derive(Debug, Clone)]
 pub struct App(Arc<Parts>);
+
+/// Logs of builds that a team follows at a time: each is looked at several times a second.
+const FOLLOWERS: usize = 32;
+/// Files of unknown length that a team sends at a time: each may be as long as all that the plan allows.
+const UNANNOUNCED_UPLOADS: usize = 4;
 
 /// The parts of an [`App`].
 #[derive(Debug)]
@@ -42,8 +49,16 @@ pub struct Parts {
     pub policy_locks: KeyedLocks,
     /// One permit for each large document in memory.
     pub large_bodies: Arc<Semaphore>,
+    /// Looks at the agent's templates that requests have asked for.
+    pub catalog_requests: CatalogRequests,
+    /// Builds' logs that are followed.
+    pub followers: PerTeam,
+    /// Files for builds that come without saying how long they are.
+    pub unannounced_uploads: PerTeam,
     pub profiles: KnownProfiles,
     pub offer: Offer,
+    /// Cancelled when this process is to end: whatever is sent without an end ends then, and clients go on elsewhere.
+    pub ending: CancellationToken,
 }
 
 impl Deref for App {
@@ -69,7 +84,11 @@ impl App {
             in_flight: InFlight::default(),
             policy_locks: KeyedLocks::default(),
             large_bodies: Arc::new(Semaphore::new(LARGE_BODIES)),
+            catalog_requests: CatalogRequests::default(),
+            followers: PerTeam::new(FOLLOWERS),
+            unannounced_uploads: PerTeam::new(UNANNOUNCED_UPLOADS),
             profiles: KnownProfiles::default(),
+            ending: CancellationToken::new(),
         }))
     }
 }

@@ -1,7 +1,7 @@
 //! Templates of one's own: their versions, the builds that make them, and what those say.
 
 use std::io;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::stream::{BoxStream, Stream, StreamExt};
@@ -10,15 +10,18 @@ use sandpiper_protocol::agent::NetworkPolicy;
 use sandpiper_protocol::template::{BuildError, BuildLogEntry, BuildState, Credentials, Dockerfile};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use super::events::Events;
 use super::{Client, ClientError, TIMEOUT};
 
 /// How long a log that is followed may say nothing, not even that it goes on.
 const SILENCE: Duration = Duration::from_secs(60);
-/// How long it is tried to go on with a log that broke off, and the time between two tries.
+/// How long it is tried to reach the API again from the first failure on, and the time between two tries.
 const RECONNECT_FOR: Duration = Duration::from_secs(120);
 const RECONNECT_AFTER: Duration = Duration::from_secs(1);
+/// Between two looks at whether a build has ended.
+const END_POLL: Duration = Duration::from_secs(1);
 
 /// A template to make; `Default` is a private one.
 #[derive(Debug, Clone, Default, Serialize)]
@@ -180,6 +183,25 @@ impl Client {
         self.read_version(&path, self.call(Method::GET, &path, None).await?)
     }
 
+    /// A version once its build has ended.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the API refuses, or cannot be reached for long.
+    pub async fn ended_version(&self, slug: &str, reference: &str) -> Result<Version, ClientError> {
+        let mut retries = Retries::default();
+        loop {
+            match self.version(slug, reference).await {
+                Ok(version) if version.state.has_ended() => return Ok(version),
+                Ok(_) => {
+                    retries = Retries::default();
+                    tokio::time::sleep(END_POLL).await;
+                }
+                Err(error) => retries.pause_after(error).await?,
+            }
+        }
+    }
+
     /// Deletes a version, of which no sandbox and no checkpoint may be made.
     pub async fn delete_version(&self, slug: &str, reference: &str) -> Result<(), ClientError> {
         self.call(Method::DELETE, &version_path(slug, reference), None).await.map(drop)
@@ -223,7 +245,14 @@ impl Client {
     /// What a build says, from entry number `after` + 1 on to its end.
     pub fn follow_build(&self, slug: &str, reference: &str, after: u64) -> BuildLog {
         let path = format!("{}/logs", version_path(slug, reference));
-        BuildLog { client: self.clone(), path, last: after, reading: None, has_ended: false }
+        BuildLog {
+            client: self.clone(),
+            path,
+            last: after,
+            reading: None,
+            retries: Retries::default(),
+            has_ended: false,
+        }
     }
 
     /// Sends a file for builds from a stream, of `length` bytes if that is known; returns once it is on stable storage.
@@ -283,6 +312,8 @@ pub struct BuildLog {
     /// Number of the last entry that was given out.
     last: u64,
     reading: Option<Reading>,
+    /// Since it could be read last.
+    retries: Retries,
     has_ended: bool,
 }
 
@@ -298,7 +329,6 @@ impl BuildLog {
     ///
     /// Fails if the API refuses, or cannot be reached for long.
     pub async fn next(&mut self) -> Result<Option<BuildLogEntry>, ClientError> {
-        let give_up_at = Instant::now() + RECONNECT_FOR;
         while !self.has_ended {
             match self.step().await {
                 Ok(Some(entry)) if entry.number <= self.last => {}
@@ -307,8 +337,7 @@ impl BuildLog {
                     return Ok(Some(entry));
                 }
                 Ok(None) => self.has_ended = true,
-                Err(error) if Instant::now() >= give_up_at || !may_pass(&error) => return Err(error),
-                Err(_) => tokio::time::sleep(RECONNECT_AFTER).await,
+                Err(error) => self.retries.pause_after(error).await?,
             }
         }
         Ok(None)
@@ -318,7 +347,11 @@ impl BuildLog {
     async fn step(&mut self) -> Result<Option<BuildLogEntry>, ClientError> {
         let mut reading = match self.reading.take() {
             Some(reading) => reading,
-            None => self.connect().await?,
+            None => {
+                let reading = self.connect().await?;
+                self.retries = Retries::default();
+                reading
+            }
         };
         loop {
             if let Some(event) = reading.events.next() {
@@ -357,11 +390,63 @@ impl BuildLog {
     }
 }
 
+/// Tries to reach the API again, for a while from the first failure on.
+#[derive(Debug, Default)]
+struct Retries {
+    give_up_at: Option<Instant>,
+}
+
+impl Retries {
+    /// Waits until the next try; or returns the error where there is to be none.
+    async fn pause_after(&mut self, error: ClientError) -> Result<(), ClientError> {
+        let give_up_at = *self.give_up_at.get_or_insert_with(|| Instant::now() + RECONNECT_FOR);
+        if Instant::now() >= give_up_at || !may_pass(&error) {
+            return Err(error);
+        }
+        tokio::time::sleep(RECONNECT_AFTER).await;
+        Ok(())
+    }
+}
+
 /// Whether it is worth another try: the API is being started anew, or cannot reach the host for a moment.
 fn may_pass(error: &ClientError) -> bool {
     match error {
         ClientError::Unreachable { .. } | ClientError::Broken(_) => true,
         ClientError::Refused { status, .. } => matches!(status, 429 | 502 | 503 | 504),
         _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn broken() -> ClientError {
+        ClientError::Broken("gone".to_owned())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn it_is_tried_again_for_a_while_from_the_first_failure_on() {
+        let mut retries = Retries::default();
+        // However long nothing was wrong before.
+        tokio::time::advance(10 * RECONNECT_FOR).await;
+        let began = Instant::now();
+
+        while retries.pause_after(broken()).await.is_ok() {}
+
+        let took = began.elapsed();
+        assert!((RECONNECT_FOR..2 * RECONNECT_FOR).contains(&took), "{took:?}");
+        assert!(Retries::default().pause_after(broken()).await.is_ok());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_does_not_pass_is_not_tried_again() {
+        let refused = ClientError::Refused {
+            status: 404,
+            code: String::new(),
+            message: String::new(),
+            request_id: String::new(),
+        };
+        assert!(Retries::default().pause_after(refused).await.is_err());
     }
 }

@@ -330,9 +330,15 @@ mod tests {
         statement.replace("NOT auto_resume OR", "auto_resume = 0 OR")
     }
 
+    /// What SQLite cannot be told, so that 0016 edits its schema instead.
+    fn is_edit(statement: &str) -> bool {
+        [" ADD FOREIGN KEY ", " DROP NOT NULL"].iter().any(|words| statement.contains(words))
+    }
+
     #[test]
     fn both_databases_get_the_same_tables() {
-        let (mut sqlite, postgres) = (tables(&SQLITE_MIGRATIONS), tables(&POSTGRES_MIGRATIONS));
+        let (mut sqlite, mut postgres) = (tables(&SQLITE_MIGRATIONS), tables(&POSTGRES_MIGRATIONS));
+        postgres.retain(|(_, statement)| !is_edit(statement));
         sqlite.iter_mut().for_each(|(_, statement)| *statement = with_truth_values(statement));
         assert!(sqlite.len() > 20, "{sqlite:?}");
         assert_eq!(sqlite, postgres);

@@ -19,3 +19,4 @@ pub mod listener;
 pub mod metrics;
 pub mod query;
 pub mod request;
+mod unread;

@@ -26,6 +26,8 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower::ServiceExt;
 
+use crate::unread::drained;
+
 /// Connections at a time; more wait in the kernel's queue.
 const CONNECTIONS: usize = 4096;
 /// From a connection's first byte, or the end of the request before, to the end of the next request's head. Ends idle
@@ -124,16 +126,18 @@ async fn serve_connection<S>(stream: S, protocol: Protocol, router: Router, fini
 where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
-    let service = router.map_request(|request: Request<Incoming>| request.map(Body::new));
-    let service = TowerToHyperService::new(assert_infallible(service));
     let stream = TokioIo::new(stream);
     match protocol {
         Protocol::Http1 => {
+            let service = router.map_request(|request: Request<Incoming>| drained(request).map(Body::new));
+            let service = TowerToHyperService::new(assert_infallible(service));
             let mut http = http1::Builder::new();
             http.timer(TokioTimer::new()).header_read_timeout(HEAD);
             drive(http.serve_connection(stream, service), finish.cancelled()).await;
         }
         Protocol::Http2 => {
+            let service = router.map_request(|request: Request<Incoming>| request.map(Body::new));
+            let service = TowerToHyperService::new(assert_infallible(service));
             let mut http = http2::Builder::new(TokioExecutor::new());
             http.timer(TokioTimer::new()).max_concurrent_streams(HTTP2_STREAMS);
             let over = async {

@@ -40,6 +40,11 @@ impl AgentClient {
         super::parse("/uploads", &response)
     }
 
+    /// A file, which counts as used now.
+    pub async fn show_upload(&self, id: &UploadId) -> Result<Upload, AgentError> {
+        self.ask(&format!("/uploads/{id}")).await
+    }
+
     /// Removes a file; builds that have begun to read it go on.
     pub async fn delete_upload(&self, id: &UploadId) -> Result<(), AgentError> {
         self.exchange::<()>(Method::DELETE, &format!("/uploads/{id}"), None, DELETE).await.map(drop)

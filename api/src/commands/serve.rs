@@ -17,11 +17,14 @@ use sandpiper_payments::delivery::retention::Retention;
 use sandpiper_payments::delivery::worker::Worker;
 use sandpiper_payments::state::{App as Payments, prune_rate_limits};
 use sandpiper_protocol::error_chain::chain;
+use sandpiper_trace::Traces;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::task::AbortOnDropHandle;
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::{EnvFilter, FilterExt, filter_fn};
+use tracing_subscriber::layer::{Layer, SubscriberExt};
+use tracing_subscriber::util::SubscriberInitExt;
 
 use super::open_database;
 use crate::config::Config;
@@ -43,7 +46,12 @@ const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 pub fn run(config: Config) -> anyhow::Result<()> {
     let log = EnvFilter::try_from_env("SANDPIPER_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
     let colours = std::io::stderr().is_terminal();
-    tracing_subscriber::fmt().with_env_filter(log).with_writer(std::io::stderr).with_ansi(colours).init();
+    let log = log.and(filter_fn(sandpiper_trace::is_no_part));
+    let traces = Traces::default();
+    tracing_subscriber::registry()
+        .with(tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(colours).with_filter(log))
+        .with(sandpiper_trace::layer(&traces, "api"))
+        .init();
 
     // In this order: a low port may need root, nothing after it does, and threads come last because a process gives up its
     // rights as a whole only while it has one.
@@ -55,13 +63,13 @@ pub fn run(config: Config) -> anyhow::Result<()> {
     }
     privileges::drop_privileges(&config)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    runtime.block_on(serve(config, listener, metrics))
+    runtime.block_on(serve(config, listener, metrics, traces))
 }
 
 /// What runs until the end, and its name in the log.
 type Task = (JoinHandle<()>, &'static str);
 
-async fn serve(config: Config, listener: TcpListener, metrics: TcpListener) -> anyhow::Result<()> {
+async fn serve(config: Config, listener: TcpListener, metrics: TcpListener, traces: Traces) -> anyhow::Result<()> {
     // Reads and writes files, before anything is served.
     let tls = ListenerTls::open(&config.tls, &config.state_dir, &config.host).context("Setting tls")?;
     let acceptor = tls.as_ref().map(ListenerTls::acceptor).transpose()?;
@@ -74,7 +82,7 @@ async fn serve(config: Config, listener: TcpListener, metrics: TcpListener) -> a
     let sandboxes = config.roles.sandboxes.then(|| sandboxes(&config, &database, &clock)).transpose()?;
     let payments = config.roles.payments.then(|| payments(&config, &database, &clock)).transpose()?;
     let dependencies = config.roles.payments.then(|| Dependencies::system(&config.webhooks)).transpose()?;
-    let service = Service::new(database.clone(), sandboxes, payments);
+    let service = Service::new(database.clone(), sandboxes, payments).with_traces(traces);
     let agent = match &service.sandboxes {
         Some(app) => join(&config, app, sole.is_some()).await?,
         None => None,
@@ -97,8 +105,12 @@ async fn serve(config: Config, listener: TcpListener, metrics: TcpListener) -> a
     tasks.push((tokio::spawn(metrics), "metrics"));
 
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let logs = service.sandboxes.as_ref().map(|app| app.ending.clone());
     let signalled = async move {
         tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
+        if let Some(logs) = logs {
+            logs.cancel();
+        }
         if let Some(mcp) = mcp {
             mcp.end();
         }

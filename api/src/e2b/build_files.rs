@@ -25,7 +25,7 @@ use super::builds::own_template;
 use crate::auth::{Caller, WriteAccess};
 use crate::state::App;
 use crate::store::keys::ActiveKey;
-use crate::v1::templates::uploads::receive;
+use crate::v1::templates::uploads::{self, receive};
 
 /// The route.
 pub const PATH: &str = "/templates/{id}/files/{hash}";
@@ -57,11 +57,7 @@ pub async fn link(
 ) -> Result<Response, ApiError> {
     let template = own_template(&app, &caller, &id).await?;
     check_hash(&hash)?;
-    if let Some(upload) = app.store.uploads.by_hash(&caller.team.id, &hash).await?
-        && app.store.uploads.keep(&caller.team.id, &upload, app.clock.now()).await?.is_some()
-    {
-        return Ok((StatusCode::CREATED, JsonBody(json!({"present": true}))).into_response());
-    }
+    let present = find(&app, &caller, &hash).await?.is_some();
     let expires = to_ms(app.clock.now().saturating_add(GOOD_FOR).unwrap_or(app.clock.now()));
     let plain = format!("{expires} {}", caller.key_id);
     let sealed = app.vault.seal(&context(&template.id, &hash), plain.as_bytes());
@@ -69,7 +65,7 @@ pub async fn link(
     let token: String = form_urlencoded::byte_serialize(sealed.as_bytes()).collect();
     let origin = origin(&app, &headers, &uri)?;
     let url = format!("{origin}/templates/{}/files/{hash}?token={token}", template.id);
-    Ok((StatusCode::CREATED, JsonBody(json!({"present": false, "url": url}))).into_response())
+    Ok((StatusCode::CREATED, JsonBody(json!({"present": present, "url": url}))).into_response())
 }
 
 /// The team's file of this hash.
@@ -78,14 +74,16 @@ pub async fn link(
 ///
 /// 400 where it was not sent.
 pub async fn sent(app: &App, caller: &Caller, hash: &str) -> Result<UploadId, ApiError> {
-    let upload = app.store.uploads.by_hash(&caller.team.id, hash).await?;
-    let kept = match upload {
-        Some(upload) => app.store.uploads.keep(&caller.team.id, &upload, app.clock.now()).await?,
-        None => None,
-    };
-    kept.map(|row| row.id).ok_or_else(|| {
+    find(app, caller, hash).await?.ok_or_else(|| {
         ApiError::invalid_field("filesHash", "is of files that are not here; send them where GET …/files/{hash} says")
     })
+}
+
+async fn find(app: &App, caller: &Caller, hash: &str) -> Result<Option<UploadId>, ApiError> {
+    match app.store.uploads.by_hash(&caller.team.id, hash).await? {
+        Some(id) => Ok(uploads::kept(app, caller, &id).await?.map(|row| row.id)),
+        None => Ok(None),
+    }
 }
 
 /// Receive a file.

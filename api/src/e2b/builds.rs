@@ -12,7 +12,7 @@ use sandpiper_http::query::{NoParameters, Pairs, unknown};
 use sandpiper_protocol::agent::NetworkPolicy;
 use sandpiper_protocol::ids::VersionId;
 use sandpiper_protocol::template::{
-    BuildLogEntry, BuildSource, Credentials, LogLevel, StartCommand, Step, Steps, StepsBase,
+    BuildLogEntry, BuildSource, Credentials, LogLevel, MAX_LOG_ENTRIES, StartCommand, Step, Steps, StepsBase,
 };
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
@@ -157,6 +157,9 @@ pub async fn start(
     if begun(&app, &template, &version).await?.is_some() {
         return Ok(accepted());
     }
+    if app.store.templates.was_deleted(&template.id, &version).await? {
+        return Err(ApiError::invalid_state(format!("The build {build} was deleted; begin another template build")));
+    }
     let announced = app.store.templates.announced(&template.id, &version).await?;
     let announced = announced.ok_or_else(|| no_build(&build))?;
     let start = request.start_command();
@@ -171,7 +174,11 @@ pub async fn start(
         tags: announced.tags,
         policy: NetworkPolicy::default(),
     };
-    build::start(&app, &caller, &template, wanted, None).await?;
+    match build::start(&app, &caller, &template, wanted, None).await {
+        // Another request for this build was faster.
+        Err(_) if begun(&app, &template, &version).await?.is_some() => {}
+        started => drop(started?),
+    }
     Ok(accepted())
 }
 
@@ -296,7 +303,7 @@ pub async fn show(
     for (parameter, value) in pairs {
         match parameter.as_str() {
             "logsOffset" => offset = number("logsOffset", &value)?,
-            "limit" => limit = usize::try_from(number("limit", &value)?).unwrap_or(LIMIT).min(LIMIT),
+            "limit" => limit = limit_of(&value)?,
             "level" => least = level(&value)?,
             _ => return Err(unknown(&parameter)),
         }
@@ -312,13 +319,29 @@ pub async fn show(
         reason: None,
     };
     let Some(row) = begun(&app, &template, &version).await? else {
+        if app.store.templates.was_deleted(&template.id, &version).await? {
+            return Err(no_build(&build));
+        }
         let announced = app.store.templates.announced(&template.id, &version).await?;
         return announced.map(|_| JsonBody(body).into_response()).ok_or_else(|| no_build(&build));
     };
     let row = build::refresh(&app, row).await?;
-    let page = logs::page(&app, &row, offset, limit.max(1)).await?;
-    let shown = page.entries.into_iter().filter(|entry| rank(entry.level) >= rank(least)).take(limit);
-    body.log_entries = shown.map(EntryBody::from).collect();
+    let shown = match least {
+        // Lines are numbered from 1 without a gap.
+        LogLevel::Debug => select(&app, &row, offset, limit, |_| true).await?,
+        // The offset counts what was shown, as the SDKs do.
+        _ => {
+            let mut skipped = 0;
+            let is_next = |entry: &BuildLogEntry| {
+                let is_shown = rank(entry.level) >= rank(least);
+                let is_next = is_shown && skipped >= offset;
+                skipped += u64::from(is_shown);
+                is_next
+            };
+            select(&app, &row, 0, limit, is_next).await?
+        }
+    };
+    body.log_entries = shown.into_iter().map(EntryBody::from).collect();
     body.logs = body.log_entries.iter().map(|entry| entry.message.clone()).collect();
     body.status = status(row.state);
     body.reason = reason(&row);
@@ -342,11 +365,11 @@ pub async fn log(
     Path((id, build)): Path<(String, String)>,
     Pairs(pairs): Pairs,
 ) -> Result<Response, ApiError> {
-    let (mut after, mut limit, mut least) = (0, LIMIT, LogLevel::Debug);
+    let (mut cursor, mut limit, mut least) = (None, LIMIT, LogLevel::Debug);
     for (parameter, value) in pairs {
         match parameter.as_str() {
-            "cursor" => after = number("cursor", &value)?,
-            "limit" => limit = usize::try_from(number("limit", &value)?).unwrap_or(LIMIT).min(LIMIT),
+            "cursor" => cursor = Some(milliseconds("cursor", &value)?),
+            "limit" => limit = limit_of(&value)?,
             "level" => least = level(&value)?,
             "direction" if value == "forward" => {}
             "direction" => return Err(ApiError::invalid_field("direction", "must be forward on this host")),
@@ -358,9 +381,50 @@ pub async fn log(
     let template = own_template(&app, &caller, &id).await?;
     let version = build_id::parse(&build).ok_or_else(|| no_build(&build))?;
     let row = begun(&app, &template, &version).await?.ok_or_else(|| no_build(&build))?;
-    let page = logs::page(&app, &row, after, limit.max(1)).await?;
-    let shown = page.entries.into_iter().filter(|entry| rank(entry.level) >= rank(least)).take(limit);
-    Ok(JsonBody(json!({"logs": shown.map(EntryBody::from).collect::<Vec<_>>()})).into_response())
+    let after = match cursor {
+        None => 0,
+        Some(cursor) => lines_before(&app, &row, cursor).await?,
+    };
+    let is_wanted = |entry: &BuildLogEntry| {
+        rank(entry.level) >= rank(least) && cursor.is_none_or(|cursor| entry.time.as_millisecond() >= cursor)
+    };
+    let shown = select(&app, &row, after, limit, is_wanted).await?;
+    Ok(JsonBody(json!({"logs": shown.into_iter().map(EntryBody::from).collect::<Vec<_>>()})).into_response())
+}
+
+/// The first `limit` lines of a log that are wanted, of those that follow line `after`.
+async fn select(
+    app: &App,
+    row: &VersionRow,
+    mut after: u64,
+    limit: usize,
+    mut is_wanted: impl FnMut(&BuildLogEntry) -> bool,
+) -> Result<Vec<BuildLogEntry>, ApiError> {
+    let mut selected = Vec::new();
+    while selected.len() < limit {
+        let page = logs::page(app, row, after, MAX_LOG_ENTRIES).await?;
+        let Some(last) = page.entries.last() else { break };
+        after = last.number;
+        let missing = limit - selected.len();
+        selected.extend(page.entries.into_iter().filter(&mut is_wanted).take(missing));
+        if page.is_complete {
+            break;
+        }
+    }
+    Ok(selected)
+}
+
+/// How many lines of a log are from before `cursor`, milliseconds since 1970: lines are in the order of their times.
+async fn lines_before(app: &App, row: &VersionRow, cursor: i64) -> Result<u64, ApiError> {
+    let (mut before, mut end) = (0, row.log_end);
+    while before < end {
+        let middle = before + (end - before) / 2;
+        match logs::page(app, row, middle, 1).await?.entries.first() {
+            Some(entry) if entry.time.as_millisecond() < cursor => before = middle + 1,
+            _ => end = middle,
+        }
+    }
+    Ok(before)
 }
 
 /// The caller's template of this id or name.
@@ -380,6 +444,15 @@ fn no_build(build: &str) -> ApiError {
 
 fn number(field: &str, text: &str) -> Result<u64, ApiError> {
     text.parse().map_err(|_| ApiError::invalid_field(field, "must be a whole number"))
+}
+
+fn milliseconds(field: &str, text: &str) -> Result<i64, ApiError> {
+    text.parse().map_err(|_| ApiError::invalid_field(field, "must be milliseconds since 1970"))
+}
+
+/// Lines of one response.
+fn limit_of(text: &str) -> Result<usize, ApiError> {
+    Ok(usize::try_from(number("limit", text)?).unwrap_or(LIMIT).min(LIMIT))
 }
 
 fn level(text: &str) -> Result<LogLevel, ApiError> {

@@ -14,6 +14,7 @@ use serde_json::json;
 
 use super::{current, pages, reference};
 use crate::auth::{ReadAccess, WriteAccess};
+use crate::errors;
 use crate::orchestration::Progress;
 use crate::state::App;
 use crate::store::checkpoints::{CheckpointRow, State as CheckpointState};
@@ -114,7 +115,11 @@ pub async fn delete(
         remove(&app, &snapshot).await?;
         return Ok((StatusCode::NO_CONTENT, Extension(Acted(vec![snapshot.id]))).into_response());
     }
-    let template = owned(&app, &caller, reference::name(&reference)).await?;
+    // With a tag it is the name of a snapshot, or of one version: no whole template goes for that.
+    if reference::tag(&reference).is_some() {
+        return Err(errors::no_template(&reference));
+    }
+    let template = owned(&app, &caller, &reference).await?;
     change::remove(&app, &template).await?;
     Ok((StatusCode::NO_CONTENT, Extension(Acted(vec![template.id.to_string()]))).into_response())
 }

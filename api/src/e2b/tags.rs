@@ -17,6 +17,7 @@ use super::reference::{DEFAULT_TAG, name, own, tag};
 use crate::auth::{ReadAccess, WriteAccess};
 use crate::errors;
 use crate::state::App;
+use crate::store::templates::versions::{TagRow, Tagged};
 use crate::v1::sandboxes::validate::Problems;
 use crate::v1::templates::body::check_tags;
 use crate::v1::templates::reference::{owned, visible};
@@ -56,12 +57,7 @@ pub async fn assign(
     _: NoParameters,
     Json(NewTags { target, tags }): Json<NewTags>,
 ) -> Result<Response, ApiError> {
-    let mut problems = Problems::default();
-    check_tags("tags", &tags, &mut problems);
-    if tags.is_empty() {
-        problems.add("tags", "must not be empty");
-    }
-    problems.into_result()?;
+    check(&tags)?;
     let bare = own(&caller, &target).ok_or_else(|| errors::no_template(&target))?;
     let template = owned(&app, &caller, name(bare)).await?;
     let reference = tag(bare).unwrap_or(DEFAULT_TAG);
@@ -70,8 +66,12 @@ pub async fn assign(
         found => found,
     };
     let version = version.ok_or_else(|| errors::no_version(&template.slug, reference))?;
-    if !app.store.templates.set_tags(&template.id, &version.id, &tags).await? {
-        return Err(ApiError::invalid_state(format!("{target} is {}; only what is ready has tags", version.state)));
+    match app.store.templates.set_tags(&template.id, &version.id, &tags).await? {
+        Tagged::Done => {}
+        Tagged::NotReady => {
+            return Err(ApiError::invalid_state(format!("{target} is {}; only what is ready has tags", version.state)));
+        }
+        Tagged::TooMany => return Err(errors::too_many_tags()),
     }
     let acted = Extension(Acted(vec![version.id.to_string()]));
     let body = json!({"tags": tags, "buildID": build_id::to_uuid(&version.id)});
@@ -85,6 +85,7 @@ pub async fn remove(
     _: NoParameters,
     Json(OldTags { name: full, tags }): Json<OldTags>,
 ) -> Result<Response, ApiError> {
+    check(&tags)?;
     let bare = own(&caller, &full).ok_or_else(|| errors::no_template(&full))?;
     let template = owned(&app, &caller, name(bare)).await?;
     if !app.store.templates.remove_tags(&template.id, &tags).await? {
@@ -102,10 +103,17 @@ pub async fn list(
 ) -> Result<Response, ApiError> {
     let bare = own(&caller, &id).unwrap_or(&id);
     let template = visible(&app, &caller, name(bare)).await?;
-    let mut listed = Vec::new();
-    for (tag, version) in app.store.templates.tags(&template.id).await? {
-        let Some(row) = app.store.templates.version_by_id(&version).await? else { continue };
-        listed.push(TagBody { tag, build_id: build_id::to_uuid(&version), created_at: row.created_at });
-    }
+    let body =
+        |row: TagRow| TagBody { tag: row.tag, build_id: build_id::to_uuid(&row.version), created_at: row.created_at };
+    let listed: Vec<_> = app.store.templates.tags(&template.id).await?.into_iter().map(body).collect();
     Ok(JsonBody(listed).into_response())
+}
+
+fn check(tags: &[String]) -> Result<(), ApiError> {
+    let mut problems = Problems::default();
+    check_tags("tags", tags, &mut problems);
+    if tags.is_empty() {
+        problems.add("tags", "must not be empty");
+    }
+    problems.into_result()
 }

@@ -239,7 +239,11 @@ async fn find_or_make(app: &App, caller: &Caller, slug: &str) -> Result<Template
         description: String::new(),
         created_at: app.clock.now(),
     };
-    make(app, caller, &new, None).await
+    match make(app, caller, &new, None).await {
+        // Another request has made it in this moment.
+        Err(error) if error.code() == "conflict" => owned(app, caller, slug).await,
+        made => made,
+    }
 }
 
 /// List the team's own templates: all of them, as the command line expects.
@@ -348,7 +352,10 @@ pub async fn alias(
     Path(alias): Path<String>,
 ) -> Result<Response, ApiError> {
     let bare = own(&caller, &alias).unwrap_or(&alias);
-    let row = visible(&app, &caller, name(bare)).await.map_err(|_| errors::no_template(&alias))?;
+    let row = visible(&app, &caller, name(bare)).await.map_err(|error| match error.status() {
+        StatusCode::NOT_FOUND => errors::no_template(&alias),
+        _ => error,
+    })?;
     let public = row.visibility == Visibility::Public;
     Ok(JsonBody(json!({"templateID": row.id.as_str(), "public": public})).into_response())
 }

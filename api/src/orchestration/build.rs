@@ -58,6 +58,7 @@ pub async fn start(
         source: wanted.source,
         baseline: wanted.baseline,
         disk_gib: wanted.disk_gib,
+        sandbox_disk_gib: limits.root_disk_gib,
         start: wanted.start,
         network: Network { version: 1, policy: wanted.policy },
         limits: limits.build.limits(),
@@ -71,7 +72,9 @@ pub async fn start(
         start: order.start.clone(),
         tags: wanted.tags,
         base: wanted.base,
+        uploads: order.source.uploads().into_iter().cloned().collect(),
         sealed_order: seal(app, &order)?,
+        seconds: limits.build.seconds,
         created_at: app.clock.now(),
     };
     // Before the row is there, so that the synchronisation never sees it without.
@@ -109,8 +112,11 @@ pub async fn cancel(app: &App, row: &VersionRow) -> Result<VersionRow, ApiError>
         let row = find(app, &row.id).await?;
         return Err(ApiError::invalid_state(format!("The build has ended; the version {} is {}", row.id, row.state)));
     }
-    // While the agent is being asked to begin, it is told in the next round.
-    if let Some(_in_flight) = app.in_flight.enter(&row.id) {
+    // While the agent is being asked to begin, by whichever process, it is told in a later round.
+    let now = find(app, &row.id).await?;
+    let others = app.store.processes.others(app.clock.now()).await?;
+    let is_others = now.process.as_ref().is_some_and(|process| others.contains(process));
+    if !is_others && let Some(_in_flight) = app.in_flight.enter(&row.id) {
         let row = find(app, &row.id).await?;
         if let Err(error) = settle_cancelled(app, &row).await? {
             tracing::warn!(

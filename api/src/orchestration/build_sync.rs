@@ -5,22 +5,25 @@
 //! | being begun or cancelled by a process that lives | anything | left alone |
 //! | to be cancelled | anything | it is told so; one that it does not have is `cancelled` |
 //! | under way | has it | the row takes over how far it is |
-//! | under way, with its order | does not have it | it is asked again; what it refuses is `failed` |
+//! | under way, with its order | does not have it | it is asked again; what it refuses for good is `failed` |
 //! | under way, without its order | does not have it | `failed`: it had it, and has lost it |
 //!
-//! Nothing is asked while nothing is built. Files that were sent for builds go when nobody has used them for a day.
+//! Nothing is asked while nothing is built. Files that were sent for builds go when nobody has used them for a day and
+//! no build needs them which is under way; those of which not all is there, when nobody sends them any more.
 
 use std::collections::{HashMap, HashSet};
 
+use axum::http::StatusCode;
 use sandpiper_protocol::error_chain::chain;
-use sandpiper_protocol::ids::VersionId;
-use sandpiper_protocol::template::{Build, BuildError};
+use sandpiper_protocol::ids::{UploadId, VersionId};
+use sandpiper_protocol::template::{Build, BuildError, BuildState};
 
 use super::build;
-use super::sync::SyncError;
+use super::sync_error::SyncError;
 use crate::agent_client::AgentError;
 use crate::state::App;
-use crate::store::templates::versions::VersionRow;
+use crate::store::templates::versions::{State, VersionRow};
+use crate::store::uploads::Unfinished;
 
 /// How many rounds pass between two looks for files that nobody uses any more.
 const UPLOADS_EVERY: u32 = 60;
@@ -53,18 +56,34 @@ impl BuildSync {
         let others = app.store.processes.others(app.clock.now()).await?;
         let listed = app.agent.builds().await?;
         let listed: HashMap<&VersionId, &Build> = listed.iter().map(|build| (&build.id, build)).collect();
-        let mut changed = Vec::new();
-        for row in rows.iter().filter(|row| is_free(row, &in_flight, &others)) {
-            match (listed.get(&row.id), &row.sealed_order) {
-                _ if row.cancel_asked => cancel(app, row).await?,
-                (Some(build), _) if row.matches(build) => {}
-                (Some(build), _) => changed.push(*build),
-                (None, Some(sealed)) => start(app, row, sealed).await?,
-                (None, None) => follow(app, row).await?,
-            }
-        }
+        let free: Vec<&VersionRow> = rows.iter().filter(|row| is_free(row, &in_flight, &others)).collect();
+        // First, as whatever follows waits for the agent. What came of a build that is ready is told with it alone.
+        let goes_on = |build: &&&Build| build.state != BuildState::Ready;
+        let changed: Vec<&Build> = free
+            .iter()
+            .filter(|row| !row.cancel_asked)
+            .filter_map(|row| listed.get(&row.id).filter(goes_on).filter(|build| !row.matches(build)))
+            .copied()
+            .collect();
         if !changed.is_empty() {
             app.store.templates.mirror(&changed).await?;
+        }
+        for row in free {
+            let settled = match (listed.get(&row.id), &row.sealed_order) {
+                _ if row.cancel_asked => cancel(app, row).await,
+                (Some(build), _) if build.state == BuildState::Ready => follow(app, row).await,
+                (Some(_), _) => Ok(()),
+                (None, Some(_)) => start(app, &row.id).await,
+                (None, None) => follow(app, row).await,
+            };
+            match settled {
+                // What the agent does not do for one build keeps no other from its end.
+                Err(SyncError::Agent(error)) => {
+                    let error = chain(&error);
+                    tracing::warn!(version = row.id.as_str(), error, "build not settled; will be tried again");
+                }
+                settled => settled?,
+            }
         }
         Ok(())
     }
@@ -81,14 +100,20 @@ async fn cancel(app: &App, row: &VersionRow) -> Result<(), SyncError> {
 }
 
 /// Asks the agent again to build it.
-async fn start(app: &App, row: &VersionRow, sealed: &str) -> Result<(), SyncError> {
-    let Some(_in_flight) = app.in_flight.enter(&row.id) else { return Ok(()) };
-    let order = match build::unseal(app, row, sealed) {
+async fn start(app: &App, id: &VersionId) -> Result<(), SyncError> {
+    let Some(_in_flight) = app.in_flight.enter(id) else { return Ok(()) };
+    // It may have been begun, cancelled or deleted since the rows were read.
+    let row = app.store.templates.version_by_id(id).await?;
+    let Some(row) = row.filter(|row| row.state == State::Queued && !row.cancel_asked) else { return Ok(()) };
+    let Some(sealed) = &row.sealed_order else { return Ok(()) };
+    let order = match build::unseal(app, &row, sealed) {
         Ok(order) => order,
         Err(error) => return Ok(app.store.templates.fail(&row.id, &error, app.clock.now()).await?),
     };
     match app.agent.start_build(&order).await {
         Ok(build) => Ok(app.store.templates.mirror(&[&build]).await?),
+        // For the moment only: it ends, has no room, or is just writing this build down.
+        Err(error @ AgentError::Refused { status: StatusCode::SERVICE_UNAVAILABLE, .. }) => Err(error.into()),
         Err(AgentError::Refused { body, .. }) => {
             let error = BuildError { code: body.code, message: body.message, step: None };
             Ok(app.store.templates.fail(&row.id, &error, app.clock.now()).await?)
@@ -114,17 +139,32 @@ async fn follow(app: &App, row: &VersionRow) -> Result<(), SyncError> {
     }
 }
 
-/// Removes files that nobody has used for a day, and what SDKs have announced and not sent.
+/// Removes files that nobody has used for a day, those that nobody goes on sending, and what SDKs have announced and not sent.
 async fn remove_unused(app: &App) -> Result<(), SyncError> {
     let now = app.clock.now();
     app.store.templates.forget_announced(now).await?;
     for id in app.store.uploads.expired(now).await? {
-        match app.agent.delete_upload(&id).await {
-            Err(error) if !error.is_not_found() => {
-                tracing::warn!(upload = id.as_str(), error = chain(&error), "file not removed; will be tried again");
-            }
-            _ => app.store.uploads.forget(&id).await?,
+        remove_upload(app, &id).await?;
+    }
+    // In this order: a process may have joined meanwhile.
+    let unfinished = app.store.uploads.unfinished().await?;
+    let others = app.store.processes.others(now).await?;
+    for Unfinished { id, .. } in unfinished.into_iter().filter(|one| !others.contains(&one.process)) {
+        let Some(_in_flight) = app.in_flight.enter(&id) else { continue };
+        // It may have come to its end since.
+        if app.store.uploads.is_unfinished(&id).await? {
+            remove_upload(app, &id).await?;
         }
+    }
+    Ok(())
+}
+
+async fn remove_upload(app: &App, id: &UploadId) -> Result<(), SyncError> {
+    match app.agent.delete_upload(id).await {
+        Err(error) if !error.is_not_found() => {
+            tracing::warn!(upload = id.as_str(), error = chain(&error), "file not removed; will be tried again");
+        }
+        _ => app.store.uploads.forget(id).await?,
     }
     Ok(())
 }

@@ -20,7 +20,7 @@ use jiff::Timestamp;
 use sandpiper_protocol::agent::{self, SandboxError, SandboxState};
 use sandpiper_protocol::error_chain::chain;
 
-use super::sync::SyncError;
+use super::sync_error::SyncError;
 use crate::state::App;
 use crate::store::checkpoints::{CheckpointRow, State};
 

@@ -12,6 +12,7 @@
 use sandpiper_http::error::ApiError;
 use sandpiper_protocol::agent::{CreateSandbox, SandboxError, Session};
 use sandpiper_protocol::error_chain::chain;
+use sandpiper_trace::step;
 use tokio::task::JoinHandle;
 use tracing::Instrument;
 
@@ -33,11 +34,12 @@ pub fn start(
 }
 
 async fn run(app: &App, caller: &Caller, request: &CreateSandbox, guard: InFlightGuard) -> Result<Session, ApiError> {
-    let result = app.agent.on_behalf_of(&caller.key_id).create(request).await;
+    let agent = app.agent.on_behalf_of(&caller.key_id);
+    let result = agent.create(request).instrument(step("agent")).await;
     app.metrics.agent_call("create", result.is_ok());
     match result {
         Ok(created) => {
-            app.store.sandboxes.mirror(&created.sandbox).await?;
+            app.store.sandboxes.mirror(&created.sandbox).instrument(step("row is ready")).await?;
             Ok(created.session)
         }
         Err(error) => {

@@ -36,6 +36,7 @@ pub mod network;
 pub mod pause;
 pub mod resume;
 pub mod sync;
+mod sync_error;
 pub mod volume;
 pub mod volume_sync;
 

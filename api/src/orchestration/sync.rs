@@ -26,7 +26,7 @@
 //! and then, by [`super::volume_sync`]; builds of templates' versions by [`super::build_sync`]. Which sandbox has a volume follows from the states of sandboxes.
 
 use std::collections::{HashMap, HashSet};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use jiff::{SignedDuration, Timestamp};
 use sandpiper_db::StoreError;
@@ -40,8 +40,8 @@ use super::allowance;
 use super::build;
 use super::build_sync::BuildSync;
 use super::checkpoint_sync::CheckpointSync;
+use super::sync_error::SyncError;
 use super::volume_sync::VolumeSync;
-use crate::agent_client::AgentError;
 use crate::state::App;
 use crate::store::sandbox_row::{SandboxRow, State};
 
@@ -60,24 +60,6 @@ const RETAINED_EVERY: u32 = 10;
 
 /// The agent's longest life of a session, and a day for clocks that differ.
 const SESSIONS_LIVE: SignedDuration = SignedDuration::from_hours(31 * 24);
-
-/// Why a round did not get to its end.
-#[derive(Debug, thiserror::Error)]
-pub enum SyncError {
-    #[error(transparent)]
-    Agent(#[from] AgentError),
-    #[error(transparent)]
-    Store(#[from] StoreError),
-}
-
-impl From<SyncError> for ApiError {
-    fn from(error: SyncError) -> Self {
-        match error {
-            SyncError::Agent(error) => error.into(),
-            SyncError::Store(error) => error.into(),
-        }
-    }
-}
 
 /// The task's memory from one round to the next.
 #[derive(Debug)]
@@ -142,12 +124,22 @@ impl Synchronizer {
     }
 
     async fn follow_agent(&mut self) -> Result<(), SyncError> {
+        // Sandboxes are followed all the same where templates are not.
+        let templates = self.follow_templates().await;
+        self.follow_sandboxes().await?;
+        templates
+    }
+
+    async fn follow_templates(&mut self) -> Result<(), SyncError> {
         if self.rounds_to_catalog == 0 {
             catalog(&self.app).await?;
             self.rounds_to_catalog = CATALOG_EVERY;
         }
         self.rounds_to_catalog -= 1;
+        Ok(())
+    }
 
+    async fn follow_sandboxes(&mut self) -> Result<(), SyncError> {
         // In this order: a row whose task has ended by now was created at the agent before it is asked.
         let rows = self.app.store.sandboxes.existing().await?;
         let in_flight = self.app.in_flight.snapshot();
@@ -308,6 +300,34 @@ pub async fn catalog(app: &App) -> Result<(), SyncError> {
     let deleted = app.store.templates.replace(&known, &templates).await?;
     build::remove(app, deleted);
     Ok(())
+}
+
+/// When requests had the agent asked for its templates, to ask no more often than one of them needs.
+#[derive(Debug, Default)]
+pub struct CatalogRequests(tokio::sync::Mutex<Option<(Instant, Result<(), ApiError>)>>);
+
+/// How often requests have the agent asked for its templates, at most.
+const CATALOG_AT_MOST_EVERY: Duration = Duration::from_secs(1);
+
+/// Takes over what the agent has, as it is after this call began. Whoever calls at the same time shares one look, and the next
+/// look waits until the last is a while ago: names that lead nowhere cost no more than that.
+///
+/// # Errors
+///
+/// Those of the database and the agent.
+pub async fn fresh_catalog(app: &App) -> Result<(), ApiError> {
+    let called = Instant::now();
+    let mut last = app.catalog_requests.0.lock().await;
+    if let Some((began, result)) = &*last {
+        if *began >= called {
+            return result.clone();
+        }
+        tokio::time::sleep(CATALOG_AT_MOST_EVERY.saturating_sub(began.elapsed())).await;
+    }
+    let began = Instant::now();
+    let result = catalog(app).await.map_err(ApiError::from);
+    *last = Some((began, result.clone()));
+    result
 }
 
 /// The newest state of one sandbox: `row` brought up to date with the agent, `None` when it is gone. Without a response from

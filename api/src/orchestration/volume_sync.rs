@@ -21,7 +21,7 @@ use sandpiper_protocol::error_chain::chain;
 use sandpiper_protocol::ids::VolumeId;
 use sandpiper_protocol::volume::{Volume, VolumeList};
 
-use super::sync::SyncError;
+use super::sync_error::SyncError;
 use crate::state::App;
 use crate::store::volumes::{State, VolumeRow};
 

@@ -19,6 +19,7 @@ pub mod templates;
 #[cfg(test)]
 pub(crate) mod testing;
 pub mod uploads;
+pub mod usage;
 pub mod volumes;
 
 pub use checkpoints::Checkpoints;
@@ -58,7 +59,7 @@ impl Store {
             sandboxes: Sandboxes::new(database.clone(), own.clone()),
             checkpoints: Checkpoints::new(database.clone(), own.clone()),
             volumes: Volumes::new(database.clone(), own.clone()),
-            uploads: Uploads::new(database.clone()),
+            uploads: Uploads::new(database.clone(), own.clone()),
             idempotency: IdempotencyKeys::new(database.clone(), own.clone()),
             processes: Processes::new(database.clone(), own),
             audit: AuditLog::new(database),

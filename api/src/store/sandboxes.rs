@@ -10,7 +10,7 @@
 
 use std::collections::BTreeMap;
 
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 use sandpiper_db::{Database, StoreError, Tx, count, decode_enum, to_ms};
 use sandpiper_protocol::agent::{self, SandboxError};
 use sandpiper_protocol::ids::TeamId;
@@ -21,61 +21,9 @@ use super::processes::OwnId;
 use super::sandbox_documents::{Documents, insert_metadata};
 use super::sandbox_network::{Source, insert_policy, note_version, to_stored};
 use super::sandbox_row::{NewSandbox, SandboxRow, State, on_timeout_word};
+use super::usage::{QuotaError, Usage, usage};
 use super::volumes::{attach, is_attached_elsewhere, lacks_volume};
 use crate::plan::Quota;
-
-/// What a team's sandboxes, checkpoints, volumes and templates hold.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Usage {
-    /// Live sandboxes, and what they hold together.
-    pub sandboxes: u32,
-    pub cpu: u32,
-    pub memory_mb: u64,
-    /// Stopped sandboxes, which hold none of that.
-    pub stopped: u32,
-    pub volumes: u32,
-    /// What they may grow to together.
-    pub volume_gib: u64,
-    /// Templates of its own.
-    pub templates: u32,
-    /// That its builds took within [`BUILD_WINDOW`], begun ones as whole ones.
-    pub build_minutes: u64,
-    /// Of the host's disk: sandboxes, live or not, checkpoints, volumes, versions of templates, and files for builds.
-    pub retained_bytes: u64,
-}
-
-/// For how long a build counts against the quota.
-const BUILD_WINDOW: SignedDuration = SignedDuration::from_hours(30 * 24);
-
-impl Usage {
-    /// Whether `quota` has room for more beside this.
-    fn leaves_room(&self, quota: &Quota, sandboxes: u32, cpu: u32, memory_mb: u64) -> bool {
-        self.sandboxes.saturating_add(sandboxes) <= quota.sandboxes
-            && self.cpu.saturating_add(cpu) <= quota.cpu
-            && self.memory_mb.saturating_add(memory_mb) <= quota.memory_mb
-    }
-}
-
-/// Why a sandbox got no runtime capacity, or not its volumes.
-#[derive(Debug, thiserror::Error)]
-pub enum QuotaError {
-    #[error("Over the team's quota")]
-    OverQuota(Usage),
-    #[error("Another live sandbox has one of its volumes")]
-    VolumeAttached,
-    #[error("One of its volumes is deleted, or was lost")]
-    VolumeGone,
-    #[error("Another process took the request over, because this one was not heard of for long")]
-    ClaimLost,
-    #[error(transparent)]
-    Store(#[from] StoreError),
-}
-
-impl From<sqlx::Error> for QuotaError {
-    fn from(error: sqlx::Error) -> Self {
-        QuotaError::Store(error.into())
-    }
-}
 
 /// What an update request changes; `None` leaves as is.
 #[derive(Debug, Clone, Default)]
@@ -370,59 +318,6 @@ impl Sandboxes {
         tx.commit().await?;
         Ok(done.rows_affected() == 1)
     }
-}
-
-/// What the team's sandboxes, checkpoints and volumes hold, seen by `connection`.
-pub(super) async fn usage(
-    connection: &mut sqlx::AnyConnection,
-    team_id: &TeamId,
-    now: Timestamp,
-) -> Result<Usage, StoreError> {
-    // `live`: the states of `State::LIVE`.
-    let row = sqlx::query(
-        "SELECT CAST(COALESCE(SUM(live), 0) AS BIGINT) AS sandboxes, \
-             CAST(COALESCE(SUM(live * cpu), 0) AS BIGINT) AS cpu, \
-             CAST(COALESCE(SUM(live * memory_mb), 0) AS BIGINT) AS memory_mb, \
-             CAST(COALESCE(SUM(stopped), 0) AS BIGINT) AS stopped, \
-             CAST(COALESCE(SUM(retained_bytes), 0) AS BIGINT) AS sandbox_bytes, \
-             (SELECT CAST(COALESCE(SUM(size_bytes), 0) AS BIGINT) FROM checkpoints \
-              WHERE team_id = $1 AND state <> 'deleted') AS checkpoint_bytes, \
-             (SELECT COUNT(*) FROM volumes WHERE team_id = $1 AND state <> 'deleted') AS volumes, \
-             (SELECT CAST(COALESCE(SUM(size_gib), 0) AS BIGINT) FROM volumes \
-              WHERE team_id = $1 AND state <> 'deleted') AS volume_gib, \
-             (SELECT CAST(COALESCE(SUM(retained_bytes), 0) AS BIGINT) FROM volumes \
-              WHERE team_id = $1 AND state <> 'deleted') AS volume_bytes, \
-             (SELECT COUNT(*) FROM templates WHERE team_id = $1 AND deleted_at_ms IS NULL) AS templates, \
-             (SELECT CAST(COALESCE(SUM(v.finished_at_ms - v.started_at_ms), 0) AS BIGINT) FROM template_versions v \
-              JOIN templates t ON t.id = v.template_id WHERE t.team_id = $1 AND v.finished_at_ms > $2) AS build_ms, \
-             (SELECT CAST(COALESCE(SUM(v.retained_bytes), 0) AS BIGINT) FROM template_versions v \
-              JOIN templates t ON t.id = v.template_id WHERE t.team_id = $1) AS version_bytes, \
-             (SELECT CAST(COALESCE(SUM(bytes), 0) AS BIGINT) FROM uploads WHERE team_id = $1) AS upload_bytes \
-         FROM (SELECT cpu, memory_mb, retained_bytes, CASE state WHEN 'stopped' THEN 1 ELSE 0 END AS stopped, \
-                   CASE WHEN state IN ('creating', 'ready', 'restoring', 'checkpointing', 'stopping') THEN 1 ELSE 0 END \
-                       AS live \
-               FROM sandboxes WHERE team_id = $1 AND state <> 'destroyed') AS held",
-    )
-    .bind(team_id.as_str())
-    .bind(to_ms(now.saturating_sub(BUILD_WINDOW).unwrap_or(Timestamp::MIN)))
-    .fetch_one(connection)
-    .await?;
-    let bytes = |column: &str| -> Result<u64, StoreError> { count(row.try_get(column)?) };
-    Ok(Usage {
-        sandboxes: count(row.try_get("sandboxes")?)?,
-        cpu: count(row.try_get("cpu")?)?,
-        memory_mb: count(row.try_get("memory_mb")?)?,
-        stopped: count(row.try_get("stopped")?)?,
-        volumes: count(row.try_get("volumes")?)?,
-        volume_gib: count(row.try_get("volume_gib")?)?,
-        templates: count(row.try_get("templates")?)?,
-        build_minutes: bytes("build_ms")?.div_ceil(60_000),
-        retained_bytes: bytes("sandbox_bytes")?
-            .saturating_add(bytes("checkpoint_bytes")?)
-            .saturating_add(bytes("volume_bytes")?)
-            .saturating_add(bytes("version_bytes")?)
-            .saturating_add(bytes("upload_bytes")?),
-    })
 }
 
 /// One row in `creating`, with its documents.

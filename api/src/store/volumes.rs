@@ -15,7 +15,7 @@ use sqlx::any::AnyRow;
 
 use super::idempotency;
 use super::processes::OwnId;
-use super::sandboxes::{QuotaError, Usage, usage};
+use super::usage::{QuotaError, Usage, usage};
 use crate::plan::Quota;
 
 /// Where a volume is in its life.

@@ -68,7 +68,7 @@ pub fn router() -> OpenApiRouter<App> {
         .routes(routes!(metrics::metrics))
         .routes(routes!(limits::limits))
         .routes(routes!(templates::list::list, templates::create::create))
-        .routes(routes!(templates::uploads::put))
+        .routes(routes!(templates::uploads::list, templates::uploads::put))
         .routes(routes!(templates::uploads::delete))
         .routes(routes!(templates::change::show, templates::change::update, templates::change::delete))
         .routes(routes!(templates::versions::list, templates::versions::create))

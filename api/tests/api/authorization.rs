@@ -65,7 +65,7 @@ impl Ids {
 }
 
 /// All of them. A new operation has to be added here, or `every_operation_is_listed` fails.
-const OPERATIONS: [Operation; 50] = [
+const OPERATIONS: [Operation; 51] = [
     Operation { of_one: false, ..operation("GET", "/v1/sandboxes") },
     Operation { of_one: false, body: Some(|| json!({"template": "base"})), ..operation("POST", "/v1/sandboxes") },
     operation("GET", "/v1/sandboxes/{id}"),
@@ -108,6 +108,7 @@ const OPERATIONS: [Operation; 50] = [
     Operation { of_one: false, ..operation("GET", "/v1/sandbox_limits") },
     Operation { of_one: false, ..operation("GET", "/v1/templates") },
     Operation { of_one: false, body: Some(|| json!({"slug": "new"})), ..operation("POST", "/v1/templates") },
+    Operation { of_one: false, ..operation("GET", "/v1/templates/uploads") },
     Operation { of_one: false, streams: true, ..operation("PUT", "/v1/templates/uploads") },
     operation("DELETE", "/v1/templates/uploads/{id}"),
     operation("GET", "/v1/templates/{slug}"),

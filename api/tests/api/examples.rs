@@ -215,6 +215,7 @@ async fn what_the_examples_of_templates_send_is_accepted_and_what_comes_back_fit
     let schemas = Schemas::of(&document);
     let steps = [
         "upload_build_file",
+        "list_build_files",
         "create_template",
         "update_template",
         "create_template_version",

@@ -10,7 +10,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
@@ -140,4 +140,23 @@ async fn without_configured_origins_no_page_may_call() {
     let host = Host::new().await;
     assert_eq!(preflight(&host, CONSOLE).await.header("access-control-allow-origin"), None);
     preflight(&host, CONSOLE).await.refused(405, "method_not_allowed");
+}
+
+#[tokio::test]
+async fn a_connection_goes_on_after_a_request_that_was_refused_before_its_body_came() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Server::start(&write_config(folder.path(), ""));
+    let mut stream = TcpStream::connect(&server.address).await.unwrap();
+    let mut answer = async |request: &str| {
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = vec![0; 4096];
+        let length = stream.read(&mut answer).await.unwrap();
+        String::from_utf8_lossy(&answer[..length]).into_owned()
+    };
+
+    let refused = answer("POST /v1/sandboxes HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n").await;
+    let healthy = answer("{}GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n").await;
+
+    assert!(refused.starts_with("HTTP/1.1 401"), "{refused}");
+    assert!(healthy.starts_with("HTTP/1.1 200"), "{healthy}");
 }

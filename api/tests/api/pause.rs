@@ -95,7 +95,8 @@ async fn the_way_to_stopped_and_back_is_shown() {
 
 #[tokio::test]
 async fn a_pause_that_takes_long_is_answered_while_it_goes_on() {
-    let host = Host::with(|config| config.timing.work_wait = Duration::from_millis(20)).await;
+    // Long enough for it to have begun, also on a machine with much else to do.
+    let host = Host::with(|config| config.timing.work_wait = Duration::from_secs(1)).await;
     let path = format!("/v1/sandboxes/{}", host.sandbox().await);
     for (refusal, after) in [(Some((502, "guest_failed")), "ready"), (None, "stopped")] {
         host.agent.hold();

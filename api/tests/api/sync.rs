@@ -157,3 +157,18 @@ async fn an_agent_that_is_away_changes_nothing() {
     let list = host.get("/v1/sandboxes").await.expect(200);
     assert_eq!(list["sandboxes"][0]["state"], "ready");
 }
+
+#[tokio::test]
+async fn sandboxes_are_followed_although_a_template_cannot_be_written_down() {
+    let host = Host::new().await;
+    host.sandbox().await;
+    let mut broken = host.agent.records().templates[1].clone();
+    (broken.id, broken.baseline.cpu) = ("ver0000000000000000000007".into(), 0);
+    host.agent.records().templates.push(broken);
+    host.agent.records().sandboxes.clear();
+
+    let round = Synchronizer::new(host.app.clone()).round().await;
+
+    assert!(round.is_err(), "and it is said");
+    assert_eq!(host.get("/v1/sandboxes").await.expect(200)["sandboxes"], json!([]));
+}

@@ -90,11 +90,23 @@ CREATE TABLE uploads (
     bytes         BIGINT NOT NULL DEFAULT 0 CHECK (bytes >= 0),
     -- NULL until all of it is there.
     sha256        TEXT,
+    -- Who receives it; NULL when all of it is there.
+    process       TEXT,
     created_at_ms BIGINT NOT NULL,
-    expires_at_ms BIGINT NOT NULL
+    expires_at_ms BIGINT NOT NULL,
+    CHECK ((sha256 IS NULL) = (process IS NOT NULL))
 );
 CREATE INDEX uploads_by_team ON uploads (team_id, id);
 CREATE INDEX uploads_by_expiry ON uploads (expires_at_ms);
+CREATE INDEX uploads_unfinished ON uploads (id) WHERE process IS NOT NULL;
+
+-- Files that a version is made of: they are kept while it is under way.
+CREATE TABLE version_uploads (
+    version_id TEXT NOT NULL REFERENCES template_versions (id) ON DELETE CASCADE,
+    upload_id  TEXT NOT NULL,
+    PRIMARY KEY (version_id, upload_id)
+);
+CREATE INDEX version_uploads_by_upload ON version_uploads (upload_id);
 
 -- Versions that an SDK has announced, with what it says of them then: they are queued when it sends what they are made of.
 CREATE TABLE announced_versions (

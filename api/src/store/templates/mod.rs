@@ -16,7 +16,7 @@ use sqlx::any::AnyRow;
 
 use super::idempotency;
 use super::processes::OwnId;
-use super::sandboxes::{Usage, usage};
+use super::usage::{Usage, usage};
 use crate::plan::Quota;
 
 pub mod announced;
@@ -269,7 +269,8 @@ impl Templates {
         self.database.changes_row(query).await.map(drop)
     }
 
-    /// Removes a template with all its versions, unless one of them is needed; the ids of those that the agent may have.
+    /// Removes a template with all its versions, those announced among them, unless one is needed; the ids of those that the
+    /// agent may have.
     pub async fn delete(&self, id: &TemplateId, now: Timestamp) -> Result<Removal<Vec<VersionId>>, StoreError> {
         let mut tx = self.database.write().await?;
         let rows =
@@ -285,6 +286,10 @@ impl Templates {
                 None => removed.push(version),
             }
         }
+        sqlx::query("DELETE FROM announced_versions WHERE template_id = $1")
+            .bind(id.as_str())
+            .execute(&mut *tx)
+            .await?;
         sqlx::query("UPDATE templates SET deleted_at_ms = $2, updated_at_ms = $2 WHERE id = $1")
             .bind(id.as_str())
             .bind(to_ms(now))

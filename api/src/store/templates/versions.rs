@@ -13,7 +13,7 @@ use std::str::FromStr;
 use jiff::Timestamp;
 use sandpiper_db::{Statement, StoreError, Tx, count, decode_bool, decode_enum, from_ms, to_ms};
 use sandpiper_protocol::agent::RuntimeBaseline;
-use sandpiper_protocol::ids::{TeamId, VersionId};
+use sandpiper_protocol::ids::{TeamId, UploadId, VersionId};
 use sandpiper_protocol::template::{Build, BuildError, BuildState, ImageSettings, StartCommand};
 use serde::{Deserialize, Serialize};
 use sqlx::Row;
@@ -22,10 +22,13 @@ use sqlx::any::AnyRow;
 use super::{Removal, TemplateId, TemplateRow, Templates};
 use crate::plan::Quota;
 use crate::store::idempotency;
-use crate::store::sandboxes::{Usage, usage};
+use crate::store::usage::{Usage, usage};
 
 /// Versions of a team that may be under way at a time: more would only wait at the agent.
 pub const MOST_UNDER_WAY: i64 = 20;
+
+/// Tags of a template, which are listed at once.
+pub const MOST_TAGS: i64 = 1000;
 
 /// Where a version is in its life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -149,7 +152,11 @@ pub struct NewVersion {
     pub tags: Vec<String>,
     /// The version that its steps begin with.
     pub base: Option<VersionId>,
+    /// Files that it is made of.
+    pub uploads: Vec<UploadId>,
     pub sealed_order: String,
+    /// How long builds of the team's plan may take.
+    pub seconds: u64,
     pub created_at: Timestamp,
 }
 
@@ -162,6 +169,9 @@ pub enum CreateVersionError {
     OverQuota(Usage),
     #[error("Too many builds of the team are under way")]
     TooManyUnderWay,
+    /// The template would have more than [`MOST_TAGS`].
+    #[error("Template has too many tags")]
+    TooManyTags,
     #[error("Another process took the request over, because this one was not heard of for long")]
     ClaimLost,
     #[error(transparent)]
@@ -174,7 +184,7 @@ impl From<sqlx::Error> for CreateVersionError {
     }
 }
 
-/// What needs a version.
+/// What needs a version, by its id; another team's is not named.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum VersionUse {
     UnderWay,
@@ -188,11 +198,32 @@ impl fmt::Display for VersionUse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             VersionUse::UnderWay => f.write_str("its build goes on; cancel it first"),
+            VersionUse::Sandbox(id) | VersionUse::Checkpoint(id) | VersionUse::Build(id) if id.is_empty() => {
+                f.write_str("another team uses it; make the template private, and try again later")
+            }
             VersionUse::Sandbox(id) => write!(f, "the sandbox {id} was made from it; delete that first"),
             VersionUse::Checkpoint(id) => write!(f, "the checkpoint {id} was made from it; delete that first"),
             VersionUse::Build(id) => write!(f, "the build {id} begins with it; wait for that, or cancel it"),
         }
     }
+}
+
+/// A tag, and what it stands for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TagRow {
+    pub tag: String,
+    pub version: VersionId,
+    /// Of the version.
+    pub created_at: Timestamp,
+}
+
+/// What came of tags for a version.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tagged {
+    Done,
+    NotReady,
+    /// The template would have more than [`MOST_TAGS`].
+    TooMany,
 }
 
 /// One page.
@@ -206,8 +237,8 @@ pub struct VersionPage {
 const SELECT: &str = "SELECT * FROM template_versions WHERE state <> 'deleted'";
 
 impl Templates {
-    /// Inserts a row in `queued`, of a template of `team`, if `quota` has build minutes left; its number. A claim of an
-    /// idempotency key is told its id in the same transaction.
+    /// Inserts a row in `queued`, of a template of `team`, if `quota` has build minutes left beside what builds under way may
+    /// take. A claim of an idempotency key is told its id in the same transaction.
     ///
     /// # Errors
     ///
@@ -220,19 +251,20 @@ impl Templates {
         claim: Option<&idempotency::Claim>,
     ) -> Result<(), CreateVersionError> {
         let mut tx = self.database.write().await?;
-        let usage = usage(&mut tx, team, new.created_at).await?;
-        if usage.build_minutes >= quota.build_minutes {
-            return Err(CreateVersionError::OverQuota(usage));
+        if !new.tags.is_empty() {
+            let mut query = Statement::new("SELECT COUNT(*) AS others FROM template_tags WHERE template_id = ");
+            query.push_bind(new.template.as_str()).push(" AND tag NOT IN ").push_list(&new.tags);
+            let others: i64 = query.build().fetch_one(&mut *tx).await?.try_get("others")?;
+            if others.saturating_add(i64::try_from(new.tags.len()).unwrap_or(i64::MAX)) > MOST_TAGS {
+                return Err(CreateVersionError::TooManyTags);
+            }
         }
-        let under_way: i64 = sqlx::query_scalar(
-            "SELECT COUNT(*) FROM template_versions v JOIN templates t ON t.id = v.template_id \
-             WHERE t.team_id = $1 AND v.state IN ('queued', 'building', 'warming')",
-        )
-        .bind(team.as_str())
-        .fetch_one(&mut *tx)
-        .await?;
-        if under_way >= MOST_UNDER_WAY {
+        let usage = usage(&mut tx, team, new.created_at).await?;
+        if i64::from(usage.builds) >= MOST_UNDER_WAY {
             return Err(CreateVersionError::TooManyUnderWay);
+        }
+        if !usage.leaves_minutes(quota, new.seconds) {
+            return Err(CreateVersionError::OverQuota(usage));
         }
         let inserted = sqlx::query(
             "INSERT INTO template_versions (id, template_id, number, cpu, memory_mb, created_at_ms, runnable, state, \
@@ -258,6 +290,15 @@ impl Templates {
         .await?;
         if inserted.rows_affected() == 0 {
             return Err(CreateVersionError::NoTemplate);
+        }
+        for upload in &new.uploads {
+            sqlx::query(
+                "INSERT INTO version_uploads (version_id, upload_id) SELECT $1, u.id FROM uploads u WHERE u.id = $2",
+            )
+            .bind(new.id.as_str())
+            .bind(upload.as_str())
+            .execute(&mut *tx)
+            .await?;
         }
         if let Some(claim) = claim
             && !idempotency::name_resource(&mut tx, claim, &new.id).await?
@@ -285,6 +326,14 @@ impl Templates {
         let mut query = Statement::new(SELECT);
         query.push(" AND id = ").push_bind(id.as_str());
         Ok(self.fetch(query).await?.pop())
+    }
+
+    /// Whether a version of this template had this id, and was deleted.
+    pub async fn was_deleted(&self, template: &TemplateId, id: &VersionId) -> Result<bool, StoreError> {
+        let row =
+            sqlx::query("SELECT 1 FROM template_versions WHERE id = $1 AND template_id = $2 AND state = 'deleted'");
+        let row = row.bind(id.as_str()).bind(template.as_str()).fetch_optional(self.database.read()).await?;
+        Ok(row.is_some())
     }
 
     /// The `limit` versions of a template, newest first, from the one that follows the number `after`; without `all`, those that
@@ -333,32 +382,50 @@ impl Templates {
         .await
     }
 
-    /// Tags of a template, by the id of the version that each stands for.
-    pub async fn tags(&self, template: &TemplateId) -> Result<Vec<(String, VersionId)>, StoreError> {
-        let rows = sqlx::query("SELECT tag, version_id FROM template_tags WHERE template_id = $1 ORDER BY tag")
-            .bind(template.as_str())
-            .fetch_all(self.database.read())
-            .await?;
-        rows.iter().map(|row| Ok((row.try_get("tag")?, row.try_get::<String, _>("version_id")?.into()))).collect()
+    /// Tags of a template, each with the id of the version that it stands for and when that was asked for.
+    pub async fn tags(&self, template: &TemplateId) -> Result<Vec<TagRow>, StoreError> {
+        let rows = sqlx::query(
+            "SELECT g.tag, g.version_id, v.created_at_ms FROM template_tags g \
+             JOIN template_versions v ON v.id = g.version_id \
+             WHERE g.template_id = $1 AND v.state <> 'deleted' ORDER BY g.tag",
+        )
+        .bind(template.as_str())
+        .fetch_all(self.database.read())
+        .await?;
+        let tag = |row: &AnyRow| -> Result<TagRow, StoreError> {
+            Ok(TagRow {
+                tag: row.try_get("tag")?,
+                version: row.try_get::<String, _>("version_id")?.into(),
+                created_at: from_ms(row.try_get("created_at_ms")?)?,
+            })
+        };
+        rows.iter().map(tag).collect()
     }
 
-    /// Has tags stand for a version of a template that is ready; false where it is not.
+    /// Has tags stand for a version of a template.
     pub async fn set_tags(
         &self,
         template: &TemplateId,
         version: &VersionId,
         tags: &[String],
-    ) -> Result<bool, StoreError> {
+    ) -> Result<Tagged, StoreError> {
         let mut tx = self.database.write().await?;
         let is_ready = sqlx::query("SELECT 1 FROM template_versions WHERE id = $1 AND state = 'ready'");
         if is_ready.bind(version.as_str()).fetch_optional(&mut *tx).await?.is_none() {
-            return Ok(false);
+            return Ok(Tagged::NotReady);
         }
         for tag in tags {
             set_tag(&mut tx, template, version, tag).await?;
         }
+        let count: i64 = sqlx::query_scalar("SELECT COUNT(*) FROM template_tags WHERE template_id = $1")
+            .bind(template.as_str())
+            .fetch_one(&mut *tx)
+            .await?;
+        if count > MOST_TAGS {
+            return Ok(Tagged::TooMany);
+        }
         tx.commit().await?;
-        Ok(true)
+        Ok(Tagged::Done)
     }
 
     /// Removes tags; whether one of them was there.
@@ -481,6 +548,7 @@ async fn mirror(tx: &mut Tx, build: &Build) -> Result<(), StoreError> {
         (_, error) => (error.map(|error| error.code.as_str()), error.map(|error| error.message.as_str())),
     };
     let ready = build.version.as_ref().filter(|_| state == State::Ready);
+    let start = ready.and_then(|version| version.start.as_ref());
     let report = ready.map(|version| Report {
         settings: version.settings.clone(),
         command: version.command.clone(),
@@ -490,7 +558,8 @@ async fn mirror(tx: &mut Tx, build: &Build) -> Result<(), StoreError> {
         "UPDATE template_versions SET state = $2, position = $3, error_code = $4, error_message = $5, error_step = $6, \
              started_at_ms = $7, finished_at_ms = $8, log_end = $9, sealed_order = NULL, process = NULL, \
              runnable = $10, digest = COALESCE($11, digest), disk_gib = COALESCE($12, disk_gib), \
-             report = COALESCE($13, report), retained_bytes = COALESCE($14, retained_bytes) \
+             report = COALESCE($13, report), retained_bytes = COALESCE($14, retained_bytes), \
+             start_cmd = COALESCE($15, start_cmd), ready_cmd = COALESCE($16, ready_cmd) \
          WHERE id = $1 AND state IN ('queued', 'building', 'warming') RETURNING template_id, number, tags",
     )
     .bind(build.id.as_str())
@@ -507,6 +576,9 @@ async fn mirror(tx: &mut Tx, build: &Build) -> Result<(), StoreError> {
     .bind(ready.map(|version| i64::from(version.disk_gib)))
     .bind(report.map(|report| to_json(&report)))
     .bind(ready.map(|version| i64::try_from(version.retained_bytes).unwrap_or(i64::MAX)))
+    // Of what it was made of, where nothing else was asked for.
+    .bind(start.map(|start| start.command.clone()))
+    .bind(start.and_then(|start| start.ready.clone()))
     .fetch_optional(&mut **tx)
     .await?;
     let Some(row) = row.filter(|_| state == State::Ready) else { return Ok(()) };
@@ -545,18 +617,28 @@ async fn set_tag(tx: &mut Tx, template: &TemplateId, version: &VersionId, tag: &
 /// Marks a version as deleted; or says what needs it.
 pub(super) async fn remove(tx: &mut Tx, id: &VersionId, now: Timestamp) -> Result<Option<VersionUse>, StoreError> {
     type Named = fn(String) -> VersionUse;
+    // Of other teams' things it is not said which they are; those of its own come first.
     let uses: [(&'static str, Named); 4] = [
         ("SELECT id FROM template_versions WHERE id = $1 AND state IN ('queued', 'building', 'warming')", |_| {
             VersionUse::UnderWay
         }),
-        ("SELECT id FROM sandboxes WHERE template_version = $1 AND state <> 'destroyed' LIMIT 1", VersionUse::Sandbox),
         (
-            "SELECT id FROM checkpoints WHERE template_version = $1 AND state <> 'deleted' LIMIT 1",
+            "SELECT CASE WHEN u.team_id = t.team_id THEN u.id ELSE '' END AS id FROM sandboxes u \
+             JOIN template_versions v ON v.id = u.template_version JOIN templates t ON t.id = v.template_id \
+             WHERE v.id = $1 AND u.state <> 'destroyed' ORDER BY id DESC LIMIT 1",
+            VersionUse::Sandbox,
+        ),
+        (
+            "SELECT CASE WHEN u.team_id = t.team_id THEN u.id ELSE '' END AS id FROM checkpoints u \
+             JOIN template_versions v ON v.id = u.template_version JOIN templates t ON t.id = v.template_id \
+             WHERE v.id = $1 AND u.state <> 'deleted' ORDER BY id DESC LIMIT 1",
             VersionUse::Checkpoint,
         ),
         (
-            "SELECT id FROM template_versions \
-             WHERE base_version = $1 AND state IN ('queued', 'building', 'warming') LIMIT 1",
+            "SELECT CASE WHEN o.team_id = t.team_id THEN u.id ELSE '' END AS id FROM template_versions u \
+             JOIN templates o ON o.id = u.template_id \
+             JOIN template_versions v ON v.id = u.base_version JOIN templates t ON t.id = v.template_id \
+             WHERE v.id = $1 AND u.state IN ('queued', 'building', 'warming') ORDER BY id DESC LIMIT 1",
             VersionUse::Build,
         ),
     ];

@@ -17,7 +17,9 @@ use sandpiper_http::query::NoParameters;
 use sandpiper_protocol::ids::CheckpointId;
 use sandpiper_protocol::volume::VolumeMount;
 use sandpiper_protocol::{agent, id};
+use sandpiper_trace::{self as trace, step};
 use serde::Serialize;
+use tracing::Instrument;
 use utoipa::ToSchema;
 
 use super::body::{SandboxBody, SessionBody};
@@ -83,7 +85,7 @@ pub async fn make(
 ) -> Result<(SandboxRow, Option<agent::Session>), ApiError> {
     let limits = &app.offer.of(caller.team.plan);
     let policy = wanted.network.policy(app).await?;
-    let origin = Origin::find(app, caller, &wanted.start).await?;
+    let origin = Origin::find(app, caller, &wanted.start).instrument(step("find what it starts from")).await?;
     if asked_size != (None, None) && !caller.team.plan.may_override() {
         return Err(errors::plan_required(format!(
             "CPU and memory of the plan {} are those of the template or checkpoint; cpu and memory_mb need Pro or \
@@ -95,6 +97,7 @@ pub async fn make(
     let volume_mounts = find_volumes(app, caller, wanted.volume_mounts).await?;
 
     let id = id::generate("sbx");
+    trace::about(&id);
     let new = NewSandbox {
         id: id.clone(),
         disk_gib: origin.disk_gib(limits),
@@ -116,7 +119,8 @@ pub async fn make(
     // Before the row is there, so that the synchronisation never sees it without.
     let guard = app.in_flight.enter(&id).ok_or_else(|| ApiError::internal("sandbox id made twice"))?;
     let new_rows = std::slice::from_ref(&new);
-    let created = app.store.sandboxes.create(&caller.team.id, new_rows, &limits.quota, claim).await;
+    let created = app.store.sandboxes.create(&caller.team.id, new_rows, &limits.quota, claim);
+    let created = created.instrument(step("quota and row")).await;
     created.map_err(|error| errors::no_capacity(error, limits, 1, cpu, memory_mb))?;
 
     let order = agent::CreateSandbox {
@@ -148,7 +152,7 @@ pub async fn make(
         }
         Ok(Err(error)) => return Err(ApiError::internal(format!("start of a sandbox ended early: {error}"))),
     };
-    let row = app.store.sandboxes.get(&caller.team.id, &id).await?;
+    let row = app.store.sandboxes.get(&caller.team.id, &id).instrument(step("read the row")).await?;
     let row = row.ok_or_else(|| ApiError::conflict(format!("{id} was deleted while it was starting")))?;
     Ok((row, session))
 }

@@ -22,6 +22,8 @@ use utoipa::ToSchema;
 use super::body::{BuildErrorBody, StateBody};
 use super::reference::{owned, version};
 use crate::auth::ReadAccess;
+use crate::errors;
+use crate::in_flight::PerTeamGuard;
 use crate::orchestration::build;
 use crate::state::App;
 use crate::store::templates::versions::VersionRow;
@@ -131,7 +133,10 @@ pub async fn logs(
             Some(id) => number(id.to_str().unwrap_or_default())
                 .ok_or_else(|| ApiError::invalid_field("Last-Event-ID", "must be the number of a line"))?,
         };
-        let events = Sse::new(events(app, row.id, after)).keep_alive(KeepAlive::new().interval(KEEP_ALIVE));
+        let counted = app.followers.enter(&caller.team.id).ok_or_else(|| {
+            errors::too_many("Your team follows all the logs that it may at a time; end one, or ask for pages")
+        })?;
+        let events = Sse::new(events(app, row.id, after, counted)).keep_alive(KeepAlive::new().interval(KEEP_ALIVE));
         return Ok(([(header::CACHE_CONTROL, "no-store")], events).into_response());
     }
     let list = List::of_keys(&json!(["build_logs", row.id]));
@@ -143,6 +148,8 @@ pub async fn logs(
     };
     let limit = usize::try_from(paging.limit).unwrap_or(usize::MAX);
     let page = page(&app, &row, after, limit).await?;
+    // The state of the last page is the last one.
+    let row = if page.is_complete { build::refresh(&app, row).await? } else { row };
     let last = page.entries.last().map_or(after, |entry| entry.number);
     Ok(Json(LogBody {
         entries: page.entries.into_iter().map(EntryBody::from).collect(),
@@ -169,16 +176,20 @@ pub async fn page(app: &App, row: &VersionRow, after: u64, limit: usize) -> Resu
 /// Events that are to be sent, and where the log goes on after them; `None` after the last.
 type Batch = (Vec<Event>, Option<u64>);
 
-fn events(app: App, id: VersionId, after: u64) -> impl Stream<Item = Result<Event, Infallible>> {
-    let batches = stream::unfold(Some((app, id, after, true)), async |state| {
-        let (app, id, after, is_first) = state?;
-        if !is_first {
-            tokio::time::sleep(POLL).await;
-        }
-        let (events, next) = batch(&app, &id, after).await;
+fn events(app: App, id: VersionId, after: u64, counted: PerTeamGuard) -> impl Stream<Item = Result<Event, Infallible>> {
+    let batches = stream::unfold(Some((app, id, after, true, counted)), async |state| {
+        let (app, id, after, is_first, counted) = state?;
+        let batch = async {
+            if !is_first {
+                tokio::time::sleep(POLL).await;
+            }
+            batch(&app, &id, after).await
+        };
+        // Without `end`: the reader goes on with another process, or this one when it is back.
+        let (events, next) = app.ending.run_until_cancelled(batch).await?;
         // What fills a page is followed by more.
         let is_full = events.len() >= MAX_LOG_ENTRIES;
-        Some((stream::iter(events.into_iter().map(Ok)), next.map(|next| (app, id, next, is_full))))
+        Some((stream::iter(events.into_iter().map(Ok)), next.map(|next| (app, id, next, is_full, counted))))
     });
     batches.flatten()
 }

@@ -78,7 +78,7 @@ pub async fn look_up(app: &App, team: &TeamId, text: &str) -> Result<Found, ApiE
 ///
 /// As [`startable`], and those of the database and the agent.
 pub async fn fresh(app: &App, team: &TeamId, text: &str) -> Result<(TemplateRow, VersionRow), ApiError> {
-    orchestration::sync::catalog(app).await?;
+    orchestration::sync::fresh_catalog(app).await?;
     startable(look_up(app, team, text).await?, text, team)
 }
 

@@ -10,6 +10,7 @@ use serde::Deserialize;
 use utoipa::ToSchema;
 
 use super::reference::{Found, fresh, look_up};
+use super::uploads;
 use crate::auth::Caller;
 use crate::errors;
 use crate::state::App;
@@ -29,6 +30,8 @@ const MOST_STEPS: usize = 1000;
 /// Arguments, secrets or variables of one version, and how long they are together.
 const MOST_PAIRS: usize = 256;
 const MAX_PAIRS_SIZE: usize = 256 << 10;
+/// Bytes of a secret: buildah has each from a variable, which Linux bounds.
+const MAX_SECRET: usize = 120 << 10;
 
 /// What a version is made of: one of these.
 #[derive(Deserialize, ToSchema)]
@@ -238,6 +241,9 @@ async fn of_dockerfile(app: &App, caller: &Caller, request: DockerfileRequest) -
     }
     check_pairs(&at("args"), &request.args, &mut problems);
     check_pairs(&at("secrets"), &request.secrets, &mut problems);
+    if request.secrets.values().any(|secret| secret.len() > MAX_SECRET) {
+        problems.add(at("secrets"), format!("must have at most {MAX_SECRET} bytes each"));
+    }
     if request.credentials.len() > MOST_PAIRS || request.credentials.keys().any(|host| !is_text(host)) {
         problems.add(at("credentials"), format!("must be at most {MOST_PAIRS}, by the hosts of registries"));
     }
@@ -322,7 +328,7 @@ impl From<StepRequest> for Step {
 /// 404.
 pub async fn uploaded(app: &App, caller: &Caller, id: &str) -> Result<UploadId, ApiError> {
     let row = match id::is_valid(UploadId::PREFIX, id) {
-        true => app.store.uploads.keep(&caller.team.id, id, app.clock.now()).await?,
+        true => uploads::kept(app, caller, id).await?,
         false => None,
     };
     Ok(row.ok_or_else(|| errors::no_upload(id))?.id)

@@ -1,4 +1,4 @@
-//! Files for builds: `PUT /v1/templates/uploads`, `DELETE /v1/templates/uploads/{id}`
+//! Files for builds: `GET /v1/templates/uploads`, `PUT /v1/templates/uploads`, `DELETE /v1/templates/uploads/{id}`
 //!
 //! They pass through to the agent piece by piece, of any length that the plan allows. Nothing here looks into them.
 
@@ -16,15 +16,17 @@ use futures_util::{StreamExt, future};
 use jiff::Timestamp;
 use sandpiper_http::audited::Acted;
 use sandpiper_http::error::ApiError;
-use sandpiper_http::query::NoParameters;
+use sandpiper_http::query::{NoParameters, Pairs};
 use sandpiper_protocol::ids::UploadId;
 use serde::Serialize;
+use serde_json::json;
 use utoipa::ToSchema;
 
-use crate::auth::{Caller, WriteAccess};
+use crate::auth::{Caller, ReadAccess, WriteAccess};
 use crate::errors;
 use crate::state::App;
-use crate::store::uploads::UploadRow;
+use crate::store::uploads::{NewUpload, UploadRow};
+use crate::v1::page::{List, Paging};
 
 /// The route.
 pub const PATH: &str = "/v1/templates/uploads";
@@ -36,16 +38,29 @@ pub struct UploadBody {
     /// What a source names as `context`, `archive` or `upload`.
     #[schema(example = "upl06f3kq8z2m1c9w0v5t7b4a")]
     pub id: String,
+    /// What was announced, until all of it is there.
     pub bytes: u64,
-    /// SHA-256, lower-case hexadecimal.
-    pub sha256: String,
+    /// SHA-256, lower-case hexadecimal; null until all of it is there.
+    pub sha256: Option<String>,
+    pub created_at: Timestamp,
     /// When it goes, unless a build uses it before.
     pub expires_at: Timestamp,
 }
 
+/// One page.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct UploadList {
+    /// Newest first.
+    pub uploads: Vec<UploadBody>,
+    /// For the next page, of the same list; absent at the end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub next_token: Option<String>,
+}
+
 impl From<UploadRow> for UploadBody {
     fn from(row: UploadRow) -> Self {
-        Self { id: row.id.to_string(), bytes: row.bytes, sha256: row.sha256, expires_at: row.expires_at }
+        let UploadRow { id, bytes, sha256, created_at, expires_at } = row;
+        Self { id: id.to_string(), bytes, sha256, created_at, expires_at }
     }
 }
 
@@ -84,32 +99,61 @@ pub async fn put(
 /// 413 beyond what the plan allows, 400 on a body that breaks off, and the agent's.
 pub async fn receive(app: &App, caller: &Caller, hash: Option<&str>, request: Request) -> Result<UploadRow, ApiError> {
     let most = app.offer.of(caller.team.plan).build.upload_bytes;
-    let left = most.saturating_sub(app.store.uploads.bytes(&caller.team.id).await?);
     let length = request.headers().get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
-    if length.is_some_and(|length: u64| length > left) || left == 0 {
-        return Err(too_large(most));
+    let counted = length.is_none().then(|| app.unannounced_uploads.enter(&caller.team.id));
+    if let Some(None) = counted {
+        return Err(errors::too_many(
+            "Your team sends all the files without a Content-Length that it may at a time; wait for one, or say how long it is",
+        ));
     }
     let id = UploadId::generate();
+    // Before the row is there, so that the synchronisation never sees it without.
+    let _in_flight = app.in_flight.enter(&id).ok_or_else(|| ApiError::internal("upload id made twice"))?;
     // First, so that whatever the agent gets of it is found and removed.
-    app.store.uploads.begin(&caller.team.id, &id, hash, app.clock.now()).await?;
+    let new = NewUpload { id: &id, hash, length };
+    let left = app.store.uploads.begin(&caller.team.id, new, most, app.clock.now()).await?;
+    let left = left.ok_or_else(|| too_large(most))?;
     let (content, is_over) = bounded(request.into_body(), left);
     let sent = app.agent.put_upload(&id, length, content).await;
     app.metrics.agent_call("upload", sent.is_ok());
     match sent {
-        Ok(upload) => app.store.uploads.finish(&upload).await?,
+        Ok(upload) => match app.store.uploads.finish(&upload, app.clock.now()).await? {
+            Some(row) => Ok(row),
+            None => {
+                // What cannot be removed now, the agent removes when nobody has used it for long.
+                let _ = app.agent.delete_upload(&id).await;
+                Err(ApiError::conflict(format!("The file {id} was deleted while it was being sent; send it again")))
+            }
+        },
         Err(error) => {
-            // What is at the agent in spite of it goes with its row, when that expires.
+            // What is at the agent in spite of it goes with its row, in a later round of synchronisation.
             if let Err(unsure) = app.agent.delete_upload(&id).await
                 && !unsure.is_not_found()
             {
                 return Err(error.into());
             }
             app.store.uploads.forget(&id).await?;
-            return Err(if is_over.load(Ordering::Relaxed) { too_large(most) } else { error.into() });
+            Err(if is_over.load(Ordering::Relaxed) { too_large(most) } else { error.into() })
         }
     }
-    let row = app.store.uploads.keep(&caller.team.id, &id, app.clock.now()).await?;
-    row.ok_or_else(|| errors::no_upload(&id))
+}
+
+/// The team's file of this id, which is kept for a while longer from now on; `None` where it is not here, or not at the agent any
+/// more.
+///
+/// # Errors
+///
+/// Those of the agent.
+pub async fn kept(app: &App, caller: &Caller, id: &str) -> Result<Option<UploadRow>, ApiError> {
+    let Some(row) = app.store.uploads.keep(&caller.team.id, id, app.clock.now()).await? else { return Ok(None) };
+    match app.agent.show_upload(&row.id).await {
+        Ok(_) => Ok(Some(row)),
+        Err(error) if error.is_not_found() => {
+            app.store.uploads.forget(&row.id).await?;
+            Ok(None)
+        }
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// The same bytes, which break off after `most`; and whether they did.
@@ -137,9 +181,39 @@ fn too_large(most: u64) -> ApiError {
     ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", message)
 }
 
+/// List files for builds
+///
+/// Newest first, page by page; also those of which not all is there.
+#[utoipa::path(
+    get,
+    path = "/v1/templates/uploads",
+    operation_id = "list_build_files",
+    tag = "templates",
+    params(
+        ("team" = Option<String>, Query, description = "Slug or id of the key's own team, which is also the default"),
+        ("limit" = Option<u32>, Query, description = "Files per page: 50 by default, 100 at most", minimum = 1),
+        ("next_token" = Option<String>, Query, description = "From the page before"),
+    ),
+    responses((status = 200, description = "A page", body = UploadList))
+)]
+pub async fn list(
+    ReadAccess(caller): ReadAccess,
+    State(app): State<App>,
+    query: Pairs,
+) -> Result<JsonBody<UploadList>, ApiError> {
+    let paging = Paging::of_team(query, &caller)?;
+    let list = List::of_ids(UploadId::PREFIX, &json!(["uploads", caller.team.id]));
+    let after = paging.after(&list)?;
+    let page = app.store.uploads.list(&caller.team.id, after.as_deref(), paging.limit).await?;
+    Ok(JsonBody(UploadList {
+        uploads: page.uploads.into_iter().map(UploadBody::from).collect(),
+        next_token: page.after.map(|after| list.token(after)),
+    }))
+}
+
 /// Delete a file for builds
 ///
-/// Builds that have begun to read it go on.
+/// Also one of which not all is there. Builds that have begun to read it go on.
 #[utoipa::path(
     delete,
     path = "/v1/templates/uploads/{id}",
@@ -154,8 +228,7 @@ pub async fn delete(
     _: NoParameters,
     Path(id): Path<String>,
 ) -> Result<Response, ApiError> {
-    let row = app.store.uploads.keep(&caller.team.id, &id, app.clock.now()).await?;
-    let row = row.ok_or_else(|| errors::no_upload(&id))?;
+    let row = app.store.uploads.get(&caller.team.id, &id).await?.ok_or_else(|| errors::no_upload(&id))?;
     match app.agent.delete_upload(&row.id).await {
         Err(error) if !error.is_not_found() => return Err(error.into()),
         _ => app.store.uploads.forget(&row.id).await?,

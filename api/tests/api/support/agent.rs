@@ -38,6 +38,8 @@ pub(crate) struct Records {
     /// Ids of sandboxes of which it cannot read what it keeps.
     pub(crate) unreadable: Vec<String>,
     pub(crate) templates: Vec<TemplateVersion>,
+    /// How often it was asked for them.
+    pub(crate) template_lists: u32,
     /// Create requests as they arrived.
     pub(crate) orders: Vec<CreateSandbox>,
     /// Ids of delete requests as they arrived.
@@ -538,5 +540,7 @@ async fn host(State(shared): State<Shared>) -> Json<HostInfo> {
 }
 
 async fn templates(State(shared): State<Shared>) -> Json<TemplateList> {
-    Json(TemplateList { templates: shared.records.lock().unwrap().templates.clone() })
+    let mut records = shared.records();
+    records.template_lists += 1;
+    Json(TemplateList { templates: records.templates.clone() })
 }

@@ -33,7 +33,7 @@ pub(super) fn router() -> Router<Shared> {
         .route("/builds/{id}", get(show))
         .route("/builds/{id}/logs", get(logs))
         .route("/builds/{id}/cancel", post(cancel))
-        .route("/uploads/{id}", put(upload).delete(remove_upload))
+        .route("/uploads/{id}", put(upload).get(show_upload).delete(remove_upload))
         .route("/templates/{id}", delete(remove))
 }
 
@@ -81,11 +81,16 @@ impl StubAgent {
 
     /// The build has said something.
     pub(crate) fn print(&self, id: &str, text: &str) {
+        self.say(id, Timestamp::now(), LogLevel::Info, text);
+    }
+
+    /// The build has said something at this time.
+    pub(crate) fn say(&self, id: &str, time: Timestamp, level: LogLevel, text: &str) {
         let mut records = self.records();
         let one = records.build(id);
         one.build.log_end += 1;
         let (number, text) = (one.build.log_end, text.to_owned());
-        one.log.push(BuildLogEntry { number, time: Timestamp::now(), level: LogLevel::Info, step: Some(1), text });
+        one.log.push(BuildLogEntry { number, time, level, step: Some(1), text });
     }
 }
 
@@ -107,7 +112,9 @@ impl StubBuild {
 }
 
 async fn list(State(shared): State<Shared>) -> Json<BuildList> {
-    Json(BuildList { builds: shared.records().builds.values().map(|one| one.build.clone()).collect() })
+    // What came of them is told with each alone.
+    let listed = |one: &StubBuild| Build { version: None, ..one.build.clone() };
+    Json(BuildList { builds: shared.records().builds.values().map(listed).collect() })
 }
 
 async fn start(State(shared): State<Shared>, Json(order): Json<StartBuild>) -> Response {
@@ -173,6 +180,13 @@ async fn upload(State(shared): State<Shared>, Path(id): Path<String>, request: R
     }
     shared.records().uploads.insert(id.clone(), bytes);
     (StatusCode::CREATED, Json(Upload { id: id.into(), bytes, sha256: "ab".repeat(32) })).into_response()
+}
+
+async fn show_upload(State(shared): State<Shared>, Path(id): Path<String>) -> Response {
+    match shared.records().uploads.get(&id) {
+        Some(bytes) => Json(Upload { id: id.into(), bytes: *bytes, sha256: "ab".repeat(32) }).into_response(),
+        None => refusal(404, "not_found"),
+    }
 }
 
 async fn remove_upload(State(shared): State<Shared>, Path(id): Path<String>) -> Response {

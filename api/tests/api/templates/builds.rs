@@ -1,5 +1,6 @@
 //! Versions: asked for, built, started from, cancelled; and what becomes of them when the agent or this process fails.
 
+use sandpiper_api::orchestration::sync::Synchronizer;
 use sandpiper_api::plan::Quota;
 use sandpiper_protocol::template::{BuildSource, BuildState};
 use serde_json::{Value, json};
@@ -139,6 +140,10 @@ async fn what_cannot_be_built_is_refused_before_the_agent_is_asked() {
         (json!({"source": {"image": {"reference": "a b"}}}), "source.image.reference"),
         (json!({"source": {"dockerfile": {}}}), "source.dockerfile.text"),
         (json!({"source": {"dockerfile": {"text": "FROM a", "path": "b"}}}), "source.dockerfile.path"),
+        (
+            json!({"source": {"dockerfile": {"text": "FROM a", "secrets": {"a": "x".repeat((120 << 10) + 1)}}}}),
+            "source.dockerfile.secrets",
+        ),
         (json!({"source": {"dockerfile": {"text": "FROM a", "args": {"a b": ""}}}}), "source.dockerfile.args"),
         (
             json!({"source": {"steps": {"from": {"image": {"reference": ""}}, "steps": []}}}),
@@ -242,6 +247,29 @@ async fn builds_have_minutes_in_the_quota() {
     assert_eq!((&limits["build_minutes"], &usage["build_minutes"]), (&json!(2), &json!(2)));
     assert_eq!(usage["retained_bytes"], VERSION_RETAINED);
     host.pass(jiff::SignedDuration::from_hours(31 * 24));
+    host.build("node", image()).await.expect(202);
+}
+
+#[tokio::test]
+async fn builds_under_way_count_with_what_they_have_taken_and_may_yet_take() {
+    let host = Host::with(|config| {
+        let quota = config.plans.pro.quota;
+        config.plans.pro.quota = Quota { build_minutes: 100, ..quota };
+    })
+    .await;
+    host.template("node").await;
+    // Each may take an hour.
+    let first = host.building("node").await;
+    host.building("node").await;
+    host.build("node", image()).await.refused(422, "template_quota_exceeded");
+    // It has taken 90 seconds so far.
+    host.agent.advance(&first, BuildState::Building);
+    host.sync().await;
+    assert_eq!(host.usage().await["build_minutes"], 2);
+
+    host.agent.finish_build(&first);
+    host.sync().await;
+
     host.build("node", image()).await.expect(202);
 }
 
@@ -362,6 +390,33 @@ async fn nothing_stays_under_way_that_the_agent_has_lost_or_refuses() {
     assert_eq!((&shown["state"], &shown["error"]["code"]), (&json!("failed"), &json!("build_unavailable")));
     assert_eq!(host.show_version("node", &cancelled).await["state"], "cancelled");
     assert!(host.agent.records().builds.is_empty());
+}
+
+#[tokio::test]
+async fn what_is_cancelled_while_others_are_begun_again_is_not_begun() {
+    let mut host = Host::new().await;
+    host.template("node").await;
+    host.agent.stop();
+    let mut ids = Vec::new();
+    for _ in 0..2 {
+        ids.push(host.building("node").await);
+    }
+    host.agent.resume();
+    host.agent.hold();
+    ids.sort();
+    let app = host.app.clone();
+    let round = tokio::spawn(async move { Synchronizer::new(app).round().await });
+    // It has read both rows, and waits for the agent to begin the first.
+    eventually("the first is being begun", async || host.app.in_flight.contains(&ids[0])).await;
+
+    let cancel = format!("/v1/templates/node/versions/{}/cancel", ids[1]);
+    let cancelled = host.call("POST", &cancel, &host.write, None).await.expect(202);
+    host.agent.admit(1000);
+    round.await.unwrap().unwrap();
+
+    assert_eq!(cancelled["state"], "cancelled");
+    let begun: Vec<String> = host.agent.records().builds.keys().cloned().collect();
+    assert_eq!(begun, ids[..1]);
 }
 
 #[tokio::test]

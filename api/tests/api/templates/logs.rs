@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use axum::body::{Body, BodyDataStream};
 use axum::http::{Request, StatusCode};
+use axum::response::Response;
 use futures_util::StreamExt;
 use serde_json::{Value, json};
 use tower::ServiceExt;
@@ -13,16 +14,20 @@ use crate::support::{BOUND, Host};
 impl Host {
     /// A request for events of a build's log.
     async fn follow(&self, version: &str, last: Option<&str>) -> Events {
+        let response = self.try_to_follow(version, last).await;
+        assert_eq!(response.status(), StatusCode::OK);
+        assert_eq!(response.headers()["content-type"], "text/event-stream");
+        Events { body: response.into_body().into_data_stream(), text: String::new() }
+    }
+
+    async fn try_to_follow(&self, version: &str, last: Option<&str>) -> Response {
         let mut request = Request::get(format!("/v1/templates/node/versions/{version}/logs"))
             .header("authorization", format!("Bearer {}", self.read))
             .header("accept", "text/event-stream");
         if let Some(last) = last {
             request = request.header("last-event-id", last);
         }
-        let response = self.router().oneshot(request.body(Body::empty()).unwrap()).await.unwrap();
-        assert_eq!(response.status(), StatusCode::OK);
-        assert_eq!(response.headers()["content-type"], "text/event-stream");
-        Events { body: response.into_body().into_data_stream(), text: String::new() }
+        self.router().oneshot(request.body(Body::empty()).unwrap()).await.unwrap()
     }
 }
 
@@ -56,6 +61,27 @@ impl Events {
         assert_eq!((field("event"), field("id")), (Some(name), id), "{event}");
         serde_json::from_str(field("data").unwrap()).unwrap()
     }
+}
+
+#[tokio::test]
+async fn a_team_follows_so_many_logs_at_a_time() {
+    let host = Host::new().await;
+    host.template("node").await;
+    let id = host.building("node").await;
+    let mut followed = Vec::new();
+    let refused = loop {
+        let response = host.try_to_follow(&id, None).await;
+        if response.status() != StatusCode::OK {
+            break response;
+        }
+        followed.push(response.into_body());
+    };
+
+    assert_eq!((followed.len(), refused.status()), (32, StatusCode::TOO_MANY_REQUESTS));
+    // Pages are read all the same, and what nobody reads any more is one less.
+    host.get(&format!("/v1/templates/node/versions/{id}/logs")).await.expect(200);
+    followed.pop();
+    host.follow(&id, None).await;
 }
 
 #[tokio::test]
@@ -123,4 +149,18 @@ async fn a_log_goes_on_when_the_agent_was_away() {
     host.agent.resume();
     host.agent.print(&id, "two");
     events.expect("log", Some("2")).await;
+}
+
+#[tokio::test]
+async fn a_log_is_not_followed_beyond_the_end_of_the_process() {
+    let host = Host::new().await;
+    host.template("node").await;
+    let id = host.building("node").await;
+    host.agent.print(&id, "one");
+    let mut events = host.follow(&id, None).await;
+    events.expect("log", Some("1")).await;
+
+    host.app.ending.cancel();
+
+    assert_eq!(events.next().await, None, "and no `end`, so that the reader goes on elsewhere");
 }

@@ -232,3 +232,25 @@ async fn what_was_deleted_while_the_agent_was_away_is_removed_when_it_is_back() 
     })
     .await;
 }
+
+#[tokio::test]
+async fn names_that_lead_nowhere_have_the_agent_asked_once_for_all_and_seldom() {
+    let host = Host::new().await;
+    host.sync().await;
+    let lists = || host.agent.records().template_lists;
+    let before = lists();
+    let began = std::time::Instant::now();
+    let creates = (0..20).map(|_| host.create(json!({"template": "none"})));
+
+    for answer in futures_util::future::join_all(creates).await {
+        answer.refused(404, "not_found");
+    }
+
+    let most = u32::try_from(began.elapsed().as_secs()).unwrap() + 2;
+    assert!((1..=most).contains(&(lists() - before)), "{} in {:?}", lists() - before, began.elapsed());
+    // What came in the meantime is found.
+    let mut new = host.agent.records().templates[1].clone();
+    (new.id, new.slug) = ("ver0000000000000000000007".into(), "none".into());
+    host.agent.records().templates.push(new);
+    host.create(json!({"template": "none"})).await.expect(201);
+}

@@ -91,8 +91,9 @@ async fn the_same_update_makes_one_delivery_and_others_make_others() {
     ];
     let mut deliveries = Vec::new();
     for update in &updates {
-        deliveries.push(stage.update(Realm::Live, update).await.unwrap());
-        assert_eq!(stage.update(Realm::Live, update).await, None, "a repetition");
+        let delivery = stage.update(Realm::Live, update).await.unwrap();
+        assert_eq!(stage.update(Realm::Live, update).await, Some(delivery.clone()), "a repetition");
+        deliveries.push(delivery);
     }
 
     stage.worker(&receiver).round().await.unwrap();

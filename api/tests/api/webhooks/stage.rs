@@ -254,8 +254,7 @@ pub(crate) async fn report(host: &Host, merchant_id: &str, realm: Realm, order: 
     let accepted = host.payments.store.payments.put(update, entry, now).await.unwrap();
     host.payments.webhooks.wake();
     match accepted {
-        Accepted::Created(id) | Accepted::Updated(id) => id,
-        Accepted::Repeated => None,
+        Accepted::Created(id) | Accepted::Updated(id) | Accepted::Repeated(id) => id,
     }
 }
 

@@ -1,0 +1,94 @@
+//! `GET /traces`, for operators: where the time of requests went that changed something, here and in the agent.
+
+use axum::Json;
+use axum::extract::State;
+use sandpiper_http::error::ApiError;
+use sandpiper_http::query::{self, Pairs};
+use sandpiper_protocol::trace::{Trace, TraceList};
+use sandpiper_trace::Traces;
+
+use crate::agent_client::AgentClient;
+
+/// This process's traces, and where to ask for the agent's parts of them.
+#[derive(Debug, Clone)]
+pub struct Sources {
+    pub own: Traces,
+    /// Where sandboxes are served.
+    pub agent: Option<AgentClient>,
+}
+
+/// `GET /traces?sandbox=ID`: those about one sandbox, or all that are kept, newest first.
+pub async fn list(State(sources): State<Sources>, Pairs(pairs): Pairs) -> Result<Json<TraceList>, ApiError> {
+    let mut sandbox = None;
+    for (name, value) in pairs {
+        match name.as_str() {
+            "sandbox" => sandbox = Some(value),
+            _ => return Err(query::unknown(&name)),
+        }
+    }
+    let mut traces = sources.own.list(sandbox.as_deref());
+    if let Some(agent) = &sources.agent {
+        join(&mut traces, agent.traces(sandbox.as_deref()).await?);
+    }
+    Ok(Json(TraceList { traces }))
+}
+
+/// Puts the agent's part of each trace into the step that called the agent. Traces of the agent alone are left out: other
+/// processes began them.
+fn join(traces: &mut [Trace], of_agent: Vec<Trace>) {
+    for part in of_agent {
+        let Some(trace) = traces.iter_mut().find(|trace| trace.id == part.id) else { continue };
+        let Some(begun) = part.steps.first().map(|step| step.start_us) else { continue };
+        let within = |step: &sandpiper_protocol::trace::Step| {
+            step.start_us <= begun && step.end_us.is_none_or(|end| end >= begun)
+        };
+        let caller = trace.steps.iter().rposition(within).unwrap_or(0);
+        let depth = trace.steps.get(caller).map_or(0, |step| step.depth) + 1;
+        let steps = part.steps.into_iter().map(|mut step| {
+            step.depth += depth;
+            step
+        });
+        trace.steps.splice(caller + 1..caller + 1, steps);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sandpiper_protocol::trace::Step;
+
+    use super::*;
+
+    fn trace(id: &str, steps: &[(&str, u32, u64, u64)]) -> Trace {
+        let step = |&(name, depth, start_us, end_us): &(&str, u32, u64, u64)| Step {
+            name: name.to_owned(),
+            by: "api".to_owned(),
+            depth,
+            start_us,
+            end_us: Some(end_us),
+        };
+        Trace { id: id.to_owned(), sandbox: None, steps: steps.iter().map(step).collect() }
+    }
+
+    #[test]
+    fn the_agents_steps_are_within_the_call_of_the_agent() {
+        let mut traces = [
+            trace("a", &[("create", 0, 0, 100), ("row", 1, 5, 10), ("agent", 1, 12, 80), ("mirror", 1, 81, 90)]),
+            trace("b", &[("create", 0, 0, 100)]),
+        ];
+        let of_agent = [trace("a", &[("create", 0, 14, 79), ("gather", 1, 20, 30)]), trace("c", &[("else", 0, 1, 2)])];
+
+        join(&mut traces, of_agent.to_vec());
+
+        let seen: Vec<_> = traces[0].steps.iter().map(|step| (step.name.as_str(), step.depth, step.start_us)).collect();
+        let expected = [
+            ("create", 0, 0),
+            ("row", 1, 5),
+            ("agent", 1, 12),
+            ("create", 2, 14),
+            ("gather", 3, 20),
+            ("mirror", 1, 81),
+        ];
+        assert_eq!(seen, expected);
+        assert_eq!(traces[1].steps.len(), 1);
+    }
+}
