@@ -78,6 +78,7 @@ enum Command {
     Logs(commands::logs::Arguments),
     Metrics(commands::metrics::Arguments),
     Limits(commands::limits::Arguments),
+    Trace(commands::trace::Arguments),
     Mcp(commands::mcp::Arguments),
     #[command(subcommand)]
     Template(commands::template::Command),
@@ -128,6 +129,7 @@ async fn dispatch(arguments: Arguments, output: Output) -> anyhow::Result<ExitCo
         Command::Logs(arguments) => commands::logs::run(arguments, client()?, output).await,
         Command::Metrics(arguments) => commands::metrics::run(arguments, client()?, output).await,
         Command::Mcp(arguments) => commands::mcp::run(arguments, client()?).await,
+        Command::Trace(arguments) => commands::trace::run(arguments, output).await,
         Command::Limits(arguments) => commands::limits::run(arguments, client()?, output).await,
     }
 }

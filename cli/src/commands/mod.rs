@@ -21,6 +21,7 @@ pub(crate) mod run;
 pub(crate) mod session;
 pub(crate) mod start;
 pub(crate) mod template;
+pub(crate) mod trace;
 pub(crate) mod up;
 pub(crate) mod volume;
 pub(crate) mod webhook;

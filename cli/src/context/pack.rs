@@ -349,10 +349,10 @@ mod tests {
         assert_eq!(entries, ["Dockerfile 600 ", "a/", "a/b/", "a/b/keep 600 "]);
     }
 
-    /// The same folder as the end-to-end tests build, where plain buildah copies these.
+    /// The same folder as the builder's own tests build, where plain buildah copies these.
     #[tokio::test]
     async fn what_is_packed_is_what_others_copy() {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/e2e/dockerfiles/dockerignore");
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../builder/tests/dockerfiles/dockerignore");
 
         let (archive, packing) = pack(Context::open(&folder, None).unwrap());
         let archive: Vec<Bytes> = archive.try_collect().await.unwrap();

@@ -1,7 +1,7 @@
 //! `template`, with an API that builds as it is told.
 
 use std::fs;
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::Output;
@@ -21,6 +21,16 @@ enum End {
     Failed,
     /// When it is cancelled.
     Never,
+    /// Likewise; whoever asks for it to be begun waits for the response until it is cancelled or given up.
+    NeverSlowly,
+    /// When it is cancelled, and then it is ready already.
+    ReadyBefore,
+}
+
+impl End {
+    fn waits(self) -> bool {
+        !matches!(self, End::Ready | End::Failed)
+    }
 }
 
 /// What the API was asked, in that order.
@@ -39,6 +49,11 @@ impl Calls {
     fn body_of(&self, line: &str) -> Value {
         let all = self.all.lock().unwrap();
         all.iter().find(|(asked, _)| asked == line).unwrap_or_else(|| panic!("no {line}")).1.clone()
+    }
+
+    fn add(&self, line: &str, body: Value) {
+        self.all.lock().unwrap().push((line.to_owned(), body));
+        self.changed.notify_all();
     }
 
     fn wait_for(&self, line: &str) {
@@ -67,8 +82,7 @@ fn builder(end: End) -> (SocketAddr, Arc<Calls>) {
     let calls = Arc::new(Calls::default());
     let asked = Arc::clone(&calls);
     let address = listen(move |request, stream| {
-        asked.all.lock().unwrap().push((request.line.clone(), request.body.clone()));
-        asked.changed.notify_all();
+        asked.add(&request.line, request.body.clone());
         answer(end, request, stream, &asked);
     });
     (address, calls)
@@ -78,7 +92,7 @@ fn answer(end: End, request: &Asked, stream: &mut TcpStream, calls: &Calls) {
     let state = match end {
         End::Ready => "ready",
         End::Failed => "failed",
-        End::Never => "building",
+        End::Never | End::NeverSlowly | End::ReadyBefore => "building",
     };
     let said = match request.line.as_str() {
         "GET /v1/templates/app" => {
@@ -94,8 +108,14 @@ fn answer(end: End, request: &Asked, stream: &mut TcpStream, calls: &Calls) {
             json!({"id": "upl1", "bytes": request.raw.len(), "sha256": "00"})
         }
         "DELETE /v1/templates/uploads/upl1" => Value::Null,
-        "POST /v1/templates/app/versions" => version("queued"),
+        "POST /v1/templates/app/versions" => {
+            if end == End::NeverSlowly {
+                calls.wait_for("interrupted");
+            }
+            version("queued")
+        }
         "GET /v1/templates/app/versions/ver1" => version(state),
+        "POST /v1/templates/app/versions/ver1/cancel" if end == End::ReadyBefore => version("ready"),
         "POST /v1/templates/app/versions/ver1/cancel" => version("cancelled"),
         "GET /v1/templates/app/versions/ver1/logs" => return log(end, request, stream),
         unknown => panic!("{unknown}"),
@@ -109,13 +129,13 @@ fn log(end: End, request: &Asked, stream: &mut TcpStream) {
     let (first, second) = (event(1, "STEP 1/2: FROM scratch"), event(2, "\u{1b}[2Jdone"));
     let last_read = request.headers["last-event-id"].as_str();
     let said = match (end, last_read) {
-        (End::Never, _) => first,
+        (end, _) if end.waits() => first,
         (_, "0") => format!(": hello\n\n{first}{}", &second[..second.len() / 2]),
         (_, "1") => format!("{first}{second}event: end\ndata: {{\"state\": \"ready\"}}\n\n"),
         other => panic!("{:?}", other.1),
     };
     let _ = write!(stream, "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n{said}");
-    if end == End::Never {
+    if end.waits() {
         // Until the reader goes.
         let _ = std::io::copy(stream, &mut std::io::sink());
     }
@@ -209,6 +229,106 @@ fn ctrl_c_cancels_the_build_and_a_detached_one_is_left_alone() {
     assert_eq!(interrupted.status.code(), Some(130));
     assert!(text(&interrupted.stderr).contains("cancelled: app:4"), "{}", text(&interrupted.stderr));
     calls.wait_for("POST /v1/templates/app/versions/ver1/cancel");
+}
+
+#[test]
+fn a_build_that_is_begun_in_the_moment_of_ctrl_c_is_cancelled_too() {
+    let (api, calls) = builder(End::NeverSlowly);
+    let folder = context();
+    let arguments = ["template", "build", folder.path().to_str().unwrap(), "-t", "app", "--detach"];
+    let mut building = command(api, &arguments).spawn().unwrap();
+    calls.wait_for("POST /v1/templates/app/versions");
+
+    kill(Pid::from_raw(building.id().cast_signed()), Signal::SIGINT).unwrap();
+    // The signal is there before the response.
+    let mut said = BufReader::new(building.stderr.take().unwrap()).lines().map(Result::unwrap);
+    assert!(said.any(|line| line == "cancelling: app"));
+    calls.add("interrupted", Value::Null);
+    let interrupted = building.wait_with_output().unwrap();
+
+    assert_eq!(interrupted.status.code(), Some(130));
+    assert_eq!(said.next().as_deref(), Some("cancelled: app:4"));
+    assert!(calls.lines().contains(&"POST /v1/templates/app/versions/ver1/cancel".to_owned()), "{:?}", calls.lines());
+}
+
+#[test]
+fn what_was_ready_before_it_could_be_cancelled_is_said_to_be() {
+    let (api, calls) = builder(End::ReadyBefore);
+    let folder = context();
+    let arguments = ["template", "build", folder.path().to_str().unwrap(), "-t", "app"];
+    let building = command(api, &arguments).spawn().unwrap();
+    calls.wait_for("GET /v1/templates/app/versions/ver1/logs");
+
+    kill(Pid::from_raw(building.id().cast_signed()), Signal::SIGINT).unwrap();
+    let interrupted = building.wait_with_output().unwrap();
+
+    assert_eq!((interrupted.status.code(), text(&interrupted.stdout)), (Some(0), "app:4\n"));
+}
+
+/// A response of an API that refuses.
+fn refusal(status: &str, code: &str) -> Vec<u8> {
+    let body = json!({"error": code, "message": "not now", "request_id": "req1"}).to_string();
+    let head = format!("HTTP/1.1 {status}\r\nContent-Length: {}\r\n", body.len());
+    format!("{head}Connection: close\r\n\r\n{body}").into_bytes()
+}
+
+#[test]
+fn what_passes_does_not_keep_the_end_of_a_build_from_being_seen() {
+    let calls = Arc::new(Calls::default());
+    let asked = Arc::clone(&calls);
+    let api = listen(move |request, stream| {
+        let shown = request.line == "GET /v1/templates/app/versions/ver1";
+        if shown && !asked.lines().contains(&"refused".to_owned()) && asked.lines().contains(&"read".to_owned()) {
+            asked.add("refused", Value::Null);
+            return drop(stream.write_all(&refusal("503 Service Unavailable", "unavailable")));
+        }
+        if request.line.ends_with("/logs") && request.headers["last-event-id"] == "1" {
+            asked.add("read", Value::Null);
+        }
+        answer(End::Ready, request, stream, &asked);
+    });
+    let folder = context();
+
+    let built = build(api, folder.path(), &[]);
+
+    assert_eq!((built.status.code(), text(&built.stdout)), (Some(0), "app:4\n"), "{}", text(&built.stderr));
+    assert!(calls.lines().contains(&"refused".to_owned()));
+}
+
+#[test]
+fn a_build_that_is_lost_sight_of_has_a_status_of_its_own() {
+    let api = listen(|request, stream| match request.line.as_str() {
+        "GET /v1/templates/app/versions/ver1/logs" => {
+            drop(stream.write_all(&refusal("401 Unauthorized", "unauthorized")));
+        }
+        _ => answer(End::Ready, request, stream, &Calls::default()),
+    });
+    let folder = context();
+
+    let built = build(api, folder.path(), &[]);
+
+    assert_eq!((built.status.code(), text(&built.stdout)), (Some(3), ""));
+    assert!(text(&built.stderr).contains("sandpiper template logs -f app:4"), "{}", text(&built.stderr));
+}
+
+#[test]
+fn an_archive_may_come_through_a_pipe_and_is_no_folder() {
+    let (api, calls) = builder(End::Ready);
+    let folder = tempfile::tempdir().unwrap();
+    let pipe = folder.path().join("pipe");
+    nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let written = pipe.clone();
+    let writer = std::thread::spawn(move || fs::write(written, "archive").unwrap());
+
+    let arguments = ["template", "build", "-t", "app", "--archive"];
+    let built = command(api, &[&arguments[..], &[pipe.to_str().unwrap()]].concat()).output().unwrap();
+    let refused = command(api, &[&arguments[..], &[folder.path().to_str().unwrap()]].concat()).output().unwrap();
+
+    writer.join().unwrap();
+    assert_eq!((built.status.code(), text(&built.stdout)), (Some(0), "app:4\n"), "{}", text(&built.stderr));
+    assert_eq!(*calls.context.lock().unwrap(), b"archive");
+    assert_eq!(refused.status.code(), Some(125));
+    assert!(text(&refused.stderr).contains("is a folder"), "{}", text(&refused.stderr));
 }
 
 #[test]

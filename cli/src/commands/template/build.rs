@@ -16,6 +16,8 @@ use crate::text::printable_lines;
 
 /// Status of a command that SIGINT ended, as shells have it.
 const INTERRUPTED: u8 = 130;
+/// Status where nobody knows what came of a build that was begun.
+const LOST: u8 = 3;
 
 /// Build a version of a template, from a Dockerfile, an image, or what a sandbox has become
 #[derive(clap::Args)]
@@ -26,7 +28,8 @@ cancels it; with --detach it goes on by itself.
 `.dockerignore`, or one beside the Dockerfile that is called as it is (web.Dockerfile.dockerignore), leaves files out of \
 the context as it does with Docker.
 
-Exit status: 0 when the version is ready, 1 when it could not be built, 125 when the build was not begun.
+Exit status: 0 when the version is ready, 1 when it could not be built, 125 when the build was not begun, 3 when it was \
+begun and the API could not be reached any more (it goes on), 130 when it was cancelled with Ctrl-C.
 
 Examples:
   sandpiper template build . -t app
@@ -128,39 +131,80 @@ async fn run(
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let mut stopped = async || tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} };
     let (slug, detach) = (arguments.name.slug.clone(), arguments.detach);
-    let beginning = async {
+    let preparing = async {
         let new = arguments.new_version(source.await?);
-        let upload = new.source.upload().map(str::to_owned);
-        anyhow::Ok((begin(client, &slug, &new).await?, upload))
+        make_template(client, &slug).await?;
+        anyhow::Ok(new)
     };
     // What was sent for no build is removed by the host after a while.
-    let (version, upload) = tokio::select! {
-        begun = beginning => begun?,
+    let new = tokio::select! {
+        new = preparing => new?,
         () = stopped() => return Ok(ExitCode::from(INTERRUPTED)),
     };
+    let upload = new.source.upload();
+    let mut beginning = std::pin::pin!(client.build_version(&slug, &new));
+    let (version, is_stopped) = tokio::select! {
+        begun = &mut beginning => (begun?, false),
+        // The host may have the request already: only its response says which build is to be cancelled.
+        () = stopped() => {
+            if !output.is_json() {
+                eprintln!("cancelling: {slug}");
+            }
+            tokio::select! {
+                begun = &mut beginning => (begun?, true),
+                () = stopped() => {
+                    eprintln!("The build may have been begun; see: sandpiper template show {slug}");
+                    return Ok(ExitCode::from(INTERRUPTED));
+                }
+            }
+        }
+    };
+    if is_stopped {
+        return cancel(client, &slug, &version, upload, output).await;
+    }
     if detach {
         tell(&slug, &version, output);
         return Ok(ExitCode::SUCCESS);
     }
     let ended = tokio::select! {
-        ended = follow::to_the_end(client, &slug, version.clone(), output) => ended?,
-        () = stopped() => {
-            match client.cancel_build(&slug, &version.id).await {
-                // It ended in this moment.
-                Err(ClientError::Refused { status: 409, .. }) => {}
-                cancelled => {
-                    cancelled.with_context(|| format!("{slug}:{} was not cancelled and goes on", version.number))?;
-                }
-            }
-            forget(client, upload.as_deref()).await;
-            if !output.is_json() {
-                eprintln!("cancelled: {slug}:{}", version.number);
-            }
-            return Ok(ExitCode::from(INTERRUPTED));
+        ended = follow::to_the_end(client, &slug, version.clone(), output) => ended,
+        () = stopped() => return cancel(client, &slug, &version, upload, output).await,
+    };
+    let ended = match ended {
+        Ok(ended) => ended,
+        Err(error) => {
+            let name = format!("{slug}:{}", version.number);
+            let advice =
+                format!("The build of {name} goes on, unseen; follow it with: sandpiper template logs -f {name}");
+            output.report(&error.context(advice));
+            return Ok(ExitCode::from(LOST));
         }
     };
-    forget(client, upload.as_deref()).await;
+    forget(client, upload).await;
     Ok(conclude(&slug, &ended, output))
+}
+
+/// Ends the build, unless it has ended by itself in this moment.
+async fn cancel(
+    client: &Client,
+    slug: &str,
+    version: &Version,
+    upload: Option<&str>,
+    output: Output,
+) -> anyhow::Result<ExitCode> {
+    let cancelled = match client.cancel_build(slug, &version.id).await {
+        Err(ClientError::Refused { status: 409, .. }) => client.version(slug, &version.id).await,
+        cancelled => cancelled,
+    };
+    let now = cancelled.with_context(|| format!("{slug}:{} was not cancelled and goes on", version.number))?;
+    forget(client, upload).await;
+    if matches!(now.state, BuildState::Ready | BuildState::Failed) {
+        return Ok(conclude(slug, &now, output));
+    }
+    if !output.is_json() {
+        eprintln!("cancelled: {slug}:{}", version.number);
+    }
+    Ok(ExitCode::from(INTERRUPTED))
 }
 
 impl VersionArguments {
@@ -176,8 +220,8 @@ impl VersionArguments {
     }
 }
 
-/// Has the version be built, of a template that is made if it is not there.
-async fn begin(client: &Client, slug: &str, new: &NewVersion) -> anyhow::Result<Version> {
+/// Makes the template if it is not there.
+async fn make_template(client: &Client, slug: &str) -> anyhow::Result<()> {
     let is_there = match client.template(slug).await {
         // One of the host's is not for teams to build.
         Ok(template) => template.team.is_some(),
@@ -192,7 +236,7 @@ async fn begin(client: &Client, slug: &str, new: &NewVersion) -> anyhow::Result<
             created => drop(created?),
         }
     }
-    Ok(client.build_version(slug, new).await?)
+    Ok(())
 }
 
 /// Removes what was sent: nothing else needs it. What cannot be removed now goes after a while, too.

@@ -71,13 +71,7 @@ pub(super) async fn to_the_end(
         read = reading => read?,
         never = keep_saying(client, slug, &version.id, &progress) => match never {},
     }
-    loop {
-        let version = client.version(slug, &version.id).await?;
-        if version.state.has_ended() {
-            return Ok(version);
-        }
-        tokio::time::sleep(POLL).await;
-    }
+    Ok(client.ended_version(slug, &version.id).await?)
 }
 
 /// Says again and again how far the build is.

@@ -218,9 +218,14 @@ async fn send_file(path: &Path, client: &Client, output: Output) -> anyhow::Resu
         return Ok(send(None, content, "sending the archive", client, output).await?);
     }
     let file = tokio::fs::File::open(path).await.with_context(unreadable)?;
-    let length = file.metadata().await.with_context(unreadable)?.len();
+    let metadata = file.metadata().await.with_context(unreadable)?;
+    if metadata.is_dir() {
+        bail!("{} is a folder, not an archive; name it without --archive to build it", path.display());
+    }
+    // Of a pipe nobody knows it.
+    let length = metadata.is_file().then_some(metadata.len());
     let content = ReaderStream::with_capacity(file, PIECE);
-    Ok(send(Some(length), content, "sending the archive", client, output).await?)
+    Ok(send(length, content, "sending the archive", client, output).await?)
 }
 
 async fn send(
