@@ -6,18 +6,30 @@ use support::{Host, small};
 use crate::report::Report;
 use crate::starts;
 
+/// Machines that wait; each start takes one of them, and comes when there are as many again.
+const PARKED: u32 = 2;
+
 pub(crate) async fn run(runs: usize, report: &mut Report) -> anyhow::Result<()> {
     let host = Host::shared();
     host.set_warm_starts(false).await;
-    measure("cold", StartKind::Cold, runs, report).await?;
+    measure("cold", StartKind::Cold, 0, runs, report).await?;
     host.set_warm_starts(true).await;
     host.wait_until_warm(&small()).await.delete().await;
-    measure("warm", StartKind::Warm, runs, report).await
+    measure("warm", StartKind::Warm, 0, runs, report).await?;
+    host.set_parking(PARKED).await;
+    for _ in 0..PARKED {
+        host.sandbox().await.delete().await;
+    }
+    measure("parked", StartKind::Parked, PARKED, runs, report).await?;
+    host.set_parking(0).await;
+    Ok(())
 }
 
-async fn measure(name: &str, kind: StartKind, runs: usize, report: &mut Report) -> anyhow::Result<()> {
+/// Takes each of these starts once so many machines are parked.
+async fn measure(name: &str, kind: StartKind, parked: u32, runs: usize, report: &mut Report) -> anyhow::Result<()> {
     let (mut created, mut output) = (Vec::new(), Vec::new());
     for _ in 0..runs {
+        Host::shared().wait_until_parked(parked).await;
         let start = starts::timed(&small(), kind).await?;
         created.push(start.created);
         output.push(start.first_output);

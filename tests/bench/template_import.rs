@@ -18,7 +18,7 @@ const KIND: &str = "oci-archive";
 const MIB: u64 = 200;
 
 pub(crate) async fn run(runs: usize, report: &mut Report) -> anyhow::Result<()> {
-    let (host, registry) = (Host::shared(), Registry::shared());
+    let (host, registry) = (Host::shared(), Registry::with_base());
     let template = host.template("bench-import").await;
     let (mut from_file, mut from_registry, mut plain) = (Vec::new(), Vec::new(), Vec::new());
     for run in 0..runs.div_ceil(4) {

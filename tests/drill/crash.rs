@@ -20,6 +20,8 @@ use crate::postgres::Postgres;
 use crate::subject::Subject;
 use crate::tenant;
 
+/// Machines that wait for them.
+const PARKED: u32 = 3;
 /// Who use sandboxes side by side.
 const TENANTS: u64 = 3;
 /// The database and what else the host does not keep itself; made anew by each drill.
@@ -39,7 +41,10 @@ pub(crate) async fn run(time: Duration, victims: &[Victim], seed: u64) -> anyhow
 
     host.wait_until_warm(&small()).await.delete().await;
     let merchant = Merchant::new(Caller::new(&host.api_url, &host.operator_key, ledger.clone())?, receiver).await?;
+    // None that waits is counted, before and after.
+    host.set_parking(0).await;
     let before = host.inventory().await;
+    host.set_parking(PARKED).await;
 
     let caller = Caller::new(&host.api_url, host.api_key(), ledger.clone())?;
     let end = Instant::now() + time;
@@ -61,6 +66,7 @@ pub(crate) async fn run(time: Duration, victims: &[Victim], seed: u64) -> anyhow
     }
     merchant.await?.audit().await;
     unknown(&caller).await?;
+    faults::park_none(&ledger).await;
     holds_what_it_held(before, &ledger).await;
     drop(postgres);
     Ok(ledger)
@@ -74,7 +80,7 @@ fn setup(postgres: &Postgres, certificate: &str) -> anyhow::Result<Setup> {
         "[rate_limit]\n{limits}[operator_rate_limit]\n{limits}\
          [webhooks]\nallow_addresses = [\"127.0.0.0/8\"]\nca_file = {authority:?}\n"
     );
-    Ok(Setup { database: Some(postgres.url()), api_settings, at_exit: AtExit::Keep })
+    Ok(Setup { database: Some(postgres.url()), api_settings, parked: PARKED, at_exit: AtExit::Keep })
 }
 
 async fn last_look(mut subject: Subject) -> anyhow::Result<()> {

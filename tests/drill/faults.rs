@@ -68,6 +68,19 @@ pub(crate) async fn go_on(
     Ok(postgres)
 }
 
+/// Kills the agent once more: the next one parks no machines, and has none of those that waited.
+pub(crate) async fn park_none(ledger: &Arc<Ledger>) {
+    let host = Host::shared();
+    let before = host.agent_pid();
+    host.set_agent("parking.max", 0);
+    fell(ledger, "agent", before);
+    wait_for("another agent answers", || async {
+        host.agent_pid().filter(|pid| Some(*pid) != before)?;
+        host.agent_host().await.ok()
+    })
+    .await;
+}
+
 /// Kills a process, unless it is just being started.
 fn fell(ledger: &Arc<Ledger>, name: &'static str, pid: Option<Pid>) {
     // One that has just ended by itself cannot be killed.

@@ -16,6 +16,7 @@ tests! {
         a_sandbox_is_paused_resumed_checkpointed_forked_and_restored,
         a_volume_is_filled_mounted_read_and_removed,
         a_shell_has_the_volume_and_its_sandbox_goes_with_it,
+        an_operator_sees_where_the_time_of_a_start_went,
         errors_say_what_is_wrong_and_have_their_own_exit_status,
     ],
     alone: [
@@ -45,6 +46,34 @@ async fn a_sandbox_is_kept_listed_used_logged_and_removed() {
     assert!(text(&run(host, &["logs", id]).stdout).contains("host"));
     assert_eq!(text(&run(host, &["rm", id]).stdout), format!("{id}\n"));
     assert!(!text(&run(host, &["ps", "--all"]).stdout).contains(id));
+}
+
+async fn an_operator_sees_where_the_time_of_a_start_went() {
+    let host = Host::shared();
+    let id = kept(host);
+    let metrics = format!("--metrics-url={}", host.metrics_url());
+
+    let all = lines(host, &["--json", "trace", &id, "--last=100", &metrics]);
+    let create = all.iter().find(|line| line.contains(r#""name":"POST /v1/sandboxes""#)).unwrap();
+    let json: serde_json::Value = serde_json::from_str(create).unwrap();
+    let picture = lines(host, &["trace", &id, "--last=100", &metrics]);
+
+    let steps = json["steps"].as_array().unwrap();
+    let end = |step: &serde_json::Value| step["end_us"].as_u64().unwrap_or_else(|| panic!("it goes on: {step}"));
+    let whole = &steps[0];
+    assert_eq!(json["sandbox"].as_str(), Some(id.as_str()));
+    for by in ["api", "agent", "monitor", "guest"] {
+        assert!(steps.iter().any(|step| step["by"] == by), "no step by {by}: {json}");
+    }
+    for step in steps {
+        let start = step["start_us"].as_u64().unwrap();
+        assert!(start <= end(step) && end(step) <= end(whole), "{step} is not within {whole}");
+    }
+    assert!(picture.len() >= steps.len() + 2 && picture[0].contains(&id), "{picture:#?}");
+    assert!(picture.iter().any(|line| line.contains("gather") && line.contains('█')), "{picture:#?}");
+    run(host, &["rm", &id]);
+    let none = host.cli(&["trace", "sbx-nowhere", &metrics]).output().unwrap();
+    assert!(!none.status.success() && text(&none.stderr).contains("There is no trace about sbx-nowhere"), "{none:?}");
 }
 
 async fn files_and_folders_are_copied_both_ways_and_listed() {

@@ -20,6 +20,7 @@ mod jail;
 mod lifecycle;
 mod lost;
 mod network;
+mod parking;
 mod pause;
 mod pressure;
 mod preview;
@@ -39,6 +40,7 @@ mod wake;
 mod warm;
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::Parser;
 
@@ -46,7 +48,7 @@ use crate::runner::{Module, Selection};
 
 /// In this order: `warm` has the snapshot made that most of the others start from; what kills the agent, fills the disk or
 /// takes the memory comes last, and `restart` at the very end, as it makes the agent throw the snapshots away.
-const MODULES: [Module; 30] = [
+const MODULES: [Module; 31] = [
     warm::TESTS,
     process::TESTS,
     files::TESTS,
@@ -63,6 +65,7 @@ const MODULES: [Module; 30] = [
     checkpoint::TESTS,
     fork::TESTS,
     network::TESTS,
+    parking::TESTS,
     damage::TESTS,
     templates::TESTS,
     templates_builds::TESTS,
@@ -93,13 +96,17 @@ struct Arguments {
     #[arg(long)]
     skip: Vec<String>,
 
+    /// Leaves out tests that have not begun after so many minutes
+    #[arg(long)]
+    minutes: Option<u64>,
+
     /// Prints the names of the tests instead, in the order in which they run
     #[arg(long)]
     list: bool,
 }
 
 fn main() -> ExitCode {
-    let Arguments { filters, exact, skip, list } = Arguments::parse();
+    let Arguments { filters, exact, skip, minutes, list } = Arguments::parse();
     let selection = match Selection::new(&MODULES, &filters, exact, &skip) {
         Ok(selection) => selection,
         Err(error) => {
@@ -111,5 +118,5 @@ fn main() -> ExitCode {
         selection.names().for_each(|name| println!("{name}: test"));
         return ExitCode::SUCCESS;
     }
-    selection.run()
+    selection.run(minutes.map(|minutes| Duration::from_secs(60 * minutes)))
 }

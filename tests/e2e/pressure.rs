@@ -140,7 +140,7 @@ struct Filler(PathBuf);
 impl Filler {
     /// Leaves so many bytes to those who are not root.
     fn leaving(bytes: u64) -> Self {
-        let path = PathBuf::from("/var/lib/sandpiper/filler");
+        let path = PathBuf::from(support::FILLER);
         let file = OpenOptions::new()
             .write(true)
             .create(true)

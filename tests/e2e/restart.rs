@@ -44,7 +44,7 @@ async fn a_host_whose_machines_end_with_it_pauses_them_first() {
 
 async fn with_the_console_on_what_kernel_and_programs_print_is_in_the_logs() {
     let host = Host::shared();
-    host.set_agent("console", "true");
+    host.set_agent("console", true);
     host.kill_agent().await;
     let sandbox = host.sandbox().await;
     sandbox.root_sh("echo printed by a program > /dev/console").await;
@@ -57,6 +57,6 @@ async fn with_the_console_on_what_kernel_and_programs_print_is_in_the_logs() {
     .await;
 
     assert!(printed.iter().any(|entry| entry.message.contains("Linux version")));
-    host.set_agent("console", "false");
+    host.set_agent("console", false);
     host.kill_agent().await;
 }

@@ -11,7 +11,7 @@
 use std::process::ExitCode;
 use std::sync::{Mutex, PoisonError};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use support::Host;
 use support::internet::Internet;
@@ -121,21 +121,30 @@ impl Selection {
         })
     }
 
-    /// Runs them, and says what became of each as soon as it is known.
-    pub(crate) fn run(&self) -> ExitCode {
+    /// Runs them, and says what became of each as soon as it is known. Those that have not begun after `limit` are left out.
+    pub(crate) fn run(&self, limit: Option<Duration>) -> ExitCode {
         println!("running {} tests", self.names().count());
-        let (host, report) = (Host::shared(), Report::new());
+        let (host, report) = (Host::shared(), Report::new(limit));
         println!("agent and API write to {}", host.log().display());
         // Before the first inventory: it stays until the end.
         Internet::shared();
         for part in &self.0 {
-            part.run(host, &report);
+            if report.is_over() {
+                part.leave_out(&report);
+            } else {
+                part.run(host, &report);
+            }
         }
         report.finish()
     }
 }
 
 impl Part {
+    fn leave_out(&self, report: &Report) {
+        let names = self.shared.iter().chain(&self.alone).map(|test| &test.name).chain(&self.leaves_nothing);
+        names.for_each(|name| report.leave_out(name));
+    }
+
     fn run(&self, host: &'static Host, report: &Report) {
         let has_tests = !self.shared.is_empty() || !self.alone.is_empty();
         let inventory = || block_on(host.inventory());
@@ -147,13 +156,13 @@ impl Part {
             for _ in 0..AT_A_TIME {
                 scope.spawn(|| {
                     while let Some(test) = next() {
-                        report.run(host, &test.name, test.run);
+                        report.run_in_time(host, &test.name, test.run);
                     }
                 });
             }
         });
         for test in &self.alone {
-            report.run(host, &test.name, test.run);
+            report.run_in_time(host, &test.name, test.run);
         }
 
         let Some(name) = &self.leaves_nothing else { return };
@@ -167,6 +176,8 @@ impl Part {
 /// What became of the tests so far.
 struct Report {
     began: Instant,
+    /// How long tests may begin.
+    limit: Option<Duration>,
     tally: Mutex<Tally>,
 }
 
@@ -174,11 +185,21 @@ struct Report {
 struct Tally {
     passed: usize,
     failed: Vec<String>,
+    left_out: usize,
 }
 
 impl Report {
-    fn new() -> Self {
-        Self { began: Instant::now(), tally: Mutex::default() }
+    fn new(limit: Option<Duration>) -> Self {
+        Self { began: Instant::now(), limit, tally: Mutex::default() }
+    }
+
+    fn is_over(&self) -> bool {
+        self.limit.is_some_and(|limit| self.began.elapsed() >= limit)
+    }
+
+    fn leave_out(&self, name: &str) {
+        self.tally.lock().unwrap_or_else(PoisonError::into_inner).left_out += 1;
+        println!("test {name} ... ignored, for want of time");
     }
 
     fn run(&self, host: &'static Host, name: &str, test: impl FnOnce() + Send) {
@@ -199,14 +220,20 @@ impl Report {
         }
     }
 
+    fn run_in_time(&self, host: &'static Host, name: &str, test: impl FnOnce() + Send) {
+        if self.is_over() { self.leave_out(name) } else { self.run(host, name, test) }
+    }
+
     fn finish(self) -> ExitCode {
-        let Tally { passed, failed } = self.tally.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let Tally { passed, failed, left_out } = self.tally.into_inner().unwrap_or_else(PoisonError::into_inner);
         for name in &failed {
             println!("failed: {name}");
         }
         let (verdict, seconds) = (if failed.is_empty() { "ok" } else { "FAILED" }, self.began.elapsed().as_secs());
         let failures = failed.len();
-        println!("test result: {verdict}. {passed} passed; {failures} failed; 0 ignored; finished in {seconds} s");
+        println!(
+            "test result: {verdict}. {passed} passed; {failures} failed; {left_out} ignored; finished in {seconds} s"
+        );
         if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
     }
 }

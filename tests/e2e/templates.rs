@@ -122,8 +122,11 @@ async fn a_version_that_a_sandbox_is_made_of_stays_and_frees_its_bytes_when_that
     let template = host.template("deleted").await;
     let version = template.build(&version_of(Source::Checkpoint(checkpoint.id.clone()))).await;
     checkpoint.delete().await;
-    let holds = template.show("1").await.expect("the version is there").size;
-    assert!(holds > 50_000_000, "{holds} bytes are held");
+    support::wait_until("all of its bytes are the version's", || async {
+        let size = template.show("1").await.map_err(|error| error.to_string())?.size;
+        if size > 50_000_000 { Ok(()) } else { Err(format!("it is charged with {size} bytes")) }
+    })
+    .await;
     let started = host.sandbox_with(&template.sandbox()).await;
 
     let refused = template.delete_version("1").await.expect_err("a sandbox is made of it");
@@ -169,10 +172,17 @@ async fn a_start_command_that_does_not_come_up_fails_the_build_with_its_reason()
     let checkpoint = plain(host).await;
     let template = host.template("not-ready").await;
     let source = Source::Checkpoint(checkpoint.id.clone());
-    let (start, ready) = ("sleep 1000".to_owned(), "echo not listening yet; exit 3".to_owned());
+    let with = |start: &str| NewVersion {
+        start_cmd: Some(start.to_owned()),
+        ready_cmd: Some("echo not listening yet; exit 3".to_owned()),
+        ..version_of(source.clone())
+    };
 
-    let new = NewVersion { start_cmd: Some(start), ready_cmd: Some(ready), ..version_of(source) };
-    let error = template.refused(&new).await;
+    let error = template.refused(&with("sleep 1000")).await;
+    let ended = template.refused(&with("echo no port is free >&2; exit 4")).await;
+
+    assert_eq!(ended.code, "not_ready");
+    assert!(ended.message.contains("status 4") && ended.message.contains("no port is free"), "{}", ended.message);
 
     assert_eq!(error.code, "not_ready");
     assert!(error.message.contains("status 3"), "how it ended is not said: {}", error.message);

@@ -32,7 +32,7 @@ async fn missing_wrong_and_foreign_tokens_are_refused() {
 async fn an_expired_token_is_refused_and_a_new_session_works() {
     let host = Host::shared();
     let sandbox = host.sandbox().await;
-    host.set_agent("session_ttl_seconds", "2");
+    host.set_agent("session_ttl_seconds", 2);
     host.kill_agent().await;
 
     let session = host.client.connect(&sandbox.id).await.unwrap();
@@ -43,7 +43,7 @@ async fn an_expired_token_is_refused_and_a_new_session_works() {
     })
     .await;
 
-    host.set_agent("session_ttl_seconds", "3600");
+    host.set_agent("session_ttl_seconds", 3600);
     host.kill_agent().await;
     let session = host.client.connect(&sandbox.id).await.unwrap();
     assert!(host.client.data_plane(&session).read_file("/etc/hostname", None).await.is_ok());

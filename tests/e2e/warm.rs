@@ -19,7 +19,7 @@ tests! {
 const CLOCK_NS: u128 = 50_000_000;
 
 /// What tells two machines apart, a line each: random numbers three ways, names, start, secret.
-const IDENTITY: &str = "python3 -c 'import os; print(os.urandom(32).hex())'; cat /proc/sys/kernel/random/uuid; \
+pub(crate) const IDENTITY: &str = "python3 -c 'import os; print(os.urandom(32).hex())'; cat /proc/sys/kernel/random/uuid; \
                         python3 -c 'import uuid; print(uuid.uuid4())'; hostname; cat /run/sandpiper/id; echo $COLOUR; \
                         cat /run/sandpiper/generation";
 
@@ -58,8 +58,12 @@ async fn two_sandboxes_from_one_snapshot_share_nothing_that_should_be_their_own(
 
 async fn a_restored_guest_has_the_hosts_clock() {
     let host = Host::shared();
-    let sandbox = host.wait_until_warm(&small()).await;
-    let mut clock = Dialogue::start(&sandbox, KEEPER).await;
+    check_clock(&host.wait_until_warm(&small()).await).await;
+}
+
+/// Compares a guest's clock with the host's.
+pub(crate) async fn check_clock(sandbox: &Sandbox) {
+    let mut clock = Dialogue::start(sandbox, KEEPER).await;
 
     let mut readings = Vec::new();
     for _ in 0..5 {

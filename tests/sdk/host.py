@@ -12,6 +12,7 @@ import socket
 import subprocess
 import tempfile
 
+import image
 import names
 
 DOMAIN = "sandboxes.test"
@@ -21,8 +22,8 @@ END_SECONDS = 180
 
 
 class Host:
-    def __init__(self, root, transport):
-        self.root, self.transport = root, transport
+    def __init__(self, root, transport, interpreter):
+        self.root, self.transport, self.interpreter = root, transport, interpreter
         self.programs = os.environ.get("SANDPIPER_PROGRAMS") or os.environ.get("CARGO_TARGET_DIR", root + "/target") + "/release"
         self.up = self.names = None
 
@@ -61,6 +62,9 @@ class Host:
         if not line:
             with open(self.log, errors="replace") as log:
                 raise SystemExit("error: the host did not start:\n" + "".join(log.readlines()[-40:]))
+        self.make_small()
+        if self.interpreter:
+            self.make_interpreter()
         # The same key as the SDKs spell it: some look at it before they send it.
         self.key = json.loads(line)["api_key"].replace("spk_", "e2b_", 1)
         if self.transport == "hosts":
@@ -68,6 +72,23 @@ class Host:
             self.ca = self.work.name + "/ca.pem"
             with open(self.ca, "w") as file:
                 file.write(self.output([self.root + "/scripts/host", "--", "cat", "/var/lib/sandpiper/ca/%s.pem" % DOMAIN]))
+
+    def make_small(self):
+        """The template `small`, which checks build upon: of the base template each build would copy half a gigabyte."""
+        archive = self.work.name + "/small.tar"
+        image.write(archive)
+        self.output([self.programs + "/sandpiper", "template", "build", "--archive", archive, "-t", "small", "--cpu", "1",
+                     "--memory", "256"])
+
+    def make_interpreter(self):
+        """The example of a code interpreter, under its SDK's own name for it, unless an earlier host of the same disk made it."""
+        archive = self.output([self.root + "/scripts/example", "code-interpreter"]).strip()
+        name = "code-interpreter-v1:" + os.path.basename(archive).removesuffix(".tar")
+        if subprocess.run([self.programs + "/sandpiper", "template", "show", name], stdout=subprocess.DEVNULL,
+                          stderr=subprocess.DEVNULL, env=self.environment_of_programs()).returncode:
+            self.output([self.programs + "/sandpiper", "template", "build", "--archive", archive, "-t", name, "--cpu", "1",
+                         "--memory", "768", "--start", "python3 /opt/interpreter/server.py",
+                         "--ready", "curl -fs http://127.0.0.1:49999/health"])
 
     def environment_of_programs(self):
         # Credentials of its own, so that it makes a key and says it.

@@ -1,4 +1,8 @@
-"""The SDKs, installed by pip and npm into $SANDPIPER_CACHE/sdks, a folder for each version; once per machine."""
+#!/usr/bin/python3
+"""The SDKs, installed by pip and npm into $SANDPIPER_CACHE/sdks, a folder for each version; once per machine.
+
+    tests/sdk/install.py       installs E2B's command line, into the folder `cli` there
+"""
 
 import fcntl
 import os
@@ -7,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import time
+import tomllib
 
 FOLDER = os.environ.get("SANDPIPER_CACHE", "/var/cache/sandpiper") + "/sdks"
 # The oldest Node that the newest SDK takes; Debian 12's own is older.
@@ -29,16 +34,20 @@ def missing(language):
 def ensure(sdk):
     """The folder that holds this SDK, installed if it is not there."""
     wanted = ["%s=%s" % pair for pair in zip(PACKAGES[sdk["language"]], (sdk["version"], sdk["interpreter"]))]
-    folder = "%s/%s-%s" % (FOLDER, sdk["language"], sdk["version"])
+    return install(sdk["language"], wanted, "%s/%s-%s" % (FOLDER, sdk["language"], sdk["version"]))
+
+
+def install(language, wanted, folder):
+    """Installs these packages, NAME=VERSION, into a folder of their own, unless they are there; the folder."""
     os.makedirs(FOLDER, exist_ok=True)
     with open(FOLDER + "/.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if read(folder + "/installed") == " ".join(wanted):
             return folder
-        say("installing %s for %s" % (" ".join(wanted), sdk["language"]))
+        say("installing %s for %s" % (" ".join(wanted), language))
         # A folder that has the mark is whole.
         shutil.rmtree(folder, ignore_errors=True)
-        if sdk["language"] == "python":
+        if language == "python":
             run(["/usr/bin/python3", "-m", "venv", folder])
             run([folder + "/bin/pip", "install", "--quiet", "--disable-pip-version-check", *(name.replace("=", "==") for name in wanted)])
         else:
@@ -81,3 +90,16 @@ def run(argv):
 
 def say(text):
     print("\033[2m[%s]\033[0m %s" % (time.strftime("%H:%M:%S"), text), file=sys.stderr, flush=True)
+
+
+def main():
+    with open(os.path.dirname(os.path.realpath(__file__)) + "/versions.toml", "rb") as file:
+        version = tomllib.load(file)["cli"]["version"]
+    if lacking := missing("javascript"):
+        print("SKIPPED: E2B's command line: this machine does not have %s" % lacking)
+        return
+    print(install("javascript", ["@e2b/cli=" + version], FOLDER + "/cli"))
+
+
+if __name__ == "__main__":
+    main()

@@ -10,8 +10,7 @@ guests. Do not edit it.
 ✓ passed wherever it was run · — this version has no such call · **not there**: refused with an error, by decision ·
 **failed** · empty: no check in this language names it
 
-`Interpreter` is the sandbox of the code interpreter's SDK. The base template has no interpreter; what the SDK says to one is
-checked against a server of the check's own in the sandbox: `(transport)`.
+`Interpreter` is the sandbox of the code interpreter's SDK, on the template of `docs/examples/code-interpreter`.
 
 """
 

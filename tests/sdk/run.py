@@ -36,6 +36,8 @@ RUN_SECONDS = 900
 # A run has up to four sandboxes at a time, and a host holds a dozen.
 AT_ONCE = 3
 LISTED = verdict.listed(HERE + "/not-there.toml")
+# A run of their own: a build takes as much memory as a run's sandboxes, and waits for it while they have it.
+TEMPLATES = ["templates"]
 GROUPS = ["sandboxes", "commands", "files", "terminals", "network", "copies", "interpreter", "others"]
 
 
@@ -45,6 +47,7 @@ def plan(sdk):
     # Those of git are commands of the SDK's own making: once is enough.
     runs = [("headers", modes[0], GROUPS + ["repositories"])]
     runs += [("headers", mode, GROUPS) for mode in modes[1:]]
+    runs += [("headers", modes[0], TEMPLATES)]
     # What reaches a sandbox; the calls of the API are the same bytes either way.
     inside = ["commands", "files", "terminals", "interpreter"]
     runs += [("hosts", mode, inside + ["sandboxes"] * (mode == "async")) for mode in modes]
@@ -83,10 +86,11 @@ def main():
             sdk["folder"] = install.ensure(sdk)
     results = []
     for transport in ("headers", "hosts"):
-        if any(way == transport for sdk in sdks for way, _, _ in sdk["runs"]):
-            with Host(ROOT, transport) as host:
+        groups = [groups for sdk in sdks for way, _, groups in sdk["runs"] if way == transport]
+        if groups:
+            with Host(ROOT, transport, any("interpreter" in names for names in groups)) as host:
                 run_all(host, sdks, options.check, results)
-    left_out = [" ".join((name_of(sdk), *run[:2])) for sdk in sdks for run in plan(sdk) if run not in sdk["runs"]]
+    left_out = [" ".join((name_of(sdk), title_of(run))) for sdk in sdks for run in plan(sdk) if run not in sdk["runs"]]
     if left_out:
         print("LEFT OUT, `scripts/test sdks` runs them: " + ", ".join(left_out))
     if sdks == listed and not (options.newest or options.check):
@@ -106,13 +110,22 @@ def name_of(sdk):
     return "%s-%s" % (sdk["language"], sdk["version"])
 
 
+def title_of(run):
+    transport, mode, groups = run
+    return " ".join([transport, mode] + TEMPLATES * (groups == TEMPLATES))
+
+
 def run_all(host, sdks, text, results):
+    runs = [(sdk, one) for sdk in sdks for one in sdk["runs"] if one[0] == host.transport]
+    run_at_once(AT_ONCE, host, [run for run in runs if run[1][2] != TEMPLATES], text, results)
+    run_at_once(1, host, [run for run in runs if run[1][2] == TEMPLATES], text, results)
+
+
+def run_at_once(number, host, runs, text, results):
     waiting = queue.SimpleQueue()
-    for sdk in sdks:
-        for one in sdk["runs"]:
-            if one[0] == host.transport:
-                waiting.put((sdk, one))
-    lanes = [threading.Thread(target=lane, args=(host, waiting, text, results), daemon=True) for _ in range(AT_ONCE)]
+    for one in runs:
+        waiting.put(one)
+    lanes = [threading.Thread(target=lane, args=(host, waiting, text, results), daemon=True) for _ in range(number)]
     for thread in lanes:
         thread.start()
     for thread in lanes:
@@ -128,7 +141,7 @@ def lane(host, waiting, text, results):
         began = time.monotonic()
         about = {"language": sdk["language"], "version": sdk["version"], "transport": transport, "mode": mode}
         results += run(host, sdk, about, groups, text)
-        print("sdk %s %s %s: %.0f s" % (name_of(sdk), transport, mode, time.monotonic() - began), flush=True)
+        print("sdk %s %s: %.0f s" % (name_of(sdk), title_of((transport, mode, groups)), time.monotonic() - began), flush=True)
 
 
 def run(host, sdk, about, groups, text):

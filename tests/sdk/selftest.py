@@ -57,11 +57,12 @@ class Runs(unittest.TestCase):
         sdks = [{"language": language, "version": version, "interpreter": "2.1"}
                 for language, version in (("python", "2.9.1"), ("python", "2.10.0"), ("javascript", "2.3.0"))]
         ways = [[way[:2] for way in run.of_newest(sdk, sdks)] for sdk in sdks]
-        self.assertEqual(ways, [[], [("headers", "sync"), ("hosts", "sync")], [("headers", "async")]])
+        self.assertEqual(ways, [[], [("headers", "sync")] * 2 + [("hosts", "sync")], [("headers", "async")] * 2])
 
     def test_an_interpreter_that_needs_names_runs_where_there_are_some(self):
         sdk = {"language": "javascript", "version": "2.3.0", "interpreter": "2.1", "interpreter_by": "hosts"}
-        self.assertEqual([(way, "interpreter" in groups) for way, _, groups in run.plan(sdk)], [("headers", False), ("hosts", True)])
+        ways = [way for way, _, groups in run.plan(sdk) if "interpreter" in groups]
+        self.assertEqual(ways, ["hosts"])
 
 
 class Names(unittest.TestCase):

@@ -16,7 +16,7 @@ use sandpiper_protocol::agent;
 use crate::checkpoint::{Checkpoint, from_checkpoint};
 use crate::sandbox::Sandbox;
 use crate::up::{self, AtExit, Setup, Up, processes};
-use crate::wait::{wait_for, wait_until_within};
+use crate::wait::{eventually, wait_for, wait_until_within};
 use crate::watch::Services;
 
 /// Where the shared host keeps its data: apart from an operator's own, on the same file system.
@@ -104,6 +104,12 @@ impl Host {
         self.expected.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Where the API serves its operators: at the port after its own.
+    pub fn metrics_url(&self) -> String {
+        let (host, port) = self.api_url.rsplit_once(':').expect("a port");
+        format!("{host}:{}", port.parse::<u16>().expect("a number") + 1)
+    }
+
     /// A key of the team that the client acts for.
     pub fn api_key(&self) -> &str {
         &self.api_key
@@ -172,12 +178,18 @@ impl Host {
         agent_get("/host").await
     }
 
+    /// How many machines wait for a sandbox; `None` while no agent says.
+    pub async fn parked_machines(&self) -> Option<u32> {
+        let metrics = agent_call("/metrics").await.ok()?.text().await.ok()?;
+        metrics.lines().find_map(|line| line.strip_prefix("sandpiper_agent_parked_machines "))?.trim().parse().ok()
+    }
+
     /// Creates sandboxes until one is started from a warm snapshot, as all that follow are; gives that one.
     pub async fn wait_until_warm(&self, request: &CreateSandbox) -> Sandbox {
         wait_until_within(WARMING, "a sandbox is started from a warm snapshot", || async {
             let sandbox = self.sandbox_with(request).await;
             let start = self.agent_view(&sandbox.id).await.map_err(|error| error.to_string())?.start;
-            if start == agent::StartKind::Warm {
+            if matches!(start, agent::StartKind::Warm | agent::StartKind::Parked) {
                 return Ok(sandbox);
             }
             sandbox.delete().await;
@@ -194,8 +206,20 @@ impl Host {
     /// Turns warm starts on, or off: then every new sandbox boots. Those that were made before must be made again
     /// afterwards.
     pub async fn set_warm_starts(&self, enabled: bool) {
-        self.set_agent("warm.enabled", &enabled.to_string());
+        self.set_agent("warm.enabled", enabled);
         self.kill_agent().await;
+    }
+
+    /// Has the agent park at most so many machines.
+    pub async fn set_parking(&self, most: u32) {
+        self.set_agent("parking.max", most);
+        self.kill_agent().await;
+    }
+
+    /// Waits until so many machines are parked.
+    pub async fn wait_until_parked(&self, count: u32) {
+        let wanted = format!("{count} machines are parked");
+        eventually(&wanted, || async { self.parked_machines().await == Some(count) }).await;
     }
 
     /// Kills the agent with SIGKILL and waits until the one that follows it answers.
@@ -216,15 +240,17 @@ impl Host {
 
     /// Changes one setting of the agent's configuration until `up` writes it anew; it holds from the agent's next
     /// start.
-    pub fn set_agent(&self, key: &str, value: &str) {
+    pub fn set_agent(&self, key: &str, value: impl Into<toml::Value>) {
         let path = Path::new(STATE_DIR).join("agent.toml");
         let text = fs::read_to_string(&path).expect("the agent's configuration");
-        let others = text.lines().filter(|line| !line.starts_with(&format!("{key} = ")));
-        let text: String = std::iter::once(format!("{key} = {value}"))
-            .chain(others.map(str::to_owned))
-            .map(|line| line + "\n")
-            .collect();
-        fs::write(&path, text).expect("the agent's configuration can be written");
+        let mut settings: toml::Table = text.parse().expect("it is TOML");
+        let (tables, key) = key.rsplit_once('.').map_or((None, key), |(tables, key)| (Some(tables), key));
+        let table = tables.into_iter().flat_map(|tables| tables.split('.')).fold(&mut settings, |table, name| {
+            let inner = table.entry(name).or_insert_with(|| toml::Table::new().into());
+            inner.as_table_mut().expect("a table of settings")
+        });
+        table.insert(key.to_owned(), value.into());
+        fs::write(&path, settings.to_string()).expect("the agent's configuration can be written");
     }
 
     /// The agent's process.

@@ -40,7 +40,7 @@ pub use sandbox::{Sandbox, shell, text};
 pub use statistics::Samples;
 pub use template::{Template, version_of};
 pub use traces::Traces;
-pub use up::{AtExit, Setup};
+pub use up::{AtExit, FILLER, Setup};
 pub use volume::Volume;
 pub use wait::{eventually, wait_for, wait_until, within};
 pub use watch::Watch;

@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::OnceLock;
+use std::sync::{Once, OnceLock};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
@@ -14,17 +14,23 @@ use crate::internet::{Internet, REGISTRY};
 
 /// How sandboxes and Dockerfiles name it; it speaks HTTP.
 pub const HOST: &str = "registry.example.test:5000";
-/// A small Debian with a shell, coreutils and Python.
+/// A small Debian with a shell, coreutils and Python. It takes a minute to make: [`Registry::with_base`] does.
 pub const BASE: &str = "registry.example.test:5000/debian:12";
-/// What makes that.
+/// Much smaller: busybox under all its names, `bash` among them.
+pub const SMALL: &str = "registry.example.test:5000/busybox:1";
+/// What makes these.
+const SMALL_ROOT: &str = include_str!("small_root.sh");
 const DEBIAN_ROOT: &str = include_str!("debian_root.sh");
+/// What buildah remembers of layers, for every store of the machine. Nothing needs it.
+const BLOB_CACHE: &str = "/var/lib/containers/cache/blob-info-cache-v1.boltdb";
 /// How long the registry may take to come up.
 const START: Duration = Duration::from_secs(120);
 
-/// The registry of this process, with [`BASE`] in it.
+/// The registry of this process, with [`SMALL`] in it.
 pub struct Registry {
     /// Where buildah keeps its images, and trees that it made.
     folder: PathBuf,
+    base: Once,
 }
 
 impl Registry {
@@ -34,14 +40,28 @@ impl Registry {
         REGISTRY.get_or_init(Self::start)
     }
 
+    /// As [`Registry::shared`], with [`BASE`] in it, too.
+    pub fn with_base() -> &'static Self {
+        let registry = Self::shared();
+        registry.base.call_once(|| registry.push_base());
+        registry
+    }
+
     fn start() -> Self {
         // Not in memory: images are large. It is removed with the host's folders by the next run.
         let folder = Path::new(crate::host::STATE_DIR).with_file_name("tests-registry");
+        // A test that failed may have left a root mounted.
+        let _ = Command::new("umount")
+            .args(["--quiet", "--recursive", "--lazy"])
+            .arg(folder.join("store/overlay"))
+            .status();
         let _ = fs::remove_dir_all(&folder);
         fs::create_dir_all(&folder).expect("a folder for images");
-        let registry = Self { folder };
+        // In the nested host it is the machine's own, which others there change meanwhile; buildah makes another.
+        let _ = fs::remove_file(BLOB_CACHE);
+        let registry = Self { folder, base: Once::new() };
         registry.serve();
-        registry.push_base();
+        registry.push_small();
         registry
     }
 
@@ -70,6 +90,14 @@ impl Registry {
             assert!(Instant::now() < give_up_at, "the registry is not up after {} s", START.as_secs());
             std::thread::sleep(Duration::from_millis(100));
         }
+    }
+
+    fn push_small(&self) {
+        let root = self.folder.join("small");
+        run(Command::new("bash").args(["-c", SMALL_ROOT, "small_root.sh"]).arg(&root));
+        self.import(&root, SMALL, &["--cmd", "/bin/sh"]);
+        fs::remove_dir_all(&root).expect("the tree is ours");
+        self.push(SMALL);
     }
 
     fn push_base(&self) {
@@ -134,11 +162,11 @@ impl Registry {
         run(&mut self.buildah(arguments))
     }
 
-    /// Buildah with a store of its own. Files are copied, not overlaid, so that it runs anywhere.
+    /// Buildah with a store of its own, of the kind that is Debian's default.
     fn buildah(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new("buildah");
         command
-            .args(["--storage-driver", "vfs", "--root"])
+            .args(["--storage-driver", "overlay", "--root"])
             .arg(self.folder.join("store"))
             .arg("--runroot")
             .arg(self.folder.join("run"))

@@ -68,7 +68,11 @@ impl Template {
     /// Has a version be built, and waits until it can be started.
     pub async fn build(&self, new: &NewVersion) -> Version {
         let ended = self.end_of(&self.begin(new).await).await;
-        assert_eq!(ended.state, BuildState::Ready, "{}:{}: {:?}", self.slug, ended.number, ended.error);
+        if ended.state != BuildState::Ready {
+            let log = self.client.build_log(&self.slug, &ended.id).await.unwrap_or_default();
+            let lines: Vec<_> = log.into_iter().map(|entry| entry.text).collect();
+            panic!("{}:{}: {:?}\n{}", self.slug, ended.number, ended.error, lines.join("\n"));
+        }
         ended
     }
 

@@ -18,7 +18,7 @@ use crate::wait::wait_until;
 const MARKER: &str = "SANDPIPER_SANDBOX=";
 
 /// Slots that the agent keeps ready by default.
-const READY_SLOTS: usize = 4;
+const READY_SLOTS: usize = 12;
 
 /// What there is of a sandbox while it runs, to look for afterwards.
 #[derive(Debug)]

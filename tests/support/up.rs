@@ -17,6 +17,8 @@ use crate::host::{NETWORK, RUNTIME_DIR, STATE_DIR};
 use crate::internet::RESOLVER;
 use crate::registry::HOST as REGISTRY;
 
+/// With what a test fills the host's disk. One that is killed leaves it to the next run.
+pub const FILLER: &str = "/var/lib/sandpiper/filler";
 const API: &str = "127.0.0.1:17070";
 const DATA_PLANE: &str = "127.0.0.1:17080";
 /// A plan that only the team of [`crate::host::Host::client_of_one`] has: one sandbox at a time, and room for one volume.
@@ -35,6 +37,8 @@ pub struct Setup {
     pub database: Option<String>,
     /// More of the API's settings, TOML.
     pub api_settings: String,
+    /// Machines that the agent parks at most. Most tests want none: they come and go unasked.
+    pub parked: u32,
     pub at_exit: AtExit,
 }
 
@@ -80,7 +84,7 @@ impl Up {
         Self {
             log: log_file(),
             credentials: tempfile::tempdir().expect("a folder for credentials").keep(),
-            agent_settings: settings("agent", agent_settings()),
+            agent_settings: settings("agent", agent_settings(setup.parked)),
             api_settings: settings("api", database + &setup.api_settings + ONE_SANDBOX),
         }
     }
@@ -139,6 +143,7 @@ fn empty_folders() {
         assert!(Instant::now() < give_up_at, "the host of an earlier run still runs, in {STATE_DIR}");
         std::thread::sleep(Duration::from_millis(100));
     }
+    let _ = fs::remove_file(FILLER);
     for folder in [STATE_DIR, RUNTIME_DIR] {
         match fs::remove_dir_all(folder) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => panic!("{folder} cannot be emptied: {error}"),
@@ -166,13 +171,13 @@ pub(crate) fn program() -> PathBuf {
 /// Names are resolved by the tests' own internet; slots have names of their own, so that an operator's are left alone. The
 /// agent has less memory for connections than by default, and promises more of its disk, so that more guests fit into the
 /// nested host.
-fn agent_settings() -> String {
+fn agent_settings(parked: u32) -> String {
     let profiles = format!("{STATE_DIR}-profiles.json");
     fs::write(&profiles, r#"{"profiles": {"package-registries": ["registry.example.test:443"]}}"#)
         .expect("a file for the profiles");
     format!(
-        "limits.memory_headroom_mb = 800\nlimits.disk_overcommit = 200\ningress.requests_memory_mb = 128\n\
-         builds.start_seconds = 120\nbuilds.registries.insecure = [{REGISTRY:?}]\n\
+        "limits.memory_headroom_mb = 800\nlimits.disk_overcommit = 200\nparking.max = {parked}\ningress.requests_memory_mb = 128\n\
+         builds.start_seconds = 60\nbuilds.registries.insecure = [{REGISTRY:?}]\n\
          [network]\nname = {NETWORK:?}\ntransit = \"100.66.0.0/16\"\ntransit6 = \"fd5a:5c::/48\"\n\
          resolvers = [{RESOLVER:?}]\nprofiles = {profiles:?}\n"
     )

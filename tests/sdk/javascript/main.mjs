@@ -6,7 +6,7 @@
 import * as coverage from './coverage.mjs'
 import { checks, Context, e2b, report, run } from './suite.mjs'
 
-for (const name of ['sandboxes', 'commands', 'files', 'terminals', 'repositories', 'network', 'copies', 'interpreter', 'others']) {
+for (const name of ['sandboxes', 'commands', 'files', 'terminals', 'repositories', 'network', 'copies', 'interpreter', 'others', 'templates']) {
   await import(`./checks/${name}.mjs`)
 }
 

@@ -13,7 +13,7 @@ import e2b
 import coverage
 import suite
 
-ALL = ["sandboxes", "commands", "files", "terminals", "repositories", "network", "copies", "interpreter", "others"]
+ALL = ["sandboxes", "commands", "files", "terminals", "repositories", "network", "copies", "interpreter", "others", "templates"]
 
 
 def main(mode, transport, groups, text=""):

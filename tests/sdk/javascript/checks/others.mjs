@@ -6,20 +6,6 @@ import { e2b, group, raises, REQUEST_TIMEOUT } from '../suite.mjs'
 
 const check = group('others')
 
-check('a template is found by its name', ['Template.exists'], async () => {
-  assert.equal(await e2b.Template.exists('base'), true)
-  assert.equal(await e2b.Template.exists('no-such-template'), false)
-})
-
-check('a template is built', ['Template.build'], async (t) => {
-  const template = e2b.Template().fromTemplate('base').runCmd('touch /built')
-
-  await e2b.Template.build(template, 'built-by-a-check', { requestTimeoutMs: REQUEST_TIMEOUT })
-  const sandbox = await t.create({}, 'built-by-a-check')
-
-  assert.ok(await sandbox.files.exists('/built'))
-})
-
 const SLOW = { requestTimeoutMs: REQUEST_TIMEOUT }
 
 // A volume with a name of its own: other runs are under way on the same host.

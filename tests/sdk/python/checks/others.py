@@ -11,22 +11,6 @@ def sdk(t, name):
     return getattr(e2b, "Async" + name if t.is_async else name)
 
 
-@check("Template.exists")
-async def a_template_is_found_by_its_name(t):
-    assert await of(sdk(t, "Template").exists("base")) is True
-    assert await of(sdk(t, "Template").exists("no-such-template")) is False
-
-
-@check("Template.build")
-async def a_template_is_built(t):
-    template = e2b.Template().from_template("base").run_cmd("touch /built")
-
-    await of(sdk(t, "Template").build(template, "built-by-a-check", request_timeout=REQUEST_TIMEOUT))
-    sandbox = await t.create("built-by-a-check")
-
-    assert await of(sandbox.files.exists("/built"))
-
-
 async def made(t):
     """A volume with a name of its own: other runs are under way on the same host."""
     return await of(sdk(t, "Volume").create("of-a-check-%s" % secrets.token_hex(8), request_timeout=REQUEST_TIMEOUT))
