@@ -17,7 +17,9 @@ from outcome import TEST_LINE, from_lines
 
 HERE = os.path.dirname(os.path.realpath(__file__))
 ATTEMPTS = 3
-MINUTES = 70
+MINUTES = 90
+# Of a run that has a deadline, what the end-to-end tests leave to the steps that come after them.
+MINUTES_AFTER = 15
 # The status of scripts/host for a nested host that died while the command ran.
 DIED = 125
 # The test at the end of each module: the host holds what it held before.
@@ -35,7 +37,7 @@ def run(job, program, text):
     for attempt in range(1, ATTEMPTS + 1):
         if not open_tests:
             return
-        status, lines = job.run(["scripts/host", "--", program, "--exact", *open_tests], MINUTES, SHOWN)
+        status, lines = job.run(["scripts/host", "--", program, *bound(job), "--exact", *open_tests], MINUTES, SHOWN)
         outcome = from_lines(lines)
         ended = {found["name"] for line in lines if (found := TEST_LINE.match(line))}
         open_tests = [name for name in open_tests if name not in ended]
@@ -56,6 +58,13 @@ def run(job, program, text):
         open_tests = comparable(job, open_tests)
     if open_tests:
         job.outcome.fail("FAILED: the nested host died %d times; never run: %s" % (ATTEMPTS, ", ".join(open_tests)))
+
+
+def bound(job):
+    """The option by which the tests leave out those that there is no time for."""
+    if not job.deadline:
+        return []
+    return ["--minutes", "%d" % max(0, (job.deadline - time.monotonic()) / 60 - MINUTES_AFTER)]
 
 
 def names(listing):

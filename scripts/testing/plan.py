@@ -15,23 +15,28 @@ from steps import Step
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
 CACHE = os.environ.get("SANDPIPER_CACHE", "/var/cache/sandpiper")
 TARGET = os.environ.get("CARGO_TARGET_DIR", ROOT + "/target")
+# What a host is made of.
+HOST = ("guest kernel", "programs", "base template", "volume helper", "builder template")
 # Lines of nextest that tell of one test.
 NEXTEST_LINES = r"^\s+(PASS|FAIL|SLOW|TIMEOUT|SIGKILL|SIGSEGV|SIGABRT|TERMINATING|LEAK) \[|panicked at|^error"
 
 
-def check(name, *argv, minutes=20, needs=(), nice=5, show=None):
-    """A command that succeeds or fails: it counts as one test."""
+def check(name, *argv, minutes=20, needs=(), nice=5, show=None, at_most=0):
+    """A command that succeeds or fails: it counts as one test. `at_most`: Step.minutes."""
     def work(job):
         lines = job.must(argv, minutes, show)
         job.outcome.passed += 1
         for line in lines:
             job.outcome.take_skips(line)
-    return Step(name, work, needs, nice)
+    return Step(name, work, needs, nice, minutes=at_most)
 
 
-def made(name, *argv, minutes, needs=(), nice=0):
+def made(name, *argv, minutes, needs=(), nice=0, at_most=0):
     """A command that makes what other steps need; it counts as no test."""
-    return Step(name, lambda job: job.must(argv, minutes, show=r"\[\d\d:\d\d:\d\d\]|^\s+\d+ objects|^error"), needs, nice)
+    def work(job):
+        for line in job.must(argv, minutes, show=r"\[\d\d:\d\d:\d\d\]|^\s+\d+ objects|^error"):
+            job.outcome.take_skips(line)
+    return Step(name, work, needs, nice, minutes=at_most)
 
 
 def checks():
@@ -66,10 +71,10 @@ def native(text):
     return [
         Step("native tests: build", lambda job: job.must(["cargo", "nextest", "run", "--workspace", "--no-run"], 40, r"^error"),
              () if text else ("tools",), 5),
-        Step("native tests", lambda job: nextest(job, "default", [], only), ("native tests: build",), 5),
-        Step("native tests: documentation", lambda job: documentation(job, text), ("native tests: build",), 5),
+        Step("native tests", lambda job: nextest(job, "default", [], only), ("native tests: build",), 5, minutes=30),
+        Step("native tests: documentation", lambda job: documentation(job, text), ("native tests: build",), 5, minutes=6),
         Step("native tests: the API on PostgreSQL",
-             lambda job: nextest(job, "postgres", ["scripts/lib/postgres.sh"], ["-E", of_api]), ("native tests: build",), 5),
+             lambda job: nextest(job, "postgres", ["scripts/lib/postgres.sh"], ["-E", of_api]), ("native tests: build",), 5, minutes=12),
     ]
 
 
@@ -80,7 +85,7 @@ def nextest(job, profile, prefix, options):
         os.unlink(report)
     nothing = "pass" if any("test(" in option for option in options) else "fail"
     status, lines = job.run([*prefix, "cargo", "nextest", "run", "--workspace", "--profile", profile, "--no-tests", nothing, *options],
-                            30, NEXTEST_LINES)
+                            60, NEXTEST_LINES)
     if os.path.exists(report):
         job.outcome.add(from_junit(report))
     elif nothing == "fail" and status == 0:
@@ -114,36 +119,37 @@ def programs():
 
 
 def end_to_end(text):
-    needs = ("guest kernel", "programs", "base template", "volume helper", "builder template")
-    return [Step("end-to-end tests", lambda job: guests.run(job, TARGET + "/release/e2e", text), needs)]
+    return [
+        made("E2B's command line", "tests/sdk/install.py", minutes=10),
+        Step("end-to-end tests", lambda job: guests.run(job, TARGET + "/release/e2e", text), (*HOST, "E2B's command line")),
+    ]
 
 
 def fuzzing(seconds):
     targets = subprocess.run(["scripts/fuzz", "--list"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     return [
-        made("fuzzing: build", "scripts/fuzz", "--build", minutes=40, nice=10),
-        check("fuzzing: clippy", "scripts/fuzz", "--lint", needs=("fuzzing: build",), nice=10),
+        made("fuzzing: build", "scripts/fuzz", "--build", minutes=40, nice=10, at_most=14),
+        check("fuzzing: clippy", "scripts/fuzz", "--lint", needs=("fuzzing: build",), nice=10, at_most=5),
         *(check("fuzzing: " + target, "scripts/fuzz", target, str(seconds), minutes=10, needs=("fuzzing: build",), nice=10,
-                show="^fuzz ") for target in targets),
+                show="^fuzz ", at_most=1) for target in targets),
     ]
 
 
 def others():
     """What else runs guests."""
     return [
-        Step("the monitor on emulated Intel processors", vmx, ("guest kernel", "programs", "native tests: build"), 5),
-        Step("scripts/demo", demo, ("guest kernel", "programs", "base template", "volume helper"), after=("end-to-end tests",)),
-        Step("scripts/drill crash", drill, ("guest kernel", "programs", "base template", "volume helper"), after=("scripts/demo",)),
-        Step("the official E2B SDKs", e2b_sdks, ("guest kernel", "programs", "base template", "volume helper"), after=("scripts/drill crash",)),
-        Step("scripts/drill power", power, ("guest kernel", "programs", "base template", "volume helper"),
-             after=("the official E2B SDKs",)),
-        Step("the nested host's own tests", nested_host, nice=5),
+        Step("the monitor on emulated Intel processors", vmx, ("guest kernel", "programs", "native tests: build"), 5, minutes=9),
+        Step("scripts/demo", demo, HOST, after=("end-to-end tests",), minutes=4),
+        Step("scripts/drill crash", drill, HOST, after=("scripts/demo",), minutes=8),
+        Step("the official E2B SDKs", e2b_sdks, HOST, after=("scripts/drill crash",), minutes=20),
+        Step("scripts/drill power", power, HOST, after=("the official E2B SDKs",), minutes=5),
+        Step("the nested host's own tests", nested_host, nice=5, minutes=5),
     ]
 
 
 def sdks():
     """The official E2B SDKs without anything beside them."""
-    return [Step("the official E2B SDKs", e2b_sdks, ("guest kernel", "programs", "base template", "volume helper"))]
+    return [Step("the official E2B SDKs", e2b_sdks, HOST)]
 
 
 def vmx(job):

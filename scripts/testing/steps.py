@@ -33,6 +33,8 @@ class Step:
     nice: int = 0
     # Names of steps that it must not run beside: it waits for their ends, however they end.
     after: tuple = ()
+    # How long it takes at most on a slow machine: one that would not end in time is left out. Without, it always runs.
+    minutes: float = 0
 
 
 @dataclass
@@ -50,8 +52,8 @@ class Failed(Exception):
 class Job:
     """A step that runs: what its work calls."""
 
-    def __init__(self, step, folder):
-        self.step, self.outcome = step, Outcome()
+    def __init__(self, step, folder, deadline=None):
+        self.step, self.outcome, self.deadline = step, Outcome(), deadline
         self.log = os.path.join(folder, re.sub(r"[^a-z0-9]+", "-", step.name.lower()).strip("-") + ".log")
 
     def say(self, text):
@@ -126,14 +128,14 @@ def say(text):
     print("\033[2m[%s]\033[0m %s" % (time.strftime("%H:%M:%S"), text), file=sys.stderr, flush=True)
 
 
-def run_all(steps, folder, at_once):
-    """Runs the steps; their results, in the order in which they ended."""
+def run_all(steps, folder, at_once, deadline=None):
+    """Runs the steps; their results, in the order in which they ended. `deadline`, of time.monotonic(): when all are to have ended."""
     results, waiting, live = [], list(steps), set()
     changed = threading.Condition()
     first = time.monotonic()
 
     def work(step):
-        job, began = Job(step, folder), time.monotonic()
+        job, began = Job(step, folder, deadline), time.monotonic()
         try:
             step.work(job)
         except Failed as error:
@@ -162,6 +164,11 @@ def run_all(steps, folder, at_once):
                 if len(live) == at_once:
                     break
                 waiting.remove(step)
+                if deadline and step.minutes and time.monotonic() + step.minutes * 60 > deadline:
+                    outcome = Outcome()
+                    outcome.skip("%s: the minutes of this run (SANDPIPER_MINUTES) are nearly over" % step.name)
+                    results.append(Result(step, outcome, time.monotonic() - first, 0))
+                    continue
                 live.add(step.name)
                 threading.Thread(target=work, args=(step,), daemon=True).start()
             if live:

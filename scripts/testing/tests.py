@@ -1,17 +1,16 @@
 """Tests of the test runner itself: a test run must not be green for want of tests."""
 
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 from unittest import mock
 import unittest.mock
 
 sys.dont_write_bytecode = True
 import guests  # noqa: E402
-import kept  # noqa: E402
 import main  # noqa: E402
 import outcome  # noqa: E402
 import plan  # noqa: E402
@@ -110,6 +109,15 @@ class Steps(unittest.TestCase):
         self.assertEqual(ended["slow"].failed, 1)
         self.assertIn("took longer", ended["slow"].notes[0])
 
+    def test_what_would_not_end_in_time_is_skipped_and_says_so(self):
+        with tempfile.TemporaryDirectory() as folder:
+            steps = [Step("long", lambda job: self.fail("it ran"), minutes=2), Step("short", lambda job: job.must(["true"], 1), minutes=0.1),
+                     Step("build", lambda job: job.must(["true"], 1))]
+            ended = {result.step.name: result.outcome for result in run_all(steps, folder, 2, time.monotonic() + 60)}
+        self.assertEqual([ended[name].failed for name in ("long", "short", "build")], [0, 0, 0])
+        self.assertEqual(main.refused(ended["long"].skips), [])
+        self.assertEqual((len(ended["long"].skips), ended["short"].skips), (1, []))
+
     def test_a_need_that_nobody_makes_is_an_error(self):
         with self.assertRaises(ValueError):
             results_of([Step("tests", lambda job: None, ("nothing",))])
@@ -206,44 +214,6 @@ class Command(unittest.TestCase):
     def test_it_is_not_repeated_for_ever(self):
         status, notes, left = self.run_with(*[(125, self.FAULT)] * (guests.ATTEMPTS + 1))
         self.assertEqual((status, len(notes), len(left)), (125, guests.ATTEMPTS - 1, 1))
-
-
-class Kept(unittest.TestCase):
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.root, self.target = folder.name + "/checkout", folder.name + "/target"
-
-    def checkout(self, time, **sources):
-        """A fresh checkout, all of it from `time`, after what a run does with it: the times of its files."""
-        shutil.rmtree(self.root, ignore_errors=True)
-        os.makedirs(self.root + "/src")
-        paths = [self.root + "/src/" + name for name in sources]
-        for path, text in zip(paths, sources.values()):
-            with open(path, "w") as file:
-                file.write(text)
-        for argv in (["init", "--quiet"], ["add", "src"]):
-            subprocess.run(["git", "-C", self.root, *argv], check=True)
-        for path in (*paths, self.root + "/src"):
-            os.utime(path, (time, time))
-        kept.keep_times(self.root, self.target)
-        return [int(os.stat(path).st_mtime) for path in (*paths, self.root + "/src")]
-
-    def test_what_did_not_change_keeps_its_time(self):
-        self.assertEqual(self.checkout(1000, a="one", b="two"), [1000, 1000, 1000])
-        self.assertEqual(self.checkout(2000, a="one", b="three"), [1000, 2000, 1000])
-        self.assertEqual(self.checkout(3000, a="one", b="two", c=""), [1000, 3000, 3000, 3000])
-
-    def test_another_place_begins_anew(self):
-        self.checkout(1000, a="one")
-        self.root += "-2"
-        self.assertEqual(self.checkout(2000, a="one"), [2000, 2000])
-
-    def test_a_damaged_record_is_none(self):
-        self.checkout(1000, a="one")
-        with open(self.target + "/sources.json", "w") as file:
-            file.write("{")
-        self.assertEqual(self.checkout(2000, a="one"), [2000, 2000])
 
 
 if __name__ == "__main__":
