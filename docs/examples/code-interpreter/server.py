@@ -33,9 +33,16 @@ FORMATS = {
     "text/latex": "latex",
     "application/json": "json",
     "application/javascript": "javascript",
+    "application/vnd.sandpiper.chart+json": "chart",
 }
-# Run in each new kernel: charts are results, as pictures.
-PRELUDE = "%matplotlib inline"
+# Run in each new kernel: charts are results, as pictures and as data (charts.py).
+PRELUDE = f"""%matplotlib inline
+import sys as _sys
+_sys.path.append({os.path.dirname(os.path.realpath(__file__))!r})
+import charts as _charts
+_charts.install(get_ipython())
+_sys.path.pop()
+del _sys, _charts"""
 # Around code that has variables of its own.
 SET = "import os as _os; _kept = dict(_os.environ); _os.environ.update({!r})"
 UNSET = "_os.environ.clear(); _os.environ.update(_kept); del _kept, _os"
