@@ -54,6 +54,8 @@ def from_junit(path):
             outcome.tests.append((name, float(case.get("time", 0))))
             if case.find("failure") is None and case.find("error") is None:
                 outcome.passed += 1
+                if case.find("flakyFailure") is not None or case.find("flakyError") is not None:
+                    outcome.notes.append("UNSTABLE: %s failed once and passed when it was run again: see why" % name)
             else:
                 outcome.failed += 1
                 outcome.notes.append("FAILED: " + name)

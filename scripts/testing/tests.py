@@ -20,6 +20,7 @@ JUNIT = """<testsuites>
 <testsuite name="sandpiper-vmm::monitor">
   <testcase name="control::answers" time="1.500"><system-out>SKIPPED: no guest was run: /dev/kvm</system-out></testcase>
   <testcase name="control::breaks" time="0.1"><failure type="test failure">panicked</failure></testcase>
+  <testcase name="control::wavers" time="0.1"><flakyFailure type="test failure">panicked</flakyFailure></testcase>
 </testsuite>
 </testsuites>"""
 
@@ -35,10 +36,11 @@ class Outcomes(unittest.TestCase):
             file.write(JUNIT)
             file.flush()
             read = outcome.from_junit(file.name)
-        self.assertEqual((read.passed, read.failed), (1, 1))
+        self.assertEqual((read.passed, read.failed), (2, 1))
         self.assertEqual(read.tests[0], ("sandpiper-vmm::monitor control::answers", 1.5))
         self.assertEqual(read.skips, ["no guest was run: /dev/kvm"])
-        self.assertEqual(read.notes, ["FAILED: sandpiper-vmm::monitor control::breaks"])
+        self.assertEqual([note.split(": ")[0] for note in read.notes], ["FAILED", "UNSTABLE"])
+        self.assertIn("sandpiper-vmm::monitor control::wavers", read.notes[1])
 
     def test_lines_of_tests_are_counted_by_their_total(self):
         read = outcome.from_lines(["test warm::one ... ok (2.5 s)", "test warm::two ... FAILED (1.0 s)", "test three ... ignored",
@@ -79,7 +81,7 @@ class NativeTests(unittest.TestCase):
     def test_their_report_is_found_wherever_cargo_builds(self):
         with unittest.mock.patch.object(plan, "TARGET", "/elsewhere"):
             read = self.outcome_of(JUNIT)
-        self.assertEqual((read.passed, read.failed, len(read.skips)), (1, 1, 1))
+        self.assertEqual((read.passed, read.failed, len(read.skips)), (2, 1, 1))
 
     def test_a_run_without_a_report_fails(self):
         self.assertEqual(self.outcome_of(None).failed, 1)
