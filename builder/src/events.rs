@@ -4,6 +4,7 @@ use std::io::{self, Write};
 
 use sandpiper_protocol::builder::Event;
 use sandpiper_protocol::template::LogLevel;
+use serde::{Deserialize, Serialize};
 
 use crate::failure::Failure;
 
@@ -22,11 +23,20 @@ const HIDDEN: &str = "***";
 pub(crate) struct Events<W> {
     out: W,
     hidden: Vec<String>,
+    steps: Vec<Told>,
+}
+
+/// A step as it was told.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Told {
+    pub(crate) number: u32,
+    pub(crate) of: u32,
+    pub(crate) text: String,
 }
 
 impl<W: Write> Events<W> {
     pub(crate) fn new(out: W) -> Self {
-        Self { out, hidden: Vec::new() }
+        Self { out, hidden: Vec::new(), steps: Vec::new() }
     }
 
     /// Has each line of these texts taken out of whatever is told.
@@ -52,7 +62,13 @@ impl<W: Write> Events<W> {
 
     pub(crate) fn step(&mut self, number: u32, of: u32, text: &str, cached: bool) -> Result<(), Failure> {
         let text = self.clean(text);
+        self.steps.push(Told { number, of, text: text.clone() });
         self.tell(&Event::Step { number, of, text, cached })
+    }
+
+    /// The steps that were told.
+    pub(crate) fn steps(&self) -> &[Told] {
+        &self.steps
     }
 
     fn tell(&mut self, event: &Event) -> Result<(), Failure> {

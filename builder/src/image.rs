@@ -44,6 +44,12 @@ struct Inspected {
     docker: Docker,
 }
 
+impl Inspected {
+    fn has_triggers(&self) -> bool {
+        self.docker.config.as_ref().and_then(|config| config.on_build.as_ref()).is_some_and(|all| !all.is_empty())
+    }
+}
+
 /// What only Docker's format of images has.
 #[derive(Default, Deserialize)]
 #[serde(default)]
@@ -113,9 +119,20 @@ impl Config {
     }
 }
 
-/// The digest of an image's manifest, by which its registry gives the same one again.
-pub(crate) fn digest(buildah: &Buildah, image: &str) -> Result<String, Failure> {
-    Ok(inspect(buildah, image)?.digest)
+/// Where an image came from, and what it does to images that are made of it.
+pub(crate) struct Origin {
+    /// Of its manifest, by which its registry gives the same one again.
+    pub(crate) digest: String,
+    /// Whether it has `ONBUILD`.
+    pub(crate) has_triggers: bool,
+}
+
+/// # Errors
+///
+/// Fails if there is no such image in buildah's storage.
+pub(crate) fn origin(buildah: &Buildah, image: &str) -> Result<Origin, Failure> {
+    let inspected = inspect(buildah, image)?;
+    Ok(Origin { has_triggers: inspected.has_triggers(), digest: inspected.digest })
 }
 
 /// An image with the same files, for `buildah from`: that would run the `ONBUILD` of this one, in this machine and outside of any
@@ -125,8 +142,7 @@ pub(crate) fn digest(buildah: &Buildah, image: &str) -> Result<String, Failure> 
 ///
 /// Fails if there is no such image, or no room for another.
 pub(crate) fn without_triggers(buildah: &Buildah, image: &str) -> Result<String, Failure> {
-    let triggers = inspect(buildah, image)?.docker.config.and_then(|config| config.on_build);
-    if triggers.is_none_or(|triggers| triggers.is_empty()) {
+    if !inspect(buildah, image)?.has_triggers() {
         return Ok(image.to_owned());
     }
     let name = format!("localhost/sandpiper-plain:{}", image.trim_start_matches("sha256:"));

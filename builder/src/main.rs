@@ -3,6 +3,7 @@
 //! ```text
 //!  agent ──Order──▶ main ──▶ cache      what earlier builds of the team left, made sure of
 //!    ▲               ├─────▶ registries what may be asked, and with which credentials: in memory only
+//!    │               ├─────▶ earlier    the same order, if it was carried out before ──▶ registry: of the same images?
 //!    │               ├─────▶ sources    the order's source ──▶ an image in buildah's storage
 //!    │               │         └──▶ unpack    archives, as foreign as they are
 //!    │               ├─────▶ root       the image's tree ──▶ OUTPUT, and what a sandbox needs besides
@@ -16,6 +17,7 @@
 
 mod buildah;
 mod cache;
+mod earlier;
 mod events;
 mod failure;
 mod group;
@@ -23,6 +25,7 @@ mod image;
 mod inside;
 mod progress;
 mod registries;
+mod registry;
 mod root;
 mod sources;
 mod storage;
@@ -35,8 +38,12 @@ use sandpiper_protocol::builder::{Event, Order};
 
 use buildah::Buildah;
 use cache::Cache;
+use earlier::Earlier;
 use events::Events;
 use failure::Failure;
+
+/// What is said of an image whose file system the agent has.
+const KNOWN: &str = "The same as an earlier version: its file system is used again";
 
 fn main() -> ExitCode {
     let mut events = Events::new(io::stdout());
@@ -81,6 +88,14 @@ fn build_in(
     events: &mut Events<io::Stdout>,
 ) -> Result<Event, Failure> {
     cache.clear_leftovers(buildah)?;
+    let earlier = Earlier::of(order)?;
+    if let Some(earlier) = &earlier
+        && let Some(finished @ Event::Finished { image, .. }) = &earlier.again(order, buildah.files(), events)?
+    {
+        events.info(KNOWN)?;
+        cache.used(image)?;
+        return Ok(finished.clone());
+    }
     cache.prune(buildah, order.cache_bytes)?;
     let made = match sources::make(order, buildah, events) {
         Err(failure @ Failure::DiskFull { is_cache: true, .. }) => {
@@ -95,7 +110,7 @@ fn build_in(
     let image = made.image.trim_start_matches("sha256:").to_owned();
     let is_known = order.known.contains(&image);
     if is_known {
-        events.info("The same as an earlier version: its file system is used again")?;
+        events.info(KNOWN)?;
     } else {
         events.info("Writing the file system")?;
         root::write(&image, &config)?;
@@ -103,5 +118,11 @@ fn build_in(
     cache.used(&image)?;
     cache.prune(buildah, order.cache_bytes)?;
     let (settings, command) = (config.settings(), config.command());
-    Ok(Event::Finished { image, is_known, settings, command, digests: made.digests })
+    let finished = Event::Finished { image, is_known, settings, command, digests: made.digests };
+    if let Some((earlier, found)) = earlier.zip(made.found)
+        && let Err(error) = earlier.keep(found, events.steps().to_vec(), &finished)
+    {
+        eprintln!("sandpiper-builder: the same order will be carried out again: {error}");
+    }
+    Ok(finished)
 }

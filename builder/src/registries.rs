@@ -29,8 +29,26 @@ pub(crate) const DOCKERS: &str = "docker.io";
 #[derive(Debug)]
 pub(crate) struct Files {
     folder: PathBuf,
-    /// Registries that may be asked; any where it is empty.
-    allowed: Vec<String>,
+    /// As the order has them, without credentials.
+    registries: Registries,
+}
+
+/// Where a registry is asked for an image.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) host: String,
+    /// Whether it is asked without TLS.
+    pub(crate) is_insecure: bool,
+    name: String,
+    tag: String,
+}
+
+impl Place {
+    /// Of what is under the image's name.
+    pub(crate) fn url(&self) -> String {
+        let Self { host, is_insecure, name, tag } = self;
+        format!("{}://{host}/v2/{name}/manifests/{tag}", if *is_insecure { "http" } else { "https" })
+    }
 }
 
 impl Files {
@@ -43,11 +61,22 @@ impl Files {
         if let Some((reference, _)) = image_of(source) {
             check_allowed(&registries.allowed, reference)?;
         }
-        let files = Self { folder: PathBuf::from(FOLDER), allowed: registries.allowed.clone() };
+        let without_credentials = Registries { credentials: BTreeMap::new(), ..registries.clone() };
+        let files = Self { folder: PathBuf::from(FOLDER), registries: without_credentials };
         files
             .write_all(registries, source)
             .map_err(|error| Failure::host("The registries cannot be set up", &error))?;
         Ok(files)
+    }
+
+    /// Those of an order for an image, in another folder.
+    #[cfg(test)]
+    pub(crate) fn in_folder(folder: &Path, registries: &Registries) -> Self {
+        let files = Self { folder: folder.to_owned(), registries: registries.clone() };
+        let known = registries.credentials.iter().map(|(host, one)| (host.as_str(), one)).collect();
+        files.put("auth.json", auth(&known).to_string()).unwrap();
+        files.put("authorities.pem", fs::read_to_string(AUTHORITIES).unwrap_or_default()).unwrap();
+        files
     }
 
     fn write_all(&self, registries: &Registries, source: &BuildSource) -> io::Result<()> {
@@ -70,7 +99,18 @@ impl Files {
     ///
     /// Fails if it is of such a registry.
     pub(crate) fn check_allowed(&self, reference: &str) -> Result<(), Failure> {
-        check_allowed(&self.allowed, reference)
+        check_allowed(&self.registries.allowed, reference)
+    }
+
+    /// Where to ask for the image that a name with a tag, or with nothing, stands for; `None` where only buildah knows.
+    pub(crate) fn place(&self, reference: &str) -> Option<Place> {
+        place(&self.registries, reference)
+    }
+
+    /// What is known of a registry that asks who it is asked by, as it is sent.
+    pub(crate) fn authorization(&self, host: &str) -> Option<String> {
+        let known: Value = serde_json::from_slice(&fs::read(self.auth()).ok()?).ok()?;
+        Some(known["auths"][host]["auth"].as_str()?.to_owned())
     }
 
     /// Has nobody asked with credentials any more. They must be gone before a program of the tenant's runs: of what is in this
@@ -220,6 +260,28 @@ pub(crate) fn registry_of(reference: &str) -> &str {
     }
 }
 
+fn place(registries: &Registries, reference: &str) -> Option<Place> {
+    let host = registry_of(reference);
+    check_allowed(&registries.allowed, reference).ok()?;
+    let rest = reference.strip_prefix(host).and_then(|rest| rest.strip_prefix('/')).unwrap_or(reference);
+    let (name, tag) = rest.rsplit_once(':').unwrap_or((rest, "latest"));
+    let library = if host == DOCKERS && !name.contains('/') { "library/" } else { "" };
+    let (location, folder) = match registries.mirrors.get(host) {
+        Some(mirror) => mirror
+            .split_once('/')
+            .map_or((mirror.as_str(), String::new()), |(host, folder)| (host, format!("{folder}/"))),
+        // It is at another host than its name says.
+        None if host == DOCKERS => return None,
+        None => (host, String::new()),
+    };
+    Some(Place {
+        host: location.to_owned(),
+        is_insecure: registries.insecure.iter().any(|one| one == host || one == location),
+        name: format!("{folder}{library}{name}"),
+        tag: tag.to_owned(),
+    })
+}
+
 fn host_of_location(location: &str) -> &str {
     location.split('/').next().unwrap_or_default()
 }
@@ -266,6 +328,20 @@ mod tests {
         ] {
             assert_eq!(registry_of(reference), host, "{reference}");
         }
+    }
+
+    #[test]
+    fn an_image_is_asked_for_where_its_registry_is() {
+        let mut registries = registries();
+        registries.allowed.clear();
+        let url = |reference: &str| place(&registries, reference).map(|place| place.url());
+        assert_eq!(url("c.example/d/e:1").as_deref(), Some("https://c.example/v2/d/e/manifests/1"));
+        assert_eq!(url("b.example:5000/d").as_deref(), Some("http://b.example:5000/v2/d/manifests/latest"));
+        assert_eq!(url("a.example/d:1").as_deref(), Some("http://mirror.example:5000/v2/of/a/d/manifests/1"));
+        assert_eq!(url("debian:12"), None);
+        registries.mirrors.insert(DOCKERS.to_owned(), "c.example".to_owned());
+        let place = place(&registries, "debian:12").unwrap();
+        assert_eq!(place.url(), "https://c.example/v2/library/debian/manifests/12");
     }
 
     #[test]

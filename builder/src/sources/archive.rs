@@ -28,7 +28,7 @@ pub(super) fn image<W: Write>(upload: &UploadId, buildah: &Buildah, events: &mut
         ));
     }
     let image = take(&format!("{transport}:{}", archive.display()), &[], buildah, events)?;
-    Ok(Made { image, digests: BTreeMap::new() })
+    Ok(Made { image, digests: BTreeMap::new(), found: Some(BTreeMap::new()) })
 }
 
 /// How buildah calls an archive with these files. New ones of `docker save` are both.

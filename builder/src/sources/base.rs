@@ -8,8 +8,7 @@ use std::path::Path;
 use sandpiper_protocol::builder::BASE;
 use sandpiper_protocol::template::{ImageSettings, StepsBase};
 
-use super::Made;
-use super::pull::pull;
+use super::pull::{Pulled, pull};
 use crate::buildah::Buildah;
 use crate::events::Events;
 use crate::failure::Failure;
@@ -38,6 +37,8 @@ pub(super) struct Base {
     /// Whether it has bash, which steps are written for.
     pub(super) has_bash: bool,
     pub(super) digests: BTreeMap<String, String>,
+    /// What registries had under the image's name; [`super::Made`] says more.
+    pub(super) found: Option<BTreeMap<String, String>>,
 }
 
 /// Takes or makes it, once for all builds of the team that begin with the same.
@@ -50,7 +51,7 @@ pub(super) fn prepare<W: Write>(
     match from {
         StepsBase::Image { reference, .. } => {
             events.info(&format!("FROM {reference}"))?;
-            let Made { image, digests } = pull(reference, buildah, events)?;
+            let Pulled { image, origin, found } = pull(reference, buildah, events)?;
             let config = Config::of(buildah, &image)?;
             config.check()?;
             let name = format!("{PREPARED}:{}", image.trim_start_matches("sha256:"));
@@ -63,7 +64,9 @@ pub(super) fn prepare<W: Write>(
                     configure(container, tree, &settings, buildah)
                 })?;
             }
-            base(name, config.user().unwrap_or(USER), digests)
+            let digests = BTreeMap::from([(reference.clone(), origin.digest)]);
+            let found = found.map(|found| BTreeMap::from([(reference.clone(), found)]));
+            base(name, config.user().unwrap_or(USER), digests, found)
         }
         StepsBase::Version { version } => {
             events.info(&format!("FROM version {}", version.as_str()))?;
@@ -76,15 +79,20 @@ pub(super) fn prepare<W: Write>(
                     configure(container, tree, settings, buildah)
                 })?;
             }
-            base(name, settings.user.as_deref().unwrap_or(USER), BTreeMap::new())
+            base(name, settings.user.as_deref().unwrap_or(USER), BTreeMap::new(), Some(BTreeMap::new()))
         }
     }
 }
 
-fn base(name: String, user: &str, digests: BTreeMap<String, String>) -> Result<Base, Failure> {
+fn base(
+    name: String,
+    user: &str,
+    digests: BTreeMap<String, String>,
+    found: Option<BTreeMap<String, String>>,
+) -> Result<Base, Failure> {
     let has_bash = storage::with_tree(&name, |tree| inside(tree, || Path::new("/bin/bash").is_file()));
     let has_bash = has_bash.flatten().map_err(|error| failed(&error))?;
-    Ok(Base { name, user: user.to_owned(), has_bash, digests })
+    Ok(Base { name, user: user.to_owned(), has_bash, digests, found })
 }
 
 /// Makes the image `name` of what `work` does to a container of `from` and its tree.

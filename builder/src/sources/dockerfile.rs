@@ -7,7 +7,7 @@ use std::path::Path;
 use sandpiper_protocol::template::Dockerfile;
 
 use super::build::{Build, build};
-use super::images::needed;
+use super::images::{Needed, needed};
 use super::pull::pull_for;
 use super::{Made, make_folder, open};
 use crate::buildah::Buildah;
@@ -45,36 +45,46 @@ pub(super) fn image<W: Write>(
         Some(text) => text.clone(),
         None => read(&context, dockerfile.path.as_deref().unwrap_or(NAME))?,
     };
-    let digests = pull_all(&text, dockerfile, buildah, events)?;
+    let (digests, found) = pull_all(&text, dockerfile, buildah, events)?;
     // From here on programs of the tenant's run.
     buildah.files().forget_credentials()?;
     let mut options = options(dockerfile, &context, buildah)?;
     let variables = secrets(dockerfile, &mut options)?;
     let number = |number, of| Some((number, of));
     let built = build(&Build { text: &text, context: &context, options, variables, number: &number }, buildah, events)?;
-    Ok(Made { image: built.image, digests })
+    Ok(Made { image: built.image, digests, found })
 }
 
-/// Has all images here that the text names, and returns their digests.
+/// Digests by the names of images.
+type Digests = BTreeMap<String, String>;
+
+/// Has all images here that the text names, and returns their digests, and what [`Made::found`] is to say.
 fn pull_all<W: Write>(
     text: &str,
     dockerfile: &Dockerfile,
     buildah: &Buildah,
     events: &mut Events<W>,
-) -> Result<BTreeMap<String, String>, Failure> {
-    let images = needed(text, &dockerfile.args, dockerfile.target.as_deref());
+) -> Result<(Digests, Option<Digests>), Failure> {
+    let Needed { images, and_more } = needed(text, &dockerfile.args, dockerfile.target.as_deref());
     if images.len() > MAX_IMAGES {
         return Err(Failure::SourceRefused(format!("The Dockerfile names more than {MAX_IMAGES} images")));
     }
     for image in &images {
         buildah.files().check_allowed(&image.reference)?;
     }
-    let mut digests = BTreeMap::new();
+    let (mut digests, mut found) = (Digests::new(), (!and_more).then(Digests::new));
     for image in &images {
         events.info(&format!("Pulling {}", image.reference))?;
-        digests.extend(pull_for(image, buildah, events)?.digests);
+        let pulled = pull_for(image, buildah, events)?;
+        digests.insert(image.reference.clone(), pulled.origin.digest);
+        // What its `ONBUILD` asks for is not in the text.
+        let known = pulled.found.filter(|_| !pulled.origin.has_triggers);
+        found = found.zip(known).map(|(mut found, digest)| {
+            found.insert(image.reference.clone(), digest);
+            found
+        });
     }
-    Ok(digests)
+    Ok((digests, found))
 }
 
 /// Reads it where the context has it: a link in it must not show what else is in this machine.

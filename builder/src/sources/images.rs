@@ -49,24 +49,32 @@ pub(super) struct Image {
     pub(super) platform: Option<String>,
 }
 
+/// What a stage, and all that it needs, is made of besides the context.
+#[derive(Debug, Default)]
+pub(super) struct Needed {
+    pub(super) images: BTreeSet<Image>,
+    /// Whether there is more: files of other servers, or images that cannot be told from the text.
+    pub(super) and_more: bool,
+}
+
 /// What a stage begins with, and what it takes from elsewhere.
 struct Stage {
     name: String,
     variables: Variables,
-    images: BTreeSet<Image>,
+    needed: Needed,
     /// Indices of stages before it.
     stages: BTreeSet<usize>,
 }
 
-/// The images that the stage `target` needs, or the last one: itself, and through the stages that it needs.
-pub(super) fn needed(text: &str, args: &BTreeMap<String, String>, target: Option<&str>) -> BTreeSet<Image> {
+/// What the stage `target` needs, or the last one: itself, and through the stages that it needs.
+pub(super) fn needed(text: &str, args: &BTreeMap<String, String>, target: Option<&str>) -> Needed {
     let mut heading = Variables::default();
     let mut stages: Vec<Stage> = Vec::new();
     for instruction in instructions(text) {
         let Instruction { name, flags, rest, escape } = &instruction;
         if name == "from" {
             if stages.len() == MAX_STAGES {
-                return BTreeSet::new();
+                return Needed { images: BTreeSet::new(), and_more: true };
             }
             stages.push(Stage::begin(flags, rest, &heading, args, &stages));
             continue;
@@ -76,9 +84,13 @@ pub(super) fn needed(text: &str, args: &BTreeMap<String, String>, target: Option
             ("arg", Some((stage, _))) => declare(rest, *escape, &mut stage.variables, false, args, &heading),
             ("copy" | "run", Some((stage, before))) => {
                 for from in from_of(name, flags, &stage.variables) {
-                    stage.need(&from, None, before);
+                    match from {
+                        Some(from) => stage.need(&from, None, before),
+                        None => stage.needed.and_more = true,
+                    }
                 }
             }
+            ("add", Some((stage, _))) => stage.needed.and_more |= may_be_remote(rest),
             _ => {}
         }
     }
@@ -100,11 +112,13 @@ impl Stage {
             _ => before.len().to_string(),
         };
         let mut stage =
-            Self { name, variables: Variables::default(), images: BTreeSet::new(), stages: BTreeSet::new() };
+            Self { name, variables: Variables::default(), needed: Needed::default(), stages: BTreeSet::new() };
         let platform = flags.iter().find_map(|flag| flag.strip_prefix("--platform="));
         let platform = platform.and_then(|platform| expand_platform(platform, args));
-        if let Some(image) = expand(image, heading, true).filter(|image| image != "scratch") {
-            stage.need(&image, platform, before);
+        match expand(image, heading, true) {
+            Some(image) if image == "scratch" => {}
+            Some(image) => stage.need(&image, platform, before),
+            None => stage.needed.and_more = true,
         }
         stage
     }
@@ -116,8 +130,10 @@ impl Stage {
         let stages: Vec<usize> = index.into_iter().chain(named).collect();
         if stages.is_empty() {
             let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'/';
-            let reference = reference(name).filter(|_| platform.iter().all(|one| one.bytes().all(is_plain)));
-            self.images.extend(reference.map(|reference| Image { reference, platform }));
+            match reference(name).filter(|_| platform.iter().all(|one| one.bytes().all(is_plain))) {
+                Some(reference) => drop(self.needed.images.insert(Image { reference, platform })),
+                None => self.needed.and_more = true,
+            }
         }
         self.stages.extend(stages);
     }
@@ -135,18 +151,23 @@ fn expand_platform(platform: &str, args: &BTreeMap<String, String>) -> Option<St
     expand(platform, &given, true).filter(|platform| !platform.is_empty())
 }
 
-/// Names that an instruction takes files from.
-fn from_of(instruction: &str, flags: &[String], variables: &Variables) -> Vec<String> {
+/// Names that an instruction takes files from; `None` for one that cannot be told.
+fn from_of(instruction: &str, flags: &[String], variables: &Variables) -> Vec<Option<String>> {
     let from = flags.iter().filter_map(|flag| match instruction {
-        "copy" => expand(flag.strip_prefix("--from=")?, variables, true),
+        "copy" => Some(expand(flag.strip_prefix("--from=")?, variables, true)),
         // Variables of the environment count here too, and those of an image are not known yet.
-        _ => expand(
+        _ => Some(expand(
             flag.strip_prefix("--mount=")?.split(',').find_map(|field| field.strip_prefix("from="))?,
             variables,
             false,
-        ),
+        )),
     });
     from.collect()
+}
+
+/// Whether `ADD` may ask another server for a file, or for a repository.
+fn may_be_remote(rest: &str) -> bool {
+    ["://", "git@", "$"].iter().any(|sign| rest.contains(sign))
 }
 
 /// Notes what an `ARG` declares. Its own words have variables too, which are not `known` to be all where an image's count.
@@ -183,21 +204,22 @@ fn reference(name: &str) -> Option<String> {
     (!is_id && !is_elsewhere && pull::check(name).is_ok()).then(|| name.to_owned())
 }
 
-fn reachable(stages: Vec<Stage>, target: Option<&str>) -> BTreeSet<Image> {
+fn reachable(stages: Vec<Stage>, target: Option<&str>) -> Needed {
     let last = match target {
         Some(target) => stages.iter().position(|stage| stage.name == target),
         None => stages.len().checked_sub(1),
     };
     let mut wanted: BTreeSet<usize> = last.into_iter().collect();
-    let mut images = BTreeSet::new();
+    let mut needed = Needed::default();
     // A stage needs only those before it.
     for (index, stage) in stages.into_iter().enumerate().rev() {
         if wanted.contains(&index) {
             wanted.extend(stage.stages);
-            images.extend(stage.images);
+            needed.images.extend(stage.needed.images);
+            needed.and_more |= stage.needed.and_more;
         }
     }
-    images
+    needed
 }
 
 #[cfg(test)]
@@ -206,7 +228,7 @@ mod tests {
 
     fn references(text: &str, args: &[(&str, &str)], target: Option<&str>) -> Vec<String> {
         let args = args.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-        needed(text, &args, target).into_iter().map(|image| image.reference).collect()
+        needed(text, &args, target).images.into_iter().map(|image| image.reference).collect()
     }
 
     #[test]
@@ -216,7 +238,7 @@ mod tests {
             RUN --mount=type=bind,\\\n# no\nfrom=four,target=/x \\\n  --mount=from=tools,target=/y true --from=none\n\
             ONBUILD COPY --from=later /a /b\nRUN echo FROM five\n";
         assert_eq!(references(text, &[], None), ["a.example/one:1", "four", "three", "two"]);
-        let two = needed(text, &BTreeMap::new(), None).into_iter().find(|image| image.reference == "two");
+        let two = needed(text, &BTreeMap::new(), None).images.into_iter().find(|image| image.reference == "two");
         assert_eq!(two.unwrap().platform.as_deref(), Some("linux/arm64"));
     }
 
@@ -253,6 +275,23 @@ mod tests {
     fn what_is_no_registrys_is_left_to_buildah() {
         for name in ["scratch", "oci:/srv", "docker-archive:/a.tar", "localhost/a", &"0a".repeat(32), "a$(b)"] {
             assert_eq!(references(&format!("FROM {name}\n"), &[], None), [""; 0], "{name}");
+        }
+    }
+
+    #[test]
+    fn what_comes_from_elsewhere_is_told_from_what_an_image_and_the_context_give() {
+        for (text, and_more) in [
+            ("FROM a\nADD b.tar /\nCOPY --from=c /d /d\n", false),
+            ("FROM scratch\nRUN --mount=type=cache,target=/x curl http://d\n", false),
+            ("FROM a\nADD http://d/e /\n", true),
+            ("FROM a\nADD git@d:e /\n", true),
+            ("FROM a\nARG U\nADD $U /\n", true),
+            ("FROM localhost/a\n", true),
+            ("FROM a$(b\n", true),
+            ("FROM a\nRUN --mount=from=$B,target=/x true\n", true),
+            ("FROM a\nADD http://d/e /\nFROM b\n", false),
+        ] {
+            assert_eq!(needed(text, &BTreeMap::new(), None).and_more, and_more, "{text}");
         }
     }
 

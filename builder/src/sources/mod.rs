@@ -29,6 +29,9 @@ pub(crate) struct Made {
     pub(crate) image: String,
     /// Of the images that it was made from, by reference.
     pub(crate) digests: BTreeMap<String, String>,
+    /// What registries had under these names: with it, and with what the order says and holds, all that it was made of is named.
+    /// `None` where that is not known.
+    pub(crate) found: Option<BTreeMap<String, String>>,
 }
 
 /// Makes the image of an order.

@@ -8,27 +8,40 @@ use super::images::Image;
 use crate::buildah::{Buildah, Line};
 use crate::events::Events;
 use crate::failure::Failure;
-use crate::image;
+use crate::image::{self, Origin};
 use crate::progress::{Said, of_error};
 use crate::registries::{DOCKERS, registry_of};
+use crate::registry;
 use crate::storage;
+
+/// An image of a registry that is in the storage.
+pub(super) struct Pulled {
+    pub(super) image: String,
+    pub(super) origin: Origin,
+    /// What the registry had under its name before it was taken, if that is known.
+    pub(super) found: Option<String>,
+}
 
 /// Takes the image as it is.
 pub(super) fn image<W: Write>(reference: &str, buildah: &Buildah, events: &mut Events<W>) -> Result<Made, Failure> {
     events.step(1, 1, &format!("FROM {reference}"), false)?;
-    pull(reference, buildah, events)
+    let Pulled { image, origin, found } = pull(reference, buildah, events)?;
+    let digests = BTreeMap::from([(reference.to_owned(), origin.digest)]);
+    Ok(Made { image, digests, found: found.map(|found| BTreeMap::from([(reference.to_owned(), found)])) })
 }
 
 /// Takes an image for this machine into the storage.
-pub(super) fn pull<W: Write>(reference: &str, buildah: &Buildah, events: &mut Events<W>) -> Result<Made, Failure> {
+pub(super) fn pull<W: Write>(reference: &str, buildah: &Buildah, events: &mut Events<W>) -> Result<Pulled, Failure> {
     pull_for(&Image { reference: reference.to_owned(), platform: None }, buildah, events)
 }
 
 /// Takes an image into the storage, always the registry's newest; of what is there already nothing is sent. One with a digest
 /// that is there is not asked for.
-pub(super) fn pull_for<W: Write>(image: &Image, buildah: &Buildah, events: &mut Events<W>) -> Result<Made, Failure> {
+pub(super) fn pull_for<W: Write>(image: &Image, buildah: &Buildah, events: &mut Events<W>) -> Result<Pulled, Failure> {
     let Image { reference, platform } = image;
     check(reference)?;
+    // Before it is taken: should the name move on in between, it has moved on for the next build.
+    let found = registry::digest(reference, buildah.files());
     let asked = without_tag(reference);
     let id = match storage::id(&full_name(&asked)) {
         Some(id) if asked.contains('@') && platform.is_none() => id,
@@ -38,8 +51,8 @@ pub(super) fn pull_for<W: Write>(image: &Image, buildah: &Buildah, events: &mut 
             take(&format!("docker://{asked}"), &options, buildah, events)?
         }
     };
-    let digests = BTreeMap::from([(reference.clone(), image::digest(buildah, &id)?)]);
-    Ok(Made { image: id, digests })
+    let origin = image::origin(buildah, &id)?;
+    Ok(Pulled { image: id, origin, found })
 }
 
 /// Takes what `source`, a transport and a name, stands for into the storage. Returns the image's id.

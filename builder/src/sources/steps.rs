@@ -57,7 +57,7 @@ pub(super) fn image<W: Write>(
             "buildah has not read all steps, and has built an image without some of them".into(),
         ));
     }
-    Ok(Made { image: built.image, digests: base.digests })
+    Ok(Made { image: built.image, digests: base.digests, found: base.found })
 }
 
 /// What the order has for the registry of what the steps begin with.
@@ -271,7 +271,8 @@ mod tests {
 
     fn text(steps: serde_json::Value) -> Result<Text, Failure> {
         let steps: Vec<Step> = serde_json::from_value(steps).unwrap();
-        let base = Base { name: "base".into(), user: "user".into(), has_bash: false, digests: BTreeMap::new() };
+        let base =
+            Base { name: "base".into(), user: "user".into(), has_bash: false, digests: BTreeMap::new(), found: None };
         Text::of(&steps, &base, "nonce")
     }
 

@@ -73,6 +73,17 @@ impl Registry {
         fs::remove_dir_all(root).unwrap();
     }
 
+    /// Has the base's name stand for another image.
+    pub(crate) fn push_other_base(&self) {
+        self.buildah(&format!(
+            "made=$(buildah from --pull-never {BASE})
+             buildah config --env LANG=C $made
+             buildah commit --quiet --rm $made {BASE}
+             buildah push --quiet --tls-verify=false {BASE} docker://{}/debian:12",
+            self.address
+        ));
+    }
+
     /// Where it is for programs of this machine.
     pub(crate) fn address(&self) -> &str {
         &self.address
