@@ -8,13 +8,16 @@ mod block;
 mod boot;
 mod burst;
 mod checkpoint;
+mod checkpoint_load;
 mod clone_memory;
 mod connection;
 mod create_exec;
 mod discovery;
+mod first_request;
 mod fork;
 mod fsync_neighbour;
 mod guest_program;
+mod hundred;
 mod idle;
 mod list;
 mod load;
@@ -93,6 +96,10 @@ enum Bench {
     Restore,
     /// Ten creates at once -> all have answered a command
     Burst,
+    /// A hundred creates within ten seconds -> all have answered a command
+    Hundred,
+    /// Create called -> the server of the template's start command has answered a request
+    FirstRequest,
     /// Many sandboxes that do nothing: memory, processor time, and the next one's start beside them
     Idle,
     /// Pausing a 512 MiB sandbox of which 10, 30 and 100 MiB were written, and what that stores
@@ -103,6 +110,8 @@ enum Bench {
     ResumeCold,
     /// Checkpoints of disk and of disk and memory: standstill, time, and what they store
     Checkpoint,
+    /// Checkpoints of one that never stops writing: standstill, and what it writes meanwhile
+    CheckpointLoad,
     /// Forking a sandbox into 1 and into 10
     Fork,
     /// Memory and disk that each of ten idle clones of a warm snapshot takes
@@ -167,11 +176,14 @@ impl Bench {
             Self::CreateExec => create_exec::run(runs, report).await,
             Self::Restore => restore::run(runs, report).await,
             Self::Burst => burst::run(runs, report).await,
+            Self::Hundred => hundred::run(runs, report).await,
+            Self::FirstRequest => first_request::run(runs, report).await,
             Self::Idle => idle::run(sandboxes, runs, report).await,
             Self::Pause => pause::run(Half::Pause, runs, report).await,
             Self::Resume => pause::run(Half::Resume, runs, report).await,
             Self::ResumeCold => resume_cold::run(runs, report).await,
             Self::Checkpoint => checkpoint::run(runs, report).await,
+            Self::CheckpointLoad => checkpoint_load::run(runs, report).await,
             Self::Fork => fork::run(runs, report).await,
             Self::CloneMemory => clone_memory::run(report).await,
             Self::Memory => memory::run(report).await,
