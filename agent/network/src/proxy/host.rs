@@ -65,9 +65,10 @@ fn is_framed_plainly(headers: &HeaderMap) -> bool {
 
 /// An address in place of a name says no more than the connection itself.
 fn host_of(authority: &Authority) -> Result<Target, BadRequest> {
-    // `host()` leaves out what is before an `@`, and what is behind a colon if it is no port.
-    let port = authority.as_str().strip_prefix(authority.host()).ok_or(BadRequest::Host)?;
-    if !(port.is_empty() || authority.port_u16().is_some()) {
+    // `host()` leaves out what is before an `@`, and whatever is behind it.
+    let rest = authority.as_str().strip_prefix(authority.host()).ok_or(BadRequest::Host)?;
+    let is_port = |port: &str| port.bytes().all(|byte| byte.is_ascii_digit()) && port.parse::<u16>().is_ok();
+    if !(rest.is_empty() || rest.strip_prefix(':').is_some_and(is_port)) {
         return Err(BadRequest::Host);
     }
     let host = authority.host();
@@ -104,6 +105,9 @@ mod tests {
             ("192.0.2.1:80", Ok(Target::Unnamed)),
             ("[2001:db8::1]:80", Ok(Target::Unnamed)),
             ("[api.example.test]", Err(BadRequest::Host)),
+            ("[2001:db8::1]-:80", Err(BadRequest::Host)),
+            ("[2001:db8::1]a", Err(BadRequest::Host)),
+            ("api.example.test:+80", Err(BadRequest::Host)),
             ("[2001:db8::12345]:80", Err(BadRequest::Host)),
             ("", Err(BadRequest::Host)),
             ("api.example.test:", Err(BadRequest::Host)),
