@@ -58,10 +58,17 @@ pub use crate::plan::{GATEWAY, GATEWAY6, GUEST, GUEST6, PREFIX, PREFIX6};
 const MAKERS: usize = 4;
 /// How often something that failed is tried again, and the host's table is looked at.
 const CHECK: Duration = Duration::from_secs(5);
-/// From taking a slot to making another that waits: a burst of starts, and their guests' first commands, come first.
+/// From taking a slot to making another that waits, and to taking others away: a burst of starts, and their guests' first
+/// commands, come first.
 const QUIET: Duration = Duration::from_secs(1);
 /// How long is waited at most for a moment at which nobody has taken one for so long.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// As many as were lately taken within so long are kept waiting.
+const BURST: Duration = Duration::from_secs(10);
+/// How long without a start a burst is remembered.
+const LATELY: Duration = Duration::from_secs(600);
+/// Most slots that wait for the next burst, unless the operator wants more. Each takes memory of the kernel.
+const MOST_WAITING: usize = 64;
 /// How long one that takes a slot waits for a number, when all of them are taken and some are about to be free.
 const NUMBER_WAIT: Duration = Duration::from_secs(10);
 /// How often [`Slots::close`] tries to take a slot away.
@@ -133,7 +140,37 @@ struct State {
     filling: bool,
     /// The number that was given last.
     last: u32,
+    /// When slots were taken within the last [`BURST`].
+    takes: VecDeque<Instant>,
+    /// Most that were taken within a [`BURST`].
+    burst: usize,
     closed: bool,
+}
+
+impl State {
+    fn note_take(&mut self) {
+        let now = Instant::now();
+        self.takes.push_back(now);
+        while self.takes.front().is_some_and(|time| now.duration_since(*time) > BURST) {
+            self.takes.pop_front();
+        }
+        self.burst = self.burst.max(self.takes.len());
+    }
+
+    /// How long it is until nobody has just taken a slot; `None` if so, and where a number is needed more than quiet.
+    fn quiet_in(&self, max_slots: u32) -> Option<Duration> {
+        let rest = QUIET.checked_sub(self.takes.back()?.elapsed())?;
+        (self.numbers.len() < max_slots as usize).then_some(rest)
+    }
+
+    /// Whether fewer slots wait than the operator wants, or than were taken at once lately.
+    fn lacks(&mut self, pool: u32) -> bool {
+        if self.takes.back().is_none_or(|time| time.elapsed() > LATELY) {
+            self.burst = 0;
+        }
+        let wanted = if pool == 0 { 0 } else { self.burst.min(MOST_WAITING).max(pool as usize) };
+        self.waiting.len() < wanted
+    }
 }
 
 impl Slots {
@@ -175,6 +212,7 @@ impl Slots {
 
     /// A slot: one that waits or, if none does, a new one.
     pub async fn take(&self) -> Result<Slot, SlotError> {
+        self.lock().note_take();
         if let Some(slot) = self.take_waiting()? {
             return Ok(slot);
         }
@@ -331,24 +369,31 @@ impl Slots {
             }
             tokio::select! {
                 () = self.inner.end.cancelled() => {}
-                // Whoever took one goes on with it now, and that comes first: it needs the lock that making another holds.
-                () = self.inner.lacking.notified() => drop(timeout(PATIENCE, self.quiet()).await),
+                () = self.inner.lacking.notified() => {}
                 () = sleep(CHECK) => {}
             }
         }
     }
 
-    /// Waits until nobody has taken a slot for a while, or the end.
-    async fn quiet(&self) {
-        let taken = async { while timeout(QUIET, self.inner.lacking.notified()).await.is_ok() {} };
+    /// Waits for a while, or the end, until nobody has just taken a slot: whoever took one goes on with it now, and needs the
+    /// lock that making another holds, and taking one away. False if starts did not stop.
+    async fn quiet(&self) -> bool {
+        let taken = async {
+            // The lock goes with the condition's end.
+            while let Some(rest) = { self.lock().quiet_in(self.inner.config.max_slots) } {
+                sleep(rest).await;
+            }
+        };
         tokio::select! {
-            () = self.inner.end.cancelled() => {}
-            () = taken => {}
+            () = self.inner.end.cancelled() => true,
+            quiet = timeout(PATIENCE, taken) => quiet.is_ok(),
         }
     }
 
     async fn fill(&self) -> Result<(), SlotError> {
-        while self.lock().waiting.len() < self.inner.config.pool as usize {
+        let mut is_patient = true;
+        while !self.inner.end.is_cancelled() && self.lock().lacks(self.inner.config.pool) {
+            is_patient = is_patient && self.quiet().await;
             let plan = match self.claim() {
                 Ok(plan) => plan,
                 // Those who take slots come first, and this is tried again when a number is free.
@@ -368,7 +413,7 @@ impl Slots {
         while !self.inner.end.is_cancelled() {
             tokio::select! {
                 () = self.inner.end.cancelled() => break,
-                () = self.inner.ending.notified() => {}
+                () = self.inner.ending.notified() => drop(self.quiet().await),
                 () = sleep(CHECK) => {}
             }
             self.end_slots().await;
