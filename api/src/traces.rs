@@ -33,11 +33,16 @@ pub async fn list(State(sources): State<Sources>, Pairs(pairs): Pairs) -> Result
     Ok(Json(TraceList { traces }))
 }
 
-/// Puts the agent's part of each trace into the step that called the agent. Traces of the agent alone are left out: other
-/// processes began them.
-fn join(traces: &mut [Trace], of_agent: Vec<Trace>) {
+/// Puts the agent's part of each trace into the step that called the agent, and adds what the agent does unasked, such as
+/// builds. Calls of other processes are left out.
+fn join(traces: &mut Vec<Trace>, of_agent: Vec<Trace>) {
     for part in of_agent {
-        let Some(trace) = traces.iter_mut().find(|trace| trace.id == part.id) else { continue };
+        let Some(trace) = traces.iter_mut().find(|trace| trace.id == part.id) else {
+            if part.steps.first().is_some_and(|step| !step.name.contains(" /")) {
+                traces.push(part);
+            }
+            continue;
+        };
         let Some(begun) = part.steps.first().map(|step| step.start_us) else { continue };
         let within = |step: &sandpiper_protocol::trace::Step| {
             step.start_us <= begun && step.end_us.is_none_or(|end| end >= begun)
@@ -50,6 +55,7 @@ fn join(traces: &mut [Trace], of_agent: Vec<Trace>) {
         });
         trace.steps.splice(caller + 1..caller + 1, steps);
     }
+    traces.sort_by_key(|trace| std::cmp::Reverse(trace.steps.first().map(|step| step.start_us)));
 }
 
 #[cfg(test)]
@@ -71,13 +77,21 @@ mod tests {
 
     #[test]
     fn the_agents_steps_are_within_the_call_of_the_agent() {
-        let mut traces = [
+        let mut traces = vec![
             trace("a", &[("create", 0, 0, 100), ("row", 1, 5, 10), ("agent", 1, 12, 80), ("mirror", 1, 81, 90)]),
             trace("b", &[("create", 0, 0, 100)]),
         ];
-        let of_agent = [trace("a", &[("create", 0, 14, 79), ("gather", 1, 20, 30)]), trace("c", &[("else", 0, 1, 2)])];
+        let of_agent = vec![
+            trace("a", &[("create", 0, 14, 79), ("gather", 1, 20, 30)]),
+            trace("c", &[("POST /sandboxes", 0, 1, 2)]),
+            trace("d", &[("build", 0, 90, 95)]),
+        ];
 
-        join(&mut traces, of_agent.to_vec());
+        join(&mut traces, of_agent);
+
+        let ids: Vec<_> = traces.iter().map(|trace| trace.id.as_str()).collect();
+        assert_eq!(ids, ["d", "a", "b"]);
+        let traces = &traces[1..];
 
         let seen: Vec<_> = traces[0].steps.iter().map(|step| (step.name.as_str(), step.depth, step.start_us)).collect();
         let expected = [

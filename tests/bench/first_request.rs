@@ -27,14 +27,14 @@ pub(crate) async fn run(runs: usize, report: &mut Report) -> anyhow::Result<()> 
     made_of.delete().await;
 
     let request = CreateSandbox { exposed_ports: vec![ExposedPort::public(PORT)], ..template.sandbox() };
-    let http = reqwest::Client::builder().timeout(ANSWER).build()?;
+    let http = host.client.http();
     let (mut created, mut answered) = (Vec::new(), Vec::new());
     for _ in 0..runs {
         let begin = Instant::now();
         let sandbox = host.try_sandbox(&request).await?;
         created.push(elapsed(begin));
         let url = host.client.port(&sandbox.id, PORT).await?.url;
-        let answer = http.get(&url).send().await.context("the preview does not answer")?;
+        let answer = http.get(&url).timeout(ANSWER).send().await.context("the preview does not answer")?;
         answered.push(elapsed(begin));
         ensure!(answer.status().is_success(), "{url} answered {}", answer.status());
         starts::check(&sandbox, StartKind::Warm).await?;

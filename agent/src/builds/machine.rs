@@ -22,7 +22,9 @@ use sandpiper_protocol::builder::Registries;
 use sandpiper_protocol::guest::GuestMessage;
 use sandpiper_protocol::template::{BuildSource, StartBuild, StepsBase};
 use sandpiper_protocol::vmm::DiskEvent;
+use sandpiper_trace as trace;
 use tokio_util::sync::CancellationToken;
+use tracing::Instrument;
 
 use super::conversation::{self, MAX_IMAGES, Made};
 use super::disks::{self, Disks};
@@ -59,7 +61,8 @@ impl Builds {
         unwanted: &CancellationToken,
     ) -> Result<(), Stop> {
         let context = self.inner.sandboxes.context_owned();
-        let Started { mut running, builder, wanted } = self.start_machine(order, paths, reservation, unwanted).await?;
+        let started = self.start_machine(order, paths, reservation, unwanted).instrument(trace::step("machine"));
+        let Started { mut running, builder, wanted } = started.await?;
         CrashPoint::BuilderRunning.pass();
         let opened = {
             let (context, caches, order) = (Arc::clone(&context), self.inner.caches.clone(), order.clone());
@@ -69,19 +72,19 @@ impl Builds {
         let work = async {
             let disks = opened?;
             let limits = context.allowances.disk(Some(&order.team), context.launcher.disk_limits());
-            disks.attach(&mut running.machine, limits).await?;
+            disks.attach(&mut running.machine, limits).instrument(trace::step("disks")).await?;
             CrashPoint::BuilderMounted.pass();
             let vsock = paths.vsock_socket();
             let conversation = self.converse(entry, order, &disks, &builder, &vsock);
             let made = unless_ended(&mut running.machine, conversation).await?;
-            disks::unmount(&mut running.machine).await?;
+            disks::unmount(&mut running.machine).instrument(trace::step("unmount")).await?;
             Ok((made, disks))
         };
         let worked = tokio::select! {
             () = unwanted.cancelled() => Err(Stop::Cancelled),
             worked = work => worked,
         };
-        if let Err(error) = running.end(&context.launcher).await {
+        if let Err(error) = running.end(&context.launcher).instrument(trace::step("end the machine")).await {
             // Its monitor may live, and write to the cache: the next build begins another.
             let (caches, team) = (self.inner.caches.clone(), order.team.clone());
             if let Err(error) = durable::blocking(move || caches.discard(&team)).await {
@@ -110,7 +113,7 @@ impl Builds {
             let version = version(&order, key, made, &disks)?;
             context.templates.publish(draft, version, disk).map_err(|error| storage(&error))
         };
-        durable::blocking(publish).await
+        durable::blocking(publish).instrument(trace::step("publish")).await
     }
 
     /// Sends what was uploaded, and has the program build.
@@ -122,7 +125,8 @@ impl Builds {
         builder: &str,
         vsock: &Path,
     ) -> Result<Made, Stop> {
-        conversation::send_uploads(&self.inner.uploads, &order.source, vsock).await?;
+        let sent = conversation::send_uploads(&self.inner.uploads, &order.source, vsock);
+        sent.instrument(trace::step("send uploads")).await?;
         let context = self.inner.sandboxes.context();
         let config = &context.config.builds;
         let known = same::known(context, order, &same::prefix(order, builder));
@@ -133,7 +137,7 @@ impl Builds {
             known,
             cache_bytes: disks.cache_bytes(),
         };
-        conversation::build(&entry.log, &order, vsock).await
+        conversation::build(&entry.log, &order, vsock).instrument(trace::step("builder")).await
     }
 }
 

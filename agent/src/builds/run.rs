@@ -10,7 +10,9 @@ use sandpiper_crash_points::CrashPoint;
 use sandpiper_durable::{self as durable, Interrupted};
 use sandpiper_protocol::error_chain;
 use sandpiper_protocol::template::{BuildError, BuildSource, BuildState, LogLevel, StartBuild};
+use sandpiper_trace as trace;
 use tokio_util::sync::CancellationToken;
+use tracing::Instrument;
 
 use super::log::Line;
 use super::queue::Turn;
@@ -61,12 +63,17 @@ impl Builds {
     /// Has a task do what is `order`ed, with its secrets.
     pub(super) fn begin(&self, entry: Arc<Entry>, order: StartBuild) {
         let this = self.clone();
-        self.inner.sandboxes.spawn(async move { this.run(&entry, &order).await });
+        let trace = trace::begin("build");
+        let run = async move {
+            trace::about(&order.id);
+            this.run(&entry, &order).await;
+        };
+        self.inner.sandboxes.spawn(run.instrument(trace));
     }
 
     async fn run(&self, entry: &Arc<Entry>, order: &StartBuild) {
         let id = order.id.as_str();
-        let done = match self.place(entry, order).await {
+        let done = match self.place(entry, order).instrument(trace::step("wait for a place")).await {
             Ok(place) => self.within_bounds(entry, order, place).await,
             Err(stop) => Err(stop),
         };
@@ -197,9 +204,9 @@ impl Builds {
         drop(place);
         self.change(entry, |record| record.state = BuildState::Warming).await.map_err(noted)?;
         CrashPoint::BuildWarming.pass();
-        self.warm(entry, order, unwanted).await?;
+        self.warm(entry, order, unwanted).instrument(trace::step("warm snapshot")).await?;
         let (templates, id) = (context.templates.clone(), order.id.clone());
-        let released = durable::blocking(move || templates.release(&id)).await;
+        let released = durable::blocking(move || templates.release(&id)).instrument(trace::step("release")).await;
         released.map(drop).map_err(|error| host_failed("release the version", &error))
     }
 
