@@ -8,12 +8,11 @@
 //! ```
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use sandpiper_protocol::builder::{CACHE, Event, Order, UPLOADS};
-use sandpiper_protocol::ids::UploadId;
+use sandpiper_protocol::builder::{CACHE, Event, Order};
 use sandpiper_protocol::template::{BuildSource, Dockerfile, Step, StepsBase};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -45,14 +44,8 @@ struct Kept {
 impl Earlier {
     /// `None` for an order that is carried out each time: one with secrets, of which nothing is to be on a disk, and one whose steps
     /// are forced.
-    ///
-    /// # Errors
-    ///
-    /// Fails if what was sent for it cannot be read.
-    pub(crate) fn of(order: &Order) -> Result<Option<Self>, Failure> {
-        let fingerprint = fingerprint(order).map_err(|error| Failure::host("What was sent cannot be read", &error))?;
-        let folder = Path::new(CACHE).join(FOLDER);
-        Ok(fingerprint.map(|fingerprint| Self { path: folder.join(fingerprint) }))
+    pub(crate) fn of(order: &Order) -> Option<Self> {
+        Some(Self { path: Path::new(CACHE).join(FOLDER).join(fingerprint(order)?) })
     }
 
     /// What came of it, told as if it had been carried out again; `None` if it has to be.
@@ -129,13 +122,17 @@ fn is_without_cache(source: &BuildSource) -> bool {
 }
 
 /// Of all that an order says of what is to be made, and of the bytes that were sent for it. Who asks a registry is no part of it.
-fn fingerprint(order: &Order) -> io::Result<Option<String>> {
+fn fingerprint(order: &Order) -> Option<String> {
+    let content = |upload| order.contents.get(upload);
     let source = match &order.source {
         BuildSource::Image { reference, .. } => json!({"image": reference}),
         BuildSource::Archive { upload } => json!({"archive": content(upload)?}),
         BuildSource::Dockerfile(dockerfile) if dockerfile.secrets.0.is_empty() => {
             let Dockerfile { context, text, path, target, args, .. } = dockerfile;
-            let context = context.as_ref().map(content).transpose()?;
+            let context = match context {
+                Some(upload) => Some(content(upload)?),
+                None => None,
+            };
             json!({"context": context, "text": text, "path": path, "target": target, "args": args})
         }
         BuildSource::Steps(steps) => {
@@ -146,43 +143,19 @@ fn fingerprint(order: &Order) -> io::Result<Option<String>> {
             let mut all = vec![from];
             for step in &steps.steps {
                 if let Step::Copy { force: true, .. } | Step::Run { force: true, .. } = step {
-                    return Ok(None);
+                    return None;
                 }
-                let mut said = serde_json::to_value(step)?;
+                let mut said = serde_json::to_value(step).ok()?;
                 if let Step::Copy { upload, .. } = step {
-                    said["upload"] = content(upload)?.into();
+                    said["upload"] = content(upload)?.as_str().into();
                 }
                 all.push(said);
             }
             Value::Array(all)
         }
-        BuildSource::Dockerfile(_) | BuildSource::Checkpoint { .. } | BuildSource::Sandbox { .. } => return Ok(None),
+        BuildSource::Dockerfile(_) | BuildSource::Checkpoint { .. } | BuildSource::Sandbox { .. } => return None,
     };
-    Ok(Some(hexadecimal(&Sha256::digest(source.to_string()))))
-}
-
-/// What was sent, in short.
-fn content(upload: &UploadId) -> io::Result<String> {
-    let mut hasher = Sha256::new();
-    io::copy(&mut File::open(Path::new(UPLOADS).join(upload.as_str()))?, &mut Writer(&mut hasher))?;
-    Ok(hexadecimal(&hasher.finalize()))
-}
-
-struct Writer<'a>(&'a mut Sha256);
-
-impl Write for Writer<'_> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.update(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-fn hexadecimal(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    Some(Sha256::digest(source.to_string()).iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
 #[cfg(test)]
@@ -190,8 +163,9 @@ mod tests {
     use super::*;
 
     fn of(source: Value) -> Option<String> {
-        let order = json!({"source": source, "cache_bytes": 1});
-        fingerprint(&serde_json::from_value(order).unwrap()).unwrap()
+        let order =
+            json!({"source": source, "cache_bytes": 1, "contents": {"upl_1": "0a", "upl_2": "0a", "upl_3": "0b"}});
+        fingerprint(&serde_json::from_value(order).unwrap())
     }
 
     #[test]
@@ -214,6 +188,20 @@ mod tests {
     }
 
     #[test]
+    fn what_was_sent_is_known_by_its_content() {
+        let of_context = |upload: &str| of(json!({"kind": "dockerfile", "context": upload}));
+        assert_eq!(of_context("upl_1"), of_context("upl_2"));
+        assert_ne!(of_context("upl_1"), of_context("upl_3"));
+        assert_eq!(of_context("upl_4"), None);
+        let copy = |upload: &str| {
+            let copy = json!({"step": "copy", "upload": upload, "source": "a", "target": "/"});
+            of(json!({"kind": "steps", "from": {"image": {"reference": "a"}}, "steps": [copy]}))
+        };
+        assert_eq!(copy("upl_1"), copy("upl_2"));
+        assert_ne!(copy("upl_1"), copy("upl_3"));
+    }
+
+    #[test]
     fn steps_that_are_forced_are_carried_out_each_time() {
         let steps = |force: bool| {
             let run = json!({"step": "run", "command": "date", "force": force});
@@ -226,7 +214,7 @@ mod tests {
     fn those_that_were_kept_last_stay() {
         let folder = tempfile::tempdir().unwrap();
         for number in 0..MOST + 3 {
-            let file = File::create(folder.path().join(number.to_string())).unwrap();
+            let file = fs::File::create(folder.path().join(number.to_string())).unwrap();
             let time = std::time::UNIX_EPOCH + std::time::Duration::from_secs(u64::try_from(number).unwrap());
             file.set_modified(time).unwrap();
         }

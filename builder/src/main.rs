@@ -88,13 +88,16 @@ fn build_in(
     events: &mut Events<io::Stdout>,
 ) -> Result<Event, Failure> {
     cache.clear_leftovers(buildah)?;
-    let earlier = Earlier::of(order)?;
+    let earlier = Earlier::of(order);
     if let Some(earlier) = &earlier
         && let Some(finished @ Event::Finished { image, .. }) = &earlier.again(order, buildah.files(), events)?
     {
         events.info(KNOWN)?;
         cache.used(image)?;
         return Ok(finished.clone());
+    }
+    if order.is_question {
+        return Ok(Event::NotBuilt);
     }
     cache.prune(buildah, order.cache_bytes)?;
     let made = match sources::make(order, buildah, events) {

@@ -2,17 +2,19 @@
 //! [`BUILDER_TEMPLATE`](crate::template::BUILDER_TEMPLATE).
 //!
 //! It runs as root through the data plane. Its standard input is one line, an [`Order`]; its standard output is lines, an
-//! [`Event`] each, of which [`Event::Finished`] or [`Event::Failed`] is the last; then it ends with status 0. What else it
+//! [`Event`] each, of which [`Event::Finished`], [`Event::Failed`] or [`Event::NotBuilt`] is the last; then it ends with status 0. What else it
 //! says goes to standard error, for the operator.
 //!
 //! Three file systems wait for it, mounted by the guest's init: the new root at [`OUTPUT`], empty; what earlier builds of the
 //! team kept at [`CACHE`]; and the machine's own, with what was uploaded in [`UPLOADS`]. Credentials and secrets are in the
-//! order alone, and from there on in memory.
+//! order alone, and from there on in memory. Before all that the program may be asked whether the same was built before, which takes
+//! the cache alone.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::ids::UploadId;
 use crate::template::{BuildError, BuildSource, ImageSettings, LogLevel};
 
 /// Where the program is in the builder's machine.
@@ -38,6 +40,12 @@ pub struct Order {
     /// Images whose file systems are there already, as [`Event::Finished`] named them: they need not be written again.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub known: Vec<String>,
+    /// SHA-256 of each upload, hexadecimal.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub contents: BTreeMap<UploadId, String>,
+    /// Asks only whether the same was built before, with one of the `known` images as its result: [`CACHE`] alone is there.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_question: bool,
     /// Bytes that the cache may hold when it is done; what was used longest ago goes first.
     pub cache_bytes: u64,
 }
@@ -88,4 +96,6 @@ pub enum Event {
         digests: BTreeMap<String, String>,
     },
     Failed(BuildError),
+    /// To a question: the order has to be carried out.
+    NotBuilt,
 }

@@ -75,8 +75,8 @@ pub(super) async fn send_uploads(uploads: &Uploads, source: &BuildSource, vsock:
     Ok(())
 }
 
-/// Has the program do what is ordered; what it says on the way goes to the log.
-pub(super) async fn build(log: &Arc<Mutex<Log>>, order: &Order, vsock: &Path) -> Result<Made, Stop> {
+/// Has the program do what is ordered; what it says on the way goes to the log. `None` to a question: nothing was done.
+pub(super) async fn build(log: &Arc<Mutex<Log>>, order: &Order, vsock: &Path) -> Result<Option<Made>, Stop> {
     let broken = |error: io::Error| host_failed("have the builder build", &error);
     let process = ProcessConfig { cmd: PROGRAM.to_owned(), ..ProcessConfig::default() };
     let start = StartRequest { process, stdin: Some(true), ..StartRequest::default() };
@@ -126,7 +126,7 @@ struct Conversation {
 
 impl Conversation {
     /// Takes a piece of what the program prints; the result once it says that.
-    async fn hear(&mut self, bytes: &[u8]) -> Result<Option<Result<Made, Stop>>, Stop> {
+    async fn hear(&mut self, bytes: &[u8]) -> Result<Option<Result<Option<Made>, Stop>>, Stop> {
         self.lines.push(bytes);
         let (mut lines, mut result) = (Vec::new(), None);
         let odd = |error: &dyn std::error::Error| host_failed("understand the builder", error);
@@ -139,7 +139,11 @@ impl Conversation {
                 }
                 Event::Log { level, text } => lines.push(self.line(level, text)),
                 Event::Finished { image, is_known, settings, command, digests } => {
-                    result = Some(checked(Made { image, is_known, settings, command, images: digests }));
+                    result = Some(checked(Made { image, is_known, settings, command, images: digests }).map(Some));
+                    break;
+                }
+                Event::NotBuilt => {
+                    result = Some(Ok(None));
                     break;
                 }
                 Event::Failed(error) => {
@@ -217,7 +221,7 @@ mod tests {
         let (first, rest) = said.split_at(30);
 
         assert!(conversation.hear(first).await.unwrap().is_none());
-        let made = conversation.hear(rest).await.unwrap().unwrap().ok().unwrap();
+        let made = conversation.hear(rest).await.unwrap().unwrap().ok().flatten().unwrap();
 
         assert_eq!((made.settings.workdir.as_deref(), made.images.len()), (Some("/app"), 1));
         let entries = lock(&conversation.log).page(0, 10).unwrap();

@@ -76,11 +76,13 @@ impl Disks {
         self.base().map(Template::defaults).unwrap_or_default()
     }
 
-    /// Gives the disks to a machine whose guest is ready, has it make the file systems that are missing, and mount all.
-    pub(super) async fn attach(&self, machine: &mut Machine, limits: DiskLimits) -> Result<(), Stop> {
-        let output = self.output.metadata().map(|metadata| metadata.len()).unwrap_or_default();
-        attach(machine, OUTPUT_SLOT, "output", output, std::slice::from_ref(&self.output), limits).await?;
-        format(machine, OUTPUT_SLOT).await?;
+    /// Whether earlier builds of the team have left anything.
+    pub(super) fn has_cache(&self) -> bool {
+        !self.cache.is_new
+    }
+
+    /// Gives the cache to a machine whose guest is ready, and has it mounted.
+    pub(super) async fn attach_cache(&self, machine: &mut Machine, limits: DiskLimits) -> Result<(), Stop> {
         let cache = &self.cache;
         attach(machine, CACHE_SLOT, "cache", cache.size, std::slice::from_ref(&cache.file), limits).await?;
         let paths = cache.paths();
@@ -90,26 +92,27 @@ impl Disks {
             let kept = durable::blocking(move || caches::keep(&kept)).await;
             kept.map_err(|error| host_failed("keep the team's build cache", &error))?;
         }
-        let mount = |slot, path: &str| GuestMount { slot, path: path.to_owned() };
-        let mut mounts = vec![mount(OUTPUT_SLOT, OUTPUT), mount(CACHE_SLOT, CACHE)];
-        if let Some(base) = &self.base {
-            attach(machine, BASE_SLOT, "base", base.size, &base.layers, limits).await?;
-            mounts.push(mount(BASE_SLOT, BASE));
-        }
-        let is_answer =
-            |message: &GuestMessage| matches!(message, GuestMessage::Mounted | GuestMessage::NotMounted { .. });
-        match machine.ask(HostMessage::Mount { mounts }, is_answer, GUEST_TIMEOUT, drop).await {
-            Ok(GuestMessage::NotMounted { message }) if is_damaged_cache(&message) && !cache.is_new => {
+        match mount(machine, vec![(CACHE_SLOT, CACHE)]).await {
+            Err(NotMounted::Refused(message)) if message.starts_with(DAMAGED_VOLUME) && !cache.is_new => {
                 let discarded = durable::blocking(move || caches::discard(&paths.1)).await;
                 discarded.map_err(|error| host_failed("remove a damaged build cache", &error))?;
                 Err(failed("host_failed", "The team's build cache could not be used and was removed; build it again"))
             }
-            Ok(GuestMessage::NotMounted { message }) => {
-                Err(failed("host_failed", format!("The builder cannot mount its disks: {}", sanitize(&message))))
-            }
-            Ok(_) => Ok(()),
-            Err(error) => Err(host_failed("have the builder mount its disks", &error)),
+            mounted => Ok(mounted?),
         }
+    }
+
+    /// Gives the machine what a build is made of and written to, and has it mounted.
+    pub(super) async fn attach_others(&self, machine: &mut Machine, limits: DiskLimits) -> Result<(), Stop> {
+        let output = self.output.metadata().map(|metadata| metadata.len()).unwrap_or_default();
+        attach(machine, OUTPUT_SLOT, "output", output, std::slice::from_ref(&self.output), limits).await?;
+        format(machine, OUTPUT_SLOT).await?;
+        let mut mounts = vec![(OUTPUT_SLOT, OUTPUT)];
+        if let Some(base) = &self.base {
+            attach(machine, BASE_SLOT, "base", base.size, &base.layers, limits).await?;
+            mounts.push((BASE_SLOT, BASE));
+        }
+        Ok(mount(machine, mounts).await?)
     }
 }
 
@@ -132,9 +135,33 @@ impl Base {
     }
 }
 
-/// Whether the guest cannot mount the cache for what is on it: it names the path.
-fn is_damaged_cache(message: &str) -> bool {
-    message.starts_with(DAMAGED_VOLUME) && message.contains(CACHE)
+/// Why a guest has not mounted a disk.
+enum NotMounted {
+    /// In its own words.
+    Refused(String),
+    Stop(Stop),
+}
+
+impl From<NotMounted> for Stop {
+    fn from(reason: NotMounted) -> Self {
+        match reason {
+            NotMounted::Refused(message) => {
+                failed("host_failed", format!("The builder cannot mount its disks: {}", sanitize(&message)))
+            }
+            NotMounted::Stop(stop) => stop,
+        }
+    }
+}
+
+/// Has the guest mount disks, each by its slot and where it is to be.
+async fn mount(machine: &mut Machine, disks: Vec<(u8, &str)>) -> Result<(), NotMounted> {
+    let mounts = disks.into_iter().map(|(slot, path)| GuestMount { slot, path: path.to_owned() }).collect();
+    let is_answer = |message: &GuestMessage| matches!(message, GuestMessage::Mounted | GuestMessage::NotMounted { .. });
+    match machine.ask(HostMessage::Mount { mounts }, is_answer, GUEST_TIMEOUT, drop).await {
+        Ok(GuestMessage::NotMounted { message }) => Err(NotMounted::Refused(message)),
+        Ok(_) => Ok(()),
+        Err(error) => Err(NotMounted::Stop(host_failed("have the builder mount its disks", &error))),
+    }
 }
 
 /// Has the guest write down and unmount everything.

@@ -18,8 +18,9 @@ use sandpiper_durable as durable;
 use sandpiper_machine::link::{self, Envs};
 use sandpiper_machine::{Machine, MachineEvent, MachinePaths, sanitize};
 use sandpiper_protocol::agent::TemplateVersion;
-use sandpiper_protocol::builder::Registries;
+use sandpiper_protocol::builder::{self, Registries};
 use sandpiper_protocol::guest::GuestMessage;
+use sandpiper_protocol::ids::UploadId;
 use sandpiper_protocol::template::{BuildSource, StartBuild, StepsBase};
 use sandpiper_protocol::vmm::DiskEvent;
 use sandpiper_trace as trace;
@@ -72,11 +73,19 @@ impl Builds {
         let work = async {
             let disks = opened?;
             let limits = context.allowances.disk(Some(&order.team), context.launcher.disk_limits());
-            disks.attach(&mut running.machine, limits).instrument(trace::step("disks")).await?;
-            CrashPoint::BuilderMounted.pass();
+            let machine = &mut running.machine;
+            disks.attach_cache(machine, limits).instrument(trace::step("cache")).await?;
             let vsock = paths.vsock_socket();
-            let conversation = self.converse(entry, order, &disks, &builder, &vsock);
-            let made = unless_ended(&mut running.machine, conversation).await?;
+            let ordered = self.order(order, &disks, &builder);
+            let asked = self.ask(entry, &ordered, &disks, &vsock).instrument(trace::step("ask"));
+            let made = match unless_ended(machine, asked).await? {
+                Some(made) => made,
+                None => {
+                    disks.attach_others(machine, limits).instrument(trace::step("disks")).await?;
+                    CrashPoint::BuilderMounted.pass();
+                    unless_ended(machine, self.converse(entry, &ordered, &vsock)).await?
+                }
+            };
             disks::unmount(&mut running.machine).instrument(trace::step("unmount")).await?;
             Ok((made, disks))
         };
@@ -116,28 +125,47 @@ impl Builds {
         durable::blocking(publish).instrument(trace::step("publish")).await
     }
 
-    /// Sends what was uploaded, and has the program build.
-    async fn converse(
+    /// What the program is to do.
+    fn order(&self, order: &StartBuild, disks: &Disks, builder: &str) -> builder::Order {
+        let context = self.inner.sandboxes.context();
+        let upload = |id: &UploadId| Some((id.clone(), self.inner.uploads.find(id)?.sha256.clone()));
+        builder::Order {
+            source: order.source.clone(),
+            registries: registries_for(&order.source, context.config.builds.registries.clone()),
+            base_settings: disks.base_defaults().settings,
+            known: same::known(context, order, &same::prefix(order, builder)),
+            contents: order.source.uploads().into_iter().filter_map(upload).collect(),
+            is_question: false,
+            cache_bytes: disks.cache_bytes(),
+        }
+    }
+
+    /// Asks whether the same was built before, and is still here. Nothing need be sent for that, and there need be no new root.
+    async fn ask(
         &self,
         entry: &Arc<Entry>,
-        order: &StartBuild,
+        order: &builder::Order,
         disks: &Disks,
-        builder: &str,
         vsock: &Path,
-    ) -> Result<Made, Stop> {
+    ) -> Result<Option<Made>, Stop> {
+        if order.known.is_empty() || !disks.has_cache() {
+            return Ok(None);
+        }
+        let question = builder::Order { is_question: true, ..order.clone() };
+        match conversation::build(&entry.log, &question, vsock).await? {
+            Some(made) if !made.is_known => {
+                Err(failed("host_failed", "The builder does not say which version it means"))
+            }
+            made => Ok(made),
+        }
+    }
+
+    /// Sends what was uploaded, and has the program build.
+    async fn converse(&self, entry: &Arc<Entry>, order: &builder::Order, vsock: &Path) -> Result<Made, Stop> {
         let sent = conversation::send_uploads(&self.inner.uploads, &order.source, vsock);
         sent.instrument(trace::step("send uploads")).await?;
-        let context = self.inner.sandboxes.context();
-        let config = &context.config.builds;
-        let known = same::known(context, order, &same::prefix(order, builder));
-        let order = sandpiper_protocol::builder::Order {
-            source: order.source.clone(),
-            registries: registries_for(&order.source, config.registries.clone()),
-            base_settings: disks.base_defaults().settings,
-            known,
-            cache_bytes: disks.cache_bytes(),
-        };
-        conversation::build(&entry.log, &order, vsock).instrument(trace::step("builder")).await
+        let made = conversation::build(&entry.log, order, vsock).instrument(trace::step("builder")).await?;
+        made.ok_or_else(|| failed("host_failed", "The builder has built nothing; build it again"))
     }
 }
 

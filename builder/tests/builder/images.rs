@@ -1,5 +1,6 @@
 //! Images that a Dockerfile names: who may be asked for them, with what, and what is left of that for the tenant's programs.
 
+use sandpiper_protocol::builder::Event;
 use serde_json::{Value, json};
 
 use crate::registry::{HOST, Registry};
@@ -93,6 +94,7 @@ fn the_same_order_of_the_same_images_is_not_carried_out_again() {
         let mut order = build_order(&text, &registry);
         order["source"]["context"] = json!("upl_1");
         order["known"] = json!(known);
+        order["contents"] = json!({"upl_1": run("sha256sum", &[file.to_str().unwrap()])});
         order
     };
     send("one");
@@ -101,7 +103,15 @@ fn the_same_order_of_the_same_images_is_not_carried_out_again() {
     // From here on a run of buildah would be one too many.
     let carried_out = |said: &Said| said.text.contains("Pulling ");
 
+    send("two");
+    let mut question = order(&[&image]);
+    question["is_question"] = json!(true);
+    assert!(matches!(machine.build(question).events[..], [Event::NotBuilt]));
+
     send("one");
+    let mut question = order(&[&image]);
+    question["is_question"] = json!(true);
+    assert_eq!(machine.build(question).finished()["image"], image);
     let again = machine.build(order(&[&image]));
     assert!(!carried_out(&again), "{}", again.text);
     let mut expected = made.clone();

@@ -405,14 +405,14 @@ fn mount(machine: &mut Machine, mounts: &[GuestMount], words: &str, generation: 
     if behaves("bad-place") {
         return Err(format!("{REFUSED_MOUNT} /data: as the test wants it"));
     }
-    if !machine.mounts.is_empty() {
+    if machine.mounts.iter().any(|mounted| mounts.iter().any(|mount| mount.slot == mounted.slot)) {
         return Err("mounted already".into());
     }
     for mount in mounts {
         let disk = machine.extra[usize::from(mount.slot)].as_ref().ok_or("no disk")?;
         disk.write_all_at(words.as_bytes(), generation * BLOCK).unwrap();
     }
-    machine.mounts = mounts.to_vec();
+    machine.mounts.extend_from_slice(mounts);
     Ok(())
 }
 

@@ -110,6 +110,24 @@ async fn a_version_of_the_same_image_has_the_disk_and_the_warm_snapshot_of_the_e
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_was_built_before_is_asked_for_with_the_cache_alone() {
+    let agent = Agent::with_builder().await;
+    let [first, second] = [(); 2].map(|()| order_of("team_a", dockerfile(None)));
+    agent.build(&first).await;
+    agent.built(&first).await;
+    agent.behave("builder-remembers");
+
+    agent.build(&second).await;
+    let built = agent.built(&second).await;
+
+    assert_eq!(built.state, BuildState::Ready, "{:?}", built.error);
+    let texts = agent.texts(&second).await;
+    assert!(texts.contains(&r#"asked with ["/srv/cache"]"#.to_owned()), "{texts:?}");
+    assert!(!texts.iter().any(|text| text.starts_with("source ")), "it was built again: {texts:?}");
+    agent.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn steps_begin_with_a_versions_disk_and_settings() {
     let agent = Agent::with_builder().await;
     let first = order_of("team_a", dockerfile(None));
@@ -123,7 +141,7 @@ async fn steps_begin_with_a_versions_disk_and_settings() {
 
     assert_eq!(built.state, BuildState::Ready, "{:?}", built.error);
     let texts = agent.texts(&second).await;
-    let mounted = r#"mounted ["/srv/output", "/srv/cache", "/srv/base"]"#;
+    let mounted = r#"mounted ["/srv/cache", "/srv/output", "/srv/base"]"#;
     assert!(texts.iter().any(|text| text == mounted), "{texts:?}");
     assert!(texts.iter().any(|text| text == r#"base settings Some("/app")"#), "{texts:?}");
     assert_eq!(agent.ask("DELETE", &format!("/templates/{base}"), "").await.0, 204);

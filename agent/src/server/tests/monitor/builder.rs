@@ -76,16 +76,23 @@ pub(super) fn run(stream: &mut UnixStream, shared: &Shared) {
     if behaves("build-dies") {
         return send(&json!({"event": {"end": {"exited": false, "status": "signal: killed"}}}));
     }
-    let said = build(shared).iter().flat_map(|event| format!("{event}\n").into_bytes()).collect::<Vec<_>>();
+    let said = respond(shared).iter().flat_map(|event| format!("{event}\n").into_bytes()).collect::<Vec<_>>();
     for piece in said.chunks(50) {
         send(&json!({"event": {"data": {"stdout": BASE64.encode(piece)}}}));
     }
     send(&json!({"event": {"end": {"exited": true, "status": "exit status 0"}}}));
 }
 
-fn build(shared: &Shared) -> Vec<Value> {
-    let machine = shared.lock().unwrap();
-    let order: Order = serde_json::from_slice(&machine.given.input).unwrap();
+fn respond(shared: &Shared) -> Vec<Value> {
+    let mut machine = shared.lock().unwrap();
+    machine.given.is_complete = false;
+    let order: Order = serde_json::from_slice(&std::mem::take(&mut machine.given.input)).unwrap();
+    if order.is_question {
+        let is_there = behaves("builder-remembers") && order.known.contains(&image(&order));
+        let mounts: Vec<_> = machine.mounts.iter().map(|mount| mount.path.as_str()).collect();
+        let log = json!({"event": "log", "level": "info", "text": format!("asked with {mounts:?}")});
+        return if is_there { vec![log, finished(image(&order), true)] } else { vec![json!({"event": "not_built"})] };
+    }
     let disk = |slot: usize| machine.extra[slot].as_ref().unwrap();
     let read = |slot: usize, at: u64| {
         let mut word = [0; 9];
@@ -111,10 +118,14 @@ fn build(shared: &Shared) -> Vec<Value> {
     events.push(if behaves("build-fails") {
         json!({"event": "failed", "code": "no_shell", "message": "There is no /bin/sh"})
     } else {
-        json!({"event": "finished", "image": image, "is_known": is_known, "settings": {"workdir": "/app", "env": {"A": "1"}},
-               "command": "serve", "digests": {"registry.example/app": "sha256:1"}})
+        finished(image, is_known)
     });
     events
+}
+
+fn finished(image: String, is_known: bool) -> Value {
+    json!({"event": "finished", "image": image, "is_known": is_known, "settings": {"workdir": "/app", "env": {"A": "1"}},
+           "command": "serve", "digests": {"registry.example/app": "sha256:1"}})
 }
 
 /// The same for the same source.
