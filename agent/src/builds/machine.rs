@@ -152,11 +152,17 @@ impl Builds {
             return Ok(None);
         }
         let question = builder::Order { is_question: true, ..order.clone() };
-        match conversation::build(&entry.log, &question, vsock).await? {
-            Some(made) if !made.is_known => {
-                Err(failed("host_failed", "The builder does not say which version it means"))
+        match conversation::build(&entry.log, &question, vsock).await {
+            // Whatever is wrong is found again, and told, where it is in the way of the build.
+            Err(Stop::Failed(error)) => {
+                tracing::debug!(
+                    build = entry.id().as_str(),
+                    reason = error.message,
+                    "a builder did not answer a question"
+                );
+                Ok(None)
             }
-            made => Ok(made),
+            answered => Ok(answered?.filter(|made| made.is_known)),
         }
     }
 
