@@ -41,8 +41,8 @@ pub struct Config {
     pub max_slots: u32,
     /// Memory for connections through the proxies of all sandboxes together, beside what each is guaranteed.
     pub proxy_memory_mb: u32,
-    /// Least slots that are kept ready for the next sandboxes: as many as may well be asked for at once. To make one takes long,
-    /// and longer beside others. After a burst of starts as many wait as that took. 0: none are.
+    /// Slots that are kept ready for the next sandboxes: as many as may well be asked for at once. To make one takes long, and
+    /// longer beside others.
     pub pool: u32,
     /// Longest packet of a guest, in bytes: at most what the host's way to the internet takes.
     pub mtu: u16,

@@ -63,12 +63,6 @@ const CHECK: Duration = Duration::from_secs(5);
 const QUIET: Duration = Duration::from_secs(1);
 /// How long is waited at most for a moment at which nobody has taken one for so long.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// As many as were lately taken within so long are kept waiting.
-const BURST: Duration = Duration::from_secs(10);
-/// How long without a start a burst is remembered.
-const LATELY: Duration = Duration::from_secs(600);
-/// Most slots that wait for the next burst, unless the operator wants more. Each takes memory of the kernel.
-const MOST_WAITING: usize = 64;
 /// How long one that takes a slot waits for a number, when all of them are taken and some are about to be free.
 const NUMBER_WAIT: Duration = Duration::from_secs(10);
 /// How often [`Slots::close`] tries to take a slot away.
@@ -140,36 +134,16 @@ struct State {
     filling: bool,
     /// The number that was given last.
     last: u32,
-    /// When slots were taken within the last [`BURST`].
-    takes: VecDeque<Instant>,
-    /// Most that were taken within a [`BURST`].
-    burst: usize,
+    /// When one was taken last.
+    taken: Option<Instant>,
     closed: bool,
 }
 
 impl State {
-    fn note_take(&mut self) {
-        let now = Instant::now();
-        self.takes.push_back(now);
-        while self.takes.front().is_some_and(|time| now.duration_since(*time) > BURST) {
-            self.takes.pop_front();
-        }
-        self.burst = self.burst.max(self.takes.len());
-    }
-
     /// How long it is until nobody has just taken a slot; `None` if so, and where a number is needed more than quiet.
     fn quiet_in(&self, max_slots: u32) -> Option<Duration> {
-        let rest = QUIET.checked_sub(self.takes.back()?.elapsed())?;
+        let rest = QUIET.checked_sub(self.taken?.elapsed())?;
         (self.numbers.len() < max_slots as usize).then_some(rest)
-    }
-
-    /// Whether fewer slots wait than the operator wants, or than were taken at once lately.
-    fn lacks(&mut self, pool: u32) -> bool {
-        if self.takes.back().is_none_or(|time| time.elapsed() > LATELY) {
-            self.burst = 0;
-        }
-        let wanted = if pool == 0 { 0 } else { self.burst.min(MOST_WAITING).max(pool as usize) };
-        self.waiting.len() < wanted
     }
 }
 
@@ -212,7 +186,7 @@ impl Slots {
 
     /// A slot: one that waits or, if none does, a new one.
     pub async fn take(&self) -> Result<Slot, SlotError> {
-        self.lock().note_take();
+        self.lock().taken = Some(Instant::now());
         if let Some(slot) = self.take_waiting()? {
             return Ok(slot);
         }
@@ -392,7 +366,7 @@ impl Slots {
 
     async fn fill(&self) -> Result<(), SlotError> {
         let mut is_patient = true;
-        while !self.inner.end.is_cancelled() && self.lock().lacks(self.inner.config.pool) {
+        while !self.inner.end.is_cancelled() && self.lock().waiting.len() < self.inner.config.pool as usize {
             is_patient = is_patient && self.quiet().await;
             let plan = match self.claim() {
                 Ok(plan) => plan,

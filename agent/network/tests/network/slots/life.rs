@@ -57,17 +57,6 @@ fn a_slot_that_waits_is_taken_at_once() {
 }
 
 #[test]
-fn after_a_burst_as_many_wait_as_were_taken() {
-    on_a_host(async |_| {
-        let slots = Slots::start(config(|config| config.pool = 1), &[]).await.unwrap();
-        let taken = try_join_all((0..5).map(|_| slots.take())).await.unwrap();
-        until("five others wait", || slots.waiting() == 5).await;
-        join_all(taken.into_iter().map(|slot| slots.destroy(slot))).await;
-        slots.close().await;
-    });
-}
-
-#[test]
 fn a_number_is_not_given_out_again_while_there_are_others() {
     on_a_host(async |_| {
         let slots = Slots::start(config(|config| config.max_slots = 3), &[]).await.unwrap();
