@@ -16,6 +16,7 @@ use jiff::Timestamp;
 use sandpiper_crash_points::CrashPoint;
 use sandpiper_durable as durable;
 use sandpiper_machine::link::{self, Envs};
+use sandpiper_machine::process::Ended;
 use sandpiper_machine::{Machine, MachineEvent, MachinePaths, sanitize};
 use sandpiper_protocol::agent::TemplateVersion;
 use sandpiper_protocol::builder::{self, Registries};
@@ -33,6 +34,7 @@ use super::run::{Stop, failed, host_failed};
 use super::starting::{self, Started};
 use super::{Builds, Entry, same};
 use crate::capacity::Reservation;
+use crate::sandbox::ending;
 
 impl Builds {
     /// Makes the version in a machine, which is gone when this returns. Not to be dropped: it gives up once `unwanted` is
@@ -47,6 +49,14 @@ impl Builds {
         let context = self.inner.sandboxes.context_owned();
         let paths = context.paths.helper(&order.id);
         let result = self.build_with(entry, order, &paths, reservation, unwanted).await;
+        if let Err(Stop::Failed(error)) = &result
+            && error.code == "host_failed"
+        {
+            let paths = paths.clone();
+            let ended = durable::blocking(move || Ok::<_, Stop>(ending::explain(&paths, &Ended::Unknown))).await;
+            let ended = ended.map(|ended| ended.message).unwrap_or_default();
+            tracing::warn!(build = order.id.as_str(), reason = error.message, ended, "a builder's machine broke down");
+        }
         if let Err(error) = starting::clear(&paths).await {
             tracing::warn!(build = order.id.as_str(), %error, "cannot remove a builder's files now; the next start will");
         }

@@ -59,7 +59,7 @@
 mod command;
 mod context;
 mod delete_cause;
-mod ending;
+pub(crate) mod ending;
 mod errors;
 mod life;
 pub(crate) mod ops;
