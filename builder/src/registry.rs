@@ -127,7 +127,8 @@ fn curl(url: &str, options: &[&str], authorization: Option<&str>, place: &Place,
         None => String::new(),
     };
     let mut command = Command::new("curl");
-    command.args(["-q", "--silent", "--max-time", TIMEOUT, "--config", "-"]);
+    // An address is one address, whatever brackets a registry puts into it.
+    command.args(["-q", "--silent", "--globoff", "--max-time", TIMEOUT, "--config", "-"]);
     match place.is_insecure {
         // Reading whom to believe takes longer than the request.
         true if url.starts_with("http://") => command.args(["--proto", "=http"]),
@@ -187,7 +188,7 @@ mod tests {
                     format!("200 OK\r\nDocker-Content-Digest: {DIGEST}\r\n\r\n")
                 } else if has_tokens {
                     format!(
-                        "401 No\r\nWWW-Authenticate: Bearer realm=\"http://{own}/token\",service=\"s\",scope=\"pull\"\r\n\r\n"
+                        "401 No\r\nWWW-Authenticate: Bearer realm=\"http://{own}/token?a=[1-9]\",service=\"s\",scope=\"pull\"\r\n\r\n"
                     )
                 } else {
                     "401 No\r\nWWW-Authenticate: Basic realm=\"x\"\r\n\r\n".to_owned()
@@ -227,7 +228,7 @@ mod tests {
             let found = digest(&format!("{address}/a/b:1"), &files(folder.path(), &address));
             assert_eq!(found.as_deref(), Some(DIGEST));
             let head = "HEAD /v2/a/b/manifests/1 HTTP/1.1";
-            let token = "GET /token?service=s&scope=pull HTTP/1.1 Basic dTpw".to_owned();
+            let token = "GET /token?a=[1-9]&service=s&scope=pull HTTP/1.1 Basic dTpw".to_owned();
             let expected = match has_tokens {
                 true => vec![format!("{head} "), token, format!("{head} Bearer t0k3n")],
                 false => vec![format!("{head} "), format!("{head} Basic dTpw")],
