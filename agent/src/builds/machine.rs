@@ -16,7 +16,6 @@ use jiff::Timestamp;
 use sandpiper_crash_points::CrashPoint;
 use sandpiper_durable as durable;
 use sandpiper_machine::link::{self, Envs};
-use sandpiper_machine::process::Ended;
 use sandpiper_machine::{Machine, MachineEvent, MachinePaths, sanitize};
 use sandpiper_protocol::agent::TemplateVersion;
 use sandpiper_protocol::builder::{self, Registries};
@@ -36,9 +35,22 @@ use super::{Builds, Entry, same};
 use crate::capacity::Reservation;
 use crate::sandbox::ending;
 
+/// Why a machine has not made the version.
+enum Failure {
+    Stop(Stop),
+    /// It ended by itself, for this reason: another may do better.
+    BrokeDown(String),
+}
+
+impl From<Stop> for Failure {
+    fn from(stop: Stop) -> Self {
+        Self::Stop(stop)
+    }
+}
+
 impl Builds {
-    /// Makes the version in a machine, which is gone when this returns. Not to be dropped: it gives up once `unwanted` is
-    /// cancelled.
+    /// Makes the version in a machine, which is gone when this returns, or in a second one should that break down. Not to be
+    /// dropped: it gives up once `unwanted` is cancelled.
     pub(super) async fn build_in_machine(
         &self,
         entry: &Arc<Entry>,
@@ -46,16 +58,28 @@ impl Builds {
         reservation: Reservation,
         unwanted: &CancellationToken,
     ) -> Result<(), Stop> {
-        let context = self.inner.sandboxes.context_owned();
-        let paths = context.paths.helper(&order.id);
+        let mut result = self.build_once(entry, order, reservation.clone(), unwanted).await;
+        if let Err(Failure::BrokeDown(why)) = &result {
+            self.say(entry, format!("the builder's machine broke down ({why}); building in another one")).await;
+            result = self.build_once(entry, order, reservation, unwanted).await;
+        }
+        result.map_err(|failure| match failure {
+            Failure::Stop(stop) => stop,
+            Failure::BrokeDown(why) => broke_down(&why),
+        })
+    }
+
+    async fn build_once(
+        &self,
+        entry: &Arc<Entry>,
+        order: &StartBuild,
+        reservation: Reservation,
+        unwanted: &CancellationToken,
+    ) -> Result<(), Failure> {
+        let paths = self.inner.sandboxes.context().paths.helper(&order.id);
         let result = self.build_with(entry, order, &paths, reservation, unwanted).await;
-        if let Err(Stop::Failed(error)) = &result
-            && error.code == "host_failed"
-        {
-            let paths = paths.clone();
-            let ended = durable::blocking(move || Ok::<_, Stop>(ending::explain(&paths, &Ended::Unknown))).await;
-            let ended = ended.map(|ended| ended.message).unwrap_or_default();
-            tracing::warn!(build = order.id.as_str(), reason = error.message, ended, "a builder's machine broke down");
+        if let Err(Failure::BrokeDown(why)) = &result {
+            tracing::warn!(build = order.id.as_str(), reason = why, "a builder's machine broke down");
         }
         if let Err(error) = starting::clear(&paths).await {
             tracing::warn!(build = order.id.as_str(), %error, "cannot remove a builder's files now; the next start will");
@@ -70,7 +94,7 @@ impl Builds {
         paths: &MachinePaths,
         reservation: Reservation,
         unwanted: &CancellationToken,
-    ) -> Result<(), Stop> {
+    ) -> Result<(), Failure> {
         let context = self.inner.sandboxes.context_owned();
         let started = self.start_machine(order, paths, reservation, unwanted).instrument(trace::step("machine"));
         let Started { mut running, builder, wanted } = started.await?;
@@ -109,12 +133,20 @@ impl Builds {
             if let Err(error) = durable::blocking(move || caches.discard(&team)).await {
                 tracing::error!(team = order.team.as_str(), %error, "cannot remove a build cache that may be in use");
             }
-            return Err(host_failed("end the builder", &error));
+            return Err(host_failed("end the builder", &error).into());
         }
         if let Some(wanted) = wanted {
             self.inner.sandboxes.order_warm(wanted);
         }
-        let (made, disks) = worked?;
+        let (made, disks) = match worked {
+            Err(Stop::Failed(error)) if error.code == "host_failed" => {
+                let paths = paths.clone();
+                // Whatever it was that failed first, because of it.
+                let ended = durable::blocking(move || Ok::<_, Stop>(ending::by_itself(&paths))).await?;
+                return Err(ended.map_or_else(|| Stop::Failed(error).into(), |ended| Failure::BrokeDown(ended.message)));
+            }
+            worked => worked?,
+        };
         let (order, folder) = (order.clone(), paths.state.clone());
         let publish = move || {
             let storage = |error: &dyn std::error::Error| host_failed("keep the version", error);
@@ -132,7 +164,7 @@ impl Builds {
             let version = version(&order, key, made, &disks)?;
             context.templates.publish(draft, version, disk).map_err(|error| storage(&error))
         };
-        durable::blocking(publish).instrument(trace::step("publish")).await
+        Ok(durable::blocking(publish).instrument(trace::step("publish")).await?)
     }
 
     /// What the program is to do.
@@ -248,5 +280,9 @@ pub(super) fn ended(event: MachineEvent) -> Result<(), Stop> {
         }
         MachineEvent::Guest(_) | MachineEvent::LinkOpened | MachineEvent::Disk(_) => return Ok(()),
     };
-    Err(failed("host_failed", format!("The builder's machine broke down ({reason}); build it again")))
+    Err(broke_down(&reason))
+}
+
+fn broke_down(why: &str) -> Stop {
+    failed("host_failed", format!("The builder's machine broke down ({why}); build it again"))
 }

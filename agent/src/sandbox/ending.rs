@@ -27,6 +27,14 @@ pub(crate) fn explain(paths: &MachinePaths, ended: &Ended) -> SandboxError {
     }
 }
 
+/// What ended the machine of `paths`, whose monitor is gone, unless that was asked to stop. Blocks.
+pub(crate) fn by_itself(paths: &MachinePaths) -> Option<SandboxError> {
+    match read_exit_record(&paths.exit_record()) {
+        Some(record) if record.reason == ExitReason::Stopped => None,
+        _ => Some(explain(paths, &Ended::Unknown)),
+    }
+}
+
 /// The error of a machine whose host was started anew.
 pub(crate) fn host_restarted() -> SandboxError {
     error("host_restarted", "The host was restarted while the sandbox ran".into())

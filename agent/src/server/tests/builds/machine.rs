@@ -171,6 +171,31 @@ async fn a_build_that_fails_or_whose_program_dies_says_why_and_leaves_its_cache_
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_builder_that_breaks_down_is_replaced_once() {
+    let agent = Agent::with_builder().await;
+    let upload = id::generate("upl");
+    assert_eq!(agent.ask("PUT", &format!("/uploads/{upload}"), "a context").await.0, 201);
+    for (word, state) in [("first-builder-breaks", BuildState::Ready), ("builders-break", BuildState::Failed)] {
+        agent.behave(word);
+        let order = order_of("team_a", dockerfile(Some(&upload)));
+        agent.build(&order).await;
+
+        let built = agent.built(&order).await;
+
+        assert_eq!(built.state, state, "{:?}", built.error);
+        let texts = agent.texts(&order).await;
+        let replaced = |text: &&String| text.contains("broke down") && text.ends_with("building in another one");
+        assert_eq!(texts.iter().filter(replaced).count(), 1, "{texts:?}");
+        if let Some(error) = built.error {
+            assert_eq!(error.code, "host_failed");
+            assert!(error.message.starts_with("The builder's machine broke down (The monitor ended"), "{error:?}");
+        }
+        assert_eq!(agent.machines_of_builds(), 0);
+    }
+    agent.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_team_has_one_machine_and_what_waits_can_be_cancelled() {
     let agent = Agent::with_builder().await;
     agent.behave("build-hangs");

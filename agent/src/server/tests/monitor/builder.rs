@@ -1,5 +1,6 @@
 //! The builder's program, as far as the agent can tell: it takes an order and uploads, and leaves a word on its disks.
 
+use std::fs::File;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
@@ -13,7 +14,7 @@ use sandpiper_protocol::connect;
 use sandpiper_protocol::process::{ProcessInput, SendInputRequest};
 use serde_json::{Value, json};
 
-use super::{Shared, behaves};
+use super::{Shared, behaves, folder};
 
 /// Where on the disks the words are.
 pub(in crate::server::tests) const WORDS: u64 = 1 << 20;
@@ -72,6 +73,10 @@ pub(super) fn run(stream: &mut UnixStream, shared: &Shared) {
     send(&json!({"event": {"start": {"pid": 7}}}));
     while !shared.lock().unwrap().given.is_complete || behaves("build-hangs") {
         std::thread::sleep(Duration::from_millis(5));
+    }
+    let is_first = || File::create_new(folder().join("broken")).is_ok();
+    if behaves("builders-break") || behaves("first-builder-breaks") && is_first() {
+        std::process::exit(9);
     }
     if behaves("build-dies") {
         return send(&json!({"event": {"end": {"exited": false, "status": "signal: killed"}}}));
