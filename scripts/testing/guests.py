@@ -2,7 +2,8 @@
 
 The nested host is software emulation, and its emulator has faults of its own. When it dies, the tests that have no result
 yet run in a new one; another command that runs guests begins again. Only if the console shows a fault of `emulator-faults.txt`
-is that no failure; the summary names it in any case. On a machine whose own KVM runs guests (rung 1) nothing is run twice.
+is that no failure; the summary names it in any case. When it kills a guest, the test that fails is run once more, and named.
+On a machine whose own KVM runs guests (rung 1) nothing is run twice.
 """
 
 import hashlib
@@ -18,6 +19,8 @@ from outcome import TEST_LINE, from_lines
 HERE = os.path.dirname(os.path.realpath(__file__))
 ATTEMPTS = 3
 MINUTES = 90
+# End-to-end tests that may be run once more. Where more fail, something is wrong.
+SECOND_RUNS = 3
 # Of a run that has a deadline, what the end-to-end tests leave to the steps that come after them.
 MINUTES_AFTER = 15
 # The status of scripts/host for a nested host that died while the command ran.
@@ -25,7 +28,7 @@ DIED = 125
 # The test at the end of each module: the host holds what it held before.
 COMPARISON = "::leaves_nothing_behind"
 CONSOLE = "/run/sandpiper-nested/console.log"
-SHOWN = r"^test .*\.\.\. |^test result|panicked at|nested host|^error"
+SHOWN = r"^test .*\.\.\. |^test .* is run once more|^test result|panicked at|nested host|^error"
 
 
 def run(job, program, text):
@@ -37,7 +40,8 @@ def run(job, program, text):
     for attempt in range(1, ATTEMPTS + 1):
         if not open_tests:
             return
-        status, lines = job.run(["scripts/host", "--", program, *bound(job), "--exact", *open_tests], MINUTES, SHOWN)
+        options = [*bound(job), *(["--second-runs", str(SECOND_RUNS)] if nested else []), "--exact"]
+        status, lines = job.run(["scripts/host", "--", program, *options, *open_tests], MINUTES, SHOWN)
         outcome = from_lines(lines)
         ended = {found["name"] for line in lines if (found := TEST_LINE.match(line))}
         open_tests = [name for name in open_tests if name not in ended]

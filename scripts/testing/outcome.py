@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 SKIPPED = re.compile(r"SKIPPED[:,]? +(.+)")
 # A test of the end-to-end program, and of Rust's own test programs, which print no time.
 TEST_LINE = re.compile(r"^test (?P<name>\S+)(?: - should panic)? \.\.\. (?P<result>ok|FAILED|ignored)\b(?:.*\((?P<seconds>[0-9.]+) s\))?")
+# Of the end-to-end program: a test that failed before it passed.
+UNSTABLE_LINE = re.compile(r"^unstable: (?P<name>\S+)$")
 TOTAL_LINE = re.compile(r"^test result: \S+ (?P<passed>\d+) passed; (?P<failed>\d+) failed; (?P<ignored>\d+) ignored")
 
 
@@ -39,6 +41,9 @@ class Outcome:
         self.failed += 1
         self.notes.append(note)
 
+    def is_unstable(self, name):
+        self.notes.append("UNSTABLE: %s failed once and passed when it was run again: see why" % name)
+
     def take_skips(self, text):
         for line in text.splitlines():
             if found := SKIPPED.search(line):
@@ -55,7 +60,7 @@ def from_junit(path):
             if case.find("failure") is None and case.find("error") is None:
                 outcome.passed += 1
                 if case.find("flakyFailure") is not None or case.find("flakyError") is not None:
-                    outcome.notes.append("UNSTABLE: %s failed once and passed when it was run again: see why" % name)
+                    outcome.is_unstable(name)
             else:
                 outcome.failed += 1
                 outcome.notes.append("FAILED: " + name)
@@ -67,6 +72,7 @@ def from_junit(path):
 def from_lines(lines):
     """The tests of programs that print a line for each, and one for all at the end."""
     outcome = Outcome()
+    failed = []
     for line in lines:
         if found := SKIPPED.search(line):
             outcome.skip(found[1])
@@ -75,9 +81,13 @@ def from_lines(lines):
                 outcome.skip("%s is ignored" % found["name"])
                 continue
             outcome.tests.append((found["name"], float(found["seconds"] or 0)))
-            if found["result"] == "FAILED":
-                outcome.notes.append("FAILED: " + found["name"])
+            if found["result"] == "FAILED" and found["name"] not in failed:
+                failed.append(found["name"])
+        elif found := UNSTABLE_LINE.match(line):
+            failed.remove(found["name"])
+            outcome.is_unstable(found["name"])
         elif found := TOTAL_LINE.match(line):
             outcome.passed += int(found["passed"])
             outcome.failed += int(found["failed"])
+    outcome.notes += ["FAILED: " + name for name in failed]
     return outcome

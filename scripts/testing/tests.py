@@ -49,6 +49,12 @@ class Outcomes(unittest.TestCase):
         self.assertEqual(read.tests, [("warm::one", 2.5), ("warm::two", 1.0)])
         self.assertEqual(read.skips, ["three is ignored"])
 
+    def test_a_test_that_passed_when_it_was_run_again_is_unstable(self):
+        read = outcome.from_lines(["test one ... FAILED (1.0 s)", "test two ... FAILED (1.0 s)", "test one ... ok (2.0 s)",
+                                   "test two ... FAILED (1.0 s)", "unstable: one", "test result: FAILED. 1 passed; 1 failed; 0 ignored"])
+        self.assertEqual((read.passed, read.failed), (1, 1))
+        self.assertEqual([note.split(" failed")[0] for note in read.notes], ["UNSTABLE: one", "FAILED: two"])
+
     def test_a_reason_is_listed_once(self):
         read = outcome.Outcome()
         read.take_skips("*** SKIPPED, no monitor was jailed: not root\nSKIPPED: no monitor was jailed: not root")

@@ -100,13 +100,17 @@ struct Arguments {
     #[arg(long)]
     minutes: Option<u64>,
 
+    /// Runs so many tests that fail once more, where processors are emulated; they are named at the end
+    #[arg(long, default_value_t = 0)]
+    second_runs: usize,
+
     /// Prints the names of the tests instead, in the order in which they run
     #[arg(long)]
     list: bool,
 }
 
 fn main() -> ExitCode {
-    let Arguments { filters, exact, skip, minutes, list } = Arguments::parse();
+    let Arguments { filters, exact, skip, minutes, second_runs, list } = Arguments::parse();
     let selection = match Selection::new(&MODULES, &filters, exact, &skip) {
         Ok(selection) => selection,
         Err(error) => {
@@ -118,5 +122,5 @@ fn main() -> ExitCode {
         selection.names().for_each(|name| println!("{name}: test"));
         return ExitCode::SUCCESS;
     }
-    selection.run(minutes.map(|minutes| Duration::from_secs(60 * minutes)))
+    selection.run(minutes.map(|minutes| Duration::from_secs(60 * minutes)), second_runs)
 }

@@ -1,12 +1,16 @@
 //! Which tests run, two at a time or alone, and what is said of them.
 //!
 //! ```text
-//!   inventory ─▶ shared tests, two at a time ─▶ tests that must be alone ─▶ inventory again: MODULE::leaves_nothing_behind
+//!   inventory ─▶ shared tests, two at a time ─▶ tests that must be alone ─▶ those that failed, once more
+//!                                                                      ─▶ inventory again: MODULE::leaves_nothing_behind
 //! ```
 //!
 //! Each test has a thread and a runtime of its own, both called as the test is, so that a panic says whose it is. A test
 //! also fails when, while it ran, agent or API ended without having been told to, or something panicked in one of them;
 //! of two that ran side by side, both.
+//!
+//! Where processors are emulated, the emulator at times kills a guest that did nothing wrong. There a few tests that fail are run
+//! once more, alone; one that passes then is named as unstable at the end.
 
 use std::process::ExitCode;
 use std::sync::{Mutex, PoisonError};
@@ -121,10 +125,11 @@ impl Selection {
         })
     }
 
-    /// Runs them, and says what became of each as soon as it is known. Those that have not begun after `limit` are left out.
-    pub(crate) fn run(&self, limit: Option<Duration>) -> ExitCode {
+    /// Runs them, and says what became of each as soon as it is known. Those that have not begun after `limit` are left out; of
+    /// those that fail, `second_runs` are run once more.
+    pub(crate) fn run(&self, limit: Option<Duration>, second_runs: usize) -> ExitCode {
         println!("running {} tests", self.names().count());
-        let (host, report) = (Host::shared(), Report::new(limit));
+        let (host, report) = (Host::shared(), Report::new(limit, second_runs));
         println!("agent and API write to {}", host.log().display());
         // Before the first inventory: it stays until the end.
         Internet::shared();
@@ -164,6 +169,10 @@ impl Part {
         for test in &self.alone {
             report.run_in_time(host, &test.name, test.run);
         }
+        for test in self.shared.iter().chain(&self.alone).filter(|test| report.takes_back(&test.name)) {
+            println!("test {} is run once more, alone", test.name);
+            report.run(host, &test.name, test.run);
+        }
 
         let Some(name) = &self.leaves_nothing else { return };
         report.run(host, name, || {
@@ -178,6 +187,8 @@ struct Report {
     began: Instant,
     /// How long tests may begin.
     limit: Option<Duration>,
+    /// How many tests may be run once more.
+    second_runs: usize,
     tally: Mutex<Tally>,
 }
 
@@ -185,12 +196,14 @@ struct Report {
 struct Tally {
     passed: usize,
     failed: Vec<String>,
+    /// Those that failed and were run once more.
+    again: Vec<String>,
     left_out: usize,
 }
 
 impl Report {
-    fn new(limit: Option<Duration>) -> Self {
-        Self { began: Instant::now(), limit, tally: Mutex::default() }
+    fn new(limit: Option<Duration>, second_runs: usize) -> Self {
+        Self { began: Instant::now(), limit, second_runs, tally: Mutex::default() }
     }
 
     fn is_over(&self) -> bool {
@@ -220,14 +233,29 @@ impl Report {
         }
     }
 
+    /// Whether this test failed and is to be run once more; its failure is forgotten then.
+    fn takes_back(&self, name: &str) -> bool {
+        let mut tally = self.tally.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(index) = tally.failed.iter().position(|failed| failed == name) else { return false };
+        let takes = tally.again.len() < self.second_runs;
+        if takes {
+            let name = tally.failed.remove(index);
+            tally.again.push(name);
+        }
+        takes
+    }
+
     fn run_in_time(&self, host: &'static Host, name: &str, test: impl FnOnce() + Send) {
         if self.is_over() { self.leave_out(name) } else { self.run(host, name, test) }
     }
 
     fn finish(self) -> ExitCode {
-        let Tally { passed, failed, left_out } = self.tally.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let Tally { passed, failed, again, left_out } = self.tally.into_inner().unwrap_or_else(PoisonError::into_inner);
         for name in &failed {
             println!("failed: {name}");
+        }
+        for name in again.iter().filter(|name| !failed.contains(name)) {
+            println!("unstable: {name}");
         }
         let (verdict, seconds) = (if failed.is_empty() { "ok" } else { "FAILED" }, self.began.elapsed().as_secs());
         let failures = failed.len();
