@@ -65,8 +65,12 @@ pub enum Request {
     /// working set if there is one, then disks, vsock, tap and console as for `Boot`. All but top disk layers, vsock, tap
     /// and console are opened read-only. Refused with [`FaultCode::BadSnapshot`] when the snapshot is damaged or not for this host.
     Restore(RestoreConfig),
+    /// Begins the memory layer of a snapshot while the machine runs. One descriptor: an empty file, open for reading and writing,
+    /// which the next `Snapshot` is to have as its memory layer: that then writes only what was written since. When it fails, which
+    /// it does on kernels that do not note what is written, the file has to be emptied, and a `Snapshot` writes everything.
+    CopyMemory,
     /// Stops a running machine and writes down what it is. Descriptors, in this order: a file for the state and one for the
-    /// new memory layer, both empty and open for reading and writing, then, with `push_layers`, an empty file for each disk
+    /// new memory layer, both empty, but for `CopyMemory`, and open for reading and writing, then, with `push_layers`, an empty file for each disk
     /// that is not read-only. Nothing is synchronised: that is for the caller, after the machine runs again. When it fails
     /// the machine runs on as before, and what is in the files is of no use.
     Snapshot(SnapshotConfig),
@@ -245,6 +249,7 @@ pub enum Reply {
     Prepared,
     Booted(Timings),
     Restored(Timings),
+    MemoryCopied,
     Snapshot(SnapshotStats),
     Resumed,
     LayerPushed,

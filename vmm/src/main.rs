@@ -9,6 +9,7 @@ use sandpiper_protocol::error_chain;
 use sandpiper_protocol::vmm::ExitReason;
 use sandpiper_vmm::jail;
 use sandpiper_vmm::machine::clock::monotonic_us;
+use sandpiper_vmm::memory::tracker::Tracker;
 use sandpiper_vmm::process::{self, Options};
 
 const HELP: &str = "\
@@ -96,12 +97,14 @@ fn run(arguments: &Arguments, process_start_us: u64) -> Result<ExitCode, Box<dyn
     let exit = unsafe { File::from_raw_fd(exit) };
     // Opened here because there is no /proc in a jail.
     let pagemap = File::open("/proc/self/pagemap").ok();
+    let tracker = Tracker::open().ok();
     if let Some(uid) = arguments.jail {
         let mut keep = vec![control.as_raw_fd(), exit.as_raw_fd(), kvm.as_raw_fd()];
         keep.extend(pagemap.as_ref().map(AsRawFd::as_raw_fd));
+        keep.extend(tracker.as_ref().map(AsRawFd::as_raw_fd));
         jail::enter(uid, &keep)?;
     }
-    let record = process::run(Options { control, exit, kvm, pagemap, process_start_us });
+    let record = process::run(Options { control, exit, kvm, pagemap, tracker, process_start_us });
     Ok(if record.reason == ExitReason::Failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 

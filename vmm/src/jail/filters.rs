@@ -198,7 +198,7 @@ impl Rules {
         self.balloon();
         self.prefetch();
         self.ioctls(ioctls::MACHINE)?;
-        self.ioctls(&[ioctls::PAGEMAP_SCAN])?;
+        self.ioctls(&[ioctls::PAGEMAP_SCAN, ioctls::UFFDIO_REGISTER])?;
         self.allow(&[
             // What it is given is looked at.
             libc::SYS_fstat,

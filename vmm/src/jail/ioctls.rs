@@ -71,6 +71,10 @@ pub(super) const MACHINE: &[u64] = &[
 /// `PAGEMAP_SCAN` (`include/uapi/linux/fs.h`): which pages of memory were written.
 pub(crate) const PAGEMAP_SCAN: u64 = 0xc060_6610;
 
+/// `UFFDIO_API` and `UFFDIO_REGISTER` (`include/uapi/linux/userfaultfd.h`): which pages of memory are written.
+pub(crate) const UFFDIO_API: u64 = 0xc018_aa3f;
+pub(crate) const UFFDIO_REGISTER: u64 = 0xc020_aa00;
+
 /// `FIONBIO`: makes a descriptor non-blocking. The C library's type for it is signed on some systems.
 pub(super) const NON_BLOCKING: u64 = 0x5421;
 

@@ -54,6 +54,7 @@ use crate::devices::virtio::mmio::{MmioWindow, WindowStateError};
 use crate::devices::virtio::{ActivateError, Memory};
 use crate::exit::ExitLatch;
 use crate::memory::image::Image;
+use crate::memory::written::Begun;
 
 /// A machine. See the module's documentation for its life.
 ///
@@ -68,6 +69,8 @@ pub struct Machine {
     console: Option<Arc<Console>>,
     /// What its memory was before it wrote to it.
     image: Image,
+    /// The memory layer of the next snapshot.
+    begun: Option<Begun>,
     config: MachineConfig,
     /// The features of the host that it was booted on.
     features: CpuId,
@@ -117,6 +120,7 @@ impl Machine {
             buses: Arc::new(attached.buses),
             console: attached.console,
             image,
+            begun: None,
             config,
             features: prepared.features,
             msrs: prepared.msrs,

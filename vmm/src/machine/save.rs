@@ -1,5 +1,6 @@
 //! Writing a machine down.
 //!
+//! 0. If it is asked for, memory is copied while the machine runs. What is written meanwhile is copied again, below.
 //! 1. vCPUs stop between two instructions; devices after the request at hand.
 //! 2. Each vCPU, the interrupt controllers, the clock and each device are read; then the pages that the guest has written.
 //! 3. All of it goes to files, without waiting for a disk: that is the caller's to do, when the machine runs again.
@@ -16,8 +17,9 @@ use super::vcpu::StartError;
 use super::{Machine, Motion, ResumeError};
 use crate::devices::virtio::block::PushError;
 use crate::devices::virtio::mmio::{MmioWindow, WindowState, WindowStateError};
+use crate::memory::tracker::Tracker;
 use crate::memory::working_set::WorkingSet;
-use crate::memory::written::{Pagemap, SaveError};
+use crate::memory::written::{Begun, Pagemap, SaveError};
 use crate::snapshot::format::{self, FormatError};
 use crate::snapshot::state::{Config, State};
 use crate::vcpu_state::{VcpuState, VcpuStateError};
@@ -60,6 +62,19 @@ pub enum SnapshotError {
 }
 
 impl Machine {
+    /// Begins the memory layer of the next snapshot, an empty file, while the machine runs.
+    ///
+    /// # Errors
+    /// The machine is paused, or `layer` is not empty or cannot be written, or the kernel does not note what is written.
+    pub fn copy_memory(&mut self, layer: &File, pagemap: &Pagemap, tracker: &Tracker) -> Result<(), SnapshotError> {
+        if self.motion == Motion::Paused {
+            return Err(SnapshotError::Paused);
+        }
+        self.begun = None;
+        self.begun = Some(pagemap.begin(tracker, &self.memory, &self.image, layer)?);
+        Ok(())
+    }
+
     /// Writes a running machine to `files`. When that fails it runs on. Of one that is held, the request that waits is
     /// written as not yet seen by its disk, and is done again when the machine goes on.
     ///
@@ -85,10 +100,11 @@ impl Machine {
             return Err(SnapshotError::Layers { expected, given: files.layers.len() });
         }
 
+        let begun = self.begun.take().filter(|begun| begun.is_of(&files.memory));
         let stopped_at = Instant::now();
         self.vcpus.pause();
         self.motion = Motion::Paused;
-        let result = self.write_down(&files, pagemap).and_then(|stats| {
+        let result = self.write_down(&files, begun.as_ref(), pagemap).and_then(|stats| {
             self.push_layers(&written_to, files.layers)?;
             Ok(stats)
         });
@@ -100,7 +116,12 @@ impl Machine {
         result.map(|stats| SnapshotStats { stopped_us, ..stats })
     }
 
-    fn write_down(&self, files: &SnapshotFiles, pagemap: &Pagemap) -> Result<SnapshotStats, SnapshotError> {
+    fn write_down(
+        &self,
+        files: &SnapshotFiles,
+        begun: Option<&Begun>,
+        pagemap: &Pagemap,
+    ) -> Result<SnapshotStats, SnapshotError> {
         // Devices first: what one has just done for the guest is an interrupt of it.
         let windows = self.devices.windows().map(MmioWindow::suspend).collect::<Result<Vec<WindowState>, _>>()?;
         let vcpus = self.vcpus.each(|_| {
@@ -117,7 +138,10 @@ impl Machine {
             windows,
             console: self.console.as_ref().map(|console| console.state()),
         };
-        let memory_bytes = pagemap.save(&self.memory, &self.image, &files.memory)?;
+        let memory_bytes = match begun {
+            Some(begun) => pagemap.finish(begun, &self.memory, &files.memory)?,
+            None => pagemap.save(&self.memory, &self.image, &files.memory)?,
+        };
         let state_bytes = format::write(&files.state, &state)?;
         Ok(SnapshotStats { state_bytes, memory_bytes, stopped_us: 0 })
     }

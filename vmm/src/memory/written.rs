@@ -3,16 +3,26 @@
 //! In a private mapping a page is anonymous once it was written, be it by the guest, by a device or swapped out since; a
 //! page of the image that was only read belongs to the file. The kernel tells both through `/proc/self/pagemap`: with
 //! `PAGEMAP_SCAN` since Linux 6.7, page by page before.
+//!
+//! A layer may be begun while the guest runs, where the kernel has a [`Tracker`]:
+//!
+//! ```text
+//!   begin   all written pages ──protected──▶ copied ─┐   again, while many were written meanwhile
+//!             ▲  guest, devices: go on writing       │
+//!             └──────────────────────────────────────┘
+//!   finish  stopped: pages written since are copied once more, those that are no more are cut out
+//! ```
 
 use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 
-use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
+use vm_memory::{GuestMemoryBackend, GuestMemoryRegion, VolatileSlice};
 
 use super::image::Image;
+use super::tracker::Tracker;
 use super::{PAGE_SIZE, Piece, length, pieces};
 use crate::devices::virtio::Memory;
 use crate::jail::PAGEMAP_SCAN;
@@ -30,6 +40,22 @@ pub struct Touched {
     pub written: bool,
 }
 
+/// A layer that has most of what it is to hold.
+#[derive(Debug)]
+pub struct Begun {
+    /// Device and inode of its file.
+    file: (u64, u64),
+    /// Offsets in RAM of what was copied, in order.
+    copied: Vec<Range<u64>>,
+}
+
+impl Begun {
+    /// Whether this file is the layer.
+    pub fn is_of(&self, file: &File) -> bool {
+        file.metadata().is_ok_and(|metadata| (metadata.dev(), metadata.ino()) == self.file)
+    }
+}
+
 /// Why the written pages could not be saved.
 #[derive(Debug, thiserror::Error)]
 pub enum SaveError {
@@ -39,6 +65,8 @@ pub enum SaveError {
     NotEmpty,
     #[error("Cannot write a memory layer")]
     Write(#[source] io::Error),
+    #[error("Cannot have the kernel note what is written")]
+    Follow(#[source] io::Error),
 }
 
 impl Pagemap {
@@ -82,36 +110,105 @@ impl Pagemap {
     /// # Errors
     /// `layer` is not empty or cannot be written, or the written pages cannot be found.
     pub fn save(&self, memory: &Memory, below: &Image, layer: &File) -> Result<u64, SaveError> {
-        if layer.metadata().map_err(SaveError::Write)?.len() != 0 {
-            return Err(SaveError::NotEmpty);
-        }
-        layer.set_len(length(memory)).map_err(SaveError::Write)?;
+        make_room(memory, layer)?;
         let touched = self.touched(memory).map_err(SaveError::Find)?;
         let mut bytes = 0;
         for Touched { range, .. } in touched.into_iter().filter(|touched| touched.written) {
             for piece in pieces(memory, range) {
-                bytes += save_piece(piece, below, layer).map_err(SaveError::Write)?;
+                bytes += save_piece(piece, Some(below), layer).map_err(SaveError::Write)?;
             }
         }
         Ok(bytes)
     }
 
-    /// `PAGEMAP_SCAN` of `fs/proc/task_mmu.c`.
+    /// Begins a layer, an empty file, with what was written until now, while guest and devices go on. `tracker` notes what they
+    /// write from then on.
+    ///
+    /// # Errors
+    /// As [`save`](Self::save), and if the kernel does not note what is written.
+    pub fn begin(&self, tracker: &Tracker, memory: &Memory, below: &Image, layer: &File) -> Result<Begun, SaveError> {
+        make_room(memory, layer)?;
+        tracker.follow(memory).map_err(SaveError::Follow)?;
+        let metadata = layer.metadata().map_err(SaveError::Write)?;
+        let mut copied = Vec::new();
+        let mut before = u64::MAX;
+        for round in 0..MAX_ROUNDS {
+            let look = if round == 0 { Look::PROTECT_ALL } else { Look::PROTECT_WRITTEN };
+            let found: Vec<Range<u64>> = self.look(memory, &look)?.into_iter().map(|(range, _)| range).collect();
+            // What is left out of the first copy is a hole; in a later one the page may have said something before.
+            let below = (round == 0).then_some(below);
+            for piece in found.iter().flat_map(|range| pieces(memory, range.clone())) {
+                copy_piece(piece, below, layer).map_err(SaveError::Write)?;
+            }
+            let bytes: u64 = found.iter().map(|range| range.end - range.start).sum();
+            copied.extend(found);
+            // A guest that writes as fast as it is copied is as far as it will ever be.
+            if bytes < FEW || bytes > before / 2 {
+                break;
+            }
+            before = bytes;
+        }
+        Ok(Begun { file: (metadata.dev(), metadata.ino()), copied: joined(copied) })
+    }
+
+    /// Completes a layer that was begun. Nothing may write to `memory` meanwhile. Returns the bytes that the layer takes.
+    ///
+    /// # Errors
+    /// `layer` cannot be written, or the written pages cannot be found.
+    pub fn finish(&self, begun: &Begun, memory: &Memory, layer: &File) -> Result<u64, SaveError> {
+        let now = self.look(memory, &Look::WRITTEN)?;
+        for (range, _) in now.iter().filter(|(_, has_changed)| *has_changed) {
+            for piece in pieces(memory, range.clone()) {
+                save_piece(piece, None, layer).map_err(SaveError::Write)?;
+            }
+        }
+        // What the guest has given back since is what lies below again.
+        let now = joined(now.into_iter().map(|(range, _)| range).collect());
+        for gone in without(&begun.copied, &now) {
+            punch(layer, gone).map_err(SaveError::Write)?;
+        }
+        Ok(layer.metadata().map_err(SaveError::Write)?.blocks() * 512)
+    }
+
+    /// Stretches of pages that are anonymous, in order, and whether each may be another than when it was last protected.
+    fn look(&self, memory: &Memory, look: &Look) -> Result<Vec<(Range<u64>, bool)>, SaveError> {
+        let (mut found, mut offset) = (Vec::new(), 0);
+        for region in memory.iter() {
+            let start = region.as_ptr() as u64;
+            let mut add = |region: &PageRegion| {
+                let range = offset + (region.start - start)..offset + (region.end - start);
+                // One that is not there may be swapped out, or given back: only its content tells.
+                let is_as_copied = region.categories & (PAGE_IS_WRITTEN | PAGE_IS_PRESENT) == PAGE_IS_PRESENT;
+                found.push((range, !is_as_copied));
+            };
+            self.scan_for(look, start, start + region.len(), &mut add).map_err(SaveError::Find)?;
+            offset += region.len();
+        }
+        Ok(found)
+    }
+
     fn scan(&self, start: u64, end: u64, add: &mut impl FnMut(u64, u64, bool)) -> io::Result<()> {
+        let mut add = |region: &PageRegion| add(region.start, region.end, region.categories & PAGE_IS_FILE == 0);
+        self.scan_for(&Look::TOUCHED, start, end, &mut add)
+    }
+
+    /// `PAGEMAP_SCAN` of `fs/proc/task_mmu.c`.
+    fn scan_for(&self, look: &Look, start: u64, end: u64, add: &mut impl FnMut(&PageRegion)) -> io::Result<()> {
         let mut regions = [PageRegion::default(); 256];
         let mut at = start;
         while at < end {
             let mut scan = PmScan {
                 size: size_of::<PmScan>() as u64,
+                flags: look.flags,
                 start: at,
                 end,
                 vec: regions.as_mut_ptr() as u64,
                 vec_len: regions.len() as u64,
                 // Mapped or swapped out, and not the page of zeros that a read of untouched memory gives.
-                category_inverted: PAGE_IS_PFNZERO,
-                category_mask: PAGE_IS_PFNZERO,
+                category_inverted: look.is_not | PAGE_IS_PFNZERO,
+                category_mask: look.is | look.is_not | PAGE_IS_PFNZERO,
                 category_anyof_mask: PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
-                return_mask: PAGE_IS_FILE,
+                return_mask: look.tells,
                 ..PmScan::default()
             };
             // SAFETY: the kernel reads and writes one `pm_scan_arg`, which `scan` has the form of, and writes at most
@@ -119,7 +216,7 @@ impl Pagemap {
             let count = unsafe { libc::ioctl(self.0.as_raw_fd(), PAGEMAP_SCAN, &raw mut scan) };
             let count = usize::try_from(count).map_err(|_| io::Error::last_os_error())?;
             for region in regions.iter().take(count) {
-                add(region.start, region.end, region.categories & PAGE_IS_FILE == 0);
+                add(region);
             }
             if scan.walk_end <= at {
                 return Err(io::Error::other("the scan of the page tables makes no progress"));
@@ -154,17 +251,46 @@ impl Pagemap {
     }
 }
 
-/// Writes runs of pages that say something, and skips the others.
-fn save_piece(piece: Piece, below: &Image, layer: &File) -> io::Result<u64> {
+/// Gives an empty file the length of a layer.
+fn make_room(memory: &Memory, layer: &File) -> Result<(), SaveError> {
+    if layer.metadata().map_err(SaveError::Write)?.len() != 0 {
+        return Err(SaveError::NotEmpty);
+    }
+    layer.set_len(length(memory)).map_err(SaveError::Write)
+}
+
+/// Writes the pages of `piece`; with `below`, only those that say something.
+fn save_piece(piece: Piece, below: Option<&Image>, layer: &File) -> io::Result<u64> {
     // SAFETY: `piece` lies within a mapping of guest memory that `memory` keeps alive for the caller. vCPUs and devices
     // stand still, as `Pagemap::save` demands, so for now nobody writes to it.
     let bytes = unsafe { std::slice::from_raw_parts(piece.host, piece.length) };
+    write_pages(bytes, piece.offset, below, layer)
+}
+
+/// The same of memory that is being written to. A page of which only a part was written by then is written again later.
+fn copy_piece(piece: Piece, below: Option<&Image>, layer: &File) -> io::Result<()> {
+    let mut buffer = vec![0; piece.length.min(COPY)];
+    // SAFETY: `piece` lies within a mapping of guest memory that `memory` keeps alive for the caller. Accesses to a volatile
+    // slice may race with any other.
+    let memory = unsafe { VolatileSlice::new(piece.host, piece.length) };
+    for at in (0..piece.length).step_by(COPY) {
+        let length = COPY.min(piece.length - at);
+        let part = memory.subslice(at, length).map_err(io::Error::other)?;
+        part.copy_to(&mut buffer[..length]);
+        write_pages(&buffer[..length], piece.offset + at as u64, below, layer)?;
+    }
+    Ok(())
+}
+
+/// Writes runs of pages to their place in `layer`. Those that say nothing which `below` does not are skipped, if it is given.
+fn write_pages(bytes: &[u8], offset: u64, below: Option<&Image>, layer: &File) -> io::Result<u64> {
     const PAGE: usize = 4096;
-    let says_nothing =
-        |at: usize, page: &[u8]| page.iter().all(|byte| *byte == 0) && !below.holds(piece.offset + at as u64);
+    let says_nothing = |at: usize, page: &[u8]| {
+        below.is_some_and(|below| page.iter().all(|byte| *byte == 0) && !below.holds(offset + at as u64))
+    };
     let mut written = 0;
     let mut run: Option<usize> = None;
-    let flush = |from: usize, to: usize| layer.write_all_at(&bytes[from..to], piece.offset + from as u64);
+    let flush = |from: usize, to: usize| layer.write_all_at(&bytes[from..to], offset + from as u64);
     for at in (0..bytes.len()).step_by(PAGE) {
         let skipped = says_nothing(at, &bytes[at..(at + PAGE).min(bytes.len())]);
         match (run, skipped) {
@@ -184,6 +310,81 @@ fn save_piece(piece: Piece, below: &Image, layer: &File) -> io::Result<u64> {
     Ok(written as u64)
 }
 
+/// Makes a hole.
+fn punch(layer: &File, range: Range<u64>) -> io::Result<()> {
+    let signed = |number: u64| libc::off_t::try_from(number).map_err(io::Error::other);
+    let (start, length) = (signed(range.start)?, signed(range.end - range.start)?);
+    let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    // SAFETY: it takes a descriptor, which is open, and numbers.
+    match unsafe { libc::fallocate(layer.as_raw_fd(), mode, start, length) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Ranges in order, none of which touches another.
+fn joined(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
+    ranges.sort_by_key(|range| range.start);
+    let mut joined: Vec<Range<u64>> = Vec::new();
+    for range in ranges {
+        match joined.last_mut() {
+            Some(last) if last.end >= range.start => last.end = last.end.max(range.end),
+            _ => joined.push(range),
+        }
+    }
+    joined
+}
+
+/// What of `all` is in none of `taken`; both are in order, and apart.
+fn without(all: &[Range<u64>], taken: &[Range<u64>]) -> Vec<Range<u64>> {
+    let mut left = Vec::new();
+    for range in all {
+        let mut start = range.start;
+        let first = taken.partition_point(|other| other.end <= start);
+        for other in taken[first..].iter().take_while(|other| other.start < range.end) {
+            if start < other.start {
+                left.push(start..other.start);
+            }
+            start = start.max(other.end);
+        }
+        if start < range.end {
+            left.push(start..range.end);
+        }
+    }
+    left
+}
+
+/// Times that a layer which is begun is gone through at most.
+const MAX_ROUNDS: usize = 4;
+
+/// Bytes that are no reason to go through it again.
+const FEW: u64 = 4 << 20;
+
+/// Bytes that are copied at a time.
+const COPY: usize = 256 << 10;
+
+/// What of memory is looked for, and what of it is told.
+struct Look {
+    flags: u64,
+    is: u64,
+    is_not: u64,
+    tells: u64,
+}
+
+impl Look {
+    /// All that is mapped, and whether it was only read.
+    const TOUCHED: Self = Self { flags: 0, is: 0, is_not: 0, tells: PAGE_IS_FILE };
+    /// All that is anonymous, which is protected with that.
+    const PROTECT_ALL: Self = Self { flags: PROTECT, is: 0, is_not: PAGE_IS_FILE, tells: 0 };
+    /// What of it was written since it was protected, which is protected again.
+    const PROTECT_WRITTEN: Self = Self { flags: PROTECT, is: PAGE_IS_WRITTEN, is_not: PAGE_IS_FILE, tells: 0 };
+    /// All that is anonymous, and whether it is there and was written since it was protected.
+    const WRITTEN: Self = Self { flags: 0, is: 0, is_not: PAGE_IS_FILE, tells: PAGE_IS_WRITTEN | PAGE_IS_PRESENT };
+}
+
+/// `PM_SCAN_WP_MATCHING` and `PM_SCAN_CHECK_WPASYNC`: what is found is protected, in one step with that.
+const PROTECT: u64 = 1 << 0 | 1 << 1;
+const PAGE_IS_WRITTEN: u64 = 1 << 1;
 const PAGE_IS_FILE: u64 = 1 << 2;
 const PAGE_IS_PRESENT: u64 = 1 << 3;
 const PAGE_IS_SWAPPED: u64 = 1 << 4;
@@ -271,6 +472,71 @@ mod tests {
         let third = memory();
         Image::open(vec![base, layer], PAGES * PAGE_SIZE).unwrap().map(&third).unwrap();
         assert_eq!([3, 4, 10, 31, 32, 63].map(|page| read(&third, page)), [3, 0, 0, 31, 32, 9]);
+    }
+
+    #[test]
+    fn a_layer_that_was_begun_is_completed_with_what_was_written_since() {
+        let tracker = match Tracker::open() {
+            Ok(tracker) => tracker,
+            Err(error) => return println!("SKIPPED: layers that are begun: this kernel notes no writes: {error}"),
+        };
+        let base = tempfile::tempfile().unwrap();
+        let below = memory();
+        for page in [1, 2, 20] {
+            write(&below, page, 77);
+        }
+        pagemap().save(&below, &Image::default(), &base).unwrap();
+        let guest = memory();
+        let image = Image::open(vec![base.try_clone().unwrap()], PAGES * PAGE_SIZE).unwrap();
+        image.map(&guest).unwrap();
+        for page in [2, 3, 4, 5, 6, 31, 32, 40] {
+            write(&guest, page, 8);
+        }
+        write(&guest, 7, 0);
+        let layer = tempfile::tempfile().unwrap();
+
+        let begun = pagemap().begin(&tracker, &guest, &image, &layer).unwrap();
+        write(&guest, 3, 9);
+        write(&guest, 4, 0);
+        write(&guest, 7, 9);
+        write(&guest, 20, 9);
+        write(&guest, 50, 9);
+        give_back(&guest, 5);
+        give_back(&guest, 2);
+        assert!(begun.is_of(&layer) && !begun.is_of(&base));
+        pagemap().finish(&begun, &guest, &layer).unwrap();
+
+        let restored = memory();
+        Image::open(vec![base, layer.try_clone().unwrap()], PAGES * PAGE_SIZE).unwrap().map(&restored).unwrap();
+        for page in 0..PAGES {
+            assert_eq!(read(&restored, page), read(&guest, page), "page {page}");
+        }
+        assert_eq!(read(&restored, 2), 77);
+        // The next one begins with everything again.
+        let next = tempfile::tempfile().unwrap();
+        let begun = pagemap().begin(&tracker, &guest, &image, &next).unwrap();
+        pagemap().finish(&begun, &guest, &next).unwrap();
+        let extents = |file: &File| data_extents(file, PAGES * PAGE_SIZE).unwrap();
+        assert_eq!(
+            extents(&next),
+            [3..4, 6..8, 20..21, 31..33, 40..41, 50..51]
+                .map(|range: Range<u64>| range.start * PAGE_SIZE..range.end * PAGE_SIZE)
+        );
+    }
+
+    /// As a balloon does.
+    fn give_back(memory: &Memory, page: u64) {
+        let host = memory.get_host_address(GuestAddress(page * PAGE_SIZE)).unwrap();
+        // SAFETY: it is one page of the memory, of which nobody has a reference.
+        assert_eq!(unsafe { libc::madvise(host.cast(), PAGE, libc::MADV_DONTNEED) }, 0);
+    }
+
+    #[test]
+    fn what_is_left_of_ranges_is_in_none_of_the_others() {
+        let all = [0..10, 20..30, 40..50];
+        assert_eq!(without(&all, &[]), all);
+        assert_eq!(without(&all, &[2..4, 8..25, 29..60]), [0..2, 4..8, 25..29]);
+        assert_eq!(joined(vec![5..7, 0..3, 3..4, 6..9]), [0..4, 5..9]);
     }
 
     #[test]

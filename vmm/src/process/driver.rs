@@ -30,6 +30,7 @@ use crate::machine::restore::{self, Snapshot};
 use crate::machine::{
     AttachDiskError, DetachDiskError, Machine, Motion, Parts, Prepared, SlotError, SnapshotError, SnapshotFiles,
 };
+use crate::memory::tracker::Tracker;
 use crate::memory::written::Pagemap;
 
 /// What an epoll event is about; connections are numbered from [`FIRST_CONNECTION`] on.
@@ -59,13 +60,14 @@ pub(crate) struct Driver {
     guest_init_us: Arc<AtomicU64>,
     timings: Timings,
     pagemap: Option<Pagemap>,
+    tracker: Option<Tracker>,
     prepared: Option<Prepared>,
     machine: Option<Machine>,
 }
 
 impl Driver {
     pub(crate) fn new(options: Options) -> Result<Self, DriverError> {
-        let Options { control, kvm, pagemap, process_start_us, .. } = options;
+        let Options { control, kvm, pagemap, tracker, process_start_us, .. } = options;
         let exit = ExitLatch::new().map_err(DriverError::Events)?;
         let disk_health = Health::new().map_err(DriverError::Events)?;
         let epoll = Epoll::new().map_err(DriverError::Watch)?;
@@ -84,6 +86,7 @@ impl Driver {
             guest_init_us: Arc::default(),
             timings: Timings { process_start_us, ..Timings::default() },
             pagemap: pagemap.map(Pagemap::new),
+            tracker,
             prepared: None,
             machine: None,
         })
@@ -155,6 +158,7 @@ impl Driver {
             Request::Prepare(shape) => self.prepare(shape, fds),
             Request::Boot(config) => self.boot(&config, fds),
             Request::Restore(config) => self.restore(&config, fds),
+            Request::CopyMemory => self.copy_memory(fds),
             Request::Snapshot(config) => self.snapshot(config, fds),
             Request::Resume => {
                 fds.finish()?;
@@ -250,6 +254,22 @@ impl Driver {
         self.machine = Some(machine);
         self.timings = Timings { boot_request_us, first_instruction_us, ..self.timings };
         Ok(())
+    }
+
+    fn copy_memory(&mut self, mut fds: Descriptors) -> Result<Reply, Fault> {
+        let layer = fds.file()?;
+        fds.finish()?;
+        let no_tracker = || fault(FaultCode::Host, "This host's kernel does not note what is written (userfaultfd)");
+        let tracker = self.tracker.take().ok_or_else(no_tracker)?;
+        let copied = self.machine_and_pagemap().and_then(|(machine, pagemap)| {
+            let copied = machine.copy_memory(&layer, pagemap, &tracker);
+            copied.map_err(|error| {
+                let is_paused = matches!(error, SnapshotError::Paused);
+                fault(if is_paused { FaultCode::InvalidState } else { FaultCode::Host }, chain(&error))
+            })
+        });
+        self.tracker = Some(tracker);
+        copied.map(|()| Reply::MemoryCopied)
     }
 
     fn snapshot(&mut self, config: SnapshotConfig, mut fds: Descriptors) -> Result<Reply, Fault> {

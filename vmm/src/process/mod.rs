@@ -25,6 +25,8 @@ use kvm_ioctls::Kvm;
 use sandpiper_protocol::error_chain::chain;
 use sandpiper_protocol::vmm::{ExitReason, ExitRecord};
 
+use crate::memory::tracker::Tracker;
+
 #[cfg(fuzzing)]
 use sandpiper_protocol::vmm::{Fault, Packet, RequestMessage};
 
@@ -37,6 +39,8 @@ pub struct Options {
     pub kvm: Kvm,
     /// `/proc/self/pagemap` of this process; without it there are no snapshots.
     pub pagemap: Option<File>,
+    /// Without it, memory is written down while the machine stands still.
+    pub tracker: Option<Tracker>,
     /// When the process began, in `CLOCK_MONOTONIC` microseconds.
     pub process_start_us: u64,
 }
