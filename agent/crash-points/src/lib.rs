@@ -53,6 +53,8 @@ crash_points! {
     /// The checkpoint's folder is there under its hidden name.
     CheckpointDrafted,
     CheckpointFilesMade,
+    /// The monitor has begun the memory layer.
+    CheckpointCopied,
     /// The record names the new top layer.
     CheckpointRecorded,
     CheckpointFrozen,

@@ -325,7 +325,7 @@ kill_points! {
         Done: ready at StartReady;
     }
     Fork in fork {
-        Undone: drafted at CheckpointDrafted, checkpoint_files_made at CheckpointFilesMade,
+        Undone: drafted at CheckpointDrafted, checkpoint_files_made at CheckpointFilesMade, copied at CheckpointCopied,
             checkpoint_recorded at CheckpointRecorded, frozen at CheckpointFrozen, switched at CheckpointSwitched,
             thawed at CheckpointThawed, linked at CheckpointLinked, synced at CheckpointSynced,
             source_ready at CheckpointReady, written at ForkWritten,
@@ -344,8 +344,8 @@ kill_points! {
         Done: ready at StartReady;
     }
     Checkpoint in checkpoint {
-        Undone: drafted at CheckpointDrafted, files_made at CheckpointFilesMade, recorded at CheckpointRecorded,
-            frozen at CheckpointFrozen, switched at CheckpointSwitched, thawed at CheckpointThawed,
+        Undone: drafted at CheckpointDrafted, files_made at CheckpointFilesMade, copied at CheckpointCopied,
+            recorded at CheckpointRecorded, frozen at CheckpointFrozen, switched at CheckpointSwitched, thawed at CheckpointThawed,
             linked at CheckpointLinked, synced at CheckpointSynced, ready at CheckpointReady,
             manifest at CheckpointManifest;
         Done: published at CheckpointPublished;

@@ -24,6 +24,7 @@ use std::io;
 use std::os::fd::AsFd;
 
 use sandpiper_crash_points::CrashPoint;
+use sandpiper_durable as durable;
 use sandpiper_images::layers::{self, Files, Layer, LayerError, MAX_DISK_LAYERS, Role};
 use sandpiper_images::snapshots::Manifest;
 use sandpiper_machine::Machine;
@@ -105,6 +106,7 @@ impl Supervisor {
             created.map_err(|error| OperationError::host("create the checkpoint's files", io::Error::other(error)))?;
         let new = created.map_err(|error| OperationError::Refused(ChangeError::Layer(error)))?;
         CrashPoint::CheckpointFilesMade.pass();
+        self.copy_memory(&mut running.machine, &new).await?;
         let saved = self.change(|record| {
             record.state = SandboxState::Checkpointing;
             record.unsettled = record.unsettled.take().or_else(|| record.top().map(str::to_owned));
@@ -137,6 +139,23 @@ impl Supervisor {
             linked.map_err(|error| OperationError::host("link the checkpoint's files", io::Error::other(error)))?;
         let snapshot = self.record().snapshot(files.map_err(OperationError::Refused)?);
         Ok(Manifest::new(order.id, record.id.clone(), record.generation, stopped_us, snapshot))
+    }
+
+    /// Has most of the memory be written down while the guest runs. Where that is not possible all of it is once the guest stands
+    /// still.
+    async fn copy_memory(&mut self, machine: &mut Machine, new: &NewFiles) -> Result<(), OperationError> {
+        let Some([_, (_, memory)]) = &new.memory else { return Ok(()) };
+        let copied = self.meanwhile(machine.order(Request::CopyMemory, &[memory.as_fd()])).await?;
+        CrashPoint::CheckpointCopied.pass();
+        let Err(error) = copied else { return Ok(()) };
+        let (sandbox, error) = (self.record().id.to_string(), error_chain::chain(&error));
+        tracing::debug!(sandbox, error, "memory is written down while the guest stands still");
+        let emptied = memory.try_clone().map(|memory| durable::blocking(move || memory.set_len(0)));
+        let emptied = match emptied {
+            Ok(emptied) => emptied.await,
+            Err(error) => Err(error),
+        };
+        emptied.map_err(|source| OperationError::host("empty the checkpoint's memory layer", source))
     }
 
     /// Has the guest stand still, without its volumes where its memory is written down: what is on them is no part of a

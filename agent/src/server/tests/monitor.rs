@@ -128,6 +128,8 @@ struct Machine {
     top: Option<File>,
     /// What the guest has in its memory.
     memory: String,
+    /// Whether the next snapshot's memory is begun.
+    has_copied: bool,
     /// Top layers of the extra disks.
     extra: [Option<File>; EXTRA_DISKS as usize],
     mounts: Vec<GuestMount>,
@@ -248,13 +250,23 @@ fn answer(request: Request, fds: Vec<OwnedFd>, shared: &Shared) -> Result<Reply,
             run(&mut machine, shared, files.next().unwrap(), files.next().unwrap());
             Ok(Reply::Restored(Timings::default()))
         }
+        Request::CopyMemory => {
+            files.next().unwrap().write_all_at(&[2; 8192], 0).unwrap();
+            machine.has_copied = !behaves("no-copy");
+            if machine.has_copied { Ok(Reply::MemoryCopied) } else { refuse(FaultCode::Host) }
+        }
         Request::Snapshot(_) if behaves("no-snapshot") => refuse(FaultCode::Host),
         Request::Snapshot(_) if machine.state != Some(MachineState::Running) => refuse(FaultCode::InvalidState),
         Request::Snapshot(_) if machine.extra.iter().any(Option::is_some) => refuse(FaultCode::InvalidState),
         Request::Snapshot(_) if behaves("die-in-snapshot") => std::process::exit(9),
         Request::Snapshot(config) => {
             files.next().unwrap().write_all(machine.memory.as_bytes()).unwrap();
-            files.next().unwrap().write_all_at(&[1; 4096], 0).unwrap();
+            let memory = files.next().unwrap();
+            // One that was begun may have been given up, and this be another.
+            let has_begun = std::mem::take(&mut machine.has_copied);
+            let length = memory.metadata().unwrap().len();
+            assert!(length == 0 || has_begun && length == 8192);
+            memory.write_all_at(&[1; 4096], 0).unwrap();
             if config.push_layers {
                 machine.top = files.next();
             }

@@ -461,6 +461,27 @@ async fn checkpoints_are_what_the_sandbox_was_and_outlive_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_checkpoint_whose_memory_cannot_be_copied_ahead_is_written_at_once() {
+    let agent = Agent::with_machines().await;
+    let (source, _) = agent.create(create(&agent.import().await.id)).await;
+    let (copied, whole) = (id::generate("ckp"), id::generate("ckp"));
+
+    source.ask("checkpoints", json!({"id": copied, "memory": true})).await;
+    agent.behave("no-copy");
+    source.ask("checkpoints", json!({"id": whole, "memory": true})).await;
+
+    let context = agent.sandboxes.context();
+    let length = |id: &str| {
+        let (manifest, _pin) = context.checkpoints.pin(&id.into()).unwrap();
+        let layer = &manifest.snapshot.files.memory.last().unwrap().name;
+        fs::metadata(context.checkpoints.folder(&id.into()).join(layer)).unwrap().len()
+    };
+    assert_eq!((length(&copied), length(&whole)), (8192, 4096));
+    source.delete().await;
+    agent.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_checkpoint_that_fails_leaves_the_sandbox_running_and_no_draft() {
     let agent = Agent::with_machines().await;
     let (sandbox, _) = agent.create(create(&agent.import().await.id)).await;
