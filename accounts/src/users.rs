@@ -1,0 +1,100 @@
+//! Persons in the database.
+
+use jiff::Timestamp;
+use sandpiper_db::{Database, StoreError, Tx, from_ms, to_ms};
+use sqlx::Row;
+use sqlx::any::AnyRow;
+
+use crate::email::Email;
+
+sandpiper_protocol::typed_id!(
+    /// The id of a person: `usr…`.
+    UserId,
+    "usr"
+);
+
+/// A person.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct User {
+    pub id: UserId,
+    /// In lower case.
+    pub email: String,
+    pub name: String,
+    pub created_at: Timestamp,
+}
+
+/// The persons.
+#[derive(Debug, Clone)]
+pub struct Users {
+    database: Database,
+}
+
+impl Users {
+    pub fn new(database: Database) -> Self {
+        Self { database }
+    }
+
+    /// The person with this address, and the hash of the password.
+    pub async fn by_email(&self, email: &Email) -> Result<Option<(User, String)>, StoreError> {
+        self.one("SELECT * FROM users WHERE email = $1", email.as_str()).await
+    }
+
+    /// The person with this id, and the hash of the password.
+    pub async fn by_id(&self, id: &UserId) -> Result<Option<(User, String)>, StoreError> {
+        self.one("SELECT * FROM users WHERE id = $1", id).await
+    }
+
+    async fn one(&self, query: &'static str, value: &str) -> Result<Option<(User, String)>, StoreError> {
+        let row = sqlx::query(query).bind(value.to_owned()).fetch_optional(self.database.read()).await?;
+        row.map(|row| Ok((user(&row)?, row.try_get("password")?))).transpose()
+    }
+
+    /// Gives a person another name.
+    pub async fn rename(&self, id: &UserId, name: &str) -> Result<(), StoreError> {
+        self.set("UPDATE users SET name = $1 WHERE id = $2", name, id).await
+    }
+
+    /// Gives a person another password, by its hash.
+    pub async fn set_password(&self, id: &UserId, hash: &str) -> Result<(), StoreError> {
+        self.set("UPDATE users SET password = $1 WHERE id = $2", hash, id).await
+    }
+
+    async fn set(&self, statement: &'static str, value: &str, id: &UserId) -> Result<(), StoreError> {
+        let mut tx = self.database.write_shared().await?;
+        sqlx::query(statement).bind(value.to_owned()).bind(id.to_string()).execute(&mut *tx).await?;
+        tx.commit().await?;
+        Ok(())
+    }
+}
+
+/// Adds a person in the transaction of what comes with one. With this address there may be another already: then nothing is
+/// added, and that is `None`.
+pub async fn add(
+    tx: &mut Tx,
+    email: &Email,
+    name: &str,
+    password: &str,
+    now: Timestamp,
+) -> Result<Option<User>, StoreError> {
+    let row = sqlx::query(
+        "INSERT INTO users (id, email, name, password, created_at_ms) VALUES ($1, $2, $3, $4, $5) \
+         ON CONFLICT (email) DO NOTHING RETURNING *",
+    )
+    .bind(UserId::generate().to_string())
+    .bind(email.to_string())
+    .bind(name.to_owned())
+    .bind(password.to_owned())
+    .bind(to_ms(now))
+    .fetch_optional(&mut **tx)
+    .await?;
+    row.as_ref().map(user).transpose()
+}
+
+fn user(row: &AnyRow) -> Result<User, StoreError> {
+    Ok(User {
+        id: row.try_get::<String, _>("id")?.into(),
+        email: row.try_get("email")?,
+        name: row.try_get("name")?,
+        created_at: from_ms(row.try_get("created_at_ms")?)?,
+    })
+}
