@@ -26,7 +26,8 @@ use crate::v1;
 
 const DESCRIPTION: &str = "Isolated Linux machines for agents and automation.\n\n\
     Every request carries `Authorization: Bearer <API key>`. A key acts for one team and may read, or read and write; \
-    requests other than GET need one that may write. Errors have one shape; `error` is for programs, `message` for \
+    requests other than GET need one that may write. People sign in with `POST /v1/login`, whose token stands where a key does, and \
+    act for one of their teams in each request. Errors have one shape; `error` is for programs, `message` for \
     people. Requests that change something take an `Idempotency-Key`.\n\n\
     Processes and files of a sandbox are reached at its own URL, the data plane, with the access token of a session: \
     `/docs/data-plane` and `/docs/filesystem` show each of its calls.";
@@ -34,13 +35,18 @@ const DESCRIPTION: &str = "Isolated Linux machines for agents and automation.\n\
 /// The name of the envelope of errors.
 const ERROR: &str = "Error";
 
-/// The routes, and the document that describes them.
-pub fn of(routes: OpenApiRouter<App>) -> (Router<App>, OpenApi) {
-    let (router, mut document) = OpenApiRouter::with_openapi(base()).merge(routes).split_for_parts();
+/// The routes, apart, and the document that describes all of them.
+pub fn of<const N: usize>(routes: [OpenApiRouter<App>; N]) -> ([Router<App>; N], OpenApi) {
+    let mut document = base();
+    let routers = routes.map(|routes| {
+        let (router, described) = routes.split_for_parts();
+        document.merge(described);
+        router
+    });
     complete(&mut document);
     document.paths.paths.insert("/mcp".to_owned(), mcp());
     show(&mut document);
-    (router, document)
+    (routers, document)
 }
 
 /// The document as it is checked in and served.
@@ -49,7 +55,7 @@ pub fn of(routes: OpenApiRouter<App>) -> (Router<App>, OpenApi) {
 ///
 /// Where it has no JSON form, which is a bug.
 pub fn text() -> Result<String, serde_json::Error> {
-    let (_, document) = of(v1::router());
+    let (_, document) = of([v1::router(), v1::entrance()]);
     Ok(document.to_pretty_json()? + "\n")
 }
 
@@ -64,7 +70,7 @@ fn base() -> OpenApi {
                     SecurityScheme::Http(
                         HttpBuilder::new()
                             .scheme(HttpAuthScheme::Bearer)
-                            .description(Some("An API key, `spk_…`; `X-API-Key: <key>` works too"))
+                            .description(Some("An API key, `spk_…`, or the token of a login session, `sps_…`; `X-API-Key: <key>` works too"))
                             .build(),
                     ),
                 )

@@ -40,7 +40,12 @@ pub fn of(operation_id: &str) -> Option<Example> {
         | "delete_volume_path"
         | "delete_template"
         | "delete_template_version"
-        | "delete_build_file" => Example { request: None, response: None },
+        | "delete_build_file"
+        | "log_out"
+        | "end_my_session"
+        | "delete_member"
+        | "delete_invitation"
+        | "revoke_api_key" => Example { request: None, response: None },
         "connect_sandbox" | "resume_sandbox" => {
             exchange(json!({"timeout": 600}), json!({"session": session(), "sandbox": sandbox()}))
         }
@@ -113,6 +118,40 @@ pub fn of(operation_id: &str) -> Option<Example> {
         ]})),
         "upload_build_file" => response(build_file()),
         "list_build_files" => response(json!({"uploads": [build_file()]})),
+        "log_in" => exchange(json!({"email": "ada@example.com", "password": "correct horse battery"}), login()),
+        "show_me" => response(json!({"user": user(), "key": null, "team": team()})),
+        "update_me" => exchange(json!({"name": "Ada"}), json!({"user": user(), "key": null, "team": team()})),
+        "list_my_sessions" => response(json!({"sessions": [{
+            "id": "ses06f3kq8z2m1c9w0v5t7b4a", "is_current": true, "created_at": "2026-01-01T00:00:00Z",
+            "expires_at": "2026-01-31T00:00:00Z", "last_used_at": "2026-01-01T00:05:00Z",
+        }]})),
+        "list_teams" => response(json!({"teams": [team()]})),
+        "create_team" => exchange(json!({"slug": "acme"}), team()),
+        "show_team" => response(team()),
+        "list_members" => response(json!({"members": [member("owner")]})),
+        "update_member" => exchange(json!({"role": "admin"}), member("admin")),
+        "list_invitations" => response(json!({"invitations": [invitation()]})),
+        "create_invitation" => exchange(
+            json!({"role": "member", "email": "grace@example.com"}),
+            with(invitation(), json!({"token": format!("spi_{}", "5e".repeat(20))})),
+        ),
+        "accept_invitation" => exchange(
+            json!({
+                "token": format!("spi_{}", "5e".repeat(20)), "email": "ada@example.com", "name": "Ada",
+                "password": "correct horse battery",
+            }),
+            json!({"team": team(), "session": login()}),
+        ),
+        "list_api_keys" => response(json!({"api_keys": [api_key()]})),
+        "create_api_key" => exchange(
+            json!({"team": "acme", "name": "ci", "capability": "write"}),
+            with(api_key(), json!({"last_used_at": null, "key": format!("spk_{}", "5e".repeat(20))})),
+        ),
+        "list_audit" => response(json!({"entries": [{
+            "id": "aud06f3kq8z2m1c9w0v5t7b4a", "at": "2026-01-01T00:05:00Z", "user": "usr06f3kq8z2m1c9w0v5t7b4a",
+            "key": "ses06f3kq8z2m1c9w0v5t7b4a", "action": "DELETE /v1/sandboxes/{id}",
+            "resource": "sbx06f3kq8z2m1c9w0v5t7b4a", "status": 204, "request_id": "req06f3kq8z2m1c9w0v5t7b4a",
+        }]})),
         "call_mcp" => exchange(
             json!({"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": {
                 "name": "run_command", "arguments": {"command": "uname -m"},
@@ -167,6 +206,46 @@ fn session() -> Value {
     json!({
         "data_plane_url": "http://s6k3f0.sandbox.localhost:7080", "access_token": "eyJzYiI6InNieDA2ZjNrcTgifQ.c2lnbmF0dXJl",
         "expires_at": "2026-01-01T01:00:00Z",
+    })
+}
+
+fn user() -> Value {
+    json!({
+        "id": "usr06f3kq8z2m1c9w0v5t7b4a", "email": "ada@example.com", "name": "Ada", "created_at": "2026-01-01T00:00:00Z",
+    })
+}
+
+fn login() -> Value {
+    json!({"token": format!("sps_{}", "5e".repeat(20)), "expires_at": "2026-01-31T00:00:00Z", "user": user()})
+}
+
+fn team() -> Value {
+    json!({
+        "id": "team06f3kq8z2m1c9w0v5t7b4a", "slug": "acme", "plan": "basic", "is_personal": false, "role": "owner",
+        "created_at": "2026-01-01T00:00:00Z",
+    })
+}
+
+fn member(role: &str) -> Value {
+    json!({
+        "user": "usr06f3kq8z2m1c9w0v5t7b4a", "email": "ada@example.com", "name": "Ada", "role": role,
+        "since": "2026-01-01T00:00:00Z",
+    })
+}
+
+fn invitation() -> Value {
+    json!({
+        "id": "inv06f3kq8z2m1c9w0v5t7b4a", "role": "member", "email": "grace@example.com",
+        "invited_by": "usr06f3kq8z2m1c9w0v5t7b4a", "created_at": "2026-01-01T00:00:00Z",
+        "expires_at": "2026-01-08T00:00:00Z",
+    })
+}
+
+fn api_key() -> Value {
+    json!({
+        "id": "key06f3kq8z2m1c9w0v5t7b4a", "name": "ci", "capability": "write", "team": "acme",
+        "created_by": "usr06f3kq8z2m1c9w0v5t7b4a", "created_at": "2026-01-01T00:00:00Z", "expires_at": null,
+        "last_used_at": "2026-01-01T00:05:00Z", "revoked_at": null,
     })
 }
 

@@ -134,6 +134,8 @@ async fn prepare(app: &App, face: Face, request: Request) -> Result<Prepared, Ap
     let caller = Caller::from_request_parts(&mut parts, app).await?;
     let key = idempotency::key(&parts.headers)?.filter(|_| caller.capability == Capability::Write);
     let (body, permit) = read(app, (face.body)(&parts), &caller, key.is_some(), &parts.headers, body).await?;
+    let caller = caller.for_team_of_body(app, body.bytes()).await?;
+    parts.extensions.insert(caller.clone());
 
     let target = parts.uri.path_and_query().map_or("", PathAndQuery::as_str);
     let (mut claim, mut made_before) = (None, None);
@@ -247,6 +249,7 @@ async fn perform(app: &App, face: Face, job: Job, next: Next) -> Response {
             at,
             team_id: caller.team.id.to_string(),
             key_id: caller.key_id.clone(),
+            user_id: caller.person.as_ref().map(|person| person.id.to_string()),
             request_id: request_id.clone(),
             action: action.clone(),
             resource,

@@ -13,11 +13,12 @@ use crate::{document, e2b, v1};
 /// The routes. What changes something passes [`mutation`] first: authentication, body, idempotency key; the rest runs to
 /// its end even if the client hangs up, and is written to the audit.
 pub fn router(app: &App) -> Router {
-    let (routes, document) = document::of(v1::router());
+    let ([routes, entrance], document) = document::of([v1::router(), v1::entrance()]);
     let guarded = |routes: Router<App>, face: Face| {
         routes.route_layer(middleware::from_fn_with_state((app.clone(), face), mutation::run))
     };
     guarded(routes, v1::replay::FACE)
+        .merge(entrance)
         .merge(document::router(&document))
         .merge(guarded(e2b::router(), e2b::replay::FACE))
         // Whose requests bear another credential, which is looked at before all else.

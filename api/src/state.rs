@@ -1,9 +1,11 @@
 //! What handlers and tasks of the sandbox side work with.
 
+use std::num::NonZeroU32;
 use std::ops::Deref;
 use std::sync::Arc;
 
 use axum::extract::FromRef;
+use sandpiper_accounts::Passwords;
 use sandpiper_db::secrets::Vault;
 use sandpiper_http::clock::Clock;
 use sandpiper_http::json::BodyLimit;
@@ -12,6 +14,7 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use crate::agent_client::AgentClient;
+use crate::auth::last_use::LastUse;
 use crate::in_flight::{InFlight, KeyedLocks, PerTeam};
 use crate::metrics::Metrics;
 use crate::offer::Offer;
@@ -20,6 +23,8 @@ use crate::profiles::KnownProfiles;
 use crate::settings::Settings;
 use crate::store::Store;
 
+/// Tries to sign in with one address, and to accept invitations.
+const LOGINS_PER_MINUTE: NonZeroU32 = NonZeroU32::new(10).unwrap();
 /// Large documents that requests may have in memory at a time.
 const LARGE_BODIES: usize = 4;
 
@@ -41,6 +46,10 @@ pub struct Parts {
     pub vault: Vault,
     pub agent: AgentClient,
     pub rate_limits: RateLimits,
+    /// How often one address may try to sign in.
+    pub login_limits: RateLimits,
+    pub passwords: Passwords,
+    pub last_use: LastUse,
     pub metrics: Metrics,
     pub clock: Clock,
     /// Sandboxes that this process is creating or removing at the agent; nobody else touches their rows.
@@ -75,6 +84,9 @@ impl App {
         Self(Arc::new(Parts {
             agent: AgentClient::new(settings.agent_socket.clone()),
             rate_limits: RateLimits::new(settings.rate_limit),
+            login_limits: RateLimits::per_minute(LOGINS_PER_MINUTE),
+            passwords: Passwords::default(),
+            last_use: LastUse::default(),
             offer: Offer::new(settings.plans.clone()),
             settings,
             store,

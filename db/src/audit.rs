@@ -6,6 +6,7 @@ use jiff::Timestamp;
 use sandpiper_protocol::id;
 use serde::Serialize;
 use sqlx::Row;
+use sqlx::any::AnyRow;
 
 use super::{Database, Statement, StoreError, Tx, count, from_ms, to_ms};
 use sandpiper_protocol::error_chain::chain;
@@ -19,7 +20,10 @@ pub struct Entry {
     pub at: Timestamp,
     /// [`OPERATOR`] for what the operator did.
     pub team_id: String,
+    /// Of the API key, or of the login session.
     pub key_id: String,
+    /// Who was signed in.
+    pub user_id: Option<String>,
     pub request_id: String,
     /// Method and route: `DELETE /v1/sandboxes/{id}`.
     pub action: String,
@@ -79,20 +83,69 @@ impl AuditLog {
         }
         query.push(" ORDER BY id DESC LIMIT ").push_bind(i64::from(limit));
         let rows = query.build().fetch_all(self.database.read()).await?;
-        rows.iter()
-            .map(|row| {
-                Ok(Entry {
-                    at: from_ms(row.try_get("at_ms")?)?,
-                    team_id: row.try_get("team_id")?,
-                    key_id: row.try_get("key_id")?,
-                    request_id: row.try_get("request_id")?,
-                    action: row.try_get("action")?,
-                    resource: row.try_get("resource")?,
-                    status: count(row.try_get("status")?)?,
-                })
-            })
-            .collect()
+        rows.iter().map(entry).collect()
     }
+
+    /// A team's entries that `filter` selects, newest first, with their ids: at most `limit`, those before the one of id `before`.
+    pub async fn page(
+        &self,
+        team_id: &str,
+        filter: &Filter,
+        before: Option<&str>,
+        limit: u32,
+    ) -> Result<Vec<(String, Entry)>, StoreError> {
+        let Filter { actor, action, resource, from, to } = filter;
+        let mut query = Statement::new("SELECT * FROM audit WHERE team_id = ");
+        query.push_bind(team_id);
+        if let Some(actor) = actor {
+            query.push(" AND (user_id = ").push_bind(actor.as_str()).push(" OR key_id = ").push_bind(actor.as_str());
+            query.push(")");
+        }
+        if let Some(action) = action {
+            query.push(" AND action = ").push_bind(action.as_str());
+        }
+        if let Some(resource) = resource {
+            query.push(" AND resource = ").push_bind(resource.as_str());
+        }
+        if let Some(from) = from {
+            query.push(" AND at_ms >= ").push_bind(to_ms(*from));
+        }
+        if let Some(to) = to {
+            query.push(" AND at_ms < ").push_bind(to_ms(*to));
+        }
+        if let Some(before) = before {
+            query.push(" AND id < ").push_bind(before);
+        }
+        query.push(" ORDER BY id DESC LIMIT ").push_bind(i64::from(limit));
+        let rows = query.build().fetch_all(self.database.read()).await?;
+        rows.iter().map(|row| Ok((row.try_get("id")?, entry(row)?))).collect()
+    }
+}
+
+/// Which entries are looked for; what is `None` is not looked at.
+#[derive(Debug, Clone, Default)]
+pub struct Filter {
+    /// Id of a person, a key or a login session.
+    pub actor: Option<String>,
+    /// Method and route.
+    pub action: Option<String>,
+    pub resource: Option<String>,
+    pub from: Option<Timestamp>,
+    /// Up to this moment, without it.
+    pub to: Option<Timestamp>,
+}
+
+fn entry(row: &AnyRow) -> Result<Entry, StoreError> {
+    Ok(Entry {
+        at: from_ms(row.try_get("at_ms")?)?,
+        team_id: row.try_get("team_id")?,
+        key_id: row.try_get("key_id")?,
+        user_id: row.try_get("user_id")?,
+        request_id: row.try_get("request_id")?,
+        action: row.try_get("action")?,
+        resource: row.try_get("resource")?,
+        status: count(row.try_get("status")?)?,
+    })
 }
 
 /// Adds entries in the transaction of what they tell of.
@@ -101,7 +154,7 @@ pub async fn insert(tx: &mut Tx, entries: &[Entry]) -> Result<(), StoreError> {
         return Ok(());
     }
     let mut statement = Statement::new(
-        "INSERT INTO audit (id, at_ms, team_id, key_id, request_id, action, resource, status) SELECT * FROM (",
+        "INSERT INTO audit (id, at_ms, team_id, key_id, user_id, request_id, action, resource, status) SELECT * FROM (",
     );
     statement.push_rows(entries.iter().map(|entry| {
         [
@@ -109,6 +162,7 @@ pub async fn insert(tx: &mut Tx, entries: &[Entry]) -> Result<(), StoreError> {
             to_ms(entry.at).into(),
             entry.team_id.as_str().into(),
             entry.key_id.as_str().into(),
+            entry.user_id.as_deref().into(),
             entry.request_id.as_str().into(),
             entry.action.as_str().into(),
             entry.resource.as_deref().into(),
@@ -140,6 +194,7 @@ mod tests {
             at: Timestamp::UNIX_EPOCH,
             team_id: OPERATOR.to_owned(),
             key_id: "key".to_owned(),
+            user_id: None,
             request_id: "request".to_owned(),
             action: "PUT /operator/v1/banks".to_owned(),
             resource: None,

@@ -148,7 +148,7 @@ impl ApiError {
 
     /// 429.
     pub fn rate_limited(seconds: u64) -> Self {
-        let message = format!("Too many requests with this API key; try again in {seconds} s");
+        let message = format!("Too many requests; try again in {seconds} s");
         Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limited", message).retry_after(seconds)
     }
 

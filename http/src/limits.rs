@@ -31,7 +31,15 @@ impl std::fmt::Debug for RateLimits {
 impl RateLimits {
     /// Full buckets.
     pub fn new(limit: RateLimit) -> Self {
-        let quota = governor::Quota::per_second(limit.per_second).allow_burst(limit.burst);
+        Self::of(governor::Quota::per_second(limit.per_second).allow_burst(limit.burst))
+    }
+
+    /// Full buckets, of so many a minute.
+    pub fn per_minute(number: NonZeroU32) -> Self {
+        Self::of(governor::Quota::per_minute(number))
+    }
+
+    fn of(quota: governor::Quota) -> Self {
         Self { buckets: RateLimiter::keyed(quota), clock: DefaultClock::default() }
     }
 

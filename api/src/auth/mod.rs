@@ -1,40 +1,158 @@
 //! Who asks, and what they may do.
 //!
-//! A handler names the capability it needs as a parameter, [`ReadAccess`] or [`WriteAccess`], so it cannot be forgotten
-//! without it being seen in the signature, and gets the caller's team from there. Checks come in this order: the key
-//! (401), its rate limit (429), its capability (403); then the handler's.
+//! A handler names what it needs as a parameter, so it cannot be forgotten without it being seen in the signature, and gets the
+//! caller's team from there: [`ReadAccess`], [`WriteAccess`], [`ManageAccess`] or, for what is of a person, [`PersonAccess`].
+//! Checks come in this order: the key or the session (401), its rate limit (429), the team (404), what it may do (403); then the
+//! handler's.
+//!
+//! A key acts for its own team. A person who is signed in acts for one team in each request, as a member with a role: the one in
+//! the path, the one that the query or the body names as `team`, that of the header `Sandpiper-Team`, or else the personal one.
 
 use axum::extract::FromRequestParts;
+use axum::http::StatusCode;
 use axum::http::request::Parts;
+use sandpiper_accounts::sessions::LoginSessionId;
+use sandpiper_accounts::{Role, UserId, sessions};
 use sandpiper_http::error::ApiError;
 use sandpiper_http::keys::{not_a_key, presented_key};
-use sandpiper_http::query::check_characters;
+use sandpiper_http::query::{Pairs, check_characters};
+use serde::Deserialize;
 
 use crate::state::App;
-use crate::store::keys::{ActiveKey, Capability};
+use crate::store::keys::Capability;
 use crate::store::teams::Team;
 
 pub mod keys;
+pub mod last_use;
 
-/// A caller whose key is valid and within its rate limit.
+/// Names the team that a person acts for.
+const TEAM_HEADER: &str = "sandpiper-team";
+
+/// A caller whose key or session is valid and within its rate limit.
 #[derive(Debug, Clone)]
 pub struct Caller {
+    /// Of the key, or of the login session.
     pub key_id: String,
     pub capability: Capability,
     pub team: Team,
+    /// Who is signed in; `None`: it is an API key.
+    pub person: Option<Person>,
+}
+
+/// Someone who is signed in.
+#[derive(Debug, Clone)]
+pub struct Person {
+    pub id: UserId,
+    /// In the caller's team.
+    pub role: Role,
+    /// Whether the request names the team, other than in its body.
+    names_team: bool,
+}
+
+impl Person {
+    /// Refuses who has nothing to do with keys and members of the team.
+    pub fn check_manages(&self) -> Result<(), ApiError> {
+        let Self { role, .. } = self;
+        if *role >= Role::Admin {
+            return Ok(());
+        }
+        Err(forbidden(format!("As a {role} of the team you may not do this; ask an admin or an owner of it")))
+    }
 }
 
 impl Caller {
-    /// Checks the team that a request names, by slug or by id: a key acts for its own team only, and others do not exist
-    /// for it.
+    /// Checks the team that a request names, by slug or by id: others than the caller's do not exist for it.
     pub fn check_team(&self, named: Option<&str>) -> Result<(), ApiError> {
         match named {
-            Some(team) if team != self.team.slug && team != self.team.id.as_str() => {
-                Err(ApiError::not_found(format!("There is no team {team:?} that this API key acts for")))
-            }
+            Some(team) if team != self.team.slug && team != self.team.id.as_str() => Err(no_team(team)),
             _ => Ok(()),
         }
     }
+
+    /// The caller again whom this key or login session is of, for this team, as far as it still may: for what was made by it and
+    /// is to end with it.
+    pub async fn again(app: &App, key_id: &str, team: &str) -> Result<Option<Self>, ApiError> {
+        let now = app.clock.now();
+        if !key_id.starts_with(LoginSessionId::PREFIX) {
+            let active = app.store.keys.active_by_id(key_id, now).await?;
+            let key = active.filter(|key| key.team.id.as_str() == team);
+            return Ok(key.map(|key| Self::with_key(key.id, key.capability, key.team)));
+        }
+        let Some(session) = app.store.login_sessions.active_by_id(key_id, now).await? else { return Ok(None) };
+        let found = app.store.members.role_in(&session.user_id, team).await?;
+        Ok(found.map(|(team, role)| Self::signed_in(&session.id, session.user_id.clone(), (team, role), true)))
+    }
+
+    /// The team that a body names, for a person who has named none elsewhere.
+    pub(crate) async fn for_team_of_body(self, app: &App, body: &[u8]) -> Result<Self, ApiError> {
+        #[derive(Deserialize)]
+        struct Named {
+            team: Option<String>,
+        }
+        let Some(Person { id, names_team: false, .. }) = &self.person else { return Ok(self) };
+        // What is wrong with a body the handler says.
+        let Ok(Named { team: Some(team) }) = serde_json::from_slice(body) else { return Ok(self) };
+        let found = app.store.members.role_in(id, &team).await?.ok_or_else(|| no_team(&team))?;
+        Ok(Self::signed_in(&self.key_id, id.clone(), found, true))
+    }
+
+    /// Refuses who may only read.
+    fn check_writes(&self) -> Result<(), ApiError> {
+        match (self.capability, &self.person) {
+            (Capability::Write, _) => Ok(()),
+            (Capability::Read, None) => Err(ApiError::insufficient_scope()),
+            (Capability::Read, Some(_)) => {
+                Err(forbidden("As a viewer of the team you may only read; ask an admin of it"))
+            }
+        }
+    }
+
+    fn with_key(key_id: String, capability: Capability, team: Team) -> Self {
+        Self { key_id, capability, team, person: None }
+    }
+
+    fn signed_in(session: &str, id: UserId, (team, role): (Team, Role), names_team: bool) -> Self {
+        let capability = if role >= Role::Member { Capability::Write } else { Capability::Read };
+        Self { key_id: session.to_owned(), capability, team, person: Some(Person { id, role, names_team }) }
+    }
+
+    async fn establish(parts: &mut Parts, app: &App) -> Result<Self, ApiError> {
+        let now = app.clock.now();
+        let key = presented_key(&parts.headers)?;
+        if let Some(hash) = sessions::hash(key) {
+            let session = app.store.login_sessions.active(&hash, now).await?.ok_or_else(no_session)?;
+            app.rate_limits.check(&session.id.to_string())?;
+            app.last_use.note(&session.id, now);
+            let named = named_team(parts).await?;
+            let members = &app.store.members;
+            let found = match &named {
+                Some(team) => members.role_in(&session.user_id, team).await?.ok_or_else(|| no_team(team))?,
+                None => members.personal(&session.user_id).await?.ok_or_else(no_session)?,
+            };
+            return Ok(Self::signed_in(&session.id, session.user_id, found, named.is_some()));
+        }
+        let hash = keys::hash(key).ok_or_else(not_a_key)?;
+        let key = app.store.keys.active(&hash, now).await?.ok_or_else(not_a_key)?;
+        app.rate_limits.check(&key.id)?;
+        app.last_use.note(&key.id, now);
+        Ok(Self::with_key(key.id, key.capability, key.team))
+    }
+}
+
+/// The team that a request names, other than in its body.
+async fn named_team(parts: &mut Parts) -> Result<Option<String>, ApiError> {
+    let in_path = parts.uri.path().strip_prefix("/v1/teams/").and_then(|rest| rest.split('/').next());
+    if let Some(team) = in_path.filter(|team| !team.is_empty()) {
+        return Ok(Some(team.to_owned()));
+    }
+    // What is wrong with a query the handler says.
+    let pairs = Pairs::from_request_parts(parts, &()).await.map(|pairs| pairs.0).unwrap_or_default();
+    if let Some((_, team)) = pairs.into_iter().find(|(name, _)| name == "team") {
+        return Ok(Some(team));
+    }
+    let Some(team) = parts.headers.get(TEAM_HEADER) else { return Ok(None) };
+    let team = team.to_str().map_err(|_| ApiError::invalid_field("Sandpiper-Team", "must be a team's slug or id"))?;
+    Ok(Some(team.to_owned()))
 }
 
 impl FromRequestParts<App> for Caller {
@@ -45,17 +163,13 @@ impl FromRequestParts<App> for Caller {
         if let Some(caller) = parts.extensions.get::<Caller>() {
             return Ok(caller.clone());
         }
-        let key = presented_key(&parts.headers)?;
-        let hash = keys::hash(key).ok_or_else(not_a_key)?;
-        let ActiveKey { id, capability, team } = app.store.keys.active(&hash).await?.ok_or_else(not_a_key)?;
-        app.rate_limits.check(&id)?;
-        let caller = Caller { key_id: id, capability, team };
+        let caller = Self::establish(parts, app).await?;
         parts.extensions.insert(caller.clone());
         Ok(caller)
     }
 }
 
-/// Proof of a key that may at least list and inspect.
+/// Proof of one who may at least list and inspect.
 #[derive(Debug, Clone)]
 pub struct ReadAccess(pub Caller);
 
@@ -69,7 +183,7 @@ impl FromRequestParts<App> for ReadAccess {
     }
 }
 
-/// Proof of a key that may also create, change and delete.
+/// Proof of one who may also create, change and delete.
 #[derive(Debug, Clone)]
 pub struct WriteAccess(pub Caller);
 
@@ -78,12 +192,57 @@ impl FromRequestParts<App> for WriteAccess {
 
     async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, ApiError> {
         let caller = Caller::from_request_parts(parts, app).await?;
-        match caller.capability {
-            Capability::Write => {
-                check_characters(&parts.uri)?;
-                Ok(WriteAccess(caller))
-            }
-            Capability::Read => Err(ApiError::insufficient_scope()),
-        }
+        caller.check_writes()?;
+        check_characters(&parts.uri)?;
+        Ok(WriteAccess(caller))
     }
+}
+
+/// Proof of someone signed in, whatever the role.
+#[derive(Debug, Clone)]
+pub struct PersonAccess {
+    pub caller: Caller,
+    pub person: Person,
+}
+
+impl FromRequestParts<App> for PersonAccess {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, ApiError> {
+        let caller = Caller::from_request_parts(parts, app).await?;
+        let person = caller.person.clone().ok_or_else(|| {
+            forbidden("This is for people, not for API keys: sign in with POST /v1/login, and send the session's token")
+        })?;
+        check_characters(&parts.uri)?;
+        Ok(PersonAccess { caller, person })
+    }
+}
+
+/// Proof of someone signed in who has to do with keys and members of the team: an admin or an owner.
+#[derive(Debug, Clone)]
+pub struct ManageAccess {
+    pub caller: Caller,
+    pub person: Person,
+}
+
+impl FromRequestParts<App> for ManageAccess {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, ApiError> {
+        let PersonAccess { caller, person } = PersonAccess::from_request_parts(parts, app).await?;
+        person.check_manages()?;
+        Ok(ManageAccess { caller, person })
+    }
+}
+
+fn forbidden(message: impl Into<String>) -> ApiError {
+    ApiError::new(StatusCode::FORBIDDEN, "insufficient_scope", message)
+}
+
+fn no_session() -> ApiError {
+    ApiError::unauthorized("The session is over, or its token is misspelt: sign in again with POST /v1/login")
+}
+
+fn no_team(named: &str) -> ApiError {
+    ApiError::not_found(format!("There is no team {named:?} that you act for; GET /v1/me lists those that there are"))
 }

@@ -30,6 +30,7 @@ pub fn entry(command: &str, resource: Option<&str>) -> Entry {
         at: Timestamp::now(),
         team_id: OPERATOR.to_owned(),
         key_id: "-".to_owned(),
+        user_id: None,
         request_id: "-".to_owned(),
         action: format!("sandpiper-api {command}"),
         resource: resource.map(str::to_owned),

@@ -8,14 +8,12 @@ use super::audit;
 use crate::auth::keys;
 use crate::plan::Plan;
 use crate::store::Store;
-use crate::store::keys::Capability;
-
-const MAX_SLUG: usize = 40;
-const MAX_NAME: usize = 200;
+use crate::store::keys::{Capability, MAX_NAME, NewKey};
+use crate::store::teams::{SLUG_RULE, is_slug};
 
 /// A key to make.
 #[derive(Debug)]
-pub struct NewKey {
+pub struct Wanted {
     pub team: String,
     pub capability: Capability,
     pub name: String,
@@ -23,18 +21,17 @@ pub struct NewKey {
 }
 
 /// Makes a key and prints it.
-pub async fn create(store: &Store, wanted: &NewKey, as_json: bool) -> anyhow::Result<()> {
+pub async fn create(store: &Store, wanted: &Wanted, as_json: bool) -> anyhow::Result<()> {
     let slug = wanted.team.as_str();
-    ensure!(
-        is_slug(slug),
-        "A team's slug has 1 to {MAX_SLUG} of a-z, 0-9 and -, and begins with a letter: not {slug:?}"
-    );
+    ensure!(is_slug(slug), "A team's slug {SLUG_RULE}: not {slug:?}");
     ensure!(wanted.name.len() <= MAX_NAME, "A key's name has at most {MAX_NAME} bytes");
     let now = Timestamp::now();
     let team = store.teams.ensure(slug, wanted.plan, now).await?;
     let key = keys::generate();
     let Some(hash) = keys::hash(&key) else { bail!("A new key does not have the form of a key") };
-    let id = store.keys.add(&team, &wanted.name, &hash, wanted.capability, now).await?;
+    let new =
+        NewKey { name: &wanted.name, hash: &hash, capability: wanted.capability, created_by: None, expires_at: None };
+    let id = store.keys.add(&team, &new, now).await?;
     audit::write(&store.audit, "key create", Some(&id)).await?;
     if as_json {
         let capability = wanted.capability.as_str();
@@ -58,8 +55,16 @@ pub async fn list(store: &Store, as_json: bool) -> anyhow::Result<()> {
         return Ok(());
     }
     println!("{:<27} {:<20} {:<10} {:<24} {:<8} NAME", "ID", "TEAM", "CAPABILITY", "CREATED", "STATE");
+    let now = Timestamp::now();
     for key in keys {
-        let state = if key.revoked_at.is_some() { "revoked" } else { "active" };
+        let is_over = key.expires_at.is_some_and(|end| end <= now);
+        let state = if key.revoked_at.is_some() {
+            "revoked"
+        } else if is_over {
+            "expired"
+        } else {
+            "active"
+        };
         let created = key.created_at.to_string();
         println!(
             "{:<27} {:<20} {:<10} {created:<24} {state:<8} {}",
@@ -75,16 +80,10 @@ pub async fn list(store: &Store, as_json: bool) -> anyhow::Result<()> {
 /// Ends a key.
 pub async fn revoke(store: &Store, id: &str) -> anyhow::Result<()> {
     ensure!(
-        store.keys.revoke(id, Timestamp::now()).await?,
+        store.keys.revoke(id, None, Timestamp::now()).await?,
         "There is no active key {id}; `sandpiper-api key ls` lists them"
     );
     audit::write(&store.audit, "key revoke", Some(id)).await?;
     eprintln!("{id} is revoked.");
     Ok(())
-}
-
-fn is_slug(text: &str) -> bool {
-    text.len() <= MAX_SLUG
-        && text.starts_with(|first: char| first.is_ascii_lowercase())
-        && text.bytes().all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-'))
 }

@@ -7,13 +7,14 @@ use anyhow::{Context, bail};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
 use nix::sys::stat::{Mode, umask};
+use sandpiper_accounts::{Email, Role};
 use sandpiper_db::{AuditLog, Database, DatabaseLocation};
 use sandpiper_discovery::import::Kind;
 use sandpiper_payments::store::Store as Payments;
 
 use crate::config::Config;
 use crate::plan::Plan;
-use crate::roles::{Role, Roles};
+use crate::roles::{self, Roles};
 use crate::store::Store;
 use crate::store::keys::Capability;
 use crate::{document, privileges};
@@ -23,6 +24,7 @@ pub mod import;
 pub mod key;
 pub mod operator_key;
 pub mod serve;
+pub mod team;
 
 /// Takes the place of the configuration's `database`, so that a password need not stand in a file.
 const DATABASE_VARIABLE: &str = "SANDPIPER_DATABASE_URL";
@@ -37,6 +39,8 @@ const DATABASE_VARIABLE: &str = "SANDPIPER_DATABASE_URL";
         sandpiper-api serve --config /etc/sandpiper/payments.toml --roles payments\n  \
         sandpiper-api key create --config /etc/sandpiper/api.toml --team acme --plan pro --capability write\n  \
         sandpiper-api key ls --config /etc/sandpiper/api.toml\n  \
+        sandpiper-api team invite --config /etc/sandpiper/api.toml acme --role owner\n  \
+        sandpiper-api team set-plan --config /etc/sandpiper/api.toml acme enterprise\n  \
         sandpiper-api operator-key create --config /etc/sandpiper/api.toml --name payments-team\n  \
         sandpiper-api import --config /etc/sandpiper/api.toml markets.json\n  \
         sandpiper-api openapi > openapi.json\n\n\
@@ -60,11 +64,14 @@ enum Command {
         config: ConfigArgument,
         /// What to serve; each alone needs only its own settings and key file
         #[arg(long, value_delimiter = ',', default_value = "sandboxes,payments")]
-        roles: Vec<Role>,
+        roles: Vec<roles::Role>,
     },
     /// Make, list and revoke API keys
     #[command(subcommand)]
     Key(KeyCommand),
+    /// List teams, change their plans, invite people
+    #[command(subcommand)]
+    Team(TeamCommand),
     /// Make, list and revoke operator keys, for /operator
     #[command(subcommand)]
     OperatorKey(OperatorKeyCommand),
@@ -151,6 +158,45 @@ enum KeyCommand {
 }
 
 #[derive(Debug, Subcommand)]
+enum TeamCommand {
+    /// List teams
+    #[command(visible_alias = "list")]
+    Ls {
+        #[command(flatten)]
+        config: ConfigArgument,
+        /// One JSON document instead of a table
+        #[arg(long)]
+        json: bool,
+    },
+    /// Give a team another plan; it holds from the next request on
+    SetPlan {
+        #[command(flatten)]
+        config: ConfigArgument,
+        /// The team's slug
+        #[arg(value_name = "SLUG")]
+        team: String,
+        plan: Plan,
+    },
+    /// Invite somebody to a team, and print the token, this once; makes the team if there is none
+    Invite {
+        #[command(flatten)]
+        config: ConfigArgument,
+        /// The team's slug
+        #[arg(value_name = "SLUG")]
+        team: String,
+        /// viewer, member, admin or owner
+        #[arg(long, default_value_t = Role::Owner)]
+        role: Role,
+        /// The only address that may accept; whoever has the token by default
+        #[arg(long)]
+        email: Option<Email>,
+        /// Plan of a team that is made now; an existing team keeps its own
+        #[arg(long, default_value_t = Plan::Basic)]
+        plan: Plan,
+    },
+}
+
+#[derive(Debug, Subcommand)]
 enum OperatorKeyCommand {
     /// Make a key and print it, this once
     Create {
@@ -189,7 +235,7 @@ impl Arguments {
         match self.command {
             Command::Serve { config, roles } => serve::run(config.load_for(Roles::from(&roles[..]))?),
             Command::Key(KeyCommand::Create { config, team, capability, name, plan, json }) => {
-                let wanted = key::NewKey { team, capability, name, plan };
+                let wanted = key::Wanted { team, capability, name, plan };
                 config.with_database(|database| async move { key::create(&Store::new(database), &wanted, json).await })
             }
             Command::Key(KeyCommand::Ls { config, json }) => {
@@ -197,6 +243,17 @@ impl Arguments {
             }
             Command::Key(KeyCommand::Revoke { config, id }) => {
                 config.with_database(|database| async move { key::revoke(&Store::new(database), &id).await })
+            }
+            Command::Team(TeamCommand::Ls { config, json }) => {
+                config.with_database(|database| async move { team::list(&Store::new(database), json).await })
+            }
+            Command::Team(TeamCommand::SetPlan { config, team, plan }) => {
+                config.with_database(|database| async move { team::set_plan(&Store::new(database), &team, plan).await })
+            }
+            Command::Team(TeamCommand::Invite { config, team, role, email, plan }) => {
+                config.with_database(|database| async move {
+                    team::invite(&Store::new(database), &team, role, email.as_ref(), plan).await
+                })
             }
             Command::OperatorKey(OperatorKeyCommand::Create { config, name, json }) => {
                 config.with_database(|database| async move {

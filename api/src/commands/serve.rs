@@ -27,6 +27,7 @@ use tracing_subscriber::layer::{Layer, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 
 use super::open_database;
+use crate::auth::last_use;
 use crate::config::Config;
 use crate::mcp::Mcp;
 use crate::orchestration::network::PolicyWorker;
@@ -174,11 +175,12 @@ fn payments(config: &Config, database: &Database, clock: &Clock) -> anyhow::Resu
     Ok(Payments::new(config.payments(), store, vault, clock.clone()))
 }
 
-fn sandbox_tasks(app: &App, agent: Option<String>, stop: &watch::Receiver<bool>) -> [Task; 3] {
+fn sandbox_tasks(app: &App, agent: Option<String>, stop: &watch::Receiver<bool>) -> [Task; 4] {
     [
         (tokio::spawn(Synchronizer::new(app.clone()).run(stop.clone())), "synchronisation"),
         (tokio::spawn(PolicyWorker::new(app.clone()).run(stop.clone())), "policy worker"),
         (tokio::spawn(beat(app.clone(), agent, stop.clone())), "heartbeat"),
+        (tokio::spawn(last_use::keep(app.clone(), stop.clone())), "notes on the use of keys"),
     ]
 }
 

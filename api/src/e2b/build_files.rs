@@ -24,7 +24,6 @@ use url::form_urlencoded;
 use super::builds::own_template;
 use crate::auth::{Caller, WriteAccess};
 use crate::state::App;
-use crate::store::keys::ActiveKey;
 use crate::v1::templates::uploads::{self, receive};
 
 /// The route.
@@ -59,7 +58,7 @@ pub async fn link(
     check_hash(&hash)?;
     let present = find(&app, &caller, &hash).await?.is_some();
     let expires = to_ms(app.clock.now().saturating_add(GOOD_FOR).unwrap_or(app.clock.now()));
-    let plain = format!("{expires} {}", caller.key_id);
+    let plain = format!("{expires} {} {}", caller.key_id, caller.team.id);
     let sealed = app.vault.seal(&context(&template.id, &hash), plain.as_bytes());
     let sealed = sealed.map_err(|error| ApiError::internal(error.to_string()))?;
     let token: String = form_urlencoded::byte_serialize(sealed.as_bytes()).collect();
@@ -124,13 +123,14 @@ pub async fn authenticate(State(app): State<App>, request: Request, next: Next) 
 async fn caller(app: &App, context: &str, token: &str) -> Result<Caller, ApiError> {
     let plain = app.vault.unseal(context, token).map_err(|_| not_a_link())?;
     let plain = std::str::from_utf8(&plain).map_err(|_| not_a_link())?;
-    let (expires, key_id) = plain.split_once(' ').ok_or_else(not_a_link)?;
+    let (expires, of) = plain.split_once(' ').ok_or_else(not_a_link)?;
+    let (key_id, team) = of.split_once(' ').ok_or_else(not_a_link)?;
     if expires.parse::<i64>().map_err(|_| not_a_link())? <= to_ms(app.clock.now()) {
         return Err(not_a_link());
     }
-    let ActiveKey { id, capability, team } = app.store.keys.active_by_id(key_id).await?.ok_or_else(not_a_link)?;
-    app.rate_limits.check(&id)?;
-    Ok(Caller { key_id: id, capability, team })
+    let caller = Caller::again(app, key_id, team).await?.ok_or_else(not_a_link)?;
+    app.rate_limits.check(&caller.key_id)?;
+    Ok(caller)
 }
 
 fn context(template: &str, hash: &str) -> String {

@@ -10,7 +10,6 @@ use sandpiper_http::keys::presented_key;
 
 use crate::auth::Caller;
 use crate::state::App;
-use crate::store::keys::ActiveKey;
 
 /// What tokens begin with.
 const PREFIX: &str = "spv_";
@@ -23,7 +22,8 @@ const CONTEXT: &str = "volume token ";
 ///
 /// Where it cannot be sealed.
 pub fn mint(app: &App, caller: &Caller, volume: &str) -> Result<String, ApiError> {
-    let sealed = app.vault.seal(&format!("{CONTEXT}{volume}"), caller.key_id.as_bytes());
+    let plain = format!("{} {}", caller.key_id, caller.team.id);
+    let sealed = app.vault.seal(&format!("{CONTEXT}{volume}"), plain.as_bytes());
     let sealed = sealed.map_err(|error| ApiError::internal(error.to_string()))?;
     Ok(format!("{PREFIX}{sealed}"))
 }
@@ -47,12 +47,12 @@ pub async fn authenticate(State(app): State<App>, request: Request, next: Next) 
 
 async fn caller(app: &App, volume: &str, token: &str) -> Result<Caller, ApiError> {
     let sealed = token.strip_prefix(PREFIX).ok_or_else(not_a_token)?;
-    let key_id = app.vault.unseal(&format!("{CONTEXT}{volume}"), sealed).map_err(|_| not_a_token())?;
-    let key_id = std::str::from_utf8(&key_id).map_err(|_| not_a_token())?;
-    let active = app.store.keys.active_by_id(key_id).await?;
-    let ActiveKey { id, capability, team } = active.ok_or_else(not_a_token)?;
-    app.rate_limits.check(&id)?;
-    Ok(Caller { key_id: id, capability, team })
+    let plain = app.vault.unseal(&format!("{CONTEXT}{volume}"), sealed).map_err(|_| not_a_token())?;
+    let plain = std::str::from_utf8(&plain).map_err(|_| not_a_token())?;
+    let (key_id, team) = plain.split_once(' ').ok_or_else(not_a_token)?;
+    let caller = Caller::again(app, key_id, team).await?.ok_or_else(not_a_token)?;
+    app.rate_limits.check(&caller.key_id)?;
+    Ok(caller)
 }
 
 fn not_a_token() -> ApiError {

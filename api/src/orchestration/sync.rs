@@ -107,6 +107,7 @@ impl Synchronizer {
             let result = self.round().await;
             self.note(&result, started);
             self.app.rate_limits.prune();
+            self.app.login_limits.prune();
             tokio::select! {
                 () = tokio::time::sleep(self.app.settings.timing.sync) => {}
                 _ = stop.changed() => return,
@@ -165,10 +166,12 @@ impl Synchronizer {
         self.builds.round(&self.app).await
     }
 
-    /// Has the agent end the sessions of keys that were revoked since it was told last.
+    /// Has the agent end the sessions of keys that were revoked, and of people who signed out, since it was told last.
     async fn revoke(&mut self) -> Result<(), SyncError> {
-        let since = self.app.clock.now().saturating_sub(SESSIONS_LIVE).unwrap_or(Timestamp::MIN);
-        let revoked = self.app.store.keys.revoked_since(since).await?;
+        let now = self.app.clock.now();
+        let since = now.saturating_sub(SESSIONS_LIVE).unwrap_or(Timestamp::MIN);
+        let mut revoked = self.app.store.keys.revoked_since(since, now).await?;
+        revoked.extend(self.app.store.login_sessions.ended_since(since, now).await?);
         if revoked != self.revoked {
             self.app.agent.revoke(revoked.clone()).await?;
             self.revoked = revoked;

@@ -1,13 +1,15 @@
-//! What must survive of sandboxes: teams, keys, templates and their versions, files for builds, sandboxes, checkpoints, volumes,
+//! What must survive of sandboxes: people, teams, keys, templates and their versions, files for builds, sandboxes, checkpoints, volumes,
 //! idempotency keys, and which processes are alive.
 //!
 //! One file per resource, each a handle over the same [`Database`].
 
+use sandpiper_accounts::{LoginSessions, Users};
 use sandpiper_db::{AuditLog, Database};
 
 pub mod checkpoints;
 pub mod idempotency;
 pub mod keys;
+pub mod members;
 pub mod processes;
 pub mod sandbox_documents;
 pub mod sandbox_list;
@@ -25,6 +27,7 @@ pub mod volumes;
 pub use checkpoints::Checkpoints;
 pub use idempotency::IdempotencyKeys;
 pub use keys::ApiKeys;
+pub use members::Members;
 use processes::OwnId;
 pub use processes::Processes;
 pub use sandboxes::Sandboxes;
@@ -36,7 +39,10 @@ pub use volumes::Volumes;
 /// All handles.
 #[derive(Debug, Clone)]
 pub struct Store {
+    pub users: Users,
+    pub login_sessions: LoginSessions,
     pub teams: Teams,
+    pub members: Members,
     pub keys: ApiKeys,
     pub templates: Templates,
     pub sandboxes: Sandboxes,
@@ -53,6 +59,9 @@ impl Store {
     pub fn new(database: Database) -> Self {
         let own = OwnId::new();
         Self {
+            users: Users::new(database.clone()),
+            login_sessions: LoginSessions::new(database.clone()),
+            members: Members::new(database.clone()),
             teams: Teams::new(database.clone()),
             keys: ApiKeys::new(database.clone()),
             templates: Templates::new(database.clone(), own.clone()),
@@ -91,7 +100,7 @@ mod tests {
         let store = test_store().await;
         let mut tx = store.database.write().await.unwrap();
         sqlx::raw_sql(
-            "INSERT INTO teams VALUES ('t', 't', 'pro', 0); \
+            "INSERT INTO teams (id, slug, plan, created_at_ms) VALUES ('t', 't', 'pro', 0); \
              INSERT INTO templates VALUES ('p', NULL, 'base', 'public', '', 0, 0, NULL); \
              INSERT INTO template_versions (id, template_id, number, cpu, memory_mb, created_at_ms, runnable) \
              VALUES ('v', 'p', 1, 1, 1, 0, 1); \

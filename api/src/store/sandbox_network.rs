@@ -177,7 +177,7 @@ mod tests {
     const VERSION: &str = "INSERT INTO templates VALUES ('p', NULL, 'base', 'public', '', 0, 0, NULL); \
         INSERT INTO template_versions (id, template_id, number, cpu, memory_mb, created_at_ms, runnable) \
         VALUES ('v', 'p', 1, 1, 1, 0, 1)";
-    const STOPPED_SANDBOX: &str = "INSERT INTO teams VALUES ('t', 't', 'pro', 0); \
+    const STOPPED_SANDBOX: &str = "INSERT INTO teams (id, slug, plan, created_at_ms) VALUES ('t', 't', 'pro', 0); \
         INSERT INTO sandboxes (id, team_id, state, template, template_version, cpu, memory_mb, disk_gib, \
             timeout_seconds, on_timeout, auto_resume, exposed_ports, allow_public_traffic, created_at_ms) \
         VALUES ('s', 't', 'stopped', 'base', 'v', 1, 1, 1, 1, 'kill', 0, '[]', 1, 0)";

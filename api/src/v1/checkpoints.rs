@@ -277,7 +277,7 @@ pub async fn list_of_sandbox(
     query: Pairs,
 ) -> Result<Json<CheckpointList>, ApiError> {
     owned(&app, &caller, &id).await?;
-    page(&app, &caller, Some(&id), Paging::of_sandbox(query)?).await
+    page(&app, &caller, Some(&id), Paging::alone(query)?).await
 }
 
 /// List checkpoints

@@ -73,7 +73,7 @@ pub async fn logs(
     if !app.store.sandboxes.was_owned(&caller.team.id, &id).await? {
         return Err(errors::no_sandbox(&id));
     }
-    let paging = Paging::of_sandbox(query)?;
+    let paging = Paging::alone(query)?;
     let page = match app.agent.logs(&id).await {
         Err(error) if error.is_not_found() => return Err(errors::no_sandbox(&id)),
         page => page?,

@@ -20,28 +20,43 @@
 //! | `GET /v1/sandboxes/{id}/metrics` | [`metrics`] |
 //! | `GET /v1/sandbox_limits` | [`limits`] |
 //! | `GET/POST /v1/templates`, `GET/PATCH/DELETE /v1/templates/{slug}`, and `…/versions`, `…/uploads` below | [`templates`] |
+//! | `POST /v1/login`, `POST /v1/logout` | [`login`] |
+//! | `GET/PATCH /v1/me`, `GET /v1/me/sessions`, `DELETE /v1/me/sessions/{id}` | [`me`] |
+//! | `GET/POST /v1/teams`, `GET /v1/teams/{team}`, and `…/members`, `…/invitations` below, `POST /v1/invitations/accept` | [`teams`] |
+//! | `GET/POST /v1/api_keys`, `DELETE /v1/api_keys/{id}` | [`api_keys`] |
+//! | `GET /v1/audit` | [`audit`] |
 //!
-//! Every handler's first parameter says what the key must be able to do; what belongs to another team does not exist for it.
+//! Every handler's first parameter says what the caller must be able to do; what belongs to another team does not exist for it.
 
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::state::App;
 
+pub mod api_keys;
+pub mod audit;
 pub mod checkpoints;
 pub mod egress_profiles;
 pub mod limits;
+pub mod login;
 pub mod logs;
+pub mod me;
 pub mod metrics;
 pub mod network;
 pub mod page;
 pub mod ports;
 pub mod replay;
 pub mod sandboxes;
+pub mod teams;
 pub mod templates;
 pub mod volumes;
 
-/// All routes.
+/// What needs neither a key nor a session: the ways to one.
+pub fn entrance() -> OpenApiRouter<App> {
+    OpenApiRouter::new().routes(routes!(login::log_in)).routes(routes!(teams::invitations::accept))
+}
+
+/// All other routes.
 pub fn router() -> OpenApiRouter<App> {
     OpenApiRouter::new()
         .routes(routes!(sandboxes::create::create, sandboxes::list::list))
@@ -75,4 +90,17 @@ pub fn router() -> OpenApiRouter<App> {
         .routes(routes!(templates::versions::show, templates::versions::delete))
         .routes(routes!(templates::versions::cancel))
         .routes(routes!(templates::logs::logs))
+        .routes(routes!(login::log_out))
+        .routes(routes!(me::show, me::update))
+        .routes(routes!(me::sessions))
+        .routes(routes!(me::end_session))
+        .routes(routes!(teams::list, teams::create))
+        .routes(routes!(teams::show))
+        .routes(routes!(teams::members::list))
+        .routes(routes!(teams::members::update, teams::members::delete))
+        .routes(routes!(teams::invitations::list, teams::invitations::create))
+        .routes(routes!(teams::invitations::delete))
+        .routes(routes!(api_keys::list, api_keys::create))
+        .routes(routes!(api_keys::revoke))
+        .routes(routes!(audit::list))
 }

@@ -268,7 +268,7 @@ pub async fn denied(
     query: Pairs,
 ) -> Result<JsonResponse<DeniedListBody>, ApiError> {
     owned(&app, &caller, &id).await?;
-    let paging = Paging::of_sandbox(query)?;
+    let paging = Paging::alone(query)?;
     let page = app
         .agent
         .denied(&id)

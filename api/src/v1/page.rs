@@ -42,8 +42,8 @@ impl Paging {
         Ok(paging)
     }
 
-    /// The parameters of a list of one sandbox that takes no others.
-    pub fn of_sandbox(query: Pairs) -> Result<Self, ApiError> {
+    /// The parameters of a list that takes no others, not even a team.
+    pub fn alone(query: Pairs) -> Result<Self, ApiError> {
         Self::only(query, &["limit", "next_token"])
     }
 
@@ -114,6 +114,14 @@ impl List {
     pub fn token(&self, after: String) -> String {
         // Two texts always have a JSON form.
         BASE64.encode(serde_json::to_vec(&Token { after, list: self.fingerprint.clone() }).unwrap_or_default())
+    }
+
+    /// Cuts off what was read beyond `limit`, to see whether there is more: the token of the next page, if there is.
+    pub fn cut<T>(&self, read: &mut Vec<T>, limit: u32, id: impl Fn(&T) -> String) -> Option<String> {
+        let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+        let is_more = read.len() > limit;
+        read.truncate(limit);
+        read.last().filter(|_| is_more).map(|last| self.token(id(last)))
     }
 
     fn open(&self, text: &str) -> Result<String, ApiError> {

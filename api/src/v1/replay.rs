@@ -48,6 +48,11 @@ fn hide(response: &mut Value) {
     for object in holders_of_sessions(response) {
         object.remove("session");
     }
+    // An API key or the token of an invitation: shown once.
+    if let Some(response) = response.as_object_mut() {
+        response.remove("key");
+        response.remove("token");
+    }
 }
 
 fn renew<'a>(app: &'a App, caller: &'a Caller, ids: &'a [&'a str], response: &'a mut Value) -> Work<'a, ()> {

@@ -1,4 +1,5 @@
-//! Every operation of the document, without a key, with a key that may only read, and with another team's key.
+//! Every operation of the document that a key may ask for, without a key, with a key that may only read, and with another team's
+//! key. What people alone may ask for, and what their roles are good for: [`people`].
 
 use std::collections::BTreeSet;
 
@@ -6,11 +7,12 @@ use axum::body::Body;
 use axum::http::Request;
 use serde_json::{Value, json};
 
+use crate::people;
 use crate::support::{Host, request, with_header};
 
 /// An operation, and what is needed to try it.
-struct Operation {
-    method: &'static str,
+pub(crate) struct Operation {
+    pub(crate) method: &'static str,
     path: &'static str,
     /// A body that the operation accepts.
     body: Option<fn() -> Value>,
@@ -27,7 +29,7 @@ const fn operation(method: &'static str, path: &'static str) -> Operation {
 }
 
 /// A sandbox, a checkpoint, a volume, and a template with a version that is being built and a file for it, to try operations on.
-struct Ids {
+pub(crate) struct Ids {
     sandbox: String,
     checkpoint: String,
     volume: String,
@@ -37,7 +39,7 @@ struct Ids {
 }
 
 impl Ids {
-    async fn new(host: &Host) -> Self {
+    pub(crate) async fn new(host: &Host) -> Self {
         let sandbox = host.sandbox().await;
         let checkpoint = host.checkpoint(&sandbox, json!({})).await["id"].as_str().unwrap().to_owned();
         let volume = host.volume(&sandbox).await;
@@ -65,7 +67,7 @@ impl Ids {
 }
 
 /// All of them. A new operation has to be added here, or `every_operation_is_listed` fails.
-const OPERATIONS: [Operation; 51] = [
+pub(crate) const OPERATIONS: [Operation; 51] = [
     Operation { of_one: false, ..operation("GET", "/v1/sandboxes") },
     Operation { of_one: false, body: Some(|| json!({"template": "base"})), ..operation("POST", "/v1/sandboxes") },
     operation("GET", "/v1/sandboxes/{id}"),
@@ -127,11 +129,11 @@ const OPERATIONS: [Operation; 51] = [
 ];
 
 impl Operation {
-    fn mutates(&self) -> bool {
+    pub(crate) fn mutates(&self) -> bool {
         self.method != "GET"
     }
 
-    fn path(&self, ids: &Ids) -> String {
+    pub(crate) fn path(&self, ids: &Ids) -> String {
         let mark = if self.query.is_empty() { "" } else { "?" };
         let id = match self.path.split('/').nth(2) {
             Some("checkpoints") => &ids.checkpoint,
@@ -149,7 +151,7 @@ impl Operation {
         format!("{}{mark}{parameter}", self.path(ids))
     }
 
-    fn body(&self) -> Option<Value> {
+    pub(crate) fn body(&self) -> Option<Value> {
         self.body.map(|body| body())
     }
 }
@@ -179,8 +181,12 @@ async fn every_operation_is_listed() {
         .flat_map(|(path, item)| methods(item).into_iter().map(move |method| (method, path.clone())))
         .collect();
 
-    let tested: BTreeSet<(String, String)> =
-        OPERATIONS.iter().map(|operation| (operation.method.to_owned(), operation.path.to_owned())).collect();
+    let tested: BTreeSet<(String, String)> = OPERATIONS
+        .iter()
+        .map(|operation| (operation.method, operation.path))
+        .chain(people::operations())
+        .map(|(method, path)| (method.to_owned(), path.to_owned()))
+        .collect();
 
     assert_eq!(documented, tested);
 }
@@ -364,7 +370,7 @@ async fn a_revoked_key_is_refused() {
     let host = Host::new().await;
     host.get("/v1/templates").await.expect(200);
     for key in host.app.store.keys.all().await.unwrap() {
-        assert!(host.app.store.keys.revoke(&key.id, jiff::Timestamp::now()).await.unwrap());
+        assert!(host.app.store.keys.revoke(&key.id, None, jiff::Timestamp::now()).await.unwrap());
     }
     host.get("/v1/templates").await.refused(401, "unauthorized");
 }

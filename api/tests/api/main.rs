@@ -21,6 +21,7 @@ mod network_worker;
 mod openapi;
 mod pause;
 mod payments;
+mod people;
 mod ports;
 mod processes;
 mod quota;

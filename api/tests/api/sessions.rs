@@ -36,7 +36,7 @@ async fn the_agent_is_told_of_revoked_keys_until_it_knows() {
     let mut synchronizer = Synchronizer::new(host.app.clone());
     synchronizer.round().await.unwrap();
     assert!(host.agent.records().revocations.is_empty());
-    host.app.store.keys.revoke(&key, jiff::Timestamp::now()).await.unwrap();
+    host.app.store.keys.revoke(&key, None, jiff::Timestamp::now()).await.unwrap();
 
     host.agent.stop();
     synchronizer.round().await.unwrap_err();

@@ -122,6 +122,7 @@ pub async fn save(
         at: now,
         team_id: caller.merchant_id.to_string(),
         key_id: caller.id.to_string(),
+        user_id: None,
         request_id: request_id.0,
         action: "PUT /merchant/api/v1/webhookConfig".to_owned(),
         resource: Some(format!("webhookConfig/{}", request.realm)),

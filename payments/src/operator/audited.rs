@@ -32,6 +32,7 @@ pub async fn run(State(app): State<App>, request: Request, next: Next) -> Respon
         at: app.clock.now(),
         team_id: audit::OPERATOR.to_owned(),
         key_id: operator.key_id,
+        user_id: None,
         request_id: parts.extensions.get::<RequestId>().map(|id| id.0.clone()).unwrap_or_default(),
         action,
         resource: parts.uri.path().strip_prefix("/operator/v1/").map(str::to_owned),

@@ -241,6 +241,7 @@ mod tests {
             at,
             team_id: audit::OPERATOR.to_owned(),
             key_id: "key".to_owned(),
+            user_id: None,
             request_id: "request".to_owned(),
             action: "import".to_owned(),
             resource: None,

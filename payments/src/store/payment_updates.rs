@@ -339,6 +339,7 @@ mod tests {
             at: Timestamp::UNIX_EPOCH,
             team_id: audit::OPERATOR.to_owned(),
             key_id: "key".to_owned(),
+            user_id: None,
             request_id: "request".to_owned(),
             action: "test".to_owned(),
             resource: Some(update.order.id.clone()),

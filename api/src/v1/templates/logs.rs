@@ -125,7 +125,7 @@ pub async fn logs(
 ) -> Result<Response, ApiError> {
     // What a build prints is for those who made it.
     let template = owned(&app, &caller, &slug).await?;
-    let paging = Paging::of_sandbox(query)?;
+    let paging = Paging::alone(query)?;
     let row = version(&app, &caller, &template, &reference).await?;
     if wants_events(&headers) {
         let after = match headers.get(LAST_EVENT_ID) {

@@ -197,7 +197,7 @@ pub async fn list(
     query: Pairs,
 ) -> Result<JsonBody<TemplateVersionList>, ApiError> {
     let template = visible(&app, &caller, &slug).await?;
-    let paging = Paging::of_sandbox(query)?;
+    let paging = Paging::alone(query)?;
     let list = List::of_ids("ver", &json!([caller.team.id, template.id]));
     let after = paging.after(&list)?;
 

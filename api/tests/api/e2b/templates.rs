@@ -192,7 +192,7 @@ async fn a_link_is_for_one_file_and_for_a_while() {
     host.put_file(&url, "x").await.fails(401);
     let url = host.file_link(&build, "ab12").await["url"].as_str().unwrap().to_owned();
     for key in host.app.store.keys.all().await.unwrap() {
-        host.app.store.keys.revoke(&key.id, jiff::Timestamp::now()).await.unwrap();
+        host.app.store.keys.revoke(&key.id, None, jiff::Timestamp::now()).await.unwrap();
     }
     host.put_file(&url, "x").await.fails(401);
     assert!(host.agent.records().uploads.is_empty());

@@ -94,7 +94,7 @@ async fn a_token_is_one_volumes_and_as_good_as_its_key() {
     host.content("GET", &path, &reading, Body::empty()).await.expect_text("x");
     host.content("PUT", &path, &reading, Body::from("y")).await.fails(403);
     for key in host.app.store.keys.all().await.unwrap() {
-        host.app.store.keys.revoke(&key.id, jiff::Timestamp::now()).await.unwrap();
+        host.app.store.keys.revoke(&key.id, None, jiff::Timestamp::now()).await.unwrap();
     }
     host.content("GET", &path, &token, Body::empty()).await.fails(401);
 }

@@ -16,7 +16,7 @@ use sandpiper_api::plan::Plan;
 use sandpiper_api::service::Service;
 use sandpiper_api::state::App;
 use sandpiper_api::store::Store;
-use sandpiper_api::store::keys::Capability;
+use sandpiper_api::store::keys::{Capability, NewKey};
 use sandpiper_db::Database;
 use sandpiper_db::secrets::Vault;
 use sandpiper_db::testing::TestDatabase;
@@ -287,6 +287,8 @@ pub(crate) async fn key(store: &Store, team: &str, plan: Plan, capability: Capab
     let now = Timestamp::now();
     let team = store.teams.ensure(team, plan, now).await.unwrap();
     let key = keys::generate();
-    store.keys.add(&team, "test", &keys::hash(&key).unwrap(), capability, now).await.unwrap();
+    let hash = keys::hash(&key).unwrap();
+    let new = NewKey { name: "test", hash: &hash, capability, created_by: None, expires_at: None };
+    store.keys.add(&team, &new, now).await.unwrap();
     key.to_string()
 }

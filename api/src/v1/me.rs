@@ -1,0 +1,224 @@
+//! `GET/PATCH /v1/me`, `GET /v1/me/sessions`, `DELETE /v1/me/sessions/{id}`
+
+use axum::Json as JsonBody;
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use jiff::Timestamp;
+use sandpiper_accounts::sessions::{LoginSession, LoginSessionId};
+use sandpiper_accounts::{Passwords, User};
+use sandpiper_http::error::ApiError;
+use sandpiper_http::json::Json;
+use sandpiper_http::query::{NoParameters, Pairs};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use utoipa::ToSchema;
+use zeroize::Zeroizing;
+
+use super::login::{UserBody, busy};
+use super::page::{List, Paging};
+use super::teams::body::TeamBody;
+use crate::auth::{Caller, PersonAccess, ReadAccess};
+use crate::state::App;
+use crate::store::keys::Capability;
+
+/// Longest name of a person, in bytes.
+pub const MAX_NAME: usize = 200;
+
+/// Who asks.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Me)]
+pub struct MeBody {
+    /// Who is signed in; null for an API key.
+    pub user: Option<UserBody>,
+    /// The key; null for a person.
+    pub key: Option<OwnKeyBody>,
+    /// The team that this request acts for.
+    pub team: TeamBody,
+}
+
+/// The key of the request.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = OwnKey)]
+pub struct OwnKeyBody {
+    pub id: String,
+    pub capability: Capability,
+}
+
+/// What of oneself is to change.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = UpdateMe)]
+pub struct UpdateRequest {
+    /// At most 200 bytes.
+    pub name: Option<String>,
+    /// A new password, of 10 to 256 bytes. All other sessions end.
+    pub password: Option<String>,
+    /// Needed for another password.
+    pub current_password: Option<String>,
+}
+
+/// A login session of one's own.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = OwnSession)]
+pub struct SessionBody {
+    pub id: String,
+    /// Whether it is the one of this request.
+    pub is_current: bool,
+    pub created_at: Timestamp,
+    pub expires_at: Timestamp,
+    /// To a minute.
+    pub last_used_at: Option<Timestamp>,
+}
+
+/// One page.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = OwnSessionList)]
+pub struct SessionList {
+    /// Newest first.
+    pub sessions: Vec<SessionBody>,
+    /// For the next page; absent at the end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub next_token: Option<String>,
+}
+
+/// Show who asks
+///
+/// A person or an API key, and the team that the request acts for.
+#[utoipa::path(
+    get,
+    path = "/v1/me",
+    operation_id = "show_me",
+    tag = "people",
+    responses((status = 200, description = "Who asks", body = MeBody))
+)]
+pub async fn show(
+    ReadAccess(caller): ReadAccess,
+    State(app): State<App>,
+    _: NoParameters,
+) -> Result<JsonBody<MeBody>, ApiError> {
+    let user = match &caller.person {
+        Some(person) => app.store.users.by_id(&person.id).await?.map(|(user, _)| user),
+        None => None,
+    };
+    Ok(JsonBody(me(caller, user)))
+}
+
+/// Change oneself
+///
+/// The name, or the password.
+#[utoipa::path(
+    patch,
+    path = "/v1/me",
+    operation_id = "update_me",
+    tag = "people",
+    request_body = UpdateRequest,
+    responses((status = 200, description = "Changed", body = MeBody))
+)]
+pub async fn update(
+    PersonAccess { caller, person }: PersonAccess,
+    State(app): State<App>,
+    _: NoParameters,
+    Json(UpdateRequest { name, password, current_password }): Json<UpdateRequest>,
+) -> Result<JsonBody<MeBody>, ApiError> {
+    if let Some(name) = &name {
+        check_name(name)?;
+    }
+    let gone = || ApiError::not_found("There is no such user any more");
+    if let Some(password) = password.map(Zeroizing::new) {
+        check_password(&password)?;
+        let (user, hash) = app.store.users.by_id(&person.id).await?.ok_or_else(gone)?;
+        app.login_limits.check(&user.email)?;
+        let current = Zeroizing::new(current_password.unwrap_or_default());
+        if !app.passwords.is_right(current, Some(hash)).await.map_err(busy)? {
+            return Err(ApiError::invalid_field("current_password", "is not the password"));
+        }
+        let hash = app.passwords.hash(password).await.map_err(busy)?;
+        app.store.users.set_password(&person.id, &hash).await?;
+        app.store.login_sessions.end_others(&person.id, &caller.key_id, app.clock.now()).await?;
+    }
+    if let Some(name) = &name {
+        app.store.users.rename(&person.id, name).await?;
+    }
+    let (user, _) = app.store.users.by_id(&person.id).await?.ok_or_else(gone)?;
+    Ok(JsonBody(me(caller, Some(user))))
+}
+
+/// List one's login sessions
+///
+/// Those that are not over, newest first.
+#[utoipa::path(
+    get,
+    path = "/v1/me/sessions",
+    operation_id = "list_my_sessions",
+    tag = "people",
+    params(
+        ("limit" = Option<u32>, Query, description = "Sessions per page: 50 by default, 100 at most", minimum = 1),
+        ("next_token" = Option<String>, Query, description = "From the page before"),
+    ),
+    responses((status = 200, description = "A page", body = SessionList))
+)]
+pub async fn sessions(
+    PersonAccess { caller, person }: PersonAccess,
+    State(app): State<App>,
+    query: Pairs,
+) -> Result<JsonBody<SessionList>, ApiError> {
+    let paging = Paging::alone(query)?;
+    let list = List::of_ids(LoginSessionId::PREFIX, &json!([person.id]));
+    let (after, now) = (paging.after(&list)?, app.clock.now());
+    let mut read = app.store.login_sessions.of(&person.id, after.as_deref(), paging.limit + 1, now).await?;
+    let next_token = list.cut(&mut read, paging.limit, |session| session.id.to_string());
+    let body = |LoginSession { id, created_at, expires_at, last_used_at, .. }: LoginSession| {
+        let is_current = id.as_str() == caller.key_id;
+        SessionBody { id: id.to_string(), is_current, created_at, expires_at, last_used_at }
+    };
+    Ok(JsonBody(SessionList { sessions: read.into_iter().map(body).collect(), next_token }))
+}
+
+/// End one of one's login sessions
+///
+/// And with it what it has given access to.
+#[utoipa::path(
+    delete,
+    path = "/v1/me/sessions/{id}",
+    operation_id = "end_my_session",
+    tag = "people",
+    params(("id" = String, Path, description = "The session")),
+    responses((status = 204, description = "Ended"))
+)]
+pub async fn end_session(
+    PersonAccess { person, .. }: PersonAccess,
+    State(app): State<App>,
+    _: NoParameters,
+    Path(id): Path<String>,
+) -> Result<StatusCode, ApiError> {
+    match app.store.login_sessions.end(&person.id, &id, app.clock.now()).await? {
+        true => Ok(StatusCode::NO_CONTENT),
+        false => Err(ApiError::not_found(format!("There is no session {id} of yours"))),
+    }
+}
+
+fn me(caller: Caller, user: Option<User>) -> MeBody {
+    let role = caller.person.as_ref().map(|person| person.role);
+    let key = caller.person.is_none().then_some(OwnKeyBody { id: caller.key_id, capability: caller.capability });
+    MeBody { user: user.map(UserBody::from), key, team: TeamBody::new(caller.team, role) }
+}
+
+/// Refuses what is no name for a person.
+///
+/// # Errors
+///
+/// 400.
+pub fn check_name(name: &str) -> Result<(), ApiError> {
+    let is_name = name.len() <= MAX_NAME && !name.contains(char::is_control);
+    let reason = "must have at most 200 bytes, and no control characters";
+    if is_name { Ok(()) } else { Err(ApiError::invalid_field("name", reason)) }
+}
+
+/// Refuses what is no password.
+///
+/// # Errors
+///
+/// 400.
+pub fn check_password(password: &str) -> Result<(), ApiError> {
+    Passwords::objection(password).map_or(Ok(()), |reason| Err(ApiError::invalid_field("password", reason)))
+}

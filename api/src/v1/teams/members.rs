@@ -1,0 +1,188 @@
+//! `GET /v1/teams/{team}/members`, `PATCH/DELETE /v1/teams/{team}/members/{user}`
+
+use axum::Extension;
+use axum::Json as JsonBody;
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use jiff::Timestamp;
+use sandpiper_accounts::{Role, UserId};
+use sandpiper_http::audited::Acted;
+use sandpiper_http::error::ApiError;
+use sandpiper_http::json::Json;
+use sandpiper_http::query::{NoParameters, Pairs};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use utoipa::ToSchema;
+
+use crate::auth::{Caller, ManageAccess, Person, PersonAccess, ReadAccess};
+use crate::state::App;
+use crate::store::members::{Changed, Member};
+use crate::v1::page::{List, Paging, keys_by_time};
+
+/// A member of a team.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Member)]
+pub struct MemberBody {
+    /// Id of the person.
+    pub user: String,
+    pub email: String,
+    pub name: String,
+    pub role: Role,
+    /// When this person became one.
+    pub since: Timestamp,
+}
+
+impl From<Member> for MemberBody {
+    fn from(member: Member) -> Self {
+        let Member { user_id, email, name, role, since } = member;
+        Self { user: user_id.to_string(), email, name, role, since }
+    }
+}
+
+/// One page.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct MemberList {
+    /// Who is there for longest first.
+    pub members: Vec<MemberBody>,
+    /// For the next page; absent at the end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub next_token: Option<String>,
+}
+
+/// What of a member is to change.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = UpdateMember)]
+pub struct UpdateRequest {
+    pub role: Role,
+}
+
+/// List a team's members
+///
+/// Who is there for longest first, page by page.
+#[utoipa::path(
+    get,
+    path = "/v1/teams/{team}/members",
+    operation_id = "list_members",
+    tag = "people",
+    params(
+        ("team" = String, Path, description = "Slug or id of the team"),
+        ("limit" = Option<u32>, Query, description = "Members per page: 50 by default, 100 at most", minimum = 1),
+        ("next_token" = Option<String>, Query, description = "From the page before"),
+    ),
+    responses((status = 200, description = "A page", body = MemberList))
+)]
+pub async fn list(
+    ReadAccess(caller): ReadAccess,
+    State(app): State<App>,
+    Path(team): Path<String>,
+    query: Pairs,
+) -> Result<JsonBody<MemberList>, ApiError> {
+    caller.check_team(Some(&team))?;
+    let paging = Paging::alone(query)?;
+    let members = app.store.members.of(&caller.team.id).await?;
+    let keys: Vec<_> = keys_by_time(members.iter().map(|member| member.since.as_millisecond())).collect();
+    let members = keys.into_iter().zip(members.into_iter().map(MemberBody::from));
+    let (members, next_token) = paging.cut(&List::of_keys(&json!(["members", caller.team.id])), members)?;
+    Ok(JsonBody(MemberList { members, next_token }))
+}
+
+/// Give a member another role
+///
+/// Needs an admin; to make an owner of somebody, or to take that away, an owner. Sessions of a member who may do less end. The last
+/// owner stays one: 409.
+#[utoipa::path(
+    patch,
+    path = "/v1/teams/{team}/members/{user}",
+    operation_id = "update_member",
+    tag = "people",
+    params(
+        ("team" = String, Path, description = "Slug or id of the team"),
+        ("user" = String, Path, description = "Id of the person"),
+    ),
+    request_body = UpdateRequest,
+    responses((status = 200, description = "Changed", body = MemberBody))
+)]
+pub async fn update(
+    ManageAccess { caller, person }: ManageAccess,
+    State(app): State<App>,
+    _: NoParameters,
+    Path((team, user)): Path<(String, String)>,
+    Json(UpdateRequest { role }): Json<UpdateRequest>,
+) -> Result<Response, ApiError> {
+    caller.check_team(Some(&team))?;
+    let member = find(&app, &caller, &user).await?;
+    check_owner(&person, role.max(member.role))?;
+    change(&app, &caller, &member.user_id, Some(role)).await?;
+    let acted = Extension(Acted(vec![user]));
+    Ok((acted, JsonBody(MemberBody::from(Member { role, ..member }))).into_response())
+}
+
+/// Remove a member
+///
+/// Needs an admin, for an owner an owner; everybody may leave. The sessions of who is removed end; keys that were made stay. The
+/// last owner stays: 409.
+#[utoipa::path(
+    delete,
+    path = "/v1/teams/{team}/members/{user}",
+    operation_id = "delete_member",
+    tag = "people",
+    params(
+        ("team" = String, Path, description = "Slug or id of the team"),
+        ("user" = String, Path, description = "Id of the person"),
+    ),
+    responses((status = 204, description = "Removed"))
+)]
+pub async fn delete(
+    PersonAccess { caller, person }: PersonAccess,
+    State(app): State<App>,
+    _: NoParameters,
+    Path((team, user)): Path<(String, String)>,
+) -> Result<Response, ApiError> {
+    caller.check_team(Some(&team))?;
+    if person.id.as_str() != user {
+        person.check_manages()?;
+    }
+    let member = find(&app, &caller, &user).await?;
+    if person.id != member.user_id {
+        check_owner(&person, member.role)?;
+    }
+    change(&app, &caller, &member.user_id, None).await?;
+    Ok((StatusCode::NO_CONTENT, Extension(Acted(vec![user]))).into_response())
+}
+
+/// Only owners have to do with owners.
+///
+/// # Errors
+///
+/// 403.
+pub fn check_owner(person: &Person, role: Role) -> Result<(), ApiError> {
+    if role < Role::Owner || person.role == Role::Owner {
+        return Ok(());
+    }
+    let message = "Only an owner of the team makes owners of others, or takes that away";
+    Err(ApiError::new(StatusCode::FORBIDDEN, "insufficient_scope", message))
+}
+
+async fn find(app: &App, caller: &Caller, user: &str) -> Result<Member, ApiError> {
+    let members = app.store.members.of(&caller.team.id).await?;
+    members.into_iter().find(|member| member.user_id.as_str() == user).ok_or_else(|| no_member(user))
+}
+
+async fn change(app: &App, caller: &Caller, user: &UserId, role: Option<Role>) -> Result<(), ApiError> {
+    if caller.team.personal_of.as_ref() == Some(user) {
+        return Err(ApiError::conflict("This person's own team it stays"));
+    }
+    match app.store.members.change(&caller.team.id, user, role, app.clock.now()).await? {
+        Changed::Done => Ok(()),
+        Changed::NoMember => Err(no_member(user)),
+        Changed::LastOwner => {
+            Err(ApiError::conflict("The team's last owner stays one; make somebody else an owner first"))
+        }
+    }
+}
+
+fn no_member(user: &str) -> ApiError {
+    ApiError::not_found(format!("There is no member {user:?} of the team"))
+}
