@@ -1,4 +1,4 @@
-//! E-mail addresses, as far as they name a person: nothing is sent to them.
+//! E-mail addresses, as far as they name a user: nothing is sent to them.
 
 use std::fmt;
 use std::str::FromStr;

@@ -1,11 +1,11 @@
-//! People: their addresses and passwords, and the sessions that they have signed in to.
+//! Users: their addresses and passwords, and the sessions that they have signed in to.
 //!
 //! | what | where |
 //! |---|---|
-//! | an e-mail address, which names one person | [`email`] |
-//! | what a person may do in a team | [`role`] |
+//! | an e-mail address, which names one user | [`email`] |
+//! | what a user may do in a team | [`role`] |
 //! | passwords, hashed and compared | [`passwords`] |
-//! | persons in the database | [`users`] |
+//! | users in the database | [`users`] |
 //! | their sessions in the database, and the tokens of these | [`sessions`] |
 //!
 //! Who is a member of which team is the business of who has teams.

@@ -64,7 +64,7 @@ impl Passwords {
     }
 
     /// Whether this is the password that was stored as `hash`. It takes as long where there is none, because there is no such
-    /// person.
+    /// user.
     ///
     /// # Errors
     /// [`Busy`].

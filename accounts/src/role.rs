@@ -1,4 +1,4 @@
-//! What a person may do in a team.
+//! What a user may do in a team.
 
 use std::fmt;
 use std::str::FromStr;

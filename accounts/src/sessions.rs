@@ -1,4 +1,4 @@
-//! Sessions that people have signed in to. Each has a token: `sps_` and 40 hexadecimal digits.
+//! Sessions that users have signed in to. Each has a token: `sps_` and 40 hexadecimal digits.
 
 use jiff::{SignedDuration, Timestamp};
 use sandpiper_db::{Database, Statement, StoreError, Tx, from_ms, to_ms};
@@ -86,7 +86,7 @@ impl LoginSessions {
         Ok((!has_ended && session.expires_at > now).then_some(session))
     }
 
-    /// Those of one person that are not over, newest first: at most `limit`, those before `before`.
+    /// Those of one user that are not over, newest first: at most `limit`, those before `before`.
     pub async fn of(
         &self,
         user: &UserId,
@@ -103,7 +103,7 @@ impl LoginSessions {
         query.build().fetch_all(self.database.read()).await?.iter().map(session).collect()
     }
 
-    /// Ends one of this person's; false where there is none of this id.
+    /// Ends one of this user's; false where there is none of this id.
     pub async fn end(&self, user: &UserId, id: &str, now: Timestamp) -> Result<bool, StoreError> {
         let mut ending = Statement::new("UPDATE login_sessions SET ended_at_ms = ");
         ending
@@ -116,7 +116,7 @@ impl LoginSessions {
         self.database.changes_row(ending).await
     }
 
-    /// Ends all of this person's but one.
+    /// Ends all of this user's but one.
     pub async fn end_others(&self, user: &UserId, kept: &str, now: Timestamp) -> Result<(), StoreError> {
         let mut tx = self.database.write_shared().await?;
         sqlx::query(
@@ -164,7 +164,7 @@ pub async fn begin(tx: &mut Tx, user: &UserId, now: Timestamp) -> Result<Begun, 
     Ok(Begun { session: session(&row)?, token })
 }
 
-/// Ends all of a person's in the transaction of why.
+/// Ends all of a user's in the transaction of why.
 pub async fn end_all(tx: &mut Tx, user: &UserId, now: Timestamp) -> Result<(), StoreError> {
     sqlx::query("UPDATE login_sessions SET ended_at_ms = $1 WHERE user_id = $2 AND ended_at_ms IS NULL")
         .bind(to_ms(now))

@@ -1,4 +1,4 @@
-//! Persons in the database.
+//! Users in the database.
 
 use jiff::Timestamp;
 use sandpiper_db::{Database, StoreError, Tx, from_ms, to_ms};
@@ -8,12 +8,12 @@ use sqlx::any::AnyRow;
 use crate::email::Email;
 
 sandpiper_protocol::typed_id!(
-    /// The id of a person: `usr…`.
+    /// The id of a user: `usr…`.
     UserId,
     "usr"
 );
 
-/// A person.
+/// A user.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct User {
     pub id: UserId,
@@ -23,7 +23,7 @@ pub struct User {
     pub created_at: Timestamp,
 }
 
-/// The persons.
+/// The users.
 #[derive(Debug, Clone)]
 pub struct Users {
     database: Database,
@@ -34,12 +34,12 @@ impl Users {
         Self { database }
     }
 
-    /// The person with this address, and the hash of the password.
+    /// The user with this address, and the hash of the password.
     pub async fn by_email(&self, email: &Email) -> Result<Option<(User, String)>, StoreError> {
         self.one("SELECT * FROM users WHERE email = $1", email.as_str()).await
     }
 
-    /// The person with this id, and the hash of the password.
+    /// The user with this id, and the hash of the password.
     pub async fn by_id(&self, id: &UserId) -> Result<Option<(User, String)>, StoreError> {
         self.one("SELECT * FROM users WHERE id = $1", id).await
     }
@@ -49,12 +49,12 @@ impl Users {
         row.map(|row| Ok((user(&row)?, row.try_get("password")?))).transpose()
     }
 
-    /// Gives a person another name.
+    /// Gives a user another name.
     pub async fn rename(&self, id: &UserId, name: &str) -> Result<(), StoreError> {
         self.set("UPDATE users SET name = $1 WHERE id = $2", name, id).await
     }
 
-    /// Gives a person another password, by its hash.
+    /// Gives a user another password, by its hash.
     pub async fn set_password(&self, id: &UserId, hash: &str) -> Result<(), StoreError> {
         self.set("UPDATE users SET password = $1 WHERE id = $2", hash, id).await
     }
@@ -67,7 +67,7 @@ impl Users {
     }
 }
 
-/// Adds a person in the transaction of what comes with one. With this address there may be another already: then nothing is
+/// Adds a user in the transaction of what comes with one. With this address there may be another already: then nothing is
 /// added, and that is `None`.
 pub async fn add(
     tx: &mut Tx,

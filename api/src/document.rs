@@ -26,7 +26,7 @@ use crate::v1;
 
 const DESCRIPTION: &str = "Isolated Linux machines for agents and automation.\n\n\
     Every request carries `Authorization: Bearer <API key>`. A key acts for one team and may read, or read and write; \
-    requests other than GET need one that may write. People sign in with `POST /v1/login`, whose token stands where a key does, and \
+    requests other than GET need one that may write. Users sign in with `POST /v1/login`, whose token stands where a key does, and \
     act for one of their teams in each request. Errors have one shape; `error` is for programs, `message` for \
     people. Requests that change something take an `Idempotency-Key`.\n\n\
     Processes and files of a sandbox are reached at its own URL, the data plane, with the access token of a session: \

@@ -249,7 +249,7 @@ async fn perform(app: &App, face: Face, job: Job, next: Next) -> Response {
             at,
             team_id: caller.team.id.to_string(),
             key_id: caller.key_id.clone(),
-            user_id: caller.person.as_ref().map(|person| person.id.to_string()),
+            user_id: caller.signed_in.as_ref().map(|signed_in| signed_in.id.to_string()),
             request_id: request_id.clone(),
             action: action.clone(),
             resource,

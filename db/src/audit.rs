@@ -125,7 +125,7 @@ impl AuditLog {
 /// Which entries are looked for; what is `None` is not looked at.
 #[derive(Debug, Clone, Default)]
 pub struct Filter {
-    /// Id of a person, a key or a login session.
+    /// Id of a user, a key or a login session.
     pub actor: Option<String>,
     /// Method and route.
     pub action: Option<String>,

@@ -64,12 +64,14 @@ async fn run(host: &Host, page: &'static str, curl_options: &str, variables: &[(
     let command = host.cli(&[]);
     let programs = Path::new(command.get_program()).parent().unwrap().to_str().unwrap();
     let path = format!("{programs}:{}", std::env::var("PATH").unwrap());
-    let of_the_host: [(&str, &str); 7] = [
+    let api_config = host.api_config();
+    let of_the_host: [(&str, &str); 8] = [
         ("CURL_HOME", folder.path().to_str().unwrap()),
         ("PATH", &path),
         ("URL", &host.api_url),
         ("KEY", host.api_key()),
         ("OPERATOR_KEY", &host.operator_key),
+        ("API_CONFIG", api_config.to_str().unwrap()),
         ("SANDPIPER_URL", &host.api_url),
         ("SANDPIPER_API_KEY", host.api_key()),
     ];

@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -115,6 +115,11 @@ impl Host {
         &self.api_key
     }
 
+    /// The API's configuration.
+    pub fn api_config(&self) -> PathBuf {
+        Path::new(STATE_DIR).join("api/api.toml")
+    }
+
     /// A client for a team whose quota is one sandbox, and whose volumes have room for one and a half.
     pub fn client_of_one(&self) -> Client {
         let folder = Path::new(STATE_DIR).join("api");
@@ -123,7 +128,7 @@ impl Host {
         let made = Command::new(up::program().with_file_name("sandpiper-api"))
             .args(["key", "create", "--team", "one", "--plan", "enterprise", "--capability", "write", "--json"])
             .args(["--name", "e2e", "--config"])
-            .arg(folder.join("api.toml"))
+            .arg(self.api_config())
             .uid(owner.uid())
             .gid(owner.gid())
             .output()

@@ -1,11 +1,11 @@
 //! Who asks, and what they may do.
 //!
 //! A handler names what it needs as a parameter, so it cannot be forgotten without it being seen in the signature, and gets the
-//! caller's team from there: [`ReadAccess`], [`WriteAccess`], [`ManageAccess`] or, for what is of a person, [`PersonAccess`].
+//! caller's team from there: [`ReadAccess`], [`WriteAccess`], [`ManageAccess`] or, for what is of a user, [`UserAccess`].
 //! Checks come in this order: the key or the session (401), its rate limit (429), the team (404), what it may do (403); then the
 //! handler's.
 //!
-//! A key acts for its own team. A person who is signed in acts for one team in each request, as a member with a role: the one in
+//! A key acts for its own team. A user who is signed in acts for one team in each request, as a member with a role: the one in
 //! the path, the one that the query or the body names as `team`, that of the header `Sandpiper-Team`, or else the personal one.
 
 use axum::extract::FromRequestParts;
@@ -25,7 +25,7 @@ use crate::store::teams::Team;
 pub mod keys;
 pub mod last_use;
 
-/// Names the team that a person acts for.
+/// Names the team that a user acts for.
 const TEAM_HEADER: &str = "sandpiper-team";
 
 /// A caller whose key or session is valid and within its rate limit.
@@ -36,12 +36,12 @@ pub struct Caller {
     pub capability: Capability,
     pub team: Team,
     /// Who is signed in; `None`: it is an API key.
-    pub person: Option<Person>,
+    pub signed_in: Option<SignedIn>,
 }
 
 /// Someone who is signed in.
 #[derive(Debug, Clone)]
-pub struct Person {
+pub struct SignedIn {
     pub id: UserId,
     /// In the caller's team.
     pub role: Role,
@@ -49,7 +49,7 @@ pub struct Person {
     names_team: bool,
 }
 
-impl Person {
+impl SignedIn {
     /// Refuses who has nothing to do with keys and members of the team.
     pub fn check_manages(&self) -> Result<(), ApiError> {
         let Self { role, .. } = self;
@@ -80,25 +80,25 @@ impl Caller {
         }
         let Some(session) = app.store.login_sessions.active_by_id(key_id, now).await? else { return Ok(None) };
         let found = app.store.members.role_in(&session.user_id, team).await?;
-        Ok(found.map(|(team, role)| Self::signed_in(&session.id, session.user_id.clone(), (team, role), true)))
+        Ok(found.map(|(team, role)| Self::with_session(&session.id, session.user_id.clone(), (team, role), true)))
     }
 
-    /// The team that a body names, for a person who has named none elsewhere.
+    /// The team that a body names, for a user who has named none elsewhere.
     pub(crate) async fn for_team_of_body(self, app: &App, body: &[u8]) -> Result<Self, ApiError> {
         #[derive(Deserialize)]
         struct Named {
             team: Option<String>,
         }
-        let Some(Person { id, names_team: false, .. }) = &self.person else { return Ok(self) };
+        let Some(SignedIn { id, names_team: false, .. }) = &self.signed_in else { return Ok(self) };
         // What is wrong with a body the handler says.
         let Ok(Named { team: Some(team) }) = serde_json::from_slice(body) else { return Ok(self) };
         let found = app.store.members.role_in(id, &team).await?.ok_or_else(|| no_team(&team))?;
-        Ok(Self::signed_in(&self.key_id, id.clone(), found, true))
+        Ok(Self::with_session(&self.key_id, id.clone(), found, true))
     }
 
     /// Refuses who may only read.
     fn check_writes(&self) -> Result<(), ApiError> {
-        match (self.capability, &self.person) {
+        match (self.capability, &self.signed_in) {
             (Capability::Write, _) => Ok(()),
             (Capability::Read, None) => Err(ApiError::insufficient_scope()),
             (Capability::Read, Some(_)) => {
@@ -108,12 +108,12 @@ impl Caller {
     }
 
     fn with_key(key_id: String, capability: Capability, team: Team) -> Self {
-        Self { key_id, capability, team, person: None }
+        Self { key_id, capability, team, signed_in: None }
     }
 
-    fn signed_in(session: &str, id: UserId, (team, role): (Team, Role), names_team: bool) -> Self {
+    fn with_session(session: &str, id: UserId, (team, role): (Team, Role), names_team: bool) -> Self {
         let capability = if role >= Role::Member { Capability::Write } else { Capability::Read };
-        Self { key_id: session.to_owned(), capability, team, person: Some(Person { id, role, names_team }) }
+        Self { key_id: session.to_owned(), capability, team, signed_in: Some(SignedIn { id, role, names_team }) }
     }
 
     async fn establish(parts: &mut Parts, app: &App) -> Result<Self, ApiError> {
@@ -129,7 +129,7 @@ impl Caller {
                 Some(team) => members.role_in(&session.user_id, team).await?.ok_or_else(|| no_team(team))?,
                 None => members.personal(&session.user_id).await?.ok_or_else(no_session)?,
             };
-            return Ok(Self::signed_in(&session.id, session.user_id, found, named.is_some()));
+            return Ok(Self::with_session(&session.id, session.user_id, found, named.is_some()));
         }
         let hash = keys::hash(key).ok_or_else(not_a_key)?;
         let key = app.store.keys.active(&hash, now).await?.ok_or_else(not_a_key)?;
@@ -200,21 +200,21 @@ impl FromRequestParts<App> for WriteAccess {
 
 /// Proof of someone signed in, whatever the role.
 #[derive(Debug, Clone)]
-pub struct PersonAccess {
+pub struct UserAccess {
     pub caller: Caller,
-    pub person: Person,
+    pub signed_in: SignedIn,
 }
 
-impl FromRequestParts<App> for PersonAccess {
+impl FromRequestParts<App> for UserAccess {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, ApiError> {
         let caller = Caller::from_request_parts(parts, app).await?;
-        let person = caller.person.clone().ok_or_else(|| {
-            forbidden("This is for people, not for API keys: sign in with POST /v1/login, and send the session's token")
+        let signed_in = caller.signed_in.clone().ok_or_else(|| {
+            forbidden("This is for users, not for API keys: sign in with POST /v1/login, and send the session's token")
         })?;
         check_characters(&parts.uri)?;
-        Ok(PersonAccess { caller, person })
+        Ok(UserAccess { caller, signed_in })
     }
 }
 
@@ -222,16 +222,16 @@ impl FromRequestParts<App> for PersonAccess {
 #[derive(Debug, Clone)]
 pub struct ManageAccess {
     pub caller: Caller,
-    pub person: Person,
+    pub signed_in: SignedIn,
 }
 
 impl FromRequestParts<App> for ManageAccess {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, ApiError> {
-        let PersonAccess { caller, person } = PersonAccess::from_request_parts(parts, app).await?;
-        person.check_manages()?;
-        Ok(ManageAccess { caller, person })
+        let UserAccess { caller, signed_in } = UserAccess::from_request_parts(parts, app).await?;
+        signed_in.check_manages()?;
+        Ok(ManageAccess { caller, signed_in })
     }
 }
 

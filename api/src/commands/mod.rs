@@ -69,7 +69,7 @@ enum Command {
     /// Make, list and revoke API keys
     #[command(subcommand)]
     Key(KeyCommand),
-    /// List teams, change their plans, invite people
+    /// List teams, change their plans, invite users
     #[command(subcommand)]
     Team(TeamCommand),
     /// Make, list and revoke operator keys, for /operator

@@ -1,6 +1,6 @@
 //! Who is a member of which team, and invitations to become one.
 //!
-//! A team that people are in keeps an owner: what would take the last one away is refused.
+//! A team that has members keeps an owner: what would take the last one away is refused.
 
 use jiff::{SignedDuration, Timestamp};
 use sandpiper_accounts::sessions::{self, Begun};
@@ -17,7 +17,7 @@ use crate::plan::Plan;
 /// How long an invitation can be accepted.
 pub const INVITATION_LASTS: SignedDuration = SignedDuration::from_hours(7 * 24);
 
-/// A person in a team.
+/// A user in a team.
 #[derive(Debug, Clone)]
 pub struct Member {
     pub user_id: UserId,
@@ -103,7 +103,7 @@ impl Members {
         Self { database }
     }
 
-    /// The team of this slug or id, and what this person is there; `None` where that is nothing, as where there is no such team.
+    /// The team of this slug or id, and what this user is there; `None` where that is nothing, as where there is no such team.
     pub async fn role_in(&self, user: &UserId, named: &str) -> Result<Option<(Team, Role)>, StoreError> {
         let row = sqlx::query(
             "SELECT t.*, m.role FROM memberships m JOIN teams t ON t.id = m.team_id \
@@ -116,7 +116,7 @@ impl Members {
         row.as_ref().map(team_and_role).transpose()
     }
 
-    /// This person's personal team.
+    /// This user's personal team.
     pub async fn personal(&self, user: &UserId) -> Result<Option<(Team, Role)>, StoreError> {
         let row = sqlx::query(
             "SELECT t.*, m.role FROM memberships m JOIN teams t ON t.id = m.team_id \
@@ -128,7 +128,7 @@ impl Members {
         row.as_ref().map(team_and_role).transpose()
     }
 
-    /// The teams of this person, by slug.
+    /// The teams of this user, by slug.
     pub async fn teams_of(&self, user: &UserId) -> Result<Vec<(Team, Role)>, StoreError> {
         let rows = sqlx::query(
             "SELECT t.*, m.role FROM memberships m JOIN teams t ON t.id = m.team_id WHERE m.user_id = $1 ORDER BY t.slug",
@@ -245,7 +245,7 @@ impl Members {
         .fetch_one(&mut *tx)
         .await?;
         tx.commit().await?;
-        Ok(invitation_of(&row)?)
+        invitation_of(&row)
     }
 
     /// Invitations to a team that can be accepted, newest first: at most `limit`, those before `before`.
@@ -272,7 +272,7 @@ impl Members {
         self.database.changes_row(withdrawal).await
     }
 
-    /// Makes someone new a person with a personal team, a member as the invitation says, and signed in: all of it or nothing.
+    /// Makes somebody new a user with a personal team, a member as the invitation says, and signed in: all of it or nothing.
     pub async fn accept_new(
         &self,
         hash: &str,
@@ -291,7 +291,7 @@ impl Members {
         Ok((user, (team, role), begun))
     }
 
-    /// Makes a person a member as the invitation says.
+    /// Makes a user a member as the invitation says.
     pub async fn accept(&self, hash: &str, user: &User, now: Timestamp) -> Result<(Team, Role), AcceptError> {
         let mut tx = self.database.write().await?;
         let (team, role) = take(&mut tx, hash, &user.email, now).await?;
@@ -336,7 +336,7 @@ async fn enter(tx: &mut Tx, team: &TeamId, user: &UserId, role: Role, now: Times
     Ok(entered.rows_affected() > 0)
 }
 
-/// The personal team of a new person, called like the address, with the end of the person's id where that is taken.
+/// The personal team of a new user, called like the address, with the end of the user's id where that is taken.
 async fn found_personal(tx: &mut Tx, user: &User, new: &NewUser<'_>, now: Timestamp) -> Result<Team, StoreError> {
     let slug = slug_of(new.email);
     if let Some(team) = teams::add(tx, &slug, new.plan, Some(&user.id), now).await? {

@@ -1,4 +1,4 @@
-//! What must survive of sandboxes: people, teams, keys, templates and their versions, files for builds, sandboxes, checkpoints, volumes,
+//! What must survive of sandboxes: users, teams, keys, templates and their versions, files for builds, sandboxes, checkpoints, volumes,
 //! idempotency keys, and which processes are alive.
 //!
 //! One file per resource, each a handle over the same [`Database`].

@@ -26,7 +26,7 @@ pub struct Team {
     pub id: TeamId,
     pub slug: String,
     pub plan: Plan,
-    /// The person whose personal team it is.
+    /// The user whose personal team it is.
     pub personal_of: Option<UserId>,
     pub created_at: Timestamp,
 }

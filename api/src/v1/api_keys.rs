@@ -30,7 +30,7 @@ pub struct ApiKeyBody {
     pub capability: Capability,
     /// Slug of the team that it acts for.
     pub team: String,
-    /// Id of the person who made it; null: the operator.
+    /// Id of the user who made it; null: the operator.
     pub created_by: Option<String>,
     pub created_at: Timestamp,
     /// When it ends by itself.
@@ -84,7 +84,7 @@ pub struct CreateRequest {
     get,
     path = "/v1/api_keys",
     operation_id = "list_api_keys",
-    tag = "people",
+    tag = "accounts",
     params(
         ("team" = Option<String>, Query, description = "Slug or id of a team: the personal one by default"),
         ("limit" = Option<u32>, Query, description = "Keys per page: 50 by default, 100 at most", minimum = 1),
@@ -112,12 +112,12 @@ pub async fn list(
     post,
     path = "/v1/api_keys",
     operation_id = "create_api_key",
-    tag = "people",
+    tag = "accounts",
     request_body = CreateRequest,
     responses((status = 201, description = "Made", body = ApiKeyBody))
 )]
 pub async fn create(
-    ManageAccess { caller, person }: ManageAccess,
+    ManageAccess { caller, signed_in }: ManageAccess,
     State(app): State<App>,
     _: NoParameters,
     Json(CreateRequest { team, name, capability, expires_at }): Json<CreateRequest>,
@@ -137,14 +137,14 @@ pub async fn create(
     }
     let key = keys::generate();
     let hash = keys::hash(&key).ok_or_else(|| ApiError::internal("a new key has no hash"))?;
-    let new = NewKey { name: &name, hash: &hash, capability, created_by: Some(&person.id), expires_at };
+    let new = NewKey { name: &name, hash: &hash, capability, created_by: Some(&signed_in.id), expires_at };
     let id = app.store.keys.add(&caller.team, &new, now).await?;
     let body = ApiKeyBody {
         id: id.clone(),
         name,
         capability,
         team: caller.team.slug,
-        created_by: Some(person.id.to_string()),
+        created_by: Some(signed_in.id.to_string()),
         created_at: now,
         expires_at,
         last_used_at: None,
@@ -162,7 +162,7 @@ pub async fn create(
     delete,
     path = "/v1/api_keys/{id}",
     operation_id = "revoke_api_key",
-    tag = "people",
+    tag = "accounts",
     params(("id" = String, Path, description = "The key's id")),
     responses((status = 204, description = "Revoked"))
 )]

@@ -20,7 +20,7 @@ use crate::state::App;
 pub struct EntryBody {
     pub id: String,
     pub at: Timestamp,
-    /// Id of the person who was signed in; null: it was an API key.
+    /// Id of the user who was signed in; null: it was an API key.
     pub user: Option<String>,
     /// Id of the API key, or of the login session.
     pub key: String,
@@ -58,10 +58,10 @@ pub struct EntryList {
     get,
     path = "/v1/audit",
     operation_id = "list_audit",
-    tag = "people",
+    tag = "accounts",
     params(
         ("team" = Option<String>, Query, description = "Slug or id of a team: the personal one by default"),
-        ("actor" = Option<String>, Query, description = "Only by this one: id of a person, an API key or a login session"),
+        ("actor" = Option<String>, Query, description = "Only by this one: id of a user, an API key or a login session"),
         ("action" = Option<String>, Query, description = "Only this: method and route, `DELETE /v1/sandboxes/{id}`"),
         ("resource" = Option<String>, Query, description = "Only on this: an id"),
         ("from" = Option<Timestamp>, Query, description = "Not before this time"),

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use zeroize::Zeroizing;
 
-use crate::auth::PersonAccess;
+use crate::auth::UserAccess;
 use crate::state::App;
 
 /// Who signs in.
@@ -39,7 +39,7 @@ pub struct LoginBody {
     pub user: UserBody,
 }
 
-/// A person.
+/// A user.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = User)]
 pub struct UserBody {
@@ -71,7 +71,7 @@ impl LoginBody {
     post,
     path = "/v1/login",
     operation_id = "log_in",
-    tag = "people",
+    tag = "accounts",
     security(()),
     request_body = LoginRequest,
     responses((status = 200, description = "Signed in", body = LoginBody))
@@ -119,21 +119,21 @@ pub async fn log_in(
     post,
     path = "/v1/logout",
     operation_id = "log_out",
-    tag = "people",
+    tag = "accounts",
     responses((status = 204, description = "Ended"))
 )]
 pub async fn log_out(
-    PersonAccess { caller, person }: PersonAccess,
+    UserAccess { caller, signed_in }: UserAccess,
     State(app): State<App>,
     _: NoParameters,
 ) -> Result<StatusCode, ApiError> {
-    app.store.login_sessions.end(&person.id, &caller.key_id, app.clock.now()).await?;
+    app.store.login_sessions.end(&signed_in.id, &caller.key_id, app.clock.now()).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
 /// 503 where too many sign in at a time.
 pub fn busy(error: Busy) -> ApiError {
-    let message = "Too many people sign in at this moment; try again in a few seconds";
+    let message = "Too many users sign in at this moment; try again in a few seconds";
     ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "capacity_unavailable", message)
         .retry_after(5)
         .because(error.to_string())

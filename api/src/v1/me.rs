@@ -17,11 +17,11 @@ use zeroize::Zeroizing;
 use super::login::{UserBody, busy};
 use super::page::{List, Paging};
 use super::teams::body::TeamBody;
-use crate::auth::{Caller, PersonAccess, ReadAccess};
+use crate::auth::{Caller, ReadAccess, UserAccess};
 use crate::state::App;
 use crate::store::keys::Capability;
 
-/// Longest name of a person, in bytes.
+/// Longest name of a user, in bytes.
 pub const MAX_NAME: usize = 200;
 
 /// Who asks.
@@ -30,7 +30,7 @@ pub const MAX_NAME: usize = 200;
 pub struct MeBody {
     /// Who is signed in; null for an API key.
     pub user: Option<UserBody>,
-    /// The key; null for a person.
+    /// The key; null for a user.
     pub key: Option<OwnKeyBody>,
     /// The team that this request acts for.
     pub team: TeamBody,
@@ -83,12 +83,12 @@ pub struct SessionList {
 
 /// Show who asks
 ///
-/// A person or an API key, and the team that the request acts for.
+/// A user or an API key, and the team that the request acts for.
 #[utoipa::path(
     get,
     path = "/v1/me",
     operation_id = "show_me",
-    tag = "people",
+    tag = "accounts",
     responses((status = 200, description = "Who asks", body = MeBody))
 )]
 pub async fn show(
@@ -96,8 +96,8 @@ pub async fn show(
     State(app): State<App>,
     _: NoParameters,
 ) -> Result<JsonBody<MeBody>, ApiError> {
-    let user = match &caller.person {
-        Some(person) => app.store.users.by_id(&person.id).await?.map(|(user, _)| user),
+    let user = match &caller.signed_in {
+        Some(signed_in) => app.store.users.by_id(&signed_in.id).await?.map(|(user, _)| user),
         None => None,
     };
     Ok(JsonBody(me(caller, user)))
@@ -110,12 +110,12 @@ pub async fn show(
     patch,
     path = "/v1/me",
     operation_id = "update_me",
-    tag = "people",
+    tag = "accounts",
     request_body = UpdateRequest,
     responses((status = 200, description = "Changed", body = MeBody))
 )]
 pub async fn update(
-    PersonAccess { caller, person }: PersonAccess,
+    UserAccess { caller, signed_in }: UserAccess,
     State(app): State<App>,
     _: NoParameters,
     Json(UpdateRequest { name, password, current_password }): Json<UpdateRequest>,
@@ -126,20 +126,20 @@ pub async fn update(
     let gone = || ApiError::not_found("There is no such user any more");
     if let Some(password) = password.map(Zeroizing::new) {
         check_password(&password)?;
-        let (user, hash) = app.store.users.by_id(&person.id).await?.ok_or_else(gone)?;
+        let (user, hash) = app.store.users.by_id(&signed_in.id).await?.ok_or_else(gone)?;
         app.login_limits.check(&user.email)?;
         let current = Zeroizing::new(current_password.unwrap_or_default());
         if !app.passwords.is_right(current, Some(hash)).await.map_err(busy)? {
             return Err(ApiError::invalid_field("current_password", "is not the password"));
         }
         let hash = app.passwords.hash(password).await.map_err(busy)?;
-        app.store.users.set_password(&person.id, &hash).await?;
-        app.store.login_sessions.end_others(&person.id, &caller.key_id, app.clock.now()).await?;
+        app.store.users.set_password(&signed_in.id, &hash).await?;
+        app.store.login_sessions.end_others(&signed_in.id, &caller.key_id, app.clock.now()).await?;
     }
     if let Some(name) = &name {
-        app.store.users.rename(&person.id, name).await?;
+        app.store.users.rename(&signed_in.id, name).await?;
     }
-    let (user, _) = app.store.users.by_id(&person.id).await?.ok_or_else(gone)?;
+    let (user, _) = app.store.users.by_id(&signed_in.id).await?.ok_or_else(gone)?;
     Ok(JsonBody(me(caller, Some(user))))
 }
 
@@ -150,7 +150,7 @@ pub async fn update(
     get,
     path = "/v1/me/sessions",
     operation_id = "list_my_sessions",
-    tag = "people",
+    tag = "accounts",
     params(
         ("limit" = Option<u32>, Query, description = "Sessions per page: 50 by default, 100 at most", minimum = 1),
         ("next_token" = Option<String>, Query, description = "From the page before"),
@@ -158,14 +158,14 @@ pub async fn update(
     responses((status = 200, description = "A page", body = SessionList))
 )]
 pub async fn sessions(
-    PersonAccess { caller, person }: PersonAccess,
+    UserAccess { caller, signed_in }: UserAccess,
     State(app): State<App>,
     query: Pairs,
 ) -> Result<JsonBody<SessionList>, ApiError> {
     let paging = Paging::alone(query)?;
-    let list = List::of_ids(LoginSessionId::PREFIX, &json!([person.id]));
+    let list = List::of_ids(LoginSessionId::PREFIX, &json!([signed_in.id]));
     let (after, now) = (paging.after(&list)?, app.clock.now());
-    let mut read = app.store.login_sessions.of(&person.id, after.as_deref(), paging.limit + 1, now).await?;
+    let mut read = app.store.login_sessions.of(&signed_in.id, after.as_deref(), paging.limit + 1, now).await?;
     let next_token = list.cut(&mut read, paging.limit, |session| session.id.to_string());
     let body = |LoginSession { id, created_at, expires_at, last_used_at, .. }: LoginSession| {
         let is_current = id.as_str() == caller.key_id;
@@ -181,29 +181,29 @@ pub async fn sessions(
     delete,
     path = "/v1/me/sessions/{id}",
     operation_id = "end_my_session",
-    tag = "people",
+    tag = "accounts",
     params(("id" = String, Path, description = "The session")),
     responses((status = 204, description = "Ended"))
 )]
 pub async fn end_session(
-    PersonAccess { person, .. }: PersonAccess,
+    UserAccess { signed_in, .. }: UserAccess,
     State(app): State<App>,
     _: NoParameters,
     Path(id): Path<String>,
 ) -> Result<StatusCode, ApiError> {
-    match app.store.login_sessions.end(&person.id, &id, app.clock.now()).await? {
+    match app.store.login_sessions.end(&signed_in.id, &id, app.clock.now()).await? {
         true => Ok(StatusCode::NO_CONTENT),
         false => Err(ApiError::not_found(format!("There is no session {id} of yours"))),
     }
 }
 
 fn me(caller: Caller, user: Option<User>) -> MeBody {
-    let role = caller.person.as_ref().map(|person| person.role);
-    let key = caller.person.is_none().then_some(OwnKeyBody { id: caller.key_id, capability: caller.capability });
+    let role = caller.signed_in.as_ref().map(|signed_in| signed_in.role);
+    let key = caller.signed_in.is_none().then_some(OwnKeyBody { id: caller.key_id, capability: caller.capability });
     MeBody { user: user.map(UserBody::from), key, team: TeamBody::new(caller.team, role) }
 }
 
-/// Refuses what is no name for a person.
+/// Refuses what is no name for a user.
 ///
 /// # Errors
 ///

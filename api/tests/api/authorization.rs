@@ -7,7 +7,7 @@ use axum::body::Body;
 use axum::http::Request;
 use serde_json::{Value, json};
 
-use crate::people;
+use crate::accounts;
 use crate::support::{Host, request, with_header};
 
 /// An operation, and what is needed to try it.
@@ -184,7 +184,7 @@ async fn every_operation_is_listed() {
     let tested: BTreeSet<(String, String)> = OPERATIONS
         .iter()
         .map(|operation| (operation.method, operation.path))
-        .chain(people::operations())
+        .chain(accounts::operations())
         .map(|(method, path)| (method.to_owned(), path.to_owned()))
         .collect();
 

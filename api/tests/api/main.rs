@@ -1,6 +1,7 @@
 //! The API process from outside: its real router over a real database, asking an agent over a real Unix socket. Only the
 //! agent is a stand-in ([`support::agent`]), as another process would be.
 
+mod accounts;
 mod allowances;
 mod authorization;
 mod checkpoints;
@@ -21,7 +22,6 @@ mod network_worker;
 mod openapi;
 mod pause;
 mod payments;
-mod people;
 mod ports;
 mod processes;
 mod quota;

@@ -1,7 +1,7 @@
--- People, the teams that they are members of, and how they sign in. Conventions as in 0001.
+-- Users, the teams that they are members of, and how they sign in. Conventions as in 0001.
 CREATE TABLE users (
     id            TEXT   NOT NULL PRIMARY KEY,
-    -- In lower case: however it is written, it is one person's.
+    -- In lower case: however it is written, it is one user's.
     email         TEXT   NOT NULL UNIQUE CHECK (length(email) >= 3),
     name          TEXT   NOT NULL,
     -- Argon2id, as a PHC string.
@@ -9,7 +9,7 @@ CREATE TABLE users (
     created_at_ms BIGINT NOT NULL
 );
 
--- The team of one person alone, which a request of theirs is for that names none.
+-- The team of one user alone, which a request of theirs is for that names none.
 ALTER TABLE teams ADD COLUMN personal_of TEXT REFERENCES users (id);
 CREATE UNIQUE INDEX personal_teams ON teams (personal_of);
 

@@ -23,10 +23,11 @@ use std::path::Path;
 /// the end-to-end tests on a real sandbox.
 pub const OF_A_DATA_PLANE: [&str; 2] = ["docs/data-plane.md", "docs/filesystem.md"];
 
-/// The pages whose examples need a host: the API's `$URL`, a team's `$KEY`, an `$OPERATOR_KEY` of payments, its programs in
-/// `$PATH`, and `docs` in the folder where they begin. The end-to-end tests run them.
-pub const OF_A_HOST: [&str; 7] = [
+/// The pages whose examples need a host: the API's `$URL`, a team's `$KEY`, an `$OPERATOR_KEY` of payments, the API's
+/// configuration `$API_CONFIG`, its programs in `$PATH`, and `docs` in the folder where they begin. The end-to-end tests run them.
+pub const OF_A_HOST: [&str; 8] = [
     "README.md",
+    "docs/accounts.md",
     "docs/mcp.md",
     "docs/operators.md",
     "docs/payments.md",

@@ -17,7 +17,7 @@ pub struct TeamBody {
     pub plan: Plan,
     /// Whether it is somebody's personal team.
     pub is_personal: bool,
-    /// Of the person who asks; null for an API key.
+    /// Of the user who asks; null for an API key.
     pub role: Option<Role>,
     pub created_at: Timestamp,
 }

@@ -24,7 +24,7 @@ use zeroize::Zeroizing;
 
 use super::body::TeamBody;
 use super::members::check_owner;
-use crate::auth::{ManageAccess, PersonAccess};
+use crate::auth::{ManageAccess, UserAccess};
 use crate::plan::Plan;
 use crate::state::App;
 use crate::store::members::{AcceptError, INVITATION, Invitation, NewInvitation, NewUser};
@@ -45,7 +45,7 @@ pub struct InvitationBody {
     pub role: Role,
     /// The only one who may accept it; null: whoever has the token.
     pub email: Option<String>,
-    /// Id of a person; null: the operator.
+    /// Id of a user; null: the operator.
     pub invited_by: Option<String>,
     pub created_at: Timestamp,
     pub expires_at: Timestamp,
@@ -82,7 +82,7 @@ pub struct CreateRequest {
     pub email: Option<String>,
 }
 
-/// Who accepts an invitation. A person who is signed in sends the token alone; somebody new the rest, too.
+/// Who accepts an invitation. A user who is signed in sends the token alone; somebody new the rest, too.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = AcceptInvitation)]
@@ -114,7 +114,7 @@ pub struct AcceptedBody {
     get,
     path = "/v1/teams/{team}/invitations",
     operation_id = "list_invitations",
-    tag = "people",
+    tag = "accounts",
     params(
         ("team" = String, Path, description = "Slug or id of the team"),
         ("limit" = Option<u32>, Query, description = "Invitations per page: 50 by default, 100 at most", minimum = 1),
@@ -147,20 +147,20 @@ pub async fn list(
     post,
     path = "/v1/teams/{team}/invitations",
     operation_id = "create_invitation",
-    tag = "people",
+    tag = "accounts",
     params(("team" = String, Path, description = "Slug or id of the team")),
     request_body = CreateRequest,
     responses((status = 201, description = "Made", body = InvitationBody))
 )]
 pub async fn create(
-    ManageAccess { caller, person }: ManageAccess,
+    ManageAccess { caller, signed_in }: ManageAccess,
     State(app): State<App>,
     _: NoParameters,
     Path(team): Path<String>,
     Json(CreateRequest { role, email }): Json<CreateRequest>,
 ) -> Result<Response, ApiError> {
     caller.check_team(Some(&team))?;
-    check_owner(&person, role)?;
+    check_owner(&signed_in, role)?;
     let email = email.map(|email| email.parse::<Email>()).transpose();
     let email = email.map_err(|reason| ApiError::invalid_field("email", reason))?;
     let now = app.clock.now();
@@ -170,7 +170,7 @@ pub async fn create(
     }
     let token = keys::generate(PREFIX);
     let hash = keys::hash(PREFIX, &token).ok_or_else(|| ApiError::internal("a new token has no hash"))?;
-    let new = NewInvitation { role, email: email.as_ref(), invited_by: Some(&person.id), hash: &hash };
+    let new = NewInvitation { role, email: email.as_ref(), invited_by: Some(&signed_in.id), hash: &hash };
     let invitation = app.store.members.invite(&caller.team.id, &new, now).await?;
     let acted = Extension(Acted(vec![invitation.id.clone()]));
     let body = InvitationBody::new(invitation, Some(token.to_string()));
@@ -184,7 +184,7 @@ pub async fn create(
     delete,
     path = "/v1/teams/{team}/invitations/{id}",
     operation_id = "delete_invitation",
-    tag = "people",
+    tag = "accounts",
     params(
         ("team" = String, Path, description = "Slug or id of the team"),
         ("id" = String, Path, description = "The invitation"),
@@ -212,7 +212,7 @@ pub async fn delete(
     post,
     path = "/v1/invitations/accept",
     operation_id = "accept_invitation",
-    tag = "people",
+    tag = "accounts",
     security((), ("api_key" = [])),
     request_body = AcceptRequest,
     responses((status = 200, description = "Accepted", body = AcceptedBody))
@@ -221,7 +221,7 @@ pub async fn accept(State(app): State<App>, _: NoParameters, request: Request) -
     let (mut parts, body) = request.into_parts();
     let request_id = parts.extensions.get::<RequestId>().map(|id| id.0.clone()).unwrap_or_default();
     let signed_in = match parts.headers.contains_key(header::AUTHORIZATION) {
-        true => Some(PersonAccess::from_request_parts(&mut parts, &app).await?),
+        true => Some(UserAccess::from_request_parts(&mut parts, &app).await?),
         false => None,
     };
     let body = read(Request::new(body), BodyLimit(app.settings.request_body_limit)).await?;
@@ -230,8 +230,8 @@ pub async fn accept(State(app): State<App>, _: NoParameters, request: Request) -
     app.login_limits.check(&hash)?;
     let now = app.clock.now();
     let (team, key_id, user_id, session) = match signed_in {
-        Some(PersonAccess { caller, person }) => {
-            let user = app.store.users.by_id(&person.id).await?;
+        Some(UserAccess { caller, signed_in }) => {
+            let user = app.store.users.by_id(&signed_in.id).await?;
             let (user, _) = user.ok_or_else(|| ApiError::unauthorized("There is no such user any more"))?;
             let (team, role) = app.store.members.accept(&hash, &user, now).await.map_err(refused)?;
             (TeamBody::new(team, Some(role)), caller.key_id, user.id, None)

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use utoipa::ToSchema;
 
-use crate::auth::{Caller, ManageAccess, Person, PersonAccess, ReadAccess};
+use crate::auth::{Caller, ManageAccess, ReadAccess, SignedIn, UserAccess};
 use crate::state::App;
 use crate::store::members::{Changed, Member};
 use crate::v1::page::{List, Paging, keys_by_time};
@@ -24,12 +24,12 @@ use crate::v1::page::{List, Paging, keys_by_time};
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = Member)]
 pub struct MemberBody {
-    /// Id of the person.
+    /// Id of the user.
     pub user: String,
     pub email: String,
     pub name: String,
     pub role: Role,
-    /// When this person became one.
+    /// When this user became one.
     pub since: Timestamp,
 }
 
@@ -65,7 +65,7 @@ pub struct UpdateRequest {
     get,
     path = "/v1/teams/{team}/members",
     operation_id = "list_members",
-    tag = "people",
+    tag = "accounts",
     params(
         ("team" = String, Path, description = "Slug or id of the team"),
         ("limit" = Option<u32>, Query, description = "Members per page: 50 by default, 100 at most", minimum = 1),
@@ -96,16 +96,16 @@ pub async fn list(
     patch,
     path = "/v1/teams/{team}/members/{user}",
     operation_id = "update_member",
-    tag = "people",
+    tag = "accounts",
     params(
         ("team" = String, Path, description = "Slug or id of the team"),
-        ("user" = String, Path, description = "Id of the person"),
+        ("user" = String, Path, description = "Id of the user"),
     ),
     request_body = UpdateRequest,
     responses((status = 200, description = "Changed", body = MemberBody))
 )]
 pub async fn update(
-    ManageAccess { caller, person }: ManageAccess,
+    ManageAccess { caller, signed_in }: ManageAccess,
     State(app): State<App>,
     _: NoParameters,
     Path((team, user)): Path<(String, String)>,
@@ -113,7 +113,7 @@ pub async fn update(
 ) -> Result<Response, ApiError> {
     caller.check_team(Some(&team))?;
     let member = find(&app, &caller, &user).await?;
-    check_owner(&person, role.max(member.role))?;
+    check_owner(&signed_in, role.max(member.role))?;
     change(&app, &caller, &member.user_id, Some(role)).await?;
     let acted = Extension(Acted(vec![user]));
     Ok((acted, JsonBody(MemberBody::from(Member { role, ..member }))).into_response())
@@ -127,26 +127,26 @@ pub async fn update(
     delete,
     path = "/v1/teams/{team}/members/{user}",
     operation_id = "delete_member",
-    tag = "people",
+    tag = "accounts",
     params(
         ("team" = String, Path, description = "Slug or id of the team"),
-        ("user" = String, Path, description = "Id of the person"),
+        ("user" = String, Path, description = "Id of the user"),
     ),
     responses((status = 204, description = "Removed"))
 )]
 pub async fn delete(
-    PersonAccess { caller, person }: PersonAccess,
+    UserAccess { caller, signed_in }: UserAccess,
     State(app): State<App>,
     _: NoParameters,
     Path((team, user)): Path<(String, String)>,
 ) -> Result<Response, ApiError> {
     caller.check_team(Some(&team))?;
-    if person.id.as_str() != user {
-        person.check_manages()?;
+    if signed_in.id.as_str() != user {
+        signed_in.check_manages()?;
     }
     let member = find(&app, &caller, &user).await?;
-    if person.id != member.user_id {
-        check_owner(&person, member.role)?;
+    if signed_in.id != member.user_id {
+        check_owner(&signed_in, member.role)?;
     }
     change(&app, &caller, &member.user_id, None).await?;
     Ok((StatusCode::NO_CONTENT, Extension(Acted(vec![user]))).into_response())
@@ -157,8 +157,8 @@ pub async fn delete(
 /// # Errors
 ///
 /// 403.
-pub fn check_owner(person: &Person, role: Role) -> Result<(), ApiError> {
-    if role < Role::Owner || person.role == Role::Owner {
+pub fn check_owner(signed_in: &SignedIn, role: Role) -> Result<(), ApiError> {
+    if role < Role::Owner || signed_in.role == Role::Owner {
         return Ok(());
     }
     let message = "Only an owner of the team makes owners of others, or takes that away";
@@ -172,7 +172,7 @@ async fn find(app: &App, caller: &Caller, user: &str) -> Result<Member, ApiError
 
 async fn change(app: &App, caller: &Caller, user: &UserId, role: Option<Role>) -> Result<(), ApiError> {
     if caller.team.personal_of.as_ref() == Some(user) {
-        return Err(ApiError::conflict("This person's own team it stays"));
+        return Err(ApiError::conflict("This user's own team it stays"));
     }
     match app.store.members.change(&caller.team.id, user, role, app.clock.now()).await? {
         Changed::Done => Ok(()),

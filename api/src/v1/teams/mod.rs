@@ -16,7 +16,7 @@ use utoipa::ToSchema;
 
 use self::body::TeamBody;
 use super::page::{List, Paging};
-use crate::auth::{PersonAccess, ReadAccess};
+use crate::auth::{ReadAccess, UserAccess};
 use crate::plan::Plan;
 use crate::state::App;
 use crate::store::teams::{SLUG_RULE, is_slug};
@@ -25,7 +25,7 @@ pub mod body;
 pub mod invitations;
 pub mod members;
 
-/// Teams that one person may own besides the personal one.
+/// Teams that one user may own besides the personal one.
 const MOST_OWNED: usize = 20;
 
 /// One page.
@@ -54,7 +54,7 @@ pub struct CreateRequest {
     get,
     path = "/v1/teams",
     operation_id = "list_teams",
-    tag = "people",
+    tag = "accounts",
     params(
         ("limit" = Option<u32>, Query, description = "Teams per page: 50 by default, 100 at most", minimum = 1),
         ("next_token" = Option<String>, Query, description = "From the page before"),
@@ -67,9 +67,9 @@ pub async fn list(
     query: Pairs,
 ) -> Result<JsonBody<TeamList>, ApiError> {
     let paging = Paging::alone(query)?;
-    let teams = match &caller.person {
-        Some(person) => {
-            let teams = app.store.members.teams_of(&person.id).await?;
+    let teams = match &caller.signed_in {
+        Some(signed_in) => {
+            let teams = app.store.members.teams_of(&signed_in.id).await?;
             teams.into_iter().map(|(team, role)| TeamBody::new(team, Some(role))).collect()
         }
         None => vec![TeamBody::new(caller.team, None)],
@@ -86,12 +86,12 @@ pub async fn list(
     post,
     path = "/v1/teams",
     operation_id = "create_team",
-    tag = "people",
+    tag = "accounts",
     request_body = CreateRequest,
     responses((status = 201, description = "Founded", body = TeamBody))
 )]
 pub async fn create(
-    PersonAccess { person, .. }: PersonAccess,
+    UserAccess { signed_in, .. }: UserAccess,
     State(app): State<App>,
     _: NoParameters,
     Json(CreateRequest { slug }): Json<CreateRequest>,
@@ -99,13 +99,13 @@ pub async fn create(
     if !is_slug(&slug) {
         return Err(ApiError::invalid_field("slug", SLUG_RULE));
     }
-    let teams = app.store.members.teams_of(&person.id).await?;
+    let teams = app.store.members.teams_of(&signed_in.id).await?;
     let owned = teams.iter().filter(|(team, role)| *role == Role::Owner && team.personal_of.is_none()).count();
     if owned >= MOST_OWNED {
-        let message = format!("One person owns {MOST_OWNED} teams at most; have somebody else found this one");
+        let message = format!("One user owns {MOST_OWNED} teams at most; have somebody else found this one");
         return Err(ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, "too_many_teams", message));
     }
-    let team = app.store.members.found(&person.id, &slug, Plan::Basic, app.clock.now()).await?;
+    let team = app.store.members.found(&signed_in.id, &slug, Plan::Basic, app.clock.now()).await?;
     let team = team.ok_or_else(|| ApiError::conflict(format!("There is a team {slug:?}; choose another slug")))?;
     let location = [(header::LOCATION, format!("/v1/teams/{}", team.slug))];
     let acted = Extension(Acted(vec![team.id.to_string()]));
@@ -117,7 +117,7 @@ pub async fn create(
     get,
     path = "/v1/teams/{team}",
     operation_id = "show_team",
-    tag = "people",
+    tag = "accounts",
     params(("team" = String, Path, description = "Slug or id of the team")),
     responses((status = 200, description = "The team", body = TeamBody))
 )]
@@ -127,6 +127,6 @@ pub async fn show(
     Path(team): Path<String>,
 ) -> Result<JsonBody<TeamBody>, ApiError> {
     caller.check_team(Some(&team))?;
-    let role = caller.person.map(|person| person.role);
+    let role = caller.signed_in.map(|signed_in| signed_in.role);
     Ok(JsonBody(TeamBody::new(caller.team, role)))
 }

@@ -8,8 +8,8 @@ use crate::support::Host;
 #[tokio::test]
 async fn the_audit_says_who_did_what_and_what_was_refused() {
     let host = Host::new().await;
-    let ada = host.person("ada@example.com", "acme", Role::Owner).await;
-    let viewer = host.person("viewer@example.com", "acme", Role::Viewer).await;
+    let ada = host.user("ada@example.com", "acme", Role::Owner).await;
+    let viewer = host.user("viewer@example.com", "acme", Role::Viewer).await;
     let sandbox = json!({"template": "base", "team": "acme"});
     let created = host.call("POST", "/v1/sandboxes", &ada.token, Some(sandbox.clone())).await.expect(201);
     host.call("POST", "/v1/sandboxes", &viewer.token, Some(sandbox)).await.refused(403, "insufficient_scope");
@@ -37,7 +37,7 @@ async fn the_audit_says_who_did_what_and_what_was_refused() {
 #[tokio::test]
 async fn pages_have_every_entry_once() {
     let host = Host::new().await;
-    let ada = host.person("ada@example.com", "acme", Role::Owner).await;
+    let ada = host.user("ada@example.com", "acme", Role::Owner).await;
     for _ in 0..5 {
         host.sandbox().await;
     }
@@ -58,7 +58,7 @@ async fn pages_have_every_entry_once() {
 #[tokio::test]
 async fn signing_in_is_in_the_audit_of_the_personal_team_also_when_it_fails() {
     let host = Host::new().await;
-    let ada = host.person("ada@example.com", "acme", Role::Owner).await;
+    let ada = host.user("ada@example.com", "acme", Role::Owner).await;
     host.log_in("ada@example.com", "guessed").await.refused(401, "unauthorized");
     host.log_in("ada@example.com", super::PASSWORD).await.expect(200);
 

@@ -10,7 +10,7 @@ use crate::support::Host;
 #[tokio::test]
 async fn who_has_the_password_is_signed_in_however_the_address_is_spelt() {
     let host = Host::new().await;
-    host.person("ada@example.com", "acme", Role::Owner).await;
+    host.user("ada@example.com", "acme", Role::Owner).await;
 
     let session = host.log_in("Ada@Example.COM", PASSWORD).await.expect(200);
 
@@ -24,7 +24,7 @@ async fn who_has_the_password_is_signed_in_however_the_address_is_spelt() {
 #[tokio::test]
 async fn a_wrong_password_and_an_unknown_address_are_refused_alike() {
     let host = Host::new().await;
-    host.person("ada@example.com", "acme", Role::Owner).await;
+    host.user("ada@example.com", "acme", Role::Owner).await;
 
     let wrong = host.log_in("ada@example.com", "correct horse batterz").await.refused(401, "unauthorized");
     let unknown = host.log_in("eve@example.com", PASSWORD).await.refused(401, "unauthorized");
@@ -51,7 +51,7 @@ async fn tries_are_counted_for_each_address() {
 #[tokio::test]
 async fn a_session_ends_by_signing_out_by_another_session_and_by_itself() {
     let host = Host::new().await;
-    let first = host.person("ada@example.com", "acme", Role::Owner).await.token;
+    let first = host.user("ada@example.com", "acme", Role::Owner).await.token;
     let log_in =
         async || host.log_in("ada@example.com", PASSWORD).await.expect(200)["token"].as_str().unwrap().to_owned();
     let (second, third) = (log_in().await, log_in().await);
@@ -76,7 +76,7 @@ async fn a_session_ends_by_signing_out_by_another_session_and_by_itself() {
 #[tokio::test]
 async fn another_password_needs_the_current_one_and_ends_the_other_sessions() {
     let host = Host::new().await;
-    let ada = host.person("ada@example.com", "acme", Role::Owner).await.token;
+    let ada = host.user("ada@example.com", "acme", Role::Owner).await.token;
     let other = host.log_in("ada@example.com", PASSWORD).await.expect(200)["token"].as_str().unwrap().to_owned();
     let change = async |body| host.call("PATCH", "/v1/me", &ada, Some(body)).await;
     change(json!({"password": "another password"})).await.blames("current_password");
@@ -94,7 +94,7 @@ async fn another_password_needs_the_current_one_and_ends_the_other_sessions() {
 #[tokio::test]
 async fn what_a_session_gave_access_to_ends_with_it() {
     let host = Host::new().await;
-    let ada = host.person("ada@example.com", "acme", Role::Member).await;
+    let ada = host.user("ada@example.com", "acme", Role::Member).await;
     let created = host.for_team("acme", "POST", "/v1/sandboxes", &ada.token, Some(json!({"template": "base"}))).await;
     created.expect(201);
     host.sync().await;

@@ -1,4 +1,4 @@
-//! People: how they sign in, what their roles are good for, and how teams, members, keys and the audit come to them.
+//! Users: how they sign in, what their roles are good for, and how teams, members, keys and the audit come to them.
 
 use sandpiper_accounts::Role;
 use sandpiper_api::plan::Plan;
@@ -20,7 +20,7 @@ pub(crate) use authorization::operations;
 const PASSWORD: &str = "correct horse battery";
 
 /// Somebody who is signed in.
-struct Person {
+struct TestUser {
     token: String,
     id: String,
     /// Slug of the personal team.
@@ -29,13 +29,13 @@ struct Person {
 
 impl Host {
     /// Somebody new with this role in the team, which is made where missing.
-    async fn person(&self, email: &str, team: &str, role: Role) -> Person {
+    async fn user(&self, email: &str, team: &str, role: Role) -> TestUser {
         let token = self.invitation(team, role).await;
         let accepted = self.accept(&token, email).await.expect(200);
         let session = &accepted["session"];
         let token = session["token"].as_str().unwrap().to_owned();
         let me = self.call("GET", "/v1/me", &token, None).await.expect(200);
-        Person {
+        TestUser {
             id: session["user"]["id"].as_str().unwrap().to_owned(),
             personal: me["team"]["slug"].as_str().unwrap().to_owned(),
             token,

@@ -10,7 +10,7 @@ use crate::support::{Host, request, with_header};
 #[tokio::test]
 async fn a_key_that_an_admin_makes_works_until_it_is_revoked() {
     let host = Host::new().await;
-    let ada = host.person("ada@example.com", "acme", Role::Admin).await;
+    let ada = host.user("ada@example.com", "acme", Role::Admin).await;
     let body = json!({"team": "acme", "name": "ci", "capability": "read"});
     let made = host.call("POST", "/v1/api_keys", &ada.token, Some(body)).await.expect(201);
     assert_eq!((&made["team"], &made["created_by"]), (&json!("acme"), &json!(ada.id)));
@@ -34,7 +34,7 @@ async fn a_key_that_an_admin_makes_works_until_it_is_revoked() {
 #[tokio::test]
 async fn a_key_ends_when_it_was_said_to_and_with_it_what_it_gave_access_to() {
     let host = Host::new().await;
-    let ada = host.person("ada@example.com", "acme", Role::Owner).await;
+    let ada = host.user("ada@example.com", "acme", Role::Owner).await;
     let make = async |expires_at: jiff::Timestamp| {
         let body = json!({"team": "acme", "capability": "write", "expires_at": expires_at});
         host.call("POST", "/v1/api_keys", &ada.token, Some(body)).await
@@ -55,7 +55,7 @@ async fn a_key_ends_when_it_was_said_to_and_with_it_what_it_gave_access_to() {
 #[tokio::test]
 async fn it_is_known_when_a_key_was_last_used() {
     let host = Host::new().await;
-    let ada = host.person("ada@example.com", "acme", Role::Owner).await;
+    let ada = host.user("ada@example.com", "acme", Role::Owner).await;
     let last_used = async || {
         let listed = host.call("GET", "/v1/api_keys?team=acme", &ada.token, None).await.expect(200);
         // Newest first: that which may only read.
@@ -77,7 +77,7 @@ async fn it_is_known_when_a_key_was_last_used() {
 #[tokio::test]
 async fn a_repeated_request_makes_one_key_and_does_not_show_it_again() {
     let host = Host::new().await;
-    let ada = host.person("ada@example.com", "acme", Role::Owner).await;
+    let ada = host.user("ada@example.com", "acme", Role::Owner).await;
     let make = async || {
         let body = json!({"team": "acme", "capability": "write"});
         let request = request("POST", "/v1/api_keys", &ada.token, Some(body));

@@ -10,7 +10,7 @@ use crate::support::Host;
 #[tokio::test]
 async fn a_request_is_for_the_team_that_it_names_or_the_personal_one() {
     let host = Host::new().await;
-    let ada = host.person("ada@example.com", "acme", Role::Member).await;
+    let ada = host.user("ada@example.com", "acme", Role::Member).await;
     let list = async |query: &str| host.call("GET", &format!("/v1/sandboxes{query}"), &ada.token, None).await;
     let create = async |body: Value| host.call("POST", "/v1/sandboxes", &ada.token, Some(body)).await;
 
@@ -36,7 +36,7 @@ async fn a_request_is_for_the_team_that_it_names_or_the_personal_one() {
 #[tokio::test]
 async fn a_founder_owns_the_team_and_invites_others() {
     let host = Host::new().await;
-    let ada = host.person("ada@example.com", "acme", Role::Viewer).await;
+    let ada = host.user("ada@example.com", "acme", Role::Viewer).await;
     let call = async |method: &str, path: &str, body| host.call(method, path, &ada.token, body).await;
     let team = call("POST", "/v1/teams", Some(json!({"slug": "newcomers"}))).await.expect(201);
     assert_eq!((&team["role"], &team["plan"], &team["is_personal"]), (&json!("owner"), &json!("basic"), &json!(false)));
@@ -71,7 +71,7 @@ async fn a_founder_owns_the_team_and_invites_others() {
 #[tokio::test]
 async fn who_is_there_already_accepts_with_a_session() {
     let host = Host::new().await;
-    let ada = host.person("ada@example.com", "acme", Role::Member).await;
+    let ada = host.user("ada@example.com", "acme", Role::Member).await;
     let token = host.invitation("other", Role::Viewer).await;
     // An invitation outlives what comes of nothing.
     host.accept(&token, "ada@example.com").await.refused(409, "conflict");
@@ -92,7 +92,7 @@ async fn who_is_there_already_accepts_with_a_session() {
 #[tokio::test]
 async fn an_invitation_is_over_after_seven_days_or_when_it_is_withdrawn() {
     let host = Host::new().await;
-    let ada = host.person("ada@example.com", "acme", Role::Owner).await;
+    let ada = host.user("ada@example.com", "acme", Role::Owner).await;
     let path = "/v1/teams/acme/invitations";
     let invite = async || host.call("POST", path, &ada.token, Some(json!({"role": "member"}))).await.expect(201);
     let (withdrawn, old) = (invite().await, invite().await);
@@ -112,10 +112,10 @@ async fn an_invitation_is_over_after_seven_days_or_when_it_is_withdrawn() {
 #[tokio::test]
 async fn who_is_removed_or_may_do_less_is_signed_out() {
     let host = Host::new().await;
-    let owner = host.person("owner@example.com", "acme", Role::Owner).await;
+    let owner = host.user("owner@example.com", "acme", Role::Owner).await;
     for body in [Some(json!({"role": "viewer"})), None] {
         let email = if body.is_some() { "a@example.com" } else { "b@example.com" };
-        let member = host.person(email, "acme", Role::Member).await;
+        let member = host.user(email, "acme", Role::Member).await;
         let path = format!("/v1/teams/acme/members/{}", member.id);
         let method = if body.is_some() { "PATCH" } else { "DELETE" };
         let answer = host.call(method, &path, &owner.token, body.clone()).await;
@@ -131,11 +131,11 @@ async fn who_is_removed_or_may_do_less_is_signed_out() {
 }
 
 #[tokio::test]
-async fn a_team_keeps_an_owner_and_a_person_the_personal_team() {
+async fn a_team_keeps_an_owner_and_a_user_the_personal_team() {
     let host = Host::new().await;
-    let owner = host.person("owner@example.com", "acme", Role::Owner).await;
-    let admin = host.person("admin@example.com", "acme", Role::Admin).await;
-    let of = |person: &super::Person| format!("/v1/teams/acme/members/{}", person.id);
+    let owner = host.user("owner@example.com", "acme", Role::Owner).await;
+    let admin = host.user("admin@example.com", "acme", Role::Admin).await;
+    let of = |user: &super::TestUser| format!("/v1/teams/acme/members/{}", user.id);
     let role = |role: &str| Some(json!({"role": role}));
     host.call("PATCH", &of(&owner), &owner.token, role("admin")).await.refused(409, "conflict");
     host.call("DELETE", &of(&owner), &owner.token, None).await.refused(409, "conflict");
@@ -162,7 +162,7 @@ async fn personal_teams_of_like_addresses_are_apart() {
     let [one, other, odd] = ["ada@example.com", "ada@example.org", "1@example.com"];
     let mut slugs = Vec::new();
     for email in [one, other, odd] {
-        slugs.push(host.person(email, "acme", Role::Viewer).await.personal);
+        slugs.push(host.user(email, "acme", Role::Viewer).await.personal);
     }
 
     assert_eq!((slugs[0].as_str(), slugs[2].as_str()), ("ada", "personal"));

@@ -14,8 +14,8 @@ enum Needs {
     Nothing,
     /// A key, or a member.
     Key,
-    /// A person.
-    Person,
+    /// A user.
+    User,
     /// An admin of the team.
     Admin,
 }
@@ -31,7 +31,7 @@ const fn operation(needs: Needs, method: &'static str, path: &'static str) -> Op
     Operation { needs, method, path, body: None }
 }
 
-/// What is about people. A new operation has to be added here, or
+/// What is about accounts. A new operation has to be added here, or
 /// `every_operation_is_listed` fails. Those that take something away come last.
 const PEOPLE: [Operation; 20] = [
     Operation {
@@ -46,9 +46,9 @@ const PEOPLE: [Operation; 20] = [
     operation(Needs::Key, "GET", "/v1/teams"),
     operation(Needs::Key, "GET", "/v1/teams/{team}"),
     operation(Needs::Key, "GET", "/v1/teams/{team}/members"),
-    Operation { body: Some(|| json!({"name": "Ada"})), ..operation(Needs::Person, "PATCH", "/v1/me") },
-    operation(Needs::Person, "GET", "/v1/me/sessions"),
-    Operation { body: Some(|| json!({"slug": "-"})), ..operation(Needs::Person, "POST", "/v1/teams") },
+    Operation { body: Some(|| json!({"name": "Ada"})), ..operation(Needs::User, "PATCH", "/v1/me") },
+    operation(Needs::User, "GET", "/v1/me/sessions"),
+    Operation { body: Some(|| json!({"slug": "-"})), ..operation(Needs::User, "POST", "/v1/teams") },
     operation(Needs::Admin, "GET", "/v1/teams/{team}/invitations"),
     Operation {
         body: Some(|| json!({"role": "viewer"})),
@@ -64,9 +64,9 @@ const PEOPLE: [Operation; 20] = [
     operation(Needs::Admin, "DELETE", "/v1/teams/{team}/members/{user}"),
     operation(Needs::Admin, "DELETE", "/v1/teams/{team}/invitations/{id}"),
     operation(Needs::Admin, "DELETE", "/v1/api_keys/{id}"),
-    operation(Needs::Person, "DELETE", "/v1/me/sessions/{id}"),
+    operation(Needs::User, "DELETE", "/v1/me/sessions/{id}"),
     // Nothing is left to ask for after this.
-    operation(Needs::Person, "POST", "/v1/logout"),
+    operation(Needs::User, "POST", "/v1/logout"),
 ];
 
 /// Method and path of all of them.
@@ -84,16 +84,16 @@ impl Operation {
 }
 
 #[tokio::test]
-async fn what_is_for_people_is_for_those_whose_role_is_enough() {
+async fn what_is_for_users_is_for_those_whose_role_is_enough() {
     let host = Host::new().await;
     for role in Role::ALL {
-        let person = host.person(&format!("{role}@example.com"), "acme", role).await;
+        let user = host.user(&format!("{role}@example.com"), "acme", role).await;
         let rest = PEOPLE.iter().filter(|operation| operation.needs != Needs::Nothing);
         for operation in rest.take_while(|operation| operation.path != "/v1/logout") {
             let what = format!("{role}: {} {}", operation.method, operation.path);
             let is_enough = operation.needs != Needs::Admin || role >= Role::Admin;
 
-            let answer = operation.send(&host, "acme", &person.token).await;
+            let answer = operation.send(&host, "acme", &user.token).await;
 
             match answer.status.as_u16() {
                 403 => assert!(!is_enough, "{what}: {}", answer.text),
@@ -106,9 +106,9 @@ async fn what_is_for_people_is_for_those_whose_role_is_enough() {
 }
 
 #[tokio::test]
-async fn what_is_for_people_is_not_for_keys_strangers_or_nobody() {
+async fn what_is_for_users_is_not_for_keys_strangers_or_nobody() {
     let host = Host::new().await;
-    let stranger = host.person("stranger@example.com", "elsewhere", Role::Owner).await;
+    let stranger = host.user("stranger@example.com", "elsewhere", Role::Owner).await;
     for operation in PEOPLE.iter().filter(|operation| operation.needs != Needs::Nothing) {
         let what = format!("{} {}", operation.method, operation.path);
         let is_for_keys = operation.needs == Needs::Key;
@@ -136,8 +136,8 @@ async fn what_is_for_keys_is_for_members_too_and_viewers_only_read() {
         let path = operation.path(&ids);
         let mut answers = Vec::new();
         for (role, team) in [(Role::Owner, "elsewhere"), (Role::Viewer, "acme"), (Role::Member, "acme")] {
-            let person = host.person(&format!("{role}@example.com"), team, role).await;
-            answers.push(host.for_team("acme", operation.method, &path, &person.token, operation.body()).await);
+            let user = host.user(&format!("{role}@example.com"), team, role).await;
+            answers.push(host.for_team("acme", operation.method, &path, &user.token, operation.body()).await);
         }
         let [stranger, viewer, member] = answers.try_into().unwrap();
 
@@ -152,7 +152,7 @@ async fn what_is_for_keys_is_for_members_too_and_viewers_only_read() {
 async fn the_examples_are_accepted() {
     let host = Host::new().await;
     let document: Value = serde_json::from_str(&sandpiper_api::document::text().unwrap()).unwrap();
-    let ada = host.person("grace@example.com", "acme", Role::Owner).await;
+    let ada = host.user("grace@example.com", "acme", Role::Owner).await;
     for (method, path) in operations().filter(|(method, _)| ["POST", "PATCH"].contains(method)) {
         let operation = &document["paths"][path][method.to_lowercase()];
         let example = operation["requestBody"]["content"]["application/json"]["example"].clone();
