@@ -20,13 +20,16 @@ use crate::wait::wait_until;
 use crate::watch::Services;
 
 /// Tables of what is kept after it happened, or for ever.
-const KEPT: [&str; 15] = [
+const KEPT: [&str; 19] = [
     "api_keys",
     "audit",
     "banks",
     "idempotency_keys",
+    "invitations",
+    "login_sessions",
     "market_methods",
     "markets",
+    "memberships",
     "merchant_keys",
     "merchant_markets",
     "merchants",
@@ -34,6 +37,7 @@ const KEPT: [&str; 15] = [
     "payments",
     "teams",
     "template_versions",
+    "users",
     "webhook_attempts",
     "webhook_deliveries",
 ];
