@@ -14,6 +14,10 @@ pub const PREFIX: &str = "sps_";
 
 /// How long a session lasts, however much it is used.
 const LASTS: SignedDuration = SignedDuration::from_hours(30 * 24);
+/// For how long it is known of a session that it has ended: for longer than what it has given access to may last, a month.
+const REMEMBERED: SignedDuration = SignedDuration::from_hours(32 * 24);
+/// Sessions of one user at a time: the oldest ends when there is one more.
+const MOST: i64 = 100;
 
 sandpiper_protocol::typed_id!(
     /// The id of a session: `ses…`.
@@ -145,8 +149,23 @@ impl LoginSessions {
     }
 }
 
-/// Begins one in the transaction of what comes with it.
+/// Begins one in the transaction of what comes with it, and forgets the user's old ones.
 pub async fn begin(tx: &mut Tx, user: &UserId, now: Timestamp) -> Result<Begun, StoreError> {
+    let long_ago = now.saturating_sub(REMEMBERED).unwrap_or(Timestamp::MIN);
+    sqlx::query("DELETE FROM login_sessions WHERE user_id = $1 AND (ended_at_ms < $2 OR expires_at_ms < $2)")
+        .bind(user.to_string())
+        .bind(to_ms(long_ago))
+        .execute(&mut **tx)
+        .await?;
+    sqlx::query(
+        "UPDATE login_sessions SET ended_at_ms = $1 WHERE user_id = $2 AND ended_at_ms IS NULL AND id NOT IN \
+         (SELECT id FROM login_sessions WHERE user_id = $2 AND ended_at_ms IS NULL ORDER BY id DESC LIMIT $3)",
+    )
+    .bind(to_ms(now))
+    .bind(user.to_string())
+    .bind(MOST - 1)
+    .execute(&mut **tx)
+    .await?;
     let token = keys::generate(PREFIX);
     let hash = hash(&token).ok_or_else(|| StoreError::Corrupt { what: "a new token".to_owned() })?;
     let expires_at = now.saturating_add(LASTS).unwrap_or(Timestamp::MAX);

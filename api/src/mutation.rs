@@ -140,7 +140,9 @@ async fn prepare(app: &App, face: Face, request: Request) -> Result<Prepared, Ap
     let target = parts.uri.path_and_query().map_or("", PathAndQuery::as_str);
     let (mut claim, mut made_before) = (None, None);
     if let Some(key) = key {
-        let fingerprint = idempotency::fingerprint(parts.method.as_str(), target, body.bytes());
+        // Of two users of a team each has a session and a name of one's own.
+        let user = caller.signed_in.as_ref().map(|signed_in| signed_in.id.as_str());
+        let fingerprint = idempotency::fingerprint(user, parts.method.as_str(), target, body.bytes());
         match app.store.idempotency.claim(&caller.team.id, &key, &fingerprint, app.clock.now()).await? {
             Lookup::Claimed(new) => claim = Some(new),
             Lookup::Abandoned { claim: new, resource_id } => (claim, made_before) = (Some(new), Some(resource_id)),

@@ -26,10 +26,10 @@ pub fn key(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
     Err(ApiError::invalid_field("Idempotency-Key", "must be 1 to 255 visible ASCII characters without spaces"))
 }
 
-/// What tells a request from another under the same key: 64 hexadecimal digits.
-pub fn fingerprint(method: &str, path: &str, body: &[u8]) -> String {
+/// What tells a request from another under the same key: 64 hexadecimal digits. `user`: who is signed in.
+pub fn fingerprint(user: Option<&str>, method: &str, path: &str, body: &[u8]) -> String {
     let mut hash = Sha256::new();
-    for part in [method.as_bytes(), path.as_bytes(), body] {
+    for part in user.map(str::as_bytes).into_iter().chain([method.as_bytes(), path.as_bytes(), body]) {
         // The length first, so that no two requests run together into the same bytes.
         hash.update(u64::try_from(part.len()).unwrap_or(u64::MAX).to_be_bytes());
         hash.update(part);

@@ -2,6 +2,8 @@
 //!
 //! A team that has members keeps an owner: what would take the last one away is refused.
 
+use std::collections::HashMap;
+
 use jiff::{SignedDuration, Timestamp};
 use sandpiper_accounts::sessions::{self, Begun};
 use sandpiper_accounts::{Email, Role, User, UserId, users};
@@ -90,6 +92,8 @@ pub enum Changed {
     NoMember,
     /// It would leave the team without an owner.
     LastOwner,
+    /// Who asks may not do that, at least not any more.
+    Forbidden,
 }
 
 /// The memberships and invitations.
@@ -176,31 +180,36 @@ impl Members {
             .collect()
     }
 
-    /// Gives a member another role, or takes the member out of the team. The sessions of whoever may do less from now on end,
-    /// for what was begun in them is to end, too.
+    /// Has `actor` give a member another role, or take the member out of the team; everybody may leave.
+    ///
+    /// What a member who may do less from then on has begun ends with it: the sessions, and the invitations, with which one could
+    /// come back.
     pub async fn change(
         &self,
         team: &TeamId,
+        actor: &UserId,
         user: &UserId,
         role: Option<Role>,
         now: Timestamp,
     ) -> Result<Changed, StoreError> {
+        // By one at a time: what was read stays so.
         let mut tx = self.database.write().await?;
-        let roles = sqlx::query("SELECT user_id, role FROM memberships WHERE team_id = $1")
+        let rows = sqlx::query("SELECT user_id, role FROM memberships WHERE team_id = $1")
             .bind(team.as_str())
             .fetch_all(&mut *tx)
             .await?;
-        let (mut before, mut has_other_owner) = (None, false);
-        for row in &roles {
-            let role: Role = decode_enum(row.try_get("role")?)?;
-            if row.try_get::<String, _>("user_id")? == user.as_str() {
-                before = Some(role);
-            } else {
-                has_other_owner |= role == Role::Owner;
-            }
+        let mut roles: HashMap<String, Role> = HashMap::new();
+        for row in &rows {
+            roles.insert(row.try_get("user_id")?, decode_enum(row.try_get("role")?)?);
         }
-        let Some(before) = before else { return Ok(Changed::NoMember) };
-        if before == Role::Owner && role != Some(Role::Owner) && !has_other_owner {
+        let Some(before) = roles.remove(user.as_str()) else { return Ok(Changed::NoMember) };
+        let leaves = actor == user && role.is_none();
+        let needed = if role.max(Some(before)) == Some(Role::Owner) { Role::Owner } else { Role::Admin };
+        let own = if actor == user { Some(before) } else { roles.get(actor.as_str()).copied() };
+        if !leaves && own < Some(needed) {
+            return Ok(Changed::Forbidden);
+        }
+        if before == Role::Owner && role != Some(Role::Owner) && !roles.values().any(|role| *role == Role::Owner) {
             return Ok(Changed::LastOwner);
         }
         let mut change = match role {
@@ -215,6 +224,11 @@ impl Members {
         change.build().execute(&mut *tx).await?;
         if role.is_none_or(|role| role < before) {
             sessions::end_all(&mut tx, user, now).await?;
+            sqlx::query("DELETE FROM invitations WHERE team_id = $1 AND invited_by = $2")
+                .bind(team.as_str())
+                .bind(user.to_string())
+                .execute(&mut *tx)
+                .await?;
         }
         tx.commit().await?;
         Ok(Changed::Done)
@@ -270,6 +284,16 @@ impl Members {
         let mut withdrawal = Statement::new("DELETE FROM invitations WHERE id = ");
         withdrawal.push_bind(id).push(" AND team_id = ").push_bind(team.as_str());
         self.database.changes_row(withdrawal).await
+    }
+
+    /// Whether this is the token of an invitation that can be accepted.
+    pub async fn is_open(&self, hash: &str, now: Timestamp) -> Result<bool, StoreError> {
+        let row = sqlx::query("SELECT 1 FROM invitations WHERE hash = $1 AND expires_at_ms > $2")
+            .bind(hash.to_owned())
+            .bind(to_ms(now))
+            .fetch_optional(self.database.read())
+            .await?;
+        Ok(row.is_some())
     }
 
     /// Makes somebody new a user with a personal team, a member as the invitation says, and signed in: all of it or nothing.

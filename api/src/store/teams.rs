@@ -3,6 +3,7 @@
 use jiff::Timestamp;
 use sandpiper_accounts::UserId;
 use sandpiper_db::{Database, Statement, StoreError, Tx, decode_enum, from_ms, to_ms};
+use sandpiper_protocol::id;
 use sandpiper_protocol::ids::TeamId;
 use sqlx::Row;
 use sqlx::any::AnyRow;
@@ -11,11 +12,12 @@ use crate::plan::Plan;
 
 const MAX_SLUG: usize = 40;
 /// What [`is_slug`] asks for, for people.
-pub const SLUG_RULE: &str = "must have 1 to 40 of a-z, 0-9 and -, and begin with a letter";
+pub const SLUG_RULE: &str = "must have 1 to 40 of a-z, 0-9 and -, begin with a letter, and not look like an id";
 
-/// Whether a team may be called so.
+/// Whether a team may be called so: not like a team's id, for which requests may name either.
 pub fn is_slug(text: &str) -> bool {
     text.len() <= MAX_SLUG
+        && !id::is_valid(TeamId::PREFIX, text)
         && text.starts_with(|first: char| first.is_ascii_lowercase())
         && text.bytes().all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-'))
 }

@@ -48,10 +48,15 @@ CREATE TABLE login_sessions (
     ended_at_ms     BIGINT
 );
 CREATE INDEX login_sessions_of_user ON login_sessions (user_id, id);
+-- It is asked every second for those that have ended just now.
+CREATE INDEX login_sessions_by_end ON login_sessions (ended_at_ms);
+CREATE INDEX login_sessions_by_expiry ON login_sessions (expires_at_ms);
 
 ALTER TABLE api_keys ADD COLUMN created_by TEXT REFERENCES users (id);
 ALTER TABLE api_keys ADD COLUMN expires_at_ms BIGINT;
 ALTER TABLE api_keys ADD COLUMN last_used_at_ms BIGINT;
+CREATE INDEX api_keys_by_end ON api_keys (revoked_at_ms);
+CREATE INDEX api_keys_by_expiry ON api_keys (expires_at_ms);
 
 -- Who was signed in; NULL: nobody, it was an API key or the operator.
 ALTER TABLE audit ADD COLUMN user_id TEXT;

@@ -229,6 +229,10 @@ pub async fn accept(State(app): State<App>, _: NoParameters, request: Request) -
     let hash = keys::hash(PREFIX, &token).ok_or_else(gone)?;
     app.login_limits.check(&hash)?;
     let now = app.clock.now();
+    // Before a password is hashed: whoever has no token costs next to nothing.
+    if !app.store.members.is_open(&hash, now).await? {
+        return Err(gone());
+    }
     let (team, key_id, user_id, session) = match signed_in {
         Some(UserAccess { caller, signed_in }) => {
             let user = app.store.users.by_id(&signed_in.id).await?;

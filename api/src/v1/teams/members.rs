@@ -114,7 +114,7 @@ pub async fn update(
     caller.check_team(Some(&team))?;
     let member = find(&app, &caller, &user).await?;
     check_owner(&signed_in, role.max(member.role))?;
-    change(&app, &caller, &member.user_id, Some(role)).await?;
+    change(&app, &caller, &signed_in, &member.user_id, Some(role)).await?;
     let acted = Extension(Acted(vec![user]));
     Ok((acted, JsonBody(MemberBody::from(Member { role, ..member }))).into_response())
 }
@@ -148,7 +148,7 @@ pub async fn delete(
     if signed_in.id != member.user_id {
         check_owner(&signed_in, member.role)?;
     }
-    change(&app, &caller, &member.user_id, None).await?;
+    change(&app, &caller, &signed_in, &member.user_id, None).await?;
     Ok((StatusCode::NO_CONTENT, Extension(Acted(vec![user]))).into_response())
 }
 
@@ -161,8 +161,12 @@ pub fn check_owner(signed_in: &SignedIn, role: Role) -> Result<(), ApiError> {
     if role < Role::Owner || signed_in.role == Role::Owner {
         return Ok(());
     }
+    Err(only_owners())
+}
+
+fn only_owners() -> ApiError {
     let message = "Only an owner of the team makes owners of others, or takes that away";
-    Err(ApiError::new(StatusCode::FORBIDDEN, "insufficient_scope", message))
+    ApiError::new(StatusCode::FORBIDDEN, "insufficient_scope", message)
 }
 
 async fn find(app: &App, caller: &Caller, user: &str) -> Result<Member, ApiError> {
@@ -170,16 +174,23 @@ async fn find(app: &App, caller: &Caller, user: &str) -> Result<Member, ApiError
     members.into_iter().find(|member| member.user_id.as_str() == user).ok_or_else(|| no_member(user))
 }
 
-async fn change(app: &App, caller: &Caller, user: &UserId, role: Option<Role>) -> Result<(), ApiError> {
+async fn change(
+    app: &App,
+    caller: &Caller,
+    signed_in: &SignedIn,
+    user: &UserId,
+    role: Option<Role>,
+) -> Result<(), ApiError> {
     if caller.team.personal_of.as_ref() == Some(user) {
-        return Err(ApiError::conflict("This user's own team it stays"));
+        return Err(ApiError::conflict("A personal team stays that of its user"));
     }
-    match app.store.members.change(&caller.team.id, user, role, app.clock.now()).await? {
+    match app.store.members.change(&caller.team.id, &signed_in.id, user, role, app.clock.now()).await? {
         Changed::Done => Ok(()),
         Changed::NoMember => Err(no_member(user)),
         Changed::LastOwner => {
             Err(ApiError::conflict("The team's last owner stays one; make somebody else an owner first"))
         }
+        Changed::Forbidden => Err(only_owners()),
     }
 }
 

@@ -74,6 +74,23 @@ async fn a_session_ends_by_signing_out_by_another_session_and_by_itself() {
 }
 
 #[tokio::test]
+async fn of_many_sessions_the_oldest_ends() {
+    let host = Host::new().await;
+    let ada = host.user("ada@example.com", "acme", Role::Owner).await;
+    let begin =
+        async || host.app.store.login_sessions.begin(&ada.id.as_str().into(), host.app.clock.now()).await.unwrap();
+    for _ in 0..99 {
+        begin().await;
+    }
+    host.call("GET", "/v1/me", &ada.token, None).await.expect(200);
+
+    let newest = begin().await;
+
+    host.call("GET", "/v1/me", &ada.token, None).await.refused(401, "unauthorized");
+    host.call("GET", "/v1/me", &newest.token, None).await.expect(200);
+}
+
+#[tokio::test]
 async fn another_password_needs_the_current_one_and_ends_the_other_sessions() {
     let host = Host::new().await;
     let ada = host.user("ada@example.com", "acme", Role::Owner).await.token;

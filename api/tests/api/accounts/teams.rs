@@ -5,7 +5,7 @@ use sandpiper_accounts::Role;
 use serde_json::{Value, json};
 
 use super::PASSWORD;
-use crate::support::Host;
+use crate::support::{Host, request, with_header};
 
 #[tokio::test]
 async fn a_request_is_for_the_team_that_it_names_or_the_personal_one() {
@@ -128,6 +128,47 @@ async fn who_is_removed_or_may_do_less_is_signed_out() {
         let (status, code) = if body.is_some() { (403, "insufficient_scope") } else { (404, "not_found") };
         host.call("POST", "/v1/sandboxes", &token, sandbox).await.refused(status, code);
     }
+}
+
+#[tokio::test]
+async fn who_is_removed_has_left_no_way_back() {
+    let host = Host::new().await;
+    let owner = host.user("owner@example.com", "acme", Role::Owner).await;
+    let admin = host.user("admin@example.com", "acme", Role::Admin).await;
+    let path = "/v1/teams/acme/invitations";
+    let invited = host.call("POST", path, &admin.token, Some(json!({"role": "admin"}))).await.expect(201);
+
+    host.call("DELETE", &format!("/v1/teams/acme/members/{}", admin.id), &owner.token, None).await.expect(204);
+
+    host.accept(invited["token"].as_str().unwrap(), "again@example.com").await.refused(404, "not_found");
+}
+
+#[tokio::test]
+async fn no_team_is_called_like_another_ones_id() {
+    let host = Host::new().await;
+    let ada = host.user("ada@example.com", "acme", Role::Viewer).await;
+    let team = host.call("GET", "/v1/teams/acme", &ada.token, None).await.expect(200);
+
+    let founded = host.call("POST", "/v1/teams", &ada.token, Some(json!({"slug": team["id"]}))).await;
+
+    founded.blames("slug");
+}
+
+#[tokio::test]
+async fn the_same_idempotency_key_of_two_users_is_not_the_same_request() {
+    let host = Host::new().await;
+    let (ada, grace) = (
+        host.user("ada@example.com", "acme", Role::Owner).await,
+        host.user("grace@example.com", "acme", Role::Owner).await,
+    );
+    let rename = async |token: &str| {
+        let mut order = request("PATCH", "/v1/me", token, Some(json!({"name": "X"})));
+        order = with_header(order, "idempotency-key", "one");
+        host.send(with_header(order, "sandpiper-team", "acme")).await
+    };
+
+    assert_eq!(rename(&ada.token).await.expect(200)["user"]["email"], "ada@example.com");
+    rename(&grace.token).await.refused(422, "idempotency_key_reused");
 }
 
 #[tokio::test]
