@@ -14,6 +14,7 @@ mod error;
 pub mod hex;
 pub mod location;
 pub mod private_files;
+pub mod reseal;
 pub mod secrets;
 pub mod sole;
 pub mod statement;

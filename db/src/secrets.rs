@@ -1,9 +1,11 @@
 //! Tenants' secrets at rest: sealed with XChaCha20-Poly1305 under keys from a file.
 //!
-//! The file holds one key a line, 64 hexadecimal digits. The first seals, all open: to rotate, put a new line on top and
-//! drop the old one when nothing sealed under it is left. A nonce is 24 random bytes, which for this cipher is safe
+//! The file holds one key a line, 64 hexadecimal digits. The first seals, all open: to rotate, [`add_key`] puts a new line on top,
+//! and [`drop_older_keys`] takes away all others when nothing sealed under them is left ([`reseal`](crate::reseal)). A nonce is 24 random bytes, which for this cipher is safe
 //! without counting. What is sealed is bound to a context (the sandbox's id), so it cannot be moved to another row.
 
+use std::io::Write;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::{fmt, io};
 
@@ -56,6 +58,46 @@ impl fmt::Debug for Vault {
     }
 }
 
+/// Puts a new key on top of those in the file, which must be there: from the next time that it is read it seals, and the others
+/// still open.
+///
+/// # Errors
+///
+/// The file cannot be used, or not be written. It is as it was, then.
+pub fn add_key(path: &Path) -> Result<(), KeyFileError> {
+    let io = |source| KeyFileError::Io { path: path.to_owned(), source };
+    let old = Zeroizing::new(std::fs::read_to_string(path).map_err(io)?);
+    Vault::open(path)?;
+    let text = Zeroizing::new(format!("{}{}", *new_line(), *old));
+    replace(path, &text).map_err(io)
+}
+
+/// Leaves nothing in the file but the first key.
+///
+/// # Errors
+///
+/// The file cannot be used, or not be written. It is as it was, then.
+pub fn drop_older_keys(path: &Path) -> Result<(), KeyFileError> {
+    let io = |source| KeyFileError::Io { path: path.to_owned(), source };
+    Vault::open(path)?;
+    let text = Zeroizing::new(std::fs::read_to_string(path).map_err(io)?);
+    let first = text.lines().find(|line| !line.trim().is_empty());
+    let first = first.ok_or_else(|| KeyFileError::Empty { path: path.to_owned() })?;
+    replace(path, &Zeroizing::new(format!("{first}\n"))).map_err(io)
+}
+
+/// A line of a key file, with a key of its own.
+fn new_line() -> Zeroizing<String> {
+    Zeroizing::new(format!("{}\n", hex::encode(&rand::random::<[u8; KEY_LEN]>())))
+}
+
+/// Another content, for the same user: at every moment there is the old file or the new one, whole.
+fn replace(path: &Path, text: &str) -> io::Result<()> {
+    let owner = std::fs::metadata(path)?;
+    let access = Access::PRIVATE.owned_by(owner.uid(), owner.gid());
+    durable::write_atomic_with(path, access, |file| file.write_all(text.as_bytes()))
+}
+
 impl Vault {
     /// Reads the key file, made with a new key where missing.
     pub fn open(path: &Path) -> Result<Self, KeyFileError> {
@@ -63,8 +105,7 @@ impl Vault {
         if let Some(folder) = path.parent() {
             private_files::folder(folder).map_err(io)?;
         }
-        let fresh = Zeroizing::new(format!("{}\n", hex::encode(&rand::random::<[u8; KEY_LEN]>())));
-        durable::create_atomic(path, Access::PRIVATE, fresh.as_bytes()).map_err(io)?;
+        durable::create_atomic(path, Access::PRIVATE, new_line().as_bytes()).map_err(io)?;
         if private_files::is_exposed(path).map_err(io)? {
             return Err(KeyFileError::Exposed { path: path.to_owned() });
         }
@@ -114,14 +155,30 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("secrets.key");
         let sealed = Vault::open(&path).unwrap().seal("sbx1", b"TOKEN=hush").unwrap();
-        let old = std::fs::read_to_string(&path).unwrap();
-        std::fs::write(&path, format!("{}\n{old}", "ab".repeat(32))).unwrap();
+        add_key(&path).unwrap();
 
         let rotated = Vault::open(&path).unwrap();
 
         assert_eq!(rotated.unseal("sbx1", &sealed).unwrap().as_slice(), b"TOKEN=hush");
         assert_eq!(rotated.unseal("sbx2", &sealed), Err(OpenError));
         assert!(!sealed.contains("hush"));
+    }
+
+    #[test]
+    fn a_key_that_was_dropped_opens_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("secrets.key");
+        let old = Vault::open(&path).unwrap().seal("sbx1", b"TOKEN=hush").unwrap();
+        add_key(&path).unwrap();
+        let new = Vault::open(&path).unwrap().seal("sbx1", b"TOKEN=hush").unwrap();
+
+        drop_older_keys(&path).unwrap();
+
+        let vault = Vault::open(&path).unwrap();
+        assert_eq!(vault.unseal("sbx1", &old), Err(OpenError));
+        assert_eq!(vault.unseal("sbx1", &new).unwrap().as_slice(), b"TOKEN=hush");
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert!(add_key(&folder.path().join("none")).is_err(), "none is made");
     }
 
     #[test]

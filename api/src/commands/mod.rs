@@ -23,6 +23,7 @@ pub mod audit;
 pub mod import;
 pub mod key;
 pub mod operator_key;
+pub mod rotate_secrets;
 pub mod serve;
 pub mod team;
 
@@ -155,6 +156,13 @@ enum KeyCommand {
         /// `key…`, from the list
         id: String,
     },
+    /// Seal all secrets in the database under a new key, and drop the older ones, while nothing serves
+    ///
+    /// Tokens and links that were sealed for the E2B SDKs are not good any more; they are asked for anew.
+    RotateSecrets {
+        #[command(flatten)]
+        config: ConfigArgument,
+    },
 }
 
 #[derive(Debug, Subcommand)]
@@ -243,6 +251,10 @@ impl Arguments {
             }
             Command::Key(KeyCommand::Revoke { config, id }) => {
                 config.with_database(|database| async move { key::revoke(&Store::new(database), &id).await })
+            }
+            Command::Key(KeyCommand::RotateSecrets { config }) => {
+                let settings = config.load()?;
+                config.with_database(|database| async move { rotate_secrets::run(&settings, database).await })
             }
             Command::Team(TeamCommand::Ls { config, json }) => {
                 config.with_database(|database| async move { team::list(&Store::new(database), json).await })

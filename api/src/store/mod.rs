@@ -4,6 +4,7 @@
 //! One file per resource, each a handle over the same [`Database`].
 
 use sandpiper_accounts::{LoginSessions, Users};
+use sandpiper_db::reseal::SealedColumn;
 use sandpiper_db::{AuditLog, Database};
 
 pub mod checkpoints;
@@ -35,6 +36,21 @@ pub use teams::Teams;
 pub use templates::Templates;
 pub use uploads::Uploads;
 pub use volumes::Volumes;
+
+/// What is sealed under the secrets key, each for the id of its row.
+pub const SEALED: [SealedColumn; 2] = [
+    SealedColumn {
+        name: "variables of sandboxes",
+        select: "SELECT id, envs AS sealed FROM sandboxes WHERE envs IS NOT NULL AND id > $1 ORDER BY id LIMIT $2",
+        update: "UPDATE sandboxes SET envs = $1 WHERE id = $2 AND envs = $3",
+    },
+    SealedColumn {
+        name: "builds that wait",
+        select: "SELECT id, sealed_order AS sealed FROM template_versions \
+                 WHERE sealed_order IS NOT NULL AND id > $1 ORDER BY id LIMIT $2",
+        update: "UPDATE template_versions SET sealed_order = $1 WHERE id = $2 AND sealed_order = $3",
+    },
+];
 
 /// All handles.
 #[derive(Debug, Clone)]

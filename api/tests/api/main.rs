@@ -27,6 +27,7 @@ mod processes;
 mod quota;
 mod restore;
 mod roles;
+mod rotate_secrets;
 mod sandbox;
 mod sessions;
 mod support;

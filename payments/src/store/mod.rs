@@ -2,6 +2,7 @@
 //!
 //! One file per resource, each a handle over the same [`Database`].
 
+use sandpiper_db::reseal::SealedColumn;
 use sandpiper_db::{AuditLog, Batch, Database};
 
 pub mod deliveries;
@@ -27,6 +28,13 @@ pub use merchants::Merchants;
 pub use operator_keys::OperatorKeys;
 pub use payments::Payments;
 pub use webhook_endpoints::WebhookEndpoints;
+
+/// What is sealed under the secrets key of merchants, each for the id of its row.
+pub const SEALED: [SealedColumn; 1] = [SealedColumn {
+    name: "secret keys of merchants",
+    select: "SELECT id, sealed FROM merchant_keys WHERE sealed IS NOT NULL AND id > $1 ORDER BY id LIMIT $2",
+    update: "UPDATE merchant_keys SET sealed = $1 WHERE id = $2 AND sealed = $3",
+}];
 
 /// All handles.
 #[derive(Debug, Clone)]
