@@ -13,6 +13,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+use crate::credentials::Given;
 use crate::output::Output;
 
 /// Linux machines for agents and automation: real microVMs that start in a moment.
@@ -33,6 +34,7 @@ Examples:
   sandpiper volume create models            files that outlive sandboxes
   sandpiper template build . -t app         a template of your own, from a Dockerfile
   sandpiper network set sbx… --internet off nothing outside can be reached any more
+  sandpiper login ada@example.com           sign in; `team`, `key` and `audit` are for users
   sandpiper webhook listen --port 9000      receive payment webhooks, verified and kept"
 )]
 struct Arguments {
@@ -40,9 +42,13 @@ struct Arguments {
     #[arg(long, global = true, env = "SANDPIPER_URL")]
     url: Option<String>,
 
-    /// API key; without it, the one that `up` left in the configuration
+    /// API key; without it, the session that `login` left, or the key that `up` did
     #[arg(long, global = true, env = "SANDPIPER_API_KEY", hide_env_values = true)]
     api_key: Option<String>,
+
+    /// Slug or id of the team that a user who is signed in acts for; without it, the personal one
+    #[arg(long, global = true, env = "SANDPIPER_TEAM", value_name = "TEAM")]
+    team: Option<String>,
 
     /// PEM file of a certificate authority to trust, for a host with its own
     #[arg(long, global = true, env = "SANDPIPER_CA")]
@@ -78,6 +84,14 @@ enum Command {
     Logs(commands::logs::Arguments),
     Metrics(commands::metrics::Arguments),
     Limits(commands::limits::Arguments),
+    Login(commands::login::LoginArguments),
+    Logout(commands::login::LogoutArguments),
+    Whoami(commands::login::WhoamiArguments),
+    #[command(subcommand)]
+    Team(commands::team::Command),
+    #[command(subcommand)]
+    Key(commands::key::Command),
+    Audit(commands::audit::Arguments),
     Trace(commands::trace::Arguments),
     Mcp(commands::mcp::Arguments),
     #[command(subcommand)]
@@ -105,8 +119,13 @@ fn main() -> ExitCode {
 }
 
 async fn dispatch(arguments: Arguments, output: Output) -> anyhow::Result<ExitCode> {
-    let client =
-        || credentials::client(arguments.url.as_deref(), arguments.api_key.as_deref(), arguments.ca.as_deref());
+    let given = Given {
+        url: arguments.url.as_deref(),
+        api_key: arguments.api_key.as_deref(),
+        team: arguments.team.as_deref(),
+        ca: arguments.ca.as_deref(),
+    };
+    let client = || given.client();
     match arguments.command {
         Command::Doctor(arguments) => commands::doctor::run(&arguments, output),
         Command::Up(arguments) => commands::up::run(arguments, output).await,
@@ -131,6 +150,12 @@ async fn dispatch(arguments: Arguments, output: Output) -> anyhow::Result<ExitCo
         Command::Mcp(arguments) => commands::mcp::run(arguments, client()?).await,
         Command::Trace(arguments) => commands::trace::run(arguments, output).await,
         Command::Limits(arguments) => commands::limits::run(arguments, client()?, output).await,
+        Command::Login(arguments) => commands::login::login(arguments, given, output).await,
+        Command::Logout(arguments) => commands::login::logout(arguments, given, output).await,
+        Command::Whoami(arguments) => commands::login::whoami(arguments, client()?, output).await,
+        Command::Team(command) => commands::team::run(command, client()?, output).await,
+        Command::Key(command) => commands::key::run(command, client()?, output).await,
+        Command::Audit(arguments) => commands::audit::run(arguments, client()?, output).await,
     }
 }
 

@@ -56,6 +56,24 @@ impl Output {
         self.line(&table.to_string());
     }
 
+    /// What the API has listed: a table, or a line of JSON for each.
+    pub(crate) fn rows(self, header: &[&str], listed: &[Value], row: impl Fn(&Value) -> Vec<String>) {
+        if self.json {
+            listed.iter().for_each(|value| self.value(value));
+        } else {
+            self.table(header, listed.iter().map(row));
+        }
+    }
+
+    /// What the API has made: the one field that a person asked for, or all of it as JSON.
+    pub(crate) fn made(self, made: &Value, field: &str) {
+        if self.json {
+            self.value(made);
+        } else {
+            self.line(&crate::text::field(made, field));
+        }
+    }
+
     /// Says on a terminal that something is under way, from the moment it has taken more than a blink.
     pub(crate) fn progress(self, text: &str) -> Progress {
         self.bar(text, "{spinner} {msg} {elapsed:.dim}")

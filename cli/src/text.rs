@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 
 use indicatif::BinaryBytes;
+use serde_json::Value;
 
 /// `text` with its control characters, and those that turn the direction of writing, as escapes. With `\n` kept if `lines`.
 fn escape(text: &str, lines: bool) -> Cow<'_, str> {
@@ -35,6 +36,15 @@ fn is_format(c: char) -> bool {
 /// A number of bytes as people read it: `1.50 MiB`.
 pub(crate) fn bytes(count: u64) -> String {
     BinaryBytes(count).to_string()
+}
+
+/// A field of what the API responds, for a table; `-` where there is none.
+pub(crate) fn field(object: &Value, name: &str) -> String {
+    match &object[name] {
+        Value::Null => "-".to_owned(),
+        Value::String(text) => printable(text).into_owned(),
+        other => other.to_string(),
+    }
 }
 
 #[cfg(test)]

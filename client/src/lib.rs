@@ -11,13 +11,14 @@ mod metrics;
 mod network;
 mod snapshots;
 mod streams;
+mod teams;
 mod templates;
 mod volumes;
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use reqwest::{Method, StatusCode};
+use reqwest::{Method, RequestBuilder, StatusCode};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -36,12 +37,15 @@ const START_TIMEOUT: Duration = Duration::from_secs(600);
 /// Between two looks at it.
 const START_POLL: Duration = Duration::from_millis(250);
 
-/// The control plane of one Sandpiper, as one API key sees it.
+/// The control plane of one Sandpiper, as one API key or login session sees it.
 #[derive(Clone)]
 pub struct Client {
     http: reqwest::Client,
     base_url: String,
+    /// Or the token of a login session.
     api_key: String,
+    /// The team that a login session acts for.
+    team: Option<String>,
 }
 
 /// Why a call failed.
@@ -260,7 +264,7 @@ impl Client {
 
     /// A client over the caller's own HTTP client.
     pub fn with_http(http: reqwest::Client, base_url: &str, api_key: &str) -> Self {
-        Self { http, base_url: base_url.trim_end_matches('/').to_owned(), api_key: api_key.to_owned() }
+        Self { http, base_url: base_url.trim_end_matches('/').to_owned(), api_key: api_key.to_owned(), team: None }
     }
 
     /// The same API, with another key.
@@ -360,10 +364,26 @@ impl Client {
         self.parse(&path, entries.into())
     }
 
+    /// The same, acting for this team of the user who is signed in.
+    #[must_use]
+    pub fn for_team(self, team: Option<String>) -> Self {
+        Self { team, ..self }
+    }
+
+    /// With what the caller has to show.
+    fn authorized(&self, request: RequestBuilder) -> RequestBuilder {
+        // None: there is nothing to show yet.
+        let request = if self.api_key.is_empty() { request } else { request.bearer_auth(&self.api_key) };
+        match &self.team {
+            Some(team) => request.header("Sandpiper-Team", team),
+            None => request,
+        }
+    }
+
     /// Any call of the control plane: `path` follows `/v1`. An empty response is `null`.
     pub async fn call(&self, method: Method, path: &str, body: Option<Value>) -> Result<Value, ClientError> {
         let url = format!("{}/v1{path}", self.base_url);
-        let mut request = self.http.request(method, &url).bearer_auth(&self.api_key).timeout(TIMEOUT);
+        let mut request = self.authorized(self.http.request(method, &url)).timeout(TIMEOUT);
         if let Some(body) = body {
             request = request.json(&body);
         }

@@ -210,7 +210,7 @@ impl Client {
     /// Has tags stand for a version that is ready, also those that stand for another.
     pub async fn tag_version(&self, slug: &str, reference: &str, tags: &[String]) -> Result<(), ClientError> {
         // Of the routes for the E2B SDKs: `/v1` gives tags only to what is to be built.
-        let request = self.http.post(format!("{}/templates/tags", self.base_url)).bearer_auth(&self.api_key);
+        let request = self.authorized(self.http.post(format!("{}/templates/tags", self.base_url)));
         let body = json!({"target": format!("{slug}:{reference}"), "tags": tags});
         self.send(request.timeout(TIMEOUT).json(&body)).await.map(drop)
     }
@@ -268,7 +268,7 @@ impl Client {
         progress: impl Fn(usize) + Send + 'static,
     ) -> Result<Upload, ClientError> {
         let content = content.inspect(move |piece| progress(piece.as_ref().map_or(0, Bytes::len)));
-        let request = self.http.put(format!("{}/v1/templates/uploads", self.base_url)).bearer_auth(&self.api_key);
+        let request = self.authorized(self.http.put(format!("{}/v1/templates/uploads", self.base_url)));
         self.json(self.send_stream(request, length, content).await?).await
     }
 
@@ -380,10 +380,8 @@ impl BuildLog {
 
     async fn connect(&self) -> Result<Reading, ClientError> {
         let request = self.client.http.get(format!("{}/v1{}", self.client.base_url, self.path));
-        let request = request
-            .bearer_auth(&self.client.api_key)
-            .header("accept", "text/event-stream")
-            .header("last-event-id", self.last);
+        let request =
+            self.client.authorized(request).header("accept", "text/event-stream").header("last-event-id", self.last);
         let silence = |_| ClientError::Broken(format!("nothing came for {} s", SILENCE.as_secs()));
         let response = tokio::time::timeout(SILENCE, self.client.send(request)).await.map_err(silence)??;
         Ok(Reading { events: Events::default(), pieces: response.bytes_stream().boxed() })

@@ -151,7 +151,7 @@ impl VolumeFiles {
 
     fn request(&self, method: Method, what: &str, path: &str) -> RequestBuilder {
         let url = format!("{}/v1/volumes/{}/{what}", self.client.base_url, self.id);
-        self.client.http.request(method, url).query(&[("path", path)]).bearer_auth(&self.client.api_key)
+        self.client.authorized(self.client.http.request(method, url).query(&[("path", path)]))
     }
 
     async fn entry(&self, request: RequestBuilder) -> Result<VolumeEntry, ClientError> {

@@ -17,6 +17,7 @@ tests! {
         a_volume_is_filled_mounted_read_and_removed,
         a_shell_has_the_volume_and_its_sandbox_goes_with_it,
         an_operator_sees_where_the_time_of_a_start_went,
+        a_user_signs_in_and_sees_to_a_team,
         errors_say_what_is_wrong_and_have_their_own_exit_status,
     ],
     alone: [
@@ -244,6 +245,54 @@ async fn a_shell_has_the_volume_and_its_sandbox_goes_with_it() {
     assert_eq!(terminal.wait().unwrap().code(), Some(7), "{seen}");
     assert_eq!(volume.attached_to().await, None);
     assert_eq!(lines(host, &["volume", "cat", &format!("{}:/typed", volume.name)]), ["typed"]);
+}
+
+async fn a_user_signs_in_and_sees_to_a_team() {
+    let host = Host::shared();
+    let folder = tempfile::tempdir().unwrap();
+    let as_user = |who: &str, arguments: &[&str], input: &str| {
+        let mut command = host.cli(arguments);
+        command.env_remove("SANDPIPER_API_KEY").env("XDG_CONFIG_HOME", folder.path().join(who));
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+        let ended = child.wait_with_output().unwrap();
+        assert!(ended.status.success(), "{arguments:?}: {}", text(&ended.stderr));
+        text(&ended.stdout).trim().to_owned()
+    };
+    let invitation = host.api_program(&["team", "invite", "crew", "--role", "owner", "--plan", "pro"]);
+    let join = ["login", "cleo@example.com", "--invitation", invitation.trim()];
+    as_user("cleo", &join, "correct horse battery\n");
+    assert!(as_user("cleo", &["whoami"], "").starts_with("cleo@example.com, owner of the team; team cleo"));
+    assert!(as_user("cleo", &["team", "ls"], "").contains("crew"));
+    let created = as_user("cleo", &["--team", "crew", "--json", "run", "--keep", "--", "true"], "");
+    let created: serde_json::Value = serde_json::from_str(created.lines().next().unwrap()).unwrap();
+    let id = created["sandbox"]["id"].as_str().unwrap();
+    assert_eq!(created["sandbox"]["team"], "crew");
+    assert!(!as_user("cleo", &["ps"], "").contains(id), "the personal team has none");
+    assert_eq!(as_user("cleo", &["--team", "crew", "exec", id, "--", "echo", "hi"], ""), "hi");
+
+    let invited = as_user("cleo", &["team", "invite", "crew", "--role", "viewer"], "");
+    as_user("dora", &["login", "dora@example.com", "--invitation", &invited], "correct horse battery\n");
+    assert!(as_user("dora", &["--team", "crew", "ps"], "").contains(id));
+    as_user("cleo", &["team", "set-role", "crew", "dora@example.com", "member"], "");
+    as_user("dora", &["--team", "crew", "rm", id], "");
+    assert!(as_user("cleo", &["--team", "crew", "audit", "--resource", id], "").contains("DELETE /v1/sandboxes/{id}"));
+
+    let key = as_user("cleo", &["--team", "crew", "key", "create", "--name", "ci", "--read"], "");
+    let with_key = host.cli(&["whoami"]).env("SANDPIPER_API_KEY", &key).output().unwrap();
+    assert!(text(&with_key.stdout).contains("(read); team crew"), "{with_key:?}");
+    let listed = as_user("cleo", &["--team", "crew", "--json", "key", "ls"], "");
+    let listed: serde_json::Value = serde_json::from_str(listed.lines().next().unwrap()).unwrap();
+    as_user("cleo", &["--team", "crew", "key", "revoke", listed["id"].as_str().unwrap()], "");
+    let with_key = host.cli(&["whoami"]).env("SANDPIPER_API_KEY", &key).output().unwrap();
+    assert!(!with_key.status.success() && text(&with_key.stderr).contains("401"), "{with_key:?}");
+
+    as_user("cleo", &["team", "remove", "crew", "dora@example.com"], "");
+    as_user("cleo", &["logout"], "");
+    let after =
+        host.cli(&["ps"]).env_remove("SANDPIPER_API_KEY").env("XDG_CONFIG_HOME", folder.path()).output().unwrap();
+    assert!(!after.status.success() && text(&after.stderr).contains("sandpiper login"), "{after:?}");
 }
 
 async fn errors_say_what_is_wrong_and_have_their_own_exit_status() {

@@ -120,21 +120,39 @@ impl Host {
         Path::new(STATE_DIR).join("api/api.toml")
     }
 
-    /// A client for a team whose quota is one sandbox, and whose volumes have room for one and a half.
-    pub fn client_of_one(&self) -> Client {
-        let folder = Path::new(STATE_DIR).join("api");
+    /// What `sandpiper-api` prints with these arguments and the API's configuration.
+    pub fn api_program(&self, arguments: &[&str]) -> String {
+        let config = self.api_config();
         // As the API's user, whose database it is.
-        let owner = fs::metadata(&folder).expect("the API's folder");
-        let made = Command::new(up::program().with_file_name("sandpiper-api"))
-            .args(["key", "create", "--team", "one", "--plan", "enterprise", "--capability", "write", "--json"])
-            .args(["--name", "e2e", "--config"])
-            .arg(self.api_config())
+        let owner = fs::metadata(config.parent().expect("a folder")).expect("the API's folder");
+        let ran = Command::new(up::program().with_file_name("sandpiper-api"))
+            .args(arguments)
+            .arg("--config")
+            .arg(config)
             .uid(owner.uid())
             .gid(owner.gid())
             .output()
             .expect("sandpiper-api runs");
-        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
-        let made: serde_json::Value = serde_json::from_slice(&made.stdout).expect("JSON");
+        assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+        String::from_utf8(ran.stdout).expect("text")
+    }
+
+    /// A client for a team whose quota is one sandbox, and whose volumes have room for one and a half.
+    pub fn client_of_one(&self) -> Client {
+        let made = self.api_program(&[
+            "key",
+            "create",
+            "--team",
+            "one",
+            "--plan",
+            "enterprise",
+            "--capability",
+            "write",
+            "--json",
+            "--name",
+            "e2e",
+        ]);
+        let made: serde_json::Value = serde_json::from_str(&made).expect("JSON");
         Client::with_http(self.client.http().clone(), &self.api_url, made["key"].as_str().expect("a key"))
     }
 

@@ -1,12 +1,15 @@
 //! One file per command: its arguments, then what it does.
 
+pub(crate) mod audit;
 pub(crate) mod checkpoint;
 pub(crate) mod connect;
 pub(crate) mod cp;
 pub(crate) mod doctor;
 pub(crate) mod exec;
 pub(crate) mod fork;
+pub(crate) mod key;
 pub(crate) mod limits;
+pub(crate) mod login;
 pub(crate) mod logs;
 pub(crate) mod ls;
 pub(crate) mod mcp;
@@ -20,6 +23,7 @@ pub(crate) mod rm;
 pub(crate) mod run;
 pub(crate) mod session;
 pub(crate) mod start;
+pub(crate) mod team;
 pub(crate) mod template;
 pub(crate) mod trace;
 pub(crate) mod up;
