@@ -191,7 +191,7 @@ fn sandbox() -> Value {
         "volume_mounts": {}, "cpu": 1, "memory_mb": 512, "disk_gib": 20, "metadata": {"job": "42"},
         "exposed_ports": [{"port": 8000, "protocol": "http", "public": true}], "network": network(),
         "data_plane_url": "http://s6k3f0.sandbox.localhost:7080", "created_at": "2026-01-01T00:00:00Z",
-        "started_at": "2026-01-01T00:00:00Z", "stopped_at": null,
+        "started_at": "2026-01-01T00:00:00Z", "stopped_at": null, "expires_at": null,
     })
 }
 
@@ -315,10 +315,10 @@ fn limits() -> Value {
                        "build_minutes": 6000});
     json!({
         "cpu": 1, "memory_mb": 512, "plan": "pro", "cpu_values": [1, 2, 4], "memory_mb_min": 256, "memory_mb_max": 8192,
-        "memory_mb_step": 256, "root_disk_gib": 20, "max_timeout": 86_400,
+        "memory_mb_step": 256, "root_disk_gib": 20, "max_timeout": 86_400, "stopped_days": 0,
         "plans": [{
             "name": "pro", "overrides": true, "cpu_values": [1, 2, 4], "memory_mb_min": 256, "memory_mb_max": 8192,
-            "memory_mb_step": 256, "root_disk_gib": 20, "max_timeout": 86_400, "quota": most,
+            "memory_mb_step": 256, "root_disk_gib": 20, "max_timeout": 86_400, "stopped_days": 0, "quota": most,
             "disk": {"bandwidth": 209_715_200}, "network": {"bandwidth": 125_000_000},
             "build": {"seconds": 3600, "cpu": 4, "memory_mb": 4096},
         }],

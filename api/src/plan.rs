@@ -64,6 +64,9 @@ pub struct PlanLimits {
     pub root_disk_gib: u32,
     /// Longest `timeout`, seconds.
     pub max_timeout: u64,
+    /// Days for which a stopped sandbox is kept; 0: for ever.
+    #[serde(default)]
+    pub stopped_days: u32,
     pub quota: Quota,
     /// Of each sandbox.
     #[serde(default)]
@@ -232,6 +235,7 @@ impl Default for Plans {
                 memory_mb_step: 128,
                 root_disk_gib: 10,
                 max_timeout: 3600,
+                stopped_days: 0,
                 quota: Quota {
                     sandboxes: 10,
                     cpu: 20,
@@ -252,6 +256,7 @@ impl Default for Plans {
                 memory_mb_step: 128,
                 root_disk_gib: 20,
                 max_timeout: 24 * 3600,
+                stopped_days: 0,
                 quota: Quota {
                     sandboxes: 100,
                     cpu: 200,
@@ -272,6 +277,7 @@ impl Default for Plans {
                 memory_mb_step: 128,
                 root_disk_gib: 20,
                 max_timeout: 7 * 24 * 3600,
+                stopped_days: 0,
                 quota: Quota {
                     sandboxes: 1000,
                     cpu: 4000,

@@ -6,8 +6,8 @@ use sandpiper_http::error::ApiError;
 use sandpiper_http::query::NoParameters;
 
 use crate::auth::WriteAccess;
+use crate::orchestration::delete::remove;
 use crate::state::App;
-use crate::v1::sandboxes::delete::remove;
 use crate::v1::sandboxes::owned;
 
 /// End a sandbox, running or paused, with all that it has.

@@ -13,10 +13,10 @@ use super::running;
 use crate::auth::{Caller, WriteAccess};
 use crate::errors;
 use crate::orchestration;
+use crate::orchestration::delete::remove;
 use crate::state::App;
 use crate::store::sandbox_row::SandboxRow;
 use crate::v1::sandboxes::check_usable;
-use crate::v1::sandboxes::delete::remove;
 use crate::v1::sandboxes::validate::Problems;
 
 /// Seconds, when a refresh names none.

@@ -23,7 +23,8 @@
 //! has changed. What it was told it keeps.
 //!
 //! A stopped sandbox is listed like any other. Checkpoints follow in the same round, by [`checkpoint_sync`], and volumes now
-//! and then, by [`super::volume_sync`]; builds of templates' versions by [`super::build_sync`]. Which sandbox has a volume follows from the states of sandboxes.
+//! and then, by [`super::volume_sync`]; builds of templates' versions by [`super::build_sync`]. What was stopped for long goes by
+//! [`retention`]. Which sandbox has a volume follows from the states of sandboxes.
 
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
@@ -40,6 +41,7 @@ use super::allowance;
 use super::build;
 use super::build_sync::BuildSync;
 use super::checkpoint_sync::CheckpointSync;
+use super::retention;
 use super::sync_error::SyncError;
 use super::volume_sync::VolumeSync;
 use crate::state::App;
@@ -57,6 +59,9 @@ const ALLOW_AT_ONCE: usize = 1000;
 /// How many rounds pass between two counts of what sandboxes hold of the disk: of a busy one it changes all the time, and
 /// each change would be a write.
 const RETAINED_EVERY: u32 = 10;
+
+/// How many rounds pass between two looks for what was stopped for long.
+const RETENTION_EVERY: u32 = 60;
 
 /// The agent's longest life of a session, and a day for clocks that differ.
 const SESSIONS_LIVE: SignedDuration = SignedDuration::from_hours(31 * 24);
@@ -77,6 +82,7 @@ pub struct Synchronizer {
     rounds_to_catalog: u32,
     rounds_to_retained: u32,
     rounds_to_allow: u32,
+    rounds_to_retention: u32,
     /// Whether the last round went well, to log changes only.
     healthy: Option<bool>,
 }
@@ -96,6 +102,7 @@ impl Synchronizer {
             rounds_to_catalog: 0,
             rounds_to_retained: 0,
             rounds_to_allow: 0,
+            rounds_to_retention: 0,
             healthy: None,
         }
     }
@@ -159,6 +166,11 @@ impl Synchronizer {
             self.rounds_to_retained = RETAINED_EVERY;
         }
         self.rounds_to_retained -= 1;
+        if self.rounds_to_retention == 0 {
+            retention::round(&self.app, &rows).await?;
+            self.rounds_to_retention = RETENTION_EVERY;
+        }
+        self.rounds_to_retention -= 1;
         let owned: HashMap<&str, State> = rows.iter().map(|row| (row.id.as_str(), row.state)).collect();
         self.remove_orphans(&owned, &listed).await?;
         self.checkpoints.round(&self.app, &listed).await?;

@@ -187,6 +187,8 @@ pub struct SandboxRow {
     pub created_at: Timestamp,
     pub started_at: Option<Timestamp>,
     pub stopped_at: Option<Timestamp>,
+    /// When it is to be deleted because it was stopped for long, as it was announced.
+    pub expires_at: Option<Timestamp>,
     pub error: Option<SandboxError>,
     /// The checkpoint that it started from.
     pub snapshot_id: Option<String>,
@@ -233,6 +235,7 @@ impl SandboxRow {
             created_at: from_ms(row.try_get("created_at_ms")?)?,
             started_at: time("started_at_ms")?,
             stopped_at: time("stopped_at_ms")?,
+            expires_at: time("expires_at_ms")?,
             error: error_code.zip(error_message).map(|(code, message)| SandboxError { code, message }),
             snapshot_id: row.try_get("snapshot_id")?,
             retained_bytes: count(row.try_get("retained_bytes")?)?,

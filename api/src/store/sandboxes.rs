@@ -286,6 +286,23 @@ impl Sandboxes {
         Ok(())
     }
 
+    /// Notes when stopped sandboxes are to be deleted, or that they are not, by their ids.
+    pub async fn announce(&self, expiries: &[(&str, Option<Timestamp>)]) -> Result<(), StoreError> {
+        if expiries.is_empty() {
+            return Ok(());
+        }
+        let mut tx = self.database.write_shared().await?;
+        for (id, expires_at) in expiries {
+            sqlx::query("UPDATE sandboxes SET expires_at_ms = $2 WHERE id = $1 AND state <> 'destroyed'")
+                .bind(*id)
+                .bind(expires_at.map(to_ms))
+                .execute(&mut *tx)
+                .await?;
+        }
+        tx.commit().await?;
+        Ok(())
+    }
+
     /// The sandbox ended without being asked to. Frees its quota; it stays visible until it is deleted.
     pub async fn fail(&self, id: &str, error: &SandboxError, now: Timestamp) -> Result<(), StoreError> {
         let mut tx = self.database.write_shared().await?;

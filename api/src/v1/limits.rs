@@ -33,6 +33,8 @@ pub struct LimitsBody {
     pub root_disk_gib: u32,
     /// Longest `timeout`, seconds.
     pub max_timeout: u64,
+    /// Days for which a stopped sandbox is kept; 0: for ever.
+    pub stopped_days: u32,
     pub prices: PricesBody,
     pub quota: QuotaBody,
 }
@@ -50,6 +52,8 @@ pub struct PlanBody {
     pub memory_mb_step: u32,
     pub root_disk_gib: u32,
     pub max_timeout: u64,
+    /// Days for which a stopped sandbox is kept; 0: for ever.
+    pub stopped_days: u32,
     pub quota: Amounts,
     /// Most that the disk of each sandbox does in a second. 0, or more than the host gives every sandbox: what that gives.
     pub disk: DiskRates,
@@ -80,6 +84,7 @@ impl PlanBody {
             memory_mb_step: limits.memory_mb_step,
             root_disk_gib: limits.root_disk_gib,
             max_timeout: limits.max_timeout,
+            stopped_days: limits.stopped_days,
             quota: limits.quota.into(),
             disk: limits.disk,
             network: limits.network,
@@ -120,6 +125,7 @@ pub async fn limits(
         memory_mb_step: mine.memory_mb_step,
         root_disk_gib: mine.root_disk_gib,
         max_timeout: mine.max_timeout,
+        stopped_days: mine.stopped_days,
         prices: PricesBody {
             currency: config.prices.currency.clone(),
             vcpu_hour: config.prices.vcpu_hour.clone(),

@@ -26,6 +26,7 @@ mod ports;
 mod processes;
 mod quota;
 mod restore;
+mod retention;
 mod roles;
 mod rotate_secrets;
 mod sandbox;

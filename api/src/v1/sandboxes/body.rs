@@ -44,6 +44,8 @@ pub struct SandboxBody {
     pub created_at: Timestamp,
     pub started_at: Option<Timestamp>,
     pub stopped_at: Option<Timestamp>,
+    /// When it is deleted if it stays stopped; null where the team's plan keeps it, and for up to a minute after it was stopped.
+    pub expires_at: Option<Timestamp>,
     /// The checkpoint that it started from, if it did.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub snapshot_id: Option<String>,
@@ -217,6 +219,7 @@ impl SandboxBody {
             created_at: row.created_at,
             started_at: row.started_at,
             stopped_at: row.stopped_at,
+            expires_at: row.expires_at.filter(|_| row.state == State::Stopped),
             snapshot_id: row.snapshot_id,
             error: row.error.map(SandboxErrorBody::from),
         }
