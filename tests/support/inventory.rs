@@ -43,8 +43,9 @@ const KEPT: [&str; 19] = [
 ];
 /// Folders of which everything is kept for a while: records of builds, and teams' caches.
 const BUILT: [&str; 2] = ["builds", "caches"];
-/// What teams may hold, of whom none is ever forgotten: there from the first sandbox on.
-const ALLOWANCES: &str = "allowances.json";
+/// What is there for good from a first time on: what teams may hold, of whom none is ever forgotten, and whose sessions were
+/// revoked.
+const STARTED: [&str; 2] = ["allowances.json", "session.revoked"];
 
 /// How often a host has each thing.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -193,8 +194,8 @@ impl Inventory {
         // Builds that have ended are remembered with their logs, and what they may use again.
         let is_remembered =
             |path: &Path| BUILT.iter().any(|folder| path.parent() == Some(&Path::new(STATE_DIR).join(folder)));
-        let is_kept =
-            |path: &Path| *path == Path::new(STATE_DIR).join(ALLOWANCES) || is_blank(path) || is_remembered(path);
+        let is_started = |path: &Path| STARTED.iter().any(|name| *path == Path::new(STATE_DIR).join(name));
+        let is_kept = |path: &Path| is_started(path) || is_blank(path) || is_remembered(path);
         let mut folders: Vec<PathBuf> = [STATE_DIR, RUNTIME_DIR].map(PathBuf::from).into();
         while let Some(folder) = folders.pop() {
             for path in names(&folder).into_iter().map(|name| folder.join(name)) {
