@@ -250,6 +250,9 @@ async fn a_shell_has_the_volume_and_its_sandbox_goes_with_it() {
 async fn a_user_signs_in_and_sees_to_a_team() {
     let host = Host::shared();
     let folder = tempfile::tempdir().unwrap();
+    // Users and teams stay: a second run has others.
+    let team = sandpiper_protocol::id::generate("crew");
+    let [cleo, dora] = ["cleo", "dora"].map(|name| format!("{name}@{team}.example"));
     let as_user = |who: &str, arguments: &[&str], input: &str| {
         let mut command = host.cli(arguments);
         command.env_remove("SANDPIPER_API_KEY").env("XDG_CONFIG_HOME", folder.path().join(who));
@@ -260,35 +263,35 @@ async fn a_user_signs_in_and_sees_to_a_team() {
         assert!(ended.status.success(), "{arguments:?}: {}", text(&ended.stderr));
         text(&ended.stdout).trim().to_owned()
     };
-    let invitation = host.api_program(&["team", "invite", "crew", "--role", "owner", "--plan", "pro"]);
-    let join = ["login", "cleo@example.com", "--invitation", invitation.trim()];
+    let invitation = host.api_program(&["team", "invite", &team, "--role", "owner", "--plan", "pro"]);
+    let join = ["login", &cleo, "--invitation", invitation.trim()];
     as_user("cleo", &join, "correct horse battery\n");
-    assert!(as_user("cleo", &["whoami"], "").starts_with("cleo@example.com, owner of the team; team cleo"));
-    assert!(as_user("cleo", &["team", "ls"], "").contains("crew"));
-    let created = as_user("cleo", &["--team", "crew", "--json", "run", "--keep", "--", "true"], "");
+    assert!(as_user("cleo", &["whoami"], "").starts_with(&format!("{cleo}, owner of the team; team cleo")));
+    assert!(as_user("cleo", &["team", "ls"], "").contains(&team));
+    let created = as_user("cleo", &["--team", &team, "--json", "run", "--keep", "--", "true"], "");
     let created: serde_json::Value = serde_json::from_str(created.lines().next().unwrap()).unwrap();
     let id = created["sandbox"]["id"].as_str().unwrap();
-    assert_eq!(created["sandbox"]["team"], "crew");
+    assert_eq!(created["sandbox"]["team"], *team);
     assert!(!as_user("cleo", &["ps"], "").contains(id), "the personal team has none");
-    assert_eq!(as_user("cleo", &["--team", "crew", "exec", id, "--", "echo", "hi"], ""), "hi");
+    assert_eq!(as_user("cleo", &["--team", &team, "exec", id, "--", "echo", "hi"], ""), "hi");
 
-    let invited = as_user("cleo", &["team", "invite", "crew", "--role", "viewer"], "");
-    as_user("dora", &["login", "dora@example.com", "--invitation", &invited], "correct horse battery\n");
-    assert!(as_user("dora", &["--team", "crew", "ps"], "").contains(id));
-    as_user("cleo", &["team", "set-role", "crew", "dora@example.com", "member"], "");
-    as_user("dora", &["--team", "crew", "rm", id], "");
-    assert!(as_user("cleo", &["--team", "crew", "audit", "--resource", id], "").contains("DELETE /v1/sandboxes/{id}"));
+    let invited = as_user("cleo", &["team", "invite", &team, "--role", "viewer"], "");
+    as_user("dora", &["login", &dora, "--invitation", &invited], "correct horse battery\n");
+    assert!(as_user("dora", &["--team", &team, "ps"], "").contains(id));
+    as_user("cleo", &["team", "set-role", &team, &dora, "member"], "");
+    as_user("dora", &["--team", &team, "rm", id], "");
+    assert!(as_user("cleo", &["--team", &team, "audit", "--resource", id], "").contains("DELETE /v1/sandboxes/{id}"));
 
-    let key = as_user("cleo", &["--team", "crew", "key", "create", "--name", "ci", "--read"], "");
+    let key = as_user("cleo", &["--team", &team, "key", "create", "--name", "ci", "--read"], "");
     let with_key = host.cli(&["whoami"]).env("SANDPIPER_API_KEY", &key).output().unwrap();
-    assert!(text(&with_key.stdout).contains("(read); team crew"), "{with_key:?}");
-    let listed = as_user("cleo", &["--team", "crew", "--json", "key", "ls"], "");
+    assert!(text(&with_key.stdout).contains(&format!("(read); team {team}")), "{with_key:?}");
+    let listed = as_user("cleo", &["--team", &team, "--json", "key", "ls"], "");
     let listed: serde_json::Value = serde_json::from_str(listed.lines().next().unwrap()).unwrap();
-    as_user("cleo", &["--team", "crew", "key", "revoke", listed["id"].as_str().unwrap()], "");
+    as_user("cleo", &["--team", &team, "key", "revoke", listed["id"].as_str().unwrap()], "");
     let with_key = host.cli(&["whoami"]).env("SANDPIPER_API_KEY", &key).output().unwrap();
     assert!(!with_key.status.success() && text(&with_key.stderr).contains("401"), "{with_key:?}");
 
-    as_user("cleo", &["team", "remove", "crew", "dora@example.com"], "");
+    as_user("cleo", &["team", "remove", &team, &dora], "");
     as_user("cleo", &["logout"], "");
     let after =
         host.cli(&["ps"]).env_remove("SANDPIPER_API_KEY").env("XDG_CONFIG_HOME", folder.path()).output().unwrap();
