@@ -59,12 +59,21 @@ impl LoginSessions {
         Self { database }
     }
 
-    /// Begins one.
-    pub async fn begin(&self, user: &UserId, now: Timestamp) -> Result<Begun, StoreError> {
-        let mut tx = self.database.write_shared().await?;
+    /// Begins one, for whoever had the password that is stored as `hash`; `None` when that has changed meanwhile.
+    pub async fn begin(&self, user: &UserId, hash: &str, now: Timestamp) -> Result<Option<Begun>, StoreError> {
+        // Apart from changes of passwords, which end sessions.
+        let mut tx = self.database.write().await?;
+        let still = sqlx::query("SELECT 1 FROM users WHERE id = $1 AND password = $2")
+            .bind(user.to_string())
+            .bind(hash.to_owned())
+            .fetch_optional(&mut *tx)
+            .await?;
+        if still.is_none() {
+            return Ok(None);
+        }
         let begun = begin(&mut tx, user, now).await?;
         tx.commit().await?;
-        Ok(begun)
+        Ok(Some(begun))
     }
 
     /// The session whose token has this hash, unless it is over.
@@ -120,21 +129,6 @@ impl LoginSessions {
         self.database.changes_row(ending).await
     }
 
-    /// Ends all of this user's but one.
-    pub async fn end_others(&self, user: &UserId, kept: &str, now: Timestamp) -> Result<(), StoreError> {
-        let mut tx = self.database.write_shared().await?;
-        sqlx::query(
-            "UPDATE login_sessions SET ended_at_ms = $1 WHERE user_id = $2 AND id <> $3 AND ended_at_ms IS NULL",
-        )
-        .bind(to_ms(now))
-        .bind(user.to_string())
-        .bind(kept.to_owned())
-        .execute(&mut *tx)
-        .await?;
-        tx.commit().await?;
-        Ok(())
-    }
-
     /// The ids of those that ended after `since`, or ran out, in order.
     pub async fn ended_since(&self, since: Timestamp, now: Timestamp) -> Result<Vec<String>, StoreError> {
         let ids = sqlx::query_scalar(
@@ -181,6 +175,17 @@ pub async fn begin(tx: &mut Tx, user: &UserId, now: Timestamp) -> Result<Begun, 
     .fetch_one(&mut **tx)
     .await?;
     Ok(Begun { session: session(&row)?, token })
+}
+
+/// Ends all of a user's but `kept`, in the transaction of why.
+pub(crate) async fn end_others(tx: &mut Tx, user: &UserId, kept: &str, now: Timestamp) -> Result<(), StoreError> {
+    sqlx::query("UPDATE login_sessions SET ended_at_ms = $1 WHERE user_id = $2 AND id <> $3 AND ended_at_ms IS NULL")
+        .bind(to_ms(now))
+        .bind(user.to_string())
+        .bind(kept.to_owned())
+        .execute(&mut **tx)
+        .await?;
+    Ok(())
 }
 
 /// Ends all of a user's in the transaction of why.

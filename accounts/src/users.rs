@@ -1,11 +1,12 @@
 //! Users in the database.
 
 use jiff::Timestamp;
-use sandpiper_db::{Database, StoreError, Tx, from_ms, to_ms};
+use sandpiper_db::{Database, Statement, StoreError, Tx, from_ms, to_ms};
 use sqlx::Row;
 use sqlx::any::AnyRow;
 
 use crate::email::Email;
+use crate::sessions;
 
 sandpiper_protocol::typed_id!(
     /// The id of a user: `usr…`.
@@ -51,17 +52,21 @@ impl Users {
 
     /// Gives a user another name.
     pub async fn rename(&self, id: &UserId, name: &str) -> Result<(), StoreError> {
-        self.set("UPDATE users SET name = $1 WHERE id = $2", name, id).await
+        let mut change = Statement::new("UPDATE users SET name = ");
+        change.push_bind(name).push(" WHERE id = ").push_bind(id.as_str());
+        self.database.changes_row(change).await.map(drop)
     }
 
-    /// Gives a user another password, by its hash.
-    pub async fn set_password(&self, id: &UserId, hash: &str) -> Result<(), StoreError> {
-        self.set("UPDATE users SET password = $1 WHERE id = $2", hash, id).await
-    }
-
-    async fn set(&self, statement: &'static str, value: &str, id: &UserId) -> Result<(), StoreError> {
-        let mut tx = self.database.write_shared().await?;
-        sqlx::query(statement).bind(value.to_owned()).bind(id.to_string()).execute(&mut *tx).await?;
+    /// Gives a user another password, by its hash, and ends all sessions but `kept`.
+    pub async fn set_password(&self, id: &UserId, hash: &str, kept: &str, now: Timestamp) -> Result<(), StoreError> {
+        // Apart from sessions that begin: none does with the old password after this.
+        let mut tx = self.database.write().await?;
+        sqlx::query("UPDATE users SET password = $1 WHERE id = $2")
+            .bind(hash.to_owned())
+            .bind(id.to_string())
+            .execute(&mut *tx)
+            .await?;
+        sessions::end_others(&mut tx, id, kept, now).await?;
         tx.commit().await?;
         Ok(())
     }

@@ -86,10 +86,10 @@ pub async fn log_in(
     let email: Email = email.parse().map_err(|reason: &str| ApiError::invalid_field("email", reason))?;
     app.login_limits.check(&email.to_string())?;
     let (user, hash) = app.store.users.by_email(&email).await?.unzip();
-    let is_right = app.passwords.is_right(password, hash).await.map_err(busy)?;
+    let is_right = app.passwords.is_right(password, hash.clone()).await.map_err(busy)?;
     let now = app.clock.now();
-    let begun = match &user {
-        Some(user) if is_right => Some(app.store.login_sessions.begin(&user.id, now).await?),
+    let begun = match user.as_ref().zip(hash) {
+        Some((user, hash)) if is_right => app.store.login_sessions.begin(&user.id, &hash, now).await?,
         _ => None,
     };
     if let Some(user) = &user {

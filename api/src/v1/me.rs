@@ -133,8 +133,7 @@ pub async fn update(
             return Err(ApiError::invalid_field("current_password", "is not the password"));
         }
         let hash = app.passwords.hash(password).await.map_err(busy)?;
-        app.store.users.set_password(&signed_in.id, &hash).await?;
-        app.store.login_sessions.end_others(&signed_in.id, &caller.key_id, app.clock.now()).await?;
+        app.store.users.set_password(&signed_in.id, &hash, &caller.key_id, app.clock.now()).await?;
     }
     if let Some(name) = &name {
         app.store.users.rename(&signed_in.id, name).await?;

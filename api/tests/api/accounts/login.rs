@@ -77,8 +77,9 @@ async fn a_session_ends_by_signing_out_by_another_session_and_by_itself() {
 async fn of_many_sessions_the_oldest_ends() {
     let host = Host::new().await;
     let ada = host.user("ada@example.com", "acme", Role::Owner).await;
-    let begin =
-        async || host.app.store.login_sessions.begin(&ada.id.as_str().into(), host.app.clock.now()).await.unwrap();
+    let (user, hash) = host.app.store.users.by_email(&"ada@example.com".parse().unwrap()).await.unwrap().unwrap();
+    let sessions = &host.app.store.login_sessions;
+    let begin = async || sessions.begin(&user.id, &hash, host.app.clock.now()).await.unwrap().unwrap();
     for _ in 0..99 {
         begin().await;
     }
@@ -106,6 +107,19 @@ async fn another_password_needs_the_current_one_and_ends_the_other_sessions() {
     host.call("GET", "/v1/me", &other, None).await.refused(401, "unauthorized");
     host.log_in("ada@example.com", PASSWORD).await.refused(401, "unauthorized");
     host.log_in("ada@example.com", "another password").await.expect(200);
+}
+
+#[tokio::test]
+async fn no_session_begins_with_a_password_that_was_changed_while_it_was_looked_at() {
+    let host = Host::new().await;
+    let ada = host.user("ada@example.com", "acme", Role::Owner).await;
+    let (user, hash) = host.app.store.users.by_email(&"ada@example.com".parse().unwrap()).await.unwrap().unwrap();
+    let change = json!({"password": "another password", "current_password": PASSWORD});
+    host.call("PATCH", "/v1/me", &ada.token, Some(change)).await.expect(200);
+
+    let begun = host.app.store.login_sessions.begin(&user.id, &hash, host.app.clock.now()).await.unwrap();
+
+    assert!(begun.is_none());
 }
 
 #[tokio::test]
