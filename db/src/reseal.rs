@@ -1,14 +1,12 @@
 //! Sealing anew what is sealed in the database, so that an older key is needed no more.
 
-use std::num::NonZeroU32;
-
 use sqlx::Row;
 
 use crate::secrets::Vault;
 use crate::{Database, StoreError};
 
 /// Rows that are written in one transaction.
-const AT_A_TIME: NonZeroU32 = NonZeroU32::new(100).unwrap();
+const AT_A_TIME: i64 = 100;
 
 /// A column of what is sealed, each for the id of its row.
 #[derive(Debug, Clone, Copy)]
@@ -40,8 +38,7 @@ pub async fn reseal(database: &Database, vault: &Vault, column: &SealedColumn) -
     let mut after = String::new();
     loop {
         let mut tx = database.write().await?;
-        let rows =
-            sqlx::query(column.select).bind(after.clone()).bind(i64::from(AT_A_TIME.get())).fetch_all(&mut *tx).await?;
+        let rows = sqlx::query(column.select).bind(after.clone()).bind(AT_A_TIME).fetch_all(&mut *tx).await?;
         for row in &rows {
             let (id, sealed): (String, String) = (row.try_get("id")?, row.try_get("sealed")?);
             after.clone_from(&id);

@@ -23,7 +23,7 @@ use utoipa::ToSchema;
 use zeroize::Zeroizing;
 
 use super::body::TeamBody;
-use super::members::check_owner;
+use super::members::only_owners;
 use crate::auth::{ManageAccess, UserAccess};
 use crate::plan::Plan;
 use crate::state::App;
@@ -160,7 +160,9 @@ pub async fn create(
     Json(CreateRequest { role, email }): Json<CreateRequest>,
 ) -> Result<Response, ApiError> {
     caller.check_team(Some(&team))?;
-    check_owner(&signed_in, role)?;
+    if role > signed_in.role {
+        return Err(only_owners());
+    }
     let email = email.map(|email| email.parse::<Email>()).transpose();
     let email = email.map_err(|reason| ApiError::invalid_field("email", reason))?;
     let now = app.clock.now();
