@@ -10,6 +10,9 @@ SKIPPED = re.compile(r"SKIPPED[:,]? +(.+)")
 TEST_LINE = re.compile(r"^test (?P<name>\S+)(?: - should panic)? \.\.\. (?P<result>ok|FAILED|ignored)\b(?:.*\((?P<seconds>[0-9.]+) s\))?")
 # Of the end-to-end program: a test that failed before it passed.
 UNSTABLE_LINE = re.compile(r"^unstable: (?P<name>\S+)$")
+# Of Python's unittest, at its end: a test that failed, and how many ran.
+UNITTEST_FAILURE = re.compile(r"^(?:FAIL|ERROR): (?P<name>\w+) \(__main__\.?(?P<path>[\w.]*)\)")
+UNITTEST_TOTAL = re.compile(r"^Ran (?P<ran>\d+) tests? in ")
 TOTAL_LINE = re.compile(r"^test result: \S+ (?P<passed>\d+) passed; (?P<failed>\d+) failed; (?P<ignored>\d+) ignored")
 
 
@@ -91,3 +94,20 @@ def from_lines(lines):
             outcome.failed += int(found["failed"])
     outcome.notes += ["FAILED: " + name for name in failed]
     return outcome
+
+
+def from_unittest(lines):
+    """How many tests of a program of Python's unittest ran, and of each that failed its name and the line that says why.
+
+    A module's or a class's own setting up has the name of that function.
+    """
+    ran, failures, name = 0, {}, None
+    for line in lines:
+        if found := UNITTEST_FAILURE.match(line):
+            name = found["path"] or found["name"]
+            failures[name] = ""
+        elif found := UNITTEST_TOTAL.match(line):
+            ran, name = int(found["ran"]), None
+        elif name and re.match(r"\w[\w.]*(?:: |$)", line):
+            failures[name] = line
+    return ran, failures

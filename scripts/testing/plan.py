@@ -5,11 +5,10 @@ way to them.
 """
 
 import os
-import re
 import subprocess
 
 import guests
-from outcome import from_junit, from_lines
+from outcome import from_junit, from_lines, from_unittest
 from steps import Step
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
@@ -193,8 +192,20 @@ def e2b_sdks(job):
 
 
 def nested_host(job):
-    lines = job.must(["scripts/nested/test", "-v"], 15, r" \.\.\. (ok|FAIL|ERROR)$")
-    ran = next((int(found[1]) for line in lines if (found := re.match(r"Ran (\d+) tests?", line))), 0)
-    if not ran:
+    """Beside everything else a test of it may run out of time: one that fails is run once more, and named."""
+    command, shown = ["scripts/nested/test", "-v"], r" \.\.\. (ok|FAIL|ERROR)$"
+    status, lines = job.run(command, 15, shown)
+    ran, failures = from_unittest(lines)
+    if status != 0:
+        job.show_end(lines)
+        again = job.run([*command, *failures], 10, shown) if failures and all("." in name for name in failures) else None
+        if again and again[0] == 0:
+            for name in failures:
+                job.outcome.is_unstable("%s of %s" % (name, job.step.name))
+        else:
+            ran = max(0, ran - len(failures))
+            reasons = "".join("; %s: %s" % failure for failure in failures.items())
+            job.outcome.fail("FAILED: %s: exit status %s%s (%s)" % (job.step.name, status, reasons, job.log))
+    elif not ran:
         job.outcome.fail("FAILED: %s ran no test (%s)" % (job.step.name, job.log))
     job.outcome.passed += ran

@@ -55,6 +55,14 @@ class Outcomes(unittest.TestCase):
         self.assertEqual((read.passed, read.failed), (1, 1))
         self.assertEqual([note.split(" failed")[0] for note in read.notes], ["UNSTABLE: one", "FAILED: two"])
 
+    def test_failures_of_unittest_are_read_with_their_reasons(self):
+        ran, failures = outcome.from_unittest([
+            "test_a (__main__.Life.test_a) ... FAIL", "ERROR: test_a (__main__.Life.test_a)", "-" * 70,
+            "Traceback (most recent call last):", '  File "test", line 1, in test_a', "    raise Late()",
+            "subprocess.TimeoutExpired: Command 'host' timed out", "", "Ran 21 tests in 80.1s", "FAILED (errors=1)"])
+        self.assertEqual((ran, failures), (21, {"Life.test_a": "subprocess.TimeoutExpired: Command 'host' timed out"}))
+        self.assertEqual(outcome.from_unittest(["ERROR: setUpModule (__main__)", "OSError: full"]), (0, {"setUpModule": "OSError: full"}))
+
     def test_a_reason_is_listed_once(self):
         read = outcome.Outcome()
         read.take_skips("*** SKIPPED, no monitor was jailed: not root\nSKIPPED: no monitor was jailed: not root")
