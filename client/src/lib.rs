@@ -4,7 +4,7 @@
 //! What a guest sends is not trusted: responses are bounded in bytes and in time, and names in them are plain data.
 
 mod data_plane;
-mod events;
+mod event_stream;
 mod files;
 mod localhost;
 mod metrics;

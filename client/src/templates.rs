@@ -4,22 +4,16 @@ use std::io;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::stream::{BoxStream, Stream, StreamExt};
+use futures_util::stream::{Stream, StreamExt};
 use reqwest::Method;
 use sandpiper_protocol::agent::NetworkPolicy;
 use sandpiper_protocol::template::{BuildError, BuildLogEntry, BuildState, Credentials, Dockerfile};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use tokio::time::Instant;
 
-use super::events::Events;
+use super::event_stream::{EventStream, Retries};
 use super::{Client, ClientError, TIMEOUT};
 
-/// How long a log that is followed may say nothing, not even that it goes on.
-const SILENCE: Duration = Duration::from_secs(60);
-/// How long it is tried to reach the API again from the first failure on, and the time between two tries.
-const RECONNECT_FOR: Duration = Duration::from_secs(120);
-const RECONNECT_AFTER: Duration = Duration::from_secs(1);
 /// Between two looks at whether a build has ended.
 const END_POLL: Duration = Duration::from_secs(1);
 
@@ -245,14 +239,7 @@ impl Client {
     /// What a build says, from entry number `after` + 1 on to its end.
     pub fn follow_build(&self, slug: &str, reference: &str, after: u64) -> BuildLog {
         let path = format!("{}/logs", version_path(slug, reference));
-        BuildLog {
-            client: self.clone(),
-            path,
-            last: after,
-            reading: None,
-            retries: Retries::default(),
-            has_ended: false,
-        }
+        BuildLog { events: EventStream::new(self, path, Some(after.to_string())), last: after, has_ended: false }
     }
 
     /// Sends a file for builds from a stream, of `length` bytes if that is known; returns once it is on stable storage.
@@ -307,19 +294,10 @@ fn version_path(slug: &str, reference: &str) -> String {
 
 /// The log of a build as it grows. A connection that breaks off is made anew, and no entry comes twice.
 pub struct BuildLog {
-    client: Client,
-    path: String,
+    events: EventStream,
     /// Number of the last entry that was given out.
     last: u64,
-    reading: Option<Reading>,
-    /// Since it could be read last.
-    retries: Retries,
     has_ended: bool,
-}
-
-struct Reading {
-    events: Events,
-    pieces: BoxStream<'static, reqwest::Result<Bytes>>,
 }
 
 impl BuildLog {
@@ -330,121 +308,20 @@ impl BuildLog {
     /// Fails if the API refuses, or cannot be reached for long.
     pub async fn next(&mut self) -> Result<Option<BuildLogEntry>, ClientError> {
         while !self.has_ended {
-            match self.step().await {
-                Ok(Some(entry)) if entry.number <= self.last => {}
-                Ok(Some(entry)) => {
-                    self.last = entry.number;
-                    return Ok(Some(entry));
+            let event = self.events.next().await?;
+            match event.name.as_str() {
+                "end" => self.has_ended = true,
+                "log" => {
+                    let entry: BuildLogEntry = self.events.parse(&event)?;
+                    if entry.number > self.last {
+                        self.last = entry.number;
+                        return Ok(Some(entry));
+                    }
                 }
-                Ok(None) => self.has_ended = true,
-                Err(error) => self.retries.pause_after(error).await?,
+                // Of a later version of the API.
+                _ => {}
             }
         }
         Ok(None)
-    }
-
-    /// The next entry that is sent. After an error the next step connects anew.
-    async fn step(&mut self) -> Result<Option<BuildLogEntry>, ClientError> {
-        let mut reading = match self.reading.take() {
-            Some(reading) => reading,
-            None => {
-                let reading = self.connect().await?;
-                self.retries = Retries::default();
-                reading
-            }
-        };
-        loop {
-            if let Some(event) = reading.events.next() {
-                match event.name.as_str() {
-                    "end" => return Ok(None),
-                    "log" => {}
-                    // Of a later version of the API.
-                    _ => continue,
-                }
-                let entry = serde_json::from_str(&event.data);
-                let entry = entry.map_err(|error| self.client.malformed(&self.path, &error.to_string()))?;
-                self.reading = Some(reading);
-                return Ok(Some(entry));
-            }
-            let broken = |why: String| Err(ClientError::Broken(why));
-            match tokio::time::timeout(SILENCE, reading.pieces.next()).await {
-                Ok(Some(Ok(piece))) => {
-                    reading.events.push(&piece).map_err(|why| self.client.malformed(&self.path, why))?;
-                }
-                Ok(Some(Err(error))) => return broken(error.to_string()),
-                Ok(None) => return broken("the log ended before the build".to_owned()),
-                Err(_) => return broken(format!("nothing came for {} s", SILENCE.as_secs())),
-            }
-        }
-    }
-
-    async fn connect(&self) -> Result<Reading, ClientError> {
-        let request = self.client.http.get(format!("{}/v1{}", self.client.base_url, self.path));
-        let request =
-            self.client.authorized(request).header("accept", "text/event-stream").header("last-event-id", self.last);
-        let silence = |_| ClientError::Broken(format!("nothing came for {} s", SILENCE.as_secs()));
-        let response = tokio::time::timeout(SILENCE, self.client.send(request)).await.map_err(silence)??;
-        Ok(Reading { events: Events::default(), pieces: response.bytes_stream().boxed() })
-    }
-}
-
-/// Tries to reach the API again, for a while from the first failure on.
-#[derive(Debug, Default)]
-struct Retries {
-    give_up_at: Option<Instant>,
-}
-
-impl Retries {
-    /// Waits until the next try; or returns the error where there is to be none.
-    async fn pause_after(&mut self, error: ClientError) -> Result<(), ClientError> {
-        let give_up_at = *self.give_up_at.get_or_insert_with(|| Instant::now() + RECONNECT_FOR);
-        if Instant::now() >= give_up_at || !may_pass(&error) {
-            return Err(error);
-        }
-        tokio::time::sleep(RECONNECT_AFTER).await;
-        Ok(())
-    }
-}
-
-/// Whether it is worth another try: the API is being started anew, or cannot reach the host for a moment.
-fn may_pass(error: &ClientError) -> bool {
-    match error {
-        ClientError::Unreachable { .. } | ClientError::Broken(_) => true,
-        ClientError::Refused { status, .. } => matches!(status, 429 | 502 | 503 | 504),
-        _ => false,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn broken() -> ClientError {
-        ClientError::Broken("gone".to_owned())
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn it_is_tried_again_for_a_while_from_the_first_failure_on() {
-        let mut retries = Retries::default();
-        // However long nothing was wrong before.
-        tokio::time::advance(10 * RECONNECT_FOR).await;
-        let began = Instant::now();
-
-        while retries.pause_after(broken()).await.is_ok() {}
-
-        let took = began.elapsed();
-        assert!((RECONNECT_FOR..2 * RECONNECT_FOR).contains(&took), "{took:?}");
-        assert!(Retries::default().pause_after(broken()).await.is_ok());
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn what_does_not_pass_is_not_tried_again() {
-        let refused = ClientError::Refused {
-            status: 404,
-            code: String::new(),
-            message: String::new(),
-            request_id: String::new(),
-        };
-        assert!(Retries::default().pause_after(refused).await.is_err());
     }
 }
