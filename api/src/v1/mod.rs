@@ -47,6 +47,7 @@ pub mod page;
 pub mod ports;
 pub mod replay;
 pub mod sandboxes;
+pub mod sse;
 pub mod teams;
 pub mod templates;
 pub mod volumes;

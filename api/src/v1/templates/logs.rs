@@ -1,12 +1,11 @@
 //! `GET /v1/templates/{slug}/versions/{version}/logs`: how a build goes, page by page or as it goes on.
 
-use std::convert::Infallible;
 use std::time::Duration;
 
 use axum::Json;
 use axum::extract::{Path, State};
-use axum::http::{HeaderMap, HeaderName, header};
-use axum::response::sse::{Event, KeepAlive, Sse};
+use axum::http::HeaderMap;
+use axum::response::sse::Event;
 use axum::response::{IntoResponse, Response};
 use futures_util::{Stream, StreamExt, stream};
 use jiff::Timestamp;
@@ -28,12 +27,10 @@ use crate::orchestration::build;
 use crate::state::App;
 use crate::store::templates::versions::VersionRow;
 use crate::v1::page::{List, Paging};
+use crate::v1::sse;
 
-const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 /// Between two looks at a log that goes on.
 const POLL: Duration = Duration::from_millis(300);
-/// Between two signs of life, while there is nothing to say.
-const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
 /// Entries, oldest first.
 #[derive(Debug, Serialize, ToSchema)]
@@ -127,24 +124,17 @@ pub async fn logs(
     let template = owned(&app, &caller, &slug).await?;
     let paging = Paging::alone(query)?;
     let row = version(&app, &caller, &template, &reference).await?;
-    if wants_events(&headers) {
-        let after = match headers.get(LAST_EVENT_ID) {
-            None => 0,
-            Some(id) => number(id.to_str().unwrap_or_default())
-                .ok_or_else(|| ApiError::invalid_field("Last-Event-ID", "must be the number of a line"))?,
-        };
+    if sse::is_wanted(&headers) {
+        let after = sse::last_event_id(&headers, "a line")?.unwrap_or_default();
         let counted = app.followers.enter(&caller.team.id).ok_or_else(|| {
             errors::too_many("Your team follows all the logs that it may at a time; end one, or ask for pages")
         })?;
-        let events = Sse::new(events(app, row.id, after, counted)).keep_alive(KeepAlive::new().interval(KEEP_ALIVE));
-        return Ok(([(header::CACHE_CONTROL, "no-store")], events).into_response());
+        return Ok(sse::response(events(app, row.id, after, counted)));
     }
     let list = List::of_keys(&json!(["build_logs", row.id]));
     let after = match paging.after(&list)? {
         None => 0,
-        Some(after) => {
-            number(&after).ok_or_else(|| ApiError::invalid_field("next_token", "is no token of this list"))?
-        }
+        Some(after) => after.parse().map_err(|_| ApiError::invalid_field("next_token", "is no token of this list"))?,
     };
     let limit = usize::try_from(paging.limit).unwrap_or(usize::MAX);
     let page = page(&app, &row, after, limit).await?;
@@ -176,7 +166,7 @@ pub async fn page(app: &App, row: &VersionRow, after: u64, limit: usize) -> Resu
 /// Events that are to be sent, and where the log goes on after them; `None` after the last.
 type Batch = (Vec<Event>, Option<u64>);
 
-fn events(app: App, id: VersionId, after: u64, counted: PerTeamGuard) -> impl Stream<Item = Result<Event, Infallible>> {
+fn events(app: App, id: VersionId, after: u64, counted: PerTeamGuard) -> impl Stream<Item = Event> {
     let batches = stream::unfold(Some((app, id, after, true, counted)), async |state| {
         let (app, id, after, is_first, counted) = state?;
         let batch = async {
@@ -189,7 +179,7 @@ fn events(app: App, id: VersionId, after: u64, counted: PerTeamGuard) -> impl St
         let (events, next) = app.ending.run_until_cancelled(batch).await?;
         // What fills a page is followed by more.
         let is_full = events.len() >= MAX_LOG_ENTRIES;
-        Some((stream::iter(events.into_iter().map(Ok)), next.map(|next| (app, id, next, is_full, counted))))
+        Some((stream::iter(events), next.map(|next| (app, id, next, is_full, counted))))
     });
     batches.flatten()
 }
@@ -217,27 +207,11 @@ async fn batch(app: &App, id: &VersionId, after: u64) -> Batch {
         _ => return (events, Some(last)),
     };
     let error = row.error.map(|error| BuildErrorBody { code: error.code, message: error.message, step: error.step });
-    events.push(event("end", &EndBody { state: row.state.into(), error }));
+    events.push(sse::event("end", &EndBody { state: row.state.into(), error }));
     (events, None)
 }
 
 fn line(entry: BuildLogEntry) -> Event {
     let number = entry.number;
-    event("log", &EntryBody::from(entry)).id(number.to_string())
-}
-
-fn event(name: &str, body: &impl Serialize) -> Event {
-    // Texts and numbers always have a JSON form, which has no line ends.
-    Event::default().event(name).data(serde_json::to_string(body).unwrap_or_default())
-}
-
-fn wants_events(headers: &HeaderMap) -> bool {
-    let accepted = headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok());
-    accepted
-        .flat_map(|value| value.split(','))
-        .any(|kind| kind.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case("text/event-stream"))
-}
-
-fn number(text: &str) -> Option<u64> {
-    text.parse().ok()
+    sse::event("log", &EntryBody::from(entry)).id(number.to_string())
 }
