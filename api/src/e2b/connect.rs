@@ -72,7 +72,7 @@ pub async fn resume(
         let (auto_resume, pause_memory) = (auto_resume && pauses, pause_memory || !pauses);
         let lifecycle = Some(Lifecycle { on_timeout, auto_resume, pause_memory });
         let report = app.agent.update(&id, &UpdateSandbox { lifecycle, ..UpdateSandbox::default() }).await?;
-        app.store.sandboxes.mirror(&report).await?;
+        app.store.sandboxes.mirror(&report, app.clock.now()).await?;
     }
     create::response(&app, row, StatusCode::CREATED).await
 }

@@ -8,6 +8,7 @@ use sandpiper_http::query::NoParameters;
 use crate::auth::WriteAccess;
 use crate::orchestration::delete::remove;
 use crate::state::App;
+use crate::store::sandbox_events::DeletionReason;
 use crate::v1::sandboxes::owned;
 
 /// End a sandbox, running or paused, with all that it has.
@@ -17,6 +18,6 @@ pub async fn kill(
     _: NoParameters,
     Path(id): Path<String>,
 ) -> Result<StatusCode, ApiError> {
-    remove(&app, &owned(&app, &caller, &id).await?).await?;
+    remove(&app, &owned(&app, &caller, &id).await?, DeletionReason::Requested).await?;
     Ok(StatusCode::NO_CONTENT)
 }

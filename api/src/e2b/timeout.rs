@@ -15,6 +15,7 @@ use crate::errors;
 use crate::orchestration;
 use crate::orchestration::delete::remove;
 use crate::state::App;
+use crate::store::sandbox_events::DeletionReason;
 use crate::store::sandbox_row::SandboxRow;
 use crate::v1::sandboxes::check_usable;
 use crate::v1::sandboxes::validate::Problems;
@@ -83,13 +84,13 @@ async fn move_deadline(app: &App, caller: &Caller, row: &SandboxRow, seconds: u6
     let report = app.agent.update(&row.id, &change).await;
     let report =
         report.map_err(|error| if error.is_not_found() { errors::no_sandbox(&row.id) } else { error.into() })?;
-    Ok(app.store.sandboxes.mirror(&report).await?)
+    Ok(app.store.sandboxes.mirror(&report, app.clock.now()).await?)
 }
 
 /// What the deadline would do.
 async fn expire(app: &App, row: &SandboxRow) -> Result<(), ApiError> {
     match row.lifecycle.on_timeout {
-        OnTimeout::Kill => remove(app, row).await,
+        OnTimeout::Kill => remove(app, row, DeletionReason::TimedOut).await,
         OnTimeout::Pause => {
             // As at the time-out itself, nothing keeps it.
             let order = PauseSandbox { disk_only: !row.lifecycle.pause_memory, force: true };

@@ -85,7 +85,7 @@ pub async fn start(
     let started = app.agent.start_build(&order).await;
     app.metrics.agent_call("start_build", started.is_ok());
     match started {
-        Ok(build) => app.store.templates.mirror(&[&build]).await?,
+        Ok(build) => app.store.templates.mirror(&[&build], app.clock.now()).await?,
         Err(error @ AgentError::Refused { .. }) => {
             app.store.templates.forget(&new.id).await?;
             return Err(error.into());
@@ -142,7 +142,7 @@ pub async fn refresh(app: &App, row: VersionRow) -> Result<VersionRow, ApiError>
     }
     let Ok(build) = app.agent.show_build(&row.id).await else { return Ok(row) };
     if !row.matches(&build) {
-        app.store.templates.mirror(&[&build]).await?;
+        app.store.templates.mirror(&[&build], app.clock.now()).await?;
     }
     find(app, &row.id).await
 }
@@ -156,7 +156,7 @@ pub async fn settle_cancelled(app: &App, row: &VersionRow) -> Result<Result<(), 
     let cancelled = app.agent.cancel_build(&row.id).await;
     app.metrics.agent_call("cancel_build", cancelled.is_ok());
     match cancelled {
-        Ok(build) => app.store.templates.mirror(&[&build]).await?,
+        Ok(build) => app.store.templates.mirror(&[&build], app.clock.now()).await?,
         // The agent never had it, or has lost it: either way nothing goes on.
         Err(error) if error.is_not_found() => app.store.templates.cancel(&row.id, app.clock.now()).await?,
         Err(error) => return Ok(Err(error)),

@@ -66,7 +66,7 @@ impl BuildSync {
             .copied()
             .collect();
         if !changed.is_empty() {
-            app.store.templates.mirror(&changed).await?;
+            app.store.templates.mirror(&changed, app.clock.now()).await?;
         }
         for row in free {
             let settled = match (listed.get(&row.id), &row.sealed_order) {
@@ -111,7 +111,7 @@ async fn start(app: &App, id: &VersionId) -> Result<(), SyncError> {
         Err(error) => return Ok(app.store.templates.fail(&row.id, &error, app.clock.now()).await?),
     };
     match app.agent.start_build(&order).await {
-        Ok(build) => Ok(app.store.templates.mirror(&[&build]).await?),
+        Ok(build) => Ok(app.store.templates.mirror(&[&build], app.clock.now()).await?),
         // For the moment only: it ends, has no room, or is just writing this build down.
         Err(error @ AgentError::Refused { status: StatusCode::SERVICE_UNAVAILABLE, .. }) => Err(error.into()),
         Err(AgentError::Refused { body, .. }) => {
@@ -125,7 +125,7 @@ async fn start(app: &App, id: &VersionId) -> Result<(), SyncError> {
 /// Looks for a build that the agent does not list, because it ended long ago, or is lost.
 async fn follow(app: &App, row: &VersionRow) -> Result<(), SyncError> {
     match app.agent.show_build(&row.id).await {
-        Ok(build) => Ok(app.store.templates.mirror(&[&build]).await?),
+        Ok(build) => Ok(app.store.templates.mirror(&[&build], app.clock.now()).await?),
         Err(error) if error.is_not_found() => {
             tracing::error!(version = row.id.as_str(), "the agent has lost a build");
             let error = BuildError {

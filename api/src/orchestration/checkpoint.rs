@@ -63,7 +63,7 @@ async fn finish(app: &App, sandbox: &SandboxRow, taking: Taking, guard: InFlight
     let Ok(result) = taking.await else { return };
     let settle = async {
         if let Err(error) = take_over(app, sandbox, result).await? {
-            app.store.checkpoints.fail(guard.id(), &error.explanation()).await?;
+            app.store.checkpoints.fail(guard.id(), &error.explanation(), app.clock.now()).await?;
         }
         sync::follow(app, &sandbox.team_id, &sandbox.id).await?;
         Ok::<_, StoreError>(())
@@ -81,7 +81,7 @@ async fn take_over(
 ) -> Result<Result<(), AgentError>, StoreError> {
     app.metrics.agent_call("checkpoint", result.is_ok());
     match result {
-        Ok(report) => Ok(Ok(app.store.checkpoints.mirror(&[&report]).await?)),
+        Ok(report) => Ok(Ok(app.store.checkpoints.mirror(&[&report], app.clock.now()).await?)),
         Err(error) => {
             tracing::warn!(sandbox = sandbox.id, error = chain(&error), "checkpoint not taken");
             Ok(Err(error))

@@ -50,12 +50,12 @@ impl CheckpointSync {
                 (State::Creating, None) if row.accepted => {
                     let sandbox = sandboxes.get(row.sandbox_id.as_str());
                     if sandbox.is_none_or(|sandbox| sandbox.state != SandboxState::Checkpointing) {
-                        app.store.checkpoints.fail(&row.id, &interrupted()).await?;
+                        app.store.checkpoints.fail(&row.id, &interrupted(), app.clock.now()).await?;
                     }
                 }
                 (State::Creating, None) => app.store.checkpoints.delete(&row.id, app.clock.now()).await?,
                 (State::Ready, None) => {
-                    if app.store.checkpoints.lose(&row.id).await? {
+                    if app.store.checkpoints.lose(&row.id, app.clock.now()).await? {
                         tracing::error!(checkpoint = row.id, "the agent has lost a checkpoint");
                     }
                 }
@@ -63,7 +63,7 @@ impl CheckpointSync {
             }
         }
         if !changed.is_empty() {
-            app.store.checkpoints.mirror(&changed).await?;
+            app.store.checkpoints.mirror(&changed, app.clock.now()).await?;
         }
         let owned: HashSet<&str> = rows.iter().map(|row| row.id.as_str()).collect();
         let orphans = listed.keys().filter(|id| !owned.contains(**id) && !app.in_flight.contains(id));

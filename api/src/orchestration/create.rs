@@ -39,7 +39,8 @@ async fn run(app: &App, caller: &Caller, request: &CreateSandbox, guard: InFligh
     app.metrics.agent_call("create", result.is_ok());
     match result {
         Ok(created) => {
-            app.store.sandboxes.mirror(&created.sandbox).instrument(step("row is ready")).await?;
+            let now = app.clock.now();
+            app.store.sandboxes.mirror(&created.sandbox, now).instrument(step("row is ready")).await?;
             Ok(created.session)
         }
         Err(error) => {

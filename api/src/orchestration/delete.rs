@@ -4,6 +4,7 @@ use sandpiper_http::error::ApiError;
 
 use super::sync::is_in_flight;
 use crate::state::App;
+use crate::store::sandbox_events::DeletionReason;
 use crate::store::sandbox_row::SandboxRow;
 
 /// Ends the sandbox of `row`; returns when nothing of it is left on the host.
@@ -11,7 +12,7 @@ use crate::store::sandbox_row::SandboxRow;
 /// # Errors
 ///
 /// Those of the agent, unless it does not have the sandbox.
-pub async fn remove(app: &App, row: &SandboxRow) -> Result<(), ApiError> {
+pub async fn remove(app: &App, row: &SandboxRow, reason: DeletionReason) -> Result<(), ApiError> {
     let id = &row.id;
     // When it is just being started or removed by another request, that one's task, or after it the synchronisation,
     // removes what the agent still makes of it.
@@ -26,6 +27,6 @@ pub async fn remove(app: &App, row: &SandboxRow) -> Result<(), ApiError> {
         }
         Err(error) => return Err(error.into()),
     }
-    app.store.sandboxes.destroy(id, app.clock.now()).await?;
+    app.store.sandboxes.destroy(id, reason, app.clock.now()).await?;
     Ok(())
 }

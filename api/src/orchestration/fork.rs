@@ -13,6 +13,7 @@ use crate::auth::Caller;
 use crate::errors;
 use crate::in_flight::InFlightGuard;
 use crate::state::App;
+use crate::store::sandbox_events::DeletionReason;
 use crate::store::sandbox_row::SandboxRow;
 
 /// How sandboxes are made of another.
@@ -42,7 +43,7 @@ pub async fn run(
         Ok(forked) => {
             let mut sessions = Vec::with_capacity(forked.len());
             for one in forked {
-                app.store.sandboxes.mirror(&one.sandbox).await?;
+                app.store.sandboxes.mirror(&one.sandbox, app.clock.now()).await?;
                 sessions.push(one.session);
             }
             Ok(sessions)
@@ -50,7 +51,7 @@ pub async fn run(
         Err(error) => {
             tracing::warn!(sandbox = source.id, error = chain(&error), "sandbox not forked");
             for id in &ids {
-                app.store.sandboxes.destroy(id, app.clock.now()).await?;
+                app.store.sandboxes.destroy(id, DeletionReason::NotStarted, app.clock.now()).await?;
             }
             // After a broken call there may be some. The response does not wait for their removal; what is left over, or
             // appears later, is an orphan to the synchronisation.

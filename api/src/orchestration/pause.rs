@@ -32,7 +32,7 @@ async fn pause(app: &App, row: &SandboxRow, order: PauseSandbox) -> Result<(), A
     let result: Result<Sandbox, AgentError> = app.agent.pause(&row.id, &order).await;
     app.metrics.agent_call("pause", result.is_ok());
     match result {
-        Ok(report) => Ok(app.store.sandboxes.mirror(&report).await?),
+        Ok(report) => Ok(app.store.sandboxes.mirror(&report, app.clock.now()).await?),
         Err(error) => {
             tracing::warn!(sandbox = row.id, error = chain(&error), "sandbox not paused");
             sync::follow(app, &row.team_id, &row.id).await?;

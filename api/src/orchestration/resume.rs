@@ -51,7 +51,7 @@ pub async fn run(app: &App, caller: &Caller, row: &SandboxRow, wish: Wish) -> Re
     app.metrics.agent_call("resume", result.is_ok());
     match result {
         Ok(resumed) => {
-            app.store.sandboxes.mirror(&resumed.sandbox).await?;
+            app.store.sandboxes.mirror(&resumed.sandbox, app.clock.now()).await?;
             Ok(resumed.session)
         }
         Err(error) => {

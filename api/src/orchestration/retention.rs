@@ -15,6 +15,7 @@ use super::delete;
 use super::sync::{is_in_flight, refresh};
 use crate::plan::Plan;
 use crate::state::App;
+use crate::store::sandbox_events::DeletionReason;
 use crate::store::sandbox_row::{SandboxRow, State};
 
 /// From the announcement to the deletion, whatever a plan says meanwhile.
@@ -78,7 +79,7 @@ async fn expire(app: &App, row: &SandboxRow) -> Result<(), ApiError> {
     if is_in_flight(app, &row).await? {
         return Ok(());
     }
-    delete::remove(app, &row).await?;
+    delete::remove(app, &row, DeletionReason::Expired).await?;
     tracing::info!(sandbox = row.id, "deleted at the end of the days that its team's plan keeps it");
     let entry = Entry {
         at: app.clock.now(),

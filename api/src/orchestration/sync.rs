@@ -32,7 +32,7 @@ use std::time::{Duration, Instant};
 use jiff::{SignedDuration, Timestamp};
 use sandpiper_db::StoreError;
 use sandpiper_http::error::ApiError;
-use sandpiper_protocol::agent::{self, Allowance, SandboxList, SandboxState};
+use sandpiper_protocol::agent::{self, Allowance, OnTimeout, SandboxList, SandboxState};
 use sandpiper_protocol::error_chain::chain;
 use sandpiper_protocol::ids::TeamId;
 use tokio::sync::watch;
@@ -45,6 +45,7 @@ use super::retention;
 use super::sync_error::SyncError;
 use super::volume_sync::VolumeSync;
 use crate::state::App;
+use crate::store::sandbox_events::DeletionReason;
 use crate::store::sandbox_row::{SandboxRow, State};
 
 /// How many rounds pass between two looks at the agent's templates.
@@ -234,15 +235,15 @@ impl Synchronizer {
                 let retention = self.app.settings.timing.failed_retention;
                 let is_over = row.deadline.is_some_and(|deadline| deadline <= now);
                 if is_over || now.duration_since(ended).unsigned_abs() > retention {
-                    sandboxes.destroy(&row.id, now).await?;
+                    sandboxes.destroy(&row.id, DeletionReason::Expired, now).await?;
                 }
             }
             (State::Failed, Some(_)) => {}
             (_, Some(report)) if row.matches(report) => {}
-            (_, Some(report)) => sandboxes.mirror_unless_moved(report, row).await?,
+            (_, Some(report)) => sandboxes.mirror_unless_moved(report, row, now).await?,
             (_, None) => {
                 tracing::info!(sandbox = row.id, "sandbox is gone at the agent");
-                sandboxes.destroy(&row.id, now).await?;
+                sandboxes.destroy(&row.id, why_gone(row, now), now).await?;
             }
         }
         Ok(())
@@ -355,11 +356,12 @@ pub async fn refresh(app: &App, row: SandboxRow) -> Result<Option<SandboxRow>, S
     match app.agent.show(&row.id).await {
         Ok(report) if row.matches(&report) => Ok(Some(row)),
         Ok(report) => {
-            app.store.sandboxes.mirror_unless_moved(&report, &row).await?;
+            app.store.sandboxes.mirror_unless_moved(&report, &row, app.clock.now()).await?;
             app.store.sandboxes.get(&row.team_id, &row.id).await
         }
         Err(error) if error.is_not_found() => {
-            app.store.sandboxes.destroy(&row.id, app.clock.now()).await?;
+            let now = app.clock.now();
+            app.store.sandboxes.destroy(&row.id, why_gone(&row, now), now).await?;
             Ok(None)
         }
         Err(error) => {
@@ -367,6 +369,12 @@ pub async fn refresh(app: &App, row: SandboxRow) -> Result<Option<SandboxRow>, S
             Ok(Some(row))
         }
     }
+}
+
+/// Why the agent does not have a sandbox any more.
+fn why_gone(row: &SandboxRow, now: Timestamp) -> DeletionReason {
+    let is_over = row.lifecycle.on_timeout == OnTimeout::Kill && row.effective_deadline().is_some_and(|end| end <= now);
+    if is_over { DeletionReason::TimedOut } else { DeletionReason::Gone }
 }
 
 /// Whether a task, of this process or another that lives, is at work on the sandbox.
@@ -388,7 +396,7 @@ pub async fn follow_team(app: &App, team_id: &TeamId) -> Result<(), SyncError> {
     for row in rows.iter().filter(|row| row.team_id == *team_id && row.state != State::Failed) {
         let Some(report) = listed.iter().find(|report| *report.id == *row.id && !row.matches(report)) else { continue };
         if !is_in_flight(app, row).await? {
-            app.store.sandboxes.mirror_unless_moved(report, row).await?;
+            app.store.sandboxes.mirror_unless_moved(report, row, app.clock.now()).await?;
         }
     }
     Ok(())

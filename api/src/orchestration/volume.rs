@@ -42,7 +42,7 @@ pub async fn create(app: &App, caller: &Caller, name: String, claim: Option<&Cla
     let made = app.agent.create_volume(&new.id).await;
     app.metrics.agent_call("create_volume", made.is_ok());
     match made {
-        Ok(report) => app.store.volumes.mirror(&[&report]).await?,
+        Ok(report) => app.store.volumes.mirror(&[&report], app.clock.now()).await?,
         Err(error) => {
             tracing::warn!(volume = new.id.as_str(), error = chain(&error), "volume not made");
             app.store.volumes.delete(&new.id, app.clock.now()).await?;
@@ -63,7 +63,7 @@ pub async fn made_before(app: &App, caller: &Caller, id: &VolumeId) -> Result<Op
     }
     // What the agent has already it does not make again.
     let report = app.agent.create_volume(id).await?;
-    app.store.volumes.mirror(&[&report]).await?;
+    app.store.volumes.mirror(&[&report], app.clock.now()).await?;
     Ok(app.store.volumes.get(&caller.team.id, id).await?)
 }
 

@@ -63,7 +63,7 @@ impl VolumeSync {
                     app.store.volumes.delete(&row.id, app.clock.now()).await?;
                 }
                 (State::Ready, None) => {
-                    if app.store.volumes.lose(&row.id).await? {
+                    if app.store.volumes.lose(&row.id, app.clock.now()).await? {
                         tracing::error!(volume = row.id.as_str(), "the agent has lost a volume");
                     }
                 }
@@ -71,7 +71,7 @@ impl VolumeSync {
             }
         }
         if !changed.is_empty() {
-            app.store.volumes.mirror(&changed).await?;
+            app.store.volumes.mirror(&changed, app.clock.now()).await?;
         }
         let owned: HashSet<&VolumeId> = rows.iter().map(|row| &row.id).collect();
         for id in listed.into_keys().filter(|id| !owned.contains(id) && !app.in_flight.contains(id)) {

@@ -1,4 +1,4 @@
-//! Checkpoints: named, kept in step with the agent, deleted.
+//! Checkpoints: named, kept in step with the agent, deleted. What happens to them is told by events: [`super::checkpoint_events`].
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,6 +10,8 @@ use sandpiper_protocol::ids::TeamId;
 use sqlx::Row;
 use sqlx::any::AnyRow;
 
+use super::checkpoint_events;
+use super::events;
 use super::idempotency;
 use super::processes::OwnId;
 use super::sandbox_row::SandboxRow;
@@ -253,13 +255,16 @@ impl Checkpoints {
 
     /// Takes over what the agent says of checkpoints that it has, all at once: they are ready, of this size and shape. A
     /// deleted one stays deleted.
-    pub async fn mirror(&self, reports: &[&agent::Checkpoint]) -> Result<(), StoreError> {
+    pub async fn mirror(&self, reports: &[&agent::Checkpoint], now: Timestamp) -> Result<(), StoreError> {
         let mut tx = self.database.write().await?;
+        let mut news = Vec::new();
         for report in reports {
+            let Some(locked) = checkpoint_events::lock(&mut tx, &report.id).await? else { continue };
+            news.extend(locked.reported(now));
             sqlx::query(
                 "UPDATE checkpoints SET state = 'ready', memory = $2, cpu = $3, memory_mb = $4, disk_gib = $5, \
                      size_bytes = $6, process = NULL, error_code = NULL, error_message = NULL \
-                 WHERE id = $1 AND state <> 'deleted'",
+                 WHERE id = $1",
             )
             .bind(report.id.as_str())
             .bind(i64::from(report.memory))
@@ -271,6 +276,7 @@ impl Checkpoints {
             .await?;
             take_name_over(&mut tx, report.id.as_str()).await?;
         }
+        events::write(&mut tx, news).await?;
         tx.commit().await?;
         Ok(())
     }
@@ -297,43 +303,48 @@ impl Checkpoints {
     }
 
     /// It could not be taken, and its tenant knows of it.
-    pub async fn fail(&self, id: &str, error: &SandboxError) -> Result<(), StoreError> {
+    pub async fn fail(&self, id: &str, error: &SandboxError, now: Timestamp) -> Result<(), StoreError> {
         let mut tx = self.database.write_shared().await?;
+        let locked = checkpoint_events::lock(&mut tx, id).await?;
+        let Some(locked) = locked.filter(|locked| locked.state == State::Creating) else { return Ok(()) };
         sqlx::query(
             "UPDATE checkpoints SET state = 'failed', error_code = $2, error_message = $3, process = NULL \
-             WHERE id = $1 AND state = 'creating'",
+             WHERE id = $1",
         )
         .bind(id)
         .bind(&error.code)
         .bind(&error.message)
         .execute(&mut *tx)
         .await?;
+        events::write(&mut tx, vec![locked.failed(error, now)]).await?;
         tx.commit().await?;
         Ok(())
     }
 
     /// The agent does not have it any more: `ready` becomes `failed`; false when it was not ready.
-    pub async fn lose(&self, id: &str) -> Result<bool, StoreError> {
+    pub async fn lose(&self, id: &str, now: Timestamp) -> Result<bool, StoreError> {
         let mut tx = self.database.write_shared().await?;
-        let done =
-            sqlx::query("UPDATE checkpoints SET state = 'failed', size_bytes = 0 WHERE id = $1 AND state = 'ready'")
-                .bind(id)
-                .execute(&mut *tx)
-                .await?;
+        let locked = checkpoint_events::lock(&mut tx, id).await?;
+        let Some(locked) = locked.filter(|locked| locked.state == State::Ready) else { return Ok(false) };
+        sqlx::query("UPDATE checkpoints SET state = 'failed', size_bytes = 0 WHERE id = $1")
+            .bind(id)
+            .execute(&mut *tx)
+            .await?;
+        events::write(&mut tx, vec![locked.lost(now)]).await?;
         tx.commit().await?;
-        Ok(done.rows_affected() == 1)
+        Ok(true)
     }
 
     /// The checkpoint is gone, or was never taken.
     pub async fn delete(&self, id: &str, now: Timestamp) -> Result<(), StoreError> {
         let mut tx = self.database.write_shared().await?;
-        sqlx::query(
-            "UPDATE checkpoints SET state = 'deleted', deleted_at_ms = $2 WHERE id = $1 AND state <> 'deleted'",
-        )
-        .bind(id)
-        .bind(to_ms(now))
-        .execute(&mut *tx)
-        .await?;
+        let Some(locked) = checkpoint_events::lock(&mut tx, id).await? else { return Ok(()) };
+        sqlx::query("UPDATE checkpoints SET state = 'deleted', deleted_at_ms = $2 WHERE id = $1")
+            .bind(id)
+            .bind(to_ms(now))
+            .execute(&mut *tx)
+            .await?;
+        events::write(&mut tx, locked.deleted(now).into_iter().collect()).await?;
         tx.commit().await?;
         Ok(())
     }

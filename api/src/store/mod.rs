@@ -1,5 +1,5 @@
 //! What must survive of sandboxes: users, teams, keys, templates and their versions, files for builds, sandboxes, checkpoints, volumes,
-//! idempotency keys, and which processes are alive.
+//! events, idempotency keys, and which processes are alive.
 //!
 //! One file per resource, each a handle over the same [`Database`].
 
@@ -7,12 +7,15 @@ use sandpiper_accounts::{LoginSessions, Users};
 use sandpiper_db::reseal::SealedColumn;
 use sandpiper_db::{AuditLog, Database};
 
+mod checkpoint_events;
 pub mod checkpoints;
+pub mod events;
 pub mod idempotency;
 pub mod keys;
 pub mod members;
 pub mod processes;
 pub mod sandbox_documents;
+pub mod sandbox_events;
 pub mod sandbox_list;
 pub mod sandbox_network;
 pub mod sandbox_row;
@@ -23,9 +26,11 @@ pub mod templates;
 pub(crate) mod testing;
 pub mod uploads;
 pub mod usage;
+mod volume_events;
 pub mod volumes;
 
 pub use checkpoints::Checkpoints;
+pub use events::Events;
 pub use idempotency::IdempotencyKeys;
 pub use keys::ApiKeys;
 pub use members::Members;
@@ -64,6 +69,7 @@ pub struct Store {
     pub sandboxes: Sandboxes,
     pub checkpoints: Checkpoints,
     pub volumes: Volumes,
+    pub events: Events,
     pub uploads: Uploads,
     pub idempotency: IdempotencyKeys,
     pub processes: Processes,
@@ -84,6 +90,7 @@ impl Store {
             sandboxes: Sandboxes::new(database.clone(), own.clone()),
             checkpoints: Checkpoints::new(database.clone(), own.clone()),
             volumes: Volumes::new(database.clone(), own.clone()),
+            events: Events::new(database.clone()),
             uploads: Uploads::new(database.clone(), own.clone()),
             idempotency: IdempotencyKeys::new(database.clone(), own.clone()),
             processes: Processes::new(database.clone(), own),

@@ -7,6 +7,8 @@
 //!
 //! A row that a process starts or resumes bears its id, until something is taken over from the agent: see
 //! [`super::processes`].
+//!
+//! Whatever happens to a sandbox is told by an event of the same transaction: see [`super::sandbox_events`].
 
 use std::collections::BTreeMap;
 
@@ -16,9 +18,11 @@ use sandpiper_protocol::agent::{self, SandboxError};
 use sandpiper_protocol::ids::TeamId;
 use sqlx::Row;
 
+use super::events;
 use super::idempotency;
 use super::processes::OwnId;
 use super::sandbox_documents::{Documents, insert_metadata};
+use super::sandbox_events::{self, DeletionReason, Reported, ms};
 use super::sandbox_network::{Source, insert_policy, note_version, to_stored};
 use super::sandbox_row::{NewSandbox, SandboxRow, State, on_timeout_word};
 use super::usage::{QuotaError, Usage, usage};
@@ -73,6 +77,7 @@ impl Sandboxes {
                 return Err(QuotaError::ClaimLost);
             }
         }
+        events::write(&mut tx, new.iter().map(|one| sandbox_events::created(team_id, one)).collect()).await?;
         tx.commit().await?;
         Ok(())
     }
@@ -181,13 +186,18 @@ impl Sandboxes {
     }
 
     /// Takes over what the agent says of a sandbox. What ended in this store stays ended: a report may be older.
-    pub async fn mirror(&self, report: &agent::Sandbox) -> Result<(), StoreError> {
-        self.take_over(report, None).await
+    pub async fn mirror(&self, report: &agent::Sandbox, now: Timestamp) -> Result<(), StoreError> {
+        self.take_over(report, None, now).await
     }
 
     /// Likewise, unless the row has moved on since it was read as `seen`: the report may be older than that.
-    pub async fn mirror_unless_moved(&self, report: &agent::Sandbox, seen: &SandboxRow) -> Result<(), StoreError> {
-        self.take_over(report, Some(seen)).await
+    pub async fn mirror_unless_moved(
+        &self,
+        report: &agent::Sandbox,
+        seen: &SandboxRow,
+        now: Timestamp,
+    ) -> Result<(), StoreError> {
+        self.take_over(report, Some(seen), now).await
     }
 
     /// How much of the host's disk sandboxes hold, all at once.
@@ -204,7 +214,12 @@ impl Sandboxes {
         Ok(())
     }
 
-    async fn take_over(&self, report: &agent::Sandbox, seen: Option<&SandboxRow>) -> Result<(), StoreError> {
+    async fn take_over(
+        &self,
+        report: &agent::Sandbox,
+        seen: Option<&SandboxRow>,
+        now: Timestamp,
+    ) -> Result<(), StoreError> {
         let state = State::from(report.state);
         // The schema demands a start of whatever serves, and an explanation of whatever failed.
         let started_at = match (report.started_at, state) {
@@ -222,10 +237,14 @@ impl Sandboxes {
             (error, _) => error.clone(),
         };
         let mut tx = self.database.write_shared().await?;
+        let Some(locked) = sandbox_events::lock(&mut tx, &report.id).await? else { return Ok(()) };
+        let reported = Reported { state, start_ms: ms(started_at), stop_ms: ms(stopped_at), error: error.as_ref() };
+        let (news, told) = locked.reported(&reported, now);
         let taken_over = sqlx::query(
             "UPDATE sandboxes SET state = $2, deadline_ms = $3, on_timeout = $4, auto_resume = $5, exposed_ports = $6, \
                  data_plane_url = $7, started_at_ms = $8, stopped_at_ms = $9, error_code = $10, error_message = $11, \
-                 retained_bytes = $12, allow_public_traffic = $15, pause_memory = $16, process = NULL \
+                 retained_bytes = $12, allow_public_traffic = $15, pause_memory = $16, process = NULL, \
+                 told_start_ms = $17, told_stop_ms = $18 \
              WHERE id = $1 AND state NOT IN ('failed', 'destroyed') AND state = COALESCE($13, state) \
                  AND network_applied = COALESCE($14, network_applied)",
         )
@@ -236,8 +255,8 @@ impl Sandboxes {
         .bind(i64::from(report.lifecycle.auto_resume))
         .bind(ports_json(&report.exposed_ports))
         .bind(&report.data_plane_url)
-        .bind(started_at.map(to_ms))
-        .bind(stopped_at.map(to_ms))
+        .bind(reported.start_ms)
+        .bind(reported.stop_ms)
         .bind(error.as_ref().map(|error| &error.code))
         .bind(error.as_ref().map(|error| &error.message))
         .bind(i64::try_from(report.retained_bytes).unwrap_or(i64::MAX))
@@ -245,6 +264,8 @@ impl Sandboxes {
         .bind(seen.map(|row| to_stored(row.network.applied)))
         .bind(i64::from(report.allow_public_traffic))
         .bind(i64::from(report.lifecycle.pause_memory))
+        .bind(told.start_ms)
+        .bind(told.stop_ms)
         .execute(&mut *tx)
         .await;
         let taken_over = match taken_over {
@@ -262,6 +283,7 @@ impl Sandboxes {
         if taken_over.rows_affected() == 1 {
             let source = if seen.is_some() { Source::FreshReport } else { Source::Report };
             note_version(&mut tx, &report.id, report.network_version, source).await?;
+            events::write(&mut tx, news).await?;
         }
         tx.commit().await?;
         Ok(())
@@ -306,9 +328,10 @@ impl Sandboxes {
     /// The sandbox ended without being asked to. Frees its quota; it stays visible until it is deleted.
     pub async fn fail(&self, id: &str, error: &SandboxError, now: Timestamp) -> Result<(), StoreError> {
         let mut tx = self.database.write_shared().await?;
+        let Some(locked) = sandbox_events::lock(&mut tx, id).await? else { return Ok(()) };
         sqlx::query(
             "UPDATE sandboxes SET state = 'failed', error_code = $2, error_message = $3, stopped_at_ms = $4 \
-             WHERE id = $1 AND state <> 'destroyed'",
+             WHERE id = $1",
         )
         .bind(id)
         .bind(&error.code)
@@ -316,24 +339,26 @@ impl Sandboxes {
         .bind(to_ms(now))
         .execute(&mut *tx)
         .await?;
+        if locked.state != State::Failed {
+            events::write(&mut tx, vec![locked.failed(error, now)]).await?;
+        }
         tx.commit().await?;
         Ok(())
     }
 
     /// The sandbox is gone; false when it was already.
-    pub async fn destroy(&self, id: &str, now: Timestamp) -> Result<bool, StoreError> {
+    pub async fn destroy(&self, id: &str, reason: DeletionReason, now: Timestamp) -> Result<bool, StoreError> {
         let mut tx = self.database.write_shared().await?;
-        let done = sqlx::query(
-            "UPDATE sandboxes SET state = 'destroyed', destroyed_at_ms = $2, envs = NULL \
-             WHERE id = $1 AND state <> 'destroyed'",
-        )
-        .bind(id)
-        .bind(to_ms(now))
-        .execute(&mut *tx)
-        .await?;
+        let Some(locked) = sandbox_events::lock(&mut tx, id).await? else { return Ok(false) };
+        sqlx::query("UPDATE sandboxes SET state = 'destroyed', destroyed_at_ms = $2, envs = NULL WHERE id = $1")
+            .bind(id)
+            .bind(to_ms(now))
+            .execute(&mut *tx)
+            .await?;
         sqlx::query("DELETE FROM sandbox_policies WHERE sandbox_id = $1").bind(id).execute(&mut *tx).await?;
+        events::write(&mut tx, vec![locked.deleted(reason, now)]).await?;
         tx.commit().await?;
-        Ok(done.rows_affected() == 1)
+        Ok(true)
     }
 }
 

@@ -1,4 +1,4 @@
-//! Volumes: made under the quota, mounted by sandboxes, deleted.
+//! Volumes: made under the quota, mounted by sandboxes, deleted. What happens to them is told by events: [`super::volume_events`].
 //!
 //! Which sandbox has a volume is not written here: the schema takes and releases volumes with the state of the sandbox that
 //! mounts them, in its transaction (`sandbox_volumes`), and refuses what two live sandboxes would share.
@@ -13,9 +13,11 @@ use sandpiper_protocol::volume::{self, VolumeMount};
 use sqlx::Row;
 use sqlx::any::AnyRow;
 
+use super::events;
 use super::idempotency;
 use super::processes::OwnId;
 use super::usage::{QuotaError, Usage, usage};
+use super::volume_events;
 use crate::plan::Quota;
 
 /// Where a volume is in its life.
@@ -245,9 +247,12 @@ impl Volumes {
 
     /// Takes over what the agent says of volumes that it has, all at once: they are ready, and hold so much. One that is to be
     /// deleted stays so.
-    pub async fn mirror(&self, reports: &[&volume::Volume]) -> Result<(), StoreError> {
+    pub async fn mirror(&self, reports: &[&volume::Volume], now: Timestamp) -> Result<(), StoreError> {
         let mut tx = self.database.write().await?;
+        let mut news = Vec::new();
         for report in reports {
+            let Some(locked) = volume_events::lock(&mut tx, &report.id).await? else { continue };
+            news.extend(locked.reported(now));
             sqlx::query(
                 "UPDATE volumes SET state = 'ready', size_gib = $2, retained_bytes = $3, process = NULL \
                  WHERE id = $1 AND state IN ('creating', 'ready', 'failed')",
@@ -258,6 +263,7 @@ impl Volumes {
             .execute(&mut *tx)
             .await?;
         }
+        events::write(&mut tx, news).await?;
         tx.commit().await?;
         Ok(())
     }
@@ -284,18 +290,31 @@ impl Volumes {
     }
 
     /// The agent does not have it any more: `ready` becomes `failed`; false when it was not ready.
-    pub async fn lose(&self, id: &VolumeId) -> Result<bool, StoreError> {
-        let mut lost =
-            Statement::new("UPDATE volumes SET state = 'failed', retained_bytes = 0 WHERE state = 'ready' AND id = ");
-        lost.push_bind(id.as_str());
-        self.database.changes_row(lost).await
+    pub async fn lose(&self, id: &VolumeId, now: Timestamp) -> Result<bool, StoreError> {
+        let mut tx = self.database.write_shared().await?;
+        let locked = volume_events::lock(&mut tx, id).await?;
+        let Some(locked) = locked.filter(|locked| locked.state == State::Ready) else { return Ok(false) };
+        sqlx::query("UPDATE volumes SET state = 'failed', retained_bytes = 0 WHERE id = $1")
+            .bind(id.as_str())
+            .execute(&mut *tx)
+            .await?;
+        events::write(&mut tx, vec![locked.lost(now)]).await?;
+        tx.commit().await?;
+        Ok(true)
     }
 
     /// The volume is gone, or was never made.
     pub async fn delete(&self, id: &VolumeId, now: Timestamp) -> Result<(), StoreError> {
-        let mut deleted = Statement::new("UPDATE volumes SET state = 'deleted', deleted_at_ms = ");
-        deleted.push_bind(to_ms(now)).push(" WHERE state <> 'deleted' AND id = ").push_bind(id.as_str());
-        self.database.changes_row(deleted).await.map(drop)
+        let mut tx = self.database.write_shared().await?;
+        let Some(locked) = volume_events::lock(&mut tx, id).await? else { return Ok(()) };
+        sqlx::query("UPDATE volumes SET state = 'deleted', deleted_at_ms = $2 WHERE id = $1")
+            .bind(id.as_str())
+            .bind(to_ms(now))
+            .execute(&mut *tx)
+            .await?;
+        events::write(&mut tx, locked.deleted(now).into_iter().collect()).await?;
+        tx.commit().await?;
+        Ok(())
     }
 
     async fn update(&self, statement: &'static str, id: &VolumeId) -> Result<(), StoreError> {

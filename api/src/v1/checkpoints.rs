@@ -238,7 +238,7 @@ pub async fn response_for_existing(
 /// Those of the database and the agent.
 pub async fn made_before(app: &App, caller: &Caller, id: &CheckpointId) -> Result<Option<CheckpointRow>, ApiError> {
     match app.agent.show_checkpoint(id).await {
-        Ok(report) => app.store.checkpoints.mirror(&[&report]).await?,
+        Ok(report) => app.store.checkpoints.mirror(&[&report], app.clock.now()).await?,
         Err(error) if error.is_not_found() => {
             // It was never taken. Its name is free again for the request that is to be done now.
             app.store.checkpoints.delete(id, app.clock.now()).await?;

@@ -20,6 +20,7 @@ use super::usage::{Usage, usage};
 use crate::plan::Quota;
 
 pub mod announced;
+mod build_events;
 pub mod catalog;
 pub mod versions;
 

@@ -1,4 +1,5 @@
-//! Versions of templates: asked for, built, ready, deleted. What the agent says of a build is taken over by [`Templates::mirror`].
+//! Versions of templates: asked for, built, ready, deleted. What the agent says of a build is taken over by [`Templates::mirror`];
+//! what has come of it is told by events: [`super::build_events`].
 //!
 //! ```text
 //!   queued ──▶ building ──▶ warming ──▶ ready ──────┐
@@ -19,8 +20,10 @@ use serde::{Deserialize, Serialize};
 use sqlx::Row;
 use sqlx::any::AnyRow;
 
+use super::build_events::{self, Locked};
 use super::{Removal, TemplateId, TemplateRow, Templates};
 use crate::plan::Quota;
+use crate::store::events::{self, NewEvent};
 use crate::store::idempotency;
 use crate::store::usage::{Usage, usage};
 
@@ -437,11 +440,13 @@ impl Templates {
 
     /// Takes over what the agent says of builds, all at once. From then on the agent has what it is to build, and a version that
     /// is ready has its tags, unless a newer version has got them before.
-    pub async fn mirror(&self, builds: &[&Build]) -> Result<(), StoreError> {
+    pub async fn mirror(&self, builds: &[&Build], now: Timestamp) -> Result<(), StoreError> {
         let mut tx = self.database.write().await?;
+        let mut news = Vec::new();
         for build in builds {
-            mirror(&mut tx, build).await?;
+            news.extend(mirror(&mut tx, build, now).await?);
         }
+        events::write(&mut tx, news).await?;
         tx.commit().await?;
         Ok(())
     }
@@ -464,7 +469,7 @@ impl Templates {
     pub async fn fail(&self, id: &VersionId, error: &BuildError, now: Timestamp) -> Result<(), StoreError> {
         let mut query = Statement::new("UPDATE template_versions SET state = 'failed', error_code = ");
         query.push_bind(&error.code).push(", error_message = ").push_bind(&error.message);
-        self.database.changes_row(ended(id, query, now)).await.map(drop)
+        self.end(id, query, |locked| locked.ended(State::Failed, Some(error), now), now).await
     }
 
     /// The agent is to be told to end the build; false where it has ended.
@@ -479,7 +484,25 @@ impl Templates {
     /// The build was cancelled before the agent had it.
     pub async fn cancel(&self, id: &VersionId, now: Timestamp) -> Result<(), StoreError> {
         let query = Statement::new("UPDATE template_versions SET state = 'cancelled'");
-        self.database.changes_row(ended(id, query, now)).await.map(drop)
+        self.end(id, query, |locked| locked.ended(State::Cancelled, None, now), now).await
+    }
+
+    /// Ends a build that has not ended, with a statement to be completed.
+    async fn end(
+        &self,
+        id: &VersionId,
+        mut query: Statement,
+        event: impl FnOnce(&Locked) -> Option<NewEvent>,
+        now: Timestamp,
+    ) -> Result<(), StoreError> {
+        let mut tx = self.database.write_shared().await?;
+        let Some(locked) = build_events::lock(&mut tx, id).await? else { return Ok(()) };
+        query.push(", finished_at_ms = ").push_bind(to_ms(now));
+        query.push(", sealed_order = NULL, process = NULL, position = NULL WHERE id = ").push_bind(id.as_str());
+        query.build().execute(&mut *tx).await?;
+        events::write(&mut tx, event(&locked).into_iter().collect()).await?;
+        tx.commit().await?;
+        Ok(())
     }
 
     /// Removes a version, unless something needs it.
@@ -532,20 +555,17 @@ impl TemplateRow {
     }
 }
 
-/// Completes a statement that ends a build.
-fn ended(id: &VersionId, mut query: Statement, now: Timestamp) -> Statement {
-    query.push(", finished_at_ms = ").push_bind(to_ms(now));
-    query.push(", sealed_order = NULL, process = NULL, position = NULL");
-    query.push(" WHERE state IN ('queued', 'building', 'warming') AND id = ").push_bind(id.as_str());
-    query
-}
-
-async fn mirror(tx: &mut Tx, build: &Build) -> Result<(), StoreError> {
+/// Takes over what the agent says of one build; what there is to tell of it.
+async fn mirror(tx: &mut Tx, build: &Build, now: Timestamp) -> Result<Vec<NewEvent>, StoreError> {
+    let Some(locked) = build_events::lock(tx, &build.id).await? else { return Ok(Vec::new()) };
     let state = State::from(build.state);
-    let error = build.error.as_ref();
-    let (code, message) = match (state, error) {
-        (State::Failed, None) => (Some("host_failed"), Some("The host gave no reason; build it again")),
-        (_, error) => (error.map(|error| error.code.as_str()), error.map(|error| error.message.as_str())),
+    let error = match (state, &build.error) {
+        (State::Failed, None) => Some(BuildError {
+            code: "host_failed".to_owned(),
+            message: "The host gave no reason; build it again".to_owned(),
+            step: None,
+        }),
+        (_, error) => error.clone(),
     };
     let ready = build.version.as_ref().filter(|_| state == State::Ready);
     let start = ready.and_then(|version| version.start.as_ref());
@@ -556,18 +576,18 @@ async fn mirror(tx: &mut Tx, build: &Build) -> Result<(), StoreError> {
     });
     let row = sqlx::query(
         "UPDATE template_versions SET state = $2, position = $3, error_code = $4, error_message = $5, error_step = $6, \
-             started_at_ms = $7, finished_at_ms = $8, log_end = $9, sealed_order = NULL, process = NULL, \
-             runnable = $10, digest = COALESCE($11, digest), disk_gib = COALESCE($12, disk_gib), \
+             started_at_ms = COALESCE($7, started_at_ms), finished_at_ms = $8, log_end = $9, sealed_order = NULL, \
+             process = NULL, runnable = $10, digest = COALESCE($11, digest), disk_gib = COALESCE($12, disk_gib), \
              report = COALESCE($13, report), retained_bytes = COALESCE($14, retained_bytes), \
              start_cmd = COALESCE($15, start_cmd), ready_cmd = COALESCE($16, ready_cmd) \
-         WHERE id = $1 AND state IN ('queued', 'building', 'warming') RETURNING template_id, number, tags",
+         WHERE id = $1 RETURNING template_id, number, tags",
     )
     .bind(build.id.as_str())
     .bind(state.as_str())
     .bind(build.position.map(i64::from))
-    .bind(code)
-    .bind(message)
-    .bind(error.and_then(|error| error.step).map(i64::from))
+    .bind(error.as_ref().map(|error| error.code.clone()))
+    .bind(error.as_ref().map(|error| error.message.clone()))
+    .bind(error.as_ref().and_then(|error| error.step).map(i64::from))
     .bind(build.started_at.map(to_ms))
     .bind(build.finished_at.map(to_ms))
     .bind(i64::try_from(build.log_end).unwrap_or(i64::MAX))
@@ -581,7 +601,8 @@ async fn mirror(tx: &mut Tx, build: &Build) -> Result<(), StoreError> {
     .bind(start.and_then(|start| start.ready.clone()))
     .fetch_optional(&mut **tx)
     .await?;
-    let Some(row) = row.filter(|_| state == State::Ready) else { return Ok(()) };
+    let news = locked.reported(state, build.started_at.is_some(), error.as_ref(), now);
+    let Some(row) = row.filter(|_| state == State::Ready) else { return Ok(news) };
     let template: TemplateId = row.try_get::<String, _>("template_id")?.into();
     let number: i64 = row.try_get("number")?;
     for tag in list_from_json(row.try_get("tags")?)? {
@@ -598,7 +619,7 @@ async fn mirror(tx: &mut Tx, build: &Build) -> Result<(), StoreError> {
             set_tag(tx, &template, &build.id, &tag).await?;
         }
     }
-    Ok(())
+    Ok(news)
 }
 
 async fn set_tag(tx: &mut Tx, template: &TemplateId, version: &VersionId, tag: &str) -> Result<(), StoreError> {

@@ -31,6 +31,7 @@ use crate::mutation::SessionOf;
 use crate::orchestration;
 use crate::state::App;
 use crate::store::idempotency::Claim;
+use crate::store::sandbox_events::DeletionReason;
 use crate::store::sandbox_row::{NewSandbox, SandboxRow, State as SandboxState};
 use crate::store::volumes::State as VolumeState;
 
@@ -147,7 +148,7 @@ pub async fn make(
         Ok(Ok(Ok(session))) => Some(session),
         Ok(Ok(Err(error))) => {
             // The tenant never learnt of it, so there is nothing to show or to delete.
-            app.store.sandboxes.destroy(&id, app.clock.now()).await?;
+            app.store.sandboxes.destroy(&id, DeletionReason::NotStarted, app.clock.now()).await?;
             return Err(error);
         }
         Ok(Err(error)) => return Err(ApiError::internal(format!("start of a sandbox ended early: {error}"))),

@@ -9,6 +9,7 @@ use super::owned;
 use crate::auth::WriteAccess;
 use crate::orchestration::delete::remove;
 use crate::state::App;
+use crate::store::sandbox_events::DeletionReason;
 
 /// Delete a sandbox
 ///
@@ -28,6 +29,6 @@ pub async fn delete(
     Path(id): Path<String>,
 ) -> Result<StatusCode, ApiError> {
     let row = owned(&app, &caller, &id).await?;
-    remove(&app, &row).await?;
+    remove(&app, &row, DeletionReason::Requested).await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -76,7 +76,7 @@ pub async fn update(
             .update(&id, &change)
             .await
             .map_err(|error| if error.is_not_found() { errors::no_sandbox(&id) } else { error.into() })?;
-        app.store.sandboxes.mirror(&report).await?;
+        app.store.sandboxes.mirror(&report, app.clock.now()).await?;
     }
     app.store.sandboxes.change(&id, &Change { timeout_seconds, metadata }).await?;
     Ok(axum::Json(SandboxBody::new(&caller.team, owned(&app, &caller, &id).await?)))

@@ -203,7 +203,7 @@ impl StubAgent {
         let sandbox = records.sandboxes.get_mut(id).unwrap();
         sandbox.state = SandboxState::Stopped;
         sandbox.error = Some(SandboxError { code: "guest_panicked".into(), message: "The kernel panicked".into() });
-        sandbox.stopped_at = Some(Timestamp::now());
+        sandbox.stopped_at = Some(after(sandbox.started_at));
     }
 
     /// A sandbox that stopped or woke by itself.
@@ -313,11 +313,22 @@ impl Turn for Sandbox {
     fn turn(&mut self, state: SandboxState) {
         self.state = state;
         match state {
-            SandboxState::Stopped => self.stopped_at = Some(Timestamp::now()),
-            SandboxState::Ready => (self.stopped_at, self.error) = (None, None),
+            SandboxState::Stopped => self.stopped_at = Some(after(self.started_at)),
+            SandboxState::Ready => {
+                if self.stopped_at.is_some() {
+                    self.started_at = Some(after(self.stopped_at));
+                }
+                (self.stopped_at, self.error) = (None, None);
+            }
             _ => {}
         }
     }
+}
+
+/// Now, and later than `time`: the real agent takes longer than a millisecond for anything.
+fn after(time: Option<Timestamp>) -> Timestamp {
+    let now = Timestamp::now();
+    time.map_or(now, |time| now.max(time + SignedDuration::from_millis(1)))
 }
 
 pub(super) fn seconds(count: u64) -> SignedDuration {
