@@ -45,6 +45,10 @@
 //! build = { seconds = 1800, log_bytes = 16777216, cpu = 2, memory_mb = 2048, upload_bytes = 10737418240 }   # of a template's
 //!                                             # version; upload_bytes: of all files that a team sends for builds within a day
 //!
+//! [events]                                    # of teams, as `GET /v1/events` shows them
+//! keep_days = 30
+//! keep_most = 100000                          # of each team: the newest
+//!
 //! [webhooks]
 //! concurrency = 1024                          # attempts at a time
 //! resolvers = ["192.0.2.53"]                  # asked for names, in place of those in /etc/resolv.conf
@@ -80,7 +84,7 @@ use url::{Host, Url};
 
 use crate::plan::{Plan, Plans};
 use crate::roles::Roles;
-use crate::settings::{Baseline, Prices, Settings, Timing};
+use crate::settings::{Baseline, EventSettings, Prices, Settings, Timing};
 
 /// Why a configuration cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -118,6 +122,7 @@ pub struct Config {
     pub volume_size_gib: u32,
     pub plans: Plans,
     pub prices: Prices,
+    pub events: EventSettings,
     pub payments: PaymentSettings,
     pub webhooks: delivery::settings::Settings,
     #[serde(skip)]
@@ -154,6 +159,7 @@ impl Default for Config {
             volume_size_gib: 10,
             plans: Plans::default(),
             prices: Prices::default(),
+            events: EventSettings::default(),
             payments: PaymentSettings::default(),
             webhooks: delivery::settings::Settings::default(),
             timing: Timing::default(),
@@ -197,6 +203,7 @@ impl Config {
             volume_size_gib: self.volume_size_gib,
             plans: self.plans.clone(),
             prices: self.prices.clone(),
+            events: self.events,
             timing: self.timing,
         }
     }
@@ -245,6 +252,9 @@ impl Config {
             }
             if self.baseline.cpu == 0 || self.baseline.memory_mb == 0 {
                 return wrong("baseline", "cpu and memory_mb must be at least 1");
+            }
+            if self.events.keep_days == 0 || self.events.keep_most == 0 {
+                return wrong("events", "keep_days and keep_most must be at least 1");
             }
         }
         if self.roles.payments
@@ -339,5 +349,7 @@ mod tests {
         let plan = "[plans.basic]\ncpu_values = []\nmemory_mb_min = 1\nmemory_mb_max = 2\nmemory_mb_step = 1\n\
                     root_disk_gib = 1\nmax_timeout = 1\nquota = { sandboxes = 1, cpu = 1, memory_mb = 1 }\n";
         assert!(matches!(load(plan), Err(ConfigError::Value { key, .. }) if key == "plans.basic"));
+        let events = load("[events]\nkeep_days = 0\n");
+        assert!(matches!(events, Err(ConfigError::Value { key, .. }) if key == "events"));
     }
 }

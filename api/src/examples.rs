@@ -147,6 +147,12 @@ pub fn of(operation_id: &str) -> Option<Example> {
             json!({"team": "acme", "name": "ci", "capability": "write"}),
             with(api_key(), json!({"last_used_at": null, "key": format!("spk_{}", "5e".repeat(20))})),
         ),
+        "read_events" => response(json!({"next_after": 42, "has_more": false, "events": [{
+            "sequence": 42, "type": "sandbox.ready", "created_at": "2026-01-01T00:00:01Z",
+            "resource": {"kind": "sandbox", "id": "sbx06f3kq8z2m1c9w0v5t7b4a"},
+            "data": {"template": "base", "template_version": "ver06f3kq7x1d8h2j4m6p0s9a", "snapshot_id": null, "cpu": 1,
+                     "memory_mb": 512},
+        }]})),
         "list_audit" => response(json!({"entries": [{
             "id": "aud06f3kq8z2m1c9w0v5t7b4a", "at": "2026-01-01T00:05:00Z", "user": "usr06f3kq8z2m1c9w0v5t7b4a",
             "key": "ses06f3kq8z2m1c9w0v5t7b4a", "action": "DELETE /v1/sandboxes/{id}",

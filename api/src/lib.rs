@@ -13,6 +13,8 @@
 //!   the agent has said that it is in force.
 //! * A **session** is a short-lived credential for one sandbox's data plane. It is minted by the agent, passes through,
 //!   and is never stored or logged.
+//! * An **event** tells a team of what happened to something of its own. It is written in the transaction of its cause, and numbered
+//!   in the order of the commits ([`store::events`]).
 //! * A **template version** is an immutable root file system that the agent has; the **catalog** here is a copy of its list.
 //!
 //! # Rooms
@@ -22,7 +24,7 @@
 //! Of the sandbox side, which knows nothing of payments: [`state`] what handlers work with · [`router`] all routes ·
 //! [`v1`] one file per resource · [`e2b`] the same for the E2B SDKs · [`mutation`] what both do with every change ·
 //! [`auth`] keys and capabilities · [`orchestration`] work with the agent,
-//! through its [`agent_client`] · [`store`] the tables ·
+//! through its [`agent_client`] · [`store`] the tables · [`event_retention`] how long events are kept ·
 //! [`document`] what describes them · [`errors`] refusals in its tenants' words · [`mcp`] the same as tools of agents
 
 pub mod agent_client;
@@ -32,6 +34,7 @@ pub mod config;
 pub mod document;
 pub mod e2b;
 pub mod errors;
+pub mod event_retention;
 pub mod examples;
 pub mod in_flight;
 pub mod mcp;

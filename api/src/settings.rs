@@ -23,6 +23,7 @@ pub struct Settings {
     pub volume_size_gib: u32,
     pub plans: Plans,
     pub prices: Prices,
+    pub events: EventSettings,
     pub timing: Timing,
 }
 
@@ -32,6 +33,22 @@ pub struct Settings {
 pub struct Baseline {
     pub cpu: u32,
     pub memory_mb: u32,
+}
+
+/// How long events of teams are kept.
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct EventSettings {
+    /// Days.
+    pub keep_days: u32,
+    /// The newest of each team, whatever their age.
+    pub keep_most: u32,
+}
+
+impl Default for EventSettings {
+    fn default() -> Self {
+        Self { keep_days: 30, keep_most: 100_000 }
+    }
 }
 
 /// What things cost, for the limits to report.

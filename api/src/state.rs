@@ -34,6 +34,8 @@ pub struct App(Arc<Parts>);
 
 /// Logs of builds that a team follows at a time: each is looked at several times a second.
 const FOLLOWERS: usize = 32;
+/// Streams of its events that a team has at a time: each asks the database several times a second.
+const EVENT_STREAMS: usize = 16;
 /// Files of unknown length that a team sends at a time: each may be as long as all that the plan allows.
 const UNANNOUNCED_UPLOADS: usize = 4;
 
@@ -62,6 +64,8 @@ pub struct Parts {
     pub catalog_requests: CatalogRequests,
     /// Builds' logs that are followed.
     pub followers: PerTeam,
+    /// Streams of teams' events.
+    pub event_streams: PerTeam,
     /// Files for builds that come without saying how long they are.
     pub unannounced_uploads: PerTeam,
     pub profiles: KnownProfiles,
@@ -98,6 +102,7 @@ impl App {
             large_bodies: Arc::new(Semaphore::new(LARGE_BODIES)),
             catalog_requests: CatalogRequests::default(),
             followers: PerTeam::new(FOLLOWERS),
+            event_streams: PerTeam::new(EVENT_STREAMS),
             unannounced_uploads: PerTeam::new(UNANNOUNCED_UPLOADS),
             profiles: KnownProfiles::default(),
             ending: CancellationToken::new(),

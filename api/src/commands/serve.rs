@@ -29,6 +29,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 use super::open_database;
 use crate::auth::last_use;
 use crate::config::Config;
+use crate::event_retention;
 use crate::mcp::Mcp;
 use crate::orchestration::network::PolicyWorker;
 use crate::orchestration::sync::Synchronizer;
@@ -175,12 +176,13 @@ fn payments(config: &Config, database: &Database, clock: &Clock) -> anyhow::Resu
     Ok(Payments::new(config.payments(), store, vault, clock.clone()))
 }
 
-fn sandbox_tasks(app: &App, agent: Option<String>, stop: &watch::Receiver<bool>) -> [Task; 4] {
+fn sandbox_tasks(app: &App, agent: Option<String>, stop: &watch::Receiver<bool>) -> [Task; 5] {
     [
         (tokio::spawn(Synchronizer::new(app.clone()).run(stop.clone())), "synchronisation"),
         (tokio::spawn(PolicyWorker::new(app.clone()).run(stop.clone())), "policy worker"),
         (tokio::spawn(beat(app.clone(), agent, stop.clone())), "heartbeat"),
         (tokio::spawn(last_use::keep(app.clone(), stop.clone())), "notes on the use of keys"),
+        (tokio::spawn(event_retention::keep(app.clone(), stop.clone())), "removal of old events"),
     ]
 }
 

@@ -25,6 +25,7 @@
 //! | `GET/POST /v1/teams`, `GET /v1/teams/{team}`, and `…/members`, `…/invitations` below, `POST /v1/invitations/accept` | [`teams`] |
 //! | `GET/POST /v1/api_keys`, `DELETE /v1/api_keys/{id}` | [`api_keys`] |
 //! | `GET /v1/audit` | [`audit`] |
+//! | `GET /v1/events` | [`events`] |
 //!
 //! Every handler's first parameter says what the caller must be able to do; what belongs to another team does not exist for it.
 
@@ -37,6 +38,7 @@ pub mod api_keys;
 pub mod audit;
 pub mod checkpoints;
 pub mod egress_profiles;
+pub mod events;
 pub mod limits;
 pub mod login;
 pub mod logs;
@@ -104,4 +106,5 @@ pub fn router() -> OpenApiRouter<App> {
         .routes(routes!(api_keys::list, api_keys::create))
         .routes(routes!(api_keys::revoke))
         .routes(routes!(audit::list))
+        .routes(routes!(events::read))
 }

@@ -67,7 +67,7 @@ impl Ids {
 }
 
 /// All of them. A new operation has to be added here, or `every_operation_is_listed` fails.
-pub(crate) const OPERATIONS: [Operation; 51] = [
+pub(crate) const OPERATIONS: [Operation; 52] = [
     Operation { of_one: false, ..operation("GET", "/v1/sandboxes") },
     Operation { of_one: false, body: Some(|| json!({"template": "base"})), ..operation("POST", "/v1/sandboxes") },
     operation("GET", "/v1/sandboxes/{id}"),
@@ -126,6 +126,7 @@ pub(crate) const OPERATIONS: [Operation; 51] = [
     operation("POST", "/v1/templates/{slug}/versions/{version}/cancel"),
     operation("GET", "/v1/templates/{slug}/versions/{version}/logs"),
     Operation { of_one: false, ..operation("GET", "/v1/egress_profiles") },
+    Operation { of_one: false, ..operation("GET", "/v1/events") },
 ];
 
 impl Operation {

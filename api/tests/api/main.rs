@@ -9,6 +9,7 @@ mod command;
 mod connect;
 mod create;
 mod e2b;
+mod events;
 mod examples;
 mod fork;
 mod http;

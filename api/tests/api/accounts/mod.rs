@@ -11,6 +11,7 @@ use crate::support::{Answer, Host, request, with_header};
 mod api_keys;
 mod audit;
 mod authorization;
+mod events;
 mod login;
 mod teams;
 

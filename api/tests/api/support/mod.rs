@@ -164,6 +164,13 @@ impl Host {
         Self { router, metrics_router, database, app, payments, ..self }
     }
 
+    /// The routes of another process on the same database, with the same agent.
+    pub(crate) async fn other_process(&self) -> Router {
+        let database = Database::open(&self.config.database()).await.unwrap();
+        let (app, payments) = assemble(&self.config, &database, &self.clock_offset_ms);
+        Service::new(database, Some(app), Some(payments)).router(&self.config)
+    }
+
     /// Moves the API's clock on.
     pub(crate) fn pass(&self, time: SignedDuration) {
         self.clock_offset_ms.fetch_add(i64::try_from(time.as_millis()).unwrap(), Ordering::Relaxed);
