@@ -34,6 +34,7 @@ Examples:
   sandpiper volume create models            files that outlive sandboxes
   sandpiper template build . -t app         a template of your own, from a Dockerfile
   sandpiper network set sbx… --internet off nothing outside can be reached any more
+  sandpiper events --follow                 what happens in the team, as it happens
   sandpiper login ada@example.com           sign in; `team`, `key` and `audit` are for users
   sandpiper webhook listen --port 9000      receive payment webhooks, verified and kept"
 )]
@@ -92,6 +93,7 @@ enum Command {
     #[command(subcommand)]
     Key(commands::key::Command),
     Audit(commands::audit::Arguments),
+    Events(commands::events::Arguments),
     Trace(commands::trace::Arguments),
     Mcp(commands::mcp::Arguments),
     #[command(subcommand)]
@@ -156,6 +158,7 @@ async fn dispatch(arguments: Arguments, output: Output) -> anyhow::Result<ExitCo
         Command::Team(command) => commands::team::run(command, client()?, output).await,
         Command::Key(command) => commands::key::run(command, client()?, output).await,
         Command::Audit(arguments) => commands::audit::run(arguments, client()?, output).await,
+        Command::Events(arguments) => commands::events::run(arguments, client()?, output).await,
     }
 }
 

@@ -5,6 +5,7 @@
 
 mod data_plane;
 mod event_stream;
+mod events;
 mod files;
 mod localhost;
 mod metrics;
@@ -23,6 +24,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 pub use data_plane::{Command, DataPlane, Output, ProcessStream, Stdin, decode};
+pub use events::{Event, EventFilter, EventResource, Events};
 pub use files::Download;
 pub use metrics::{History, Metrics, Point};
 pub use network::{Denied, DeniedList, Network, NetworkPolicy};

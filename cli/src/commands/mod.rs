@@ -5,6 +5,7 @@ pub(crate) mod checkpoint;
 pub(crate) mod connect;
 pub(crate) mod cp;
 pub(crate) mod doctor;
+pub(crate) mod events;
 pub(crate) mod exec;
 pub(crate) mod fork;
 pub(crate) mod key;

@@ -1,5 +1,6 @@
 //! The command line, run as people run it.
 
+mod events;
 mod files;
 mod machine;
 mod mcp;
