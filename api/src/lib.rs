@@ -19,7 +19,8 @@
 //!
 //! # Rooms
 //!
-//! [`commands`] the command line · [`config`] its file · [`service`] what a process serves, by its [`roles`]
+//! [`commands`] the command line · [`config`] its file · [`service`] what a process serves, by its [`roles`]; before the sandbox
+//! side stands the dashboard, a crate of its own that calls these routes
 //!
 //! Of the sandbox side, which knows nothing of payments: [`state`] what handlers work with · [`router`] all routes ·
 //! [`v1`] one file per resource · [`e2b`] the same for the E2B SDKs · [`mutation`] what both do with every change ·

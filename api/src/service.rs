@@ -84,7 +84,8 @@ impl Service {
     pub fn router(&self, config: &Config) -> Router {
         let mut routes = Router::new().route("/healthz", get(healthz)).with_state(self.clone());
         if let Some(app) = &self.sandboxes {
-            routes = routes.merge(crate::router::router(app));
+            let api = crate::router::router(app);
+            routes = routes.merge(sandpiper_dashboard::router(self.around(api.clone(), config, &[]))).merge(api);
         }
         if let Some(mcp) = &self.mcp {
             routes = routes.merge(mcp.router());
@@ -92,6 +93,11 @@ impl Service {
         if let Some(app) = &self.payments {
             routes = routes.merge(sandpiper_payments::router::router(app));
         }
+        self.around(routes, config, &config.cors_origins)
+    }
+
+    /// Puts around routes what is around all.
+    fn around(&self, routes: Router, config: &Config, cors_origins: &[String]) -> Router {
         let envelope = match (&self.sandboxes, &self.payments) {
             (Some(_), Some(_)) => envelope_by_path,
             (Some(_), None) => envelope_of_sandboxes,
@@ -99,7 +105,7 @@ impl Service {
         };
         let observer = Observer { metrics: self.requests.clone(), envelope };
         let limit = TimeLimit { of_all: config.timing.request, streams: crate::router::is_stream };
-        layers::around(routes, observer, limit, &config.cors_origins)
+        layers::around(routes, observer, limit, cors_origins)
     }
 }
 

@@ -1,0 +1,39 @@
+//! Style and script, in the program; under names that change with what is in them, so that browsers keep them.
+
+use std::sync::LazyLock;
+
+use axum::extract::Path;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use sandpiper_db::hex;
+use sha2::{Digest, Sha256};
+
+const STYLE: &str = include_str!("../assets/dashboard.css");
+const SCRIPT: &str = include_str!("../assets/dashboard.js");
+/// Of a hash, so many digits make a name.
+const DIGITS: usize = 12;
+
+/// The folder of both: a hash of what is in them.
+static VERSION: LazyLock<String> = LazyLock::new(|| {
+    let mut hash = Sha256::new();
+    hash.update(STYLE);
+    hash.update(SCRIPT);
+    hex::encode(&hash.finalize())[..DIGITS].to_owned()
+});
+
+/// The path of the folder.
+pub(crate) fn folder() -> String {
+    format!("/dashboard/-/assets/{}", *VERSION)
+}
+
+/// `GET /dashboard/-/assets/{version}/{name}`
+pub(crate) async fn show(Path((version, name)): Path<(String, String)>) -> Response {
+    let (content_type, text) = match name.as_str() {
+        "dashboard.css" => ("text/css; charset=utf-8", STYLE),
+        "dashboard.js" => ("text/javascript; charset=utf-8", SCRIPT),
+        _ => return (StatusCode::NOT_FOUND, "There is no such file").into_response(),
+    };
+    // A page of another version of this program asks for what is here, and must not keep it.
+    let keep = if version == *VERSION { "public, max-age=31536000, immutable" } else { "no-store" };
+    ([(header::CONTENT_TYPE, content_type), (header::CACHE_CONTROL, keep)], text).into_response()
+}

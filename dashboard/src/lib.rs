@@ -1,0 +1,42 @@
+//! The dashboard: pages under `/dashboard` on which people look at what their teams have, and change it.
+//!
+//! A page does nothing by itself. Whatever it shows and does, it asks of the API's own routes within the process, with the
+//! login session of who looks ([`api`]): rights, limits, refusals and the audit are the API's, and there is no second logic.
+//!
+//! * The session's token is in a cookie that only this host gets, and no script ([`session`]).
+//! * A form carries a word that only its session's pages know ([`form`]).
+//! * Nothing is loaded from elsewhere, and nothing in a page runs but the one script that is served here ([`response`]).
+//! * Without that script every page still shows and does the same; with it, what changes is shown as it changes.
+//!
+//! # Rooms
+//!
+//! [`pages`] one file per page · [`visit`] who looks at which team · [`view`] texts and charts in pages · [`assets`] style and
+//! script
+
+pub mod api;
+pub mod assets;
+pub mod form;
+pub mod pages;
+pub mod response;
+pub mod session;
+pub mod view;
+pub mod visit;
+
+use axum::extract::DefaultBodyLimit;
+use axum::routing::get;
+use axum::{Router, middleware};
+
+use crate::api::Api;
+
+/// Longest form, in bytes.
+const MAX_FORM: usize = 128 * 1024;
+
+/// `/dashboard` and all below it, in front of these routes of the API.
+pub fn router(api: Router) -> Router {
+    Router::new()
+        .nest("/dashboard", pages::router())
+        .route("/dashboard/", get(pages::home::to_home))
+        .layer(DefaultBodyLimit::max(MAX_FORM))
+        .layer(middleware::from_fn(response::with_headers))
+        .with_state(Api::new(api))
+}

@@ -1,0 +1,78 @@
+//! One's own name, password and login sessions, and founding a team.
+
+use askama::Template;
+use axum::extract::State;
+use axum::http::Method;
+use axum::response::{Redirect, Response};
+use jiff::Timestamp;
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use serde_json::{Value, json};
+
+use crate::api::{Api, Call, Problem};
+use crate::form::Sent;
+use crate::response::{Refusal, page};
+use crate::view;
+use crate::visit::Visit;
+
+const HERE: &str = "/dashboard/account";
+
+#[derive(Template)]
+#[template(path = "account.html")]
+struct Account {
+    visit: Visit,
+    sessions: Vec<LoginSession>,
+}
+
+#[derive(Deserialize)]
+struct Sessions {
+    sessions: Vec<LoginSession>,
+}
+
+#[derive(Deserialize)]
+struct LoginSession {
+    id: String,
+    is_current: bool,
+    created_at: Timestamp,
+    expires_at: Timestamp,
+    last_used_at: Option<Timestamp>,
+}
+
+/// `GET /dashboard/account`
+pub(crate) async fn show(visit: Visit) -> Result<Response, Refusal> {
+    let Sessions { sessions } = visit.get("/v1/me/sessions?limit=100").await?;
+    Ok(page(&Account { visit, sessions }))
+}
+
+/// `POST /dashboard/-/name`
+pub(crate) async fn rename(State(api): State<Api>, sent: Sent) -> Result<Redirect, Refusal> {
+    let body = json!({"name": sent.fields.text("name").unwrap_or_default()});
+    change(&api, &sent, Method::PATCH, "/v1/me", Some(body)).await?;
+    Ok(Redirect::to(HERE))
+}
+
+/// `POST /dashboard/-/password`
+pub(crate) async fn change_password(State(api): State<Api>, sent: Sent) -> Result<Redirect, Refusal> {
+    let body = json!({"current_password": sent.fields.exact("current"), "password": sent.fields.exact("password")});
+    change(&api, &sent, Method::PATCH, "/v1/me", Some(body)).await?;
+    Ok(Redirect::to(HERE))
+}
+
+/// `POST /dashboard/-/sessions/end`
+pub(crate) async fn end_session(State(api): State<Api>, sent: Sent) -> Result<Redirect, Refusal> {
+    let path = format!("/v1/me/sessions/{}", view::segment(sent.fields.text("id").unwrap_or_default()));
+    change(&api, &sent, Method::DELETE, &path, None).await?;
+    Ok(Redirect::to(HERE))
+}
+
+/// `POST /dashboard/-/teams`
+pub(crate) async fn found_team(State(api): State<Api>, sent: Sent) -> Result<Redirect, Refusal> {
+    let slug = sent.fields.text("slug").unwrap_or_default();
+    change(&api, &sent, Method::POST, "/v1/teams", Some(json!({"slug": slug}))).await?;
+    Ok(Redirect::to(&format!("/dashboard/{}/sandboxes", view::segment(slug))))
+}
+
+async fn change(api: &Api, sent: &Sent, method: Method, path: &str, body: Option<Value>) -> Result<(), Problem> {
+    let call = Call { session: Some(&sent.session), team: None, idempotency_key: sent.fields.once() };
+    api.call::<IgnoredAny>(method, path, body, call).await.map(|_| ())
+}

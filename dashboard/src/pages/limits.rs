@@ -1,0 +1,77 @@
+//! What a team may have, and how much of it it has.
+
+use askama::Template;
+use axum::response::Response;
+use serde::Deserialize;
+
+use crate::response::{Refusal, page};
+use crate::view;
+use crate::visit::Visit;
+
+#[derive(Template)]
+#[template(path = "limits.html")]
+struct Page {
+    visit: Visit,
+    limits: Limits,
+}
+
+#[derive(Deserialize)]
+struct Limits {
+    max_timeout: u64,
+    stopped_days: u64,
+    prices: Prices,
+    quota: Quota,
+}
+
+#[derive(Deserialize)]
+struct Prices {
+    currency: String,
+    vcpu_hour: String,
+    memory_gib_hour: String,
+    storage_gib_month: String,
+}
+
+#[derive(Deserialize)]
+struct Quota {
+    limits: Amounts,
+    usage: Amounts,
+}
+
+#[derive(Deserialize)]
+struct Amounts {
+    sandboxes: u64,
+    cpu: u64,
+    memory_mb: u64,
+    volumes: u64,
+    volume_gib: u64,
+    templates: u64,
+    build_minutes: u64,
+}
+
+/// One line of the table: what, how much of it is in use, how much may be.
+struct Line {
+    what: &'static str,
+    used: u64,
+    limit: u64,
+}
+
+impl Quota {
+    fn lines(&self) -> [Line; 7] {
+        let line = |what, of: fn(&Amounts) -> u64| Line { what, used: of(&self.usage), limit: of(&self.limits) };
+        [
+            line("Sandboxes", |amounts| amounts.sandboxes),
+            line("Virtual CPUs", |amounts| amounts.cpu),
+            line("Memory in MiB", |amounts| amounts.memory_mb),
+            line("Volumes", |amounts| amounts.volumes),
+            line("Volumes in GiB", |amounts| amounts.volume_gib),
+            line("Templates", |amounts| amounts.templates),
+            line("Minutes of builds in 30 days", |amounts| amounts.build_minutes),
+        ]
+    }
+}
+
+/// `GET /dashboard/{team}/limits`
+pub(crate) async fn show(visit: Visit) -> Result<Response, Refusal> {
+    let limits = visit.get("/v1/sandbox_limits").await?;
+    Ok(page(&Page { visit, limits }))
+}

@@ -1,0 +1,69 @@
+//! One file per page: what it asks of the API, and what its forms have the API do.
+//!
+//! A page of a team is `/dashboard/{team}/{page}`; what belongs to no team has one part only, or stands under `/dashboard/-`.
+
+use axum::Router;
+use axum::extract::OriginalUri;
+use axum::http::StatusCode;
+use axum::routing::{get, post};
+
+use crate::api::{Api, Problem};
+use crate::assets;
+use crate::response::Refusal;
+
+mod account;
+mod audit;
+mod checkpoints;
+pub(crate) mod home;
+mod join;
+mod keys;
+mod limits;
+mod members;
+mod new_sandbox;
+mod sandbox;
+mod sandboxes;
+mod sign_in;
+mod templates;
+mod volumes;
+
+/// All of them, below `/dashboard`.
+pub(crate) fn router() -> Router<Api> {
+    Router::new()
+        .route("/", get(home::to_home))
+        .route("/sign-in", get(sign_in::show).post(sign_in::sign_in))
+        .route("/sign-out", post(sign_in::sign_out))
+        .route("/join", get(join::show).post(join::join))
+        .route("/account", get(account::show))
+        .route("/-/name", post(account::rename))
+        .route("/-/password", post(account::change_password))
+        .route("/-/sessions/end", post(account::end_session))
+        .route("/-/teams", post(account::found_team))
+        .route("/-/assets/{version}/{name}", get(assets::show))
+        .route("/{team}/sandboxes", get(sandboxes::list))
+        .route("/{team}/new", get(new_sandbox::show).post(new_sandbox::create))
+        .route("/{team}/sandboxes/{id}", get(sandbox::show))
+        .route("/{team}/sandboxes/{id}/do", post(sandbox::act))
+        .route("/{team}/sandboxes/{id}/network", post(sandbox::replace_network))
+        .route("/{team}/sandboxes/{id}/ports", post(sandbox::change_port))
+        .route("/{team}/checkpoints", get(checkpoints::list))
+        .route("/{team}/checkpoints/{id}/do", post(checkpoints::act))
+        .route("/{team}/templates", get(templates::list))
+        .route("/{team}/templates/{slug}", get(templates::show))
+        .route("/{team}/templates/{slug}/versions/{version}", get(templates::version))
+        .route("/{team}/volumes", get(volumes::list).post(volumes::create))
+        .route("/{team}/volumes/{id}", get(volumes::show))
+        .route("/{team}/volumes/{id}/file", get(volumes::file))
+        .route("/{team}/volumes/{id}/delete", post(volumes::delete))
+        .route("/{team}/keys", get(keys::list).post(keys::create))
+        .route("/{team}/keys/{id}/revoke", post(keys::revoke))
+        .route("/{team}/members", get(members::list).post(members::invite))
+        .route("/{team}/members/{user}/do", post(members::act))
+        .route("/{team}/invitations/{id}/withdraw", post(members::withdraw))
+        .route("/{team}/audit", get(audit::list))
+        .route("/{team}/limits", get(limits::show))
+        .fallback(no_page)
+}
+
+async fn no_page(OriginalUri(uri): OriginalUri) -> Refusal {
+    Problem::new(StatusCode::NOT_FOUND, format!("There is no page {}", uri.path())).into()
+}

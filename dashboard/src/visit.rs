@@ -1,0 +1,220 @@
+//! Who looks at which team's page.
+
+use axum::body::Body;
+use axum::extract::{FromRequest, FromRequestParts, OriginalUri, RawPathParams, Request};
+use axum::http::request::Parts;
+use axum::http::{Method, StatusCode};
+use axum::response::Redirect;
+use jiff::Timestamp;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use url::form_urlencoded::Serializer;
+
+use crate::api::{Api, Call, Problem};
+use crate::assets;
+use crate::form::{self, Fields, Sent};
+use crate::response::Refusal;
+use crate::session::{MaybeSession, Session};
+use crate::view::segment;
+
+/// What a member may do; each may what those before may.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    Viewer,
+    Member,
+    Admin,
+    Owner,
+}
+
+impl std::fmt::Display for Role {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Viewer => "viewer",
+            Self::Member => "member",
+            Self::Admin => "admin",
+            Self::Owner => "owner",
+        })
+    }
+}
+
+#[derive(Debug, Clone, Deserialize)]
+pub struct Team {
+    pub slug: String,
+    pub plan: String,
+    pub is_personal: bool,
+    pub role: Option<Role>,
+    pub created_at: Timestamp,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+pub struct User {
+    pub id: String,
+    pub email: String,
+    pub name: String,
+}
+
+#[derive(Debug, Deserialize)]
+struct Me {
+    user: Option<User>,
+    team: Team,
+}
+
+#[derive(Debug, Deserialize)]
+struct Teams {
+    teams: Vec<Team>,
+}
+
+/// A member's visit to a page of a team: the one in the path, or the personal one where the path names none.
+#[derive(Debug, Clone)]
+pub struct Visit {
+    api: Api,
+    session: Session,
+    pub user: User,
+    pub team: Team,
+    /// All of the user's.
+    pub teams: Vec<Team>,
+    /// Where the page is.
+    pub path: String,
+}
+
+impl Visit {
+    /// Asks the API for a document, for the team of this visit.
+    ///
+    /// # Errors
+    ///
+    /// What the API refuses it with.
+    pub async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, Problem> {
+        let call = Call { session: Some(&self.session), team: Some(&self.team.slug), idempotency_key: None };
+        self.api.call(Method::GET, path, None, call).await
+    }
+
+    /// What is no document, as it comes.
+    ///
+    /// # Errors
+    ///
+    /// What the API refuses it with.
+    pub async fn stream(&self, path: &str) -> Result<Body, Problem> {
+        let call = Call { session: Some(&self.session), team: Some(&self.team.slug), idempotency_key: None };
+        Ok(self.api.respond(Method::GET, path, None, call).await?.into_body())
+    }
+
+    pub fn may_write(&self) -> bool {
+        self.team.role >= Some(Role::Member)
+    }
+
+    pub fn may_manage(&self) -> bool {
+        self.team.role >= Some(Role::Admin)
+    }
+
+    pub fn role(&self) -> Role {
+        self.team.role.unwrap_or(Role::Viewer)
+    }
+
+    /// The path of one of the team's pages.
+    pub fn at(&self, page: &str) -> String {
+        format!("/dashboard/{}/{page}", self.team.slug)
+    }
+
+    /// Whether this page, or one below it, is the one that is looked at.
+    pub fn is_at(&self, page: &str) -> bool {
+        let path = self.at(page);
+        self.path == path || self.path.strip_prefix(&path).is_some_and(|rest| rest.starts_with('/'))
+    }
+
+    /// The word of this session's forms.
+    pub fn form_word(&self) -> String {
+        self.session.form_word()
+    }
+
+    /// Another name for each form of the page.
+    pub fn once(&self) -> String {
+        form::once()
+    }
+
+    pub fn assets(&self) -> String {
+        assets::folder()
+    }
+}
+
+impl FromRequestParts<Api> for Visit {
+    type Rejection = Refusal;
+
+    async fn from_request_parts(parts: &mut Parts, api: &Api) -> Result<Self, Refusal> {
+        let Ok(MaybeSession(session)) = MaybeSession::from_request_parts(parts, api).await;
+        let session = session.ok_or(Refusal::SignIn)?;
+        let team = team_of(parts).await?;
+        let call = Call { session: Some(&session), team: team.as_deref(), idempotency_key: None };
+        let (me, teams) = tokio::try_join!(
+            api.call::<Me>(Method::GET, "/v1/me", None, call),
+            api.call::<Teams>(Method::GET, "/v1/teams?limit=100", None, call),
+        )?;
+        // Only a cookie that was set by hand is an API key.
+        let user = me.user.ok_or(Refusal::SignIn)?;
+        let path = parts.extensions.get::<OriginalUri>().map_or(parts.uri.path(), |uri| uri.path()).to_owned();
+        Ok(Self { api: api.clone(), session, user, team: me.team, teams: teams.teams, path })
+    }
+}
+
+/// A form that a member has sent on a page of a team: what it is to do is asked of the API for that team.
+#[derive(Debug)]
+pub struct Order {
+    api: Api,
+    session: Session,
+    /// Slug.
+    pub team: String,
+    pub fields: Fields,
+}
+
+impl Order {
+    /// Has the API do it.
+    ///
+    /// # Errors
+    ///
+    /// What the API refuses it with.
+    pub async fn send<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<Value>,
+    ) -> Result<T, Problem> {
+        let call = Call { session: Some(&self.session), team: Some(&self.team), idempotency_key: self.fields.once() };
+        self.api.call(method, path, body, call).await
+    }
+
+    /// To one of the team's pages, where what was done is seen.
+    pub fn then(&self, page: &str) -> Redirect {
+        Redirect::to(&format!("/dashboard/{}/{page}", segment(&self.team)))
+    }
+}
+
+impl FromRequest<Api> for Order {
+    type Rejection = Refusal;
+
+    async fn from_request(request: Request, api: &Api) -> Result<Self, Refusal> {
+        let (mut parts, body) = request.into_parts();
+        let team = team_of(&mut parts).await?.unwrap_or_default();
+        let Sent { session, fields } = Sent::from_request(Request::from_parts(parts, body), api).await?;
+        Ok(Self { api: api.clone(), session, team, fields })
+    }
+}
+
+/// The team that the path names.
+async fn team_of(parts: &mut Parts) -> Result<Option<String>, Refusal> {
+    let params = RawPathParams::from_request_parts(parts, &()).await;
+    let params = params.map_err(|error| Problem::new(StatusCode::BAD_REQUEST, error.body_text()))?;
+    Ok(params.iter().find(|(name, _)| *name == "team").map(|(_, team)| team.to_owned()))
+}
+
+/// A path with these parameters, where they have a value.
+pub fn with_query(path: &str, pairs: &[(&str, Option<&str>)]) -> String {
+    let mut query = Serializer::new(String::new());
+    for (name, value) in pairs {
+        if let Some(value) = value.filter(|value| !value.is_empty()) {
+            query.append_pair(name, value);
+        }
+    }
+    let query = query.finish();
+    if query.is_empty() { path.to_owned() } else { format!("{path}?{query}") }
+}
