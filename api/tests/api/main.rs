@@ -8,6 +8,7 @@ mod checkpoints;
 mod command;
 mod connect;
 mod create;
+mod dashboard;
 mod e2b;
 mod events;
 mod examples;

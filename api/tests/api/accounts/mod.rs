@@ -18,19 +18,19 @@ mod teams;
 pub(crate) use authorization::operations;
 
 /// Everybody's password.
-const PASSWORD: &str = "correct horse battery";
+pub(crate) const PASSWORD: &str = "correct horse battery";
 
 /// Somebody who is signed in.
-struct TestUser {
-    token: String,
-    id: String,
+pub(crate) struct TestUser {
+    pub(crate) token: String,
+    pub(crate) id: String,
     /// Slug of the personal team.
-    personal: String,
+    pub(crate) personal: String,
 }
 
 impl Host {
     /// Somebody new with this role in the team, which is made where missing.
-    async fn user(&self, email: &str, team: &str, role: Role) -> TestUser {
+    pub(crate) async fn user(&self, email: &str, team: &str, role: Role) -> TestUser {
         let token = self.invitation(team, role).await;
         let accepted = self.accept(&token, email).await.expect(200);
         let session = &accepted["session"];
@@ -44,7 +44,7 @@ impl Host {
     }
 
     /// The token of an invitation by the operator.
-    async fn invitation(&self, team: &str, role: Role) -> String {
+    pub(crate) async fn invitation(&self, team: &str, role: Role) -> String {
         let now = self.app.clock.now();
         let team = self.app.store.teams.ensure(team, Plan::Pro, now).await.unwrap();
         let token = keys::generate("spi_");

@@ -60,6 +60,8 @@ pub(crate) struct Records {
     /// What every sandbox was kept from reaching.
     pub(crate) denied: Vec<Denied>,
     pub(crate) profiles: Vec<String>,
+    /// What every sandbox's log says besides.
+    pub(crate) message: Option<String>,
     /// What to answer to a start, pause, resume, checkpoint, fork or network policy.
     pub(crate) refuse: Option<(u16, &'static str)>,
     /// What to answer when tokens are asked for.
@@ -523,8 +525,9 @@ async fn logs(State(shared): State<Shared>, UrlPath(id): UrlPath<String>) -> Res
     if !shared.records.lock().unwrap().orders.iter().any(|order| *order.id == *id) {
         return refusal(404, "not_found");
     }
-    let entry = LogEntry { time: Timestamp::now(), source: LogSource::Host, message: "started".into() };
-    Json(LogPage { entries: vec![entry] }).into_response()
+    let messages = ["started".to_owned()].into_iter().chain(shared.records().message.clone());
+    let entry = |message| LogEntry { time: Timestamp::now(), source: LogSource::Host, message };
+    Json(LogPage { entries: messages.map(entry).collect() }).into_response()
 }
 
 async fn revoke(State(shared): State<Shared>, Json(revocations): Json<Revocations>) -> StatusCode {

@@ -29,6 +29,7 @@ use tokio::task::JoinSet;
 use tower::ServiceExt;
 
 pub(crate) mod agent;
+pub(crate) mod browser;
 pub(crate) mod builds;
 mod network;
 pub(crate) mod shop;

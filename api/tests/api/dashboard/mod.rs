@@ -1,0 +1,86 @@
+//! The dashboard: what its pages show and do, for whom, and what they never do.
+
+use axum::body::Body;
+use axum::http::Request;
+use url::form_urlencoded::Serializer;
+
+use crate::support::{Answer, Host};
+
+mod browser;
+mod forms;
+mod pages;
+mod safety;
+mod sign_in;
+
+/// Somebody who looks, with the cookie of a session.
+struct Visitor<'a> {
+    host: &'a Host,
+    cookie: String,
+}
+
+impl Host {
+    /// Who has this session.
+    fn visitor(&self, token: &str) -> Visitor<'_> {
+        Visitor { host: self, cookie: format!("__Host-sandpiper={token}") }
+    }
+
+    /// A form that is sent without a session.
+    async fn entrance(&self, path: &str, fields: &[(&str, &str)], headers: &[(&str, &str)]) -> Answer {
+        self.send(form("", path, fields, headers)).await
+    }
+}
+
+impl Visitor<'_> {
+    async fn get(&self, path: &str) -> Answer {
+        self.host.send(Request::get(path).header("cookie", &self.cookie).body(Body::empty()).unwrap()).await
+    }
+
+    /// The page, which must be there.
+    async fn page(&self, path: &str) -> String {
+        let answer = self.get(path).await;
+        assert_eq!(answer.status.as_u16(), 200, "{path}: {}", answer.text);
+        answer.text
+    }
+
+    /// The word of the forms of this session's pages.
+    async fn word(&self) -> String {
+        let page = self.page("/dashboard/account").await;
+        hidden(&page, "form").unwrap()
+    }
+
+    /// Sends these fields as a form of one of the pages, with its word.
+    async fn send(&self, path: &str, fields: &[(&str, &str)]) -> Answer {
+        let word = self.word().await;
+        self.send_as(&word, path, fields).await
+    }
+
+    async fn send_as(&self, word: &str, path: &str, fields: &[(&str, &str)]) -> Answer {
+        let fields: Vec<_> = [("form", word)].into_iter().chain(fields.iter().copied()).collect();
+        self.host.send(form(&self.cookie, path, &fields, &[])).await
+    }
+}
+
+fn form(cookie: &str, path: &str, fields: &[(&str, &str)], headers: &[(&str, &str)]) -> Request<Body> {
+    let mut request = Request::post(path).header("content-type", "application/x-www-form-urlencoded");
+    if !cookie.is_empty() {
+        request = request.header("cookie", cookie);
+    }
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    let body = Serializer::new(String::new()).extend_pairs(fields).finish();
+    request.body(body.into()).unwrap()
+}
+
+/// The value of the first hidden field of this name.
+fn hidden(page: &str, name: &str) -> Option<String> {
+    let (_, rest) = page.split_once(&format!(r#"type="hidden" name="{name}" value=""#))?;
+    Some(rest.split_once('"')?.0.to_owned())
+}
+
+/// Where a response leads.
+#[track_caller]
+fn leads_to(answer: &Answer) -> &str {
+    assert_eq!(answer.status.as_u16(), 303, "{}", answer.text);
+    answer.header("location").unwrap()
+}

@@ -1,0 +1,151 @@
+//! What pages show, and to whom.
+
+use sandpiper_accounts::Role;
+use serde_json::json;
+
+use super::leads_to;
+use crate::support::Host;
+
+/// Of a team, with what is there; `{…}` is filled in.
+pub(super) const PAGES: [&str; 14] = [
+    "sandboxes",
+    "sandboxes?state=ready&metadata=purpose%3Dtests",
+    "new",
+    "sandboxes/{sandbox}",
+    "checkpoints",
+    "templates",
+    "templates/base",
+    "templates/app",
+    "templates/app/versions/{version}",
+    "volumes",
+    "volumes/{volume}",
+    "limits",
+    "members",
+    "account",
+];
+/// For those who have to do with keys and members.
+pub(super) const MANAGED: [&str; 2] = ["keys", "audit"];
+
+/// What a team has.
+pub(super) struct Things {
+    sandbox: String,
+    version: String,
+    volume: String,
+}
+
+impl Things {
+    /// One of everything, of the team `acme`.
+    pub(super) async fn make(host: &Host) -> Self {
+        let created = host.create(json!({"template": "base", "metadata": {"purpose": "tests"}})).await.expect(201);
+        let sandbox = created["id"].as_str().unwrap().to_owned();
+        host.agent.measure(&sandbox, 0);
+        host.agent.measure(&sandbox, 5);
+        host.checkpoint(&sandbox, json!({"name": "before"})).await;
+        host.template("app").await;
+        let version = host.building("app").await;
+        host.agent.print(&version, "Step 1 of 2");
+        let volume = host.post("/v1/volumes", json!({"name": "models"})).await.expect(201);
+        Self { sandbox, version, volume: volume["id"].as_str().unwrap().to_owned() }
+    }
+
+    pub(super) fn path(&self, page: &str) -> String {
+        let page = page.replace("{sandbox}", &self.sandbox).replace("{version}", &self.version);
+        let page = page.replace("{volume}", &self.volume);
+        if page == "account" { "/dashboard/account".to_owned() } else { format!("/dashboard/acme/{page}") }
+    }
+}
+
+#[tokio::test]
+async fn every_page_is_shown_to_every_role_that_may_see_it() {
+    let host = Host::new().await;
+    let things = Things::make(&host).await;
+    for role in [Role::Viewer, Role::Member, Role::Admin, Role::Owner] {
+        let user = host.user(&format!("{role}@example.com"), "acme", role).await;
+        let visitor = host.visitor(&user.token);
+        for page in PAGES {
+            let text = visitor.page(&things.path(page)).await;
+            assert!(text.contains("<h1>") && text.contains(&format!("{role}@example.com")), "{page} as {role}");
+        }
+        for page in MANAGED {
+            let status = visitor.get(&things.path(page)).await.status.as_u16();
+            assert_eq!(status, if role >= Role::Admin { 200 } else { 403 }, "{page} as {role}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_viewer_sees_no_form_that_changes_the_teams_things() {
+    let host = Host::new().await;
+    let things = Things::make(&host).await;
+    let viewer = host.user("vi@example.com", "acme", Role::Viewer).await;
+    let visitor = host.visitor(&viewer.token);
+    let own = format!("/dashboard/acme/members/{}/do", viewer.id);
+    for page in PAGES.into_iter().filter(|page| !["new", "account"].contains(page)) {
+        let text = visitor.page(&things.path(page)).await;
+        let actions = text.split(r#"method="post" action=""#).skip(1).map(|rest| rest.split('"').next().unwrap());
+        for action in actions {
+            // The network policy is shown in fields that are switched off.
+            let is_allowed = action == "/dashboard/sign-out" || action == own || action.ends_with("/network");
+            assert!(is_allowed, "{page}: {action}");
+        }
+        assert_eq!(text.contains("/network"), text.contains("<fieldset disabled>"), "{page}");
+    }
+}
+
+#[tokio::test]
+async fn what_a_team_has_is_shown_to_its_members_alone() {
+    let host = Host::new().await;
+    let things = Things::make(&host).await;
+    let stranger = host.user("eve@example.com", "rival", Role::Owner).await;
+    let visitor = host.visitor(&stranger.token);
+    for page in PAGES.into_iter().chain(MANAGED).filter(|page| *page != "account") {
+        let path = things.path(page);
+        assert_eq!(visitor.get(&path).await.status.as_u16(), 404, "{path}");
+        // Nor by way of a team of one's own.
+        let through_own = path.replace("/acme/", "/rival/");
+        if [&things.sandbox, &things.version, &things.volume].into_iter().any(|id| path.contains(id)) {
+            assert_eq!(visitor.get(&through_own).await.status.as_u16(), 404, "{through_own}");
+        }
+    }
+    let own = visitor.page("/dashboard/rival/sandboxes").await;
+    assert!(!own.contains(&things.sandbox));
+}
+
+#[tokio::test]
+async fn lists_have_filters_and_pages() {
+    let host = Host::new().await;
+    let user = host.user("ada@example.com", "acme", Role::Member).await;
+    let visitor = host.visitor(&user.token);
+    for number in 0..3 {
+        host.create(json!({"metadata": {"number": number.to_string(), "of": "three"}})).await.expect(201);
+    }
+    let count = |text: &str| text.matches(r#"class="state ready""#).count();
+    let filtered = async |query: &str| count(&visitor.page(&format!("/dashboard/acme/sandboxes?{query}")).await);
+    assert_eq!(filtered("metadata=of%3Dthree").await, 3);
+    assert_eq!(filtered("metadata=number%3D1&state=ready").await, 1);
+    assert_eq!(filtered("state=stopped").await, 0);
+    let wrong = visitor.get("/dashboard/acme/sandboxes?state=nonsense").await;
+    assert_eq!(wrong.status.as_u16(), 400, "{}", wrong.text);
+    assert!(visitor.page("/dashboard/acme/sandboxes?next_token=").await.contains("<h1>"));
+    let audit = host.user("root@example.com", "acme", Role::Admin).await;
+    let audit = host.visitor(&audit.token).page("/dashboard/acme/audit?action=POST+/v1/sandboxes").await;
+    assert!(audit.contains("POST /v1/sandboxes"));
+}
+
+#[tokio::test]
+async fn a_page_that_there_is_not_says_so() {
+    let host = Host::new().await;
+    let user = host.user("ada@example.com", "acme", Role::Member).await;
+    let visitor = host.visitor(&user.token);
+    for path in [
+        "/dashboard/nonsense",
+        "/dashboard/acme/nonsense",
+        "/dashboard/acme/sandboxes/sbx0",
+        "/dashboard/acme/volumes/..%2f..%2fme",
+    ] {
+        let answer = visitor.get(path).await;
+        assert_eq!(answer.status.as_u16(), 404, "{path}: {}", answer.text);
+        assert!(answer.header("content-type").unwrap().starts_with("text/html"), "{path}");
+    }
+    assert_eq!(leads_to(&visitor.get("/dashboard").await), format!("/dashboard/{}/sandboxes", user.personal));
+}
