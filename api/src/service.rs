@@ -120,6 +120,9 @@ fn envelope_by_path(path: &str) -> Render {
 
 /// The envelope of errors under a path of the sandbox side.
 fn envelope_of_sandboxes(path: &str) -> Render {
+    if sandpiper_dashboard::response::speaks(path) {
+        return sandpiper_dashboard::response::render;
+    }
     if e2b::error::speaks(path) { e2b::error::render } else { error::render }
 }
 

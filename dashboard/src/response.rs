@@ -5,6 +5,7 @@ use axum::extract::Request;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{Html, IntoResponse, Redirect, Response};
+use sandpiper_http::error::ApiError;
 
 use crate::api::Problem;
 use crate::{assets, session};
@@ -57,9 +58,34 @@ pub(crate) fn page(template: &impl Template) -> Response {
     }
 }
 
-/// Puts the headers that every response bears.
+/// Whether what is under a path is for people: an error there is a page.
+pub fn speaks(path: &str) -> bool {
+    path == "/dashboard" || path.starts_with("/dashboard/")
+}
+
+/// Makes a page of an error that no handler of here made: a time-out, a wrong method. Other responses pass as they are.
+pub fn render(mut response: Response, request_id: &str) -> Response {
+    let (error, status) = (response.extensions_mut().remove::<ApiError>(), response.status());
+    let problem = match error {
+        Some(error) => Problem::new(error.status(), error.message()),
+        None if status.is_client_error() && !response.headers().contains_key(header::CONTENT_TYPE) => {
+            Problem::new(status, "This page does not take what was sent to it")
+        }
+        None => return response,
+    };
+    let mut page = Refusal::Problem(Problem { request_id: request_id.to_owned(), ..problem }).into_response();
+    bear_headers(&mut page);
+    page
+}
+
+/// The layer that puts on what every response bears.
 pub(crate) async fn with_headers(request: Request, next: Next) -> Response {
     let mut response = next.run(request).await;
+    bear_headers(&mut response);
+    response
+}
+
+fn bear_headers(response: &mut Response) {
     let headers = response.headers_mut();
     let security = [
         (header::CONTENT_SECURITY_POLICY, POLICY),
@@ -69,5 +95,4 @@ pub(crate) async fn with_headers(request: Request, next: Next) -> Response {
     ];
     headers.extend(security.map(|(name, value)| (name, HeaderValue::from_static(value))));
     headers.entry(header::CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
-    response
 }

@@ -117,7 +117,9 @@ async fn lists_have_filters_and_pages() {
     let user = host.user("ada@example.com", "acme", Role::Member).await;
     let visitor = host.visitor(&user.token);
     for number in 0..3 {
-        host.create(json!({"metadata": {"number": number.to_string(), "of": "three"}})).await.expect(201);
+        host.create(json!({"template": "base", "metadata": {"number": number.to_string(), "of": "three"}}))
+            .await
+            .expect(201);
     }
     let count = |text: &str| text.matches(r#"class="state ready""#).count();
     let filtered = async |query: &str| count(&visitor.page(&format!("/dashboard/acme/sandboxes?{query}")).await);

@@ -79,8 +79,8 @@ async fn what_tenants_write_is_text_on_every_page() {
     let owner = host.user("ada@example.com", "acme", Role::Owner).await;
     host.agent.records().message = Some(HOSTILE.to_owned());
     let things = Things::make(&host).await;
-    host.create(json!({"metadata": {HOSTILE: HOSTILE}})).await.expect(201);
-    let created = host.create(json!({"metadata": {"hostile": HOSTILE}})).await.expect(201);
+    host.create(json!({"template": "base", "metadata": {HOSTILE: HOSTILE}})).await.expect(201);
+    let created = host.create(json!({"template": "base", "metadata": {"hostile": HOSTILE}})).await.expect(201);
     let id = created["id"].as_str().unwrap();
     host.checkpoint(id, json!({"name": "x"})).await;
     let patch = json!({"description": HOSTILE});

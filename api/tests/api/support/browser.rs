@@ -82,10 +82,14 @@ impl Browser {
 
     /// The path of an element.
     pub(crate) async fn find(&self, selector: &str) -> String {
+        self.look_for(selector).await.unwrap_or_else(|| panic!("there is no {selector}"))
+    }
+
+    async fn look_for(&self, selector: &str) -> Option<String> {
         let wanted = json!({"using": "css selector", "value": selector});
-        let found = self.ask("POST", "/element", wanted).await.unwrap();
+        let found = self.ask("POST", "/element", wanted).await.ok()?;
         let (_, id) = found.as_object().unwrap().iter().next().unwrap();
-        format!("/element/{}", id.as_str().unwrap())
+        Some(format!("/element/{}", id.as_str().unwrap()))
     }
 
     pub(crate) async fn click(&self, selector: &str) {
@@ -102,10 +106,11 @@ impl Browser {
 
     /// Waits until the page says this in that place.
     pub(crate) async fn says(&self, selector: &str, text: &str) {
-        let place = format!("{}/text", self.find(selector).await);
+        // The place itself may be another one by now, on a page that changes.
         let says = async || {
-            let shown = self.ask("GET", &place, json!({})).await.unwrap();
-            shown.as_str().is_some_and(|shown| shown.contains(text))
+            let Some(place) = self.look_for(selector).await else { return false };
+            let shown = self.ask("GET", &format!("{place}/text"), json!({})).await;
+            shown.is_ok_and(|shown| shown.as_str().is_some_and(|shown| shown.contains(text)))
         };
         eventually(&format!("{text:?} in {selector}"), says).await;
     }
