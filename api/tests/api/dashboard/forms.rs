@@ -14,8 +14,11 @@ enum Needs {
     Admin,
 }
 
+/// Who may send it, where to, and its fields.
+type Form = (Needs, &'static str, &'static [(&'static str, &'static str)]);
+
 /// Every form of a team, with something that is no thing of it: who may not is refused before it is looked for.
-const FORMS: [(Needs, &str, &[(&str, &str)]); 16] = [
+const FORMS: [Form; 16] = [
     (Needs::Member, "new", &[("template", "nonsense"), ("internet", "yes")]),
     (Needs::Member, "sandboxes/sbx0/do", &[("action", "pause")]),
     (Needs::Member, "sandboxes/sbx0/do", &[("action", "stop")]),

@@ -205,6 +205,8 @@ pub(crate) async fn run(arguments: Arguments, output: Output) -> anyhow::Result<
 struct NewKeys {
     api_key: Option<String>,
     operator_key: Option<String>,
+    /// For the first user: a link to the dashboard, good for one use.
+    invitation: Option<String>,
 }
 
 impl NewKeys {
@@ -226,11 +228,12 @@ fn stored_for(url: &str, ca: Option<&Path>) -> anyhow::Result<Option<Credentials
 }
 
 fn announce(arguments: &Arguments, url: &str, keys: &NewKeys, output: Output) {
-    let NewKeys { api_key, operator_key } = keys;
+    let NewKeys { api_key, operator_key, invitation } = keys;
     if output.is_json() {
         let host = &arguments.data_plane_host;
         output.value(&json!({
-            "event": "ready", "url": url, "api_key": api_key, "operator_key": operator_key, "data_plane_host": host,
+            "event": "ready", "url": url, "api_key": api_key, "operator_key": operator_key, "invitation": invitation,
+            "data_plane_host": host,
         }));
         return;
     }
@@ -243,6 +246,10 @@ fn announce(arguments: &Arguments, url: &str, keys: &NewKeys, output: Output) {
     }
     if api_key.is_some() {
         output.line("They are also in your credentials file, where this command finds the API key.");
+    }
+    match invitation {
+        Some(link) => output.line(&format!("Dashboard, for its first user, good for one use: {link}")),
+        None => output.line(&format!("Dashboard: {}", dashboard(url))),
     }
     output.line("\nTry, in another terminal:\n  sandpiper run -- python3 -c 'print(\"hello from a microVM\")'\n");
 }
@@ -274,12 +281,18 @@ async fn ensure_keys(url: &str, files: &configuration::Files, ca: Option<PathBuf
     let mut keys = NewKeys::default();
     if !is_known {
         keys.api_key = Some(service::create_api_key(files).await?);
+        keys.invitation = Some(format!("{}/join#{}", dashboard(url), service::invite_owner(files).await?));
     }
     if !is_operator_known {
         keys.operator_key = Some(service::create_operator_key(files).await?);
     }
     keys.store(url, ca)?;
     Ok(keys)
+}
+
+/// Where the dashboard is: on this machine under the name from which every browser takes a secure cookie without TLS.
+fn dashboard(url: &str) -> String {
+    format!("{}/dashboard", url.replace("http://127.0.0.1:", "http://localhost:"))
 }
 
 /// The address that a client on this machine uses for a listener.

@@ -111,17 +111,24 @@ pub(super) async fn create_operator_key(files: &Files) -> anyhow::Result<String>
     create_key(files, &["operator-key", "create"]).await
 }
 
+/// Invites the first owner of the development team; the invitation's token.
+pub(super) async fn invite_owner(files: &Files) -> anyhow::Result<String> {
+    let invite = ["team", "invite", "default", "--role", "owner", "--plan", "pro", "--config"];
+    let made = api_command(files, &invite).arg(&files.api).output().await.context("Cannot run sandpiper-api")?;
+    if !made.status.success() {
+        bail!("Cannot invite the first user: {}", String::from_utf8_lossy(&made.stderr).trim());
+    }
+    Ok(String::from_utf8_lossy(&made.stdout).trim().to_owned())
+}
+
 async fn create_key(files: &Files, command: &[&str]) -> anyhow::Result<String> {
     #[derive(Deserialize)]
     struct Created {
         key: String,
     }
-    let made = Command::new(&files.api_program)
-        .args(command)
+    let made = api_command(files, command)
         .args(["--json", "--name", "first", "--config"])
         .arg(&files.api)
-        .uid(files.api_user.uid)
-        .gid(files.api_user.gid)
         .output()
         .await
         .context("Cannot run sandpiper-api")?;
@@ -131,4 +138,11 @@ async fn create_key(files: &Files, command: &[&str]) -> anyhow::Result<String> {
     let created: Created =
         serde_json::from_slice(&made.stdout).context("sandpiper-api made a key, and its output cannot be read")?;
     Ok(created.key)
+}
+
+/// A command of the API's program, as its user.
+fn api_command(files: &Files, arguments: &[&str]) -> Command {
+    let mut command = Command::new(&files.api_program);
+    command.args(arguments).uid(files.api_user.uid).gid(files.api_user.gid);
+    command
 }
