@@ -9,6 +9,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
+use sandpiper_dashboard::terminal::Terminals;
 use sandpiper_db::Database;
 use sandpiper_http::error::{self, ApiError};
 use sandpiper_http::layers;
@@ -34,6 +35,7 @@ pub struct Service {
     registry: Arc<Registry>,
     traces: Traces,
     mcp: Option<Mcp>,
+    dashboard: Option<Terminals>,
 }
 
 impl Service {
@@ -55,6 +57,7 @@ impl Service {
             registry: Arc::new(registry),
             traces: Traces::default(),
             mcp: None,
+            dashboard: None,
         }
     }
 
@@ -68,6 +71,12 @@ impl Service {
     #[must_use]
     pub fn with_mcp(self, mcp: Mcp) -> Self {
         Self { mcp: Some(mcp), ..self }
+    }
+
+    /// With `/dashboard`, whose pages call the sandbox side.
+    #[must_use]
+    pub fn with_dashboard(self, terminals: Terminals) -> Self {
+        Self { dashboard: Some(terminals), ..self }
     }
 
     /// What is served to operators and their monitoring, on a listener of its own: what all teams do, without a key.
@@ -85,7 +94,11 @@ impl Service {
         let mut routes = Router::new().route("/healthz", get(healthz)).with_state(self.clone());
         if let Some(app) = &self.sandboxes {
             let api = crate::router::router(app);
-            routes = routes.merge(sandpiper_dashboard::router(self.around(api.clone(), config, &[]))).merge(api);
+            if let Some(terminals) = &self.dashboard {
+                let within = self.around(api.clone(), config, &[]);
+                routes = routes.merge(sandpiper_dashboard::router(within, terminals.clone()));
+            }
+            routes = routes.merge(api);
         }
         if let Some(mcp) = &self.mcp {
             routes = routes.merge(mcp.router());

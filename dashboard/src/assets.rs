@@ -8,16 +8,22 @@ use axum::response::{IntoResponse, Response};
 use sandpiper_db::hex;
 use sha2::{Digest, Sha256};
 
-const STYLE: &str = include_str!("../assets/dashboard.css");
-const SCRIPT: &str = include_str!("../assets/dashboard.js");
+/// Name and content.
+const FILES: [(&str, &str); 6] = [
+    ("dashboard.css", include_str!("../assets/dashboard.css")),
+    ("dashboard.js", include_str!("../assets/dashboard.js")),
+    ("terminal.js", include_str!("../assets/terminal.js")),
+    ("xterm.css", include_str!("../assets/third-party/xterm.css")),
+    ("xterm.js", include_str!("../assets/third-party/xterm.js")),
+    ("addon-fit.js", include_str!("../assets/third-party/addon-fit.js")),
+];
 /// Of a hash, so many digits make a name.
 const DIGITS: usize = 12;
 
-/// The folder of both: a hash of what is in them.
+/// The folder of all: a hash of what is in them.
 static VERSION: LazyLock<String> = LazyLock::new(|| {
     let mut hash = Sha256::new();
-    hash.update(STYLE);
-    hash.update(SCRIPT);
+    FILES.iter().for_each(|(_, text)| hash.update(text));
     hex::encode(&hash.finalize())[..DIGITS].to_owned()
 });
 
@@ -28,12 +34,12 @@ pub(crate) fn folder() -> String {
 
 /// `GET /dashboard/-/assets/{version}/{name}`
 pub(crate) async fn show(Path((version, name)): Path<(String, String)>) -> Response {
-    let (content_type, text) = match name.as_str() {
-        "dashboard.css" => ("text/css; charset=utf-8", STYLE),
-        "dashboard.js" => ("text/javascript; charset=utf-8", SCRIPT),
-        _ => return (StatusCode::NOT_FOUND, "There is no such file").into_response(),
+    let Some((_, text)) = FILES.iter().find(|(known, _)| *known == name) else {
+        return (StatusCode::NOT_FOUND, "There is no such file").into_response();
     };
+    let content_type =
+        if name.ends_with(".css") { "text/css; charset=utf-8" } else { "text/javascript; charset=utf-8" };
     // A page of another version of this program asks for what is here, and must not keep it.
     let keep = if version == *VERSION { "public, max-age=31536000, immutable" } else { "no-store" };
-    ([(header::CONTENT_TYPE, content_type), (header::CACHE_CONTROL, keep)], text).into_response()
+    ([(header::CONTENT_TYPE, content_type), (header::CACHE_CONTROL, keep)], *text).into_response()
 }

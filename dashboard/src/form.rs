@@ -117,7 +117,7 @@ async fn read<S: Send + Sync>(request: Request, state: &S) -> Result<Fields, Ref
 }
 
 /// Whether a browser sent this from a page of the same origin; all present ones say so (Fetch Metadata; RFC 6454, 7).
-fn is_from_here(headers: &HeaderMap) -> bool {
+pub(crate) fn is_from_here(headers: &HeaderMap) -> bool {
     if let Some(site) = headers.get("sec-fetch-site") {
         return site == "same-origin";
     }
@@ -129,7 +129,7 @@ fn is_from_here(headers: &HeaderMap) -> bool {
     headers.get(header::ORIGIN).is_none_or(is_own)
 }
 
-fn foreign() -> Problem {
+pub(crate) fn foreign() -> Problem {
     let message = "This form is of another session or another site, and nothing was done; open the page again, and send it from there";
     Problem::new(StatusCode::FORBIDDEN, message)
 }

@@ -10,7 +10,8 @@
 //!
 //! # Rooms
 //!
-//! [`pages`] one file per page · [`visit`] who looks at which team · [`view`] texts and charts in pages · [`assets`] style and
+//! [`pages`] one file per page · [`visit`] who looks at which team · [`terminal`] a shell in a sandbox ·
+//! [`view`] texts and charts in pages · [`assets`] style and
 //! script
 
 pub mod api;
@@ -19,24 +20,33 @@ pub mod form;
 pub mod pages;
 pub mod response;
 pub mod session;
+pub mod terminal;
 pub mod view;
 pub mod visit;
 
-use axum::extract::DefaultBodyLimit;
+use axum::extract::{DefaultBodyLimit, FromRef};
 use axum::routing::get;
 use axum::{Router, middleware};
 
 use crate::api::Api;
+use crate::terminal::Terminals;
 
 /// Longest form, in bytes.
 const MAX_FORM: usize = 128 * 1024;
 
+/// What handlers work with.
+#[derive(Debug, Clone, FromRef)]
+pub struct Dashboard {
+    api: Api,
+    terminals: Terminals,
+}
+
 /// `/dashboard` and all below it, in front of these routes of the API.
-pub fn router(api: Router) -> Router {
+pub fn router(api: Router, terminals: Terminals) -> Router {
     Router::new()
         .nest("/dashboard", pages::router())
         .route("/dashboard/", get(pages::home::to_home))
         .layer(DefaultBodyLimit::max(MAX_FORM))
         .layer(middleware::from_fn(response::with_headers))
-        .with_state(Api::new(api))
+        .with_state(Dashboard { api: Api::new(api), terminals })
 }

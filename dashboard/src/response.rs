@@ -11,7 +11,7 @@ use crate::api::Problem;
 use crate::{assets, session};
 
 /// Only the style and the script that are served here, none in a page itself; no page within another's.
-const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
+pub(crate) const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
                       base-uri 'none'; form-action 'self'; frame-ancestors 'none'";
 pub(crate) const SIGN_IN: &str = "/dashboard/sign-in";
 
@@ -88,11 +88,11 @@ pub(crate) async fn with_headers(request: Request, next: Next) -> Response {
 fn bear_headers(response: &mut Response) {
     let headers = response.headers_mut();
     let security = [
-        (header::CONTENT_SECURITY_POLICY, POLICY),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
         (header::REFERRER_POLICY, "same-origin"),
         (header::X_FRAME_OPTIONS, "DENY"),
     ];
     headers.extend(security.map(|(name, value)| (name, HeaderValue::from_static(value))));
+    headers.entry(header::CONTENT_SECURITY_POLICY).or_insert(HeaderValue::from_static(POLICY));
     headers.entry(header::CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
 }

@@ -1,7 +1,7 @@
 //! Who looks at which team's page.
 
 use axum::body::Body;
-use axum::extract::{FromRequest, FromRequestParts, OriginalUri, RawPathParams, Request};
+use axum::extract::{FromRef, FromRequest, FromRequestParts, OriginalUri, RawPathParams, Request};
 use axum::http::request::Parts;
 use axum::http::{Method, StatusCode};
 use axum::response::Redirect;
@@ -86,8 +86,17 @@ impl Visit {
     ///
     /// What the API refuses it with.
     pub async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, Problem> {
+        self.call(Method::GET, path).await
+    }
+
+    /// Likewise, by another method.
+    ///
+    /// # Errors
+    ///
+    /// What the API refuses it with.
+    pub async fn call<T: DeserializeOwned>(&self, method: Method, path: &str) -> Result<T, Problem> {
         let call = Call { session: Some(&self.session), team: Some(&self.team.slug), idempotency_key: None };
-        self.api.call(Method::GET, path, None, call).await
+        self.api.call(method, path, None, call).await
     }
 
     /// What is no document, as it comes.
@@ -138,11 +147,15 @@ impl Visit {
     }
 }
 
-impl FromRequestParts<Api> for Visit {
+impl<S: Send + Sync> FromRequestParts<S> for Visit
+where
+    Api: FromRef<S>,
+{
     type Rejection = Refusal;
 
-    async fn from_request_parts(parts: &mut Parts, api: &Api) -> Result<Self, Refusal> {
-        let Ok(MaybeSession(session)) = MaybeSession::from_request_parts(parts, api).await;
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Refusal> {
+        let api = Api::from_ref(state);
+        let Ok(MaybeSession(session)) = MaybeSession::from_request_parts(parts, state).await;
         let session = session.ok_or(Refusal::SignIn)?;
         let team = team_of(parts).await?;
         let call = Call { session: Some(&session), team: team.as_deref(), idempotency_key: None };
@@ -153,7 +166,7 @@ impl FromRequestParts<Api> for Visit {
         // Only a cookie that was set by hand is an API key.
         let user = me.user.ok_or(Refusal::SignIn)?;
         let path = parts.extensions.get::<OriginalUri>().map_or(parts.uri.path(), |uri| uri.path()).to_owned();
-        Ok(Self { api: api.clone(), session, user, team: me.team, teams: teams.teams, path })
+        Ok(Self { api, session, user, team: me.team, teams: teams.teams, path })
     }
 }
 
@@ -189,14 +202,17 @@ impl Order {
     }
 }
 
-impl FromRequest<Api> for Order {
+impl<S: Send + Sync> FromRequest<S> for Order
+where
+    Api: FromRef<S>,
+{
     type Rejection = Refusal;
 
-    async fn from_request(request: Request, api: &Api) -> Result<Self, Refusal> {
+    async fn from_request(request: Request, state: &S) -> Result<Self, Refusal> {
         let (mut parts, body) = request.into_parts();
         let team = team_of(&mut parts).await?.unwrap_or_default();
-        let Sent { session, fields } = Sent::from_request(Request::from_parts(parts, body), api).await?;
-        Ok(Self { api: api.clone(), session, team, fields })
+        let Sent { session, fields } = Sent::from_request(Request::from_parts(parts, body), state).await?;
+        Ok(Self { api: Api::from_ref(state), session, team, fields })
     }
 }
 

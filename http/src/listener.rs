@@ -5,7 +5,7 @@
 
 use std::convert::Infallible;
 use std::io;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,7 +15,6 @@ use axum::http::Request;
 use hyper::body::Incoming;
 use hyper::server::conn::{http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use hyper_util::server::graceful::GracefulConnection;
 use hyper_util::service::TowerToHyperService;
 use sandpiper_ingress::ALPN_H2;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -133,7 +132,9 @@ where
             let service = TowerToHyperService::new(assert_infallible(service));
             let mut http = http1::Builder::new();
             http.timer(TokioTimer::new()).header_read_timeout(HEAD);
-            drive(http.serve_connection(stream, service), finish.cancelled()).await;
+            // For WebSockets.
+            let connection = http.serve_connection(stream, service).with_upgrades();
+            drive(connection, http1::UpgradeableConnection::graceful_shutdown, finish.cancelled()).await;
         }
         Protocol::Http2 => {
             let service = router.map_request(|request: Request<Incoming>| request.map(Body::new));
@@ -144,21 +145,23 @@ where
                 // Either way it is time to end.
                 let _ = tokio::time::timeout(HTTP2_LIFE, finish.cancelled()).await;
             };
-            drive(http.serve_connection(stream, service), over).await;
+            let connection = http.serve_connection(stream, service);
+            drive(connection, http2::Connection::graceful_shutdown, over).await;
         }
     }
 }
 
-/// Serves a connection; after `over` it finishes what it has and takes nothing new.
-async fn drive<C: GracefulConnection>(connection: C, over: impl Future<Output = ()>)
-where
-    C::Error: std::fmt::Display,
-{
+/// Serves a connection; after `over` it finishes what it has and takes nothing new, as `finish` has it do.
+async fn drive<C: Future<Output = hyper::Result<()>>>(
+    connection: C,
+    finish: impl FnOnce(Pin<&mut C>),
+    over: impl Future<Output = ()>,
+) {
     let mut connection = pin!(connection);
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,
         () = over => {
-            connection.as_mut().graceful_shutdown();
+            finish(connection.as_mut());
             connection.await
         }
     };

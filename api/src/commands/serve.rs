@@ -6,6 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use sandpiper_dashboard::terminal::Terminals;
 use sandpiper_db::secrets::Vault;
 use sandpiper_db::sole::Sole;
 use sandpiper_db::{Database, DatabaseLocation};
@@ -149,7 +150,8 @@ async fn serve(config: Config, listener: TcpListener, metrics: TcpListener, trac
     Ok(())
 }
 
-/// Serves the sandbox side to its own tools, on a port of the loopback that nobody else needs to know, and adds these tools.
+/// Serves the sandbox side to its own tools, on a port of the loopback that nobody else needs to know, and adds these tools
+/// and the dashboard.
 async fn with_mcp(
     service: Service,
     config: &Config,
@@ -162,7 +164,7 @@ async fn with_mcp(
     let mcp = Mcp::new(app, &format!("http://{}", listener.local_addr()?))?;
     let inner = listener::serve(listener, None, service.router(config), changed(stop.clone()));
     tasks.push((tokio::spawn(inner), "calls of tools"));
-    Ok((service.with_mcp(mcp.clone()), Some(mcp)))
+    Ok((service.with_mcp(mcp.clone()).with_dashboard(Terminals::new()?), Some(mcp)))
 }
 
 fn sandboxes(config: &Config, database: &Database, clock: &Clock) -> anyhow::Result<App> {

@@ -7,9 +7,9 @@ use axum::extract::OriginalUri;
 use axum::http::StatusCode;
 use axum::routing::{get, post};
 
-use crate::api::{Api, Problem};
-use crate::assets;
+use crate::api::Problem;
 use crate::response::Refusal;
+use crate::{Dashboard, assets};
 
 mod account;
 mod audit;
@@ -24,10 +24,11 @@ mod sandbox;
 mod sandboxes;
 mod sign_in;
 mod templates;
+mod terminal;
 mod volumes;
 
 /// All of them, below `/dashboard`.
-pub(crate) fn router() -> Router<Api> {
+pub(crate) fn router() -> Router<Dashboard> {
     Router::new()
         .route("/", get(home::to_home))
         .route("/sign-in", get(sign_in::show).post(sign_in::sign_in))
@@ -42,6 +43,8 @@ pub(crate) fn router() -> Router<Api> {
         .route("/{team}/sandboxes", get(sandboxes::list))
         .route("/{team}/new", get(new_sandbox::show).post(new_sandbox::create))
         .route("/{team}/sandboxes/{id}", get(sandbox::show))
+        .route("/{team}/sandboxes/{id}/terminal", get(terminal::show))
+        .route("/{team}/sandboxes/{id}/terminal/socket", get(terminal::open))
         .route("/{team}/sandboxes/{id}/do", post(sandbox::act))
         .route("/{team}/sandboxes/{id}/network", post(sandbox::replace_network))
         .route("/{team}/sandboxes/{id}/ports", post(sandbox::change_port))

@@ -1,7 +1,7 @@
 //! The dashboard in a real browser: a person signs in, starts a sandbox, and sees what becomes of it. What every page looks like
 //! is kept as pictures in `target/tmp/dashboard`.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use sandpiper_accounts::Role;
 use sandpiper_skip::skipped;
@@ -14,8 +14,6 @@ use crate::accounts::PASSWORD;
 use crate::support::browser::Browser;
 use crate::support::{Host, eventually};
 
-/// Where pictures are kept.
-const PICTURES: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/dashboard");
 /// What looks for barriers (scripts/testing/tools).
 const AXE: &str = "tools/axe-core-4.14.1.js";
 /// Barriers by the rules of WCAG 2.2, A and AA, that it finds.
@@ -23,7 +21,7 @@ const LOOK: &str = "const found = await axe.run(document, {runOnly: ['wcag2a', '
                     return found.violations.map(one => one.id + ': ' + one.nodes.map(node => node.html).join(' '));";
 
 /// The routes of a host on a port, under the name that browsers take secure cookies from.
-async fn serve(host: &Host) -> (String, AbortOnDropHandle<()>) {
+pub(super) async fn serve(host: &Host) -> (String, AbortOnDropHandle<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://localhost:{}", listener.local_addr().unwrap().port());
     let router = host.router();
@@ -31,7 +29,7 @@ async fn serve(host: &Host) -> (String, AbortOnDropHandle<()>) {
     (url, AbortOnDropHandle::new(task))
 }
 
-async fn sign_in(browser: &Browser, url: &str, email: &str) {
+pub(super) async fn sign_in(browser: &Browser, url: &str, email: &str) {
     browser.open_page(&format!("{url}/dashboard")).await;
     browser.write("#email", email).await;
     browser.write("#password", PASSWORD).await;
@@ -85,7 +83,6 @@ async fn every_page_is_for_everybody_light_and_dark_wide_and_narrow() {
     let (url, _server) = serve(&host).await;
     let things = Things::make(&host).await;
     host.user("ada@example.com", "acme", Role::Owner).await;
-    tokio::fs::create_dir_all(PICTURES).await.unwrap();
     look(&browser, &axe, &format!("{url}/dashboard/sign-in"), "sign-in").await;
     look(&browser, &axe, &format!("{url}/dashboard/join"), "join").await;
     sign_in(&browser, &url, "ada@example.com").await;
@@ -107,8 +104,7 @@ async fn look(browser: &Browser, axe: &Option<String>, page: &str, name: &str) {
         eventually(page, ready).await;
         let wide = browser.run("return document.documentElement.scrollWidth").await.as_u64().unwrap();
         assert!(wide <= u64::from(width), "{name} is {wide} pixels wide, of {width}");
-        let file = Path::new(PICTURES).join(format!("{name}-{scheme}-{width}.png"));
-        tokio::fs::write(file, browser.picture().await).await.unwrap();
+        browser.picture_to(&format!("{name}-{scheme}-{width}")).await;
         if let Some(axe) = axe {
             browser.run(axe).await;
             let found = browser.run(LOOK).await;

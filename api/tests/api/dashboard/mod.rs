@@ -11,6 +11,7 @@ mod forms;
 mod pages;
 mod safety;
 mod sign_in;
+mod terminal;
 
 /// Somebody who looks, with the cookie of a session.
 struct Visitor<'a> {

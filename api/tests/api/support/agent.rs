@@ -60,6 +60,8 @@ pub(crate) struct Records {
     /// What every sandbox was kept from reaching.
     pub(crate) denied: Vec<Denied>,
     pub(crate) profiles: Vec<String>,
+    /// Where data planes are; none is there where it is missing.
+    pub(crate) data_plane: Option<String>,
     /// What every sandbox's log says besides.
     pub(crate) message: Option<String>,
     /// What to answer to a start, pause, resume, checkpoint, fork or network policy.
@@ -352,7 +354,7 @@ impl Records {
         self.sessions += 1;
         self.session_keys.push(headers[SESSION_KEY].to_str().unwrap().to_owned());
         Session {
-            data_plane_url: format!("http://{id}.sandbox.localhost:8080"),
+            data_plane_url: self.data_plane.clone().unwrap_or_else(|| format!("http://{id}.sandbox.localhost:8080")),
             access_token: format!("token-{}", self.sessions),
             expires_at: Timestamp::now() + SignedDuration::from_hours(1),
         }

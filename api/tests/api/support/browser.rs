@@ -1,6 +1,7 @@
 //! A real browser.
 
 use std::net::SocketAddr;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use base64::Engine as _;
@@ -17,6 +18,9 @@ use serde_json::{Value, json};
 use tokio::net::TcpStream;
 
 use super::eventually;
+
+/// Where pictures are kept.
+const PICTURES: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/dashboard");
 
 /// A browser without a window, by WebDriver (w3.org/TR/webdriver2). It ends with this.
 pub(crate) struct Browser {
@@ -97,6 +101,12 @@ impl Browser {
         self.ask("POST", &format!("{element}/click"), json!({})).await.unwrap();
     }
 
+    /// Types `text` where the keyboard is.
+    pub(crate) async fn press(&self, selector: &str, text: &str) {
+        let element = self.find(selector).await;
+        self.ask("POST", &format!("{element}/value"), json!({"text": text})).await.unwrap();
+    }
+
     /// Types `text` into an empty field.
     pub(crate) async fn write(&self, selector: &str, text: &str) {
         let element = self.find(selector).await;
@@ -138,10 +148,12 @@ impl Browser {
         self.ask("POST", "/goog/cdp/execute", body).await.unwrap();
     }
 
-    /// What is seen, as PNG.
-    pub(crate) async fn picture(&self) -> Vec<u8> {
+    /// Keeps what is seen as a picture.
+    pub(crate) async fn picture_to(&self, name: &str) {
         let text = self.ask("GET", "/screenshot", json!({})).await.unwrap();
-        STANDARD.decode(text.as_str().unwrap()).unwrap()
+        let picture = STANDARD.decode(text.as_str().unwrap()).unwrap();
+        tokio::fs::create_dir_all(PICTURES).await.unwrap();
+        tokio::fs::write(Path::new(PICTURES).join(format!("{name}.png")), picture).await.unwrap();
     }
 
     pub(crate) async fn agree(&self) {

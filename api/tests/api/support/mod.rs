@@ -17,6 +17,7 @@ use sandpiper_api::service::Service;
 use sandpiper_api::state::App;
 use sandpiper_api::store::Store;
 use sandpiper_api::store::keys::{Capability, NewKey};
+use sandpiper_dashboard::terminal::Terminals;
 use sandpiper_db::Database;
 use sandpiper_db::secrets::Vault;
 use sandpiper_db::testing::TestDatabase;
@@ -138,7 +139,7 @@ impl Host {
         let foreign = key(&store, "rival", Plan::Basic, Capability::Write).await;
         let clock_offset_ms = Arc::new(AtomicI64::new(0));
         let (app, payments) = assemble(&config, &database, &clock_offset_ms);
-        let service = Service::new(database.clone(), Some(app.clone()), Some(payments.clone()));
+        let service = service(&database, &app, &payments);
         Self {
             router: service.router(&config),
             metrics_router: service.metrics_router(),
@@ -160,7 +161,7 @@ impl Host {
     pub(crate) async fn restart(self) -> Self {
         let database = Database::open(&self.config.database()).await.unwrap();
         let (app, payments) = assemble(&self.config, &database, &self.clock_offset_ms);
-        let service = Service::new(database.clone(), Some(app.clone()), Some(payments.clone()));
+        let service = service(&database, &app, &payments);
         let (router, metrics_router) = (service.router(&self.config), service.metrics_router());
         Self { router, metrics_router, database, app, payments, ..self }
     }
@@ -291,6 +292,11 @@ fn assemble(
 }
 
 /// A new key of a team, made with it where missing.
+fn service(database: &Database, app: &App, payments: &sandpiper_payments::state::App) -> Service {
+    let service = Service::new(database.clone(), Some(app.clone()), Some(payments.clone()));
+    service.with_dashboard(Terminals::new().unwrap())
+}
+
 pub(crate) async fn key(store: &Store, team: &str, plan: Plan, capability: Capability) -> String {
     let now = Timestamp::now();
     let team = store.teams.ensure(team, plan, now).await.unwrap();
