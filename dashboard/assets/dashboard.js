@@ -1,7 +1,12 @@
 // What pages do better with a script: they show what changes as it changes, and count down. All of it is there without.
 "use strict";
 
-const PAUSE = 3000;
+// Between two looks at what no event tells of: logs, and what is used.
+const PAUSE = 10000;
+// Before a stream of events that ended is opened again.
+const AGAIN = 3000;
+// Several events at once are one reason to look.
+const GATHER = 150;
 
 // An invitation's token follows `#` in its link, and goes nowhere but into the form.
 function takeFragment() {
@@ -44,13 +49,35 @@ async function refresh() {
   countDown();
 }
 
+// A server that is away is asked again.
+const look = () => refresh().catch(() => {});
+
+// Looks again with every event of the team, while somebody sees the page.
+async function follow() {
+  const gone = new AbortController();
+  document.addEventListener("visibilitychange", () => gone.abort(), { once: true });
+  const { changes } = document.body.dataset;
+  const response = await fetch(changes, { headers: { accept: "text/event-stream" }, signal: gone.signal });
+  if (!response.ok) return;
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let timer = null;
+  for (let piece = await reader.read(); !piece.done; piece = await reader.read()) {
+    if (!/^data:/m.test(piece.value)) continue;
+    clearTimeout(timer);
+    timer = setTimeout(look, GATHER);
+  }
+}
+
 takeFragment();
 countDown();
 setInterval(countDown, 1000);
-(async () => {
-  for (;;) {
-    await new Promise((resolve) => setTimeout(resolve, PAUSE));
-    // A server that is away is asked again.
-    await refresh().catch(() => {});
-  }
-})();
+if (document.querySelector("[data-live]")) {
+  setInterval(look, PAUSE);
+  document.addEventListener("visibilitychange", look);
+  (async () => {
+    for (;;) {
+      if (!document.hidden) await follow().catch(() => {});
+      await new Promise((resolve) => setTimeout(resolve, AGAIN));
+    }
+  })();
+}

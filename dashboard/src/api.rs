@@ -48,12 +48,13 @@ impl Problem {
     }
 }
 
-/// One request: of whom, for which team, under which idempotency key.
+/// One request: of whom, for which team, under which idempotency key, and for which type of response.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Call<'a> {
     pub session: Option<&'a Session>,
     pub team: Option<&'a str>,
     pub idempotency_key: Option<&'a str>,
+    pub accept: Option<&'a str>,
 }
 
 impl Api {
@@ -99,6 +100,9 @@ impl Api {
         }
         if let Some(key) = call.idempotency_key {
             request = request.header("idempotency-key", key);
+        }
+        if let Some(accept) = call.accept {
+            request = request.header(header::ACCEPT, accept);
         }
         let body = match body {
             Some(body) => {

@@ -95,18 +95,21 @@ impl Visit {
     ///
     /// What the API refuses it with.
     pub async fn call<T: DeserializeOwned>(&self, method: Method, path: &str) -> Result<T, Problem> {
-        let call = Call { session: Some(&self.session), team: Some(&self.team.slug), idempotency_key: None };
-        self.api.call(method, path, None, call).await
+        self.api.call(method, path, None, self.as_member()).await
     }
 
-    /// What is no document, as it comes.
+    /// What is no document, as it comes; of this type, where the API has several.
     ///
     /// # Errors
     ///
     /// What the API refuses it with.
-    pub async fn stream(&self, path: &str) -> Result<Body, Problem> {
-        let call = Call { session: Some(&self.session), team: Some(&self.team.slug), idempotency_key: None };
+    pub async fn stream(&self, path: &str, accept: Option<&str>) -> Result<Body, Problem> {
+        let call = Call { accept, ..self.as_member() };
         Ok(self.api.respond(Method::GET, path, None, call).await?.into_body())
+    }
+
+    fn as_member(&self) -> Call<'_> {
+        Call { session: Some(&self.session), team: Some(&self.team.slug), ..Call::default() }
     }
 
     pub fn may_write(&self) -> bool {
@@ -158,7 +161,7 @@ where
         let Ok(MaybeSession(session)) = MaybeSession::from_request_parts(parts, state).await;
         let session = session.ok_or(Refusal::SignIn)?;
         let team = team_of(parts).await?;
-        let call = Call { session: Some(&session), team: team.as_deref(), idempotency_key: None };
+        let call = Call { session: Some(&session), team: team.as_deref(), ..Call::default() };
         let (me, teams) = tokio::try_join!(
             api.call::<Me>(Method::GET, "/v1/me", None, call),
             api.call::<Teams>(Method::GET, "/v1/teams?limit=100", None, call),
@@ -192,7 +195,8 @@ impl Order {
         path: &str,
         body: Option<Value>,
     ) -> Result<T, Problem> {
-        let call = Call { session: Some(&self.session), team: Some(&self.team), idempotency_key: self.fields.once() };
+        let (session, once) = (Some(&self.session), self.fields.once());
+        let call = Call { session, team: Some(&self.team), idempotency_key: once, ..Call::default() };
         self.api.call(method, path, body, call).await
     }
 

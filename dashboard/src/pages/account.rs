@@ -73,6 +73,7 @@ pub(crate) async fn found_team(State(api): State<Api>, sent: Sent) -> Result<Red
 }
 
 async fn change(api: &Api, sent: &Sent, method: Method, path: &str, body: Option<Value>) -> Result<(), Problem> {
-    let call = Call { session: Some(&sent.session), team: None, idempotency_key: sent.fields.once() };
+    let call =
+        Call { session: Some(&sent.session), team: None, idempotency_key: sent.fields.once(), ..Call::default() };
     api.call::<IgnoredAny>(method, path, body, call).await.map(|_| ())
 }

@@ -13,6 +13,7 @@ use crate::{Dashboard, assets};
 
 mod account;
 mod audit;
+mod changes;
 mod checkpoints;
 pub(crate) mod home;
 mod join;
@@ -48,6 +49,7 @@ pub(crate) fn router() -> Router<Dashboard> {
         .route("/{team}/sandboxes/{id}/do", post(sandbox::act))
         .route("/{team}/sandboxes/{id}/network", post(sandbox::replace_network))
         .route("/{team}/sandboxes/{id}/ports", post(sandbox::change_port))
+        .route("/{team}/changes", get(changes::follow))
         .route("/{team}/checkpoints", get(checkpoints::list))
         .route("/{team}/checkpoints/{id}/do", post(checkpoints::act))
         .route("/{team}/templates", get(templates::list))

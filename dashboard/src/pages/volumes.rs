@@ -146,7 +146,8 @@ pub(crate) async fn file(
     let path = at.path.unwrap_or_default();
     let name = path.rsplit('/').next().unwrap_or_default();
     let wanted = [("path", Some(path.as_str()))];
-    let body = visit.stream(&with_query(&format!("/v1/volumes/{}/files", segment(&id)), &wanted)).await?;
+    let path = with_query(&format!("/v1/volumes/{}/files", segment(&id)), &wanted);
+    let body = visit.stream(&path, None).await?;
     let disposition = format!("attachment; filename*=UTF-8''{}", segment(name));
     let headers = [
         (header::CONTENT_TYPE, HeaderValue::from_static("application/octet-stream")),
