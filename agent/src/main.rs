@@ -25,6 +25,7 @@ mod config;
 mod data_plane;
 mod helpers;
 mod host;
+mod intervals;
 mod launch;
 mod logs;
 mod metrics;
@@ -74,6 +75,7 @@ use crate::builds::Builds;
 use crate::capacity::{Allowances, Capacity};
 use crate::config::{Config, LogFormat};
 use crate::helpers::{Helpers, Surroundings};
+use crate::intervals::Intervals;
 use crate::launch::Launcher;
 use crate::logs::Logs;
 use crate::metrics::Metrics;
@@ -294,6 +296,7 @@ fn open_context(config: Arc<Config>, paths: Paths, metrics: Metrics) -> anyhow::
         usage: Usage::default(),
         logs: Logs::default(),
         samples: Samples::default(),
+        intervals: Intervals::open(paths.intervals()).context("Cannot open the journal of intervals")?,
         metrics,
         sealer: Sealer::open(&paths.record_key()).context("Cannot read record.key")?,
         boot_id,

@@ -17,6 +17,7 @@
 //!   uploads/<upl…>/                  upload.json, data: what was sent for builds
 //!   volumes/<vol…>/                  volume.json, base.layer, data.layer; and blank layers, which they share
 //!   helpers/<vol…>/, <ver…>/         as for a sandbox, of a machine of the agent's own that works with a volume, or builds
+//!   intervals/                       the journal of when machines ran
 //!   monitors/<mon…>/                 of a monitor that waits for a machine: exit.json, monitor.log
 //! <runtime_dir>/                     0755, may be a tmpfs
 //!   agent.sock                       the agent API
@@ -62,6 +63,7 @@ impl Paths {
         create_dir(&self.volumes(), 0o700)?;
         create_dir(&self.helpers(), 0o700)?;
         create_dir(&self.monitors(), 0o700)?;
+        create_dir(&self.intervals(), 0o700)?;
         create_dir(&self.runtime, 0o755)?;
         create_dir(&self.runtime_sandboxes(), 0o700)?;
         create_dir(&self.runtime_monitors(), 0o700)?;
@@ -140,6 +142,10 @@ impl Paths {
     /// The folders of one helper: named after its volume, its build, or what it is for.
     pub(crate) fn helper(&self, name: &str) -> MachinePaths {
         MachinePaths { state: self.helpers().join(name), runtime: self.runtime_helpers().join(name) }
+    }
+
+    pub(crate) fn intervals(&self) -> PathBuf {
+        self.state.join("intervals")
     }
 
     pub(crate) fn monitors(&self) -> PathBuf {

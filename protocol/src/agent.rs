@@ -30,6 +30,7 @@
 //! | `POST /templates` | [`ImportTemplate`] | 201 [`TemplateVersion`], 200 when this artifact is already here |
 //! | `/builds…`, `/uploads…`, `DELETE /templates/{id}` | | see [`template`](crate::template) |
 //! | `GET`, `PUT`, `DELETE /volumes…` | | see [`volume`](crate::volume) |
+//! | `/intervals…` | | see [`interval`](crate::interval) |
 //! | `GET /egress-profiles` | | [`EgressProfiles`] |
 //! | `GET /host` | | [`HostInfo`] |
 //! | `GET /metrics` | | Prometheus text |

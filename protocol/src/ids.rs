@@ -100,6 +100,11 @@ typed_id!(
     UploadId,
     "upl"
 );
+typed_id!(
+    /// The id of an interval: `int…`.
+    IntervalId,
+    "int"
+);
 
 #[cfg(test)]
 mod tests {

@@ -8,6 +8,7 @@
 //!
 //! * [`agent`]: what the API process asks of the host agent, HTTP and JSON over a Unix socket.
 //! * [`allowance`]: what a team may hold on a host, and how fast its machines may be; part of [`agent`].
+//! * [`interval`]: when machines of sandboxes ran; part of [`agent`].
 //! * [`template`]: versions of templates, and how they are built; part of [`agent`].
 //! * [`builder`]: what the agent asks of the program that builds in a machine, JSON lines over its standard streams.
 //! * [`volume`]: volumes, and what is done with those that no sandbox has; part of [`agent`].
@@ -31,6 +32,7 @@ pub mod filesystem;
 pub mod guest;
 pub mod id;
 pub mod ids;
+pub mod interval;
 pub mod lines;
 pub mod process;
 pub mod template;

@@ -11,9 +11,10 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::seal::Sealer;
-use crate::capacity::{Allowances, Capacity};
+use crate::capacity::{Allowances, Capacity, Demand, Full, Reservation};
 use crate::config::Config;
 use crate::helpers::Helpers;
+use crate::intervals::Intervals;
 use crate::launch::Launcher;
 use crate::logs::Logs;
 use crate::metrics::Metrics;
@@ -38,6 +39,7 @@ pub(crate) struct Context {
     pub(crate) usage: Usage,
     pub(crate) logs: Logs,
     pub(crate) samples: Samples,
+    pub(crate) intervals: Intervals,
     pub(crate) metrics: Metrics,
     pub(crate) sealer: Sealer,
     pub(crate) boot_id: String,
@@ -53,5 +55,18 @@ impl Context {
     /// The network of this host; `None` if it is turned off.
     pub(crate) fn network(&self) -> Option<&Network> {
         self.launcher.network()
+    }
+
+    /// Reserves what a sandbox's machine needs, whose time can be counted.
+    ///
+    /// # Errors
+    /// There is no room for it.
+    pub(crate) fn reserve(&self, demand: &Demand) -> Result<Reservation, Full> {
+        if self.intervals.is_full() {
+            let reason =
+                "The journal of what ran here is full, since no API process has fetched it for long; start one";
+            return Err(Full::Host(reason.to_owned()));
+        }
+        self.capacity.reserve(demand)
     }
 }

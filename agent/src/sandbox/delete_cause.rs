@@ -1,5 +1,7 @@
 //! Why a sandbox is deleted.
 
+use sandpiper_protocol::interval::EndReason;
+
 /// Why a sandbox is deleted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DeleteCause {
@@ -17,6 +19,15 @@ impl DeleteCause {
             Self::Timeout => "its deadline has passed",
             Self::AgentEnds => "the agent ends",
             Self::ForkFailed => "the fork that it belongs to failed",
+        }
+    }
+
+    /// Why the interval of its machine ends.
+    pub(crate) fn end_reason(self) -> EndReason {
+        match self {
+            Self::Requested | Self::ForkFailed => EndReason::Deleted,
+            Self::Timeout => EndReason::Expired,
+            Self::AgentEnds => EndReason::HostStopped,
         }
     }
 

@@ -21,6 +21,9 @@
 //! else such a monitor had (folders, cgroup) goes with it, and so do files in a sandbox's folder that its record does not
 //! name: all that is in use is named first.
 //!
+//! The journal of intervals is brought to what the records say of theirs, before a record goes. A machine that is gone was last
+//! seen where the journal says that all were ([`crate::intervals`]).
+//!
 //! An agent killed at any moment leaves one of these, so it leaks nothing: this module is the other half of every
 //! operation that is not atomic.
 
@@ -37,11 +40,13 @@ use sandpiper_durable as durable;
 use sandpiper_machine::MachinePaths;
 use sandpiper_machine::process::{self, Ended, Identity, KnownMonitor};
 use sandpiper_protocol::agent::SandboxState;
-use sandpiper_protocol::ids::SandboxId;
+use sandpiper_protocol::ids::{IntervalId, SandboxId};
+use sandpiper_protocol::interval::EndReason;
 use sandpiper_protocol::{error_chain, id};
 
 use super::record::Record;
 use super::{Context, ending, record_file};
+use crate::intervals::Intervals;
 use crate::paths::Paths;
 
 /// A sandbox that is still here.
@@ -71,7 +76,7 @@ pub(crate) enum ReconcileError {
 
 /// Cleans up and returns what is to be kept. Blocks.
 pub(crate) fn reconcile(context: &Context) -> Result<Left, ReconcileError> {
-    let (left, spared) = settle_all(&context.paths, &context.boot_id)?;
+    let (left, spared) = settle_all(&context.paths, &context.intervals, &context.boot_id)?;
     for monitor in left.sandboxes.iter().filter_map(|found| found.record.process.as_ref()).chain(&spared) {
         context.launcher.pool.adopt(monitor);
     }
@@ -96,11 +101,15 @@ pub(crate) fn sweep(context: &Context) -> io::Result<()> {
 }
 
 /// What is kept, and the monitors of what is left alone.
-fn settle_all(paths: &Paths, boot_id: &str) -> Result<(Left, Vec<KnownMonitor>), ReconcileError> {
+fn settle_all(
+    paths: &Paths,
+    intervals: &Intervals,
+    boot_id: &str,
+) -> Result<(Left, Vec<KnownMonitor>), ReconcileError> {
     let read = |what| move |source| ReconcileError::Read { what, source };
     let (mut left, mut spared) = (Left::default(), Vec::new());
     for id in folders(&paths.sandboxes()).map_err(read("the sandboxes' folders"))? {
-        match settle(paths, &id, boot_id) {
+        match settle(paths, intervals, &id, boot_id) {
             Ok(Settled::Kept(sandbox)) => left.sandboxes.push(*sandbox),
             Ok(Settled::Gone) => {}
             Err(error) => {
@@ -115,6 +124,10 @@ fn settle_all(paths: &Paths, boot_id: &str) -> Result<(Left, Vec<KnownMonitor>),
             }
         }
     }
+    let live = left.sandboxes.iter().filter(|found| found.pidfd.is_some());
+    let live: HashSet<IntervalId> = live.filter_map(|found| Some(found.record.interval.as_ref()?.id.clone())).collect();
+    intervals.settle(&live);
+    intervals.write().map_err(read("the journal of intervals"))?;
     let known = left.sandboxes.iter().filter_map(|sandbox| sandbox.record.process.as_ref()).chain(&spared);
     let keep: HashSet<&str> = known.map(|monitor| monitor.id.as_str()).collect();
     for (monitor, identity) in process::find_monitors(&paths.monitors_ever()).map_err(read("the list of processes"))? {
@@ -151,7 +164,12 @@ enum Settled {
 }
 
 /// Decides about one sandbox's folder.
-fn settle(paths: &Paths, id: &str, boot_id: &str) -> Result<Settled, Box<dyn std::error::Error>> {
+fn settle(
+    paths: &Paths,
+    intervals: &Intervals,
+    id: &str,
+    boot_id: &str,
+) -> Result<Settled, Box<dyn std::error::Error>> {
     let own = paths.sandbox(id);
     let Some(mut record) = record_file::load(&own, id)? else {
         tracing::warn!(sandbox = id, "removing a folder that has no record");
@@ -162,11 +180,25 @@ fn settle(paths: &Paths, id: &str, boot_id: &str) -> Result<Settled, Box<dyn std
         Some(monitor) => monitor.identity.open(boot_id)?,
         None => None,
     };
-    let kept = |record, pidfd| Ok(Settled::Kept(Box::new(Found { record, pidfd })));
+    let kept = |record: Record, pidfd| {
+        record.interval.iter().for_each(|interval| intervals.follow(interval));
+        Ok(Settled::Kept(Box::new(Found { record, pidfd })))
+    };
+    // Of a machine that is gone, or that nobody looks after any more.
+    let lose_sight = |record: &mut Record| {
+        let seen_at_ms = intervals.seen_at_ms().unwrap_or(i64::MIN).min(Timestamp::now().as_millisecond());
+        record.end_interval(seen_at_ms, EndReason::Lost);
+    };
     match (record.state, pidfd) {
         (SandboxState::Creating, pidfd) => remove(&own, &record, pidfd),
-        (SandboxState::Stopping, pidfd) if !record.pausing => remove(&own, &record, pidfd),
+        (SandboxState::Stopping, pidfd) if !record.pausing => {
+            lose_sight(&mut record);
+            record.interval.iter().for_each(|interval| intervals.follow(interval));
+            intervals.write()?;
+            remove(&own, &record, pidfd)
+        }
         (SandboxState::Failed, _) => {
+            lose_sight(&mut record);
             ending::free(&own)?;
             kept(record, None)
         }
@@ -184,6 +216,11 @@ fn settle(paths: &Paths, id: &str, boot_id: &str) -> Result<Settled, Box<dyn std
             kept(record, None)
         }
         (_, Some(pidfd)) => {
+            if record.interval.is_none() {
+                // Of an agent that counted no time.
+                record.begin_interval(Timestamp::now());
+                record_file::save(&own, &record)?;
+            }
             record.files.remove_others(&own.state)?;
             kept(record, Some(pidfd))
         }
@@ -191,6 +228,7 @@ fn settle(paths: &Paths, id: &str, boot_id: &str) -> Result<Settled, Box<dyn std
             let same_boot = record.process.as_ref().is_some_and(|monitor| monitor.identity.boot_id == boot_id);
             let error = if same_boot { ending::explain(&own, &Ended::Unknown) } else { ending::host_restarted() };
             tracing::info!(sandbox = id, code = error.code, "a machine ended while no agent ran");
+            lose_sight(&mut record);
             record.lose_machine(error, Timestamp::now());
             if let Err(error) = record.files.sync(&own.state) {
                 tracing::error!(sandbox = id, %error, "cannot sync the disk of a machine that ended");

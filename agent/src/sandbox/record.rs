@@ -13,7 +13,8 @@ use sandpiper_protocol::agent::{
     StartKind, StartTimings,
 };
 use sandpiper_protocol::id;
-use sandpiper_protocol::ids::{SandboxId, TeamId};
+use sandpiper_protocol::ids::{IntervalId, SandboxId, TeamId};
+use sandpiper_protocol::interval::{EndReason, Interval, IntervalEnd};
 use sandpiper_protocol::volume::VolumeMount;
 use serde::{Deserialize, Serialize};
 
@@ -74,6 +75,9 @@ pub(crate) struct Record {
     /// them: any layer from this one on may be written to.
     #[serde(default)]
     pub(crate) unsettled: Option<String>,
+    /// The time for which its machine has run, until it is ready with another; see [`crate::intervals`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) interval: Option<Interval>,
     /// Its volumes: attached while its machine runs.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) volumes: Vec<VolumeMount>,
@@ -122,6 +126,7 @@ impl Record {
             process: None,
             files: Files::default(),
             unsettled: None,
+            interval: None,
             volumes: request.volume_mounts.clone(),
             slots: Vec::new(),
             held_slots: Vec::new(),
@@ -158,8 +163,29 @@ impl Record {
         }
     }
 
+    /// Notes that the sandbox's machine runs for its team from `now` on.
+    pub(crate) fn begin_interval(&mut self, now: Timestamp) {
+        self.interval = Some(Interval {
+            id: IntervalId::generate(),
+            sandbox: self.id.clone(),
+            team: self.team.clone(),
+            cpu: self.cpu,
+            memory_mb: self.memory_mb,
+            began_at_ms: now.as_millisecond(),
+            end: None,
+        });
+    }
+
+    /// Notes that it does so no more, unless that is noted already. A clock that was set back makes no time negative.
+    pub(crate) fn end_interval(&mut self, at_ms: i64, reason: EndReason) {
+        if let Some(interval) = self.interval.as_mut().filter(|interval| interval.end.is_none()) {
+            interval.end = Some(IntervalEnd { at_ms: at_ms.max(interval.began_at_ms), reason });
+        }
+    }
+
     /// Turns the record into that of a sandbox which is `files` only, and can go on from them.
     pub(crate) fn stop(&mut self, files: Files, now: Timestamp) {
+        self.end_interval(now.as_millisecond(), EndReason::Paused);
         self.state = SandboxState::Stopped;
         self.pausing = false;
         self.stopped_at = Some(now);
@@ -203,6 +229,7 @@ impl Record {
 
     /// Turns the record into that of a sandbox whose machine ended without being asked to: of it, the disk is left.
     pub(crate) fn lose_machine(&mut self, error: SandboxError, now: Timestamp) {
+        self.end_interval(now.as_millisecond(), EndReason::Crashed);
         let disk = self.files.disk_only();
         self.stop(disk, now);
         self.error = Some(error);
@@ -310,6 +337,22 @@ pub(crate) mod tests {
 
         assert_eq!(record.state, SandboxState::Stopped);
         assert_eq!(record.files.names(), files.names());
+    }
+
+    #[test]
+    fn an_interval_ends_once_and_not_before_it_began() {
+        let mut record = example("sbxa");
+        let began = Timestamp::now();
+        record.begin_interval(began);
+        let earlier = began.checked_sub(SignedDuration::from_secs(5)).unwrap();
+
+        record.lose_machine(SandboxError { code: "c".into(), message: "m".into() }, earlier);
+        let first = record.interval.clone();
+        record.stop(Files::default(), Timestamp::MAX);
+
+        assert_eq!(record.interval, first);
+        let end = IntervalEnd { at_ms: began.as_millisecond(), reason: EndReason::Crashed };
+        assert_eq!(first.unwrap().end, Some(end));
     }
 
     #[test]

@@ -122,6 +122,30 @@ impl Supervisor {
         Ok(())
     }
 
+    /// As [`Self::change`], where the interval of the sandbox's machine begins or ends: the journal follows.
+    pub(crate) async fn change_interval(&mut self, change: impl FnOnce(&mut Record)) -> io::Result<()> {
+        self.keep_interval().await;
+        self.change(change).await?;
+        self.follow_interval();
+        Ok(())
+    }
+
+    /// Sees to it that the journal has what the record says of an interval, before the record says something else.
+    pub(crate) async fn keep_interval(&self) {
+        let intervals = self.context.intervals.clone();
+        let is_unwritten = self.record().interval.as_ref().is_some_and(|interval| intervals.is_unwritten(&interval.id));
+        if is_unwritten && let Err(error) = durable::blocking(move || intervals.write()).await {
+            tracing::error!(sandbox = self.record().id.as_str(), %error, "cannot write the journal of intervals");
+        }
+    }
+
+    /// Has the journal say what the record says.
+    pub(crate) fn follow_interval(&self) {
+        if let Some(interval) = &self.record().interval {
+            self.context.intervals.follow(interval);
+        }
+    }
+
     /// As [`Self::change`], for what is so whatever the file says: an agent that reads the older record comes to the same.
     pub(crate) async fn change_regardless(&mut self, change: impl Fn(&mut Record)) {
         if let Err(error) = self.change(&change).await {

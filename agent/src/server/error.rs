@@ -56,7 +56,7 @@ impl ApiError {
         Self { status: StatusCode::SERVICE_UNAVAILABLE, code: "capacity_unavailable", message }
     }
 
-    fn conflict(message: String) -> Self {
+    pub(super) fn conflict(message: String) -> Self {
         Self { status: StatusCode::CONFLICT, code: "conflict", message }
     }
 

@@ -12,6 +12,7 @@ mod builds;
 mod checkpoints;
 mod error;
 mod host;
+mod intervals;
 mod metrics;
 mod network;
 mod ports;
@@ -101,6 +102,8 @@ fn router(app: Arc<App>) -> Router {
         .route("/uploads/{id}", get(uploads::show).delete(uploads::delete))
         .route("/volumes", get(volumes::list))
         .route("/volumes/{id}", put(volumes::create).get(volumes::show).delete(volumes::delete))
+        .route("/intervals", get(intervals::list))
+        .route("/intervals/acknowledge", post(intervals::acknowledge))
         .route("/egress-profiles", get(network::profiles))
         .route("/host", get(host::info))
         .route("/traces", get(traces::list))

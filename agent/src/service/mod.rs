@@ -128,6 +128,7 @@ impl Sandboxes {
         self.tasks.spawn(self.context.helpers.clone().prepare());
         let this = self.clone();
         self.tasks.spawn(samples::sample(self.context_owned(), move || this.list()));
+        self.tasks.spawn(self.context.intervals.clone().keep(self.context.leave.clone()));
         let late = self.clone();
         tokio::spawn(async move { late.sweep_later().await });
         Ok(())
@@ -244,7 +245,7 @@ impl Sandboxes {
                  delete some, or have the operator add space or raise limits.disk_overcommit"
             )));
         }
-        let reservation = self.context.capacity.reserve(&record.demand())?;
+        let reservation = self.context.reserve(&record.demand())?;
         Ok((self.enter(&mut shelf, record), reservation))
     }
 

@@ -40,7 +40,9 @@ impl Supervisor {
             tracing::error!(sandbox = record.id.as_str(), %error, "cannot sync the disk of a machine that ended");
         }
         // Should the file not be written: the monitor is gone whatever it says, and a restarted agent comes to the same end.
+        self.keep_interval().await;
         self.change_regardless(|record| record.lose_machine(error.clone(), Timestamp::now())).await;
+        self.follow_interval();
         // After the record: the reason is in the exit record, which goes with the process's files.
         self.put_away(None).await;
         if let Err(error) = self.tidy().await {
@@ -68,15 +70,17 @@ impl Supervisor {
         forget: impl FnOnce() + Send,
     ) {
         let id = self.record().id.clone();
-        let saved = self.change(|record| {
+        self.keep_interval().await;
+        let now = Timestamp::now();
+        // Full disk, perhaps: deleting is the cure. Should we be killed before it is written down, the sandbox lives on; nobody
+        // was told otherwise.
+        self.change_regardless(|record| {
             record.state = SandboxState::Stopping;
             record.pausing = false;
-        });
-        if let Err(error) = saved.await {
-            // Full disk, perhaps: deleting is the cure. Should we be killed now, the sandbox lives on; nobody was told
-            // otherwise.
-            tracing::warn!(sandbox = id.as_str(), %error, "cannot write down that a sandbox is being deleted");
-        }
+            record.end_interval(now.as_millisecond(), cause.end_reason());
+        })
+        .await;
+        self.follow_interval();
         CrashPoint::DeleteRecorded.pass();
         self.log.host(format!("deleted: {}", cause.as_str()));
         if let Some(running) = &mut machine {
@@ -100,10 +104,17 @@ impl Supervisor {
         loop {
             let paths = self.context.paths.sandbox(&record.id);
             let samples = self.context.samples.find(&record.id);
+            let intervals = self.context.intervals.clone();
             let remove = move || {
                 // A file that came into the folder now would keep it there.
                 if let Some(samples) = samples {
                     samples.close();
+                }
+                // Until the journal has the end of its interval, the record does not go. Everything else does: that may be what
+                // the journal has no room for.
+                if let Err(error) = intervals.write() {
+                    ending::free(&paths)?;
+                    return Err(error);
                 }
                 ending::remove(&paths)
             };

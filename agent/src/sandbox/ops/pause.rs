@@ -127,7 +127,7 @@ impl Supervisor {
                     Keep::Everything => files,
                     Keep::Disk => files.disk_only(),
                 };
-                let saved = self.change(|record| record.stop(kept, Timestamp::now())).await;
+                let saved = self.change_interval(|record| record.stop(kept, Timestamp::now())).await;
                 saved.map_err(|error| OperationError::Refused(ChangeError::Storage(error)))
             }
             Err(error) => Err(error),

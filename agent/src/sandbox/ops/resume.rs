@@ -42,7 +42,7 @@ impl Supervisor {
             let saved = self.change(|record| record.team = team).await;
             saved.map_err(|error| OperationError::Refused(ChangeError::Storage(error)))?;
         }
-        let reservation = self.context.capacity.reserve(&self.record().demand());
+        let reservation = self.context.reserve(&self.record().demand());
         let reservation = reservation.map_err(|full| OperationError::Refused(full.into()))?;
         let start = self.context.launcher.pool.begin(self.shape());
         let result = self.resume_with(&reservation, seconds, disk_only).await;

@@ -393,8 +393,9 @@ impl Supervisor {
         CrashPoint::StartGuestReady.pass();
         let since = |step: u64| if step == 0 { 0 } else { step.saturating_sub(asked_at_us) };
         let console = self.context.config.console;
-        let saved = self.change(|record| {
+        let saved = self.change_interval(|record| {
             let now = Timestamp::now();
+            record.begin_interval(now);
             record.state = SandboxState::Ready;
             record.start = kind;
             record.started_at = Some(now);

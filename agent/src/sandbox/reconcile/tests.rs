@@ -1,5 +1,7 @@
 //! Sandboxes as earlier agents may have left them, with processes in the place of monitors.
 
+mod intervals;
+
 use sandpiper_images::layers::{Layer, Role};
 use sandpiper_machine::process::testing::Sleeper;
 
@@ -35,6 +37,9 @@ impl Host {
         let monitor = id::generate("mon");
         let sleeper = self.monitor(&monitor);
         record.state = state;
+        if state != SandboxState::Creating {
+            record.begin_interval(Timestamp::now());
+        }
         record.process = Some(KnownMonitor { identity: sleeper.identity(), id: monitor, uid: Some(1000) });
         record_file::save(&own, &record).unwrap();
         (record, sleeper)
@@ -66,7 +71,12 @@ impl Host {
     }
 
     fn settle(&self) -> Left {
-        settle_all(&self.paths, &self.boot_id).unwrap().0
+        settle_all(&self.paths, &self.intervals(), &self.boot_id).unwrap().0
+    }
+
+    /// The journal, as the next agent opens it.
+    fn intervals(&self) -> Intervals {
+        Intervals::open(self.paths.intervals()).unwrap()
     }
 
     fn is_clean(&self) -> bool {
