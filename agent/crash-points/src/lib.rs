@@ -85,6 +85,8 @@ crash_points! {
     /// The record says that the sandbox is being deleted.
     DeleteRecorded,
     DeleteMonitorEnded,
+    /// The journal has the end of the sandbox's interval; its record is still there.
+    DeleteCounted,
     /// The sandbox's sockets are gone, its files are not.
     DeleteSocketsRemoved,
     DeleteRemoved,

@@ -2,6 +2,7 @@
 
 mod allowances;
 mod builds;
+mod intervals;
 mod lost;
 mod metrics;
 mod monitor;

@@ -1,5 +1,6 @@
 //! A host of one test: folders of its own, a template, a guest, and agents that come and go on them.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::os::unix::process::ExitStatusExt;
@@ -397,6 +398,34 @@ impl Agent<'_> {
                 return state;
             }
             assert!(Instant::now() < deadline, "{id} does not come to rest: {state:?}\n{}", self.host.log());
+            pause().await;
+        }
+    }
+
+    /// Waits until the journal of intervals says of exactly those sandboxes that they run which do.
+    pub(crate) async fn counts_what_runs(&self) {
+        let deadline = Instant::now() + TIMEOUT;
+        loop {
+            let listed = self.get("GET", "/sandboxes", Value::Null).await;
+            let sandboxes = listed["sandboxes"].as_array().unwrap().iter();
+            let live = sandboxes.filter(|one| ["ready", "checkpointing"].contains(&one["state"].as_str().unwrap()));
+            let mut live: Vec<_> = live.map(|one| one["id"].as_str().unwrap().to_owned()).collect();
+            let mut open = BTreeMap::new();
+            for record in self.get("GET", "/intervals", Value::Null).await["records"].as_array().unwrap() {
+                let interval = &record["interval"];
+                let id = interval["id"].as_str().unwrap().to_owned();
+                match interval["end"].is_object() {
+                    false => open.insert(id, interval["sandbox"].as_str().unwrap().to_owned()),
+                    true => open.remove(&id),
+                };
+            }
+            let mut open: Vec<_> = open.into_values().collect();
+            live.sort();
+            open.sort();
+            if open == live {
+                return;
+            }
+            assert!(Instant::now() < deadline, "{open:?} are counted, {live:?} run\n{}", self.host.log());
             pause().await;
         }
     }

@@ -196,6 +196,7 @@ async fn kill_at(operation: Operation, point: CrashPoint, outcome: Outcome) {
 
     let agent = host.start().await;
     assert_eq!(agent.rests(&scene.sandbox).await.as_deref(), operation.state(outcome), "{}", host.log());
+    agent.counts_what_runs().await;
     if let Some(volume) = &scene.volume {
         let is_there = match operation {
             Operation::CreateVolume => outcome == Outcome::Done,
@@ -365,8 +366,8 @@ kill_points! {
         Done: hidden at CheckpointHidden, removed at CheckpointRemoved;
     }
     Delete in delete {
-        Done: recorded at DeleteRecorded, monitor_ended at DeleteMonitorEnded, sockets_removed at DeleteSocketsRemoved,
-            removed at DeleteRemoved;
+        Done: recorded at DeleteRecorded, monitor_ended at DeleteMonitorEnded, counted at DeleteCounted,
+            sockets_removed at DeleteSocketsRemoved, removed at DeleteRemoved;
     }
     Build in build {
         Done: recorded at BuildRecorded, made at VersionMade, published at VersionPublished, warming at BuildWarming,

@@ -116,6 +116,7 @@ impl Supervisor {
                     ending::free(&paths)?;
                     return Err(error);
                 }
+                CrashPoint::DeleteCounted.pass();
                 ending::remove(&paths)
             };
             match durable::blocking(remove).await {
