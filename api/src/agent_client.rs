@@ -21,6 +21,7 @@ use sandpiper_protocol::agent::{
 };
 use sandpiper_protocol::error_chain::chain;
 use sandpiper_protocol::ids::SandboxId;
+use sandpiper_protocol::interval::{Acknowledgement, IntervalPage};
 use sandpiper_protocol::trace::{TRACEPARENT, Trace, TraceList};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -136,6 +137,16 @@ impl AgentClient {
     /// Ends the sessions of API keys.
     pub async fn revoke(&self, keys: Vec<String>) -> Result<(), AgentError> {
         self.exchange(Method::POST, "/revocations", Some(&Revocations { keys }), CHANGE).await.map(drop)
+    }
+
+    /// When machines ran, as far as that was not acknowledged.
+    pub async fn intervals(&self) -> Result<IntervalPage, AgentError> {
+        self.ask("/intervals?limit=500").await
+    }
+
+    /// What was told of intervals need not be told again.
+    pub async fn acknowledge(&self, acknowledgement: &Acknowledgement) -> Result<(), AgentError> {
+        self.exchange(Method::POST, "/intervals/acknowledge", Some(acknowledgement), CHANGE).await.map(drop)
     }
 
     /// Has starts of these teams' sandboxes obey their allowances.

@@ -56,11 +56,11 @@
 //! allow_addresses = ["127.0.0.0/8"]           # for development: none by default
 //! ca_file = "/etc/sandpiper/dev-ca.pem"       # for development: trusted besides the system's authorities
 //!
-//! [prices]                                    # decimal text, as the limits report them; nothing is charged here
-//! currency = "USD"
-//! vcpu_hour = "0"
-//! memory_gib_hour = "0"
-//! storage_gib_month = "0"
+//! [prices]                                    # decimal text, for the limits and the cost of what was used; without them usage
+//! currency = "USD"                            # has no cost
+//! vcpu_second = "0.000014"
+//! memory_gib_second = "0.0000045"
+//! storage_gib_hour = "0.00014"
 //!
 //! [payments]                                  # the words of enumerations, and the largest file to import, in bytes
 //! payment_methods = ["PAYMENT_METHOD_BANK_ACCOUNT", "PAYMENT_METHOD_MOBILE_MONEY", "PAYMENT_METHOD_MOBILE_MONEY_TRANSFER"]
@@ -82,9 +82,10 @@ use sandpiper_payments::delivery;
 use serde::Deserialize;
 use url::{Host, Url};
 
+use crate::billing::prices::Prices;
 use crate::plan::{Plan, Plans};
 use crate::roles::Roles;
-use crate::settings::{Baseline, EventSettings, Prices, Settings, Timing};
+use crate::settings::{Baseline, EventSettings, Settings, Timing};
 
 /// Why a configuration cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -121,7 +122,7 @@ pub struct Config {
     pub baseline: Baseline,
     pub volume_size_gib: u32,
     pub plans: Plans,
-    pub prices: Prices,
+    pub prices: Option<Prices>,
     pub events: EventSettings,
     pub payments: PaymentSettings,
     pub webhooks: delivery::settings::Settings,
@@ -158,7 +159,7 @@ impl Default for Config {
             baseline: Baseline { cpu: 1, memory_mb: 512 },
             volume_size_gib: 10,
             plans: Plans::default(),
-            prices: Prices::default(),
+            prices: None,
             events: EventSettings::default(),
             payments: PaymentSettings::default(),
             webhooks: delivery::settings::Settings::default(),
@@ -340,6 +341,17 @@ mod tests {
         for origin in ["*", "null", "console.example.com", "https://console.example.com/", "https://a.example:443"] {
             let error = load(&format!("cors_origins = [{origin:?}]\n")).unwrap_err();
             assert!(matches!(error, ConfigError::Value { ref key, .. } if key == "cors_origins"), "{error}");
+        }
+    }
+
+    #[test]
+    fn prices_are_given_whole_and_as_text() {
+        let prices = "[prices]\ncurrency = \"USD\"\nvcpu_second = \"0.5\"\nmemory_gib_second = \"1\"\n";
+        let whole = load(&format!("{prices}storage_gib_hour = \"0.25\"\n")).unwrap().prices.unwrap();
+        assert_eq!((whole.vcpu_second.to_string(), whole.storage_gib_hour.to_string()), ("0.5".into(), "0.25".into()));
+        assert_eq!(load("").unwrap().prices, None);
+        for wrong in ["", "storage_gib_hour = 0.25\n", "storage_gib_hour = \"1e3\"\n"] {
+            assert!(matches!(load(&format!("{prices}{wrong}")), Err(ConfigError::Parse { .. })), "{wrong}");
         }
     }
 

@@ -93,6 +93,7 @@ pub fn of(operation_id: &str) -> Option<Example> {
             "time": "2026-01-01T00:01:00Z", "cpu_used_pct": 12.5, "memory_bytes": 134_217_728, "disk_bytes": 1_288_490_188,
             "received_bytes_per_second": 2048, "sent_bytes_per_second": 512,
         }]})),
+        "show_usage" => response(usage()),
         "show_limits" => response(limits()),
         "list_templates" => response(json!({"templates": [template()]})),
         "create_template" => exchange(
@@ -316,6 +317,26 @@ fn port(status: &str) -> Value {
     })
 }
 
+fn usage() -> Value {
+    json!({
+        "from": "2026-01-01T00:00:00Z", "to": "2026-01-01T02:00:00Z", "granularity": "hour",
+        "counted_until": "2026-01-01T02:00:03Z", "currency": "USD",
+        "buckets": [
+            {
+                "from": "2026-01-01T00:00:00Z", "to": "2026-01-01T01:00:00Z", "vcpu_seconds": "1800.5",
+                "memory_gib_seconds": "900.25", "storage_gib_hours": "0.5", "cost": "0.029328",
+            },
+            {
+                "from": "2026-01-01T01:00:00Z", "to": "2026-01-01T02:00:00Z", "vcpu_seconds": "3600",
+                "memory_gib_seconds": "1800", "storage_gib_hours": "0.5", "cost": "0.05857",
+            },
+        ],
+        "totals": {
+            "vcpu_seconds": "5400.5", "memory_gib_seconds": "2700.25", "storage_gib_hours": "1", "cost": "0.087898",
+        },
+    })
+}
+
 fn limits() -> Value {
     let most = json!({"sandboxes": 20, "cpu": 40, "memory_mb": 81_920, "volumes": 20, "volume_gib": 200, "templates": 200,
                        "build_minutes": 6000});
@@ -329,7 +350,7 @@ fn limits() -> Value {
             "build": {"seconds": 3600, "cpu": 4, "memory_mb": 4096},
         }],
         "prices": {
-            "currency": "USD", "vcpu_hour": "0.05", "memory_gib_hour": "0.01", "storage_gib_month": "0.10",
+            "currency": "USD", "vcpu_second": "0.000014", "memory_gib_second": "0.0000045", "storage_gib_hour": "0.00014",
         },
         "quota": {
             "limits": most, "usage": {

@@ -26,10 +26,12 @@
 //! [`v1`] one file per resource · [`e2b`] the same for the E2B SDKs · [`mutation`] what both do with every change ·
 //! [`auth`] keys and capabilities · [`orchestration`] work with the agent,
 //! through its [`agent_client`] · [`store`] the tables · [`event_retention`] how long events are kept ·
+//! [`billing`] what was used, and what it costs ·
 //! [`document`] what describes them · [`errors`] refusals in its tenants' words · [`mcp`] the same as tools of agents
 
 pub mod agent_client;
 pub mod auth;
+pub mod billing;
 pub mod commands;
 pub mod config;
 pub mod document;

@@ -6,6 +6,7 @@ use std::time::Duration;
 use sandpiper_http::limits::RateLimit;
 use serde::Deserialize;
 
+use crate::billing::prices::Prices;
 use crate::plan::Plans;
 
 /// The settings of this side.
@@ -22,7 +23,8 @@ pub struct Settings {
     /// GiB that a volume may grow to: what the agent gives one, `[volumes] size_gib` there.
     pub volume_size_gib: u32,
     pub plans: Plans,
-    pub prices: Prices,
+    /// None where nothing is charged.
+    pub prices: Option<Prices>,
     pub events: EventSettings,
     pub timing: Timing,
 }
@@ -51,16 +53,6 @@ impl Default for EventSettings {
     }
 }
 
-/// What things cost, for the limits to report.
-#[derive(Debug, Clone, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Prices {
-    pub currency: String,
-    pub vcpu_hour: String,
-    pub memory_gib_hour: String,
-    pub storage_gib_month: String,
-}
-
 /// Durations that no operator needs to set, but tests do.
 #[derive(Debug, Clone, Copy)]
 pub struct Timing {
@@ -79,17 +71,6 @@ pub struct Timing {
     pub failed_retention: Duration,
     /// A checkpoint of the agent that no row stands for is removed after this long.
     pub orphan_grace: Duration,
-}
-
-impl Default for Prices {
-    fn default() -> Self {
-        Self {
-            currency: "USD".to_owned(),
-            vcpu_hour: "0".to_owned(),
-            memory_gib_hour: "0".to_owned(),
-            storage_gib_month: "0".to_owned(),
-        }
-    }
 }
 
 impl Default for Timing {

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use anyhow::{Context, bail};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
+use jiff::Timestamp;
 use nix::sys::stat::{Mode, umask};
 use sandpiper_accounts::{Email, Role};
 use sandpiper_db::{AuditLog, Database, DatabaseLocation};
@@ -26,6 +27,7 @@ pub mod operator_key;
 pub mod rotate_secrets;
 pub mod serve;
 pub mod team;
+pub mod usage;
 
 /// Takes the place of the configuration's `database`, so that a password need not stand in a file.
 const DATABASE_VARIABLE: &str = "SANDPIPER_DATABASE_URL";
@@ -42,6 +44,7 @@ const DATABASE_VARIABLE: &str = "SANDPIPER_DATABASE_URL";
         sandpiper-api key ls --config /etc/sandpiper/api.toml\n  \
         sandpiper-api team invite --config /etc/sandpiper/api.toml acme --role owner\n  \
         sandpiper-api team set-plan --config /etc/sandpiper/api.toml acme enterprise\n  \
+        sandpiper-api usage export --config /etc/sandpiper/api.toml --from 2026-01-01T00:00:00Z --to 2026-02-01T00:00:00Z\n  \
         sandpiper-api operator-key create --config /etc/sandpiper/api.toml --name payments-team\n  \
         sandpiper-api import --config /etc/sandpiper/api.toml markets.json\n  \
         sandpiper-api openapi > openapi.json\n\n\
@@ -73,6 +76,9 @@ enum Command {
     /// List teams, change their plans, invite users
     #[command(subcommand)]
     Team(TeamCommand),
+    /// Export what teams used, for billing
+    #[command(subcommand)]
+    Usage(UsageCommand),
     /// Make, list and revoke operator keys, for /operator
     #[command(subcommand)]
     OperatorKey(OperatorKeyCommand),
@@ -205,6 +211,33 @@ enum TeamCommand {
 }
 
 #[derive(Debug, Subcommand)]
+enum UsageCommand {
+    /// Print what teams used, line by line
+    ///
+    /// Exports of times that follow on each other have nothing twice and nothing missing between them, once all that ran in
+    /// them has ended or been collected until then.
+    Export {
+        #[command(flatten)]
+        config: ConfigArgument,
+        /// The first moment: 2026-01-01T00:00:00Z
+        #[arg(long, value_name = "TIME")]
+        from: Timestamp,
+        /// The moment after the last
+        #[arg(long, value_name = "TIME")]
+        to: Timestamp,
+        /// What to print
+        #[arg(long, default_value = "intervals")]
+        kind: usage::Kind,
+        /// How to print it
+        #[arg(long, default_value = "jsonl")]
+        format: usage::Format,
+        /// Only of this team
+        #[arg(long, value_name = "SLUG")]
+        team: Option<String>,
+    },
+}
+
+#[derive(Debug, Subcommand)]
 enum OperatorKeyCommand {
     /// Make a key and print it, this once
     Create {
@@ -266,6 +299,10 @@ impl Arguments {
                 config.with_database(|database| async move {
                     team::invite(&Store::new(database), &team, role, email.as_ref(), plan).await
                 })
+            }
+            Command::Usage(UsageCommand::Export { config, from, to, kind, format, team }) => {
+                let wanted = usage::Wanted { from, to, kind, format, team };
+                config.with_database(|database| async move { usage::export(&Store::new(database), &wanted).await })
             }
             Command::OperatorKey(OperatorKeyCommand::Create { config, name, json }) => {
                 config.with_database(|database| async move {

@@ -32,6 +32,7 @@ use crate::auth::last_use;
 use crate::config::Config;
 use crate::event_retention;
 use crate::mcp::Mcp;
+use crate::orchestration::collect::Collector;
 use crate::orchestration::network::PolicyWorker;
 use crate::orchestration::sync::Synchronizer;
 use crate::privileges;
@@ -182,6 +183,7 @@ fn sandbox_tasks(app: &App, agent: Option<String>, stop: &watch::Receiver<bool>)
     [
         (tokio::spawn(Synchronizer::new(app.clone()).run(stop.clone())), "synchronisation"),
         (tokio::spawn(PolicyWorker::new(app.clone()).run(stop.clone())), "policy worker"),
+        (tokio::spawn(Collector::new(app.clone()).run(stop.clone())), "collection of usage"),
         (tokio::spawn(beat(app.clone(), agent, stop.clone())), "heartbeat"),
         (tokio::spawn(last_use::keep(app.clone(), stop.clone())), "notes on the use of keys"),
         (tokio::spawn(event_retention::keep(app.clone(), stop.clone())), "removal of old events"),

@@ -8,6 +8,7 @@
 //!   [volume] ──────────▶ agent             a volume made, or removed
 //!   [build] ───────────▶ agent             a version of a template built, cancelled, or removed
 //!   [network] ─────────▶ agent             a policy, when it changes, and again until it is applied
+//!   [collect] ─────────▶ agent             when machines ran, for billing
 //!   [sync]   ──every second──▶ agent       copies states into the store; finds what was lost
 //! ```
 //!
@@ -30,6 +31,7 @@ pub mod build;
 pub mod build_sync;
 pub mod checkpoint;
 pub mod checkpoint_sync;
+pub mod collect;
 pub mod create;
 pub mod delete;
 pub mod fork;

@@ -1,5 +1,5 @@
 //! What must survive of sandboxes: users, teams, keys, templates and their versions, files for builds, sandboxes, checkpoints, volumes,
-//! events, idempotency keys, and which processes are alive.
+//! what they are billed by, events, idempotency keys, and which processes are alive.
 //!
 //! One file per resource, each a handle over the same [`Database`].
 
@@ -11,6 +11,7 @@ mod checkpoint_events;
 pub mod checkpoints;
 pub mod events;
 pub mod idempotency;
+pub mod intervals;
 pub mod keys;
 pub mod members;
 pub mod processes;
@@ -20,6 +21,7 @@ pub mod sandbox_list;
 pub mod sandbox_network;
 pub mod sandbox_row;
 pub mod sandboxes;
+pub mod storage;
 pub mod teams;
 pub mod templates;
 #[cfg(test)]
@@ -32,11 +34,13 @@ pub mod volumes;
 pub use checkpoints::Checkpoints;
 pub use events::Events;
 pub use idempotency::IdempotencyKeys;
+pub use intervals::Intervals;
 pub use keys::ApiKeys;
 pub use members::Members;
 use processes::OwnId;
 pub use processes::Processes;
 pub use sandboxes::Sandboxes;
+pub use storage::Storage;
 pub use teams::Teams;
 pub use templates::Templates;
 pub use uploads::Uploads;
@@ -71,6 +75,8 @@ pub struct Store {
     pub volumes: Volumes,
     pub events: Events,
     pub uploads: Uploads,
+    pub intervals: Intervals,
+    pub storage: Storage,
     pub idempotency: IdempotencyKeys,
     pub processes: Processes,
     pub audit: AuditLog,
@@ -92,6 +98,8 @@ impl Store {
             volumes: Volumes::new(database.clone(), own.clone()),
             events: Events::new(database.clone()),
             uploads: Uploads::new(database.clone(), own.clone()),
+            intervals: Intervals::new(database.clone()),
+            storage: Storage::new(database.clone()),
             idempotency: IdempotencyKeys::new(database.clone(), own.clone()),
             processes: Processes::new(database.clone(), own),
             audit: AuditLog::new(database),

@@ -35,7 +35,8 @@ pub struct LimitsBody {
     pub max_timeout: u64,
     /// Days for which a stopped sandbox is kept; 0: for ever.
     pub stopped_days: u32,
-    pub prices: PricesBody,
+    /// Null: nothing is charged here.
+    pub prices: Option<PricesBody>,
     pub quota: QuotaBody,
 }
 
@@ -63,14 +64,14 @@ pub struct PlanBody {
     pub build: BuildRules,
 }
 
-/// Decimal text, per unit and time.
+/// What a unit costs for a time: decimal text.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = Prices)]
 pub struct PricesBody {
     pub currency: String,
-    pub vcpu_hour: String,
-    pub memory_gib_hour: String,
-    pub storage_gib_month: String,
+    pub vcpu_second: String,
+    pub memory_gib_second: String,
+    pub storage_gib_hour: String,
 }
 
 impl PlanBody {
@@ -126,12 +127,12 @@ pub async fn limits(
         root_disk_gib: mine.root_disk_gib,
         max_timeout: mine.max_timeout,
         stopped_days: mine.stopped_days,
-        prices: PricesBody {
-            currency: config.prices.currency.clone(),
-            vcpu_hour: config.prices.vcpu_hour.clone(),
-            memory_gib_hour: config.prices.memory_gib_hour.clone(),
-            storage_gib_month: config.prices.storage_gib_month.clone(),
-        },
+        prices: config.prices.as_ref().map(|prices| PricesBody {
+            currency: prices.currency.clone(),
+            vcpu_second: prices.vcpu_second.to_string(),
+            memory_gib_second: prices.memory_gib_second.to_string(),
+            storage_gib_hour: prices.storage_gib_hour.to_string(),
+        }),
         quota: QuotaBody::new(mine, usage, Amounts::of_sandboxes(1, config.baseline.cpu, config.baseline.memory_mb)),
     }))
 }

@@ -19,6 +19,7 @@
 //! | `GET /v1/sandboxes/{id}/logs` | [`logs`] |
 //! | `GET /v1/sandboxes/{id}/metrics` | [`metrics`] |
 //! | `GET /v1/sandbox_limits` | [`limits`] |
+//! | `GET /v1/usage` | [`usage`] |
 //! | `GET/POST /v1/templates`, `GET/PATCH/DELETE /v1/templates/{slug}`, and `…/versions`, `…/uploads` below | [`templates`] |
 //! | `POST /v1/login`, `POST /v1/logout` | [`login`] |
 //! | `GET/PATCH /v1/me`, `GET /v1/me/sessions`, `DELETE /v1/me/sessions/{id}` | [`me`] |
@@ -52,6 +53,7 @@ pub mod sandboxes;
 pub mod sse;
 pub mod teams;
 pub mod templates;
+pub mod usage;
 pub mod volumes;
 
 /// What needs neither a key nor a session: the ways to one.
@@ -85,6 +87,7 @@ pub fn router() -> OpenApiRouter<App> {
         .routes(routes!(logs::logs))
         .routes(routes!(metrics::metrics))
         .routes(routes!(limits::limits))
+        .routes(routes!(usage::show))
         .routes(routes!(templates::list::list, templates::create::create))
         .routes(routes!(templates::uploads::list, templates::uploads::put))
         .routes(routes!(templates::uploads::delete))

@@ -108,6 +108,7 @@ pub(crate) const OPERATIONS: [Operation; 52] = [
     operation("GET", "/v1/sandboxes/{id}/logs"),
     operation("GET", "/v1/sandboxes/{id}/metrics"),
     Operation { of_one: false, ..operation("GET", "/v1/sandbox_limits") },
+    Operation { of_one: false, ..operation("GET", "/v1/usage") },
     Operation { of_one: false, ..operation("GET", "/v1/templates") },
     Operation { of_one: false, body: Some(|| json!({"slug": "new"})), ..operation("POST", "/v1/templates") },
     Operation { of_one: false, ..operation("GET", "/v1/templates/uploads") },

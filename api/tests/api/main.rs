@@ -36,6 +36,7 @@ mod sessions;
 mod support;
 mod sync;
 mod templates;
+mod usage;
 mod validation;
 mod volumes;
 mod webhooks;

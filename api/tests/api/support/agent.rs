@@ -22,8 +22,9 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::sync::Semaphore;
 
 use super::builds::StubBuild;
+use super::intervals::Journal;
 use super::volumes::StubVolume;
-use super::{builds, network, snapshots, volumes};
+use super::{builds, intervals, network, snapshots, volumes};
 
 /// Ids of the versions of `base`, older first.
 pub(crate) const VERSIONS: [&str; 2] = ["ver0000000000000000000001", "ver0000000000000000000002"];
@@ -89,6 +90,7 @@ pub(crate) struct Records {
     pub(crate) revocations: Vec<Vec<String>>,
     /// What teams may hold, as it arrived: with a start, or by itself.
     pub(crate) allowances: Vec<Allowance>,
+    pub(crate) intervals: Journal,
 }
 
 #[derive(Clone)]
@@ -257,6 +259,7 @@ fn router(shared: Shared) -> Router {
         .merge(network::router())
         .merge(volumes::router())
         .merge(builds::router())
+        .merge(intervals::router())
         .with_state(shared)
 }
 

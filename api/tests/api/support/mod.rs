@@ -32,6 +32,7 @@ use tower::ServiceExt;
 pub(crate) mod agent;
 pub(crate) mod browser;
 pub(crate) mod builds;
+pub(crate) mod intervals;
 mod network;
 pub(crate) mod shop;
 mod snapshots;
@@ -60,7 +61,7 @@ pub(crate) struct Host {
     clock_offset_ms: Arc<AtomicI64>,
     // Removed with the host.
     _folder: TempDir,
-    test_database: TestDatabase,
+    pub(crate) test_database: TestDatabase,
 }
 
 /// An answer, read to its end.
