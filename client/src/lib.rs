@@ -14,6 +14,7 @@ mod snapshots;
 mod streams;
 mod teams;
 mod templates;
+mod usage;
 mod volumes;
 
 use std::collections::BTreeMap;
@@ -30,6 +31,7 @@ pub use metrics::{History, Metrics, Point};
 pub use network::{Denied, DeniedList, Network, NetworkPolicy};
 pub use snapshots::{Checkpoint, NewCheckpoint};
 pub use templates::{Baseline, BuildLog, LatestVersion, NewTemplate, NewVersion, Source, Template, Upload, Version};
+pub use usage::{Usage, UsageAmounts, UsageBucket};
 pub use volumes::{Volume, VolumeEntry, VolumeFiles};
 
 /// Longest wait for a response of the control plane: longer than the API itself takes for anything.

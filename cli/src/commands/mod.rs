@@ -28,5 +28,6 @@ pub(crate) mod team;
 pub(crate) mod template;
 pub(crate) mod trace;
 pub(crate) mod up;
+pub(crate) mod usage;
 pub(crate) mod volume;
 pub(crate) mod webhook;
