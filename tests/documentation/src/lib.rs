@@ -33,6 +33,7 @@ pub const OF_A_HOST: [&str; 9] = [
     "docs/operators.md",
     "docs/payments.md",
     "docs/templates.md",
+    "docs/usage.md",
     "docs/volumes.md",
     "docs/webhooks.md",
 ];
