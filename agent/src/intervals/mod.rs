@@ -16,7 +16,7 @@
 //!   their intervals still. One that ended meanwhile was last seen at the **seen mark**, which is written every
 //!   [`SEEN_EVERY`] while anything runs: its interval ends there, [`EndReason::Lost`], a little too early rather than too late.
 //! * The API process lists records and [acknowledges](Intervals::acknowledge) what it has. Until then nothing goes: while it is
-//!   away the journal grows, up to [`MAX_BYTES`], and then nothing new is started. What was acknowledged goes by whole
+//!   away the journal grows, up to [`Sizes::most`], and then nothing new is started. What was acknowledged goes by whole
 //!   segments, once at most half of one is still needed: the beginning of an interval that goes on is written once more before
 //!   its segment goes.
 
@@ -43,10 +43,17 @@ use self::journal::Journal;
 
 /// How often it is written down that all runs: as much of an interval may be missing after the agent was killed.
 const SEEN_EVERY: Duration = Duration::from_secs(5);
-/// From here on another segment is begun: about four thousand records.
-const SEGMENT_BYTES: u64 = 1 << 20;
-/// Most bytes of records that wait for the API process: about two hundred thousand intervals.
-const MAX_BYTES: u64 = 128 << 20;
+/// A segment has about four thousand records, and at most about two hundred thousand intervals wait for the API process.
+const SIZES: Sizes = Sizes { segment: 1 << 20, most: 128 << 20 };
+
+/// How large the journal is.
+#[derive(Debug, Clone, Copy)]
+struct Sizes {
+    /// Bytes from which on another segment is begun.
+    segment: u64,
+    /// Bytes from which on nothing new is started.
+    most: u64,
+}
 
 /// Why records are not acknowledged.
 #[derive(Debug, thiserror::Error)]
@@ -77,6 +84,7 @@ struct Parts {
     state: Mutex<State>,
     /// There is something to write.
     wake: Notify,
+    sizes: Sizes,
 }
 
 #[derive(Debug)]
@@ -99,11 +107,11 @@ impl Intervals {
     /// # Errors
     /// Those of the file system.
     pub(crate) fn open(folder: PathBuf) -> io::Result<Self> {
-        Self::open_with(folder, SEGMENT_BYTES)
+        Self::open_with(folder, SIZES)
     }
 
-    fn open_with(folder: PathBuf, segment_bytes: u64) -> io::Result<Self> {
-        let (journal, kept) = Journal::open(folder, segment_bytes)?;
+    fn open_with(folder: PathBuf, sizes: Sizes) -> io::Result<Self> {
+        let (journal, kept) = Journal::open(folder, sizes.segment)?;
         let mut open = HashMap::new();
         for IntervalRecord { sequence, interval } in kept.records {
             match interval.end {
@@ -118,7 +126,8 @@ impl Intervals {
             seen_at_ms: kept.seen_at_ms,
             length: journal.length(),
         };
-        Ok(Self(Arc::new(Parts { journal: Mutex::new(journal), state: Mutex::new(state), wake: Notify::new() })))
+        let (journal, state) = (Mutex::new(journal), Mutex::new(state));
+        Ok(Self(Arc::new(Parts { journal, state, wake: Notify::new(), sizes })))
     }
 
     /// Has the journal say what the record of a sandbox says of its interval, soon. Once it does, that changes nothing.
@@ -135,7 +144,7 @@ impl Intervals {
 
     /// Whether so much waits for the API process that nothing new is to be started.
     pub(crate) fn is_full(&self) -> bool {
-        self.state().length >= MAX_BYTES
+        self.state().length >= self.0.sizes.most
     }
 
     /// When all that runs was last seen to run; nothing where nothing ever did.

@@ -13,7 +13,11 @@ use sandpiper_protocol::ids::SandboxId;
 use super::*;
 
 /// A segment of about three records.
-const SHORT: u64 = 600;
+const SHORT: Sizes = of_segments(600);
+
+const fn of_segments(segment: u64) -> Sizes {
+    Sizes { segment, ..SIZES }
+}
 
 fn begun(at_ms: i64) -> Interval {
     Interval {
@@ -212,6 +216,26 @@ fn a_host_on_which_very_much_goes_on_does_not_write_it_again_and_again() {
 }
 
 #[test]
+fn a_journal_that_nobody_reads_is_full_at_some_point_and_not_for_ever() {
+    let folder = tempfile::tempdir().unwrap();
+    let intervals = Intervals::open_with(folder.path().into(), Sizes { most: 3000, ..SHORT }).unwrap();
+    let mut begun = (0..).map(begun).inspect(|one| intervals.follow(one));
+    let mut all = Vec::new();
+    while !intervals.is_full() {
+        all.extend(begun.next());
+        intervals.write().unwrap();
+    }
+    assert!((10..15).contains(&all.len()), "{}", all.len());
+
+    // What runs ends all the same.
+    all.iter().for_each(|one| intervals.follow(&ended(one, 1000)));
+    intervals.write().unwrap();
+    assert_eq!(intervals.read_all(7).len(), 2 * all.len());
+
+    assert!(!intervals.is_full());
+}
+
+#[test]
 fn only_what_is_there_is_acknowledged() {
     let folder = tempfile::tempdir().unwrap();
     let intervals = Intervals::open(folder.path().into()).unwrap();
@@ -231,7 +255,7 @@ fn only_what_is_there_is_acknowledged() {
 #[test]
 fn what_cannot_be_written_is_written_later_and_once() {
     let folder = tempfile::tempdir().unwrap();
-    let intervals = Intervals::open_with(folder.path().into(), 1).unwrap();
+    let intervals = Intervals::open_with(folder.path().into(), of_segments(1)).unwrap();
     intervals.follow(&begun(1));
     intervals.write().unwrap();
     // The next segment cannot be made: something else has its name.
@@ -282,7 +306,7 @@ const CHILD: &str = "SANDPIPER_TEST_INTERVALS";
 #[test]
 fn child_that_is_killed() {
     let Some(folder) = std::env::var_os(CHILD) else { return };
-    let intervals = Intervals::open_with(folder.into(), 8 * SHORT).unwrap();
+    let intervals = Intervals::open_with(folder.into(), of_segments(5000)).unwrap();
     let mut out = std::io::stderr();
     for n in 0.. {
         let one = begun(n);
@@ -317,7 +341,7 @@ fn a_process_that_is_killed_loses_nothing_it_had_written() {
         child.wait().unwrap();
 
         // As an agent opens it, with a half of what was acknowledged.
-        let intervals = Intervals::open_with(folder.path().into(), 8 * SHORT).unwrap();
+        let intervals = Intervals::open_with(folder.path().into(), of_segments(5000)).unwrap();
         intervals.settle(&HashSet::new());
         intervals.write().unwrap();
         for record in intervals.read_all(random.random_range(1..50)) {
@@ -336,7 +360,7 @@ fn a_process_that_is_killed_loses_nothing_it_had_written() {
 #[test]
 fn a_file_without_end_of_line_is_no_reason_to_lose_the_next_segment() {
     let folder = tempfile::tempdir().unwrap();
-    let intervals = Intervals::open_with(folder.path().into(), 1).unwrap();
+    let intervals = Intervals::open_with(folder.path().into(), of_segments(1)).unwrap();
     for n in 0..3 {
         intervals.follow(&begun(n));
         intervals.write().unwrap();
@@ -344,7 +368,7 @@ fn a_file_without_end_of_line_is_no_reason_to_lose_the_next_segment() {
     let path = folder.path().join(&segments(folder.path())[1]);
     OpenOptions::new().append(true).open(&path).unwrap().write_all(b"1234").unwrap();
 
-    let records = Intervals::open_with(folder.path().into(), 1).unwrap().read_all(2);
+    let records = Intervals::open_with(folder.path().into(), of_segments(1)).unwrap().read_all(2);
 
     assert_eq!(records.iter().map(|record| record.sequence).collect::<Vec<_>>(), [1, 2, 3]);
 }

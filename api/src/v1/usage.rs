@@ -1,5 +1,7 @@
 //! `GET /v1/usage`
 
+use std::ops::Range;
+
 use axum::Json;
 use axum::extract::State;
 use jiff::{SignedDuration, Timestamp};
@@ -13,7 +15,7 @@ use utoipa::ToSchema;
 use crate::auth::ReadAccess;
 use crate::billing::Consumption;
 use crate::billing::buckets::{Buckets, Granularity, MOST};
-use crate::billing::prices::Cost;
+use crate::billing::prices::{Cost, Prices};
 use crate::state::App;
 use crate::store::intervals::Run;
 
@@ -101,17 +103,11 @@ pub async fn show(
     State(app): State<App>,
     query: Pairs,
 ) -> Result<Json<UsageBody>, ApiError> {
-    let Question { team, from, to, granularity, sandbox_id } = Question::new(query, app.clock.now())?;
-    caller.check_team(team.as_deref())?;
-    let range = to_ms(from)..to_ms(to);
-    let Some(mut buckets) = Buckets::new(range.clone(), granularity) else {
-        let reason = format!(
-            "must be before `to`, by at most {MOST} {}s: ask for less at a time, or for days",
-            granularity.as_str()
-        );
-        return Err(ApiError::invalid_field("from", reason));
-    };
-    let (team_id, sandbox_id) = (&caller.team.id, sandbox_id.as_deref());
+    let question = Question::new(query, from_ms(to_ms(app.clock.now()))?)?;
+    caller.check_team(question.team.as_deref())?;
+    let range = to_ms(question.from)..to_ms(question.to);
+    let mut buckets = Buckets::new(range.clone(), question.granularity).ok_or_else(|| question.no_range())?;
+    let (team_id, sandbox_id) = (&caller.team.id, question.sandbox_id.as_deref());
     let add = |run: Run| {
         buckets.add_run(run.time, run.cpu, run.memory_mb);
         Ok::<_, StoreError>(())
@@ -121,26 +117,39 @@ pub async fn show(
         buckets.add_stored(hour_ms, bytes);
     }
     let counted_until = app.store.intervals.seen_at_ms().await?.map(from_ms).transpose()?;
-    let found = buckets.finish();
-    let consumed: Vec<Consumption> = found.iter().map(|(_, consumed)| *consumed).collect();
-    let total = consumed.iter().fold(Consumption::default(), |sum, one| sum + *one);
-    let prices = app.settings.prices.as_ref();
-    let costs =
-        prices.map(|prices| prices.costs(&consumed).zip(prices.cost(&total)).ok_or_else(too_dear)).transpose()?;
-    let cost = |index: usize| costs.as_ref().and_then(|(costs, _)| costs.get(index).copied());
-    let bodies = found.iter().enumerate().map(|(index, (span, consumed))| {
-        let amounts = AmountsBody::new(consumed, cost(index));
-        Ok(BucketBody { from: from_ms(span.start)?, to: from_ms(span.end)?, amounts })
-    });
-    Ok(Json(UsageBody {
-        from,
-        to,
-        granularity: granularity.as_str().to_owned(),
-        counted_until,
-        currency: prices.map(|prices| prices.currency.clone()),
-        buckets: bodies.collect::<Result<_, StoreError>>()?,
-        totals: AmountsBody::new(&total, costs.as_ref().map(|(_, total)| *total)),
-    }))
+    Ok(Json(UsageBody::new(&question, &buckets.finish(), counted_until, app.settings.prices.as_ref())?))
+}
+
+impl UsageBody {
+    fn new(
+        question: &Question,
+        buckets: &[(Range<i64>, Consumption)],
+        counted_until: Option<Timestamp>,
+        prices: Option<&Prices>,
+    ) -> Result<Self, ApiError> {
+        let consumed = || buckets.iter().map(|(_, consumed)| consumed);
+        let total = consumed().fold(Consumption::default(), |sum, one| sum + *one);
+        let (costs, cost) = match prices {
+            Some(prices) => {
+                let (costs, cost) = prices.costs(consumed()).zip(prices.cost(&total)).ok_or_else(too_dear)?;
+                (costs.into_iter().map(Some).collect(), Some(cost))
+            }
+            None => (vec![None; buckets.len()], None),
+        };
+        let bodies = buckets.iter().zip(costs).map(|((span, consumed), cost)| {
+            let amounts = AmountsBody::new(consumed, cost);
+            Ok(BucketBody { from: from_ms(span.start)?, to: from_ms(span.end)?, amounts })
+        });
+        Ok(Self {
+            from: question.from,
+            to: question.to,
+            granularity: question.granularity.as_str().to_owned(),
+            counted_until,
+            currency: prices.map(|prices| prices.currency.clone()),
+            buckets: bodies.collect::<Result<_, StoreError>>()?,
+            totals: AmountsBody::new(&total, cost),
+        })
+    }
 }
 
 fn too_dear() -> ApiError {
@@ -181,6 +190,14 @@ impl Question {
             return Err(ApiError::invalid_field("sandbox_id", "is no id of a sandbox"));
         }
         Ok(Self { team, from: from.map_or(Ok(earlier), |text| time("from", &text))?, to, granularity, sandbox_id })
+    }
+
+    /// Why a range is not answered.
+    fn no_range(&self) -> ApiError {
+        let granularity = self.granularity.as_str();
+        let reason =
+            format!("must be before `to`, by at most {MOST} {granularity}s: ask for less at a time, or for days");
+        ApiError::invalid_field("from", reason)
     }
 }
 

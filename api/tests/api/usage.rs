@@ -359,16 +359,30 @@ async fn an_operator_exports_lines_that_add_up() {
 /// What somebody saw who stood beside the machines.
 #[derive(Default)]
 struct Observer {
-    /// For each machine that ran: whose, which sandbox's, how large, and when.
-    runs: Vec<(usize, usize, (u32, u32), Range<i64>)>,
+    runs: Vec<SeenRun>,
+}
+
+/// A machine of a sandbox, both by their places in the lists.
+struct SeenRun {
+    team: usize,
+    sandbox: usize,
+    cpu: u32,
+    memory_mb: u32,
+    time: Range<i64>,
+}
+
+impl SeenRun {
+    fn new(sandbox: usize, interval: &Interval, time: Range<i64>) -> Self {
+        Self { team: sandbox % 2, sandbox, cpu: interval.cpu, memory_mb: interval.memory_mb, time }
+    }
 }
 
 impl Observer {
     /// vCPU and MiB milliseconds of a team, or of one of its sandboxes, within a span.
     fn sums(&self, team: usize, sandbox: Option<usize>, span: &Range<i64>) -> (u128, u128) {
-        let runs = self.runs.iter().filter(|(owner, of, ..)| *owner == team && sandbox.is_none_or(|one| one == *of));
-        runs.fold((0, 0), |(cpu_ms, memory_ms), (_, _, (cpu, memory_mb), run)| {
-            let ms = u128::from((run.end.min(span.end) - run.start.max(span.start)).max(0).unsigned_abs());
+        let runs = self.runs.iter().filter(|run| run.team == team && sandbox.is_none_or(|one| one == run.sandbox));
+        runs.fold((0, 0), |(cpu_ms, memory_ms), SeenRun { cpu, memory_mb, time, .. }| {
+            let ms = u128::from((time.end.min(span.end) - time.start.max(span.start)).max(0).unsigned_abs());
             (cpu_ms + u128::from(*cpu) * ms, memory_ms + u128::from(*memory_mb) * ms)
         })
     }
@@ -396,7 +410,7 @@ async fn any_life_of_a_host_has_the_sums_that_an_observer_has() {
                 Some((interval, began)) => {
                     let reason = EndReason::ALL[random.random_range(0..EndReason::ALL.len())];
                     host.agent.end(&interval, now, reason);
-                    observer.runs.push((team, sandbox, (interval.cpu, interval.memory_mb), began..now));
+                    observer.runs.push(SeenRun::new(sandbox, &interval, began..now));
                 }
                 None => {
                     let shape = (random.random_range(1..=16), random.random_range(1..=64) * 128);
@@ -417,7 +431,7 @@ async fn any_life_of_a_host_has_the_sums_that_an_observer_has() {
     (host.agent.records().intervals.seen_at_ms, host.agent.records().intervals.is_deaf) = (Some(now), false);
     host.collect().await;
     for (sandbox, (interval, began)) in live {
-        observer.runs.push((sandbox % 2, sandbox, (interval.cpu, interval.memory_mb), began..now));
+        observer.runs.push(SeenRun::new(sandbox, &interval, began..now));
     }
 
     let end = now + 1;

@@ -8,6 +8,7 @@ mod network;
 mod network_explain;
 mod support;
 mod template;
+mod usage;
 mod webhook;
 mod webhook_listen;
 mod webhook_receivers;
