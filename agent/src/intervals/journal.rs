@@ -180,7 +180,8 @@ impl Journal {
             durable::write_atomic(&self.folder.join("acknowledged"), through.to_string().as_bytes())?;
             self.acknowledged = through;
         }
-        Ok(())
+        // The last segment goes too, if it is long: nothing may come that would begin another.
+        if self.acknowledged == self.last { self.rotate() } else { Ok(()) }
     }
 
     /// The segments that may go. What is still needed of one has to be [appended](Self::append) again first.

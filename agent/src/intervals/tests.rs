@@ -225,7 +225,7 @@ fn a_journal_that_nobody_reads_is_full_at_some_point_and_not_for_ever() {
         all.extend(begun.next());
         intervals.write().unwrap();
     }
-    assert!((10..15).contains(&all.len()), "{}", all.len());
+    assert!((10..20).contains(&all.len()), "{}", all.len());
 
     // What runs ends all the same.
     all.iter().for_each(|one| intervals.follow(&ended(one, 1000)));
