@@ -301,9 +301,9 @@ async fn what_runs_is_seen_every_few_seconds_and_what_comes_is_written_soon() {
 /// What the process below does in the folder that this names.
 const CHILD: &str = "SANDPIPER_TEST_INTERVALS";
 
-/// Not a test of its own: the process that [`a_process_that_is_killed_loses_nothing_it_had_written`] kills. It says each interval
-/// that has begun or ended once that is written.
+/// Says each interval that has begun or ended once that is written.
 #[test]
+#[ignore = "is no test: it is started, and killed, by the next one"]
 fn child_that_is_killed() {
     let Some(folder) = std::env::var_os(CHILD) else { return };
     let intervals = Intervals::open_with(folder.into(), of_segments(5000)).unwrap();
@@ -326,7 +326,7 @@ fn a_process_that_is_killed_loses_nothing_it_had_written() {
     let (mut said, mut told) = (BTreeSet::new(), BTreeMap::new());
     for _ in 0..12 {
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "intervals::tests::child_that_is_killed", "--nocapture"])
+            .args(["--ignored", "--exact", "intervals::tests::child_that_is_killed", "--nocapture"])
             .env(CHILD, folder.path())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
