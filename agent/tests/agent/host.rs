@@ -353,14 +353,15 @@ impl Agent<'_> {
         volumes
     }
 
-    /// What the agent has open, its threads, its monitors, and all files. It is not asked: its threads would stay for that.
+    /// What the agent has open, its threads, its monitors, and all files but those of the journal, which is there to grow. It is
+    /// not asked: its threads would stay for that.
     pub(crate) fn footprint(&self) -> [(&'static str, usize); 4] {
         let own = |folder: &str| fs::read_dir(format!("/proc/{}/{folder}", self.process.id())).unwrap().count();
         [
             ("descriptors", own("fd")),
             ("threads", own("task")),
             ("monitors", self.host.monitors().len()),
-            ("files", files(self.host.folder.path())),
+            ("files", files(self.host.folder.path()) - files(&self.host.path("state/intervals"))),
         ]
     }
 
