@@ -20,7 +20,7 @@ use crate::wait::wait_until;
 use crate::watch::Services;
 
 /// Tables of what is kept after it happened, or for ever.
-const KEPT: [&str; 19] = [
+const KEPT: [&str; 23] = [
     "api_keys",
     "audit",
     "banks",
@@ -35,17 +35,21 @@ const KEPT: [&str; 19] = [
     "merchants",
     "mobile_operators",
     "payments",
+    "storage_hours",
+    "storage_samples",
     "teams",
     "template_versions",
+    "usage_intervals",
+    "usage_journals",
     "users",
     "webhook_attempts",
     "webhook_deliveries",
 ];
 /// Folders of which everything is kept for a while: records of builds, and teams' caches.
 const BUILT: [&str; 2] = ["builds", "caches"];
-/// What is there for good from a first time on: what teams may hold, of whom none is ever forgotten, and whose sessions were
-/// revoked.
-const STARTED: [&str; 2] = ["allowances.json", "session.revoked"];
+/// What is there for good from a first time on: what teams may hold, of whom none is ever forgotten, whose sessions were
+/// revoked, and the journal of what ran.
+const STARTED: [&str; 3] = ["allowances.json", "intervals", "session.revoked"];
 
 /// How often a host has each thing.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
