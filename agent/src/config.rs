@@ -78,13 +78,15 @@ pub(crate) enum LogFormat {
 }
 
 /// Who may use the agent API besides root: the socket has mode 0660.
-#[derive(Debug, Clone, Copy, Default, Deserialize)]
+#[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct ApiSocket {
     /// Numeric owner; the agent's own user without it.
     pub(crate) uid: Option<u32>,
     /// Numeric group: that of the API process.
     pub(crate) gid: Option<u32>,
+    /// The same by its name, instead of `gid`.
+    pub(crate) group: Option<String>,
 }
 
 /// Memory of the agent without any connection, with room for its logs and records.
@@ -367,6 +369,12 @@ impl Config {
             );
         }
         // A monitor refuses the ids of people and services; the last two are no ids.
+        if self.api_socket.gid.is_some() && self.api_socket.group.is_some() {
+            return invalid(
+                "api_socket.group",
+                "is the name of what `api_socket.gid` is the number of: give one of them".into(),
+            );
+        }
         let last_base = u32::MAX - 2 - (UIDS - 1);
         if !(1000..=last_base).contains(&self.jail.uid_base) {
             let uid = self.jail.uid_base;
@@ -462,6 +470,14 @@ mod tests {
         let limits = config.disk.limits();
         assert_eq!((limits.bytes_per_second, limits.operations_per_second), (None, Some(300)));
         assert!(limits.flushes_per_second.is_some());
+    }
+
+    #[test]
+    fn a_group_has_a_name_or_a_number() {
+        let config: Config = toml::from_str("[api_socket]\ngroup = \"sandpiper\"").unwrap();
+        config.check().unwrap();
+        let config: Config = toml::from_str("[api_socket]\ngroup = \"sandpiper\"\ngid = 7").unwrap();
+        assert!(config.check().unwrap_err().to_string().starts_with("`api_socket.group`"));
     }
 
     #[test]

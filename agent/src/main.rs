@@ -196,8 +196,8 @@ async fn serve(config: Config, traces: Traces) -> anyhow::Result<()> {
     ingress.stats().register(&mut registry);
     let urls = ingress.urls();
     let socket = paths.api_socket();
-    let listener =
-        server::listen(&socket, config.api_socket).with_context(|| format!("Cannot listen on {}", socket.display()))?;
+    let listener = server::listen(&socket, &config.api_socket)
+        .with_context(|| format!("Cannot listen on {}", socket.display()))?;
     tracing::info!(socket = %socket.display(), ingress = %ingress.address(), "the agent is ready");
 
     let shutdown = CancellationToken::new();

@@ -167,18 +167,29 @@ impl Connected<IncomingStream<'_, UnixListener>> for Peer {
 }
 
 /// Listens on `path`, replacing the socket of an agent that is gone. Only the holder of the state folder's lock calls it.
-pub(crate) fn listen(path: &Path, access: ApiSocket) -> io::Result<UnixListener> {
+pub(crate) fn listen(path: &Path, access: &ApiSocket) -> io::Result<UnixListener> {
     match std::fs::symlink_metadata(path) {
         Ok(metadata) if metadata.file_type().is_socket() => durable::remove_file(path)?,
         Ok(_) => return Err(io::Error::new(io::ErrorKind::AlreadyExists, "there is a file that is not a socket")),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(error),
     }
+    let group = access.group.as_deref().map(group_id).transpose()?.or(access.gid);
     let listener = UnixListener::bind(path)?;
     // Owner before mode: nobody who loses access by it has it afterwards.
-    std::os::unix::fs::chown(path, access.uid, access.gid)?;
+    std::os::unix::fs::chown(path, access.uid, group)?;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o660))?;
     Ok(listener)
+}
+
+/// The number of the group that is called `name`.
+fn group_id(name: &str) -> io::Result<u32> {
+    let group = nix::unistd::Group::from_name(name)?;
+    let missing = || {
+        let message = format!("there is no group {name:?}, which `api_socket.group` names; make it, or name another");
+        io::Error::new(io::ErrorKind::NotFound, message)
+    };
+    Ok(group.ok_or_else(missing)?.gid.as_raw())
 }
 
 /// Serves until `shutdown`, then lets requests in flight end for a moment.

@@ -92,7 +92,7 @@ impl Agent {
             registry,
             traces: sandpiper_trace::Traces::default(),
         };
-        let listener = listen(&paths.api_socket(), ApiSocket::default()).unwrap();
+        let listener = listen(&paths.api_socket(), &ApiSocket::default()).unwrap();
         tokio::spawn(serve(listener, app, CancellationToken::new()));
         Self { socket: paths.api_socket(), folder, sandboxes }
     }
@@ -192,10 +192,10 @@ async fn the_socket_is_for_its_group_only_and_a_stale_one_is_replaced() {
     let agent = Agent::start("exit 1").await;
     assert_eq!(fs::metadata(&agent.socket).unwrap().permissions().mode() & 0o777, 0o660);
 
-    listen(&agent.socket, ApiSocket::default()).unwrap();
+    listen(&agent.socket, &ApiSocket::default()).unwrap();
     let file = agent.folder.path().join("file");
     fs::write(&file, b"precious").unwrap();
-    assert!(listen(&file, ApiSocket::default()).is_err());
+    assert!(listen(&file, &ApiSocket::default()).is_err());
     assert_eq!(fs::read(&file).unwrap(), b"precious");
 }
 
