@@ -8,6 +8,9 @@ use sandpiper_protocol::agent::ErrorBody;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+/// Where the agent of this machine listens, unless told otherwise.
+pub(crate) const PATH: &str = "/run/sandpiper/agent.sock";
+
 pub(crate) struct AgentSocket {
     path: PathBuf,
 }
@@ -44,7 +47,7 @@ impl AgentSocket {
             .build()?;
         let response = request(&http, "http://agent").send().await.with_context(|| {
             format!(
-                "Cannot reach the agent at {}: start it with `sandpiper up`, and run this as root",
+                "Cannot reach the agent at {}: start it (`sandpiper up`, or sandpiper-agent.service), and run this as root",
                 self.path.display()
             )
         })?;

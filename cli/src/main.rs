@@ -67,6 +67,8 @@ struct Arguments {
 enum Command {
     Doctor(commands::doctor::Arguments),
     Up(commands::up::Arguments),
+    #[command(subcommand)]
+    Host(commands::host::Command),
     Run(commands::run::Arguments),
     Exec(commands::exec::Arguments),
     Cp(commands::cp::Arguments),
@@ -132,6 +134,7 @@ async fn dispatch(arguments: Arguments, output: Output) -> anyhow::Result<ExitCo
     match arguments.command {
         Command::Doctor(arguments) => commands::doctor::run(&arguments, output),
         Command::Up(arguments) => commands::up::run(arguments, output).await,
+        Command::Host(command) => commands::host::run(command, output).await,
         Command::Template(command) => commands::template::run(command, client, output).await,
         Command::Webhook(command) => commands::webhook::run(command, output).await,
         Command::Run(arguments) => commands::run::run(arguments, client()?, output).await,

@@ -8,6 +8,7 @@ pub(crate) mod doctor;
 pub(crate) mod events;
 pub(crate) mod exec;
 pub(crate) mod fork;
+pub(crate) mod host;
 pub(crate) mod key;
 pub(crate) mod limits;
 pub(crate) mod login;

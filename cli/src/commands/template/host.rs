@@ -6,11 +6,8 @@ use std::process::ExitCode;
 use anyhow::Context;
 use sandpiper_protocol::agent::{ImportTemplate, RuntimeBaseline, TemplateList, TemplateVersion};
 
-use crate::agent_socket::AgentSocket;
+use crate::agent_socket::{self, AgentSocket};
 use crate::output::Output;
-
-/// Where the agent listens.
-pub(super) const AGENT: &str = "/run/sandpiper/agent.sock";
 
 /// Add a version of a template of this host from an ext4 image: for its operator
 #[derive(clap::Args)]
@@ -20,7 +17,7 @@ Examples:
   sandpiper template ls --agent")]
 pub(crate) struct ImportArguments {
     /// Socket of the agent on this machine
-    #[arg(long, default_value = AGENT)]
+    #[arg(long, default_value = agent_socket::PATH)]
     agent: PathBuf,
 
     /// Name that sandboxes ask for

@@ -8,8 +8,8 @@ use sandpiper::client::{Client, Version};
 use sandpiper_protocol::template::BuildState;
 use serde_json::{Value, json};
 
-use super::host::AGENT;
 use super::reference::Reference;
+use crate::agent_socket;
 use crate::output::Output;
 use crate::text::{bytes, printable, printable_lines};
 
@@ -22,7 +22,7 @@ Examples:
   sandpiper template ls --agent         on the host itself, as root: what is there for all teams")]
 pub(crate) struct ListArguments {
     /// List what the host on this machine has, as its agent at this socket says
-    #[arg(long, value_name = "SOCKET", num_args = 0..=1, default_missing_value = AGENT)]
+    #[arg(long, value_name = "SOCKET", num_args = 0..=1, default_missing_value = agent_socket::PATH)]
     pub(super) agent: Option<PathBuf>,
 }
 

@@ -1,4 +1,4 @@
-//! The file of egress profiles that `up` makes where the operator's settings name none. It is written once, from what this
+//! The file of egress profiles that `up` makes where the operator's settings name none, and `host profiles` where it is told. It is written once, from what this
 //! host's package managers use; from then on it is the operator's, and never touched again.
 
 use std::path::Path;
@@ -11,7 +11,7 @@ use serde_json::json;
 use crate::registries::{self, Findings, MANAGERS};
 
 /// Makes the file if there is none, and says what was found for it.
-pub(super) async fn ensure(path: &Path) -> anyhow::Result<()> {
+pub(crate) async fn ensure(path: &Path) -> anyhow::Result<()> {
     // A link to nowhere is the operator's as well.
     if path.symlink_metadata().is_ok() {
         return Ok(());

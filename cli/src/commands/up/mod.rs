@@ -8,9 +8,9 @@
 //! When this process is interrupted both are asked to end, and when it is killed the kernel asks them.
 
 mod configuration;
-mod egress_profiles;
+pub(crate) mod egress_profiles;
 mod nested;
-mod pause;
+pub(crate) mod pause;
 mod service;
 
 use std::net::SocketAddr;

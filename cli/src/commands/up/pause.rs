@@ -17,7 +17,15 @@ const AT_A_TIME: usize = 2;
 /// Pauses all that run, and says how far that is. A signal meanwhile is told what would be lost; at the next one it is.
 pub(super) async fn all(agent: &AgentSocket, stop: &mut StopSignals) {
     let running = Mutex::new(BTreeSet::new());
-    let pausing = pause(agent, &running);
+    let pausing = async {
+        if let Err(error) = pause(agent, &running).await {
+            eprintln!("sandboxes cannot be paused; their disks are kept. {error:#}");
+        }
+        let running = names(&running);
+        if !running.is_empty() {
+            eprintln!("not paused: {running}. What runs in them is lost; their disks are kept");
+        }
+    };
     pin!(pausing);
     let mut is_warned = false;
     loop {
@@ -25,7 +33,7 @@ pub(super) async fn all(agent: &AgentSocket, stop: &mut StopSignals) {
             () = &mut pausing => return,
             () = stop.recv() => {}
         }
-        let running = lock(&running).iter().cloned().collect::<Vec<_>>().join(", ");
+        let running = names(&running);
         if is_warned {
             eprintln!("not paused: {running}. What ran in them is lost; their disks are kept");
             return;
@@ -38,12 +46,14 @@ pub(super) async fn all(agent: &AgentSocket, stop: &mut StopSignals) {
     }
 }
 
-/// Pauses all that run; each leaves `running` when it has come to rest.
-async fn pause(agent: &AgentSocket, running: &Mutex<BTreeSet<String>>) {
-    let list = match agent.get::<SandboxList>("/sandboxes").await {
-        Ok(list) => list.sandboxes,
-        Err(error) => return eprintln!("sandboxes cannot be paused; their disks are kept. {error:#}"),
-    };
+/// Pauses all that run, and says how far that is; how many were paused. Each is in `running` until it has come to rest: what
+/// is left there goes on.
+///
+/// # Errors
+///
+/// The agent does not say which run.
+pub(crate) async fn pause(agent: &AgentSocket, running: &Mutex<BTreeSet<String>>) -> anyhow::Result<usize> {
+    let list = agent.get::<SandboxList>("/sandboxes").await?.sandboxes;
     let runs = |sandbox: &Sandbox| !matches!(sandbox.state, SandboxState::Stopped | SandboxState::Failed);
     let ids: Vec<String> = list.into_iter().filter(runs).map(|sandbox| sandbox.id.to_string()).collect();
     let count = ids.len();
@@ -51,12 +61,19 @@ async fn pause(agent: &AgentSocket, running: &Mutex<BTreeSet<String>>) {
     let one = async |id: String| (agent.post::<Sandbox>(&format!("/sandboxes/{id}/pause"), &json!({})).await, id);
     let mut paused = stream::iter(ids).map(one).buffer_unordered(AT_A_TIME).enumerate();
     while let Some((before, (result, id))) = paused.next().await {
-        lock(running).remove(&id);
         match result {
-            Ok(_) => eprintln!("paused {id} ({} of {count})", before + 1),
-            Err(error) => eprintln!("{id} is not paused: what runs in it is lost, its disk is kept. {error:#}"),
+            Ok(_) => {
+                lock(running).remove(&id);
+                eprintln!("paused {id} ({} of {count})", before + 1);
+            }
+            Err(error) => eprintln!("{id} is not paused: {error:#}"),
         }
     }
+    Ok(count - lock(running).len())
+}
+
+fn names(running: &Mutex<BTreeSet<String>>) -> String {
+    lock(running).iter().cloned().collect::<Vec<_>>().join(", ")
 }
 
 fn lock(running: &Mutex<BTreeSet<String>>) -> std::sync::MutexGuard<'_, BTreeSet<String>> {
