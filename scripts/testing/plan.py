@@ -44,6 +44,7 @@ def checks():
         check("formatting", "scripts/testing/formatting"),
         check("the test runner's own tests", "/usr/bin/python3", "scripts/testing/tests.py"),
         check("the SDK tests' own tests", "/usr/bin/python3", "tests/sdk/selftest.py"),
+        check("the package's units", "packaging/tests/units.py", show="exposure|SKIPPED"),
         check("clippy", "cargo", "clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings", minutes=30),
         check("licences, bans and sources of dependencies", "cargo", "deny", "--log-level", "error", "check", "licenses", "bans",
               "sources", needs=("tools",)),
@@ -143,6 +144,7 @@ def others():
         Step("the official E2B SDKs", e2b_sdks, HOST, after=("scripts/drill crash",), minutes=20),
         Step("scripts/drill power", power, HOST, after=("the official E2B SDKs",), minutes=5),
         Step("the nested host's own tests", nested_host, nice=5, minutes=5),
+        Step("the package", package, ("guest kernel", "programs"), 5, minutes=3),
     ]
 
 
@@ -191,6 +193,15 @@ def e2b_sdks(job):
             job.outcome.fail("FAILED: %s: exit status %s (%s)" % (job.step.name, status, job.log))
 
 
+def package(job):
+    kernel = job.must(["kernel-config/build"], 5)[-1]
+    lines = job.must(["packaging/tests/package.py"], 10, r" \.\.\. (ok|FAIL|ERROR)$|SKIPPED",
+                     {"SANDPIPER_PROGRAMS": TARGET + "/release", "SANDPIPER_KERNEL": kernel})
+    for line in lines:
+        job.outcome.take_skips(line)
+    count(job, from_unittest(lines)[0])
+
+
 def nested_host(job):
     """Beside everything else a test of it may run out of time: one that fails is run once more, and named."""
     command, shown = ["scripts/nested/test", "-v"], r" \.\.\. (ok|FAIL|ERROR)$"
@@ -203,9 +214,15 @@ def nested_host(job):
             for name in failures:
                 job.outcome.is_unstable("%s of %s" % (name, job.step.name))
         else:
-            ran = max(0, ran - len(failures))
+            job.outcome.passed += max(0, ran - len(failures))
             reasons = "".join("; %s: %s" % failure for failure in failures.items())
             job.outcome.fail("FAILED: %s: exit status %s%s (%s)" % (job.step.name, status, reasons, job.log))
-    elif not ran:
+            return
+    count(job, ran)
+
+
+def count(job, ran):
+    """Counts the tests of a program of which all passed."""
+    if not ran:
         job.outcome.fail("FAILED: %s ran no test (%s)" % (job.step.name, job.log))
     job.outcome.passed += ran
