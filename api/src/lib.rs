@@ -32,6 +32,7 @@
 pub mod agent_client;
 pub mod auth;
 pub mod billing;
+pub mod backup;
 pub mod commands;
 pub mod config;
 pub mod document;

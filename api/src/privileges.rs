@@ -18,16 +18,27 @@ pub enum PrivilegeError {
     System { what: &'static str, source: std::io::Error },
 }
 
+/// The configured user, and the group of that user; `None` where none is configured.
+///
+/// # Errors
+///
+/// There is no such user.
+pub fn configured_user(config: &Config) -> Result<Option<(Uid, Gid)>, PrivilegeError> {
+    let Some(name) = &config.user else { return Ok(None) };
+    let looked_up = User::from_name(name)
+        .map_err(|error| PrivilegeError::System { what: "look up the user", source: error.into() })?;
+    let user = looked_up.ok_or_else(|| PrivilegeError::NoUser { name: name.clone() })?;
+    Ok(Some((user.uid, user.gid)))
+}
+
 /// Becomes the configured user, for good, and gives that user the state folder. Without one configured, nothing happens.
 ///
 /// To be called before there are threads.
 pub fn drop_privileges(config: &Config) -> Result<(), PrivilegeError> {
     let Some(name) = &config.user else { return Ok(()) };
+    let Some((uid, gid)) = configured_user(config)? else { return Ok(()) };
     let system = |what| move |error: nix::Error| PrivilegeError::System { what, source: error.into() };
-    let user = User::from_name(name)
-        .map_err(system("look up the user"))?
-        .ok_or_else(|| PrivilegeError::NoUser { name: name.clone() })?;
-    if geteuid() == user.uid {
+    if geteuid() == uid {
         return Ok(());
     }
     if !geteuid().is_root() {
@@ -39,10 +50,10 @@ pub fn drop_privileges(config: &Config) -> Result<(), PrivilegeError> {
         if !folder.exists() {
             private_files::folder(folder)
                 .map_err(|source| PrivilegeError::System { what: "make the state folder", source })?;
-            chown(folder, Some(user.uid), Some(user.gid)).map_err(system("give away the state folder"))?;
+            chown(folder, Some(uid), Some(gid)).map_err(system("give away the state folder"))?;
         }
     }
-    become_user(name, user.uid, user.gid)
+    become_user(name, uid, gid)
 }
 
 /// Groups first: without root they can no longer be changed.

@@ -159,7 +159,7 @@ impl Database {
 /// One connection, and the migrations that are meant for it.
 pub async fn connect(location: &DatabaseLocation) -> Result<(AnyConnection, &'static Migrator), StoreError> {
     sqlx::any::install_default_drivers();
-    match location {
+    let connection = match location {
         DatabaseLocation::Sqlite(path) => {
             if let Some(folder) = path.parent() {
                 crate::private_files::folder(folder)
@@ -167,9 +167,32 @@ pub async fn connect(location: &DatabaseLocation) -> Result<(AnyConnection, &'st
             }
             let mut connection = AnyConnection::connect_with(&sqlite_options(path, "rwc")?).await?;
             sqlx::raw_sql(SQLITE_WRITER).execute(&mut connection).await?;
-            Ok((connection, &SQLITE_MIGRATIONS))
+            connection
         }
-        DatabaseLocation::Postgres(options) => Ok((AnyConnection::connect_with(options).await?, &POSTGRES_MIGRATIONS)),
+        DatabaseLocation::Postgres(options) => AnyConnection::connect_with(options).await?,
+    };
+    Ok((connection, migrations(location)))
+}
+
+/// One connection to a database that is there.
+pub(crate) async fn connect_to_existing(location: &DatabaseLocation) -> Result<AnyConnection, StoreError> {
+    sqlx::any::install_default_drivers();
+    match location {
+        DatabaseLocation::Sqlite(path) if !path.exists() => Err(StoreError::Missing { path: path.clone() }),
+        DatabaseLocation::Sqlite(path) => {
+            let mut connection = AnyConnection::connect_with(&sqlite_options(path, "rw")?).await?;
+            sqlx::raw_sql(SQLITE_READER).execute(&mut connection).await?;
+            Ok(connection)
+        }
+        DatabaseLocation::Postgres(options) => Ok(AnyConnection::connect_with(options).await?),
+    }
+}
+
+/// The migrations that are meant for this kind of database.
+pub(crate) fn migrations(location: &DatabaseLocation) -> &'static Migrator {
+    match location {
+        DatabaseLocation::Sqlite(_) => &SQLITE_MIGRATIONS,
+        DatabaseLocation::Postgres(_) => &POSTGRES_MIGRATIONS,
     }
 }
 

@@ -15,6 +15,10 @@ pub enum StoreError {
     Migration(#[from] sqlx::migrate::MigrateError),
     #[error("Folder {path:?} of the database cannot be made")]
     Folder { path: PathBuf, source: std::io::Error },
+    #[error("There is no database at {path:?}; the first `sandpiper-api serve` makes it")]
+    Missing { path: PathBuf },
+    #[error("Copy {path:?} of the database")]
+    Copy { path: PathBuf, source: std::io::Error },
     #[error("A stored value cannot be read: {what}")]
     Corrupt { what: String },
     /// Shared by all writes of the batch.

@@ -15,6 +15,7 @@ pub mod hex;
 pub mod location;
 pub mod private_files;
 pub mod reseal;
+pub mod schema;
 pub mod secrets;
 pub mod sole;
 pub mod statement;

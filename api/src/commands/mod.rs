@@ -21,6 +21,8 @@ use crate::store::keys::Capability;
 use crate::{document, privileges};
 
 pub mod audit;
+pub mod backup;
+pub mod check;
 pub mod import;
 pub mod key;
 pub mod operator_key;
@@ -47,6 +49,7 @@ const DATABASE_VARIABLE: &str = "SANDPIPER_DATABASE_URL";
         sandpiper-api usage export --config /etc/sandpiper/api.toml --from 2026-01-01T00:00:00Z --to 2026-02-01T00:00:00Z\n  \
         sandpiper-api operator-key create --config /etc/sandpiper/api.toml --name payments-team\n  \
         sandpiper-api import --config /etc/sandpiper/api.toml markets.json\n  \
+        sandpiper-api backup --config /etc/sandpiper/api.toml --to /srv/backups/2026-11-25\n  \
         sandpiper-api openapi > openapi.json\n\n\
         Listener:\n  \
         `listen`, and in the configuration also `tls` (certificate files, ACME or a local authority), `host`, `cors_origins`,\n  \
@@ -106,6 +109,36 @@ enum Command {
         #[arg(long, default_value_t = 100)]
         limit: u32,
         /// One JSON document instead of a table
+        #[arg(long)]
+        json: bool,
+    },
+    /// Copy the database and its keys to a new folder, while processes serve them
+    ///
+    /// Whoever has the folder can open all secrets in it: keep it as safe as the host itself. Of a database of PostgreSQL the
+    /// keys alone are copied; pg_dump copies the rest.
+    Backup {
+        #[command(flatten)]
+        config: ConfigArgument,
+        /// A folder that does not exist yet
+        #[arg(long, value_name = "FOLDER")]
+        to: PathBuf,
+        /// Print what it holds as one JSON document
+        #[arg(long)]
+        json: bool,
+    },
+    /// Put a backup where the configuration says, while nothing serves; overwrites nothing
+    Restore {
+        #[command(flatten)]
+        config: ConfigArgument,
+        /// What `backup` made
+        #[arg(long, value_name = "FOLDER")]
+        from: PathBuf,
+    },
+    /// Check the configuration, the key files and the database, and change nothing; exit status 1 where something is wrong
+    Check {
+        #[command(flatten)]
+        config: ConfigArgument,
+        /// One JSON document instead of lines
         #[arg(long)]
         json: bool,
     },
@@ -324,6 +357,9 @@ impl Arguments {
             Command::Audit { config, resource, limit, json } => config.with_database(|database| async move {
                 audit::show(&AuditLog::new(database), resource.as_deref(), limit, json).await
             }),
+            Command::Backup { config, to, json } => backup::write(&config.load()?, &to, json),
+            Command::Restore { config, from } => backup::restore(&config.load()?, &from),
+            Command::Check { config, json } => check::run(&config, json),
             Command::Openapi { payments } => {
                 print!("{}", if payments { sandpiper_payments::document::text()? } else { document::text()? });
                 Ok(())
@@ -355,14 +391,17 @@ impl ConfigArgument {
     ) -> anyhow::Result<()> {
         let config = self.load()?;
         privileges::drop_privileges(&config)?;
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        runtime.block_on(async {
+        block_on(async {
             let database = open_database(&config.database()).await?;
             let result = work(database.clone()).await;
             database.close().await;
             result
         })
     }
+}
+
+fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(work)
 }
 
 async fn open_database(location: &DatabaseLocation) -> anyhow::Result<Database> {

@@ -4,6 +4,7 @@
 mod accounts;
 mod allowances;
 mod authorization;
+mod backup;
 mod checkpoints;
 mod command;
 mod connect;
