@@ -3,10 +3,12 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use sandpiper_protocol::template::BUILDER_TEMPLATE;
+use sandpiper_protocol::volume::HELPER_TEMPLATE;
 use serde_json::json;
 
 use crate::commands::up;
-use crate::doctor::{self, Paths, Rung, Verdict};
+use crate::doctor::{self, Installation, Paths, Rung, SETTINGS_DIR, Verdict};
 use crate::output::Output;
 
 /// Check whether this machine can run sandboxes, and say how to mend what is missing
@@ -22,6 +24,10 @@ pub(crate) struct Arguments {
     /// Folder where the host would keep its data
     #[arg(long, default_value = up::STATE_DIR)]
     state_dir: PathBuf,
+
+    /// Folder of the package's settings
+    #[arg(long, default_value = SETTINGS_DIR)]
+    settings_dir: PathBuf,
 }
 
 pub(crate) fn run(arguments: &Arguments, output: Output) -> anyhow::Result<ExitCode> {
@@ -33,12 +39,17 @@ pub(crate) fn run(arguments: &Arguments, output: Output) -> anyhow::Result<ExitC
         }
         return Ok(ExitCode::SUCCESS);
     }
+    let (installation, state) =
+        (Installation::find(&arguments.settings_dir, &arguments.state_dir), &arguments.state_dir);
+    // A template that the agent has needs no image any more.
+    let imported = |slug| doctor::imported(state, slug);
     let paths = Paths {
-        state_dir: arguments.state_dir.clone(),
-        kernel: up::default_kernel(),
-        template: up::default_template(),
-        volume_helper: up::default_volume_helper(),
-        builder: up::default_builder(),
+        state_dir: state.clone(),
+        kernel: installation.kernel().or_else(up::default_kernel),
+        template: imported("base").or_else(up::default_template),
+        volume_helper: imported(HELPER_TEMPLATE).or_else(up::default_volume_helper),
+        builder: imported(BUILDER_TEMPLATE).or_else(up::default_builder),
+        installation,
     };
     let checks = doctor::all(&rung, &paths);
     let healthy = checks.iter().all(|check| check.verdict != Verdict::Fail);

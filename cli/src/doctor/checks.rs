@@ -3,11 +3,12 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
-use super::{Rung, cores, network, processor};
+use super::installation::{self, Installation};
+use super::{Rung, clock, cores, network, processor, units};
 
-#[derive(Debug, Clone, Copy, Serialize, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Verdict {
     Ok,
@@ -42,6 +43,7 @@ impl Check {
 
 /// What the checks look at besides the machine.
 pub(crate) struct Paths {
+    pub(crate) installation: Installation,
     pub(crate) state_dir: PathBuf,
     pub(crate) kernel: Option<PathBuf>,
     pub(crate) template: Option<PathBuf>,
@@ -55,23 +57,28 @@ pub(crate) fn all(rung: &Rung, paths: &Paths) -> Vec<Check> {
         root(),
         memory(),
         disk(&paths.state_dir),
-        cgroups(),
+        clock::check(),
+        cgroups(Path::new("/sys/fs/cgroup")),
         binaries(),
         file("guest kernel", paths.kernel.as_deref(), "build it with kernel-config/build, or name it with --kernel"),
         file(
             "base template",
             paths.template.as_deref(),
-            "build it with scripts/base-template, or name it with --template",
+            "build it with scripts/base-template, and name it with --template or import it: sandpiper template import --slug base IMAGE",
         ),
         volume_helper(paths.volume_helper.as_deref()),
         builder(paths.builder.as_deref()),
     ];
+    if paths.installation.is_package {
+        checks.extend(units::checks());
+    }
+    checks.extend(installation::checks(&paths.installation, &paths.state_dir));
     // The nested host has a processor of its own.
     if *rung == Rung::Direct {
         checks.extend(processor::checks());
         checks.extend(cores::checks());
     }
-    checks.extend(network::checks(rung, &paths.state_dir));
+    checks.extend(network::checks(rung, paths.installation.agent.as_deref()));
     checks
 }
 
@@ -153,10 +160,22 @@ fn disk(state_dir: &Path) -> Check {
     }
 }
 
-fn cgroups() -> Check {
-    if Path::new("/sys/fs/cgroup/cgroup.controllers").exists() {
-        Check::ok("cgroups", "version 2")
-    } else if Path::new("/sys/fs/cgroup/memory").exists() {
+/// `mount` is where they are by convention.
+fn cgroups(mount: &Path) -> Check {
+    if let Ok(controllers) = fs::read_to_string(mount.join("cgroup.controllers")) {
+        let missing: Vec<_> = ["cpu", "memory", "pids"]
+            .into_iter()
+            .filter(|name| !controllers.split_whitespace().any(|has| has == *name))
+            .collect();
+        if missing.is_empty() {
+            return Check::ok("cgroups", "version 2");
+        }
+        Check::warn(
+            "cgroups",
+            format!("version 2 without {}: one sandbox can take all of it", missing.join(", ")),
+            "boot without cgroup_disable=; in a container, give it these controllers",
+        )
+    } else if mount.join("memory").exists() {
         Check::ok("cgroups", "version 1")
     } else {
         Check::warn("cgroups", "none mounted", "mount -t cgroup2 none /sys/fs/cgroup")
@@ -220,6 +239,20 @@ fn find_program(name: &str) -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn cgroups_of_version_2_are_of_use_with_all_controllers() {
+        let mount = tempfile::tempdir().unwrap();
+        assert_eq!(cgroups(mount.path()).verdict, Verdict::Warn);
+        fs::create_dir(mount.path().join("memory")).unwrap();
+        assert_eq!(cgroups(mount.path()).found, "version 1");
+        for (controllers, verdict) in
+            [("cpuset cpu io memory pids\n", Verdict::Ok), ("cpuset io pids\n", Verdict::Warn)]
+        {
+            fs::write(mount.path().join("cgroup.controllers"), controllers).unwrap();
+            assert_eq!(cgroups(mount.path()).verdict, verdict, "{controllers}");
+        }
+    }
 
     #[test]
     fn a_host_without_the_agents_own_templates_works_and_is_told_how_to_get_them() {

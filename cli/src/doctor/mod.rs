@@ -8,14 +8,18 @@
 //! 3. No usable KVM: everything runs in the nested host, a virtual machine in software.
 
 mod checks;
+mod clock;
 mod cores;
+mod installation;
 mod network;
 mod payload;
 mod processor;
+mod units;
 
 use std::fmt;
 
 pub(crate) use checks::{Paths, Verdict, all, sibling};
+pub(crate) use installation::{Installation, SETTINGS_DIR, imported};
 
 /// See the module's documentation.
 #[derive(Debug, Clone, PartialEq, Eq)]

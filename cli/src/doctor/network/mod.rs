@@ -19,8 +19,9 @@ use super::checks::Check;
 
 const INSTALL_NFT: &str = "apt-get install nftables";
 
-pub(super) fn checks(rung: &Rung, state_dir: &Path) -> Vec<Check> {
-    let settings = Settings::of(state_dir);
+/// `settings` is the agent's file of them.
+pub(super) fn checks(rung: &Rung, settings: Option<&Path>) -> Vec<Check> {
+    let settings = Settings::of(settings);
     let mut checks = Vec::new();
     if nix::unistd::geteuid().is_root() {
         checks.extend(parts(rung, &trial::run()));

@@ -6,7 +6,7 @@ use std::path::Path;
 use ipnet::Ipv4Net;
 use toml::{Table, Value};
 
-/// Those of the configuration that the last `up` wrote, else the defaults.
+/// Those of the agent's configuration, else the defaults.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Settings {
     /// What the names of the host's links to its slots begin with, before a `v` and the slot's number.
@@ -22,8 +22,8 @@ impl Default for Settings {
 }
 
 impl Settings {
-    pub(super) fn of(state_dir: &Path) -> Self {
-        Self::parse(&std::fs::read_to_string(state_dir.join("agent.toml")).unwrap_or_default())
+    pub(super) fn of(file: Option<&Path>) -> Self {
+        Self::parse(&file.and_then(|file| std::fs::read_to_string(file).ok()).unwrap_or_default())
     }
 
     /// What the agent would refuse is its own to complain about.
