@@ -141,6 +141,36 @@ class Package(unittest.TestCase):
         }.items():
             self.assertEqual(machine.access(path), access, path)
         self.assertIn("0 sandboxes paused", machine.run("sandpiper", "host", "drain"))
+        # Whatever it thinks of this machine.
+        found = json.loads(machine.run("sandpiper", "--json", "doctor", check=False).splitlines()[-1])["checks"]
+        verdicts = {(check["name"], check["verdict"]) for check in found}
+        for name in ("guest kernel", "agent settings", "agent keys", "api settings", "secrets key", "database"):
+            self.assertIn((name, "ok"), verdicts, found)
+
+    def test_backups_of_root_are_restored_for_the_user_who_serves(self):
+        machine = self.machine
+        machine.install(self.first)
+        services, key = self.start(), self.key()
+        config = ("--config", "/etc/sandpiper/api.toml")
+        machine.run("sandpiper-api", "backup", *config, "--to", "/root/while-it-serves")
+        for service in reversed(services):
+            self.assertEqual(service.stop(), 0)
+        # Now root is the one who makes what SQLite has beside its file.
+        machine.run("sandpiper-api", "backup", *config, "--to", "/root/while-nothing-serves")
+        for service in reversed(self.start()):
+            self.assertEqual(service.stop(), 0)
+
+        for backup in ("while-it-serves", "while-nothing-serves"):
+            self.assertEqual(machine.access("/root/" + backup), "700 root:root")
+            machine.run("rm", "-r", "/var/lib/sandpiper/api")
+            machine.run("sandpiper-api", "restore", *config, "--from", "/root/" + backup)
+            self.assertEqual(machine.access("/var/lib/sandpiper/api"), "700 sandpiper:sandpiper")
+            for name in ("sandpiper.db", "secrets.key"):
+                self.assertEqual(machine.access("/var/lib/sandpiper/api/" + name), "600 sandpiper:sandpiper")
+            services = self.start()
+            self.assertEqual(get("/v1/sandboxes", key), (200, {"sandboxes": []}), backup)
+            for service in reversed(services):
+                self.assertEqual(service.stop(), 0)
 
     def test_they_make_no_system_call_that_their_units_forbid(self):
         machine = self.machine
