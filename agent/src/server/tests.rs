@@ -13,6 +13,7 @@ mod volumes;
 
 use std::fs;
 use std::io::{Seek, SeekFrom, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
 use http_body_util::{BodyExt, Full};
@@ -197,6 +198,20 @@ async fn the_socket_is_for_its_group_only_and_a_stale_one_is_replaced() {
     fs::write(&file, b"precious").unwrap();
     assert!(listen(&file, &ApiSocket::default()).is_err());
     assert_eq!(fs::read(&file).unwrap(), b"precious");
+}
+
+#[tokio::test]
+async fn the_socket_is_given_to_a_group_by_its_name_and_to_none_that_is_missing() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("agent.sock");
+    let own = nix::unistd::Group::from_gid(nix::unistd::getegid()).unwrap().unwrap();
+    let access = |group: &str| ApiSocket { group: Some(group.to_owned()), ..ApiSocket::default() };
+
+    listen(&socket, &access(&own.name)).unwrap();
+    assert_eq!(fs::metadata(&socket).unwrap().gid(), own.gid.as_raw());
+
+    let refused = listen(&socket, &access("no-such-group")).unwrap_err().to_string();
+    assert!(refused.contains("\"no-such-group\"") && refused.contains("make it"), "{refused}");
 }
 
 #[tokio::test]
