@@ -31,8 +31,8 @@
 
 pub mod agent_client;
 pub mod auth;
-pub mod billing;
 pub mod backup;
+pub mod billing;
 pub mod commands;
 pub mod config;
 pub mod document;

@@ -15,7 +15,7 @@ const PRICE_SCALE: u128 = 10_u128.pow(12);
 const COST_SCALE: u128 = 1_000_000;
 
 /// Of one unit, in 10^-12 of a currency's.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Price(u128);
 
 /// What a team pays.
@@ -65,6 +65,15 @@ impl fmt::Display for Price {
 impl fmt::Display for Cost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&decimal::text(self.0, COST_SCALE))
+    }
+}
+
+/// Nothing costs.
+impl Default for Prices {
+    fn default() -> Self {
+        let nothing = Price::default();
+        let (vcpu_second, memory_gib_second, storage_gib_hour) = (nothing, nothing, nothing);
+        Self { currency: "USD".to_owned(), vcpu_second, memory_gib_second, storage_gib_hour }
     }
 }
 

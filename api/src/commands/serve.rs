@@ -179,7 +179,7 @@ fn payments(config: &Config, database: &Database, clock: &Clock) -> anyhow::Resu
     Ok(Payments::new(config.payments(), store, vault, clock.clone()))
 }
 
-fn sandbox_tasks(app: &App, agent: Option<String>, stop: &watch::Receiver<bool>) -> [Task; 5] {
+fn sandbox_tasks(app: &App, agent: Option<String>, stop: &watch::Receiver<bool>) -> [Task; 6] {
     [
         (tokio::spawn(Synchronizer::new(app.clone()).run(stop.clone())), "synchronisation"),
         (tokio::spawn(PolicyWorker::new(app.clone()).run(stop.clone())), "policy worker"),

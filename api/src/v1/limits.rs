@@ -8,6 +8,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use crate::auth::{Caller, ReadAccess};
+use crate::billing::prices::Prices;
 use crate::plan::{BuildRules, DiskRates, NetworkRates, Plan, PlanLimits};
 use crate::quota::{Amounts, QuotaBody};
 use crate::state::App;
@@ -35,8 +36,8 @@ pub struct LimitsBody {
     pub max_timeout: u64,
     /// Days for which a stopped sandbox is kept; 0: for ever.
     pub stopped_days: u32,
-    /// Null: nothing is charged here.
-    pub prices: Option<PricesBody>,
+    /// All 0 where nothing is charged.
+    pub prices: PricesBody,
     pub quota: QuotaBody,
 }
 
@@ -72,6 +73,17 @@ pub struct PricesBody {
     pub vcpu_second: String,
     pub memory_gib_second: String,
     pub storage_gib_hour: String,
+}
+
+impl PricesBody {
+    fn new(prices: &Prices) -> Self {
+        Self {
+            currency: prices.currency.clone(),
+            vcpu_second: prices.vcpu_second.to_string(),
+            memory_gib_second: prices.memory_gib_second.to_string(),
+            storage_gib_hour: prices.storage_gib_hour.to_string(),
+        }
+    }
 }
 
 impl PlanBody {
@@ -127,12 +139,7 @@ pub async fn limits(
         root_disk_gib: mine.root_disk_gib,
         max_timeout: mine.max_timeout,
         stopped_days: mine.stopped_days,
-        prices: config.prices.as_ref().map(|prices| PricesBody {
-            currency: prices.currency.clone(),
-            vcpu_second: prices.vcpu_second.to_string(),
-            memory_gib_second: prices.memory_gib_second.to_string(),
-            storage_gib_hour: prices.storage_gib_hour.to_string(),
-        }),
+        prices: PricesBody::new(&config.prices.clone().unwrap_or_default()),
         quota: QuotaBody::new(mine, usage, Amounts::of_sandboxes(1, config.baseline.cpu, config.baseline.memory_mb)),
     }))
 }

@@ -26,9 +26,9 @@ struct Limits {
 #[derive(Deserialize)]
 struct Prices {
     currency: String,
-    vcpu_hour: String,
-    memory_gib_hour: String,
-    storage_gib_month: String,
+    vcpu_second: String,
+    memory_gib_second: String,
+    storage_gib_hour: String,
 }
 
 #[derive(Deserialize)]

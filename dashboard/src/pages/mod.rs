@@ -26,6 +26,7 @@ mod sandboxes;
 mod sign_in;
 mod templates;
 mod terminal;
+mod usage;
 mod volumes;
 
 /// All of them, below `/dashboard`.
@@ -66,6 +67,7 @@ pub(crate) fn router() -> Router<Dashboard> {
         .route("/{team}/invitations/{id}/withdraw", post(members::withdraw))
         .route("/{team}/audit", get(audit::list))
         .route("/{team}/limits", get(limits::show))
+        .route("/{team}/usage", get(usage::show))
         .fallback(no_page)
 }
 

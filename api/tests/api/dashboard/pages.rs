@@ -7,7 +7,7 @@ use super::leads_to;
 use crate::support::Host;
 
 /// Of a team, with what is there; `{…}` is filled in.
-pub(super) const PAGES: [&str; 14] = [
+pub(super) const PAGES: [&str; 15] = [
     "sandboxes",
     "sandboxes?state=ready&metadata=purpose%3Dtests",
     "new",
@@ -20,6 +20,7 @@ pub(super) const PAGES: [&str; 14] = [
     "volumes",
     "volumes/{volume}",
     "limits",
+    "usage",
     "members",
     "account",
 ];
