@@ -23,6 +23,10 @@
 //! per_second = 50
 //! burst = 100
 //!
+//! [team_rate_limit]                           # of all keys and sessions of a team together
+//! per_second = 200
+//! burst = 400
+//!
 //! [operator_rate_limit]                       # of each operator key
 //! per_second = 10000
 //! burst = 20000
@@ -118,6 +122,7 @@ pub struct Config {
     pub user: Option<String>,
     pub request_body_limit: usize,
     pub rate_limit: RateLimit,
+    pub team_rate_limit: RateLimit,
     pub operator_rate_limit: RateLimit,
     pub baseline: Baseline,
     pub volume_size_gib: u32,
@@ -151,6 +156,10 @@ impl Default for Config {
             rate_limit: RateLimit {
                 per_second: NonZeroU32::MIN.saturating_add(49),
                 burst: NonZeroU32::MIN.saturating_add(99),
+            },
+            team_rate_limit: RateLimit {
+                per_second: NonZeroU32::MIN.saturating_add(199),
+                burst: NonZeroU32::MIN.saturating_add(399),
             },
             operator_rate_limit: RateLimit {
                 per_second: NonZeroU32::MIN.saturating_add(9_999),
@@ -200,6 +209,7 @@ impl Config {
             has_tls: !matches!(self.tls, Tls::Off),
             request_body_limit: self.request_body_limit,
             rate_limit: self.rate_limit,
+            team_rate_limit: self.team_rate_limit,
             baseline: self.baseline,
             volume_size_gib: self.volume_size_gib,
             plans: self.plans.clone(),

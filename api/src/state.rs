@@ -48,6 +48,8 @@ pub struct Parts {
     pub vault: Vault,
     pub agent: AgentClient,
     pub rate_limits: RateLimits,
+    /// Of each team, whatever keys and sessions its requests come with.
+    pub team_rate_limits: RateLimits,
     /// How often one address may try to sign in.
     pub login_limits: RateLimits,
     pub passwords: Passwords,
@@ -88,6 +90,7 @@ impl App {
         Self(Arc::new(Parts {
             agent: AgentClient::new(settings.agent_socket.clone()),
             rate_limits: RateLimits::new(settings.rate_limit),
+            team_rate_limits: RateLimits::new(settings.team_rate_limit),
             login_limits: RateLimits::per_minute(LOGINS_PER_MINUTE),
             passwords: Passwords::default(),
             last_use: LastUse::default(),

@@ -2,8 +2,8 @@
 //!
 //! A handler names what it needs as a parameter, so it cannot be forgotten without it being seen in the signature, and gets the
 //! caller's team from there: [`ReadAccess`], [`WriteAccess`], [`ManageAccess`] or, for what is of a user, [`UserAccess`].
-//! Checks come in this order: the key or the session (401), its rate limit (429), the team (404), what it may do (403); then the
-//! handler's.
+//! Checks come in this order: the key or the session (401), its rate limit (429), the team (404), the team's rate limit (429), what
+//! it may do (403); then the handler's.
 //!
 //! A key acts for its own team. A user who is signed in acts for one team in each request, as a member with a role: the one in
 //! the path, the one that the query or the body names as `team`, that of the header `Sandpiper-Team`, or else the personal one.
@@ -129,14 +129,20 @@ impl Caller {
                 Some(team) => members.role_in(&session.user_id, team).await?.ok_or_else(|| no_team(team))?,
                 None => members.personal(&session.user_id).await?.ok_or_else(no_session)?,
             };
+            check_rate_of_team(app, &found.0)?;
             return Ok(Self::with_session(&session.id, session.user_id, found, named.is_some()));
         }
         let hash = keys::hash(key).ok_or_else(not_a_key)?;
         let key = app.store.keys.active(&hash, now).await?.ok_or_else(not_a_key)?;
         app.rate_limits.check(&key.id)?;
+        check_rate_of_team(app, &key.team)?;
         app.last_use.note(&key.id, now);
         Ok(Self::with_key(key.id, key.capability, key.team))
     }
+}
+
+fn check_rate_of_team(app: &App, team: &Team) -> Result<(), ApiError> {
+    app.team_rate_limits.check(&team.id.to_string())
 }
 
 /// The team that a request names, other than in its body.

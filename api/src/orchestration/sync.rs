@@ -115,6 +115,7 @@ impl Synchronizer {
             let result = self.round().await;
             self.note(&result, started);
             self.app.rate_limits.prune();
+            self.app.team_rate_limits.prune();
             self.app.login_limits.prune();
             tokio::select! {
                 () = tokio::time::sleep(self.app.settings.timing.sync) => {}

@@ -11,6 +11,7 @@
 //! | `failed` | `failed`, and no more |
 
 use jiff::Timestamp;
+use sandpiper_db::audit::Entry;
 use sandpiper_db::{StoreError, Tx, decode_enum, to_ms};
 use sandpiper_protocol::agent::SandboxError;
 use sandpiper_protocol::ids::TeamId;
@@ -19,6 +20,9 @@ use sqlx::Row;
 
 use super::events::{EventType, NewEvent};
 use super::sandbox_row::{NewSandbox, State};
+
+/// What is in the audit in place of a key.
+const HOST: &str = "host";
 
 /// Why a sandbox is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -143,6 +147,23 @@ impl Locked {
         }
         NewEvent { team: self.team.clone(), event_type, resource: self.id.clone(), data, created_at }
     }
+}
+
+/// Entries of the audit on what the host did without a request: at a deadline, to wake a sandbox, or because its machine ended.
+pub(super) fn of_the_host(events: &[NewEvent]) -> Vec<Entry> {
+    use EventType::{SandboxCrashed, SandboxDeleted, SandboxPaused, SandboxResumed};
+    let told = [SandboxPaused, SandboxResumed, SandboxCrashed, SandboxDeleted];
+    let entry = |event: &NewEvent| Entry {
+        at: event.created_at,
+        team_id: event.team.to_string(),
+        key_id: HOST.to_owned(),
+        user_id: None,
+        request_id: "-".to_owned(),
+        action: event.event_type.as_str().to_owned(),
+        resource: Some(event.resource.clone()),
+        status: 200,
+    };
+    events.iter().filter(|event| told.contains(&event.event_type)).map(entry).collect()
 }
 
 /// Which events a report is; and what was told from then on.

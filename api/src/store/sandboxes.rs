@@ -13,7 +13,7 @@
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
-use sandpiper_db::{Database, StoreError, Tx, count, decode_enum, to_ms};
+use sandpiper_db::{Database, StoreError, Tx, audit, count, decode_enum, to_ms};
 use sandpiper_protocol::agent::{self, SandboxError};
 use sandpiper_protocol::ids::TeamId;
 use sqlx::Row;
@@ -283,6 +283,10 @@ impl Sandboxes {
         if taken_over.rows_affected() == 1 {
             let source = if seen.is_some() { Source::FreshReport } else { Source::Report };
             note_version(&mut tx, &report.id, report.network_version, source).await?;
+            // A request that changes a sandbox takes its own report over.
+            if seen.is_some() {
+                audit::insert(&mut tx, &sandbox_events::of_the_host(&news)).await?;
+            }
             events::write(&mut tx, news).await?;
         }
         tx.commit().await?;
@@ -356,7 +360,11 @@ impl Sandboxes {
             .execute(&mut *tx)
             .await?;
         sqlx::query("DELETE FROM sandbox_policies WHERE sandbox_id = $1").bind(id).execute(&mut *tx).await?;
-        events::write(&mut tx, vec![locked.deleted(reason, now)]).await?;
+        let news = vec![locked.deleted(reason, now)];
+        if matches!(reason, DeletionReason::TimedOut | DeletionReason::Gone) {
+            audit::insert(&mut tx, &sandbox_events::of_the_host(&news)).await?;
+        }
+        events::write(&mut tx, news).await?;
         tx.commit().await?;
         Ok(true)
     }

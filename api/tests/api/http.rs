@@ -70,6 +70,24 @@ async fn too_many_requests_of_one_key_are_told_to_wait_and_do_not_harm_others() 
 }
 
 #[tokio::test]
+async fn all_keys_of_a_team_share_its_rate_and_another_team_has_its_own() {
+    let host = Host::with(|config| {
+        config.team_rate_limit.per_second = NonZeroU32::MIN;
+        config.team_rate_limit.burst = NonZeroU32::new(3).unwrap();
+    })
+    .await;
+    for key in [&host.write, &host.read, &host.write] {
+        host.call("GET", "/v1/templates", key, None).await.expect(200);
+    }
+    for key in [&host.write, &host.read] {
+        let answer = host.call("GET", "/v1/templates", key, None).await;
+        assert!(answer.header("retry-after").is_some());
+        answer.refused(429, "rate_limited");
+    }
+    host.call("GET", "/v1/templates", &host.foreign, None).await.expect(200);
+}
+
+#[tokio::test]
 async fn health_and_metrics_need_no_key() {
     let host = Host::new().await;
     host.sandbox().await;

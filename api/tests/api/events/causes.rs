@@ -74,6 +74,30 @@ async fn what_a_sandbox_does_by_itself_is_told_when_it_is_seen() {
 }
 
 #[tokio::test]
+async fn what_the_host_does_without_a_request_is_in_the_audit_and_what_is_asked_for_is_there_once() {
+    let host = Host::new().await;
+    let id = host.sandbox().await;
+    host.post(&format!("/v1/sandboxes/{id}/pause"), json!({})).await.expect(200);
+    host.post(&format!("/v1/sandboxes/{id}/resume"), json!({})).await.expect(200);
+    host.sync().await;
+    for state in [SandboxState::Stopped, SandboxState::Ready] {
+        host.agent.turn(&id, state);
+        host.sync().await;
+        host.get(&format!("/v1/sandboxes/{id}")).await.expect(200);
+    }
+    host.agent.records().sandboxes.remove(&id);
+    host.sync().await;
+
+    let entries = host.app.store.audit.newest(Some(&id), 20).await.unwrap();
+
+    let of_host: Vec<_> = entries.iter().rev().filter(|entry| entry.key_id == "host").collect();
+    let actions: Vec<_> = of_host.iter().map(|entry| entry.action.as_str()).collect();
+    assert_eq!(actions, ["sandbox.paused", "sandbox.resumed", "sandbox.deleted"]);
+    assert!(of_host.iter().all(|entry| entry.team_id == entries[0].team_id && entry.status == 200));
+    assert_eq!(entries.len() - of_host.len(), 2, "the pause and the resume that were asked for: {entries:?}");
+}
+
+#[tokio::test]
 async fn the_end_of_a_sandbox_has_a_reason() {
     let host = Host::with(|config| config.plans.pro.stopped_days = 2).await;
     let (over, lost, kept) = (host.sandbox().await, host.sandbox().await, host.sandbox().await);

@@ -132,6 +132,7 @@ impl Host {
         config.agent_socket = folder.path().join("agent.sock");
         // Many requests at once are no concern of most tests.
         config.rate_limit.burst = NonZeroU32::MAX;
+        config.team_rate_limit.burst = NonZeroU32::MAX;
         change(&mut config);
         let database = Database::open(&config.database()).await.unwrap();
         let store = Store::new(database.clone());
