@@ -6,7 +6,7 @@ const PAUSE = 10000;
 // Before a stream of events that ended is opened again.
 const AGAIN = 3000;
 // Several events at once are one reason to look.
-const GATHER = 150;
+const GATHER = 500;
 
 // An invitation's token follows `#` in its link, and goes nowhere but into the form.
 function takeFragment() {

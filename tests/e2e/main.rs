@@ -11,6 +11,7 @@ mod checkpoint;
 mod cli;
 mod crash;
 mod damage;
+mod dashboard;
 mod documentation;
 mod files;
 mod filesystem;
@@ -48,7 +49,7 @@ use crate::runner::{Module, Selection};
 
 /// In this order: `warm` has the snapshot made that most of the others start from; what kills the agent, fills the disk or
 /// takes the memory comes last, and `restart` at the very end, as it makes the agent throw the snapshots away.
-const MODULES: [Module; 31] = [
+const MODULES: [Module; 32] = [
     warm::TESTS,
     process::TESTS,
     files::TESTS,
@@ -58,6 +59,7 @@ const MODULES: [Module; 31] = [
     lost::TESTS,
     preview::TESTS,
     cli::TESTS,
+    dashboard::TESTS,
     documentation::TESTS,
     jail::TESTS,
     wake::TESTS,
