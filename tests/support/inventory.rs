@@ -20,10 +20,12 @@ use crate::wait::wait_until;
 use crate::watch::Services;
 
 /// Tables of what is kept after it happened, or for ever.
-const KEPT: [&str; 23] = [
+const KEPT: [&str; 25] = [
     "api_keys",
     "audit",
     "banks",
+    "event_counters",
+    "events",
     "idempotency_keys",
     "invitations",
     "login_sessions",
