@@ -149,6 +149,7 @@ fn configure(folder: &Path, database: &str, webhooks: Option<Webhooks<'_>>) -> a
     let mut text = format!(
         "listen = \"127.0.0.1:0\"\nstate_dir = {folder:?}\nagent_socket = {:?}\ndatabase = {database:?}\n\
          [rate_limit]\nper_second = 1000000\nburst = 1000000\n\
+         [team_rate_limit]\nper_second = 1000000\nburst = 1000000\n\
          [operator_rate_limit]\nper_second = 1000000\nburst = 1000000\n",
         folder.join("agent.sock")
     );

@@ -1,11 +1,13 @@
 //! Stopped sandboxes of a team, while the metadata of one after the other is replaced. The process has no agent, which it
 //! needs for neither; nor does it compare the rows with an agent's sandboxes every second, as it does on a host.
 
+use anyhow::Context;
 use sandpiper_protocol::agent::NetworkPolicy;
 use sandpiper_protocol::id;
 use serde::de::IgnoredAny;
 use serde_json::json;
 use sqlx::Connection;
+use support::Samples;
 
 use super::{List, PAGE, ROUND, ROWS, WRITES};
 use crate::api::{Api, Database};
@@ -13,6 +15,10 @@ use crate::report::Report;
 use crate::schedule::{Request, Target};
 
 const TEAM: &str = "bench";
+/// Of sandboxes, by their metadata; each has as many.
+const GROUPS: usize = 100;
+/// Filtered pages a second.
+const FILTERED: u32 = 500;
 
 pub(super) async fn measure(name: &str, database: &Database, rounds: usize, report: &mut Report) -> anyhow::Result<()> {
     let api = Api::start(database, None).await?;
@@ -32,9 +38,45 @@ pub(super) async fn measure(name: &str, database: &Database, rounds: usize, repo
         method: "PATCH",
         // Not neighbours, so that the writes are all over the table.
         path: format!("/v1/sandboxes/{}", sandboxes[number * 7919 % ROWS]),
-        body: json!({"metadata": {"owner": "bench", "change": number.to_string()}}).to_string(),
+        body: change_of(number * 7919 % ROWS, number),
     };
-    list.measure(rounds, async || target.at_rate::<IgnoredAny>(WRITES, ROUND, change.clone()).await, report).await
+    list.measure(rounds, async || target.at_rate::<IgnoredAny>(WRITES, ROUND, change.clone()).await, report).await?;
+    filtered(name, &target, rounds, change, report).await
+}
+
+/// Pages of those of one group among all, at [`FILTERED`] requests a second; each is timed from when it was due.
+async fn filtered(
+    name: &str,
+    target: &Target,
+    rounds: usize,
+    change: impl Fn(usize) -> Request + Clone + Send + 'static,
+    report: &mut Report,
+) -> anyhow::Result<()> {
+    let ask = |number: usize| Request {
+        method: "GET",
+        path: format!("/v1/sandboxes?limit={PAGE}&query%5Bmetadata%5D%5Bgroup%5D={}", number % GROUPS),
+        body: String::new(),
+    };
+    let mut times = Vec::new();
+    for _ in 0..rounds {
+        let (read, written) = tokio::join!(
+            target.at_rate::<IgnoredAny>(FILTERED, ROUND, ask),
+            target.at_rate::<IgnoredAny>(WRITES, ROUND, change.clone()),
+        );
+        written?;
+        times.extend(read?.iter().map(|read| (read.received - read.due).as_secs_f64() * 1000.0));
+    }
+    let p99 = Samples::new(&times).percentile(99).context("too few responses for a 99th percentile")?;
+    let name = format!("{name}_stopped_sandboxes_filtered");
+    report.add("list", &name, "ms", &times);
+    report.add("list", &format!("{name}_p99"), "ms", &[p99]);
+    Ok(())
+}
+
+/// What replaces the metadata of a sandbox: its group stays.
+fn change_of(sandbox: usize, number: usize) -> String {
+    let group = (sandbox % GROUPS).to_string();
+    json!({"metadata": {"owner": "bench", "change": number.to_string(), "group": group}}).to_string()
 }
 
 /// Puts the team's sandboxes into the API's database, as they are there when they have been paused; their ids.
@@ -48,7 +90,7 @@ async fn put(api: &Api) -> anyhow::Result<Vec<String>> {
         .await?;
     let policy = serde_json::to_string(&NetworkPolicy::default())?;
     let ids: Vec<String> = (0..ROWS).map(|_| id::generate("sbx")).collect();
-    for id in &ids {
+    for (number, id) in ids.iter().enumerate() {
         sqlx::query(
             "INSERT INTO sandboxes (id, team_id, state, template, template_version, cpu, memory_mb, disk_gib, \
                  timeout_seconds, deadline_ms, on_timeout, auto_resume, exposed_ports, allow_public_traffic, \
@@ -67,9 +109,11 @@ async fn put(api: &Api) -> anyhow::Result<Vec<String>> {
             .execute(&mut *tx)
             .await?;
         sqlx::query(
-            "INSERT INTO sandbox_metadata (sandbox_id, key, value) VALUES ($1, 'owner', 'bench'), ($1, 'change', '')",
+            "INSERT INTO sandbox_metadata (sandbox_id, key, value) \
+             VALUES ($1, 'owner', 'bench'), ($1, 'change', ''), ($1, 'group', $2)",
         )
         .bind(id)
+        .bind((number % GROUPS).to_string())
         .execute(&mut *tx)
         .await?;
     }
