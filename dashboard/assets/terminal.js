@@ -51,7 +51,7 @@ function connect() {
   };
   socket.onclose = () => {
     if (isOver || current !== socket) return;
-    state.textContent = "not connected; trying again";
+    state.textContent = "connection lost; trying again";
     setTimeout(() => current === socket && connect(), pause);
     pause = Math.min(2 * pause, LONGEST_PAUSE);
   };
@@ -83,6 +83,7 @@ document.getElementById("terminal-reader").addEventListener("change", ({ target 
 document.getElementById("terminal-again").addEventListener("click", () => {
   pid = null;
   terminal.reset();
+  state.textContent = "connecting";
   socket?.close();
   connect();
   terminal.focus();
