@@ -94,7 +94,11 @@ async fn what_the_host_does_without_a_request_is_in_the_audit_and_what_is_asked_
     let actions: Vec<_> = of_host.iter().map(|entry| entry.action.as_str()).collect();
     assert_eq!(actions, ["sandbox.paused", "sandbox.resumed", "sandbox.deleted"]);
     assert!(of_host.iter().all(|entry| entry.team_id == entries[0].team_id && entry.status == 200));
-    assert_eq!(entries.len() - of_host.len(), 2, "the pause and the resume that were asked for: {entries:?}");
+    assert_eq!(
+        entries.len() - of_host.len(),
+        3,
+        "the create, the pause and the resume that were asked for: {entries:?}"
+    );
 }
 
 #[tokio::test]
