@@ -6,7 +6,9 @@
 //! A page that is gone leaves the shell running. One that names its `pid` gets what the guest has kept of the output, then
 //! the rest.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use axum::body::Bytes;
@@ -17,9 +19,9 @@ use sandpiper_client::{Client, ClientError, Command, DataPlane, ProcessStream, S
 use sandpiper_protocol::process::{DataEvent, ProcessEvent};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Terminals at a time, of all teams together.
+/// Terminals at a time, of one team and of all together.
+const MAX_OF_TEAM: usize = 32;
 const MAX_TERMINALS: usize = 256;
 /// For a page to take what is shown: after it, nobody is there.
 const SEND: Duration = Duration::from_secs(60);
@@ -32,12 +34,38 @@ const SHELL: &str = "command -v bash >/dev/null && exec bash -il; exec sh -il";
 #[derive(Clone)]
 pub struct Terminals {
     client: Client,
-    places: Arc<Semaphore>,
+    open: Arc<Mutex<Open>>,
+}
+
+/// How many each team has open; none that has none.
+type Open = HashMap<String, usize>;
+
+/// The place of a terminal, for as long as it is open.
+#[derive(Debug)]
+pub struct Place {
+    team: String,
+    open: Arc<Mutex<Open>>,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut open = lock(&self.open);
+        if let Entry::Occupied(mut of_team) = open.entry(std::mem::take(&mut self.team)) {
+            *of_team.get_mut() -= 1;
+            if *of_team.get() == 0 {
+                of_team.remove();
+            }
+        }
+    }
+}
+
+fn lock(open: &Mutex<Open>) -> MutexGuard<'_, Open> {
+    open.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl std::fmt::Debug for Terminals {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Terminals").field("left", &self.places.available_permits()).finish_non_exhaustive()
+        f.debug_struct("Terminals").field("open", &self.open).finish_non_exhaustive()
     }
 }
 
@@ -73,12 +101,18 @@ impl Terminals {
     pub fn new() -> Result<Self, ClientError> {
         // Only sandboxes are asked, each at an address of its own.
         let client = Client::new("http://localhost", "", None)?;
-        Ok(Self { client, places: Arc::new(Semaphore::new(MAX_TERMINALS)) })
+        Ok(Self { client, open: Arc::default() })
     }
 
-    /// The place of one terminal; `None` while there are too many.
-    pub fn place(&self) -> Option<OwnedSemaphorePermit> {
-        self.places.clone().try_acquire_owned().ok()
+    /// The place of one terminal of a team; `None` while there are too many.
+    pub fn place(&self, team: &str) -> Option<Place> {
+        let mut open = lock(&self.open);
+        let of_team = open.get(team).copied().unwrap_or(0);
+        if of_team >= MAX_OF_TEAM || open.values().sum::<usize>() >= MAX_TERMINALS {
+            return None;
+        }
+        open.insert(team.to_owned(), of_team + 1);
+        Some(Place { team: team.to_owned(), open: Arc::clone(&self.open) })
     }
 
     /// Joins a page's WebSocket with a shell, until either ends.
@@ -164,5 +198,27 @@ async fn pass(mut stream: SplitStream<WebSocket>, data_plane: &DataPlane, pid: u
         if let Err(error) = passed {
             return Some(json!({"error": error.to_string()}));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_team_has_so_many_at_a_time_and_leaves_others_theirs() {
+        let terminals = Terminals::new().unwrap();
+        let mut places: Vec<_> = (0..MAX_OF_TEAM).map(|_| terminals.place("one").unwrap()).collect();
+        assert!(terminals.place("one").is_none());
+        let other = terminals.place("two").unwrap();
+        places.pop();
+        let again = terminals.place("one").unwrap();
+        drop((places, other, again));
+        assert!(lock(&terminals.open).is_empty());
+
+        let all: Vec<_> = (0..MAX_TERMINALS).map(|n| terminals.place(&format!("team{n}")).unwrap()).collect();
+        assert!(terminals.place("one more").is_none());
+        drop(all);
+        assert!(terminals.place("one more").is_some());
     }
 }

@@ -55,8 +55,9 @@ pub(crate) async fn open(
     if !is_from_here(&headers) {
         return Err(foreign().into());
     }
-    let busy = || Problem::new(StatusCode::SERVICE_UNAVAILABLE, "Too many terminals are open on this host; close one");
-    let place = terminals.place().ok_or_else(busy)?;
+    let busy =
+        || Problem::new(StatusCode::SERVICE_UNAVAILABLE, "Too many terminals are open; close one of your team's");
+    let place = terminals.place(&visit.team.slug).ok_or_else(busy)?;
     let path = format!("/v1/sandboxes/{}/session", segment(&id));
     let Opened { session } = visit.call(Method::POST, &path).await?;
     let run = async move |socket| {
