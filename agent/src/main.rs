@@ -31,6 +31,7 @@ mod logs;
 mod metrics;
 mod parking;
 mod paths;
+mod revision;
 mod samples;
 mod sandbox;
 mod server;
@@ -81,6 +82,7 @@ use crate::logs::Logs;
 use crate::metrics::Metrics;
 use crate::parking::Parking;
 use crate::paths::Paths;
+use crate::revision::Revision;
 use crate::samples::Samples;
 use crate::sandbox::{Context, Sealer};
 use crate::server::App;
@@ -302,6 +304,7 @@ fn open_context(config: Arc<Config>, paths: Paths, metrics: Metrics) -> anyhow::
         boot_id,
         visits: Visits::default(),
         changed: watch::Sender::default(),
+        revision: Revision::default(),
         leave,
         config,
         paths,

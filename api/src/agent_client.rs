@@ -16,8 +16,8 @@ use sandpiper_http::error::ApiError;
 use sandpiper_protocol::agent::{
     Allowance, Allowances, Checkpoint, CheckpointList, CreateCheckpoint, CreateSandbox, CreatedSandbox, DeniedPage,
     EgressProfiles, ErrorBody, ExposedPort, ForkSandbox, ForkedSandboxes, HostInfo, LastingTokens, LogPage, Metrics,
-    Network, PauseSandbox, PortRecord, QUOTA_EXCEEDED, ResumeSandbox, Revocations, SESSION_KEY, Sandbox, SandboxError,
-    SandboxList, Session, TemplateList, TemplateVersion, UpdateSandbox, Usage,
+    Network, PauseSandbox, PortRecord, QUOTA_EXCEEDED, ResumeSandbox, Revision, Revocations, SESSION_KEY, Sandbox,
+    SandboxError, SandboxList, Session, TemplateList, TemplateVersion, UpdateSandbox, Usage,
 };
 use sandpiper_protocol::error_chain::chain;
 use sandpiper_protocol::ids::SandboxId;
@@ -33,6 +33,8 @@ pub mod volumes;
 
 /// Reads, served from the agent's memory.
 const ASK: Duration = Duration::from_secs(5);
+/// The next change of the list of sandboxes: longer than the agent waits for one.
+const NEXT_CHANGE: Duration = Duration::from_secs(40);
 /// Changes to a running sandbox.
 const CHANGE: Duration = Duration::from_secs(15);
 /// Ending one, with everything that belongs to it.
@@ -203,6 +205,14 @@ impl AgentClient {
     /// All sandboxes of the host.
     pub async fn list(&self) -> Result<SandboxList, AgentError> {
         self.ask("/sandboxes").await
+    }
+
+    /// The revision of the list of sandboxes: at once where it is not `known`, otherwise when it changes, or after a while.
+    pub async fn changes(&self, known: Option<i64>) -> Result<i64, AgentError> {
+        let query = known.map_or_else(String::new, |known| format!("?after={known}"));
+        let path = format!("/sandboxes/changes{query}");
+        let Revision { revision } = self.call::<(), _>(Method::GET, &path, None, NEXT_CHANGE).await?;
+        Ok(revision)
     }
 
     /// One sandbox.

@@ -35,6 +35,7 @@ use sqlx::migrate::Migrator;
 use sqlx::{Any, AnyConnection, AnyPool, Connection, Transaction};
 
 use super::location::DatabaseLocation;
+use super::writes::Writes;
 use super::{Statement, StoreError};
 
 /// Connections for reading.
@@ -74,7 +75,7 @@ pub struct Database {
 }
 
 #[derive(Debug, Clone, Copy)]
-enum Kind {
+pub(crate) enum Kind {
     Sqlite,
     Postgres,
 }
@@ -140,6 +141,11 @@ impl Database {
     /// For statements that only read.
     pub fn read(&self) -> &AnyPool {
         &self.reader
+    }
+
+    /// Tells when anybody has written.
+    pub fn writes(&self) -> Writes {
+        Writes::new(self.kind, self.reader.clone())
     }
 
     /// Whether the database answers.

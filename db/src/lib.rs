@@ -21,6 +21,7 @@ pub mod sole;
 pub mod statement;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
+pub mod writes;
 
 pub use audit::AuditLog;
 pub use batch::Batch;

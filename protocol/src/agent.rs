@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | `POST /sandboxes` | [`CreateSandbox`] | 201 [`CreatedSandbox`] once the guest serves its data plane |
 //! | `GET /sandboxes` | | [`SandboxList`] |
+//! | `GET /sandboxes/changes?after` | | [`Revision`], once it is another than `after`, or after a while |
 //! | `GET /sandboxes/{id}` | | [`Sandbox`] |
 //! | `PATCH /sandboxes/{id}` | [`UpdateSandbox`] | [`Sandbox`] |
 //! | `DELETE /sandboxes/{id}` | | 204 once no process, file or mount of it is left |
@@ -262,6 +263,12 @@ pub struct SandboxList {
     /// Ids of sandboxes that exist, and whose records nobody can read: they are to be left alone.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unreadable: Vec<String>,
+}
+
+/// Changes whenever something does that [`SandboxList`] shows, but for what disks hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Revision {
+    pub revision: i64,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]

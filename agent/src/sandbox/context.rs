@@ -20,6 +20,7 @@ use crate::logs::Logs;
 use crate::metrics::Metrics;
 use crate::parking::Parking;
 use crate::paths::Paths;
+use crate::revision::Revision;
 use crate::samples::Samples;
 use crate::volumes::Volumes;
 
@@ -47,6 +48,8 @@ pub(crate) struct Context {
     pub(crate) visits: Visits,
     /// Layers came, went or are in use again: for what goes on in the background.
     pub(crate) changed: watch::Sender<()>,
+    /// Of what lists of sandboxes show.
+    pub(crate) revision: Revision,
     /// Supervisors end without touching their sandboxes.
     pub(crate) leave: CancellationToken,
 }

@@ -52,6 +52,12 @@ impl Supervisor {
         self.published.borrow().clone()
     }
 
+    /// Has others see what the file says by now.
+    pub(crate) fn publish(&self, record: Record) {
+        self.published.send_replace(Arc::new(record));
+        self.context.revision.advance();
+    }
+
     /// Sees to it that the deadline is at least this far away. Where that cannot be written down, it holds all the same
     /// while this agent runs.
     pub(crate) async fn extend(&mut self, least: Duration) {
@@ -118,7 +124,7 @@ impl Supervisor {
             Ok::<_, io::Error>(record)
         };
         let record = durable::blocking(save).await?;
-        self.published.send_replace(Arc::new(record));
+        self.publish(record);
         Ok(())
     }
 
@@ -152,7 +158,7 @@ impl Supervisor {
             tracing::error!(sandbox = self.record().id.as_str(), %error, "cannot write a sandbox's record");
             let mut record = (*self.record()).clone();
             change(&mut record);
-            self.published.send_replace(Arc::new(record));
+            self.publish(record);
         }
     }
 

@@ -80,6 +80,7 @@ fn router(app: Arc<App>) -> Router {
     let timeout = config.boot_timeout() + 2 * config.stop_timeout() + SLACK;
     let quick = Router::new()
         .route("/sandboxes", get(sandboxes::list).post(sandboxes::create))
+        .route("/sandboxes/changes", get(sandboxes::changes))
         .route("/sandboxes/{id}", get(sandboxes::show).patch(sandboxes::update).delete(sandboxes::delete))
         .route("/sandboxes/{id}/session", post(sandboxes::session))
         .route("/sandboxes/{id}/tokens", get(sessions::tokens))

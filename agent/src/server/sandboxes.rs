@@ -1,22 +1,27 @@
 //! `/sandboxes`: create, list, show, update, delete, sessions, logs; pause, resume, fork.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Json;
 use axum::body::Bytes;
-use axum::extract::{Path, State};
+use axum::extract::{Path, Query, State};
 use http::StatusCode;
 use sandpiper_protocol::agent::{
-    CreateSandbox, CreatedSandbox, ForkSandbox, ForkedSandboxes, LogPage, PauseSandbox, ResumeSandbox, Sandbox,
-    SandboxList, SandboxState, Session, UpdateSandbox,
+    CreateSandbox, CreatedSandbox, ForkSandbox, ForkedSandboxes, LogPage, PauseSandbox, ResumeSandbox, Revision,
+    Sandbox, SandboxList, SandboxState, Session, UpdateSandbox,
 };
 use sandpiper_protocol::ids::SandboxId;
+use serde::Deserialize;
 
 use super::App;
 use super::error::{ApiError, Body};
 use super::sessions::Holder;
 use crate::sandbox::{Command, DeleteCause, Record};
 use crate::service::{check_lifecycle, check_timeout};
+
+/// How long a change is waited for.
+const CHANGES_WAIT: Duration = Duration::from_secs(25);
 
 /// `POST /sandboxes`
 pub(super) async fn create(
@@ -33,6 +38,24 @@ pub(super) async fn create(
 pub(super) async fn list(State(app): State<Arc<App>>) -> Json<SandboxList> {
     let sandboxes = app.sandboxes.list().iter().map(|record| app.view(record)).collect();
     Json(SandboxList { sandboxes, unreadable: app.sandboxes.unreadable() })
+}
+
+#[derive(Debug, Deserialize)]
+pub(super) struct Known {
+    after: Option<i64>,
+}
+
+/// `GET /sandboxes/changes?after=REVISION`: responds when the list is another than that of the revision, or after a while.
+pub(super) async fn changes(State(app): State<Arc<App>>, Query(known): Query<Known>) -> Json<Revision> {
+    let context = app.sandboxes.context();
+    if let Some(known) = known.after {
+        tokio::select! {
+            () = context.revision.wait_while(known) => {}
+            () = tokio::time::sleep(CHANGES_WAIT) => {}
+            () = context.leave.cancelled() => {}
+        }
+    }
+    Json(Revision { revision: context.revision.get() })
 }
 
 /// `GET /sandboxes/{id}`

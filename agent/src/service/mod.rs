@@ -257,6 +257,7 @@ impl Sandboxes {
         let id = record.id.clone();
         let (published, record) = watch::channel(Arc::new(record));
         shelf.by_id.insert(id, Handle { record, commands, wakes: Wakes::default() });
+        self.context.revision.advance();
         Supervisor {
             context: Arc::clone(&self.context),
             log,
@@ -277,6 +278,7 @@ impl Sandboxes {
                 shelf.by_route_token.remove(&handle.record.borrow().route_token);
             }
             drop(shelf);
+            this.context.revision.advance();
             this.context.logs.retire(&id);
             this.context.samples.forget(&id);
         }

@@ -34,6 +34,7 @@ use crate::event_retention;
 use crate::mcp::Mcp;
 use crate::orchestration::collect::Collector;
 use crate::orchestration::network::PolicyWorker;
+use crate::orchestration::news::Listener;
 use crate::orchestration::sync::Synchronizer;
 use crate::privileges;
 use crate::service::Service;
@@ -99,7 +100,7 @@ async fn serve(config: Config, listener: TcpListener, metrics: TcpListener, trac
     let (stop, stopped) = watch::channel(false);
     let mut tasks = Vec::new();
     if let Some(app) = &service.sandboxes {
-        tasks.extend(sandbox_tasks(app, agent, &stopped));
+        tasks.extend(sandbox_tasks(app, &database, agent, &stopped));
     }
     if let Some((app, dependencies)) = service.payments.as_ref().zip(dependencies) {
         tasks.extend(payment_tasks(app, dependencies, &stopped));
@@ -179,10 +180,13 @@ fn payments(config: &Config, database: &Database, clock: &Clock) -> anyhow::Resu
     Ok(Payments::new(config.payments(), store, vault, clock.clone()))
 }
 
-fn sandbox_tasks(app: &App, agent: Option<String>, stop: &watch::Receiver<bool>) -> [Task; 6] {
+fn sandbox_tasks(app: &App, database: &Database, agent: Option<String>, stop: &watch::Receiver<bool>) -> [Task; 7] {
+    let listener = Listener::new(app.agent.clone(), database.writes(), app.settings.timing.sync);
+    let (for_sync, for_policies) = (listener.news(), listener.news());
     [
-        (tokio::spawn(Synchronizer::new(app.clone()).run(stop.clone())), "synchronisation"),
-        (tokio::spawn(PolicyWorker::new(app.clone()).run(stop.clone())), "policy worker"),
+        (tokio::spawn(Synchronizer::new(app.clone()).with_news(for_sync).run(stop.clone())), "synchronisation"),
+        (tokio::spawn(PolicyWorker::new(app.clone()).with_news(for_policies).run(stop.clone())), "policy worker"),
+        (tokio::spawn(listener.run(stop.clone())), "news of the agent and the database"),
         (tokio::spawn(Collector::new(app.clone()).run(stop.clone())), "collection of usage"),
         (tokio::spawn(beat(app.clone(), agent, stop.clone())), "heartbeat"),
         (tokio::spawn(last_use::keep(app.clone(), stop.clone())), "notes on the use of keys"),

@@ -32,9 +32,21 @@ const UPLOADS_EVERY: u32 = 60;
 #[derive(Debug, Default)]
 pub struct BuildSync {
     rounds_to_uploads: u32,
+    /// Whether anything was being built.
+    is_building: bool,
 }
 
 impl BuildSync {
+    /// Whether the last round left nothing for the next one to settle.
+    pub fn is_settled(&self) -> bool {
+        !self.is_building
+    }
+
+    /// Counts rounds that were left out.
+    pub fn pass(&mut self, rounds: u32) {
+        self.rounds_to_uploads = self.rounds_to_uploads.saturating_sub(rounds);
+    }
+
     /// One round.
     ///
     /// # Errors
@@ -49,6 +61,7 @@ impl BuildSync {
 
         // In this order: a row whose task has ended by now was begun at the agent before it is asked.
         let rows = app.store.templates.under_way().await?;
+        self.is_building = !rows.is_empty();
         if rows.is_empty() {
             return Ok(());
         }

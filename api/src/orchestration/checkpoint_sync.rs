@@ -32,6 +32,11 @@ pub struct CheckpointSync {
 }
 
 impl CheckpointSync {
+    /// Whether the last round left nothing for the next one to settle.
+    pub fn is_settled(&self) -> bool {
+        self.orphans.is_empty()
+    }
+
     /// One round; `sandboxes` are the agent's, listed before.
     pub async fn round(&mut self, app: &App, sandboxes: &HashMap<&str, &agent::Sandbox>) -> Result<(), SyncError> {
         // In this order: a row whose task has ended by now was made at the agent before it is asked.

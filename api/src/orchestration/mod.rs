@@ -9,7 +9,7 @@
 //!   [build] ───────────▶ agent             a version of a template built, cancelled, or removed
 //!   [network] ─────────▶ agent             a policy, when it changes, and again until it is applied
 //!   [collect] ─────────▶ agent             when machines ran, for billing
-//!   [sync]   ──every second──▶ agent       copies states into the store; finds what was lost
+//!   [sync]   ──every second──▶ agent       copies states into the store; finds what was lost; rests while there is no [news]
 //! ```
 //!
 //! The store is what tenants see, the agent is the truth. They differ when a sandbox stops, wakes or ends by itself
@@ -36,6 +36,7 @@ pub mod create;
 pub mod delete;
 pub mod fork;
 pub mod network;
+pub mod news;
 pub mod pause;
 pub mod resume;
 pub mod retention;

@@ -24,6 +24,7 @@ use sandpiper_protocol::error_chain::chain;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
+use super::news::{MOST_LEFT_OUT, News};
 use crate::agent_client::AgentError;
 use crate::state::App;
 use crate::store::sandbox_row::{SandboxRow, State};
@@ -110,6 +111,7 @@ fn reason(error: &AgentError) -> &str {
 #[derive(Debug)]
 pub struct PolicyWorker {
     app: App,
+    news: News,
     failures: HashMap<String, Failures>,
 }
 
@@ -124,10 +126,15 @@ struct Failures {
 impl PolicyWorker {
     /// One that has seen nothing fail.
     pub fn new(app: App) -> Self {
-        Self { app, failures: HashMap::new() }
+        Self { app, news: News::unknown(), failures: HashMap::new() }
     }
 
-    /// Rounds at the interval of the synchronisation until `stop` changes.
+    /// The same, told when there is something new.
+    pub fn with_news(self, news: News) -> Self {
+        Self { news, ..self }
+    }
+
+    /// Rounds at the interval of the synchronisation until `stop` changes; those that would find nothing new are left out.
     pub async fn run(mut self, mut stop: watch::Receiver<bool>) {
         let interval = self.app.settings.timing.sync;
         loop {
@@ -136,6 +143,9 @@ impl PolicyWorker {
                     tracing::error!(error = chain(&error), "pending network policies not read");
                 }
                 tokio::time::sleep(interval).await;
+                if self.failures.is_empty() {
+                    self.news.wait(interval * MOST_LEFT_OUT).await;
+                }
             };
             tokio::select! {
                 () = round => {}

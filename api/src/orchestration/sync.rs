@@ -41,6 +41,7 @@ use super::allowance;
 use super::build;
 use super::build_sync::BuildSync;
 use super::checkpoint_sync::CheckpointSync;
+use super::news::{MOST_LEFT_OUT, News};
 use super::retention;
 use super::sync_error::SyncError;
 use super::volume_sync::VolumeSync;
@@ -71,6 +72,7 @@ const SESSIONS_LIVE: SignedDuration = SignedDuration::from_hours(31 * 24);
 #[derive(Debug)]
 pub struct Synchronizer {
     app: App,
+    news: News,
     /// What the last round thought to be orphans.
     suspects: HashSet<String>,
     /// The revoked keys that the agent was told of last.
@@ -94,6 +96,7 @@ impl Synchronizer {
         let checkpoints = CheckpointSync::default();
         Self {
             app,
+            news: News::unknown(),
             suspects: HashSet::new(),
             revoked: Vec::new(),
             allowed: Vec::new(),
@@ -108,7 +111,12 @@ impl Synchronizer {
         }
     }
 
-    /// Rounds at the configured interval until `stop` changes.
+    /// The same, told when there is something new.
+    pub fn with_news(self, news: News) -> Self {
+        Self { news, ..self }
+    }
+
+    /// Rounds at the configured interval until `stop` changes; those that would find nothing new are left out.
     pub async fn run(mut self, mut stop: watch::Receiver<bool>) {
         loop {
             let started = Instant::now();
@@ -118,10 +126,42 @@ impl Synchronizer {
             self.app.team_rate_limits.prune();
             self.app.login_limits.prune();
             tokio::select! {
-                () = tokio::time::sleep(self.app.settings.timing.sync) => {}
+                () = self.rest() => {}
                 _ = stop.changed() => return,
             }
         }
+    }
+
+    /// Until the next round. Those that would find nothing new are left out, and pass all the same.
+    async fn rest(&mut self) {
+        let interval = self.app.settings.timing.sync;
+        tokio::time::sleep(interval).await;
+        if self.healthy != Some(true) || !self.is_settled() {
+            return;
+        }
+        let began = Instant::now();
+        self.news.wait(interval * MOST_LEFT_OUT).await;
+        let left_out = began.elapsed().as_micros() / interval.as_micros().max(1);
+        self.pass(u32::try_from(left_out).unwrap_or(u32::MAX));
+    }
+
+    /// Whether the last round left nothing for the next one to settle.
+    fn is_settled(&self) -> bool {
+        self.suspects.is_empty() && self.checkpoints.is_settled() && self.builds.is_settled()
+    }
+
+    /// Counts rounds that were left out.
+    fn pass(&mut self, rounds: u32) {
+        for rounds_to in [
+            &mut self.rounds_to_catalog,
+            &mut self.rounds_to_retained,
+            &mut self.rounds_to_allow,
+            &mut self.rounds_to_retention,
+        ] {
+            *rounds_to = rounds_to.saturating_sub(rounds);
+        }
+        self.volumes.pass(rounds);
+        self.builds.pass(rounds);
     }
 
     /// One round.

@@ -37,6 +37,11 @@ pub struct VolumeSync {
 }
 
 impl VolumeSync {
+    /// Counts rounds that were left out.
+    pub fn pass(&mut self, rounds: u32) {
+        self.rounds_left = self.rounds_left.saturating_sub(rounds);
+    }
+
     /// One round.
     pub async fn round(&mut self, app: &App) -> Result<(), SyncError> {
         if self.rounds_left > 0 {

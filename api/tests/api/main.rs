@@ -22,6 +22,7 @@ mod mcp;
 mod metrics;
 mod network;
 mod network_worker;
+mod news;
 mod openapi;
 mod pause;
 mod payments;

@@ -1,7 +1,6 @@
 //! How a sandbox takes over a machine that was parked.
 
 use std::io;
-use std::sync::Arc;
 use std::time::Duration;
 
 use sandpiper_durable as durable;
@@ -79,7 +78,7 @@ impl Supervisor {
                 return Err(failed);
             }
         };
-        self.published.send_replace(Arc::new(record));
+        self.publish(record);
         let guest = self.guest(envs.clone(), running.network.as_ref(), &running.volumes);
         let start = Start { begin: Begin::Become(guest), kind: StartKind::Parked, timeout_seconds: None, asked_at_us };
         self.see_through(running, start, give_up_at).await

@@ -300,7 +300,7 @@ impl Supervisor {
             .await
             .map_err(|source| StartError::Host { what: "write the sandbox's record", source })?;
         CrashPoint::StartRecorded.pass();
-        self.published.send_replace(Arc::new(record));
+        self.publish(record);
         Ok((running, kit))
     }
 

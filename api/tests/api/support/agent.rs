@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
 use axum::extract::{Path as UrlPath, Query, State};
 use axum::http::{HeaderMap, StatusCode};
@@ -14,8 +15,8 @@ use jiff::{SignedDuration, Timestamp};
 use sandpiper_protocol::agent::{
     Allowance, Allowances, Checkpoint, CreateCheckpoint, CreateSandbox, CreatedSandbox, Denied, ErrorBody, ExposedPort,
     HostInfo, LastingTokens, LogEntry, LogPage, LogSource, MetricPoint, Metrics, Network, NetworkPolicy, PortRecord,
-    PortStatus, Previews, Revocations, RuntimeBaseline, SESSION_KEY, Sandbox, SandboxError, SandboxList, SandboxState,
-    Session, StartKind, StartTimings, TemplateList, TemplateVersion, UpdateSandbox, Usage,
+    PortStatus, Previews, Revision, Revocations, RuntimeBaseline, SESSION_KEY, Sandbox, SandboxError, SandboxList,
+    SandboxState, Session, StartKind, StartTimings, TemplateList, TemplateVersion, UpdateSandbox, Usage,
 };
 use sandpiper_protocol::template::ImageSettings;
 use tokio::runtime::{Builder, Runtime};
@@ -36,6 +37,8 @@ pub(crate) const RETAINED: u64 = 1000;
 #[derive(Default)]
 pub(crate) struct Records {
     pub(crate) sandboxes: BTreeMap<String, Sandbox>,
+    /// How often it says that its sandboxes have changed.
+    pub(crate) revision: i64,
     /// Ids of sandboxes of which it cannot read what it keeps.
     pub(crate) unreadable: Vec<String>,
     pub(crate) templates: Vec<TemplateVersion>,
@@ -244,6 +247,7 @@ impl StubAgent {
 fn router(shared: Shared) -> Router {
     Router::new()
         .route("/sandboxes", get(list).post(create))
+        .route("/sandboxes/changes", get(changes))
         .route("/sandboxes/{id}", get(show).patch(update).delete(delete))
         .route("/sandboxes/{id}/session", post(session))
         .route("/sandboxes/{id}/tokens", get(tokens))
@@ -261,6 +265,14 @@ fn router(shared: Shared) -> Router {
         .merge(builds::router())
         .merge(intervals::router())
         .with_state(shared)
+}
+
+async fn changes(State(shared): State<Shared>, Query(query): Query<BTreeMap<String, i64>>) -> Json<Revision> {
+    let revision = || shared.records().revision;
+    while query.get("after") == Some(&revision()) {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    Json(Revision { revision: revision() })
 }
 
 fn order(id: &str) -> CreateSandbox {
