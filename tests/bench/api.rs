@@ -106,6 +106,11 @@ impl Api {
         make_key(self.folder.path(), &["key", "create", "--team", team, "--capability", "write"])
     }
 
+    /// Where it looks for its agent.
+    pub(crate) fn agent_socket(&self) -> PathBuf {
+        agent_socket(self.folder.path())
+    }
+
     /// A connection to its database.
     pub(crate) async fn connect(&self) -> anyhow::Result<AnyConnection> {
         sqlx::any::install_default_drivers();
@@ -145,13 +150,17 @@ fn config(folder: &Path) -> PathBuf {
     folder.join("api.toml")
 }
 
+fn agent_socket(folder: &Path) -> PathBuf {
+    folder.join("agent.sock")
+}
+
 fn configure(folder: &Path, database: &str, webhooks: Option<Webhooks<'_>>) -> anyhow::Result<()> {
     let mut text = format!(
         "listen = \"127.0.0.1:0\"\nstate_dir = {folder:?}\nagent_socket = {:?}\ndatabase = {database:?}\n\
          [rate_limit]\nper_second = 1000000\nburst = 1000000\n\
          [team_rate_limit]\nper_second = 1000000\nburst = 1000000\n\
          [operator_rate_limit]\nper_second = 1000000\nburst = 1000000\n",
-        folder.join("agent.sock")
+        agent_socket(folder)
     );
     if let Some(Webhooks { authority, slots }) = webhooks {
         let file = folder.join("authority.pem");

@@ -19,7 +19,6 @@ mod fsync_neighbour;
 mod guest_program;
 mod hundred;
 mod idle;
-mod list;
 mod load;
 mod memory;
 mod net;
@@ -33,6 +32,7 @@ mod restore;
 mod restore_payload;
 mod resume_cold;
 mod schedule;
+mod serving;
 mod slot;
 mod starts;
 mod template_build;
@@ -152,8 +152,8 @@ enum Bench {
     Webhooks,
     /// Requests for a merchant's catalog, banks and mobile money operators
     Discovery,
-    /// Pages of 10,000 payments, and of 10,000 stopped sandboxes, while others write
-    List,
+    /// Pages of 10,000 payments, and of 10,000 stopped sandboxes, while others write; creates without an agent
+    Api,
 }
 
 impl Bench {
@@ -165,7 +165,7 @@ impl Bench {
             | Self::PolicyApply
             | Self::Webhooks
             | Self::Discovery
-            | Self::List => Need::None,
+            | Self::Api => Need::None,
             _ => Need::Guests,
         }
     }
@@ -204,7 +204,7 @@ impl Bench {
             Self::PolicyApply => policy_apply::run(runs, report).await,
             Self::Webhooks => webhooks::run(runs, report).await,
             Self::Discovery => discovery::run(runs, report).await,
-            Self::List => list::run(runs, report).await,
+            Self::Api => serving::run(runs, report).await,
         }
     }
 }

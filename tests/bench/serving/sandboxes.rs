@@ -68,8 +68,8 @@ async fn filtered(
     }
     let p99 = Samples::new(&times).percentile(99).context("too few responses for a 99th percentile")?;
     let name = format!("{name}_stopped_sandboxes_filtered");
-    report.add("list", &name, "ms", &times);
-    report.add("list", &format!("{name}_p99"), "ms", &[p99]);
+    report.add("api", &name, "ms", &times);
+    report.add("api", &format!("{name}_p99"), "ms", &[p99]);
     Ok(())
 }
 
@@ -84,10 +84,18 @@ async fn put(api: &Api) -> anyhow::Result<Vec<String>> {
     let mut connection = api.connect().await?;
     let mut tx = connection.begin().await?;
     let template = id::generate("ver");
-    sqlx::query("INSERT INTO template_versions VALUES ($1, 'base', 1, 'digest', 1, 256, 0, 1)")
-        .bind(&template)
-        .execute(&mut *tx)
-        .await?;
+    sqlx::query(
+        "INSERT INTO templates (id, slug, visibility, created_at_ms, updated_at_ms) VALUES ('tpl', 'base', 'public', 0, 0)",
+    )
+    .execute(&mut *tx)
+    .await?;
+    sqlx::query(
+        "INSERT INTO template_versions (id, template_id, number, digest, cpu, memory_mb, created_at_ms, runnable) \
+         VALUES ($1, 'tpl', 1, 'digest', 1, 256, 0, 1)",
+    )
+    .bind(&template)
+    .execute(&mut *tx)
+    .await?;
     let policy = serde_json::to_string(&NetworkPolicy::default())?;
     let ids: Vec<String> = (0..ROWS).map(|_| id::generate("sbx")).collect();
     for (number, id) in ids.iter().enumerate() {

@@ -1,8 +1,10 @@
-//! Lists of 10,000 entries while 50 requests a second change what is listed: pages of 100, the newest and the oldest.
+//! What the API does without an agent: lists of 10,000 entries while 50 requests a second change what is listed, in pages of
+//! 100, the newest and the oldest; and creates.
 //!
 //! Payments are reported as ever. Sandboxes are rows of stopped ones, since 10,000 real ones fit on no host; what
 //! changes is their metadata.
 
+mod creates;
 mod payments;
 mod sandboxes;
 
@@ -28,10 +30,11 @@ const ROUND: Duration = Duration::from_secs(5);
 const MOST_ROUNDS: usize = 3;
 
 pub(crate) async fn run(runs: usize, report: &mut Report) -> anyhow::Result<()> {
-    for (name, database) in Database::all("list") {
+    for (name, database) in Database::all("api") {
         let rounds = runs.clamp(1, MOST_ROUNDS);
         payments::measure(name, &database, rounds, report).await?;
         sandboxes::measure(name, &database, rounds, report).await?;
+        creates::measure(name, &database, report).await?;
     }
     Ok(())
 }
@@ -80,10 +83,10 @@ impl List<'_> {
             }
             let p99 = Samples::new(&times).percentile(99).context("too few responses for a 99th percentile")?;
             let name = format!("{}_{page}_page", self.name);
-            report.add("list", &name, "ms", &times);
-            report.add("list", &format!("{name}_p99"), "ms", &[p99]);
-            report.add("list", &format!("{name}_rate"), "req/s", &rates);
-            report.add("list", &format!("{name}_write"), "ms", &writes);
+            report.add("api", &name, "ms", &times);
+            report.add("api", &format!("{name}_p99"), "ms", &[p99]);
+            report.add("api", &format!("{name}_rate"), "req/s", &rates);
+            report.add("api", &format!("{name}_write"), "ms", &writes);
         }
         Ok(())
     }
