@@ -7,6 +7,8 @@
 //! | `unique_of_N`, … | [`usage::report_memory`] |
 //! | `guest_of_N` | memory that a guest says is in use |
 //! | `host_cpu_of_N`, `monitor_cpu_of_N` | time of a processor that all of the host, and one monitor, took in a minute |
+//! | `agent_cpu_of_N`, `api_cpu_of_N` | that of the agent's and the API's process |
+//! | `exits_of_N`, `mmio_exits_of_N` | how often a second a guest was left, by KVM's count, and of that for a device's registers |
 
 use std::time::Duration;
 
@@ -89,16 +91,40 @@ async fn starts_beside(count: usize, request: &CreateSandbox, runs: usize, repor
 /// A minute in which nobody asks for anything.
 async fn processors(sandboxes: &[Sandbox], report: &mut Report) -> anyhow::Result<()> {
     let monitors: Vec<u32> = sandboxes.iter().map(usage::monitor_of).collect::<Result<_, _>>()?;
-    let spent =
-        || monitors.iter().map(|monitor| usage::processor_time(*monitor, |_| true)).collect::<Result<Vec<_>, _>>();
-    let (host_before, before) = (usage::host_time()?, spent()?);
+    let host = Host::shared();
+    let services = [host.agent_pid().context("no agent")?, host.api_pid().context("no API")?];
+    let services = services.map(|pid| pid.as_raw().unsigned_abs());
+    let spent = |processes: &[u32]| -> anyhow::Result<Vec<Duration>> {
+        processes.iter().map(|process| usage::processor_time(*process, |_| true)).collect()
+    };
+    let exits = |file| -> anyhow::Result<Vec<u64>> {
+        monitors.iter().map(|monitor| usage::count_of_kvm(*monitor, file)).collect()
+    };
+    let look = || {
+        anyhow::Ok((usage::host_time()?, spent(&monitors)?, spent(&services)?, exits("exits")?, exits("mmio_exits")?))
+    };
+    let before = look()?;
     tokio::time::sleep(MINUTE).await;
-    let (host_after, after) = (usage::host_time()?, spent()?);
+    let after = look()?;
     let milliseconds = |after: Duration, before: Duration| after.saturating_sub(before).as_secs_f64() * 1000.0;
-    let each: Vec<f64> = after.into_iter().zip(before).map(|(after, before)| milliseconds(after, before)).collect();
-    let count = sandboxes.len();
-    report.add("idle", &format!("host_cpu_of_{count}"), "ms/min", &[milliseconds(host_after, host_before)]);
-    report.add("idle", &format!("monitor_cpu_of_{count}"), "ms/min", &each);
+    let times = |after: Vec<Duration>, before: Vec<Duration>| -> Vec<f64> {
+        after.into_iter().zip(before).map(|(after, before)| milliseconds(after, before)).collect()
+    };
+    let rates = |after: Vec<u64>, before: Vec<u64>| -> anyhow::Result<Vec<f64>> {
+        let count =
+            |(after, before): (u64, u64)| anyhow::Ok(f64::from(u32::try_from(after - before)?) / MINUTE.as_secs_f64());
+        after.into_iter().zip(before).map(count).collect()
+    };
+    let mut add = |name: &str, unit, samples: &[f64]| {
+        report.add("idle", &format!("{name}_of_{}", sandboxes.len()), unit, samples);
+    };
+    add("host_cpu", "ms/min", &[milliseconds(after.0, before.0)]);
+    add("monitor_cpu", "ms/min", &times(after.1, before.1));
+    let services = times(after.2, before.2);
+    add("agent_cpu", "ms/min", &services[..1]);
+    add("api_cpu", "ms/min", &services[1..]);
+    add("exits", "1/s", &rates(after.3, before.3)?);
+    add("mmio_exits", "1/s", &rates(after.4, before.4)?);
     Ok(())
 }
 

@@ -1,6 +1,7 @@
 //! What the host spends on sandboxes: memory and time of its processors.
 
 use std::fs;
+use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
@@ -14,6 +15,8 @@ const SETTLING: Duration = Duration::from_secs(120);
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 /// Ticks a second in what the kernel tells of times (include/uapi/asm-generic/param.h, `__USER_HZ`).
 const USER_HZ: u64 = 100;
+const DEBUGFS: &str = "/sys/kernel/debug";
+const KVM_COUNTS: &str = "/sys/kernel/debug/kvm";
 /// Less than this is noise.
 const STILL_KIB: u64 = 1024;
 
@@ -85,6 +88,20 @@ pub(crate) fn processor_time(process: u32, counts: impl Fn(&str) -> bool) -> any
 pub(crate) fn monitor_of(sandbox: &Sandbox) -> anyhow::Result<u32> {
     let monitor = Host::shared().monitor_of(&sandbox.id).context("a sandbox has no monitor")?;
     Ok(monitor.as_raw().unsigned_abs())
+}
+
+/// One of KVM's counts for the machine of a monitor, all vCPUs together (Documentation/virt/kvm: `kvm_stat`).
+pub(crate) fn count_of_kvm(monitor: u32, file: &str) -> anyhow::Result<u64> {
+    if !fs::exists(KVM_COUNTS)? {
+        let mounted = Command::new("mount").args(["-t", "debugfs", "none", DEBUGFS]).status()?;
+        ensure!(mounted.success() && fs::exists(KVM_COUNTS)?, "{KVM_COUNTS} is not there: this kernel counts no exits");
+    }
+    let prefix = format!("{monitor}-");
+    let machine = fs::read_dir(KVM_COUNTS)?
+        .filter_map(Result::ok)
+        .find(|machine| machine.file_name().to_string_lossy().starts_with(&prefix))
+        .with_context(|| format!("KVM knows no machine of process {monitor}"))?;
+    Ok(fs::read_to_string(machine.path().join(file))?.trim_end().parse()?)
 }
 
 /// What the kernel has charged to the cgroup of a process, in a tree of version 2 or in that of memory of version 1.
