@@ -47,7 +47,7 @@ impl Service {
             app.metrics.register(&mut registry);
         }
         if let Some(app) = &payments {
-            app.webhooks.metrics.register(&mut registry);
+            app.webhooks.metrics.register(&mut registry, "webhook");
         }
         Self {
             sandboxes,

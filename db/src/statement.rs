@@ -12,7 +12,11 @@ use sqlx::{Any, AssertSqlSafe};
 pub struct Statement {
     sql: String,
     values: Vec<Value>,
+    names: &'static Names,
 }
+
+/// What stands for a name of the schema, `{deliveries}` say, and the name, for statements that are the same for several tables.
+pub type Names = [(&'static str, &'static str)];
 
 /// A value to bind.
 #[derive(Debug, Clone)]
@@ -24,7 +28,12 @@ pub enum Value {
 
 impl Statement {
     pub fn new(sql: &'static str) -> Self {
-        Self { sql: sql.to_owned(), values: Vec::new() }
+        Self::naming(&[], sql)
+    }
+
+    /// A statement in whose text, here and in what is pushed, each of `names` is replaced.
+    pub fn naming(names: &'static Names, sql: &'static str) -> Self {
+        Self { sql: sql.to_owned(), values: Vec::new(), names }
     }
 
     pub fn push(&mut self, sql: &'static str) -> &mut Self {
@@ -76,7 +85,8 @@ impl Statement {
 
     pub fn build(self) -> Query<'static, Any, AnyArguments> {
         // Only literals and placeholders are ever pushed.
-        let query = sqlx::query(AssertSqlSafe(self.sql));
+        let sql = self.names.iter().fold(self.sql, |sql, (placeholder, name)| sql.replace(placeholder, name));
+        let query = sqlx::query(AssertSqlSafe(sql));
         self.values.into_iter().fold(query, |query, value| match value {
             Value::Text(text) => query.bind(text),
             Value::Integer(number) => query.bind(number),
@@ -145,6 +155,14 @@ mod tests {
         statement.push_bind("x").push(" AND b IN ").push_list(["y", "z"]).push(" LIMIT ").push_bind(5);
 
         assert_eq!(statement.build().sql().as_str(), "SELECT 1 FROM t WHERE a = $1 AND b IN ($2, $3) LIMIT $4");
+    }
+
+    #[test]
+    fn names_are_put_into_the_text_and_not_into_values() {
+        let mut statement = Statement::naming(&[("{things}", "shoes")], "SELECT {things}.id FROM {things} WHERE id = ");
+        statement.push_bind("{things}").push(" AND {things}.size = 42");
+
+        assert_eq!(statement.build().sql().as_str(), "SELECT shoes.id FROM shoes WHERE id = $1 AND shoes.size = 42");
     }
 
     #[test]

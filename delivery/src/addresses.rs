@@ -1,6 +1,6 @@
 //! Which addresses webhooks are sent to: [public ones](is_public) only.
 //!
-//! A merchant chooses the URL, so without this rule it could have this host ask its neighbours: a cloud's metadata, a
+//! A stranger chooses the URL, so without this rule it could have this host ask its neighbours: a cloud's metadata, a
 //! database, itself. A name may resolve to anything at any moment; so the rule is applied to *all* addresses of every answer,
 //! before each connection is opened, and only addresses that passed are connected to.
 

@@ -20,10 +20,10 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::addresses::AddressRule;
-use super::endpoint_url::{Authority, EndpointHost};
-use super::resolver::Resolver;
-use crate::domain::outcome::{Failure, FailureClass};
+use crate::addresses::AddressRule;
+use crate::endpoint_url::{Authority, EndpointHost};
+use crate::outcome::{Failure, FailureClass};
+use crate::resolver::Resolver;
 
 /// Of a response's head, in bytes and in lines.
 const MAX_HEAD: usize = 64 * 1024;

@@ -1,4 +1,4 @@
-//! The URL that webhooks are sent to: what a merchant may configure.
+//! The URL that webhooks are sent to: what may be configured.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -6,12 +6,12 @@ use std::net::IpAddr;
 use http::uri::PathAndQuery;
 use url::{Host, Position, Url};
 
-use super::addresses::{AddressRule, NotPublic};
+use crate::addresses::{AddressRule, NotPublic};
 
 /// Longest URL, in bytes.
 const MAX_LEN: usize = 2048;
 
-/// Why a URL cannot be configured. The messages are for the merchant.
+/// Why a URL cannot be configured. The messages are for whoever configures it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum UrlError {
     #[error("The URL is longer than {MAX_LEN} bytes")]

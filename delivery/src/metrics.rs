@@ -9,9 +9,10 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
-use crate::domain::outcome::FailureClass;
-use crate::store::delivery_claims::{Decision, Finished};
-use crate::store::webhook_endpoints::Load;
+use crate::outcome::FailureClass;
+use crate::store::Endpoint;
+use crate::store::claims::{Decision, Finished};
+use crate::store::line::Load;
 
 /// Seconds, from a receiver next door to the limit of an attempt.
 const DURATIONS: [f64; 12] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 31.0];
@@ -25,15 +26,12 @@ struct AttemptLabels {
     outcome: &'static str,
     /// `2xx`, `503`, `timeout`, …
     class: String,
-    trigger: &'static str,
+    trigger: String,
     attempt: &'static str,
 }
 
-#[derive(Debug, Clone, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct EndpointLabels {
-    merchant: String,
-    realm: &'static str,
-}
+/// Which endpoint: two labels, named by [`Endpoint::LABELS`].
+type EndpointLabels = Vec<(&'static str, String)>;
 
 /// What is counted.
 #[derive(Debug)]
@@ -68,9 +66,9 @@ impl Default for WebhookMetrics {
 }
 
 impl WebhookMetrics {
-    /// Makes them part of what is shown.
-    pub fn register(&self, registry: &mut Registry) {
-        let registry = registry.sub_registry_with_prefix("webhook");
+    /// Makes them part of what is shown, under names that begin with `prefix`.
+    pub fn register(&self, registry: &mut Registry, prefix: &str) {
+        let registry = registry.sub_registry_with_prefix(prefix);
         registry.register("attempts", "Attempts that are over", self.attempts.clone());
         registry.register("attempt_number", "Which attempt of its delivery each was", self.numbers.clone());
         registry.register(
@@ -97,7 +95,7 @@ impl WebhookMetrics {
     }
 
     /// An attempt is over, or was held.
-    pub(super) fn finished(&self, finished: &Finished) {
+    pub(super) fn finished<E>(&self, finished: &Finished<E>) {
         let claimed = &finished.claimed;
         let class = match finished.result {
             Ok(200..=299) => "2xx".to_owned(),
@@ -107,7 +105,7 @@ impl WebhookMetrics {
         let labels = AttemptLabels {
             outcome: outcome(&finished.decision),
             class,
-            trigger: claimed.trigger.as_str(),
+            trigger: claimed.trigger.clone(),
             attempt: if claimed.attempt == 1 { "first" } else { "retry" },
         };
         self.attempts.get_or_create(&labels).inc();
@@ -136,12 +134,11 @@ impl WebhookMetrics {
     }
 
     /// What waits at the endpoints now; others have nothing that waits, and no sample.
-    pub fn loads(&self, loads: &[Load]) {
+    pub fn loads<E: Endpoint>(&self, loads: &[Load<E>]) {
         self.backlog.clear();
         self.in_flight.clear();
         for load in loads {
-            let merchant = load.endpoint.merchant_id.clone();
-            let labels = EndpointLabels { merchant, realm: load.endpoint.realm.as_str() };
+            let labels: EndpointLabels = E::LABELS.into_iter().zip(load.endpoint.key().map(str::to_owned)).collect();
             self.backlog.get_or_create(&labels).set(i64::try_from(load.pending).unwrap_or(i64::MAX));
             self.in_flight.get_or_create(&labels).set(i64::try_from(load.in_flight).unwrap_or(i64::MAX));
         }

@@ -1,6 +1,6 @@
 //! Connections that wait for the next request to the same endpoint.
 //!
-//! A connection belongs to one endpoint, that is to one merchant and realm, even where two have the same URL. It is kept
+//! A connection belongs to one endpoint, even where two have the same URL. It is kept
 //! while it is young and was used lately: a name that points elsewhere is noticed within [`MAX_AGE`].
 
 use std::collections::HashMap;
@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::connection::Connection;
-use super::endpoint_url::Authority;
-use crate::store::webhook_endpoints::EndpointKey;
+use crate::connection::Connection;
+use crate::endpoint_url::Authority;
+use crate::store::Endpoint;
 
 /// Less than servers usually wait for the next request.
 const MAX_IDLE: Duration = Duration::from_secs(20);
@@ -22,11 +22,11 @@ const MAX_AGE: Duration = Duration::from_secs(60);
 const MOST_READING: usize = 128;
 
 /// To whom a connection is.
-pub(super) type PoolKey = (EndpointKey, Authority);
+pub(super) type PoolKey<E> = (E, Authority);
 
 /// The connections.
-#[derive(Debug, Default)]
-pub(super) struct Pool(Mutex<HashMap<PoolKey, Connections>>);
+#[derive(Debug)]
+pub(super) struct Pool<E: Endpoint>(Mutex<HashMap<PoolKey<E>, Connections>>);
 
 #[derive(Debug, Default)]
 struct Connections {
@@ -43,12 +43,18 @@ struct Idle {
 
 /// A connection of which a response is being read, until this is dropped.
 #[derive(Debug)]
-pub(super) struct Reading {
-    pool: Arc<Pool>,
-    key: PoolKey,
+pub(super) struct Reading<E: Endpoint> {
+    pool: Arc<Pool<E>>,
+    key: PoolKey<E>,
 }
 
-impl Drop for Reading {
+impl<E: Endpoint> Default for Pool<E> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
+
+impl<E: Endpoint> Drop for Reading<E> {
     fn drop(&mut self) {
         if let Some(connections) = self.pool.lock().get_mut(&self.key) {
             connections.reading -= 1;
@@ -56,16 +62,16 @@ impl Drop for Reading {
     }
 }
 
-impl Pool {
+impl<E: Endpoint> Pool<E> {
     /// A connection that may be used once more; the one that was used last, so that others can grow old.
-    pub(super) fn take(&self, key: &PoolKey) -> Option<Connection> {
+    pub(super) fn take(&self, key: &PoolKey<E>) -> Option<Connection> {
         let mut all = self.lock();
         let idle = &mut all.get_mut(key)?.idle;
         std::iter::from_fn(|| idle.pop()).find(Idle::is_usable).map(|idle| idle.connection)
     }
 
     /// Keeps a connection whose last response was read to its end.
-    pub(super) fn put(&self, key: PoolKey, connection: Connection) {
+    pub(super) fn put(&self, key: PoolKey<E>, connection: Connection) {
         let idle = Idle { connection, since: Instant::now() };
         if idle.is_usable() {
             self.lock().entry(key).or_default().idle.push(idle);
@@ -73,7 +79,7 @@ impl Pool {
     }
 
     /// Counts a connection of which a response is being read; `None` when the endpoint has enough of them.
-    pub(super) fn begin_reading(self: &Arc<Self>, key: PoolKey) -> Option<Reading> {
+    pub(super) fn begin_reading(self: &Arc<Self>, key: PoolKey<E>) -> Option<Reading<E>> {
         let mut all = self.lock();
         let connections = all.entry(key.clone()).or_default();
         if connections.reading == MOST_READING {
@@ -91,7 +97,7 @@ impl Pool {
         });
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<PoolKey, Connections>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<PoolKey<E>, Connections>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

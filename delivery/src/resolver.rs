@@ -38,7 +38,7 @@ impl Resolver {
         Self::built(TokioResolver::builder_with_config(config, TokioRuntimeProvider::default()))
     }
 
-    /// Nothing is cached: every new connection asks. Search domains are not regarded, because a merchant's name is a whole
+    /// Nothing is cached: every new connection asks. Search domains are not regarded, because an endpoint's name is a whole
     /// one.
     fn built(mut builder: ResolverBuilder<TokioRuntimeProvider>) -> Result<Self, NetError> {
         let options = builder.options_mut();

@@ -9,8 +9,8 @@ use sandpiper_protocol::error_chain::chain;
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-use super::Webhooks;
-use crate::store::delivery_retention::AT_ONCE;
+use crate::store::retention::AT_ONCE;
+use crate::{Source, Webhooks};
 
 /// Between two looks.
 const PAUSE: Duration = Duration::from_secs(60);
@@ -19,13 +19,13 @@ const BREATH: Duration = Duration::from_millis(20);
 
 /// Deletes what is old.
 #[derive(Debug)]
-pub struct Retention {
-    webhooks: Arc<Webhooks>,
+pub struct Retention<S: Source> {
+    webhooks: Arc<Webhooks<S>>,
 }
 
-impl Retention {
+impl<S: Source> Retention<S> {
     /// A task that has not begun.
-    pub fn new(webhooks: Arc<Webhooks>) -> Self {
+    pub fn new(webhooks: Arc<Webhooks<S>>) -> Self {
         Self { webhooks }
     }
 
@@ -49,7 +49,7 @@ impl Retention {
         let Ok(end) = self.webhooks.clock.now().checked_sub(kept) else { return Ok(0) };
         let mut all = 0;
         loop {
-            let deleted = self.webhooks.store.deliveries.delete_ended(end).await?;
+            let deleted = self.webhooks.store.delete_ended(end).await?;
             all += deleted;
             if deleted < AT_ONCE {
                 return Ok(all);

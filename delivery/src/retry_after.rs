@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use jiff::Timestamp;
 
-use crate::domain::schedule::LONGEST_DELAY;
+use crate::schedule::LONGEST_DELAY;
 
 /// The time to wait that the header's value asks for, cut to an hour. `None` for anything that is no valid value, and for a
 /// date that has passed.

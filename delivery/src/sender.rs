@@ -24,13 +24,13 @@ use sandpiper_http::clock::Clock;
 use sandpiper_webhook::{IDEMPOTENCY_KEY_HEADER, SIGNATURE_HEADER};
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::connection::{Connection, Connector, NoResponse};
-use super::endpoint_url::EndpointUrl;
-use super::pool::{Pool, PoolKey};
-use super::retry_after;
-use crate::domain::outcome::{Failure, FailureClass, SNIPPET, Verdict, WebhookResponse, snippet};
-use crate::store::deliveries::DeliveryId;
-use crate::store::webhook_endpoints::EndpointKey;
+use crate::connection::{Connection, Connector, NoResponse};
+use crate::endpoint_url::EndpointUrl;
+use crate::outcome::{Failure, FailureClass, SNIPPET, Verdict, WebhookResponse, snippet};
+use crate::pool::{Pool, PoolKey};
+use crate::retry_after;
+use crate::store::Endpoint;
+use crate::store::delivery::DeliveryId;
 
 /// Of an attempt, to the head of its response.
 pub const ATTEMPT_LIMIT: Duration = Duration::from_secs(30);
@@ -43,8 +43,8 @@ const JSON: HeaderValue = HeaderValue::from_static("application/json");
 
 /// What is sent.
 #[derive(Debug)]
-pub struct Webhook<'a> {
-    pub endpoint: &'a EndpointKey,
+pub struct Webhook<'a, E> {
+    pub endpoint: &'a E,
     pub url: &'a EndpointUrl,
     pub delivery: &'a DeliveryId,
     /// The value of `X-Webhook-Signature`.
@@ -54,20 +54,20 @@ pub struct Webhook<'a> {
 
 /// Sends webhooks.
 #[derive(Debug)]
-pub struct Sender {
+pub struct Sender<E: Endpoint> {
     connector: Connector,
     limit: Duration,
-    pool: Arc<Pool>,
+    pool: Arc<Pool<E>>,
 }
 
-impl Sender {
+impl<E: Endpoint> Sender<E> {
     /// Each attempt takes `limit` at most.
     pub fn new(connector: Connector, limit: Duration) -> Self {
         Self { connector, limit, pool: Arc::default() }
     }
 
     /// Makes one attempt; the clock is for dates in `Retry-After`.
-    pub async fn send(&self, webhook: &Webhook<'_>, clock: &Clock) -> Result<WebhookResponse, Failure> {
+    pub async fn send(&self, webhook: &Webhook<'_, E>, clock: &Clock) -> Result<WebhookResponse, Failure> {
         let deadline = Instant::now() + self.limit;
         let exchange = timeout_at(deadline, self.exchange(webhook, deadline)).await;
         let (connection, response) = exchange.unwrap_or_else(|_| Err(self.too_late()))?;
@@ -87,7 +87,7 @@ impl Sender {
     }
 
     /// Has the body of an acknowledgement read for the sake of the connection, unless too many others are being read.
-    fn read_apart(&self, key: PoolKey, connection: Connection, body: Incoming) {
+    fn read_apart(&self, key: PoolKey<E>, connection: Connection, body: Incoming) {
         if body.is_end_stream() {
             self.pool.put(key, connection);
         } else if let Some(reading) = self.pool.begin_reading(key.clone()) {
@@ -110,7 +110,7 @@ impl Sender {
     /// written before, a new connection is opened for it. Otherwise it may have arrived, and the attempt has failed.
     async fn exchange(
         &self,
-        webhook: &Webhook<'_>,
+        webhook: &Webhook<'_, E>,
         deadline: Instant,
     ) -> Result<(Connection, Response<Incoming>), Failure> {
         let key = (webhook.endpoint.clone(), webhook.url.authority());
@@ -133,7 +133,7 @@ impl Sender {
     }
 }
 
-fn request(webhook: &Webhook<'_>) -> Result<Request<Full<Bytes>>, Failure> {
+fn request<E>(webhook: &Webhook<'_, E>) -> Result<Request<Full<Bytes>>, Failure> {
     Request::builder()
         .method(Method::POST)
         .uri(webhook.url.path_and_query().as_str())
@@ -148,7 +148,7 @@ fn request(webhook: &Webhook<'_>) -> Result<Request<Full<Bytes>>, Failure> {
 }
 
 /// The beginning of a body, which is read for a while. If it ended, the connection is kept.
-async fn read(pool: &Pool, key: PoolKey, connection: Connection, body: Incoming) -> String {
+async fn read<E: Endpoint>(pool: &Pool<E>, key: PoolKey<E>, connection: Connection, body: Incoming) -> String {
     let mut kept = Vec::new();
     if let Ok(Ok(())) = timeout(BODY_TIME, drain(body, &mut kept)).await {
         pool.put(key, connection);

@@ -24,14 +24,15 @@ use sandpiper_protocol::error_chain::chain;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::attempt::Attempter;
-use super::in_progress::{AttemptGuard, InProgress};
-use super::metrics::outcome;
-use super::sender::Sender;
-use super::{Dependencies, Webhooks};
-use crate::domain::capacity::{SLOW, largest_cap, window};
-use crate::store::deliveries::State;
-use crate::store::delivery_claims::{Claimed, Decision, Finished};
+use crate::attempt::Attempter;
+use crate::capacity::{SLOW, largest_cap, window};
+use crate::in_progress::{AttemptGuard, InProgress};
+use crate::metrics::outcome;
+use crate::sender::Sender;
+use crate::store::Endpoint as _;
+use crate::store::claims::{Claimed, Decision, Finished};
+use crate::store::delivery::State;
+use crate::{Dependencies, Source, Webhooks};
 
 /// Longest sleep: other processes do not wake this one.
 const POLL: Duration = Duration::from_secs(1);
@@ -45,16 +46,25 @@ const DRAIN: Duration = Duration::from_secs(10);
 const RECORD_TRIES: usize = 30;
 
 /// Sends what is due.
-#[derive(Debug, Clone)]
-pub struct Worker {
-    attempter: Arc<Attempter>,
+#[derive(Debug)]
+pub struct Worker<S: Source> {
+    attempter: Arc<Attempter<S>>,
     started: Instant,
-    in_progress: Arc<InProgress>,
+    in_progress: Arc<InProgress<S::Endpoint>>,
 }
 
-impl Worker {
+impl<S: Source> Clone for Worker<S> {
+    fn clone(&self) -> Self {
+        Self { attempter: self.attempter.clone(), started: self.started, in_progress: self.in_progress.clone() }
+    }
+}
+
+/// The result of an attempt, which counts as in progress until it is written down.
+type Outcome<S> = (Finished<<S as Source>::Endpoint>, AttemptGuard<<S as Source>::Endpoint>);
+
+impl<S: Source> Worker<S> {
     /// A worker that has not begun.
-    pub fn new(webhooks: Arc<Webhooks>, dependencies: Dependencies) -> Self {
+    pub fn new(webhooks: Arc<Webhooks<S>>, dependencies: Dependencies) -> Self {
         let sender = Sender::new(dependencies.connector, dependencies.attempt_limit);
         let attempter = Arc::new(Attempter { webhooks, sender, jitter: dependencies.jitter });
         Self { attempter, started: Instant::now(), in_progress: Arc::default() }
@@ -62,7 +72,7 @@ impl Worker {
 
     /// Sends until `stop` changes.
     pub async fn run(self, mut stop: watch::Receiver<bool>) {
-        if let Err(error) = self.webhooks().store.webhook_endpoints.begin_small(self.largest_cap()).await {
+        if let Err(error) = self.webhooks().store.begin_small(self.largest_cap()).await {
             tracing::error!(
                 error = chain(&error),
                 "could not reset per-endpoint concurrency caps; using stored values"
@@ -114,11 +124,11 @@ impl Worker {
             });
             let finished = join_all(attempts).await;
             finished.iter().for_each(|one| self.note(one));
-            self.webhooks().store.delivery_claims.finish(finished, self.largest_cap()).await?;
+            self.webhooks().store.finish(finished, self.largest_cap()).await?;
         }
     }
 
-    fn webhooks(&self) -> &Webhooks {
+    fn webhooks(&self) -> &Webhooks<S> {
         &self.attempter.webhooks
     }
 
@@ -131,9 +141,9 @@ impl Worker {
     }
 
     /// Begins attempts for as much as there is room; how long to sleep afterwards.
-    async fn begin(&self, finished: &mpsc::Sender<(Finished, AttemptGuard)>) -> Result<Duration, StoreError> {
+    async fn begin(&self, finished: &mpsc::Sender<Outcome<S>>) -> Result<Duration, StoreError> {
         let room = window(self.started.elapsed(), self.limit()).saturating_sub(self.in_progress.count());
-        let Some(due) = self.webhooks().store.webhook_endpoints.next_due().await? else { return Ok(POLL) };
+        let Some(due) = self.webhooks().store.next_due().await? else { return Ok(POLL) };
         let wait = due.duration_since(self.webhooks().clock.now());
         if wait.is_positive() {
             return Ok(Duration::try_from(wait).unwrap_or(POLL).clamp(BREATH, POLL));
@@ -161,9 +171,9 @@ impl Worker {
     }
 
     /// None only if none is due that may be attempted.
-    async fn claim(&self, limit: usize) -> Result<Vec<Claimed>, StoreError> {
+    async fn claim(&self, limit: usize) -> Result<Vec<Claimed<S::Endpoint>>, StoreError> {
         loop {
-            let claims = self.webhooks().store.delivery_claims.claim(limit, self.webhooks().clock.now()).await?;
+            let claims = self.webhooks().store.claim(limit, self.webhooks().clock.now()).await?;
             if claims.expired == 0 {
                 return Ok(claims.deliveries);
             }
@@ -180,13 +190,13 @@ impl Worker {
     async fn sweep(&self) {
         self.attempter.sender.prune();
         let slow = self.in_progress.longer_than(SLOW);
-        if let Err(error) = self.webhooks().store.webhook_endpoints.slow_down(slow).await {
+        if let Err(error) = self.webhooks().store.slow_down(slow).await {
             tracing::error!(
                 error = chain(&error),
                 "cannot lower the concurrency caps of endpoints that do not respond"
             );
         }
-        match self.webhooks().store.delivery_claims.reclaim(self.webhooks().clock.now()).await {
+        match self.webhooks().store.reclaim(self.webhooks().clock.now()).await {
             Ok(0) => {}
             Ok(deliveries) => {
                 tracing::warn!(deliveries, "webhooks whose process died are attempted again");
@@ -196,7 +206,7 @@ impl Worker {
         }
     }
 
-    async fn record_all(self, mut results: mpsc::Receiver<(Finished, AttemptGuard)>) {
+    async fn record_all(self, mut results: mpsc::Receiver<Outcome<S>>) {
         let mut batch = Vec::with_capacity(AT_ONCE);
         while results.recv_many(&mut batch, AT_ONCE).await > 0 {
             let (finished, places): (Vec<_>, Vec<_>) = batch.drain(..).unzip();
@@ -207,9 +217,9 @@ impl Worker {
         }
     }
 
-    async fn record(&self, finished: Vec<Finished>) {
+    async fn record(&self, finished: Vec<Finished<S::Endpoint>>) {
         for _ in 0..RECORD_TRIES {
-            match self.webhooks().store.delivery_claims.finish(finished.clone(), self.largest_cap()).await {
+            match self.webhooks().store.finish(finished.clone(), self.largest_cap()).await {
                 Ok(()) => return,
                 Err(error) => {
                     tracing::error!(
@@ -224,14 +234,13 @@ impl Worker {
     }
 
     /// Counts an attempt and logs it: never its body, its signature, or the response's.
-    fn note(&self, finished: &Finished) {
+    fn note(&self, finished: &Finished<S::Endpoint>) {
         self.webhooks().metrics.finished(finished);
         let claimed = &finished.claimed;
         let span = tracing::info_span!(
+            parent: claimed.endpoint.span(),
             "webhook",
             delivery = %claimed.id,
-            merchant = claimed.endpoint.merchant_id,
-            realm = %claimed.endpoint.realm,
             attempt = claimed.attempt,
             outcome = outcome(&finished.decision),
             status = finished.result.ok(),

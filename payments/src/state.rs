@@ -11,7 +11,7 @@ use sandpiper_http::json::BodyLimit;
 use sandpiper_http::limits::RateLimits;
 use tokio::sync::watch;
 
-use crate::delivery::Webhooks;
+use crate::delivery::{Merchants, Webhooks};
 use crate::responses::ResponseCache;
 use crate::settings::Settings;
 use crate::store::Store;
@@ -48,7 +48,9 @@ impl App {
     /// Assembles the state.
     pub fn new(settings: Settings, store: Store, vault: Vault, clock: Clock) -> Self {
         let vault = Arc::new(vault);
-        let webhooks = Webhooks::new(settings.webhooks.clone(), store.clone(), vault.clone(), clock.clone());
+        let merchants = Merchants { keys: store.merchant_keys.clone(), vault: vault.clone() };
+        let deliveries = store.delivery_claims.clone();
+        let webhooks = Webhooks::new(settings.webhooks.clone(), deliveries, merchants, clock.clone());
         Self(Arc::new(Parts {
             rate_limits: RateLimits::new(settings.rate_limit),
             operator_rate_limits: RateLimits::new(settings.operator_rate_limit),

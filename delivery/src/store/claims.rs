@@ -2,29 +2,29 @@
 //! between them, which holds nothing of the database.
 //!
 //! A claim is a random number and a lease. The number makes sure that only who made the claim ends it. The lease makes sure
-//! that somebody does: when a process dies with claims, they are [reclaimed](DeliveryClaims::reclaim) after the lease, and the
+//! that somebody does: when a process dies with claims, they are [reclaimed](DeliveryStore::reclaim) after the lease, and the
 //! attempts made again, under the same `Idempotency-Key`. Nobody knows whether the receiver got the first of the two, so it
 //! counts, and there is never a 101st attempt.
 //!
 //! The next endpoint is the one that has waited longest, not the one with the most to send: see
-//! [`super::webhook_endpoints`]. Of one endpoint's deliveries those come first that are due first.
+//! [`super::line`]. Of one endpoint's deliveries those come first that are due first.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use bytes::Bytes;
 use jiff::{SignedDuration, Timestamp};
-use sandpiper_db::batch::Batch;
 use sandpiper_db::statement::round_up;
-use sandpiper_db::{Database, Statement, StoreError, Tx, count, decode_enum, from_ms, to_ms};
+use sandpiper_db::{Statement, StoreError, Tx, count, from_ms, to_ms};
 use sqlx::Row;
 
-use super::deliveries::{DeliveryId, State, Trigger};
-use super::webhook_endpoints::{Change, EndpointKey, Standing, cancel_pending, read_key, refresh, standings};
-use crate::domain::capacity::{SMALLEST_CAP, cap_after};
-use crate::domain::outcome::FailureClass;
-use crate::domain::schedule;
-use crate::domain::schedule::MAX_ATTEMPTS;
+use super::delivery::{DeliveryId, State};
+use super::line::{Change, Standing, cancel_pending, refresh, standings};
+use super::{DeliveryStore, Endpoint, query, statement};
+use crate::capacity::{SMALLEST_CAP, cap_after};
+use crate::outcome::FailureClass;
+use crate::schedule;
+use crate::schedule::MAX_ATTEMPTS;
 
 /// Longer than an attempt and the writing of its result take.
 pub const LEASE: SignedDuration = SignedDuration::from_secs(45);
@@ -33,10 +33,11 @@ const ENDPOINTS_AT_ONCE: usize = 32;
 
 /// A delivery of which an attempt is to be made now.
 #[derive(Debug, Clone)]
-pub struct Claimed {
+pub struct Claimed<E> {
     pub id: DeliveryId,
-    pub endpoint: EndpointKey,
-    pub trigger: Trigger,
+    pub endpoint: E,
+    /// Why there is a delivery, in a word of the store.
+    pub trigger: String,
     /// As it is configured now.
     pub url: String,
     pub body: Bytes,
@@ -49,9 +50,9 @@ pub struct Claimed {
 }
 
 /// What a round of claiming found.
-#[derive(Debug, Default)]
-pub struct Claims {
-    pub deliveries: Vec<Claimed>,
+#[derive(Debug)]
+pub struct Claims<E> {
+    pub deliveries: Vec<Claimed<E>>,
     /// How many were over before they could be claimed: nobody attempted them for seven days.
     pub expired: usize,
 }
@@ -69,8 +70,8 @@ pub enum Decision {
 
 /// An attempt that is over.
 #[derive(Debug, Clone)]
-pub struct Finished {
-    pub claimed: Claimed,
+pub struct Finished<E> {
+    pub claimed: Claimed<E>,
     pub ended_at: Timestamp,
     pub duration: Duration,
     /// `t` of the signature.
@@ -81,46 +82,34 @@ pub struct Finished {
     pub decision: Decision,
 }
 
-/// Claims and their ends.
-#[derive(Debug, Clone)]
-pub struct DeliveryClaims {
-    database: Database,
-    batch: Batch,
-}
-
-impl DeliveryClaims {
-    pub(crate) fn new(database: Database, batch: Batch) -> Self {
-        Self { database, batch }
-    }
-
+impl<E: Endpoint> DeliveryStore<E> {
     /// Claims up to `limit` deliveries that are due, fairly among the endpoints, and writes down that their attempts begin.
-    pub async fn claim(&self, limit: usize, now: Timestamp) -> Result<Claims, StoreError> {
+    pub async fn claim(&self, limit: usize, now: Timestamp) -> Result<Claims<E>, StoreError> {
         self.batch.write(move |tx| Box::pin(claim(tx, limit, now))).await
     }
 
     /// Writes down how attempts ended, all at once, and lets endpoints' caps grow to `largest_cap` where they were prompt.
     /// What was cancelled or claimed anew meanwhile stays as it is.
-    pub async fn finish(&self, finished: Vec<Finished>, largest_cap: u32) -> Result<(), StoreError> {
+    pub async fn finish(&self, finished: Vec<Finished<E>>, largest_cap: u32) -> Result<(), StoreError> {
         self.batch.write(move |tx| Box::pin(finish(tx, finished, largest_cap))).await
     }
 
     /// Takes back what was claimed by processes that are gone; how many deliveries that were.
     pub async fn reclaim(&self, now: Timestamp) -> Result<usize, StoreError> {
-        let row =
-            sqlx::query("SELECT 1 FROM webhook_deliveries WHERE state = 'in_flight' AND lease_until_ms <= $1 LIMIT 1")
-                .bind(to_ms(now))
-                .fetch_optional(self.database.read())
-                .await?;
+        let row = query::<E>("SELECT 1 FROM {deliveries} WHERE state = 'in_flight' AND lease_until_ms <= $1 LIMIT 1")
+            .bind(to_ms(now))
+            .fetch_optional(self.database.read())
+            .await?;
         if row.is_none() {
             return Ok(0);
         }
-        self.batch.write(move |tx| Box::pin(reclaim(tx, now))).await
+        self.batch.write(move |tx| Box::pin(reclaim::<E>(tx, now))).await
     }
 }
 
 /// An endpoint at which attempts may begin.
-struct Ready {
-    endpoint: EndpointKey,
+struct Ready<E> {
+    endpoint: E,
     url: String,
     /// So many more may be under way.
     room: usize,
@@ -128,8 +117,8 @@ struct Ready {
     due: usize,
 }
 
-async fn claim(tx: &mut Tx, limit: usize, now: Timestamp) -> Result<Claims, StoreError> {
-    let ready = ready(tx, limit, now).await?;
+async fn claim<E: Endpoint>(tx: &mut Tx, limit: usize, now: Timestamp) -> Result<Claims<E>, StoreError> {
+    let ready = ready::<E>(tx, limit, now).await?;
     let claimed = claim_shares(tx, &ready, limit, now).await?;
     let (live, expired): (Vec<_>, Vec<_>) =
         claimed.into_iter().partition(|claimed| !schedule::is_over(claimed.created_at, now));
@@ -141,13 +130,13 @@ async fn claim(tx: &mut Tx, limit: usize, now: Timestamp) -> Result<Claims, Stor
     Ok(Claims { deliveries: live, expired: expired.len() })
 }
 
-async fn ready(tx: &mut Tx, limit: usize, now: Timestamp) -> Result<Vec<Ready>, StoreError> {
-    let rows = sqlx::query(
-        "SELECT merchant_id, realm, url, cap - in_flight AS room, \
-             (SELECT COUNT(*) FROM (SELECT 1 FROM webhook_deliveries d \
-                                    WHERE d.merchant_id = e.merchant_id AND d.realm = e.realm \
+async fn ready<E: Endpoint>(tx: &mut Tx, limit: usize, now: Timestamp) -> Result<Vec<Ready<E>>, StoreError> {
+    let rows = query::<E>(
+        "SELECT {owner}, {part}, url, cap - in_flight AS room, \
+             (SELECT COUNT(*) FROM (SELECT 1 FROM {deliveries} d \
+                                    WHERE d.{owner} = e.{owner} AND d.{part} = e.{part} \
                                         AND d.state = 'pending' AND d.next_at_ms <= $1 LIMIT $3) AS counted) AS due \
-         FROM webhook_endpoints e \
+         FROM {endpoints} e \
          WHERE next_at_ms <= $1 AND in_flight < cap AND url IS NOT NULL ORDER BY next_at_ms LIMIT $2",
     )
     .bind(to_ms(now))
@@ -158,7 +147,7 @@ async fn ready(tx: &mut Tx, limit: usize, now: Timestamp) -> Result<Vec<Ready>, 
     rows.iter()
         .map(|row| {
             Ok(Ready {
-                endpoint: read_key(row)?,
+                endpoint: E::read(row)?,
                 url: row.try_get("url")?,
                 room: count(row.try_get("room")?)?,
                 due: count(row.try_get("due")?)?,
@@ -168,9 +157,9 @@ async fn ready(tx: &mut Tx, limit: usize, now: Timestamp) -> Result<Vec<Ready>, 
 }
 
 /// How many deliveries each endpoint may have of `limit`.
-fn shares(ready: &[Ready], limit: usize) -> Vec<usize> {
+fn shares<E: Endpoint>(ready: &[Ready<E>], limit: usize) -> Vec<usize> {
     let mut left = limit;
-    let share = |(index, one): (usize, &Ready)| {
+    let share = |(index, one): (usize, &Ready<E>)| {
         // As much as the others leave it: where there is little room, one for each comes before two for any.
         let share = left.div_ceil(ready.len() - index).min(one.room).min(one.due);
         left -= share;
@@ -179,7 +168,12 @@ fn shares(ready: &[Ready], limit: usize) -> Vec<usize> {
     ready.iter().enumerate().map(share).collect()
 }
 
-async fn claim_shares(tx: &mut Tx, ready: &[Ready], limit: usize, now: Timestamp) -> Result<Vec<Claimed>, StoreError> {
+async fn claim_shares<E: Endpoint>(
+    tx: &mut Tx,
+    ready: &[Ready<E>],
+    limit: usize,
+    now: Timestamp,
+) -> Result<Vec<Claimed<E>>, StoreError> {
     let shares: Vec<_> = ready.iter().zip(shares(ready, limit)).filter(|(_, share)| *share > 0).collect();
     if shares.is_empty() {
         return Ok(Vec::new());
@@ -190,19 +184,19 @@ async fn claim_shares(tx: &mut Tx, ready: &[Ready], limit: usize, now: Timestamp
         return Ok(Vec::new());
     }
     let claim = sandpiper_db::hex::encode(&rand::random::<[u8; 16]>());
-    let urls: HashMap<&EndpointKey, &str> = shares.iter().map(|(one, _)| (&one.endpoint, one.url.as_str())).collect();
-    let mut claimed = mark(&claim, &chosen, now)
+    let urls: HashMap<&E, &str> = shares.iter().map(|(one, _)| (&one.endpoint, one.url.as_str())).collect();
+    let mut claimed = mark::<E>(&claim, &chosen, now)
         .build()
         .fetch_all(&mut **tx)
         .await?
         .iter()
         .map(|row| {
-            let endpoint = read_key(row)?;
+            let endpoint = E::read(row)?;
             Ok(Claimed {
                 id: DeliveryId::stored(row.try_get("id")?),
                 url: urls.get(&endpoint).copied().unwrap_or_default().to_owned(),
                 endpoint,
-                trigger: decode_enum(row.try_get("trigger")?)?,
+                trigger: row.try_get("trigger")?,
                 body: Bytes::from(row.try_get::<Vec<u8>, _>("body")?),
                 attempt: count(row.try_get("attempts")?)?,
                 created_at: from_ms(row.try_get("created_at_ms")?)?,
@@ -219,19 +213,20 @@ async fn claim_shares(tx: &mut Tx, ready: &[Ready], limit: usize, now: Timestamp
 }
 
 /// The statement that finds each endpoint's share: what has been due longest.
-fn choose(shares: &[(&Ready, usize)], now: Timestamp) -> Statement {
-    let mut statement = Statement::new("");
-    let share = |(one, share): &(&Ready, usize)| {
-        (one.endpoint.merchant_id.clone(), one.endpoint.realm.as_str(), i64::try_from(*share).unwrap_or(i64::MAX))
+fn choose<E: Endpoint>(shares: &[(&Ready<E>, usize)], now: Timestamp) -> Statement {
+    let mut statement = statement::<E>("");
+    let share = |(one, share): &(&Ready<E>, usize)| {
+        let [owner, part] = one.endpoint.key();
+        (owner.to_owned(), part.to_owned(), i64::try_from(*share).unwrap_or(i64::MAX))
     };
     // Shares of nobody make it a round number.
-    let nobody = std::iter::repeat_with(|| (String::new(), "", 0));
+    let nobody = std::iter::repeat_with(|| (String::new(), String::new(), 0));
     let all = shares.iter().map(share).chain(nobody).take(round_up(shares.len()));
-    for (index, (merchant_id, realm, share)) in all.enumerate() {
+    for (index, (owner, part, share)) in all.enumerate() {
         statement.push(if index == 0 { "" } else { " UNION ALL " });
         // Each in brackets of its own, because it is ordered and limited by itself.
-        statement.push("SELECT id FROM (SELECT id FROM webhook_deliveries WHERE state = 'pending' AND merchant_id = ");
-        statement.push_bind(merchant_id).push(" AND realm = ").push_bind(realm);
+        statement.push("SELECT id FROM (SELECT id FROM {deliveries} WHERE state = 'pending' AND {owner} = ");
+        statement.push_bind(owner).push(" AND {part} = ").push_bind(part);
         statement.push(" AND next_at_ms <= ").push_bind(to_ms(now));
         statement.push(" ORDER BY next_at_ms LIMIT ").push_bind(share).push(") AS share");
     }
@@ -242,23 +237,23 @@ fn choose(shares: &[(&Ready, usize)], now: Timestamp) -> Statement {
 ///
 /// It is apart from the one that finds them, and does not say that they are pending but what follows from it: PostgreSQL,
 /// whose statistics are older than the line, would look at the whole line of an endpoint that hangs instead of these few.
-fn mark(claim: &str, chosen: &[String], now: Timestamp) -> Statement {
+fn mark<E: Endpoint>(claim: &str, chosen: &[String], now: Timestamp) -> Statement {
     let lease_until_ms = to_ms(now).saturating_add(i64::try_from(LEASE.as_millis()).unwrap_or(i64::MAX));
-    let mut statement = Statement::new("UPDATE webhook_deliveries SET state = 'in_flight', claim = ");
+    let mut statement = statement::<E>("UPDATE {deliveries} SET state = 'in_flight', claim = ");
     statement.push_bind(claim).push(", lease_until_ms = ").push_bind(lease_until_ms);
     statement.push(", attempts = attempts + 1 WHERE claim IS NULL AND ended_at_ms IS NULL AND id IN ");
     let ids = chosen.iter().map(|id| Some(id.as_str())).chain(std::iter::repeat(None));
     statement.push_list(ids.take(round_up(chosen.len())));
-    statement.push(" RETURNING id, merchant_id, realm, trigger, body, attempts, created_at_ms, next_at_ms");
+    statement.push(" RETURNING id, {owner}, {part}, trigger, body, attempts, created_at_ms, next_at_ms");
     statement
 }
 
-async fn begin_attempts(tx: &mut Tx, claimed: &[Claimed]) -> Result<(), StoreError> {
+async fn begin_attempts<E: Endpoint>(tx: &mut Tx, claimed: &[Claimed<E>]) -> Result<(), StoreError> {
     if claimed.is_empty() {
         return Ok(());
     }
     let mut statement =
-        Statement::new("INSERT INTO webhook_attempts (delivery_id, number, due_at_ms, started_at_ms) SELECT * FROM (");
+        statement::<E>("INSERT INTO {attempts} (delivery_id, number, due_at_ms, started_at_ms) SELECT * FROM (");
     statement.push_rows(claimed.iter().map(|one| {
         [one.id.as_str().into(), i64::from(one.attempt).into(), to_ms(one.due_at).into(), to_ms(one.started_at).into()]
     }));
@@ -268,11 +263,11 @@ async fn begin_attempts(tx: &mut Tx, claimed: &[Claimed]) -> Result<(), StoreErr
 }
 
 /// Ends deliveries whose seven days are over, without the attempt for which they were claimed.
-async fn expire(tx: &mut Tx, expired: &[Claimed], now: Timestamp) -> Result<(), StoreError> {
+async fn expire<E: Endpoint>(tx: &mut Tx, expired: &[Claimed<E>], now: Timestamp) -> Result<(), StoreError> {
     for claimed in expired {
         forget_attempt(tx, claimed).await?;
-        sqlx::query(
-            "UPDATE webhook_deliveries SET state = 'exhausted', attempts = attempts - 1, next_at_ms = NULL, \
+        query::<E>(
+            "UPDATE {deliveries} SET state = 'exhausted', attempts = attempts - 1, next_at_ms = NULL, \
                  ended_at_ms = $3, claim = NULL, lease_until_ms = NULL \
              WHERE id = $1 AND claim = $2",
         )
@@ -286,8 +281,8 @@ async fn expire(tx: &mut Tx, expired: &[Claimed], now: Timestamp) -> Result<(), 
 }
 
 /// Of which nothing was sent.
-async fn forget_attempt(tx: &mut Tx, claimed: &Claimed) -> Result<(), StoreError> {
-    sqlx::query("DELETE FROM webhook_attempts WHERE delivery_id = $1 AND number = $2 AND duration_ms IS NULL")
+async fn forget_attempt<E: Endpoint>(tx: &mut Tx, claimed: &Claimed<E>) -> Result<(), StoreError> {
+    query::<E>("DELETE FROM {attempts} WHERE delivery_id = $1 AND number = $2 AND duration_ms IS NULL")
         .bind(claimed.id.as_str())
         .bind(i64::from(claimed.attempt))
         .execute(&mut **tx)
@@ -295,9 +290,9 @@ async fn forget_attempt(tx: &mut Tx, claimed: &Claimed) -> Result<(), StoreError
     Ok(())
 }
 
-async fn finish(tx: &mut Tx, finished: Vec<Finished>, largest_cap: u32) -> Result<(), StoreError> {
+async fn finish<E: Endpoint>(tx: &mut Tx, finished: Vec<Finished<E>>, largest_cap: u32) -> Result<(), StoreError> {
     // In the order of their keys, as everywhere where several endpoints are touched.
-    let mut by_endpoint: BTreeMap<EndpointKey, Vec<Finished>> = BTreeMap::new();
+    let mut by_endpoint: BTreeMap<E, Vec<Finished<E>>> = BTreeMap::new();
     for one in finished {
         by_endpoint.entry(one.claimed.endpoint.clone()).or_default().push(one);
     }
@@ -332,16 +327,16 @@ async fn finish(tx: &mut Tx, finished: Vec<Finished>, largest_cap: u32) -> Resul
 }
 
 /// An attempt that counts, and what its delivery is afterwards.
-struct End<'a> {
-    attempt: &'a Finished,
+struct End<'a, E> {
+    attempt: &'a Finished<E>,
     state: State,
     /// While it is pending.
     next_at: Option<Timestamp>,
 }
 
-impl<'a> End<'a> {
+impl<'a, E> End<'a, E> {
     /// Until when the delivery is to be held instead, if nothing was sent.
-    fn of(attempt: &'a Finished, standing: &Standing) -> Result<Self, Timestamp> {
+    fn of(attempt: &'a Finished<E>, standing: &Standing) -> Result<Self, Timestamp> {
         let (state, next_at) = match attempt.decision {
             Decision::Hold(until) => return Err(until),
             Decision::End(state) => (state, None),
@@ -366,12 +361,12 @@ impl<'a> End<'a> {
 }
 
 /// Ends the deliveries, or lines them up again.
-async fn settle(tx: &mut Tx, ends: &[End<'_>]) -> Result<(), StoreError> {
+async fn settle<E: Endpoint>(tx: &mut Tx, ends: &[End<'_, E>]) -> Result<(), StoreError> {
     if ends.is_empty() {
         return Ok(());
     }
-    let mut statement = Statement::new(
-        "UPDATE webhook_deliveries SET state = column3, next_at_ms = column4, ended_at_ms = column5, status = column6, \
+    let mut statement = statement::<E>(
+        "UPDATE {deliveries} SET state = column3, next_at_ms = column4, ended_at_ms = column5, status = column6, \
              error_class = column7, claim = NULL, lease_until_ms = NULL \
          FROM (",
     );
@@ -392,12 +387,12 @@ async fn settle(tx: &mut Tx, ends: &[End<'_>]) -> Result<(), StoreError> {
 }
 
 /// Completes the attempts' rows, which is right whatever has become of the deliveries.
-async fn log(tx: &mut Tx, ends: &[End<'_>]) -> Result<(), StoreError> {
+async fn log<E: Endpoint>(tx: &mut Tx, ends: &[End<'_, E>]) -> Result<(), StoreError> {
     if ends.is_empty() {
         return Ok(());
     }
-    let mut statement = Statement::new(
-        "UPDATE webhook_attempts SET duration_ms = column3, signed_at = column4, status = column5, error_class = column6, \
+    let mut statement = statement::<E>(
+        "UPDATE {attempts} SET duration_ms = column3, signed_at = column4, status = column5, error_class = column6, \
              detail = column7, next_at_ms = column8 \
          FROM (",
     );
@@ -423,10 +418,10 @@ async fn log(tx: &mut Tx, ends: &[End<'_>]) -> Result<(), StoreError> {
 }
 
 /// The status of an earlier attempt, if there was one, is no longer what matters.
-async fn hold(tx: &mut Tx, one: &Finished, until: Timestamp) -> Result<(), StoreError> {
+async fn hold<E: Endpoint>(tx: &mut Tx, one: &Finished<E>, until: Timestamp) -> Result<(), StoreError> {
     forget_attempt(tx, &one.claimed).await?;
-    sqlx::query(
-        "UPDATE webhook_deliveries SET state = 'pending', attempts = attempts - 1, next_at_ms = $3, claim = NULL, \
+    query::<E>(
+        "UPDATE {deliveries} SET state = 'pending', attempts = attempts - 1, next_at_ms = $3, claim = NULL, \
              lease_until_ms = NULL, status = NULL, error_class = $4 \
          WHERE id = $1 AND claim = $2",
     )
@@ -439,15 +434,15 @@ async fn hold(tx: &mut Tx, one: &Finished, until: Timestamp) -> Result<(), Store
     Ok(())
 }
 
-async fn reclaim(tx: &mut Tx, now: Timestamp) -> Result<usize, StoreError> {
+async fn reclaim<E: Endpoint>(tx: &mut Tx, now: Timestamp) -> Result<usize, StoreError> {
     // Due times stay what they were, so that these are the first in their line.
-    let rows = sqlx::query(
-        "UPDATE webhook_deliveries SET claim = NULL, lease_until_ms = NULL, status = NULL, error_class = $2, \
+    let rows = query::<E>(
+        "UPDATE {deliveries} SET claim = NULL, lease_until_ms = NULL, status = NULL, error_class = $2, \
              state = CASE WHEN attempts < $3 THEN 'pending' ELSE 'exhausted' END, \
              next_at_ms = CASE WHEN attempts < $3 THEN next_at_ms END, \
              ended_at_ms = CASE WHEN attempts < $3 THEN NULL ELSE $1 END \
          WHERE state = 'in_flight' AND lease_until_ms <= $1 \
-         RETURNING id, merchant_id, realm, attempts",
+         RETURNING id, {owner}, {part}, attempts",
     )
     .bind(to_ms(now))
     .bind(FailureClass::Interrupted.as_str())
@@ -456,8 +451,8 @@ async fn reclaim(tx: &mut Tx, now: Timestamp) -> Result<usize, StoreError> {
     .await?;
     let mut endpoints = Vec::with_capacity(rows.len());
     for row in &rows {
-        sqlx::query(
-            "UPDATE webhook_attempts SET error_class = $4, \
+        query::<E>(
+            "UPDATE {attempts} SET error_class = $4, \
                  duration_ms = CASE WHEN started_at_ms < $3 THEN $3 - started_at_ms ELSE 0 END, \
                  detail = 'The process that made this attempt ended in it' \
              WHERE delivery_id = $1 AND number = $2 AND duration_ms IS NULL",
@@ -468,7 +463,7 @@ async fn reclaim(tx: &mut Tx, now: Timestamp) -> Result<usize, StoreError> {
         .bind(FailureClass::Interrupted.as_str())
         .execute(&mut **tx)
         .await?;
-        endpoints.push(read_key(row)?);
+        endpoints.push(E::read(row)?);
     }
     endpoints.sort();
     endpoints.dedup();
@@ -489,8 +484,7 @@ mod tests {
     use sqlx::{AssertSqlSafe, Execute};
 
     use super::*;
-    use crate::domain::realm::Realm;
-    use crate::store::testing::test_store;
+    use crate::store::testing::{TestEndpoint, test_database};
 
     /// Statistics from a time at which hardly anything was pending.
     const STATISTICS_OF_A_SHORT_LINE: &str = "INSERT INTO merchants (id, name, created_at_ms) VALUES ('m', 'm', 0); \
@@ -506,13 +500,13 @@ mod tests {
         if std::env::var_os("SANDPIPER_TEST_POSTGRES").is_none() {
             return sandpiper_skip::skipped("the plan of a claim", "it is PostgreSQL's; the run on PostgreSQL has it");
         }
-        let store = test_store().await;
-        let mut tx = store.database.write().await.unwrap();
+        let database = test_database().await;
+        let mut tx = database.write().await.unwrap();
         sqlx::raw_sql(STATISTICS_OF_A_SHORT_LINE).execute(&mut *tx).await.unwrap();
-        let endpoint = EndpointKey { merchant_id: "m".to_owned(), realm: Realm::Live };
+        let endpoint = TestEndpoint(["m".to_owned(), "live".to_owned()]);
         let ready = Ready { endpoint, url: "u".to_owned(), room: 4, due: 4 };
         let chosen = plan(choose(&[(&ready, 4)], from_ms(1).unwrap()), &mut tx).await;
-        let marked = plan(mark("c", &["dlv".to_owned()], from_ms(1).unwrap()), &mut tx).await;
+        let marked = plan(mark::<TestEndpoint>("c", &["dlv".to_owned()], from_ms(1).unwrap()), &mut tx).await;
 
         let condition = chosen.iter().find(|step| step.contains("Index Cond")).unwrap();
         assert!(condition.contains("merchant_id = ") && condition.contains("next_at_ms <= "), "{chosen:#?}");

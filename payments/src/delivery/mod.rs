@@ -1,149 +1,56 @@
-//! Webhooks: merchants are told what became of their payments.
+//! Webhooks: merchants are told what became of their payments. `sandpiper-delivery` sends them; this says which there are.
 //!
-//! # Dramatis personae
-//!
-//! * An **endpoint** is where one realm of one merchant wants its webhooks: a public `https` URL ([`endpoint_url`]). Nothing
-//!   of one endpoint, be it a delivery, a secret or a connection, is ever used for another.
-//! * A **delivery** is one webhook from its making to its end. It has an id, which the receiver sees as `Idempotency-Key` in
-//!   every attempt, and a body, which is stored when it is made and sent byte for byte. An update of a payment makes exactly
-//!   one, in its own transaction; a person may make more, as replays and tests.
-//! * An **attempt** is one HTTP request ([`sender`]), signed afresh with the realm's secret of that moment ([`attempt`]).
-//!   Its number, 1 to 100, is counted when it is claimed.
-//! * The **worker** ([`worker`]) claims deliveries that are due, has attempts made, and writes down how they went.
-//! * What has been over for months is deleted ([`retention`]).
-//!
-//! # What holds at any moment
-//!
-//! 1. A delivery that is not over is due some time or is claimed; a claim has a lease. So it is attempted again, whoever
-//!    dies when.
-//! 2. At most 100 attempts are made for it, none more than seven days after its making ([`schedule`]).
-//! 3. Nothing is sent unsigned, to a URL that is not `https`, to an address that is not public ([`addresses`]), through a
-//!    proxy, or to where a redirect points.
-//! 4. No transaction is open while a receiver is waited for.
-//! 5. An endpoint that hangs holds a few attempts, and no others' ([`capacity`]).
+//! Each realm of a merchant is an endpoint, and its secret key signs. An update of a payment makes exactly one delivery, in its own
+//! transaction; a person may make more, as replays and tests.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Duration;
 
-use tokio::sync::Notify;
-
-pub mod addresses;
-mod attempt;
-pub mod connection;
-pub mod endpoint_url;
-mod in_progress;
-pub mod jitter;
-pub mod metrics;
-mod pool;
-pub mod resolver;
-pub mod retention;
-pub mod retry_after;
-pub mod sender;
-pub mod settings;
-pub mod test_event;
-pub mod trust;
-pub mod worker;
-
-use addresses::AddressRule;
-use connection::Connector;
-use endpoint_url::{EndpointUrl, UrlError};
-use jitter::Jitter;
-use metrics::WebhookMetrics;
-use resolver::Resolver;
+use sandpiper_db::StoreError;
 use sandpiper_db::secrets::Vault;
-use sandpiper_http::clock::Clock;
+use sandpiper_delivery::{SigningKeys, Source};
 use sandpiper_protocol::error_chain::chain;
-use settings::Settings;
-use trust::TrustError;
 
-use crate::store::Store;
+use crate::store::MerchantKeys;
+use crate::store::webhook_endpoints::EndpointKey;
 
-/// What the tasks work with; requests have to do with it to check a URL, and to wake the worker.
+pub mod test_event;
+
+pub use sandpiper_delivery::{
+    Dependencies, addresses, connection, endpoint_url, jitter, resolver, sender, settings, trust,
+};
+
+/// Sends webhooks to merchants.
+pub mod worker {
+    /// The task.
+    pub type Worker = sandpiper_delivery::worker::Worker<super::Merchants>;
+}
+
+/// Deletes what merchants were sent long ago.
+pub mod retention {
+    /// The task.
+    pub type Retention = sandpiper_delivery::retention::Retention<super::Merchants>;
+}
+
+/// What the tasks work with.
+pub type Webhooks = sandpiper_delivery::Webhooks<Merchants>;
+
+/// Whose webhooks these are.
 #[derive(Debug)]
-pub struct Webhooks {
-    pub settings: Settings,
-    pub store: Store,
+pub struct Merchants {
+    pub keys: MerchantKeys,
     /// Opens the secrets that sign.
     pub vault: Arc<Vault>,
-    pub clock: Clock,
-    pub metrics: WebhookMetrics,
-    rule: AddressRule,
-    due: Notify,
 }
 
-impl Webhooks {
-    /// As configured.
-    pub fn new(settings: Settings, store: Store, vault: Arc<Vault>, clock: Clock) -> Self {
-        Self {
-            rule: AddressRule::new(settings.allow_addresses.clone()),
-            settings,
-            store,
-            vault,
-            clock,
-            metrics: WebhookMetrics::default(),
-            due: Notify::new(),
-        }
-    }
+impl Source for Merchants {
+    type Endpoint = EndpointKey;
 
-    /// Tells the worker that a delivery was made. To be called after the commit; what is forgotten is found a second later.
-    pub fn wake(&self) {
-        self.due.notify_one();
-    }
+    const NO_SECRET: &'static str = "The realm has no active secret key";
 
-    /// A URL that may be configured.
-    pub fn check_url(&self, text: &str) -> Result<EndpointUrl, UrlError> {
-        EndpointUrl::parse(text, &self.rule)
-    }
-
-    fn rule(&self) -> &AddressRule {
-        &self.rule
-    }
-}
-
-/// What the worker has to reach beyond this process, and its jitter: what a test brings its own of.
-#[derive(Debug, Clone)]
-pub struct Dependencies {
-    pub connector: Connector,
-    pub jitter: Jitter,
-    /// Longest time of an attempt.
-    pub attempt_limit: Duration,
-}
-
-impl Dependencies {
-    /// The real world. What is missing of it on this host, name servers or certificate authorities, makes attempts fail, not
-    /// the process, which has other things to do.
-    pub fn system(settings: &Settings) -> Result<Self, TrustError> {
-        let resolver = match &settings.resolvers[..] {
-            [] => Resolver::system(),
-            servers => Resolver::asking(servers),
-        };
-        let resolver = resolver.unwrap_or_else(|error| {
-            tracing::error!(error = chain(&error), "no usable name servers; no webhook endpoint will resolve");
-            Resolver::none("this host knows no name servers".to_owned())
-        });
-        let tls = match trust::system(settings.ca_file.as_deref()) {
-            Err(error @ TrustError::System(_)) => {
-                tracing::error!(
-                    error = chain(&error),
-                    "no usable trust anchors; TLS to every webhook endpoint will fail"
-                );
-                trust::only([])?
-            }
-            tls => tls?,
-        };
-        if !settings.allow_addresses.is_empty() || settings.ca_file.is_some() {
-            let (allowed, ca_file) = (&settings.allow_addresses, &settings.ca_file);
-            tracing::warn!(
-                ?allowed,
-                ?ca_file,
-                "webhooks may go to addresses that are not public: for development only"
-            );
-        }
-        let rule = AddressRule::new(settings.allow_addresses.clone());
-        Ok(Self {
-            connector: Connector { resolver, rule, tls },
-            jitter: Jitter::system(),
-            attempt_limit: sender::ATTEMPT_LIMIT,
-        })
+    async fn signing_keys(&self, endpoints: &BTreeSet<EndpointKey>) -> Result<SigningKeys<EndpointKey>, StoreError> {
+        let keys = self.keys.signing_keys(&self.vault, endpoints).await?;
+        let reason = |error| chain(&error).to_string();
+        Ok(keys.into_iter().map(|(endpoint, key)| (endpoint, key.map_err(reason))).collect())
     }
 }

@@ -1,118 +1,22 @@
 //! Deliveries: made in the transaction of what they report, looked at, replayed, cancelled. How they are attempted is in
 //! [`super::delivery_claims`].
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
+use std::collections::BTreeMap;
+use std::ops::Deref;
 use std::str::FromStr;
 
 use jiff::{SignedDuration, Timestamp};
 use sandpiper_db::batch::Batch;
 use sandpiper_db::{Database, Statement, StoreError, Tx, count, decode_enum, from_ms, to_ms};
-use sha2::{Digest, Sha256};
+use sandpiper_delivery::outcome::FailureClass;
+use sandpiper_delivery::store::DeliveryStore;
+use sandpiper_delivery::store::line::{self, Change, refresh};
 use sqlx::Row;
 use sqlx::any::AnyRow;
 
-use super::webhook_endpoints::{Change, EndpointKey, read_key, refresh};
-use crate::domain::outcome::FailureClass;
-use crate::domain::realm::Realm;
+use super::webhook_endpoints::{EndpointKey, read_key};
 
-/// A delivery's id, which is also its `Idempotency-Key`: `dlv_` and 26 characters.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct DeliveryId(String);
-
-impl DeliveryId {
-    const PREFIX: &str = "dlv_";
-    const LENGTH: usize = 26;
-
-    /// The id for an update of a payment: the same for the same update, whoever asks and how often.
-    pub fn of_update(realm: Realm, payment_id: &str, updated_at_ms: i64) -> Self {
-        let digest = Sha256::digest(format!("{realm}\n{payment_id}\n{updated_at_ms}"));
-        Self::encode_base32(&digest)
-    }
-
-    /// A new one.
-    pub fn random() -> Self {
-        Self::encode_base32(&rand::random::<[u8; 32]>())
-    }
-
-    fn encode_base32(bytes: &[u8]) -> Self {
-        const ALPHABET: &[u8; 32] = b"0123456789abcdefghjkmnpqrstvwxyz";
-        let bit = |index: usize| bytes[index / 8] >> (7 - index % 8) & 1;
-        let characters = (0..Self::LENGTH).map(|position| {
-            let value = (0..5).fold(0, |value, offset| value << 1 | usize::from(bit(5 * position + offset)));
-            char::from(ALPHABET[value])
-        });
-        Self(Self::PREFIX.chars().chain(characters).collect())
-    }
-
-    /// Its text.
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-
-    pub(super) fn stored(text: String) -> Self {
-        Self(text)
-    }
-}
-
-impl fmt::Display for DeliveryId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-/// Where a delivery stands.
-///
-/// ```text
-///            claimed            acknowledged
-/// pending ───────────► in_flight ───────────► delivered
-///    ▲  │                │ │ │
-///    │  │   try again    │ │ │  refused
-///    └──┼────────────────┘ │ └──────────────► failed
-///       │                  │  hundredth attempt, or seven days
-///       │                  └────────────────► exhausted
-///       └───────────────────────────────────► cancelled
-/// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum State {
-    Pending,
-    InFlight,
-    Delivered,
-    Failed,
-    Exhausted,
-    Cancelled,
-}
-
-impl State {
-    /// All of them.
-    pub const ALL: [State; 6] =
-        [State::Pending, State::InFlight, State::Delivered, State::Failed, State::Exhausted, State::Cancelled];
-
-    /// Its name in JSON and in the database.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            State::Pending => "pending",
-            State::InFlight => "in_flight",
-            State::Delivered => "delivered",
-            State::Failed => "failed",
-            State::Exhausted => "exhausted",
-            State::Cancelled => "cancelled",
-        }
-    }
-
-    /// Whether nothing will happen any more.
-    pub fn is_over(self) -> bool {
-        !matches!(self, State::Pending | State::InFlight)
-    }
-}
-
-impl FromStr for State {
-    type Err = ();
-
-    fn from_str(text: &str) -> Result<Self, ()> {
-        State::ALL.into_iter().find(|state| state.as_str() == text).ok_or(())
-    }
-}
+pub use sandpiper_delivery::store::delivery::{AttemptRow, DeliveryId, State};
 
 /// Why there is a delivery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -166,7 +70,7 @@ pub(super) async fn enqueue(tx: &mut Tx, new: &[NewDelivery<'_>]) -> Result<Vec<
         let first = due.entry(one.endpoint.clone()).or_insert(one.made_at);
         *first = one.made_at.min(*first);
     }
-    let lined_up = line_up_all(tx, due).await?;
+    let lined_up = line::line_up(tx, due).await?;
     let id = |one: &NewDelivery| DeliveryId::of_update(one.endpoint.realm, one.payment_id, one.updated_at_ms);
     let ids: Vec<_> = new.iter().map(|one| lined_up.contains(&one.endpoint).then(|| id(one))).collect();
     if lined_up.is_empty() {
@@ -204,27 +108,8 @@ pub(super) async fn of_update(tx: &mut Tx, update: &NewDelivery<'_>) -> Result<O
 
 /// Puts the endpoint into the line, now at the latest; false when it has no URL.
 async fn line_up(tx: &mut Tx, endpoint: &EndpointKey, now: Timestamp) -> Result<bool, StoreError> {
-    let lined_up = line_up_all(tx, BTreeMap::from([(endpoint.clone(), now)])).await?;
+    let lined_up = line::line_up(tx, BTreeMap::from([(endpoint.clone(), now)])).await?;
     Ok(!lined_up.is_empty())
-}
-
-/// Puts endpoints into the line, each at its time at the latest; those that have a URL.
-async fn line_up_all(tx: &mut Tx, due: BTreeMap<EndpointKey, Timestamp>) -> Result<BTreeSet<EndpointKey>, StoreError> {
-    if due.is_empty() {
-        return Ok(BTreeSet::new());
-    }
-    let mut statement = Statement::new(
-        "UPDATE webhook_endpoints SET next_at_ms = CASE WHEN next_at_ms <= column3 THEN next_at_ms ELSE column3 END FROM (",
-    );
-    statement.push_rows(
-        due.into_iter()
-            .map(|(endpoint, at)| [endpoint.merchant_id.into(), endpoint.realm.as_str().into(), to_ms(at).into()]),
-    );
-    statement.push(
-        ") AS given WHERE merchant_id = column1 AND realm = column2 AND url IS NOT NULL RETURNING merchant_id, realm",
-    );
-    let rows = statement.build().fetch_all(&mut **tx).await?;
-    rows.iter().map(read_key).collect()
 }
 
 /// A delivery as it is looked at.
@@ -256,13 +141,13 @@ impl DeliveryRow {
     pub(super) fn read(row: &AnyRow) -> Result<Self, StoreError> {
         let time = |column: &str| row.try_get::<Option<i64>, _>(column).map_err(StoreError::from);
         Ok(Self {
-            id: DeliveryId(row.try_get("id")?),
+            id: DeliveryId::stored(row.try_get("id")?),
             endpoint: read_key(row)?,
             state: decode_enum(row.try_get("state")?)?,
             trigger: decode_enum(row.try_get("trigger")?)?,
             payment_id: row.try_get("payment_id")?,
             payment_at: time("payment_at_ms")?.map(from_ms).transpose()?,
-            replay_of: row.try_get::<Option<String>, _>("replay_of")?.map(DeliveryId),
+            replay_of: row.try_get::<Option<String>, _>("replay_of")?.map(DeliveryId::stored),
             attempts: count(row.try_get("attempts")?)?,
             created_at: from_ms(row.try_get("created_at_ms")?)?,
             next_at: time("next_at_ms")?.map(from_ms).transpose()?,
@@ -271,24 +156,6 @@ impl DeliveryRow {
             error_class: row.try_get::<Option<String>, _>("error_class")?.map(|text| decode_enum(&text)).transpose()?,
         })
     }
-}
-
-/// An attempt as the log has it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct AttemptRow {
-    /// From 1.
-    pub number: u32,
-    pub due_at: Timestamp,
-    pub started_at: Timestamp,
-    /// `None` while it is under way.
-    pub duration_ms: Option<u64>,
-    /// `t` of the signature, in seconds since 1970.
-    pub signed_at: Option<i64>,
-    pub status: Option<u16>,
-    pub error_class: Option<FailureClass>,
-    /// The beginning of the response's body if it did not acknowledge, or why there was no response.
-    pub detail: Option<String>,
-    pub next_at: Option<Timestamp>,
 }
 
 /// Test deliveries that an endpoint gets within [`TEST_WINDOW`]: enough for a person, too few for a load.
@@ -325,11 +192,22 @@ impl From<sqlx::Error> for DeliveryError {
 pub struct Deliveries {
     pub(super) database: Database,
     pub(super) batch: Batch,
+    sent: DeliveryStore<EndpointKey>,
+}
+
+/// What has become of them.
+impl Deref for Deliveries {
+    type Target = DeliveryStore<EndpointKey>;
+
+    fn deref(&self) -> &DeliveryStore<EndpointKey> {
+        &self.sent
+    }
 }
 
 impl Deliveries {
     pub(crate) fn new(database: Database, batch: Batch) -> Self {
-        Self { database, batch }
+        let sent = DeliveryStore::new(database.clone(), batch.clone());
+        Self { database, batch, sent }
     }
 
     /// One delivery.
@@ -348,15 +226,6 @@ impl Deliveries {
             .fetch_optional(self.database.read())
             .await?;
         Ok(row.map(|row| row.try_get("body")).transpose()?)
-    }
-
-    /// Its attempts, in their order.
-    pub async fn attempts(&self, id: &str) -> Result<Vec<AttemptRow>, StoreError> {
-        let rows = sqlx::query("SELECT * FROM webhook_attempts WHERE delivery_id = $1 ORDER BY number")
-            .bind(id)
-            .fetch_all(self.database.read())
-            .await?;
-        rows.iter().map(read_attempt).collect()
     }
 
     /// Makes the delivery of a payment's last update if there is none, as where the realm had no URL then.
@@ -494,18 +363,4 @@ async fn cancel(tx: &mut Tx, id: String, now: Timestamp) -> Result<(), DeliveryE
     .await?;
     refresh(tx, &[(delivery.endpoint, Change::default())]).await?;
     Ok(())
-}
-
-fn read_attempt(row: &AnyRow) -> Result<AttemptRow, StoreError> {
-    Ok(AttemptRow {
-        number: count(row.try_get("number")?)?,
-        due_at: from_ms(row.try_get("due_at_ms")?)?,
-        started_at: from_ms(row.try_get("started_at_ms")?)?,
-        duration_ms: row.try_get::<Option<i64>, _>("duration_ms")?.map(count).transpose()?,
-        signed_at: row.try_get("signed_at")?,
-        status: row.try_get::<Option<i64>, _>("status")?.map(count).transpose()?,
-        error_class: row.try_get::<Option<String>, _>("error_class")?.map(|text| decode_enum(&text)).transpose()?,
-        detail: row.try_get("detail")?,
-        next_at: row.try_get::<Option<i64>, _>("next_at_ms")?.map(from_ms).transpose()?,
-    })
 }

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 use sandpiper_db::{Statement, StoreError, Tx, to_ms};
+use sandpiper_delivery::outcome::FailureClass;
 
 use super::deliveries::{Deliveries, DeliveryId, DeliveryRow, State, Trigger, replay_all};
 use super::webhook_endpoints::EndpointKey;
-use crate::domain::outcome::FailureClass;
 use crate::domain::realm::Realm;
 
 /// Which deliveries a list shows: those to which everything that is given applies.

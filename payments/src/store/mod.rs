@@ -8,7 +8,6 @@ use sandpiper_db::{AuditLog, Batch, Database};
 pub mod deliveries;
 pub mod delivery_claims;
 pub mod delivery_list;
-pub mod delivery_retention;
 pub mod discovery;
 mod imports;
 pub mod merchant_keys;

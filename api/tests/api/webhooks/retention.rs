@@ -1,10 +1,10 @@
 //! How long deliveries are kept that are over.
 
 use jiff::SignedDuration;
+use sandpiper_delivery::store::retention::AT_ONCE;
 use sandpiper_payments::delivery::retention::Retention;
 use sandpiper_payments::domain::order::Status;
 use sandpiper_payments::domain::realm::Realm;
-use sandpiper_payments::store::delivery_retention::AT_ONCE;
 
 use super::receiver::{Reaction, Receiver};
 use super::stage::{Stage, order};
