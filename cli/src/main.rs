@@ -36,7 +36,8 @@ Examples:
   sandpiper network set sbx… --internet off nothing outside can be reached any more
   sandpiper events --follow                 what happens in the team, as it happens
   sandpiper login ada@example.com           sign in; `team`, `key` and `audit` are for users
-  sandpiper webhook listen --port 9000      receive payment webhooks, verified and kept"
+  sandpiper webhook create https://…        send the team's events there, signed
+  sandpiper webhook listen --port 9000      receive webhooks, verified and kept"
 )]
 struct Arguments {
     /// Address of the API
@@ -136,7 +137,7 @@ async fn dispatch(arguments: Arguments, output: Output) -> anyhow::Result<ExitCo
         Command::Up(arguments) => commands::up::run(arguments, output).await,
         Command::Host(command) => commands::host::run(command, output).await,
         Command::Template(command) => commands::template::run(command, client, output).await,
-        Command::Webhook(command) => commands::webhook::run(command, output).await,
+        Command::Webhook(command) => commands::webhook::run(command, client, output).await,
         Command::Run(arguments) => commands::run::run(arguments, client()?, output).await,
         Command::Exec(arguments) => commands::exec::run(arguments, client()?, output).await,
         Command::Cp(arguments) => commands::cp::run(arguments, client()?, output).await,

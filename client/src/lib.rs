@@ -16,6 +16,7 @@ mod teams;
 mod templates;
 mod usage;
 mod volumes;
+mod webhooks;
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! The key of a realm's signatures.
+//! The key that signs: of a realm of a merchant, or of a webhook of a team.
 
 use std::fmt;
 
@@ -10,19 +10,27 @@ use zeroize::Zeroizing;
 
 /// What a secret API key begins with, by realm.
 const PREFIXES: [&str; 2] = ["sk_test_", "sk_prod_"];
+/// What the secret of a team's webhook begins with.
+pub const WEBHOOK_SECRET_PREFIX: &str = "whsec_";
 
 /// Why a secret cannot be used. Nothing may be signed or accepted without one, least of all under an empty key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SecretError {
-    #[error("The secret is missing or empty: give the realm's secret API key, which begins with sk_test_ or sk_prod_")]
+    #[error(
+        "The secret is missing or empty: give the realm's secret API key, which begins with sk_test_ or sk_prod_, or the \
+         webhook's secret, which begins with whsec_"
+    )]
     Empty,
-    #[error("The secret does not begin with sk_test_ or sk_prod_: give the realm's whole secret API key")]
+    #[error(
+        "The secret does not begin with sk_test_, sk_prod_ or whsec_: give the whole secret API key of the realm, or the whole \
+         secret of the webhook"
+    )]
     Prefix,
-    #[error("The secret is not standard, padded base64 after its prefix: give the realm's secret API key unchanged")]
+    #[error("The secret is not standard, padded base64 after its prefix: give it unchanged")]
     NotBase64,
 }
 
-/// The key of a realm's signatures, wiped from memory when dropped and never shown.
+/// A key that signs, wiped from memory when dropped and never shown.
 #[derive(Clone)]
 pub struct SigningKey(Zeroizing<Vec<u8>>);
 
@@ -32,10 +40,22 @@ impl SigningKey {
     /// # Errors
     /// A secret that is empty, has another prefix than `sk_test_` or `sk_prod_`, or is not padded base64 after it.
     pub fn from_api_key(secret: &str) -> Result<Self, SecretError> {
+        Self::decode(&PREFIXES, secret)
+    }
+
+    /// The key in a realm's secret API key, or in the secret of a team's webhook, which begins with `whsec_`.
+    ///
+    /// # Errors
+    /// A secret that is empty, has another prefix than these, or is not padded base64 after it.
+    pub fn from_secret(secret: &str) -> Result<Self, SecretError> {
+        Self::decode(&[PREFIXES[0], PREFIXES[1], WEBHOOK_SECRET_PREFIX], secret)
+    }
+
+    fn decode(prefixes: &[&str], secret: &str) -> Result<Self, SecretError> {
         if secret.is_empty() {
             return Err(SecretError::Empty);
         }
-        let encoded = PREFIXES.iter().find_map(|prefix| secret.strip_prefix(prefix)).ok_or(SecretError::Prefix)?;
+        let encoded = prefixes.iter().find_map(|prefix| secret.strip_prefix(prefix)).ok_or(SecretError::Prefix)?;
         let key = Zeroizing::new(BASE64.decode(encoded).map_err(|_| SecretError::NotBase64)?);
         if key.is_empty() {
             return Err(SecretError::Empty);
@@ -74,6 +94,14 @@ mod tests {
         for secret in ["", "sk_test_", "sk_prod_"] {
             assert_eq!(SigningKey::from_api_key(secret).unwrap_err(), SecretError::Empty, "{secret:?}");
         }
+    }
+
+    #[test]
+    fn the_secret_of_a_webhook_is_a_secret_and_no_api_key() {
+        assert_eq!(*SigningKey::from_secret("whsec_c2VjcmV0").unwrap().0, b"secret");
+        assert_eq!(*SigningKey::from_secret("sk_test_c2VjcmV0").unwrap().0, b"secret");
+        assert_eq!(SigningKey::from_secret("whsec_").unwrap_err(), SecretError::Empty);
+        assert_eq!(SigningKey::from_api_key("whsec_c2VjcmV0").unwrap_err(), SecretError::Prefix);
     }
 
     #[test]

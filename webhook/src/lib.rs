@@ -6,8 +6,8 @@
 //! s = HMAC-SHA256(key, "1700000000" "." body)
 //! ```
 //!
-//! The key is what the base64 part of the realm's secret API key stands for ([`SigningKey`]). The body is what went over
-//! the wire, byte for byte: a receiver verifies before it parses.
+//! The key is what the base64 part of the secret stands for: of a realm's secret API key, or of the secret of a team's webhook
+//! ([`SigningKey`]). The body is what went over the wire, byte for byte: a receiver verifies before it parses.
 //!
 //! A receiver refuses a webhook unless the header was sent once, follows the grammar ([`Signature`]), signs this body
 //! under this key, and was made within a window around the present: [`verify`]. That keeps forgeries out, and replays
@@ -20,7 +20,7 @@
 mod key;
 mod signature;
 
-pub use key::{SecretError, SigningKey};
+pub use key::{SecretError, SigningKey, WEBHOOK_SECRET_PREFIX};
 pub use signature::{HeaderError, Signature};
 
 /// The header that carries the signature.

@@ -3,6 +3,7 @@
 mod listen;
 mod secret;
 mod sign;
+mod team;
 mod verify;
 
 use std::ffi::OsStr;
@@ -12,20 +13,28 @@ use std::process::ExitCode;
 use std::time::SystemTime;
 
 use anyhow::Context;
+use sandpiper::client::Client;
 
 use crate::output::Output;
 
 /// Exit status where something given is wrong, as for a command line that cannot be read.
 const MISUSE: u8 = 2;
 
-/// Receive payment webhooks: verify them, sign some for tests, take them in
+/// Send a team's events to a URL; receive webhooks: verify them, sign some for tests, take them in
 #[derive(clap::Subcommand)]
 #[command(after_help = "\
-The secret is the realm's secret API key, sk_test_… or sk_prod_…, in a file (--secret-file), in the \
-environment (SANDPIPER_WEBHOOK_SECRET) or, where nobody else can list processes, on the command \
-line (--secret).
+Making, changing and deleting a team's webhooks needs `sandpiper login` as an admin of the team; whoever \
+has a key of the team, or is a member, may look at them.
+
+listen, sign and verify ask no host. The secret is the webhook's, whsec_…, or for payments the realm's \
+secret API key, sk_test_… or sk_prod_…, in a file (--secret-file), in the environment \
+(SANDPIPER_WEBHOOK_SECRET) or, where nobody else can list processes, on the command line (--secret).
 
 Examples:
+  sandpiper --team research webhook create https://hooks.example.com/ --type sandbox.crashed
+  sandpiper --team research webhook test whk…
+  sandpiper --team research webhook deliveries whk… --state failed
+  sandpiper --team research webhook redeliver whk… dlv_…
   sandpiper webhook listen --secret-file sk --port 9000
   sandpiper webhook sign --secret-file sk --body payment.json
   sandpiper webhook verify --secret-file sk --header \"$SIGNATURE\" --body payment.json")]
@@ -33,13 +42,20 @@ pub(crate) enum Command {
     Verify(verify::Arguments),
     Sign(sign::Arguments),
     Listen(listen::Arguments),
+    #[command(flatten)]
+    Team(team::TeamCommand),
 }
 
-pub(crate) async fn run(command: Command, output: Output) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(
+    command: Command,
+    client: impl FnOnce() -> anyhow::Result<Client>,
+    output: Output,
+) -> anyhow::Result<ExitCode> {
     match command {
         Command::Verify(arguments) => Ok(verify::run(&arguments, output)),
         Command::Sign(arguments) => Ok(sign::run(&arguments, output)),
         Command::Listen(arguments) => listen::run(arguments, output).await,
+        Command::Team(command) => team::run(command, client()?, output).await,
     }
 }
 

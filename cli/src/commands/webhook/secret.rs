@@ -9,12 +9,12 @@ const VARIABLE: &str = "SANDPIPER_WEBHOOK_SECRET";
 
 #[derive(clap::Args)]
 pub(super) struct SecretArguments {
-    /// The realm's secret API key; other users of this machine may see it here, unlike in a file or in the variable
+    /// The webhook's secret, or the realm's secret API key; other users of this machine may see it here, unlike in a file or in the variable
     /// SANDPIPER_WEBHOOK_SECRET
     #[arg(long, value_name = "SK", allow_hyphen_values = true, conflicts_with = "secret_file")]
     secret: Option<String>,
 
-    /// A file that holds the realm's secret API key
+    /// A file that holds the webhook's secret, or the realm's secret API key
     #[arg(long, value_name = "FILE")]
     secret_file: Option<PathBuf>,
 }

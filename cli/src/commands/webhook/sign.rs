@@ -47,6 +47,6 @@ pub(super) fn run(arguments: &Arguments, output: Output) -> ExitCode {
 }
 
 fn header(arguments: &Arguments) -> anyhow::Result<String> {
-    let key = SigningKey::from_api_key(&arguments.secret.read()?)?;
+    let key = SigningKey::from_secret(&arguments.secret.read()?)?;
     Ok(sign(&key, arguments.time.unwrap_or_else(now), &read_body(&arguments.body)?))
 }

@@ -82,7 +82,7 @@ fn read(arguments: &Arguments) -> anyhow::Result<(String, Vec<u8>)> {
 }
 
 fn judge(arguments: &Arguments, secret: &str, body: &[u8]) -> Result<(), Refusal> {
-    let key = SigningKey::from_api_key(secret)?;
+    let key = SigningKey::from_secret(secret)?;
     let headers = arguments.header.iter().map(|header| header.as_bytes());
     Ok(verify(&key, headers, body, arguments.now.unwrap_or_else(now), arguments.window)?)
 }

@@ -98,7 +98,7 @@ pub(super) async fn run(arguments: Arguments, output: Output) -> anyhow::Result<
 
 /// All that can be wrong with what was given.
 fn prepare(arguments: &Arguments, output: Output) -> anyhow::Result<(Receiver, Option<TlsAcceptor>)> {
-    let key = SigningKey::from_api_key(&arguments.secret.read()?)?;
+    let key = SigningKey::from_secret(&arguments.secret.read()?)?;
     let tls = match (&arguments.cert, &arguments.key) {
         (Some(certificate), Some(key)) => Some(server::acceptor(certificate, key)?),
         _ => None,

@@ -61,6 +61,42 @@ struct Payment {
     updated_at: Option<String>,
 }
 
+/// What a line may say of an event of a team, likewise.
+#[derive(Deserialize, Serialize)]
+struct Event {
+    sequence: u64,
+    #[serde(rename = "type")]
+    event_type: String,
+    resource: Resource,
+}
+
+#[derive(Deserialize, Serialize)]
+struct Resource {
+    kind: String,
+    id: String,
+}
+
+/// What a delivery tells of.
+enum Told {
+    Event(Event),
+    Payment(Payment),
+}
+
+impl Told {
+    fn of(body: &[u8]) -> Self {
+        let event = serde_json::from_slice(body).map(Told::Event);
+        event.unwrap_or_else(|_| Told::Payment(serde_json::from_slice(body).unwrap_or_default()))
+    }
+
+    /// What it is of, and what became of that.
+    fn words(self) -> [Option<String>; 2] {
+        match self {
+            Told::Event(event) => [Some(event.resource.id), Some(event.event_type)],
+            Told::Payment(payment) => [payment.id, payment.status],
+        }
+    }
+}
+
 impl Receiver {
     pub(super) fn new(key: SigningKey, store: Store, output: Output) -> Self {
         Self { key, store, output }
@@ -103,13 +139,17 @@ impl Receiver {
         let kept = self.store.keep(&delivery.file, &delivery.body).map_err(|error| {
             Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, format!("The delivery cannot be kept: {error}"))
         })?;
-        let payment: Payment = serde_json::from_slice(&delivery.body).unwrap_or_default();
+        let told = Told::of(&delivery.body);
         if self.output.is_json() {
-            let line = json!({"outcome": kept.word(), "idempotency_key": delivery.key, "payment": payment});
+            let mut line = json!({"outcome": kept.word(), "idempotency_key": delivery.key});
+            match &told {
+                Told::Event(event) => line["event"] = json!(event),
+                Told::Payment(payment) => line["payment"] = json!(payment),
+            }
             self.output.value(&line);
         } else {
             let say = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned()).escape_debug().to_string();
-            let (id, status) = (say(payment.id), say(payment.status));
+            let [id, status] = told.words().map(say);
             self.output.line(&format!("{:9}  {}  {id}  {status}", kept.word(), delivery.key));
         }
         Ok(kept)
