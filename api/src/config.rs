@@ -43,7 +43,7 @@
 //! root_disk_gib = 10
 //! max_timeout = 3600                          # seconds
 //! stopped_days = 0                            # days for which a stopped sandbox is kept; 0: for ever
-//! quota = { sandboxes = 10, cpu = 20, memory_mb = 20480, volumes = 10, volume_gib = 100, templates = 20, build_minutes = 600 }
+//! quota = { sandboxes = 10, cpu = 20, memory_mb = 20480, volumes = 10, volume_gib = 100, templates = 20, build_minutes = 600, webhooks = 10 }
 //! disk = { bandwidth = 268435456, operations = 10000, flushes = 100 }   # per second and sandbox, within the agent's `[disk]`
 //! network = { bandwidth = 134217728, packets = 100000 }                 # and `[network.limits]`; what is left out: as there
 //! build = { seconds = 1800, log_bytes = 16777216, cpu = 2, memory_mb = 2048, upload_bytes = 10737418240 }   # of a template's
@@ -53,7 +53,7 @@
 //! keep_days = 30
 //! keep_most = 100000                          # of each team: the newest
 //!
-//! [webhooks]
+//! [webhooks]                                  # of merchants; `[team_webhooks]`, of teams, has the same
 //! concurrency = 1024                          # attempts at a time
 //! resolvers = ["192.0.2.53"]                  # asked for names, in place of those in /etc/resolv.conf
 //! keep_days = 90                              # how long deliveries are kept after their end; at least 8
@@ -79,10 +79,10 @@ use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 
 use sandpiper_db::DatabaseLocation;
+use sandpiper_delivery::settings::Settings as WebhookSettings;
 use sandpiper_discovery::settings::PaymentSettings;
 use sandpiper_http::limits::RateLimit;
 use sandpiper_ingress::{ConfigError as IngressError, Tls};
-use sandpiper_payments::delivery;
 use serde::Deserialize;
 use url::{Host, Url};
 
@@ -130,7 +130,8 @@ pub struct Config {
     pub prices: Option<Prices>,
     pub events: EventSettings,
     pub payments: PaymentSettings,
-    pub webhooks: delivery::settings::Settings,
+    pub webhooks: WebhookSettings,
+    pub team_webhooks: WebhookSettings,
     #[serde(skip)]
     pub timing: Timing,
     /// Settings that only another role needs are not checked.
@@ -171,7 +172,8 @@ impl Default for Config {
             prices: None,
             events: EventSettings::default(),
             payments: PaymentSettings::default(),
-            webhooks: delivery::settings::Settings::default(),
+            webhooks: WebhookSettings::default(),
+            team_webhooks: WebhookSettings::default(),
             timing: Timing::default(),
             roles: Roles::default(),
         }
@@ -215,6 +217,7 @@ impl Config {
             plans: self.plans.clone(),
             prices: self.prices.clone(),
             events: self.events,
+            webhooks: self.team_webhooks.clone(),
             timing: self.timing,
         }
     }
@@ -269,9 +272,17 @@ impl Config {
             }
         }
         if self.roles.payments
-            && let Some((key, problem)) = self.payments.problem().or(self.webhooks.problem())
+            && let Some((key, problem)) = self.payments.problem()
         {
             return wrong(key, problem);
+        }
+        for (section, settings, is_used) in [
+            ("webhooks", &self.webhooks, self.roles.payments),
+            ("team_webhooks", &self.team_webhooks, self.roles.sandboxes),
+        ] {
+            if is_used && let Some((key, problem)) = settings.problem() {
+                return wrong(&format!("{section}.{key}"), problem);
+            }
         }
         if let Err(IngressError::Acme { key, problem }) = self.tls.validate() {
             return wrong(&format!("tls.acme.{key}"), problem);

@@ -10,6 +10,8 @@ use crate::store::templates::versions::{CreateVersionError, MOST_TAGS, VersionUs
 use crate::store::templates::{CreateTemplateError, TemplateRow};
 use crate::store::usage::QuotaError;
 use crate::store::volumes::{CreateVolumeError, VolumeRow};
+use crate::store::webhooks::CreateWebhookError;
+use crate::store::webhooks::deliveries::DeliveryError;
 
 /// 404 on a sandbox.
 pub fn no_sandbox(id: &str) -> ApiError {
@@ -72,6 +74,48 @@ pub fn not_created(error: CreateVolumeError, name: &str, limits: &PlanLimits, si
         CreateVolumeError::ClaimLost => ApiError::idempotency_in_progress(),
         CreateVolumeError::Store(error) => error.into(),
     }
+}
+
+/// 404 on a webhook.
+pub fn no_webhook(id: &str) -> ApiError {
+    ApiError::not_found(format!("There is no webhook {id}; GET /v1/webhooks lists the team's"))
+}
+
+/// Why there is no new webhook.
+pub fn no_new_webhook(error: CreateWebhookError, limits: &PlanLimits) -> ApiError {
+    match error {
+        CreateWebhookError::OverQuota(usage) => {
+            let message = "The team's quota has no room for another webhook; delete one, or ask for a larger plan";
+            ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, "webhook_quota_exceeded", message)
+                .with_quota(QuotaBody::new(limits, usage, Amounts::of_webhook()))
+        }
+        CreateWebhookError::Store(error) => error.into(),
+    }
+}
+
+/// Why nothing was sent to this webhook.
+pub fn not_delivered(error: DeliveryError, webhook: &str, delivery: &str) -> ApiError {
+    match error {
+        DeliveryError::NoWebhook => no_webhook(webhook),
+        DeliveryError::NotFound => no_delivery(webhook, delivery),
+        DeliveryError::NotOver(state) => ApiError::invalid_state(format!(
+            "The delivery {delivery} is {}: it can be repeated once it has ended",
+            state.as_str()
+        )),
+        DeliveryError::Disabled => {
+            ApiError::invalid_state(format!("The webhook {webhook} is disabled; enable it first"))
+        }
+        DeliveryError::TooMany { retry_after_seconds } => {
+            let message = format!("{error}; try again in {retry_after_seconds} s");
+            ApiError::new(StatusCode::TOO_MANY_REQUESTS, "rate_limited", message).retry_after(retry_after_seconds)
+        }
+        DeliveryError::Store(error) => error.into(),
+    }
+}
+
+/// 404 on a delivery.
+pub fn no_delivery(webhook: &str, id: &str) -> ApiError {
+    ApiError::not_found(format!("There is no delivery {id} to {webhook}; they are deleted some time after their end"))
 }
 
 /// 404 on a template.

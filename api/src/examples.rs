@@ -45,7 +45,8 @@ pub fn of(operation_id: &str) -> Option<Example> {
         | "end_my_session"
         | "delete_member"
         | "delete_invitation"
-        | "revoke_api_key" => Example { request: None, response: None },
+        | "revoke_api_key"
+        | "delete_webhook" => Example { request: None, response: None },
         "connect_sandbox" | "resume_sandbox" => {
             exchange(json!({"timeout": 600}), json!({"session": session(), "sandbox": sandbox()}))
         }
@@ -154,6 +155,45 @@ pub fn of(operation_id: &str) -> Option<Example> {
             "data": {"template": "base", "template_version": "ver06f3kq7x1d8h2j4m6p0s9a", "snapshot_id": null, "cpu": 1,
                      "memory_mb": 512},
         }]})),
+        "list_webhooks" => response(json!({"webhooks": [webhook()]})),
+        "create_webhook" => exchange(
+            json!({"team": "acme", "name": "on call", "url": "https://hooks.example.com/sandpiper",
+                   "types": ["sandbox.crashed", "sandbox.failed"]}),
+            with(webhook(), json!({"secret": "whsec_c2lnbnMgdGhlIHdlYmhvb2tzIG9mIHRoaXMgZXhhbXBsZQ=="})),
+        ),
+        "show_webhook" => response(webhook()),
+        "change_webhook" => exchange(json!({"enabled": false}), with(webhook(), json!({"enabled": false}))),
+        "rotate_webhook_secret" => {
+            response(with(webhook(), json!({"secret": "whsec_YW5vdGhlciBzZWNyZXQgb2YgdGhlIHNhbWUgd2ViaG9vaw=="})))
+        }
+        "test_webhook" => response(with(
+            delivery(),
+            json!({"state": "pending", "trigger": "test", "event_sequence": null, "event_type": "webhook.test", "attempts": 0,
+                   "next_attempt_at": "2026-01-01T00:05:00Z", "ended_at": null, "status": null}),
+        )),
+        "redeliver_webhook" => response(with(
+            delivery(),
+            json!({"id": "dlv_4e1m7q0bzs9vx2tkd8r5w3n6jh", "state": "pending", "trigger": "redelivery",
+                   "redelivery_of": "dlv_ch2xq4bmzvd0t8rw5yk7n3sj1e", "attempts": 0,
+                   "next_attempt_at": "2026-01-01T00:05:00Z", "ended_at": null, "status": null}),
+        )),
+        "list_webhook_deliveries" => response(json!({"deliveries": [delivery()]})),
+        "show_webhook_delivery" => response(with(
+            delivery(),
+            json!({
+                "body": {
+                    "sequence": 42, "type": "sandbox.crashed", "created_at": "2026-01-01T00:00:01Z",
+                    "resource": {"kind": "sandbox", "id": "sbx06f3kq8z2m1c9w0v5t7b4a"},
+                    "data": {"template": "base", "template_version": "ver06f3kq7x1d8h2j4m6p0s9a", "snapshot_id": null,
+                             "cpu": 1, "memory_mb": 512,
+                             "error": {"code": "guest_exited", "message": "The guest ended by itself"}},
+                },
+                "log": [{
+                    "number": 1, "due_at": "2026-01-01T00:00:02Z", "started_at": "2026-01-01T00:00:02Z",
+                    "duration_ms": 48, "status": 200, "error": null, "detail": "", "next_attempt_at": null,
+                }],
+            }),
+        )),
         "list_audit" => response(json!({"entries": [{
             "id": "aud06f3kq8z2m1c9w0v5t7b4a", "at": "2026-01-01T00:05:00Z", "user": "usr06f3kq8z2m1c9w0v5t7b4a",
             "key": "ses06f3kq8z2m1c9w0v5t7b4a", "action": "DELETE /v1/sandboxes/{id}",
@@ -256,6 +296,23 @@ fn api_key() -> Value {
     })
 }
 
+fn webhook() -> Value {
+    json!({
+        "id": "whk06f3kq8z2m1c9w0v5t7b4a", "name": "on call", "url": "https://hooks.example.com/sandpiper",
+        "types": ["sandbox.crashed", "sandbox.failed"], "enabled": true, "created_at": "2026-01-01T00:00:00Z",
+        "updated_at": "2026-01-01T00:00:00Z",
+    })
+}
+
+fn delivery() -> Value {
+    json!({
+        "id": "dlv_ch2xq4bmzvd0t8rw5yk7n3sj1e", "webhook": "whk06f3kq8z2m1c9w0v5t7b4a", "state": "delivered",
+        "trigger": "event", "event_sequence": 42, "event_type": "sandbox.crashed", "redelivery_of": null, "attempts": 1,
+        "created_at": "2026-01-01T00:00:02Z", "next_attempt_at": null, "ended_at": "2026-01-01T00:00:02Z", "status": 200,
+        "error": null,
+    })
+}
+
 fn build_file() -> Value {
     json!({
         "id": "upl06f3kq8z2m1c9w0v5t7b4a", "bytes": 20_480, "created_at": "2026-01-01T00:00:00Z",
@@ -339,7 +396,7 @@ fn usage() -> Value {
 
 fn limits() -> Value {
     let most = json!({"sandboxes": 20, "cpu": 40, "memory_mb": 81_920, "volumes": 20, "volume_gib": 200, "templates": 200,
-                       "build_minutes": 6000});
+                       "build_minutes": 6000, "webhooks": 10});
     json!({
         "cpu": 1, "memory_mb": 512, "plan": "pro", "cpu_values": [1, 2, 4], "memory_mb_min": 256, "memory_mb_max": 8192,
         "memory_mb_step": 256, "root_disk_gib": 20, "max_timeout": 86_400, "stopped_days": 0,
@@ -355,10 +412,10 @@ fn limits() -> Value {
         "quota": {
             "limits": most, "usage": {
                 "sandboxes": 1, "cpu": 1, "memory_mb": 512, "stopped": 2, "volumes": 1, "volume_gib": 10,
-                "templates": 2, "build_minutes": 12, "retained_bytes": 73_400_320,
+                "templates": 2, "build_minutes": 12, "webhooks": 1, "retained_bytes": 73_400_320,
             },
             "reservation": {"sandboxes": 1, "cpu": 1, "memory_mb": 512, "volumes": 0, "volume_gib": 0, "templates": 0,
-                            "build_minutes": 0},
+                            "build_minutes": 0, "webhooks": 0},
         },
     })
 }

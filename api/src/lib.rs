@@ -14,7 +14,8 @@
 //! * A **session** is a short-lived credential for one sandbox's data plane. It is minted by the agent, passes through,
 //!   and is never stored or logged.
 //! * An **event** tells a team of what happened to something of its own. It is written in the transaction of its cause, and numbered
-//!   in the order of the commits ([`store::events`]).
+//!   in the order of the commits ([`store::events`]). A **webhook** is where a team wants events sent; of each event that it selects
+//!   there is one **delivery** ([`webhooks`]).
 //! * A **template version** is an immutable root file system that the agent has; the **catalog** here is a copy of its list.
 //!
 //! # Rooms
@@ -26,7 +27,7 @@
 //! [`v1`] one file per resource · [`e2b`] the same for the E2B SDKs · [`mutation`] what both do with every change ·
 //! [`auth`] keys and capabilities · [`orchestration`] work with the agent,
 //! through its [`agent_client`] · [`store`] the tables · [`event_retention`] how long events are kept ·
-//! [`billing`] what was used, and what it costs ·
+//! [`webhooks`] events that are sent · [`billing`] what was used, and what it costs ·
 //! [`document`] what describes them · [`errors`] refusals in its tenants' words · [`mcp`] the same as tools of agents
 
 pub mod agent_client;
@@ -58,3 +59,4 @@ pub mod state;
 pub mod store;
 pub mod traces;
 pub mod v1;
+pub mod webhooks;

@@ -150,7 +150,7 @@ fn limit(rate: u64) -> Option<u64> {
     (rate > 0).then_some(rate)
 }
 
-/// What all live sandboxes of a team may hold together, its volumes, and its templates.
+/// What all live sandboxes of a team may hold together, its volumes, its templates and its webhooks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Quota {
@@ -167,6 +167,8 @@ pub struct Quota {
     /// That builds may take in 30 days.
     #[serde(default = "default_build_minutes")]
     pub build_minutes: u64,
+    #[serde(default = "default_webhooks")]
+    pub webhooks: u32,
 }
 
 /// Of a plan whose quota was written before there were volumes.
@@ -185,6 +187,11 @@ fn default_templates() -> u32 {
 
 fn default_build_minutes() -> u64 {
     600
+}
+
+/// Of a plan whose quota was written before there were webhooks.
+fn default_webhooks() -> u32 {
+    10
 }
 
 impl Quota {
@@ -244,6 +251,7 @@ impl Default for Plans {
                     volume_gib: 100,
                     templates: 20,
                     build_minutes: 600,
+                    webhooks: 10,
                 },
                 disk: DiskRates { bandwidth: 256 << 20, operations: 10_000, flushes: 100 },
                 network: NetworkRates { bandwidth: 128 << 20, packets: 100_000 },
@@ -265,6 +273,7 @@ impl Default for Plans {
                     volume_gib: 1000,
                     templates: 200,
                     build_minutes: 6000,
+                    webhooks: 10,
                 },
                 disk: DiskRates { bandwidth: 384 << 20, operations: 15_000, flushes: 150 },
                 network: NetworkRates { bandwidth: 1 << 30, packets: 200_000 },
@@ -286,6 +295,7 @@ impl Default for Plans {
                     volume_gib: 10_000,
                     templates: 2000,
                     build_minutes: 60_000,
+                    webhooks: 100,
                 },
                 disk: DiskRates::default(),
                 network: NetworkRates::default(),

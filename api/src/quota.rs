@@ -7,11 +7,11 @@ use crate::plan::{PlanLimits, Quota};
 use crate::store::usage::Usage;
 
 /// The quota that is checked when sandboxes are created, forked, resumed, and woken by requests, when volumes and templates are
-/// created, and when versions are built.
+/// created, when versions are built, and when webhooks are created.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
 #[schema(as = Quota)]
 pub struct QuotaBody {
-    /// What all live sandboxes may hold together, the volumes, and the templates.
+    /// What all live sandboxes may hold together, the volumes, the templates, and the webhooks.
     pub limits: Amounts,
     /// What the team holds now.
     pub usage: UsageBody,
@@ -35,11 +35,12 @@ pub struct UsageBody {
     pub templates: u32,
     /// That builds took in the last 30 days, those that are under way among them.
     pub build_minutes: u64,
+    pub webhooks: u32,
     /// Bytes of disk that sandboxes, live and stopped, checkpoints, volumes, versions of templates, and files for builds hold.
     pub retained_bytes: u64,
 }
 
-/// Sandboxes, CPUs, MiB, volumes, GiB, templates, minutes.
+/// Sandboxes, CPUs, MiB, volumes, GiB, templates, minutes, webhooks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, ToSchema)]
 pub struct Amounts {
     pub sandboxes: u32,
@@ -51,6 +52,7 @@ pub struct Amounts {
     pub templates: u32,
     /// That builds may take in 30 days.
     pub build_minutes: u64,
+    pub webhooks: u32,
 }
 
 impl Amounts {
@@ -74,6 +76,11 @@ impl Amounts {
         Self { templates: 1, ..Self::default() }
     }
 
+    /// One webhook.
+    pub fn of_webhook() -> Self {
+        Self { webhooks: 1, ..Self::default() }
+    }
+
     /// One build, however long it takes.
     pub fn of_build() -> Self {
         Self { build_minutes: 1, ..Self::default() }
@@ -90,6 +97,7 @@ impl From<Quota> for Amounts {
             volume_gib: quota.volume_gib,
             templates: quota.templates,
             build_minutes: quota.build_minutes,
+            webhooks: quota.webhooks,
         }
     }
 }
@@ -108,6 +116,7 @@ impl QuotaBody {
                 volume_gib: usage.volume_gib,
                 templates: usage.templates,
                 build_minutes: usage.build_minutes,
+                webhooks: usage.webhooks,
                 retained_bytes: usage.retained_bytes,
             },
             reservation,

@@ -45,6 +45,7 @@ impl Service {
         requests.register(&mut registry);
         if let Some(app) = &sandboxes {
             app.metrics.register(&mut registry);
+            app.webhooks.metrics.register(&mut registry, "team_webhook");
         }
         if let Some(app) = &payments {
             app.webhooks.metrics.register(&mut registry, "webhook");
@@ -143,6 +144,7 @@ fn envelope_of_sandboxes(path: &str) -> Render {
 async fn metrics(State(service): State<Service>) -> Result<Response, ApiError> {
     if let Some(app) = &service.sandboxes {
         app.metrics.sandboxes(&app.store.sandboxes.counts().await?);
+        app.webhooks.metrics.loads(&app.store.webhooks.sent.loads().await?);
     }
     if let Some(app) = &service.payments {
         app.webhooks.metrics.loads(&app.store.webhook_endpoints.loads().await?);

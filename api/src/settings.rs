@@ -28,6 +28,7 @@ pub struct Settings {
     /// None where nothing is charged.
     pub prices: Option<Prices>,
     pub events: EventSettings,
+    pub webhooks: sandpiper_delivery::settings::Settings,
     pub timing: Timing,
 }
 

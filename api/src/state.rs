@@ -22,6 +22,7 @@ use crate::orchestration::sync::CatalogRequests;
 use crate::profiles::KnownProfiles;
 use crate::settings::Settings;
 use crate::store::Store;
+use crate::webhooks::source::{TeamWebhooks, Teams};
 
 /// Tries to sign in with one address, and to accept invitations.
 const LOGINS_PER_MINUTE: NonZeroU32 = NonZeroU32::new(10).unwrap();
@@ -45,7 +46,7 @@ pub struct Parts {
     pub settings: Settings,
     pub store: Store,
     /// Seals tenants' secrets.
-    pub vault: Vault,
+    pub vault: Arc<Vault>,
     pub agent: AgentClient,
     pub rate_limits: RateLimits,
     /// Of each team, whatever keys and sessions its requests come with.
@@ -72,6 +73,7 @@ pub struct Parts {
     pub unannounced_uploads: PerTeam,
     pub profiles: KnownProfiles,
     pub offer: Offer,
+    pub webhooks: Arc<TeamWebhooks>,
     /// Cancelled when this process is to end: whatever is sent without an end ends then, and clients go on elsewhere.
     pub ending: CancellationToken,
 }
@@ -87,7 +89,12 @@ impl Deref for App {
 impl App {
     /// Assembles the state.
     pub fn new(settings: Settings, store: Store, vault: Vault, clock: Clock) -> Self {
+        let vault = Arc::new(vault);
+        let teams = Teams { store: store.webhooks.clone(), vault: vault.clone() };
+        let deliveries = store.webhooks.sent.clone();
+        let webhooks = TeamWebhooks::new(settings.webhooks.clone(), deliveries, teams, clock.clone());
         Self(Arc::new(Parts {
+            webhooks: Arc::new(webhooks),
             agent: AgentClient::new(settings.agent_socket.clone()),
             rate_limits: RateLimits::new(settings.rate_limit),
             team_rate_limits: RateLimits::new(settings.team_rate_limit),

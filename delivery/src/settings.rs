@@ -1,4 +1,4 @@
-//! `[webhooks]` of the configuration. When to try again and how long is the specification's, not the operator's.
+//! `[webhooks]` and `[team_webhooks]` of the configuration. When to try again and how long is the specification's, not the operator's.
 
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
@@ -30,7 +30,7 @@ const SHORTEST_KEEP: u32 = 8;
 impl Settings {
     /// Which setting is wrong, and why, if any is.
     pub fn problem(&self) -> Option<(&'static str, &'static str)> {
-        (self.keep_days < SHORTEST_KEEP).then_some(("webhooks.keep_days", "must be at least 8"))
+        (self.keep_days < SHORTEST_KEEP).then_some(("keep_days", "must be at least 8"))
     }
 }
 

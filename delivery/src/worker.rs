@@ -237,8 +237,9 @@ impl<S: Source> Worker<S> {
     fn note(&self, finished: &Finished<S::Endpoint>) {
         self.webhooks().metrics.finished(finished);
         let claimed = &finished.claimed;
+        let endpoint = claimed.endpoint.span();
         let span = tracing::info_span!(
-            parent: claimed.endpoint.span(),
+            parent: &endpoint,
             "webhook",
             delivery = %claimed.id,
             attempt = claimed.attempt,

@@ -10,12 +10,12 @@ use sandpiper_dashboard::terminal::Terminals;
 use sandpiper_db::secrets::Vault;
 use sandpiper_db::sole::Sole;
 use sandpiper_db::{Database, DatabaseLocation};
+use sandpiper_delivery::Dependencies;
+use sandpiper_delivery::retention::Retention;
+use sandpiper_delivery::worker::Worker;
 use sandpiper_http::clock::Clock;
 use sandpiper_http::{listener, metrics};
 use sandpiper_ingress::ListenerTls;
-use sandpiper_payments::delivery::Dependencies;
-use sandpiper_payments::delivery::retention::Retention;
-use sandpiper_payments::delivery::worker::Worker;
 use sandpiper_payments::state::{App as Payments, prune_rate_limits};
 use sandpiper_protocol::error_chain::chain;
 use sandpiper_trace::Traces;
@@ -40,6 +40,7 @@ use crate::privileges;
 use crate::service::Service;
 use crate::state::App;
 use crate::store::{Store, processes};
+use crate::webhooks::enqueuer;
 
 /// How long the end waits for starts of sandboxes that are under way. What is not finished then is settled by the
 /// synchronisation after the next start.
@@ -86,7 +87,8 @@ async fn serve(config: Config, listener: TcpListener, metrics: TcpListener, trac
     let clock = Clock::system();
     let sandboxes = config.roles.sandboxes.then(|| sandboxes(&config, &database, &clock)).transpose()?;
     let payments = config.roles.payments.then(|| payments(&config, &database, &clock)).transpose()?;
-    let dependencies = config.roles.payments.then(|| Dependencies::system(&config.webhooks)).transpose()?;
+    let of_teams = config.roles.sandboxes.then(|| Dependencies::system(&config.team_webhooks)).transpose()?;
+    let of_merchants = config.roles.payments.then(|| Dependencies::system(&config.webhooks)).transpose()?;
     let service = Service::new(database.clone(), sandboxes, payments).with_traces(traces);
     let agent = match &service.sandboxes {
         Some(app) => join(&config, app, sole.is_some()).await?,
@@ -99,10 +101,10 @@ async fn serve(config: Config, listener: TcpListener, metrics: TcpListener, trac
     let metrics = tokio::net::TcpListener::from_std(metrics)?;
     let (stop, stopped) = watch::channel(false);
     let mut tasks = Vec::new();
-    if let Some(app) = &service.sandboxes {
-        tasks.extend(sandbox_tasks(app, &database, agent, &stopped));
+    if let Some((app, dependencies)) = service.sandboxes.as_ref().zip(of_teams) {
+        tasks.extend(sandbox_tasks(app, &database, agent, dependencies, &stopped));
     }
-    if let Some((app, dependencies)) = service.payments.as_ref().zip(dependencies) {
+    if let Some((app, dependencies)) = service.payments.as_ref().zip(of_merchants) {
         tasks.extend(payment_tasks(app, dependencies, &stopped));
     }
     let (service, mcp) = with_mcp(service, &config, &stopped, &mut tasks).await?;
@@ -180,7 +182,13 @@ fn payments(config: &Config, database: &Database, clock: &Clock) -> anyhow::Resu
     Ok(Payments::new(config.payments(), store, vault, clock.clone()))
 }
 
-fn sandbox_tasks(app: &App, database: &Database, agent: Option<String>, stop: &watch::Receiver<bool>) -> [Task; 7] {
+fn sandbox_tasks(
+    app: &App,
+    database: &Database,
+    agent: Option<String>,
+    dependencies: Dependencies,
+    stop: &watch::Receiver<bool>,
+) -> [Task; 10] {
     let listener = Listener::new(app.agent.clone(), database.writes(), app.settings.timing.sync);
     let (for_sync, for_policies) = (listener.news(), listener.news());
     [
@@ -191,6 +199,9 @@ fn sandbox_tasks(app: &App, database: &Database, agent: Option<String>, stop: &w
         (tokio::spawn(beat(app.clone(), agent, stop.clone())), "heartbeat"),
         (tokio::spawn(last_use::keep(app.clone(), stop.clone())), "notes on the use of keys"),
         (tokio::spawn(event_retention::keep(app.clone(), stop.clone())), "removal of old events"),
+        (tokio::spawn(enqueuer::run(app.clone(), stop.clone())), "deliveries of events"),
+        (tokio::spawn(Worker::new(app.webhooks.clone(), dependencies).run(stop.clone())), "worker of teams' webhooks"),
+        (tokio::spawn(Retention::new(app.webhooks.clone()).run(stop.clone())), "deletion of teams' old webhooks"),
     ]
 }
 

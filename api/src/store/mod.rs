@@ -1,5 +1,5 @@
 //! What must survive of sandboxes: users, teams, keys, templates and their versions, files for builds, sandboxes, checkpoints, volumes,
-//! what they are billed by, events, idempotency keys, and which processes are alive.
+//! what they are billed by, events and webhooks, idempotency keys, and which processes are alive.
 //!
 //! One file per resource, each a handle over the same [`Database`].
 
@@ -30,6 +30,7 @@ pub mod uploads;
 pub mod usage;
 mod volume_events;
 pub mod volumes;
+pub mod webhooks;
 
 pub use checkpoints::Checkpoints;
 pub use events::Events;
@@ -45,9 +46,10 @@ pub use teams::Teams;
 pub use templates::Templates;
 pub use uploads::Uploads;
 pub use volumes::Volumes;
+pub use webhooks::Webhooks;
 
 /// What is sealed under the secrets key, each for the id of its row.
-pub const SEALED: [SealedColumn; 2] = [
+pub const SEALED: [SealedColumn; 3] = [
     SealedColumn {
         name: "variables of sandboxes",
         select: "SELECT id, envs AS sealed FROM sandboxes WHERE envs IS NOT NULL AND id > $1 ORDER BY id LIMIT $2",
@@ -58,6 +60,12 @@ pub const SEALED: [SealedColumn; 2] = [
         select: "SELECT id, sealed_order AS sealed FROM template_versions \
                  WHERE sealed_order IS NOT NULL AND id > $1 ORDER BY id LIMIT $2",
         update: "UPDATE template_versions SET sealed_order = $1 WHERE id = $2 AND sealed_order = $3",
+    },
+    SealedColumn {
+        name: "secrets of webhooks",
+        select: "SELECT webhook_id AS id, sealed FROM team_webhooks \
+                 WHERE sealed IS NOT NULL AND webhook_id > $1 ORDER BY webhook_id LIMIT $2",
+        update: "UPDATE team_webhooks SET sealed = $1 WHERE webhook_id = $2 AND sealed = $3",
     },
 ];
 
@@ -74,6 +82,7 @@ pub struct Store {
     pub checkpoints: Checkpoints,
     pub volumes: Volumes,
     pub events: Events,
+    pub webhooks: Webhooks,
     pub uploads: Uploads,
     pub intervals: Intervals,
     pub storage: Storage,
@@ -83,7 +92,7 @@ pub struct Store {
 }
 
 impl Store {
-    /// Over a database that is open.
+    /// Over a database that is open. Starts a task that writes what webhooks need.
     pub fn new(database: Database) -> Self {
         let own = OwnId::new();
         Self {
@@ -97,6 +106,7 @@ impl Store {
             checkpoints: Checkpoints::new(database.clone(), own.clone()),
             volumes: Volumes::new(database.clone(), own.clone()),
             events: Events::new(database.clone()),
+            webhooks: Webhooks::new(database.clone()),
             uploads: Uploads::new(database.clone(), own.clone()),
             intervals: Intervals::new(database.clone()),
             storage: Storage::new(database.clone()),

@@ -27,6 +27,7 @@ pub struct Usage {
     pub built_minutes: u64,
     /// Builds under way, also those that wait.
     pub builds: u32,
+    pub webhooks: u32,
     /// Of the host's disk: sandboxes, live or not, checkpoints, volumes, versions of templates, and files for builds.
     pub retained_bytes: u64,
 }
@@ -100,6 +101,7 @@ pub(super) async fn usage(
               WHERE t.team_id = $1 AND v.state IN ('queued', 'building', 'warming')) AS building_ms, \
              (SELECT COUNT(*) FROM template_versions v JOIN templates t ON t.id = v.template_id \
               WHERE t.team_id = $1 AND v.state IN ('queued', 'building', 'warming')) AS builds, \
+             (SELECT COUNT(*) FROM team_webhooks WHERE team_id = $1 AND deleted_at_ms IS NULL) AS webhooks, \
              (SELECT CAST(COALESCE(SUM(v.retained_bytes), 0) AS BIGINT) FROM template_versions v \
               JOIN templates t ON t.id = v.template_id WHERE t.team_id = $1) AS version_bytes, \
              (SELECT CAST(COALESCE(SUM(bytes), 0) AS BIGINT) FROM uploads WHERE team_id = $1) AS upload_bytes \
@@ -126,6 +128,7 @@ pub(super) async fn usage(
         build_minutes: built_ms.saturating_add(bytes("building_ms")?).div_ceil(MINUTE_MS),
         built_minutes: built_ms.div_ceil(MINUTE_MS),
         builds: count(row.try_get("builds")?)?,
+        webhooks: count(row.try_get("webhooks")?)?,
         retained_bytes: bytes("sandbox_bytes")?
             .saturating_add(bytes("checkpoint_bytes")?)
             .saturating_add(bytes("volume_bytes")?)

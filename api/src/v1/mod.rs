@@ -27,6 +27,7 @@
 //! | `GET/POST /v1/api_keys`, `DELETE /v1/api_keys/{id}` | [`api_keys`] |
 //! | `GET /v1/audit` | [`audit`] |
 //! | `GET /v1/events` | [`events`] |
+//! | `GET/POST /v1/webhooks`, `GET/PATCH/DELETE /v1/webhooks/{id}`, and `…/secret`, `…/test`, `…/deliveries` below | [`webhooks`] |
 //!
 //! Every handler's first parameter says what the caller must be able to do; what belongs to another team does not exist for it.
 
@@ -55,6 +56,7 @@ pub mod teams;
 pub mod templates;
 pub mod usage;
 pub mod volumes;
+pub mod webhooks;
 
 /// What needs neither a key nor a session: the ways to one.
 pub fn entrance() -> OpenApiRouter<App> {
@@ -110,4 +112,11 @@ pub fn router() -> OpenApiRouter<App> {
         .routes(routes!(api_keys::revoke))
         .routes(routes!(audit::list))
         .routes(routes!(events::read))
+        .routes(routes!(webhooks::list, webhooks::create::create))
+        .routes(routes!(webhooks::show, webhooks::change::update, webhooks::delete))
+        .routes(routes!(webhooks::change::rotate_secret))
+        .routes(routes!(webhooks::deliveries::test))
+        .routes(routes!(webhooks::deliveries::list))
+        .routes(routes!(webhooks::deliveries::show))
+        .routes(routes!(webhooks::deliveries::redeliver))
 }

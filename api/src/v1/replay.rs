@@ -48,10 +48,11 @@ fn hide(response: &mut Value) {
     for object in holders_of_sessions(response) {
         object.remove("session");
     }
-    // An API key or the token of an invitation: shown once.
+    // An API key, the token of an invitation, the secret of a webhook: shown once.
     if let Some(response) = response.as_object_mut() {
         response.remove("key");
         response.remove("token");
+        response.remove("secret");
     }
 }
 

@@ -37,6 +37,7 @@ mod sandbox;
 mod sessions;
 mod support;
 mod sync;
+mod team_webhooks;
 mod templates;
 mod usage;
 mod validation;

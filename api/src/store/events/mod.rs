@@ -158,16 +158,24 @@ pub(super) async fn write(tx: &mut Tx, mut events: Vec<NewEvent>) -> Result<(), 
 
 /// The event of a row; `None` where the counter stands alone.
 fn event(row: &AnyRow) -> Result<Option<EventRow>, StoreError> {
-    let Some(sequence) = row.try_get::<Option<i64>, _>("sequence")? else { return Ok(None) };
+    if row.try_get::<Option<i64>, _>("sequence")?.is_none() {
+        return Ok(None);
+    }
+    read(row).map(Some)
+}
+
+/// The event of a row of its own.
+pub(super) fn read(row: &AnyRow) -> Result<EventRow, StoreError> {
+    let sequence: i64 = row.try_get("sequence")?;
     let data: String = row.try_get("data")?;
-    Ok(Some(EventRow {
+    Ok(EventRow {
         sequence: count(sequence)?,
         event_type: decode_enum(row.try_get("type")?)?,
         resource: row.try_get("resource")?,
         data: serde_json::from_str(&data)
             .map_err(|_| StoreError::Corrupt { what: format!("data of event {sequence}") })?,
         created_at: from_ms(row.try_get("created_at_ms")?)?,
-    }))
+    })
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use sandpiper_protocol::ids::TeamId;
 use sqlx::Row;
 
 use super::Events;
+use crate::store::webhooks::enqueue::enqueued_of_all;
 
 /// Events of one transaction: few, for the team's next event waits meanwhile.
 pub const AT_ONCE: usize = 500;
@@ -30,7 +31,7 @@ impl Events {
     }
 
     /// Removes up to [`AT_ONCE`] of a team's oldest events: those from before `end`, and those that the newest `most` do not
-    /// include. How many that were.
+    /// include. Those that a webhook of the team has yet to be looked at for stay. How many that were.
     ///
     /// # Errors
     ///
@@ -45,6 +46,7 @@ impl Events {
         .fetch_optional(&mut *tx)
         .await?;
         let Some(last) = last else { return Ok(0) };
+        let enqueued = enqueued_of_all(&mut tx, team).await?;
         let oldest =
             sqlx::query("SELECT sequence, created_at_ms FROM events WHERE team_id = $1 ORDER BY sequence LIMIT $2")
                 .bind(team.as_str())
@@ -56,6 +58,9 @@ impl Events {
             let (sequence, created_at): (i64, i64) = (row.try_get("sequence")?, row.try_get("created_at_ms")?);
             // From the first that stays, all stay: a reader is told of one place where the gap ends.
             if created_at >= to_ms(end) && sequence > last - i64::from(most) {
+                break;
+            }
+            if enqueued.is_some_and(|enqueued| sequence > enqueued) {
                 break;
             }
             old.push(sequence);

@@ -4,11 +4,9 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
-use jiff::Timestamp;
 use sandpiper_http::error::ApiError;
 use sandpiper_http::query::{Pairs, unknown};
 use serde::Serialize;
-use serde_json::Value;
 use utoipa::ToSchema;
 
 use super::page::Paging;
@@ -16,36 +14,12 @@ use super::sse;
 use crate::auth::ReadAccess;
 use crate::errors;
 use crate::state::App;
-use crate::store::events::{EventFilter, EventPage, EventRow, EventType};
+use crate::store::events::{EventFilter, EventPage, EventType};
 
+pub mod body;
 mod stream;
 
-/// Something that happened.
-#[derive(Debug, Serialize, ToSchema)]
-#[schema(as = Event)]
-pub struct EventBody {
-    /// From 1 on in each team, one more for each event. Who has read all up to one misses none by asking for what follows it.
-    pub sequence: u64,
-    /// `sandbox.ready` and others; there will be more.
-    #[serde(rename = "type")]
-    pub event_type: &'static str,
-    pub resource: ResourceBody,
-    /// What is told of the resource, by its kind.
-    #[schema(value_type = Object)]
-    pub data: Value,
-    /// When it was written down, which is soon after it happened.
-    pub created_at: Timestamp,
-}
-
-/// What an event happened to.
-#[derive(Debug, Serialize, ToSchema)]
-#[schema(as = EventResource)]
-pub struct ResourceBody {
-    /// `sandbox`, `checkpoint`, `build` or `volume`.
-    pub kind: &'static str,
-    /// A build's is that of the template's version.
-    pub id: String,
-}
+use body::EventBody;
 
 /// One page.
 #[derive(Debug, Serialize, ToSchema)]
@@ -57,14 +31,6 @@ pub struct EventList {
     pub next_after: u64,
     /// Whether to ask for them at once: some may be there already.
     pub has_more: bool,
-}
-
-impl From<EventRow> for EventBody {
-    fn from(row: EventRow) -> Self {
-        let EventRow { sequence, event_type, resource, data, created_at } = row;
-        let resource = ResourceBody { kind: event_type.resource_kind().as_str(), id: resource };
-        Self { sequence, event_type: event_type.as_str(), resource, data, created_at }
-    }
 }
 
 /// Read what happened

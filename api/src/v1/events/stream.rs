@@ -11,7 +11,7 @@ use futures_util::{Stream, StreamExt, stream};
 use sandpiper_protocol::error_chain::chain;
 use sandpiper_protocol::ids::TeamId;
 
-use super::EventBody;
+use super::body::EventBody;
 use crate::auth::Caller;
 use crate::in_flight::PerTeamGuard;
 use crate::state::App;

@@ -33,7 +33,7 @@ const fn operation(needs: Needs, method: &'static str, path: &'static str) -> Op
 
 /// What is about accounts. A new operation has to be added here, or
 /// `every_operation_is_listed` fails. Those that take something away come last.
-const PEOPLE: [Operation; 20] = [
+const PEOPLE: [Operation; 30] = [
     Operation {
         body: Some(|| json!({"email": "eve@example.com", "password": "guessed"})),
         ..operation(Needs::Nothing, "POST", "/v1/login")
@@ -57,6 +57,19 @@ const PEOPLE: [Operation; 20] = [
     operation(Needs::Admin, "GET", "/v1/api_keys"),
     Operation { body: Some(|| json!({"capability": "read"})), ..operation(Needs::Admin, "POST", "/v1/api_keys") },
     operation(Needs::Admin, "GET", "/v1/audit"),
+    operation(Needs::Key, "GET", "/v1/webhooks"),
+    Operation {
+        body: Some(|| json!({"url": "https://hooks.example.test/"})),
+        ..operation(Needs::Admin, "POST", "/v1/webhooks")
+    },
+    operation(Needs::Key, "GET", "/v1/webhooks/{id}"),
+    Operation { body: Some(|| json!({"enabled": false})), ..operation(Needs::Admin, "PATCH", "/v1/webhooks/{id}") },
+    operation(Needs::Admin, "POST", "/v1/webhooks/{id}/secret"),
+    operation(Needs::Admin, "POST", "/v1/webhooks/{id}/test"),
+    operation(Needs::Key, "GET", "/v1/webhooks/{id}/deliveries"),
+    operation(Needs::Key, "GET", "/v1/webhooks/{id}/deliveries/{delivery}"),
+    operation(Needs::Admin, "POST", "/v1/webhooks/{id}/deliveries/{delivery}/redeliver"),
+    operation(Needs::Admin, "DELETE", "/v1/webhooks/{id}"),
     Operation {
         body: Some(|| json!({"role": "viewer"})),
         ..operation(Needs::Admin, "PATCH", "/v1/teams/{team}/members/{user}")
@@ -78,7 +91,7 @@ impl Operation {
     async fn send(&self, host: &Host, team: &str, token: &str) -> Answer {
         // Of nobody: who may ask is told that there is none.
         let path = self.path.replace("{team}", team).replace("{user}", "usr0000000000000000000000");
-        let path = path.replace("{id}", "key0000000000000000000000");
+        let path = path.replace("{id}", "key0000000000000000000000").replace("{delivery}", "dlv_0");
         host.for_team(team, self.method, &path, token, self.body.map(|body| body())).await
     }
 }
@@ -114,7 +127,9 @@ async fn what_is_for_users_is_not_for_keys_strangers_or_nobody() {
         let is_for_keys = operation.needs == Needs::Key;
         for key in [&host.read, &host.write] {
             let answer = operation.send(&host, "acme", key).await;
-            assert_eq!(answer.status.as_u16(), if is_for_keys { 200 } else { 403 }, "{what}: {}", answer.text);
+            // Of what is not there.
+            let read = if operation.path.contains("{id}") { 404 } else { 200 };
+            assert_eq!(answer.status.as_u16(), if is_for_keys { read } else { 403 }, "{what}: {}", answer.text);
         }
         for token in ["", "nonsense", &format!("sps_{}", "0".repeat(40))] {
             operation.send(&host, "acme", token).await.refused(401, "unauthorized");
