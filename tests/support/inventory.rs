@@ -20,7 +20,7 @@ use crate::wait::wait_until;
 use crate::watch::Services;
 
 /// Tables of what is kept after it happened, or for ever.
-const KEPT: [&str; 25] = [
+const KEPT: [&str; 28] = [
     "api_keys",
     "audit",
     "banks",
@@ -39,6 +39,9 @@ const KEPT: [&str; 25] = [
     "payments",
     "storage_hours",
     "storage_samples",
+    "team_webhook_attempts",
+    "team_webhook_deliveries",
+    "team_webhooks",
     "teams",
     "template_versions",
     "usage_intervals",

@@ -46,6 +46,7 @@ struct Amounts {
     volume_gib: u64,
     templates: u64,
     build_minutes: u64,
+    webhooks: u64,
 }
 
 /// One line of the table: what, how much of it is in use, how much may be.
@@ -56,7 +57,7 @@ struct Line {
 }
 
 impl Quota {
-    fn lines(&self) -> [Line; 7] {
+    fn lines(&self) -> [Line; 8] {
         let line = |what, of: fn(&Amounts) -> u64| Line { what, used: of(&self.usage), limit: of(&self.limits) };
         [
             line("Sandboxes", |amounts| amounts.sandboxes),
@@ -66,6 +67,7 @@ impl Quota {
             line("Volumes in GiB", |amounts| amounts.volume_gib),
             line("Templates", |amounts| amounts.templates),
             line("Minutes of builds in 30 days", |amounts| amounts.build_minutes),
+            line("Webhooks", |amounts| amounts.webhooks),
         ]
     }
 }

@@ -28,6 +28,7 @@ mod templates;
 mod terminal;
 mod usage;
 mod volumes;
+mod webhooks;
 
 /// All of them, below `/dashboard`.
 pub(crate) fn router() -> Router<Dashboard> {
@@ -62,6 +63,9 @@ pub(crate) fn router() -> Router<Dashboard> {
         .route("/{team}/volumes/{id}/delete", post(volumes::delete))
         .route("/{team}/keys", get(keys::list).post(keys::create))
         .route("/{team}/keys/{id}/revoke", post(keys::revoke))
+        .route("/{team}/webhooks", get(webhooks::list).post(webhooks::create))
+        .route("/{team}/webhooks/{id}", get(webhooks::show))
+        .route("/{team}/webhooks/{id}/do", post(webhooks::act))
         .route("/{team}/members", get(members::list).post(members::invite))
         .route("/{team}/members/{user}/do", post(members::act))
         .route("/{team}/invitations/{id}/withdraw", post(members::withdraw))

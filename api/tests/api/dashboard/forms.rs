@@ -18,7 +18,7 @@ enum Needs {
 type Form = (Needs, &'static str, &'static [(&'static str, &'static str)]);
 
 /// Every form of a team, with something that is no thing of it: who may not is refused before it is looked for.
-const FORMS: [Form; 16] = [
+const FORMS: [Form; 23] = [
     (Needs::Member, "new", &[("template", "nonsense"), ("internet", "yes")]),
     (Needs::Member, "sandboxes/sbx0/do", &[("action", "pause")]),
     (Needs::Member, "sandboxes/sbx0/do", &[("action", "stop")]),
@@ -33,6 +33,13 @@ const FORMS: [Form; 16] = [
     (Needs::Member, "checkpoints/ckp0/do", &[("action", "delete")]),
     (Needs::Member, "volumes/vol0/delete", &[]),
     (Needs::Admin, "keys/key0/revoke", &[]),
+    (Needs::Admin, "webhooks/whk0/do", &[("action", "test")]),
+    (Needs::Admin, "webhooks/whk0/do", &[("action", "enable")]),
+    (Needs::Admin, "webhooks/whk0/do", &[("action", "disable")]),
+    (Needs::Admin, "webhooks/whk0/do", &[("action", "change"), ("url", "https://hooks.example.test/")]),
+    (Needs::Admin, "webhooks/whk0/do", &[("action", "rotate")]),
+    (Needs::Admin, "webhooks/whk0/do", &[("action", "redeliver"), ("delivery", "dlv_0")]),
+    (Needs::Admin, "webhooks/whk0/do", &[("action", "delete")]),
     (Needs::Admin, "members/usr0/do", &[("action", "role"), ("role", "viewer")]),
     (Needs::Admin, "invitations/inv0/withdraw", &[]),
 ];
@@ -54,6 +61,7 @@ async fn every_form_is_done_for_every_role_that_may_send_it() {
             (Needs::Member, "volumes", vec![("name", format!("of-{role}"))]),
             (Needs::Admin, "keys", vec![("name", format!("of {role}")), ("capability", "read".to_owned())]),
             (Needs::Admin, "members", vec![("role", "viewer".to_owned())]),
+            (Needs::Admin, "webhooks", vec![("url", "https://hooks.example.test/".to_owned())]),
         ] {
             let fields: Vec<_> = fields.iter().map(|(name, value)| (*name, value.as_str())).collect();
             let status = visitor.send_as(&word, &format!("/dashboard/acme/{path}"), &fields).await.status.as_u16();
@@ -182,6 +190,42 @@ async fn a_key_is_shown_once_works_and_is_revoked() {
     let id = keys["api_keys"].as_array().unwrap().iter().find(|key| key["name"] == "ci").unwrap()["id"].clone();
     leads_to(&ada.send(&format!("/dashboard/acme/keys/{}/revoke", id.as_str().unwrap()), &[]).await);
     host.call("GET", "/v1/sandboxes", &key, None).await.refused(401, "unauthorized");
+}
+
+#[tokio::test]
+async fn a_webhook_is_made_tried_changed_and_deleted() {
+    let host = Host::new().await;
+    let user = host.user("ada@example.com", "acme", Role::Admin).await;
+    let ada = host.visitor(&user.token);
+    let fields =
+        [("url", "https://hooks.example.test/"), ("name", "on call"), ("types", "sandbox.crashed\nvolume.lost\n")];
+    let made = ada.send("/dashboard/acme/webhooks", &fields).await;
+    assert_eq!(made.status.as_u16(), 200, "{}", made.text);
+    let secret = |text: &str| text.split("<code>whsec_").nth(1).map(|rest| rest.split('<').next().unwrap().to_owned());
+    let first = secret(&made.text).unwrap();
+    let list = ada.page("/dashboard/acme/webhooks").await;
+    assert!(secret(&list).is_none() && list.contains("sandbox.crashed, volume.lost"), "{list}");
+    let webhooks = host.get("/v1/webhooks").await.expect(200);
+    let page = format!("/dashboard/acme/webhooks/{}", webhooks["webhooks"][0]["id"].as_str().unwrap());
+    let act = async |fields: &[(&str, &str)]| leads_to(&ada.send(&format!("{page}/do"), fields).await).to_owned();
+
+    assert_eq!(act(&[("action", "test")]).await, page);
+    assert!(ada.page(&page).await.contains("webhook.test"));
+    assert_eq!(act(&[("action", "disable")]).await, page);
+    let shown = ada.page(&page).await;
+    assert!(shown.contains("cancelled") && shown.contains(">Enable<") && !shown.contains("Send again"));
+    assert_eq!(act(&[("action", "enable")]).await, page);
+    let shown = ada.page(&page).await;
+    let delivery = hidden(shown.split_once("Send again").unwrap().0.rsplit_once("<td>").unwrap().1, "delivery").unwrap();
+    assert_eq!(act(&[("action", "redeliver"), ("delivery", &delivery)]).await, page);
+    assert!(ada.page(&page).await.contains("<small>again</small>"));
+    assert_eq!(act(&[("action", "change"), ("url", "https://hooks.example.test/other")]).await, page);
+    let changed = &host.get("/v1/webhooks").await.expect(200)["webhooks"][0];
+    assert_eq!((&changed["url"], &changed["types"]), (&json!("https://hooks.example.test/other"), &json!([])));
+    let rotated = ada.send(&format!("{page}/do"), &[("action", "rotate")]).await;
+    assert!(secret(&rotated.text).is_some_and(|second| second != first));
+    assert_eq!(act(&[("action", "delete")]).await, "/dashboard/acme/webhooks");
+    assert_eq!(ada.get(&page).await.status.as_u16(), 404);
 }
 
 #[tokio::test]

@@ -1,13 +1,19 @@
 //! What pages show, and to whom.
 
+use std::time::Duration;
+
 use sandpiper_accounts::Role;
+use sandpiper_api::plan::Plan;
+use sandpiper_api::store::webhooks::{NewWebhook, WebhookId, WebhookKey};
+use sandpiper_delivery::store::claims::{Decision, Finished};
+use sandpiper_delivery::store::delivery::State;
 use serde_json::json;
 
 use super::leads_to;
 use crate::support::Host;
 
 /// Of a team, with what is there; `{…}` is filled in.
-pub(super) const PAGES: [&str; 15] = [
+pub(super) const PAGES: [&str; 17] = [
     "sandboxes",
     "sandboxes?state=ready&metadata=purpose%3Dtests",
     "new",
@@ -19,6 +25,8 @@ pub(super) const PAGES: [&str; 15] = [
     "templates/app/versions/{version}",
     "volumes",
     "volumes/{volume}",
+    "webhooks",
+    "webhooks/{webhook}",
     "limits",
     "usage",
     "members",
@@ -32,6 +40,7 @@ pub(super) struct Things {
     sandbox: String,
     version: String,
     volume: String,
+    webhook: String,
 }
 
 impl Things {
@@ -46,14 +55,40 @@ impl Things {
         let version = host.building("app").await;
         host.agent.print(&version, "Step 1 of 2");
         let volume = host.post("/v1/volumes", json!({"name": "models"})).await.expect(201);
-        Self { sandbox, version, volume: volume["id"].as_str().unwrap().to_owned() }
+        let webhook = webhook(host).await;
+        Self { sandbox, version, volume: volume["id"].as_str().unwrap().to_owned(), webhook }
     }
 
     pub(super) fn path(&self, page: &str) -> String {
         let page = page.replace("{sandbox}", &self.sandbox).replace("{version}", &self.version);
-        let page = page.replace("{volume}", &self.volume);
+        let page = page.replace("{volume}", &self.volume).replace("{webhook}", &self.webhook);
         if page == "account" { "/dashboard/account".to_owned() } else { format!("/dashboard/acme/{page}") }
     }
+}
+
+/// One with a delivery that was refused and one that waits.
+async fn webhook(host: &Host) -> String {
+    let app = &host.app;
+    let (team, now) = (app.store.teams.by_slug("acme").await.unwrap().unwrap().id, app.clock.now());
+    let key = WebhookKey { team, id: WebhookId::generate() };
+    let sealed = app.vault.seal(&key.id, b"whsec_c2VjcmV0").unwrap();
+    let url = "https://hooks.example.test/".to_owned();
+    let new = NewWebhook { key: key.clone(), name: "on call".to_owned(), url, types: Vec::new(), sealed };
+    app.store.webhooks.create(new, app.settings.plans.of(Plan::Pro).quota, now).await.unwrap();
+    app.store.webhooks.test(key.clone(), b"{}".to_vec(), now).await.unwrap();
+    let claimed = app.store.webhooks.sent.claim(1, now).await.unwrap().deliveries.remove(0);
+    let refused = Finished {
+        claimed,
+        ended_at: now,
+        duration: Duration::from_millis(5),
+        signed_at: Some(0),
+        result: Ok(410),
+        detail: "gone".to_owned(),
+        decision: Decision::End(State::Failed),
+    };
+    app.store.webhooks.sent.finish(vec![refused], 4).await.unwrap();
+    app.store.webhooks.test(key.clone(), b"{}".to_vec(), now).await.unwrap();
+    key.id.to_string()
 }
 
 #[tokio::test]
@@ -104,7 +139,7 @@ async fn what_a_team_has_is_shown_to_its_members_alone() {
         assert_eq!(visitor.get(&path).await.status.as_u16(), 404, "{path}");
         // Nor by way of a team of one's own.
         let through_own = path.replace("/acme/", "/rival/");
-        if [&things.sandbox, &things.version, &things.volume].into_iter().any(|id| path.contains(id)) {
+        if [&things.sandbox, &things.version, &things.volume, &things.webhook].into_iter().any(|id| path.contains(id)) {
             assert_eq!(visitor.get(&through_own).await.status.as_u16(), 404, "{through_own}");
         }
     }
