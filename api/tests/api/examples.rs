@@ -1,8 +1,9 @@
 //! The examples of the document: every operation has one, they fit the schemas, and what they send is accepted.
 
+use sandpiper_accounts::Role;
 use serde_json::{Map, Value, json};
 
-use crate::support::Host;
+use crate::support::{Host, request, with_header};
 
 fn document() -> Value {
     serde_json::from_str(&sandpiper_api::document::text().unwrap()).unwrap()
@@ -140,7 +141,7 @@ async fn what_the_examples_send_is_accepted_and_what_comes_back_fits_too() {
         if operation["tags"][0] == "accounts" {
             return false;
         }
-        let is_apart = ["/v1/volumes", "/v1/templates/"].iter().any(|other| path.starts_with(other));
+        let is_apart = ["/v1/volumes", "/v1/templates/", "/v1/webhooks"].iter().any(|other| path.starts_with(other));
         path.starts_with("/v1/") && !is_apart
     });
     operations.sort_by_key(|(method, _, operation)| {
@@ -164,6 +165,54 @@ async fn what_the_examples_send_is_accepted_and_what_comes_back_fits_too() {
         assert_eq!(answer.status.as_u16(), status, "{id}: {}", answer.text);
         if let Some((schema, _)) = body(response) {
             schemas.check(schema, &answer.json(), id).unwrap();
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_the_examples_of_webhooks_send_is_accepted_and_what_comes_back_fits_too() {
+    let host = Host::new().await;
+    let document = document();
+    let schemas = Schemas::of(&document);
+    let admin = host.user("ada@example.com", "acme", Role::Admin).await.token;
+    let steps = [
+        "list_webhooks",
+        "show_webhook",
+        "test_webhook",
+        "list_webhook_deliveries",
+        "show_webhook_delivery",
+        "rotate_webhook_secret",
+        // After which what waits is over.
+        "change_webhook",
+        "redeliver_webhook",
+        "delete_webhook",
+    ];
+    let operations = operations(&document);
+    let of_webhooks = operations.iter().filter(|(_, path, _)| path.starts_with("/v1/webhooks"));
+    assert_eq!(of_webhooks.count(), steps.len() + 1, "every operation, and the one that creates the webhook");
+    let (mut webhook, mut delivery) = (String::new(), String::new());
+    for id in ["create_webhook"].into_iter().chain(steps) {
+        let (method, path, operation) = operations.iter().find(|(_, _, one)| one["operationId"] == id).unwrap();
+        let sent = body(&operation["requestBody"]).map(|(_, example)| example.clone());
+        let path = path.replace("{id}", &webhook).replace("{delivery}", &delivery);
+        let send = async |path: &str, sent| {
+            let request = request(&method.to_uppercase(), path, &admin, sent);
+            host.send(with_header(request, "sandpiper-team", "acme")).await
+        };
+
+        let answer = send(&path, sent).await;
+
+        let (status, response) = success(operation);
+        assert_eq!(answer.status.as_u16(), status, "{id}: {}", answer.text);
+        if let Some((schema, _)) = body(response) {
+            schemas.check(schema, &answer.json(), id).unwrap();
+        }
+        match id {
+            "create_webhook" => webhook = answer.json()["id"].as_str().unwrap().to_owned(),
+            "test_webhook" => delivery = answer.json()["id"].as_str().unwrap().to_owned(),
+            // The example has disabled it.
+            "change_webhook" => drop(send(&path, Some(json!({"enabled": true}))).await.expect(200)),
+            _ => {}
         }
     }
 }

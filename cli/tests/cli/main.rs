@@ -7,6 +7,7 @@ mod mcp;
 mod network;
 mod network_explain;
 mod support;
+mod team_webhooks;
 mod template;
 mod usage;
 mod webhook;

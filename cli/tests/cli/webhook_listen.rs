@@ -138,6 +138,22 @@ async fn a_delivery_is_kept_once_exactly_as_it_came_and_printed() {
 }
 
 #[tokio::test]
+async fn an_event_of_a_team_is_taken_with_the_secret_of_its_webhook() {
+    const SECRET: &str = "whsec_c2VjcmV0";
+    const EVENT: &str = r#"{"sequence":42,"type":"sandbox.crashed","resource":{"kind":"sandbox","id":"sbx1"},"data":{},"created_at":"2026-01-01T00:00:00Z"}"#;
+    let (_folder, store) = store();
+    let mut listener = Listener::start_with(&store, &["--secret", SECRET]);
+    let client = client();
+
+    // The same key, under another prefix.
+    assert_eq!(answer(delivery(&client, &listener.url, "dlv_1", EVENT)).await, ok("stored\n"));
+
+    let event = json!({"sequence": 42, "type": "sandbox.crashed", "resource": {"kind": "sandbox", "id": "sbx1"}});
+    assert_eq!(listener.line(), json!({"outcome": "stored", "idempotency_key": "dlv_1", "event": event}));
+    assert_eq!(kept(&store)["dlv_1.json"], EVENT);
+}
+
+#[tokio::test]
 async fn people_read_a_line_for_each_request_without_what_would_move_their_cursor() {
     let (_folder, store) = store();
     let mut child = command(&store).spawn().unwrap();

@@ -216,7 +216,8 @@ async fn a_webhook_is_made_tried_changed_and_deleted() {
     assert!(shown.contains("cancelled") && shown.contains(">Enable<") && !shown.contains("Send again"));
     assert_eq!(act(&[("action", "enable")]).await, page);
     let shown = ada.page(&page).await;
-    let delivery = hidden(shown.split_once("Send again").unwrap().0.rsplit_once("<td>").unwrap().1, "delivery").unwrap();
+    let delivery =
+        hidden(shown.split_once("Send again").unwrap().0.rsplit_once("<td>").unwrap().1, "delivery").unwrap();
     assert_eq!(act(&[("action", "redeliver"), ("delivery", &delivery)]).await, page);
     assert!(ada.page(&page).await.contains("<small>again</small>"));
     assert_eq!(act(&[("action", "change"), ("url", "https://hooks.example.test/other")]).await, page);
