@@ -2,8 +2,8 @@
 //!
 //! # Dramatis personae
 //!
-//! * A **source** ([`Source`]) has endpoints and makes deliveries to them: payments' merchants are one, teams another. Each has
-//!   tables ([`store`]), secrets and a worker of its own.
+//! * A **source** ([`Source`]) has endpoints and makes deliveries to them. Each has tables ([`store`]), secrets and a worker of
+//!   its own.
 //! * An **endpoint** is where somebody wants webhooks: a public `https` URL ([`endpoint_url`]). Nothing of one endpoint, be it a
 //!   delivery, a secret or a connection, is ever used for another.
 //! * A **delivery** is one webhook from its making to its end. It has an id, which the receiver sees as `Idempotency-Key` in

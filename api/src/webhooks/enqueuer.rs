@@ -46,7 +46,7 @@ pub async fn run(app: App, mut stop: watch::Receiver<bool>) {
 ///
 /// # Errors
 ///
-/// Those of the database. What was made until then is made.
+/// Those of the database; for one webhook, once the others of the same look had their turn. What was made is made.
 pub async fn round(app: &App) -> Result<usize, StoreError> {
     let mut all = 0;
     loop {
@@ -54,12 +54,16 @@ pub async fn round(app: &App) -> Result<usize, StoreError> {
         if behind.is_empty() {
             return Ok(all);
         }
+        let mut failed = None;
         for webhook in behind {
-            let made = app.store.webhooks.enqueue(webhook, body, app.clock.now()).await?;
-            if made > 0 {
-                app.webhooks.wake();
+            match app.store.webhooks.enqueue(webhook, body, app.clock.now()).await {
+                Ok(made) => all += made,
+                Err(error) => failed = Some(error),
             }
-            all += made;
+        }
+        app.webhooks.wake();
+        if let Some(error) = failed {
+            return Err(error);
         }
     }
 }

@@ -216,6 +216,7 @@ async fn an_enqueuing_that_fails_leaves_nothing_and_is_done_again() {
     stage.host.alter(obstacle, obstacle_of_postgres).await;
     enqueuer::round(&stage.host.app).await.unwrap_err();
     assert_eq!(stage.deliveries(&made).await, [] as [Value; 0]);
+    enqueuer::round(&stage.host.app).await.unwrap_err();
 
     stage.host.alter("DROP TRIGGER obstacle", "DROP TRIGGER obstacle ON team_webhooks").await;
     stage.round(&receiver).await;
