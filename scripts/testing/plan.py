@@ -66,7 +66,7 @@ def advisories(job):
 def native(text):
     """The tests that need no guest, those of the API on SQLite and on PostgreSQL; of those only what has `text` in its name."""
     only = ["-E", "test(%s)" % text] if text else []
-    of_api = "(%s)" % " | ".join("package(sandpiper-%s)" % name for name in ("api", "db", "http", "payments"))
+    of_api = "(%s)" % " | ".join("package(sandpiper-%s)" % name for name in ("api", "db", "delivery", "http", "payments"))
     of_api += " & test(%s)" % text if text else ""
     return [
         Step("native tests: build", lambda job: job.must(["cargo", "nextest", "run", "--workspace", "--no-run"], 40, r"^error"),
