@@ -46,6 +46,9 @@ use crate::webhooks::enqueuer;
 /// synchronisation after the next start.
 const FINISH_STARTS: Duration = Duration::from_secs(10);
 
+/// From one look at whether anybody has written to the database to the next.
+const LOOK_FOR_NEWS: Duration = Duration::from_millis(250);
+
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// Serves until a signal.
@@ -189,8 +192,8 @@ fn sandbox_tasks(
     dependencies: Dependencies,
     stop: &watch::Receiver<bool>,
 ) -> [Task; 10] {
-    let listener = Listener::new(app.agent.clone(), database.writes(), app.settings.timing.sync);
-    let (for_sync, for_policies) = (listener.news(), listener.news());
+    let listener = Listener::new(app.agent.clone(), database.writes(), LOOK_FOR_NEWS);
+    let (for_sync, for_policies, for_webhooks) = (listener.news(), listener.news(), listener.news());
     [
         (tokio::spawn(Synchronizer::new(app.clone()).with_news(for_sync).run(stop.clone())), "synchronisation"),
         (tokio::spawn(PolicyWorker::new(app.clone()).with_news(for_policies).run(stop.clone())), "policy worker"),
@@ -199,7 +202,7 @@ fn sandbox_tasks(
         (tokio::spawn(beat(app.clone(), agent, stop.clone())), "heartbeat"),
         (tokio::spawn(last_use::keep(app.clone(), stop.clone())), "notes on the use of keys"),
         (tokio::spawn(event_retention::keep(app.clone(), stop.clone())), "removal of old events"),
-        (tokio::spawn(enqueuer::run(app.clone(), stop.clone())), "deliveries of events"),
+        (tokio::spawn(enqueuer::run(app.clone(), for_webhooks, stop.clone())), "deliveries of events"),
         (tokio::spawn(Worker::new(app.webhooks.clone(), dependencies).run(stop.clone())), "worker of teams' webhooks"),
         (tokio::spawn(Retention::new(app.webhooks.clone()).run(stop.clone())), "deletion of teams' old webhooks"),
     ]

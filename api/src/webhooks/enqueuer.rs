@@ -10,19 +10,22 @@ use sandpiper_protocol::error_chain::chain;
 use tokio::sync::watch;
 use tokio::time::sleep;
 
+use crate::orchestration::news::News;
 use crate::state::App;
 use crate::store::events::EventRow;
 use crate::v1::events::body::EventBody;
 
 /// Between two looks.
 const PAUSE: Duration = Duration::from_millis(250);
+/// Between two looks while there is no news.
+const LONGEST_REST: Duration = Duration::from_secs(10);
 /// After a look that the database did not take part in.
 const PAUSE_AFTER_ERROR: Duration = Duration::from_secs(1);
 /// Webhooks of one look; the next finds the others.
 const AT_ONCE: u32 = 64;
 
-/// Makes deliveries of events until `stop` changes.
-pub async fn run(app: App, mut stop: watch::Receiver<bool>) {
+/// Makes deliveries of events until `stop` changes, and rests while there is no news.
+pub async fn run(app: App, mut news: News, mut stop: watch::Receiver<bool>) {
     loop {
         let looked = tokio::select! {
             looked = round(&app) => looked,
@@ -36,7 +39,10 @@ pub async fn run(app: App, mut stop: watch::Receiver<bool>) {
             }
         };
         tokio::select! {
-            () = sleep(pause) => {}
+            () = async {
+                sleep(pause).await;
+                news.wait(LONGEST_REST).await;
+            } => {}
             _ = stop.changed() => return,
         }
     }
