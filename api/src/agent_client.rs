@@ -15,9 +15,10 @@ use hyper_util::rt::TokioIo;
 use sandpiper_http::error::ApiError;
 use sandpiper_protocol::agent::{
     Allowance, Allowances, Checkpoint, CheckpointList, CreateCheckpoint, CreateSandbox, CreatedSandbox, DeniedPage,
-    EgressProfiles, ErrorBody, ExposedPort, ForkSandbox, ForkedSandboxes, HostInfo, LastingTokens, LogPage, Metrics,
-    Network, PauseSandbox, PortRecord, QUOTA_EXCEEDED, ResumeSandbox, Revision, Revocations, SESSION_KEY, Sandbox,
-    SandboxError, SandboxList, Session, TemplateList, TemplateVersion, UpdateSandbox, Usage,
+    EgressProfiles, ErrorBody, ExplainNetwork, ExposedPort, ForkSandbox, ForkedSandboxes, HostInfo, LastingTokens,
+    LogPage, Metrics, Network, NetworkExplanation, PauseSandbox, PortRecord, QUOTA_EXCEEDED, ResumeSandbox, Revision,
+    Revocations, SESSION_KEY, Sandbox, SandboxError, SandboxList, Session, TemplateList, TemplateVersion,
+    UpdateSandbox, Usage,
 };
 use sandpiper_protocol::error_chain::chain;
 use sandpiper_protocol::ids::SandboxId;
@@ -263,6 +264,11 @@ impl AgentClient {
     /// What a sandbox was kept from reaching.
     pub async fn denied(&self, id: &str) -> Result<DeniedPage, AgentError> {
         self.ask(&format!("/sandboxes/{id}/network/denied")).await
+    }
+
+    /// What a policy would mean on the host.
+    pub async fn explain_network(&self, request: &ExplainNetwork) -> Result<NetworkExplanation, AgentError> {
+        self.call(Method::POST, "/network/explain", Some(request), ASK).await
     }
 
     /// Names of the egress profiles of the host.

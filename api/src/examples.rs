@@ -50,6 +50,12 @@ pub fn of(operation_id: &str) -> Option<Example> {
         "connect_sandbox" | "resume_sandbox" => {
             exchange(json!({"timeout": 600}), json!({"session": session(), "sandbox": sandbox()}))
         }
+        "read_sandbox_file" => Example { request: None, response: None },
+        "list_sandbox_directory" => response(json!({"entries": [sandbox_entry()]})),
+        "show_sandbox_path" => response(sandbox_entry()),
+        "explain_network" => response(json!({"decisions": [
+            {"destination": "tcp:api.example.com:443", "allowed": true, "rule": "allow_out \"api.example.com:443\""},
+        ]})),
         "create_session" => response(json!({"session": session()})),
         "pause_sandbox" | "stop_sandbox" => exchange(
             json!({"force": false}),
@@ -355,6 +361,14 @@ fn version() -> Value {
         "images": {"registry.example/node:22": "sha256:4bc5c59b4d1c9d0d1b6d5f7a7a3c2c1e0f9d8c7b6a5948372615049382716050"},
         "size": 73_400_320, "created_at": "2025-12-31T00:00:00Z", "started_at": "2025-12-31T00:00:01Z",
         "finished_at": "2025-12-31T00:01:00Z", "log_end": 42,
+    })
+}
+
+/// Something in a sandbox.
+fn sandbox_entry() -> Value {
+    json!({
+        "path": "/home/user/app.py", "kind": "file", "size": 12, "mode": "0644", "owner": "user", "group": "user",
+        "modified_at": "2026-01-01T00:00:00Z",
     })
 }
 

@@ -26,8 +26,9 @@
 //! Of the sandbox side, which knows nothing of payments: [`state`] what handlers work with · [`router`] all routes ·
 //! [`v1`] one file per resource · [`e2b`] the same for the E2B SDKs · [`mutation`] what both do with every change ·
 //! [`auth`] keys and capabilities · [`orchestration`] work with the agent,
-//! through its [`agent_client`] · [`store`] the tables · [`event_retention`] how long events are kept ·
-//! [`webhooks`] events that are sent · [`billing`] what was used, and what it costs ·
+//! through its [`agent_client`] · [`data_planes`] of sandboxes, where they are looked into · [`store`] the tables ·
+//! [`event_retention`] how long events are kept · [`webhooks`] events that are sent · [`billing`] what was used, and what it
+//! costs ·
 //! [`document`] what describes them · [`errors`] refusals in its tenants' words · [`mcp`] the same as tools of agents
 
 pub mod agent_client;
@@ -36,6 +37,7 @@ pub mod backup;
 pub mod billing;
 pub mod commands;
 pub mod config;
+pub mod data_planes;
 pub mod document;
 pub mod e2b;
 pub mod errors;

@@ -3,18 +3,18 @@
 use std::sync::Arc;
 
 use axum::Router;
-use axum::extract::State;
+use axum::extract::{Request, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
-use sandpiper_dashboard::terminal::Terminals;
+use sandpiper_dashboard::data_planes::DataPlanes;
 use sandpiper_db::Database;
 use sandpiper_http::error::{self, ApiError};
 use sandpiper_http::layers;
 use sandpiper_http::metrics::RequestMetrics;
-use sandpiper_http::request::{Observer, Render, TimeLimit};
+use sandpiper_http::request::{Observer, Render, TimeLimit, route};
 use sandpiper_protocol::error_chain::chain;
 use sandpiper_trace::Traces;
 use serde_json::json;
@@ -35,7 +35,7 @@ pub struct Service {
     registry: Arc<Registry>,
     traces: Traces,
     mcp: Option<Mcp>,
-    dashboard: Option<Terminals>,
+    dashboard: Option<DataPlanes>,
 }
 
 impl Service {
@@ -76,8 +76,8 @@ impl Service {
 
     /// With `/dashboard`, whose pages call the sandbox side.
     #[must_use]
-    pub fn with_dashboard(self, terminals: Terminals) -> Self {
-        Self { dashboard: Some(terminals), ..self }
+    pub fn with_dashboard(self, data_planes: DataPlanes) -> Self {
+        Self { dashboard: Some(data_planes), ..self }
     }
 
     /// What is served to operators and their monitoring, on a listener of its own: what all teams do, without a key.
@@ -95,9 +95,9 @@ impl Service {
         let mut routes = Router::new().route("/healthz", get(healthz)).with_state(self.clone());
         if let Some(app) = &self.sandboxes {
             let api = crate::router::router(app);
-            if let Some(terminals) = &self.dashboard {
+            if let Some(data_planes) = &self.dashboard {
                 let within = self.around(api.clone(), config, &[]);
-                routes = routes.merge(sandpiper_dashboard::router(within, terminals.clone()));
+                routes = routes.merge(sandpiper_dashboard::router(within, data_planes.clone()));
             }
             routes = routes.merge(api);
         }
@@ -118,9 +118,14 @@ impl Service {
             (None, _) => |_: &str| sandpiper_payments::error::render as Render,
         };
         let observer = Observer { metrics: self.requests.clone(), envelope };
-        let limit = TimeLimit { of_all: config.timing.request, streams: crate::router::is_stream };
+        let limit = TimeLimit { of_all: config.timing.request, streams: is_stream };
         layers::around(routes, observer, limit, cors_origins)
     }
+}
+
+/// Whether the body of this request may have any length.
+fn is_stream(request: &Request) -> bool {
+    crate::router::is_stream(request) || sandpiper_dashboard::is_stream(request.method(), &route(request))
 }
 
 /// The envelope of errors under a path, where both sides are served.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use axum::extract::FromRef;
 use sandpiper_accounts::Passwords;
+use sandpiper_client::ClientError;
 use sandpiper_db::secrets::Vault;
 use sandpiper_http::clock::Clock;
 use sandpiper_http::json::BodyLimit;
@@ -15,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::agent_client::AgentClient;
 use crate::auth::last_use::LastUse;
+use crate::data_planes::DataPlanes;
 use crate::in_flight::{InFlight, KeyedLocks, PerTeam};
 use crate::metrics::Metrics;
 use crate::offer::Offer;
@@ -37,6 +39,8 @@ pub struct App(Arc<Parts>);
 const FOLLOWERS: usize = 32;
 /// Streams of its events that a team has at a time: each asks the database several times a second.
 const EVENT_STREAMS: usize = 16;
+/// Files of sandboxes that a team reads at a time through this API.
+const FILE_READS: usize = 16;
 /// Files of unknown length that a team sends at a time: each may be as long as all that the plan allows.
 const UNANNOUNCED_UPLOADS: usize = 4;
 
@@ -48,6 +52,7 @@ pub struct Parts {
     /// Seals tenants' secrets.
     pub vault: Arc<Vault>,
     pub agent: AgentClient,
+    pub data_planes: DataPlanes,
     pub rate_limits: RateLimits,
     /// Of each team, whatever keys and sessions its requests come with.
     pub team_rate_limits: RateLimits,
@@ -69,6 +74,8 @@ pub struct Parts {
     pub followers: PerTeam,
     /// Streams of teams' events.
     pub event_streams: PerTeam,
+    /// Files of sandboxes that are read through this API.
+    pub file_reads: PerTeam,
     /// Files for builds that come without saying how long they are.
     pub unannounced_uploads: PerTeam,
     pub profiles: KnownProfiles,
@@ -88,13 +95,19 @@ impl Deref for App {
 
 impl App {
     /// Assembles the state.
-    pub fn new(settings: Settings, store: Store, vault: Vault, clock: Clock) -> Self {
+    ///
+    /// # Errors
+    ///
+    /// No HTTP client can be made.
+    pub fn new(settings: Settings, store: Store, vault: Vault, clock: Clock) -> Result<Self, ClientError> {
         let vault = Arc::new(vault);
         let teams = Teams { store: store.webhooks.clone(), vault: vault.clone() };
         let deliveries = store.webhooks.sent.clone();
         let webhooks = TeamWebhooks::new(settings.webhooks.clone(), deliveries, teams, clock.clone());
-        Self(Arc::new(Parts {
+        Ok(Self(Arc::new(Parts {
             webhooks: Arc::new(webhooks),
+            data_planes: DataPlanes::new()?,
+            file_reads: PerTeam::new(FILE_READS),
             agent: AgentClient::new(settings.agent_socket.clone()),
             rate_limits: RateLimits::new(settings.rate_limit),
             team_rate_limits: RateLimits::new(settings.team_rate_limit),
@@ -116,7 +129,7 @@ impl App {
             unannounced_uploads: PerTeam::new(UNANNOUNCED_UPLOADS),
             profiles: KnownProfiles::default(),
             ending: CancellationToken::new(),
-        }))
+        })))
     }
 }
 

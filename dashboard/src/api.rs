@@ -91,6 +91,30 @@ impl Api {
         body: Option<Value>,
         call: Call<'_>,
     ) -> Result<Response, Problem> {
+        let (body, content_type) = match body {
+            Some(body) => (Body::from(body.to_string()), Some("application/json")),
+            None => (Body::empty(), None),
+        };
+        self.send(method, path, body, content_type, call).await
+    }
+
+    /// Has the API store the bytes of a body, which it reads as they come.
+    ///
+    /// # Errors
+    ///
+    /// What the API refuses it with.
+    pub async fn store(&self, method: Method, path: &str, body: Body, call: Call<'_>) -> Result<Response, Problem> {
+        self.send(method, path, body, Some("application/octet-stream"), call).await
+    }
+
+    async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        body: Body,
+        content_type: Option<&str>,
+        call: Call<'_>,
+    ) -> Result<Response, Problem> {
         let mut request = Request::builder().method(method).uri(path);
         if let Some(session) = call.session {
             request = request.header(header::AUTHORIZATION, session.authorization());
@@ -104,13 +128,9 @@ impl Api {
         if let Some(accept) = call.accept {
             request = request.header(header::ACCEPT, accept);
         }
-        let body = match body {
-            Some(body) => {
-                request = request.header(header::CONTENT_TYPE, "application/json");
-                Body::from(body.to_string())
-            }
-            None => Body::empty(),
-        };
+        if let Some(content_type) = content_type {
+            request = request.header(header::CONTENT_TYPE, content_type);
+        }
         let request = request.body(body).map_err(|error| Problem::new(StatusCode::BAD_REQUEST, error.to_string()))?;
         let Ok(response) = Router::clone(&self.0).oneshot(request).await;
         let status = response.status();

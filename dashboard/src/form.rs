@@ -19,6 +19,11 @@ const ONCE: &str = "once";
 pub struct Fields(Vec<(String, String)>);
 
 impl Fields {
+    /// These, in their order.
+    pub fn new(pairs: Vec<(String, String)>) -> Self {
+        Self(pairs)
+    }
+
     /// What was entered, without white space around it; `None` where that is nothing.
     pub fn text<'a>(&'a self, name: &str) -> Option<&'a str> {
         self.0.iter().find(|(field, _)| field == name).map(|(_, value)| value.trim()).filter(|value| !value.is_empty())
@@ -65,6 +70,11 @@ impl Fields {
         self.lines(name).into_iter().map(pair).collect()
     }
 
+    /// Whether they bear the word of this session's pages.
+    pub fn are_of(&self, session: &Session) -> bool {
+        self.exact(WORD).as_bytes().ct_eq(session.form_word().as_bytes()).into()
+    }
+
     /// The idempotency key of this copy of the form.
     pub fn once(&self) -> Option<&str> {
         self.text(ONCE)
@@ -86,8 +96,7 @@ impl<S: Send + Sync> FromRequest<S> for Sent {
         let Ok(MaybeSession(session)) = MaybeSession::from_request_parts(&mut parts, state).await;
         let session = session.ok_or(Refusal::SignIn)?;
         let fields = read(Request::from_parts(parts, body), state).await?;
-        let word = session.form_word();
-        if !bool::from(fields.exact(WORD).as_bytes().ct_eq(word.as_bytes())) {
+        if !fields.are_of(&session) {
             return Err(foreign().into());
         }
         Ok(Self { session, fields })

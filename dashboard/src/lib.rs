@@ -10,26 +10,30 @@
 //!
 //! # Rooms
 //!
-//! [`pages`] one file per page · [`visit`] who looks at which team · [`terminal`] a shell in a sandbox ·
-//! [`view`] texts and charts in pages · [`assets`] style and
+//! [`pages`] one file per page · [`visit`] who looks at which team · [`terminal`] a shell in a sandbox, by way of its data
+//! plane ([`data_planes`]) · [`files`] of forms · [`shares`] what each team may have open · [`view`] texts and charts in pages · [`assets`] style and
 //! script
 
 pub mod api;
 pub mod assets;
+pub mod data_planes;
+pub mod files;
 pub mod form;
 pub mod pages;
 pub mod response;
 pub mod session;
+pub mod shares;
 pub mod terminal;
 pub mod view;
 pub mod visit;
 
 use axum::extract::{DefaultBodyLimit, FromRef};
+use axum::http::Method;
 use axum::routing::get;
 use axum::{Router, middleware};
 
 use crate::api::Api;
-use crate::terminal::Terminals;
+use crate::data_planes::DataPlanes;
 
 /// Longest form, in bytes.
 const MAX_FORM: usize = 128 * 1024;
@@ -38,15 +42,20 @@ const MAX_FORM: usize = 128 * 1024;
 #[derive(Debug, Clone, FromRef)]
 pub struct Dashboard {
     api: Api,
-    terminals: Terminals,
+    data_planes: DataPlanes,
+}
+
+/// Whether the body of this request, which matched `route`, may have any length.
+pub fn is_stream(method: &Method, route: &str) -> bool {
+    pages::is_upload(method, route)
 }
 
 /// `/dashboard` and all below it, in front of these routes of the API.
-pub fn router(api: Router, terminals: Terminals) -> Router {
+pub fn router(api: Router, data_planes: DataPlanes) -> Router {
     Router::new()
         .nest("/dashboard", pages::router())
         .route("/dashboard/", get(pages::home::to_home))
         .layer(DefaultBodyLimit::max(MAX_FORM))
         .layer(middleware::from_fn(response::with_headers))
-        .with_state(Dashboard { api: Api::new(api), terminals })
+        .with_state(Dashboard { api: Api::new(api), data_planes })
 }

@@ -6,68 +6,23 @@
 //! A page that is gone leaves the shell running. One that names its `pid` gets what the guest has kept of the output, then
 //! the rest.
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use axum::body::Bytes;
 use axum::extract::ws::{Message, WebSocket};
 use futures_util::stream::{SplitSink, SplitStream};
 use futures_util::{SinkExt, StreamExt};
-use sandpiper_client::{Client, ClientError, Command, DataPlane, ProcessStream, Session, decode};
+use sandpiper_client::{Command, DataPlane, ProcessStream, decode};
 use sandpiper_protocol::process::{DataEvent, ProcessEvent};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-/// Terminals at a time, of one team and of all together.
-const MAX_OF_TEAM: usize = 32;
-const MAX_TERMINALS: usize = 256;
 /// For a page to take what is shown: after it, nobody is there.
 const SEND: Duration = Duration::from_secs(60);
 /// A page is asked whether it is there.
 const PING: Duration = Duration::from_secs(30);
 /// The best shell that a template has.
 const SHELL: &str = "command -v bash >/dev/null && exec bash -il; exec sh -il";
-
-/// What opens terminals; cheap to clone.
-#[derive(Clone)]
-pub struct Terminals {
-    client: Client,
-    open: Arc<Mutex<Open>>,
-}
-
-/// How many each team has open; none that has none.
-type Open = HashMap<String, usize>;
-
-/// The place of a terminal, for as long as it is open.
-#[derive(Debug)]
-pub struct Place {
-    team: String,
-    open: Arc<Mutex<Open>>,
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let mut open = lock(&self.open);
-        if let Entry::Occupied(mut of_team) = open.entry(std::mem::take(&mut self.team)) {
-            *of_team.get_mut() -= 1;
-            if *of_team.get() == 0 {
-                of_team.remove();
-            }
-        }
-    }
-}
-
-fn lock(open: &Mutex<Open>) -> MutexGuard<'_, Open> {
-    open.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl std::fmt::Debug for Terminals {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Terminals").field("open", &self.open).finish_non_exhaustive()
-    }
-}
 
 /// Which shell, and how large it is shown.
 #[derive(Debug, Clone, Copy, Deserialize)]
@@ -94,51 +49,28 @@ struct Size {
     rows: u16,
 }
 
-impl Terminals {
-    /// # Errors
-    ///
-    /// No HTTP client can be made.
-    pub fn new() -> Result<Self, ClientError> {
-        // Only sandboxes are asked, each at an address of its own.
-        let client = Client::new("http://localhost", "", None)?;
-        Ok(Self { client, open: Arc::default() })
-    }
-
-    /// The place of one terminal of a team; `None` while there are too many.
-    pub fn place(&self, team: &str) -> Option<Place> {
-        let mut open = lock(&self.open);
-        let of_team = open.get(team).copied().unwrap_or(0);
-        if of_team >= MAX_OF_TEAM || open.values().sum::<usize>() >= MAX_TERMINALS {
-            return None;
-        }
-        open.insert(team.to_owned(), of_team + 1);
-        Some(Place { team: team.to_owned(), open: Arc::clone(&self.open) })
-    }
-
-    /// Joins a page's WebSocket with a shell, until either ends.
-    pub async fn run(&self, socket: WebSocket, session: Session, wanted: Wanted) {
-        let data_plane = self.client.data_plane(&session);
-        let (mut sink, stream) = socket.split();
-        let shell = match wanted.pid {
-            Some(pid) => data_plane.attach(pid).await,
-            None => data_plane.start(&shell(wanted.cols, wanted.rows)).await,
-        };
-        let last = match shell {
-            Ok(shell) => {
-                let pid = shell.pid();
-                tokio::select! {
-                    last = show(shell, &mut sink) => last,
-                    last = pass(stream, &data_plane, pid) => last,
-                }
+/// Joins a page's WebSocket with a shell, until either ends.
+pub async fn run(socket: WebSocket, data_plane: DataPlane, wanted: Wanted) {
+    let (mut sink, stream) = socket.split();
+    let shell = match wanted.pid {
+        Some(pid) => data_plane.attach(pid).await,
+        None => data_plane.start(&shell(wanted.cols, wanted.rows)).await,
+    };
+    let last = match shell {
+        Ok(shell) => {
+            let pid = shell.pid();
+            tokio::select! {
+                last = show(shell, &mut sink) => last,
+                last = pass(stream, &data_plane, pid) => last,
             }
-            Err(error) => Some(json!({"error": error.to_string()})),
-        };
-        if let Some(last) = last {
-            // Nobody may be there to read it.
-            let _ = send(&mut sink, Message::text(last.to_string())).await;
         }
-        let _ = tokio::time::timeout(SEND, sink.close()).await;
+        Err(error) => Some(json!({"error": error.to_string()})),
+    };
+    if let Some(last) = last {
+        // Nobody may be there to read it.
+        let _ = send(&mut sink, Message::text(last.to_string())).await;
     }
+    let _ = tokio::time::timeout(SEND, sink.close()).await;
 }
 
 fn shell(cols: u16, rows: u16) -> Command {
@@ -198,27 +130,5 @@ async fn pass(mut stream: SplitStream<WebSocket>, data_plane: &DataPlane, pid: u
         if let Err(error) = passed {
             return Some(json!({"error": error.to_string()}));
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_team_has_so_many_at_a_time_and_leaves_others_theirs() {
-        let terminals = Terminals::new().unwrap();
-        let mut places: Vec<_> = (0..MAX_OF_TEAM).map(|_| terminals.place("one").unwrap()).collect();
-        assert!(terminals.place("one").is_none());
-        let other = terminals.place("two").unwrap();
-        places.pop();
-        let again = terminals.place("one").unwrap();
-        drop((places, other, again));
-        assert!(lock(&terminals.open).is_empty());
-
-        let all: Vec<_> = (0..MAX_TERMINALS).map(|n| terminals.place(&format!("team{n}")).unwrap()).collect();
-        assert!(terminals.place("one more").is_none());
-        drop(all);
-        assert!(terminals.place("one more").is_some());
     }
 }

@@ -38,6 +38,19 @@ pub fn seconds(count: &u64) -> String {
     }
 }
 
+/// A name that anybody may have given to a file, on one line, and in the direction of its page.
+pub fn name(text: &str) -> String {
+    let mut shown = String::new();
+    for letter in text.chars() {
+        // Unicode, section 23.2: what changes the direction of what follows.
+        let turns =
+            matches!(letter, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+        let breaks = letter.is_control() || matches!(letter, '\u{2028}' | '\u{2029}');
+        if turns || breaks { shown.extend(letter.escape_default()) } else { shown.push(letter) }
+    }
+    shown
+}
+
 /// A segment of a path: what has a meaning in paths is written otherwise (RFC 3986, 2.1).
 pub fn segment(text: &str) -> String {
     let mut segment = String::new();
@@ -103,6 +116,12 @@ mod tests {
         for (count, text) in of_seconds {
             assert_eq!(seconds(&count), text);
         }
+    }
+
+    #[test]
+    fn a_name_is_one_line_and_turns_nothing_around() {
+        assert_eq!(name("Grüße <b>.txt"), "Grüße <b>.txt");
+        assert_eq!(name("a\nb\u{202e}txt.exe"), "a\\nb\\u{202e}txt.exe");
     }
 
     #[test]

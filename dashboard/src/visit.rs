@@ -4,7 +4,7 @@ use axum::body::Body;
 use axum::extract::{FromRef, FromRequest, FromRequestParts, OriginalUri, RawPathParams, Request};
 use axum::http::request::Parts;
 use axum::http::{Method, StatusCode};
-use axum::response::Redirect;
+use axum::response::{Redirect, Response};
 use jiff::Timestamp;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -13,6 +13,7 @@ use url::form_urlencoded::Serializer;
 
 use crate::api::{Api, Call, Problem};
 use crate::assets;
+use crate::files::Files;
 use crate::form::{self, Fields, Sent};
 use crate::response::Refusal;
 use crate::session::{MaybeSession, Session};
@@ -103,9 +104,9 @@ impl Visit {
     /// # Errors
     ///
     /// What the API refuses it with.
-    pub async fn stream(&self, path: &str, accept: Option<&str>) -> Result<Body, Problem> {
+    pub async fn stream(&self, path: &str, accept: Option<&str>) -> Result<Response, Problem> {
         let call = Call { accept, ..self.as_member() };
-        Ok(self.api.respond(Method::GET, path, None, call).await?.into_body())
+        self.api.respond(Method::GET, path, None, call).await
     }
 
     fn as_member(&self) -> Call<'_> {
@@ -195,9 +196,30 @@ impl Order {
         path: &str,
         body: Option<Value>,
     ) -> Result<T, Problem> {
-        let (session, once) = (Some(&self.session), self.fields.once());
-        let call = Call { session, team: Some(&self.team), idempotency_key: once, ..Call::default() };
+        let call = Call { idempotency_key: self.fields.once(), ..self.as_member() };
         self.api.call(method, path, body, call).await
+    }
+
+    /// A document that has to be new, however often the form is sent.
+    ///
+    /// # Errors
+    ///
+    /// What the API refuses it with.
+    pub async fn call<T: DeserializeOwned>(&self, method: Method, path: &str) -> Result<T, Problem> {
+        self.api.call(method, path, None, self.as_member()).await
+    }
+
+    /// Has the API store the bytes of a body, which it reads as they come.
+    ///
+    /// # Errors
+    ///
+    /// What the API refuses it with.
+    pub async fn store(&self, method: Method, path: &str, body: Body) -> Result<(), Problem> {
+        self.api.store(method, path, body, self.as_member()).await.map(drop)
+    }
+
+    fn as_member(&self) -> Call<'_> {
+        Call { session: Some(&self.session), team: Some(&self.team), ..Call::default() }
     }
 
     /// To one of the team's pages, where what was done is seen.
@@ -217,6 +239,33 @@ where
         let team = team_of(&mut parts).await?.unwrap_or_default();
         let Sent { session, fields } = Sent::from_request(Request::from_parts(parts, body), state).await?;
         Ok(Self { api: Api::from_ref(state), session, team, fields })
+    }
+}
+
+/// A form with files that a member has sent on a page of a team; the files are read as they come.
+#[derive(Debug)]
+pub struct Upload {
+    /// With the fields before the files.
+    pub order: Order,
+    pub files: Files,
+}
+
+impl<S: Send + Sync> FromRequest<S> for Upload
+where
+    Api: FromRef<S>,
+{
+    type Rejection = Refusal;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Refusal> {
+        let (mut parts, body) = request.into_parts();
+        let team = team_of(&mut parts).await?.unwrap_or_default();
+        let Ok(MaybeSession(session)) = MaybeSession::from_request_parts(&mut parts, state).await;
+        let session = session.ok_or(Refusal::SignIn)?;
+        let (fields, files) = Files::open(&parts.headers, body).await?;
+        if !fields.are_of(&session) {
+            return Err(form::foreign().into());
+        }
+        Ok(Self { order: Order { api: Api::from_ref(state), session, team, fields }, files })
     }
 }
 

@@ -33,6 +33,7 @@
 //! | `GET`, `PUT`, `DELETE /volumes…` | | see [`volume`](crate::volume) |
 //! | `/intervals…` | | see [`interval`](crate::interval) |
 //! | `GET /egress-profiles` | | [`EgressProfiles`] |
+//! | `POST /network/explain` | [`ExplainNetwork`] | [`NetworkExplanation`] |
 //! | `GET /host` | | [`HostInfo`] |
 //! | `GET /metrics` | | Prometheus text |
 //! | `GET /healthz` | | 200 |
@@ -206,6 +207,27 @@ pub struct Denied {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct EgressProfiles {
     pub profiles: Vec<String>,
+}
+
+/// What a policy would mean for destinations.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct ExplainNetwork {
+    pub policy: NetworkPolicy,
+    /// `tcp:HOST:PORT`, `udp:HOST:PORT` or `icmp:HOST`.
+    pub destinations: Vec<String>,
+}
+
+/// What this host would do, for each destination in the order of the request.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct NetworkExplanation {
+    pub decisions: Vec<NetworkDecision>,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize, PartialEq, Eq)]
+pub struct NetworkDecision {
+    pub is_allowed: bool,
+    /// What in the policy decided, in words.
+    pub rule: String,
 }
 
 #[derive(Clone, Serialize, Deserialize)]

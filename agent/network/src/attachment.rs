@@ -15,8 +15,12 @@ use std::sync::Arc;
 use std::thread;
 
 use sandpiper_durable::{Interrupted, blocking};
-use sandpiper_policy::{Destination, Host, Platform, Policy, PolicyError, Profiles, ProfilesError, Protocol};
-use sandpiper_protocol::agent::{self, Denied, DeniedPage, NetworkPolicy};
+use sandpiper_policy::{
+    Destination, DestinationError, Host, Platform, Policy, PolicyError, Profiles, ProfilesError, Protocol,
+};
+use sandpiper_protocol::agent::{
+    self, Denied, DeniedPage, ExplainNetwork, NetworkDecision, NetworkExplanation, NetworkPolicy,
+};
 use sandpiper_protocol::guest::GuestNetwork;
 use tokio::sync::Semaphore;
 
@@ -55,6 +59,8 @@ pub enum CheckError {
     Policy(#[from] PolicyError),
     #[error("Cannot read the egress profiles")]
     Profiles(#[from] ProfilesError),
+    #[error(transparent)]
+    Destination(#[from] DestinationError),
 }
 
 /// Why a machine has no network, or not the one that it should have.
@@ -107,6 +113,18 @@ impl Network {
     /// Whether a policy can be enforced here. Blocks for a moment, as [`Self::profiles`] does.
     pub fn check(&self, policy: &NetworkPolicy) -> Result<(), CheckError> {
         self.compile(policy).map(drop)
+    }
+
+    /// What a policy would mean here for each of the destinations. Blocks for a moment, as [`Self::profiles`] does.
+    pub fn explain(&self, request: &ExplainNetwork) -> Result<NetworkExplanation, CheckError> {
+        let policy = self.compile(&request.policy)?;
+        let decide = |text: &String| {
+            let decision = policy.decide(&text.parse::<Destination>()?);
+            Ok(NetworkDecision { is_allowed: decision.is_allowed(), rule: decision.rule.to_string() })
+        };
+        Ok(NetworkExplanation {
+            decisions: request.destinations.iter().map(decide).collect::<Result<_, CheckError>>()?,
+        })
     }
 
     /// Names of the operator's profiles, as they are now.

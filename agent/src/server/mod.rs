@@ -106,6 +106,7 @@ fn router(app: Arc<App>) -> Router {
         .route("/intervals", get(intervals::list))
         .route("/intervals/acknowledge", post(intervals::acknowledge))
         .route("/egress-profiles", get(network::profiles))
+        .route("/network/explain", post(network::explain))
         .route("/host", get(host::info))
         .route("/traces", get(traces::list))
         .route("/metrics", get(host::metrics))

@@ -1,10 +1,10 @@
-//! `/sandboxes/{id}/network` and `/egress-profiles`: what sandboxes may reach.
+//! `/sandboxes/{id}/network`, `/egress-profiles` and `/network/explain`: what sandboxes may reach.
 
 use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::{Path, State};
-use sandpiper_protocol::agent::{DeniedPage, EgressProfiles, Network};
+use sandpiper_protocol::agent::{DeniedPage, EgressProfiles, ExplainNetwork, Network, NetworkExplanation};
 use sandpiper_protocol::error_chain;
 use sandpiper_protocol::ids::SandboxId;
 
@@ -37,4 +37,17 @@ pub(super) async fn profiles(State(app): State<Arc<App>>) -> Result<Json<EgressP
         None => Vec::new(),
     };
     Ok(Json(EgressProfiles { profiles }))
+}
+
+/// `POST /network/explain`: what a policy would mean on this host.
+pub(super) async fn explain(
+    State(app): State<Arc<App>>,
+    Body(request): Body<ExplainNetwork>,
+) -> Result<Json<NetworkExplanation>, ApiError> {
+    let network = app.sandboxes.context().network().cloned();
+    let network = network.ok_or_else(|| ApiError::invalid_state("Sandboxes of this host have no network"))?;
+    // Profiles are read from a file, and a policy may have thousands of entries.
+    let explained = tokio::task::spawn_blocking(move || network.explain(&request)).await;
+    let explained = explained.map_err(|error| ApiError::internal(error.to_string()))?;
+    explained.map(Json).map_err(|error| ApiError::invalid(error_chain::chain(&error)))
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use sandpiper_dashboard::terminal::Terminals;
+use sandpiper_dashboard::data_planes::DataPlanes;
 use sandpiper_db::secrets::Vault;
 use sandpiper_db::sole::Sole;
 use sandpiper_db::{Database, DatabaseLocation};
@@ -171,12 +171,12 @@ async fn with_mcp(
     let mcp = Mcp::new(app, &format!("http://{}", listener.local_addr()?))?;
     let inner = listener::serve(listener, None, service.router(config), changed(stop.clone()));
     tasks.push((tokio::spawn(inner), "calls of tools"));
-    Ok((service.with_mcp(mcp.clone()).with_dashboard(Terminals::new()?), Some(mcp)))
+    Ok((service.with_mcp(mcp.clone()).with_dashboard(DataPlanes::new()?), Some(mcp)))
 }
 
 fn sandboxes(config: &Config, database: &Database, clock: &Clock) -> anyhow::Result<App> {
     let vault = Vault::open(&config.secrets_key_file())?;
-    Ok(App::new(config.sandboxes(), Store::new(database.clone()), vault, clock.clone()))
+    Ok(App::new(config.sandboxes(), Store::new(database.clone()), vault, clock.clone())?)
 }
 
 fn payments(config: &Config, database: &Database, clock: &Clock) -> anyhow::Result<Payments> {

@@ -9,12 +9,13 @@
 //! | `DELETE /v1/sandboxes/{id}` | [`sandboxes::delete`] |
 //! | `POST /v1/sandboxes/{id}/connect`, `…/resume` | [`sandboxes::connect`] |
 //! | `POST /v1/sandboxes/{id}/session` | [`sandboxes::session`] |
+//! | `GET /v1/sandboxes/{id}/files`, `…/directories`, `…/path` | [`sandboxes::files`] |
 //! | `POST /v1/sandboxes/{id}/pause`, `…/stop` | [`sandboxes::pause`] |
 //! | `POST /v1/sandboxes/{id}/fork` | [`sandboxes::fork`] |
 //! | `GET/POST /v1/sandboxes/{id}/checkpoints`, `GET /v1/checkpoints`, `GET/DELETE /v1/checkpoints/{id}` | [`checkpoints`] |
 //! | `GET/PUT/DELETE /v1/sandboxes/{id}/ports/{port}` | [`ports`] |
 //! | `GET/POST /v1/volumes`, `GET/DELETE /v1/volumes/{id}`, and `…/files`, `…/directories`, `…/path` below | [`volumes`] |
-//! | `PUT /v1/sandboxes/{id}/network`, `GET /v1/sandboxes/{id}/network/denied` | [`network`] |
+//! | `PUT /v1/sandboxes/{id}/network`, `GET /v1/sandboxes/{id}/network/denied`, `GET /v1/network/explain` | [`network`] |
 //! | `GET /v1/egress_profiles` | [`egress_profiles`] |
 //! | `GET /v1/sandboxes/{id}/logs` | [`logs`] |
 //! | `GET /v1/sandboxes/{id}/metrics` | [`metrics`] |
@@ -85,6 +86,10 @@ pub fn router() -> OpenApiRouter<App> {
         .routes(routes!(ports::show, ports::expose, ports::unexpose))
         .routes(routes!(network::replace))
         .routes(routes!(network::denied))
+        .routes(routes!(network::explain))
+        .routes(routes!(sandboxes::files::read))
+        .routes(routes!(sandboxes::files::list))
+        .routes(routes!(sandboxes::files::show))
         .routes(routes!(egress_profiles::list))
         .routes(routes!(logs::logs))
         .routes(routes!(metrics::metrics))

@@ -5,9 +5,9 @@ use axum::extract::{Path, State};
 use jiff::Timestamp;
 use sandpiper_http::error::ApiError;
 use sandpiper_http::json::Json;
-use sandpiper_http::query::{NoParameters, Pairs};
-use sandpiper_policy::Entry;
-use sandpiper_protocol::agent::{self, NetworkPolicy};
+use sandpiper_http::query::{NoParameters, Pairs, unknown};
+use sandpiper_policy::{Destination, Entry};
+use sandpiper_protocol::agent::{self, ExplainNetwork, NetworkDecision, NetworkPolicy};
 use sandpiper_protocol::error_chain::chain;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -30,6 +30,8 @@ use crate::store::sandbox_row::{SandboxRow, State as SandboxState};
 const MAX_ENTRIES_SIZE: usize = 512 * 1024;
 /// Of each list no more wrong entries are named than this.
 const MAX_BLAMED: usize = 20;
+/// Destinations that one request asks about.
+const MAX_DESTINATIONS: usize = 100;
 
 /// The whole policy: a field that is left out returns to its default.
 ///
@@ -279,4 +281,86 @@ pub async fn denied(
     let entries = page.entries.into_iter().map(DeniedBody::from);
     let (denied, next_token) = paging.cut(&List::of_keys(&json!(["denied", id])), keys.into_iter().zip(entries))?;
     Ok(JsonResponse(DeniedListBody { total: page.total, denied, next_token }))
+}
+
+/// What a policy would mean for each destination.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = NetworkExplanation)]
+pub struct ExplanationBody {
+    /// In the order of the request.
+    pub decisions: Vec<DecisionBody>,
+}
+
+/// What a policy would mean for one destination.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = NetworkDecision)]
+pub struct DecisionBody {
+    /// As it was given.
+    #[schema(example = "tcp:api.example.com:443")]
+    pub destination: String,
+    pub allowed: bool,
+    /// What in the policy decided.
+    #[schema(example = "allow_out \"api.example.com:443\"")]
+    pub rule: String,
+}
+
+/// Explain a network policy
+///
+/// What a policy would allow and deny, and by which of its rules; nothing is changed. The host decides by what its firewall, its
+/// resolver and its proxy go by: its egress profiles and protected ranges count. About a name, as far as that does not depend on
+/// the addresses that the name has.
+#[utoipa::path(
+    get,
+    path = "/v1/network/explain",
+    operation_id = "explain_network",
+    tag = "network",
+    params(
+        ("destination" = String, Query, description = "`tcp:HOST:PORT`, `udp:HOST:PORT` or `icmp:HOST`, of a name or an address, \
+            IPv6 in brackets; may be given 100 times", example = "tcp:api.example.com:443"),
+        ("allow_internet_access" = Option<bool>, Query, description = "As in a policy; true by default"),
+        ("allow_package_registry_access" = Option<bool>, Query, description = "As in a policy; false by default"),
+        ("allow_out" = Option<String>, Query, description = "An entry of the policy's; may be given several times"),
+        ("deny_out" = Option<String>, Query, description = "An entry of the policy's; may be given several times"),
+        ("egress_profile" = Option<String>, Query, description = "A profile; may be given several times"),
+    ),
+    responses((status = 200, description = "What the policy would mean", body = ExplanationBody))
+)]
+pub async fn explain(
+    _: ReadAccess,
+    State(app): State<App>,
+    Pairs(pairs): Pairs,
+) -> Result<JsonResponse<ExplanationBody>, ApiError> {
+    let (mut request, mut destinations) = (NetworkRequest::default(), Vec::new());
+    for (name, value) in pairs {
+        match name.as_str() {
+            "destination" => destinations.push(value),
+            "allow_internet_access" => request.allow_internet_access = Some(flag(&name, &value)?),
+            "allow_package_registry_access" => request.allow_package_registry_access = Some(flag(&name, &value)?),
+            "allow_out" => request.allow_out.get_or_insert_default().push(value),
+            "deny_out" => request.deny_out.get_or_insert_default().push(value),
+            "egress_profile" => request.egress_profiles.get_or_insert_default().push(value),
+            _ => return Err(unknown(&name)),
+        }
+    }
+    let mut problems = Problems::default();
+    if destinations.is_empty() || destinations.len() > MAX_DESTINATIONS {
+        problems.add("destination", format!("must be given once, and at most {MAX_DESTINATIONS} times"));
+    }
+    for (index, text) in destinations.iter().enumerate().take(MAX_DESTINATIONS) {
+        if let Err(error) = text.parse::<Destination>() {
+            problems.add(format!("destination[{index}]"), error.to_string());
+        }
+    }
+    let wish = request.check(&mut problems);
+    problems.into_result()?;
+    let policy = wish.policy(&app).await?;
+    let explained = app.agent.explain_network(&ExplainNetwork { policy, destinations: destinations.clone() }).await?;
+    let body =
+        |(destination, NetworkDecision { is_allowed, rule })| DecisionBody { destination, allowed: is_allowed, rule };
+    let decisions = destinations.into_iter().zip(explained.decisions).map(body).collect();
+    Ok(JsonResponse(ExplanationBody { decisions }))
+}
+
+fn flag(name: &str, value: &str) -> Result<bool, ApiError> {
+    value.parse().map_err(|_| ApiError::invalid_field(name, "must be true or false"))
 }

@@ -67,7 +67,7 @@ impl Ids {
 }
 
 /// All of them. A new operation has to be added here, or `every_operation_is_listed` fails.
-pub(crate) const OPERATIONS: [Operation; 53] = [
+pub(crate) const OPERATIONS: [Operation; 57] = [
     Operation { of_one: false, ..operation("GET", "/v1/sandboxes") },
     Operation { of_one: false, body: Some(|| json!({"template": "base"})), ..operation("POST", "/v1/sandboxes") },
     operation("GET", "/v1/sandboxes/{id}"),
@@ -105,6 +105,10 @@ pub(crate) const OPERATIONS: [Operation; 53] = [
     operation("DELETE", "/v1/sandboxes/{id}/ports/{port}"),
     Operation { body: Some(|| json!({})), ..operation("PUT", "/v1/sandboxes/{id}/network") },
     operation("GET", "/v1/sandboxes/{id}/network/denied"),
+    Operation { of_one: false, query: "destination=tcp:example.com:443", ..operation("GET", "/v1/network/explain") },
+    Operation { query: "path=~", ..operation("GET", "/v1/sandboxes/{id}/files") },
+    Operation { query: "path=~", ..operation("GET", "/v1/sandboxes/{id}/directories") },
+    Operation { query: "path=~", ..operation("GET", "/v1/sandboxes/{id}/path") },
     operation("GET", "/v1/sandboxes/{id}/logs"),
     operation("GET", "/v1/sandboxes/{id}/metrics"),
     Operation { of_one: false, ..operation("GET", "/v1/sandbox_limits") },

@@ -10,6 +10,6 @@ const EVENT_STREAM: &str = "text/event-stream";
 
 /// `GET /dashboard/{team}/changes`
 pub(crate) async fn follow(visit: Visit) -> Result<Response, Refusal> {
-    let body = visit.stream("/v1/events", Some(EVENT_STREAM)).await?;
-    Ok(([(header::CONTENT_TYPE, EVENT_STREAM)], body).into_response())
+    let events = visit.stream("/v1/events", Some(EVENT_STREAM)).await?;
+    Ok(([(header::CONTENT_TYPE, EVENT_STREAM)], events.into_body()).into_response())
 }

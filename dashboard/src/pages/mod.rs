@@ -4,7 +4,7 @@
 
 use axum::Router;
 use axum::extract::OriginalUri;
-use axum::http::StatusCode;
+use axum::http::{Method, StatusCode};
 use axum::routing::{get, post};
 
 use crate::api::Problem;
@@ -15,6 +15,7 @@ mod account;
 mod audit;
 mod changes;
 mod checkpoints;
+mod files;
 pub(crate) mod home;
 mod join;
 mod keys;
@@ -29,6 +30,9 @@ mod terminal;
 mod usage;
 mod volumes;
 mod webhooks;
+
+/// Where files are sent to.
+const UPLOADS: [&str; 2] = ["/{team}/sandboxes/{id}/files", "/{team}/volumes/{id}/files"];
 
 /// All of them, below `/dashboard`.
 pub(crate) fn router() -> Router<Dashboard> {
@@ -48,6 +52,9 @@ pub(crate) fn router() -> Router<Dashboard> {
         .route("/{team}/sandboxes/{id}", get(sandbox::show))
         .route("/{team}/sandboxes/{id}/terminal", get(terminal::show))
         .route("/{team}/sandboxes/{id}/terminal/socket", get(terminal::open))
+        .route(UPLOADS[0], get(files::show).post(files::upload))
+        .route("/{team}/sandboxes/{id}/files/content", get(files::content))
+        .route("/{team}/sandboxes/{id}/files/do", post(files::act))
         .route("/{team}/sandboxes/{id}/do", post(sandbox::act))
         .route("/{team}/sandboxes/{id}/network", post(sandbox::replace_network))
         .route("/{team}/sandboxes/{id}/ports", post(sandbox::change_port))
@@ -59,7 +66,9 @@ pub(crate) fn router() -> Router<Dashboard> {
         .route("/{team}/templates/{slug}/versions/{version}", get(templates::version))
         .route("/{team}/volumes", get(volumes::list).post(volumes::create))
         .route("/{team}/volumes/{id}", get(volumes::show))
-        .route("/{team}/volumes/{id}/file", get(volumes::file))
+        .route(UPLOADS[1], post(files::upload))
+        .route("/{team}/volumes/{id}/files/content", get(files::content))
+        .route("/{team}/volumes/{id}/files/do", post(files::act))
         .route("/{team}/volumes/{id}/delete", post(volumes::delete))
         .route("/{team}/keys", get(keys::list).post(keys::create))
         .route("/{team}/keys/{id}/revoke", post(keys::revoke))
@@ -77,4 +86,14 @@ pub(crate) fn router() -> Router<Dashboard> {
 
 async fn no_page(OriginalUri(uri): OriginalUri) -> Refusal {
     Problem::new(StatusCode::NOT_FOUND, format!("There is no page {}", uri.path())).into()
+}
+
+/// A form that no page here has.
+fn no_action(name: &str) -> Problem {
+    Problem::new(StatusCode::BAD_REQUEST, format!("There is no action {name:?}"))
+}
+
+/// Whether a request is as long as the files in it.
+pub(crate) fn is_upload(method: &Method, route: &str) -> bool {
+    method == Method::POST && UPLOADS.iter().any(|path| route.strip_prefix("/dashboard") == Some(*path))
 }

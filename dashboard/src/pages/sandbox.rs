@@ -11,6 +11,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::json;
 
+use super::no_action;
 use crate::api::Problem;
 use crate::response::{Refusal, page};
 use crate::view::{self, Chart, segment};
@@ -285,9 +286,4 @@ pub(crate) async fn change_port(Path((_, id)): Path<(String, String)>, order: Or
         order.send::<IgnoredAny>(Method::PUT, &path, Some(body)).await?;
     }
     Ok(order.then(&format!("sandboxes/{id}")))
-}
-
-/// A form that no page here has.
-pub(super) fn no_action(name: &str) -> Problem {
-    Problem::new(axum::http::StatusCode::BAD_REQUEST, format!("There is no action {name:?}"))
 }

@@ -5,13 +5,12 @@ use axum::extract::ws::WebSocketUpgrade;
 use axum::extract::{Path, Query, State};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use sandpiper_client::Session;
-use serde::Deserialize;
 
 use crate::api::Problem;
+use crate::data_planes::{DataPlanes, Opened};
 use crate::form::{foreign, is_from_here, once};
 use crate::response::{POLICY, Refusal, page};
-use crate::terminal::{Terminals, Wanted};
+use crate::terminal::{Wanted, run};
 use crate::view::segment;
 use crate::visit::Visit;
 
@@ -44,25 +43,22 @@ pub(crate) async fn open(
     visit: Visit,
     Path((_, id)): Path<(String, String)>,
     Query(wanted): Query<Wanted>,
-    State(terminals): State<Terminals>,
+    State(data_planes): State<DataPlanes>,
     headers: HeaderMap,
     upgrade: WebSocketUpgrade,
 ) -> Result<Response, Refusal> {
-    #[derive(Deserialize)]
-    struct Opened {
-        session: Session,
-    }
     if !is_from_here(&headers) {
         return Err(foreign().into());
     }
     let busy =
         || Problem::new(StatusCode::SERVICE_UNAVAILABLE, "Too many terminals are open; close one of your team's");
-    let place = terminals.place(&visit.team.slug).ok_or_else(busy)?;
+    let place = data_planes.terminals.place(&visit.team.slug).ok_or_else(busy)?;
     let path = format!("/v1/sandboxes/{}/session", segment(&id));
     let Opened { session } = visit.call(Method::POST, &path).await?;
-    let run = async move |socket| {
+    let data_plane = data_planes.of(&session);
+    let serve = async move |socket| {
         let _place = place;
-        terminals.run(socket, session, wanted).await;
+        run(socket, data_plane, wanted).await;
     };
-    Ok(upgrade.max_message_size(MAX_MESSAGE).on_upgrade(run).into_response())
+    Ok(upgrade.max_message_size(MAX_MESSAGE).on_upgrade(serve).into_response())
 }

@@ -11,6 +11,7 @@ pub mod body;
 pub mod connect;
 pub mod create;
 pub mod delete;
+pub mod files;
 pub mod fork;
 pub mod list;
 pub mod origin;
@@ -45,6 +46,19 @@ pub fn check_usable(row: &SandboxRow) -> Result<(), ApiError> {
         return Err(ApiError::invalid_state(format!("{} is still starting; try again when it is ready", row.id)));
     }
     check_not_failed(row)
+}
+
+/// Refuses what does not run, as far as is known here.
+///
+/// # Errors
+///
+/// 409.
+pub fn check_runs(row: &SandboxRow) -> Result<(), ApiError> {
+    check_usable(row)?;
+    if matches!(row.state, State::Stopped | State::Stopping) {
+        return Err(ApiError::invalid_state(format!("{} is {}; resume it first", row.id, row.state)));
+    }
+    Ok(())
 }
 
 /// The caller's sandbox of this id.

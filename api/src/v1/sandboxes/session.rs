@@ -9,12 +9,11 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::body::SessionBody;
-use super::{check_usable, owned};
+use super::{check_runs, owned};
 use crate::auth::WriteAccess;
 use crate::errors;
 use crate::mutation::SessionOf;
 use crate::state::App;
-use crate::store::sandbox_row::State as SandboxState;
 
 /// Another way in.
 #[derive(Debug, Serialize, ToSchema)]
@@ -40,10 +39,7 @@ pub async fn create(
     Path(id): Path<String>,
 ) -> Result<Response, ApiError> {
     let row = owned(&app, &caller, &id).await?;
-    check_usable(&row)?;
-    if matches!(row.state, SandboxState::Stopped | SandboxState::Stopping) {
-        return Err(ApiError::invalid_state(format!("{id} is {}; resume it to get a session", row.state)));
-    }
+    check_runs(&row)?;
     let session = app
         .agent
         .on_behalf_of(&caller.key_id)

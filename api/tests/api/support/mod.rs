@@ -17,7 +17,7 @@ use sandpiper_api::service::Service;
 use sandpiper_api::state::App;
 use sandpiper_api::store::Store;
 use sandpiper_api::store::keys::{Capability, NewKey};
-use sandpiper_dashboard::terminal::Terminals;
+use sandpiper_dashboard::data_planes::DataPlanes;
 use sandpiper_db::Database;
 use sandpiper_db::secrets::Vault;
 use sandpiper_db::testing::TestDatabase;
@@ -288,7 +288,7 @@ fn assemble(
     let vault = || Vault::open(&config.secrets_key_file()).unwrap();
     let offset = Arc::clone(clock_offset_ms);
     let clock = Clock::from_fn(move || Timestamp::now() + SignedDuration::from_millis(offset.load(Ordering::Relaxed)));
-    let app = App::new(config.sandboxes(), Store::new(database.clone()), vault(), clock.clone());
+    let app = App::new(config.sandboxes(), Store::new(database.clone()), vault(), clock.clone()).unwrap();
     let payments = sandpiper_payments::store::Store::new(database.clone());
     (app, sandpiper_payments::state::App::new(config.payments(), payments, vault(), clock))
 }
@@ -296,7 +296,7 @@ fn assemble(
 /// A new key of a team, made with it where missing.
 fn service(database: &Database, app: &App, payments: &sandpiper_payments::state::App) -> Service {
     let service = Service::new(database.clone(), Some(app.clone()), Some(payments.clone()));
-    service.with_dashboard(Terminals::new().unwrap())
+    service.with_dashboard(DataPlanes::new().unwrap())
 }
 
 pub(crate) async fn key(store: &Store, team: &str, plan: Plan, capability: Capability) -> String {

@@ -2,9 +2,12 @@
 
 use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, put};
+use axum::routing::{get, post, put};
 use axum::{Json, Router};
-use sandpiper_protocol::agent::{DeniedPage, EgressProfiles, Network};
+use sandpiper_policy::{Destination, Platform, Policy, Profiles};
+use sandpiper_protocol::agent::{
+    DeniedPage, EgressProfiles, ExplainNetwork, Network, NetworkDecision, NetworkExplanation,
+};
 
 use super::agent::{Shared, refusal};
 
@@ -13,6 +16,7 @@ pub(super) fn router() -> Router<Shared> {
         .route("/sandboxes/{id}/network", put(replace))
         .route("/sandboxes/{id}/network/denied", get(denied))
         .route("/egress-profiles", get(profiles))
+        .route("/network/explain", post(explain))
 }
 
 async fn replace(State(shared): State<Shared>, Path(id): Path<String>, Json(network): Json<Network>) -> Response {
@@ -43,4 +47,16 @@ async fn denied(State(shared): State<Shared>, Path(id): Path<String>) -> Respons
 
 async fn profiles(State(shared): State<Shared>) -> Json<EgressProfiles> {
     Json(EgressProfiles { profiles: shared.records().profiles.clone() })
+}
+
+/// By the same compiler as the agent's, on a host without profiles.
+async fn explain(Json(ExplainNetwork { policy, destinations }): Json<ExplainNetwork>) -> Response {
+    let Ok(policy) = Policy::compile(&policy, &Profiles::default(), &Platform::default()) else {
+        return refusal(400, "invalid_request");
+    };
+    let decide = |text: &String| {
+        let decision = policy.decide(&text.parse::<Destination>().unwrap());
+        NetworkDecision { is_allowed: decision.is_allowed(), rule: decision.rule.to_string() }
+    };
+    Json(NetworkExplanation { decisions: destinations.iter().map(decide).collect() }).into_response()
 }

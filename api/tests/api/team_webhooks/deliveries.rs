@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use sandpiper_accounts::Role;
+use sandpiper_api::orchestration::news::News;
 use sandpiper_api::webhooks::enqueuer;
 use sandpiper_delivery::Dependencies;
 use sandpiper_delivery::store::claims::LEASE;
@@ -173,7 +174,7 @@ async fn a_receiver_that_hangs_does_not_hold_up_another_teams() {
     let world = Dependencies { attempt_limit: Duration::from_secs(3600), ..dependencies(&[&hanging, &prompt]) };
     let (_stop, stopped) = watch::channel(false);
     tokio::spawn(Worker::new(stage.host.app.webhooks.clone(), world).run(stopped.clone()));
-    tokio::spawn(enqueuer::run(stage.host.app.clone(), stopped));
+    tokio::spawn(enqueuer::run(stage.host.app.clone(), News::unknown(), stopped));
     eventually("the first attempts hang", async || hanging.count() >= 4).await;
 
     stage.host.call("POST", "/v1/volumes", &stage.host.foreign, Some(json!({"name": "models"}))).await.expect(201);
