@@ -1,8 +1,8 @@
 // What pages do better with a script: they show what changes as it changes, and count down. All of it is there without.
 "use strict";
 
-// Between two looks at what no event tells of: logs, and what is used.
-const PAUSE = 10000;
+// Between two looks at what no event tells of: logs, and what is used. A part may ask for less, in seconds.
+const PAUSE = 1000 * (document.querySelector("[data-pause]")?.dataset.pause ?? 10);
 // Before a stream of events that ended is opened again.
 const AGAIN = 3000;
 // Several events at once are one reason to look.

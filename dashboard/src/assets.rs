@@ -9,10 +9,11 @@ use sandpiper_db::hex;
 use sha2::{Digest, Sha256};
 
 /// Name and content.
-const FILES: [(&str, &str); 7] = [
+const FILES: [(&str, &str); 8] = [
     ("dashboard.css", include_str!("../assets/dashboard.css")),
     ("dashboard.js", include_str!("../assets/dashboard.js")),
     ("files.js", include_str!("../assets/files.js")),
+    ("network.js", include_str!("../assets/network.js")),
     ("terminal.js", include_str!("../assets/terminal.js")),
     ("xterm.css", include_str!("../assets/third-party/xterm.css")),
     ("xterm.js", include_str!("../assets/third-party/xterm.js")),

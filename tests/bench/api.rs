@@ -111,6 +111,11 @@ impl Api {
         agent_socket(self.folder.path())
     }
 
+    /// A new invitation to a team as its owner.
+    pub(crate) fn invitation(&self, team: &str) -> anyhow::Result<String> {
+        make_key(self.folder.path(), &["team", "invite", team, "--role", "owner"])
+    }
+
     /// A connection to its database.
     pub(crate) async fn connect(&self) -> anyhow::Result<AnyConnection> {
         sqlx::any::install_default_drivers();

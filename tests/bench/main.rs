@@ -22,6 +22,7 @@ mod idle;
 mod load;
 mod memory;
 mod net;
+mod pages;
 mod pause;
 mod policy_apply;
 mod policy_live;
@@ -154,6 +155,8 @@ enum Bench {
     Discovery,
     /// Pages of 10,000 payments, and of 10,000 stopped sandboxes, while others write; creates without an agent
     Api,
+    /// The pages of the dashboard, of a team with 1,000 sandboxes
+    Pages,
 }
 
 impl Bench {
@@ -165,7 +168,8 @@ impl Bench {
             | Self::PolicyApply
             | Self::Webhooks
             | Self::Discovery
-            | Self::Api => Need::None,
+            | Self::Api
+            | Self::Pages => Need::None,
             _ => Need::Guests,
         }
     }
@@ -205,6 +209,7 @@ impl Bench {
             Self::Webhooks => webhooks::run(runs, report).await,
             Self::Discovery => discovery::run(runs, report).await,
             Self::Api => serving::run(runs, report).await,
+            Self::Pages => pages::run(runs, report).await,
         }
     }
 }

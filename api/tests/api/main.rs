@@ -34,6 +34,7 @@ mod retention;
 mod roles;
 mod rotate_secrets;
 mod sandbox;
+mod sandbox_files;
 mod sessions;
 mod support;
 mod sync;

@@ -344,3 +344,43 @@ async fn a_policy_for_a_sandbox_that_is_being_made_waits_for_it() {
     assert_eq!((&created["network"]["apply_status"], &answer["apply_status"]), (&json!("pending"), &json!("pending")));
     assert!(host.agent.records().policy_orders.is_empty());
 }
+
+#[tokio::test]
+async fn a_policy_is_explained_by_the_host() {
+    let host = Host::new().await;
+    let explain = async |query: &str| host.call("GET", &format!("/v1/network/explain?{query}"), &host.read, None).await;
+    let policy =
+        "allow_internet_access=false&allow_out=api.example.com:443&allow_out=*.example.org&deny_out=a.example.org";
+    let destinations =
+        "destination=tcp:api.example.com:443&destination=udp:a.example.org:53&destination=icmp:198.51.100.7";
+
+    let explained = explain(&format!("{policy}&{destinations}")).await.expect(200);
+
+    let rules: Vec<_> =
+        explained["decisions"].as_array().unwrap().iter().map(|one| one["rule"].as_str().unwrap()).collect();
+    assert_eq!(
+        rules,
+        [r#"allow_out "api.example.com:443""#, r#"allow_out "*.example.org""#, "allow_internet_access false"]
+    );
+    assert_eq!(explained["decisions"][0]["allowed"], json!(true));
+    assert_eq!(
+        explained["decisions"][2],
+        json!({
+            "destination": "icmp:198.51.100.7", "allowed": false, "rule": "allow_internet_access false",
+        })
+    );
+    assert_eq!(explain("destination=tcp:example.com:1").await.expect(200)["decisions"][0]["allowed"], json!(true));
+    let many = "destination=tcp:example.com:443&".repeat(101);
+    for wrong in [
+        "",
+        "destination=example.com",
+        "destination=tcp:a:1&allow_out=not+a+host",
+        "destination=tcp:a:1&x=1",
+        "destination=tcp:a:1&allow_internet_access=perhaps",
+        "destination=tcp:a:1&egress_profile=none",
+        many.trim_end_matches('&'),
+    ] {
+        explain(wrong).await.refused(400, "invalid_request");
+    }
+    assert!(host.agent.records().policy_orders.is_empty());
+}

@@ -20,7 +20,9 @@ pub(crate) mod home;
 mod join;
 mod keys;
 mod limits;
+mod lineage;
 mod members;
+mod network;
 mod new_sandbox;
 mod sandbox;
 mod sandboxes;
@@ -56,7 +58,8 @@ pub(crate) fn router() -> Router<Dashboard> {
         .route("/{team}/sandboxes/{id}/files/content", get(files::content))
         .route("/{team}/sandboxes/{id}/files/do", post(files::act))
         .route("/{team}/sandboxes/{id}/do", post(sandbox::act))
-        .route("/{team}/sandboxes/{id}/network", post(sandbox::replace_network))
+        .route("/{team}/sandboxes/{id}/network", get(network::show).post(network::replace))
+        .route("/{team}/sandboxes/{id}/network/explain", post(network::explain))
         .route("/{team}/sandboxes/{id}/ports", post(sandbox::change_port))
         .route("/{team}/changes", get(changes::follow))
         .route("/{team}/checkpoints", get(checkpoints::list))

@@ -11,6 +11,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::json;
 
+use super::network::{Denied, Network, denied};
 use super::no_action;
 use crate::api::Problem;
 use crate::response::{Refusal, page};
@@ -80,17 +81,6 @@ struct ExposedPort {
 }
 
 #[derive(Deserialize)]
-struct Network {
-    allow_internet_access: bool,
-    allow_package_registry_access: bool,
-    allow_out: Vec<String>,
-    deny_out: Vec<String>,
-    egress_profiles: Vec<String>,
-    apply_status: String,
-    apply_error: Option<String>,
-}
-
-#[derive(Deserialize)]
 struct Failure {
     code: String,
     message: String,
@@ -115,21 +105,6 @@ struct LogEntry {
     time: Timestamp,
     source: String,
     message: String,
-}
-
-#[derive(Deserialize)]
-struct DeniedList {
-    denied: Vec<Denied>,
-}
-
-#[derive(Deserialize)]
-struct Denied {
-    time: Timestamp,
-    protocol: String,
-    host: String,
-    port: Option<u16>,
-    rule: String,
-    count: u64,
 }
 
 #[derive(Deserialize)]
@@ -163,13 +138,12 @@ struct Point {
 /// `GET /dashboard/{team}/sandboxes/{id}`
 pub(crate) async fn show(visit: Visit, Path((_, id)): Path<(String, String)>) -> Result<Response, Refusal> {
     let path = format!("/v1/sandboxes/{}", segment(&id));
-    let denied_path = format!("{path}/network/denied?limit=50");
     let checkpoints_path = format!("{path}/checkpoints?limit=50");
     let metrics_path = format!("{path}/metrics");
     let (sandbox, log, denied, checkpoints, metrics) = tokio::join!(
         visit.get::<Sandbox>(&path),
         log(&visit, &path),
-        visit.get::<DeniedList>(&denied_path),
+        denied(&visit, &id),
         visit.get::<CheckpointList>(&checkpoints_path),
         visit.get::<Metrics>(&metrics_path),
     );
@@ -178,7 +152,7 @@ pub(crate) async fn show(visit: Visit, Path((_, id)): Path<(String, String)>) ->
     // What is missing of a sandbox that is just ending, or while its host is away, is left out.
     let page_of = Page {
         charts: metrics.map(|metrics| charts(&metrics)).unwrap_or_default(),
-        denied: denied.map(|list| list.denied).unwrap_or_default(),
+        denied,
         checkpoints: checkpoints.map(|list| list.checkpoints).unwrap_or_default(),
         log: log.unwrap_or_default(),
         ports,
@@ -259,20 +233,6 @@ pub(crate) async fn act(Path((_, id)): Path<(String, String)>, order: Order) -> 
     };
     order.send::<IgnoredAny>(method, &path, body).await?;
     Ok(order.then(&then))
-}
-
-/// `POST /dashboard/{team}/sandboxes/{id}/network`
-pub(crate) async fn replace_network(Path((_, id)): Path<(String, String)>, order: Order) -> Result<Redirect, Refusal> {
-    let id = segment(&id);
-    let body = json!({
-        "allow_internet_access": order.fields.is_ticked("internet"),
-        "allow_package_registry_access": order.fields.is_ticked("registries"),
-        "allow_out": order.fields.lines("allow_out"),
-        "deny_out": order.fields.lines("deny_out"),
-        "egress_profiles": order.fields.lines("egress_profiles"),
-    });
-    order.send::<IgnoredAny>(Method::PUT, &format!("/v1/sandboxes/{id}/network"), Some(body)).await?;
-    Ok(order.then(&format!("sandboxes/{id}")))
 }
 
 /// `POST /dashboard/{team}/sandboxes/{id}/ports`: exposes a port, or hides it again.

@@ -6,7 +6,7 @@
 
 mod creates;
 mod payments;
-mod sandboxes;
+pub(crate) mod sandboxes;
 
 use std::time::Duration;
 

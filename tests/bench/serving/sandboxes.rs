@@ -23,7 +23,7 @@ const FILTERED: u32 = 500;
 pub(super) async fn measure(name: &str, database: &Database, rounds: usize, report: &mut Report) -> anyhow::Result<()> {
     let api = Api::start(database, None).await?;
     let key = api.team_key(TEAM)?;
-    let sandboxes = put(&api).await?;
+    let sandboxes = put(&api, TEAM, ROWS).await?;
     let list = List {
         api: &api,
         key: key.clone(),
@@ -79,8 +79,8 @@ fn change_of(sandbox: usize, number: usize) -> String {
     json!({"metadata": {"owner": "bench", "change": number.to_string(), "group": group}}).to_string()
 }
 
-/// Puts the team's sandboxes into the API's database, as they are there when they have been paused; their ids.
-async fn put(api: &Api) -> anyhow::Result<Vec<String>> {
+/// Puts so many sandboxes of a team into the API's database, as they are there when they have been paused; their ids.
+pub(crate) async fn put(api: &Api, team: &str, count: usize) -> anyhow::Result<Vec<String>> {
     let mut connection = api.connect().await?;
     let mut tx = connection.begin().await?;
     let template = id::generate("ver");
@@ -97,7 +97,7 @@ async fn put(api: &Api) -> anyhow::Result<Vec<String>> {
     .execute(&mut *tx)
     .await?;
     let policy = serde_json::to_string(&NetworkPolicy::default())?;
-    let ids: Vec<String> = (0..ROWS).map(|_| id::generate("sbx")).collect();
+    let ids: Vec<String> = (0..count).map(|_| id::generate("sbx")).collect();
     for (number, id) in ids.iter().enumerate() {
         sqlx::query(
             "INSERT INTO sandboxes (id, team_id, state, template, template_version, cpu, memory_mb, disk_gib, \
@@ -108,7 +108,7 @@ async fn put(api: &Api) -> anyhow::Result<Vec<String>> {
         )
         .bind(id)
         .bind(&template)
-        .bind(TEAM)
+        .bind(team)
         .execute(&mut *tx)
         .await?;
         sqlx::query("INSERT INTO sandbox_policies (sandbox_id, policy) VALUES ($1, $2)")

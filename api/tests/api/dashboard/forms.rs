@@ -18,7 +18,7 @@ enum Needs {
 type Form = (Needs, &'static str, &'static [(&'static str, &'static str)]);
 
 /// Every form of a team, with something that is no thing of it: who may not is refused before it is looked for.
-const FORMS: [Form; 23] = [
+const FORMS: [Form; 26] = [
     (Needs::Member, "new", &[("template", "nonsense"), ("internet", "yes")]),
     (Needs::Member, "sandboxes/sbx0/do", &[("action", "pause")]),
     (Needs::Member, "sandboxes/sbx0/do", &[("action", "stop")]),
@@ -29,6 +29,9 @@ const FORMS: [Form; 23] = [
     (Needs::Member, "sandboxes/sbx0/do", &[("action", "delete")]),
     (Needs::Member, "sandboxes/sbx0/network", &[("internet", "yes")]),
     (Needs::Member, "sandboxes/sbx0/ports", &[("port", "80")]),
+    (Needs::Member, "sandboxes/sbx0/files/do?path=/a", &[("action", "folder"), ("name", "b")]),
+    (Needs::Member, "sandboxes/sbx0/files/do?path=/a", &[("action", "delete")]),
+    (Needs::Member, "volumes/vol0/files/do?path=/a", &[("action", "rename"), ("name", "b")]),
     (Needs::Member, "checkpoints/ckp0/do", &[("action", "start")]),
     (Needs::Member, "checkpoints/ckp0/do", &[("action", "delete")]),
     (Needs::Member, "volumes/vol0/delete", &[]),
@@ -72,6 +75,32 @@ async fn every_form_is_done_for_every_role_that_may_send_it() {
     }
 }
 
+#[tokio::test]
+async fn what_came_from_what_is_in_it_also_where_it_is_gone() {
+    let host = Host::new().await;
+    let ada = member(&host).await;
+    let first = host.sandbox().await;
+    let checkpoint = host.checkpoint(&first, json!({"name": "one"})).await["id"].as_str().unwrap().to_owned();
+    let second = host.create(json!({"snapshot_id": checkpoint})).await.expect(201)["id"].as_str().unwrap().to_owned();
+    host.checkpoint(&second, json!({"name": "two"})).await;
+    let other = host.sandbox().await;
+    host.checkpoint(&other, json!({"name": "of another"})).await;
+    host.call("DELETE", &format!("/v1/sandboxes/{second}"), &host.write, None).await.expect(204);
+    let text = ada.page(&format!("/dashboard/acme/checkpoints?sandbox={second}")).await;
+    let places: Vec<_> = [&first, "<strong>one</strong>", &second, "<strong>two</strong>"]
+        .map(|part| {
+            text.split_once("class=\"lineage\"").unwrap().1.find(part).unwrap_or_else(|| panic!("{part}: {text}"))
+        })
+        .into();
+    assert!(places.is_sorted(), "{places:?}");
+    assert!(
+        text.contains(&format!("<code>{second}</code> <small>gone</small>")) && !text.contains("of another"),
+        "{text}"
+    );
+    assert_eq!(text.matches("<ul>").count() + text.matches("<ul ").count(), text.matches("</ul>").count());
+    assert!(ada.page("/dashboard/acme/checkpoints").await.contains("of another"));
+}
+
 async fn member(host: &Host) -> Visitor<'_> {
     let user = host.user("ada@example.com", "acme", Role::Member).await;
     host.visitor(&user.token)
@@ -112,20 +141,59 @@ async fn a_sandbox_lives_its_life_by_forms() {
     assert!(ada.page(&page).await.contains("Hide port 8000"));
     leads_to(&ada.send(&format!("{page}/ports"), &[("port", "8000"), ("hide", "yes")]).await);
     assert!(!ada.page(&page).await.contains("Hide port 8000"));
-    leads_to(&ada.send(&format!("{page}/network"), &[("internet", "yes"), ("deny_out", "10.0.0.0/8")]).await);
+    let replaced = ada.send(&format!("{page}/network"), &[("internet", "yes"), ("deny_out", "10.0.0.0/8")]).await;
+    assert_eq!(leads_to(&replaced), format!("{page}/network"));
     let network = &host.get(&format!("/v1/sandboxes/{id}")).await.expect(200)["network"];
     assert_eq!((&network["allow_internet_access"], &network["deny_out"]), (&json!(true), &json!(["10.0.0.0/8"])));
 
     let checkpoints = host.get("/v1/checkpoints").await.expect(200);
     let checkpoint =
         format!("/dashboard/acme/checkpoints/{}/do", checkpoints["checkpoints"][0]["id"].as_str().unwrap());
-    assert!(ada.page("/dashboard/acme/checkpoints").await.contains("<strong>one</strong>"));
+    let tree = ada.page("/dashboard/acme/checkpoints").await;
+    assert!(tree.contains("<strong>one</strong>") && tree.contains(&format!("aria-label=\"Fork {id}\"")), "{tree}");
     assert!(
         leads_to(&ada.send(&checkpoint, &[("action", "start")]).await).starts_with("/dashboard/acme/sandboxes/sbx")
     );
     leads_to(&ada.send(&checkpoint, &[("action", "delete")]).await);
     assert_eq!(act(&[("action", "delete")]).await, "/dashboard/acme/sandboxes");
     assert_eq!(ada.get(&page).await.status.as_u16(), 404);
+}
+
+#[tokio::test]
+async fn a_policy_is_explained_before_it_is_in_force() {
+    let host = Host::new().await;
+    let id = host.sandbox().await;
+    let explain = format!("/dashboard/acme/sandboxes/{id}/network/explain");
+    let ada = member(&host).await;
+    let entered = [
+        ("policy", "entered"),
+        ("allow_out", "*.example.org\n198.51.100.0/24"),
+        ("destinations", "https://a.example.org/x\n\n203.0.113.9:22\nudp:198.51.100.7:53"),
+    ];
+    let text = ada.send(&explain, &entered).await.text;
+    let of = |verdict: &str, destination: &str, rule: &str| {
+        format!("<strong>{verdict}</strong> <code>{destination}</code> <small>by {rule}</small>")
+    };
+    for decision in [
+        of("allowed", "tcp:a.example.org:443", "allow_out &#34;*.example.org&#34;"),
+        of("denied", "tcp:203.0.113.9:22", "allow_internet_access false"),
+        of("allowed", "udp:198.51.100.7:53", "allow_out &#34;198.51.100.0/24&#34;"),
+        "not in force".to_owned(),
+    ] {
+        assert!(text.contains(&decision), "{decision}: {text}");
+    }
+    // What was entered stays in the form, and nothing was done.
+    assert!(text.contains("*.example.org\n198.51.100.0/24") && text.contains("203.0.113.9:22\n"));
+    assert!(host.agent.records().policy_orders.is_empty());
+    let wrong =
+        ada.send(&explain, &[("policy", "entered"), ("allow_out", "not a host"), ("destinations", "a b")]).await;
+    assert_eq!(wrong.status.as_u16(), 200, "{}", wrong.text);
+    assert!(wrong.text.contains("allow_out[0]") && wrong.text.contains("destination[0]"), "{}", wrong.text);
+
+    // Who may only read asks about the policy that there is.
+    let viewer = host.user("vi@example.com", "acme", Role::Viewer).await;
+    let seen = host.visitor(&viewer.token).send(&explain, &[("destinations", "example.com")]).await.text;
+    assert!(seen.contains(&of("allowed", "tcp:example.com:443", "allow_internet_access true")), "{seen}");
 }
 
 #[tokio::test]

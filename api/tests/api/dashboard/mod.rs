@@ -7,6 +7,7 @@ use url::form_urlencoded::Serializer;
 use crate::support::{Answer, Host};
 
 mod browser;
+mod files;
 mod forms;
 mod pages;
 mod safety;
@@ -55,10 +56,31 @@ impl Visitor<'_> {
         self.send_as(&word, path, fields).await
     }
 
+    /// Sends files as a form of one of the pages, with its word.
+    async fn upload(&self, path: &str, files: &[(&str, &[u8])]) -> Answer {
+        let word = self.word().await;
+        self.host.send(upload(&self.cookie, path, &[("form", &word)], files)).await
+    }
+
     async fn send_as(&self, word: &str, path: &str, fields: &[(&str, &str)]) -> Answer {
         let fields: Vec<_> = [("form", word)].into_iter().chain(fields.iter().copied()).collect();
         self.host.send(form(&self.cookie, path, &fields, &[])).await
     }
+}
+
+/// What a form with files is sent as: these fields, and files by their names.
+fn upload(cookie: &str, path: &str, fields: &[(&str, &str)], files: &[(&str, &[u8])]) -> Request<Body> {
+    let mut body = Vec::new();
+    let parts = fields.iter().map(|(name, value)| (format!("\"{name}\""), value.as_bytes()));
+    let files = files.iter().map(|(name, content)| (format!("\"file\"; filename=\"{name}\""), *content));
+    for (name, content) in parts.chain(files) {
+        body.extend(format!("--b\r\nContent-Disposition: form-data; name={name}\r\n\r\n").into_bytes());
+        body.extend(content);
+        body.extend(b"\r\n");
+    }
+    body.extend(b"--b--\r\n");
+    let request = Request::post(path).header("content-type", "multipart/form-data; boundary=b");
+    request.header("cookie", cookie).body(body.into()).unwrap()
 }
 
 fn form(cookie: &str, path: &str, fields: &[(&str, &str)], headers: &[(&str, &str)]) -> Request<Body> {

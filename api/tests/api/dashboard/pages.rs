@@ -11,14 +11,19 @@ use serde_json::json;
 
 use super::leads_to;
 use crate::support::Host;
+use crate::support::data_plane::data_plane;
 
 /// Of a team, with what is there; `{…}` is filled in.
-pub(super) const PAGES: [&str; 17] = [
+pub(super) const PAGES: [&str; 21] = [
     "sandboxes",
     "sandboxes?state=ready&metadata=purpose%3Dtests",
     "new",
     "sandboxes/{sandbox}",
+    "sandboxes/{sandbox}/files",
+    "sandboxes/{sandbox}/files?path={folder}",
+    "sandboxes/{sandbox}/network",
     "checkpoints",
+    "checkpoints?sandbox={sandbox}",
     "templates",
     "templates/base",
     "templates/app",
@@ -41,27 +46,38 @@ pub(super) struct Things {
     version: String,
     volume: String,
     webhook: String,
+    /// What the data plane of the sandbox has; nothing where there is none.
+    folder: Option<(String, tempfile::TempDir)>,
 }
 
 impl Things {
     /// One of everything, of the team `acme`.
     pub(super) async fn make(host: &Host) -> Self {
+        let folder = data_plane("files of a sandbox in the dashboard's pages").await.map(|(url, folder)| {
+            host.agent.records().data_plane = Some(url.clone());
+            std::fs::write(folder.path().join("report.csv"), "month,sum\n").unwrap();
+            (url, folder)
+        });
         let created = host.create(json!({"template": "base", "metadata": {"purpose": "tests"}})).await.expect(201);
         let sandbox = created["id"].as_str().unwrap().to_owned();
         host.agent.measure(&sandbox, 0);
         host.agent.measure(&sandbox, 5);
-        host.checkpoint(&sandbox, json!({"name": "before"})).await;
+        let checkpoint = host.checkpoint(&sandbox, json!({"name": "before", "memory": true})).await;
+        let restored = host.create(json!({"snapshot_id": checkpoint["id"]})).await.expect(201);
+        host.checkpoint(restored["id"].as_str().unwrap(), json!({"name": "after"})).await;
         host.template("app").await;
         let version = host.building("app").await;
         host.agent.print(&version, "Step 1 of 2");
         let volume = host.post("/v1/volumes", json!({"name": "models"})).await.expect(201);
         let webhook = webhook(host).await;
-        Self { sandbox, version, volume: volume["id"].as_str().unwrap().to_owned(), webhook }
+        Self { sandbox, version, volume: volume["id"].as_str().unwrap().to_owned(), webhook, folder }
     }
 
     pub(super) fn path(&self, page: &str) -> String {
         let page = page.replace("{sandbox}", &self.sandbox).replace("{version}", &self.version);
+        let folder = self.folder.as_ref().map_or("~", |(_, folder)| folder.path().to_str().unwrap());
         let page = page.replace("{volume}", &self.volume).replace("{webhook}", &self.webhook);
+        let page = page.replace("{folder}", folder);
         if page == "account" { "/dashboard/account".to_owned() } else { format!("/dashboard/acme/{page}") }
     }
 }
@@ -124,7 +140,7 @@ async fn a_viewer_sees_no_form_that_changes_the_teams_things() {
             let is_allowed = action == "/dashboard/sign-out" || action == own || action.ends_with("/network");
             assert!(is_allowed, "{page}: {action}");
         }
-        assert_eq!(text.contains("/network"), text.contains("<fieldset disabled>"), "{page}");
+        assert_eq!(page.ends_with("/network"), text.contains("<fieldset disabled>"), "{page}");
     }
 }
 
@@ -186,4 +202,29 @@ async fn a_page_that_there_is_not_says_so() {
         assert!(answer.header("content-type").unwrap().starts_with("text/html"), "{path}");
     }
     assert_eq!(leads_to(&visitor.get("/dashboard").await), format!("/dashboard/{}/sandboxes", user.personal));
+}
+
+#[tokio::test]
+async fn a_first_look_transfers_little() {
+    const MOST: usize = 150 << 10;
+    let host = Host::new().await;
+    let things = Things::make(&host).await;
+    // As many as a page of the list has, or the team may have.
+    for number in 0..50 {
+        let metadata = json!({"number": number.to_string(), "owner": "research", "note": "x".repeat(60)});
+        if host.create(json!({"template": "base", "metadata": metadata})).await.status.as_u16() != 201 {
+            break;
+        }
+    }
+    let user = host.user("ada@example.com", "acme", Role::Owner).await;
+    let visitor = host.visitor(&user.token);
+    for page in PAGES.into_iter().chain(MANAGED) {
+        let text = visitor.page(&things.path(page)).await;
+        let mut bytes = text.len();
+        let assets = text.split('"').filter(|part| part.starts_with("/dashboard/-/assets/"));
+        for asset in assets.collect::<std::collections::BTreeSet<_>>() {
+            bytes += visitor.page(asset).await.len();
+        }
+        assert!(bytes < MOST, "{page} and what it loads have {bytes} bytes");
+    }
 }

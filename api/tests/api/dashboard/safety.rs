@@ -117,8 +117,8 @@ async fn a_file_of_a_volume_is_kept_and_never_shown() {
     host.send(axum::http::Request::from_parts(parts, "<script>alert(1)</script>".into())).await.expect(200);
     let visitor = host.visitor(&user.token);
     let page = visitor.page(&format!("/dashboard/acme/volumes/{id}")).await;
-    assert!(page.contains(&format!("/dashboard/acme/volumes/{id}/file?path=%2Fpage.html")), "{page}");
-    let file = visitor.get(&format!("/dashboard/acme/volumes/{id}/file?path=/page.html")).await;
+    assert!(page.contains(&format!("/dashboard/acme/volumes/{id}/files/content?path=%2Fpage.html")), "{page}");
+    let file = visitor.get(&format!("/dashboard/acme/volumes/{id}/files/content?path=/page.html")).await;
     assert_eq!(file.text, "<script>alert(1)</script>");
     assert_eq!(file.header("content-type"), Some("application/octet-stream"));
     assert_eq!(file.header("content-disposition"), Some("attachment; filename*=UTF-8''page%2Ehtml"));

@@ -1,45 +1,19 @@
 //! The terminal: a real data plane with real shells, as an ordinary process serves it; in a guest it is the same.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::{SinkExt, StreamExt};
 use sandpiper_accounts::Role;
-use sandpiper_init::serve::{App, Settings, serve as serve_data_plane};
-use sandpiper_skip::skipped;
 use serde_json::{Value, json};
-use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::net::TcpStream;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 use tokio_tungstenite::tungstenite::{Error, Message};
 use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async};
 
 use super::browser::{serve, sign_in};
 use crate::support::browser::Browser;
+use crate::support::data_plane::data_plane;
 use crate::support::{BOUND, Host};
-
-/// A data plane on a TCP port, as the ingress would forward to it; it lasts as long as the folder.
-async fn data_plane() -> Option<(String, tempfile::TempDir)> {
-    // Processes are run as the user that is asked for.
-    if !nix::unistd::geteuid().is_root() {
-        skipped("a terminal of the dashboard", "processes of a data plane need root");
-        return None;
-    }
-    sandpiper_init::reap::start().unwrap();
-    let folder = tempfile::tempdir().unwrap();
-    let socket = folder.path().join("data-plane");
-    let unix = UnixListener::bind(&socket).unwrap();
-    let settings = Settings { default_user: "root".to_owned(), ..Settings::default() };
-    tokio::spawn(serve_data_plane(unix, Arc::new(App::new(settings))));
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("http://{}", listener.local_addr().unwrap());
-    tokio::spawn(async move {
-        while let Ok((mut stream, _)) = listener.accept().await {
-            let mut inner = UnixStream::connect(&socket).await.unwrap();
-            tokio::spawn(async move { tokio::io::copy_bidirectional(&mut stream, &mut inner).await });
-        }
-    });
-    Some((url, folder))
-}
 
 type Socket = WebSocketStream<MaybeTlsStream<TcpStream>>;
 
@@ -90,7 +64,7 @@ async fn enter(socket: &mut Socket, line: &str) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_shell_is_typed_to_resized_left_and_found_again() {
-    let Some((data_plane, _folder)) = data_plane().await else { return };
+    let Some((data_plane, _folder)) = data_plane("a terminal of the dashboard").await else { return };
     let host = Host::new().await;
     host.agent.records().data_plane = Some(data_plane);
     let (url, _server) = serve(&host).await;
@@ -138,7 +112,7 @@ async fn a_terminal_is_for_members_and_pages_of_this_host() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_person_types_a_command_and_reads_its_output() {
-    let Some((data_plane, _folder)) = data_plane().await else { return };
+    let Some((data_plane, _folder)) = data_plane("a terminal of the dashboard").await else { return };
     let Some(browser) = Browser::open("the terminal").await else { return };
     let host = Host::new().await;
     host.agent.records().data_plane = Some(data_plane);

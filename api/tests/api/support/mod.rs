@@ -32,6 +32,7 @@ use tower::ServiceExt;
 pub(crate) mod agent;
 pub(crate) mod browser;
 pub(crate) mod builds;
+pub(crate) mod data_plane;
 pub(crate) mod intervals;
 mod network;
 pub(crate) mod shop;

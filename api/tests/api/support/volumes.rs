@@ -170,8 +170,11 @@ async fn make(State(shared): State<Shared>, Path(id): Path<String>, Query(at): Q
 }
 
 async fn stat(State(shared): State<Shared>, Path(id): Path<String>, Query(at): Query<At>) -> Response {
-    match shared.records().volumes.get(&id).and_then(|one| one.files.get(&at.path)) {
+    let records = shared.records();
+    let Some(one) = records.volumes.get(&id) else { return refusal(404, "not_found") };
+    match one.files.get(&at.path) {
         Some((entry, _)) => Json(entry.clone()).into_response(),
+        None if at.path == "/" => Json(at.entry(EntryKind::Directory, 0)).into_response(),
         None => refusal(404, "not_found"),
     }
 }
