@@ -8,6 +8,7 @@ use axum::http::Request;
 use serde_json::{Value, json};
 
 use crate::accounts;
+use crate::support::data_plane::empty_data_plane;
 use crate::support::{Host, request, with_header};
 
 /// An operation, and what is needed to try it.
@@ -41,6 +42,7 @@ pub(crate) struct Ids {
 impl Ids {
     pub(crate) async fn new(host: &Host) -> Self {
         let sandbox = host.sandbox().await;
+        host.agent.records().data_plane = Some(empty_data_plane().await);
         let checkpoint = host.checkpoint(&sandbox, json!({})).await["id"].as_str().unwrap().to_owned();
         let volume = host.volume(&sandbox).await;
         let directory = format!("/v1/volumes/{volume}/directories?path=/");

@@ -163,11 +163,14 @@ pub async fn list(
         }
     }
     let path = only_path(rest)?;
+    let list = List::of_keys(&json!(["directory", id, path]));
+    // Before a sandbox is asked.
+    paging.after(&list)?;
     let data_plane = data_plane(&app, &caller, &id).await?;
     let mut entries = data_plane.list_dir(&path, 1, None).await.map_err(refused)?;
     entries.sort_unstable_by(|one, other| one.path.cmp(&other.path));
     let entries = entries.into_iter().map(|entry| (entry.path.clone(), EntryBody::from(entry)));
-    let (entries, next_token) = paging.cut(&List::of_keys(&json!(["directory", id, path])), entries)?;
+    let (entries, next_token) = paging.cut(&list, entries)?;
     Ok(Json(DirectoryBody { entries, next_token }))
 }
 

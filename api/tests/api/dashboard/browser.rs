@@ -14,6 +14,7 @@ use tokio_util::task::AbortOnDropHandle;
 use super::pages::{MANAGED, PAGES, Things};
 use crate::accounts::PASSWORD;
 use crate::support::browser::Browser;
+use crate::support::data_plane::data_plane;
 use crate::support::{Host, eventually};
 
 /// What looks for barriers (scripts/testing/tools).
@@ -87,6 +88,45 @@ async fn a_person_starts_a_sandbox_and_sees_what_becomes_of_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_person_sends_files_and_asks_what_a_policy_means() {
+    let Some((data_plane, folder)) = data_plane("files that are dropped on a page").await else { return };
+    let Some(browser) = Browser::open("files that are dropped on a page").await else { return };
+    let host = Host::new().await;
+    host.agent.records().data_plane = Some(data_plane);
+    let (url, _server) = serve(&host).await;
+    host.user("ada@example.com", "acme", Role::Member).await;
+    let id = host.sandbox().await;
+    sign_in(&browser, &url, "ada@example.com").await;
+    let (chosen, place) = (folder.path().join("chosen.txt"), folder.path().join("place"));
+    std::fs::create_dir(&place).unwrap();
+    std::fs::write(&chosen, "chosen").unwrap();
+    browser.open_page(&format!("{url}/dashboard/acme/sandboxes/{id}/files?path={}", place.display())).await;
+    browser.press("#file", chosen.to_str().unwrap()).await;
+    browser.click("form[data-upload] button").await;
+    browser.says("#uploads", "sent").await;
+    browser.says("#entries", "chosen.txt").await;
+    assert_eq!(std::fs::read(place.join("chosen.txt")).unwrap(), b"chosen");
+    let drop = |name: &str| {
+        format!(
+            "const dataTransfer = new DataTransfer(); dataTransfer.items.add(new File(['dropped'], '{name}')); \
+             dispatchEvent(new DragEvent('drop', {{dataTransfer, cancelable: true}}));"
+        )
+    };
+    browser.run(&drop("dropped.txt")).await;
+    browser.says("#entries", "dropped.txt").await;
+    browser.run(&drop(&"x".repeat(300))).await;
+    browser.says("#uploads .problem", "A name has 1 to 255 bytes").await;
+    browser.picture_to("upload").await;
+
+    browser.open_page(&format!("{url}/dashboard/acme/sandboxes/{id}/network")).await;
+    browser.write("#deny_out", "*.example.org").await;
+    browser.press("#destinations", "a.example.org\nexample.com").await;
+    browser.says("#decisions .denied", "tcp:a.example.org:443").await;
+    browser.says("#decisions .allowed", "allow_internet_access true").await;
+    browser.picture_to("explain").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_page_is_for_everybody_light_and_dark_wide_and_narrow() {
     let Some(browser) = Browser::open("every page").await else { return };
     let axe = axe().await;
@@ -94,6 +134,10 @@ async fn every_page_is_for_everybody_light_and_dark_wide_and_narrow() {
     let (url, _server) = serve(&host).await;
     let things = Things::make(&host).await;
     host.user("ada@example.com", "acme", Role::Owner).await;
+    // What moves is told.
+    browser.open_page(&format!("{url}/dashboard/sign-in")).await;
+    browser.run("await new Promise(requestAnimationFrame); document.body.prepend('late');").await;
+    assert_ne!(browser.run(SHIFTS).await, Value::Array(Vec::new()));
     look(&browser, &axe, &format!("{url}/dashboard/sign-in"), "sign-in").await;
     look(&browser, &axe, &format!("{url}/dashboard/join"), "join").await;
     sign_in(&browser, &url, "ada@example.com").await;
@@ -125,7 +169,7 @@ async fn picture_for_the_readme(browser: &Browser, host: &Host, url: &str) {
         let point = MetricPoint {
             time: now - SignedDuration::from_secs(5 * i64::from(180 - step)),
             cpu_millis: share(900.0),
-            memory_bytes: (90 << 20) + u64::from(step) * (1 << 20),
+            memory_bytes: (90 << 20) + u64::from(step) * (700 << 10),
             disk_bytes: (200 << 20) + u64::from(step / 20) * (9 << 20),
             received_bytes_per_second: share(900_000.0),
             sent_bytes_per_second: share(120_000.0),
@@ -136,6 +180,8 @@ async fn picture_for_the_readme(browser: &Browser, host: &Host, url: &str) {
     browser.resize(1280, 860).await;
     browser.open_page(&format!("{url}/dashboard/acme/sandboxes/{id}")).await;
     browser.says("main", "CPU").await;
+    // The stand-in has none that looks like one.
+    browser.run("document.querySelector('.facts small').textContent = 'ver06h1a9w2m4k7c3e8z5t0v1b'").await;
     browser.picture_to("readme").await;
 }
 

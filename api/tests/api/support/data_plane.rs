@@ -2,8 +2,12 @@
 
 use std::sync::Arc;
 
+use axum::routing::{get, post};
+use axum::{Json, Router};
 use sandpiper_init::serve::{App, Settings, serve as serve_data_plane};
+use sandpiper_protocol::filesystem::SERVICE;
 use sandpiper_skip::skipped;
+use serde_json::json;
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 
 /// A data plane on a TCP port, as the ingress would forward to it; it lasts as long as the folder. `None`, said aloud, where it
@@ -29,4 +33,18 @@ pub(crate) async fn data_plane(what: &str) -> Option<(String, tempfile::TempDir)
         }
     });
     Some((url, folder))
+}
+
+/// A stand-in for a data plane on a TCP port: an empty file at every path, which is an empty folder, too.
+pub(crate) async fn empty_data_plane() -> String {
+    let entry =
+        json!({"entry": {"name": "f", "path": "/f", "type": "FILE_TYPE_FILE", "modifiedTime": "1970-01-01T00:00:00Z"}});
+    let router = Router::new()
+        .route("/files", get(""))
+        .route(&format!("/{SERVICE}/Stat"), post(Json(entry)))
+        .route(&format!("/{SERVICE}/ListDir"), post(Json(json!({}))));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
+    url
 }

@@ -27,7 +27,8 @@ pub(crate) async fn upload(
 ) -> Result<Redirect, Refusal> {
     let folder = path_of(at)?;
     let inside = Inside::open(&place, &order, &data_planes).await?;
-    // After it is known that this is a member of the team: nobody else takes its places.
+    // Nobody but a member of the team takes its places.
+    order.call::<IgnoredAny>(Method::GET, "/v1/me").await?;
     let busy =
         || Problem::new(StatusCode::TOO_MANY_REQUESTS, "Your team sends too many files at a time; wait for one to end");
     let _share = data_planes.uploads.place(&order.team).ok_or_else(busy)?;
@@ -97,10 +98,7 @@ impl Inside {
                 let Opened { session } = order.call(Method::POST, &format!("{api}/session")).await?;
                 Self::Sandbox(data_planes.of(&session))
             }
-            Place::Volume(_) => {
-                order.call::<IgnoredAny>(Method::GET, &api).await?;
-                Self::Volume(api)
-            }
+            Place::Volume(_) => Self::Volume(api),
         })
     }
 }
