@@ -68,8 +68,10 @@ if (form) {
     uploadAll([...form.elements.file.files]);
     form.reset();
   });
-  // Beside the place a drop would leave the page.
+  const hasFiles = (event) => event.dataTransfer.types.includes("Files");
+  // Anywhere: a file that is dropped beside a place for it would take the page's.
   addEventListener("dragover", (event) => {
+    if (!hasFiles(event)) return;
     event.preventDefault();
     place.classList.add("over");
   });
@@ -77,6 +79,7 @@ if (form) {
     if (!event.relatedTarget) place.classList.remove("over");
   });
   addEventListener("drop", (event) => {
+    if (!hasFiles(event)) return;
     event.preventDefault();
     place.classList.remove("over");
     const items = [...event.dataTransfer.items].filter((item) => item.kind === "file");
