@@ -1,4 +1,4 @@
-//! Users: their addresses and passwords, and the sessions that they have signed in to.
+//! Who acts: users, with their addresses and passwords and the sessions that they have signed in to, and operators.
 //!
 //! | what | where |
 //! |---|---|
@@ -7,16 +7,19 @@
 //! | passwords, hashed and compared | [`passwords`] |
 //! | users in the database | [`users`] |
 //! | their sessions in the database, and the tokens of these | [`sessions`] |
+//! | operator keys, and what every change of an operator passes through | [`operators`] |
 //!
 //! Who is a member of which team is the business of who has teams.
 
 pub mod email;
+pub mod operators;
 pub mod passwords;
 pub mod role;
 pub mod sessions;
 pub mod users;
 
 pub use email::Email;
+pub use operators::{Operator, Operators};
 pub use passwords::Passwords;
 pub use role::Role;
 pub use sessions::LoginSessions;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::FromRef;
+use sandpiper_accounts::Operators;
 use sandpiper_db::secrets::Vault;
 use sandpiper_http::clock::Clock;
 use sandpiper_http::json::BodyLimit;
@@ -28,8 +29,8 @@ pub struct Parts {
     /// Seals merchants' secret keys.
     pub vault: Arc<Vault>,
     pub rate_limits: RateLimits,
-    /// Of operator keys; those of merchants have the one above.
-    pub operator_rate_limits: RateLimits,
+    /// Whose keys have a rate limit of their own; that above is of merchants' keys.
+    pub operators: Operators,
     pub clock: Clock,
     /// To what merchants have asked, while nothing of it has changed.
     pub responses: ResponseCache,
@@ -48,12 +49,14 @@ impl App {
     /// Assembles the state.
     pub fn new(settings: Settings, store: Store, vault: Vault, clock: Clock) -> Self {
         let vault = Arc::new(vault);
+        let (keys, audit) = (store.operator_keys.clone(), store.audit.clone());
+        let operators = Operators::new(keys, audit, settings.operator_rate_limit, clock.clone());
         let merchants = Merchants { keys: store.merchant_keys.clone(), vault: vault.clone() };
         let deliveries = store.delivery_claims.clone();
         let webhooks = Webhooks::new(settings.webhooks.clone(), deliveries, merchants, clock.clone());
         Self(Arc::new(Parts {
             rate_limits: RateLimits::new(settings.rate_limit),
-            operator_rate_limits: RateLimits::new(settings.operator_rate_limit),
+            operators,
             webhooks: Arc::new(webhooks),
             settings,
             store,
@@ -75,7 +78,7 @@ pub async fn prune_rate_limits(app: App, mut stop: watch::Receiver<bool>) {
             _ = stop.changed() => return,
         }
         app.rate_limits.prune();
-        app.operator_rate_limits.prune();
+        app.operators.prune();
     }
 }
 

@@ -335,18 +335,17 @@ impl Arguments {
             }
             Command::Usage(UsageCommand::Export { config, from, to, kind, format, team }) => {
                 let wanted = usage::Wanted { from, to, kind, format, team };
-                config.with_database(|database| async move { usage::export(&Store::new(database), &wanted).await })
+                config.with_database(|database| async move { usage::export(&Store::new(database), wanted).await })
             }
             Command::OperatorKey(OperatorKeyCommand::Create { config, name, json }) => {
-                config.with_database(|database| async move {
-                    operator_key::create(&Payments::new(database), &name, json).await
-                })
+                config.with_database(|database| async move { operator_key::create(database, &name, json).await })
             }
             Command::OperatorKey(OperatorKeyCommand::Ls { config, json }) => {
-                config.with_database(|database| async move { operator_key::list(&Payments::new(database), json).await })
+                config.with_database(|database| operator_key::list(database, json))
             }
-            Command::OperatorKey(OperatorKeyCommand::Revoke { config, id }) => config
-                .with_database(|database| async move { operator_key::revoke(&Payments::new(database), &id).await }),
+            Command::OperatorKey(OperatorKeyCommand::Revoke { config, id }) => {
+                config.with_database(|database| async move { operator_key::revoke(database, &id).await })
+            }
             Command::Import { config, file, kind, dry_run } => {
                 let file = import::File::open(file, kind)?;
                 let settings = config.load()?.payments;

@@ -2,8 +2,8 @@
 
 use anyhow::{bail, ensure};
 use jiff::Timestamp;
-use sandpiper_payments::operator::auth;
-use sandpiper_payments::store::Store;
+use sandpiper_accounts::operators::{OperatorKeys, keys};
+use sandpiper_db::{AuditLog, Database};
 use serde_json::json;
 
 use super::audit;
@@ -11,24 +11,24 @@ use super::audit;
 const MAX_NAME: usize = 200;
 
 /// Makes a key and prints it.
-pub async fn create(store: &Store, name: &str, as_json: bool) -> anyhow::Result<()> {
+pub async fn create(database: Database, name: &str, as_json: bool) -> anyhow::Result<()> {
     ensure!(name.len() <= MAX_NAME, "A key's name has at most {MAX_NAME} bytes");
-    let key = auth::generate();
-    let Some(hash) = auth::hash(&key) else { bail!("A new key does not have the form of a key") };
-    let id = store.operator_keys.add(name, &hash, Timestamp::now()).await?;
-    audit::write(&store.audit, "operator-key create", Some(&id)).await?;
+    let key = keys::generate();
+    let Some(hash) = keys::hash(&key) else { bail!("A new key does not have the form of a key") };
+    let id = OperatorKeys::new(database.clone()).add(name, &hash, Timestamp::now()).await?;
+    audit::write(&AuditLog::new(database), "operator-key create", Some(&id)).await?;
     if as_json {
         println!("{}", json!({"id": id, "key": *key}));
     } else {
         println!("{}", *key);
-        eprintln!("{id}: operator of merchants and payments. The key is not shown again.");
+        eprintln!("{id}: for /operator. The key is not shown again.");
     }
     Ok(())
 }
 
 /// Prints all keys, without the keys themselves, which are not stored.
-pub async fn list(store: &Store, as_json: bool) -> anyhow::Result<()> {
-    let keys = store.operator_keys.all().await?;
+pub async fn list(database: Database, as_json: bool) -> anyhow::Result<()> {
+    let keys = OperatorKeys::new(database).all().await?;
     if as_json {
         println!("{}", json!({ "keys": keys }));
         return Ok(());
@@ -42,12 +42,12 @@ pub async fn list(store: &Store, as_json: bool) -> anyhow::Result<()> {
 }
 
 /// Ends a key.
-pub async fn revoke(store: &Store, id: &str) -> anyhow::Result<()> {
+pub async fn revoke(database: Database, id: &str) -> anyhow::Result<()> {
     ensure!(
-        store.operator_keys.revoke(id, Timestamp::now()).await?,
+        OperatorKeys::new(database.clone()).revoke(id, Timestamp::now()).await?,
         "There is no active operator key {id}; `sandpiper-api operator-key ls` lists them"
     );
-    audit::write(&store.audit, "operator-key revoke", Some(id)).await?;
+    audit::write(&AuditLog::new(database), "operator-key revoke", Some(id)).await?;
     eprintln!("{id} is revoked.");
     Ok(())
 }

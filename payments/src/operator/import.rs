@@ -5,6 +5,7 @@ use axum::body::Bytes;
 use axum::extract::{Extension, Request, State};
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
+use sandpiper_accounts::operators::audited::Written;
 use sandpiper_db::audit;
 use sandpiper_discovery::Seed;
 use sandpiper_discovery::checks::Offered;
@@ -13,7 +14,6 @@ use sandpiper_http::json::{self, BodyLimit};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::audited::Written;
 use super::auth::Operator;
 use crate::error::{Code, RpcError};
 use crate::parameters::Parameters;

@@ -13,14 +13,13 @@
 //! | `POST …/payments/{id}/deliver`, `…/merchants/{merchant}/webhookConfig/test` | [`deliveries`] |
 //!
 //! Every handler's first parameter is the proof of an operator key ([`auth`]). What changes something is audited
-//! ([`audited`]). Errors are those of `/merchant` ([`crate::error`]).
+//! ([`sandpiper_accounts::operators::audited`]). Errors are those of `/merchant` ([`crate::error`]).
 
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::state::App;
 
-pub mod audited;
 pub mod auth;
 pub mod banks;
 pub mod deliveries;

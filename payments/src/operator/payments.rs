@@ -12,6 +12,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use jiff::{SignedDuration, Timestamp};
+use sandpiper_accounts::operators::audited::Written;
 use sandpiper_db::audit;
 use sandpiper_discovery::codes;
 use sandpiper_discovery::settings::{MOBILE_MONEY_TRANSFER, PaymentSettings};
@@ -20,7 +21,6 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
-use super::audited::Written;
 use super::auth::Operator;
 use crate::domain::amount::Amount;
 use crate::domain::order::{PaymentOrder, Status};

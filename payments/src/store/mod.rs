@@ -2,6 +2,7 @@
 //!
 //! One file per resource, each a handle over the same [`Database`].
 
+use sandpiper_accounts::operators::OperatorKeys;
 use sandpiper_db::reseal::SealedColumn;
 use sandpiper_db::{AuditLog, Batch, Database};
 
@@ -12,7 +13,6 @@ pub mod discovery;
 mod imports;
 pub mod merchant_keys;
 pub mod merchants;
-pub mod operator_keys;
 mod payment_updates;
 pub mod payments;
 #[cfg(test)]
@@ -24,7 +24,6 @@ pub use delivery_claims::DeliveryClaims;
 pub use discovery::Discovery;
 pub use merchant_keys::MerchantKeys;
 pub use merchants::Merchants;
-pub use operator_keys::OperatorKeys;
 pub use payments::Payments;
 pub use webhook_endpoints::WebhookEndpoints;
 

@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use sandpiper_accounts::operators::keys;
 use sandpiper_db::Database;
 use sandpiper_db::testing::TestDatabase;
-use sandpiper_payments::operator::auth;
 use sandpiper_payments::store::Store;
 use serde_json::Value;
 use tempfile::TempDir;
@@ -64,12 +64,12 @@ async fn an_operator_key_is_made_listed_and_ended() {
     let store = desk.store().await;
     for key in [plain.trim(), key] {
         assert!(key.starts_with("opk_") && key.len() == 44);
-        assert!(store.operator_keys.active(&auth::hash(key).unwrap()).await.unwrap().is_some());
+        assert!(store.operator_keys.active(&keys::hash(key).unwrap()).await.unwrap().is_some());
     }
 
     desk.succeed(&["operator-key", "revoke", id], &[]);
 
-    assert!(store.operator_keys.active(&auth::hash(key).unwrap()).await.unwrap().is_none());
+    assert!(store.operator_keys.active(&keys::hash(key).unwrap()).await.unwrap().is_none());
     let list = desk.succeed(&["operator-key", "ls", "--json"], &[]);
     assert!(!list.contains("opk_"));
     let list: Value = serde_json::from_str(&list).unwrap();

@@ -2,7 +2,7 @@
 
 use axum::body::Body;
 use axum::http::Request;
-use sandpiper_payments::operator::auth;
+use sandpiper_accounts::operators::keys;
 use serde_json::{Value, json};
 
 use super::{Answer, Host, request};
@@ -84,8 +84,8 @@ pub(crate) fn market(country: &str, currency: &str) -> Value {
 
 /// A new operator key.
 pub(crate) async fn operator_key(host: &Host) -> String {
-    let key = auth::generate();
-    let hash = auth::hash(&key).unwrap();
+    let key = keys::generate();
+    let hash = keys::hash(&key).unwrap();
     host.payments.store.operator_keys.add("test", &hash, jiff::Timestamp::now()).await.unwrap();
     key.to_string()
 }

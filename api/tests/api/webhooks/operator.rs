@@ -15,8 +15,8 @@ const PATH: &str = "/operator/v1/deliveries";
 
 /// An operator key.
 async fn key(stage: &Stage) -> String {
-    let key = sandpiper_payments::operator::auth::generate();
-    let hash = sandpiper_payments::operator::auth::hash(&key).unwrap();
+    let key = sandpiper_accounts::operators::keys::generate();
+    let hash = sandpiper_accounts::operators::keys::hash(&key).unwrap();
     stage.host.payments.store.operator_keys.add("test", &hash, Timestamp::now()).await.unwrap();
     key.to_string()
 }

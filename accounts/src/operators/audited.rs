@@ -1,35 +1,38 @@
 //! What is common to every request of an operator that changes something: the caller is established before the body is
 //! read, the work goes on when the client hangs up, and how it ended is written to the audit.
 
-use axum::extract::{FromRequestParts, Request, State};
+use axum::extract::{Request, State};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use sandpiper_db::audit;
+use sandpiper_db::{StoreError, audit};
 use sandpiper_http::audited::Acted;
+use sandpiper_http::error::ApiError;
 use sandpiper_http::request::{RequestId, route};
 use tracing::Instrument;
 
-use super::auth::Operator;
-use crate::error::RpcError;
-use crate::state::App;
+use super::{Operator, Operators};
 
 /// Put by a handler into its response: the audit's entry was written together with what it tells of.
 #[derive(Debug, Clone)]
 pub struct Written;
 
-/// The middleware. Handlers find the entry as it will be, but for its status, among the request's extensions.
-pub async fn run(State(app): State<App>, request: Request, next: Next) -> Response {
+/// The middleware, with the errors `E` of whose routes these are. Handlers find the entry as it will be, but for its status, among the
+/// request's extensions.
+pub async fn run<E>(State(operators): State<Operators>, request: Request, next: Next) -> Response
+where
+    E: From<ApiError> + From<StoreError> + IntoResponse,
+{
     if request.method().is_safe() {
         return next.run(request).await;
     }
     let action = format!("{} {}", request.method(), route(&request));
     let (mut parts, body) = request.into_parts();
-    let operator = match Operator::from_request_parts(&mut parts, &app).await {
+    let operator = match Operator::establish::<E>(&mut parts, &operators).await {
         Ok(operator) => operator,
         Err(error) => return error.into_response(),
     };
     let entry = audit::Entry {
-        at: app.clock.now(),
+        at: operators.clock.now(),
         team_id: audit::OPERATOR.to_owned(),
         key_id: operator.key_id,
         user_id: None,
@@ -44,14 +47,14 @@ pub async fn run(State(app): State<App>, request: Request, next: Next) -> Respon
         // On a task of its own once more, so that a panic is audited too.
         let response = match tokio::spawn(next.run(request).in_current_span()).await {
             Ok(response) => response,
-            Err(error) => RpcError::internal(format!("panic in a handler: {error}")).into_response(),
+            Err(error) => E::from(ApiError::internal(format!("panic in a handler: {error}"))).into_response(),
         };
-        app.store.audit.keep(entries(entry, &response)).await;
+        operators.audit.keep(entries(entry, &response)).await;
         response
     };
     tokio::spawn(work.in_current_span()).await.unwrap_or_else(|error| {
         // A panic was reported where it happened; a cancelled task means the process is ending.
-        RpcError::internal(format!("operator's request ended early: {error}")).into_response()
+        E::from(ApiError::internal(format!("operator's request ended early: {error}"))).into_response()
     })
 }
 

@@ -1,10 +1,24 @@
-//! Keys of those who operate the service, kept as hashes.
+//! Operator keys: `opk_` and 40 hexadecimal digits, kept as hashes.
 
 use jiff::Timestamp;
 use sandpiper_db::{Database, Statement, StoreError, from_ms, to_ms};
+use sandpiper_http::keys;
 use sandpiper_protocol::id;
 use serde::Serialize;
 use sqlx::Row;
+use zeroize::Zeroizing;
+
+const PREFIX: &str = "opk_";
+
+/// A new key, shown once.
+pub fn generate() -> Zeroizing<String> {
+    keys::generate(PREFIX)
+}
+
+/// The hash under which a key is stored; `None` for text that is no operator key.
+pub fn hash(key: &str) -> Option<String> {
+    keys::hash(PREFIX, key)
+}
 
 /// A key as the operator's list shows it.
 #[derive(Debug, Clone, Serialize)]
@@ -22,7 +36,7 @@ pub struct OperatorKeys {
 }
 
 impl OperatorKeys {
-    pub(crate) fn new(database: Database) -> Self {
+    pub fn new(database: Database) -> Self {
         Self { database }
     }
 
