@@ -212,6 +212,7 @@ impl Config {
             request_body_limit: self.request_body_limit,
             rate_limit: self.rate_limit,
             team_rate_limit: self.team_rate_limit,
+            operator_rate_limit: self.operator_rate_limit,
             baseline: self.baseline,
             volume_size_gib: self.volume_size_gib,
             plans: self.plans.clone(),

@@ -20,6 +20,7 @@ use utoipa::{PartialSchema, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 
 use crate::examples;
+use crate::operator;
 use crate::quota::QuotaBody;
 use crate::state::App;
 use crate::v1;
@@ -29,9 +30,12 @@ const DESCRIPTION: &str = "Isolated Linux machines for agents and automation.\n\
     requests other than GET need one that may write. Users sign in with `POST /v1/login`, whose token stands where a key does, and \
     act for one of their teams in each request. Errors have one shape; `error` is for programs, `message` for \
     people. Requests that change something take an `Idempotency-Key`.\n\n\
+    `/operator` is for those who operate the host, with an operator key (`opk_…`).\n\n\
     Processes and files of a sandbox are reached at its own URL, the data plane, with the access token of a session: \
     `/docs/data-plane` and `/docs/filesystem` show each of its calls.";
 
+/// What operators show.
+const OPERATOR_KEY: &str = "operator_key";
 /// The name of the envelope of errors.
 const ERROR: &str = "Error";
 
@@ -55,7 +59,7 @@ pub fn of<const N: usize>(routes: [OpenApiRouter<App>; N]) -> ([Router<App>; N],
 ///
 /// Where it has no JSON form, which is a bug.
 pub fn text() -> Result<String, serde_json::Error> {
-    let (_, document) = of([v1::router(), v1::entrance()]);
+    let (_, document) = of([v1::router(), v1::entrance(), operator::router()]);
     Ok(document.to_pretty_json()? + "\n")
 }
 
@@ -74,6 +78,15 @@ fn base() -> OpenApi {
                             .build(),
                     ),
                 )
+                .security_scheme(
+                    OPERATOR_KEY,
+                    SecurityScheme::Http(
+                        HttpBuilder::new()
+                            .scheme(HttpAuthScheme::Bearer)
+                            .description(Some("An operator key, `opk_…`; `X-API-Key: <key>` works too"))
+                            .build(),
+                    ),
+                )
                 .schema(ERROR, ErrorBody::<QuotaBody>::schema())
                 .schema(Detail::name(), Detail::schema())
                 .build(),
@@ -84,13 +97,19 @@ fn base() -> OpenApi {
 
 /// Adds what all operations have in common: the shape of their errors, and the header of those that change something.
 fn complete(document: &mut OpenApi) {
-    for item in document.paths.paths.values_mut() {
+    for (path, item) in &mut document.paths.paths {
+        let is_operators = path.starts_with(operator::ROOT);
         for operation in [&mut item.post, &mut item.put, &mut item.patch, &mut item.delete].into_iter().flatten() {
-            operation.parameters.get_or_insert_default().push(RefOr::T(idempotency_key()));
+            if !is_operators {
+                operation.parameters.get_or_insert_default().push(RefOr::T(idempotency_key()));
+            }
         }
         let all = [&mut item.get, &mut item.post, &mut item.put, &mut item.patch, &mut item.delete];
         for operation in all.into_iter().flatten() {
             operation.responses.responses.insert("default".to_owned(), RefOr::T(error_response()));
+            if is_operators {
+                operation.security = Some(vec![SecurityRequirement::new(OPERATOR_KEY, Vec::<String>::new())]);
+            }
         }
     }
 }

@@ -200,11 +200,19 @@ pub fn of(operation_id: &str) -> Option<Example> {
                 }],
             }),
         )),
-        "list_audit" => response(json!({"entries": [{
-            "id": "aud06f3kq8z2m1c9w0v5t7b4a", "at": "2026-01-01T00:05:00Z", "user": "usr06f3kq8z2m1c9w0v5t7b4a",
-            "key": "ses06f3kq8z2m1c9w0v5t7b4a", "action": "DELETE /v1/sandboxes/{id}",
-            "resource": "sbx06f3kq8z2m1c9w0v5t7b4a", "status": 204, "request_id": "req06f3kq8z2m1c9w0v5t7b4a",
-        }]})),
+        "list_audit" => response(json!({"entries": [audit_entry()]})),
+        "operator_list_teams" => response(json!({"teams": [operator_team()]})),
+        "operator_create_team" => exchange(json!({"slug": "acme", "plan": "pro"}), operator_team_detail()),
+        "operator_show_team" => response(operator_team_detail()),
+        "operator_update_team" => exchange(json!({"plan": "pro"}), operator_team_detail()),
+        "operator_create_invitation" => exchange(
+            json!({"role": "owner", "email": "grace@example.com"}),
+            with(invitation(), json!({"role": "owner", "token": format!("spi_{}", "5e".repeat(20))})),
+        ),
+        "operator_export_usage" => Example { request: None, response: None },
+        "operator_list_audit" => {
+            response(json!({"entries": [with(audit_entry(), json!({"team": "team06f3kq8z2m1c9w0v5t7b4a"}))]}))
+        }
         "call_mcp" => exchange(
             json!({"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": {
                 "name": "run_command", "arguments": {"command": "uname -m"},
@@ -260,6 +268,25 @@ fn session() -> Value {
         "data_plane_url": "http://s6k3f0.sandbox.localhost:7080", "access_token": "eyJzYiI6InNieDA2ZjNrcTgifQ.c2lnbmF0dXJl",
         "expires_at": "2026-01-01T01:00:00Z",
     })
+}
+
+fn audit_entry() -> Value {
+    json!({
+        "id": "aud06f3kq8z2m1c9w0v5t7b4a", "at": "2026-01-01T00:05:00Z", "user": "usr06f3kq8z2m1c9w0v5t7b4a",
+        "key": "ses06f3kq8z2m1c9w0v5t7b4a", "action": "DELETE /v1/sandboxes/{id}",
+        "resource": "sbx06f3kq8z2m1c9w0v5t7b4a", "status": 204, "request_id": "req06f3kq8z2m1c9w0v5t7b4a",
+    })
+}
+
+fn operator_team() -> Value {
+    json!({
+        "id": "team06f3kq8z2m1c9w0v5t7b4a", "slug": "acme", "plan": "pro", "is_personal": false,
+        "created_at": "2026-01-01T00:00:00Z",
+    })
+}
+
+fn operator_team_detail() -> Value {
+    with(operator_team(), json!({"members": 2, "quota": limits()["quota"]}))
 }
 
 fn user() -> Value {

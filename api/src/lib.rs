@@ -25,10 +25,11 @@
 //!
 //! Of the sandbox side, which knows nothing of payments: [`state`] what handlers work with · [`router`] all routes ·
 //! [`v1`] one file per resource · [`e2b`] the same for the E2B SDKs · [`mutation`] what both do with every change ·
+//! [`operator`] what operators look at and change ·
 //! [`auth`] keys and capabilities · [`orchestration`] work with the agent,
 //! through its [`agent_client`] · [`data_planes`] of sandboxes, where they are looked into · [`store`] the tables ·
 //! [`event_retention`] how long events are kept · [`webhooks`] events that are sent · [`billing`] what was used, and what it
-//! costs ·
+//! costs, [`usage_export`] line by line ·
 //! [`document`] what describes them · [`errors`] refusals in its tenants' words · [`mcp`] the same as tools of agents
 
 pub mod agent_client;
@@ -48,6 +49,7 @@ pub mod mcp;
 pub mod metrics;
 pub mod mutation;
 pub mod offer;
+pub mod operator;
 pub mod orchestration;
 pub mod plan;
 pub mod privileges;
@@ -60,5 +62,6 @@ pub mod settings;
 pub mod state;
 pub mod store;
 pub mod traces;
+pub mod usage_export;
 pub mod v1;
 pub mod webhooks;

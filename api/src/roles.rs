@@ -5,9 +5,9 @@ use clap::ValueEnum;
 /// A side of the API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Role {
-    /// `/v1`, with the agent of this machine
+    /// `/v1` and its part of `/operator`, with the agent of this machine
     Sandboxes,
-    /// `/merchant`, `/operator` and `/portal`, and the webhooks
+    /// `/merchant`, its part of `/operator`, and `/portal`, and the webhooks
     Payments,
 }
 

@@ -22,6 +22,7 @@ use serde_json::json;
 use crate::config::Config;
 use crate::e2b;
 use crate::mcp::Mcp;
+use crate::operator;
 use crate::state::App;
 use crate::traces;
 
@@ -130,7 +131,7 @@ fn is_stream(request: &Request) -> bool {
 
 /// The envelope of errors under a path, where both sides are served.
 fn envelope_by_path(path: &str) -> Render {
-    if sandpiper_payments::error::speaks(path) {
+    if sandpiper_payments::error::speaks(path) && !operator::speaks(path) {
         sandpiper_payments::error::render
     } else {
         envelope_of_sandboxes(path)

@@ -21,6 +21,8 @@ pub struct Settings {
     pub rate_limit: RateLimit,
     /// Of all keys and sessions of a team together.
     pub team_rate_limit: RateLimit,
+    /// Of each operator key.
+    pub operator_rate_limit: RateLimit,
     pub baseline: Baseline,
     /// GiB that a volume may grow to: what the agent gives one, `[volumes] size_gib` there.
     pub volume_size_gib: u32,

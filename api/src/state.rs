@@ -5,7 +5,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use axum::extract::FromRef;
-use sandpiper_accounts::Passwords;
+use sandpiper_accounts::{Operators, Passwords};
 use sandpiper_client::ClientError;
 use sandpiper_db::secrets::Vault;
 use sandpiper_http::clock::Clock;
@@ -41,6 +41,8 @@ const FOLLOWERS: usize = 32;
 const EVENT_STREAMS: usize = 16;
 /// Files of sandboxes that a team reads at a time through this API.
 const FILE_READS: usize = 16;
+/// Exports of usage at a time: each holds a connection of the database.
+const EXPORTS: usize = 2;
 /// Files of unknown length that a team sends at a time: each may be as long as all that the plan allows.
 const UNANNOUNCED_UPLOADS: usize = 4;
 
@@ -59,6 +61,8 @@ pub struct Parts {
     /// How often one address may try to sign in.
     pub login_limits: RateLimits,
     pub passwords: Passwords,
+    /// Whose keys have a rate limit of their own.
+    pub operators: Operators,
     pub last_use: LastUse,
     pub metrics: Metrics,
     pub clock: Clock,
@@ -78,6 +82,8 @@ pub struct Parts {
     pub file_reads: PerTeam,
     /// Files for builds that come without saying how long they are.
     pub unannounced_uploads: PerTeam,
+    /// One permit for each export of usage that is under way.
+    pub exports: Arc<Semaphore>,
     pub profiles: KnownProfiles,
     pub offer: Offer,
     pub webhooks: Arc<TeamWebhooks>,
@@ -104,7 +110,9 @@ impl App {
         let teams = Teams { store: store.webhooks.clone(), vault: vault.clone() };
         let deliveries = store.webhooks.sent.clone();
         let webhooks = TeamWebhooks::new(settings.webhooks.clone(), deliveries, teams, clock.clone());
+        let (keys, audit) = (store.operator_keys.clone(), store.audit.clone());
         Ok(Self(Arc::new(Parts {
+            operators: Operators::new(keys, audit, settings.operator_rate_limit, clock.clone()),
             webhooks: Arc::new(webhooks),
             data_planes: DataPlanes::new()?,
             file_reads: PerTeam::new(FILE_READS),
@@ -127,6 +135,7 @@ impl App {
             followers: PerTeam::new(FOLLOWERS),
             event_streams: PerTeam::new(EVENT_STREAMS),
             unannounced_uploads: PerTeam::new(UNANNOUNCED_UPLOADS),
+            exports: Arc::new(Semaphore::new(EXPORTS)),
             profiles: KnownProfiles::default(),
             ending: CancellationToken::new(),
         })))

@@ -86,17 +86,20 @@ impl AuditLog {
         rows.iter().map(entry).collect()
     }
 
-    /// A team's entries that `filter` selects, newest first, with their ids: at most `limit`, those before the one of id `before`.
+    /// The entries that `filter` selects, of a team or of all, newest first, with their ids: at most `limit`, those before the one of
+    /// id `before`.
     pub async fn page(
         &self,
-        team_id: &str,
+        team_id: Option<&str>,
         filter: &Filter,
         before: Option<&str>,
         limit: u32,
     ) -> Result<Vec<(String, Entry)>, StoreError> {
         let Filter { actor, action, resource, from, to } = filter;
-        let mut query = Statement::new("SELECT * FROM audit WHERE team_id = ");
-        query.push_bind(team_id);
+        let mut query = Statement::new("SELECT * FROM audit WHERE 1 = 1");
+        if let Some(team_id) = team_id {
+            query.push(" AND team_id = ").push_bind(team_id);
+        }
         if let Some(actor) = actor {
             query.push(" AND (user_id = ").push_bind(actor.as_str()).push(" OR key_id = ").push_bind(actor.as_str());
             query.push(")");

@@ -18,7 +18,7 @@ use crate::plan::Plan;
 use crate::roles::{self, Roles};
 use crate::store::Store;
 use crate::store::keys::Capability;
-use crate::{document, privileges};
+use crate::{document, privileges, usage_export};
 
 pub mod audit;
 pub mod backup;
@@ -260,10 +260,10 @@ enum UsageCommand {
         to: Timestamp,
         /// What to print
         #[arg(long, default_value = "intervals")]
-        kind: usage::Kind,
+        kind: usage_export::Kind,
         /// How to print it
         #[arg(long, default_value = "jsonl")]
-        format: usage::Format,
+        format: usage_export::Format,
         /// Only of this team
         #[arg(long, value_name = "SLUG")]
         team: Option<String>,

@@ -125,6 +125,7 @@ impl Synchronizer {
             self.app.rate_limits.prune();
             self.app.team_rate_limits.prune();
             self.app.login_limits.prune();
+            self.app.operators.prune();
             tokio::select! {
                 () = self.rest() => {}
                 _ = stop.changed() => return,

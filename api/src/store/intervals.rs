@@ -6,7 +6,8 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use futures_util::TryStreamExt;
+use futures_util::future::ready;
+use futures_util::{Stream, StreamExt, TryStreamExt};
 use sandpiper_db::{Database, Statement, StoreError, count, decode_enum};
 use sandpiper_protocol::ids::{IntervalId, SandboxId, TeamId};
 use sandpiper_protocol::interval::{EndReason, Interval, IntervalPage, IntervalRecord};
@@ -82,15 +83,14 @@ impl Intervals {
         Ok(())
     }
 
-    /// Shows `each` run that has a part within `time`, one after the other: of a team or of all, of one sandbox or of all. Runs of
-    /// one team are in no order, those of all in that of their teams.
-    pub async fn within<E: From<StoreError>>(
+    /// The runs that have a part within `time`, as they are read: of a team or of all, of one sandbox or of all. Runs of one team
+    /// are in no order, those of all in that of their teams.
+    pub fn within(
         &self,
         time: &Range<i64>,
         team_id: Option<&TeamId>,
         sandbox_id: Option<&str>,
-        mut each: impl FnMut(Run) -> Result<(), E>,
-    ) -> Result<(), E> {
+    ) -> impl Stream<Item = Result<Run, StoreError>> + Send + Unpin + use<'_> {
         let mut query = Statement::new(
             "SELECT i.*, j.seen_at_ms FROM usage_intervals i LEFT JOIN usage_journals j ON j.id = i.journal \
              WHERE i.began_at_ms < ",
@@ -109,14 +109,9 @@ impl Intervals {
         if team_id.is_none() {
             query.push(" ORDER BY i.team_id, i.began_at_ms, i.id");
         }
-        let mut rows = query.build().fetch(self.database.read());
-        while let Some(row) = rows.try_next().await.map_err(StoreError::from)? {
-            let run = run(&row)?;
-            if run.time.end > time.start {
-                each(run)?;
-            }
-        }
-        Ok(())
+        let (rows, from) = (query.build().fetch(self.database.read()), time.start);
+        let runs = rows.map(|row| run(&row?));
+        runs.try_filter(move |run| ready(run.time.end > from))
     }
 
     /// Until when sandboxes that run are known to have run; nothing where none ever did.

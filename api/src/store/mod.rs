@@ -3,6 +3,7 @@
 //!
 //! One file per resource, each a handle over the same [`Database`].
 
+use sandpiper_accounts::operators::OperatorKeys;
 use sandpiper_accounts::{LoginSessions, Users};
 use sandpiper_db::reseal::SealedColumn;
 use sandpiper_db::{AuditLog, Database};
@@ -89,6 +90,7 @@ pub struct Store {
     pub idempotency: IdempotencyKeys,
     pub processes: Processes,
     pub audit: AuditLog,
+    pub operator_keys: OperatorKeys,
 }
 
 impl Store {
@@ -112,7 +114,8 @@ impl Store {
             storage: Storage::new(database.clone()),
             idempotency: IdempotencyKeys::new(database.clone(), own.clone()),
             processes: Processes::new(database.clone(), own),
-            audit: AuditLog::new(database),
+            audit: AuditLog::new(database.clone()),
+            operator_keys: OperatorKeys::new(database),
         }
     }
 }

@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use futures_util::TryStreamExt;
+use futures_util::{Stream, StreamExt};
 use jiff::Timestamp;
 use sandpiper_db::{Database, Statement, StoreError, count, to_ms};
 use sandpiper_protocol::ids::TeamId;
@@ -89,24 +89,19 @@ impl Storage {
         rows.iter().map(|row| Ok((row.try_get("hour_ms")?, count(row.try_get("bytes")?)?))).collect()
     }
 
-    /// Shows `each` sample of an hour that begins within `time`, one after the other, team by team.
-    pub async fn within<E: From<StoreError>>(
+    /// The samples of hours that begin within `time`, as they are read, team by team.
+    pub fn within(
         &self,
         time: &Range<i64>,
         team_id: Option<&TeamId>,
-        mut each: impl FnMut(Sample) -> Result<(), E>,
-    ) -> Result<(), E> {
+    ) -> impl Stream<Item = Result<Sample, StoreError>> + Send + Unpin + use<'_> {
         let mut query = Statement::new("SELECT * FROM storage_samples WHERE hour_ms >= ");
         query.push_bind(time.start).push(" AND hour_ms < ").push_bind(time.end);
         if let Some(team_id) = team_id {
             query.push(" AND team_id = ").push_bind(team_id.as_str());
         }
         query.push(" ORDER BY team_id, hour_ms, object_id");
-        let mut rows = query.build().fetch(self.database.read());
-        while let Some(row) = rows.try_next().await.map_err(StoreError::from)? {
-            each(sample(&row)?)?;
-        }
-        Ok(())
+        query.build().fetch(self.database.read()).map(|row| sample(&row?))
     }
 }
 

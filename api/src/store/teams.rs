@@ -33,6 +33,15 @@ pub struct Team {
     pub created_at: Timestamp,
 }
 
+/// Which teams are looked for; what is `None` is not looked at.
+#[derive(Debug, Clone, Default)]
+pub struct TeamFilter {
+    pub plan: Option<Plan>,
+    pub is_personal: Option<bool>,
+    /// What the slug begins with.
+    pub slug_prefix: Option<String>,
+}
+
 /// The teams.
 #[derive(Debug, Clone)]
 pub struct Teams {
@@ -66,6 +75,44 @@ impl Teams {
         let row =
             sqlx::query("SELECT * FROM teams WHERE slug = $1").bind(slug).fetch_optional(self.database.read()).await?;
         row.as_ref().map(team).transpose()
+    }
+
+    /// The team of this slug or id.
+    pub async fn named(&self, named: &str) -> Result<Option<Team>, StoreError> {
+        let row = sqlx::query("SELECT * FROM teams WHERE slug = $1 OR id = $1")
+            .bind(named)
+            .fetch_optional(self.database.read())
+            .await?;
+        row.as_ref().map(team).transpose()
+    }
+
+    /// A new team without members; `None` when the slug is taken.
+    pub async fn create(&self, slug: &str, plan: Plan, now: Timestamp) -> Result<Option<Team>, StoreError> {
+        let mut tx = self.database.write_shared().await?;
+        let made = add(&mut tx, slug, plan, None, now).await?;
+        tx.commit().await?;
+        Ok(made)
+    }
+
+    /// Teams that `filter` selects, newest first: at most `limit`, those before the one of id `before`.
+    pub async fn page(&self, filter: &TeamFilter, before: Option<&str>, limit: u32) -> Result<Vec<Team>, StoreError> {
+        let TeamFilter { plan, is_personal, slug_prefix } = filter;
+        let mut query = Statement::new("SELECT * FROM teams WHERE 1 = 1");
+        if let Some(plan) = plan {
+            query.push(" AND plan = ").push_bind(plan.as_str());
+        }
+        if let Some(is_personal) = is_personal {
+            query.push(if *is_personal { " AND personal_of IS NOT NULL" } else { " AND personal_of IS NULL" });
+        }
+        if let Some(prefix) = slug_prefix {
+            let length = i64::try_from(prefix.chars().count()).unwrap_or(i64::MAX);
+            query.push(" AND SUBSTR(slug, 1, CAST(").push_bind(length).push(" AS INTEGER)) = ").push_bind(prefix);
+        }
+        if let Some(before) = before {
+            query.push(" AND id < ").push_bind(before);
+        }
+        query.push(" ORDER BY id DESC LIMIT ").push_bind(i64::from(limit));
+        query.build().fetch_all(self.database.read()).await?.iter().map(team).collect()
     }
 
     /// Every team that has a sandbox, live or not.

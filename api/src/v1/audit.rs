@@ -34,7 +34,8 @@ pub struct EntryBody {
 }
 
 impl EntryBody {
-    fn new(id: String, entry: Entry) -> Self {
+    /// What somebody is told of the entry with this id.
+    pub fn new(id: String, entry: Entry) -> Self {
         let Entry { at, key_id, user_id, request_id, action, resource, status, .. } = entry;
         Self { id, at, user: user_id, key: key_id, action, resource, status, request_id }
     }
@@ -78,14 +79,8 @@ pub async fn list(
 ) -> Result<Json<EntryList>, ApiError> {
     let (mut paging, mut filter) = (Paging::default(), Filter::default());
     for (name, value) in pairs {
-        match name.as_str() {
-            "actor" => filter.actor = Some(value),
-            "action" => filter.action = Some(value),
-            "resource" => filter.resource = Some(value),
-            "from" => filter.from = Some(time("from", &value)?),
-            "to" => filter.to = Some(time("to", &value)?),
-            _ if paging.take(&name, &value)? => {}
-            _ => return Err(unknown(&name)),
+        if !take(&mut filter, &name, &value)? && !paging.take(&name, &value)? {
+            return Err(unknown(&name));
         }
     }
     caller.check_team(paging.team.as_deref())?;
@@ -93,10 +88,27 @@ pub async fn list(
     let list = List::of_ids("aud", &json!([caller.team.id, actor, action, resource, from, to]));
     let after = paging.after(&list)?;
     let limit = paging.limit;
-    let mut entries = app.store.audit.page(&caller.team.id, &filter, after.as_deref(), limit + 1).await?;
+    let mut entries = app.store.audit.page(Some(&caller.team.id), &filter, after.as_deref(), limit + 1).await?;
     let next_token = list.cut(&mut entries, limit, |(id, _)| id.clone());
     let entries = entries.into_iter().map(|(id, entry)| EntryBody::new(id, entry)).collect();
     Ok(Json(EntryList { entries, next_token }))
+}
+
+/// Takes a parameter over into the filter; false when it is none of it.
+///
+/// # Errors
+///
+/// 400 on what is no time.
+pub fn take(filter: &mut Filter, name: &str, value: &str) -> Result<bool, ApiError> {
+    match name {
+        "actor" => filter.actor = Some(value.to_owned()),
+        "action" => filter.action = Some(value.to_owned()),
+        "resource" => filter.resource = Some(value.to_owned()),
+        "from" => filter.from = Some(time("from", value)?),
+        "to" => filter.to = Some(time("to", value)?),
+        _ => return Ok(false),
+    }
+    Ok(true)
 }
 
 fn time(name: &'static str, text: &str) -> Result<Timestamp, ApiError> {

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use axum::Json;
 use axum::extract::State;
+use futures_util::TryStreamExt;
 use jiff::{SignedDuration, Timestamp};
 use sandpiper_db::{StoreError, from_ms, to_ms};
 use sandpiper_http::error::ApiError;
@@ -108,11 +109,11 @@ pub async fn show(
     let range = to_ms(question.from)..to_ms(question.to);
     let mut buckets = Buckets::new(range.clone(), question.granularity).ok_or_else(|| question.no_range())?;
     let (team_id, sandbox_id) = (&caller.team.id, question.sandbox_id.as_deref());
-    let add = |run: Run| {
-        buckets.add_run(run.time, run.cpu, run.memory_mb);
-        Ok::<_, StoreError>(())
-    };
-    app.store.intervals.within(&range, Some(team_id), sandbox_id, add).await?;
+    let mut runs = app.store.intervals.within(&range, Some(team_id), sandbox_id);
+    while let Some(Run { time, cpu, memory_mb, .. }) = runs.try_next().await? {
+        buckets.add_run(time, cpu, memory_mb);
+    }
+    drop(runs);
     for (hour_ms, bytes) in app.store.storage.of_team(team_id, &range, sandbox_id).await? {
         buckets.add_stored(hour_ms, bytes);
     }
@@ -202,7 +203,11 @@ impl Question {
 }
 
 /// A time in whole milliseconds, as all that is counted is.
-fn time(name: &'static str, text: &str) -> Result<Timestamp, ApiError> {
+///
+/// # Errors
+///
+/// 400.
+pub fn time(name: &'static str, text: &str) -> Result<Timestamp, ApiError> {
     let wrong =
         || ApiError::invalid_field(name, "must be a time with its zone, such as 2026-01-31T12:00:00Z (a `+` is `%2B`)");
     let time: Timestamp = text.parse().map_err(|_| wrong())?;

@@ -8,6 +8,7 @@ use axum::http::Request;
 use serde_json::{Value, json};
 
 use crate::accounts;
+use crate::operator;
 use crate::support::data_plane::empty_data_plane;
 use crate::support::{Host, request, with_header};
 
@@ -193,6 +194,7 @@ async fn every_operation_is_listed() {
         .iter()
         .map(|operation| (operation.method, operation.path))
         .chain(accounts::operations())
+        .chain(operator::operations())
         .map(|(method, path)| (method.to_owned(), path.to_owned()))
         .collect();
 

@@ -24,6 +24,7 @@ mod network;
 mod network_worker;
 mod news;
 mod openapi;
+mod operator;
 mod pause;
 mod payments;
 mod ports;

@@ -12,7 +12,7 @@ use crate::support::agent::StubAgent;
 use crate::support::eventually;
 
 /// Of each side, some routes.
-const SANDBOXES: [&str; 4] = ["/v1/sandboxes", "/v1/sandbox_limits", "/openapi.json", "/docs"];
+const SANDBOXES: [&str; 5] = ["/v1/sandboxes", "/v1/sandbox_limits", "/operator/v1/teams", "/openapi.json", "/docs"];
 const PAYMENTS: [&str; 5] =
     ["/merchant/api/v1/catalog", "/operator/v1/merchants", "/portal", "/payments-openapi.json", "/payments-docs"];
 /// A webhook that ended so long ago that the payments side deletes it.

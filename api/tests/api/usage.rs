@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 use crate::command::{run, stdout, write_config};
 use crate::support::Host;
 use crate::support::agent::RETAINED;
+use crate::support::shop::operator_key;
 
 const SECOND: i64 = 1000;
 const HOUR: i64 = 3600 * SECOND;
@@ -354,6 +355,21 @@ async fn an_operator_exports_lines_that_add_up() {
     let line = json!({"team": acme, "team_slug": "acme", "kind": "sandbox", "object": sandbox,
                       "hour": "2026-03-01T01:00:00Z", "bytes": RETAINED});
     assert_eq!(serde_json::from_str::<Value>(&stored).unwrap(), line);
+
+    // Over HTTP they are the same.
+    let operator = operator_key(&host).await;
+    for (kind, format, team) in
+        [("intervals", "jsonl", None), ("intervals", "csv", Some("rival")), ("storage", "csv", None)]
+    {
+        let mut more = vec!["--kind", kind, "--format", format];
+        more.extend(team.map(|team| ["--team", team]).into_iter().flatten());
+        let query = team.map_or(String::new(), |team| format!("&team={team}"));
+        let (from, to) = (time(START), time(START + 3 * HOUR));
+        let path = format!("/operator/v1/usage?from={from}&to={to}&kind={kind}&format={format}{query}");
+        let answer = host.call("GET", &path, &operator, None).await;
+        assert_eq!(answer.text, export(START..START + 3 * HOUR, &more), "{path}");
+        assert!(answer.text.lines().count() >= 1, "{path}");
+    }
 }
 
 /// What somebody saw who stood beside the machines.

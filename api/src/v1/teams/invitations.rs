@@ -55,7 +55,8 @@ pub struct InvitationBody {
 }
 
 impl InvitationBody {
-    fn new(invitation: Invitation, token: Option<String>) -> Self {
+    /// What somebody is told of an invitation, with its token in the response to its creation.
+    pub fn new(invitation: Invitation, token: Option<String>) -> Self {
         let Invitation { id, role, email, invited_by, created_at, expires_at } = invitation;
         let invited_by = invited_by.map(|user| user.to_string());
         Self { id, role, email, invited_by, created_at, expires_at, token }
