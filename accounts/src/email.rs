@@ -15,11 +15,6 @@ impl Email {
     pub fn as_str(&self) -> &str {
         &self.0
     }
-
-    /// What stands before the `@`.
-    pub fn local_part(&self) -> &str {
-        self.0.split_once('@').map_or("", |(local, _)| local)
-    }
 }
 
 impl fmt::Display for Email {

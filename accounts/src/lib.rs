@@ -7,15 +7,19 @@
 //! | passwords, hashed and compared | [`passwords`] |
 //! | users in the database | [`users`] |
 //! | their sessions in the database, and the tokens of these | [`sessions`] |
+//! | signing in | [`sign_in`] |
+//! | what holds of members and invitations | [`membership`] |
 //! | operator keys, and what every change of an operator passes through | [`operators`] |
 //!
 //! Who is a member of which team is the business of who has teams.
 
 pub mod email;
+pub mod membership;
 pub mod operators;
 pub mod passwords;
 pub mod role;
 pub mod sessions;
+pub mod sign_in;
 pub mod users;
 
 pub use email::Email;
@@ -23,4 +27,5 @@ pub use operators::{Operator, Operators};
 pub use passwords::Passwords;
 pub use role::Role;
 pub use sessions::LoginSessions;
+pub use sign_in::Accounts;
 pub use users::{User, UserId, Users};

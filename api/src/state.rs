@@ -1,11 +1,10 @@
 //! What handlers and tasks of the sandbox side work with.
 
-use std::num::NonZeroU32;
 use std::ops::Deref;
 use std::sync::Arc;
 
 use axum::extract::FromRef;
-use sandpiper_accounts::{Operators, Passwords};
+use sandpiper_accounts::{Accounts, Operators};
 use sandpiper_client::ClientError;
 use sandpiper_db::secrets::Vault;
 use sandpiper_http::clock::Clock;
@@ -26,8 +25,6 @@ use crate::settings::Settings;
 use crate::store::Store;
 use crate::webhooks::source::{TeamWebhooks, Teams};
 
-/// Tries to sign in with one address, and to accept invitations.
-const LOGINS_PER_MINUTE: NonZeroU32 = NonZeroU32::new(10).unwrap();
 /// Large documents that requests may have in memory at a time.
 const LARGE_BODIES: usize = 4;
 
@@ -58,9 +55,7 @@ pub struct Parts {
     pub rate_limits: RateLimits,
     /// Of each team, whatever keys and sessions its requests come with.
     pub team_rate_limits: RateLimits,
-    /// How often one address may try to sign in.
-    pub login_limits: RateLimits,
-    pub passwords: Passwords,
+    pub accounts: Accounts,
     /// Whose keys have a rate limit of their own.
     pub operators: Operators,
     pub last_use: LastUse,
@@ -119,8 +114,7 @@ impl App {
             agent: AgentClient::new(settings.agent_socket.clone()),
             rate_limits: RateLimits::new(settings.rate_limit),
             team_rate_limits: RateLimits::new(settings.team_rate_limit),
-            login_limits: RateLimits::per_minute(LOGINS_PER_MINUTE),
-            passwords: Passwords::default(),
+            accounts: Accounts::new(store.users.clone(), store.login_sessions.clone()),
             last_use: LastUse::default(),
             offer: Offer::new(settings.plans.clone()),
             settings,

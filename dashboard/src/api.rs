@@ -6,7 +6,7 @@ use axum::Router;
 use axum::body::{Body, to_bytes};
 use axum::http::{Method, Request, StatusCode, header};
 use axum::response::Response;
-use serde::Deserialize;
+pub use sandpiper_web::Problem;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tower::ServiceExt;
@@ -20,33 +20,6 @@ const TEAM: &str = "sandpiper-team";
 /// The routes; cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Api(Arc<Router>);
-
-/// A response other than success.
-#[derive(Debug, Clone, Deserialize)]
-pub struct Problem {
-    #[serde(skip)]
-    pub status: StatusCode,
-    /// For people.
-    pub message: String,
-    #[serde(default)]
-    pub details: Vec<Detail>,
-    #[serde(default)]
-    pub request_id: String,
-}
-
-/// A field that is refused.
-#[derive(Debug, Clone, Deserialize)]
-pub struct Detail {
-    pub field: String,
-    pub reason: String,
-}
-
-impl Problem {
-    /// One that the dashboard itself sees.
-    pub fn new(status: StatusCode, message: impl Into<String>) -> Self {
-        Self { status, message: message.into(), details: Vec::new(), request_id: String::new() }
-    }
-}
 
 /// One request: of whom, for which team, under which idempotency key, and for which type of response.
 #[derive(Debug, Clone, Copy, Default)]

@@ -3,25 +3,20 @@
 //! A page does nothing by itself. Whatever it shows and does, it asks of the API's own routes within the process, with the
 //! login session of who looks ([`api`]): rights, limits, refusals and the audit are the API's, and there is no second logic.
 //!
-//! * The session's token is in a cookie that only this host gets, and no script ([`session`]).
-//! * A form carries a word that only its session's pages know ([`form`]).
-//! * Nothing is loaded from elsewhere, and nothing in a page runs but the one script that is served here ([`response`]).
+//! * The cookie of the session, forms, the style and what keeps pages safe are those of all pages for people (`sandpiper-web`).
 //! * Without that script every page still shows and does the same; with it, what changes is shown as it changes.
 //!
 //! # Rooms
 //!
 //! [`pages`] one file per page · [`visit`] who looks at which team · [`terminal`] a shell in a sandbox, by way of its data
-//! plane ([`data_planes`]) · [`files`] of forms · [`shares`] what each team may have open · [`view`] texts and charts in pages · [`assets`] style and
-//! script
+//! plane ([`data_planes`]) · [`files`] of forms · [`shares`] what each team may have open · [`view`] texts and charts in pages ·
+//! [`response`] where they are
 
 pub mod api;
-pub mod assets;
 pub mod data_planes;
 pub mod files;
-pub mod form;
 pub mod pages;
 pub mod response;
-pub mod session;
 pub mod shares;
 pub mod terminal;
 pub mod view;
@@ -31,9 +26,12 @@ use axum::extract::{DefaultBodyLimit, FromRef};
 use axum::http::Method;
 use axum::routing::get;
 use axum::{Router, middleware};
+use sandpiper_web::response::with_headers;
+pub use sandpiper_web::{form, session};
 
 use crate::api::Api;
 use crate::data_planes::DataPlanes;
+use crate::response::SITE;
 
 /// Longest form, in bytes.
 const MAX_FORM: usize = 128 * 1024;
@@ -56,6 +54,6 @@ pub fn router(api: Router, data_planes: DataPlanes) -> Router {
         .nest("/dashboard", pages::router())
         .route("/dashboard/", get(pages::home::to_home))
         .layer(DefaultBodyLimit::max(MAX_FORM))
-        .layer(middleware::from_fn(response::with_headers))
+        .layer(middleware::from_fn_with_state(SITE, with_headers))
         .with_state(Dashboard { api: Api::new(api), data_planes })
 }

@@ -12,10 +12,9 @@ use serde_json::Value;
 use url::form_urlencoded::Serializer;
 
 use crate::api::{Api, Call, Problem};
-use crate::assets;
 use crate::files::Files;
 use crate::form::{self, Fields, Sent};
-use crate::response::Refusal;
+use crate::response::{Refusal, SITE};
 use crate::session::{MaybeSession, Session};
 use crate::view::segment;
 
@@ -147,7 +146,7 @@ impl Visit {
     }
 
     pub fn assets(&self) -> String {
-        assets::folder()
+        SITE.folder()
     }
 }
 

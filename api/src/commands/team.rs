@@ -2,6 +2,7 @@
 
 use anyhow::{bail, ensure};
 use jiff::Timestamp;
+use sandpiper_accounts::membership::TOKEN;
 use sandpiper_accounts::{Email, Role};
 use sandpiper_http::keys;
 use serde_json::json;
@@ -11,7 +12,6 @@ use crate::plan::Plan;
 use crate::store::Store;
 use crate::store::members::NewInvitation;
 use crate::store::teams::{SLUG_RULE, is_slug};
-use crate::v1::teams::invitations::PREFIX;
 
 /// Prints all teams.
 pub async fn list(store: &Store, as_json: bool) -> anyhow::Result<()> {
@@ -47,8 +47,8 @@ pub async fn invite(store: &Store, slug: &str, role: Role, email: Option<&Email>
     ensure!(is_slug(slug), "A team's slug {SLUG_RULE}: not {slug:?}");
     let now = Timestamp::now();
     let team = store.teams.ensure(slug, plan, now).await?;
-    let token = keys::generate(PREFIX);
-    let Some(hash) = keys::hash(PREFIX, &token) else { bail!("A new token does not have the form of one") };
+    let token = keys::generate(TOKEN);
+    let Some(hash) = keys::hash(TOKEN, &token) else { bail!("A new token does not have the form of one") };
     let new = NewInvitation { role, email, invited_by: None, hash: &hash };
     let invitation = store.members.invite(&team.id, &new, now).await?;
     audit::write(&store.audit, "team invite", Some(&invitation.id)).await?;

@@ -4,6 +4,7 @@ use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json as JsonBody};
+use sandpiper_accounts::membership::TOKEN;
 use sandpiper_accounts::{Email, Operator};
 use sandpiper_http::audited::Acted;
 use sandpiper_http::error::ApiError;
@@ -14,7 +15,7 @@ use sandpiper_http::query::NoParameters;
 use super::teams::find;
 use crate::state::App;
 use crate::store::members::NewInvitation;
-use crate::v1::teams::invitations::{CreateRequest, InvitationBody, PREFIX};
+use crate::v1::teams::invitations::{CreateRequest, InvitationBody};
 
 /// Invite somebody to any team
 ///
@@ -41,8 +42,8 @@ pub async fn create(
     }
     let email = email.map(|email| email.parse::<Email>()).transpose();
     let email = email.map_err(|reason| ApiError::invalid_field("email", reason))?;
-    let token = keys::generate(PREFIX);
-    let hash = keys::hash(PREFIX, &token).ok_or_else(|| ApiError::internal("a new token has no hash"))?;
+    let token = keys::generate(TOKEN);
+    let hash = keys::hash(TOKEN, &token).ok_or_else(|| ApiError::internal("a new token has no hash"))?;
     let new = NewInvitation { role, email: email.as_ref(), invited_by: None, hash: &hash };
     let invitation = app.store.members.invite(&team.id, &new, app.clock.now()).await?;
     let acted = Extension(Acted(vec![invitation.id.clone()]));

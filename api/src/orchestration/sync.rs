@@ -124,7 +124,7 @@ impl Synchronizer {
             self.note(&result, started);
             self.app.rate_limits.prune();
             self.app.team_rate_limits.prune();
-            self.app.login_limits.prune();
+            self.app.accounts.limits.prune();
             self.app.operators.prune();
             tokio::select! {
                 () = self.rest() => {}

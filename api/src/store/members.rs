@@ -4,7 +4,8 @@
 
 use std::collections::HashMap;
 
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
+use sandpiper_accounts::membership::{AcceptError, Changed, INVITATION, INVITATION_LASTS, may_change};
 use sandpiper_accounts::sessions::{self, Begun};
 use sandpiper_accounts::{Email, Role, User, UserId, users};
 use sandpiper_db::{Database, Statement, StoreError, Tx, decode_enum, from_ms, to_ms};
@@ -15,9 +16,6 @@ use sqlx::any::AnyRow;
 
 use super::teams::{self, Team, team};
 use crate::plan::Plan;
-
-/// How long an invitation can be accepted.
-pub const INVITATION_LASTS: SignedDuration = SignedDuration::from_hours(7 * 24);
 
 /// A user in a team.
 #[derive(Debug, Clone)]
@@ -63,39 +61,6 @@ pub struct NewUser<'a> {
     pub plan: Plan,
 }
 
-/// Why an invitation was not accepted.
-#[derive(Debug, thiserror::Error)]
-pub enum AcceptError {
-    #[error("There is no such invitation any more")]
-    Gone,
-    #[error("The invitation is for another address")]
-    ForAnother,
-    #[error("There is a user with this address")]
-    UserExists,
-    #[error("Already a member of the team")]
-    IsMember,
-    #[error(transparent)]
-    Store(#[from] StoreError),
-}
-
-impl From<sqlx::Error> for AcceptError {
-    fn from(error: sqlx::Error) -> Self {
-        AcceptError::Store(error.into())
-    }
-}
-
-/// What became of a change of a membership.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Changed {
-    Done,
-    /// There is no such member.
-    NoMember,
-    /// It would leave the team without an owner.
-    LastOwner,
-    /// Who asks may not do that, at least not any more.
-    Forbidden,
-}
-
 /// The memberships and invitations.
 #[derive(Debug, Clone)]
 pub struct Members {
@@ -130,6 +95,25 @@ impl Members {
         .fetch_optional(self.database.read())
         .await?;
         row.as_ref().map(team_and_role).transpose()
+    }
+
+    /// Likewise; founded on this plan where there is none.
+    pub async fn ensure_personal(&self, user: &User, plan: Plan, now: Timestamp) -> Result<Team, StoreError> {
+        if let Some((team, _)) = self.personal(&user.id).await? {
+            return Ok(team);
+        }
+        // By one at a time: another process may be about to do the same.
+        let mut tx = self.database.write().await?;
+        let row = sqlx::query("SELECT * FROM teams WHERE personal_of = $1")
+            .bind(user.id.to_string())
+            .fetch_optional(&mut *tx)
+            .await?;
+        let founded = match row {
+            Some(row) => team(&row)?,
+            None => found_personal(&mut tx, user, plan, now).await?,
+        };
+        tx.commit().await?;
+        Ok(founded)
     }
 
     /// The teams of this user, by slug.
@@ -202,15 +186,9 @@ impl Members {
         for row in &rows {
             roles.insert(row.try_get("user_id")?, decode_enum(row.try_get("role")?)?);
         }
-        let Some(before) = roles.remove(user.as_str()) else { return Ok(Changed::NoMember) };
-        let leaves = actor == user && role.is_none();
-        let needed = if role.max(Some(before)) == Some(Role::Owner) { Role::Owner } else { Role::Admin };
-        let own = if actor == user { Some(before) } else { roles.get(actor.as_str()).copied() };
-        if !leaves && own < Some(needed) {
-            return Ok(Changed::Forbidden);
-        }
-        if before == Role::Owner && role != Some(Role::Owner) && !roles.values().any(|role| *role == Role::Owner) {
-            return Ok(Changed::LastOwner);
+        let (may, may_less) = may_change(&roles, actor, user, role);
+        if may != Changed::Done {
+            return Ok(may);
         }
         let mut change = match role {
             Some(role) => {
@@ -222,7 +200,7 @@ impl Members {
         };
         change.push(" WHERE team_id = ").push_bind(team.as_str()).push(" AND user_id = ").push_bind(user.as_str());
         change.build().execute(&mut *tx).await?;
-        if role.is_none_or(|role| role < before) {
+        if may_less {
             sessions::end_all(&mut tx, user, now).await?;
             sqlx::query("DELETE FROM invitations WHERE team_id = $1 AND invited_by = $2")
                 .bind(team.as_str())
@@ -307,8 +285,7 @@ impl Members {
         let (team, role) = take(&mut tx, hash, new.email.as_str(), now).await?;
         let user = users::add(&mut tx, new.email, new.name, new.password, now).await?;
         let user = user.ok_or(AcceptError::UserExists)?;
-        let personal = found_personal(&mut tx, &user, new, now).await?;
-        enter(&mut tx, &personal.id, &user.id, Role::Owner, now).await?;
+        found_personal(&mut tx, &user, new.plan, now).await?;
         enter(&mut tx, &team.id, &user.id, role, now).await?;
         let begun = sessions::begin(&mut tx, &user.id, now).await?;
         tx.commit().await.map_err(StoreError::from)?;
@@ -326,9 +303,6 @@ impl Members {
         Ok((team, role))
     }
 }
-
-/// What ids of invitations begin with.
-pub const INVITATION: &str = "inv";
 
 /// Takes an invitation away, for one who has this address: the team and the role.
 async fn take(tx: &mut Tx, hash: &str, email: &str, now: Timestamp) -> Result<(Team, Role), AcceptError> {
@@ -361,19 +335,22 @@ async fn enter(tx: &mut Tx, team: &TeamId, user: &UserId, role: Role, now: Times
 }
 
 /// The personal team of a new user, called like the address, with the end of the user's id where that is taken.
-async fn found_personal(tx: &mut Tx, user: &User, new: &NewUser<'_>, now: Timestamp) -> Result<Team, StoreError> {
-    let slug = slug_of(new.email);
-    if let Some(team) = teams::add(tx, &slug, new.plan, Some(&user.id), now).await? {
-        return Ok(team);
+async fn found_personal(tx: &mut Tx, user: &User, plan: Plan, now: Timestamp) -> Result<Team, StoreError> {
+    let slug = slug_of(&user.email);
+    let mut team = teams::add(tx, &slug, plan, Some(&user.id), now).await?;
+    if team.is_none() {
+        let end = &user.id[user.id.len() - 8..];
+        team = teams::add(tx, &format!("{slug}-{end}"), plan, Some(&user.id), now).await?;
     }
-    let end = &user.id[user.id.len() - 8..];
-    let team = teams::add(tx, &format!("{slug}-{end}"), new.plan, Some(&user.id), now).await?;
-    team.ok_or_else(|| StoreError::Corrupt { what: "a random slug, which is taken".to_owned() })
+    let team = team.ok_or_else(|| StoreError::Corrupt { what: "a random slug, which is taken".to_owned() })?;
+    enter(tx, &team.id, &user.id, Role::Owner, now).await?;
+    Ok(team)
 }
 
 /// A slug like the name in an address, short enough for eight random characters more.
-fn slug_of(email: &Email) -> String {
-    let plain = email.local_part().chars().map(|c| if c.is_ascii_lowercase() || c.is_ascii_digit() { c } else { '-' });
+fn slug_of(email: &str) -> String {
+    let local_part = email.split('@').next().unwrap_or_default();
+    let plain = local_part.chars().map(|c| if c.is_ascii_lowercase() || c.is_ascii_digit() { c } else { '-' });
     let slug: String = plain.skip_while(|c| !c.is_ascii_lowercase()).take(31).collect();
     if slug.is_empty() { "personal".to_owned() } else { slug }
 }

@@ -4,8 +4,8 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::{Extension, Json as JsonBody};
 use jiff::Timestamp;
-use sandpiper_accounts::passwords::Busy;
 use sandpiper_accounts::sessions::Begun;
+use sandpiper_accounts::sign_in::{Attempt, wrong};
 use sandpiper_accounts::{Email, User};
 use sandpiper_db::audit;
 use sandpiper_http::error::ApiError;
@@ -17,6 +17,7 @@ use utoipa::ToSchema;
 use zeroize::Zeroizing;
 
 use crate::auth::UserAccess;
+use crate::plan::Plan;
 use crate::state::App;
 
 /// Who signs in.
@@ -84,19 +85,17 @@ pub async fn log_in(
 ) -> Result<JsonBody<LoginBody>, ApiError> {
     let password = Zeroizing::new(password);
     let email: Email = email.parse().map_err(|reason: &str| ApiError::invalid_field("email", reason))?;
-    app.login_limits.check(&email.to_string())?;
-    let (user, hash) = app.store.users.by_email(&email).await?.unzip();
-    let is_right = app.passwords.is_right(password, hash.clone()).await.map_err(busy)?;
     let now = app.clock.now();
-    let begun = match user.as_ref().zip(hash) {
-        Some((user, hash)) if is_right => app.store.login_sessions.begin(&user.id, &hash, now).await?,
-        _ => None,
-    };
+    let Attempt { user, begun } = app.accounts.sign_in(&email, password, now).await?;
     if let Some(user) = &user {
-        let personal = app.store.members.personal(&user.id).await?;
+        // Who became a user in the merchants' portal has none yet.
+        let personal = match begun {
+            Some(_) => Some(app.store.members.ensure_personal(user, Plan::Basic, now).await?),
+            None => app.store.members.personal(&user.id).await?.map(|(team, _)| team),
+        };
         let entry = audit::Entry {
             at: now,
-            team_id: personal.map(|(team, _)| team.id.to_string()).unwrap_or_default(),
+            team_id: personal.map(|team| team.id.to_string()).unwrap_or_default(),
             key_id: begun.as_ref().map_or_else(|| "-".to_owned(), |begun| begun.session.id.to_string()),
             user_id: Some(user.id.to_string()),
             request_id: request_id.map(|Extension(id)| id.0).unwrap_or_default(),
@@ -106,8 +105,6 @@ pub async fn log_in(
         };
         app.store.audit.keep(vec![entry]).await;
     }
-    // The same for an address that nobody has.
-    let wrong = || ApiError::unauthorized("The address or the password is wrong");
     let (user, begun) = user.zip(begun).ok_or_else(wrong)?;
     Ok(JsonBody(LoginBody::new(user, &begun)))
 }
@@ -129,12 +126,4 @@ pub async fn log_out(
 ) -> Result<StatusCode, ApiError> {
     app.store.login_sessions.end(&signed_in.id, &caller.key_id, app.clock.now()).await?;
     Ok(StatusCode::NO_CONTENT)
-}
-
-/// 503 where too many sign in at a time.
-pub fn busy(error: Busy) -> ApiError {
-    let message = "Too many users sign in at this moment; try again in a few seconds";
-    ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "capacity_unavailable", message)
-        .retry_after(5)
-        .because(error.to_string())
 }

@@ -4,8 +4,9 @@ use axum::Json as JsonBody;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use jiff::Timestamp;
+use sandpiper_accounts::User;
 use sandpiper_accounts::sessions::{LoginSession, LoginSessionId};
-use sandpiper_accounts::{Passwords, User};
+use sandpiper_accounts::sign_in::check_name;
 use sandpiper_http::error::ApiError;
 use sandpiper_http::json::Json;
 use sandpiper_http::query::{NoParameters, Pairs};
@@ -14,15 +15,12 @@ use serde_json::json;
 use utoipa::ToSchema;
 use zeroize::Zeroizing;
 
-use super::login::{UserBody, busy};
+use super::login::UserBody;
 use super::page::{List, Paging};
 use super::teams::body::TeamBody;
 use crate::auth::{Caller, ReadAccess, UserAccess};
 use crate::state::App;
 use crate::store::keys::Capability;
-
-/// Longest name of a user, in bytes.
-pub const MAX_NAME: usize = 200;
 
 /// Who asks.
 #[derive(Debug, Serialize, ToSchema)]
@@ -125,15 +123,8 @@ pub async fn update(
     }
     let gone = || ApiError::not_found("There is no such user any more");
     if let Some(password) = password.map(Zeroizing::new) {
-        check_password(&password)?;
-        let (user, hash) = app.store.users.by_id(&signed_in.id).await?.ok_or_else(gone)?;
-        app.login_limits.check(&user.email)?;
         let current = Zeroizing::new(current_password.unwrap_or_default());
-        if !app.passwords.is_right(current, Some(hash)).await.map_err(busy)? {
-            return Err(ApiError::invalid_field("current_password", "is not the password"));
-        }
-        let hash = app.passwords.hash(password).await.map_err(busy)?;
-        app.store.users.set_password(&signed_in.id, &hash, &caller.key_id, app.clock.now()).await?;
+        app.accounts.change_password(&signed_in.id, current, password, &caller.key_id, app.clock.now()).await?;
     }
     if let Some(name) = &name {
         app.store.users.rename(&signed_in.id, name).await?;
@@ -200,24 +191,4 @@ fn me(caller: Caller, user: Option<User>) -> MeBody {
     let role = caller.signed_in.as_ref().map(|signed_in| signed_in.role);
     let key = caller.signed_in.is_none().then_some(OwnKeyBody { id: caller.key_id, capability: caller.capability });
     MeBody { user: user.map(UserBody::from), key, team: TeamBody::new(caller.team, role) }
-}
-
-/// Refuses what is no name for a user.
-///
-/// # Errors
-///
-/// 400.
-pub fn check_name(name: &str) -> Result<(), ApiError> {
-    let is_name = name.len() <= MAX_NAME && !name.contains(char::is_control);
-    let reason = "must have at most 200 bytes, and no control characters";
-    if is_name { Ok(()) } else { Err(ApiError::invalid_field("name", reason)) }
-}
-
-/// Refuses what is no password.
-///
-/// # Errors
-///
-/// 400.
-pub fn check_password(password: &str) -> Result<(), ApiError> {
-    Passwords::objection(password).map_or(Ok(()), |reason| Err(ApiError::invalid_field("password", reason)))
 }

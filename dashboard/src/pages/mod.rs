@@ -3,13 +3,14 @@
 //! A page of a team is `/dashboard/{team}/{page}`; what belongs to no team has one part only, or stands under `/dashboard/-`.
 
 use axum::Router;
-use axum::extract::OriginalUri;
+use axum::extract::{OriginalUri, Path};
 use axum::http::{Method, StatusCode};
+use axum::response::Response;
 use axum::routing::{get, post};
 
+use crate::Dashboard;
 use crate::api::Problem;
-use crate::response::Refusal;
-use crate::{Dashboard, assets};
+use crate::response::{Refusal, SITE};
 
 mod account;
 mod audit;
@@ -48,7 +49,7 @@ pub(crate) fn router() -> Router<Dashboard> {
         .route("/-/password", post(account::change_password))
         .route("/-/sessions/end", post(account::end_session))
         .route("/-/teams", post(account::found_team))
-        .route("/-/assets/{version}/{name}", get(assets::show))
+        .route("/-/assets/{version}/{name}", get(asset))
         .route("/{team}/sandboxes", get(sandboxes::list))
         .route("/{team}/new", get(new_sandbox::show).post(new_sandbox::create))
         .route("/{team}/sandboxes/{id}", get(sandbox::show))
@@ -85,6 +86,11 @@ pub(crate) fn router() -> Router<Dashboard> {
         .route("/{team}/limits", get(limits::show))
         .route("/{team}/usage", get(usage::show))
         .fallback(no_page)
+}
+
+/// `GET /dashboard/-/assets/{version}/{name}`
+async fn asset(Path((version, name)): Path<(String, String)>) -> Response {
+    SITE.assets.show(&version, &name)
 }
 
 async fn no_page(OriginalUri(uri): OriginalUri) -> Refusal {

@@ -9,6 +9,8 @@ use axum::extract::{FromRequestParts, Path, Request, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use jiff::Timestamp;
+use sandpiper_accounts::membership::{AcceptError, INVITATION, TOKEN, gone};
+use sandpiper_accounts::sign_in::{busy, check_name, check_password};
 use sandpiper_accounts::{Email, Role};
 use sandpiper_db::audit;
 use sandpiper_http::audited::Acted;
@@ -27,13 +29,10 @@ use super::members::only_owners;
 use crate::auth::{ManageAccess, UserAccess};
 use crate::plan::Plan;
 use crate::state::App;
-use crate::store::members::{AcceptError, INVITATION, Invitation, NewInvitation, NewUser};
-use crate::v1::login::{LoginBody, busy};
-use crate::v1::me::{check_name, check_password};
+use crate::store::members::{Invitation, NewInvitation, NewUser};
+use crate::v1::login::LoginBody;
 use crate::v1::page::{List, Paging};
 
-/// What tokens of invitations begin with.
-pub const PREFIX: &str = "spi_";
 /// Invitations to one team that can be accepted at a time.
 const MOST: u32 = 100;
 
@@ -171,8 +170,8 @@ pub async fn create(
     if open.len() >= MOST as usize {
         return Err(ApiError::conflict(format!("The team has {MOST} open invitations; withdraw one first")));
     }
-    let token = keys::generate(PREFIX);
-    let hash = keys::hash(PREFIX, &token).ok_or_else(|| ApiError::internal("a new token has no hash"))?;
+    let token = keys::generate(TOKEN);
+    let hash = keys::hash(TOKEN, &token).ok_or_else(|| ApiError::internal("a new token has no hash"))?;
     let new = NewInvitation { role, email: email.as_ref(), invited_by: Some(&signed_in.id), hash: &hash };
     let invitation = app.store.members.invite(&caller.team.id, &new, now).await?;
     let acted = Extension(Acted(vec![invitation.id.clone()]));
@@ -229,8 +228,8 @@ pub async fn accept(State(app): State<App>, _: NoParameters, request: Request) -
     };
     let body = read(Request::new(body), BodyLimit(app.settings.request_body_limit)).await?;
     let AcceptRequest { token, email, name, password } = parse(&body)?;
-    let hash = keys::hash(PREFIX, &token).ok_or_else(gone)?;
-    app.login_limits.check(&hash)?;
+    let hash = keys::hash(TOKEN, &token).ok_or_else(gone)?;
+    app.accounts.limits.check(&hash)?;
     let now = app.clock.now();
     // Before a password is hashed: whoever has no token costs next to nothing.
     if !app.store.members.is_open(&hash, now).await? {
@@ -250,7 +249,7 @@ pub async fn accept(State(app): State<App>, _: NoParameters, request: Request) -
             let email: Email = email.parse().map_err(|reason: &str| ApiError::invalid_field("email", reason))?;
             check_name(&name)?;
             check_password(&password)?;
-            let password = app.passwords.hash(password).await.map_err(busy)?;
+            let password = app.accounts.passwords.hash(password).await.map_err(busy)?;
             let new = NewUser { email: &email, name: &name, password: &password, plan: Plan::Basic };
             let (user, (team, role), begun) = app.store.members.accept_new(&hash, &new, now).await.map_err(refused)?;
             let (session, user_id) = (begun.session.id.to_string(), user.id.clone());
@@ -285,8 +284,4 @@ fn refused(error: AcceptError) -> ApiError {
         AcceptError::IsMember => ApiError::conflict("You are a member of the team already"),
         AcceptError::Store(error) => error.into(),
     }
-}
-
-fn gone() -> ApiError {
-    ApiError::not_found("There is no such invitation: it was accepted, withdrawn, or is over; ask for another")
 }

@@ -6,6 +6,7 @@ use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use jiff::Timestamp;
+use sandpiper_accounts::membership::Changed;
 use sandpiper_accounts::{Role, UserId};
 use sandpiper_http::audited::Acted;
 use sandpiper_http::error::ApiError;
@@ -17,7 +18,7 @@ use utoipa::ToSchema;
 
 use crate::auth::{Caller, ManageAccess, ReadAccess, SignedIn, UserAccess};
 use crate::state::App;
-use crate::store::members::{Changed, Member};
+use crate::store::members::Member;
 use crate::v1::page::{List, Paging, keys_by_time};
 
 /// A member of a team.

@@ -34,6 +34,11 @@ impl Session {
         (is_token && fits).then(|| Self(Zeroizing::new(token.to_owned())))
     }
 
+    /// The token itself.
+    pub fn token(&self) -> &str {
+        &self.0
+    }
+
     /// What every form of this session's pages carries. It tells nothing about the token.
     pub fn form_word(&self) -> String {
         let mut hash = Sha256::new();
@@ -42,7 +47,8 @@ impl Session {
         hex::encode(&hash.finalize())
     }
 
-    pub(crate) fn authorization(&self) -> HeaderValue {
+    /// The header with which the token is shown to the API.
+    pub fn authorization(&self) -> HeaderValue {
         let text = Zeroizing::new(format!("Bearer {}", *self.0));
         // Letters and digits: see `parse`.
         let mut value = HeaderValue::from_str(&text).unwrap_or_else(|_| HeaderValue::from_static("Bearer"));

@@ -5,7 +5,7 @@ use axum::extract::{FromRequest, FromRequestParts, Request};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use subtle::ConstantTimeEq;
 
-use crate::api::Problem;
+use crate::problem::Problem;
 use crate::response::Refusal;
 use crate::session::{MaybeSession, Session};
 
@@ -126,7 +126,7 @@ async fn read<S: Send + Sync>(request: Request, state: &S) -> Result<Fields, Ref
 }
 
 /// Whether a browser sent this from a page of the same origin; all present ones say so (Fetch Metadata; RFC 6454, 7).
-pub(crate) fn is_from_here(headers: &HeaderMap) -> bool {
+pub fn is_from_here(headers: &HeaderMap) -> bool {
     if let Some(site) = headers.get("sec-fetch-site") {
         return site == "same-origin";
     }
@@ -138,7 +138,8 @@ pub(crate) fn is_from_here(headers: &HeaderMap) -> bool {
     headers.get(header::ORIGIN).is_none_or(is_own)
 }
 
-pub(crate) fn foreign() -> Problem {
+/// 403 on what a page of another session or site has sent.
+pub fn foreign() -> Problem {
     let message = "This form is of another session or another site, and nothing was done; open the page again, and send it from there";
     Problem::new(StatusCode::FORBIDDEN, message)
 }
