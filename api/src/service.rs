@@ -116,7 +116,7 @@ impl Service {
         let envelope = match (&self.sandboxes, &self.payments) {
             (Some(_), Some(_)) => envelope_by_path,
             (Some(_), None) => envelope_of_sandboxes,
-            (None, _) => |_: &str| sandpiper_payments::error::render as Render,
+            (None, _) => envelope_of_payments,
         };
         let observer = Observer { metrics: self.requests.clone(), envelope };
         let limit = TimeLimit { of_all: config.timing.request, streams: is_stream };
@@ -131,11 +131,16 @@ fn is_stream(request: &Request) -> bool {
 
 /// The envelope of errors under a path, where both sides are served.
 fn envelope_by_path(path: &str) -> Render {
-    if sandpiper_payments::error::speaks(path) && !operator::speaks(path) {
-        sandpiper_payments::error::render
-    } else {
-        envelope_of_sandboxes(path)
+    let is_of_payments = sandpiper_payments::error::speaks(path) || sandpiper_payments::portal::speaks(path);
+    if is_of_payments && !operator::speaks(path) { envelope_of_payments(path) } else { envelope_of_sandboxes(path) }
+}
+
+/// The envelope of errors under a path of the payments side.
+fn envelope_of_payments(path: &str) -> Render {
+    if sandpiper_payments::portal::speaks(path) {
+        return sandpiper_payments::portal::render;
     }
+    sandpiper_payments::error::render
 }
 
 /// The envelope of errors under a path of the sandbox side.

@@ -2,16 +2,11 @@
 
 use std::fmt::Write as _;
 
-use jiff::Timestamp;
+pub use sandpiper_web::view::time;
 
 const KIB: u64 = 1 << 10;
 const CHART_WIDTH: f64 = 300.0;
 const CHART_HEIGHT: f64 = 60.0;
-
-/// A time as people read it, in UTC.
-pub fn time(at: &Timestamp) -> String {
-    at.strftime("%Y-%m-%d %H:%M:%S UTC").to_string()
-}
 
 /// So many bytes: `17 B`, `1.5 MiB`.
 pub fn bytes(count: &u64) -> String {

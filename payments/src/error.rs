@@ -23,6 +23,8 @@ use axum::response::{IntoResponse, Response};
 use sandpiper_db::StoreError;
 use sandpiper_http::error::ApiError;
 use sandpiper_protocol::error_chain::chain;
+use sandpiper_web::Problem;
+use sandpiper_web::problem::Detail;
 use serde::Serialize;
 use serde_json::{Value, json};
 use utoipa::ToSchema;
@@ -340,6 +342,18 @@ impl IntoResponse for RpcError {
         *response.status_mut() = self.0.http;
         response.extensions_mut().insert(self);
         response
+    }
+}
+
+impl From<RpcError> for Problem {
+    /// For pages; what is for the log only goes there.
+    fn from(error: RpcError) -> Self {
+        let Parts { http, reason, message, violations, cause, .. } = *error.0;
+        if let Some(cause) = cause {
+            tracing::error!(reason, cause, "request for a page failed");
+        }
+        let details = violations.into_iter().map(|one| Detail { field: one.field, reason: one.description }).collect();
+        Self { details, ..Self::new(http, message) }
     }
 }
 

@@ -14,7 +14,7 @@
 //!
 //! [`domain`] what a payment is, without any I/O · [`store`] the tables ·
 //! [`merchant`], [`operator`] one file per resource · [`delivery`] webhooks, which `sandpiper-delivery` sends ·
-//! [`portal`] a page for merchants · [`error`] the envelope · [`parameters`] and [`page`] what a query says ·
+//! [`portal`] pages for merchants · [`error`] the envelope · [`parameters`] and [`page`] what a query says ·
 //! [`state`] what handlers work with · [`router`] all routes · [`document`] what describes them ·
 //! `sandpiper-discovery` what merchants may discover, and the files it is imported from
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::FromRef;
-use sandpiper_accounts::Operators;
+use sandpiper_accounts::{Accounts, Operators};
 use sandpiper_db::secrets::Vault;
 use sandpiper_http::clock::Clock;
 use sandpiper_http::json::BodyLimit;
@@ -31,6 +31,8 @@ pub struct Parts {
     pub rate_limits: RateLimits,
     /// Whose keys have a rate limit of their own; that above is of merchants' keys.
     pub operators: Operators,
+    /// Users of merchants, and of teams where there are any.
+    pub accounts: Accounts,
     pub clock: Clock,
     /// To what merchants have asked, while nothing of it has changed.
     pub responses: ResponseCache,
@@ -57,6 +59,7 @@ impl App {
         Self(Arc::new(Parts {
             rate_limits: RateLimits::new(settings.rate_limit),
             operators,
+            accounts: Accounts::new(store.users.clone(), store.login_sessions.clone()),
             webhooks: Arc::new(webhooks),
             settings,
             store,
@@ -79,6 +82,7 @@ pub async fn prune_rate_limits(app: App, mut stop: watch::Receiver<bool>) {
         }
         app.rate_limits.prune();
         app.operators.prune();
+        app.accounts.limits.prune();
     }
 }
 

@@ -20,7 +20,7 @@ use crate::wait::wait_until;
 use crate::watch::Services;
 
 /// Tables of what is kept after it happened, or for ever.
-const KEPT: [&str; 28] = [
+const KEPT: [&str; 30] = [
     "api_keys",
     "audit",
     "banks",
@@ -32,8 +32,10 @@ const KEPT: [&str; 28] = [
     "market_methods",
     "markets",
     "memberships",
+    "merchant_invitations",
     "merchant_keys",
     "merchant_markets",
+    "merchant_members",
     "merchants",
     "mobile_operators",
     "payments",

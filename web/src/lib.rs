@@ -5,7 +5,7 @@
 //! * Nothing is loaded from elsewhere, and nothing in a page runs but the scripts that are served here ([`response`]).
 //!
 //! [`site`] where a side's pages are · [`problem`] why there is none · [`entrance`] the pages for who is not signed in · [`assets`]
-//! style and scripts
+//! style and scripts · [`view`] texts
 
 pub mod assets;
 pub mod entrance;
@@ -14,6 +14,7 @@ pub mod problem;
 pub mod response;
 pub mod session;
 pub mod site;
+pub mod view;
 
 pub use problem::Problem;
 pub use site::Site;

@@ -1,6 +1,7 @@
 //! Why a request gets no page.
 
 use axum::http::StatusCode;
+use sandpiper_http::error::{self, ApiError};
 use serde::Deserialize;
 
 /// A response other than success.
@@ -36,5 +37,17 @@ impl Problem {
         }
         let words: Vec<_> = self.details.iter().map(|detail| format!("{} {}", detail.field, detail.reason)).collect();
         words.join("; ")
+    }
+}
+
+impl From<&ApiError> for Problem {
+    /// What is for the log only goes there.
+    fn from(error: &ApiError) -> Self {
+        if let Some(cause) = error.cause() {
+            tracing::error!(code = error.code(), cause, "request for a page failed");
+        }
+        let detail = |detail: &error::Detail| Detail { field: detail.field.clone(), reason: detail.reason.clone() };
+        let details = error.details().iter().map(detail).collect();
+        Self { details, ..Self::new(error.status(), error.message()) }
     }
 }

@@ -8,7 +8,7 @@ use axum::middleware::Next;
 use axum::response::{Html, IntoResponse, Redirect, Response};
 use sandpiper_http::error::ApiError;
 
-use crate::problem::{Detail, Problem};
+use crate::problem::Problem;
 use crate::session;
 use crate::site::Site;
 
@@ -33,15 +33,7 @@ impl From<Problem> for Refusal {
 
 impl From<ApiError> for Refusal {
     fn from(error: ApiError) -> Self {
-        if let Some(cause) = error.cause() {
-            tracing::error!(code = error.code(), cause, "request for a page failed");
-        }
-        let detail = |detail: &sandpiper_http::error::Detail| Detail {
-            field: detail.field.clone(),
-            reason: detail.reason.clone(),
-        };
-        let details = error.details().iter().map(detail).collect();
-        Problem { details, ..Problem::new(error.status(), error.message()) }.into()
+        Problem::from(&error).into()
     }
 }
 

@@ -11,6 +11,7 @@ use nix::sys::stat::{Mode, umask};
 use sandpiper_accounts::{Email, Role};
 use sandpiper_db::{AuditLog, Database, DatabaseLocation};
 use sandpiper_discovery::import::Kind;
+use sandpiper_payments::domain::realm::Realm;
 use sandpiper_payments::store::Store as Payments;
 
 use crate::config::Config;
@@ -25,6 +26,7 @@ pub mod backup;
 pub mod check;
 pub mod import;
 pub mod key;
+pub mod merchant;
 pub mod operator_key;
 pub mod rotate_secrets;
 pub mod serve;
@@ -46,6 +48,7 @@ const DATABASE_VARIABLE: &str = "SANDPIPER_DATABASE_URL";
         sandpiper-api key ls --config /etc/sandpiper/api.toml\n  \
         sandpiper-api team invite --config /etc/sandpiper/api.toml acme --role owner\n  \
         sandpiper-api team set-plan --config /etc/sandpiper/api.toml acme enterprise\n  \
+        sandpiper-api merchant invite --config /etc/sandpiper/api.toml \"Example Ltd\" --role owner\n  \
         sandpiper-api usage export --config /etc/sandpiper/api.toml --from 2026-01-01T00:00:00Z --to 2026-02-01T00:00:00Z\n  \
         sandpiper-api operator-key create --config /etc/sandpiper/api.toml --name payments-team\n  \
         sandpiper-api import --config /etc/sandpiper/api.toml markets.json\n  \
@@ -79,6 +82,9 @@ enum Command {
     /// List teams, change their plans, invite users
     #[command(subcommand)]
     Team(TeamCommand),
+    /// Invite users of merchants
+    #[command(subcommand)]
+    Merchant(MerchantCommand),
     /// Export what teams used, for billing
     #[command(subcommand)]
     Usage(UsageCommand),
@@ -244,6 +250,27 @@ enum TeamCommand {
 }
 
 #[derive(Debug, Subcommand)]
+enum MerchantCommand {
+    /// Invite somebody to the Merchant Portal, and print the token, this once
+    Invite {
+        #[command(flatten)]
+        config: ConfigArgument,
+        /// The merchant's id, or its name
+        #[arg(value_name = "MERCHANT")]
+        merchant: String,
+        /// viewer, member, admin or owner
+        #[arg(long, default_value_t = Role::Owner)]
+        role: Role,
+        /// live or sandbox; both by default
+        #[arg(long, value_parser = realm)]
+        realm: Option<Realm>,
+        /// The only address that may accept; whoever has the token by default
+        #[arg(long)]
+        email: Option<Email>,
+    },
+}
+
+#[derive(Debug, Subcommand)]
 enum UsageCommand {
     /// Print what teams used, line by line
     ///
@@ -333,6 +360,10 @@ impl Arguments {
                     team::invite(&Store::new(database), &team, role, email.as_ref(), plan).await
                 })
             }
+            Command::Merchant(MerchantCommand::Invite { config, merchant, role, realm, email }) => config
+                .with_database(|database| async move {
+                    merchant::invite(&Payments::new(database), &merchant, role, realm, email.as_ref()).await
+                }),
             Command::Usage(UsageCommand::Export { config, from, to, kind, format, team }) => {
                 let wanted = usage::Wanted { from, to, kind, format, team };
                 config.with_database(|database| async move { usage::export(&Store::new(database), wanted).await })
@@ -410,4 +441,9 @@ async fn open_database(location: &DatabaseLocation) -> anyhow::Result<Database> 
 /// Reads the word for a kind of things; the help lists them.
 fn kind() -> impl TypedValueParser<Value = Kind> {
     PossibleValuesParser::new(Kind::ALL.map(Kind::list)).try_map(|word| word.parse())
+}
+
+/// Reads the word for a realm.
+fn realm(word: &str) -> Result<Realm, &'static str> {
+    word.parse().map_err(|()| "must be live or sandbox")
 }

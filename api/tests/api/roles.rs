@@ -13,8 +13,13 @@ use crate::support::eventually;
 
 /// Of each side, some routes.
 const SANDBOXES: [&str; 5] = ["/v1/sandboxes", "/v1/sandbox_limits", "/operator/v1/teams", "/openapi.json", "/docs"];
-const PAYMENTS: [&str; 5] =
-    ["/merchant/api/v1/catalog", "/operator/v1/merchants", "/portal", "/payments-openapi.json", "/payments-docs"];
+const PAYMENTS: [&str; 5] = [
+    "/merchant/api/v1/catalog",
+    "/operator/v1/merchants",
+    "/portal/sign-in",
+    "/payments-openapi.json",
+    "/payments-docs",
+];
 /// A webhook that ended so long ago that the payments side deletes it.
 const OLD_WEBHOOK: [&str; 3] = [
     "INSERT INTO merchants (id, name, created_at_ms) VALUES ('m', 'm', 0) ON CONFLICT DO NOTHING",
@@ -213,7 +218,10 @@ async fn two_processes_share_a_database_and_no_secret() {
 
     make_merchant(&payments, &operator);
 
-    assert_eq!((status(&sandboxes.get("/v1/sandboxes", &key)), status(&payments.get("/portal", ""))), ("200", "200"));
+    assert_eq!(
+        (status(&sandboxes.get("/v1/sandboxes", &key)), status(&payments.get("/portal/sign-in", ""))),
+        ("200", "200")
+    );
 }
 
 #[test]

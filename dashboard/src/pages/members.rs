@@ -5,11 +5,11 @@ use axum::extract::Path;
 use axum::http::{HeaderMap, Method};
 use axum::response::{Redirect, Response};
 use jiff::Timestamp;
+use sandpiper_web::view::own_url;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::json;
 
-use super::new_sandbox::own_url;
 use super::no_action;
 use crate::response::{Refusal, page};
 use crate::view::{self, segment};

@@ -1,8 +1,9 @@
 //! Starting a sandbox; and the same as code.
 
 use askama::Template;
-use axum::http::{HeaderMap, Method, header};
+use axum::http::{HeaderMap, Method};
 use axum::response::{IntoResponse, Response};
+use sandpiper_web::view::own_url;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -120,17 +121,6 @@ fn body(fields: &Fields) -> Result<Value, Problem> {
         }
     }
     Ok(body)
-}
-
-/// Where this page was reached, which is where the API is.
-pub(super) fn own_url(headers: &HeaderMap) -> String {
-    let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
-    let host = text(header::HOST).unwrap_or("localhost");
-    let origin = text(header::ORIGIN).filter(|origin| origin.split_once("://").is_some_and(|(_, rest)| rest == host));
-    let name = host.rsplit_once(':').map_or(host, |(name, _)| name);
-    let is_local = name == "localhost" || name == "[::1]" || name.starts_with("127.");
-    let scheme = if is_local { "http" } else { "https" };
-    origin.map_or_else(|| format!("{scheme}://{host}"), str::to_owned)
 }
 
 /// One request, in the ways to make it.

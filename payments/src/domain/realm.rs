@@ -29,6 +29,14 @@ impl Realm {
         }
     }
 
+    /// Its name, as people read it.
+    pub fn title(self) -> &'static str {
+        match self {
+            Realm::Live => "Live",
+            Realm::Sandbox => "Sandbox",
+        }
+    }
+
     /// What its public keys begin with.
     pub fn public_prefix(self) -> &'static str {
         match self {

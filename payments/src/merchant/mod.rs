@@ -21,6 +21,7 @@ pub mod banks;
 pub mod catalog;
 pub mod keys;
 pub mod mmo;
+pub mod new_key;
 pub mod payment;
 pub mod selection;
 pub mod webhook_config;

@@ -114,12 +114,8 @@ pub async fn save(
     Json(request): Json<SaveRequest>,
 ) -> Result<axum::Json<WebhookConfig>, RpcError> {
     let endpoint = endpoint(&caller, request.realm)?;
-    let url = request.url.map(|url| app.webhooks.check_url(&url)).transpose();
-    let url = url.map_err(|error| RpcError::invalid_field("url", format!("is refused. {error}")))?;
-    let url = url.map(|url| url.as_str().to_owned());
-    let now = app.clock.now();
     let entry = audit::Entry {
-        at: now,
+        at: app.clock.now(),
         team_id: caller.merchant_id.to_string(),
         key_id: caller.id.to_string(),
         user_id: None,
@@ -128,11 +124,30 @@ pub async fn save(
         resource: Some(format!("webhookConfig/{}", request.realm)),
         status: StatusCode::OK.as_u16(),
     };
-    let cancelled = app.store.webhook_endpoints.configure(endpoint.clone(), url, entry, now).await?;
-    if cancelled > 0 {
-        tracing::info!(cancelled, realm = %request.realm, "webhooks cancelled: their URL was taken away");
-    }
+    save_url(&app, endpoint.clone(), request.url.as_deref(), entry).await?;
     saved(&app, &endpoint).await
+}
+
+/// Saves where webhooks go, with the entry of the audit; without a URL nowhere.
+///
+/// # Errors
+///
+/// 400 on a URL that is no public https URL.
+pub async fn save_url(
+    app: &App,
+    endpoint: EndpointKey,
+    url: Option<&str>,
+    entry: audit::Entry,
+) -> Result<(), RpcError> {
+    let url = url.map(|url| app.webhooks.check_url(url)).transpose();
+    let url = url.map_err(|error| RpcError::invalid_field("url", format!("is refused. {error}")))?;
+    let url = url.map(|url| url.as_str().to_owned());
+    let realm = endpoint.realm;
+    let cancelled = app.store.webhook_endpoints.configure(endpoint, url, entry, app.clock.now()).await?;
+    if cancelled > 0 {
+        tracing::info!(cancelled, %realm, "webhooks cancelled: their URL was taken away");
+    }
+    Ok(())
 }
 
 /// Send a test webhook

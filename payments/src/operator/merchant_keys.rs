@@ -9,18 +9,17 @@ use sandpiper_http::audited::Acted;
 use sandpiper_http::json::Json as Body;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
-use zeroize::Zeroizing;
 
 use super::auth::Operator;
 use super::merchants::no_merchant;
 use crate::domain::ids::{MerchantId, MerchantKeyId};
 use crate::domain::realm::Realm;
 use crate::error::RpcError;
-use crate::merchant::keys;
+use crate::merchant::new_key::NewKey;
 use crate::page::Paging;
 use crate::parameters::Parameters;
 use crate::state::App;
-use crate::store::merchant_keys::{CreateKeyError, Kind, MerchantKeyRecord, NewMerchantKey};
+use crate::store::merchant_keys::{CreateKeyError, Kind, MerchantKeyRecord};
 
 /// A key, without itself.
 #[derive(Debug, Serialize, ToSchema)]
@@ -99,10 +98,10 @@ pub async fn create(
     Body(CreateKey { realm, kind }): Body<CreateKey>,
 ) -> Result<Response, RpcError> {
     parameters.only(&[])?;
-    let fresh = Fresh::new(&app, realm, kind)?;
+    let fresh = NewKey::new(&app, realm, kind)?;
     let created = app.store.merchant_keys.create(&fresh.row(&merchant_id), fresh.created_at).await;
     created.map_err(|error| refused(error, &merchant_id, realm))?;
-    Ok(fresh.shown(&merchant_id))
+    Ok(shown(fresh, &merchant_id))
 }
 
 /// List a merchant's keys
@@ -158,10 +157,10 @@ pub async fn rotate(
     parameters.only(&[])?;
     let old = app.store.merchant_keys.get(&merchant_id, &key_id).await?;
     let old = old.filter(|old| old.revoked_at.is_none()).ok_or_else(|| no_key(&merchant_id, &key_id))?;
-    let fresh = Fresh::new(&app, old.realm, old.kind)?;
+    let fresh = NewKey::new(&app, old.realm, old.kind)?;
     let rotated = app.store.merchant_keys.rotate(&key_id, &fresh.row(&merchant_id), fresh.created_at).await;
     match rotated.map_err(|error| refused(error, &merchant_id, old.realm))? {
-        true => Ok(fresh.shown(&merchant_id)),
+        true => Ok(shown(fresh, &merchant_id)),
         false => Err(no_key(&merchant_id, &key_id)),
     }
 }
@@ -190,50 +189,13 @@ pub async fn revoke(
     }
 }
 
-/// A key that was just made up.
-struct Fresh {
-    id: MerchantKeyId,
-    realm: Realm,
-    kind: Kind,
-    key: Zeroizing<String>,
-    hash: String,
-    sealed: Option<String>,
-    created_at: Timestamp,
-}
-
-impl Fresh {
-    fn new(app: &App, realm: Realm, kind: Kind) -> Result<Self, RpcError> {
-        let id = MerchantKeyId::generate();
-        let key = keys::generate(realm, kind);
-        let Some(hash) = keys::hash(&key) else { return Err(RpcError::internal("a new key is none")) };
-        let sealed = match kind {
-            Kind::Public => None,
-            Kind::Secret => {
-                Some(app.vault.seal(&id, key.as_bytes()).map_err(|error| RpcError::internal(error.to_string()))?)
-            }
-        };
-        Ok(Self { id, realm, kind, key, hash, sealed, created_at: app.clock.now() })
-    }
-
-    fn row<'a>(&'a self, merchant_id: &'a MerchantId) -> NewMerchantKey<'a> {
-        NewMerchantKey {
-            id: &self.id,
-            merchant_id,
-            realm: self.realm,
-            kind: self.kind,
-            hash: &self.hash,
-            sealed: self.sealed.as_deref(),
-        }
-    }
-
-    fn shown(self, merchant_id: &MerchantId) -> Response {
-        let acted = Acted(vec![format!("merchants/{merchant_id}/keys/{}", self.id)]);
-        let Self { id, realm, kind, key, created_at, .. } = self;
-        let body = NewKeyBody { id: id.to_string(), realm, kind, key: key.to_string(), created_at };
-        let mut response = (StatusCode::CREATED, Json(body)).into_response();
-        response.extensions_mut().insert(acted);
-        response
-    }
+fn shown(new: NewKey, merchant_id: &MerchantId) -> Response {
+    let acted = Acted(vec![format!("merchants/{merchant_id}/keys/{}", new.id)]);
+    let NewKey { id, realm, kind, key, created_at, .. } = new;
+    let body = NewKeyBody { id: id.to_string(), realm, kind, key: key.to_string(), created_at };
+    let mut response = (StatusCode::CREATED, Json(body)).into_response();
+    response.extensions_mut().insert(acted);
+    response
 }
 
 fn refused(error: CreateKeyError, merchant_id: &MerchantId, realm: Realm) -> RpcError {

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `POST/GET /operator/v1/merchants`, `GET/PATCH …/merchants/{merchant}` | [`merchants`] |
 //! | `POST/GET …/merchants/{merchant}/keys`, `POST …/keys/{key}/rotate`, `DELETE …/keys/{key}` | [`merchant_keys`] |
+//! | `POST …/merchants/{merchant}/invitations` | [`invitations`] |
 //! | `GET …/markets`, `PUT/DELETE …/markets/{countryCode}/{currencyCode}` | [`markets`] |
 //! | `GET …/banks`, `PUT/DELETE …/banks/{countryCode}/{code}` | [`banks`] |
 //! | `GET …/mmo`, `PUT/DELETE …/mmo/{countryCode}/{paymentMethod}/{operator}` | [`mobile_operators`] |
@@ -25,6 +26,7 @@ pub mod banks;
 pub mod deliveries;
 mod faults;
 pub mod import;
+pub mod invitations;
 pub mod markets;
 pub mod merchant_keys;
 pub mod merchants;
@@ -38,6 +40,7 @@ pub fn router() -> OpenApiRouter<App> {
         .routes(routes!(merchants::show, merchants::update))
         .routes(routes!(merchant_keys::create, merchant_keys::list))
         .routes(routes!(merchant_keys::rotate))
+        .routes(routes!(invitations::create))
         .routes(routes!(merchant_keys::revoke))
         .routes(routes!(markets::list))
         .routes(routes!(markets::put, markets::remove))

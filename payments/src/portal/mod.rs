@@ -1,34 +1,76 @@
-//! The Merchant Portal: a page on which a merchant says where a realm's webhooks go.
+//! The Merchant Portal: pages under `/portal` on which the users of a merchant see and say where a realm's webhooks go.
 //!
-//! It does what anybody could do with [`crate::merchant::webhook_config`], with the key that is typed into it, so it needs no
-//! sessions and no rights of its own. Nothing is loaded from elsewhere, and nothing is kept.
+//! They sign in as users of teams do, with the same cookie and the same rules for forms (`sandpiper-web`). In each realm of a merchant
+//! a user has a role:
+//!
+//! | role | may |
+//! |---|---|
+//! | `viewer` | see |
+//! | `member` | also save the URL, and send tests |
+//! | `admin` | also rotate the secret key, invite and remove users |
+//! | `owner` | also make owners of others |
+//!
+//! [`visit`] who looks at which realm · [`entrance`] signing in, joining · [`webhooks`], [`users`], [`account`] one file per page
 
-use axum::Router;
-use axum::http::header;
-use axum::routing::{MethodRouter, get};
+use axum::extract::{DefaultBodyLimit, Path};
+use axum::response::Response;
+use axum::routing::{get, post};
+use axum::{Router, middleware};
+use sandpiper_web::Site;
+use sandpiper_web::assets::{Assets, File, SCRIPT, STYLE, version_of};
+use sandpiper_web::response::with_headers;
 
 use crate::state::App;
 
-/// Only the script and style that are served here, none in the page itself, and only this server to ask.
-const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none'; \
-                      form-action 'none'; frame-ancestors 'none'";
+mod account;
+mod entrance;
+mod users;
+mod visit;
+mod webhooks;
 
-/// `/portal`, and what it is made of.
+/// Longest form, in bytes.
+const MAX_FORM: usize = 16 * 1024;
+
+/// What the pages load.
+const FILES: [File; 2] = [STYLE, SCRIPT];
+
+static ASSETS: Assets = Assets::new(&FILES, || version_of(&FILES));
+
+/// The portal.
+const SITE: Site = Site { root: "/portal", assets: &ASSETS };
+
+/// `/portal` and all below it.
 pub fn router() -> Router<App> {
+    let pages = Router::new()
+        .route("/", get(visit::to_home))
+        .route("/sign-in", get(entrance::show_sign_in).post(entrance::sign_in))
+        .route("/sign-out", post(entrance::sign_out))
+        .route("/join", get(entrance::show_join).post(entrance::join))
+        .route("/account", get(account::show).post(account::change_password))
+        .route("/-/assets/{version}/{name}", get(asset))
+        .route("/{merchant}/{realm}/webhooks", get(webhooks::show).post(webhooks::change))
+        .route("/{merchant}/{realm}/secret", post(webhooks::rotate))
+        .route("/{merchant}/{realm}/users", get(users::list).post(users::invite))
+        .route("/{merchant}/{realm}/users/{user}/do", post(users::act))
+        .route("/{merchant}/{realm}/invitations/{id}/withdraw", post(users::withdraw))
+        .fallback(visit::no_page);
     Router::new()
-        .route("/portal", file("text/html; charset=utf-8", include_str!("page.html")))
-        .route("/portal.css", file("text/css; charset=utf-8", include_str!("page.css")))
-        .route("/portal.js", file("text/javascript; charset=utf-8", include_str!("page.js")))
+        .nest(SITE.root, pages)
+        .route("/portal/", get(visit::to_home))
+        .layer(DefaultBodyLimit::max(MAX_FORM))
+        .layer(middleware::from_fn_with_state(SITE, with_headers))
 }
 
-fn file(content_type: &'static str, text: &'static str) -> MethodRouter<App> {
-    let headers = [
-        (header::CONTENT_TYPE, content_type),
-        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
-        (header::CONTENT_SECURITY_POLICY, POLICY),
-        // A key is typed into the page: no address of it goes anywhere.
-        (header::REFERRER_POLICY, "no-referrer"),
-        (header::CACHE_CONTROL, "no-store"),
-    ];
-    get((headers, text))
+/// Whether what is under a path is for people: an error there is a page.
+pub fn speaks(path: &str) -> bool {
+    SITE.has(path)
+}
+
+/// Makes a page of an error that no handler of here made.
+pub fn render(response: Response, request_id: &str) -> Response {
+    sandpiper_web::response::render(&SITE, response, request_id)
+}
+
+async fn asset(Path((version, name)): Path<(String, String)>) -> Response {
+    SITE.assets.show(&version, &name)
 }

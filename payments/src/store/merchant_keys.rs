@@ -208,6 +208,23 @@ impl MerchantKeys {
         row.as_ref().map(record).transpose()
     }
 
+    /// The active secret key of a realm.
+    pub async fn active_secret(
+        &self,
+        merchant_id: &MerchantId,
+        realm: Realm,
+    ) -> Result<Option<MerchantKeyRecord>, StoreError> {
+        let row = sqlx::query(
+            "SELECT * FROM merchant_keys WHERE merchant_id = $1 AND realm = $2 AND kind = 'secret' \
+             AND revoked_at_ms IS NULL",
+        )
+        .bind(merchant_id.as_str())
+        .bind(realm.as_str())
+        .fetch_optional(self.database.read())
+        .await?;
+        row.as_ref().map(record).transpose()
+    }
+
     /// Up to `limit` keys of a merchant, active or not, oldest first, from the one after `after`.
     pub async fn list(
         &self,

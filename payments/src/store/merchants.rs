@@ -120,6 +120,15 @@ impl Merchants {
         Ok(self.with_markets(&rows).await?.pop())
     }
 
+    /// The merchant with this id or this name.
+    pub async fn named(&self, named: &str) -> Result<Option<Merchant>, StoreError> {
+        let rows = sqlx::query("SELECT * FROM merchants WHERE id = $1 OR name = $1 ORDER BY id LIMIT 1")
+            .bind(named)
+            .fetch_all(self.database.read())
+            .await?;
+        Ok(self.with_markets(&rows).await?.pop())
+    }
+
     /// Up to `limit` merchants by id, which is by age, from the one after `after`.
     pub async fn list(&self, after: &str, limit: u32) -> Result<Vec<Merchant>, StoreError> {
         let rows = sqlx::query("SELECT * FROM merchants WHERE id > $1 ORDER BY id LIMIT $2")

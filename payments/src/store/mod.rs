@@ -3,6 +3,7 @@
 //! One file per resource, each a handle over the same [`Database`].
 
 use sandpiper_accounts::operators::OperatorKeys;
+use sandpiper_accounts::{LoginSessions, Users};
 use sandpiper_db::reseal::SealedColumn;
 use sandpiper_db::{AuditLog, Batch, Database};
 
@@ -12,6 +13,7 @@ pub mod delivery_list;
 pub mod discovery;
 mod imports;
 pub mod merchant_keys;
+pub mod merchant_users;
 pub mod merchants;
 mod payment_updates;
 pub mod payments;
@@ -23,6 +25,7 @@ pub use deliveries::Deliveries;
 pub use delivery_claims::DeliveryClaims;
 pub use discovery::Discovery;
 pub use merchant_keys::MerchantKeys;
+pub use merchant_users::MerchantUsers;
 pub use merchants::Merchants;
 pub use payments::Payments;
 pub use webhook_endpoints::WebhookEndpoints;
@@ -41,6 +44,9 @@ pub struct Store {
     pub operator_keys: OperatorKeys,
     pub merchants: Merchants,
     pub merchant_keys: MerchantKeys,
+    pub merchant_users: MerchantUsers,
+    pub users: Users,
+    pub login_sessions: LoginSessions,
     pub discovery: Discovery,
     pub payments: Payments,
     pub webhook_endpoints: WebhookEndpoints,
@@ -57,6 +63,9 @@ impl Store {
             operator_keys: OperatorKeys::new(database.clone()),
             merchants: Merchants::new(database.clone()),
             merchant_keys: MerchantKeys::new(database.clone()),
+            merchant_users: MerchantUsers::new(database.clone()),
+            users: Users::new(database.clone()),
+            login_sessions: LoginSessions::new(database.clone()),
             discovery: Discovery::new(database.clone()),
             payments: Payments::new(database.clone(), batch.clone()),
             webhook_endpoints: WebhookEndpoints::new(database.clone(), batch.clone()),

@@ -186,7 +186,7 @@ async fn picture_for_the_readme(browser: &Browser, host: &Host, url: &str) {
 }
 
 /// Looks at a page in both widths and both colours, keeps pictures, and asserts that nobody is shut out and nothing moves.
-async fn look(browser: &Browser, axe: &Option<String>, page: &str, name: &str) {
+pub(crate) async fn look(browser: &Browser, axe: &Option<String>, page: &str, name: &str) {
     for (width, height) in [(1920, 1080), (360, 740)] {
         browser.prefer("light").await;
         browser.resize(width, height).await;
@@ -211,7 +211,7 @@ async fn look(browser: &Browser, axe: &Option<String>, page: &str, name: &str) {
 }
 
 /// The script that looks for barriers; `None`, said aloud, where it is not there.
-async fn axe() -> Option<String> {
+pub(crate) async fn axe() -> Option<String> {
     let cache =
         std::env::var_os("SANDPIPER_CACHE").map_or_else(|| PathBuf::from("/var/cache/sandpiper"), PathBuf::from);
     let script = tokio::fs::read_to_string(cache.join(AXE)).await.ok();

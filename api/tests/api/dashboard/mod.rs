@@ -14,31 +14,33 @@ mod safety;
 mod sign_in;
 mod terminal;
 
+pub(crate) use browser::{axe, look};
+
 /// Somebody who looks, with the cookie of a session.
-struct Visitor<'a> {
+pub(crate) struct Visitor<'a> {
     host: &'a Host,
     cookie: String,
 }
 
 impl Host {
     /// Who has this session.
-    fn visitor(&self, token: &str) -> Visitor<'_> {
+    pub(crate) fn visitor(&self, token: &str) -> Visitor<'_> {
         Visitor { host: self, cookie: format!("__Host-sandpiper={token}") }
     }
 
     /// A form that is sent without a session.
-    async fn entrance(&self, path: &str, fields: &[(&str, &str)], headers: &[(&str, &str)]) -> Answer {
+    pub(crate) async fn entrance(&self, path: &str, fields: &[(&str, &str)], headers: &[(&str, &str)]) -> Answer {
         self.send(form("", path, fields, headers)).await
     }
 }
 
 impl Visitor<'_> {
-    async fn get(&self, path: &str) -> Answer {
+    pub(crate) async fn get(&self, path: &str) -> Answer {
         self.host.send(Request::get(path).header("cookie", &self.cookie).body(Body::empty()).unwrap()).await
     }
 
     /// The page, which must be there.
-    async fn page(&self, path: &str) -> String {
+    pub(crate) async fn page(&self, path: &str) -> String {
         let answer = self.get(path).await;
         assert_eq!(answer.status.as_u16(), 200, "{path}: {}", answer.text);
         answer.text
@@ -51,7 +53,7 @@ impl Visitor<'_> {
     }
 
     /// Sends these fields as a form of one of the pages, with its word.
-    async fn send(&self, path: &str, fields: &[(&str, &str)]) -> Answer {
+    pub(crate) async fn send(&self, path: &str, fields: &[(&str, &str)]) -> Answer {
         let word = self.word().await;
         self.send_as(&word, path, fields).await
     }
@@ -62,7 +64,7 @@ impl Visitor<'_> {
         self.host.send(upload(&self.cookie, path, &[("form", &word)], files)).await
     }
 
-    async fn send_as(&self, word: &str, path: &str, fields: &[(&str, &str)]) -> Answer {
+    pub(crate) async fn send_as(&self, word: &str, path: &str, fields: &[(&str, &str)]) -> Answer {
         let fields: Vec<_> = [("form", word)].into_iter().chain(fields.iter().copied()).collect();
         self.host.send(form(&self.cookie, path, &fields, &[])).await
     }
@@ -83,7 +85,7 @@ fn upload(cookie: &str, path: &str, fields: &[(&str, &str)], files: &[(&str, &[u
     request.header("cookie", cookie).body(body.into()).unwrap()
 }
 
-fn form(cookie: &str, path: &str, fields: &[(&str, &str)], headers: &[(&str, &str)]) -> Request<Body> {
+pub(crate) fn form(cookie: &str, path: &str, fields: &[(&str, &str)], headers: &[(&str, &str)]) -> Request<Body> {
     let mut request = Request::post(path).header("content-type", "application/x-www-form-urlencoded");
     if !cookie.is_empty() {
         request = request.header("cookie", cookie);
@@ -96,14 +98,14 @@ fn form(cookie: &str, path: &str, fields: &[(&str, &str)], headers: &[(&str, &st
 }
 
 /// The value of the first hidden field of this name.
-fn hidden(page: &str, name: &str) -> Option<String> {
+pub(crate) fn hidden(page: &str, name: &str) -> Option<String> {
     let (_, rest) = page.split_once(&format!(r#"type="hidden" name="{name}" value=""#))?;
     Some(rest.split_once('"')?.0.to_owned())
 }
 
 /// Where a response leads.
 #[track_caller]
-fn leads_to(answer: &Answer) -> &str {
+pub(crate) fn leads_to(answer: &Answer) -> &str {
     assert_eq!(answer.status.as_u16(), 303, "{}", answer.text);
     answer.header("location").unwrap()
 }

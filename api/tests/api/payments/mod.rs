@@ -8,5 +8,6 @@ mod envelope;
 mod import;
 mod merchant_keys;
 mod merchants;
+mod portal;
 mod reading;
 mod reporting;

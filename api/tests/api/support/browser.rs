@@ -155,8 +155,4 @@ impl Browser {
         tokio::fs::create_dir_all(PICTURES).await.unwrap();
         tokio::fs::write(Path::new(PICTURES).join(format!("{name}.png")), picture).await.unwrap();
     }
-
-    pub(crate) async fn agree(&self) {
-        self.ask("POST", "/alert/accept", json!({})).await.unwrap();
-    }
 }
