@@ -43,6 +43,9 @@
 //! root_disk_gib = 10
 //! max_timeout = 3600                          # seconds
 //! stopped_days = 0                            # days for which a stopped sandbox is kept; 0: for ever
+//! checkpoint_days = 0                         # likewise, a checkpoint that nobody uses
+//! volume_days = 0                             # a volume that no sandbox mounts
+//! template_version_days = 0                   # a version that is neither tagged nor its template's newest, and that nobody uses
 //! quota = { sandboxes = 10, cpu = 20, memory_mb = 20480, volumes = 10, volume_gib = 100, templates = 20, build_minutes = 600, webhooks = 10 }
 //! disk = { bandwidth = 268435456, operations = 10000, flushes = 100 }   # per second and sandbox, within the agent's `[disk]`
 //! network = { bandwidth = 134217728, packets = 100000 }                 # and `[network.limits]`; what is left out: as there

@@ -359,13 +359,14 @@ fn checkpoint() -> Value {
         "id": "ckp06f3kqb5t2m1c9w0v5t7b4", "name": "installed", "team": "acme", "sandbox": "sbx06f3kq8z2m1c9w0v5t7b4a",
         "template": "base", "template_version": "ver06f3k0000000000000000a", "memory": true, "cpu": 1, "memory_mb": 512,
         "disk_gib": 20, "state": "ready", "size": 73_400_320, "created_at": "2026-01-01T00:03:00Z",
+        "expires_at": null,
     })
 }
 
 fn volume() -> Value {
     json!({
         "id": "vol06f3kq8z2m1c9w0v5t7b4a", "name": "models", "team": "acme", "size_gib": 10, "state": "ready",
-        "retained_bytes": 1_048_576, "created_at": "2026-01-01T00:00:00Z",
+        "retained_bytes": 1_048_576, "created_at": "2026-01-01T00:00:00Z", "expires_at": null,
     })
 }
 
@@ -387,7 +388,7 @@ fn version() -> Value {
         "settings": {"env": {"PATH": "/usr/local/bin:/usr/bin:/bin"}, "workdir": "/srv"}, "command": "node",
         "images": {"registry.example/node:22": "sha256:4bc5c59b4d1c9d0d1b6d5f7a7a3c2c1e0f9d8c7b6a5948372615049382716050"},
         "size": 73_400_320, "created_at": "2025-12-31T00:00:00Z", "started_at": "2025-12-31T00:00:01Z",
-        "finished_at": "2025-12-31T00:01:00Z", "log_end": 42,
+        "finished_at": "2025-12-31T00:01:00Z", "expires_at": null, "log_end": 42,
     })
 }
 
@@ -440,10 +441,12 @@ fn limits() -> Value {
                        "build_minutes": 6000, "webhooks": 10});
     json!({
         "cpu": 1, "memory_mb": 512, "plan": "pro", "cpu_values": [1, 2, 4], "memory_mb_min": 256, "memory_mb_max": 8192,
-        "memory_mb_step": 256, "root_disk_gib": 20, "max_timeout": 86_400, "stopped_days": 0,
+        "memory_mb_step": 256, "root_disk_gib": 20, "max_timeout": 86_400, "stopped_days": 0, "checkpoint_days": 0,
+        "volume_days": 0, "template_version_days": 0,
         "plans": [{
             "name": "pro", "overrides": true, "cpu_values": [1, 2, 4], "memory_mb_min": 256, "memory_mb_max": 8192,
-            "memory_mb_step": 256, "root_disk_gib": 20, "max_timeout": 86_400, "stopped_days": 0, "quota": most,
+            "memory_mb_step": 256, "root_disk_gib": 20, "max_timeout": 86_400, "stopped_days": 0, "checkpoint_days": 0,
+        "volume_days": 0, "template_version_days": 0, "quota": most,
             "disk": {"bandwidth": 209_715_200}, "network": {"bandwidth": 125_000_000},
             "build": {"seconds": 3600, "cpu": 4, "memory_mb": 4096},
         }],

@@ -67,6 +67,15 @@ pub struct PlanLimits {
     /// Days for which a stopped sandbox is kept; 0: for ever.
     #[serde(default)]
     pub stopped_days: u32,
+    /// Days for which a checkpoint is kept that nobody uses; 0: for ever.
+    #[serde(default)]
+    pub checkpoint_days: u32,
+    /// Likewise, a volume.
+    #[serde(default)]
+    pub volume_days: u32,
+    /// Likewise, a version of a template.
+    #[serde(default)]
+    pub template_version_days: u32,
     pub quota: Quota,
     /// Of each sandbox.
     #[serde(default)]
@@ -243,6 +252,9 @@ impl Default for Plans {
                 root_disk_gib: 10,
                 max_timeout: 3600,
                 stopped_days: 0,
+                checkpoint_days: 0,
+                volume_days: 0,
+                template_version_days: 0,
                 quota: Quota {
                     sandboxes: 10,
                     cpu: 20,
@@ -265,6 +277,9 @@ impl Default for Plans {
                 root_disk_gib: 20,
                 max_timeout: 24 * 3600,
                 stopped_days: 0,
+                checkpoint_days: 0,
+                volume_days: 0,
+                template_version_days: 0,
                 quota: Quota {
                     sandboxes: 100,
                     cpu: 200,
@@ -287,6 +302,9 @@ impl Default for Plans {
                 root_disk_gib: 20,
                 max_timeout: 7 * 24 * 3600,
                 stopped_days: 0,
+                checkpoint_days: 0,
+                volume_days: 0,
+                template_version_days: 0,
                 quota: Quota {
                     sandboxes: 1000,
                     cpu: 4000,

@@ -1,4 +1,4 @@
-//! When keys and login sessions were last used: noted in memory with each request, written down now and then.
+//! When keys, login sessions and volumes were last used: noted in memory with each request, written down now and then.
 //!
 //! What a process has not written down when it is killed is lost: it is a hint for people, which keys nobody uses.
 
@@ -21,7 +21,7 @@ const PAUSE: Duration = Duration::from_secs(30);
 pub struct LastUse(Mutex<HashMap<String, Timestamp>>);
 
 impl LastUse {
-    /// Notes that the key or login session of this id was used.
+    /// Notes that the key, login session or volume of this id was used.
     pub fn note(&self, id: &str, now: Timestamp) {
         let mut uses = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         match uses.get_mut(id) {

@@ -103,7 +103,7 @@ pub async fn delete(
     Path(id): Path<String>,
 ) -> Result<StatusCode, ApiError> {
     let row = find(&app, &caller, &id).await?;
-    remove(&app, &caller, &row).await?;
+    remove(&app, &row).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 

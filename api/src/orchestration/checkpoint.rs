@@ -23,6 +23,7 @@ use crate::agent_client::AgentError;
 use crate::errors;
 use crate::in_flight::InFlightGuard;
 use crate::state::App;
+use crate::store::checkpoints::{CheckpointRow, State};
 use crate::store::sandbox_row::SandboxRow;
 
 /// Work at the agent.
@@ -55,6 +56,30 @@ pub async fn run(
     };
     sync::follow(app, &sandbox.team_id, &sandbox.id).await?;
     outcome
+}
+
+/// Removes a checkpoint.
+///
+/// # Errors
+///
+/// 409 on one that is still being taken, and the agent's.
+pub async fn remove(app: &App, row: &CheckpointRow) -> Result<(), ApiError> {
+    let id = &row.id;
+    if row.state == State::Creating {
+        return Err(ApiError::invalid_state(format!("{id} is still being taken; delete it when it is ready")));
+    }
+    // `None` while another request removes it, too: the agent tells the later of the two that it is gone.
+    let _in_flight = app.in_flight.enter(id);
+    app.store.checkpoints.mark_removal(id).await?;
+    match app.agent.delete_checkpoint(id).await {
+        Ok(()) => {}
+        Err(error) if error.is_not_found() => {
+            tracing::debug!(checkpoint = id, error = chain(&error), "deleted, and the agent did not have it");
+        }
+        Err(error) => return Err(error.into()),
+    }
+    app.store.checkpoints.delete(id, app.clock.now()).await?;
+    Ok(())
 }
 
 /// Settles a row whose response has been sent.

@@ -72,7 +72,7 @@ pub async fn made_before(app: &App, caller: &Caller, id: &VolumeId) -> Result<Op
 /// # Errors
 ///
 /// 409 on one that a sandbox has, or that is still being made, and the agent's.
-pub async fn remove(app: &App, caller: &Caller, row: &VolumeRow) -> Result<(), ApiError> {
+pub async fn remove(app: &App, row: &VolumeRow) -> Result<(), ApiError> {
     errors::check_detached(row)?;
     if row.state == State::Creating {
         return Err(ApiError::invalid_state(format!("{} is still being made; delete it when it is ready", row.id)));
@@ -81,7 +81,8 @@ pub async fn remove(app: &App, caller: &Caller, row: &VolumeRow) -> Result<(), A
     let _in_flight = app.in_flight.enter(&row.id);
     if !app.store.volumes.begin_removal(&row.id).await? {
         // A sandbox got it a moment ago; or another request has deleted it.
-        let row = find(app, caller, &row.id).await?;
+        let newest = app.store.volumes.get(&row.team_id, &row.id).await?;
+        let row = newest.ok_or_else(|| errors::no_volume(&row.id))?;
         errors::check_detached(&row)?;
         return Err(ApiError::conflict(format!("{} was attached a moment ago; try again", row.id)));
     }

@@ -98,6 +98,8 @@ pub struct CheckpointRow {
     /// Why it could not be taken.
     pub error: Option<SandboxError>,
     pub created_at: Timestamp,
+    /// When it is to be deleted, as its team was told.
+    pub expires_at: Option<Timestamp>,
     /// The response was sent before it was taken.
     pub accepted: bool,
     /// The process that takes or removes it, if that is still alive.
@@ -396,6 +398,7 @@ fn read(row: &AnyRow) -> Result<CheckpointRow, StoreError> {
         size_bytes: count(row.try_get("size_bytes")?)?,
         error: error_code.zip(error_message).map(|(code, message)| SandboxError { code, message }),
         created_at: from_ms(row.try_get("created_at_ms")?)?,
+        expires_at: row.try_get::<Option<i64>, _>("expires_at_ms")?.map(from_ms).transpose()?,
         accepted: decode_bool(row.try_get("accepted")?)?,
         process: row.try_get("process")?,
     })

@@ -7,7 +7,7 @@ use sandpiper_accounts::UserId;
 use sandpiper_accounts::sessions::LoginSessionId;
 use sandpiper_db::{Database, Statement, StoreError, count, decode_enum, from_ms, to_ms};
 use sandpiper_protocol::id;
-use sandpiper_protocol::ids::TeamId;
+use sandpiper_protocol::ids::{TeamId, VolumeId};
 use serde::{Deserialize, Serialize};
 use sqlx::Row;
 use sqlx::any::AnyRow;
@@ -207,12 +207,14 @@ impl ApiKeys {
         self.database.changes_row(revocation).await
     }
 
-    /// Notes when keys and login sessions were last used, by their ids.
+    /// Notes when keys, login sessions and volumes were last used, by their ids.
     pub async fn note_use(&self, uses: &[(String, Timestamp)]) -> Result<(), StoreError> {
         let mut tx = self.database.write_shared().await?;
         for (id, at) in uses {
             let statement = if id.starts_with(LoginSessionId::PREFIX) {
                 "UPDATE login_sessions SET last_used_at_ms = $1 WHERE id = $2"
+            } else if id.starts_with(VolumeId::PREFIX) {
+                "UPDATE volumes SET last_used_at_ms = $1 WHERE id = $2"
             } else {
                 "UPDATE api_keys SET last_used_at_ms = $1 WHERE id = $2"
             };

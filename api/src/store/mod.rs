@@ -13,6 +13,7 @@ pub mod checkpoints;
 pub mod events;
 pub mod idempotency;
 pub mod intervals;
+pub mod kept;
 pub mod keys;
 pub mod members;
 pub mod processes;
@@ -37,6 +38,7 @@ pub use checkpoints::Checkpoints;
 pub use events::Events;
 pub use idempotency::IdempotencyKeys;
 pub use intervals::Intervals;
+pub use kept::Kept;
 pub use keys::ApiKeys;
 pub use members::Members;
 use processes::OwnId;
@@ -86,6 +88,7 @@ pub struct Store {
     pub webhooks: Webhooks,
     pub uploads: Uploads,
     pub intervals: Intervals,
+    pub kept: Kept,
     pub storage: Storage,
     pub idempotency: IdempotencyKeys,
     pub processes: Processes,
@@ -111,6 +114,7 @@ impl Store {
             webhooks: Webhooks::new(database.clone()),
             uploads: Uploads::new(database.clone(), own.clone()),
             intervals: Intervals::new(database.clone()),
+            kept: Kept::new(database.clone()),
             storage: Storage::new(database.clone()),
             idempotency: IdempotencyKeys::new(database.clone(), own.clone()),
             processes: Processes::new(database.clone(), own),

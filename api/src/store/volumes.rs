@@ -89,6 +89,8 @@ pub struct VolumeRow {
     /// Of the host's disk.
     pub retained_bytes: u64,
     pub created_at: Timestamp,
+    /// When it is to be deleted, as its team was told.
+    pub expires_at: Option<Timestamp>,
     /// The live sandbox that has it.
     pub attached_to: Option<SandboxId>,
     /// The process that makes or removes it, if that is still alive.
@@ -400,6 +402,7 @@ fn read(row: &AnyRow) -> Result<VolumeRow, StoreError> {
         size_gib: count(row.try_get("size_gib")?)?,
         retained_bytes: count(row.try_get("retained_bytes")?)?,
         created_at: from_ms(row.try_get("created_at_ms")?)?,
+        expires_at: row.try_get::<Option<i64>, _>("expires_at_ms")?.map(from_ms).transpose()?,
         attached_to: row.try_get::<Option<String>, _>("attached_to")?.map(SandboxId::from),
         process: row.try_get("process")?,
     })

@@ -10,7 +10,6 @@ use sandpiper_http::error::ApiError;
 use sandpiper_http::json::OptionalJson;
 use sandpiper_http::query::{NoParameters, Pairs};
 use sandpiper_protocol::agent::CreateCheckpoint;
-use sandpiper_protocol::error_chain::chain;
 use sandpiper_protocol::id;
 use sandpiper_protocol::ids::{CheckpointId, SandboxId};
 use serde::{Deserialize, Serialize};
@@ -61,6 +60,8 @@ pub struct CheckpointBody {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<SandboxErrorBody>,
     pub created_at: Timestamp,
+    /// When it is to be deleted, by the days that the team's plan keeps one that nobody uses; null: it is kept.
+    pub expires_at: Option<Timestamp>,
 }
 
 /// The state of a checkpoint.
@@ -98,6 +99,7 @@ impl CheckpointBody {
             size: row.size_bytes,
             error: row.error.map(SandboxErrorBody::from),
             created_at: row.created_at,
+            expires_at: row.expires_at,
         }
     }
 }
@@ -358,32 +360,8 @@ pub async fn delete(
     _: NoParameters,
     Path(id): Path<String>,
 ) -> Result<StatusCode, ApiError> {
-    remove(&app, &find(&app, &caller, &id).await?).await?;
+    orchestration::checkpoint::remove(&app, &find(&app, &caller, &id).await?).await?;
     Ok(StatusCode::NO_CONTENT)
-}
-
-/// Removes a checkpoint.
-///
-/// # Errors
-///
-/// 409 on one that is still being taken, and the agent's.
-pub async fn remove(app: &App, row: &CheckpointRow) -> Result<(), ApiError> {
-    let id = &row.id;
-    if row.state == CheckpointState::Creating {
-        return Err(ApiError::invalid_state(format!("{id} is still being taken; delete it when it is ready")));
-    }
-    // `None` while another request removes it, too: the agent tells the later of the two that it is gone.
-    let _in_flight = app.in_flight.enter(id);
-    app.store.checkpoints.mark_removal(id).await?;
-    match app.agent.delete_checkpoint(id).await {
-        Ok(()) => {}
-        Err(error) if error.is_not_found() => {
-            tracing::debug!(checkpoint = id, error = chain(&error), "deleted, and the agent did not have it");
-        }
-        Err(error) => return Err(error.into()),
-    }
-    app.store.checkpoints.delete(id, app.clock.now()).await?;
-    Ok(())
 }
 
 /// The caller's checkpoint of this id, or 404.

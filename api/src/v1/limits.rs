@@ -36,6 +36,12 @@ pub struct LimitsBody {
     pub max_timeout: u64,
     /// Days for which a stopped sandbox is kept; 0: for ever.
     pub stopped_days: u32,
+    /// Likewise, a checkpoint that nobody uses.
+    pub checkpoint_days: u32,
+    /// A volume that no sandbox mounts.
+    pub volume_days: u32,
+    /// A version of a template that is neither tagged nor the newest, and that nobody uses.
+    pub template_version_days: u32,
     /// All 0 where nothing is charged.
     pub prices: PricesBody,
     pub quota: QuotaBody,
@@ -56,6 +62,12 @@ pub struct PlanBody {
     pub max_timeout: u64,
     /// Days for which a stopped sandbox is kept; 0: for ever.
     pub stopped_days: u32,
+    /// Likewise, a checkpoint that nobody uses.
+    pub checkpoint_days: u32,
+    /// A volume that no sandbox mounts.
+    pub volume_days: u32,
+    /// A version of a template that is neither tagged nor the newest, and that nobody uses.
+    pub template_version_days: u32,
     pub quota: Amounts,
     /// Most that the disk of each sandbox does in a second. 0, or more than the host gives every sandbox: what that gives.
     pub disk: DiskRates,
@@ -98,6 +110,9 @@ impl PlanBody {
             root_disk_gib: limits.root_disk_gib,
             max_timeout: limits.max_timeout,
             stopped_days: limits.stopped_days,
+            checkpoint_days: limits.checkpoint_days,
+            volume_days: limits.volume_days,
+            template_version_days: limits.template_version_days,
             quota: limits.quota.into(),
             disk: limits.disk,
             network: limits.network,
@@ -139,6 +154,9 @@ pub async fn limits(
         root_disk_gib: mine.root_disk_gib,
         max_timeout: mine.max_timeout,
         stopped_days: mine.stopped_days,
+        checkpoint_days: mine.checkpoint_days,
+        volume_days: mine.volume_days,
+        template_version_days: mine.template_version_days,
         prices: PricesBody::new(&config.prices.clone().unwrap_or_default()),
         quota: QuotaBody::new(mine, usage, Amounts::of_sandboxes(1, config.baseline.cpu, config.baseline.memory_mb)),
     }))

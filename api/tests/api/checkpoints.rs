@@ -35,7 +35,7 @@ async fn a_checkpoint_says_what_it_is_of() {
     let expected = json!({
         "id": checkpoint["id"], "name": "after setup", "team": "acme", "sandbox": sandbox, "template": "base",
         "template_version": VERSIONS[1], "memory": true, "cpu": 1, "memory_mb": 256, "disk_gib": 20, "state": "ready",
-        "size": 500, "created_at": checkpoint["created_at"],
+        "size": 500, "created_at": checkpoint["created_at"], "expires_at": null,
     });
     assert_eq!(checkpoint, expected);
     assert_eq!(host.get(&location).await.expect(200), expected);

@@ -133,6 +133,8 @@ pub struct VersionRow {
     pub created_at: Timestamp,
     pub started_at: Option<Timestamp>,
     pub finished_at: Option<Timestamp>,
+    /// When it is to be deleted, as its team was told.
+    pub expires_at: Option<Timestamp>,
     /// Number of its log's last entry.
     pub log_end: u64,
     /// Whether the agent is to be told to end it.
@@ -733,6 +735,7 @@ fn version(row: &AnyRow) -> Result<VersionRow, StoreError> {
         created_at: from_ms(row.try_get("created_at_ms")?)?,
         started_at: time("started_at_ms")?,
         finished_at: time("finished_at_ms")?,
+        expires_at: time("expires_at_ms")?,
         log_end: count(row.try_get("log_end")?)?,
         cancel_asked: decode_bool(row.try_get("cancel_asked")?)?,
         sealed_order: row.try_get("sealed_order")?,

@@ -160,6 +160,8 @@ pub struct VersionBody {
     /// When it left the queue.
     pub started_at: Option<Timestamp>,
     pub finished_at: Option<Timestamp>,
+    /// When it is to be deleted, by the days that the team's plan keeps one that nobody uses; null: it is kept.
+    pub expires_at: Option<Timestamp>,
     /// Number of its log's last entry.
     pub log_end: u64,
 }
@@ -283,6 +285,7 @@ impl VersionBody {
             created_at: row.created_at,
             started_at: row.started_at,
             finished_at: row.finished_at,
+            expires_at: row.expires_at,
             log_end: row.log_end,
         }
     }

@@ -34,6 +34,8 @@ pub struct VolumeBody {
     /// Bytes of disk that it holds.
     pub retained_bytes: u64,
     pub created_at: Timestamp,
+    /// When it is to be deleted, by the days that the team's plan keeps one that nobody uses; null: it is kept.
+    pub expires_at: Option<Timestamp>,
     /// The live sandbox that has it.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(example = "sbx06f3kq8z2m1c9w0v5t7b4a")]
@@ -70,6 +72,7 @@ impl VolumeBody {
             },
             retained_bytes: row.retained_bytes,
             created_at: row.created_at,
+            expires_at: row.expires_at,
             attached_to: row.attached_to.map(|sandbox| sandbox.to_string()),
         }
     }

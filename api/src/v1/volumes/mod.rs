@@ -39,6 +39,8 @@ pub mod show;
 pub async fn detached(app: &App, caller: &Caller, id: &str) -> Result<VolumeId, ApiError> {
     let row = find(app, caller, id).await?;
     errors::check_detached(&row)?;
+    // A plan may keep for some days what nobody uses.
+    app.last_use.note(&row.id, app.clock.now());
     match row.state {
         State::Ready => Ok(row.id),
         State::Failed => Err(ApiError::invalid_state(format!("{id} was lost by its host; nothing is left of it"))),
