@@ -26,24 +26,6 @@ pub struct Opened {
     pub session: Session,
 }
 
-/// What a sandbox refuses, and that it does not respond.
-impl From<ClientError> for Problem {
-    fn from(error: ClientError) -> Self {
-        match error {
-            // 401 would say that nobody is signed in here.
-            ClientError::Refused { status: 401, message, .. } => Self::new(StatusCode::BAD_REQUEST, message),
-            ClientError::Refused { status, message, .. } => {
-                Self::new(StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_GATEWAY), message)
-            }
-            ClientError::Unreachable { .. } => Self::new(
-                StatusCode::BAD_GATEWAY,
-                "The sandbox's data plane does not respond; try again in a few seconds",
-            ),
-            error => Self::new(StatusCode::BAD_GATEWAY, error.to_string()),
-        }
-    }
-}
-
 impl std::fmt::Debug for DataPlanes {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("DataPlanes").finish_non_exhaustive()
@@ -64,5 +46,21 @@ impl DataPlanes {
     /// The one that this session opens.
     pub fn of(&self, session: &Session) -> DataPlane {
         self.client.data_plane(session)
+    }
+}
+
+/// That a sandbox refuses something, or does not respond.
+pub fn refused(error: ClientError) -> Problem {
+    match error {
+        // 401 would say that nobody is signed in here.
+        ClientError::Refused { status: 401, message, .. } => Problem::new(StatusCode::BAD_REQUEST, message),
+        ClientError::Refused { status, message, .. } => {
+            Problem::new(StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_GATEWAY), message)
+        }
+        ClientError::Unreachable { .. } => Problem::new(
+            StatusCode::BAD_GATEWAY,
+            "The sandbox's data plane does not respond; try again in a few seconds",
+        ),
+        error => Problem::new(StatusCode::BAD_GATEWAY, error.to_string()),
     }
 }

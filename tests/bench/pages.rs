@@ -9,8 +9,8 @@ use reqwest::{Client, StatusCode};
 use serde_json::{Value, json};
 
 use crate::api::{Api, Database, text};
-use crate::serving::sandboxes::put;
 use crate::report::Report;
+use crate::serving::sandboxes::put;
 
 const TEAM: &str = "bench";
 const SANDBOXES: usize = 1000;

@@ -10,7 +10,7 @@ use serde::de::IgnoredAny;
 use serde_json::json;
 
 use super::checkpoints::From;
-use super::sandbox::no_action;
+use super::no_action;
 use crate::response::{Refusal, page};
 use crate::view::{self, segment};
 use crate::visit::{Order, Visit, with_query};

@@ -10,7 +10,7 @@ use serde_json::json;
 
 use super::{At, Place, last};
 use crate::api::Problem;
-use crate::data_planes::{DataPlanes, Opened};
+use crate::data_planes::{DataPlanes, Opened, refused};
 use crate::pages::no_action;
 use crate::response::Refusal;
 use crate::visit::{Order, Upload, with_query};
@@ -37,7 +37,7 @@ pub(crate) async fn upload(
         let path = join(&folder, &file.name)?;
         match &inside {
             Inside::Sandbox(data_plane) => {
-                data_plane.upload(&path, None, file.content(), None).await.map_err(Problem::from)?;
+                data_plane.upload(&path, None, file.content(), None).await.map_err(refused)?;
             }
             Inside::Volume(api) => {
                 let path = with_query(&format!("{api}/files"), &[("path", Some(&path))]);
@@ -105,7 +105,7 @@ impl Inside {
 
 async fn in_sandbox(data_plane: &DataPlane, path: &str, change: Change) -> Result<(), Problem> {
     match change {
-        Change::MakeFolder(folder) => data_plane.make_dir(&folder, None).await.map(drop)?,
+        Change::MakeFolder(folder) => data_plane.make_dir(&folder, None).await.map(drop).map_err(refused)?,
         Change::Rename(to) => {
             // A data plane would replace it.
             match data_plane.stat(&to, None).await {
@@ -115,11 +115,13 @@ async fn in_sandbox(data_plane: &DataPlane, path: &str, change: Change) -> Resul
                         format!("There is something at {to:?}; delete it first"),
                     ));
                 }
-                Err(error) if error.status() == Some(404) => data_plane.rename(path, &to, None).await.map(drop)?,
-                Err(error) => return Err(error.into()),
+                Err(error) if error.status() == Some(404) => {
+                    data_plane.rename(path, &to, None).await.map(drop).map_err(refused)?;
+                }
+                Err(error) => return Err(refused(error)),
             }
         }
-        Change::Delete => data_plane.remove(path, None).await?,
+        Change::Delete => data_plane.remove(path, None).await.map_err(refused)?,
     }
     Ok(())
 }
