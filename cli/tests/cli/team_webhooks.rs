@@ -49,7 +49,7 @@ fn what_is_to_change_is_sent_and_nothing_else() {
         (&["--disable"], json!({"enabled": false})),
         (&["--enable", "--name", "nights"], json!({"enabled": true, "name": "nights"})),
         (&["--type", "volume.lost"], json!({"types": ["volume.lost"]})),
-        (&["--all-types", "--url", "https://a.example/"], json!({"types": [], "url": "https://a.example/"})),
+        (&["--all-types", "--to", "https://a.example/"], json!({"types": [], "url": "https://a.example/"})),
     ];
     for (options, sent) in changes {
         let arguments = [&["webhook", "change", "whk1"], options].concat();

@@ -112,8 +112,8 @@ fn without_a_usable_secret_everything_is_refused() {
 
     assert!(with_secret("").contains("missing or empty"));
     assert!(with_secret("sk_prod_").contains("missing or empty"));
-    assert!(with_secret("-").contains("does not begin with sk_test_ or sk_prod_"));
-    assert!(with_secret("AAECAwQF").contains("does not begin with sk_test_ or sk_prod_"));
+    assert!(with_secret("-").contains("does not begin with sk_test_, sk_prod_ or whsec_"));
+    assert!(with_secret("AAECAwQF").contains("does not begin with sk_test_, sk_prod_ or whsec_"));
     assert!(with_secret("sk_prod_AAE").contains("base64"));
     assert!(refusal(&folder.verify(&["--header", HEADER])).contains("missing or empty"));
 }

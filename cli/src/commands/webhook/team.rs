@@ -14,7 +14,8 @@ pub(crate) enum TeamCommand {
     /// Send a team's events to a URL from now on; prints the secret that signs them, this once
     Create {
         /// A public https URL
-        url: String,
+        #[arg(value_name = "URL")]
+        to: String,
         /// What it is for
         #[arg(long, default_value = "")]
         name: String,
@@ -34,8 +35,8 @@ pub(crate) enum TeamCommand {
         /// The webhook's id
         webhook: String,
         /// Another URL, public and https
-        #[arg(long)]
-        url: Option<String>,
+        #[arg(long, value_name = "URL")]
+        to: Option<String>,
         /// What it is for
         #[arg(long)]
         name: Option<String>,
@@ -97,15 +98,15 @@ pub(crate) enum TeamCommand {
 
 pub(super) async fn run(command: TeamCommand, client: Client, output: Output) -> anyhow::Result<ExitCode> {
     match command {
-        TeamCommand::Create { url, name, types } => {
-            let made = client.create_webhook(&json!({"url": url, "name": name, "types": types})).await?;
+        TeamCommand::Create { to, name, types } => {
+            let made = client.create_webhook(&json!({"url": to, "name": name, "types": types})).await?;
             output.made(&made, "secret");
         }
         TeamCommand::Ls => list(&client.webhooks().await?, output),
         TeamCommand::Show { webhook } => list(&[client.webhook(&webhook).await?], output),
-        TeamCommand::Change { webhook, url, name, types, all_types, enable, disable } => {
+        TeamCommand::Change { webhook, to, name, types, all_types, enable, disable } => {
             let mut change = json!({});
-            for (field, value) in [("url", url), ("name", name)] {
+            for (field, value) in [("url", to), ("name", name)] {
                 if let Some(value) = value {
                     change[field] = value.into();
                 }
