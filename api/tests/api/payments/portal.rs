@@ -84,8 +84,11 @@ async fn an_invited_user_signs_in_and_out_with_the_cookie_of_all_pages() {
     assert_eq!(leads_to(&host.visitor(&shop.live.secret).get(&home).await), "/portal/sign-in", "a key is no session");
 }
 
-/// Method, path below the realm, fields, and the role that it needs.
-const ORDERS: [(&str, &[(&str, &str)], Role); 8] = [
+/// Fields of a form.
+type Fields = &'static [(&'static str, &'static str)];
+
+/// Path below the realm, fields, and the role that it needs.
+const ORDERS: [(&str, Fields, Role); 8] = [
     ("webhooks", &[("action", "save"), ("url", URL)], Role::Member),
     ("webhooks", &[("action", "test")], Role::Member),
     ("webhooks", &[("action", "stop")], Role::Member),
