@@ -83,16 +83,18 @@ fn change_of(sandbox: usize, number: usize) -> String {
 pub(crate) async fn put(api: &Api, team: &str, count: usize) -> anyhow::Result<Vec<String>> {
     let mut connection = api.connect().await?;
     let mut tx = connection.begin().await?;
-    let template = id::generate("ver");
+    let (template, version) = (id::generate("tpl"), id::generate("ver"));
     sqlx::query(
-        "INSERT INTO templates (id, slug, visibility, created_at_ms, updated_at_ms) VALUES ('tpl', 'base', 'public', 0, 0)",
+        "INSERT INTO templates (id, slug, visibility, created_at_ms, updated_at_ms) VALUES ($1, 'base', 'public', 0, 0)",
     )
+    .bind(&template)
     .execute(&mut *tx)
     .await?;
     sqlx::query(
         "INSERT INTO template_versions (id, template_id, number, digest, cpu, memory_mb, created_at_ms, runnable) \
-         VALUES ($1, 'tpl', 1, 'digest', 1, 256, 0, 1)",
+         VALUES ($1, $2, 1, 'digest', 1, 256, 0, 1)",
     )
+    .bind(&version)
     .bind(&template)
     .execute(&mut *tx)
     .await?;
@@ -107,7 +109,7 @@ pub(crate) async fn put(api: &Api, team: &str, count: usize) -> anyhow::Result<V
                  'http://127.0.0.1:7071/' || $1, 0, 0, 300000, 30000000, 1 FROM teams WHERE slug = $3",
         )
         .bind(id)
-        .bind(&template)
+        .bind(&version)
         .bind(team)
         .execute(&mut *tx)
         .await?;
