@@ -16,6 +16,7 @@ use hyper::body::Incoming;
 use hyper::server::conn::{http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use nix::sys::socket::{setsockopt, sockopt};
 use sandpiper_ingress::ALPN_H2;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
@@ -39,6 +40,9 @@ const HTTP2_LIFE: Duration = Duration::from_secs(300);
 const HTTP2_STREAMS: u32 = 250;
 /// How long requests may go on after the signal to stop.
 const DRAIN: Duration = Duration::from_secs(30);
+/// How long a peer may leave what was sent to it, before its connection is ended: most of all one that follows events, and has
+/// stopped reading them.
+const UNREAD: Duration = Duration::from_secs(60);
 /// After an accept that failed, which for lack of descriptors it would do in a busy loop.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 /// How HTTP/2 begins (RFC 9113, 3.4), as far as it tells it from HTTP/1.1: no method begins so.
@@ -105,6 +109,7 @@ enum Begun {
 async fn begin(stream: TcpStream, tls: Option<TlsAcceptor>) -> io::Result<Begun> {
     // Responses are written whole: waiting for more to send only delays them. A failure costs nothing else.
     let _ = stream.set_nodelay(true);
+    end_where_unread(&stream, UNREAD)?;
     let Some(tls) = tls else {
         let protocol = tokio::time::timeout(HEAD, peek(&stream)).await??;
         return Ok(Begun::Plain(stream, protocol));
@@ -112,6 +117,13 @@ async fn begin(stream: TcpStream, tls: Option<TlsAcceptor>) -> io::Result<Begun>
     let stream = tokio::time::timeout(TLS, tls.accept(stream)).await??;
     let is_http2 = stream.get_ref().1.alpn_protocol() == Some(ALPN_H2);
     Ok(Begun::Tls(Box::new(stream), if is_http2 { Protocol::Http2 } else { Protocol::Http1 }))
+}
+
+/// Has the kernel end a connection whose peer does not take what is sent to it for so long (`tcp(7)`, `TCP_USER_TIMEOUT`): the
+/// next write fails.
+fn end_where_unread(stream: &TcpStream, limit: Duration) -> io::Result<()> {
+    let limit = u32::try_from(limit.as_millis()).unwrap_or(u32::MAX);
+    Ok(setsockopt(stream, sockopt::TcpUserTimeout, &limit)?)
 }
 
 /// Waits for the first bytes and looks at them without taking them. Clients send the preface in one piece.
@@ -173,4 +185,30 @@ async fn drive<C: Future<Output = hyper::Result<()>>>(
 /// Names the error type: a router has a response to everything.
 fn assert_infallible<S: tower::Service<Request<Incoming>, Error = Infallible>>(service: S) -> S {
     service
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::AsyncWriteExt;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_peer_that_stops_reading_loses_its_connection() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let _peer = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (mut stream, _) = listener.accept().await.unwrap();
+        end_where_unread(&stream, Duration::from_millis(200)).unwrap();
+
+        let write = async {
+            loop {
+                if let Err(error) = stream.write_all(&[b'x'; 64 * 1024]).await {
+                    return error;
+                }
+            }
+        };
+        let error = tokio::time::timeout(Duration::from_secs(60), write).await.expect("an end of it");
+
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+    }
 }
