@@ -26,6 +26,7 @@ use sandpiper_protocol::vmm::DiskLimits;
 use serde::Deserialize;
 
 pub(crate) use self::builds::Builds;
+use crate::logs::Bounds;
 
 /// Longest `runtime_dir`: a Unix socket's path is limited to 107 bytes, and at most `/sandboxes/<25>/control.sock` follows.
 const MAX_RUNTIME_DIR: usize = 55;
@@ -65,6 +66,7 @@ pub(crate) struct Config {
     pub(crate) disk: DiskRates,
     pub(crate) volumes: Volumes,
     pub(crate) builds: Builds,
+    pub(crate) logs: Logs,
     pub(crate) network: sandpiper_network::Config,
     pub(crate) ingress: IngressConfig,
 }
@@ -201,6 +203,28 @@ impl Default for Volumes {
     }
 }
 
+/// What is kept of each sandbox's log.
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Logs {
+    /// On the disk, of each sandbox; the oldest entries give way.
+    pub(crate) max_kib: u32,
+    /// What is taken of a guest in a second; what is beyond is dropped and counted.
+    pub(crate) lines_per_second: u32,
+}
+
+impl Logs {
+    pub(crate) fn bounds(self) -> Bounds {
+        Bounds { bytes: u64::from(self.max_kib) * 1024, lines_per_second: self.lines_per_second }
+    }
+}
+
+impl Default for Logs {
+    fn default() -> Self {
+        Self { max_kib: 4096, lines_per_second: 200 }
+    }
+}
+
 impl Default for Jail {
     fn default() -> Self {
         Self { enabled: true, uid_base: 0x2000_0000 }
@@ -262,6 +286,7 @@ impl Default for Config {
             disk: DiskRates::default(),
             volumes: Volumes::default(),
             builds: Builds::default(),
+            logs: Logs::default(),
             network: sandpiper_network::Config::default(),
             ingress: IngressConfig::default(),
         }
@@ -343,6 +368,7 @@ impl Config {
             ("volumes.size_gib", self.volumes.size_gib, 16 * 1024),
             ("volumes.helpers", self.volumes.helpers, 256),
             ("volumes.helper_queue", self.volumes.helper_queue, 4096),
+            ("logs.lines_per_second", self.logs.lines_per_second, 100_000),
         ];
         for (key, value, most) in counts {
             if !(1..=most).contains(&value) {
@@ -353,6 +379,9 @@ impl Config {
             if !(1..=most).contains(&value) {
                 return invalid(key, format!("must be between 1 and {most}, not {value}"));
             }
+        }
+        if !(64..=1 << 20).contains(&self.logs.max_kib) {
+            return invalid("logs.max_kib", format!("must be between 64 and 1048576, not {}", self.logs.max_kib));
         }
         if !(64..=16 * 1024).contains(&self.volumes.helper_memory_mb) {
             let found = self.volumes.helper_memory_mb;

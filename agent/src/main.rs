@@ -296,7 +296,7 @@ fn open_context(config: Arc<Config>, paths: Paths, metrics: Metrics) -> anyhow::
         capacity,
         allowances,
         usage: Usage::default(),
-        logs: Logs::default(),
+        logs: Logs::new(config.logs.bounds()).context("Cannot start the thread that writes logs")?,
         samples: Samples::default(),
         intervals: Intervals::open(paths.intervals()).context("Cannot open the journal of intervals")?,
         metrics,

@@ -9,7 +9,7 @@
 //!   allowances.json                  what teams may hold here
 //!   templates/<ver…>/                root.ext4, template.json
 //!   sandboxes/<sbx…>/                record.json, the files that it names (disk-…, memory-…, state-…), exit.json,
-//!                                    monitor.log, console.log, samples-<n>
+//!                                    monitor.log, console.log, samples-<n>, log-<sequence>
 //!   checkpoints/<ckp…>/              manifest.json, and the files that it names
 //!   warm/<key>/                      the same of a template's warm snapshot
 //!   builds/<ver…>/                   build.json, log: of each build that goes on or ended not long ago

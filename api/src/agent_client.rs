@@ -16,7 +16,7 @@ use sandpiper_http::error::ApiError;
 use sandpiper_protocol::agent::{
     Allowance, Allowances, Checkpoint, CheckpointList, CreateCheckpoint, CreateSandbox, CreatedSandbox, DeniedPage,
     EgressProfiles, ErrorBody, ExplainNetwork, ExposedPort, ForkSandbox, ForkedSandboxes, HostInfo, LastingTokens,
-    LogPage, Metrics, Network, NetworkExplanation, PauseSandbox, PortRecord, QUOTA_EXCEEDED, ResumeSandbox, Revision,
+    Metrics, Network, NetworkExplanation, PauseSandbox, PortRecord, QUOTA_EXCEEDED, ResumeSandbox, Revision,
     Revocations, SESSION_KEY, Sandbox, SandboxError, SandboxList, Session, TemplateList, TemplateVersion,
     UpdateSandbox, Usage,
 };
@@ -29,6 +29,7 @@ use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
 use url::form_urlencoded;
 
+mod logs;
 pub mod templates;
 pub mod volumes;
 
@@ -287,11 +288,6 @@ impl AgentClient {
         let bound = |name: &str, second: Option<i64>| second.map(|second| format!("{name}={second}"));
         let query: Vec<String> = [bound("start", start), bound("end", end)].into_iter().flatten().collect();
         self.ask(&format!("/sandboxes/{id}/metrics?{}", query.join("&"))).await
-    }
-
-    /// What the host and the guest noted.
-    pub async fn logs(&self, id: &str) -> Result<LogPage, AgentError> {
-        self.ask(&format!("/sandboxes/{id}/logs")).await
     }
 
     /// The template versions of the host.

@@ -93,13 +93,20 @@ pub fn of(operation_id: &str) -> Option<Example> {
             "rule": "allow_internet_access is false", "count": 3,
         }]})),
         "list_egress_profiles" => response(json!({"profiles": ["package-registries"]})),
-        "show_logs" => response(json!({"entries": [
-            {"time": "2026-01-01T00:00:00Z", "source": "host", "message": "ready"},
+        "show_logs" => response(json!({"next_cursor": 2, "truncated": false, "entries": [
+            {"sequence": 1, "time": "2026-01-01T00:00:00Z", "source": "host", "message": "created from template base"},
+            {"sequence": 2, "time": "2026-01-01T00:00:00Z", "source": "host", "message": "ready"},
         ]})),
         "show_metrics" => response(json!({"step": 5, "cpu": 1, "memory_mb": 512, "disk_gib": 20, "points": [{
             "time": "2026-01-01T00:01:00Z", "cpu_used_pct": 12.5, "memory_bytes": 134_217_728, "disk_bytes": 1_288_490_188,
             "received_bytes_per_second": 2048, "sent_bytes_per_second": 512,
         }]})),
+        "show_latest_metrics" => response(json!({"sandboxes": {"sbx06f3kq8z2m1c9w0v5t7b4a": {
+            "cpu": 1, "memory_mb": 512, "disk_gib": 20, "point": {
+                "time": "2026-01-01T00:01:00Z", "cpu_used_pct": 12.5, "memory_bytes": 134_217_728,
+                "disk_bytes": 1_288_490_188, "received_bytes_per_second": 2048, "sent_bytes_per_second": 512,
+            },
+        }}})),
         "show_usage" => response(usage()),
         "show_limits" => response(limits()),
         "list_templates" => response(json!({"templates": [template()]})),

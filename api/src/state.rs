@@ -32,7 +32,7 @@ const LARGE_BODIES: usize = 4;
 #[derive(Debug, Clone)]
 pub struct App(Arc<Parts>);
 
-/// Logs of builds that a team follows at a time: each is looked at several times a second.
+/// Logs of builds and sandboxes that a team follows at a time: each is looked at several times a second.
 const FOLLOWERS: usize = 32;
 /// Streams of its events that a team has at a time: each asks the database several times a second.
 const EVENT_STREAMS: usize = 16;
@@ -69,7 +69,7 @@ pub struct Parts {
     pub large_bodies: Arc<Semaphore>,
     /// Looks at the agent's templates that requests have asked for.
     pub catalog_requests: CatalogRequests,
-    /// Builds' logs that are followed.
+    /// Logs that are followed.
     pub followers: PerTeam,
     /// Streams of teams' events.
     pub event_streams: PerTeam,

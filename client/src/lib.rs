@@ -8,6 +8,7 @@ mod event_stream;
 mod events;
 mod files;
 mod localhost;
+mod logs;
 mod metrics;
 mod network;
 mod snapshots;
@@ -28,6 +29,7 @@ use serde_json::{Value, json};
 pub use data_plane::{Command, DataPlane, Output, ProcessStream, Stdin, decode};
 pub use events::{Event, EventFilter, EventResource, Events};
 pub use files::Download;
+pub use logs::{LogEntry, SandboxLog};
 pub use metrics::{History, Metrics, Point};
 pub use network::{Denied, DeniedList, Network, NetworkPolicy};
 pub use snapshots::{Checkpoint, NewCheckpoint};
@@ -224,13 +226,6 @@ pub struct Port {
     pub status: String,
 }
 
-#[derive(Debug, Clone, Deserialize)]
-pub struct LogEntry {
-    pub time: String,
-    pub source: String,
-    pub message: String,
-}
-
 #[derive(Deserialize)]
 struct ErrorEnvelope {
     error: String,
@@ -361,12 +356,6 @@ impl Client {
     pub async fn expose(&self, id: &str, port: u16, public: bool) -> Result<Port, ClientError> {
         let path = format!("/sandboxes/{id}/ports/{port}");
         self.parse(&path, self.call(Method::PUT, &path, Some(json!({"public": public}))).await?)
-    }
-
-    pub async fn logs(&self, id: &str) -> Result<Vec<LogEntry>, ClientError> {
-        let path = format!("/sandboxes/{id}/logs");
-        let entries = self.pages(&path, "limit=100", "entries").await?;
-        self.parse(&path, entries.into())
     }
 
     /// The same, acting for this team of the user who is signed in.

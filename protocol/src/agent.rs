@@ -26,7 +26,7 @@
 //! | `GET /sandboxes/{id}/network/denied` | | [`DeniedPage`] |
 //! | `GET /sandboxes/{id}/usage` | | [`Usage`], asked of the guest now |
 //! | `GET /sandboxes/{id}/metrics?start&end` | | [`Metrics`] of these seconds since 1970, both included; all without them |
-//! | `GET /sandboxes/{id}/logs` | | [`LogPage`], oldest first; still there for a while after the sandbox is gone |
+//! | `GET /sandboxes/{id}/logs?…` | [`LogQuery`] | [`LogPage`]; the last entries are there for a while after the sandbox is gone |
 //! | `GET /templates` | | [`TemplateList`] |
 //! | `POST /templates` | [`ImportTemplate`] | 201 [`TemplateVersion`], 200 when this artifact is already here |
 //! | `/builds…`, `/uploads…`, `DELETE /templates/{id}` | | see [`template`](crate::template) |
@@ -561,13 +561,53 @@ impl MetricPoint {
     }
 }
 
-#[derive(Debug, Clone, Serialize, Deserialize)]
+/// Entries of a page of a log at most.
+pub const MAX_LOG_ENTRIES: usize = 1000;
+
+/// Which entries of a sandbox's log are wanted; those that all of it selects.
+#[derive(Debug, Clone, Default, Serialize, Deserialize, PartialEq, Eq)]
+#[serde(default)]
+pub struct LogQuery {
+    /// Only those that follow the entry with this sequence.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub after: Option<u64>,
+    /// Only those before the entry with this sequence.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub before: Option<u64>,
+    /// Milliseconds since 1970 of the first that is wanted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub since_ms: Option<i64>,
+    /// Milliseconds since 1970 of the last that is wanted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub until_ms: Option<i64>,
+    /// Only those whose message has this text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub search: Option<String>,
+    /// Newest first, instead of oldest first.
+    pub newest_first: bool,
+    /// [`MAX_LOG_ENTRIES`] without it, and at most.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub limit: Option<usize>,
+}
+
+/// Entries of a sandbox's log, in the order of the query.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct LogPage {
     pub entries: Vec<LogEntry>,
+    /// Whether the query selects more than these.
+    pub has_more: bool,
+    /// Sequence of the log's last entry; 0 where it has none.
+    pub last: u64,
+    /// Whether entries that follow `after` may be gone: a log has a size, and the oldest entries give way.
+    pub is_truncated: bool,
+    /// Whether the sandbox has ended, so that nothing follows.
+    pub is_ended: bool,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct LogEntry {
+    /// Greater than that of any entry before: by one, or by more where another agent had begun to write.
+    pub sequence: u64,
     pub time: Timestamp,
     pub source: LogSource,
     pub message: String,

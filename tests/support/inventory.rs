@@ -20,11 +20,12 @@ use crate::wait::wait_until;
 use crate::watch::Services;
 
 /// Tables of what is kept after it happened, or for ever.
-const KEPT: [&str; 30] = [
+const KEPT: [&str; 31] = [
     "api_keys",
     "audit",
     "banks",
     "event_counters",
+    "event_totals",
     "events",
     "idempotency_keys",
     "invitations",

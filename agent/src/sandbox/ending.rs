@@ -1,5 +1,6 @@
 //! Why a machine ended by itself, in words for its owner; and how what it leaves is taken away.
 
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
@@ -13,6 +14,7 @@ use sandpiper_protocol::agent::SandboxError;
 use sandpiper_protocol::vmm::{ExitReason, ExitRecord};
 
 use super::record_file;
+use crate::logs;
 
 /// Most bytes of an exit record: a packet's worth.
 const MAX_EXIT_RECORD: u64 = 64 * 1024;
@@ -117,13 +119,14 @@ pub(crate) fn remove_process_files(paths: &MachinePaths) -> io::Result<()> {
         .try_for_each(|path| durable::remove_file(path))
 }
 
-/// Removes everything of a sandbox whose monitor is gone, but its record. Blocks.
+/// Removes everything of a sandbox whose monitor is gone, but its record and its log. Blocks.
 pub(crate) fn free(paths: &MachinePaths) -> io::Result<()> {
     durable::remove_tree(&paths.runtime)?;
     let kept = [record_file::draft_path(paths), record_file::record_path(paths), record_file::copy_path(paths)];
     for entry in fs::read_dir(&paths.state)? {
         let path = entry?.path();
-        if !kept.contains(&path) {
+        let is_of_log = path.file_name().and_then(OsStr::to_str).is_some_and(logs::is_segment);
+        if !is_of_log && !kept.contains(&path) {
             durable::remove_file(&path)?;
         }
     }

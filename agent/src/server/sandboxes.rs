@@ -8,7 +8,7 @@ use axum::body::Bytes;
 use axum::extract::{Path, Query, State};
 use http::StatusCode;
 use sandpiper_protocol::agent::{
-    CreateSandbox, CreatedSandbox, ForkSandbox, ForkedSandboxes, LogPage, PauseSandbox, ResumeSandbox, Revision,
+    CreateSandbox, CreatedSandbox, ForkSandbox, ForkedSandboxes, LogPage, LogQuery, PauseSandbox, ResumeSandbox, Revision,
     Sandbox, SandboxList, SandboxState, Session, UpdateSandbox,
 };
 use sandpiper_protocol::ids::SandboxId;
@@ -154,9 +154,12 @@ pub(super) async fn session(
 }
 
 /// `GET /sandboxes/{id}/logs`
-pub(super) async fn logs(State(app): State<Arc<App>>, Path(id): Path<SandboxId>) -> Result<Json<LogPage>, ApiError> {
-    let entries = app.sandboxes.log(&id).ok_or_else(|| ApiError::not_found("sandbox"))?;
-    Ok(Json(LogPage { entries }))
+pub(super) async fn logs(
+    State(app): State<Arc<App>>,
+    Path(id): Path<SandboxId>,
+    Query(query): Query<LogQuery>,
+) -> Result<Json<LogPage>, ApiError> {
+    Ok(Json(app.sandboxes.log(&id, query).await?))
 }
 
 impl App {

@@ -3,6 +3,7 @@
 mod allowances;
 mod builds;
 mod intervals;
+mod logs;
 mod lost;
 mod metrics;
 mod monitor;

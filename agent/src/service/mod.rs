@@ -17,7 +17,7 @@ use futures_util::future::join_all;
 use jiff::Timestamp;
 use sandpiper_ingress::{Directory, Target, WakeError};
 use sandpiper_network::Network;
-use sandpiper_protocol::agent::{CreateSandbox, LogEntry, Metrics, ResumeSandbox};
+use sandpiper_protocol::agent::{CreateSandbox, LogPage, LogQuery, Metrics, ResumeSandbox};
 use sandpiper_protocol::error_chain;
 use sandpiper_protocol::ids::SandboxId;
 use sandpiper_trace as trace;
@@ -250,8 +250,9 @@ impl Sandboxes {
     }
 
     fn enter(&self, shelf: &mut Shelf, record: Record) -> Supervisor {
-        let log = self.context.logs.open(&record.id);
-        self.context.samples.open(record.id.clone(), self.context.paths.sandbox(&record.id).state);
+        let folder = self.context.paths.sandbox(&record.id).state;
+        let log = self.context.logs.open(&record.id, folder.clone());
+        self.context.samples.open(record.id.clone(), folder);
         let (commands, receiver) = mpsc::channel(COMMANDS);
         shelf.by_route_token.insert(record.route_token.clone(), record.id.clone());
         let id = record.id.clone();
@@ -319,9 +320,17 @@ impl Sandboxes {
         if self.context.leave.is_cancelled() { StartError::ShuttingDown.into() } else { ChangeError::NotFound }
     }
 
-    /// The log of a sandbox that is here or was not long ago.
-    pub(crate) fn log(&self, id: &SandboxId) -> Option<Vec<LogEntry>> {
-        Some(self.context.logs.find(id)?.entries())
+    /// Entries of the log of a sandbox that is here or was not long ago.
+    ///
+    /// # Errors
+    /// There is none, or its files cannot be read.
+    pub(crate) async fn log(&self, id: &SandboxId, query: LogQuery) -> Result<LogPage, ChangeError> {
+        let log = self.context.logs.find(id).ok_or_else(|| self.absence(id))?;
+        if let Some(page) = log.empty_page(&query) {
+            return Ok(page);
+        }
+        let read = tokio::task::spawn_blocking(move || log.page(&query)).await.map_err(io::Error::other).flatten();
+        read.map_err(|source| ChangeError::Host { what: "read the sandbox's log", source })
     }
 
     /// What a sandbox that is here used within a window.
@@ -371,6 +380,8 @@ impl Sandboxes {
         if tokio::time::timeout(timeout, ended).await.is_err() {
             tracing::error!("not every sandbox was settled in time; the next agent settles the rest");
         }
+        let context = self.context_owned();
+        let _ = tokio::task::spawn_blocking(move || context.logs.flush()).await;
     }
 
     /// Has a sandbox go on because it is asked for something.

@@ -185,6 +185,21 @@ impl Sandboxes {
         rows.iter().map(|row| Ok((decode_enum(row.try_get("state")?)?, count(row.try_get("n")?)?))).collect()
     }
 
+    /// How many sandboxes of a team there are in each state that has any.
+    ///
+    /// # Errors
+    ///
+    /// Those of the database.
+    pub async fn counts_of(&self, team_id: &TeamId) -> Result<Vec<(State, u64)>, StoreError> {
+        let rows = sqlx::query(
+            "SELECT state, COUNT(*) AS n FROM sandboxes WHERE team_id = $1 AND state <> 'destroyed' GROUP BY state",
+        )
+        .bind(team_id.as_str())
+        .fetch_all(self.database.read())
+        .await?;
+        rows.iter().map(|row| Ok((decode_enum(row.try_get("state")?)?, count(row.try_get("n")?)?))).collect()
+    }
+
     /// Takes over what the agent says of a sandbox. What ended in this store stays ended: a report may be older.
     pub async fn mirror(&self, report: &agent::Sandbox, now: Timestamp) -> Result<(), StoreError> {
         self.take_over(report, None, now).await

@@ -1,5 +1,7 @@
 //! What a sandbox used over time.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use axum::Json;
 use axum::extract::{Path, State};
 use jiff::Timestamp;
@@ -13,6 +15,12 @@ use super::sandboxes::owned;
 use crate::auth::ReadAccess;
 use crate::errors;
 use crate::state::App;
+use crate::store::sandbox_row::{SandboxRow, State as SandboxState};
+
+/// Most sandboxes of one request.
+const MAX_IDS: usize = 100;
+/// Seconds within which the latest is looked for.
+const LATEST: i64 = 60;
 
 /// What a sandbox used over time, oldest first.
 #[derive(Debug, Serialize, ToSchema)]
@@ -43,6 +51,27 @@ pub struct MetricPointBody {
     pub disk_bytes: u64,
     pub received_bytes_per_second: u64,
     pub sent_bytes_per_second: u64,
+}
+
+/// What several sandboxes use.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = LatestMetrics)]
+pub struct LatestBody {
+    /// By their ids.
+    pub sandboxes: BTreeMap<String, LatestOfOneBody>,
+}
+
+/// What a sandbox uses.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = LatestMetricsOfOne)]
+pub struct LatestOfOneBody {
+    /// What it has: CPUs.
+    pub cpu: u32,
+    /// What it has: memory in MiB.
+    pub memory_mb: u32,
+    /// What it has: size of the root disk.
+    pub disk_gib: u32,
+    pub point: MetricPointBody,
 }
 
 impl MetricPointBody {
@@ -91,6 +120,49 @@ pub async fn metrics(
         disk_gib: row.disk_gib,
         points: known.points.iter().map(|point| MetricPointBody::new(point, row.cpu)).collect(),
     }))
+}
+
+/// Show what several sandboxes use
+///
+/// The latest that the host measured of each, a minute ago at most. Those that do not run, were not measured yet, or are not the
+/// team's, are left out.
+#[utoipa::path(
+    get,
+    path = "/v1/sandboxes/metrics",
+    operation_id = "show_latest_metrics",
+    tag = "sandboxes",
+    params(("ids" = String, Query, description = "The sandboxes, with commas between them: 100 at most")),
+    responses((status = 200, description = "What they use", body = LatestBody))
+)]
+pub async fn latest(
+    ReadAccess(caller): ReadAccess,
+    State(app): State<App>,
+    Pairs(pairs): Pairs,
+) -> Result<Json<LatestBody>, ApiError> {
+    let mut ids = BTreeSet::new();
+    for (name, value) in pairs {
+        match name.as_str() {
+            "ids" => ids.extend(value.split(',').filter(|id| !id.is_empty()).map(str::to_owned)),
+            _ => return Err(unknown(&name)),
+        }
+    }
+    if ids.is_empty() || ids.len() > MAX_IDS {
+        return Err(ApiError::invalid_field("ids", format!("must have between 1 and {MAX_IDS} ids")));
+    }
+    let since = app.clock.now().as_second().saturating_sub(LATEST);
+    let mut sandboxes = BTreeMap::new();
+    for id in ids {
+        let row = app.store.sandboxes.get(&caller.team.id, &id).await?;
+        let Some(row) = row.filter(|row| SandboxState::LIVE.contains(&row.state)) else { continue };
+        let known = match app.agent.metrics(&id, Some(since), None).await {
+            Err(error) if error.is_not_found() => continue,
+            known => known?,
+        };
+        let Some(point) = known.points.last() else { continue };
+        let SandboxRow { cpu, memory_mb, disk_gib, .. } = row;
+        sandboxes.insert(id, LatestOfOneBody { cpu, memory_mb, disk_gib, point: MetricPointBody::new(point, cpu) });
+    }
+    Ok(Json(LatestBody { sandboxes }))
 }
 
 /// Seconds since 1970.

@@ -18,7 +18,8 @@
 //! | `PUT /v1/sandboxes/{id}/network`, `GET /v1/sandboxes/{id}/network/denied`, `GET /v1/network/explain` | [`network`] |
 //! | `GET /v1/egress_profiles` | [`egress_profiles`] |
 //! | `GET /v1/sandboxes/{id}/logs` | [`logs`] |
-//! | `GET /v1/sandboxes/{id}/metrics` | [`metrics`] |
+//! | `GET /v1/sandboxes/{id}/metrics`, `GET /v1/sandboxes/metrics` | [`metrics`] |
+//! | `GET /v1/metrics` | [`team_metrics`] |
 //! | `GET /v1/sandbox_limits` | [`limits`] |
 //! | `GET /v1/usage` | [`usage`] |
 //! | `GET/POST /v1/templates`, `GET/PATCH/DELETE /v1/templates/{slug}`, and `…/versions`, `…/uploads` below | [`templates`] |
@@ -53,6 +54,7 @@ pub mod ports;
 pub mod replay;
 pub mod sandboxes;
 pub mod sse;
+pub mod team_metrics;
 pub mod teams;
 pub mod templates;
 pub mod usage;
@@ -93,6 +95,8 @@ pub fn router() -> OpenApiRouter<App> {
         .routes(routes!(egress_profiles::list))
         .routes(routes!(logs::logs))
         .routes(routes!(metrics::metrics))
+        .routes(routes!(metrics::latest))
+        .routes(routes!(team_metrics::scrape))
         .routes(routes!(limits::limits))
         .routes(routes!(usage::show))
         .routes(routes!(templates::list::list, templates::create::create))

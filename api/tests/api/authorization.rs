@@ -70,7 +70,7 @@ impl Ids {
 }
 
 /// All of them. A new operation has to be added here, or `every_operation_is_listed` fails.
-pub(crate) const OPERATIONS: [Operation; 57] = [
+pub(crate) const OPERATIONS: [Operation; 59] = [
     Operation { of_one: false, ..operation("GET", "/v1/sandboxes") },
     Operation { of_one: false, body: Some(|| json!({"template": "base"})), ..operation("POST", "/v1/sandboxes") },
     operation("GET", "/v1/sandboxes/{id}"),
@@ -114,6 +114,8 @@ pub(crate) const OPERATIONS: [Operation; 57] = [
     Operation { query: "path=~", ..operation("GET", "/v1/sandboxes/{id}/path") },
     operation("GET", "/v1/sandboxes/{id}/logs"),
     operation("GET", "/v1/sandboxes/{id}/metrics"),
+    Operation { of_one: false, query: "ids=sbx0000000000000000000000", ..operation("GET", "/v1/sandboxes/metrics") },
+    Operation { of_one: false, ..operation("GET", "/v1/metrics") },
     Operation { of_one: false, ..operation("GET", "/v1/sandbox_limits") },
     Operation { of_one: false, ..operation("GET", "/v1/usage") },
     Operation { of_one: false, ..operation("GET", "/v1/templates") },

@@ -152,10 +152,12 @@ async fn what_the_examples_send_is_accepted_and_what_comes_back_fits_too() {
     for (method, path, operation) in operations {
         let id = operation["operationId"].as_str().unwrap();
         let ours = if path.starts_with("/v1/checkpoints") { &checkpoint } else { &sandbox };
-        let mut path = path.replace("{id}", ours).replace("{port}", "8000");
-        if id == "explain_network" {
-            path += "?destination=tcp:example.com:443";
-        }
+        let query = match id {
+            "explain_network" => "?destination=tcp:example.com:443".to_owned(),
+            "show_latest_metrics" => format!("?ids={sandbox}"),
+            _ => String::new(),
+        };
+        let path = path.replace("{id}", ours).replace("{port}", "8000") + &query;
         if matches!(id, "create_session" | "fork_sandbox" | "create_checkpoint" | "replace_network") {
             // Pausing is among the operations.
             host.call("POST", &format!("/v1/sandboxes/{sandbox}/resume"), &host.write, None).await.expect(200);

@@ -1,4 +1,4 @@
-//! One sandbox: show, update, delete, logs; and the audit of all that.
+//! One sandbox: show, update, delete; and the audit of all that.
 
 use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
@@ -174,19 +174,6 @@ async fn sandboxes_survive_a_kill_of_this_process() {
     let after = host.get(&path).await.expect(200);
     assert_eq!(after["metadata"], json!({"a": "1"}));
     assert_eq!(after["deadline"], before["deadline"]);
-}
-
-#[tokio::test]
-async fn logs_can_be_read_after_the_end() {
-    let host = Host::new().await;
-    let id = host.sandbox().await;
-    host.call("DELETE", &format!("/v1/sandboxes/{id}"), &host.write, None).await.expect(204);
-
-    let logs = host.get(&format!("/v1/sandboxes/{id}/logs")).await.expect(200);
-
-    assert_eq!(logs["entries"][0]["source"], "host");
-    assert_eq!(logs["entries"][0]["message"], "started");
-    host.get("/v1/sandboxes/sbx0000000000000000000000/logs").await.refused(404, "not_found");
 }
 
 #[tokio::test]

@@ -18,10 +18,8 @@ use crate::response::{Refusal, page};
 use crate::view::{self, Chart, segment};
 use crate::visit::{Order, Visit};
 
-/// Log entries that are shown at most, in pages of the API.
-const LOG_PAGES: usize = 10;
-/// Of them so many, the last ones.
-const LOG_SHOWN: usize = 200;
+/// Log entries that are shown, the last ones, in pages of the API of a hundred.
+const LOG_PAGES: usize = 2;
 
 #[derive(Template)]
 #[template(path = "sandbox.html")]
@@ -162,17 +160,18 @@ pub(crate) async fn show(visit: Visit, Path((_, id)): Path<(String, String)>) ->
     Ok(page(&page_of))
 }
 
-/// The last entries of the log.
+/// The last entries of the log, oldest first.
 async fn log(visit: &Visit, path: &str) -> Result<Vec<LogEntry>, Problem> {
-    let (mut entries, mut next) = (Vec::new(), Some(format!("{path}/logs?limit=100")));
+    let path = format!("{path}/logs?order=desc&limit=100");
+    let (mut entries, mut next) = (Vec::new(), Some(path.clone()));
     for _ in 0..LOG_PAGES {
         let Some(page) = next else { break };
         let read: LogPage = visit.get(&page).await?;
         entries.extend(read.entries);
-        next = read.next_token.map(|token| format!("{path}/logs?limit=100&next_token={}", segment(&token)));
+        next = read.next_token.map(|token| format!("{path}&next_token={}", segment(&token)));
     }
-    let rest = entries.len().saturating_sub(LOG_SHOWN);
-    Ok(entries.split_off(rest))
+    entries.reverse();
+    Ok(entries)
 }
 
 async fn ports(visit: &Visit, path: &str, sandbox: &Sandbox) -> Vec<Port> {

@@ -29,6 +29,7 @@ pub const OF_A_HOST: [&str; 11] = [
     "README.md",
     "docs/accounts.md",
     "docs/events.md",
+    "docs/logs-and-metrics.md",
     "docs/mcp.md",
     "docs/operators.md",
     "docs/payments.md",

@@ -105,8 +105,10 @@ impl Supervisor {
             let paths = self.context.paths.sandbox(&record.id);
             let samples = self.context.samples.find(&record.id);
             let intervals = self.context.intervals.clone();
+            let log = self.log.clone();
             let remove = move || {
                 // A file that came into the folder now would keep it there.
+                log.close();
                 if let Some(samples) = samples {
                     samples.close();
                 }

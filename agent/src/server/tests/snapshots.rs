@@ -8,7 +8,7 @@ mod wake;
 
 use sandpiper_images::layers::digest;
 use sandpiper_ingress::Directory;
-use sandpiper_protocol::agent::SandboxState;
+use sandpiper_protocol::agent::{LogQuery, SandboxState};
 use sandpiper_protocol::ids::SandboxId;
 
 use super::*;
@@ -131,15 +131,16 @@ impl Sandbox<'_> {
     }
 
     pub(super) fn says(&self, what: &str) -> bool {
-        let log = self.agent.sandboxes.log(&self.id).unwrap();
-        log.iter().any(|entry| entry.message.contains(what))
+        let log = self.agent.sandboxes.context().logs.find(&self.id).unwrap();
+        let query = LogQuery { search: Some(what.to_owned()), ..LogQuery::default() };
+        !log.page(&query).unwrap().entries.is_empty()
     }
 
     pub(super) fn files(&self) -> Vec<String> {
         let entries = fs::read_dir(self.folder()).unwrap();
         let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
         // They come by themselves.
-        names.retain(|name| !name.starts_with("samples-"));
+        names.retain(|name| !name.starts_with("samples-") && !name.starts_with("log-"));
         names.sort();
         names
     }

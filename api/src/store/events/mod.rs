@@ -12,6 +12,8 @@
 //! - [`write`] comes last in its transaction: whoever holds a counter waits for no other row;
 //! - a shared transaction ([`sandpiper_db::database`]) writes events of one team. A serialised one may write those of several.
 
+use std::collections::BTreeMap;
+
 use jiff::Timestamp;
 use sandpiper_db::{Database, Statement, StoreError, Tx, count, decode_enum, from_ms, to_ms};
 use sandpiper_protocol::ids::TeamId;
@@ -119,6 +121,22 @@ impl Events {
         let read_to = events.last().filter(|_| is_full).map_or(last, |event| event.sequence);
         Ok(EventPage { events, read_to, last, removed })
     }
+
+    /// How many events of each type the team ever had, 0 included, also of those that are gone.
+    ///
+    /// # Errors
+    ///
+    /// Those of the database.
+    pub async fn totals(&self, team: &TeamId) -> Result<Vec<(EventType, u64)>, StoreError> {
+        let rows = sqlx::query("SELECT type, number FROM event_totals WHERE team_id = $1")
+            .bind(team.as_str())
+            .fetch_all(self.database.read())
+            .await?;
+        let known = rows.iter().map(|row| Ok((row.try_get("type")?, count(row.try_get("number")?)?)));
+        let known: BTreeMap<String, u64> = known.collect::<Result<_, StoreError>>()?;
+        let total = |kind: EventType| known.get(kind.as_str()).copied().unwrap_or_default();
+        Ok(EventType::ALL.into_iter().map(|kind| (kind, total(kind))).collect())
+    }
 }
 
 /// Writes events, those of a team in this order, in the transaction of their cause: as the last thing that it does.
@@ -152,7 +170,25 @@ pub(super) async fn write(tx: &mut Tx, mut events: Vec<NewEvent>) -> Result<(), 
         }));
         statement.push(") AS written WHERE column1 IS NOT NULL");
         statement.build().execute(&mut **tx).await?;
+        add_to_totals(tx, of_team).await?;
     }
+    Ok(())
+}
+
+/// Counts events of a team whose counter the transaction holds.
+async fn add_to_totals(tx: &mut Tx, of_team: &[NewEvent]) -> Result<(), StoreError> {
+    let mut totals: BTreeMap<&str, i64> = BTreeMap::new();
+    for event in of_team {
+        *totals.entry(event.event_type.as_str()).or_default() += 1;
+    }
+    let Some(NewEvent { team, .. }) = of_team.first() else { return Ok(()) };
+    let mut statement = Statement::new("INSERT INTO event_totals (team_id, type, number) SELECT * FROM (");
+    statement.push_rows(totals.into_iter().map(|(kind, number)| [team.as_str().into(), kind.into(), number.into()]));
+    statement.push(
+        ") AS counted WHERE column1 IS NOT NULL \
+         ON CONFLICT (team_id, type) DO UPDATE SET number = event_totals.number + excluded.number",
+    );
+    statement.build().execute(&mut **tx).await?;
     Ok(())
 }
 

@@ -14,9 +14,10 @@ use axum::{Json, Router};
 use jiff::{SignedDuration, Timestamp};
 use sandpiper_protocol::agent::{
     Allowance, Allowances, Checkpoint, CreateCheckpoint, CreateSandbox, CreatedSandbox, Denied, ErrorBody, ExposedPort,
-    HostInfo, LastingTokens, LogEntry, LogPage, LogSource, MetricPoint, Metrics, Network, NetworkPolicy, PortRecord,
-    PortStatus, Previews, Revision, Revocations, RuntimeBaseline, SESSION_KEY, Sandbox, SandboxError, SandboxList,
-    SandboxState, Session, StartKind, StartTimings, TemplateList, TemplateVersion, UpdateSandbox, Usage,
+    HostInfo, LastingTokens, LogEntry, LogPage, LogQuery, LogSource, MAX_LOG_ENTRIES, MetricPoint, Metrics, Network,
+    NetworkPolicy, PortRecord, PortStatus, Previews, Revision, Revocations, RuntimeBaseline, SESSION_KEY, Sandbox,
+    SandboxError, SandboxList, SandboxState, Session, StartKind, StartTimings, TemplateList, TemplateVersion,
+    UpdateSandbox, Usage,
 };
 use sandpiper_protocol::template::ImageSettings;
 use tokio::runtime::{Builder, Runtime};
@@ -61,6 +62,10 @@ pub(crate) struct Records {
     pub(crate) policy_orders: Vec<u64>,
     /// What sandboxes used.
     pub(crate) metrics: BTreeMap<String, Vec<MetricPoint>>,
+    /// Logs of sandboxes; of others there is one entry.
+    pub(crate) logs: BTreeMap<String, Vec<LogEntry>>,
+    /// Sandboxes that have ended so long ago that their logs are gone.
+    pub(crate) forgotten_logs: Vec<String>,
     /// What every sandbox was kept from reaching.
     pub(crate) denied: Vec<Denied>,
     pub(crate) profiles: Vec<String>,
@@ -538,13 +543,38 @@ async fn metrics(
 }
 
 /// Like the real one, it keeps a log after the end: here for every id that was ever ordered.
-async fn logs(State(shared): State<Shared>, UrlPath(id): UrlPath<String>) -> Response {
-    if !shared.records.lock().unwrap().orders.iter().any(|order| *order.id == *id) {
+async fn logs(State(shared): State<Shared>, UrlPath(id): UrlPath<String>, Query(query): Query<LogQuery>) -> Response {
+    let records = shared.records();
+    if !records.orders.iter().any(|order| *order.id == *id) || records.forgotten_logs.contains(&id) {
         return refusal(404, "not_found");
     }
-    let messages = ["started".to_owned()].into_iter().chain(shared.records().message.clone());
-    let entry = |message| LogEntry { time: Timestamp::now(), source: LogSource::Host, message };
-    Json(LogPage { entries: messages.map(entry).collect() }).into_response()
+    let mut own = records.logs.get(&id).cloned().unwrap_or_else(|| vec![log_entry(1, "started")]);
+    own.extend(records.message.as_ref().map(|message| log_entry(2, message)));
+    let last = own.last().map_or(0, |entry| entry.sequence);
+    let first = own.first().map_or(0, |entry| entry.sequence);
+    let time = |entry: &LogEntry| entry.time.as_millisecond();
+    let mut entries: Vec<_> = own
+        .into_iter()
+        .filter(|entry| query.after.is_none_or(|after| entry.sequence > after))
+        .filter(|entry| query.before.is_none_or(|before| entry.sequence < before))
+        .filter(|entry| query.since_ms.is_none_or(|since| time(entry) >= since))
+        .filter(|entry| query.until_ms.is_none_or(|until| time(entry) <= until))
+        .filter(|entry| query.search.as_ref().is_none_or(|search| entry.message.contains(search)))
+        .collect();
+    if query.newest_first {
+        entries.reverse();
+    }
+    let limit = query.limit.unwrap_or(MAX_LOG_ENTRIES);
+    let has_more = entries.len() > limit;
+    entries.truncate(limit);
+    let is_truncated = first > query.after.unwrap_or_default() + 1;
+    let is_ended = !records.sandboxes.contains_key(&id);
+    Json(LogPage { entries, has_more, last, is_truncated, is_ended }).into_response()
+}
+
+/// An entry of the host.
+pub(crate) fn log_entry(sequence: u64, message: &str) -> LogEntry {
+    LogEntry { sequence, time: Timestamp::now(), source: LogSource::Host, message: message.to_owned() }
 }
 
 async fn revoke(State(shared): State<Shared>, Json(revocations): Json<Revocations>) -> StatusCode {
