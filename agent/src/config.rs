@@ -221,7 +221,7 @@ impl Logs {
 
 impl Default for Logs {
     fn default() -> Self {
-        Self { max_kib: 4096, lines_per_second: 200 }
+        Self { max_kib: 4096, lines_per_second: 1000 }
     }
 }
 

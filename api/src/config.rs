@@ -63,6 +63,10 @@
 //! allow_addresses = ["127.0.0.0/8"]           # for development: none by default
 //! ca_file = "/etc/sandpiper/dev-ca.pem"       # for development: trusted besides the system's authorities
 //!
+//! [telemetry]                                 # traces and metrics, sent to a collector (OTLP over HTTP); off by default
+//! endpoint = "http://127.0.0.1:4318"
+//! interval_seconds = 10
+//!
 //! [prices]                                    # decimal text, for the limits and the cost of what was used; without them usage
 //! currency = "USD"                            # has no cost
 //! vcpu_second = "0.000014"
@@ -93,6 +97,7 @@ use crate::billing::prices::Prices;
 use crate::plan::{Plan, Plans};
 use crate::roles::Roles;
 use crate::settings::{Baseline, EventSettings, Settings, Timing};
+use crate::telemetry;
 
 /// Why a configuration cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -132,6 +137,7 @@ pub struct Config {
     pub plans: Plans,
     pub prices: Option<Prices>,
     pub events: EventSettings,
+    pub telemetry: telemetry::Settings,
     pub payments: PaymentSettings,
     pub webhooks: WebhookSettings,
     pub team_webhooks: WebhookSettings,
@@ -174,6 +180,7 @@ impl Default for Config {
             plans: Plans::default(),
             prices: None,
             events: EventSettings::default(),
+            telemetry: telemetry::Settings::default(),
             payments: PaymentSettings::default(),
             webhooks: WebhookSettings::default(),
             team_webhooks: WebhookSettings::default(),
@@ -280,6 +287,9 @@ impl Config {
         {
             return wrong(key, problem);
         }
+        if let Some((key, problem)) = self.telemetry.problem() {
+            return wrong(key, problem);
+        }
         for (section, settings, is_used) in [
             ("webhooks", &self.webhooks, self.roles.payments),
             ("team_webhooks", &self.team_webhooks, self.roles.sandboxes),
@@ -336,6 +346,16 @@ mod tests {
         let config = load("").unwrap();
         assert_eq!(config.listen.to_string(), "127.0.0.1:7070");
         assert_eq!(config.database().to_string(), "/var/lib/sandpiper/api/sandpiper.db");
+    }
+
+    #[test]
+    fn a_collector_is_a_url_without_a_password() {
+        assert!(load("[telemetry]\nendpoint = \"https://collector.example:4318/otlp\"\n").is_ok());
+        for endpoint in ["collector:4318", "ftp://collector", "http://user:password@collector", ""] {
+            let error = load(&format!("[telemetry]\nendpoint = {endpoint:?}\n")).unwrap_err().to_string();
+            assert!(error.contains("telemetry.endpoint") && !error.contains("user:"), "{error}");
+        }
+        assert!(load("[telemetry]\ninterval_seconds = 0\n").is_err());
     }
 
     #[test]

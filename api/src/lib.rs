@@ -20,7 +20,8 @@
 //!
 //! # Rooms
 //!
-//! [`commands`] the command line · [`config`] its file · [`service`] what a process serves, by its [`roles`]; before the sandbox
+//! [`commands`] the command line · [`config`] its file · [`service`] what a process serves, by its [`roles`] ·
+//! [`telemetry`] what it sends to a collector; before the sandbox
 //! side stands the dashboard, a crate of its own that calls these routes
 //!
 //! Of the sandbox side, which knows nothing of payments: [`state`] what handlers work with · [`router`] all routes ·
@@ -61,6 +62,7 @@ pub mod service;
 pub mod settings;
 pub mod state;
 pub mod store;
+pub mod telemetry;
 pub mod traces;
 pub mod usage_export;
 pub mod v1;

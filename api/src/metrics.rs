@@ -1,4 +1,4 @@
-//! Metrics of sandboxes and of the agent.
+//! Metrics of sandboxes, of the agent, and of what is sent to a collector.
 
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -64,5 +64,23 @@ impl Metrics {
             let labels = StateLabels { state: state.as_str() };
             self.sandboxes.get_or_create(&labels).set(i64::try_from(count).unwrap_or(i64::MAX));
         }
+    }
+}
+
+/// What the collector got of this process, where there is one ([`crate::telemetry`]).
+#[derive(Debug, Clone, Default)]
+pub struct TelemetryMetrics {
+    pub sent_traces: Counter,
+    pub dropped_traces: Counter,
+    pub failed_requests: Counter,
+}
+
+impl TelemetryMetrics {
+    /// Enters them in a registry.
+    pub fn register(&self, registry: &mut Registry) {
+        let Self { sent_traces, dropped_traces, failed_requests } = self.clone();
+        registry.register("telemetry_sent_traces", "Traces that the collector took", sent_traces);
+        registry.register("telemetry_dropped_traces", "Traces that the collector did not get", dropped_traces);
+        registry.register("telemetry_failed_requests", "Requests that the collector did not take", failed_requests);
     }
 }

@@ -22,9 +22,11 @@ use serde_json::json;
 use crate::config::Config;
 use crate::e2b;
 use crate::mcp::Mcp;
+use crate::metrics::TelemetryMetrics;
 use crate::operator;
 use crate::state::App;
 use crate::traces;
+use crate::v1::team_metrics::CONTENT_TYPE;
 
 /// The state of the sides that this process serves, and what they share.
 #[derive(Debug, Clone)]
@@ -33,6 +35,7 @@ pub struct Service {
     pub payments: Option<sandpiper_payments::state::App>,
     database: Database,
     requests: RequestMetrics,
+    pub telemetry: TelemetryMetrics,
     registry: Arc<Registry>,
     traces: Traces,
     mcp: Option<Mcp>,
@@ -44,6 +47,8 @@ impl Service {
     pub fn new(database: Database, sandboxes: Option<App>, payments: Option<sandpiper_payments::state::App>) -> Self {
         let (requests, mut registry) = (RequestMetrics::default(), Registry::with_prefix("sandpiper_api"));
         requests.register(&mut registry);
+        let telemetry = TelemetryMetrics::default();
+        telemetry.register(&mut registry);
         if let Some(app) = &sandboxes {
             app.metrics.register(&mut registry);
             app.webhooks.metrics.register(&mut registry, "team_webhook");
@@ -56,6 +61,7 @@ impl Service {
             payments,
             database,
             requests,
+            telemetry,
             registry: Arc::new(registry),
             traces: Traces::default(),
             mcp: None,
@@ -89,6 +95,24 @@ impl Service {
             .route("/metrics", get(metrics))
             .with_state(self.clone())
             .route("/traces", get(traces::list).with_state(traces))
+    }
+
+    /// All metrics of this process, in the text format of Prometheus.
+    ///
+    /// # Errors
+    ///
+    /// Those of the database.
+    pub async fn exposition(&self) -> Result<String, ApiError> {
+        if let Some(app) = &self.sandboxes {
+            app.metrics.sandboxes(&app.store.sandboxes.counts().await?);
+            app.webhooks.metrics.loads(&app.store.webhooks.sent.loads().await?);
+        }
+        if let Some(app) = &self.payments {
+            app.webhooks.metrics.loads(&app.store.webhook_endpoints.loads().await?);
+        }
+        let mut text = String::new();
+        encode(&mut text, &self.registry).map_err(|error| ApiError::internal(error.to_string()))?;
+        Ok(text)
     }
 
     /// Everything else that is served.
@@ -153,17 +177,8 @@ fn envelope_of_sandboxes(path: &str) -> Render {
 
 /// `GET /metrics`
 async fn metrics(State(service): State<Service>) -> Result<Response, ApiError> {
-    if let Some(app) = &service.sandboxes {
-        app.metrics.sandboxes(&app.store.sandboxes.counts().await?);
-        app.webhooks.metrics.loads(&app.store.webhooks.sent.loads().await?);
-    }
-    if let Some(app) = &service.payments {
-        app.webhooks.metrics.loads(&app.store.webhook_endpoints.loads().await?);
-    }
-    let mut text = String::new();
-    encode(&mut text, &service.registry).map_err(|error| ApiError::internal(error.to_string()))?;
-    let content_type = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    Ok(([(header::CONTENT_TYPE, content_type)], text).into_response())
+    let text = service.exposition().await?;
+    Ok(([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response())
 }
 
 /// `GET /healthz`: 200 while requests can be served. The agent's health is reported, where sandboxes are served, and does

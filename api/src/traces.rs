@@ -35,7 +35,7 @@ pub async fn list(State(sources): State<Sources>, Pairs(pairs): Pairs) -> Result
 
 /// Puts the agent's part of each trace into the step that called the agent, and adds what the agent does unasked, such as
 /// builds. Calls of other processes are left out.
-fn join(traces: &mut Vec<Trace>, of_agent: Vec<Trace>) {
+pub(crate) fn join(traces: &mut Vec<Trace>, of_agent: Vec<Trace>) {
     for part in of_agent {
         let Some(trace) = traces.iter_mut().find(|trace| trace.id == part.id) else {
             if part.steps.first().is_some_and(|step| !step.name.contains(" /")) {

@@ -116,6 +116,26 @@ fn the_newest_are_kept_and_each_is_bounded() {
 }
 
 #[test]
+fn traces_that_end_are_told_to_one_follower_who_may_be_slow() {
+    let (traces, subscriber) = subscriber("api");
+    let ended = traces.follow(2).unwrap();
+    assert!(traces.follow(2).is_none());
+    tracing::subscriber::with_default(subscriber, || {
+        let open = begin("open");
+        for name in ["first", "second", "dropped"] {
+            begin(name).in_scope(|| step("within").in_scope(|| ()));
+        }
+        assert_eq!((traces.take_dropped(), traces.take_dropped()), (1, 0));
+        let names: Vec<_> = ended.try_iter().map(|trace| trace.steps[0].name.clone()).collect();
+        assert_eq!(names, ["first", "second"]);
+        drop(open);
+    });
+
+    let last = ended.try_recv().unwrap();
+    assert_eq!((last.steps[0].name.as_str(), last.steps[0].end_us.is_some()), ("open", true));
+}
+
+#[test]
 fn outside_of_traces_there_is_nothing() {
     let (traces, subscriber) = subscriber("agent");
     tracing::subscriber::with_default(subscriber, || {

@@ -1,7 +1,9 @@
 //! Traces in memory: the newest of them, each of bounded length.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use sandpiper_protocol::trace::{Step, Trace};
 
@@ -15,24 +17,58 @@ const MAX_STEPS: usize = 128;
 
 /// The newest traces of this process. Clones are the same ones.
 #[derive(Debug, Clone, Default)]
-pub struct Traces(Arc<Mutex<VecDeque<Arc<Mutex<Trace>>>>>);
+pub struct Traces(Arc<Parts>);
+
+#[derive(Debug, Default)]
+struct Parts {
+    kept: Mutex<VecDeque<Arc<Mutex<Trace>>>>,
+    follower: OnceLock<Follower>,
+}
+
+/// Whoever is told of traces that end.
+#[derive(Debug)]
+struct Follower {
+    ended: SyncSender<Trace>,
+    dropped: AtomicU64,
+}
 
 impl Traces {
     /// Those that are about this sandbox, or all, newest first.
     pub fn list(&self, sandbox: Option<&str>) -> Vec<Trace> {
-        let kept: Vec<_> = locked(&self.0).iter().rev().cloned().collect();
+        let kept: Vec<_> = locked(&self.0.kept).iter().rev().cloned().collect();
         let traces = kept.iter().map(|trace| locked(trace).clone());
         traces.filter(|trace| sandbox.is_none() || trace.sandbox.as_deref() == sandbox).collect()
     }
 
     pub(crate) fn begin(&self, id: String, by: &str, name: &str) -> Place {
         let trace = Arc::new(Mutex::new(Trace { id, sandbox: None, steps: vec![begun(by, name, 0)] }));
-        let mut kept = locked(&self.0);
+        let mut kept = locked(&self.0.kept);
         if kept.len() == KEPT {
             kept.pop_front();
         }
         kept.push_back(Arc::clone(&trace));
-        Place { trace, step: Some(0), depth: 0 }
+        Place { trace, step: Some(0), depth: 0, of: self.clone() }
+    }
+
+    /// The traces that end from now on. At most `most` wait; what comes while so many do is dropped. `None` where somebody has
+    /// them already.
+    pub fn follow(&self, most: usize) -> Option<Receiver<Trace>> {
+        let (ended, receiver) = sync_channel(most);
+        self.0.follower.set(Follower { ended, dropped: AtomicU64::new(0) }).ok()?;
+        Some(receiver)
+    }
+
+    /// How many traces were dropped since this was asked last.
+    pub fn take_dropped(&self) -> u64 {
+        self.0.follower.get().map_or(0, |follower| follower.dropped.swap(0, Ordering::Relaxed))
+    }
+
+    fn ended(&self, trace: &Mutex<Trace>) {
+        let Some(follower) = self.0.follower.get() else { return };
+        let whole = locked(trace).clone();
+        if follower.ended.try_send(whole).is_err() {
+            follower.dropped.fetch_add(1, Ordering::Relaxed);
+        }
     }
 }
 
@@ -43,6 +79,7 @@ pub(crate) struct Place {
     /// `None`: the trace had its most steps before.
     step: Option<usize>,
     depth: u32,
+    of: Traces,
 }
 
 impl Place {
@@ -57,7 +94,7 @@ impl Place {
     /// Begins a step within this one.
     pub(crate) fn step(&self, by: &str, name: &str) -> Self {
         let depth = self.depth + 1;
-        Self { trace: Arc::clone(&self.trace), step: self.push(begun(by, name, depth)), depth }
+        Self { trace: Arc::clone(&self.trace), step: self.push(begun(by, name, depth)), depth, of: self.of.clone() }
     }
 
     /// Adds a whole step within this one.
@@ -70,6 +107,9 @@ impl Place {
         let Some(step) = self.step else { return };
         if let Some(step) = locked(&self.trace).steps.get_mut(step) {
             step.end_us = Some(now_us);
+        }
+        if self.depth == 0 {
+            self.of.ended(&self.trace);
         }
     }
 

@@ -40,6 +40,7 @@ use crate::privileges;
 use crate::service::Service;
 use crate::state::App;
 use crate::store::{Store, processes};
+use crate::telemetry::Exporter;
 use crate::webhooks::enqueuer;
 
 /// How long the end waits for starts of sandboxes that are under way. What is not finished then is settled by the
@@ -92,7 +93,7 @@ async fn serve(config: Config, listener: TcpListener, metrics: TcpListener, trac
     let payments = config.roles.payments.then(|| payments(&config, &database, &clock)).transpose()?;
     let of_teams = config.roles.sandboxes.then(|| Dependencies::system(&config.team_webhooks)).transpose()?;
     let of_merchants = config.roles.payments.then(|| Dependencies::system(&config.webhooks)).transpose()?;
-    let service = Service::new(database.clone(), sandboxes, payments).with_traces(traces);
+    let service = Service::new(database.clone(), sandboxes, payments).with_traces(traces.clone());
     let agent = match &service.sandboxes {
         Some(app) => join(&config, app, sole.is_some()).await?,
         None => None,
@@ -109,6 +110,9 @@ async fn serve(config: Config, listener: TcpListener, metrics: TcpListener, trac
     }
     if let Some((app, dependencies)) = service.payments.as_ref().zip(of_merchants) {
         tasks.extend(payment_tasks(app, dependencies, &stopped));
+    }
+    if let Some(exporter) = Exporter::new(&config.telemetry, &traces, service.clone())? {
+        tasks.push((tokio::spawn(exporter.run(stopped.clone())), "telemetry"));
     }
     let (service, mcp) = with_mcp(service, &config, &stopped, &mut tasks).await?;
     let metrics = listener::serve(metrics, None, service.metrics_router(), changed(stopped));

@@ -42,6 +42,7 @@ mod support;
 mod sync;
 mod team_metrics;
 mod team_webhooks;
+mod telemetry;
 mod templates;
 mod usage;
 mod validation;

@@ -176,6 +176,11 @@ impl Host {
         Service::new(database, Some(app), Some(payments)).router(&self.config)
     }
 
+    /// What this process serves, once more.
+    pub(crate) fn service(&self) -> Service {
+        service(&self.database, &self.app, &self.payments)
+    }
+
     /// Moves the API's clock on.
     pub(crate) fn pass(&self, time: SignedDuration) {
         self.clock_offset_ms.fetch_add(i64::try_from(time.as_millis()).unwrap(), Ordering::Relaxed);
