@@ -102,7 +102,7 @@ mod tests {
         for number in 0..25 {
             intake.take_in_at(began, LogSource::Console, &format!("line {number}"));
         }
-        assert!(intake.take_in_at(began, LogSource::Host, "the agent's own word") == false && intake.lines.len() == 11);
+        assert!(!intake.take_in_at(began, LogSource::Host, "the agent's own word") && intake.lines.len() == 11);
 
         intake.take_in_at(began + WINDOW, LogSource::Console, "after the flood");
 
