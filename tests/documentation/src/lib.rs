@@ -25,7 +25,7 @@ pub const OF_A_DATA_PLANE: [&str; 2] = ["docs/data-plane.md", "docs/filesystem.m
 
 /// The pages whose examples need a host: the API's `$URL`, a team's `$KEY`, an `$OPERATOR_KEY` of payments, the API's
 /// configuration `$API_CONFIG`, its programs in `$PATH`, and `docs` in the folder where they begin. The end-to-end tests run them.
-pub const OF_A_HOST: [&str; 11] = [
+pub const OF_A_HOST: [&str; 12] = [
     "README.md",
     "docs/accounts.md",
     "docs/events.md",
