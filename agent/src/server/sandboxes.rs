@@ -8,8 +8,8 @@ use axum::body::Bytes;
 use axum::extract::{Path, Query, State};
 use http::StatusCode;
 use sandpiper_protocol::agent::{
-    CreateSandbox, CreatedSandbox, ForkSandbox, ForkedSandboxes, LogPage, LogQuery, PauseSandbox, ResumeSandbox, Revision,
-    Sandbox, SandboxList, SandboxState, Session, UpdateSandbox,
+    CreateSandbox, CreatedSandbox, ForkSandbox, ForkedSandboxes, LogPage, LogQuery, PauseSandbox, ResumeSandbox,
+    Revision, Sandbox, SandboxList, SandboxState, Session, UpdateSandbox,
 };
 use sandpiper_protocol::ids::SandboxId;
 use serde::Deserialize;

@@ -82,7 +82,11 @@ async fn a_collector_gets_the_spans_of_a_create_and_the_metrics_and_no_secret() 
     let body = json!({"template": "base", "envs": {"PASSWORD": "hunter2"}, "metadata": {"note": "private words"}});
     let created = host.create(body).await.expect(201);
 
-    exporter.send_all().await;
+    // A request's span ends a moment after its response.
+    while shared.lock().unwrap().traces.is_empty() {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        exporter.send_all().await;
+    }
 
     let received = shared.lock().unwrap();
     let request = ExportTraceServiceRequest::decode(received.traces[0].clone()).unwrap();

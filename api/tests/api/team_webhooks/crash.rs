@@ -83,7 +83,9 @@ fn make_volumes(life: usize, address: &str, key: &str) {
         if !made.starts_with("HTTP/1.1 201") {
             return;
         }
-        let path = format!("/v1/volumes/{}", json(&made)["id"].as_str().unwrap());
+        // Killed while it was responding.
+        let Some(id) = json(&made)["id"].as_str().map(str::to_owned) else { return };
+        let path = format!("/v1/volumes/{id}");
         if send(address, "DELETE", &path, key, "").is_err() {
             return;
         }
