@@ -67,19 +67,17 @@ impl Listener {
 async fn hear_agent(news: &watch::Sender<()>, agent: &AgentClient, period: Duration) {
     let mut known = None;
     loop {
-        match agent.changes(known).await {
-            Ok(revision) if known == Some(revision) => {}
-            Ok(revision) => {
-                known = Some(revision);
-                news.send_replace(());
-            }
-            Err(error) => {
-                tracing::debug!(error = chain(&error), "the agent does not tell of changes; looking for them");
-                known = None;
-                news.send_replace(());
-                sleep(period).await;
-            }
+        let heard = agent.changes(known).await;
+        let heard = heard.inspect_err(|error| {
+            tracing::debug!(error = chain(error), "the agent does not tell of changes; looking for them");
+        });
+        let heard = heard.ok();
+        if heard.is_none() || heard != known {
+            news.send_replace(());
         }
+        known = heard;
+        // An agent that ends responds at once.
+        sleep(period).await;
     }
 }
 
