@@ -28,7 +28,7 @@ impl Writes {
     ///
     /// # Errors
     ///
-    /// Where the database does not say; a server of PostgreSQL may forbid it. The next mark differs from all before.
+    /// Where the database does not say; a server of PostgreSQL may forbid it. The next mark has nothing to do with those before.
     pub async fn mark(&mut self) -> Result<Mark, StoreError> {
         let mut connection = match self.connection.take() {
             Some(connection) => connection,

@@ -1,3 +1,5 @@
+//! Logs through the life of an agent: rotation, torn ends, floods, kills.
+
 use std::fs::{self, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
