@@ -262,7 +262,6 @@ impl Inventory {
                 "volumes" => "WHERE state <> 'deleted'",
                 "templates" => "WHERE deleted_at_ms IS NULL",
                 "sandbox_volumes" => "WHERE sandbox_id IN (SELECT id FROM sandboxes WHERE state <> 'destroyed')",
-                "sandbox_metadata" => "WHERE sandbox_id IN (SELECT id FROM sandboxes WHERE state <> 'destroyed')",
                 _ => "",
             };
             let count = sqlx::AssertSqlSafe(format!("SELECT count(*) FROM {table} {living}"));

@@ -191,6 +191,10 @@ impl Synchronizer {
     }
 
     async fn follow_sandboxes(&mut self) -> Result<(), SyncError> {
+        // While it does not respond, nothing is read for its sake.
+        if self.healthy == Some(false) {
+            self.app.agent.host().await?;
+        }
         // In this order: a row whose task has ended by now was created at the agent before it is asked.
         let rows = self.app.store.sandboxes.existing().await?;
         let in_flight = self.app.in_flight.snapshot();

@@ -5,13 +5,12 @@ use std::collections::BTreeMap;
 
 use sandpiper_db::{Statement, StoreError, Tx};
 use sandpiper_protocol::agent::NetworkPolicy;
+use serde::de::DeserializeOwned;
 use sqlx::Row;
 use sqlx::any::AnyRow;
 
 use super::sandbox_network::read_policy;
-use super::sandbox_row::SandboxRow;
-use super::sandboxes::Sandboxes;
-use super::volumes::{MountRow, read_mount};
+use super::volumes::MountRow;
 
 /// A sandbox's documents.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -22,45 +21,34 @@ pub(crate) struct Documents {
     pub(crate) volume_mounts: Vec<MountRow>,
 }
 
-impl Sandboxes {
-    /// Rows with their documents, in the order given.
-    pub(super) async fn with_documents(&self, rows: &[AnyRow]) -> Result<Vec<SandboxRow>, StoreError> {
-        let ids = rows.iter().map(|row| row.try_get("id")).collect::<Result<Vec<String>, _>>()?;
-        let mut documents = self.documents(&ids).await?;
-        rows.iter().zip(&ids).map(|(row, id)| SandboxRow::read(row, documents.remove(id).unwrap_or_default())).collect()
-    }
+/// Rows of `sandboxes`, as `s`, with their documents: what [`SandboxRow::read_with_documents`](super::sandbox_row::SandboxRow::read_with_documents) takes, and no more, for every column
+/// costs time.
+pub(super) const WITH_DOCUMENTS: &str = "SELECT s.id, s.team_id, s.state, s.template, s.template_version, s.cpu, s.memory_mb, \
+         s.disk_gib, s.timeout_seconds, s.deadline_ms, s.on_timeout, s.auto_resume, s.pause_memory, s.exposed_ports, \
+         s.allow_public_traffic, s.network_version, s.network_applied, s.network_error, s.data_plane_url, s.created_at_ms, \
+         s.started_at_ms, s.stopped_at_ms, s.expires_at_ms, s.error_code, s.error_message, s.snapshot_id, s.retained_bytes, \
+         s.process, d.metadata, d.policy, d.volume_mounts \
+     FROM sandboxes s JOIN sandbox_documents d ON d.sandbox_id = s.id ";
 
-    /// The documents of each of these sandboxes that has any.
-    async fn documents(&self, ids: &[String]) -> Result<BTreeMap<String, Documents>, StoreError> {
-        let mut by_sandbox: BTreeMap<String, Documents> = BTreeMap::new();
-        if ids.is_empty() {
-            return Ok(by_sandbox);
-        }
-        let of_these = |select| {
-            let mut query = Statement::new(select);
-            query.push(" WHERE sandbox_id IN ").push_list(ids);
-            query.build()
-        };
-        let metadata = of_these("SELECT sandbox_id, key, value FROM sandbox_metadata");
-        for row in metadata.fetch_all(self.database.read()).await? {
-            let documents = by_sandbox.entry(row.try_get("sandbox_id")?).or_default();
-            documents.metadata.insert(row.try_get("key")?, row.try_get("value")?);
-        }
-        let policies = of_these("SELECT sandbox_id, policy FROM sandbox_policies");
-        for row in policies.fetch_all(self.database.read()).await? {
-            by_sandbox.entry(row.try_get("sandbox_id")?).or_default().policy = read_policy(row.try_get("policy")?)?;
-        }
-        let mounts = of_these(
-            "SELECT m.sandbox_id, m.path, m.volume_id, v.name FROM sandbox_volumes m JOIN volumes v ON v.id = m.volume_id",
-        );
-        for row in mounts.fetch_all(self.database.read()).await? {
-            by_sandbox.entry(row.try_get("sandbox_id")?).or_default().volume_mounts.push(read_mount(&row)?);
-        }
-        for documents in by_sandbox.values_mut() {
-            documents.volume_mounts.sort_unstable_by(|one, other| one.path.cmp(&other.path));
-        }
-        Ok(by_sandbox)
+impl Documents {
+    /// Those of a row of the view `sandbox_documents`.
+    pub(super) fn read(row: &AnyRow) -> Result<Self, StoreError> {
+        let policy: Option<&str> = row.try_get("policy")?;
+        let mut volume_mounts: Vec<MountRow> = json(row, "volume_mounts")?;
+        volume_mounts.sort_unstable_by(|one, other| one.path.cmp(&other.path));
+        Ok(Self {
+            metadata: json(row, "metadata")?,
+            policy: policy.map(read_policy).transpose()?.unwrap_or_default(),
+            volume_mounts,
+        })
     }
+}
+
+/// What a column has as JSON; nothing where it has nothing.
+fn json<T: Default + DeserializeOwned>(row: &AnyRow, column: &str) -> Result<T, StoreError> {
+    let text: Option<&str> = row.try_get(column)?;
+    let read = |text| serde_json::from_str(text).map_err(|_| StoreError::Corrupt { what: column.into() });
+    text.map_or_else(|| Ok(T::default()), read)
 }
 
 /// Adds metadata to a sandbox that has none.
@@ -69,13 +57,14 @@ pub(super) async fn insert_metadata(
     id: &str,
     metadata: &BTreeMap<String, String>,
 ) -> Result<(), StoreError> {
-    for (key, value) in metadata {
-        sqlx::query("INSERT INTO sandbox_metadata (sandbox_id, key, value) VALUES ($1, $2, $3)")
-            .bind(id)
-            .bind(key)
-            .bind(value)
-            .execute(&mut **tx)
-            .await?;
+    if metadata.is_empty() {
+        return Ok(());
     }
+    let mut entries = Statement::new(
+        "INSERT INTO sandbox_metadata (sandbox_id, team_id, key, value) SELECT s.id, s.team_id, column1, column2 FROM (",
+    );
+    entries.push_rows(metadata.iter().map(|(key, value)| [key.into(), value.into()]));
+    entries.push(") entries, sandboxes s WHERE column1 IS NOT NULL AND s.id = ").push_bind(id);
+    entries.build().execute(&mut **tx).await?;
     Ok(())
 }

@@ -12,6 +12,7 @@ use sandpiper_db::{Statement, StoreError, count, to_ms};
 use sandpiper_protocol::ids::TeamId;
 use sqlx::Row;
 
+use super::sandbox_documents::WITH_DOCUMENTS;
 use super::sandbox_row::{SandboxRow, State};
 use super::sandboxes::Sandboxes;
 
@@ -93,19 +94,12 @@ impl Sandboxes {
         after: Option<&str>,
         limit: u32,
     ) -> Result<Page, StoreError> {
-        let mut query = Statement::new("SELECT s.* FROM sandboxes s WHERE s.state <> 'destroyed'");
-        filter.push_to(&mut query, team_id);
+        let mut ids = page_of(filter, team_id);
         if let Some(after) = after {
-            query.push(" AND s.id < ").push_bind(after);
+            ids.push(" AND ").push(filter.id()).push(" < ").push_bind(after);
         }
-        // One more than asked for tells whether there is a next page.
-        query.push(" ORDER BY s.id DESC LIMIT ").push_bind(i64::from(limit) + 1);
-
-        let mut rows = query.build().fetch_all(self.database.read()).await?;
-        let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-        let more = rows.len() > limit;
-        rows.truncate(limit);
-        let sandboxes = self.with_documents(&rows).await?;
+        ids.push(" ORDER BY ").push(filter.id()).push(" DESC");
+        let (sandboxes, more) = self.page(ids, limit, &["s.id DESC"]).await?;
         let after = sandboxes.last().filter(|_| more).map(|last| last.id.clone());
         Ok(Page { sandboxes, after })
     }
@@ -118,26 +112,20 @@ impl Sandboxes {
         after: Option<&StartKey>,
         limit: u32,
     ) -> Result<PageByStart, StoreError> {
-        let mut query = Statement::new("SELECT s.* FROM sandboxes s WHERE s.state <> 'destroyed'");
-        select.push_to(&mut query, team_id);
+        let mut ids = page_of(&select.filter, team_id);
+        select.push_to(&mut ids);
         let (beyond, direction) = match select.order {
             Order::NewestFirst => ("<", "DESC"),
             Order::OldestFirst => (">", "ASC"),
         };
         if let Some(StartKey { started_ms, id }) = after {
-            query.push(" AND (").push(STARTED).push(" ").push(beyond).push(" ").push_bind(*started_ms);
-            query.push(" OR (").push(STARTED).push(" = ").push_bind(*started_ms);
-            query.push(" AND s.id ").push(beyond).push(" ").push_bind(id.as_str()).push("))");
+            ids.push(" AND (").push(STARTED).push(" ").push(beyond).push(" ").push_bind(*started_ms);
+            ids.push(" OR (").push(STARTED).push(" = ").push_bind(*started_ms);
+            ids.push(" AND s.id ").push(beyond).push(" ").push_bind(id.as_str()).push("))");
         }
-        query.push(" ORDER BY ").push(STARTED).push(" ").push(direction).push(", s.id ").push(direction);
-        // One more than asked for tells whether there is a next page.
-        query.push(" LIMIT ").push_bind(i64::from(limit) + 1);
-
-        let mut rows = query.build().fetch_all(self.database.read()).await?;
-        let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-        let more = rows.len() > limit;
-        rows.truncate(limit);
-        let sandboxes = self.with_documents(&rows).await?;
+        let order = [STARTED, " ", direction, ", s.id ", direction];
+        order.iter().fold(ids.push(" ORDER BY "), |ids, part| ids.push(part));
+        let (sandboxes, more) = self.page(ids, limit, &order).await?;
         let key = |row: &SandboxRow| StartKey {
             started_ms: to_ms(row.started_at.unwrap_or(row.created_at)),
             id: row.id.clone(),
@@ -148,28 +136,78 @@ impl Sandboxes {
 
     /// How many sandboxes of the team match.
     pub async fn count_matching(&self, team_id: &TeamId, select: &ByStart) -> Result<u64, StoreError> {
-        let mut query = Statement::new("SELECT COUNT(*) AS n FROM sandboxes s WHERE s.state <> 'destroyed'");
-        select.push_to(&mut query, team_id);
+        let mut query = Statement::new("SELECT COUNT(*) AS n FROM ");
+        select.filter.push_to(&mut query, team_id);
+        select.push_to(&mut query);
         count(query.build().fetch_one(self.database.read()).await?.try_get("n")?)
     }
 }
 
+/// The ids of those that match, to be narrowed down and put in order.
+fn page_of(filter: &Filter, team_id: &TeamId) -> Statement {
+    let mut ids = Statement::new(WITH_DOCUMENTS);
+    ids.push("JOIN (SELECT s.id FROM ");
+    filter.push_to(&mut ids, team_id);
+    ids
+}
+
+impl Sandboxes {
+    /// The first `limit` of [`page_of`], and whether there are more. The documents of those alone are read, whatever was gone
+    /// through to find them.
+    async fn page(
+        &self,
+        mut ids: Statement,
+        limit: u32,
+        order: &[&'static str],
+    ) -> Result<(Vec<SandboxRow>, bool), StoreError> {
+        // One more than asked for tells whether there is a next page.
+        ids.push(" LIMIT ").push_bind(i64::from(limit) + 1).push(") page ON page.id = s.id ORDER BY ");
+        for part in order {
+            ids.push(part);
+        }
+        let mut rows = ids.build().fetch_all(self.database.read()).await?;
+        let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+        let more = rows.len() > limit;
+        rows.truncate(limit);
+        Ok((rows.iter().map(SandboxRow::read_with_documents).collect::<Result<_, _>>()?, more))
+    }
+}
+
 impl Filter {
+    /// The tables to look in, and the conditions.
     fn push_to(&self, query: &mut Statement, team_id: &TeamId) {
-        query.push(" AND s.team_id = ").push_bind(team_id.as_str());
+        let mut pairs = self.metadata.iter();
+        // The index has the ids of a pair in the order of a list: the first pair is gone through, up to the end of the page, and
+        // SQLite, which knows nothing of how many there are, takes tables that are joined so in the order given.
+        match pairs.next() {
+            Some((key, value)) => {
+                query.push("sandbox_metadata m CROSS JOIN sandboxes s WHERE s.id = m.sandbox_id");
+                query.push(" AND m.team_id = ").push_bind(team_id.as_str());
+                query.push(" AND m.key = ").push_bind(key).push(" AND m.value = ").push_bind(value);
+            }
+            None => {
+                query.push("sandboxes s WHERE s.team_id = ").push_bind(team_id.as_str());
+            }
+        }
+        query.push(" AND s.state <> 'destroyed'");
         if !self.states.is_empty() {
             query.push(" AND s.state IN ").push_list(self.states.iter().map(|state| state.as_str()));
         }
-        for (key, value) in &self.metadata {
-            query.push(" AND EXISTS (SELECT 1 FROM sandbox_metadata m WHERE m.sandbox_id = s.id AND m.key = ");
-            query.push_bind(key.as_str()).push(" AND m.value = ").push_bind(value.as_str()).push(")");
+        for (key, value) in pairs {
+            query.push(" AND EXISTS (SELECT 1 FROM sandbox_metadata o WHERE o.sandbox_id = s.id AND o.key = ");
+            query.push_bind(key).push(" AND o.value = ").push_bind(value).push(")");
         }
+    }
+
+    /// The column that has the ids of what is gone through.
+    fn id(&self) -> &'static str {
+        if self.metadata.is_empty() { "s.id" } else { "m.sandbox_id" }
     }
 }
 
 impl ByStart {
-    fn push_to(&self, query: &mut Statement, team_id: &TeamId) {
-        self.filter.push_to(query, team_id);
+    /// The conditions beside those of the filter.
+    fn push_to(&self, query: &mut Statement) {
         if let Some(started_after) = self.started_after {
             query.push(" AND ").push(STARTED).push(" > ").push_bind(to_ms(started_after));
         }

@@ -199,6 +199,11 @@ pub struct SandboxRow {
 }
 
 impl SandboxRow {
+    /// A row as [`WITH_DOCUMENTS`](super::sandbox_documents::WITH_DOCUMENTS) selects it.
+    pub(super) fn read_with_documents(row: &AnyRow) -> Result<Self, StoreError> {
+        Self::read(row, Documents::read(row)?)
+    }
+
     /// A row of `sandboxes`, with its documents.
     pub(crate) fn read(row: &AnyRow, documents: Documents) -> Result<Self, StoreError> {
         let time = |column: &str| -> Result<Option<Timestamp>, StoreError> {

@@ -13,7 +13,7 @@
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
-use sandpiper_db::{Database, StoreError, Tx, audit, count, decode_enum, to_ms};
+use sandpiper_db::{Database, Statement, StoreError, Tx, audit, count, decode_enum, to_ms};
 use sandpiper_protocol::agent::{self, SandboxError};
 use sandpiper_protocol::ids::TeamId;
 use sqlx::Row;
@@ -21,7 +21,7 @@ use sqlx::Row;
 use super::events;
 use super::idempotency;
 use super::processes::OwnId;
-use super::sandbox_documents::{Documents, insert_metadata};
+use super::sandbox_documents::{Documents, WITH_DOCUMENTS, insert_metadata};
 use super::sandbox_events::{self, DeletionReason, Reported, ms};
 use super::sandbox_network::{Source, insert_policy, note_version, to_stored};
 use super::sandbox_row::{NewSandbox, SandboxRow, State, on_timeout_word};
@@ -133,13 +133,11 @@ impl Sandboxes {
 
     /// The team's sandbox of this id, unless it is destroyed.
     pub async fn get(&self, team_id: &TeamId, id: &str) -> Result<Option<SandboxRow>, StoreError> {
-        let row = sqlx::query("SELECT * FROM sandboxes WHERE id = $1 AND team_id = $2 AND state <> 'destroyed'")
-            .bind(id)
-            .bind(team_id.as_str())
-            .fetch_optional(self.database.read())
-            .await?;
-        let Some(row) = row else { return Ok(None) };
-        Ok(self.with_documents(std::slice::from_ref(&row)).await?.pop())
+        let mut query = Statement::new(WITH_DOCUMENTS);
+        query.push("WHERE s.id = ").push_bind(id);
+        query.push(" AND s.team_id = ").push_bind(team_id.as_str()).push(" AND s.state <> 'destroyed'");
+        let row = query.build().fetch_optional(self.database.read()).await?;
+        row.as_ref().map(SandboxRow::read_with_documents).transpose()
     }
 
     /// Whether the team has, or ever had, a sandbox of this id.
@@ -375,6 +373,7 @@ impl Sandboxes {
             .execute(&mut *tx)
             .await?;
         sqlx::query("DELETE FROM sandbox_policies WHERE sandbox_id = $1").bind(id).execute(&mut *tx).await?;
+        sqlx::query("DELETE FROM sandbox_metadata WHERE sandbox_id = $1").bind(id).execute(&mut *tx).await?;
         let news = vec![locked.deleted(reason, now)];
         if matches!(reason, DeletionReason::TimedOut | DeletionReason::Gone) {
             audit::insert(&mut tx, &sandbox_events::of_the_host(&news)).await?;

@@ -10,6 +10,7 @@ use jiff::Timestamp;
 use sandpiper_db::{Database, Statement, StoreError, Tx, count, decode_enum, from_ms, to_ms};
 use sandpiper_protocol::ids::{SandboxId, TeamId, VolumeId};
 use sandpiper_protocol::volume::{self, VolumeMount};
+use serde::Deserialize;
 use sqlx::Row;
 use sqlx::any::AnyRow;
 
@@ -98,7 +99,7 @@ pub struct VolumeRow {
 }
 
 /// Where a sandbox mounts a volume.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct MountRow {
     /// Absolute, in the guest.
     pub path: String,
@@ -377,15 +378,6 @@ pub(super) async fn lacks_volume(tx: &mut Tx, sandbox_id: &str) -> Result<bool, 
 /// which are random.
 pub(super) fn is_attached_elsewhere(error: &sqlx::Error) -> bool {
     matches!(error, sqlx::Error::Database(refused) if refused.is_unique_violation())
-}
-
-/// Where sandboxes mount volumes.
-pub(super) fn read_mount(row: &AnyRow) -> Result<MountRow, StoreError> {
-    Ok(MountRow {
-        path: row.try_get("path")?,
-        volume: row.try_get::<String, _>("volume_id")?.into(),
-        name: row.try_get("name")?,
-    })
 }
 
 /// Whole GiB, rounded up: what a quota counts.

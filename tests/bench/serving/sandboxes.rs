@@ -44,7 +44,8 @@ pub(super) async fn measure(name: &str, database: &Database, rounds: usize, repo
     filtered(name, &target, rounds, change, report).await
 }
 
-/// Pages of those of one group among all, at [`FILTERED`] requests a second; each is timed from when it was due.
+/// First pages, of the usual length, of those of one group among all, at [`FILTERED`] requests a second; each is timed from when
+/// it was due.
 async fn filtered(
     name: &str,
     target: &Target,
@@ -54,7 +55,7 @@ async fn filtered(
 ) -> anyhow::Result<()> {
     let ask = |number: usize| Request {
         method: "GET",
-        path: format!("/v1/sandboxes?limit={PAGE}&query%5Bmetadata%5D%5Bgroup%5D={}", number % GROUPS),
+        path: format!("/v1/sandboxes?query%5Bmetadata%5D%5Bgroup%5D={}", number % GROUPS),
         body: String::new(),
     };
     let mut times = Vec::new();
@@ -119,11 +120,13 @@ pub(crate) async fn put(api: &Api, team: &str, count: usize) -> anyhow::Result<V
             .execute(&mut *tx)
             .await?;
         sqlx::query(
-            "INSERT INTO sandbox_metadata (sandbox_id, key, value) \
-             VALUES ($1, 'owner', 'bench'), ($1, 'change', ''), ($1, 'group', $2)",
+            "INSERT INTO sandbox_metadata (sandbox_id, team_id, key, value) \
+             SELECT $1, id, column1, column2 FROM teams, \
+                 (VALUES ('owner', 'bench'), ('change', ''), ('group', $2)) pairs WHERE slug = $3",
         )
         .bind(id)
         .bind((number % GROUPS).to_string())
+        .bind(team)
         .execute(&mut *tx)
         .await?;
     }

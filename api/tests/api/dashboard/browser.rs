@@ -55,6 +55,8 @@ async fn a_person_starts_a_sandbox_and_sees_what_becomes_of_it() {
     let host = Host::new().await;
     let (url, _server) = serve(&host).await;
     let token = host.invitation("acme", Role::Owner).await;
+    // Also in a tab that shows the page already, which is not loaded again for it.
+    browser.open_page(&format!("{url}/dashboard/join")).await;
     browser.open_page(&format!("{url}/dashboard/join#{token}")).await;
     browser.write("#email", "ada@example.com").await;
     browser.write("#name", "Ada").await;
