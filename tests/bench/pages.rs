@@ -16,21 +16,27 @@ const TEAM: &str = "bench";
 const SANDBOXES: usize = 1000;
 /// Requests for a page in each run.
 const REQUESTS: usize = 10;
-/// Of the team; `{sandbox}` is one of its sandboxes.
-const PAGES: [(&str, &str); 13] = [
-    ("sandboxes", "sandboxes"),
-    ("sandboxes_filtered", "sandboxes?state=stopped&metadata=group%3D7"),
-    ("sandbox", "sandboxes/{sandbox}"),
-    ("network", "sandboxes/{sandbox}/network"),
-    ("files", "sandboxes/{sandbox}/files"),
-    ("new", "new"),
-    ("checkpoints", "checkpoints"),
-    ("templates", "templates"),
-    ("volumes", "volumes"),
-    ("limits", "limits"),
-    ("usage", "usage"),
-    ("members", "members"),
-    ("audit", "audit"),
+/// Below `/dashboard`, of a member of the team `{team}`; `{sandbox}` is one of its sandboxes.
+const PAGES: [(&str, &str); 19] = [
+    ("sandboxes", "{team}/sandboxes"),
+    ("sandboxes_filtered", "{team}/sandboxes?state=stopped&metadata=group%3D7"),
+    ("sandbox", "{team}/sandboxes/{sandbox}"),
+    ("network", "{team}/sandboxes/{sandbox}/network"),
+    ("files", "{team}/sandboxes/{sandbox}/files"),
+    ("terminal", "{team}/sandboxes/{sandbox}/terminal"),
+    ("new", "{team}/new"),
+    ("checkpoints", "{team}/checkpoints"),
+    ("templates", "{team}/templates"),
+    ("template", "{team}/templates/base"),
+    ("volumes", "{team}/volumes"),
+    ("keys", "{team}/keys"),
+    ("webhooks", "{team}/webhooks"),
+    ("limits", "{team}/limits"),
+    ("usage", "{team}/usage"),
+    ("members", "{team}/members"),
+    ("audit", "{team}/audit"),
+    ("account", "account"),
+    ("join", "join"),
 ];
 
 pub(crate) async fn run(runs: usize, report: &mut Report) -> anyhow::Result<()> {
@@ -45,8 +51,8 @@ pub(crate) async fn run(runs: usize, report: &mut Report) -> anyhow::Result<()> 
     let accepted: Value = serde_json::from_slice(&accepted.error_for_status()?.bytes().await?)?;
     let cookie = format!("__Host-sandpiper={}", text(&accepted["session"], "token")?);
     for (name, page) in PAGES {
-        let page = page.replace("{sandbox}", sandbox);
-        let url = format!("http://{}/dashboard/{TEAM}/{page}", api.address);
+        let page = page.replace("{team}", TEAM).replace("{sandbox}", sandbox);
+        let url = format!("http://{}/dashboard/{page}", api.address);
         let (mut times, mut size) = (Vec::new(), 0);
         for _ in 0..runs * REQUESTS {
             let began = Instant::now();
