@@ -69,6 +69,7 @@ async function follow() {
 }
 
 takeFragment();
+addEventListener("hashchange", takeFragment);
 countDown();
 setInterval(countDown, 1000);
 if (document.querySelector("[data-live]")) {
