@@ -1,4 +1,4 @@
-//! Who acts: users, with their addresses and passwords and the sessions that they have signed in to, and operators.
+//! Who acts: users, with their addresses, passwords, identities and the sessions that they have signed in to, and operators.
 //!
 //! | what | where |
 //! |---|---|
@@ -7,7 +7,8 @@
 //! | passwords, hashed and compared | [`passwords`] |
 //! | users in the database | [`users`] |
 //! | their sessions in the database, and the tokens of these | [`sessions`] |
-//! | signing in | [`sign_in`] |
+//! | signing in with a password | [`sign_in`] |
+//! | signing in at a provider of OpenID Connect | [`oidc`] |
 //! | what holds of members and invitations | [`membership`] |
 //! | operator keys, and what every change of an operator passes through | [`operators`] |
 //!
@@ -15,6 +16,7 @@
 
 pub mod email;
 pub mod membership;
+pub mod oidc;
 pub mod operators;
 pub mod passwords;
 pub mod role;

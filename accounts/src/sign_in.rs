@@ -47,7 +47,8 @@ impl Accounts {
         }
     }
 
-    /// Begins a session for whoever has this address and this password. It takes as long for an address that nobody has.
+    /// Begins a session for whoever has this address and this password. It takes as long for an address that nobody has, or somebody
+    /// without a password.
     ///
     /// # Errors
     ///
@@ -60,6 +61,7 @@ impl Accounts {
     ) -> Result<Attempt, ApiError> {
         self.limits.check(&email.to_string())?;
         let (user, hash) = self.users.by_email(email).await?.unzip();
+        let hash = hash.flatten();
         let is_right = self.passwords.is_right(password, hash.clone()).await.map_err(busy)?;
         let begun = match user.as_ref().zip(hash) {
             Some((user, hash)) if is_right => self.sessions.begin(&user.id, &hash, now).await?,
@@ -68,11 +70,11 @@ impl Accounts {
         Ok(Attempt { user, begun })
     }
 
-    /// Gives a user another password, and ends all sessions but `kept`.
+    /// Gives a user another password, or who has none a first one, and ends all sessions but `kept`.
     ///
     /// # Errors
     ///
-    /// 400 where the current password is wrong or the new one is none, 404 without such a user, and as [`Accounts::sign_in`].
+    /// 400 where the current password, if there is one, is not this or the new one is none, 404 without such a user, and as [`Accounts::sign_in`].
     pub async fn change_password(
         &self,
         user: &UserId,
@@ -85,7 +87,7 @@ impl Accounts {
         let found = self.users.by_id(user).await?;
         let (user, hash) = found.ok_or_else(|| ApiError::not_found("There is no such user any more"))?;
         self.limits.check(&user.email)?;
-        if !self.passwords.is_right(current, Some(hash)).await.map_err(busy)? {
+        if hash.is_some() && !self.passwords.is_right(current, hash).await.map_err(busy)? {
             return Err(ApiError::invalid_field("current_password", "is not the password"));
         }
         let hash = self.passwords.hash(password).await.map_err(busy)?;

@@ -35,17 +35,17 @@ impl Users {
         Self { database }
     }
 
-    /// The user with this address, and the hash of the password.
-    pub async fn by_email(&self, email: &Email) -> Result<Option<(User, String)>, StoreError> {
+    /// The user with this address, and the hash of the password, if there is one.
+    pub async fn by_email(&self, email: &Email) -> Result<Option<(User, Option<String>)>, StoreError> {
         self.one("SELECT * FROM users WHERE email = $1", email.as_str()).await
     }
 
-    /// The user with this id, and the hash of the password.
-    pub async fn by_id(&self, id: &UserId) -> Result<Option<(User, String)>, StoreError> {
+    /// The user with this id, and the hash of the password, if there is one.
+    pub async fn by_id(&self, id: &UserId) -> Result<Option<(User, Option<String>)>, StoreError> {
         self.one("SELECT * FROM users WHERE id = $1", id).await
     }
 
-    async fn one(&self, query: &'static str, value: &str) -> Result<Option<(User, String)>, StoreError> {
+    async fn one(&self, query: &'static str, value: &str) -> Result<Option<(User, Option<String>)>, StoreError> {
         let row = sqlx::query(query).bind(value.to_owned()).fetch_optional(self.database.read()).await?;
         row.map(|row| Ok((user(&row)?, row.try_get("password")?))).transpose()
     }
@@ -72,13 +72,20 @@ impl Users {
     }
 }
 
-/// Adds a user in the transaction of what comes with one. With this address there may be another already: then nothing is
-/// added, and that is `None`.
+/// The user with this address, in the transaction of what comes with it.
+pub(crate) async fn find(tx: &mut Tx, email: &Email) -> Result<Option<User>, StoreError> {
+    let row =
+        sqlx::query("SELECT * FROM users WHERE email = $1").bind(email.to_string()).fetch_optional(&mut **tx).await?;
+    row.as_ref().map(user).transpose()
+}
+
+/// Adds a user in the transaction of what comes with one, with the hash of a password or without. With this address there may be
+/// another already: then nothing is added, and that is `None`.
 pub async fn add(
     tx: &mut Tx,
     email: &Email,
     name: &str,
-    password: &str,
+    password: Option<&str>,
     now: Timestamp,
 ) -> Result<Option<User>, StoreError> {
     let row = sqlx::query(
@@ -88,14 +95,14 @@ pub async fn add(
     .bind(UserId::generate().to_string())
     .bind(email.to_string())
     .bind(name.to_owned())
-    .bind(password.to_owned())
+    .bind(password.map(str::to_owned))
     .bind(to_ms(now))
     .fetch_optional(&mut **tx)
     .await?;
     row.as_ref().map(user).transpose()
 }
 
-fn user(row: &AnyRow) -> Result<User, StoreError> {
+pub(crate) fn user(row: &AnyRow) -> Result<User, StoreError> {
     Ok(User {
         id: row.try_get::<String, _>("id")?.into(),
         email: row.try_get("email")?,

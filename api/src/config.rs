@@ -67,6 +67,16 @@
 //! endpoint = "http://127.0.0.1:4318"
 //! interval_seconds = 10
 //!
+//! [oidc]                                      # people sign in to the dashboard at a provider of OpenID Connect; off by default
+//! issuer = "https://login.example.com"
+//! client_id = "sandpiper"
+//! client_secret_file = "/etc/sandpiper/oidc.secret"   # for this process's user alone; without it, a public client
+//! origin = "https://api.example.com"          # where browsers reach the dashboard
+//! name = "Example"                            # on the button: Sign in with Example
+//! scopes = ["email", "profile"]               # besides openid
+//! sign_up = false                             # true: whoever the provider knows gets an account
+//! allowed_domains = ["example.com"]           # of e-mail addresses that may be linked to accounts; all by default
+//!
 //! [prices]                                    # decimal text, for the limits and the cost of what was used; without them usage
 //! currency = "USD"                            # has no cost
 //! vcpu_second = "0.000014"
@@ -85,6 +95,7 @@ use std::net::SocketAddr;
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 
+use sandpiper_accounts::oidc;
 use sandpiper_db::DatabaseLocation;
 use sandpiper_delivery::settings::Settings as WebhookSettings;
 use sandpiper_discovery::settings::PaymentSettings;
@@ -137,6 +148,7 @@ pub struct Config {
     pub plans: Plans,
     pub prices: Option<Prices>,
     pub events: EventSettings,
+    pub oidc: Option<oidc::Settings>,
     pub telemetry: telemetry::Settings,
     pub payments: PaymentSettings,
     pub webhooks: WebhookSettings,
@@ -180,6 +192,7 @@ impl Default for Config {
             plans: Plans::default(),
             prices: None,
             events: EventSettings::default(),
+            oidc: None,
             telemetry: telemetry::Settings::default(),
             payments: PaymentSettings::default(),
             webhooks: WebhookSettings::default(),
@@ -228,6 +241,7 @@ impl Config {
             plans: self.plans.clone(),
             prices: self.prices.clone(),
             events: self.events,
+            oidc: self.oidc.clone(),
             webhooks: self.team_webhooks.clone(),
             timing: self.timing,
         }
@@ -280,6 +294,9 @@ impl Config {
             }
             if self.events.keep_days == 0 || self.events.keep_most == 0 {
                 return wrong("events", "keep_days and keep_most must be at least 1");
+            }
+            if let Some((key, problem)) = self.oidc.as_ref().and_then(oidc::Settings::problem) {
+                return wrong(key, problem);
             }
         }
         if self.roles.payments
@@ -356,6 +373,20 @@ mod tests {
             assert!(error.contains("telemetry.endpoint") && !error.contains("user:"), "{error}");
         }
         assert!(load("[telemetry]\ninterval_seconds = 0\n").is_err());
+    }
+
+    #[test]
+    fn a_provider_is_asked_over_tls_or_on_this_machine() {
+        let section = |issuer: &str| {
+            format!(
+                "[oidc]\nissuer = {issuer:?}\nclient_id = \"sandpiper\"\nname = \"Example\"\norigin = \"https://a.example\"\n"
+            )
+        };
+        let settings = load(&section("http://127.0.0.1:3000")).unwrap().oidc.unwrap();
+        assert_eq!((settings.sign_up, settings.scopes.len()), (false, 2));
+        let error = load(&section("http://login.example.com")).unwrap_err();
+        assert!(matches!(error, ConfigError::Value { ref key, .. } if key == "oidc.issuer"), "{error}");
+        assert!(matches!(load("[oidc]\n"), Err(ConfigError::Parse { .. })));
     }
 
     #[test]

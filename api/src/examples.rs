@@ -43,6 +43,7 @@ pub fn of(operation_id: &str) -> Option<Example> {
         | "delete_build_file"
         | "log_out"
         | "end_my_session"
+        | "unlink_my_identity"
         | "delete_member"
         | "delete_invitation"
         | "revoke_api_key"
@@ -134,8 +135,21 @@ pub fn of(operation_id: &str) -> Option<Example> {
         "upload_build_file" => response(build_file()),
         "list_build_files" => response(json!({"uploads": [build_file()]})),
         "log_in" => exchange(json!({"email": "ada@example.com", "password": "correct horse battery"}), login()),
-        "show_me" => response(json!({"user": user(), "key": null, "team": team()})),
-        "update_me" => exchange(json!({"name": "Ada"}), json!({"user": user(), "key": null, "team": team()})),
+        "show_oidc_provider" => {
+            response(json!({"provider": {"name": "Example", "issuer": "https://login.example.com"}}))
+        }
+        "begin_oidc_login" => exchange(
+            json!({}),
+            json!({
+                "authorization_url": "https://login.example.com/authorize?response_type=code&client_id=sandpiper&scope=openid+email",
+                "transaction": "v1:c2VhbGVk", "expires_at": "2026-01-01T00:10:00Z",
+            }),
+        ),
+        "log_in_with_oidc" => {
+            exchange(json!({"transaction": "v1:c2VhbGVk", "state": "bGlrZSBpdA", "code": "bGlrZSB0aGF0"}), login())
+        }
+        "show_me" => response(me()),
+        "update_me" => exchange(json!({"name": "Ada"}), me()),
         "list_my_sessions" => response(json!({"sessions": [{
             "id": "ses06f3kq8z2m1c9w0v5t7b4a", "is_current": true, "created_at": "2026-01-01T00:00:00Z",
             "expires_at": "2026-01-31T00:00:00Z", "last_used_at": "2026-01-01T00:05:00Z",
@@ -300,6 +314,13 @@ fn user() -> Value {
     json!({
         "id": "usr06f3kq8z2m1c9w0v5t7b4a", "email": "ada@example.com", "name": "Ada", "created_at": "2026-01-01T00:00:00Z",
     })
+}
+
+fn me() -> Value {
+    json!({"user": user(), "key": null, "team": team(), "sign_in": {"has_password": true, "identities": [{
+        "id": "idn06f3kq8z2m1c9w0v5t7b4a", "issuer": "https://login.example.com", "linked_at": "2026-01-01T00:00:00Z",
+        "last_used_at": "2026-01-01T00:05:00Z",
+    }]}})
 }
 
 fn login() -> Value {

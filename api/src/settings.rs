@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use sandpiper_accounts::oidc;
 use sandpiper_http::limits::RateLimit;
 use serde::Deserialize;
 
@@ -30,6 +31,8 @@ pub struct Settings {
     /// None where nothing is charged.
     pub prices: Option<Prices>,
     pub events: EventSettings,
+    /// None where people sign in with passwords alone.
+    pub oidc: Option<oidc::Settings>,
     pub webhooks: sandpiper_delivery::settings::Settings,
     pub timing: Timing,
 }

@@ -4,8 +4,10 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use axum::extract::FromRef;
+use sandpiper_accounts::oidc::{OpenError, Provider};
 use sandpiper_accounts::{Accounts, Operators};
 use sandpiper_client::ClientError;
+use sandpiper_dashboard::OIDC_CALLBACK;
 use sandpiper_db::secrets::Vault;
 use sandpiper_http::clock::Clock;
 use sandpiper_http::json::BodyLimit;
@@ -43,6 +45,15 @@ const EXPORTS: usize = 2;
 /// Files of unknown length that a team sends at a time: each may be as long as all that the plan allows.
 const UNANNOUNCED_UPLOADS: usize = 4;
 
+/// Why there is no state.
+#[derive(Debug, thiserror::Error)]
+pub enum StateError {
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    #[error("Setting oidc")]
+    Oidc(#[from] OpenError),
+}
+
 /// The parts of an [`App`].
 #[derive(Debug)]
 pub struct Parts {
@@ -56,6 +67,8 @@ pub struct Parts {
     /// Of each team, whatever keys and sessions its requests come with.
     pub team_rate_limits: RateLimits,
     pub accounts: Accounts,
+    /// Where people sign in besides, if anywhere.
+    pub oidc: Option<Provider>,
     /// Whose keys have a rate limit of their own.
     pub operators: Operators,
     pub last_use: LastUse,
@@ -99,8 +112,8 @@ impl App {
     ///
     /// # Errors
     ///
-    /// No HTTP client can be made.
-    pub fn new(settings: Settings, store: Store, vault: Vault, clock: Clock) -> Result<Self, ClientError> {
+    /// No HTTP client can be made, or the secret of the client of OpenID Connect cannot be read.
+    pub fn new(settings: Settings, store: Store, vault: Vault, clock: Clock) -> Result<Self, StateError> {
         let vault = Arc::new(vault);
         let teams = Teams { store: store.webhooks.clone(), vault: vault.clone() };
         let deliveries = store.webhooks.sent.clone();
@@ -115,6 +128,7 @@ impl App {
             rate_limits: RateLimits::new(settings.rate_limit),
             team_rate_limits: RateLimits::new(settings.team_rate_limit),
             accounts: Accounts::new(store.users.clone(), store.login_sessions.clone()),
+            oidc: settings.oidc.clone().map(|oidc| Provider::open(oidc, OIDC_CALLBACK)).transpose()?,
             last_use: LastUse::default(),
             offer: Offer::new(settings.plans.clone()),
             settings,

@@ -33,6 +33,9 @@ use crate::api::Api;
 use crate::data_planes::DataPlanes;
 use crate::response::SITE;
 
+/// Where a provider of OpenID Connect sends browsers back to.
+pub const OIDC_CALLBACK: &str = "/dashboard/sign-in/oidc/callback";
+
 /// Longest form, in bytes.
 const MAX_FORM: usize = 128 * 1024;
 

@@ -3,6 +3,8 @@
 use std::path::Path;
 
 use anyhow::bail;
+use sandpiper_accounts::oidc;
+use sandpiper_dashboard::OIDC_CALLBACK;
 use sandpiper_db::schema::{self, Untouched};
 use sandpiper_db::secrets::{self, KeyFileError};
 use sandpiper_db::{DatabaseLocation, StoreError};
@@ -56,6 +58,9 @@ pub(super) fn run(argument: &ConfigArgument, json: bool) -> anyhow::Result<()> {
             files.dedup();
             checks.extend(files.iter().map(|file| key_file(file)));
             checks.push(block_on(async { Ok(database(&config).await) })?);
+            if let Some(settings) = config.oidc.filter(|_| config.roles.sandboxes) {
+                checks.push(block_on(async { Ok(provider(settings).await) })?);
+            }
             checks
         }
         Err(error) => vec![Check::fail("api settings", format!("{error:#}"), "correct what it says")],
@@ -133,6 +138,34 @@ fn judge(location: &DatabaseLocation, version: Result<Option<i64>, StoreError>) 
             NAME,
             format!("{location}: {}", chain(&error)),
             "start the server, or correct `database` in the settings; see docs/operators.md, Database",
+        ),
+    }
+}
+
+/// Whether people can sign in at the provider of OpenID Connect.
+async fn provider(settings: oidc::Settings) -> Check {
+    const NAME: &str = "sign-in at a provider";
+    let (issuer, is_public) = (settings.issuer.clone(), settings.client_secret_file.is_none());
+    let client = if is_public { "a public client" } else { "a client with a secret" };
+    let provider = match oidc::Provider::open(settings, OIDC_CALLBACK) {
+        Ok(provider) => provider,
+        Err(error) => {
+            return Check::fail(
+                NAME,
+                chain(&error),
+                "correct `oidc` in the settings; see docs/accounts.md, OpenID Connect",
+            );
+        }
+    };
+    let redirect = provider.redirect_url();
+    match provider.reach().await {
+        Ok(()) => {
+            Check::ok(NAME, format!("{issuer} responds; to it, this is {client}, whose redirect URI is {redirect}"))
+        }
+        Err(error) => Check::warn(
+            NAME,
+            format!("{issuer}: {}", chain(&error)),
+            "people sign in with passwords alone until it responds; correct `oidc.issuer` if it is another",
         ),
     }
 }

@@ -6,6 +6,8 @@ use std::collections::HashMap;
 
 use jiff::Timestamp;
 use sandpiper_accounts::membership::{AcceptError, Changed, INVITATION, INVITATION_LASTS, may_change};
+use sandpiper_accounts::oidc::admission::{self, Admitted};
+use sandpiper_accounts::oidc::{Admission, EntryError, Person};
 use sandpiper_accounts::sessions::{self, Begun};
 use sandpiper_accounts::{Email, Role, User, UserId, users};
 use sandpiper_db::{Database, Statement, StoreError, Tx, decode_enum, from_ms, to_ms};
@@ -283,13 +285,38 @@ impl Members {
     ) -> Result<(User, (Team, Role), Begun), AcceptError> {
         let mut tx = self.database.write().await?;
         let (team, role) = take(&mut tx, hash, new.email.as_str(), now).await?;
-        let user = users::add(&mut tx, new.email, new.name, new.password, now).await?;
+        let user = users::add(&mut tx, new.email, new.name, Some(new.password), now).await?;
         let user = user.ok_or(AcceptError::UserExists)?;
         found_personal(&mut tx, &user, new.plan, now).await?;
         enter(&mut tx, &team.id, &user.id, role, now).await?;
         let begun = sessions::begin(&mut tx, &user.id, now).await?;
         tx.commit().await.map_err(StoreError::from)?;
         Ok((user, (team, role), begun))
+    }
+
+    /// Makes somebody whom a provider knows a member as the invitation says, and signs them in. Somebody new becomes a user with a
+    /// personal team on this plan. All of it or nothing.
+    pub async fn accept_as(
+        &self,
+        hash: &str,
+        person: &Person,
+        allowed_domains: &[String],
+        plan: Plan,
+        now: Timestamp,
+    ) -> Result<(Admitted, Begun), EntryError> {
+        let admission = Admission { sign_up: true, allowed_domains };
+        let mut tx = self.database.write().await?;
+        let admitted = admission::admit(&mut tx, person, admission, now).await?;
+        let (team, role) = take(&mut tx, hash, &admitted.user.email, now).await?;
+        if admitted.is_new {
+            found_personal(&mut tx, &admitted.user, plan, now).await?;
+        }
+        if !enter(&mut tx, &team.id, &admitted.user.id, role, now).await? {
+            return Err(AcceptError::IsMember.into());
+        }
+        let begun = sessions::begin(&mut tx, &admitted.user.id, now).await?;
+        tx.commit().await.map_err(StoreError::from)?;
+        Ok((admitted, begun))
     }
 
     /// Makes a user a member as the invitation says.

@@ -1,8 +1,9 @@
-//! What must survive of sandboxes: users, teams, keys, templates and their versions, files for builds, sandboxes, checkpoints, volumes,
+//! What must survive of sandboxes: users and their identities, teams, keys, templates and their versions, files for builds, sandboxes, checkpoints, volumes,
 //! what they are billed by, events and webhooks, idempotency keys, and which processes are alive.
 //!
 //! One file per resource, each a handle over the same [`Database`].
 
+use sandpiper_accounts::oidc::Identities;
 use sandpiper_accounts::operators::OperatorKeys;
 use sandpiper_accounts::{LoginSessions, Users};
 use sandpiper_db::reseal::SealedColumn;
@@ -76,6 +77,7 @@ pub const SEALED: [SealedColumn; 3] = [
 #[derive(Debug, Clone)]
 pub struct Store {
     pub users: Users,
+    pub identities: Identities,
     pub login_sessions: LoginSessions,
     pub teams: Teams,
     pub members: Members,
@@ -102,6 +104,7 @@ impl Store {
         let own = OwnId::new();
         Self {
             users: Users::new(database.clone()),
+            identities: Identities::new(database.clone()),
             login_sessions: LoginSessions::new(database.clone()),
             members: Members::new(database.clone()),
             teams: Teams::new(database.clone()),

@@ -1,10 +1,11 @@
-//! `GET/PATCH /v1/me`, `GET /v1/me/sessions`, `DELETE /v1/me/sessions/{id}`
+//! `GET/PATCH /v1/me`, `GET /v1/me/sessions`, `DELETE /v1/me/sessions/{id}`, `DELETE /v1/me/identities/{id}`
 
 use axum::Json as JsonBody;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use jiff::Timestamp;
 use sandpiper_accounts::User;
+use sandpiper_accounts::oidc::{Identity, Unlinked};
 use sandpiper_accounts::sessions::{LoginSession, LoginSessionId};
 use sandpiper_accounts::sign_in::check_name;
 use sandpiper_http::error::ApiError;
@@ -28,10 +29,40 @@ use crate::store::keys::Capability;
 pub struct MeBody {
     /// Who is signed in; null for an API key.
     pub user: Option<UserBody>,
+    /// How the user signs in; null for an API key.
+    pub sign_in: Option<SignInBody>,
     /// The key; null for a user.
     pub key: Option<OwnKeyBody>,
     /// The team that this request acts for.
     pub team: TeamBody,
+}
+
+/// How one signs in.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = OwnSignIn)]
+pub struct SignInBody {
+    /// Whether there is a password.
+    pub has_password: bool,
+    /// At providers of OpenID Connect, oldest first.
+    pub identities: Vec<IdentityBody>,
+}
+
+/// Who one is at a provider of OpenID Connect.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = OwnIdentity)]
+pub struct IdentityBody {
+    pub id: String,
+    /// The provider.
+    pub issuer: String,
+    pub linked_at: Timestamp,
+    pub last_used_at: Timestamp,
+}
+
+impl From<Identity> for IdentityBody {
+    fn from(identity: Identity) -> Self {
+        let Identity { id, issuer, created_at, last_used_at } = identity;
+        Self { id: id.to_string(), issuer, linked_at: created_at, last_used_at }
+    }
 }
 
 /// The key of the request.
@@ -51,7 +82,7 @@ pub struct UpdateRequest {
     pub name: Option<String>,
     /// A new password, of 10 to 256 bytes. All other sessions end.
     pub password: Option<String>,
-    /// Needed for another password.
+    /// Needed for another password, where there is one.
     pub current_password: Option<String>,
 }
 
@@ -94,11 +125,7 @@ pub async fn show(
     State(app): State<App>,
     _: NoParameters,
 ) -> Result<JsonBody<MeBody>, ApiError> {
-    let user = match &caller.signed_in {
-        Some(signed_in) => app.store.users.by_id(&signed_in.id).await?.map(|(user, _)| user),
-        None => None,
-    };
-    Ok(JsonBody(me(caller, user)))
+    Ok(JsonBody(me(&app, caller).await?))
 }
 
 /// Change oneself
@@ -121,7 +148,6 @@ pub async fn update(
     if let Some(name) = &name {
         check_name(name)?;
     }
-    let gone = || ApiError::not_found("There is no such user any more");
     if let Some(password) = password.map(Zeroizing::new) {
         let current = Zeroizing::new(current_password.unwrap_or_default());
         app.accounts.change_password(&signed_in.id, current, password, &caller.key_id, app.clock.now()).await?;
@@ -129,8 +155,7 @@ pub async fn update(
     if let Some(name) = &name {
         app.store.users.rename(&signed_in.id, name).await?;
     }
-    let (user, _) = app.store.users.by_id(&signed_in.id).await?.ok_or_else(gone)?;
-    Ok(JsonBody(me(caller, Some(user))))
+    Ok(JsonBody(me(&app, caller).await?))
 }
 
 /// List one's login sessions
@@ -187,8 +212,46 @@ pub async fn end_session(
     }
 }
 
-fn me(caller: Caller, user: Option<User>) -> MeBody {
+/// Unlink one of one's identities
+///
+/// Who one is at a provider of OpenID Connect. All other sessions end. Another way to sign in must be left: a password, or an identity
+/// at this host's provider.
+#[utoipa::path(
+    delete,
+    path = "/v1/me/identities/{id}",
+    operation_id = "unlink_my_identity",
+    tag = "accounts",
+    params(("id" = String, Path, description = "The identity")),
+    responses((status = 204, description = "Unlinked"))
+)]
+pub async fn unlink(
+    UserAccess { caller, signed_in }: UserAccess,
+    State(app): State<App>,
+    _: NoParameters,
+    Path(id): Path<String>,
+) -> Result<StatusCode, ApiError> {
+    let issuer = app.oidc.as_ref().map(|provider| provider.settings.issuer.as_str());
+    let identities = &app.store.identities;
+    match identities.unlink(&signed_in.id, &id, issuer, &caller.key_id, app.clock.now()).await? {
+        Unlinked::Done => Ok(StatusCode::NO_CONTENT),
+        Unlinked::None => Err(ApiError::not_found(format!("There is no identity {id} of yours"))),
+        Unlinked::LastWay => {
+            Err(ApiError::conflict("You could not sign in any more; set a password first, with PATCH /v1/me"))
+        }
+    }
+}
+
+async fn me(app: &App, caller: Caller) -> Result<MeBody, ApiError> {
     let role = caller.signed_in.as_ref().map(|signed_in| signed_in.role);
+    let (user, sign_in) = match &caller.signed_in {
+        Some(signed_in) => {
+            let found = app.store.users.by_id(&signed_in.id).await?;
+            let (user, hash): (User, _) = found.ok_or_else(|| ApiError::not_found("There is no such user any more"))?;
+            let identities = app.store.identities.of(&user.id).await?.into_iter().map(IdentityBody::from).collect();
+            (Some(user.into()), Some(SignInBody { has_password: hash.is_some(), identities }))
+        }
+        None => (None, None),
+    };
     let key = caller.signed_in.is_none().then_some(OwnKeyBody { id: caller.key_id, capability: caller.capability });
-    MeBody { user: user.map(UserBody::from), key, team: TeamBody::new(caller.team, role) }
+    Ok(MeBody { user, sign_in, key, team: TeamBody::new(caller.team, role) })
 }

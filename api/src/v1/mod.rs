@@ -24,7 +24,8 @@
 //! | `GET /v1/usage` | [`usage`] |
 //! | `GET/POST /v1/templates`, `GET/PATCH/DELETE /v1/templates/{slug}`, and `…/versions`, `…/uploads` below | [`templates`] |
 //! | `POST /v1/login`, `POST /v1/logout` | [`login`] |
-//! | `GET/PATCH /v1/me`, `GET /v1/me/sessions`, `DELETE /v1/me/sessions/{id}` | [`me`] |
+//! | `GET/POST /v1/login/oidc`, `POST /v1/login/oidc/begin` | [`oidc`] |
+//! | `GET/PATCH /v1/me`, `GET /v1/me/sessions`, `DELETE /v1/me/sessions/{id}`, `DELETE /v1/me/identities/{id}` | [`me`] |
 //! | `GET/POST /v1/teams`, `GET /v1/teams/{team}`, and `…/members`, `…/invitations` below, `POST /v1/invitations/accept` | [`teams`] |
 //! | `GET/POST /v1/api_keys`, `DELETE /v1/api_keys/{id}` | [`api_keys`] |
 //! | `GET /v1/audit` | [`audit`] |
@@ -49,6 +50,7 @@ pub mod logs;
 pub mod me;
 pub mod metrics;
 pub mod network;
+pub mod oidc;
 pub mod page;
 pub mod ports;
 pub mod replay;
@@ -63,7 +65,11 @@ pub mod webhooks;
 
 /// What needs neither a key nor a session: the ways to one.
 pub fn entrance() -> OpenApiRouter<App> {
-    OpenApiRouter::new().routes(routes!(login::log_in)).routes(routes!(teams::invitations::accept))
+    OpenApiRouter::new()
+        .routes(routes!(login::log_in))
+        .routes(routes!(oidc::show, oidc::complete))
+        .routes(routes!(oidc::begin))
+        .routes(routes!(teams::invitations::accept))
 }
 
 /// All other routes.
@@ -111,6 +117,7 @@ pub fn router() -> OpenApiRouter<App> {
         .routes(routes!(me::show, me::update))
         .routes(routes!(me::sessions))
         .routes(routes!(me::end_session))
+        .routes(routes!(me::unlink))
         .routes(routes!(teams::list, teams::create))
         .routes(routes!(teams::show))
         .routes(routes!(teams::members::list))

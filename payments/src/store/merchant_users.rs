@@ -254,7 +254,7 @@ impl MerchantUsers {
     ) -> Result<(User, String, Begun), AcceptError> {
         let mut tx = self.database.write().await?;
         let invitation = take(&mut tx, hash, new.email.as_str(), now).await?;
-        let user = users::add(&mut tx, new.email, new.name, new.password, now).await?;
+        let user = users::add(&mut tx, new.email, new.name, Some(new.password), now).await?;
         let user = user.ok_or(AcceptError::UserExists)?;
         enter(&mut tx, &invitation, &user.id, now).await?;
         let begun = sessions::begin(&mut tx, &user.id, now).await?;

@@ -270,7 +270,8 @@ pub async fn accept(State(app): State<App>, _: NoParameters, request: Request) -
     Ok(JsonBody(AcceptedBody { team, session }).into_response())
 }
 
-fn refused(error: AcceptError) -> ApiError {
+/// Why an invitation was not accepted, to whom it was not.
+pub fn refused(error: AcceptError) -> ApiError {
     match error {
         AcceptError::Gone => gone(),
         AcceptError::ForAnother => ApiError::new(
