@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use sandpiper_accounts::oidc;
+use sandpiper_dashboard::OIDC_CALLBACK;
 use sandpiper_http::limits::RateLimit;
 use serde::Deserialize;
 
@@ -35,6 +36,18 @@ pub struct Settings {
     pub oidc: Option<oidc::Settings>,
     pub webhooks: sandpiper_delivery::settings::Settings,
     pub timing: Timing,
+}
+
+impl Settings {
+    /// The provider of OpenID Connect, where there is one.
+    ///
+    /// # Errors
+    ///
+    /// The client's secret or a client of HTTP cannot be had.
+    pub fn provider(&self) -> Result<Option<oidc::Provider>, oidc::OpenError> {
+        let open = |settings| oidc::Provider::open(settings, OIDC_CALLBACK, self.timing.provider);
+        self.oidc.clone().map(open).transpose()
+    }
 }
 
 /// CPU and memory of a template that names none.
@@ -77,6 +90,8 @@ pub struct Timing {
     pub sync: Duration,
     /// A failed sandbox that the agent has forgotten is kept visible this long.
     pub failed_retention: Duration,
+    /// Longest time for one request to the provider of OpenID Connect.
+    pub provider: Duration,
     /// A checkpoint of the agent that no row stands for is removed after this long.
     pub orphan_grace: Duration,
 }
@@ -90,6 +105,7 @@ impl Default for Timing {
             request: Duration::from_secs(170),
             sync: Duration::from_secs(1),
             failed_retention: Duration::from_secs(3600),
+            provider: Duration::from_secs(10),
             orphan_grace: Duration::from_secs(600),
         }
     }

@@ -7,7 +7,6 @@ use axum::extract::FromRef;
 use sandpiper_accounts::oidc::{OpenError, Provider};
 use sandpiper_accounts::{Accounts, Operators};
 use sandpiper_client::ClientError;
-use sandpiper_dashboard::OIDC_CALLBACK;
 use sandpiper_db::secrets::Vault;
 use sandpiper_http::clock::Clock;
 use sandpiper_http::json::BodyLimit;
@@ -128,7 +127,7 @@ impl App {
             rate_limits: RateLimits::new(settings.rate_limit),
             team_rate_limits: RateLimits::new(settings.team_rate_limit),
             accounts: Accounts::new(store.users.clone(), store.login_sessions.clone()),
-            oidc: settings.oidc.clone().map(|oidc| Provider::open(oidc, OIDC_CALLBACK)).transpose()?,
+            oidc: settings.provider()?,
             last_use: LastUse::default(),
             offer: Offer::new(settings.plans.clone()),
             settings,

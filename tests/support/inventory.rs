@@ -20,7 +20,7 @@ use crate::wait::wait_until;
 use crate::watch::Services;
 
 /// Tables of what is kept after it happened, or for ever.
-const KEPT: [&str; 31] = [
+const KEPT: [&str; 32] = [
     "api_keys",
     "audit",
     "banks",
@@ -28,6 +28,7 @@ const KEPT: [&str; 31] = [
     "event_totals",
     "events",
     "idempotency_keys",
+    "identities",
     "invitations",
     "login_sessions",
     "market_methods",

@@ -21,6 +21,8 @@ struct SignIn<'a> {
     root: &'static str,
     /// What was entered before.
     email: &'a str,
+    /// Where else one may sign in.
+    provider: Option<&'a str>,
     problem: Option<String>,
 }
 
@@ -31,6 +33,8 @@ pub struct Entered {
     pub token: String,
     pub email: String,
     pub name: String,
+    /// Where else one may sign in.
+    pub provider: Option<String>,
 }
 
 #[derive(Template)]
@@ -40,6 +44,14 @@ struct Join<'a> {
     root: &'static str,
     entered: &'a Entered,
     problem: Option<String>,
+}
+
+#[derive(Template)]
+#[template(path = "go_to.html")]
+struct GoTo<'a> {
+    assets: String,
+    provider: &'a str,
+    url: &'a str,
 }
 
 /// A session that has begun.
@@ -57,9 +69,10 @@ impl Begun {
     }
 }
 
-/// The page on which one signs in, with what was wrong the last time.
-pub fn sign_in(site: &Site, email: &str, problem: Option<&Problem>) -> Response {
-    let template = SignIn { assets: site.folder(), root: site.root, email, problem: problem.map(Problem::in_words) };
+/// The page on which one signs in, with a password or at a provider of this name, and with what was wrong the last time.
+pub fn sign_in(site: &Site, email: &str, provider: Option<&str>, problem: Option<&Problem>) -> Response {
+    let problem_in_words = problem.map(Problem::in_words);
+    let template = SignIn { assets: site.folder(), root: site.root, email, provider, problem: problem_in_words };
     (status(problem), page(&template)).into_response()
 }
 
@@ -72,6 +85,11 @@ pub fn signed_out(site: &Site) -> Response {
 pub fn join(site: &Site, entered: &Entered, problem: Option<&Problem>) -> Response {
     let template = Join { assets: site.folder(), root: site.root, entered, problem: problem.map(Problem::in_words) };
     (status(problem), page(&template)).into_response()
+}
+
+/// The page that has a browser go on to a provider. Where a form leads elsewhere, the content security policy stops it.
+pub fn go_to(site: &Site, provider: &str, url: &str) -> Response {
+    page(&GoTo { assets: site.folder(), provider, url })
 }
 
 fn status(problem: Option<&Problem>) -> StatusCode {

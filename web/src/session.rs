@@ -7,7 +7,7 @@ use std::convert::Infallible;
 
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
-use axum::http::{HeaderValue, header};
+use axum::http::{HeaderMap, HeaderValue, header};
 use jiff::Timestamp;
 use sandpiper_db::hex;
 use sha2::{Digest, Sha256};
@@ -76,10 +76,15 @@ impl<S: Sync> FromRequestParts<S> for MaybeSession {
     type Rejection = Infallible;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
-        let cookies = parts.headers.get_all(header::COOKIE).into_iter().filter_map(|value| value.to_str().ok());
-        let mut pairs = cookies.flat_map(|line| line.split(';')).filter_map(|pair| pair.trim().split_once('='));
-        Ok(Self(pairs.find(|(name, _)| *name == COOKIE).and_then(|(_, token)| Session::parse(token))))
+        Ok(Self(cookie_of(&parts.headers, COOKIE).and_then(Session::parse)))
     }
+}
+
+/// The value of the first cookie of this name.
+pub fn cookie_of<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+    let cookies = headers.get_all(header::COOKIE).into_iter().filter_map(|value| value.to_str().ok());
+    let mut pairs = cookies.flat_map(|line| line.split(';')).filter_map(|pair| pair.trim().split_once('='));
+    pairs.find(|(named, _)| *named == name).map(|(_, value)| value)
 }
 
 #[cfg(test)]

@@ -8,9 +8,6 @@ use url::Url;
 
 use super::settings::is_protected;
 
-/// For one request, with its response.
-const TIMEOUT: Duration = Duration::from_secs(10);
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest response, in bytes: sets of keys have a few KiB.
 const MAX_RESPONSE: usize = 256 * 1024;
 
@@ -32,13 +29,14 @@ pub enum HttpError {
 pub struct Http(reqwest::Client);
 
 impl Http {
-    /// One that follows no redirect: no provider has to, and whither is not the operator's word.
+    /// One whose requests end with their responses within `timeout`. It follows no redirect: no provider has to, and whither is not the
+    /// operator's word.
     ///
     /// # Errors
     ///
     /// It cannot be made.
-    pub fn new() -> Result<Self, reqwest::Error> {
-        let builder = reqwest::Client::builder().no_proxy().connect_timeout(CONNECT_TIMEOUT).timeout(TIMEOUT);
+    pub fn new(timeout: Duration) -> Result<Self, reqwest::Error> {
+        let builder = reqwest::Client::builder().no_proxy().timeout(timeout);
         Ok(Self(builder.redirect(reqwest::redirect::Policy::none()).build()?))
     }
 

@@ -128,17 +128,18 @@ pub struct Provider {
 }
 
 impl Provider {
-    /// Of these settings, which are good; it sends browsers back to `path` on this host. Nothing is asked yet.
+    /// Of these settings, which are good; it sends browsers back to `path` on this host. Each request to it ends within `timeout`.
+    /// Nothing is asked yet.
     ///
     /// # Errors
     ///
     /// The client's secret or a client of HTTP cannot be had.
-    pub fn open(settings: Settings, path: &str) -> Result<Self, OpenError> {
+    pub fn open(settings: Settings, path: &str, timeout: Duration) -> Result<Self, OpenError> {
         let is_no_url = |text: &str| OpenError::Url(text.to_owned());
         let issuer = IssuerUrl::new(settings.issuer.clone()).map_err(|_| is_no_url(&settings.issuer))?;
         let redirect = format!("{}{path}", settings.origin);
         let redirect_url = RedirectUrl::new(redirect.clone()).map_err(|_| is_no_url(&redirect))?;
-        let http = Http::new()?;
+        let http = Http::new(timeout)?;
         Ok(Self {
             client_id: ClientId::new(settings.client_id.clone()),
             secret: settings.client_secret()?,

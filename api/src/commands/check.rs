@@ -4,7 +4,6 @@ use std::path::Path;
 
 use anyhow::bail;
 use sandpiper_accounts::oidc;
-use sandpiper_dashboard::OIDC_CALLBACK;
 use sandpiper_db::schema::{self, Untouched};
 use sandpiper_db::secrets::{self, KeyFileError};
 use sandpiper_db::{DatabaseLocation, StoreError};
@@ -14,6 +13,7 @@ use serde::Serialize;
 use super::{ConfigArgument, block_on};
 use crate::config::Config;
 use crate::privileges;
+use crate::settings::Settings;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -58,8 +58,8 @@ pub(super) fn run(argument: &ConfigArgument, json: bool) -> anyhow::Result<()> {
             files.dedup();
             checks.extend(files.iter().map(|file| key_file(file)));
             checks.push(block_on(async { Ok(database(&config).await) })?);
-            if let Some(settings) = config.oidc.filter(|_| config.roles.sandboxes) {
-                checks.push(block_on(async { Ok(provider(settings).await) })?);
+            if config.roles.sandboxes {
+                checks.extend(block_on(async { Ok(provider(&config.sandboxes()).await) })?);
             }
             checks
         }
@@ -142,32 +142,29 @@ fn judge(location: &DatabaseLocation, version: Result<Option<i64>, StoreError>) 
     }
 }
 
-/// Whether people can sign in at the provider of OpenID Connect.
-async fn provider(settings: oidc::Settings) -> Check {
+/// Whether people can sign in at the provider of OpenID Connect, where there is one.
+async fn provider(settings: &Settings) -> Option<Check> {
     const NAME: &str = "sign-in at a provider";
-    let (issuer, is_public) = (settings.issuer.clone(), settings.client_secret_file.is_none());
-    let client = if is_public { "a public client" } else { "a client with a secret" };
-    let provider = match oidc::Provider::open(settings, OIDC_CALLBACK) {
-        Ok(provider) => provider,
+    let provider = match settings.provider() {
+        Ok(provider) => provider?,
         Err(error) => {
-            return Check::fail(
-                NAME,
-                chain(&error),
-                "correct `oidc` in the settings; see docs/accounts.md, OpenID Connect",
-            );
+            let fix = "correct `oidc` in the settings; see docs/accounts.md, Signing in at a provider";
+            return Some(Check::fail(NAME, chain(&error), fix));
         }
     };
+    let oidc::Settings { issuer, client_secret_file, .. } = &provider.settings;
+    let client = if client_secret_file.is_some() { "a client with a secret" } else { "a public client" };
     let redirect = provider.redirect_url();
-    match provider.reach().await {
+    Some(match provider.reach().await {
         Ok(()) => {
-            Check::ok(NAME, format!("{issuer} responds; to it, this is {client}, whose redirect URI is {redirect}"))
+            Check::ok(NAME, format!("{issuer} responds; to it, this is {client} whose redirect URI is {redirect}"))
         }
         Err(error) => Check::warn(
             NAME,
             format!("{issuer}: {}", chain(&error)),
             "people sign in with passwords alone until it responds; correct `oidc.issuer` if it is another",
         ),
-    }
+    })
 }
 
 #[cfg(test)]

@@ -271,7 +271,7 @@ mod tests {
             sign_up: false,
             allowed_domains: Vec::new(),
         };
-        let provider = Provider::open(settings, "/callback").unwrap();
+        let provider = Provider::open(settings, "/callback", std::time::Duration::from_secs(1)).unwrap();
         let denied = unknown(&provider, Problem::Denied("<script>".to_owned()));
         assert_eq!(
             (denied.status(), denied.message()),

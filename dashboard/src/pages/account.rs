@@ -1,4 +1,4 @@
-//! One's own name, password and login sessions, and founding a team.
+//! One's own name, password, identities and login sessions, and founding a team.
 
 use askama::Template;
 use axum::extract::State;
@@ -21,7 +21,27 @@ const HERE: &str = "/dashboard/account";
 #[template(path = "account.html")]
 struct Account {
     visit: Visit,
+    sign_in: SignIn,
     sessions: Vec<LoginSession>,
+}
+
+#[derive(Deserialize)]
+struct Me {
+    sign_in: SignIn,
+}
+
+#[derive(Deserialize)]
+struct SignIn {
+    has_password: bool,
+    identities: Vec<Identity>,
+}
+
+#[derive(Deserialize)]
+struct Identity {
+    id: String,
+    issuer: String,
+    linked_at: Timestamp,
+    last_used_at: Timestamp,
 }
 
 #[derive(Deserialize)]
@@ -40,8 +60,9 @@ struct LoginSession {
 
 /// `GET /dashboard/account`
 pub(crate) async fn show(visit: Visit) -> Result<Response, Refusal> {
-    let Sessions { sessions } = visit.get("/v1/me/sessions?limit=100").await?;
-    Ok(page(&Account { visit, sessions }))
+    let (Me { sign_in }, Sessions { sessions }) =
+        tokio::try_join!(visit.get("/v1/me"), visit.get("/v1/me/sessions?limit=100"))?;
+    Ok(page(&Account { visit, sign_in, sessions }))
 }
 
 /// `POST /dashboard/-/name`
@@ -53,6 +74,7 @@ pub(crate) async fn rename(State(api): State<Api>, sent: Sent) -> Result<Redirec
 
 /// `POST /dashboard/-/password`
 pub(crate) async fn change_password(State(api): State<Api>, sent: Sent) -> Result<Redirect, Refusal> {
+    // Who has none has no field for it.
     let body = json!({"current_password": sent.fields.exact("current"), "password": sent.fields.exact("password")});
     change(&api, &sent, Method::PATCH, "/v1/me", Some(body)).await?;
     Ok(Redirect::to(HERE))
@@ -61,6 +83,13 @@ pub(crate) async fn change_password(State(api): State<Api>, sent: Sent) -> Resul
 /// `POST /dashboard/-/sessions/end`
 pub(crate) async fn end_session(State(api): State<Api>, sent: Sent) -> Result<Redirect, Refusal> {
     let path = format!("/v1/me/sessions/{}", view::segment(sent.fields.text("id").unwrap_or_default()));
+    change(&api, &sent, Method::DELETE, &path, None).await?;
+    Ok(Redirect::to(HERE))
+}
+
+/// `POST /dashboard/-/identities/unlink`
+pub(crate) async fn unlink(State(api): State<Api>, sent: Sent) -> Result<Redirect, Refusal> {
+    let path = format!("/v1/me/identities/{}", view::segment(sent.fields.text("id").unwrap_or_default()));
     change(&api, &sent, Method::DELETE, &path, None).await?;
     Ok(Redirect::to(HERE))
 }

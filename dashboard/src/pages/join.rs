@@ -7,6 +7,7 @@ use sandpiper_web::entrance::{self, Begun, Entered};
 use serde::Deserialize;
 use serde_json::json;
 
+use super::oidc;
 use crate::api::{Api, Call};
 use crate::form::Entrance;
 use crate::response::SITE;
@@ -25,8 +26,9 @@ struct AcceptedTeam {
 }
 
 /// `GET /dashboard/join`
-pub(crate) async fn show(MaybeSession(session): MaybeSession) -> Response {
-    entrance::join(&SITE, &Entered { is_signed_in: session.is_some(), ..Entered::default() }, None)
+pub(crate) async fn show(State(api): State<Api>, MaybeSession(session): MaybeSession) -> Response {
+    let provider = oidc::provider(&api).await;
+    entrance::join(&SITE, &Entered { is_signed_in: session.is_some(), provider, ..Entered::default() }, None)
 }
 
 /// `POST /dashboard/join`: as somebody new, or as who is signed in.
@@ -47,7 +49,8 @@ pub(crate) async fn join(
         Ok(Accepted { session: Some(begun), .. }) => begun.enter(&SITE),
         Ok(Accepted { team, .. }) => Redirect::to(&format!("/dashboard/{}/sandboxes", team.slug)).into_response(),
         Err(problem) => {
-            let entered = Entered { is_signed_in: session.is_some(), token, email, name };
+            let provider = oidc::provider(&api).await;
+            let entered = Entered { is_signed_in: session.is_some(), token, email, name, provider };
             entrance::join(&SITE, &entered, Some(&problem))
         }
     }

@@ -25,6 +25,7 @@ mod lineage;
 mod members;
 mod network;
 mod new_sandbox;
+mod oidc;
 mod sandbox;
 mod sandboxes;
 mod sign_in;
@@ -42,12 +43,16 @@ pub(crate) fn router() -> Router<Dashboard> {
     Router::new()
         .route("/", get(home::to_home))
         .route("/sign-in", get(sign_in::show).post(sign_in::sign_in))
+        .route("/sign-in/oidc", get(oidc::begin))
+        .route("/sign-in/oidc/callback", get(oidc::complete))
+        .route("/join/oidc", post(oidc::join))
         .route("/sign-out", post(sign_in::sign_out))
         .route("/join", get(join::show).post(join::join))
         .route("/account", get(account::show))
         .route("/-/name", post(account::rename))
         .route("/-/password", post(account::change_password))
         .route("/-/sessions/end", post(account::end_session))
+        .route("/-/identities/unlink", post(account::unlink))
         .route("/-/teams", post(account::found_team))
         .route("/-/assets/{version}/{name}", get(asset))
         .route("/{team}/sandboxes", get(sandboxes::list))

@@ -1,4 +1,4 @@
-//! Signing in and out.
+//! Signing in with a password, and signing out.
 
 use axum::extract::State;
 use axum::http::{Method, StatusCode};
@@ -6,13 +6,14 @@ use axum::response::Response;
 use sandpiper_web::entrance::{self, Begun};
 use serde_json::json;
 
+use super::oidc;
 use crate::api::{Api, Call};
 use crate::form::{Entrance, Sent};
 use crate::response::{Refusal, SITE};
 
 /// `GET /dashboard/sign-in`
-pub(crate) async fn show() -> Response {
-    entrance::sign_in(&SITE, "", None)
+pub(crate) async fn show(State(api): State<Api>) -> Response {
+    entrance::sign_in(&SITE, "", oidc::provider(&api).await.as_deref(), None)
 }
 
 /// `POST /dashboard/sign-in`
@@ -21,7 +22,7 @@ pub(crate) async fn sign_in(State(api): State<Api>, Entrance(fields): Entrance) 
     let body = json!({"email": email, "password": fields.exact("password")});
     match api.call::<Begun>(Method::POST, "/v1/login", Some(body), Call::default()).await {
         Ok(begun) => begun.enter(&SITE),
-        Err(problem) => entrance::sign_in(&SITE, email, Some(&problem)),
+        Err(problem) => entrance::sign_in(&SITE, email, oidc::provider(&api).await.as_deref(), Some(&problem)),
     }
 }
 

@@ -30,7 +30,7 @@ const NOBODY: &str = "-";
 
 /// `GET /portal/sign-in`
 pub(super) async fn show_sign_in() -> Response {
-    entrance::sign_in(&SITE, "", None)
+    entrance::sign_in(&SITE, "", None, None)
 }
 
 /// `POST /portal/sign-in`
@@ -43,7 +43,7 @@ pub(super) async fn sign_in(
     let request_id = request_id.map(|Extension(id)| id.0).unwrap_or_default();
     match try_sign_in(&app, email, fields.exact("password"), request_id).await {
         Ok(begun) => enter(&begun),
-        Err(error) => entrance::sign_in(&SITE, email, Some(&problem(error))),
+        Err(error) => entrance::sign_in(&SITE, email, None, Some(&problem(error))),
     }
 }
 
@@ -83,7 +83,8 @@ pub(super) async fn join(State(app): State<App>, request: Request) -> Result<Res
         None => join_as_new(&app, &fields, request_id).await,
     };
     let field = |name| fields.text(name).unwrap_or_default().to_owned();
-    let entered = || Entered { is_signed_in, token: field("token"), email: field("email"), name: field("name") };
+    let (token, email, name) = (field("token"), field("email"), field("name"));
+    let entered = || Entered { is_signed_in, token, email, name, provider: None };
     Ok(joined.unwrap_or_else(|error| entrance::join(&SITE, &entered(), Some(&problem(error)))))
 }
 

@@ -33,7 +33,7 @@ const fn operation(needs: Needs, method: &'static str, path: &'static str) -> Op
 
 /// What is about accounts. A new operation has to be added here, or
 /// `every_operation_is_listed` fails. Those that take something away come last.
-const PEOPLE: [Operation; 30] = [
+const PEOPLE: [Operation; 34] = [
     Operation {
         body: Some(|| json!({"email": "eve@example.com", "password": "guessed"})),
         ..operation(Needs::Nothing, "POST", "/v1/login")
@@ -41,6 +41,12 @@ const PEOPLE: [Operation; 30] = [
     Operation {
         body: Some(|| json!({"token": format!("spi_{}", "0".repeat(40))})),
         ..operation(Needs::Nothing, "POST", "/v1/invitations/accept")
+    },
+    operation(Needs::Nothing, "GET", "/v1/login/oidc"),
+    Operation { body: Some(|| json!({})), ..operation(Needs::Nothing, "POST", "/v1/login/oidc/begin") },
+    Operation {
+        body: Some(|| json!({"transaction": "v1:", "state": "guessed"})),
+        ..operation(Needs::Nothing, "POST", "/v1/login/oidc")
     },
     operation(Needs::Key, "GET", "/v1/me"),
     operation(Needs::Key, "GET", "/v1/teams"),
@@ -78,6 +84,7 @@ const PEOPLE: [Operation; 30] = [
     operation(Needs::Admin, "DELETE", "/v1/teams/{team}/invitations/{id}"),
     operation(Needs::Admin, "DELETE", "/v1/api_keys/{id}"),
     operation(Needs::User, "DELETE", "/v1/me/sessions/{id}"),
+    operation(Needs::User, "DELETE", "/v1/me/identities/{id}"),
     // Nothing is left to ask for after this.
     operation(Needs::User, "POST", "/v1/logout"),
 ];

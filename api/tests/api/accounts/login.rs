@@ -1,11 +1,17 @@
 //! Signing in and out.
 
 use jiff::SignedDuration;
-use sandpiper_accounts::Role;
+use sandpiper_accounts::{Role, User};
 use serde_json::json;
 
 use super::PASSWORD;
 use crate::support::Host;
+
+/// Ada, and the hash of her password.
+async fn ada_of(host: &Host) -> (User, String) {
+    let (user, hash) = host.app.store.users.by_email(&"ada@example.com".parse().unwrap()).await.unwrap().unwrap();
+    (user, hash.unwrap())
+}
 
 #[tokio::test]
 async fn who_has_the_password_is_signed_in_however_the_address_is_spelt() {
@@ -77,7 +83,7 @@ async fn a_session_ends_by_signing_out_by_another_session_and_by_itself() {
 async fn of_many_sessions_the_oldest_ends() {
     let host = Host::new().await;
     let ada = host.user("ada@example.com", "acme", Role::Owner).await;
-    let (user, hash) = host.app.store.users.by_email(&"ada@example.com".parse().unwrap()).await.unwrap().unwrap();
+    let (user, hash) = ada_of(&host).await;
     let sessions = &host.app.store.login_sessions;
     let begin = async || sessions.begin(&user.id, &hash, host.app.clock.now()).await.unwrap().unwrap();
     for _ in 0..99 {
@@ -113,7 +119,7 @@ async fn another_password_needs_the_current_one_and_ends_the_other_sessions() {
 async fn no_session_begins_with_a_password_that_was_changed_while_it_was_looked_at() {
     let host = Host::new().await;
     let ada = host.user("ada@example.com", "acme", Role::Owner).await;
-    let (user, hash) = host.app.store.users.by_email(&"ada@example.com".parse().unwrap()).await.unwrap().unwrap();
+    let (user, hash) = ada_of(&host).await;
     let change = json!({"password": "another password", "current_password": PASSWORD});
     host.call("PATCH", "/v1/me", &ada.token, Some(change)).await.expect(200);
 
@@ -148,6 +154,6 @@ async fn no_secret_is_in_the_database() {
     for secret in [PASSWORD, token, &invitation] {
         assert!(!host.stores(secret).await, "{secret}");
     }
-    let (user, hash) = host.app.store.users.by_email(&"ada@example.com".parse().unwrap()).await.unwrap().unwrap();
+    let (user, hash) = ada_of(&host).await;
     assert!(hash.starts_with("$argon2id$") && user.email == "ada@example.com", "{hash}");
 }

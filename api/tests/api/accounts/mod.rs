@@ -13,6 +13,7 @@ mod audit;
 mod authorization;
 mod events;
 mod login;
+mod oidc;
 mod teams;
 
 pub(crate) use authorization::operations;

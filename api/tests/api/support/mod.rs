@@ -35,6 +35,7 @@ pub(crate) mod builds;
 pub(crate) mod data_plane;
 pub(crate) mod intervals;
 mod network;
+pub(crate) mod provider;
 pub(crate) mod shop;
 mod snapshots;
 mod stored;
