@@ -186,6 +186,30 @@ mod tests {
         assert_eq!(verdict(Err(StoreError::Unwritten)), Verdict::Fail);
     }
 
+    #[tokio::test]
+    async fn a_provider_that_is_away_is_a_warning_and_a_secret_that_is_missing_a_failure() {
+        let with = |oidc: Option<oidc::Settings>| Config { oidc, ..Config::default() }.sandboxes();
+        assert_eq!(provider(&with(None)).await, None);
+        let settings = oidc::Settings {
+            // Nothing listens there.
+            issuer: "http://127.0.0.1:1".to_owned(),
+            client_id: "sandpiper".to_owned(),
+            client_secret_file: None,
+            origin: "https://sandpiper.example.com".to_owned(),
+            name: "Example".to_owned(),
+            scopes: Vec::new(),
+            sign_up: false,
+            allowed_domains: Vec::new(),
+        };
+        let away = provider(&with(Some(settings.clone()))).await.unwrap();
+        assert_eq!(away.verdict, Verdict::Warn);
+        assert!(away.found.starts_with("http://127.0.0.1:1: "), "{away:?}");
+        let missing = oidc::Settings { client_secret_file: Some("/nonexistent/oidc.secret".into()), ..settings };
+        let failed = provider(&with(Some(missing))).await.unwrap();
+        assert_eq!(failed.verdict, Verdict::Fail);
+        assert!(failed.found.contains("/nonexistent/oidc.secret"), "{failed:?}");
+    }
+
     #[test]
     fn a_key_file_that_others_read_is_a_failure_and_one_that_is_missing_a_warning() {
         use std::os::unix::fs::PermissionsExt;

@@ -34,11 +34,21 @@ const SHIFTS: &str = "const entries = await new Promise(resolve => { \
 
 /// The routes of a host on a port, under the name that browsers take secure cookies from.
 pub(super) async fn serve(host: &Host) -> (String, AbortOnDropHandle<()>) {
+    let (listener, url) = listen().await;
+    (url, serve_on(listener, host))
+}
+
+/// A port, and how it is reached.
+pub(crate) async fn listen() -> (TcpListener, String) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://localhost:{}", listener.local_addr().unwrap().port());
+    (listener, url)
+}
+
+/// The routes of a host on this port.
+pub(crate) fn serve_on(listener: TcpListener, host: &Host) -> AbortOnDropHandle<()> {
     let router = host.router();
-    let task = tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
-    (url, AbortOnDropHandle::new(task))
+    AbortOnDropHandle::new(tokio::spawn(async move { axum::serve(listener, router).await.unwrap() }))
 }
 
 pub(super) async fn sign_in(browser: &Browser, url: &str, email: &str) {

@@ -14,7 +14,7 @@ mod safety;
 mod sign_in;
 mod terminal;
 
-pub(crate) use browser::{axe, look};
+pub(crate) use browser::{axe, listen, look, serve_on};
 
 /// Somebody who looks, with the cookie of a session.
 pub(crate) struct Visitor<'a> {

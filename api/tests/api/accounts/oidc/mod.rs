@@ -13,6 +13,7 @@ use crate::dashboard::{form, leads_to};
 use crate::support::provider::{Provider, SECRET, Surfer};
 use crate::support::{Answer, Host};
 
+mod browser;
 mod flow;
 mod hostile;
 mod linking;
@@ -42,9 +43,14 @@ fn settings(issuer: &str, secret: Option<&Path>) -> Settings {
     }
 }
 
+/// Where a provider sends browsers back to.
+fn redirect_uri(origin: &str) -> String {
+    format!("{origin}/dashboard/sign-in/oidc/callback")
+}
+
 /// A provider, and a host where people sign in at it.
 async fn stage(change: impl FnOnce(&mut Settings)) -> Option<(Provider, Host)> {
-    let provider = Provider::start(&format!("{ORIGIN}/dashboard/sign-in/oidc/callback")).await?;
+    let provider = Provider::start(&redirect_uri(ORIGIN)).await?;
     let host = Host::with(|config| {
         configure(config, &provider.issuer);
         change(config.oidc.as_mut().unwrap());
