@@ -188,7 +188,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_provider_that_is_away_is_a_warning_and_a_secret_that_is_missing_a_failure() {
-        let with = |oidc: Option<oidc::Settings>| Config { oidc, ..Config::default() }.sandboxes();
+        let with = |oidc: Option<oidc::Settings>| Settings { oidc, ..Config::default().sandboxes() };
         assert_eq!(provider(&with(None)).await, None);
         let settings = oidc::Settings {
             // Nothing listens there.
