@@ -22,11 +22,13 @@ use sandpiper_protocol::agent::{
     self, Denied, DeniedPage, ExplainNetwork, NetworkDecision, NetworkExplanation, NetworkPolicy,
 };
 use sandpiper_protocol::guest::GuestNetwork;
+use sandpiper_protocol::interval::Counters;
 use tokio::sync::Semaphore;
 
 use crate::config::Config;
 use crate::firewall::{DeniedPacket, Firewall, FirewallError};
 use crate::links::Mac;
+use crate::meter::Meter;
 use crate::names::{self, ChangeError, Names};
 use crate::netns::Netns;
 use crate::plan::Plan;
@@ -161,7 +163,10 @@ impl Network {
     async fn occupy(&self, slot: Slot, mac: Mac, network: &agent::Network) -> Result<Attachment, AttachError> {
         let slot = Arc::new(slot);
         match self.enforce(&slot, mac, network).await {
-            Ok((firewall, names)) => Ok(Attachment { network: self.clone(), slot, mac, firewall, names }),
+            Ok((firewall, meter, names)) => {
+                let base = Counters::default();
+                Ok(Attachment { network: self.clone(), slot, mac, firewall, meter, names, base })
+            }
             Err(error) => {
                 self.destroy(slot).await;
                 Err(error)
@@ -174,14 +179,14 @@ impl Network {
         slot: &Arc<Slot>,
         mac: Mac,
         network: &agent::Network,
-    ) -> Result<(Firewall, Names), AttachError> {
+    ) -> Result<(Firewall, Arc<Meter>, Names), AttachError> {
         let this = self.clone();
         let (slot, network) = (Arc::clone(slot), network.clone());
         let runtime = tokio::runtime::Handle::current();
         let work = move || {
             // For the sockets.
             let _within = runtime.enter();
-            let Tools { firewall, sockets, is_new } = slot.tools()?;
+            let Tools { firewall, sockets, meter, is_new } = slot.tools()?;
             // Beside the rest: it is done on a thread of its own anyway.
             let policy = thread::scope(|scope| {
                 let neighbours = scope.spawn(|| set_neighbours(&slot, mac));
@@ -197,8 +202,8 @@ impl Network {
             })?;
             let pins = Arc::new(firewall.clone());
             let limits = names::Limits { memory: Arc::clone(&this.memory), ..names::Limits::default() };
-            let names = Names::start(sockets, policy, pins, &this.upstream, limits);
-            Ok((firewall, names))
+            let names = Names::start(sockets, policy, pins, &this.upstream, Arc::clone(&meter), limits);
+            Ok((firewall, meter, names))
         };
         blocking(work).await
     }
@@ -222,7 +227,10 @@ pub struct Attachment {
     slot: Arc<Slot>,
     mac: Mac,
     firewall: Firewall,
+    meter: Arc<Meter>,
     names: Names,
+    /// What the counters said when the machine got the slot.
+    base: Counters,
 }
 
 impl Attachment {
@@ -254,6 +262,22 @@ impl Attachment {
         Ok(self.names.change(policy, move |policy, pins| firewall.apply(policy, generation, pins)).await?)
     }
 
+    /// What the counters of the slot say, of all that went beyond the host by it and came from there since it was made; `None` of a
+    /// slot that an agent made which did not count.
+    ///
+    /// # Errors
+    /// The kernel did not tell.
+    pub async fn counters(&self) -> Result<Option<Counters>, AttachError> {
+        let firewall = self.firewall.clone();
+        let forwarded = blocking(move || firewall.forwarded().map_err(AttachError::from)).await?;
+        Ok(forwarded.map(|forwarded| Counters { forwarded, proxied: self.meter.read() }))
+    }
+
+    /// What they said when a machine got the slot that was not adopted: all that was counted before is not that machine's.
+    pub fn base(&self) -> Counters {
+        self.base
+    }
+
     /// Makes it that of a machine with another Ethernet address, under another policy. If that fails, nobody is to have it.
     ///
     /// # Errors
@@ -262,6 +286,7 @@ impl Attachment {
         let firewall = self.firewall.clone();
         // First: nothing passes any more until the guest has the new address, and the policy is in force before that.
         blocking(move || firewall.set_guest(mac).map_err(AttachError::from)).await?;
+        self.base = self.counters().await?.unwrap_or_default();
         let slot = Arc::clone(&self.slot);
         let neighbours = blocking(move || set_neighbours(&slot, mac));
         let (neighbours, policy) = tokio::join!(neighbours, self.apply(network));
@@ -290,6 +315,19 @@ impl Attachment {
         drop(self.firewall);
         self.network.destroy(self.slot).await;
     }
+}
+
+/// What the counters say of the slot of this number, which a process has left; `None` of one that was made by an agent which did not
+/// count. Blocks.
+///
+/// # Errors
+/// There is no such slot.
+pub fn counters(config: &Config, slot: u32) -> Result<Option<Counters>, AttachError> {
+    let failed = |source| AttachError::Host { what: "read the counters of a network slot", source };
+    let plan = Plan::of(config, slot).ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?;
+    let netns = Netns::open(&plan.name).map_err(failed)?;
+    let Some(forwarded) = Firewall::open(&netns)?.forwarded()? else { return Ok(None) };
+    Ok(Some(Counters { forwarded, proxied: Meter::read_file(&plan.meter).map_err(failed)? }))
 }
 
 fn set_neighbours(slot: &Slot, mac: Mac) -> Result<(), AttachError> {

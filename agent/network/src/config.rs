@@ -58,6 +58,9 @@ pub struct Config {
     pub deny_ranges: Vec<IpNet>,
     /// What each sandbox gets.
     pub limits: Limits,
+    /// Where each slot has a file in which its proxy counts: one of this name's own, in the agent's runtime folder.
+    #[serde(skip)]
+    pub meters: PathBuf,
 }
 
 /// Most that one sandbox uses of the network.
@@ -96,6 +99,7 @@ impl Default for Config {
             allow_ranges: Vec::new(),
             deny_ranges: Vec::new(),
             limits: Limits::default(),
+            meters: "/run/sandpiper/network".into(),
         }
     }
 }

@@ -9,6 +9,7 @@ pub mod firewall;
 mod host;
 mod links;
 mod memory;
+pub mod meter;
 pub mod names;
 pub mod netns;
 mod nft;
@@ -21,7 +22,7 @@ mod sysctl;
 mod traffic;
 pub mod upstream;
 
-pub use attachment::{AttachError, Attachment, CheckError, Network, StartError};
+pub use attachment::{AttachError, Attachment, CheckError, Network, StartError, counters};
 pub use config::Config;
 pub use host::firewalls::dropping_chains;
 pub use slots::Slot;

@@ -33,6 +33,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::denials::Denials;
+use crate::meter::Meter;
 use crate::netns::Netns;
 use crate::pin::{Pinned, Pins};
 use crate::shared::Shared;
@@ -85,17 +86,20 @@ pub struct Names {
 }
 
 impl Names {
+    /// Serves these sockets under a policy; `meter` counts what the proxy passes on.
     pub fn start(
         sockets: Sockets,
         policy: Arc<Policy>,
         pins: Arc<dyn Pins>,
         upstream: &Upstream,
+        meter: Arc<Meter>,
         limits: Limits,
     ) -> Self {
         let shared = Arc::new(Shared {
             upstream: upstream.clone(),
             lookups: upstream.lookups(limits.lookups),
             pins,
+            meter,
             memory: Arc::default(),
             denials: Denials::default(),
             policy: watch::Sender::new(policy),

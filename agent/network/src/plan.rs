@@ -1,6 +1,7 @@
 //! Names and addresses: those that every slot has inside, and those that follow from a slot's number.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::path::PathBuf;
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
@@ -35,6 +36,8 @@ pub(crate) struct Plan {
     pub(crate) name: String,
     /// The host's end of the pair that joins them.
     pub(crate) link: String,
+    /// The file in which its proxy counts.
+    pub(crate) meter: PathBuf,
     pub(crate) host: Transit,
     pub(crate) slot: Transit,
 }
@@ -73,12 +76,10 @@ impl Plan {
         let fits = u16::try_from(number).is_ok()
             && config.transit.contains(&slot.address)
             && config.transit6.contains(&slot.address6);
-        fits.then(|| Self {
-            number,
-            name: format!("{}{number}", namespaces(config)),
-            link: format!("{}{number}", host_links(config)),
-            host,
-            slot,
+        fits.then(|| {
+            let name = format!("{}{number}", namespaces(config));
+            let meter = config.meters.join(&name);
+            Self { number, name, link: format!("{}{number}", host_links(config)), meter, host, slot }
         })
     }
 

@@ -14,6 +14,7 @@ use tracing::debug;
 
 use crate::denials::Denials;
 use crate::memory::Memory;
+use crate::meter::Meter;
 use crate::pin::Pins;
 use crate::upstream::{Lookups, Upstream};
 
@@ -79,6 +80,8 @@ pub(crate) struct Shared {
     pub(crate) upstream: Upstream,
     pub(crate) lookups: Lookups,
     pub(crate) pins: Arc<dyn Pins>,
+    /// Counts what the proxy passes on.
+    pub(crate) meter: Arc<Meter>,
     /// Held while pinning and while the policy changes.
     pub(crate) memory: Arc<Mutex<Memory>>,
     pub(crate) denials: Denials,

@@ -20,6 +20,7 @@
 //!   goes on without a lost packet, and one that is not is cut.
 //! * **Before there is a policy** nothing passes, and before the guest's address is known not even ARP does.
 //! * **A pin** opens nothing for TCP to ports 80 and 443 but the way to the proxy, because the name decides there.
+//! * **What is forwarded** is counted where it is, behind every decision: what is denied is never part of it.
 //! * All that a guest can make grow is bounded: pins, denied destinations, connections, packets and new connections per
 //!   second, and the answers to what is denied.
 
@@ -35,6 +36,7 @@ use std::io;
 use std::sync::Arc;
 
 use sandpiper_policy::Policy;
+use sandpiper_protocol::interval::Bytes;
 
 use self::batch::Batch;
 pub use self::report::{DeniedPacket, Totals};
@@ -115,6 +117,15 @@ impl Firewall {
     /// How much did not pass since the slot was made.
     pub fn totals(&self) -> Result<Totals, FirewallError> {
         report::totals(&self.socket).map_err(FirewallError::Read)
+    }
+
+    /// Bytes of the packets that were forwarded since the slot was made, headers of IP included; `None` of a slot that an agent made
+    /// which did not count them.
+    ///
+    /// # Errors
+    /// The kernel did not tell.
+    pub fn forwarded(&self) -> Result<Option<Bytes>, FirewallError> {
+        report::forwarded(&self.socket).map_err(FirewallError::Read)
     }
 
     fn commit(&self, changes: impl FnOnce(&mut Batch)) -> Result<(), FirewallError> {

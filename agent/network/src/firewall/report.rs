@@ -1,9 +1,10 @@
-//! What the firewall tells about what it did not let pass.
+//! What the firewall tells about what it did not let pass, and how much it did.
 
 use std::net::IpAddr;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use sandpiper_protocol::interval::Bytes;
 
 use super::batch::{
     DUMP, ELEMENT_KEY, GET_ELEMENTS, GET_OBJECT, INET, LIST_ELEMENTS, LIST_SET, LIST_TABLE, NETDEV, NEW_ELEMENTS,
@@ -18,6 +19,7 @@ use super::wire::{Attributes, Head, Message, Writer};
 const ELEMENT_EXPIRATION: u16 = 5;
 const ELEMENT_EXPRESSION: u16 = 7;
 const EXPRESSION_DATA: u16 = 2;
+const COUNTER_BYTES: u16 = 1;
 const COUNTER_PACKETS: u16 = 2;
 const OBJECT_TABLE: u16 = 1;
 const OBJECT_NAME: u16 = 2;
@@ -107,13 +109,7 @@ fn packet(element: Attributes<'_>) -> Option<DeniedPacket> {
 pub(super) fn totals(socket: &Socket) -> std::io::Result<Totals> {
     let mut totals = Totals::default();
     for family in [INET, NETDEV] {
-        let head = Head { kind: GET_OBJECT, flags: REQUEST | DUMP, family, resource: 0 };
-        let counters = socket.dump(
-            &head,
-            |writer| writer.text(OBJECT_TABLE, TABLE),
-            |message, found| found.extend(counter(message).map(|(name, packets)| (name.to_owned(), packets))),
-        )?;
-        for (name, packets) in counters {
+        for Counter { name, packets, .. } in counters(socket, family)? {
             match name.as_str() {
                 "denied" => totals.policy += packets,
                 "spoofed" => totals.spoofed += packets,
@@ -125,8 +121,33 @@ pub(super) fn totals(socket: &Socket) -> std::io::Result<Totals> {
     Ok(totals)
 }
 
-/// A counter that has a name, and the packets that it counted.
-fn counter<'a>(message: &Message<'a>) -> Option<(&'a str, u64)> {
+/// Bytes of the packets that were forwarded; nothing where the rules are of an agent that did not count them.
+pub(super) fn forwarded(socket: &Socket) -> std::io::Result<Option<Bytes>> {
+    let counters = counters(socket, INET)?;
+    let bytes = |name: &str| counters.iter().find(|counter| counter.name == name).map(|counter| counter.bytes);
+    Ok(bytes("sent").zip(bytes("received")).map(|(egress, ingress)| Bytes { egress, ingress }))
+}
+
+/// A counter that has a name.
+struct Counter {
+    name: String,
+    packets: u64,
+    bytes: u64,
+}
+
+/// Those of one of the slot's tables.
+fn counters(socket: &Socket, family: u8) -> std::io::Result<Vec<Counter>> {
+    let head = Head { kind: GET_OBJECT, flags: REQUEST | DUMP, family, resource: 0 };
+    let which = |writer: &mut Writer| writer.text(OBJECT_TABLE, TABLE);
+    socket.dump(&head, which, |message, found| found.extend(counter(message)))
+}
+
+fn counter(message: &Message<'_>) -> Option<Counter> {
     let attributes = message.attributes();
-    Some((attributes.text(OBJECT_NAME)?, attributes.within(OBJECT_DATA)?.number(COUNTER_PACKETS)?))
+    let data = attributes.within(OBJECT_DATA)?;
+    Some(Counter {
+        name: attributes.text(OBJECT_NAME)?.to_owned(),
+        packets: data.number(COUNTER_PACKETS)?,
+        bytes: data.number(COUNTER_BYTES)?,
+    })
 }

@@ -9,6 +9,7 @@ use tokio::net::TcpStream;
 use tokio::time::{sleep, timeout};
 
 use crate::denials::{Seen, Wanted};
+use crate::meter::Metered;
 use crate::shared::Shared;
 
 /// For a server to take the connection, at all its addresses.
@@ -85,13 +86,13 @@ pub(super) enum DialError {
 }
 
 /// Connects to the server that a client means, if the policy has it so. `to` is where the client connected to. Denials are
-/// recorded.
+/// recorded. What goes through the connection is counted.
 pub(super) async fn dial(
     shared: &Shared,
     seen: Seen,
     target: &Target,
     to: SocketAddr,
-) -> Result<(TcpStream, Grant), DialError> {
+) -> Result<(Metered<TcpStream>, Grant), DialError> {
     let dialled = match target {
         Target::Named(name) => dial_name(shared, name, to).await,
         Target::Unnamed => dial_address(shared, to).await,
@@ -103,7 +104,7 @@ pub(super) async fn dial(
         };
         shared.denials.record(seen, &wanted, Some(to.port()), rule);
     }
-    dialled
+    dialled.map(|(stream, grant)| (shared.meter.of(stream), grant))
 }
 
 async fn dial_name(shared: &Shared, name: &Name, to: SocketAddr) -> Result<(TcpStream, Grant), DialError> {

@@ -67,7 +67,7 @@ pub(super) async fn serve(shared: &Shared, mut client: TcpStream, to: SocketAddr
             if watch(shared, Seen::Tls, &granted, &activity, work).await != End::Done {
                 // Cut short, which must not look like an end.
                 let _ = client.set_zero_linger();
-                let _ = server.set_zero_linger();
+                let _ = server.get_ref().set_zero_linger();
             }
         }
         Err(DialError::Denied(_)) => {

@@ -59,7 +59,8 @@ pub(super) fn make(config: &Config, plan: &Plan) -> Result<Slot, SlotError> {
         links::here(async |links| join(links, config, plan, &netns).await).map_err(failed("join the host to"))?;
     netns.run(|| links::here(async |links| furnish(links, config, plan, ipv6).await)).map_err(failed("furnish"))?;
     Firewall::load(&netns, &config.limits).map_err(|source| SlotError::Firewall { number: plan.number, source })?;
-    let tools = Tools::open(&netns, true).map_err(|source| SlotError::Tools { number: plan.number, source })?;
+    let tools =
+        Tools::open(&netns, &plan.meter, true).map_err(|source| SlotError::Tools { number: plan.number, source })?;
     Ok(slot(config, plan, netns, Some(tap), Some(tools)))
 }
 
@@ -72,8 +73,8 @@ pub(super) fn find(config: &Config, plan: &Plan) -> io::Result<Slot> {
 }
 
 fn slot(config: &Config, plan: &Plan, netns: Netns, tap: Option<OwnedFd>, tools: Option<Tools>) -> Slot {
-    let (number, name, mtu) = (plan.number, plan.name.clone(), config.mtu);
-    Slot { number, name, netns: Arc::new(netns), mtu, tap: Mutex::new(tap), tools: Mutex::new(tools) }
+    let (number, name, meter, mtu) = (plan.number, plan.name.clone(), plan.meter.clone(), config.mtu);
+    Slot { number, name, meter, netns: Arc::new(netns), mtu, tap: Mutex::new(tap), tools: Mutex::new(tools) }
 }
 
 /// In the slot: settings, and the tap.

@@ -23,7 +23,7 @@
 //! * A slot's number says its names and addresses (`crate::plan`). A number is free again when all of the slot is gone that
 //!   others can see: its namespace's name and the host's end of the pair. Numbers are used in turn, so that a late answer
 //!   to a slot's connection finds nobody rather than the next tenant.
-//! * Nothing is written down. What a process that was killed left, whole or half made, is found by its names when the next
+//! * Nothing is written down but what its proxy passed on (`crate::meter`). What a process that was killed left, whole or half made, is found by its names when the next
 //!   one starts, and taken away unless a sandbox has it.
 //! * Slots are made and taken away in the background, on threads that may block. A caller that gives up on [`Slots::take`]
 //!   leaves a slot that waits, not one that nobody knows.
@@ -51,6 +51,7 @@ pub use self::slot::{Slot, ToolsError};
 use crate::config::Config;
 use crate::firewall::FirewallError;
 use crate::host::{Host, HostError};
+use crate::meter;
 use crate::plan::Plan;
 pub use crate::plan::{GATEWAY, GATEWAY6, GUEST, GUEST6, PREFIX, PREFIX6};
 
@@ -91,6 +92,8 @@ pub enum SlotError {
     Host(#[from] HostError),
     #[error("Cannot find the network slots of an earlier process")]
     Find(#[source] io::Error),
+    #[error("Cannot make the folder in which the slots' proxies count")]
+    Meters(#[source] io::Error),
 }
 
 /// What takes a slot's time is interrupted only if the runtime ends.
@@ -154,6 +157,7 @@ impl Slots {
         let (for_host, left) = (config.clone(), in_use.iter().copied().collect::<BTreeSet<_>>());
         let highest = left.last().copied().unwrap_or_default();
         let (host, found) = blocking(move || {
+            meter::make_folder(&for_host.meters).map_err(SlotError::Meters)?;
             let host = Host::load(&for_host, highest)?;
             Ok::<_, SlotError>((host, remove::find(&for_host).map_err(SlotError::Find)?))
         })

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crate::config::Config;
 use crate::host::conntrack;
 use crate::plan::{self, Plan};
-use crate::{links, netns};
+use crate::{links, meter, netns};
 
 /// How long namespaces without a name may take to end by themselves. The kernel ends all of them at once, which costs it
 /// far less than one link after the other; but as long as someone has a descriptor of one, it does not.
@@ -20,6 +20,7 @@ const LOOK: Duration = Duration::from_millis(10);
 pub(super) fn find(config: &Config) -> io::Result<BTreeMap<u32, Plan>> {
     let mut names = netns::names(&plan::namespaces(config))?;
     names.extend(host_links(config)?);
+    names.extend(meter::names(&config.meters)?);
     let plans = names.iter().filter_map(|name| Plan::by_name(config, name));
     Ok(plans.map(|plan| (plan.number, plan)).collect())
 }
@@ -30,6 +31,9 @@ pub(super) fn remove(config: &Config, plans: Vec<Plan>) -> BTreeSet<u32> {
     for plan in &plans {
         if let Err(error) = netns::remove(&plan.name) {
             tracing::warn!(name = plan.name, %error, "cannot remove a slot's namespace; retrying");
+        }
+        if let Err(error) = meter::remove(&plan.meter) {
+            tracing::warn!(path = %plan.meter.display(), %error, "cannot remove the file in which a slot's proxy counted; retrying");
         }
     }
     if let Err(error) = end_links(config, &plans) {

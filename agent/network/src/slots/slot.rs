@@ -3,6 +3,7 @@
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use sandpiper_protocol::guest::GuestNetwork;
@@ -11,6 +12,7 @@ use sha2::{Digest, Sha256};
 use super::tap;
 use crate::firewall::{Firewall, FirewallError};
 use crate::links::{self, Mac};
+use crate::meter::Meter;
 use crate::names::Sockets;
 use crate::netns::Netns;
 use crate::plan::{GATEWAY, GATEWAY6, GUEST, GUEST6, PREFIX, PREFIX6, TAP};
@@ -22,6 +24,8 @@ use crate::sysctl;
 pub struct Slot {
     pub(super) number: u32,
     pub(super) name: String,
+    /// The file in which its proxy counts.
+    pub(super) meter: PathBuf,
     pub(super) netns: Arc<Netns>,
     pub(super) mtu: u16,
     /// Open since it was made, until a monitor gets it. Its link is up only while it is open, and what the slot sends into a
@@ -36,17 +40,19 @@ pub struct Slot {
 pub(crate) struct Tools {
     pub(crate) firewall: Firewall,
     pub(crate) sockets: Sockets,
+    pub(crate) meter: Arc<Meter>,
     /// Nothing was enforced in the slot yet.
     pub(crate) is_new: bool,
 }
 
 impl Tools {
     /// Of a slot that has its links and its rules. Blocks; to be called within the runtime that will serve the sockets.
-    pub(super) fn open(netns: &Netns, is_new: bool) -> Result<Self, ToolsError> {
+    pub(super) fn open(netns: &Netns, meter: &Path, is_new: bool) -> Result<Self, ToolsError> {
         let firewall = Firewall::open(netns)?;
         let gateways = [IpAddr::from(GATEWAY), IpAddr::from(GATEWAY6)];
         let sockets = Sockets::bind(netns, &gateways).map_err(ToolsError::Listen)?;
-        Ok(Self { firewall, sockets, is_new })
+        let meter = Arc::new(Meter::open(meter).map_err(ToolsError::Meter)?);
+        Ok(Self { firewall, sockets, meter, is_new })
     }
 }
 
@@ -57,6 +63,8 @@ pub enum ToolsError {
     Firewall(#[from] FirewallError),
     #[error("Cannot listen in the slot")]
     Listen(#[source] io::Error),
+    #[error("Cannot open the file in which the slot's proxy counts")]
+    Meter(#[source] io::Error),
 }
 
 impl Slot {
@@ -83,7 +91,7 @@ impl Slot {
     /// What it is used with. Blocks; to be called within the runtime that will serve the sockets.
     pub(crate) fn tools(&self) -> Result<Tools, ToolsError> {
         let kept = self.tools.lock().unwrap_or_else(PoisonError::into_inner).take();
-        kept.map_or_else(|| Tools::open(&self.netns, false), Ok)
+        kept.map_or_else(|| Tools::open(&self.netns, &self.meter, false), Ok)
     }
 
     /// Tells the slot which Ethernet address its guest has. It is not asked for it, so no other can claim to be the guest.

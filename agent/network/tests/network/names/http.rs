@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sandpiper_network::names::Limits;
+use sandpiper_protocol::interval::Bytes;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
@@ -282,5 +283,25 @@ fn a_server_that_is_away_is_a_bad_gateway() {
             let answer = exchange(&world, &format!("GET / HTTP/1.1\r\nHost: {host}\r\n\r\n")).await;
             assert_eq!(status(&answer), "502", "{answer}");
         }
+    });
+}
+
+#[test]
+fn a_request_is_counted_as_the_server_gets_it_and_one_that_is_refused_is_not() {
+    in_a_world(|world| async move {
+        servers(&world);
+        let (_names, _) = world.sandbox(policy(false, &["api.example.test"], &[])).await;
+        let post = |host: &str| {
+            let head = format!("POST / HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\nContent-Length: 20000\r\n\r\n");
+            head + &"x".repeat(20_000)
+        };
+
+        assert_eq!(status(&exchange(&world, &post("evil.example.test")).await), "403");
+        assert_eq!(world.meter.read(), Bytes::default());
+
+        let answer = exchange(&world, &post("api.example.test")).await;
+        assert_eq!(status(&answer), "200", "{answer}");
+        let Bytes { egress, ingress } = world.meter.read();
+        assert!((20_000..20_200).contains(&egress) && ingress >= 20_000, "{egress} and {ingress}");
     });
 }

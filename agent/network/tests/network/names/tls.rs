@@ -7,6 +7,7 @@ use std::time::Duration;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore};
 use sandpiper_network::names::Limits;
+use sandpiper_protocol::interval::Bytes;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
@@ -292,5 +293,34 @@ fn all_connections_end_with_the_sandbox() {
         assert!(!matches!(ended, Ok(1..)));
         // The ports are free for the next one.
         let (_names, _) = world.sandbox(policy(true, &[], &[])).await;
+    });
+}
+
+#[test]
+fn what_is_passed_on_is_counted_each_way_and_nothing_of_what_is_refused() {
+    in_a_world(|world| async move {
+        let (api, evil) = servers(&world);
+        let (_names, _) = world.sandbox(policy(false, &["api.example.test"], &[])).await;
+        server(&world, &evil, "198.51.100.1:443", "evil.example.test").await.unwrap_err();
+        assert_eq!(world.meter.read(), Bytes::default(), "a name that is not allowed");
+
+        let stream = world.connect("198.51.100.1:443").await;
+        let (_, mut stream) = shake(stream, config(&[api], true), "api.example.test").await.unwrap();
+        let greeted = world.meter.read();
+        assert!(greeted.egress > 100 && greeted.ingress > 500, "the handshake: {greeted:?}");
+        let sent = vec![7; 500_000];
+        let (mut reader, mut writer) = tokio::io::split(stream.get_mut());
+        let mut received = vec![0; sent.len()];
+        let write = async {
+            writer.write_all(&sent).await?;
+            writer.flush().await
+        };
+        tokio::try_join!(write, reader.read_exact(&mut received)).unwrap();
+
+        let Bytes { egress, ingress } = world.meter.read();
+        // With the records around it.
+        for passed in [egress - greeted.egress, ingress - greeted.ingress] {
+            assert!((500_000..525_000).contains(&passed), "{passed}");
+        }
     });
 }

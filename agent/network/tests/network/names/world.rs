@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use sandpiper_network::meter::Meter;
 use sandpiper_network::names::{Limits, Names, Sockets};
 use sandpiper_network::netns::{self, Netns};
 use sandpiper_network::pin::{Pinned, Pins};
@@ -83,6 +84,9 @@ pub(crate) struct World {
     host: Netns,
     pub(crate) internet: Internet,
     pub(crate) upstream: Upstream,
+    /// Of the guest's names.
+    pub(crate) meter: Arc<Meter>,
+    meters: tempfile::TempDir,
 }
 
 /// Makes a world and runs a test in its host.
@@ -118,7 +122,10 @@ pub(crate) fn in_a_world<F: Future<Output = ()>>(test: impl FnOnce(World) -> F +
         runtime.block_on(async {
             let internet = Internet::start(internet_netns).await;
             let upstream = Upstream::new(&[internet.dns.address]).unwrap();
-            test(World { guest: guest_netns, slot: slot_netns, host: host_netns, internet, upstream }).await;
+            let meters = tempfile::tempdir().unwrap();
+            let meter = Arc::new(Meter::open(&meters.path().join("guest")).unwrap());
+            let (guest, slot, host) = (guest_netns, slot_netns, host_netns);
+            test(World { guest, slot, host, internet, upstream, meter, meters }).await;
         });
         Ok(())
     });
@@ -189,7 +196,8 @@ impl World {
     ) -> (Names, Arc<Recorder>) {
         let sockets = Sockets::bind(&self.slot, &[GATEWAY, "fd5a:5a::1".parse().unwrap()]).unwrap();
         let recorder = Arc::new(recorder);
-        (Names::start(sockets, policy, recorder.clone(), &self.upstream, limits), recorder)
+        let meter = Arc::clone(&self.meter);
+        (Names::start(sockets, policy, recorder.clone(), &self.upstream, meter, limits), recorder)
     }
 
     /// Names for somebody else on the host, and a socket that is connected to that forwarder.
@@ -205,7 +213,8 @@ impl World {
     ) -> (Names, UdpSocket) {
         let address: IpAddr = address.parse().unwrap();
         let sockets = Sockets::bind(&self.host, &[address]).unwrap();
-        let names = Names::start(sockets, policy, recorder, &self.upstream, Limits::default());
+        let meter = Arc::new(Meter::open(&self.meters.path().join("neighbour")).unwrap());
+        let names = Names::start(sockets, policy, recorder, &self.upstream, meter, Limits::default());
         let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         socket.connect((address, 53)).await.unwrap();
         (names, socket)

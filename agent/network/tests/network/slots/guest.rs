@@ -15,6 +15,7 @@ use sandpiper_network::netns::Netns;
 use sandpiper_network::slots::Slot;
 use sandpiper_policy::{Platform, Policy, Profiles};
 use sandpiper_protocol::agent::NetworkPolicy;
+use sandpiper_protocol::guest::GuestNetwork;
 
 use super::host::ip;
 
@@ -35,18 +36,21 @@ impl Guest {
         let policy = Policy::compile(&NetworkPolicy::default(), &Profiles::default(), &Platform::default()).unwrap();
         firewall.apply(&policy, 1, &[]).unwrap();
 
-        let name = format!("guest{}", slot.number());
-        let netns = Netns::create(&name).unwrap();
+        Self::join(&format!("guest{}", slot.number()), slot.open_tap().unwrap(), &slot.guest_network(mac))
+    }
+
+    /// Starts a guest of this name at a tap.
+    pub(crate) fn join(name: &str, tap: OwnedFd, network: &GuestNetwork) -> Self {
+        let netns = Netns::create(name).unwrap();
         let device = netns.run(|| new_tap("eth0")).unwrap();
-        let network = slot.guest_network(mac);
-        let mac = mac.map(|byte| format!("{byte:02x}")).join(":");
+        let mac = network.mac.map(|byte| format!("{byte:02x}")).join(":");
         ip(&format!("-n {name} link set eth0 address {mac} mtu {}", network.mtu));
         ip(&format!("-n {name} link set eth0 up"));
         ip(&format!("-n {name} addr add {}/{} dev eth0", network.address, network.prefix_length));
         ip(&format!("-n {name} addr add {}/{} dev eth0 nodad", network.address6, network.prefix_length6));
         ip(&format!("-n {name} route add default via {}", network.gateway));
         ip(&format!("-n {name} route add default via {}", network.gateway6));
-        let (device, tap) = (Arc::new(device), Arc::new(slot.open_tap().unwrap()));
+        let (device, tap) = (Arc::new(device), Arc::new(tap));
         pump(device.clone(), tap.clone());
         pump(tap, device);
         Self { netns }

@@ -28,6 +28,8 @@ pub(crate) const SILENCE: Duration = Duration::from_millis(700);
 /// Addresses of the host, and of a server on the internet.
 pub(crate) const HOST: [&str; 2] = ["198.51.100.1", "2001:db8:1::1"];
 pub(crate) const SERVER: [&str; 2] = ["203.0.113.10", "2001:db8:2::10"];
+/// Where proxies of slots count, by default.
+pub(crate) const METERS: &str = "/run/sandpiper/network";
 /// Where servers of these tests listen.
 pub(crate) const PORT: u16 = 7777;
 
@@ -37,8 +39,10 @@ pub(crate) fn on_a_host<F: Future<Output = ()>>(test: impl FnOnce(Host) -> F + S
         unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS).unwrap();
         // What is mounted from here on is this thread's own, the names of namespaces above all.
         mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>).unwrap();
-        std::fs::create_dir_all("/run/netns").unwrap();
-        mount(Some("names"), "/run/netns", Some("tmpfs"), MsFlags::empty(), None::<&str>).unwrap();
+        for folder in ["/run/netns", METERS] {
+            std::fs::create_dir_all(folder).unwrap();
+            mount(Some("sandpiper-test"), folder, Some("tmpfs"), MsFlags::empty(), None::<&str>).unwrap();
+        }
         let host = Host::new();
         // Its threads are made by this one, and so live here too.
         tokio::runtime::Runtime::new().unwrap().block_on(test(host));
@@ -72,11 +76,11 @@ impl Host {
         Self { internet }
     }
 
-    /// What can be seen of slots: names of namespaces, links and rules.
-    pub(crate) fn traces(&self) -> [String; 3] {
+    /// What can be seen of slots: names of namespaces, links, rules, and files in which proxies count.
+    pub(crate) fn traces(&self) -> [String; 4] {
         let links = run("ip", &["-o", "link"]);
         let links: Vec<_> = links.lines().filter_map(|link| link.split_whitespace().nth(1)).collect();
-        [run("ip", &["netns"]), links.join("\n"), run("nft", &["list", "ruleset"])]
+        [run("ip", &["netns"]), links.join("\n"), run("nft", &["list", "ruleset"]), run("ls", &[METERS])]
     }
 }
 

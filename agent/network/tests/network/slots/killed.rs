@@ -55,8 +55,8 @@ fn whenever_a_process_is_killed_the_next_one_leaves_nothing_of_it() {
             );
 
             let slots = Slots::start(config(|_| {}), &[]).await.unwrap();
-            let [namespaces, links, _] = host.traces();
-            assert_eq!([&namespaces, &links], [&before[0], &before[1]], "killed after {life:?}");
+            let [namespaces, links, _, meters] = host.traces();
+            assert_eq!([namespaces, links, meters], [0, 1, 3].map(|of| before[of].clone()), "killed after {life:?}");
             slots.close().await;
             assert_eq!(host.traces(), before, "killed after {life:?}");
         }

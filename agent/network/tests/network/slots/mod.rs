@@ -6,3 +6,4 @@ mod host;
 mod killed;
 mod life;
 mod reach;
+mod traffic;
