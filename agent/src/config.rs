@@ -316,8 +316,9 @@ impl Config {
                 return Err(ConfigError::Invalid { key: old, problem: format!("is called `{new}` now; rename it") });
             }
         }
-        let config: Self = toml::from_str(&text).map_err(parse)?;
+        let mut config: Self = toml::from_str(&text).map_err(parse)?;
         config.check()?;
+        config.network.meters = config.runtime_dir.join("network");
         Ok(config)
     }
 

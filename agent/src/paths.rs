@@ -25,6 +25,7 @@
 //!   monitors/<mon…>/                 0700: control.sock
 //!   warm/<key>/                      0700: while a warm snapshot is made, as for a sandbox
 //!   helpers/<vol…>/                  0700: the same of a helper
+//!   network/<slot>                   what the proxy of a network slot passed on; sandpiper-network's
 //! ```
 //!
 //! All of `state_dir` is one file system: layers are hard links between these folders.

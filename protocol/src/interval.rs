@@ -35,6 +35,13 @@ pub struct Interval {
     pub end: Option<IntervalEnd>,
 }
 
+impl Interval {
+    /// Until when its machine is known to have run, by what is said here.
+    pub fn known_until_ms(&self) -> i64 {
+        self.traffic.map_or(self.began_at_ms, |traffic| traffic.at_ms.max(self.began_at_ms))
+    }
+}
+
 /// What went through the network of an interval's machine, from its beginning on: what came from beyond the host, and what went
 /// there.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize, PartialEq, Eq)]

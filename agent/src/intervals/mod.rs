@@ -12,6 +12,9 @@
 //! * The truth is the sandbox's record, which is synced with each of these anyway: so a start, and a pause, wait for nothing
 //!   here. The **journal** follows, within moments, on a thread of its own. Only what the record is about to forget is awaited:
 //!   a sandbox that is deleted has its record until its interval's end is in the journal, one that is resumed likewise.
+//! * What goes through the network of a machine is counted by the host's kernel. It is read every minute, and before the machine's
+//!   slot goes: a record of an interval that goes on says what it came to, where that grew. The counters stay where they are when an
+//!   agent is killed, and each record says what they said, so that the next agent goes on from there.
 //! * An agent that was killed finds by the records what the journal lacks ([`Intervals::settle`]). Machines that run then are in
 //!   their intervals still. One that ended meanwhile was last seen at the **seen mark**, which is written every
 //!   [`SEEN_EVERY`] while anything runs: its interval ends there, [`EndReason::Lost`], a little too early rather than too late.
@@ -34,7 +37,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use sandpiper_durable as durable;
 use sandpiper_protocol::ids::IntervalId;
-use sandpiper_protocol::interval::{EndReason, Interval, IntervalEnd, IntervalPage, IntervalRecord};
+use sandpiper_protocol::interval::{EndReason, Interval, IntervalEnd, IntervalPage, IntervalRecord, Traffic};
 use tokio::sync::Notify;
 use tokio::time::{MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
@@ -43,7 +46,7 @@ use self::journal::Journal;
 
 /// How often it is written down that all runs: as much of an interval may be missing after the agent was killed.
 const SEEN_EVERY: Duration = Duration::from_secs(5);
-/// A segment has about four thousand records, and at most about two hundred thousand intervals wait for the API process.
+/// A segment has some two thousand records, and at most some hundred thousand intervals wait for the API process.
 const SIZES: Sizes = Sizes { segment: 1 << 20, most: 128 << 20 };
 
 /// How large the journal is.
@@ -147,6 +150,25 @@ impl Intervals {
         self.state().length >= self.0.sizes.most
     }
 
+    /// What went through the network of an interval's machine as far as it is known; nothing of one that has ended, or whose traffic
+    /// is not counted.
+    pub(crate) fn traffic(&self, id: &IntervalId) -> Option<Traffic> {
+        self.state().open.get(id)?.1.traffic
+    }
+
+    /// Has the journal say that so much went through the network of an interval's machine, soon. Where its counters have not moved,
+    /// and of one that has ended, that changes nothing.
+    pub(crate) fn measure(&self, id: &IntervalId, traffic: Traffic) {
+        if self.state().measure(id, traffic) {
+            self.0.wake.notify_one();
+        }
+    }
+
+    /// Whether so much waits for the API process that there should be no records which can be done without.
+    pub(crate) fn is_crowded(&self) -> bool {
+        self.state().length >= self.0.sizes.most / 2
+    }
+
     /// When all that runs was last seen to run; nothing where nothing ever did.
     pub(crate) fn seen_at_ms(&self) -> Option<i64> {
         self.state().seen_at_ms
@@ -159,7 +181,7 @@ impl Intervals {
             state.open.values().filter(|(_, one)| !live.contains(&one.id)).map(|(_, one)| one.clone()).collect();
         for mut interval in lost {
             tracing::warn!(sandbox = interval.sandbox.as_str(), "an interval ends whose sandbox is not known any more");
-            let at_ms = state.seen_at_ms.unwrap_or(interval.began_at_ms).max(interval.began_at_ms);
+            let at_ms = state.seen_at_ms.unwrap_or(interval.began_at_ms).max(interval.known_until_ms());
             interval.end = Some(IntervalEnd { at_ms, reason: EndReason::Lost });
             state.follow(&interval);
         }
@@ -289,6 +311,19 @@ impl State {
             self.unwritten.push(IntervalRecord { sequence, interval: interval.clone() });
         }
         is_news
+    }
+
+    /// Adds a record where the counters of an interval's network have moved since its last one; whether they have.
+    fn measure(&mut self, id: &IntervalId, traffic: Traffic) -> bool {
+        let Some((sequence, interval)) = self.open.get_mut(id) else { return false };
+        if interval.traffic.is_none_or(|before| before.counters == traffic.counters) {
+            return false;
+        }
+        interval.traffic = Some(traffic);
+        *sequence = self.next;
+        self.next += 1;
+        self.unwritten.push(IntervalRecord { sequence: *sequence, interval: interval.clone() });
+        true
     }
 
     /// How many records with these numbers say that an interval began which has not ended.

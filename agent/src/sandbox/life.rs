@@ -15,7 +15,7 @@ use sandpiper_network::Attachment;
 use sandpiper_protocol::agent::{OnTimeout, SandboxError, SandboxState};
 use sandpiper_protocol::error_chain;
 use tokio::sync::oneshot;
-use tokio::time::{MissedTickBehavior, interval, sleep};
+use tokio::time::{Instant, MissedTickBehavior, interval, interval_at, sleep};
 use tracing::{Instrument, Span};
 
 use super::command::{Answer, Command};
@@ -32,6 +32,8 @@ use crate::launch::{Attachments, Running};
 
 /// How often the wall clock is compared with the deadline: it may be set while we sleep.
 const CLOCK_CHECK: Duration = Duration::from_secs(30);
+/// How often it is read what went through its network. What is lost of it, if the host loses its power, is at most this old.
+const TRAFFIC_EVERY: Duration = Duration::from_secs(60);
 /// How much longer a sandbox runs that could not be paused at its deadline. Then that is tried again.
 const PAUSE_AGAIN: u64 = 60;
 
@@ -99,7 +101,11 @@ impl Supervisor {
                 let machine = self.context.launcher.machine(guest, known, process, None, &paths);
                 let mut running = Running { machine, network, reservation, console: self.follow_console(), volumes };
                 let life = match self.take_up(&mut running).await {
-                    Ok(()) | Err(OperationError::Refused(_)) => Life::Live(Box::new(running)),
+                    Ok(()) | Err(OperationError::Refused(_)) => {
+                        // Should something have had the counters begin anew, they have not come far yet.
+                        self.measure_traffic(running.network.as_ref()).await;
+                        Life::Live(Box::new(running))
+                    }
                     Err(OperationError::Ended(error)) => {
                         self.lose_machine(Some(running), error).await;
                         Life::Stopped
@@ -203,6 +209,8 @@ impl Supervisor {
         let leave = self.context.leave.clone();
         let mut housekeeping = interval(CLOCK_CHECK);
         housekeeping.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut readings = interval_at(Instant::now() + TRAFFIC_EVERY, TRAFFIC_EVERY);
+        readings.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             let remaining = remaining(self.record().deadline);
             if remaining.is_zero() {
@@ -221,6 +229,7 @@ impl Supervisor {
                 () = leave.cancelled() => return Transition::Leave,
                 () = sleep(remaining) => {}
                 _ = housekeeping.tick() => self.bound_monitor_log().await,
+                _ = readings.tick() => self.measure_traffic(running.network.as_ref()).await,
                 event = running.machine.next() => match event {
                     MachineEvent::Ended(ended) => return Transition::Ended(self.explain(ended).await),
                     MachineEvent::OutOfControl => return Transition::Ended(ending::out_of_control()),

@@ -22,7 +22,7 @@
 //! name: all that is in use is named first.
 //!
 //! The journal of intervals is brought to what the records say of theirs, before a record goes. A machine that is gone was last
-//! seen where the journal says that all were ([`crate::intervals`]).
+//! seen where the journal says that all were ([`crate::intervals`]). What went through its network is read before its slot goes.
 //!
 //! An agent killed at any moment leaves one of these, so it leaks nothing: this module is the other half of every
 //! operation that is not atomic.
@@ -41,7 +41,7 @@ use sandpiper_machine::MachinePaths;
 use sandpiper_machine::process::{self, Ended, Identity, KnownMonitor};
 use sandpiper_protocol::agent::SandboxState;
 use sandpiper_protocol::ids::{IntervalId, SandboxId};
-use sandpiper_protocol::interval::EndReason;
+use sandpiper_protocol::interval::{Counters, EndReason};
 use sandpiper_protocol::{error_chain, id};
 
 use super::record::Record;
@@ -76,7 +76,8 @@ pub(crate) enum ReconcileError {
 
 /// Cleans up and returns what is to be kept. Blocks.
 pub(crate) fn reconcile(context: &Context) -> Result<Left, ReconcileError> {
-    let (left, spared) = settle_all(&context.paths, &context.intervals, &context.boot_id)?;
+    let counters = |slot| counters_of(context, slot);
+    let (left, spared) = settle_all(&context.paths, &context.intervals, &context.boot_id, &counters)?;
     for monitor in left.sandboxes.iter().filter_map(|found| found.record.process.as_ref()).chain(&spared) {
         context.launcher.pool.adopt(monitor);
     }
@@ -100,16 +101,33 @@ pub(crate) fn sweep(context: &Context) -> io::Result<()> {
     context.launcher.pool.sweep_cgroups()
 }
 
+/// What the counters of the slot of a machine say that is gone, where they say anything.
+type CountersOf<'a> = &'a dyn Fn(u32) -> Option<Counters>;
+
+fn counters_of(context: &Context, slot: u32) -> Option<Counters> {
+    let network = &context.config.network;
+    let read = network.enabled.then(|| sandpiper_network::counters(network, slot))?;
+    read.unwrap_or_else(|error| {
+        tracing::warn!(
+            slot,
+            error = error_chain::chain(&error),
+            "cannot read what went through the slot of a machine that is gone"
+        );
+        None
+    })
+}
+
 /// What is kept, and the monitors of what is left alone.
 fn settle_all(
     paths: &Paths,
     intervals: &Intervals,
     boot_id: &str,
+    counters: CountersOf<'_>,
 ) -> Result<(Left, Vec<KnownMonitor>), ReconcileError> {
     let read = |what| move |source| ReconcileError::Read { what, source };
     let (mut left, mut spared) = (Left::default(), Vec::new());
     for id in folders(&paths.sandboxes()).map_err(read("the sandboxes' folders"))? {
-        match settle(paths, intervals, &id, boot_id) {
+        match settle(paths, intervals, &id, boot_id, counters) {
             Ok(Settled::Kept(sandbox)) => left.sandboxes.push(*sandbox),
             Ok(Settled::Gone) => {}
             Err(error) => {
@@ -169,6 +187,7 @@ fn settle(
     intervals: &Intervals,
     id: &str,
     boot_id: &str,
+    counters: CountersOf<'_>,
 ) -> Result<Settled, Box<dyn std::error::Error>> {
     let own = paths.sandbox(id);
     let Some(mut record) = record_file::load(&own, id)? else {
@@ -184,9 +203,13 @@ fn settle(
         record.interval.iter().for_each(|interval| intervals.follow(interval));
         Ok(Settled::Kept(Box::new(Found { record, pidfd })))
     };
-    // Of a machine that is gone, or that nobody looks after any more.
+    let same_boot = record.process.as_ref().is_some_and(|monitor| monitor.identity.boot_id == boot_id);
+    // Of a machine that is gone, or that nobody looks after any more. Its slot is there still, unless the host was restarted.
     let lose_sight = |record: &mut Record| {
         let seen_at_ms = intervals.seen_at_ms().unwrap_or(i64::MIN).min(Timestamp::now().as_millisecond());
+        let known = record.interval.as_ref().and_then(|interval| intervals.traffic(&interval.id));
+        let counted = known.and_then(|_| record.slot.filter(|_| same_boot)).and_then(counters);
+        record.note_traffic(known.map(|known| counted.map_or(known, |counters| known.read(seen_at_ms, counters))));
         record.end_interval(seen_at_ms, EndReason::Lost);
     };
     match (record.state, pidfd) {
@@ -218,14 +241,13 @@ fn settle(
         (_, Some(pidfd)) => {
             if record.interval.is_none() {
                 // Of an agent that counted no time.
-                record.begin_interval(Timestamp::now());
+                record.begin_interval(Timestamp::now(), None);
                 record_file::save(&own, &record)?;
             }
             record.files.remove_others(&own.state)?;
             kept(record, Some(pidfd))
         }
         (_, None) => {
-            let same_boot = record.process.as_ref().is_some_and(|monitor| monitor.identity.boot_id == boot_id);
             let error = if same_boot { ending::explain(&own, &Ended::Unknown) } else { ending::host_restarted() };
             tracing::info!(sandbox = id, code = error.code, "a machine ended while no agent ran");
             lose_sight(&mut record);

@@ -14,7 +14,7 @@ use sandpiper_protocol::agent::{
 };
 use sandpiper_protocol::id;
 use sandpiper_protocol::ids::{IntervalId, SandboxId, TeamId};
-use sandpiper_protocol::interval::{EndReason, Interval, IntervalEnd};
+use sandpiper_protocol::interval::{Counters, EndReason, Interval, IntervalEnd, Traffic};
 use sandpiper_protocol::volume::VolumeMount;
 use serde::{Deserialize, Serialize};
 
@@ -163,8 +163,9 @@ impl Record {
         }
     }
 
-    /// Notes that the sandbox's machine runs for its team from `now` on.
-    pub(crate) fn begin_interval(&mut self, now: Timestamp) {
+    /// Notes that the sandbox's machine runs for its team from `now` on. `base` is what the counters of its network said when it got
+    /// that, if it has one.
+    pub(crate) fn begin_interval(&mut self, now: Timestamp, base: Option<Counters>) {
         self.interval = Some(Interval {
             id: IntervalId::generate(),
             sandbox: self.id.clone(),
@@ -172,14 +173,23 @@ impl Record {
             cpu: self.cpu,
             memory_mb: self.memory_mb,
             began_at_ms: now.as_millisecond(),
+            traffic: base.map(|base| Traffic::begin(now.as_millisecond(), base)),
             end: None,
         });
     }
 
-    /// Notes that it does so no more, unless that is noted already. A clock that was set back makes no time negative.
+    /// Notes what went through the network of a machine that has run until now. Nothing changes where that is not known.
+    pub(crate) fn note_traffic(&mut self, traffic: Option<Traffic>) {
+        if let Some(interval) = self.interval.as_mut().filter(|interval| interval.end.is_none()) {
+            interval.traffic = traffic.or(interval.traffic);
+        }
+    }
+
+    /// Notes that it runs no more, unless that is noted already. A clock that was set back makes no time negative, and has no
+    /// reading be one of another time.
     pub(crate) fn end_interval(&mut self, at_ms: i64, reason: EndReason) {
         if let Some(interval) = self.interval.as_mut().filter(|interval| interval.end.is_none()) {
-            interval.end = Some(IntervalEnd { at_ms: at_ms.max(interval.began_at_ms), reason });
+            interval.end = Some(IntervalEnd { at_ms: at_ms.max(interval.known_until_ms()), reason });
         }
     }
 
@@ -297,6 +307,7 @@ pub(crate) mod tests {
     use crate::sandbox::seal::Sealer;
     use sandpiper_images::layers::{Layer, Role};
     use sandpiper_machine::link::Envs;
+    use sandpiper_protocol::interval::Bytes;
 
     /// A record as `POST /sandboxes` makes it.
     pub(crate) fn example(id: &str) -> Record {
@@ -343,7 +354,7 @@ pub(crate) mod tests {
     fn an_interval_ends_once_and_not_before_it_began() {
         let mut record = example("sbxa");
         let began = Timestamp::now();
-        record.begin_interval(began);
+        record.begin_interval(began, None);
         let earlier = began.checked_sub(SignedDuration::from_secs(5)).unwrap();
 
         record.lose_machine(SandboxError { code: "c".into(), message: "m".into() }, earlier);
@@ -353,6 +364,28 @@ pub(crate) mod tests {
         assert_eq!(record.interval, first);
         let end = IntervalEnd { at_ms: began.as_millisecond(), reason: EndReason::Crashed };
         assert_eq!(first.unwrap().end, Some(end));
+    }
+
+    #[test]
+    fn traffic_is_noted_until_the_interval_ends_and_that_is_not_before_it_was_read() {
+        let mut record = example("sbxa");
+        let bytes = |egress| Bytes { egress, ingress: 0 };
+        let counters = |egress| Counters { forwarded: bytes(egress), ..Counters::default() };
+        let began = Timestamp::now();
+        record.begin_interval(began, Some(counters(100)));
+        let read = |record: &Record, ms, egress| {
+            let known = record.interval.as_ref().unwrap().traffic.unwrap();
+            Some(known.read(began.as_millisecond() + ms, counters(egress)))
+        };
+
+        record.note_traffic(read(&record, 5000, 170));
+        record.note_traffic(None);
+        record.end_interval(began.as_millisecond() + 10, EndReason::Lost);
+        record.note_traffic(read(&record, 6000, 900));
+
+        let interval = record.interval.unwrap();
+        assert_eq!(interval.traffic.unwrap().total, bytes(70));
+        assert_eq!(interval.end.unwrap().at_ms, began.as_millisecond() + 5000);
     }
 
     #[test]

@@ -30,7 +30,11 @@ impl Supervisor {
         );
         self.log.host(format!("ended, its disk is kept: {} ({})", error.message, error.code));
         self.context.metrics.ended(&error.code);
+        let traffic = self.traffic(machine.as_ref().and_then(|machine| machine.network.as_ref())).await;
         if let Some(machine) = machine {
+            // Before its slot goes: an agent that is killed until the record says so finds it in the journal.
+            self.journal_traffic(traffic);
+            self.keep_interval().await;
             self.end_process(machine).await;
         }
         let paths = self.context.paths.sandbox(&record.id);
@@ -41,7 +45,11 @@ impl Supervisor {
         }
         // Should the file not be written: the monitor is gone whatever it says, and a restarted agent comes to the same end.
         self.keep_interval().await;
-        self.change_regardless(|record| record.lose_machine(error.clone(), Timestamp::now())).await;
+        self.change_regardless(|record| {
+            record.note_traffic(traffic);
+            record.lose_machine(error.clone(), Timestamp::now());
+        })
+        .await;
         self.follow_interval();
         // After the record: the reason is in the exit record, which goes with the process's files.
         self.put_away(None).await;
@@ -71,12 +79,14 @@ impl Supervisor {
     ) {
         let id = self.record().id.clone();
         self.keep_interval().await;
+        let traffic = self.traffic(machine.as_ref().and_then(|machine| machine.network.as_ref())).await;
         let now = Timestamp::now();
         // Full disk, perhaps: deleting is the cure. Should we be killed before it is written down, the sandbox lives on; nobody
         // was told otherwise.
         self.change_regardless(|record| {
             record.state = SandboxState::Stopping;
             record.pausing = false;
+            record.note_traffic(traffic);
             record.end_interval(now.as_millisecond(), cause.end_reason());
         })
         .await;

@@ -8,4 +8,5 @@ mod parked;
 pub(crate) mod pause;
 pub(crate) mod resume;
 pub(crate) mod start;
+mod traffic;
 pub(crate) mod volumes;

@@ -33,6 +33,7 @@ use tokio::time::Instant;
 
 use crate::launch::Running;
 use crate::sandbox::errors::{ChangeError, OperationError};
+use crate::sandbox::record::Record;
 use crate::sandbox::supervisor::{Supervisor, hear_log, next_command};
 
 /// How long a guest may take to quiesce its file systems: it may have much to write.
@@ -127,7 +128,12 @@ impl Supervisor {
                     Keep::Everything => files,
                     Keep::Disk => files.disk_only(),
                 };
-                let saved = self.change_interval(|record| record.stop(kept, Timestamp::now())).await;
+                let traffic = self.traffic(running.network.as_ref()).await;
+                let change = |record: &mut Record| {
+                    record.note_traffic(traffic);
+                    record.stop(kept, Timestamp::now());
+                };
+                let saved = self.change_interval(change).await;
                 saved.map_err(|error| OperationError::Refused(ChangeError::Storage(error)))
             }
             Err(error) => Err(error),

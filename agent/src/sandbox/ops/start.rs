@@ -11,9 +11,11 @@ use sandpiper_images::snapshots::WarmSnapshot;
 use sandpiper_machine::control::RequestError;
 use sandpiper_machine::link::{Envs, Guest};
 use sandpiper_machine::{Machine, MachineEvent, MachinePaths, sanitize, sanitize_to};
+use sandpiper_network::Attachment;
 use sandpiper_protocol::agent::{SandboxState, StartKind};
 use sandpiper_protocol::error_chain;
 use sandpiper_protocol::guest::{DAMAGED_VOLUME, GuestMessage, GuestStep, REFUSED_MOUNT};
+use sandpiper_protocol::interval::Counters;
 use sandpiper_protocol::vmm::{FaultCode, Timings};
 use sandpiper_trace as trace;
 use tokio::time::{Instant, sleep_until};
@@ -248,7 +250,8 @@ impl Supervisor {
         let ready =
             match self.await_ready(&mut running.machine, timings, give_up_at).instrument(trace::step("guest")).await {
                 Ok(timings) => {
-                    let set_ready = self.set_ready(kind, timeout_seconds, asked_at_us, timings);
+                    let base = running.network.as_ref().map(Attachment::base);
+                    let set_ready = self.set_ready(kind, timeout_seconds, asked_at_us, base, timings);
                     set_ready.instrument(trace::step("record that it is ready")).await
                 }
                 Err(error) => Err(error),
@@ -383,11 +386,13 @@ impl Supervisor {
         }
     }
 
+    /// Writes down that the guest is ready. `base` is what its network's counters said when it got it.
     async fn set_ready(
         &mut self,
         kind: StartKind,
         timeout_seconds: Option<u64>,
         asked_at_us: u64,
+        base: Option<Counters>,
         (now_us, timings): (u64, Timings),
     ) -> Result<(), StartError> {
         CrashPoint::StartGuestReady.pass();
@@ -395,7 +400,7 @@ impl Supervisor {
         let console = self.context.config.console;
         let saved = self.change_interval(|record| {
             let now = Timestamp::now();
-            record.begin_interval(now);
+            record.begin_interval(now, base);
             record.state = SandboxState::Ready;
             record.start = kind;
             record.started_at = Some(now);

@@ -38,7 +38,7 @@ impl Host {
         let sleeper = self.monitor(&monitor);
         record.state = state;
         if state != SandboxState::Creating {
-            record.begin_interval(Timestamp::now());
+            record.begin_interval(Timestamp::now(), Some(Counters::default()));
         }
         record.process = Some(KnownMonitor { identity: sleeper.identity(), id: monitor, uid: Some(1000) });
         record_file::save(&own, &record).unwrap();
@@ -71,7 +71,11 @@ impl Host {
     }
 
     fn settle(&self) -> Left {
-        settle_all(&self.paths, &self.intervals(), &self.boot_id).unwrap().0
+        self.settle_with(&|_| None)
+    }
+
+    fn settle_with(&self, counters: CountersOf<'_>) -> Left {
+        settle_all(&self.paths, &self.intervals(), &self.boot_id, counters).unwrap().0
     }
 
     /// The journal, as the next agent opens it.

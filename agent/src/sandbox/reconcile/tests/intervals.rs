@@ -1,6 +1,6 @@
 //! What becomes of the intervals of machines when an agent was killed.
 
-use sandpiper_protocol::interval::{Interval, IntervalEnd};
+use sandpiper_protocol::interval::{Bytes, Interval, IntervalEnd, Traffic};
 
 use super::*;
 
@@ -124,4 +124,96 @@ fn a_sandbox_that_cannot_be_read_is_not_billed_on() {
     assert_eq!(host.settle().unreadable.len(), 1);
 
     assert_eq!(host.end(&record), Some(IntervalEnd { at_ms: began + 5, reason: EndReason::Lost }));
+}
+
+/// Counters of a slot that forwarded so many bytes.
+fn forwarded(egress: u64) -> Counters {
+    Counters { forwarded: Bytes { egress, ingress: 0 }, ..Counters::default() }
+}
+
+impl Host {
+    /// As an agent writes it that has just read the counters of a record's machine, which said this.
+    fn measured(&self, record: &Record, egress: u64) {
+        let (intervals, interval) = (self.intervals(), record.interval.as_ref().unwrap());
+        intervals.follow(interval);
+        intervals.measure(&interval.id, interval.traffic.unwrap().read(interval.began_at_ms, forwarded(egress)));
+        intervals.write().unwrap();
+    }
+
+    /// What went through the network of a record's machine, as the journal says at last.
+    fn traffic(&self, record: &Record) -> Traffic {
+        self.last(&record.interval.as_ref().unwrap().id).traffic.unwrap()
+    }
+}
+
+#[test]
+fn what_went_through_the_slot_of_a_machine_that_is_gone_is_read_before_the_slot_goes() {
+    let host = host();
+    let (mut measured, one) = host.leave_counted(SandboxState::Ready);
+    let (mut never, two) = host.leave_counted(SandboxState::Ready);
+    let (mut gone, three) = host.leave_counted(SandboxState::Ready);
+    for (record, slot) in [(&mut measured, 1), (&mut never, 2), (&mut gone, 3)] {
+        record.slot = Some(slot);
+        host.save(record);
+    }
+    host.measured(&measured, 500);
+    host.measured(&gone, 70);
+    [one, two, three].into_iter().for_each(drop);
+    // Slot 3 went with the machine.
+    let slots = [(1, forwarded(800)), (2, forwarded(90))];
+
+    for _ in 0..2 {
+        host.settle_with(&|slot| slots.iter().find(|(number, _)| *number == slot).map(|(_, counters)| *counters));
+
+        let totals = [&measured, &never, &gone].map(|record| host.traffic(record).total.egress);
+        assert_eq!(totals, [800, 90, 70], "of {} records", host.records());
+        let lost = [&measured, &never, &gone].map(|record| host.end(record).unwrap().reason);
+        assert_eq!(lost, [EndReason::Lost; 3]);
+    }
+}
+
+#[test]
+fn another_boot_has_the_slots_of_others() {
+    let mut host = host();
+    let (mut record, sleeper) = host.leave_counted(SandboxState::Ready);
+    record.slot = Some(1);
+    host.save(&record);
+    host.measured(&record, 500);
+    drop(sleeper);
+    host.boot_id = "another".to_owned();
+
+    host.settle_with(&|_| Some(forwarded(900)));
+
+    assert_eq!(host.traffic(&record).total.egress, 500);
+}
+
+#[test]
+fn a_machine_that_runs_on_is_read_by_whoever_has_it_then() {
+    let host = host();
+    let (mut record, _sleeper) = host.leave_counted(SandboxState::Ready);
+    record.slot = Some(1);
+    host.save(&record);
+    host.measured(&record, 500);
+
+    let found = host.settle_with(&|_| panic!("its slot is in use")).sandboxes.remove(0);
+
+    let id = found.record.interval.unwrap().id;
+    let known = host.intervals().traffic(&id).unwrap();
+    assert_eq!(known.read(i64::MAX, forwarded(600)).total.egress, 600);
+}
+
+#[test]
+fn a_stop_has_the_traffic_that_its_record_says() {
+    let host = host();
+    let (mut record, _sleeper) = host.leave_counted(SandboxState::Ready);
+    host.measured(&record, 500);
+    let began = record.interval.as_ref().unwrap().began_at_ms;
+    let last = host.traffic(&record).read(began + 10, forwarded(777));
+    record.note_traffic(Some(last));
+    record.stop(record.files.clone(), Timestamp::from_millisecond(began + 1234).unwrap());
+    host.save(&record);
+
+    host.reconcile();
+
+    assert_eq!((host.traffic(&record), host.end(&record).unwrap().at_ms), (last, began + 1234));
 }
