@@ -82,6 +82,8 @@
 //! vcpu_second = "0.000014"
 //! memory_gib_second = "0.0000045"
 //! storage_gib_hour = "0.00014"
+//! egress_gib = "0.09"                         # what leaves a sandbox, and what comes to it; nothing by default
+//! ingress_gib = "0"
 //!
 //! [payments]                                  # the words of enumerations, and the largest file to import, in bytes
 //! payment_methods = ["PAYMENT_METHOD_BANK_ACCOUNT", "PAYMENT_METHOD_MOBILE_MONEY", "PAYMENT_METHOD_MOBILE_MONEY_TRANSFER"]

@@ -451,15 +451,18 @@ fn usage() -> Value {
         "buckets": [
             {
                 "from": "2026-01-01T00:00:00Z", "to": "2026-01-01T01:00:00Z", "vcpu_seconds": "1800.5",
-                "memory_gib_seconds": "900.25", "storage_gib_hours": "0.5", "cost": "0.029328",
+                "memory_gib_seconds": "900.25", "storage_gib_hours": "0.5", "egress_bytes": 1_073_741_824,
+                "ingress_bytes": 2_147_483_648_u64, "cost": "0.119328",
             },
             {
                 "from": "2026-01-01T01:00:00Z", "to": "2026-01-01T02:00:00Z", "vcpu_seconds": "3600",
-                "memory_gib_seconds": "1800", "storage_gib_hours": "0.5", "cost": "0.05857",
+                "memory_gib_seconds": "1800", "storage_gib_hours": "0.5", "egress_bytes": 0, "ingress_bytes": 0,
+                "cost": "0.05857",
             },
         ],
         "totals": {
-            "vcpu_seconds": "5400.5", "memory_gib_seconds": "2700.25", "storage_gib_hours": "1", "cost": "0.087898",
+            "vcpu_seconds": "5400.5", "memory_gib_seconds": "2700.25", "storage_gib_hours": "1",
+            "egress_bytes": 1_073_741_824, "ingress_bytes": 2_147_483_648_u64, "cost": "0.177898",
         },
     })
 }
@@ -480,6 +483,7 @@ fn limits() -> Value {
         }],
         "prices": {
             "currency": "USD", "vcpu_second": "0.000014", "memory_gib_second": "0.0000045", "storage_gib_hour": "0.00014",
+            "egress_gib": "0.09", "ingress_gib": "0",
         },
         "quota": {
             "limits": most, "usage": {

@@ -11,7 +11,7 @@ use futures_util::stream::{self, BoxStream};
 use jiff::Timestamp;
 use sandpiper_db::{StoreError, from_ms};
 use sandpiper_protocol::ids::TeamId;
-use sandpiper_protocol::interval::EndReason;
+use sandpiper_protocol::interval::{Bytes, EndReason};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -32,7 +32,8 @@ pub enum Format {
 /// What is exported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Kind {
-    /// When sandboxes had a machine: a line for each interval, as far as it is between `from` and `to`
+    /// When sandboxes had a machine, and what went through its network: a line for each interval, as far as it is between `from`
+    /// and `to`
     Intervals,
     /// What was stored: a line for each thing and hour
     Storage,
@@ -63,13 +64,28 @@ struct IntervalLine<'a> {
     from: Timestamp,
     to: Timestamp,
     milliseconds: i64,
+    /// What went through its network in the hours that begin between them.
+    egress_bytes: u64,
+    ingress_bytes: u64,
     /// Why it ended; null: it goes on, or did so when it was seen last.
     end_reason: Option<&'a str>,
 }
 
 /// Its fields.
-const OF_INTERVALS: [&str; 10] =
-    ["team", "team_slug", "id", "sandbox", "cpu", "memory_mb", "from", "to", "milliseconds", "end_reason"];
+const OF_INTERVALS: [&str; 12] = [
+    "team",
+    "team_slug",
+    "id",
+    "sandbox",
+    "cpu",
+    "memory_mb",
+    "from",
+    "to",
+    "milliseconds",
+    "egress_bytes",
+    "ingress_bytes",
+    "end_reason",
+];
 
 /// A line of [`Kind::Storage`].
 #[derive(Debug, Serialize)]
@@ -96,8 +112,9 @@ pub fn lines<'a>(store: &'a Store, wanted: &'a Wanted, teams: Vec<Team>) -> BoxS
     let header = stream::iter(writer.header(*kind).map(Ok));
     match kind {
         Kind::Intervals => {
-            let runs = store.intervals.within(time, team.as_ref(), None);
-            header.chain(runs.map(move |run| writer.interval(&run?))).boxed()
+            let runs = store.intervals.with_traffic_within(time, team.as_ref());
+            let lines = runs.map(move |run| run.and_then(|(run, traffic)| writer.interval(&run, traffic)));
+            header.chain(lines).boxed()
         }
         Kind::Storage => {
             let samples = store.storage.within(time, team.as_ref());
@@ -122,7 +139,7 @@ impl Writer {
         (self.format == Format::Csv).then(|| columns.join(",") + "\n")
     }
 
-    fn interval(&self, run: &Run) -> Result<String, StoreError> {
+    fn interval(&self, run: &Run, traffic: Bytes) -> Result<String, StoreError> {
         let time = run.time.start.max(self.range.start)..run.time.end.min(self.range.end);
         let line = json!(IntervalLine {
             team: run.team_id.as_deref(),
@@ -134,6 +151,8 @@ impl Writer {
             from: from_ms(time.start)?,
             to: from_ms(time.end)?,
             milliseconds: time.end - time.start,
+            egress_bytes: traffic.egress,
+            ingress_bytes: traffic.ingress,
             end_reason: run.end_reason.map(EndReason::as_str),
         });
         Ok(self.line(&line, &OF_INTERVALS))

@@ -50,6 +50,7 @@ const KEPT: [&str; 32] = [
     "template_versions",
     "usage_intervals",
     "usage_journals",
+    "usage_traffic",
     "users",
     "webhook_attempts",
     "webhook_deliveries",

@@ -119,6 +119,17 @@ impl Buckets {
         }
     }
 
+    /// Adds what went through a network from this moment on, where all of it counts.
+    pub fn add_traffic(&mut self, from_ms: i64, egress: u64, ingress: u64) {
+        if self.range.contains(&from_ms) {
+            let index = self.index(from_ms);
+            if let Some(bucket) = self.consumed.get_mut(index) {
+                bucket.egress_bytes += u128::from(egress);
+                bucket.ingress_bytes += u128::from(ingress);
+            }
+        }
+    }
+
     /// Each bucket's time, and what was consumed in it.
     pub fn finish(self) -> Vec<(Range<i64>, Consumption)> {
         let (mut cpus, mut megabytes) = (0_i128, 0_i128);
@@ -135,7 +146,7 @@ impl Buckets {
                 let throughout = Consumption {
                     cpu_ms: cpus.unsigned_abs() * ms,
                     memory_mb_ms: megabytes.unsigned_abs() * ms,
-                    storage_byte_hours: 0,
+                    ..Consumption::default()
                 };
                 (span, *consumed + throughout)
             })
@@ -186,6 +197,18 @@ mod tests {
         }
         let stored: Vec<_> = buckets.finish().iter().map(|(_, consumed)| consumed.storage_byte_hours).collect();
         assert_eq!(stored, [20, 10]);
+    }
+
+    #[test]
+    fn traffic_counts_where_its_part_begins() {
+        let mut buckets = Buckets::new(HOUR_MS + 5..3 * HOUR_MS, Granularity::Hour).unwrap();
+        for from_ms in [HOUR_MS, HOUR_MS + 5, 2 * HOUR_MS - 1, 2 * HOUR_MS, 3 * HOUR_MS] {
+            buckets.add_traffic(from_ms, 10, 3);
+        }
+        let found = buckets.finish();
+        let traffic: Vec<_> =
+            found.iter().map(|(_, consumed)| (consumed.egress_bytes, consumed.ingress_bytes)).collect();
+        assert_eq!(traffic, [(20, 6), (10, 3)]);
     }
 
     #[test]

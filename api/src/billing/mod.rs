@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   intervals ──split at the bounds──▶ [buckets] of [`Consumption`] ──▶ [decimal] text
-//!   samples of storage ─────────────▶                              ──[prices]──▶ cost
+//!   samples of storage, traffic ────▶                              ──[prices]──▶ cost
 //! ```
 //!
 //! The buckets of a range have all of it between them: the sums of the buckets are the totals, to the millisecond, the byte
@@ -27,6 +27,9 @@ pub struct Consumption {
     pub memory_mb_ms: u128,
     /// Bytes of the host's disk times hours.
     pub storage_byte_hours: u128,
+    /// Bytes that left sandboxes, and that came to them.
+    pub egress_bytes: u128,
+    pub ingress_bytes: u128,
 }
 
 impl Consumption {
@@ -54,6 +57,8 @@ impl Add for Consumption {
             cpu_ms: self.cpu_ms + other.cpu_ms,
             memory_mb_ms: self.memory_mb_ms + other.memory_mb_ms,
             storage_byte_hours: self.storage_byte_hours + other.storage_byte_hours,
+            egress_bytes: self.egress_bytes + other.egress_bytes,
+            ingress_bytes: self.ingress_bytes + other.ingress_bytes,
         }
     }
 }

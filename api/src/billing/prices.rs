@@ -26,6 +26,11 @@ pub struct Prices {
     pub vcpu_second: Price,
     pub memory_gib_second: Price,
     pub storage_gib_hour: Price,
+    /// Nothing, where it is not said: these came later than the others.
+    #[serde(default)]
+    pub egress_gib: Price,
+    #[serde(default)]
+    pub ingress_gib: Price,
 }
 
 /// Millionths of a currency's unit.
@@ -72,20 +77,28 @@ impl fmt::Display for Cost {
 impl Default for Prices {
     fn default() -> Self {
         let nothing = Price::default();
-        let (vcpu_second, memory_gib_second, storage_gib_hour) = (nothing, nothing, nothing);
-        Self { currency: "USD".to_owned(), vcpu_second, memory_gib_second, storage_gib_hour }
+        Self {
+            currency: "USD".to_owned(),
+            vcpu_second: nothing,
+            memory_gib_second: nothing,
+            storage_gib_hour: nothing,
+            egress_gib: nothing,
+            ingress_gib: nothing,
+        }
     }
 }
 
 impl Prices {
     /// What was consumed costs, rounded to the nearest millionth; `None` beyond all numbers.
     pub fn cost(&self, consumed: &Consumption) -> Option<Cost> {
-        // All three over one denominator, the least that there is: 1000 ms, 1024 MiB times 1000 ms, 2^30 bytes.
+        // All over one denominator, the least that there is: 1000 ms, 1024 MiB times 1000 ms, 2^30 bytes.
         const DENOMINATOR: u128 = (1 << 30) * 125;
         let of = |amount: u128, price: Price, unit: u128| amount.checked_mul(price.0)?.checked_mul(DENOMINATOR / unit);
         let numerator = of(consumed.cpu_ms, self.vcpu_second, 1000)?
             .checked_add(of(consumed.memory_mb_ms, self.memory_gib_second, 1024 * 1000)?)?
-            .checked_add(of(consumed.storage_byte_hours, self.storage_gib_hour, 1 << 30)?)?;
+            .checked_add(of(consumed.storage_byte_hours, self.storage_gib_hour, 1 << 30)?)?
+            .checked_add(of(consumed.egress_bytes, self.egress_gib, 1 << 30)?)?
+            .checked_add(of(consumed.ingress_bytes, self.ingress_gib, 1 << 30)?)?;
         let denominator = DENOMINATOR * (PRICE_SCALE / COST_SCALE);
         Some(Cost(numerator.checked_add(denominator / 2)? / denominator))
     }
@@ -116,6 +129,7 @@ mod tests {
             vcpu_second: price(vcpu),
             memory_gib_second: price(memory),
             storage_gib_hour: price(storage),
+            ..Prices::default()
         }
     }
 
@@ -133,13 +147,34 @@ mod tests {
     fn each_unit_has_its_price() {
         let prices = prices("0.5", "0.25", "3");
         let of = |cpu_ms, memory_mb_ms, storage_byte_hours| {
-            prices.cost(&Consumption { cpu_ms, memory_mb_ms, storage_byte_hours }).unwrap().to_string()
+            let consumed = Consumption { cpu_ms, memory_mb_ms, storage_byte_hours, ..Consumption::default() };
+            prices.cost(&consumed).unwrap().to_string()
         };
         assert_eq!(of(2000, 0, 0), "1");
         assert_eq!(of(0, 2048 * 1000, 0), "0.5");
         assert_eq!(of(0, 0, 3 << 29), "4.5");
         assert_eq!(of(1, 0, 0), "0.0005");
         assert_eq!(of(2000, 2048 * 1000, 3 << 29), "6");
+    }
+
+    #[test]
+    fn traffic_costs_by_the_gib_each_way_for_itself() {
+        let of = |egress_gib: &str, ingress_gib: &str, egress_bytes, ingress_bytes| {
+            let price = |text: &str| text.parse().unwrap();
+            let prices = Prices { egress_gib: price(egress_gib), ingress_gib: price(ingress_gib), ..Prices::default() };
+            prices.cost(&Consumption { egress_bytes, ingress_bytes, ..Consumption::default() }).unwrap().to_string()
+        };
+        assert_eq!(of("0.09", "0", 3 << 29, 1 << 40), "0.135");
+        assert_eq!(of("0.09", "0.01", 1 << 30, 5 << 30), "0.14");
+        assert_eq!(of("0.09", "0", 1 << 20, 0), "0.000088", "0.000087890625");
+        assert_eq!(of("0.5", "0", 1, 0), "0");
+    }
+
+    #[test]
+    fn prices_of_before_traffic_was_counted_are_whole() {
+        let prices = r#"{"currency": "EUR", "vcpu_second": "1", "memory_gib_second": "2", "storage_gib_hour": "3"}"#;
+        let prices: Prices = serde_json::from_str(prices).unwrap();
+        assert_eq!((prices.egress_gib, prices.ingress_gib), (Price::default(), Price::default()));
     }
 
     #[test]
@@ -154,12 +189,15 @@ mod tests {
 
     #[test]
     fn costs_one_after_the_other_have_the_sum_of_all() {
-        let prices = prices("0.0000138", "0.0000015", "0.00015");
+        let egress_gib = "0.087".parse().unwrap();
+        let prices = Prices { egress_gib, ..prices("0.0000138", "0.0000015", "0.00015") };
         let consumed: Vec<_> = (0..500)
             .map(|_| Consumption {
                 cpu_ms: rand::random_range(0..100_000),
                 memory_mb_ms: rand::random_range(0..100_000_000),
                 storage_byte_hours: rand::random_range(0..1 << 40),
+                egress_bytes: rand::random_range(0..1 << 32),
+                ingress_bytes: rand::random_range(0..1 << 32),
             })
             .collect();
         let all = consumed.iter().fold(Consumption::default(), |sum, one| sum + *one);
@@ -174,12 +212,16 @@ mod tests {
 
     #[test]
     fn the_largest_host_has_a_cost_for_years() {
-        let dear = prices("10000", "1000", "1000");
+        let (egress_gib, ingress_gib) = ("1000".parse().unwrap(), "1000".parse().unwrap());
+        let dear = Prices { egress_gib, ingress_gib, ..prices("10000", "1000", "1000") };
         let years = 10 * 366 * 86_400_000;
         let consumed = Consumption {
             cpu_ms: 300 * years,
             memory_mb_ms: (4 << 20) * years,
             storage_byte_hours: (100 << 40) * 87_840,
+            // 400 Gbit/s each way.
+            egress_bytes: 50_000_000 * years,
+            ingress_bytes: 50_000_000 * years,
         };
         assert!(dear.cost(&consumed).is_some());
         assert_eq!(dear.cost(&Consumption { cpu_ms: u128::MAX, ..Consumption::default() }), None);

@@ -10,9 +10,11 @@ use futures_util::future::ready;
 use futures_util::{Stream, StreamExt, TryStreamExt};
 use sandpiper_db::{Database, Statement, StoreError, count, decode_enum};
 use sandpiper_protocol::ids::{IntervalId, SandboxId, TeamId};
-use sandpiper_protocol::interval::{EndReason, Interval, IntervalPage, IntervalRecord};
+use sandpiper_protocol::interval::{Bytes, EndReason, Interval, IntervalPage, IntervalRecord};
 use sqlx::Row;
 use sqlx::any::AnyRow;
+
+use super::traffic;
 
 /// How long a machine of a team ran, and what it had. Times are milliseconds since 1970.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,9 +47,11 @@ impl Intervals {
         // In the order of their ids, as every process has it, and each once.
         let newest: BTreeMap<&IntervalId, &IntervalRecord> =
             page.records.iter().map(|record| (&record.interval.id, record)).collect();
+        let parts = traffic::parts(&page.records);
         let mut tx = self.database.write_shared().await?;
         for record in newest.into_values() {
-            let Interval { id, sandbox, team, cpu, memory_mb, began_at_ms, end } = &record.interval;
+            let Interval { id, sandbox, team, cpu, memory_mb, began_at_ms, traffic: _, end } = &record.interval;
+            let sequence = i64::try_from(record.sequence).unwrap_or(i64::MAX);
             sqlx::query(
                 "INSERT INTO usage_intervals (id, journal, sequence, team_id, sandbox_id, cpu, memory_mb, began_at_ms, \
                      ended_at_ms, end_reason) \
@@ -57,7 +61,7 @@ impl Intervals {
             )
             .bind(id.as_str())
             .bind(&page.journal)
-            .bind(i64::try_from(record.sequence).unwrap_or(i64::MAX))
+            .bind(sequence)
             .bind(team.as_ref().map(TeamId::as_str))
             .bind(sandbox.as_str())
             .bind(i64::from(*cpu))
@@ -67,6 +71,9 @@ impl Intervals {
             .bind(end.map(|end| end.reason.as_str()))
             .execute(&mut *tx)
             .await?;
+            if let Some(parts) = parts.get(id) {
+                traffic::note(&mut tx, id, sequence, parts).await?;
+            }
         }
         // Only then everything that had ended by that time is known to have.
         if let (Some(seen_at_ms), false) = (page.seen_at_ms, page.more) {
@@ -91,27 +98,27 @@ impl Intervals {
         team_id: Option<&TeamId>,
         sandbox_id: Option<&str>,
     ) -> impl Stream<Item = Result<Run, StoreError>> + Send + Unpin + use<'_> {
-        let mut query = Statement::new(
-            "SELECT i.*, j.seen_at_ms FROM usage_intervals i LEFT JOIN usage_journals j ON j.id = i.journal \
-             WHERE i.began_at_ms < ",
-        );
-        query
-            .push_bind(time.end)
-            .push(" AND (i.ended_at_ms > ")
-            .push_bind(time.start)
-            .push(" OR i.ended_at_ms IS NULL)");
-        if let Some(team_id) = team_id {
-            query.push(" AND i.team_id = ").push_bind(team_id.as_str());
-        }
-        if let Some(sandbox_id) = sandbox_id {
-            query.push(" AND i.sandbox_id = ").push_bind(sandbox_id);
-        }
-        if team_id.is_none() {
-            query.push(" ORDER BY i.team_id, i.began_at_ms, i.id");
-        }
+        let query = select(Statement::new("SELECT i.*, j.seen_at_ms"), time, team_id, sandbox_id);
         let (rows, from) = (query.build().fetch(self.database.read()), time.start);
         let runs = rows.map(|row| run(&row?));
         runs.try_filter(move |run| ready(run.time.end > from))
+    }
+
+    /// As [`Self::within`], of all sandboxes, each with what went through its network in the hours that begin within `time`.
+    pub fn with_traffic_within(
+        &self,
+        time: &Range<i64>,
+        team_id: Option<&TeamId>,
+    ) -> impl Stream<Item = Result<(Run, Bytes), StoreError>> + Send + Unpin + use<'_> {
+        let mut columns = Statement::new("SELECT i.*, j.seen_at_ms");
+        traffic::push_columns(&mut columns, time);
+        let query = select(columns, time, team_id, None);
+        let (rows, from) = (query.build().fetch(self.database.read()), time.start);
+        let runs = rows.map(|row| {
+            let row = row?;
+            Ok((run(&row)?, traffic::bytes(&row)?))
+        });
+        runs.try_filter(move |(run, _)| ready(run.time.end > from))
     }
 
     /// Until when sandboxes that run are known to have run; nothing where none ever did.
@@ -119,6 +126,26 @@ impl Intervals {
         let row = sqlx::query("SELECT MAX(seen_at_ms) AS seen FROM usage_journals").fetch_one(self.database.read());
         Ok(row.await?.try_get("seen")?)
     }
+}
+
+/// A statement that begins with its columns, of the intervals that may have a part within `time`: see [`Intervals::within`].
+fn select(mut query: Statement, time: &Range<i64>, team_id: Option<&TeamId>, sandbox_id: Option<&str>) -> Statement {
+    query
+        .push(" FROM usage_intervals i LEFT JOIN usage_journals j ON j.id = i.journal WHERE i.began_at_ms < ")
+        .push_bind(time.end)
+        .push(" AND (i.ended_at_ms > ")
+        .push_bind(time.start)
+        .push(" OR i.ended_at_ms IS NULL)");
+    if let Some(team_id) = team_id {
+        query.push(" AND i.team_id = ").push_bind(team_id.as_str());
+    }
+    if let Some(sandbox_id) = sandbox_id {
+        query.push(" AND i.sandbox_id = ").push_bind(sandbox_id);
+    }
+    if team_id.is_none() {
+        query.push(" ORDER BY i.team_id, i.began_at_ms, i.id");
+    }
+    query
 }
 
 fn run(row: &AnyRow) -> Result<Run, StoreError> {

@@ -29,6 +29,7 @@ pub mod teams;
 pub mod templates;
 #[cfg(test)]
 pub(crate) mod testing;
+pub mod traffic;
 pub mod uploads;
 pub mod usage;
 mod volume_events;
@@ -48,6 +49,7 @@ pub use sandboxes::Sandboxes;
 pub use storage::Storage;
 pub use teams::Teams;
 pub use templates::Templates;
+pub use traffic::Traffic;
 pub use uploads::Uploads;
 pub use volumes::Volumes;
 pub use webhooks::Webhooks;
@@ -92,6 +94,7 @@ pub struct Store {
     pub intervals: Intervals,
     pub kept: Kept,
     pub storage: Storage,
+    pub traffic: Traffic,
     pub idempotency: IdempotencyKeys,
     pub processes: Processes,
     pub audit: AuditLog,
@@ -119,6 +122,7 @@ impl Store {
             intervals: Intervals::new(database.clone()),
             kept: Kept::new(database.clone()),
             storage: Storage::new(database.clone()),
+            traffic: Traffic::new(database.clone()),
             idempotency: IdempotencyKeys::new(database.clone(), own.clone()),
             processes: Processes::new(database.clone(), own),
             audit: AuditLog::new(database.clone()),

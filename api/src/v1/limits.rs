@@ -77,7 +77,7 @@ pub struct PlanBody {
     pub build: BuildRules,
 }
 
-/// What a unit costs for a time: decimal text.
+/// What a unit costs, for a time or for each: decimal text.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = Prices)]
 pub struct PricesBody {
@@ -85,6 +85,10 @@ pub struct PricesBody {
     pub vcpu_second: String,
     pub memory_gib_second: String,
     pub storage_gib_hour: String,
+    /// A GiB that leaves a sandbox.
+    pub egress_gib: String,
+    /// A GiB that comes to one.
+    pub ingress_gib: String,
 }
 
 impl PricesBody {
@@ -94,6 +98,8 @@ impl PricesBody {
             vcpu_second: prices.vcpu_second.to_string(),
             memory_gib_second: prices.memory_gib_second.to_string(),
             storage_gib_hour: prices.storage_gib_hour.to_string(),
+            egress_gib: prices.egress_gib.to_string(),
+            ingress_gib: prices.ingress_gib.to_string(),
         }
     }
 }

@@ -10,6 +10,7 @@ use sandpiper_db::{StoreError, from_ms, to_ms};
 use sandpiper_http::error::ApiError;
 use sandpiper_http::query::{Pairs, unknown};
 use sandpiper_protocol::ids::SandboxId;
+use sandpiper_protocol::interval::Bytes;
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -52,7 +53,7 @@ pub struct BucketBody {
     pub amounts: AmountsBody,
 }
 
-/// Decimal text, exact to the last digit but for the cost.
+/// Decimal text, exact to the last digit but for the cost; traffic in whole bytes.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = UsageAmounts)]
 pub struct AmountsBody {
@@ -63,6 +64,9 @@ pub struct AmountsBody {
     /// What stopped sandboxes, checkpoints, volumes and versions of templates held of the host's disk, times the hours that
     /// begin within; measured once in each.
     pub storage_gib_hours: String,
+    /// Bytes that sandboxes sent beyond the host, and got from there, in the hours that begin within.
+    pub egress_bytes: u64,
+    pub ingress_bytes: u64,
     /// To a millionth of the currency's unit; absent where nothing is charged.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cost: Option<String>,
@@ -70,10 +74,13 @@ pub struct AmountsBody {
 
 impl AmountsBody {
     fn new(consumed: &Consumption, cost: Option<Cost>) -> Self {
+        let bytes = |count| u64::try_from(count).unwrap_or(u64::MAX);
         Self {
             vcpu_seconds: consumed.cpu_seconds(),
             memory_gib_seconds: consumed.memory_gib_seconds(),
             storage_gib_hours: consumed.storage_gib_hours(),
+            egress_bytes: bytes(consumed.egress_bytes),
+            ingress_bytes: bytes(consumed.ingress_bytes),
             cost: cost.map(|cost| cost.to_string()),
         }
     }
@@ -81,7 +88,7 @@ impl AmountsBody {
 
 /// Show what was used
 ///
-/// vCPU seconds, memory and storage of the team by hours or days, and what they cost. Sandboxes that run are counted so far.
+/// vCPU seconds, memory, storage and traffic of the team by hours or days, and what they cost. Sandboxes that run are counted so far.
 #[utoipa::path(
     get,
     path = "/v1/usage",
@@ -117,6 +124,11 @@ pub async fn show(
     for (hour_ms, bytes) in app.store.storage.of_team(team_id, &range, sandbox_id).await? {
         buckets.add_stored(hour_ms, bytes);
     }
+    let mut traffic = app.store.traffic.of_team(team_id, &range, sandbox_id);
+    while let Some((from_ms, Bytes { egress, ingress })) = traffic.try_next().await? {
+        buckets.add_traffic(from_ms, egress, ingress);
+    }
+    drop(traffic);
     let counted_until = app.store.intervals.seen_at_ms().await?.map(from_ms).transpose()?;
     Ok(Json(UsageBody::new(&question, &buckets.finish(), counted_until, app.settings.prices.as_ref())?))
 }

@@ -108,7 +108,8 @@ async fn limits_show_plan_catalog_and_prices() {
     assert_eq!(limits["cpu_values"], json!([1, 2, 4, 8]));
     assert_eq!(limits["root_disk_gib"], 20);
     assert_eq!(limits["max_timeout"], 86_400);
-    let free = json!({"currency": "USD", "vcpu_second": "0", "memory_gib_second": "0", "storage_gib_hour": "0"});
+    let free = json!({"currency": "USD", "vcpu_second": "0", "memory_gib_second": "0", "storage_gib_hour": "0",
+                      "egress_gib": "0", "ingress_gib": "0"});
     assert_eq!(limits["prices"], free);
     let plans: Vec<_> = limits["plans"].as_array().unwrap().iter().map(|plan| plan["name"].as_str()).collect();
     assert_eq!(plans, [Some("basic"), Some("pro"), Some("enterprise")]);

@@ -8,7 +8,9 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use sandpiper_protocol::ids::IntervalId;
-use sandpiper_protocol::interval::{Acknowledgement, EndReason, Interval, IntervalEnd, IntervalPage, IntervalRecord};
+use sandpiper_protocol::interval::{
+    Acknowledgement, Bytes, Counters, EndReason, Interval, IntervalEnd, IntervalPage, IntervalRecord, Traffic,
+};
 
 use super::agent::{Shared, StubAgent, refusal};
 
@@ -45,10 +47,17 @@ impl StubAgent {
             cpu,
             memory_mb,
             began_at_ms: at_ms,
+            traffic: Some(Traffic::begin(at_ms, Counters::default())),
             end: None,
         };
         self.tell(interval.clone());
         interval
+    }
+
+    /// Has so much gone through its network since it began, as read at this time.
+    pub(crate) fn read(&self, interval: &mut Interval, at_ms: i64, total: Bytes) {
+        interval.traffic = Some(Traffic { at_ms, total, counters: Counters::default() });
+        self.tell(interval.clone());
     }
 
     /// Has it end.

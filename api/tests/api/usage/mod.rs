@@ -1,5 +1,7 @@
 //! What teams used, from the agent's journal to the sums.
 
+mod traffic;
+
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -9,7 +11,7 @@ use rand::{RngExt, SeedableRng};
 use sandpiper_api::billing::decimal;
 use sandpiper_api::config::Config;
 use sandpiper_api::orchestration::collect::Collector;
-use sandpiper_protocol::interval::{EndReason, Interval};
+use sandpiper_protocol::interval::{Bytes, Counters, EndReason, Interval, Traffic};
 use serde_json::{Value, json};
 
 use crate::command::{run, stdout, write_config};
@@ -58,7 +60,7 @@ fn memory_mb_ms(text: &Value) -> u128 {
 
 fn with_prices(config: &mut Config) {
     let prices = r#"{"currency": "EUR", "vcpu_second": "0.000014", "memory_gib_second": "0.0000045",
-                     "storage_gib_hour": "0.00014"}"#;
+                     "storage_gib_hour": "0.00014", "egress_gib": "0.09"}"#;
     config.prices = Some(serde_json::from_str(prices).unwrap());
 }
 
@@ -81,6 +83,11 @@ impl Host {
     fn set_clock(&self, ms: i64) {
         self.pass(SignedDuration::from_millis(ms - self.app.clock.now().as_millisecond()));
     }
+}
+
+/// Bytes each way.
+fn bytes(egress: u64, ingress: u64) -> Bytes {
+    Bytes { egress, ingress }
 }
 
 fn column<'a>(used: &'a Value, field: &str) -> Vec<&'a str> {
@@ -282,7 +289,7 @@ async fn with_prices_all_of_it_costs_and_the_buckets_have_the_whole_cost() {
     assert_eq!((&used["totals"]["vcpu_seconds"], &used["totals"]["cost"]), (&json!("1006.27"), &json!("0.018616")));
     let limits = host.get("/v1/sandbox_limits").await.expect(200);
     let prices = json!({"currency": "EUR", "vcpu_second": "0.000014", "memory_gib_second": "0.0000045",
-                        "storage_gib_hour": "0.00014"});
+                        "storage_gib_hour": "0.00014", "egress_gib": "0.09", "ingress_gib": "0"});
     assert_eq!(limits["prices"], prices);
 }
 
@@ -317,7 +324,10 @@ async fn an_operator_exports_lines_that_add_up() {
     let host = Host::new().await;
     let (acme, rival) = (host.team("acme").await, host.team("rival").await);
     host.agent.ran(SANDBOX, &acme, (2, 512), START + HOUR - 5..START + HOUR + 7);
-    let running = host.agent.begin(OTHER, Some(&rival), (1, 128), START + HOUR);
+    let mut running = host.agent.begin(OTHER, Some(&rival), (1, 128), START + HOUR);
+    for (minutes, egress) in [(50, 700), (70, 1000), (110, 1500)] {
+        host.agent.read(&mut running, START + HOUR + minutes * 60 * SECOND, bytes(egress, 2 * egress));
+    }
     host.agent.records().intervals.seen_at_ms = Some(START + 2 * HOUR);
     let nobodys = host.agent.begin(SANDBOX, None, (1, 128), START);
     host.agent.end(&nobodys, START + 3, EndReason::Crashed);
@@ -346,8 +356,8 @@ async fn an_operator_exports_lines_that_add_up() {
     assert_eq!(ms(&export(START..START + 3 * HOUR, &[])), 5 + 3 + 7 + HOUR);
     let lines = export(START..START + 3 * HOUR, &["--format", "csv", "--team", "rival"]);
     let expected = format!(
-        "team,team_slug,id,sandbox,cpu,memory_mb,from,to,milliseconds,end_reason\n\
-         {rival},rival,{},{OTHER},1,128,2026-03-01T01:00:00Z,2026-03-01T02:00:00Z,{HOUR},\n",
+        "team,team_slug,id,sandbox,cpu,memory_mb,from,to,milliseconds,egress_bytes,ingress_bytes,end_reason\n\
+         {rival},rival,{},{OTHER},1,128,2026-03-01T01:00:00Z,2026-03-01T02:00:00Z,{HOUR},1500,3000,\n",
         running.id
     );
     assert_eq!(lines, expected);
@@ -376,6 +386,14 @@ async fn an_operator_exports_lines_that_add_up() {
 #[derive(Default)]
 struct Observer {
     runs: Vec<SeenRun>,
+    moves: Vec<SeenMove>,
+}
+
+/// What went through a machine's network, and when that is to count: from when on it may have.
+struct SeenMove {
+    sandbox: usize,
+    counts_at: i64,
+    bytes: Bytes,
 }
 
 /// A machine of a sandbox, both by their places in the lists.
@@ -394,6 +412,22 @@ impl SeenRun {
 }
 
 impl Observer {
+    /// Sees something go through the network of an interval's machine, which is read now.
+    fn see_move(&mut self, sandbox: usize, interval: &mut Interval, now: i64, moved: Bytes) {
+        let total = interval.traffic.unwrap().total + moved;
+        interval.traffic = Some(Traffic { at_ms: now, total, counters: Counters::default() });
+        let hour = (now - 1).div_euclid(HOUR) * HOUR;
+        self.moves.push(SeenMove { sandbox, counts_at: hour.max(interval.began_at_ms), bytes: moved });
+    }
+
+    /// Bytes of a team, or of one of its sandboxes, that count within a span.
+    fn traffic(&self, team: usize, sandbox: Option<usize>, span: &Range<i64>) -> (u64, u64) {
+        let moves = self.moves.iter().filter(|one| one.sandbox % 2 == team && span.contains(&one.counts_at));
+        let moves = moves.filter(|one| sandbox.is_none_or(|sandbox| sandbox == one.sandbox));
+        let Bytes { egress, ingress } = moves.fold(Bytes::default(), |sum, one| sum + one.bytes);
+        (egress, ingress)
+    }
+
     /// vCPU and MiB milliseconds of a team, or of one of its sandboxes, within a span.
     fn sums(&self, team: usize, sandbox: Option<usize>, span: &Range<i64>) -> (u128, u128) {
         let runs = self.runs.iter().filter(|run| run.team == team && sandbox.is_none_or(|one| one == run.sandbox));
@@ -404,7 +438,7 @@ impl Observer {
     }
 }
 
-/// Sandboxes start, pause and end at random, processes come and go, acknowledgements and responses are lost.
+/// Sandboxes start, send, pause and end at random, processes come and go, acknowledgements and responses are lost.
 #[tokio::test]
 async fn any_life_of_a_host_has_the_sums_that_an_observer_has() {
     let seed = rand::random();
@@ -421,9 +455,19 @@ async fn any_life_of_a_host_has_the_sums_that_an_observer_has() {
         now += random.random_range(0..longest);
         let sandbox = random.random_range(0..ids.len());
         let team = sandbox % 2;
-        match random.random_range(0..10) {
+        match random.random_range(0..14) {
+            10..=13 => {
+                if let Some((interval, _)) = live.get_mut(&sandbox) {
+                    let moved = bytes(random.random_range(0..1 << 40), random.random_range(0..1 << 40));
+                    observer.see_move(sandbox, interval, now, moved);
+                    let total = interval.traffic.unwrap().total;
+                    host.agent.read(interval, now, total);
+                }
+            }
             0..=4 => match live.remove(&sandbox) {
-                Some((interval, began)) => {
+                Some((mut interval, began)) => {
+                    let moved = bytes(random.random_range(0..3) * 1000, random.random_range(0..100));
+                    observer.see_move(sandbox, &mut interval, now, moved);
                     let reason = EndReason::ALL[random.random_range(0..EndReason::ALL.len())];
                     host.agent.end(&interval, now, reason);
                     observer.runs.push(SeenRun::new(sandbox, &interval, began..now));
@@ -462,7 +506,11 @@ async fn any_life_of_a_host_has_the_sums_that_an_observer_has() {
                 let bound =
                     |field: &str| bucket[field].as_str().unwrap().parse::<Timestamp>().unwrap().as_millisecond();
                 let found = (thousandths(&bucket["vcpu_seconds"]), memory_mb_ms(&bucket["memory_gib_seconds"]));
-                assert_eq!(found, observer.sums(team, None, &(bound("from")..bound("to"))), "seed {seed}: {bucket}");
+                let span = bound("from")..bound("to");
+                assert_eq!(found, observer.sums(team, None, &span), "seed {seed}: {bucket}");
+                let (egress, ingress) = (bucket["egress_bytes"].as_u64(), bucket["ingress_bytes"].as_u64());
+                let traffic = observer.traffic(team, None, &span);
+                assert_eq!((egress, ingress), (Some(traffic.0), Some(traffic.1)), "seed {seed}: {bucket}");
                 whole = (whole.0 + found.0, whole.1 + found.1);
             }
             let totals = &used["totals"];
@@ -474,6 +522,8 @@ async fn any_life_of_a_host_has_the_sums_that_an_observer_has() {
             let used = host.call("GET", &format!("{}&sandbox_id={id}", path(&all, "day")), key, None).await.expect(200);
             let expected = observer.sums(team, Some(sandbox), &all).0;
             assert_eq!(thousandths(&used["totals"]["vcpu_seconds"]), expected, "seed {seed}: {id}");
+            let expected = observer.traffic(team, Some(sandbox), &all).0;
+            assert_eq!(used["totals"]["egress_bytes"].as_u64(), Some(expected), "seed {seed}: {id}");
         }
     }
 }
