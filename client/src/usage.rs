@@ -29,12 +29,17 @@ pub struct UsageBucket {
     pub amounts: UsageAmounts,
 }
 
-/// Decimal text, as exact as it is.
+/// Decimal text, as exact as it is; traffic in bytes.
 #[derive(Debug, Clone, Deserialize)]
 pub struct UsageAmounts {
     pub vcpu_seconds: String,
     pub memory_gib_seconds: String,
     pub storage_gib_hours: String,
+    /// Nothing, of a host that does not count it yet.
+    #[serde(default)]
+    pub egress_bytes: u64,
+    #[serde(default)]
+    pub ingress_bytes: u64,
     /// `None` where nothing is charged.
     pub cost: Option<String>,
 }

@@ -44,7 +44,8 @@ pub(crate) async fn run(arguments: Arguments, client: Client, output: Output) ->
         output.value(&usage.raw);
     }
     let cost = usage.currency.as_ref().map(|currency| format!("COST, {currency}"));
-    let mut header = vec!["FROM", "VCPU SECONDS", "MEMORY, GIB SECONDS", "STORAGE, GIB HOURS"];
+    let mut header =
+        vec!["FROM", "VCPU SECONDS", "MEMORY, GIB SECONDS", "STORAGE, GIB HOURS", "EGRESS, BYTES", "INGRESS, BYTES"];
     header.extend(cost.as_deref());
     let used = usage.buckets.iter().map(|bucket| (bucket.from.to_string(), &bucket.amounts));
     // Days on which nothing was used say nothing.
@@ -54,13 +55,17 @@ pub(crate) async fn run(arguments: Arguments, client: Client, output: Output) ->
 }
 
 fn is_nothing(amounts: &UsageAmounts) -> bool {
-    [&amounts.vcpu_seconds, &amounts.memory_gib_seconds, &amounts.storage_gib_hours].iter().all(|amount| *amount == "0")
+    let UsageAmounts { vcpu_seconds, memory_gib_seconds, storage_gib_hours, egress_bytes, ingress_bytes, .. } = amounts;
+    [vcpu_seconds, memory_gib_seconds, storage_gib_hours].iter().all(|amount| *amount == "0")
+        && (*egress_bytes, *ingress_bytes) == (0, 0)
 }
 
 fn row(from: String, amounts: &UsageAmounts) -> Vec<String> {
-    let UsageAmounts { vcpu_seconds, memory_gib_seconds, storage_gib_hours, cost } = amounts;
+    let UsageAmounts { vcpu_seconds, memory_gib_seconds, storage_gib_hours, egress_bytes, ingress_bytes, cost } =
+        amounts;
     let mut row = vec![from];
     row.extend([vcpu_seconds, memory_gib_seconds, storage_gib_hours].map(|amount| shortened(amount)));
+    row.extend([egress_bytes, ingress_bytes].map(u64::to_string));
     row.extend(cost.clone());
     row
 }

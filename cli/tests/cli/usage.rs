@@ -9,7 +9,9 @@ use crate::support::{command, listen, ok, printed};
 /// Two days, on the first of which nothing was used.
 fn used(cost: Option<&str>) -> Value {
     let amounts = |vcpu: &str, memory: &str, cost: Option<&str>| {
-        let mut amounts = json!({"vcpu_seconds": vcpu, "memory_gib_seconds": memory, "storage_gib_hours": "0"});
+        let bytes = if vcpu == "0" { 0 } else { 5000 };
+        let mut amounts = json!({"vcpu_seconds": vcpu, "memory_gib_seconds": memory, "storage_gib_hours": "0",
+                                 "egress_bytes": bytes, "ingress_bytes": bytes / 5});
         if let Some(cost) = cost {
             amounts["cost"] = json!(cost);
         }
@@ -49,8 +51,8 @@ fn what_was_used_is_a_table_that_ends_with_the_total() {
     let lines: Vec<Vec<&str>> = table.lines().map(|line| line.split_whitespace().collect()).collect();
     assert_eq!(lines.len(), 3, "{table}");
     assert!(lines[0].ends_with(&["COST,", "EUR"]), "{table}");
-    assert_eq!(lines[1], ["2026-01-02T00:00:00Z", "1.5", "0.000", "0", "0.000021"]);
-    assert_eq!(lines[2], ["total", "1.5", "0.000", "0", "0.000021"]);
+    assert_eq!(lines[1], ["2026-01-02T00:00:00Z", "1.5", "0.000", "0", "5000", "1000", "0.000021"]);
+    assert_eq!(lines[2], ["total", "1.5", "0.000", "0", "5000", "1000", "0.000021"]);
 }
 
 #[test]

@@ -29,6 +29,8 @@ struct Prices {
     vcpu_second: String,
     memory_gib_second: String,
     storage_gib_hour: String,
+    egress_gib: String,
+    ingress_gib: String,
 }
 
 #[derive(Deserialize)]

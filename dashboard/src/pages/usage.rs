@@ -46,12 +46,14 @@ struct Bucket {
     amounts: Amounts,
 }
 
-/// Decimal text.
+/// Decimal text, and whole bytes.
 #[derive(Deserialize)]
 struct Amounts {
     vcpu_seconds: String,
     memory_gib_seconds: String,
     storage_gib_hours: String,
+    egress_bytes: u64,
+    ingress_bytes: u64,
     cost: Option<String>,
 }
 
@@ -67,12 +69,18 @@ fn charts(Usage { currency, buckets, .. }: &Usage) -> Vec<Chart> {
     let values = |of: fn(&Amounts) -> Option<&String>| -> Vec<f64> {
         buckets.iter().filter_map(|bucket| of(&bucket.amounts)?.parse().ok()).collect()
     };
+    #[expect(clippy::cast_precision_loss, reason = "as above")]
+    let mib = |of: fn(&Amounts) -> u64| -> Vec<f64> {
+        buckets.iter().map(|bucket| of(&bucket.amounts) as f64 / f64::from(1 << 20)).collect()
+    };
     let plain = |value: f64| format!("{value:.2}");
     let unit = currency.clone().unwrap_or_default();
     let charts = [
         Chart::new("vCPU seconds", &values(|amounts| Some(&amounts.vcpu_seconds)), 0.0, plain),
         Chart::new("Memory, GiB seconds", &values(|amounts| Some(&amounts.memory_gib_seconds)), 0.0, plain),
         Chart::new("Storage, GiB hours", &values(|amounts| Some(&amounts.storage_gib_hours)), 0.0, plain),
+        Chart::new("Egress, MiB", &mib(|amounts| amounts.egress_bytes), 0.0, plain),
+        Chart::new("Ingress, MiB", &mib(|amounts| amounts.ingress_bytes), 0.0, plain),
         Chart::new("Cost", &values(|amounts| amounts.cost.as_ref()), 0.0, |value| format!("{value:.2} {unit}")),
     ];
     charts.into_iter().flatten().collect()
