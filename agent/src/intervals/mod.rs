@@ -156,12 +156,10 @@ impl Intervals {
         self.state().open.get(id)?.1.traffic
     }
 
-    /// Has the journal say that so much went through the network of an interval's machine, soon. Where its counters have not moved,
-    /// and of one that has ended, that changes nothing.
+    /// Has the journal say that so much went through the network of an interval's machine, when it is written next: within
+    /// [`SEEN_EVERY`], together with what others read. Where its counters have not moved, and of one that has ended, that changes nothing.
     pub(crate) fn measure(&self, id: &IntervalId, traffic: Traffic) {
-        if self.state().measure(id, traffic) {
-            self.0.wake.notify_one();
-        }
+        self.state().measure(id, traffic);
     }
 
     /// Whether so much waits for the API process that there should be no records which can be done without.
@@ -313,17 +311,16 @@ impl State {
         is_news
     }
 
-    /// Adds a record where the counters of an interval's network have moved since its last one; whether they have.
-    fn measure(&mut self, id: &IntervalId, traffic: Traffic) -> bool {
-        let Some((sequence, interval)) = self.open.get_mut(id) else { return false };
+    /// Adds a record where the counters of an interval's network have moved since its last one.
+    fn measure(&mut self, id: &IntervalId, traffic: Traffic) {
+        let Some((sequence, interval)) = self.open.get_mut(id) else { return };
         if interval.traffic.is_none_or(|before| before.counters == traffic.counters) {
-            return false;
+            return;
         }
         interval.traffic = Some(traffic);
         *sequence = self.next;
         self.next += 1;
         self.unwritten.push(IntervalRecord { sequence: *sequence, interval: interval.clone() });
-        true
     }
 
     /// How many records with these numbers say that an interval began which has not ended.

@@ -41,7 +41,7 @@ impl Supervisor {
         }
     }
 
-    /// Has the journal say what went through it, soon.
+    /// Has the journal say what went through it, within seconds.
     pub(crate) fn journal_traffic(&self, traffic: Option<Traffic>) {
         if let (Some(interval), Some(traffic)) = (&self.record().interval, traffic) {
             self.context.intervals.measure(&interval.id, traffic);
