@@ -12,6 +12,8 @@
 /// | `resolve NAME` | addresses, or `unknown` |
 /// | `hold ADDRESS PORT` | `held N`: a connection that stays open |
 /// | `use N` | `alive` if that still passes a line, else `cut` |
+/// | `send ADDRESS PORT MIB` | `sent MIB` once a server that echoes has sent all of it back |
+/// | `flood ADDRESS PORT MIB` | `done`: so much by UDP, whether it arrives or not |
 ///
 /// Questions with `; ` between them are tried at once, and answered in their order in the same way.
 pub const REACHER: &str = r#"
@@ -76,6 +78,25 @@ def use(number):
         return "alive" if sock.recv(100) == b"still there?\n" else "cut"
     except OSError:
         return "cut"
+def send(address, port, mib):
+    left = int(mib) << 20
+    with dial(address, port) as sock:
+        sock.recv(100)
+        writer = threading.Thread(target=sock.sendall, args=(bytes(left),))
+        writer.start()
+        while left and (piece := sock.recv(1 << 16)):
+            left -= len(piece)
+        writer.join()
+    return "closed" if left else f"sent {mib}"
+def flood(address, port, mib):
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as sock:
+        for _ in range(int(mib) << 10):
+            try:
+                sock.sendto(bytes(1024), (address, int(port)))
+            except OSError:
+                pass
+    return "done"
 FAILED = {"udp": "silent", "ping": "silent", "resolve": "unknown"}
 def attempt(question):
     verb, *words = question.split()
