@@ -3,10 +3,12 @@
 use std::time::Duration;
 
 use sandpiper_accounts::Role;
+use sandpiper_api::orchestration::collect::Collector;
 use sandpiper_api::plan::Plan;
 use sandpiper_api::store::webhooks::{NewWebhook, WebhookId, WebhookKey};
 use sandpiper_delivery::store::claims::{Decision, Finished};
 use sandpiper_delivery::store::delivery::State;
+use sandpiper_protocol::interval::Bytes;
 use serde_json::json;
 
 use super::leads_to;
@@ -185,6 +187,23 @@ async fn lists_have_filters_and_pages() {
     let audit = host.user("root@example.com", "acme", Role::Admin).await;
     let audit = host.visitor(&audit.token).page("/dashboard/acme/audit?action=POST+/v1/sandboxes").await;
     assert!(audit.contains("POST /v1/sandboxes"));
+}
+
+#[tokio::test]
+async fn the_page_of_usage_has_what_went_through_the_networks_of_sandboxes() {
+    let host = Host::new().await;
+    let user = host.user("ada@example.com", "acme", Role::Viewer).await;
+    let team = host.app.store.teams.by_slug("acme").await.unwrap().unwrap().id;
+    let now_ms = host.app.clock.now().as_millisecond();
+    let mut running = host.agent.begin("sbx0000000000000000000001", Some(&team), (1, 512), now_ms - 60_000);
+    host.agent.read(&mut running, now_ms, Bytes { egress: 3 << 20, ingress: 5 << 30 });
+    Collector::new(host.app.clone()).round().await.unwrap();
+
+    let text = host.visitor(&user.token).page("/dashboard/acme/usage").await;
+
+    // Of the day, and of all.
+    assert_eq!((text.matches("3.0 MiB").count(), text.matches("5.0 GiB").count()), (2, 2), "{text}");
+    assert!(text.contains("<figcaption>Egress, MiB <strong>3.00</strong>"), "{text}");
 }
 
 #[tokio::test]
