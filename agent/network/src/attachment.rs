@@ -317,16 +317,20 @@ impl Attachment {
     }
 }
 
-/// What the counters say of the slot of this number, which a process has left; `None` of one that was made by an agent which did not
-/// count. Blocks.
+/// What the counters say of the slot of this number, which a process has left, if it is that of a machine with this Ethernet address;
+/// `None` of another machine's, which has the number by now, and of one that was made by an agent which did not count. Blocks.
 ///
 /// # Errors
 /// There is no such slot.
-pub fn counters(config: &Config, slot: u32) -> Result<Option<Counters>, AttachError> {
+pub fn counters(config: &Config, slot: u32, mac: Mac) -> Result<Option<Counters>, AttachError> {
     let failed = |source| AttachError::Host { what: "read the counters of a network slot", source };
     let plan = Plan::of(config, slot).ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?;
     let netns = Netns::open(&plan.name).map_err(failed)?;
-    let Some(forwarded) = Firewall::open(&netns)?.forwarded()? else { return Ok(None) };
+    let firewall = Firewall::open(&netns)?;
+    if firewall.guest()? != Some(mac) {
+        return Ok(None);
+    }
+    let Some(forwarded) = firewall.forwarded()? else { return Ok(None) };
     Ok(Some(Counters { forwarded, proxied: Meter::read_file(&plan.meter).map_err(failed)? }))
 }
 

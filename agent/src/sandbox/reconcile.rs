@@ -39,6 +39,7 @@ use jiff::Timestamp;
 use sandpiper_durable as durable;
 use sandpiper_machine::MachinePaths;
 use sandpiper_machine::process::{self, Ended, Identity, KnownMonitor};
+use sandpiper_network::Slot;
 use sandpiper_protocol::agent::SandboxState;
 use sandpiper_protocol::ids::{IntervalId, SandboxId};
 use sandpiper_protocol::interval::{Counters, EndReason};
@@ -76,7 +77,7 @@ pub(crate) enum ReconcileError {
 
 /// Cleans up and returns what is to be kept. Blocks.
 pub(crate) fn reconcile(context: &Context) -> Result<Left, ReconcileError> {
-    let counters = |slot| counters_of(context, slot);
+    let counters = |id: &SandboxId, slot| counters_of(context, id, slot);
     let (left, spared) = settle_all(&context.paths, &context.intervals, &context.boot_id, &counters)?;
     for monitor in left.sandboxes.iter().filter_map(|found| found.record.process.as_ref()).chain(&spared) {
         context.launcher.pool.adopt(monitor);
@@ -101,12 +102,12 @@ pub(crate) fn sweep(context: &Context) -> io::Result<()> {
     context.launcher.pool.sweep_cgroups()
 }
 
-/// What the counters of the slot of a machine say that is gone, where they say anything.
-type CountersOf<'a> = &'a dyn Fn(u32) -> Option<Counters>;
+/// What the counters of the slot of this number say, if it is still that of a sandbox whose machine is gone.
+type CountersOf<'a> = &'a dyn Fn(&SandboxId, u32) -> Option<Counters>;
 
-fn counters_of(context: &Context, slot: u32) -> Option<Counters> {
+fn counters_of(context: &Context, id: &SandboxId, slot: u32) -> Option<Counters> {
     let network = &context.config.network;
-    let read = network.enabled.then(|| sandpiper_network::counters(network, slot))?;
+    let read = network.enabled.then(|| sandpiper_network::counters(network, slot, Slot::mac_of(id)))?;
     read.unwrap_or_else(|error| {
         tracing::warn!(
             slot,
@@ -204,11 +205,12 @@ fn settle(
         Ok(Settled::Kept(Box::new(Found { record, pidfd })))
     };
     let same_boot = record.process.as_ref().is_some_and(|monitor| monitor.identity.boot_id == boot_id);
-    // Of a machine that is gone, or that nobody looks after any more. Its slot is there still, unless the host was restarted.
+    // Of a machine that is gone, or that nobody looks after any more. Its slot may be there still, unless the host was restarted.
     let lose_sight = |record: &mut Record| {
         let seen_at_ms = intervals.seen_at_ms().unwrap_or(i64::MIN).min(Timestamp::now().as_millisecond());
         let known = record.interval.as_ref().and_then(|interval| intervals.traffic(&interval.id));
-        let counted = known.and_then(|_| record.slot.filter(|_| same_boot)).and_then(counters);
+        let slot = known.and(record.slot).filter(|_| same_boot);
+        let counted = slot.and_then(|slot| counters(&record.id, slot));
         record.note_traffic(known.map(|known| counted.map_or(known, |counters| known.read(seen_at_ms, counters))));
         record.end_interval(seen_at_ms, EndReason::Lost);
     };

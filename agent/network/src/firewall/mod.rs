@@ -119,6 +119,14 @@ impl Firewall {
         report::totals(&self.socket).map_err(FirewallError::Read)
     }
 
+    /// The Ethernet address that [`Self::set_guest`] said last.
+    ///
+    /// # Errors
+    /// The kernel did not tell.
+    pub fn guest(&self) -> Result<Option<[u8; 6]>, FirewallError> {
+        report::guest(&self.socket).map_err(FirewallError::Read)
+    }
+
     /// Bytes of the packets that were forwarded since the slot was made, headers of IP included; `None` of a slot that an agent made
     /// which did not count them.
     ///

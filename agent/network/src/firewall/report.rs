@@ -27,6 +27,7 @@ const OBJECT_DATA: u16 = 4;
 
 const SETS: [&str; 2] = ["denied4", "denied6"];
 const CURRENT: &str = "current";
+const GUEST: &str = "guest";
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 
@@ -59,7 +60,7 @@ pub struct Totals {
 pub(super) fn denied(socket: &Socket) -> std::io::Result<Vec<DeniedPacket>> {
     let mut all = Vec::new();
     for set in SETS {
-        all.extend(elements(socket, set, packet)?);
+        all.extend(elements(socket, INET, set, packet)?);
     }
     Ok(all)
 }
@@ -68,12 +69,23 @@ pub(super) fn denied(socket: &Socket) -> std::io::Result<Vec<DeniedPacket>> {
 pub(super) fn generation(socket: &Socket) -> std::io::Result<Option<u32>> {
     let mark =
         |element: Attributes<'_>| Some(u32::from_ne_bytes(*element.within(ELEMENT_KEY)?.find(VALUE)?.first_chunk()?));
-    Ok(elements(socket, CURRENT, mark)?.first().map(|mark| mark & !MARKED))
+    Ok(elements(socket, INET, CURRENT, mark)?.first().map(|mark| mark & !MARKED))
 }
 
-/// What there is in a set of the inet table, as far as `read` knows what to make of it.
-fn elements<T>(socket: &Socket, set: &str, read: impl Fn(Attributes<'_>) -> Option<T>) -> std::io::Result<Vec<T>> {
-    let head = Head { kind: GET_ELEMENTS, flags: REQUEST | DUMP, family: INET, resource: 0 };
+/// Which Ethernet address the guest has that may speak.
+pub(super) fn guest(socket: &Socket) -> std::io::Result<Option<[u8; 6]>> {
+    let mac = |element: Attributes<'_>| element.within(ELEMENT_KEY)?.find(VALUE)?.first_chunk().copied();
+    Ok(elements(socket, NETDEV, GUEST, mac)?.first().copied())
+}
+
+/// What there is in a set of the table of a family, as far as `read` knows what to make of it.
+fn elements<T>(
+    socket: &Socket,
+    family: u8,
+    set: &str,
+    read: impl Fn(Attributes<'_>) -> Option<T>,
+) -> std::io::Result<Vec<T>> {
+    let head = Head { kind: GET_ELEMENTS, flags: REQUEST | DUMP, family, resource: 0 };
     let which = |writer: &mut Writer| {
         writer.text(LIST_TABLE, TABLE);
         writer.text(LIST_SET, set);

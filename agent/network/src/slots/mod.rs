@@ -23,8 +23,8 @@
 //! * A slot's number says its names and addresses (`crate::plan`). A number is free again when all of the slot is gone that
 //!   others can see: its namespace's name and the host's end of the pair. Numbers are used in turn, so that a late answer
 //!   to a slot's connection finds nobody rather than the next tenant.
-//! * Nothing is written down but what its proxy passed on (`crate::meter`). What a process that was killed left, whole or half made, is found by its names when the next
-//!   one starts, and taken away unless a sandbox has it.
+//! * Nothing is written down but what a slot's proxy passed on (`crate::meter`). What a process that was killed left, whole or
+//!   half made, is found by its names when the next one starts, and taken away unless a sandbox has it.
 //! * Slots are made and taken away in the background, on threads that may block. A caller that gives up on [`Slots::take`]
 //!   leaves a slot that waits, not one that nobody knows.
 

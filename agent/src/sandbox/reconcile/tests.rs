@@ -71,7 +71,7 @@ impl Host {
     }
 
     fn settle(&self) -> Left {
-        self.settle_with(&|_| None)
+        self.settle_with(&|_, _| None)
     }
 
     fn settle_with(&self, counters: CountersOf<'_>) -> Left {

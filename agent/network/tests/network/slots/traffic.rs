@@ -71,13 +71,14 @@ fn the_counters_outlive_the_process_and_go_with_the_slot() {
         drop((first, attachment));
         deliver(&guest, &receiver, 50);
         let forwarded = Bytes { egress: forwarded.egress + datagram(50), ingress: 0 };
-        assert_eq!(counters(&config, slot).unwrap().unwrap().forwarded, forwarded);
+        assert_eq!(counters(&config, slot, mac).unwrap().unwrap().forwarded, forwarded);
+        assert_eq!(counters(&config, slot, Slot::mac_of("sbx0")).unwrap(), None, "it is another machine's");
         let next = Network::start(config.clone(), &[slot]).await.unwrap();
         let attachment = next.adopt(slot, mac, &network(1, &["203.0.113.99"])).await.unwrap();
         assert_eq!(of(&attachment).await.forwarded, forwarded);
 
         attachment.detach().await;
-        until("the slot is gone", || counters(&config, slot).is_err()).await;
+        until("the slot is gone", || counters(&config, slot, mac).is_err()).await;
         // The next sandbox has a slot of the same number, and nothing of what was counted.
         let attachment = next.attach(Slot::mac_of("sbx2"), &network(1, &[])).await.unwrap();
         assert_eq!((attachment.slot(), of(&attachment).await), (slot, Counters::default()));

@@ -163,7 +163,7 @@ fn what_went_through_the_slot_of_a_machine_that_is_gone_is_read_before_the_slot_
     let slots = [(1, forwarded(800)), (2, forwarded(90))];
 
     for _ in 0..2 {
-        host.settle_with(&|slot| slots.iter().find(|(number, _)| *number == slot).map(|(_, counters)| *counters));
+        host.settle_with(&|_, slot| slots.iter().find(|(number, _)| *number == slot).map(|(_, counters)| *counters));
 
         let totals = [&measured, &never, &gone].map(|record| host.traffic(record).total.egress);
         assert_eq!(totals, [800, 90, 70], "of {} records", host.records());
@@ -182,7 +182,7 @@ fn another_boot_has_the_slots_of_others() {
     drop(sleeper);
     host.boot_id = "another".to_owned();
 
-    host.settle_with(&|_| Some(forwarded(900)));
+    host.settle_with(&|_, _| Some(forwarded(900)));
 
     assert_eq!(host.traffic(&record).total.egress, 500);
 }
@@ -195,7 +195,7 @@ fn a_machine_that_runs_on_is_read_by_whoever_has_it_then() {
     host.save(&record);
     host.measured(&record, 500);
 
-    let found = host.settle_with(&|_| panic!("its slot is in use")).sandboxes.remove(0);
+    let found = host.settle_with(&|_, _| panic!("its slot is in use")).sandboxes.remove(0);
 
     let id = found.record.interval.unwrap().id;
     let known = host.intervals().traffic(&id).unwrap();
