@@ -94,9 +94,12 @@ pub fn of(operation_id: &str) -> Option<Example> {
             "rule": "allow_internet_access is false", "count": 3,
         }]})),
         "list_egress_profiles" => response(json!({"profiles": ["package-registries"]})),
-        "show_logs" => response(json!({"next_cursor": 2, "truncated": false, "entries": [
+        "show_logs" => response(json!({"next_cursor": 3, "truncated": false, "entries": [
             {"sequence": 1, "time": "2026-01-01T00:00:00Z", "source": "host", "message": "created from template base"},
             {"sequence": 2, "time": "2026-01-01T00:00:00Z", "source": "host", "message": "ready"},
+            {"sequence": 3, "time": "2026-01-01T00:00:01Z", "source": "process", "message": "listening on port 3000", "process": {
+                "pid": 312, "command": "node", "tag": "start", "stream": "stdout", "cut": false,
+            }},
         ]})),
         "show_metrics" => response(json!({"step": 5, "cpu": 1, "memory_mb": 512, "disk_gib": 20, "points": [{
             "time": "2026-01-01T00:01:00Z", "cpu_used_pct": 12.5, "memory_bytes": 134_217_728, "disk_bytes": 1_288_490_188,
@@ -272,7 +275,7 @@ fn sandbox() -> Value {
         "lifecycle": {"on_timeout": "pause", "auto_resume": true, "pause_memory": true},
         "volume_mounts": {}, "cpu": 1, "memory_mb": 512, "disk_gib": 20, "metadata": {"job": "42"},
         "exposed_ports": [{"port": 8000, "protocol": "http", "public": true}], "network": network(),
-        "data_plane_url": "http://s6k3f0.sandbox.localhost:7080", "created_at": "2026-01-01T00:00:00Z",
+        "capture_output": true, "data_plane_url": "http://s6k3f0.sandbox.localhost:7080", "created_at": "2026-01-01T00:00:00Z",
         "started_at": "2026-01-01T00:00:00Z", "stopped_at": null, "expires_at": null,
     })
 }

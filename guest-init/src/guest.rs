@@ -13,6 +13,7 @@ use tokio::sync::Mutex;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
+use crate::capture::Capture;
 use crate::cgroups::Cgroups;
 use crate::clock::HostTime;
 use crate::freeze::{self, FreezeError, Keeper, Mounted, Stopper};
@@ -37,7 +38,8 @@ pub(crate) struct Guest {
     /// Locked while it is done, in the background.
     boot: Arc<Mutex<boot::Rest>>,
     has_users: bool,
-    /// The generation as which it was last told who it is.
+    /// The sandbox, and the generation, as which it was last told who it is.
+    sandbox_id: String,
     generation: Option<u64>,
     /// Whom programs were told to ask for names. They may have chosen another since.
     resolver: Option<Ipv4Addr>,
@@ -55,6 +57,7 @@ impl Guest {
             volumes: Volumes::new(Slots::of_guest()),
             boot: Arc::default(),
             has_users: false,
+            sandbox_id: String::new(),
             generation: None,
             resolver: None,
             is_serving: false,
@@ -68,6 +71,7 @@ impl Guest {
     /// and routes since is theirs.
     async fn become_what_is_wanted(&mut self, init: Init, time: HostTime, timeline: &Timeline) -> Result<(), String> {
         let generation = Some(init.generation);
+        self.capture_for(&init);
         if self.generation == generation {
             return self.keeper.thaw().await.map_err(|error| error.to_string());
         }
@@ -104,6 +108,16 @@ impl Guest {
         Ok(())
     }
 
+    /// Captures what processes write if that is wanted; what another sandbox's wrote, of which this is made, is none of its.
+    fn capture_for(&mut self, init: &Init) {
+        let capture = self.app.capture();
+        if self.sandbox_id != init.sandbox_id {
+            capture.clear();
+            self.sandbox_id.clone_from(&init.sandbox_id);
+        }
+        capture.switch(init.capture_output);
+    }
+
     /// Tells programs their host's name and whom to ask for others. Not on the thread that thaws, and not without limit:
     /// `/etc` may be a file system of the sandbox's own making.
     async fn write_files(&mut self, hostname: String, resolver: Option<Ipv4Addr>) {
@@ -130,6 +144,11 @@ impl Guest {
                 log.warn(problem);
             }
         });
+    }
+
+    /// What processes write, on its way to the host.
+    pub(crate) fn capture(&self) -> &Capture {
+        self.app.capture()
     }
 
     async fn become_still(&mut self, processes: bool, disks: bool) -> Result<(), FreezeError> {
@@ -167,7 +186,7 @@ impl Handler for Guest {
         match self.become_what_is_wanted(init, time, &timeline).await {
             Ok(()) => {
                 let init_version = env!("CARGO_PKG_VERSION").to_owned();
-                GuestMessage::Ready { init_version, steps: timeline.steps() }
+                GuestMessage::Ready { init_version, steps: timeline.steps(), captures_output: true }
             }
             Err(message) => GuestMessage::Failed { message: shortened(message) },
         }

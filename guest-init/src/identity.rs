@@ -170,6 +170,7 @@ mod tests {
             serves_volume: false,
             settings: ImageSettings::default(),
             start: None,
+            capture_output: false,
         };
         let inode = || fs::metadata(&path).unwrap().ino();
 

@@ -15,6 +15,7 @@
 //!              ├──▶ serve     HTTP on vsock: health, files, processes          (once)
 //!              ├──▶ forward   vsock to 127.0.0.1                               (once)
 //!   link: Ready ◀─┘
+//!   link: Output ◀─ capture  what processes write, where the host asks for it
 //!   link: Unmount ─▶ volumes  and Mount: their disks are taken away for a snapshot, and come back
 //!   link: Freeze ──▶ freeze   stops processes, freezes disks: a snapshot can be taken
 //! ```
@@ -24,6 +25,7 @@
 //! which run [`serve`] on a Unix socket as an ordinary process, and for what makes templates ([`ensure_users`]).
 
 mod boot;
+pub mod capture;
 mod cgroups;
 mod clock;
 mod connection;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::cgroups::Cgroups;
 use crate::guest::Guest;
-use crate::link::Begun;
+use crate::link::{Begun, Unasked};
 use crate::{boot, link, log, power, reap};
 
 /// How long a helper thread waits for more work. Long, so that a command never waits for one to be made, and a snapshot
@@ -45,7 +45,10 @@ async fn live(link: Option<Begun>, problems: Vec<boot::Problem>) {
         .inspect_err(|error| log.warn(format!("Processes have no control group and cannot be stopped: {error}")))
         .ok();
     match Guest::new(groups, log.clone()) {
-        Ok(mut guest) => link::run(link, to_host, &mut guest).await,
+        Ok(mut guest) => {
+            let unasked = Unasked::new(to_host, guest.capture().clone());
+            link::run(link, unasked, &mut guest).await;
+        }
         Err(error) => link::report_panic(&format!("no thread for snapshots: {error}")),
     }
     pending().await

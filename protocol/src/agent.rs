@@ -47,6 +47,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::guest::OutputStream;
 use crate::ids::{CheckpointId, SandboxId, TeamId};
 use crate::template::{ImageSettings, StartCommand};
 use jiff::Timestamp;
@@ -256,6 +257,9 @@ pub struct CreateSandbox {
     /// At most [`MOST_MOUNTS`](crate::volume::MOST_MOUNTS); none is attached to another sandbox.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub volume_mounts: Vec<VolumeMount>,
+    /// What its processes write to stdout and stderr becomes entries of its log.
+    #[serde(default)]
+    pub capture_output: bool,
     /// Of the team that the sandbox is counted with; without it the sandbox is nobody's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allowance: Option<Allowance>,
@@ -314,6 +318,9 @@ pub struct Sandbox {
     /// Attached while it is live; of a stopped one, what its next start attaches.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub volume_mounts: Vec<VolumeMount>,
+    /// As [`CreateSandbox::capture_output`].
+    #[serde(default)]
+    pub capture_output: bool,
     pub data_plane_url: String,
     pub created_at: Timestamp,
     pub started_at: Option<Timestamp>,
@@ -359,7 +366,7 @@ pub struct StartTimings {
     pub data_plane_ready_us: u64,
 }
 
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 pub struct UpdateSandbox {
     /// Seconds from now.
@@ -370,6 +377,10 @@ pub struct UpdateSandbox {
     /// See [`CreateSandbox::allow_public_traffic`].
     #[serde(default)]
     pub allow_public_traffic: Option<bool>,
+    /// See [`CreateSandbox::capture_output`]; of a sandbox that runs, from now on. Left out where nothing is said: agents of
+    /// earlier versions do not know it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub capture_output: Option<bool>,
 }
 
 /// What is kept of a sandbox that is paused.
@@ -583,6 +594,9 @@ pub struct LogQuery {
     /// Only those whose message has this text.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub search: Option<String>,
+    /// Only those of this source.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub source: Option<LogSource>,
     /// Newest first, instead of oldest first.
     pub newest_first: bool,
     /// [`MAX_LOG_ENTRIES`] without it, and at most.
@@ -611,6 +625,24 @@ pub struct LogEntry {
     pub time: Timestamp,
     pub source: LogSource,
     pub message: String,
+    /// Whose line it is, of the source [`LogSource::Process`]; without it, the host says there how many lines were left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub process: Option<LogProcess>,
+}
+
+/// The process that wrote a line. All of it is what the guest says.
+#[derive(Debug, Clone, Serialize, Deserialize, PartialEq, Eq)]
+pub struct LogProcess {
+    /// Of the process that the data plane started; the line may be that of one of its children.
+    pub pid: u32,
+    /// The file name of its program.
+    pub command: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tag: Option<String>,
+    pub stream: OutputStream,
+    /// The line was longer than the log takes.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub cut: bool,
 }
 
 #[derive(Debug, Clone, Copy, Serialize, Deserialize, PartialEq, Eq)]
@@ -622,6 +654,8 @@ pub enum LogSource {
     Guest,
     /// The serial port, where the operator turned it on.
     Console,
+    /// Processes of the data plane, where the sandbox's [`capture_output`](Sandbox::capture_output) is on.
+    Process,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]

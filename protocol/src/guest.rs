@@ -145,6 +145,10 @@ pub struct Init {
     /// Run once in each boot, as a process of the data plane with the tag [`START_TAG`]; it runs already after a restore.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start: Option<StartCommand>,
+    /// Whether what processes write is told with [`GuestMessage::Output`]. Unlike all else this is also applied where the
+    /// generation is the same as before. Guests of earlier versions do not know it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub capture_output: bool,
 }
 
 /// How a [`GuestMessage::Log`] begins that tells of a start command which does not run, or has ended with an error.
@@ -198,6 +202,9 @@ pub enum GuestMessage {
         /// do not say.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         steps: Vec<GuestStep>,
+        /// It does what [`Init::capture_output`] says. Those of earlier versions do not.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        captures_output: bool,
     },
     /// The guest cannot be used, and why.
     Failed {
@@ -238,6 +245,47 @@ pub enum GuestMessage {
         level: LogLevel,
         message: String,
     },
+    /// What processes have written, where [`Init::capture_output`] asks for it. Never before the guest is told who it is, and
+    /// never while it is frozen.
+    Output {
+        lines: Vec<OutputLine>,
+        /// Lines that were dropped because more was written than the link takes.
+        #[serde(default, skip_serializing_if = "is_zero")]
+        left_out: u64,
+    },
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
+fn is_zero(value: &u64) -> bool {
+    *value == 0
+}
+
+/// Bytes of a line's text at most; what is beyond is cut off.
+pub const MAX_OUTPUT_LINE: usize = 2048;
+
+/// A line that a process wrote.
+#[derive(Debug, Clone, Serialize, Deserialize, PartialEq, Eq)]
+pub struct OutputLine {
+    pub stream: OutputStream,
+    /// Of the process that the data plane started; the line may be that of one of its children.
+    pub pid: u32,
+    /// The file name of its program.
+    pub command: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tag: Option<String>,
+    /// Without its end.
+    pub text: String,
+    /// The line was longer.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub cut: bool,
+}
+
+/// Where a process wrote a line.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "snake_case")]
+pub enum OutputStream {
+    Stdout,
+    Stderr,
 }
 
 #[derive(Debug, Clone, Copy, Serialize, Deserialize, PartialEq, Eq)]

@@ -51,6 +51,8 @@ pub struct Guest {
     /// What its template's version says of its programs.
     pub settings: ImageSettings,
     pub start: Option<StartCommand>,
+    /// Whether it tells what its processes write.
+    pub capture_output: bool,
 }
 
 /// An open link.
@@ -114,6 +116,7 @@ fn init(guest: &Guest) -> Init {
         serves_volume: guest.serves_volume,
         settings: guest.settings.clone(),
         start: guest.start.clone(),
+        capture_output: guest.capture_output,
     }
 }
 
@@ -241,6 +244,7 @@ mod tests {
             serves_volume: false,
             settings: ImageSettings::default(),
             start: None,
+            capture_output: true,
         };
         (Link::open(ours.into(), &guest).unwrap(), Lines::new(UnixStream::from_std(theirs).unwrap()))
     }
@@ -262,7 +266,7 @@ mod tests {
         let message = link.message().await;
 
         assert_eq!((init.hostname.as_str(), init.envs["A"].as_str(), init.entropy.len()), ("sbx1", "1", 64));
-        assert_eq!(init.generation, 3);
+        assert_eq!((init.generation, init.capture_output), (3, true));
         assert!(matches!(message, Some(GuestMessage::Ready { .. })));
     }
 

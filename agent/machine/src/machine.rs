@@ -143,6 +143,14 @@ impl Machine {
         Ok(())
     }
 
+    /// Has the guest tell what its processes write, or not any more: it opens its link again, and is told so there.
+    pub fn capture_output(&mut self, capture: bool) {
+        if self.guest.capture_output != capture {
+            self.guest.capture_output = capture;
+            self.link = None;
+        }
+    }
+
     /// Its monitor's files are in another folder from now on.
     pub fn moved(&mut self, control_path: PathBuf) {
         self.control_path = control_path;

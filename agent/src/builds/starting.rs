@@ -176,6 +176,7 @@ impl Start<'_> {
             disk_limits: context.allowances.disk(Some(&order.team), launcher.disk_limits()),
             volumes,
             serves_volume: false,
+            capture_output: false,
         });
         let gathered = gathered.await.map_err(|error| start_failed(&error))?;
         let settled = gathered.settle(launcher, self.reservation.clone(), || Ok(())).await;

@@ -94,6 +94,7 @@ async fn launch(host: &Surroundings, paths: &MachinePaths, volumes: Attachments)
         disk_limits: launcher.disk_limits(),
         volumes,
         serves_volume: true,
+        capture_output: false,
     });
     let gathered = gathered.await.map_err(launch_error)?;
     let settled = gathered.settle(launcher, reservation, || Ok(())).await;

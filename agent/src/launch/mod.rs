@@ -76,6 +76,8 @@ pub(crate) struct Order {
     pub(crate) volumes: Attachments,
     /// The guest is of the agent's own template, and serves the volume that it has.
     pub(crate) serves_volume: bool,
+    /// The guest tells what its processes write.
+    pub(crate) capture_output: bool,
 }
 
 /// All that a machine is made of. Not to be dropped: monitor and slot are given back by [`Self::settle`] when that fails.
@@ -198,7 +200,8 @@ impl Gathered {
         write: impl FnOnce() -> io::Result<T> + Send + 'static,
     ) -> io::Result<(Running, Kit, T)> {
         let Self { order, files: _, parts, monitor, network } = self;
-        let Order { paths, shape, name, envs, generation, defaults, disk_limits, volumes, serves_volume, .. } = order;
+        let Order { paths, shape, name, envs, generation, defaults, disk_limits, volumes, .. } = order;
+        let (serves_volume, capture_output) = (order.serves_volume, order.capture_output);
         let folders = paths.clone();
         let settled = tokio::task::spawn_blocking(move || {
             let written = monitor.move_into(&folders).and_then(|()| write());
@@ -208,8 +211,17 @@ impl Gathered {
             Ok((monitor, Ok(written))) => {
                 let (network_of, mounts) = (guest_network(network.as_ref()), volumes.mounts());
                 let GuestDefaults { settings, start } = defaults;
-                let guest =
-                    Guest { id: name, envs, generation, network: network_of, mounts, serves_volume, settings, start };
+                let guest = Guest {
+                    id: name,
+                    envs,
+                    generation,
+                    network: network_of,
+                    mounts,
+                    serves_volume,
+                    settings,
+                    start,
+                    capture_output,
+                };
                 let (known, process, connection) = monitor.into_parts();
                 let machine = launcher.machine(guest, known, process, connection, &paths);
                 let running = Running { machine, network, reservation, console: None, volumes };

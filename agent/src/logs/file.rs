@@ -1,57 +1,49 @@
 //! The files of one log.
 //!
-//! `log-<sequence>`, with twenty digits, is a **segment**: entries of the protocol in JSON, one a line, from the one with this
-//! sequence on. The last segment grows; when it is a fourth of what the log may have, another begins and the oldest goes.
+//! A log is two [`Track`]s with one run of sequences: what processes write is in a track of its own, so that however much it is, it
+//! pushes nothing else out. Each may have the size of the log.
 //!
 //! A file is open only while it is read or written: there are many logs, most of them of sandboxes that are stopped. Nothing is
-//! looked at before a log is first read or written by this agent. Then its last segment is read: what the end of an agent or of
-//! the power tore is cut off, and the log says so; and sequences go on at the next multiple of [`STEP`], so that none is given
-//! twice even where the power took entries that somebody had read.
+//! looked at before a log is first read or written by this agent. Then the last segment of each track is read: what the end of an
+//! agent or of the power tore is cut off, and the log says so; and sequences go on at the next multiple of [`STEP`], so that none
+//! is given twice even where the power took entries that somebody had read.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Write};
-use std::ops::ControlFlow;
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
+use std::io;
+use std::path::PathBuf;
 
-use sandpiper_durable as durable;
-use sandpiper_protocol::agent::{LogEntry, LogPage, LogQuery};
+use sandpiper_protocol::agent::{LogEntry, LogPage, LogQuery, LogSource};
 
 use super::intake::Line;
 use super::recent::Recent;
-use super::selection::Selection;
+use super::selection::{Selection, merged};
+use super::track::{self, Track};
 
-/// Segments of a log.
-const SEGMENTS: usize = 4;
 /// What sequences are raised to a multiple of: more than are given while the kernel holds back writes.
 const STEP: u64 = 1_000_000;
-/// What names of segments begin with.
-const PREFIX: &str = "log-";
 /// Lines that wait for the sandbox's folder, of a start that has just begun.
 const WAITING: usize = 64;
+/// What the names of the segments begin with: of what processes write, and of everything else.
+const OUTPUT: &str = "output-";
+const OTHERS: &str = "log-";
 
 /// Whether a file of this name is a segment.
 pub(crate) fn is_segment(name: &str) -> bool {
-    first_of(name).is_some()
-}
-
-/// Sequence of the first entry of a segment.
-fn first_of(name: &str) -> Option<u64> {
-    name.strip_prefix(PREFIX).filter(|digits| digits.len() == 20)?.parse().ok()
+    [OTHERS, OUTPUT].into_iter().any(|prefix| track::first_of(prefix, name).is_some())
 }
 
 /// A log on the disk. All that is done with it blocks.
 #[derive(Debug)]
 pub(super) struct LogFile {
     folder: PathBuf,
-    /// Bytes of a segment at most.
-    most: u64,
+    /// Bytes of each track at most.
+    bytes: u64,
     state: State,
     /// Lines for which the folder is not there yet.
     waiting: Vec<Line>,
     /// Lines that could not be written, of which the log does not say yet.
     lost: u64,
-    recent: Recent,
+    /// Of each track.
+    recent: [Recent; 2],
     last: u64,
 }
 
@@ -64,19 +56,21 @@ enum State {
 
 #[derive(Debug)]
 struct Open {
-    /// Of each segment the first sequence, oldest first.
-    segments: Vec<u64>,
-    /// Bytes of the last segment.
-    length: u64,
+    /// By [`index`].
+    tracks: [Track; 2],
     next: u64,
 }
 
+/// Which of the tracks has the entries of a source.
+fn index(source: LogSource) -> usize {
+    usize::from(source == LogSource::Process)
+}
+
 impl LogFile {
-    /// The log in `folder`, of at most so many bytes.
+    /// The log in `folder`, of at most so many bytes, and as many of what processes write.
     pub(super) fn new(folder: PathBuf, bytes: u64) -> Self {
-        let most = bytes / SEGMENTS as u64;
-        let (waiting, recent) = (Vec::new(), Recent::default());
-        Self { folder, most, state: State::Unopened, waiting, lost: 0, recent, last: 0 }
+        let (waiting, recent) = (Vec::new(), Default::default());
+        Self { folder, bytes, state: State::Unopened, waiting, lost: 0, recent, last: 0 }
     }
 
     /// Sequence of the last entry; 0 before the log is opened, and while it is empty.
@@ -108,21 +102,30 @@ impl LogFile {
             self.waiting.insert(0, Line::of_host(said));
         }
         let first = self.next();
-        let entries = (first..).zip(self.waiting.drain(..)).map(|(sequence, line)| {
-            let Line { time, source, message } = line;
-            LogEntry { sequence, time, source, message }
-        });
-        let entries: Vec<_> = entries.collect();
-        let State::Open(open) = &mut self.state else { return self.keep(entries) };
-        let (count, written) = open.write(&self.folder, self.most, &entries);
-        let unwritten = entries.len() - count;
-        self.keep(entries.into_iter().take(count));
-        if let Err(error) = written {
+        let entries = (first..).zip(self.waiting.drain(..)).map(|(sequence, line)| line.into_entry(sequence));
+        let (output, others): (Vec<_>, Vec<_>) = entries.partition(|entry| index(entry.source) == 1);
+        for entries in [others, output] {
+            let Err((error, unwritten)) = self.write(entries) else { continue };
             // What was to be said first is said again.
-            let of_them = if count == 0 && lost > 0 { unwritten - 1 } else { unwritten };
-            self.lost = if count == 0 { lost } else { 0 };
-            self.lose(of_them, &error);
+            let is_unsaid = lost > 0 && unwritten.first().is_some_and(|entry| entry.sequence == first);
+            self.lost += if is_unsaid { lost } else { 0 };
+            self.lose(unwritten.len() - usize::from(is_unsaid), &error);
         }
+    }
+
+    /// Writes entries of one track, and remembers them; why not all, and those that are not.
+    fn write(&mut self, mut entries: Vec<LogEntry>) -> Result<(), (io::Error, Vec<LogEntry>)> {
+        let (State::Open(open), Some(first)) = (&mut self.state, entries.first()) else {
+            self.keep(entries);
+            return Ok(());
+        };
+        let (count, written) = open.tracks[index(first.source)].write(&self.folder, &entries);
+        let unwritten = entries.split_off(count);
+        if let Some(last) = entries.last() {
+            open.next = open.next.max(last.sequence + 1);
+        }
+        self.keep(entries);
+        written.map_err(|error| (error, unwritten))
     }
 
     /// What `query` selects.
@@ -134,19 +137,26 @@ impl LogFile {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
+        let wanted = |track: &usize| query.source.is_none_or(|source| index(source) == *track);
         let mut selection = Selection::new(query);
         if let State::Open(open) = &self.state {
-            open.read(&self.folder, query, &mut selection)?;
-            let first = open.segments.first().copied().unwrap_or_default();
+            let tracks = (0..2).filter(wanted).map(|track| &open.tracks[track]);
+            let first = tracks.clone().map(Track::first).max().unwrap_or_default();
+            selection
+                .take(merged(tracks.map(|track| track.entries(&self.folder, query)).collect(), query.newest_first))?;
             return Ok(selection.page(first, self.last, false));
         }
-        let mut entries: Vec<_> = self.recent.entries().cloned().collect();
-        let first = entries.first().map_or(0, |entry| entry.sequence);
-        if query.newest_first {
-            entries.reverse();
-        }
-        let _ = entries.into_iter().try_for_each(|entry| selection.look_at(entry));
-        Ok(selection.page(first, self.last, matches!(self.state, State::Closed)))
+        let tracks = (0..2).filter(wanted).map(|track| &self.recent[track]);
+        let first = tracks.clone().filter_map(|recent| recent.entries().next()).map(|entry| entry.sequence).max();
+        let entries = |recent: &Recent| {
+            let mut entries: Vec<_> = recent.entries().cloned().map(Ok).collect();
+            if query.newest_first {
+                entries.reverse();
+            }
+            entries.into_iter()
+        };
+        selection.take(merged(tracks.map(entries).collect(), query.newest_first))?;
+        Ok(selection.page(first.unwrap_or_default(), self.last, matches!(self.state, State::Closed)))
     }
 
     /// Entries go to memory alone from now on.
@@ -169,8 +179,8 @@ impl LogFile {
     /// Remembers entries that are there now.
     fn keep(&mut self, entries: impl IntoIterator<Item = LogEntry>) {
         for entry in entries {
-            self.last = entry.sequence;
-            self.recent.push(entry);
+            self.last = self.last.max(entry.sequence);
+            self.recent[index(entry.source)].push(entry);
         }
     }
 
@@ -187,143 +197,17 @@ impl LogFile {
         if !matches!(self.state, State::Unopened) {
             return Ok(());
         }
-        let segments = segments(&self.folder)?;
-        let Some(first) = segments.last().copied() else {
-            self.state = State::Open(Open { segments, length: 0, next: 1 });
-            return Ok(());
-        };
-        let path = segment(&self.folder, first);
-        let bytes = fs::read(&path)?;
-        let mut length = 0;
-        self.last = first.saturating_sub(1);
-        for line in bytes.split_inclusive(|byte| *byte == b'\n') {
-            let Some(entry) = decode(line) else { break };
-            length += line.len();
-            self.keep([entry]);
-        }
-        let torn = bytes.len() - length;
+        let others = Track::open(&self.folder, OTHERS, self.bytes)?;
+        let output = Track::open(&self.folder, OUTPUT, self.bytes)?;
+        let is_new = others.track.is_empty() && output.track.is_empty();
+        let torn = others.torn + output.torn;
         if torn > 0 {
-            OpenOptions::new().write(true).open(&path)?.set_len(length as u64)?;
             self.waiting.insert(0, Line::of_host(format!("the end of the log was torn: {torn} bytes are cut off")));
         }
-        let next = (self.last + 1).next_multiple_of(STEP);
-        self.state = State::Open(Open { segments, length: length as u64, next });
+        self.last = others.track.last_begins().max(output.track.last_begins()).saturating_sub(1);
+        self.keep(others.entries.into_iter().chain(output.entries));
+        let next = if is_new { 1 } else { (self.last + 1).next_multiple_of(STEP) };
+        self.state = State::Open(Open { tracks: [others.track, output.track], next });
         Ok(())
     }
-}
-
-impl Open {
-    /// Writes entries: how many, and why not all. Those are whole, and nothing else is there.
-    fn write(&mut self, folder: &Path, most: u64, entries: &[LogEntry]) -> (usize, io::Result<()>) {
-        let mut count = 0;
-        while count < entries.len() {
-            match self.write_some(folder, most, &entries[count..]) {
-                Ok(written) => count += written,
-                Err(error) => return (count, Err(error)),
-            }
-        }
-        (count, Ok(()))
-    }
-
-    /// Writes as many entries as the last segment has room for, or the first of them to a new one.
-    fn write_some(&mut self, folder: &Path, most: u64, entries: &[LogEntry]) -> io::Result<usize> {
-        let (mut text, mut count) = (Vec::new(), 0);
-        for entry in entries {
-            let line = encode(entry)?;
-            let before = self.length + text.len() as u64;
-            if before > 0 && before + line.len() as u64 > most {
-                break;
-            }
-            text.extend(line);
-            count += 1;
-        }
-        if count == 0 || self.segments.is_empty() {
-            self.begin_segment(folder, self.next)?;
-        }
-        self.write_text(folder, &text)?;
-        self.next += count as u64;
-        Ok(count)
-    }
-
-    /// Has entries from `first` on go to a segment of their own; the oldest gives way.
-    fn begin_segment(&mut self, folder: &Path, first: u64) -> io::Result<()> {
-        while self.segments.len() >= SEGMENTS {
-            durable::remove_file(&segment(folder, self.segments[0]))?;
-            self.segments.remove(0);
-        }
-        OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(segment(folder, first))?;
-        self.segments.push(first);
-        self.length = 0;
-        Ok(())
-    }
-
-    fn write_text(&mut self, folder: &Path, text: &[u8]) -> io::Result<()> {
-        let Some(last) = self.segments.last().filter(|_| !text.is_empty()) else { return Ok(()) };
-        let mut file = OpenOptions::new().append(true).open(segment(folder, *last))?;
-        if let Err(error) = file.write_all(text) {
-            // Half of a line must not stand before the next.
-            file.set_len(self.length)?;
-            return Err(error);
-        }
-        self.length += text.len() as u64;
-        Ok(())
-    }
-
-    /// Shows the entries to `selection`, in the direction of the query, until it has enough.
-    fn read(&self, folder: &Path, query: &LogQuery, selection: &mut Selection<'_>) -> io::Result<()> {
-        let after = query.after.unwrap_or_default();
-        // Of segments that end before what is asked for, or begin behind it, nothing is wanted.
-        let ends = self.segments.iter().skip(1).copied().map(Some).chain([None]);
-        let wanted = self.segments.iter().zip(ends).filter(|(first, next)| {
-            next.is_none_or(|next| next > after.saturating_add(1)) && query.before.is_none_or(|before| **first < before)
-        });
-        let mut wanted: Vec<u64> = wanted.map(|(first, _)| *first).collect();
-        if query.newest_first {
-            wanted.reverse();
-        }
-        for first in wanted {
-            let mut bytes = Vec::new();
-            let file = File::open(segment(folder, first))?;
-            let length = if self.segments.last() == Some(&first) { self.length } else { u64::MAX };
-            file.take(length).read_to_end(&mut bytes)?;
-            // What a disk has made of a line is nothing that anybody could read.
-            let entries = bytes.split_inclusive(|byte| *byte == b'\n').filter_map(decode);
-            let flow = if query.newest_first {
-                let entries: Vec<_> = entries.collect();
-                entries.into_iter().rev().try_for_each(|entry| selection.look_at(entry))
-            } else {
-                let mut entries = entries;
-                entries.try_for_each(|entry| selection.look_at(entry))
-            };
-            if let ControlFlow::Break(()) = flow {
-                break;
-            }
-        }
-        Ok(())
-    }
-}
-
-/// The first sequences of all segments in `folder`, oldest first.
-fn segments(folder: &Path) -> io::Result<Vec<u64>> {
-    let mut segments = Vec::new();
-    for entry in fs::read_dir(folder)? {
-        segments.extend(entry?.file_name().to_str().and_then(first_of));
-    }
-    segments.sort_unstable();
-    Ok(segments)
-}
-
-fn segment(folder: &Path, first: u64) -> PathBuf {
-    folder.join(format!("{PREFIX}{first:020}"))
-}
-
-fn encode(entry: &LogEntry) -> io::Result<Vec<u8>> {
-    let mut line = serde_json::to_vec(entry)?;
-    line.push(b'\n');
-    Ok(line)
-}
-
-/// The entry in a line that is whole.
-fn decode(line: &[u8]) -> Option<LogEntry> {
-    serde_json::from_slice(line.strip_suffix(b"\n")?).ok()
 }

@@ -1,7 +1,7 @@
 //! What happened to each sandbox: entries in its folder, numbered, from its first to its last.
 //!
 //! ```text
-//!   supervisor, console ──push──▶ [intake], in memory ──▶ the one thread that writes ──▶ [file]: log-<first sequence>, …
+//!   supervisor, console ──push──▶ [intake], in memory ──▶ the one thread that writes ──▶ [file]: two [track]s
 //!                                                                                           │
 //!                     GET /sandboxes/{id}/logs ◀──── what was pushed is written first ◀─────┘
 //! ```
@@ -14,6 +14,8 @@
 //!   the agent itself has to say is not counted.
 //! * Lines of the guest and its console are a tenant's: they are cut to [`MAX_TEXT`](sandpiper_machine::MAX_TEXT) bytes and
 //!   stripped of control characters, so that no terminal they end up on can be played with.
+//! * What processes write, where the sandbox asks for it, is the most hostile of all. It has a source of its own, which nothing else
+//!   that the guest says can have, a limit of its own, and files of its own: a flood of it pushes nothing else out.
 //! * A log goes with its sandbox. The last entries of those that ended not long ago stay in memory.
 
 mod file;
@@ -22,6 +24,7 @@ mod recent;
 mod selection;
 #[cfg(test)]
 mod tests;
+mod track;
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -32,6 +35,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use sandpiper_protocol::agent::{LogPage, LogQuery, LogSource};
+use sandpiper_protocol::guest::OutputLine;
 
 use self::file::LogFile;
 use self::intake::Intake;
@@ -41,7 +45,7 @@ pub(crate) use self::file::is_segment;
 /// Sandboxes that are gone whose last entries are kept.
 const ENDED_SANDBOXES: usize = 100;
 
-/// How much each log may be.
+/// How much each log may be; what processes write may be as much again.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Bounds {
     /// Bytes on the disk; the oldest entries give way.
@@ -87,6 +91,13 @@ impl SandboxLog {
     pub(crate) fn push(&self, source: LogSource, message: &str) {
         if lock(&self.0.intake).take_in(source, message) {
             // There is a receiver as long as there is a log.
+            let _ = self.0.writer.send(self.clone());
+        }
+    }
+
+    /// Adds what processes wrote, of which the guest itself left so many lines out. Does not block.
+    pub(crate) fn output(&self, lines: Vec<OutputLine>, left_out: u64) {
+        if lock(&self.0.intake).take_in_output(lines, left_out) {
             let _ = self.0.writer.send(self.clone());
         }
     }

@@ -5,7 +5,8 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use sandpiper_protocol::agent::LogEntry;
+use sandpiper_protocol::agent::{LogEntry, LogProcess};
+use sandpiper_protocol::guest::OutputStream;
 
 use super::*;
 
@@ -209,6 +210,110 @@ fn lines_that_the_disk_does_not_take_are_counted_and_told_of() {
     log.host("written");
 
     assert_eq!(messages(&log), ["4 lines were lost: the host could not write them", "written"]);
+}
+
+/// Lines that a process wrote.
+fn output(texts: impl IntoIterator<Item = String>) -> Vec<OutputLine> {
+    let line = |text| OutputLine {
+        stream: OutputStream::Stderr,
+        pid: 7,
+        command: "app".into(),
+        tag: Some("start".into()),
+        text,
+        cut: false,
+    };
+    texts.into_iter().map(line).collect()
+}
+
+#[test]
+fn what_processes_write_is_read_in_order_with_everything_else_or_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = open(folder.path());
+    for number in 1..=10 {
+        log.host(format!("host {number}"));
+        log.output(output([format!("process {number}")]), 0);
+    }
+
+    let entries = all(&log);
+
+    assert_eq!(sequences(&entries), (1..=20).collect::<Vec<_>>());
+    let process = LogProcess {
+        pid: 7,
+        command: "app".into(),
+        tag: Some("start".into()),
+        stream: OutputStream::Stderr,
+        cut: false,
+    };
+    assert_eq!((entries[3].source, entries[3].message.as_str()), (LogSource::Process, "process 2"));
+    assert_eq!((entries[2].process.as_ref(), entries[3].process.as_ref()), (None, Some(&process)));
+    let read = |query| sequences(&log.page(&query).unwrap().entries);
+    let newest = LogQuery { newest_first: true, before: Some(18), limit: Some(4), ..LogQuery::default() };
+    assert_eq!(read(newest.clone()), [17, 16, 15, 14]);
+    assert_eq!(read(LogQuery { source: Some(LogSource::Process), ..newest.clone() }), [16, 14, 12, 10]);
+    assert_eq!(read(LogQuery { source: Some(LogSource::Host), ..newest }), [17, 15, 13, 11]);
+    assert_eq!(read(LogQuery { source: Some(LogSource::Guest), ..LogQuery::default() }), Vec::<u64>::new());
+    assert_eq!(messages(&open(folder.path())).len(), 20, "under the next agent");
+    log.close();
+    fs::remove_dir_all(folder.path()).unwrap();
+    assert_eq!(sequences(&all(&log)), (1..=20).collect::<Vec<_>>(), "what is left in memory");
+}
+
+#[test]
+fn a_flood_of_output_pushes_nothing_else_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = open(folder.path());
+    log.host("created");
+    for number in 0..30 {
+        log.output(output((0..20).map(|line| format!("{number} {line} {}", "x".repeat(500)))), 0);
+        drop(log.flush());
+    }
+    log.host("deleted");
+
+    let of = |source| log.page(&LogQuery { source: Some(source), ..LogQuery::default() }).unwrap();
+    let (host, process) = (of(LogSource::Host), of(LogSource::Process));
+
+    let bytes: u64 = fs::read_dir(folder.path()).unwrap().map(|file| file.unwrap().metadata().unwrap().len()).sum();
+    assert!(bytes <= 2 * BOUNDS.bytes, "{bytes}");
+    let messages: Vec<_> = host.entries.iter().map(|entry| entry.message.as_str()).collect();
+    assert_eq!((messages, host.is_truncated), (vec!["created", "deleted"], false));
+    assert!(process.is_truncated && process.entries.len() < 300, "{}", process.entries.len());
+    assert!(process.entries.last().unwrap().message.starts_with("29 19 "));
+    assert!(log.page(&LogQuery::default()).unwrap().is_truncated);
+    // And in what is left of a sandbox that is gone.
+    log.close();
+    assert_eq!(of(LogSource::Host).entries.len(), 2);
+}
+
+#[test]
+fn both_kinds_of_files_are_the_log_s_and_no_others() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = open(folder.path());
+    log.host("created");
+    log.output(output(["line".to_owned()]), 0);
+    drop(log.flush());
+    let names: Vec<_> = fs::read_dir(folder.path()).unwrap().map(|file| file.unwrap().file_name()).collect();
+    assert!(names.len() == 2 && names.iter().all(|name| is_segment(name.to_str().unwrap())), "{names:?}");
+    assert!(!["log-1", "disk-00000000000000000001", "output-x0000000000000000001"].into_iter().any(is_segment));
+}
+
+#[test]
+fn output_that_the_disk_does_not_take_costs_no_other_entry() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = open(folder.path());
+    log.host("created");
+    drop(log.flush());
+    let obstacle = folder.path().join("output-00000000000000000001");
+    fs::create_dir(&obstacle).unwrap();
+    log.output(output(["one".to_owned(), "two".to_owned()]), 0);
+    log.host("ready");
+    assert_eq!(messages(&log), ["created", "ready"]);
+
+    fs::remove_dir(&obstacle).unwrap();
+    log.output(output(["three".to_owned()]), 0);
+
+    assert_eq!(messages(&log), ["created", "ready", "2 lines were lost: the host could not write them", "three"]);
+    let numbers = sequences(&all(&log));
+    assert!(numbers.windows(2).all(|pair| pair[0] < pair[1]), "{numbers:?}");
 }
 
 /// One test that is both processes: the one that writes, and the one that kills it.

@@ -12,7 +12,7 @@ use sandpiper_machine::console;
 use sandpiper_machine::link::Envs;
 use sandpiper_machine::process::MonitorProcess;
 use sandpiper_network::Attachment;
-use sandpiper_protocol::agent::{OnTimeout, SandboxError, SandboxState};
+use sandpiper_protocol::agent::{OnTimeout, SandboxError, SandboxState, UpdateSandbox};
 use sandpiper_protocol::error_chain;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, MissedTickBehavior, interval, interval_at, sleep};
@@ -306,6 +306,7 @@ impl Supervisor {
             },
             command => {
                 self.handle_record(running.network.as_ref(), command).await;
+                running.machine.capture_output(self.record().capture_output);
                 None
             }
         }
@@ -342,21 +343,7 @@ impl Supervisor {
     /// Does what needs only the record, and its network where it runs.
     async fn handle_record(&mut self, network: Option<&Attachment>, command: Command) {
         let (saved, answer) = match command {
-            Command::Update(update, answer) => {
-                let saved = self.change(|record| {
-                    if let Some(seconds) = update.timeout_seconds {
-                        record.timeout_seconds = seconds;
-                        record.deadline = record::deadline(Timestamp::now(), seconds);
-                    }
-                    if let Some(lifecycle) = update.lifecycle {
-                        record.lifecycle = lifecycle;
-                    }
-                    if let Some(allowed) = update.allow_public_traffic {
-                        record.allow_public_traffic = allowed;
-                    }
-                });
-                (saved.await, answer)
-            }
+            Command::Update(update, answer) => (self.update(update).await, answer),
             Command::Expose(port, answer) => {
                 let record = self.record();
                 let is_new = record.exposed_ports.iter().all(|other| other.port != port.port);
@@ -391,6 +378,32 @@ impl Supervisor {
             other => return other.refuse(ChangeError::State(self.record().state)),
         };
         answer.send(saved.map(|()| self.record()).map_err(ChangeError::Storage));
+    }
+
+    async fn update(&mut self, update: UpdateSandbox) -> io::Result<()> {
+        let captured = self.record().capture_output;
+        let saved = self.change(|record| {
+            if let Some(seconds) = update.timeout_seconds {
+                record.timeout_seconds = seconds;
+                record.deadline = record::deadline(Timestamp::now(), seconds);
+            }
+            if let Some(lifecycle) = update.lifecycle {
+                record.lifecycle = lifecycle;
+            }
+            if let Some(allowed) = update.allow_public_traffic {
+                record.allow_public_traffic = allowed;
+            }
+            if let Some(capture) = update.capture_output {
+                record.capture_output = capture;
+            }
+        });
+        saved.await?;
+        match self.record().capture_output {
+            now if now == captured => {}
+            true => self.log.host("process output is captured from now on"),
+            false => self.log.host("process output is not captured any more"),
+        }
+        Ok(())
     }
 
     async fn watch_stopped(&mut self) -> Transition {

@@ -87,6 +87,9 @@ pub(crate) struct Record {
     /// Slots whose volume was taken from programs that had files of it open: nothing else is put there until it boots.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) held_slots: Vec<u8>,
+    /// Its guest tells what its processes write, for its log.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) capture_output: bool,
     /// What its guest is told of its template's version, which may be gone.
     #[serde(default, skip_serializing_if = "GuestDefaults::is_empty")]
     pub(crate) defaults: GuestDefaults,
@@ -130,6 +133,7 @@ impl Record {
             volumes: request.volume_mounts.clone(),
             slots: Vec::new(),
             held_slots: Vec::new(),
+            capture_output: request.capture_output,
             defaults: GuestDefaults::default(),
             pausing: false,
         }
@@ -283,6 +287,7 @@ impl Record {
             previews: self.previews.clone(),
             network_version: self.network.version,
             volume_mounts: self.volumes.clone(),
+            capture_output: self.capture_output,
             data_plane_url,
             created_at: self.created_at,
             started_at: self.started_at,
@@ -328,6 +333,7 @@ pub(crate) mod tests {
             previews: Previews::default(),
             network: Network::default(),
             volume_mounts: Vec::new(),
+            capture_output: false,
             allowance: None,
         };
         Record::new(&request, 1, sealer.seal(id, &request.envs).unwrap(), Timestamp::now())

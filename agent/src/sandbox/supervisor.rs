@@ -81,11 +81,30 @@ impl Supervisor {
     pub(crate) fn hear(&self, message: GuestMessage) -> Option<SandboxError> {
         match message {
             GuestMessage::Failed { message } => Some(ending::guest_failed(&message)),
+            GuestMessage::Ready { captures_output, .. } => {
+                self.check_capture(captures_output);
+                None
+            }
             message => {
-                hear_log(&self.log, message);
+                self.ear().hear(message);
                 None
             }
         }
+    }
+
+    /// Says so where a guest does not do what its sandbox asks for.
+    pub(crate) fn check_capture(&self, captures_output: bool) {
+        if self.record().capture_output && !captures_output {
+            self.log.host(
+                "process output is not captured: the guest's init is of an earlier version; a sandbox of a newer version of \
+                 the template has it",
+            );
+        }
+    }
+
+    /// What puts the guest's words into the log.
+    pub(crate) fn ear(&self) -> Ear {
+        Ear { log: self.log.clone(), captures_output: self.record().capture_output }
     }
 
     /// Keeps a command for later while something else is being done; the cause when it is a delete, which does not wait.
@@ -194,6 +213,7 @@ impl Supervisor {
             serves_volume: false,
             settings: record.defaults.settings.clone(),
             start: record.defaults.start.clone(),
+            capture_output: record.capture_output,
         }
     }
 
@@ -253,14 +273,26 @@ impl Supervisor {
 }
 
 /// Puts what a guest says into its log.
-pub(crate) fn hear_log(log: &SandboxLog, message: GuestMessage) {
-    if let GuestMessage::Log { level, message } = message {
-        let mark = match level {
-            LogLevel::Info => "",
-            LogLevel::Warn => "warning: ",
-            LogLevel::Error => "error: ",
-        };
-        log.push(LogSource::Guest, &format!("{mark}{message}"));
+pub(crate) struct Ear {
+    log: SandboxLog,
+    /// What its processes write, too.
+    captures_output: bool,
+}
+
+impl Ear {
+    pub(crate) fn hear(&self, message: GuestMessage) {
+        match message {
+            GuestMessage::Log { level, message } => {
+                let mark = match level {
+                    LogLevel::Info => "",
+                    LogLevel::Warn => "warning: ",
+                    LogLevel::Error => "error: ",
+                };
+                self.log.push(LogSource::Guest, &format!("{mark}{message}"));
+            }
+            GuestMessage::Output { lines, left_out } if self.captures_output => self.log.output(lines, left_out),
+            _ => {}
+        }
     }
 }
 

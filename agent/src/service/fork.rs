@@ -207,6 +207,7 @@ impl Sandboxes {
             network: source.network.clone(),
             // One sandbox has a volume.
             volume_mounts: Vec::new(),
+            capture_output: source.capture_output,
             allowance: allowance.or_else(known),
         })
     }

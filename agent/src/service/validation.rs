@@ -350,6 +350,7 @@ mod tests {
             previews: Previews::default(),
             network: Network::default(),
             volume_mounts: Vec::new(),
+            capture_output: false,
             allowance: None,
         }
     }

@@ -135,6 +135,7 @@ async fn park(context: &Context, kind: &Kind, warm: &WarmSnapshot) -> Result<Par
         disk_limits: kind.disk_limits,
         volumes: Attachments::new(context.volumes.clone(), Vec::new(), None, PathBuf::new(), kind.disk_limits),
         serves_volume: false,
+        capture_output: false,
     });
     let gathered = match gathered.await {
         Ok(gathered) => gathered,

@@ -144,6 +144,7 @@ impl NewSandbox {
             envs,
             exposed_ports: Vec::new(),
             allow_public_traffic: allow_public_traffic.unwrap_or(true),
+            capture_output: false,
             previews: Previews { all_ports: true, mask_host },
             network,
             volume_mounts: mounts.into_iter().map(|mount| (mount.path, mount.name)).collect(),

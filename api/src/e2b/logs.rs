@@ -6,6 +6,7 @@ use jiff::Timestamp;
 use sandpiper_http::error::ApiError;
 use sandpiper_http::query::{Pairs, unknown};
 use sandpiper_protocol::agent::{LogEntry, LogQuery, LogSource, MAX_LOG_ENTRIES};
+use sandpiper_protocol::guest::OutputStream;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -49,8 +50,14 @@ impl From<LogEntry> for LogBody {
             LogSource::Host => "host",
             LogSource::Guest => "guest",
             LogSource::Console => "console",
+            LogSource::Process => "process",
         };
-        Self { timestamp: entry.time, message: entry.message, level: "info", fields: [("source", source)].into() }
+        let stream = entry.process.map(|process| match process.stream {
+            OutputStream::Stdout => ("stream", "stdout"),
+            OutputStream::Stderr => ("stream", "stderr"),
+        });
+        let fields = stream.into_iter().chain([("source", source)]).collect();
+        Self { timestamp: entry.time, message: entry.message, level: "info", fields }
     }
 }
 

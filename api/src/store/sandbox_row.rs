@@ -118,6 +118,8 @@ pub struct NewSandbox {
     pub metadata: BTreeMap<String, String>,
     pub exposed_ports: Vec<ExposedPort>,
     pub allow_public_traffic: bool,
+    /// What its processes write becomes entries of its log.
+    pub capture_output: bool,
     /// The agent gets it with the order to make the sandbox.
     pub network: Network,
     /// No volume twice.
@@ -178,6 +180,8 @@ pub struct SandboxRow {
     pub metadata: BTreeMap<String, String>,
     pub exposed_ports: Vec<ExposedPort>,
     pub allow_public_traffic: bool,
+    /// As [`NewSandbox::capture_output`].
+    pub capture_output: bool,
     /// The newest, which the agent may not have yet.
     pub policy: NetworkPolicy,
     pub network: NetworkState,
@@ -233,6 +237,7 @@ impl SandboxRow {
             exposed_ports: serde_json::from_str(&ports)
                 .map_err(|_| StoreError::Corrupt { what: "exposed_ports".into() })?,
             allow_public_traffic: decode_bool(row.try_get("allow_public_traffic")?)?,
+            capture_output: decode_bool(row.try_get("capture_output")?)?,
             policy,
             network: NetworkState::read(row)?,
             volume_mounts,
@@ -265,6 +270,7 @@ impl SandboxRow {
             && self.lifecycle == report.lifecycle
             && self.exposed_ports == report.exposed_ports
             && self.allow_public_traffic == report.allow_public_traffic
+            && self.capture_output == report.capture_output
             && self.data_plane_url.as_deref() == Some(report.data_plane_url.as_str())
             && ms(self.started_at) == ms(report.started_at)
             && ms(self.stopped_at) == ms(report.stopped_at)

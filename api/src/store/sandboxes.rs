@@ -257,7 +257,7 @@ impl Sandboxes {
             "UPDATE sandboxes SET state = $2, deadline_ms = $3, on_timeout = $4, auto_resume = $5, exposed_ports = $6, \
                  data_plane_url = $7, started_at_ms = $8, stopped_at_ms = $9, error_code = $10, error_message = $11, \
                  retained_bytes = $12, allow_public_traffic = $15, pause_memory = $16, process = NULL, \
-                 told_start_ms = $17, told_stop_ms = $18 \
+                 told_start_ms = $17, told_stop_ms = $18, capture_output = $19 \
              WHERE id = $1 AND state NOT IN ('failed', 'destroyed') AND state = COALESCE($13, state) \
                  AND network_applied = COALESCE($14, network_applied)",
         )
@@ -279,6 +279,7 @@ impl Sandboxes {
         .bind(i64::from(report.lifecycle.pause_memory))
         .bind(told.start_ms)
         .bind(told.stop_ms)
+        .bind(i64::from(report.capture_output))
         .execute(&mut *tx)
         .await;
         let taken_over = match taken_over {
@@ -389,8 +390,8 @@ async fn insert(tx: &mut Tx, team_id: &TeamId, new: &NewSandbox, own: &OwnId) ->
     sqlx::query(
         "INSERT INTO sandboxes (id, team_id, state, template, template_version, cpu, memory_mb, disk_gib, \
              timeout_seconds, on_timeout, auto_resume, exposed_ports, allow_public_traffic, envs, created_at_ms, \
-             snapshot_id, network_version, process, pause_memory) \
-         VALUES ($1, $2, 'creating', $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18)",
+             snapshot_id, network_version, process, pause_memory, capture_output) \
+         VALUES ($1, $2, 'creating', $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19)",
     )
     .bind(&new.id)
     .bind(team_id.as_str())
@@ -410,6 +411,7 @@ async fn insert(tx: &mut Tx, team_id: &TeamId, new: &NewSandbox, own: &OwnId) ->
     .bind(to_stored(new.network.version))
     .bind(own.as_str())
     .bind(i64::from(new.lifecycle.pause_memory))
+    .bind(i64::from(new.capture_output))
     .execute(&mut **tx)
     .await?;
     insert_policy(tx, &new.id, &new.network.policy).await?;
@@ -449,6 +451,7 @@ mod tests {
             metadata: BTreeMap::new(),
             exposed_ports: Vec::new(),
             allow_public_traffic: false,
+            capture_output: false,
             network: Network { version: 1, ..Network::default() },
             volume_mounts: Vec::new(),
             sealed_envs: None,

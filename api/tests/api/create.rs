@@ -27,6 +27,7 @@ async fn a_sandbox_is_made_with_the_defaults_and_comes_with_a_session() {
     assert_eq!(body["lifecycle"], json!({"on_timeout": "kill", "auto_resume": false, "pause_memory": true}));
     assert_eq!((&body["cpu"], &body["memory_mb"], &body["disk_gib"]), (&json!(1), &json!(256), &json!(20)));
     assert_eq!(body["volume_mounts"], json!({}));
+    assert_eq!(body["capture_output"], false);
     assert_eq!(body["metadata"], json!({}));
     assert_eq!(body["exposed_ports"], json!([]));
     assert_eq!(
@@ -50,7 +51,7 @@ async fn the_agent_gets_what_the_request_said() {
     let body = json!({
         "template": "base", "timeout": 60, "cpu": 2, "memory_mb": 1024, "envs": {"TOKEN": "hush"},
         "exposed_ports": [{"port": 8000, "protocol": "http", "public": true}, {"port": 9000}],
-        "allow_public_traffic": false,
+        "allow_public_traffic": false, "capture_output": true,
     });
 
     let answer = host.create(body).await;
@@ -64,7 +65,8 @@ async fn the_agent_gets_what_the_request_said() {
         order.exposed_ports.iter().map(|port| (port.port, port.public)).collect::<Vec<_>>(),
         [(8000, true), (9000, false)]
     );
-    assert!(!order.allow_public_traffic);
+    assert!(!order.allow_public_traffic && order.capture_output);
+    assert_eq!(created["capture_output"], true);
     assert_eq!(created["exposed_ports"][1], json!({"port": 9000, "protocol": "http", "public": false}));
     assert!(!text.contains("hush") && !text.contains("envs"), "{text}");
 }

@@ -12,7 +12,7 @@ async fn source(host: &Host) -> Value {
     let body = json!({
         "template": "base", "timeout": 900, "metadata": {"job": "7"}, "envs": {"TOKEN": "hush"}, "cpu": 2,
         "memory_mb": 512, "lifecycle": {"on_timeout": "pause", "auto_resume": true},
-        "exposed_ports": [{"port": 8000, "public": true}], "allow_public_traffic": false,
+        "exposed_ports": [{"port": 8000, "public": true}], "allow_public_traffic": false, "capture_output": true,
     });
     host.create(body).await.expect(201)
 }
@@ -41,6 +41,7 @@ async fn forks_are_like_their_source_and_have_sessions_of_their_own() {
             "metadata",
             "exposed_ports",
             "network",
+            "capture_output",
             "cpu",
             "memory_mb",
             "disk_gib",

@@ -4,7 +4,8 @@ use axum::body::{Body, BodyDataStream};
 use axum::http::{Request, StatusCode};
 use axum::response::Response;
 use futures_util::StreamExt;
-use sandpiper_protocol::agent::LogEntry;
+use sandpiper_protocol::agent::{LogEntry, LogProcess, LogSource};
+use sandpiper_protocol::guest::OutputStream;
 use serde_json::{Value, json};
 use tower::ServiceExt;
 
@@ -163,6 +164,54 @@ async fn a_log_is_followed_from_where_the_reader_was_until_the_sandbox_has_ended
     host.follow_log(&format!("{path}?follow=true"), Some("4")).await.expect_end(4).await;
     host.agent.records().forgotten_logs.push(id);
     assert_eq!(host.try_to_follow_log(&format!("{path}?follow=true"), None).await.status(), StatusCode::NOT_FOUND);
+}
+
+/// A line that a process wrote.
+fn output(sequence: u64, text: &str) -> LogEntry {
+    let process = LogProcess {
+        pid: 7,
+        command: "node".into(),
+        tag: Some("start".into()),
+        stream: OutputStream::Stderr,
+        cut: true,
+    };
+    LogEntry { source: LogSource::Process, process: Some(process), ..log_entry(sequence, text) }
+}
+
+#[tokio::test]
+async fn what_processes_wrote_is_told_from_everything_else_and_read_alone() {
+    let host = Host::new().await;
+    let (_, path) =
+        host.logged([log_entry(1, "ready"), output(2, "one"), log_entry(3, "paused"), output(4, "two")]).await;
+
+    let all = host.get(&path).await.expect(200);
+    assert_eq!((sequences(&all), all["entries"][0].get("process")), (vec![1, 2, 3, 4], None));
+    let process = json!({"pid": 7, "command": "node", "tag": "start", "stream": "stderr", "cut": true});
+    assert_eq!((&all["entries"][1]["source"], &all["entries"][1]["process"]), (&json!("process"), &process));
+
+    let page = host.get(&format!("{path}?source=process&limit=1")).await.expect(200);
+    assert_eq!(sequences(&page), [2]);
+    let token = page["next_token"].as_str().unwrap();
+    let rest = host.get(&format!("{path}?source=process&next_token={token}")).await.expect(200);
+    assert_eq!((sequences(&rest), rest.get("next_token")), (vec![4], None));
+    assert_eq!(sequences(&host.get(&format!("{path}?source=host&order=desc")).await.expect(200)), [3, 1]);
+    host.get(&format!("{path}?source=host&next_token={token}")).await.blames("next_token");
+    host.get(&format!("{path}?source=system")).await.blames("source");
+    let sdk = host.sdk("GET", &path.replace("/v1/", "/v2/"), None).await.expect(200);
+    assert_eq!(sdk["logs"][1]["fields"], json!({"source": "process", "stream": "stderr"}));
+}
+
+#[tokio::test]
+async fn one_source_is_followed_by_itself() {
+    let host = Host::new().await;
+    let (id, path) = host.logged([log_entry(1, "ready"), output(2, "one"), log_entry(3, "noise")]).await;
+    let mut events = host.follow_log(&format!("{path}?follow=true&source=process"), None).await;
+    assert_eq!(events.expect(2).await, "one");
+    host.note(&id, log_entry(4, "noise"));
+    host.note(&id, output(5, "two"));
+    assert_eq!(events.expect(5).await, "two");
+    host.call("DELETE", &format!("/v1/sandboxes/{id}"), &host.write, None).await.expect(204);
+    events.expect_end(5).await;
 }
 
 #[tokio::test]

@@ -81,6 +81,22 @@ async fn an_update_closes_public_previews_and_opens_them_again() {
 }
 
 #[tokio::test]
+async fn an_update_has_output_captured_and_not_any_more() {
+    let host = Host::new().await;
+    let path = format!("/v1/sandboxes/{}", host.sandbox().await);
+    for capture in [true, false] {
+        let change = json!({"capture_output": capture});
+        let updated = host.call("PATCH", &path, &host.write, Some(change)).await.expect(200);
+        assert_eq!(updated["capture_output"], capture);
+        // What else is changed leaves it as it is.
+        host.call("PATCH", &path, &host.write, Some(json!({"timeout": 60, "metadata": {}}))).await.expect(200);
+        assert_eq!(host.get(&path).await.expect(200)["capture_output"], capture);
+    }
+    let change = json!({"capture_output": true});
+    host.call("PATCH", &path, &host.read, Some(change)).await.refused(403, "insufficient_scope");
+}
+
+#[tokio::test]
 async fn an_update_that_makes_no_sense_is_refused() {
     let host = Host::new().await;
     let path = format!("/v1/sandboxes/{}", host.sandbox().await);
@@ -90,6 +106,7 @@ async fn an_update_that_makes_no_sense_is_refused() {
         (json!({"lifecycle": {"on_timeout": "sleep"}}), "lifecycle.on_timeout"),
         (json!({"lifecycle": {"on_timeout": "kill", "auto_resume": true}}), "lifecycle.auto_resume"),
         (json!({"metadata": 1}), "metadata"),
+        (json!({"capture_output": 1}), "capture_output"),
     ] {
         host.call("PATCH", &path, &host.write, Some(body)).await.blames(field);
     }

@@ -20,6 +20,7 @@ async fn wrong_types_are_blamed_on_their_field() {
     for (body, field) in [
         (json!({"template": 7}), "template"),
         (json!({"template": "base", "timeout": "60"}), "timeout"),
+        (json!({"template": "base", "capture_output": "yes"}), "capture_output"),
         (json!({"template": "base", "timeout": 1.5}), "timeout"),
         (json!({"template": "base", "timeout": -1}), "timeout"),
         (json!({"template": "base", "envs": {"A": 1}}), "envs.A"),

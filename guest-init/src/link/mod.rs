@@ -14,6 +14,7 @@
 //! speak in PID 1's name.
 
 mod session;
+mod unasked;
 
 use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -23,12 +24,13 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, VsockAddr, bind, connect, getsockopt, socket, sockopt};
 use sandpiper_protocol::guest::{GuestMessage, GuestMount, HOST_CID, Init, LINK_PORT, MAX_LINK_LINE, PRIVILEGED_PORTS};
-use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use crate::clock::HostTime;
 use crate::fd::FdStream;
 use crate::timeline::Timeline;
+pub(crate) use unasked::Unasked;
+
 use session::Session;
 
 /// Source ports to try, downwards from the highest privileged one. More than one is needed only while an older
@@ -83,14 +85,14 @@ pub(crate) fn dial() -> io::Result<Begun> {
 }
 
 /// Keeps the link for ever. `first` is what [`dial`] gave.
-pub(crate) async fn run(first: Option<Begun>, mut log: mpsc::Receiver<GuestMessage>, handler: &mut impl Handler) {
+pub(crate) async fn run(first: Option<Begun>, mut unasked: Unasked, handler: &mut impl Handler) {
     let mut begun = first;
     let mut pauses = Pauses { next: FIRST_PAUSE };
     loop {
         let mut served = false;
         if let Ok((link, at)) = open(begun.take()).await {
             OPEN.store(link.as_raw_fd(), Ordering::Release);
-            served = Session::new(&link, at, &mut log, handler).run().await;
+            served = Session::new(&link, at, &mut unasked, handler).run().await;
             OPEN.store(-1, Ordering::Release);
         }
         if let Some(pause) = pauses.after(served) {

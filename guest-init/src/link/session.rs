@@ -1,15 +1,14 @@
 //! One connection of the link, from its opening until it breaks: the host's messages, one after the other, and between
-//! them the log's lines.
+//! them what it tells by itself.
 
 use std::io;
 use std::time::{Duration, Instant};
 
 use sandpiper_protocol::guest::{GuestMessage, HostMessage};
 use sandpiper_protocol::lines::Decoder;
-use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-use super::{Handler, send};
+use super::{Handler, Unasked, send};
 use crate::clock::HostTime;
 use crate::fd::FdStream;
 use crate::timeline::Timeline;
@@ -31,20 +30,17 @@ pub(super) struct Session<'a, H> {
     /// When the connection was begun: no message of it is older.
     begun: Instant,
     lines: Lines<'a>,
-    log: &'a mut mpsc::Receiver<GuestMessage>,
+    unasked: &'a mut Unasked,
     handler: &'a mut H,
     /// Whether the host said who this guest is.
     served: bool,
+    /// What is told now may never arrive: the machine is about to be stopped.
+    is_frozen: bool,
 }
 
 impl<'a, H: Handler> Session<'a, H> {
-    pub(super) fn new(
-        link: &'a FdStream,
-        begun: Instant,
-        log: &'a mut mpsc::Receiver<GuestMessage>,
-        handler: &'a mut H,
-    ) -> Self {
-        Self { link, begun, lines: Lines::new(link), log, handler, served: false }
+    pub(super) fn new(link: &'a FdStream, begun: Instant, unasked: &'a mut Unasked, handler: &'a mut H) -> Self {
+        Self { link, begun, lines: Lines::new(link), unasked, handler, served: false, is_frozen: false }
     }
 
     /// Speaks until the connection breaks. True if the host said something sensible.
@@ -56,6 +52,8 @@ impl<'a, H: Handler> Session<'a, H> {
 
     async fn speak(&mut self) -> io::Result<()> {
         loop {
+            // Before the host has said who this is, what processes wrote may be another sandbox's.
+            let tells_output = self.served && !self.is_frozen;
             let answer = tokio::select! {
                 line = self.lines.next() => {
                     let read = Instant::now();
@@ -64,12 +62,20 @@ impl<'a, H: Handler> Session<'a, H> {
                         Err(unreadable) => Some(unreadable),
                     }
                 }
-                Some(message) = self.log.recv() => Some(message),
+                message = self.unasked.next(tells_output) => Some(message),
             };
             if let Some(answer) = answer {
-                send(self.link, &answer).await?;
+                self.tell(&answer).await?;
             }
         }
+    }
+
+    async fn tell(&self, message: &GuestMessage) -> io::Result<()> {
+        let told = send(self.link, message).await;
+        if told.is_err() {
+            self.unasked.not_told(message);
+        }
+        told
     }
 
     /// Does what the host says, and returns what it is to be told. The message was whole at the moment `read`.
@@ -80,10 +86,23 @@ impl<'a, H: Handler> Session<'a, H> {
                 let timeline = Timeline::since(read);
                 let told = HostTime::between(self.begun, init.unix_time_ns, read);
                 let time = timeline.step_of("learn the time", self.host_time(told)).await?;
+                self.is_frozen = false;
                 self.handler.init(init, time, timeline).await
             }
-            HostMessage::Freeze { processes, disks } => self.handler.freeze(processes, disks).await,
-            HostMessage::Thaw => self.handler.thaw().await,
+            HostMessage::Freeze { processes, disks } => {
+                let answer = self.handler.freeze(processes, disks).await;
+                if matches!(answer, GuestMessage::Frozen { .. }) {
+                    self.is_frozen = true;
+                    for message in self.unasked.last_output() {
+                        self.tell(&message).await?;
+                    }
+                }
+                answer
+            }
+            HostMessage::Thaw => {
+                self.is_frozen = false;
+                self.handler.thaw().await
+            }
             HostMessage::Mount { mounts } => self.handler.mount(mounts).await,
             HostMessage::Unmount { force } => self.handler.unmount(force).await,
             HostMessage::Format { slot } => self.handler.format(slot).await,
@@ -166,7 +185,8 @@ impl<'a> Lines<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sandpiper_protocol::guest::{GuestMount, Init};
+    use crate::capture::{Capture, Source, Tap};
+    use sandpiper_protocol::guest::{GuestMount, Init, OutputStream};
     use sandpiper_protocol::template::ImageSettings;
     use std::os::unix::net::UnixStream as StdStream;
     use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
@@ -186,7 +206,7 @@ mod tests {
     impl Handler for Willing {
         async fn init(&mut self, init: Init, time: HostTime, _: Timeline) -> GuestMessage {
             self.windows.push(time.window());
-            GuestMessage::Ready { init_version: init.hostname, steps: Vec::new() }
+            GuestMessage::Ready { init_version: init.hostname, steps: Vec::new(), captures_output: false }
         }
 
         async fn freeze(&mut self, processes: bool, disks: bool) -> GuestMessage {
@@ -216,6 +236,8 @@ mod tests {
         lines: tokio::io::Lines<BufReader<OwnedReadHalf>>,
         write: OwnedWriteHalf,
         log: crate::log::Log,
+        /// What hears processes.
+        tap: Tap,
         /// Whether the session was of use, and how exactly each time was known.
         session: JoinHandle<(bool, Vec<Duration>)>,
     }
@@ -234,15 +256,19 @@ mod tests {
         fn start(begun: Instant) -> Self {
             let (guest, host) = StdStream::pair().unwrap();
             host.set_nonblocking(true).unwrap();
-            let (log, mut to_host) = crate::log::channel();
+            let (log, to_host) = crate::log::channel();
+            let capture = Capture::default();
+            capture.switch(true);
+            let tap = Tap::new(&capture, OutputStream::Stdout, Source::new(7, "sh", None));
+            let mut unasked = Unasked::new(to_host, capture);
             let session = tokio::spawn(async move {
                 let link = FdStream::new(guest.into()).unwrap();
                 let mut guest = Willing::default();
-                let served = Session::new(&link, begun, &mut to_host, &mut guest).run().await;
+                let served = Session::new(&link, begun, &mut unasked, &mut guest).run().await;
                 (served, guest.windows)
             });
             let (read, write) = UnixStream::from_std(host).unwrap().into_split();
-            Self { lines: BufReader::new(read).lines(), write, log, session }
+            Self { lines: BufReader::new(read).lines(), write, log, tap, session }
         }
 
         async fn tell(&mut self, text: &str) {
@@ -273,6 +299,7 @@ mod tests {
             serves_volume: false,
             settings: ImageSettings::default(),
             start: None,
+            capture_output: true,
         };
         serde_json::to_string(&HostMessage::Init(init)).unwrap() + "\n"
     }
@@ -302,6 +329,32 @@ mod tests {
         assert!(host.hear().await.starts_with(r#"{"type":"failed""#));
 
         assert!(host.hang_up().await.0);
+    }
+
+    #[tokio::test]
+    async fn output_is_told_while_the_host_listens_and_waits_while_the_guest_is_frozen() {
+        let said = |text: &str| {
+            let line = format!(r#"{{"stream":"stdout","pid":7,"command":"sh","text":"{text}"}}"#);
+            format!(r#"{{"type":"output","lines":[{line}]}}"#)
+        };
+        let mut host = Host::start_fresh();
+        host.tap.take(b"of before\n");
+        host.tell(&init_line("a")).await;
+        assert_eq!(host.hear().await, r#"{"type":"ready","init_version":"a"}"#, "not before it is known whose it is");
+        assert_eq!(host.hear().await, said("of before"));
+
+        host.tap.take(b"last words\n");
+        host.tell("{\"type\":\"freeze\",\"processes\":true}\n").await;
+        assert_eq!(host.hear().await, said("last words"));
+        assert_eq!(host.hear().await, r#"{"type":"frozen","disks":true}"#);
+        host.tap.take(b"too late\n");
+        host.log.warn("careful");
+        assert_eq!(host.hear().await, r#"{"type":"log","level":"warn","message":"careful"}"#);
+        host.tell("{\"type\":\"thaw\"}\n").await;
+
+        assert_eq!(host.hear().await, r#"{"type":"thawed"}"#);
+        assert_eq!(host.hear().await, said("too late"));
+        host.hang_up().await;
     }
 
     #[tokio::test]

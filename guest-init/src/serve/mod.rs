@@ -43,6 +43,7 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 
+use crate::capture::Capture;
 use crate::cgroups::Cgroups;
 pub use crate::net::Listener;
 use crate::net::accept_each;
@@ -92,6 +93,7 @@ impl std::fmt::Debug for Settings {
 pub struct App {
     settings: Mutex<Settings>,
     processes: Arc<process::Manager>,
+    capture: Capture,
     watches: filesystem::Watches,
     processors: metrics::Processors,
 }
@@ -103,9 +105,11 @@ impl App {
 
     /// One whose processes are put into a control group.
     pub(crate) fn with_groups(settings: Settings, groups: Option<Cgroups>) -> Self {
+        let capture = Capture::default();
         Self {
             settings: Mutex::new(settings),
-            processes: Arc::new(process::Manager::new(groups)),
+            processes: Arc::new(process::Manager::new(groups, capture.clone())),
+            capture,
             watches: filesystem::Watches::default(),
             processors: metrics::Processors::default(),
         }
@@ -114,6 +118,11 @@ impl App {
     /// Replaces the settings, for requests from now on.
     pub fn configure(&self, settings: Settings) {
         *self.settings.lock().unwrap_or_else(PoisonError::into_inner) = settings;
+    }
+
+    /// What processes write, for the sandbox's log.
+    pub fn capture(&self) -> &Capture {
+        &self.capture
     }
 
     /// The name of the user that a call acts as.

@@ -7,6 +7,7 @@ mod encodings;
 mod files;
 mod filesystem;
 mod image;
+mod output;
 mod process;
 mod support;
 mod volume;

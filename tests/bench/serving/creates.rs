@@ -107,6 +107,7 @@ async fn create(
         previews: order.previews,
         network_version: order.network.version,
         volume_mounts: order.volume_mounts,
+        capture_output: order.capture_output,
         data_plane_url: data_plane_url.clone(),
         created_at: now,
         started_at: Some(now),

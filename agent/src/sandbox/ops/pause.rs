@@ -34,7 +34,7 @@ use tokio::time::Instant;
 use crate::launch::Running;
 use crate::sandbox::errors::{ChangeError, OperationError};
 use crate::sandbox::record::Record;
-use crate::sandbox::supervisor::{Supervisor, hear_log, next_command};
+use crate::sandbox::supervisor::{Supervisor, next_command};
 
 /// How long a guest may take to quiesce its file systems: it may have much to write.
 const FREEZE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -247,8 +247,8 @@ impl Supervisor {
         is_answer: impl Fn(&GuestMessage) -> bool,
         timeout: Duration,
     ) -> Result<Result<GuestMessage, Unanswered>, OperationError> {
-        let log = self.log.clone();
-        let ask = machine.ask(question, is_answer, timeout, |message| hear_log(&log, message));
+        let ear = self.ear();
+        let ask = machine.ask(question, is_answer, timeout, |message| ear.hear(message));
         match self.meanwhile(ask).await? {
             Err(Unanswered::Terminated(termination)) => {
                 Err(OperationError::Ended(self.explain_termination(termination).await))

@@ -291,6 +291,7 @@ impl Supervisor {
             disk_limits,
             volumes,
             serves_volume: false,
+            capture_output: record.capture_output,
         });
         let gathered = gathered.instrument(trace::step("gather")).await?;
         CrashPoint::StartFilesMade.pass();
@@ -334,10 +335,11 @@ impl Supervisor {
                 error = self.interruption(give_up_at) => return Err(error),
             };
             match event {
-                MachineEvent::Guest(GuestMessage::Ready { init_version, steps }) => {
+                MachineEvent::Guest(GuestMessage::Ready { init_version, steps, captures_output }) => {
                     let now_us = trace::now_us();
                     tell_steps(&timings, steps, now_us);
                     self.log.host(format!("the guest's init is {}", sanitize(&init_version)));
+                    self.check_capture(captures_output);
                     return Ok((now_us, timings));
                 }
                 MachineEvent::Disk(event) => self.hear_disk(&event),

@@ -23,7 +23,7 @@ use crate::launch::{Attachments, Running};
 use crate::sandbox::Context;
 use crate::sandbox::errors::{ChangeError, OperationError};
 use crate::sandbox::record::Record;
-use crate::sandbox::supervisor::{Supervisor, hear_log};
+use crate::sandbox::supervisor::Supervisor;
 use crate::volumes::VolumeError;
 
 /// How long a guest may take to mount or unmount its volumes: it may have much to write.
@@ -158,10 +158,10 @@ impl Supervisor {
         if running.volumes.is_empty() || !running.volumes.are_attached() {
             return;
         }
-        let log = self.log.clone();
+        let ear = self.ear();
         let asked =
             running.machine.ask(HostMessage::Unmount { force: true }, is_unmount_answer, FLUSH_TIMEOUT, |message| {
-                hear_log(&log, message);
+                ear.hear(message);
             });
         if let Err(error) = asked.await {
             tracing::debug!(sandbox = self.record().id.as_str(), %error, "a guest did not unmount its volumes");

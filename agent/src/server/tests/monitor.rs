@@ -23,7 +23,7 @@ use nix::unistd::Pid;
 use sandpiper_images::templates::GuestDefaults;
 use sandpiper_protocol::connect;
 use sandpiper_protocol::guest::{
-    DAMAGED_VOLUME, GuestMessage, GuestMount, HostMessage, Init, LINK_PORT, REFUSED_MOUNT,
+    DAMAGED_VOLUME, GuestMessage, GuestMount, HostMessage, Init, LINK_PORT, OutputLine, OutputStream, REFUSED_MOUNT,
 };
 use sandpiper_protocol::vmm::{
     self, DiskEvent, DiskFailure, DiskLimits, EXTRA_DISKS, Event, Fault, FaultCode, MachineState, MonitorMessage,
@@ -465,6 +465,19 @@ fn note_defaults(init: &Init) {
     fs::write(path, serde_json::to_vec(&defaults).unwrap()).unwrap();
 }
 
+/// What a process writes as soon as its guest knows who it is.
+fn said_by(init: &Init) -> GuestMessage {
+    let line = OutputLine {
+        stream: OutputStream::Stdout,
+        pid: 7,
+        command: "app".into(),
+        tag: None,
+        text: format!("I am {}", init.sandbox_id),
+        cut: false,
+    };
+    GuestMessage::Output { lines: vec![line], left_out: 0 }
+}
+
 /// One link's life.
 fn live(shared: &Shared) {
     let (ours, theirs) = UnixStream::pair().unwrap();
@@ -476,6 +489,7 @@ fn live(shared: &Shared) {
     }
     drop(theirs);
     for line in BufReader::new(ours.try_clone().unwrap()).lines().map_while(Result::ok) {
+        let mut output = None;
         let answer = match serde_json::from_str(&line).unwrap() {
             HostMessage::Init(init) => {
                 note_defaults(&init);
@@ -492,7 +506,13 @@ fn live(shared: &Shared) {
                 let mounted =
                     if mounts.is_empty() { Ok(()) } else { mount(&mut machine, mounts, &words, init.generation) };
                 match mounted {
-                    Ok(()) => GuestMessage::Ready { init_version: "test".into(), steps: Vec::new() },
+                    Ok(()) => {
+                        let captures_output = !behaves("old-init");
+                        if (init.capture_output && captures_output) || behaves("output-unasked") {
+                            output = Some(said_by(&init));
+                        }
+                        GuestMessage::Ready { init_version: "test".into(), steps: Vec::new(), captures_output }
+                    }
                     Err(message) => GuestMessage::Failed { message },
                 }
             }
@@ -528,8 +548,10 @@ fn live(shared: &Shared) {
             }
             HostMessage::Time { .. } => continue,
         };
-        let mut line = serde_json::to_vec(&answer).unwrap();
-        line.push(b'\n');
-        let _ = (&ours).write_all(&line);
+        for message in std::iter::once(answer).chain(output) {
+            let mut line = serde_json::to_vec(&message).unwrap();
+            line.push(b'\n');
+            let _ = (&ours).write_all(&line);
+        }
     }
 }

@@ -258,6 +258,7 @@ impl Maker<'_> {
                 launcher.disk_limits(),
             ),
             serves_volume: false,
+            capture_output: false,
         });
         let gathered = gathered.await?;
         let files = gathered.files().clone();

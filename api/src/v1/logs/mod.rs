@@ -7,8 +7,10 @@ use axum::response::{IntoResponse, Response};
 use jiff::Timestamp;
 use sandpiper_http::error::ApiError;
 use sandpiper_http::query::{Pairs, unknown};
-use sandpiper_protocol::agent::{LogEntry, LogPage, LogQuery, LogSource};
-use serde::Serialize;
+use sandpiper_protocol::agent::{LogEntry, LogPage, LogProcess, LogQuery, LogSource};
+use sandpiper_protocol::guest::OutputStream;
+use serde::de::IntoDeserializer;
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 use utoipa::ToSchema;
 
@@ -43,10 +45,50 @@ pub struct LogEntryBody {
     pub time: Timestamp,
     pub source: Source,
     pub message: String,
+    /// Of the source `process`: whose line it is. An entry of this source without it is the host's, and says how many lines were left
+    /// out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub process: Option<ProcessBody>,
 }
 
-/// Who noted it.
+/// The process that wrote a line.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = LogProcess)]
+pub struct ProcessBody {
+    /// Of the process that was started over the data plane; its children's lines are its own.
+    pub pid: u32,
+    /// The file name of its program.
+    pub command: String,
+    /// As it was started with; `start` of the template's start command.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tag: Option<String>,
+    pub stream: Stream,
+    /// Whether the line was longer, and this is its beginning.
+    pub cut: bool,
+}
+
+/// Where a process wrote a line.
 #[derive(Debug, Clone, Copy, Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+#[schema(as = OutputStream)]
+pub enum Stream {
+    Stdout,
+    Stderr,
+}
+
+impl From<LogProcess> for ProcessBody {
+    fn from(process: LogProcess) -> Self {
+        let LogProcess { pid, command, tag, stream, cut } = process;
+        let stream = match stream {
+            OutputStream::Stdout => Stream::Stdout,
+            OutputStream::Stderr => Stream::Stderr,
+        };
+        Self { pid, command, tag, stream, cut }
+    }
+}
+
+/// Whose it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 #[schema(as = LogSource)]
 pub enum Source {
@@ -56,6 +98,8 @@ pub enum Source {
     Guest,
     /// The serial port, where the operator turned it on.
     Console,
+    /// What processes wrote, where the sandbox's `capture_output` is on.
+    Process,
 }
 
 impl From<LogEntry> for LogEntryBody {
@@ -64,8 +108,21 @@ impl From<LogEntry> for LogEntryBody {
             LogSource::Host => Source::Host,
             LogSource::Guest => Source::Guest,
             LogSource::Console => Source::Console,
+            LogSource::Process => Source::Process,
         };
-        Self { sequence: entry.sequence, time: entry.time, source, message: entry.message }
+        let process = entry.process.map(ProcessBody::from);
+        Self { sequence: entry.sequence, time: entry.time, source, message: entry.message, process }
+    }
+}
+
+impl From<Source> for LogSource {
+    fn from(source: Source) -> Self {
+        match source {
+            Source::Host => LogSource::Host,
+            Source::Guest => LogSource::Guest,
+            Source::Console => LogSource::Console,
+            Source::Process => LogSource::Process,
+        }
     }
 }
 
@@ -75,13 +132,14 @@ struct Wish {
     paging: Paging,
     cursor: Option<u64>,
     newest_first: bool,
+    source: Option<Source>,
     follow: bool,
 }
 
 /// Show a sandbox's log
 ///
-/// What the host and the guest's first process noted; the output of your own processes is in the data plane. Page by page, oldest
-/// first or newest first. With `follow=true`, or `Accept: text/event-stream`, as server-sent events that go on with what is noted: an
+/// What the host and the guest's first process noted, and, where the sandbox's `capture_output` is on, what processes wrote. Page by
+/// page, oldest first or newest first, all of it or of one `source`. With `follow=true`, or `Accept: text/event-stream`, as server-sent events that go on with what is noted: an
 /// event `log` for each entry, whose id is its `sequence`, from the oldest or from the one that follows `Last-Event-ID`, or else
 /// `cursor`; `truncated` where entries between may be gone; `end` when the sandbox has ended. A stopped sandbox keeps its log; the last
 /// entries stay for a while after a sandbox has ended, then 404.
@@ -94,6 +152,7 @@ struct Wish {
         ("id" = String, Path, description = "The sandbox"),
         ("cursor" = Option<u64>, Query, description = "Only what follows the entry with this `sequence`; with `order=desc`, what is before it"),
         ("order" = Option<String>, Query, description = "`asc`, oldest first, by default; or `desc`, newest first"),
+        ("source" = Option<Source>, Query, description = "Only entries of this source"),
         ("follow" = Option<bool>, Query, description = "Server-sent events that go on with what is noted"),
         ("limit" = Option<u32>, Query, description = "Entries per page: 50 by default, 100 at most", minimum = 1),
         ("next_token" = Option<String>, Query, description = "From the page before"),
@@ -125,9 +184,15 @@ pub async fn logs(
         let counted = app.followers.enter(&caller.team.id).ok_or_else(|| {
             errors::too_many("Your team follows all the logs that it may at a time; end one, or ask for pages")
         })?;
-        return Ok(sse::response(stream::entries(app, &caller, id, after, counted)));
+        let source = wish.source.map(LogSource::from);
+        return Ok(sse::response(stream::entries(
+            app,
+            &caller,
+            stream::Wanted { sandbox: id, source, after },
+            counted,
+        )));
     }
-    let list = List::of_keys(&json!(["logs", id, wish.newest_first]));
+    let list = List::of_keys(&json!(["logs", id, wish.newest_first, wish.source]));
     let position = match wish.paging.after(&list)? {
         None => wish.cursor,
         Some(token) => {
@@ -137,7 +202,8 @@ pub async fn logs(
     };
     let (after, before) = if wish.newest_first { (None, position) } else { (position, None) };
     let limit = usize::try_from(wish.paging.limit).ok();
-    let query = LogQuery { after, before, newest_first: wish.newest_first, limit, ..LogQuery::default() };
+    let source = wish.source.map(LogSource::from);
+    let query = LogQuery { after, before, newest_first: wish.newest_first, source, limit, ..LogQuery::default() };
     let page = page(&app, &id, &query).await?;
     let last = page.entries.last().map(|entry| entry.sequence);
     let newest = page.entries.iter().map(|entry| entry.sequence).max();
@@ -179,6 +245,13 @@ impl Wish {
                         "desc" => true,
                         _ => return Err(ApiError::invalid_field(name, "must be `asc` or `desc`")),
                     }
+                }
+                "source" => {
+                    let source = Source::deserialize(value.as_str().into_deserializer());
+                    let source = source.map_err(|_: serde::de::value::Error| {
+                        ApiError::invalid_field(name, "must be `host`, `guest`, `console` or `process`")
+                    });
+                    wish.source = Some(source?);
                 }
                 "follow" => {
                     let follow = value.parse();

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use axum::response::sse::Event;
 use futures_util::{Stream, StreamExt, stream};
-use sandpiper_protocol::agent::{LogPage, LogQuery};
+use sandpiper_protocol::agent::{LogPage, LogQuery, LogSource};
 use sandpiper_protocol::error_chain::chain;
 use sandpiper_protocol::ids::TeamId;
 use serde_json::json;
@@ -22,12 +22,20 @@ const AT_ONCE: usize = 200;
 /// Between two looks whether the caller still may read them.
 const CHECK: Duration = Duration::from_secs(2);
 
-/// The entries after number `from`, until the sandbox has ended, or the caller may not read them any more.
+/// What of which log is followed.
+pub(super) struct Wanted {
+    pub(super) sandbox: String,
+    /// Of this source alone.
+    pub(super) source: Option<LogSource>,
+    /// Only what follows this sequence.
+    pub(super) after: u64,
+}
+
+/// The entries that are wanted, until the sandbox has ended, or the caller may not read them any more.
 pub(super) fn entries(
     app: App,
     caller: &Caller,
-    sandbox: String,
-    from: u64,
+    Wanted { sandbox, source, after }: Wanted,
     counted: PerTeamGuard,
 ) -> impl Stream<Item = Event> + Send + 'static {
     let follower = Follower {
@@ -35,7 +43,9 @@ pub(super) fn entries(
         key_id: caller.key_id.clone(),
         team: caller.team.id.clone(),
         sandbox,
-        sent_to: from,
+        source,
+        sent_to: after,
+        read_to: after,
         phase: Phase::Reading,
         checked_at: Instant::now(),
         _counted: counted,
@@ -63,8 +73,11 @@ struct Follower {
     key_id: String,
     team: TeamId,
     sandbox: String,
-    /// All up to this sequence is sent.
+    source: Option<LogSource>,
+    /// The last that was sent.
     sent_to: u64,
+    /// All that is wanted up to this sequence is sent.
+    read_to: u64,
     phase: Phase,
     checked_at: Instant,
     _counted: PerTeamGuard,
@@ -83,7 +96,8 @@ impl Follower {
                 return None;
             }
             self.phase = Phase::Waiting;
-            let query = LogQuery { after: Some(self.sent_to), limit: Some(AT_ONCE), ..LogQuery::default() };
+            let (after, source, limit) = (Some(self.read_to), self.source, Some(AT_ONCE));
+            let query = LogQuery { after, source, limit, ..LogQuery::default() };
             match self.app.agent.logs(&self.sandbox, &query).await {
                 Ok(page) => {
                     let events = self.events(page);
@@ -106,17 +120,21 @@ impl Follower {
 
     fn events(&mut self, page: LogPage) -> Vec<Event> {
         let mut events = Vec::new();
-        if page.is_truncated && self.sent_to > 0 && !page.entries.is_empty() {
-            events.push(sse::event("truncated", &json!({"after": self.sent_to})));
+        if page.is_truncated && self.read_to > 0 && !page.entries.is_empty() {
+            events.push(sse::event("truncated", &json!({"after": self.read_to})));
         }
         for entry in page.entries {
-            self.sent_to = entry.sequence;
+            (self.sent_to, self.read_to) = (entry.sequence, entry.sequence);
             let event = sse::event("log", &LogEntryBody::from(entry));
             events.push(event.id(self.sent_to.to_string()));
         }
         if page.has_more {
             self.phase = Phase::Reading;
-        } else if page.is_ended {
+            return events;
+        }
+        // Of other sources there may be more, which need not be looked at again.
+        self.read_to = self.read_to.max(page.last);
+        if page.is_ended {
             self.phase = Phase::Ended;
             events.push(self.end());
         }

@@ -39,6 +39,8 @@ pub struct SandboxBody {
     pub metadata: BTreeMap<String, String>,
     pub exposed_ports: Vec<ExposedPortBody>,
     pub network: NetworkBody,
+    /// Whether what its processes write goes into its log.
+    pub capture_output: bool,
     /// Base URL of files and processes, for requests with the session's token.
     pub data_plane_url: Option<String>,
     pub created_at: Timestamp,
@@ -215,6 +217,7 @@ impl SandboxBody {
             metadata: row.metadata,
             exposed_ports: row.exposed_ports.into_iter().map(ExposedPortBody::from).collect(),
             network,
+            capture_output: row.capture_output,
             data_plane_url: row.data_plane_url,
             created_at: row.created_at,
             started_at: row.started_at,

@@ -111,6 +111,7 @@ pub async fn make(
         metadata: wanted.metadata,
         exposed_ports: wanted.exposed_ports,
         allow_public_traffic: wanted.allow_public_traffic,
+        capture_output: wanted.capture_output,
         network: agent::Network { version: 1, policy },
         volume_mounts,
         sealed_envs: seal(app, &id, &wanted.envs)?,
@@ -139,6 +140,7 @@ pub async fn make(
         previews: wanted.previews,
         network: new.network,
         volume_mounts: new.volume_mounts,
+        capture_output: new.capture_output,
         allowance: Some(orchestration::allowance::of(app, &caller.team)),
     };
     let starting = orchestration::create::start(app.clone(), caller.clone(), order, guard);

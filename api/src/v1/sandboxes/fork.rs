@@ -186,6 +186,7 @@ fn copy_of(app: &App, source: &SandboxRow, envs: Option<&[u8]>) -> Result<NewSan
         metadata: source.metadata.clone(),
         exposed_ports: source.exposed_ports.clone(),
         allow_public_traffic: source.allow_public_traffic,
+        capture_output: source.capture_output,
         network: Network { version: source.network.version, policy: source.policy.clone() },
         // A volume is one sandbox's at a time.
         volume_mounts: Vec::new(),

@@ -35,11 +35,13 @@ pub struct UpdateRequest {
     pub lifecycle: Option<LifecycleRequest>,
     /// Whether public preview ports are reached without the access token.
     pub allow_public_traffic: Option<bool>,
+    /// Whether what processes write goes into the log, from now on: also of those that run already.
+    pub capture_output: Option<bool>,
 }
 
 /// Update a sandbox
 ///
-/// Changes deadline, metadata, lifecycle, or whether previews may be public.
+/// Changes deadline, metadata, lifecycle, whether previews may be public, or whether process output is captured.
 #[utoipa::path(
     patch,
     path = "/v1/sandboxes/{id}",
@@ -65,12 +67,12 @@ pub async fn update(
     let metadata = request.metadata.map(|metadata| problems.metadata(metadata));
     problems.into_result()?;
 
-    let UpdateRequest { timeout: timeout_seconds, allow_public_traffic, .. } = request;
-    if timeout_seconds.is_some() || lifecycle.is_some() || allow_public_traffic.is_some() {
+    let UpdateRequest { timeout: timeout_seconds, allow_public_traffic, capture_output, .. } = request;
+    let change = agent::UpdateSandbox { timeout_seconds, lifecycle, allow_public_traffic, capture_output };
+    if change != agent::UpdateSandbox::default() {
         if matches!(row.state, SandboxState::Failed | SandboxState::Creating) {
             return Err(ApiError::invalid_state(format!("{id} is {}; only its metadata can be changed", row.state)));
         }
-        let change = agent::UpdateSandbox { timeout_seconds, lifecycle, allow_public_traffic };
         let report = app
             .agent
             .update(&id, &change)

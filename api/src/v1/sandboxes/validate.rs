@@ -76,6 +76,10 @@ pub struct CreateRequest {
     pub egress_profiles: Option<Vec<String>>,
     /// Ports that get a preview URL.
     pub exposed_ports: Option<Vec<ExposedPortRequest>>,
+    /// Whether what processes write to stdout and stderr also goes into the sandbox's log: `GET /v1/sandboxes/{id}/logs`, entries of
+    /// the source `process`. It may hold secrets, which everybody then can read who can read the log.
+    #[schema(default = false)]
+    pub capture_output: Option<bool>,
     /// One of the plan's `cpu_values`; Pro and Enterprise. A checkpoint with memory has its own.
     pub cpu: Option<u32>,
     /// MiB, within the plan's limits; Pro and Enterprise. A checkpoint with memory has its own.
@@ -126,6 +130,7 @@ pub struct Create {
     pub envs: BTreeMap<String, String>,
     pub exposed_ports: Vec<ExposedPort>,
     pub allow_public_traffic: bool,
+    pub capture_output: bool,
     /// How ports are reached that it does not expose one by one.
     pub previews: agent::Previews,
     pub network: NetworkWish,
@@ -167,6 +172,7 @@ pub fn create(request: CreateRequest, limits: &PlanLimits) -> Result<Create, Api
         envs,
         exposed_ports,
         allow_public_traffic: request.allow_public_traffic.unwrap_or(true),
+        capture_output: request.capture_output.unwrap_or(false),
         previews: agent::Previews::default(),
         network,
         volume_mounts,

@@ -296,6 +296,7 @@ fn order(id: &str) -> CreateSandbox {
         previews: Previews::default(),
         network: Network::default(),
         volume_mounts: Vec::new(),
+        capture_output: false,
         allowance: None,
     }
 }
@@ -317,6 +318,7 @@ pub(super) fn sandbox(order: &CreateSandbox) -> Sandbox {
         previews: order.previews.clone(),
         network_version: order.network.version,
         volume_mounts: order.volume_mounts.clone(),
+        capture_output: order.capture_output,
         data_plane_url: format!("http://{}.sandbox.localhost:8080", order.id),
         created_at: now,
         started_at: Some(now),
@@ -429,6 +431,9 @@ async fn update(
     }
     if let Some(allowed) = change.allow_public_traffic {
         sandbox.allow_public_traffic = allowed;
+    }
+    if let Some(capture) = change.capture_output {
+        sandbox.capture_output = capture;
     }
     Json(&*sandbox).into_response()
 }
@@ -559,6 +564,7 @@ async fn logs(State(shared): State<Shared>, UrlPath(id): UrlPath<String>, Query(
         .filter(|entry| query.before.is_none_or(|before| entry.sequence < before))
         .filter(|entry| query.since_ms.is_none_or(|since| time(entry) >= since))
         .filter(|entry| query.until_ms.is_none_or(|until| time(entry) <= until))
+        .filter(|entry| query.source.is_none_or(|source| entry.source == source))
         .filter(|entry| query.search.as_ref().is_none_or(|search| entry.message.contains(search)))
         .collect();
     if query.newest_first {
@@ -574,7 +580,7 @@ async fn logs(State(shared): State<Shared>, UrlPath(id): UrlPath<String>, Query(
 
 /// An entry of the host.
 pub(crate) fn log_entry(sequence: u64, message: &str) -> LogEntry {
-    LogEntry { sequence, time: Timestamp::now(), source: LogSource::Host, message: message.to_owned() }
+    LogEntry { sequence, time: Timestamp::now(), source: LogSource::Host, message: message.to_owned(), process: None }
 }
 
 async fn revoke(State(shared): State<Shared>, Json(revocations): Json<Revocations>) -> StatusCode {

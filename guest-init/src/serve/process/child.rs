@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   launch ─▶ pump stdout ─┐                       ┌─▶ subscribers (Start, Connect)
-//!        │    pump stderr ─┼─▶ Output (bounded) ───┤
+//!        │    pump stderr ─┼─▶ Output (bounded) ───┤              (stdout and stderr also to [`capture`])
 //!        │    pump pty    ─┘                       └─▶ kept for a while after the end
 //!        ├──▶ feed stdin or pty ◀── SendInput, CloseStdin
 //!        └──▶ watch: exit status or deadline, then the pumps' ends, then the end event
@@ -20,6 +20,7 @@ use std::sync::{Arc, Weak};
 use nix::fcntl::OFlag;
 use nix::sys::signal::Signal;
 use sandpiper_protocol::connect::Code;
+use sandpiper_protocol::guest::OutputStream;
 use sandpiper_protocol::process::{EndEvent, ProcessConfig, PtySize, StartRequest};
 use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
@@ -29,6 +30,7 @@ use super::output::{Output, Source, Subscriber};
 use super::pump::pump;
 use super::spawn::{self, SpawnError};
 use super::{environment, pty};
+use crate::capture::{self, Capture, Tap};
 use crate::cgroups::{Cgroups, USER_GROUP};
 use crate::fd::FdStream;
 use crate::reap::{self, Exit, Spawning};
@@ -129,13 +131,17 @@ pub(super) struct Watched {
     streams: Vec<(Source, Arc<FdStream>)>,
 }
 
-/// Looks after a process until its end is known and told, and kills its group at `deadline`.
-pub(super) async fn watch(watched: Watched, deadline: Option<Instant>) {
+/// Looks after a process until its end is known and told, and kills its group at `deadline`. `capture` hears its streams.
+pub(super) async fn watch(watched: Watched, deadline: Option<Instant>, capture: &Capture) {
     let Watched { process, mut exit, streams } = watched;
     let (tell_exited, exited) = watch::channel(None);
+    let whose = capture::Source::new(process.pid, &process.config.cmd, process.tag.as_deref());
     let pumps: Vec<_> = streams
         .into_iter()
-        .map(|(source, stream)| pump(source, stream, Arc::clone(&process.output), exited.clone()))
+        .map(|(source, stream)| {
+            let tap = captured_as(source).map(|stream| Tap::new(capture, stream, Arc::clone(&whose)));
+            pump(source, stream, tap, Arc::clone(&process.output), exited.clone())
+        })
         .collect();
     let status = tokio::select! {
         status = &mut exit => status,
@@ -153,6 +159,15 @@ pub(super) async fn watch(watched: Watched, deadline: Option<Instant>) {
         let _ = pumped.await;
     }
     process.output.finish(end_event(status.ok()));
+}
+
+/// What the log calls a stream. What a terminal shows is no lines, and is not captured.
+fn captured_as(source: Source) -> Option<OutputStream> {
+    match source {
+        Source::Stdout => Some(OutputStream::Stdout),
+        Source::Stderr => Some(OutputStream::Stderr),
+        Source::Pty => None,
+    }
 }
 
 async fn until(deadline: Option<Instant>) {

@@ -10,6 +10,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::child::{self, Process};
 use super::output::Subscriber;
+use crate::capture::Capture;
 use crate::cgroups::Cgroups;
 use crate::serve::Settings;
 use crate::serve::connect::Error;
@@ -28,6 +29,8 @@ pub(in crate::serve) struct Manager {
     state: Mutex<State>,
     /// What processes are put into.
     groups: Option<Cgroups>,
+    /// What hears their streams.
+    capture: Capture,
 }
 
 #[derive(Debug, Default)]
@@ -47,8 +50,8 @@ struct Ended {
 }
 
 impl Manager {
-    pub(in crate::serve) fn new(groups: Option<Cgroups>) -> Self {
-        Self { groups, ..Self::default() }
+    pub(in crate::serve) fn new(groups: Option<Cgroups>, capture: Capture) -> Self {
+        Self { groups, capture, ..Self::default() }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -78,7 +81,7 @@ impl Manager {
             tokio::spawn({
                 let process = Arc::clone(&process);
                 async move {
-                    child::watch(launched.watched, deadline).await;
+                    child::watch(launched.watched, deadline, &manager.capture).await;
                     manager.end(process);
                 }
             });
