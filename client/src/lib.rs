@@ -29,7 +29,7 @@ use serde_json::{Value, json};
 pub use data_plane::{Command, DataPlane, Output, ProcessStream, Stdin, decode};
 pub use events::{Event, EventFilter, EventResource, Events};
 pub use files::Download;
-pub use logs::{LogEntry, SandboxLog};
+pub use logs::{LogEntry, LogProcess, SandboxLog};
 pub use metrics::{History, Metrics, Point};
 pub use network::{Denied, DeniedList, Network, NetworkPolicy};
 pub use snapshots::{Checkpoint, NewCheckpoint};
@@ -120,6 +120,9 @@ pub struct CreateSandbox {
     pub metadata: BTreeMap<String, String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub exposed_ports: Vec<ExposedPort>,
+    /// Whether what its processes write goes into its log.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub capture_output: bool,
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     pub network: Option<NetworkPolicy>,
 }
@@ -137,6 +140,7 @@ impl Default for CreateSandbox {
             volume_mounts: BTreeMap::new(),
             metadata: BTreeMap::new(),
             exposed_ports: Vec::new(),
+            capture_output: false,
             network: None,
         }
     }

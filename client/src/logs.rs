@@ -1,7 +1,7 @@
 //! Logs of sandboxes: what is there, and what comes.
 
 use reqwest::Method;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::event_stream::EventStream;
@@ -11,14 +11,31 @@ use super::{Client, ClientError};
 const PAGE: usize = 100;
 
 /// Something that was noted about a sandbox.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Deserialize, Serialize)]
 pub struct LogEntry {
     /// Greater than that of every entry before.
     pub sequence: u64,
     pub time: String,
-    /// `host`, `guest`, `console` and others.
+    /// `host`, `guest`, `console`, `process` and others.
     pub source: String,
     pub message: String,
+    /// Whose line it is, of the source `process`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub process: Option<LogProcess>,
+}
+
+/// A process that wrote a line.
+#[derive(Debug, Clone, Deserialize, Serialize)]
+pub struct LogProcess {
+    pub pid: u32,
+    /// The file name of its program.
+    pub command: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tag: Option<String>,
+    /// `stdout` or `stderr`.
+    pub stream: String,
+    /// Whether the line was longer.
+    pub cut: bool,
 }
 
 #[derive(Deserialize)]
@@ -35,28 +52,28 @@ pub struct SandboxLog {
 }
 
 impl Client {
-    /// All entries of a sandbox's log that are kept, oldest first.
+    /// All entries of a sandbox's log that are kept, or those of one source, oldest first.
     ///
     /// # Errors
     ///
     /// Fails if the API refuses, or cannot be reached.
-    pub async fn logs(&self, id: &str) -> Result<Vec<LogEntry>, ClientError> {
+    pub async fn logs(&self, id: &str, source: Option<&str>) -> Result<Vec<LogEntry>, ClientError> {
         let path = format!("/sandboxes/{id}/logs");
-        let entries = self.pages(&path, &format!("limit={PAGE}"), "entries").await?;
+        let entries = self.pages(&path, &format!("limit={PAGE}{}", of(source)), "entries").await?;
         self.parse(&path, entries.into())
     }
 
-    /// The last `count` entries of a sandbox's log, oldest first.
+    /// The last `count` entries of a sandbox's log, or of those of one source, oldest first.
     ///
     /// # Errors
     ///
     /// Fails if the API refuses, or cannot be reached.
-    pub async fn last_logs(&self, id: &str, count: usize) -> Result<Vec<LogEntry>, ClientError> {
+    pub async fn last_logs(&self, id: &str, source: Option<&str>, count: usize) -> Result<Vec<LogEntry>, ClientError> {
         let mut entries: Vec<LogEntry> = Vec::new();
         let mut token = String::new();
         while entries.len() < count {
             let limit = PAGE.min(count - entries.len());
-            let path = format!("/sandboxes/{id}/logs?order=desc&limit={limit}{token}");
+            let path = format!("/sandboxes/{id}/logs?order=desc&limit={limit}{}{token}", of(source));
             let page: Value = self.call(Method::GET, &path, None).await?;
             let page: Page = self.parse(&path, page)?;
             entries.extend(page.entries);
@@ -69,11 +86,18 @@ impl Client {
         Ok(entries)
     }
 
-    /// The entries of a sandbox's log that follow the one with this sequence, as they come; all that are kept with 0.
-    pub fn follow_logs(&self, id: &str, after: u64) -> SandboxLog {
-        let events = EventStream::new(self, format!("/sandboxes/{id}/logs"), Some(after.to_string()));
+    /// The entries of a sandbox's log, or those of one source, that follow the one with this sequence, as they come; all that are kept
+    /// with 0.
+    pub fn follow_logs(&self, id: &str, source: Option<&str>, after: u64) -> SandboxLog {
+        let query = source.map(|source| format!("?source={source}")).unwrap_or_default();
+        let events = EventStream::new(self, format!("/sandboxes/{id}/logs{query}"), Some(after.to_string()));
         SandboxLog { events, last: after, has_ended: false }
     }
+}
+
+/// The parameter that selects a source.
+fn of(source: Option<&str>) -> String {
+    source.map(|source| format!("&source={source}")).unwrap_or_default()
 }
 
 impl SandboxLog {

@@ -126,7 +126,7 @@ async fn a_sandbox_whose_disk_is_not_there_is_refused_and_goes_on_when_it_is_bac
     let refused = within("the resume", sandbox.resume(None)).await.expect_err("there is no disk to go on with");
 
     let name = disk.file_name().expect("a name").to_string_lossy();
-    let logs = host.client.logs(&sandbox.id).await.unwrap();
+    let logs = host.client.logs(&sandbox.id, None).await.unwrap();
     assert!(logs.iter().any(|entry| entry.message.contains(&*name)), "{name} is named: {refused}, {logs:?}");
     assert_eq!(host.client.show(&sandbox.id).await.unwrap().state, "stopped");
     fs::rename(&kept, &disk).expect("the layer is moved back");
@@ -199,7 +199,7 @@ impl Bystander {
 
 /// What the log of a sandbox says of damaged files.
 async fn damage_said(id: &str) -> Vec<String> {
-    let logs = Host::shared().client.logs(id).await.expect("the sandbox's log");
+    let logs = Host::shared().client.logs(id, None).await.expect("the sandbox's log");
     logs.into_iter().map(|entry| entry.message).filter(|message| message.contains("is damaged")).collect()
 }
 

@@ -104,7 +104,7 @@ async fn end_of_a_sandbox(script: &str) -> String {
     .await;
 
     assert_eq!(host.monitor_of(&sandbox.id), None);
-    let logs = host.client.logs(&sandbox.id).await.unwrap();
+    let logs = host.client.logs(&sandbox.id, None).await.unwrap();
     assert!(!logs.is_empty());
     ended.error.expect("a sandbox that ended by itself says why").code
 }

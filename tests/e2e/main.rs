@@ -19,6 +19,7 @@ mod fork;
 mod isolation;
 mod jail;
 mod lifecycle;
+mod logs;
 mod lost;
 mod network;
 mod parking;
@@ -49,7 +50,7 @@ use crate::runner::{Module, Selection};
 
 /// In this order: `warm` has the snapshot made that most of the others start from; what kills the agent, fills the disk or
 /// takes the memory comes last, and `restart` at the very end, as it makes the agent throw the snapshots away.
-const MODULES: [Module; 32] = [
+const MODULES: [Module; 33] = [
     warm::TESTS,
     process::TESTS,
     files::TESTS,
@@ -59,6 +60,7 @@ const MODULES: [Module; 32] = [
     lost::TESTS,
     preview::TESTS,
     cli::TESTS,
+    logs::TESTS,
     dashboard::TESTS,
     documentation::TESTS,
     jail::TESTS,

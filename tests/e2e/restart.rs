@@ -50,7 +50,7 @@ async fn with_the_console_on_what_kernel_and_programs_print_is_in_the_logs() {
     sandbox.root_sh("echo printed by a program > /dev/console").await;
 
     let printed = wait_for("the line is in the logs", || async {
-        let logs = host.client.logs(&sandbox.id).await.unwrap();
+        let logs = host.client.logs(&sandbox.id, None).await.unwrap();
         let console: Vec<_> = logs.into_iter().filter(|entry| entry.source == "console").collect();
         console.iter().any(|entry| entry.message.contains("printed by a program")).then_some(console)
     })

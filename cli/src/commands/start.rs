@@ -36,6 +36,10 @@ pub(crate) struct StartArguments {
     #[arg(long, value_name = "NAME:/PATH", value_parser = parse_mount)]
     volume: Vec<(String, String)>,
 
+    /// Keep what its processes write in its log too: `sandpiper logs`
+    #[arg(long)]
+    capture_output: bool,
+
     #[command(flatten)]
     network: NetworkArguments,
 }
@@ -152,6 +156,7 @@ impl StartArguments {
             memory_mb: self.memory,
             exposed_ports: self.expose.iter().copied().map(ExposedPort::public).collect(),
             volume_mounts: self.volume.iter().map(|(name, path)| (path.clone(), name.clone())).collect(),
+            capture_output: self.capture_output,
             network: self.network.policy(),
             ..CreateSandbox::default()
         }
@@ -189,6 +194,12 @@ mod tests {
         for text in ["models", "models:data", ":/data"] {
             assert!(Line::try_parse_from(["x", "--volume", text]).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn the_log_has_the_output_where_that_is_asked_for() {
+        let asked = request(&["--capture-output"], Origin::Template("base".into()));
+        assert_eq!(asked, json!({"template": "base", "capture_output": true}));
     }
 
     #[test]

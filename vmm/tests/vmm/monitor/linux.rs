@@ -371,6 +371,7 @@ impl Link {
             serves_volume: false,
             settings: Default::default(),
             start: None,
+            capture_output: false,
         };
         let answer = link.ask(&HostMessage::Init(init));
         assert!(matches!(answer, GuestMessage::Ready { .. }), "{answer:?}");
