@@ -28,6 +28,7 @@ struct Entered {
     minutes: String,
     pause: bool,
     internet: bool,
+    capture_output: bool,
     allow_out: String,
     metadata: String,
     envs: String,
@@ -36,7 +37,16 @@ struct Entered {
 impl Default for Entered {
     fn default() -> Self {
         let (template, minutes, none) = ("base".to_owned(), "5".to_owned(), String::new);
-        Self { template, minutes, pause: false, internet: true, allow_out: none(), metadata: none(), envs: none() }
+        Self {
+            template,
+            minutes,
+            pause: false,
+            internet: true,
+            capture_output: false,
+            allow_out: none(),
+            metadata: none(),
+            envs: none(),
+        }
     }
 }
 
@@ -48,6 +58,7 @@ impl Entered {
             minutes: text("minutes"),
             pause: fields.is_ticked("pause"),
             internet: fields.is_ticked("internet"),
+            capture_output: fields.is_ticked("capture_output"),
             allow_out: text("allow_out"),
             metadata: text("metadata"),
             envs: text("envs"),
@@ -110,6 +121,9 @@ fn body(fields: &Fields) -> Result<Value, Problem> {
     if !fields.is_ticked("internet") {
         body["allow_internet_access"] = json!(false);
     }
+    if fields.is_ticked("capture_output") {
+        body["capture_output"] = json!(true);
+    }
     let allow_out = fields.lines("allow_out");
     if !allow_out.is_empty() {
         body["allow_out"] = json!(allow_out);
@@ -164,6 +178,9 @@ fn cli(body: &Value, url: &str) -> String {
     }
     words
         .extend(body["allow_out"].as_array().into_iter().flatten().map(|entry| format!("--allow-out {}", text(entry))));
+    if body["capture_output"] == json!(true) {
+        words.push("--capture-output".to_owned());
+    }
     words.push("-t -- bash".to_owned());
     words.join(" ")
 }
@@ -241,13 +258,13 @@ mod tests {
     fn the_code_says_what_the_form_said() {
         let body = json!({
             "template": "base", "timeout": 600, "allow_internet_access": false, "allow_out": ["a.example:443"],
-            "metadata": {"name": "it's \"x\""}, "lifecycle": {"on_timeout": "pause", "auto_resume": true},
+            "metadata": {"name": "it's \"x\""}, "lifecycle": {"on_timeout": "pause", "auto_resume": true}, "capture_output": true,
         });
         let code = Code::of(&body, "https://host.example");
         assert!(code.curl.contains("curl -X POST https://host.example/v1/sandboxes"), "{}", code.curl);
         assert!(code.curl.contains(r#"it'\''s \"x\""#), "{}", code.curl);
         let cli = "sandpiper run --keep --template base --timeout 600 --on-timeout pause --auto-resume --no-internet \
-                   --allow-out a.example:443 -t -- bash";
+                   --allow-out a.example:443 --capture-output -t -- bash";
         assert!(code.cli.ends_with(cli), "{}", code.cli);
         assert!(code.python.contains(r#"Sandbox.create("base", timeout=600, metadata={"name":"it's \"x\""}"#));
         assert!(code.javascript.contains(r#"allowInternetAccess: false, network: { allowOut: ["a.example:443"] }"#));

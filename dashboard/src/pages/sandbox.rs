@@ -49,6 +49,7 @@ struct Sandbox {
     metadata: BTreeMap<String, String>,
     exposed_ports: Vec<ExposedPort>,
     network: Network,
+    capture_output: bool,
     data_plane_url: Option<String>,
     created_at: Timestamp,
     stopped_at: Option<Timestamp>,
@@ -103,6 +104,39 @@ struct LogEntry {
     time: Timestamp,
     source: String,
     message: String,
+    process: Option<LogProcess>,
+}
+
+/// Whose line an entry is.
+#[derive(Deserialize)]
+struct LogProcess {
+    pid: u32,
+    command: String,
+    tag: Option<String>,
+    stream: String,
+    cut: bool,
+}
+
+impl LogEntry {
+    /// How it is marked.
+    fn kind(&self) -> &str {
+        self.process.as_ref().map_or(&self.source, |process| &process.stream)
+    }
+
+    /// Who it comes from, for a person.
+    fn origin(&self) -> String {
+        match &self.process {
+            None => self.source.clone(),
+            Some(process) => {
+                let name = process.tag.as_ref().unwrap_or(&process.command);
+                format!("{} {name}[{}]", process.stream, process.pid)
+            }
+        }
+    }
+
+    fn is_cut(&self) -> bool {
+        self.process.as_ref().is_some_and(|process| process.cut)
+    }
 }
 
 #[derive(Deserialize)]
@@ -226,6 +260,10 @@ pub(crate) async fn act(Path((_, id)): Path<(String, String)>, order: Order) -> 
         "extend" => {
             let timeout = order.fields.number("minutes")?.unwrap_or(5).saturating_mul(60);
             (Method::PATCH, path, Some(json!({"timeout": timeout})), page)
+        }
+        "capture" => {
+            let capture = order.fields.is_ticked("capture_output");
+            (Method::PATCH, path, Some(json!({"capture_output": capture})), page)
         }
         "delete" => (Method::DELETE, path, None, "sandboxes".to_owned()),
         other => return Err(no_action(other).into()),

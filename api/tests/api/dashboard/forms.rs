@@ -18,7 +18,7 @@ enum Needs {
 type Form = (Needs, &'static str, &'static [(&'static str, &'static str)]);
 
 /// Every form of a team, with something that is no thing of it: who may not is refused before it is looked for.
-const FORMS: [Form; 26] = [
+const FORMS: [Form; 27] = [
     (Needs::Member, "new", &[("template", "nonsense"), ("internet", "yes")]),
     (Needs::Member, "sandboxes/sbx0/do", &[("action", "pause")]),
     (Needs::Member, "sandboxes/sbx0/do", &[("action", "stop")]),
@@ -26,6 +26,7 @@ const FORMS: [Form; 26] = [
     (Needs::Member, "sandboxes/sbx0/do", &[("action", "checkpoint")]),
     (Needs::Member, "sandboxes/sbx0/do", &[("action", "fork")]),
     (Needs::Member, "sandboxes/sbx0/do", &[("action", "extend")]),
+    (Needs::Member, "sandboxes/sbx0/do", &[("action", "capture")]),
     (Needs::Member, "sandboxes/sbx0/do", &[("action", "delete")]),
     (Needs::Member, "sandboxes/sbx0/network", &[("internet", "yes")]),
     (Needs::Member, "sandboxes/sbx0/ports", &[("port", "80")]),
@@ -117,6 +118,7 @@ async fn a_sandbox_lives_its_life_by_forms() {
         ("allow_out", "*.example.com:443\n10.1.2.3"),
         ("metadata", "purpose = tests\nnote=a=b"),
         ("envs", "A=1"),
+        ("capture_output", "yes"),
     ];
     let started = ada.send("/dashboard/acme/new", &fields).await;
     let page = leads_to(&started).to_owned();
@@ -126,10 +128,18 @@ async fn a_sandbox_lives_its_life_by_forms() {
     assert_eq!(sandbox["metadata"], json!({"purpose": "tests", "note": "a=b"}));
     assert_eq!(sandbox["network"]["allow_internet_access"], json!(false));
     assert_eq!(sandbox["network"]["allow_out"], json!(["*.example.com:443", "10.1.2.3"]));
+    assert_eq!(sandbox["capture_output"], true);
 
     let act = async |fields: &[(&str, &str)]| leads_to(&ada.send(&format!("{page}/do"), fields).await).to_owned();
     let state = async || host.get(&format!("/v1/sandboxes/{id}")).await.expect(200)["state"].clone();
     assert_eq!(act(&[("action", "extend"), ("minutes", "20")]).await, page);
+    assert!(ada.page(&page).await.contains("Keep no more of it"));
+    assert_eq!(act(&[("action", "capture")]).await, page);
+    assert_eq!(host.get(&format!("/v1/sandboxes/{id}")).await.expect(200)["capture_output"], false);
+    let off = ada.page(&page).await;
+    assert!(off.contains("Keep it from now on") && off.contains("name=\"capture_output\""), "{off}");
+    assert_eq!(act(&[("action", "capture"), ("capture_output", "yes")]).await, page);
+    assert_eq!(host.get(&format!("/v1/sandboxes/{id}")).await.expect(200)["capture_output"], true);
     assert_eq!(act(&[("action", "checkpoint"), ("name", "one"), ("memory", "yes")]).await, page);
     assert_eq!(act(&[("action", "pause")]).await, page);
     assert_eq!(state().await, "stopped");

@@ -1,11 +1,14 @@
 //! What pages never do, whatever is sent to them and stands in them.
 
 use sandpiper_accounts::Role;
+use sandpiper_protocol::agent::{LogEntry, LogProcess, LogSource};
+use sandpiper_protocol::guest::OutputStream;
 use serde_json::json;
 
 use super::form;
 use super::pages::{MANAGED, PAGES, Things};
 use crate::accounts::PASSWORD;
+use crate::support::agent::log_entry;
 use crate::support::{Host, request, with_header};
 
 const HOSTILE: &str = r#"</pre></title><script>alert(1)</script><img src=x onerror=alert(1)>"'"#;
@@ -83,6 +86,15 @@ async fn what_tenants_write_is_text_on_every_page() {
     let created = host.create(json!({"template": "base", "metadata": {"hostile": HOSTILE}})).await.expect(201);
     let id = created["id"].as_str().unwrap();
     host.checkpoint(id, json!({"name": "x"})).await;
+    let process = LogProcess {
+        pid: 7,
+        command: HOSTILE.into(),
+        tag: Some(HOSTILE.into()),
+        stream: OutputStream::Stdout,
+        cut: true,
+    };
+    let output = LogEntry { source: LogSource::Process, process: Some(process), ..log_entry(1, HOSTILE) };
+    host.agent.records().logs.insert(id.to_owned(), vec![output]);
     let patch = json!({"description": HOSTILE});
     host.call("PATCH", "/v1/templates/app", &host.write, Some(patch)).await.expect(200);
     let version = things.path("{version}").rsplit_once('/').unwrap().1.to_owned();
