@@ -207,9 +207,9 @@ impl Default for Volumes {
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Logs {
-    /// On the disk, of each sandbox; the oldest entries give way.
+    /// On the disk, of each sandbox, and as much of what its processes write; the oldest entries give way.
     pub(crate) max_kib: u32,
-    /// What is taken of a guest in a second; what is beyond is dropped and counted.
+    /// What is taken of a guest in a second, and as many lines of what its processes write; what is beyond is dropped and counted.
     pub(crate) lines_per_second: u32,
 }
 

@@ -96,8 +96,7 @@ impl Supervisor {
     pub(crate) fn check_capture(&self, captures_output: bool) {
         if self.record().capture_output && !captures_output {
             self.log.host(
-                "process output is not captured: the guest's init is of an earlier version; a sandbox of a newer version of \
-                 the template has it",
+                "process output is not captured: the guest's init is of an earlier version; build its template again to have it",
             );
         }
     }
