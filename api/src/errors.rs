@@ -8,7 +8,7 @@ use crate::quota::{Amounts, QuotaBody};
 use crate::store::checkpoints::CreateCheckpointError;
 use crate::store::templates::versions::{CreateVersionError, MOST_TAGS, VersionUse};
 use crate::store::templates::{CreateTemplateError, TemplateRow};
-use crate::store::usage::QuotaError;
+use crate::store::usage::{QuotaError, Usage};
 use crate::store::volumes::{CreateVolumeError, VolumeRow};
 use crate::store::webhooks::CreateWebhookError;
 use crate::store::webhooks::deliveries::DeliveryError;
@@ -68,8 +68,10 @@ pub fn not_created(error: CreateVolumeError, name: &str, limits: &PlanLimits, si
         )),
         CreateVolumeError::OverQuota(usage) => {
             let message = "The team's quota has no room for another volume; delete one, or ask for a larger plan";
-            ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, "volume_quota_exceeded", message)
-                .with_quota(QuotaBody::new(limits, usage, Amounts::of_volume(size_gib)))
+            over_quota("volume_quota_exceeded", message, QuotaBody::new(limits, usage, Amounts::of_volume(size_gib)))
+        }
+        CreateVolumeError::StorageFull(usage) => {
+            storage_full("volume_quota_exceeded", QuotaBody::new(limits, usage, Amounts::of_volume(size_gib)))
         }
         CreateVolumeError::ClaimLost => ApiError::idempotency_in_progress(),
         CreateVolumeError::Store(error) => error.into(),
@@ -86,8 +88,7 @@ pub fn no_new_webhook(error: CreateWebhookError, limits: &PlanLimits) -> ApiErro
     match error {
         CreateWebhookError::OverQuota(usage) => {
             let message = "The team's quota has no room for another webhook; delete one, or ask for a larger plan";
-            ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, "webhook_quota_exceeded", message)
-                .with_quota(QuotaBody::new(limits, usage, Amounts::of_webhook()))
+            over_quota("webhook_quota_exceeded", message, QuotaBody::new(limits, usage, Amounts::of_webhook()))
         }
         CreateWebhookError::Store(error) => error.into(),
     }
@@ -157,8 +158,7 @@ pub fn no_new_template(error: CreateTemplateError, slug: &str, limits: &PlanLimi
         )),
         CreateTemplateError::OverQuota(usage) => {
             let message = "The team's quota has no room for another template; delete one, or ask for a larger plan";
-            ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, "template_quota_exceeded", message)
-                .with_quota(QuotaBody::new(limits, usage, Amounts::of_template()))
+            over_quota("template_quota_exceeded", message, QuotaBody::new(limits, usage, Amounts::of_template()))
         }
         CreateTemplateError::ClaimLost => ApiError::idempotency_in_progress(),
         CreateTemplateError::Store(error) => error.into(),
@@ -172,8 +172,10 @@ pub fn not_queued(error: CreateVersionError, template: &TemplateRow, limits: &Pl
         CreateVersionError::OverQuota(usage) => {
             let message = "The team's builds have taken all their minutes of 30 days, or those that are under way may yet do; \
                            wait for these, or ask for a larger plan";
-            ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, "template_quota_exceeded", message)
-                .with_quota(QuotaBody::new(limits, usage, Amounts::of_build()))
+            over_quota("template_quota_exceeded", message, QuotaBody::new(limits, usage, Amounts::of_build()))
+        }
+        CreateVersionError::StorageFull(usage) => {
+            storage_full("template_quota_exceeded", QuotaBody::new(limits, usage, Amounts::of_build()))
         }
         CreateVersionError::TooManyUnderWay => {
             let message = "Too many of the team's builds are under way; wait for some of them, or cancel them";
@@ -196,17 +198,58 @@ pub fn plan_required(message: impl Into<String>) -> ApiError {
     ApiError::new(StatusCode::FORBIDDEN, "plan_required", message)
 }
 
+/// 422 on what the team's quota has no room for, in a word and in words.
+fn over_quota(code: &'static str, message: &str, quota: QuotaBody) -> ApiError {
+    ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, code, message).with_quota(quota)
+}
+
+/// 422 on anything new of a team that stores all that it may.
+fn storage_full(code: &'static str, quota: QuotaBody) -> ApiError {
+    let message = format!(
+        "The team stores the {} GiB that its plan allows, or would; delete sandboxes, checkpoints, volumes, versions of templates \
+         or files for builds, or ask for a larger plan",
+        quota.limits.stored_gib
+    );
+    over_quota(code, &message, quota)
+}
+
+/// 422 where a team has more stopped sandboxes than it may, or would have.
+fn too_many_stopped(code: &'static str, quota: QuotaBody) -> ApiError {
+    let message = format!(
+        "The team's plan allows {} stopped sandboxes; delete some or resume them, or ask for a larger plan",
+        quota.limits.stopped
+    );
+    over_quota(code, &message, quota)
+}
+
+/// 422 on a file for builds of so many bytes, as far as they are known.
+pub fn no_room_for_upload(limits: &PlanLimits, usage: Usage, bytes: Option<u64>) -> ApiError {
+    let asked = Amounts::of_upload(bytes.unwrap_or_default());
+    storage_full("template_quota_exceeded", QuotaBody::new(limits, usage, asked))
+}
+
 /// 422 on a create, fork or resume request over the team's quota.
-pub fn quota_exceeded(quota: &QuotaBody) -> ApiError {
+pub fn quota_exceeded(quota: QuotaBody) -> ApiError {
     let message = "The team's sandbox quota has no room for this; pause or delete a sandbox, or ask for a larger plan";
-    ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, "sandbox_quota_exceeded", message).with_quota(quota)
+    over_quota("sandbox_quota_exceeded", message, quota)
 }
 
 /// Why a team of these limits does not get `count` sandboxes of this size.
 pub fn no_capacity(error: QuotaError, limits: &PlanLimits, count: u32, cpu: u32, memory_mb: u32) -> ApiError {
+    not_admitted(error, limits, Amounts::of_sandboxes(count, cpu, memory_mb))
+}
+
+/// Why a sandbox of a team of these limits is not stopped.
+pub fn not_stopped(error: QuotaError, limits: &PlanLimits) -> ApiError {
+    not_admitted(error, limits, Amounts::of_stop())
+}
+
+fn not_admitted(error: QuotaError, limits: &PlanLimits, asked: Amounts) -> ApiError {
     match error {
-        QuotaError::OverQuota(usage) => {
-            quota_exceeded(&QuotaBody::new(limits, usage, Amounts::of_sandboxes(count, cpu, memory_mb)))
+        QuotaError::OverQuota(usage) => quota_exceeded(QuotaBody::new(limits, usage, asked)),
+        QuotaError::StorageFull(usage) => storage_full("sandbox_quota_exceeded", QuotaBody::new(limits, usage, asked)),
+        QuotaError::TooManyStopped(usage) => {
+            too_many_stopped("sandbox_quota_exceeded", QuotaBody::new(limits, usage, asked))
         }
         QuotaError::VolumeAttached => {
             volume_attached("A volume of this sandbox is attached to another one; GET /v1/volumes says which has it")
@@ -221,8 +264,16 @@ pub fn no_capacity(error: QuotaError, limits: &PlanLimits, count: u32, cpu: u32,
 }
 
 /// Why there is no checkpoint of this name.
-pub fn not_checkpointed(error: CreateCheckpointError, name: &str) -> ApiError {
+pub fn not_checkpointed(error: CreateCheckpointError, name: &str, limits: &PlanLimits) -> ApiError {
+    let quota = |usage| QuotaBody::new(limits, usage, Amounts::of_checkpoint());
+    let code = "checkpoint_quota_exceeded";
     match error {
+        CreateCheckpointError::OverQuota(usage) => {
+            let message = "The team's quota has no room for another checkpoint; delete one, or ask for a larger plan";
+            over_quota(code, message, quota(usage))
+        }
+        CreateCheckpointError::StorageFull(usage) => storage_full(code, quota(usage)),
+        CreateCheckpointError::TooManyStopped(usage) => too_many_stopped(code, quota(usage)),
         CreateCheckpointError::NameTaken => ApiError::conflict(format!(
             "The team has a checkpoint with the name {name:?}; choose another, or delete that one"
         )),

@@ -472,7 +472,7 @@ fn usage() -> Value {
 
 fn limits() -> Value {
     let most = json!({"sandboxes": 20, "cpu": 40, "memory_mb": 81_920, "volumes": 20, "volume_gib": 200, "templates": 200,
-                       "build_minutes": 6000, "webhooks": 10});
+                       "build_minutes": 6000, "webhooks": 10, "stored_gib": 2500, "stopped": 1000, "checkpoints": 1000});
     json!({
         "cpu": 1, "memory_mb": 512, "plan": "pro", "cpu_values": [1, 2, 4], "memory_mb_min": 256, "memory_mb_max": 8192,
         "memory_mb_step": 256, "root_disk_gib": 20, "max_timeout": 86_400, "stopped_days": 0, "checkpoint_days": 0,
@@ -491,10 +491,10 @@ fn limits() -> Value {
         "quota": {
             "limits": most, "usage": {
                 "sandboxes": 1, "cpu": 1, "memory_mb": 512, "stopped": 2, "volumes": 1, "volume_gib": 10,
-                "templates": 2, "build_minutes": 12, "webhooks": 1, "retained_bytes": 73_400_320,
+                "templates": 2, "build_minutes": 12, "webhooks": 1, "checkpoints": 3, "retained_bytes": 73_400_320,
             },
             "reservation": {"sandboxes": 1, "cpu": 1, "memory_mb": 512, "volumes": 0, "volume_gib": 0, "templates": 0,
-                            "build_minutes": 0, "webhooks": 0},
+                            "build_minutes": 0, "webhooks": 0, "stored_gib": 0, "stopped": 0, "checkpoints": 0},
         },
     })
 }

@@ -159,7 +159,7 @@ fn limit(rate: u64) -> Option<u64> {
     (rate > 0).then_some(rate)
 }
 
-/// What all live sandboxes of a team may hold together, its volumes, its templates and its webhooks.
+/// What all live sandboxes of a team may hold together, its volumes, its templates and its webhooks, and what it may keep.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Quota {
@@ -178,6 +178,15 @@ pub struct Quota {
     pub build_minutes: u64,
     #[serde(default = "default_webhooks")]
     pub webhooks: u32,
+    /// What sandboxes, checkpoints, volumes, versions of templates and files for builds hold of the disk; 0: without limit.
+    #[serde(default)]
+    pub stored_gib: u64,
+    /// Stopped sandboxes; 0: without limit.
+    #[serde(default)]
+    pub stopped: u32,
+    /// 0: without limit.
+    #[serde(default)]
+    pub checkpoints: u32,
 }
 
 /// Of a plan whose quota was written before there were volumes.
@@ -203,7 +212,15 @@ fn default_webhooks() -> u32 {
     10
 }
 
+/// Bytes.
+pub const GIB: u64 = 1 << 30;
+
 impl Quota {
+    /// Bytes of the disk that a team may hold; `None`: without limit.
+    pub fn stored_bytes(self) -> Option<u64> {
+        (self.stored_gib > 0).then(|| self.stored_gib.saturating_mul(GIB))
+    }
+
     /// As the agent is told of it.
     pub fn amounts(self) -> Amounts {
         Amounts { sandboxes: self.sandboxes, cpu: self.cpu, memory_mb: self.memory_mb }
@@ -264,6 +281,9 @@ impl Default for Plans {
                     templates: 20,
                     build_minutes: 600,
                     webhooks: 10,
+                    stored_gib: 250,
+                    stopped: 100,
+                    checkpoints: 100,
                 },
                 disk: DiskRates { bandwidth: 256 << 20, operations: 10_000, flushes: 100 },
                 network: NetworkRates { bandwidth: 128 << 20, packets: 100_000 },
@@ -289,6 +309,9 @@ impl Default for Plans {
                     templates: 200,
                     build_minutes: 6000,
                     webhooks: 10,
+                    stored_gib: 2500,
+                    stopped: 1000,
+                    checkpoints: 1000,
                 },
                 disk: DiskRates { bandwidth: 384 << 20, operations: 15_000, flushes: 150 },
                 network: NetworkRates { bandwidth: 1 << 30, packets: 200_000 },
@@ -314,6 +337,9 @@ impl Default for Plans {
                     templates: 2000,
                     build_minutes: 60_000,
                     webhooks: 100,
+                    stored_gib: 25_000,
+                    stopped: 10_000,
+                    checkpoints: 10_000,
                 },
                 disk: DiskRates::default(),
                 network: NetworkRates::default(),

@@ -3,15 +3,15 @@
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use crate::plan::{PlanLimits, Quota};
+use crate::plan::{GIB, PlanLimits, Quota};
 use crate::store::usage::Usage;
 
-/// The quota that is checked when sandboxes are created, forked, resumed, and woken by requests, when volumes and templates are
-/// created, when versions are built, and when webhooks are created.
+/// The quota that is checked when sandboxes are created, forked, resumed, woken by requests, and paused, when checkpoints are taken,
+/// when volumes and templates are created, when versions are built and files sent for that, and when webhooks are created.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
 #[schema(as = Quota)]
 pub struct QuotaBody {
-    /// What all live sandboxes may hold together, the volumes, the templates, and the webhooks.
+    /// What all live sandboxes may hold together, the volumes, the templates, and the webhooks, and what may be kept.
     pub limits: Amounts,
     /// What the team holds now.
     pub usage: UsageBody,
@@ -23,7 +23,7 @@ pub struct QuotaBody {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
 #[schema(as = Usage)]
 pub struct UsageBody {
-    /// Live sandboxes; they alone count against the limits, with `cpu` and `memory_mb`.
+    /// Live sandboxes; they alone have `cpu` and `memory_mb`.
     pub sandboxes: u32,
     pub cpu: u32,
     pub memory_mb: u64,
@@ -36,11 +36,13 @@ pub struct UsageBody {
     /// That builds took in the last 30 days, those that are under way among them.
     pub build_minutes: u64,
     pub webhooks: u32,
-    /// Bytes of disk that sandboxes, live and stopped, checkpoints, volumes, versions of templates, and files for builds hold.
+    pub checkpoints: u32,
+    /// Bytes of disk that sandboxes, live and stopped, checkpoints, volumes, versions of templates, and files for builds hold: what
+    /// `stored_gib` limits.
     pub retained_bytes: u64,
 }
 
-/// Sandboxes, CPUs, MiB, volumes, GiB, templates, minutes, webhooks.
+/// Sandboxes, CPUs, MiB, volumes, GiB, templates, minutes, webhooks, GiB, stopped sandboxes, checkpoints.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, ToSchema)]
 pub struct Amounts {
     pub sandboxes: u32,
@@ -53,6 +55,12 @@ pub struct Amounts {
     /// That builds may take in 30 days.
     pub build_minutes: u64,
     pub webhooks: u32,
+    /// Of the disk: what `retained_bytes` counts. As a limit, 0 is none; as what would be taken, it is not known before.
+    pub stored_gib: u64,
+    /// Stopped sandboxes. As a limit, 0 is none.
+    pub stopped: u32,
+    /// As a limit, 0 is none.
+    pub checkpoints: u32,
 }
 
 impl Amounts {
@@ -81,6 +89,21 @@ impl Amounts {
         Self { webhooks: 1, ..Self::default() }
     }
 
+    /// One checkpoint.
+    pub fn of_checkpoint() -> Self {
+        Self { checkpoints: 1, ..Self::default() }
+    }
+
+    /// A sandbox that is to stop.
+    pub fn of_stop() -> Self {
+        Self { stopped: 1, ..Self::default() }
+    }
+
+    /// A file for builds of so many bytes; 0 where that is not known.
+    pub fn of_upload(bytes: u64) -> Self {
+        Self { stored_gib: bytes.div_ceil(GIB), ..Self::default() }
+    }
+
     /// One build, however long it takes.
     pub fn of_build() -> Self {
         Self { build_minutes: 1, ..Self::default() }
@@ -98,6 +121,9 @@ impl From<Quota> for Amounts {
             templates: quota.templates,
             build_minutes: quota.build_minutes,
             webhooks: quota.webhooks,
+            stored_gib: quota.stored_gib,
+            stopped: quota.stopped,
+            checkpoints: quota.checkpoints,
         }
     }
 }
@@ -117,6 +143,7 @@ impl QuotaBody {
                 templates: usage.templates,
                 build_minutes: usage.build_minutes,
                 webhooks: usage.webhooks,
+                checkpoints: usage.checkpoints,
                 retained_bytes: usage.retained_bytes,
             },
             reservation,

@@ -64,7 +64,10 @@ fn of_status(status: StatusCode) -> ApiError {
 /// The SDKs know a full quota as too many requests, and nothing of 422.
 fn status_of(error: &ApiError) -> StatusCode {
     match error.code() {
-        "sandbox_quota_exceeded" | "volume_quota_exceeded" | "template_quota_exceeded" => StatusCode::TOO_MANY_REQUESTS,
+        "sandbox_quota_exceeded"
+        | "checkpoint_quota_exceeded"
+        | "volume_quota_exceeded"
+        | "template_quota_exceeded" => StatusCode::TOO_MANY_REQUESTS,
         _ => error.status(),
     }
 }

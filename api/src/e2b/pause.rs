@@ -42,6 +42,6 @@ pub async fn pause(
     // One that takes minutes goes on; who connects meanwhile waits for its end.
     // A 409 would say that it is paused already, so what is open on its volumes does not keep it.
     let order = PauseSandbox { disk_only: !memory.unwrap_or(true), force: true };
-    orchestration::pause::run(&app, &row, order).await?;
+    orchestration::pause::at_request(&app, &row, order, &app.offer.of(caller.team.plan)).await?;
     Ok(StatusCode::NO_CONTENT)
 }

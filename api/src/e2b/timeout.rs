@@ -94,7 +94,7 @@ async fn expire(app: &App, row: &SandboxRow) -> Result<(), ApiError> {
         OnTimeout::Pause => {
             // As at the time-out itself, nothing keeps it.
             let order = PauseSandbox { disk_only: !row.lifecycle.pause_memory, force: true };
-            orchestration::pause::run(app, row, order).await.map(drop)
+            orchestration::pause::in_any_case(app, row, order).await.map(drop)
         }
     }
 }

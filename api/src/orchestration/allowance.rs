@@ -40,7 +40,7 @@ pub async fn refusal(app: &App, team: &Team, error: AgentError, count: u32, cpu:
     match app.store.sandboxes.usage(&team.id, app.clock.now()).await {
         Ok(usage) => {
             let asked = Amounts::of_sandboxes(count, cpu, memory_mb);
-            errors::quota_exceeded(&QuotaBody::new(&app.offer.of(team.plan), usage, asked))
+            errors::quota_exceeded(QuotaBody::new(&app.offer.of(team.plan), usage, asked))
         }
         Err(error) => error.into(),
     }

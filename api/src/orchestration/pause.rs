@@ -3,6 +3,9 @@
 //! The row says `stopping` before the agent is asked, then what the agent says: `stopped`, or after a failure `ready` as
 //! before, for a pause that fails leaves the sandbox running. If this process dies in between, the synchronisation follows
 //! the agent.
+//!
+//! A request is refused where the team has as many stopped sandboxes as it may. A deadline asks nobody: its sandbox stops in any case,
+//! and what is new is refused until there is room again.
 
 use sandpiper_http::error::ApiError;
 use sandpiper_protocol::agent::{PauseSandbox, Sandbox};
@@ -12,15 +15,50 @@ use tracing::Instrument;
 use super::{Progress, sync, wait};
 use crate::agent_client::AgentError;
 use crate::errors;
+use crate::in_flight::InFlightGuard;
+use crate::plan::PlanLimits;
 use crate::state::App;
 use crate::store::sandbox_row::SandboxRow;
 
-/// Pauses the sandbox of `row`; one that is stopped already stays so.
-pub async fn run(app: &App, row: &SandboxRow, order: PauseSandbox) -> Result<Progress, ApiError> {
+/// Pauses the sandbox of `row` because its team, of these limits, asks for it; one that is stopped already stays so.
+///
+/// # Errors
+///
+/// 422 over the quota, and the agent's.
+pub async fn at_request(
+    app: &App,
+    row: &SandboxRow,
+    order: PauseSandbox,
+    limits: &PlanLimits,
+) -> Result<Progress, ApiError> {
+    // Before the row moves, so that the synchronisation never sees it `stopping` without. `None` while another request works
+    // on it: then that one's task keeps the row.
+    let guard = app.in_flight.enter(&row.id);
+    let shown = app.store.sandboxes.begin_stop(&row.id, &limits.quota, app.clock.now()).await;
+    shown.map_err(|error| errors::not_stopped(error, limits))?;
+    run(app, row, order, guard).await
+}
+
+/// Pauses the sandbox of `row` whatever the quota, as a deadline does.
+///
+/// # Errors
+///
+/// Those of the agent.
+pub async fn in_any_case(app: &App, row: &SandboxRow, order: PauseSandbox) -> Result<Progress, ApiError> {
+    let guard = app.in_flight.enter(&row.id);
     app.store.sandboxes.mark_stopping(&row.id).await?;
+    run(app, row, order, guard).await
+}
+
+async fn run(
+    app: &App,
+    row: &SandboxRow,
+    order: PauseSandbox,
+    guard: Option<InFlightGuard>,
+) -> Result<Progress, ApiError> {
     let work = {
         let (app, row) = (app.clone(), row.clone());
-        async move { pause(&app, &row, order).await }
+        async move { pause(&app, &row, order, guard).await }
     };
     match wait(app.settings.timing.work_wait, &mut tokio::spawn(work.in_current_span())).await? {
         Some(paused) => paused.map(|()| Progress::Done),
@@ -28,13 +66,14 @@ pub async fn run(app: &App, row: &SandboxRow, order: PauseSandbox) -> Result<Pro
     }
 }
 
-async fn pause(app: &App, row: &SandboxRow, order: PauseSandbox) -> Result<(), ApiError> {
+async fn pause(app: &App, row: &SandboxRow, order: PauseSandbox, guard: Option<InFlightGuard>) -> Result<(), ApiError> {
     let result: Result<Sandbox, AgentError> = app.agent.pause(&row.id, &order).await;
     app.metrics.agent_call("pause", result.is_ok());
     match result {
         Ok(report) => Ok(app.store.sandboxes.mirror(&report, app.clock.now()).await?),
         Err(error) => {
             tracing::warn!(sandbox = row.id, error = chain(&error), "sandbox not paused");
+            drop(guard);
             sync::follow(app, &row.team_id, &row.id).await?;
             Err(if error.is_not_found() { errors::no_sandbox(&row.id) } else { error.into() })
         }

@@ -15,6 +15,8 @@ use super::events;
 use super::idempotency;
 use super::processes::OwnId;
 use super::sandbox_row::SandboxRow;
+use super::usage::{Usage, usage};
+use crate::plan::Quota;
 
 /// Where a checkpoint is in its life.
 ///
@@ -111,6 +113,12 @@ pub struct CheckpointRow {
 pub enum CreateCheckpointError {
     #[error("Another checkpoint of the team has this name")]
     NameTaken,
+    #[error("Over the team's quota")]
+    OverQuota(Usage),
+    #[error("The team stores all that it may")]
+    StorageFull(Usage),
+    #[error("The team has more stopped sandboxes than it may")]
+    TooManyStopped(Usage),
     #[error("Another process took the request over, because this one was not heard of for long")]
     ClaimLost,
     #[error(transparent)]
@@ -147,19 +155,25 @@ impl Checkpoints {
         Self { database, own }
     }
 
-    /// Inserts a row in `creating`, of `sandbox`, which from now on is `checkpointing` if it is ready. A claim of an
-    /// idempotency key is told the checkpoint's id in the same transaction.
+    /// Inserts a row in `creating`, of `sandbox`, which from now on is `checkpointing` if it is ready, if `quota` has room for it. A
+    /// claim of an idempotency key is told the checkpoint's id in the same transaction.
+    ///
+    /// # Errors
+    ///
+    /// Where the name is taken, or there is no room.
     pub async fn create(
         &self,
         new: &NewCheckpoint,
         sandbox: &SandboxRow,
+        quota: &Quota,
         claim: Option<&idempotency::Claim>,
     ) -> Result<(), CreateCheckpointError> {
         let (name, name_when_ready) = match &new.naming {
             Naming::Own(name) => (name, None),
             Naming::TakeOver(name) => (&new.id, Some(name)),
         };
-        let mut tx = self.database.write_shared().await?;
+        let mut tx = self.database.write().await?;
+        let usage = usage(&mut tx, &sandbox.team_id, new.created_at).await?;
         sqlx::query(
             "INSERT INTO checkpoints (id, team_id, name, state, sandbox_id, template, template_version, memory, cpu, \
                  memory_mb, disk_gib, created_at_ms, process, name_when_ready) \
@@ -180,6 +194,16 @@ impl Checkpoints {
         .bind(name_when_ready)
         .execute(&mut *tx)
         .await?;
+        // After the name: who asks again for what is there already is told that.
+        if !usage.leaves_checkpoint(quota) {
+            return Err(CreateCheckpointError::OverQuota(usage));
+        }
+        if usage.fills_storage(quota) {
+            return Err(CreateCheckpointError::StorageFull(usage));
+        }
+        if usage.has_stopped_too_many(quota) {
+            return Err(CreateCheckpointError::TooManyStopped(usage));
+        }
         sqlx::query("UPDATE sandboxes SET state = 'checkpointing' WHERE id = $1 AND state = 'ready'")
             .bind(&sandbox.id)
             .execute(&mut *tx)

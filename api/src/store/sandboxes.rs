@@ -50,7 +50,8 @@ impl Sandboxes {
     }
 
     /// Inserts a row in `creating` for each of `new`, all of `team_id`, if `quota` has room for all of them beside what is
-    /// live, and no other sandbox has a volume of theirs; all or none. A claim of an idempotency key is told their ids in the same transaction.
+    /// live, and for what they store, and no other sandbox has a volume of theirs; all or none. A claim of an idempotency key is told
+    /// their ids in the same transaction.
     pub async fn create(
         &self,
         team_id: &TeamId,
@@ -66,6 +67,12 @@ impl Sandboxes {
         let memory_mb = new.iter().map(|one| u64::from(one.memory_mb)).sum();
         if !usage.leaves_room(quota, sandboxes, cpu, memory_mb) {
             return Err(QuotaError::OverQuota(usage));
+        }
+        if usage.fills_storage(quota) {
+            return Err(QuotaError::StorageFull(usage));
+        }
+        if usage.has_stopped_too_many(quota) {
+            return Err(QuotaError::TooManyStopped(usage));
         }
         for one in new {
             insert(&mut tx, team_id, one, &self.own).await?;
@@ -114,15 +121,34 @@ impl Sandboxes {
         Ok(taken.rows_affected() == 1)
     }
 
-    /// Shows a ready sandbox as `stopping` from now on, before the agent is asked to stop it.
-    pub async fn mark_stopping(&self, id: &str) -> Result<(), StoreError> {
-        let mut tx = self.database.write_shared().await?;
-        sqlx::query("UPDATE sandboxes SET state = 'stopping' WHERE id = $1 AND state = 'ready'")
-            .bind(id)
-            .execute(&mut *tx)
-            .await?;
+    /// Shows a sandbox that runs as `stopping` from now on, before the agent is asked to stop it, if `quota` has room for another
+    /// stopped one. One that stops, or is stopped already, has its room.
+    ///
+    /// # Errors
+    ///
+    /// There is no room.
+    pub async fn begin_stop(&self, id: &str, quota: &Quota, now: Timestamp) -> Result<(), QuotaError> {
+        let mut tx = self.database.write().await?;
+        let running =
+            "SELECT team_id FROM sandboxes WHERE id = $1 AND state IN ('ready', 'checkpointing', 'restoring')";
+        let team: Option<String> = sqlx::query_scalar(running).bind(id).fetch_optional(&mut *tx).await?;
+        let Some(team) = team else { return Ok(()) };
+        let usage = usage(&mut tx, &team.into(), now).await?;
+        if !usage.leaves_stop(quota) {
+            return Err(QuotaError::TooManyStopped(usage));
+        }
+        mark_stopping(&mut tx, id, &self.own).await?;
         tx.commit().await?;
         Ok(())
+    }
+
+    /// Shows a sandbox that runs as `stopping` from now on, before the agent is asked to stop it, whatever the quota; false where
+    /// it does not run, or is being restored.
+    pub async fn mark_stopping(&self, id: &str) -> Result<bool, StoreError> {
+        let mut tx = self.database.write_shared().await?;
+        let is_marked = mark_stopping(&mut tx, id, &self.own).await?;
+        tx.commit().await?;
+        Ok(is_marked)
     }
 
     /// What the team's sandboxes, checkpoints and volumes hold now.
@@ -383,6 +409,18 @@ impl Sandboxes {
         tx.commit().await?;
         Ok(true)
     }
+}
+
+/// One that is being restored belongs to that request.
+async fn mark_stopping(tx: &mut Tx, id: &str, own: &OwnId) -> Result<bool, StoreError> {
+    let marked = sqlx::query(
+        "UPDATE sandboxes SET state = 'stopping', process = $2 WHERE id = $1 AND state IN ('ready', 'checkpointing')",
+    )
+    .bind(id)
+    .bind(own.as_str())
+    .execute(&mut **tx)
+    .await?;
+    Ok(marked.rows_affected() == 1)
 }
 
 /// One row in `creating`, with its documents.

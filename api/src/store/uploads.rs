@@ -13,6 +13,8 @@ use sqlx::Row;
 use sqlx::any::AnyRow;
 
 use super::processes::OwnId;
+use super::usage::{Usage, usage};
+use crate::plan::Quota;
 
 /// How long a file is kept after it was sent, or used last.
 pub const KEPT_FOR: Duration = Duration::from_secs(24 * 3600);
@@ -43,6 +45,31 @@ pub struct NewUpload<'a> {
     pub length: Option<u64>,
 }
 
+/// What a team may send of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Room {
+    pub bytes: u64,
+    /// Whether it ends where the team stores all that it may, and not with what the plan takes of files for builds.
+    pub is_of_storage: bool,
+}
+
+/// Why a file is not to be received.
+#[derive(Debug, thiserror::Error)]
+pub enum BeginUploadError {
+    #[error("The team's files for builds are over what its plan takes")]
+    TooLarge,
+    #[error("The team stores all that it may, or would")]
+    StorageFull(Usage),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+impl From<sqlx::Error> for BeginUploadError {
+    fn from(error: sqlx::Error) -> Self {
+        BeginUploadError::Store(error.into())
+    }
+}
+
 /// A file of which not all is there.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unfinished {
@@ -71,15 +98,20 @@ impl Uploads {
         Self { database, own }
     }
 
-    /// Inserts a row for a file that this process is about to receive, if the team's files leave room for it below `most`; how
-    /// many bytes it may have.
+    /// Inserts a row for a file that this process is about to receive, if the team's files leave room for it below `most`, and
+    /// `quota` has room for what is stored; how much the file may have.
+    ///
+    /// # Errors
+    ///
+    /// There is no room.
     pub async fn begin(
         &self,
         team: &TeamId,
         new: NewUpload<'_>,
         most: u64,
+        quota: &Quota,
         now: Timestamp,
-    ) -> Result<Option<u64>, StoreError> {
+    ) -> Result<Room, BeginUploadError> {
         let mut tx = self.database.write().await?;
         let held: i64 =
             sqlx::query_scalar("SELECT CAST(COALESCE(SUM(bytes), 0) AS BIGINT) FROM uploads WHERE team_id = $1")
@@ -89,7 +121,12 @@ impl Uploads {
         let left = most.saturating_sub(count(held)?);
         let bytes = new.length.unwrap_or_default();
         if left == 0 || bytes > left {
-            return Ok(None);
+            return Err(BeginUploadError::TooLarge);
+        }
+        let usage = usage(&mut tx, team, now).await?;
+        let storage_left = usage.storage_left(quota).unwrap_or(u64::MAX);
+        if storage_left == 0 || bytes > storage_left {
+            return Err(BeginUploadError::StorageFull(usage));
         }
         sqlx::query(
             "INSERT INTO uploads (id, team_id, hash, bytes, process, created_at_ms, expires_at_ms) \
@@ -105,7 +142,7 @@ impl Uploads {
         .execute(&mut *tx)
         .await?;
         tx.commit().await?;
-        Ok(Some(left))
+        Ok(Room { bytes: left.min(storage_left), is_of_storage: storage_left < left })
     }
 
     /// All of it is at the agent; `None` where it was deleted meanwhile. Older files with the same name of their content are not

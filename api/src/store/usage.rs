@@ -16,6 +16,8 @@ pub struct Usage {
     pub memory_mb: u64,
     /// Stopped sandboxes, which hold none of that.
     pub stopped: u32,
+    /// Live ones that are about to be.
+    pub stopping: u32,
     pub volumes: u32,
     /// What they may grow to together.
     pub volume_gib: u64,
@@ -28,6 +30,7 @@ pub struct Usage {
     /// Builds under way, also those that wait.
     pub builds: u32,
     pub webhooks: u32,
+    pub checkpoints: u32,
     /// Of the host's disk: sandboxes, live or not, checkpoints, volumes, versions of templates, and files for builds.
     pub retained_bytes: u64,
 }
@@ -50,6 +53,31 @@ impl Usage {
             && self.cpu.saturating_add(cpu) <= quota.cpu
             && self.memory_mb.saturating_add(memory_mb) <= quota.memory_mb
     }
+
+    /// Whether `quota` has room for another stopped sandbox beside those that are about to be.
+    pub(super) fn leaves_stop(&self, quota: &Quota) -> bool {
+        quota.stopped == 0 || self.stopped.saturating_add(self.stopping) < quota.stopped
+    }
+
+    /// Whether there are more stopped sandboxes than `quota` allows: those that stop at their deadlines ask nobody.
+    pub(super) fn has_stopped_too_many(&self, quota: &Quota) -> bool {
+        quota.stopped > 0 && self.stopped > quota.stopped
+    }
+
+    /// Whether `quota` has room for another checkpoint.
+    pub(super) fn leaves_checkpoint(&self, quota: &Quota) -> bool {
+        quota.checkpoints == 0 || self.checkpoints < quota.checkpoints
+    }
+
+    /// Bytes that may still be stored; `None`: without limit.
+    pub(super) fn storage_left(&self, quota: &Quota) -> Option<u64> {
+        Some(quota.stored_bytes()?.saturating_sub(self.retained_bytes))
+    }
+
+    /// Whether all is stored that `quota` allows. How much anything new will store is not known before it is there.
+    pub(super) fn fills_storage(&self, quota: &Quota) -> bool {
+        self.storage_left(quota) == Some(0)
+    }
 }
 
 /// Why a sandbox got no runtime capacity, or not its volumes.
@@ -57,6 +85,10 @@ impl Usage {
 pub enum QuotaError {
     #[error("Over the team's quota")]
     OverQuota(Usage),
+    #[error("The team stores all that it may")]
+    StorageFull(Usage),
+    #[error("The team has more stopped sandboxes than it may, or would have")]
+    TooManyStopped(Usage),
     #[error("Another live sandbox has one of its volumes")]
     VolumeAttached,
     #[error("One of its volumes is deleted, or was lost")]
@@ -85,9 +117,11 @@ pub(super) async fn usage(
              CAST(COALESCE(SUM(live * cpu), 0) AS BIGINT) AS cpu, \
              CAST(COALESCE(SUM(live * memory_mb), 0) AS BIGINT) AS memory_mb, \
              CAST(COALESCE(SUM(stopped), 0) AS BIGINT) AS stopped, \
+             CAST(COALESCE(SUM(stopping), 0) AS BIGINT) AS stopping, \
              CAST(COALESCE(SUM(retained_bytes), 0) AS BIGINT) AS sandbox_bytes, \
              (SELECT CAST(COALESCE(SUM(size_bytes), 0) AS BIGINT) FROM checkpoints \
               WHERE team_id = $1 AND state <> 'deleted') AS checkpoint_bytes, \
+             (SELECT COUNT(*) FROM checkpoints WHERE team_id = $1 AND state <> 'deleted') AS checkpoints, \
              (SELECT COUNT(*) FROM volumes WHERE team_id = $1 AND state <> 'deleted') AS volumes, \
              (SELECT CAST(COALESCE(SUM(size_gib), 0) AS BIGINT) FROM volumes \
               WHERE team_id = $1 AND state <> 'deleted') AS volume_gib, \
@@ -106,6 +140,7 @@ pub(super) async fn usage(
               JOIN templates t ON t.id = v.template_id WHERE t.team_id = $1) AS version_bytes, \
              (SELECT CAST(COALESCE(SUM(bytes), 0) AS BIGINT) FROM uploads WHERE team_id = $1) AS upload_bytes \
          FROM (SELECT cpu, memory_mb, retained_bytes, CASE state WHEN 'stopped' THEN 1 ELSE 0 END AS stopped, \
+                   CASE state WHEN 'stopping' THEN 1 ELSE 0 END AS stopping, \
                    CASE WHEN state IN ('creating', 'ready', 'restoring', 'checkpointing', 'stopping') THEN 1 ELSE 0 END \
                        AS live \
                FROM sandboxes WHERE team_id = $1 AND state <> 'destroyed') AS held",
@@ -122,6 +157,7 @@ pub(super) async fn usage(
         cpu: count(row.try_get("cpu")?)?,
         memory_mb: count(row.try_get("memory_mb")?)?,
         stopped: count(row.try_get("stopped")?)?,
+        stopping: count(row.try_get("stopping")?)?,
         volumes: count(row.try_get("volumes")?)?,
         volume_gib: count(row.try_get("volume_gib")?)?,
         templates: count(row.try_get("templates")?)?,
@@ -129,6 +165,7 @@ pub(super) async fn usage(
         built_minutes: built_ms.div_ceil(MINUTE_MS),
         builds: count(row.try_get("builds")?)?,
         webhooks: count(row.try_get("webhooks")?)?,
+        checkpoints: count(row.try_get("checkpoints")?)?,
         retained_bytes: bytes("sandbox_bytes")?
             .saturating_add(bytes("checkpoint_bytes")?)
             .saturating_add(bytes("volume_bytes")?)

@@ -115,6 +115,8 @@ pub enum CreateVolumeError {
     NameTaken,
     #[error("Over the team's quota")]
     OverQuota(Usage),
+    #[error("The team stores all that it may")]
+    StorageFull(Usage),
     #[error("Another process took the request over, because this one was not heard of for long")]
     ClaimLost,
     #[error(transparent)]
@@ -188,6 +190,9 @@ impl Volumes {
         // After the name: who asks again for what is there already is told that.
         if is_over {
             return Err(CreateVolumeError::OverQuota(usage));
+        }
+        if usage.fills_storage(quota) {
+            return Err(CreateVolumeError::StorageFull(usage));
         }
         if let Some(claim) = claim
             && !idempotency::name_resource(&mut tx, claim, &new.id).await?

@@ -211,8 +211,9 @@ pub async fn take(
         Names::Move | Names::Stay => Naming::Own(name.clone()),
     };
     let new = NewCheckpoint { id: id.clone(), naming, memory: wanted.memory, created_at: app.clock.now() };
-    let created = app.store.checkpoints.create(&new, sandbox, claim).await;
-    created.map_err(|error| errors::not_checkpointed(error, &name))?;
+    let limits = app.offer.of(caller.team.plan);
+    let created = app.store.checkpoints.create(&new, sandbox, &limits.quota, claim).await;
+    created.map_err(|error| errors::not_checkpointed(error, &name, &limits))?;
     let order = CreateCheckpoint { id: guard.id().into(), memory: wanted.memory, force: wanted.force };
     let progress = orchestration::checkpoint::run(app, sandbox, order, guard).await?;
     Ok((find(app, caller, &id).await?, progress))

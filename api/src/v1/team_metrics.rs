@@ -16,7 +16,7 @@ use sandpiper_http::error::ApiError;
 use sandpiper_http::query::Pairs;
 
 use crate::auth::ReadAccess;
-use crate::plan::Quota;
+use crate::plan::{GIB, Quota};
 use crate::state::App;
 use crate::store::events::EventType;
 use crate::store::sandbox_row::State as SandboxState;
@@ -25,7 +25,6 @@ use crate::store::usage::Usage;
 /// How the text is written.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 const MIB: u64 = 1 << 20;
-const GIB: u64 = 1 << 30;
 
 #[derive(Debug, Clone, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct StateLabels {
@@ -79,7 +78,7 @@ fn register_sandboxes(registry: &mut Registry, counts: &[(SandboxState, u64)]) {
 }
 
 fn register_usage(registry: &mut Registry, usage: &Usage, quota: &Quota) {
-    let numbers: [(&str, &str, u64); 10] = [
+    let numbers: [(&str, &str, u64); 14] = [
         ("live_sandboxes", "Sandboxes that count against the quota", usage.sandboxes.into()),
         ("live_sandboxes_quota", "Most of them", quota.sandboxes.into()),
         ("cpus", "CPUs that live sandboxes have", usage.cpu.into()),
@@ -90,8 +89,12 @@ fn register_usage(registry: &mut Registry, usage: &Usage, quota: &Quota) {
         ("templates_quota", "Most of them", quota.templates.into()),
         ("build_minutes", "Minutes that builds took in the last 30 days", usage.build_minutes),
         ("build_minutes_quota", "Most of them", quota.build_minutes),
+        ("checkpoints", "Checkpoints", usage.checkpoints.into()),
+        ("checkpoints_quota", "Most of them; 0: without limit", quota.checkpoints.into()),
+        ("stopped_sandboxes", "Stopped sandboxes", usage.stopped.into()),
+        ("stopped_sandboxes_quota", "Most of them; 0: without limit", quota.stopped.into()),
     ];
-    let bytes: [(&str, &str, u64); 5] = [
+    let bytes: [(&str, &str, u64); 6] = [
         ("memory", "Memory that live sandboxes have", usage.memory_mb.saturating_mul(MIB)),
         ("memory_quota", "Most of it", quota.memory_mb.saturating_mul(MIB)),
         ("volume_size", "What volumes may grow to together", usage.volume_gib.saturating_mul(GIB)),
@@ -101,6 +104,7 @@ fn register_usage(registry: &mut Registry, usage: &Usage, quota: &Quota) {
             "Disk of the host that sandboxes, checkpoints, volumes, versions and uploads hold",
             usage.retained_bytes,
         ),
+        ("storage_quota", "Most of it; 0: without limit", quota.stored_bytes().unwrap_or_default()),
     ];
     for (name, help, value) in numbers {
         registry.register(name, help, gauge(value));

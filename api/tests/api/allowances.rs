@@ -79,13 +79,14 @@ async fn what_the_agent_finds_over_the_quota_is_refused_as_here_and_shows_what_w
 
     let usage = json!({
         "sandboxes": 1, "cpu": 1, "memory_mb": 256, "stopped": 1, "volumes": 0, "volume_gib": 0, "templates": 0, "build_minutes": 0, "webhooks": 0,
-        "retained_bytes": 2 * RETAINED,
+        "checkpoints": 0, "retained_bytes": 2 * RETAINED,
     });
     assert_eq!(refused["quota"]["usage"], usage);
     assert_eq!(refused["quota"]["limits"]["sandboxes"], 1);
     assert_eq!(
         refused["quota"]["reservation"],
-        json!({"sandboxes": 1, "cpu": 1, "memory_mb": 256, "volumes": 0, "volume_gib": 0, "templates": 0, "build_minutes": 0, "webhooks": 0})
+        json!({"sandboxes": 1, "cpu": 1, "memory_mb": 256, "volumes": 0, "volume_gib": 0, "templates": 0, "build_minutes": 0, "webhooks": 0,
+               "stored_gib": 0, "stopped": 0, "checkpoints": 0})
     );
     assert_eq!(host.get("/v1/sandboxes").await.expect(200)["sandboxes"].as_array().unwrap().len(), 2);
 }
@@ -103,11 +104,13 @@ async fn a_resume_and_a_fork_that_the_agent_finds_over_the_quota_leave_all_as_it
 
     assert_eq!(
         fork["quota"]["reservation"],
-        json!({"sandboxes": 2, "cpu": 2, "memory_mb": 512, "volumes": 0, "volume_gib": 0, "templates": 0, "build_minutes": 0, "webhooks": 0})
+        json!({"sandboxes": 2, "cpu": 2, "memory_mb": 512, "volumes": 0, "volume_gib": 0, "templates": 0, "build_minutes": 0, "webhooks": 0,
+               "stored_gib": 0, "stopped": 0, "checkpoints": 0})
     );
     assert_eq!(
         resume["quota"]["reservation"],
-        json!({"sandboxes": 1, "cpu": 1, "memory_mb": 256, "volumes": 0, "volume_gib": 0, "templates": 0, "build_minutes": 0, "webhooks": 0})
+        json!({"sandboxes": 1, "cpu": 1, "memory_mb": 256, "volumes": 0, "volume_gib": 0, "templates": 0, "build_minutes": 0, "webhooks": 0,
+               "stored_gib": 0, "stopped": 0, "checkpoints": 0})
     );
     let list = host.get("/v1/sandboxes").await.expect(200);
     assert_eq!(list["sandboxes"].as_array().unwrap().len(), 1);

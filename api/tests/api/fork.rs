@@ -95,7 +95,8 @@ async fn the_quota_must_have_room_for_all_forks() {
 
     assert_eq!(
         refused["quota"]["reservation"],
-        json!({"sandboxes": 4, "cpu": 4, "memory_mb": 1024, "volumes": 0, "volume_gib": 0, "templates": 0, "build_minutes": 0, "webhooks": 0})
+        json!({"sandboxes": 4, "cpu": 4, "memory_mb": 1024, "volumes": 0, "volume_gib": 0, "templates": 0, "build_minutes": 0, "webhooks": 0,
+               "stored_gib": 0, "stopped": 0, "checkpoints": 0})
     );
     assert_eq!(host.usage().await["sandboxes"], 1);
     host.post(&format!("{path}/fork"), json!({"count": 3})).await.expect(201);

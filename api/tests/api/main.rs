@@ -16,6 +16,7 @@ mod examples;
 mod fork;
 mod http;
 mod idempotency;
+mod kept;
 mod list;
 mod listener;
 mod logs;

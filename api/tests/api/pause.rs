@@ -40,7 +40,7 @@ async fn a_stopped_sandbox_holds_disk_and_no_runtime() {
     let path = stopped(&host).await;
     let usage = json!({
         "sandboxes": 0, "cpu": 0, "memory_mb": 0, "stopped": 1, "volumes": 0, "volume_gib": 0, "templates": 0, "build_minutes": 0, "webhooks": 0,
-        "retained_bytes": RETAINED,
+        "checkpoints": 0, "retained_bytes": RETAINED,
     });
     assert_eq!(host.usage().await, usage);
 
@@ -49,7 +49,7 @@ async fn a_stopped_sandbox_holds_disk_and_no_runtime() {
     host.call("DELETE", &path, &host.write, None).await.expect(204);
     let usage = json!({
         "sandboxes": 1, "cpu": 1, "memory_mb": 256, "stopped": 0, "volumes": 0, "volume_gib": 0, "templates": 0, "build_minutes": 0, "webhooks": 0,
-        "retained_bytes": RETAINED,
+        "checkpoints": 0, "retained_bytes": RETAINED,
     });
     assert_eq!(host.usage().await, usage);
 }
@@ -122,7 +122,8 @@ async fn resume_needs_room_in_the_quota() {
 
     assert_eq!(
         refused["quota"]["reservation"],
-        json!({"sandboxes": 1, "cpu": 1, "memory_mb": 256, "volumes": 0, "volume_gib": 0, "templates": 0, "build_minutes": 0, "webhooks": 0})
+        json!({"sandboxes": 1, "cpu": 1, "memory_mb": 256, "volumes": 0, "volume_gib": 0, "templates": 0, "build_minutes": 0, "webhooks": 0,
+               "stored_gib": 0, "stopped": 0, "checkpoints": 0})
     );
     assert_eq!(host.get(&path).await.expect(200)["state"], "stopped");
     host.call("DELETE", &format!("/v1/sandboxes/{other}"), &host.write, None).await.expect(204);

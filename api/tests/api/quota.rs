@@ -53,17 +53,19 @@ async fn a_refusal_shows_the_quota_as_the_limits_do() {
     let limits = host.get("/v1/sandbox_limits").await.expect(200);
     assert_eq!(
         body["quota"]["limits"],
-        json!({"sandboxes": 9, "cpu": 3, "memory_mb": 4096, "volumes": 0, "volume_gib": 0, "templates": 0, "build_minutes": 0, "webhooks": 0})
+        json!({"sandboxes": 9, "cpu": 3, "memory_mb": 4096, "volumes": 0, "volume_gib": 0, "templates": 0, "build_minutes": 0, "webhooks": 0,
+               "stored_gib": 0, "stopped": 0, "checkpoints": 0})
     );
     let usage = json!({
         "sandboxes": 1, "cpu": 2, "memory_mb": 1024, "stopped": 0, "volumes": 0, "volume_gib": 0, "templates": 0,
         "build_minutes": 0, "webhooks": 0,
-        "retained_bytes": RETAINED,
+        "checkpoints": 0, "retained_bytes": RETAINED,
     });
     assert_eq!(body["quota"]["usage"], usage);
     assert_eq!(
         body["quota"]["reservation"],
-        json!({"sandboxes": 1, "cpu": 2, "memory_mb": 512, "volumes": 0, "volume_gib": 0, "templates": 0, "build_minutes": 0, "webhooks": 0})
+        json!({"sandboxes": 1, "cpu": 2, "memory_mb": 512, "volumes": 0, "volume_gib": 0, "templates": 0, "build_minutes": 0, "webhooks": 0,
+               "stored_gib": 0, "stopped": 0, "checkpoints": 0})
     );
     assert_eq!(limits["quota"]["limits"], body["quota"]["limits"]);
     assert_eq!(limits["quota"]["usage"], body["quota"]["usage"]);

@@ -76,7 +76,8 @@ async fn the_quota_counts_the_checkpoints_size() {
     let refused = host.create(json!({"snapshot_id": snapshot})).await.refused(422, "sandbox_quota_exceeded");
     assert_eq!(
         refused["quota"]["reservation"],
-        json!({"sandboxes": 1, "cpu": 2, "memory_mb": 512, "volumes": 0, "volume_gib": 0, "templates": 0, "build_minutes": 0, "webhooks": 0})
+        json!({"sandboxes": 1, "cpu": 2, "memory_mb": 512, "volumes": 0, "volume_gib": 0, "templates": 0, "build_minutes": 0, "webhooks": 0,
+               "stored_gib": 0, "stopped": 0, "checkpoints": 0})
     );
 }
 

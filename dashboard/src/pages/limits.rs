@@ -35,10 +35,11 @@ struct Prices {
 
 #[derive(Deserialize)]
 struct Quota {
-    limits: Amounts,
-    usage: Amounts,
+    limits: Most,
+    usage: Usage,
 }
 
+/// What both have.
 #[derive(Deserialize)]
 struct Amounts {
     sandboxes: u64,
@@ -49,18 +50,42 @@ struct Amounts {
     templates: u64,
     build_minutes: u64,
     webhooks: u64,
+    stopped: u64,
+    checkpoints: u64,
+}
+
+#[derive(Deserialize)]
+struct Most {
+    #[serde(flatten)]
+    amounts: Amounts,
+    stored_gib: u64,
+}
+
+#[derive(Deserialize)]
+struct Usage {
+    #[serde(flatten)]
+    amounts: Amounts,
+    retained_bytes: u64,
 }
 
 /// One line of the table: what, how much of it is in use, how much may be.
 struct Line {
     what: &'static str,
     used: u64,
-    limit: u64,
+    /// `None`: without limit.
+    limit: Option<u64>,
 }
 
 impl Quota {
-    fn lines(&self) -> [Line; 8] {
-        let line = |what, of: fn(&Amounts) -> u64| Line { what, used: of(&self.usage), limit: of(&self.limits) };
+    fn lines(&self) -> [Line; 11] {
+        let pair = |of: fn(&Amounts) -> u64| (of(&self.usage.amounts), of(&self.limits.amounts));
+        let line = |what, of| {
+            let (used, limit) = pair(of);
+            Line { what, used, limit: Some(limit) }
+        };
+        let optional =
+            |what, (used, limit): (u64, u64)| Line { what, used, limit: Some(limit).filter(|limit| *limit > 0) };
+        let stored = (self.usage.retained_bytes.div_ceil(1 << 30), self.limits.stored_gib);
         [
             line("Sandboxes", |amounts| amounts.sandboxes),
             line("Virtual CPUs", |amounts| amounts.cpu),
@@ -70,6 +95,9 @@ impl Quota {
             line("Templates", |amounts| amounts.templates),
             line("Minutes of builds in 30 days", |amounts| amounts.build_minutes),
             line("Webhooks", |amounts| amounts.webhooks),
+            optional("Stored in GiB", stored),
+            optional("Stopped sandboxes", pair(|amounts| amounts.stopped)),
+            optional("Checkpoints", pair(|amounts| amounts.checkpoints)),
         ]
     }
 }

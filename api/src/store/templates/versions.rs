@@ -172,6 +172,8 @@ pub enum CreateVersionError {
     NoTemplate,
     #[error("Over the team's quota")]
     OverQuota(Usage),
+    #[error("The team stores all that it may")]
+    StorageFull(Usage),
     #[error("Too many builds of the team are under way")]
     TooManyUnderWay,
     /// The template would have more than [`MOST_TAGS`].
@@ -243,7 +245,7 @@ const SELECT: &str = "SELECT * FROM template_versions WHERE state <> 'deleted'";
 
 impl Templates {
     /// Inserts a row in `queued`, of a template of `team`, if `quota` has build minutes left beside what builds under way may
-    /// take. A claim of an idempotency key is told its id in the same transaction.
+    /// take, and room for what is stored. A claim of an idempotency key is told its id in the same transaction.
     ///
     /// # Errors
     ///
@@ -270,6 +272,9 @@ impl Templates {
         }
         if !usage.leaves_minutes(quota, new.seconds) {
             return Err(CreateVersionError::OverQuota(usage));
+        }
+        if usage.fills_storage(quota) {
+            return Err(CreateVersionError::StorageFull(usage));
         }
         let inserted = sqlx::query(
             "INSERT INTO template_versions (id, template_id, number, cpu, memory_mb, created_at_ms, runnable, state, \

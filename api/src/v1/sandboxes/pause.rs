@@ -31,8 +31,8 @@ pub struct PauseRequest {
 
 /// Pause a sandbox
 ///
-/// Stops it and keeps its disk, memory and processes; responds when that is durable. A stopped sandbox holds no quota. One
-/// that is stopped already stays so. Where it takes minutes, the response is 202 and a sandbox in `stopping`, which becomes
+/// Stops it and keeps its disk, memory and processes; responds when that is durable. A stopped sandbox holds neither
+/// CPUs nor memory of the quota, which says how many of them there may be. One that is stopped already stays so. Where it takes minutes, the response is 202 and a sandbox in `stopping`, which becomes
 /// `stopped`, or `ready` again if it cannot be paused; its log says why. Its volumes are free for other sandboxes
 /// from then on.
 #[utoipa::path(
@@ -90,10 +90,11 @@ async fn run(
 ) -> Result<(StatusCode, Json<SandboxBody>), ApiError> {
     let row = owned(app, caller, id).await?;
     check_usable(&row)?;
-    let status =
-        match orchestration::pause::run(app, &row, PauseSandbox { disk_only: false, force: request.force }).await? {
-            Progress::Done => StatusCode::OK,
-            Progress::UnderWay => StatusCode::ACCEPTED,
-        };
+    let order = PauseSandbox { disk_only: false, force: request.force };
+    let limits = app.offer.of(caller.team.plan);
+    let status = match orchestration::pause::at_request(app, &row, order, &limits).await? {
+        Progress::Done => StatusCode::OK,
+        Progress::UnderWay => StatusCode::ACCEPTED,
+    };
     Ok((status, Json(SandboxBody::new(&caller.team, owned(app, caller, id).await?))))
 }

@@ -25,7 +25,7 @@ use utoipa::ToSchema;
 use crate::auth::{Caller, ReadAccess, WriteAccess};
 use crate::errors;
 use crate::state::App;
-use crate::store::uploads::{NewUpload, UploadRow};
+use crate::store::uploads::{BeginUploadError, NewUpload, UploadRow};
 use crate::v1::page::{List, Paging};
 
 /// The route.
@@ -96,10 +96,13 @@ pub async fn put(
 ///
 /// # Errors
 ///
-/// 413 beyond what the plan allows, 400 on a body that breaks off, and the agent's.
+/// 413 beyond what the plan takes of files for builds, 422 beyond what it lets the team store, 400 on a body that breaks off, and the
+/// agent's.
 pub async fn receive(app: &App, caller: &Caller, hash: Option<&str>, request: Request) -> Result<UploadRow, ApiError> {
-    let most = app.offer.of(caller.team.plan).build.upload_bytes;
-    let length = request.headers().get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
+    let limits = app.offer.of(caller.team.plan);
+    let most = limits.build.upload_bytes;
+    let length: Option<u64> =
+        request.headers().get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
     let counted = length.is_none().then(|| app.unannounced_uploads.enter(&caller.team.id));
     if let Some(None) = counted {
         return Err(errors::too_many(
@@ -111,9 +114,13 @@ pub async fn receive(app: &App, caller: &Caller, hash: Option<&str>, request: Re
     let _in_flight = app.in_flight.enter(&id).ok_or_else(|| ApiError::internal("upload id made twice"))?;
     // First, so that whatever the agent gets of it is found and removed.
     let new = NewUpload { id: &id, hash, length };
-    let left = app.store.uploads.begin(&caller.team.id, new, most, app.clock.now()).await?;
-    let left = left.ok_or_else(|| too_large(most))?;
-    let (content, is_over) = bounded(request.into_body(), left);
+    let room = app.store.uploads.begin(&caller.team.id, new, most, &limits.quota, app.clock.now()).await;
+    let room = room.map_err(|error| match error {
+        BeginUploadError::TooLarge => too_large(most),
+        BeginUploadError::StorageFull(usage) => errors::no_room_for_upload(&limits, usage, length),
+        BeginUploadError::Store(error) => error.into(),
+    })?;
+    let (content, is_over) = bounded(request.into_body(), room.bytes);
     let sent = app.agent.put_upload(&id, length, content).await;
     app.metrics.agent_call("upload", sent.is_ok());
     match sent {
@@ -133,7 +140,14 @@ pub async fn receive(app: &App, caller: &Caller, hash: Option<&str>, request: Re
                 return Err(error.into());
             }
             app.store.uploads.forget(&id).await?;
-            Err(if is_over.load(Ordering::Relaxed) { too_large(most) } else { error.into() })
+            match is_over.load(Ordering::Relaxed) {
+                true if room.is_of_storage => {
+                    let usage = app.store.sandboxes.usage(&caller.team.id, app.clock.now()).await?;
+                    Err(errors::no_room_for_upload(&limits, usage, length))
+                }
+                true => Err(too_large(most)),
+                false => Err(error.into()),
+            }
         }
     }
 }

@@ -13,7 +13,7 @@ use crate::support::volumes::long_body;
 use crate::support::{Answer, Host, eventually, with_header};
 
 impl Host {
-    pub(super) async fn send_file(&self, key: &str, body: Body) -> Answer {
+    pub(crate) async fn send_file(&self, key: &str, body: Body) -> Answer {
         let request = Request::put("/v1/templates/uploads").header("authorization", format!("Bearer {key}"));
         self.send(request.body(body).unwrap()).await
     }

@@ -84,7 +84,8 @@ async fn volumes_have_a_quota_of_their_own() {
         (&json!(2), &json!(20))
     );
     let reservation = json!({"sandboxes": 0, "cpu": 0, "memory_mb": 0, "volumes": 1, "volume_gib": 10,
-        "templates": 0, "build_minutes": 0, "webhooks": 0});
+        "templates": 0, "build_minutes": 0, "webhooks": 0,
+               "stored_gib": 0, "stopped": 0, "checkpoints": 0});
     assert_eq!(refused["quota"]["reservation"], reservation);
     assert_eq!(host.usage().await["retained_bytes"], 2 * VOLUME_RETAINED);
     host.act("DELETE", &format!("/v1/volumes/{two}")).await.expect(204);
