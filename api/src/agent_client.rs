@@ -17,8 +17,8 @@ use sandpiper_protocol::agent::{
     Allowance, Allowances, Checkpoint, CheckpointList, CreateCheckpoint, CreateSandbox, CreatedSandbox, DeniedPage,
     EgressProfiles, ErrorBody, ExplainNetwork, ExposedPort, ForkSandbox, ForkedSandboxes, HostInfo, LastingTokens,
     Metrics, Network, NetworkExplanation, PauseSandbox, PortRecord, QUOTA_EXCEEDED, ResumeSandbox, Revision,
-    Revocations, SESSION_KEY, Sandbox, SandboxError, SandboxList, Session, TemplateList, TemplateVersion,
-    UpdateSandbox, Usage,
+    Revocations, SESSION_KEY, Sandbox, SandboxError, SandboxList, Session, TEAM_DISABLED, TemplateList,
+    TemplateVersion, UpdateSandbox, Usage,
 };
 use sandpiper_protocol::error_chain::chain;
 use sandpiper_protocol::ids::SandboxId;
@@ -73,6 +73,7 @@ impl From<AgentError> for ApiError {
         let unavailable = |code| Self::new(StatusCode::SERVICE_UNAVAILABLE, code, body.message.clone()).retry_after(5);
         match (status.as_u16(), body.code.as_str()) {
             (400, _) => Self::invalid(body.message.clone()),
+            (403, TEAM_DISABLED) => Self::new(status, "team_disabled", body.message.clone()),
             (404, _) => Self::not_found(body.message.clone()),
             (409, "invalid_state") => Self::invalid_state(body.message.clone()),
             (409, "volume_attached") => Self::new(status, "volume_attached", body.message.clone()),

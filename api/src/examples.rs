@@ -229,6 +229,11 @@ pub fn of(operation_id: &str) -> Option<Example> {
         "operator_create_team" => exchange(json!({"slug": "acme", "plan": "pro"}), operator_team_detail()),
         "operator_show_team" => response(operator_team_detail()),
         "operator_update_team" => exchange(json!({"plan": "pro"}), operator_team_detail()),
+        "operator_disable_team" => exchange(
+            json!({"reason": "The invoice of May is not paid"}),
+            with(operator_team_detail(), json!({"disabled": disabled()})),
+        ),
+        "operator_enable_team" => response(operator_team_detail()),
         "operator_create_invitation" => exchange(
             json!({"role": "owner", "email": "grace@example.com"}),
             with(invitation(), json!({"role": "owner", "token": format!("spi_{}", "5e".repeat(20))})),
@@ -304,9 +309,13 @@ fn audit_entry() -> Value {
 
 fn operator_team() -> Value {
     json!({
-        "id": "team06f3kq8z2m1c9w0v5t7b4a", "slug": "acme", "plan": "pro", "is_personal": false,
+        "id": "team06f3kq8z2m1c9w0v5t7b4a", "slug": "acme", "plan": "pro", "is_personal": false, "disabled": null,
         "created_at": "2026-01-01T00:00:00Z",
     })
+}
+
+fn disabled() -> Value {
+    json!({"at": "2026-06-01T00:00:00Z", "reason": "The invoice of May is not paid"})
 }
 
 fn operator_team_detail() -> Value {
@@ -332,7 +341,7 @@ fn login() -> Value {
 
 fn team() -> Value {
     json!({
-        "id": "team06f3kq8z2m1c9w0v5t7b4a", "slug": "acme", "plan": "basic", "is_personal": false, "role": "owner",
+        "id": "team06f3kq8z2m1c9w0v5t7b4a", "slug": "acme", "plan": "basic", "is_personal": false, "role": "owner", "disabled": null,
         "created_at": "2026-01-01T00:00:00Z",
     })
 }

@@ -3,7 +3,8 @@
 //! * The caller is established before the body is read.
 //! * With an `Idempotency-Key`, the request is done once: a repetition gets the kept response, or is told that the first is
 //!   still at work, or that the key was used for something else. Credentials in a response are never kept: a repetition gets
-//!   new ones. Where they stand is the business of each [`Face`] of the API. A key that may only read has no part in this: the handler refuses it.
+//!   new ones. Where they stand is the business of each [`Face`] of the API. A key that may only read has no part in this, nor has one
+//!   of a team that is disabled: the handler refuses it.
 //! * The work goes on when the client hangs up or the time-out strikes, so a half-made sandbox is never left behind by a
 //!   broken connection.
 //! * How it ended is written to the audit.
@@ -135,6 +136,7 @@ async fn prepare(app: &App, face: Face, request: Request) -> Result<Prepared, Ap
     let key = idempotency::key(&parts.headers)?.filter(|_| caller.capability == Capability::Write);
     let (body, permit) = read(app, (face.body)(&parts), &caller, key.is_some(), &parts.headers, body).await?;
     let caller = caller.for_team_of_body(app, body.bytes()).await?;
+    let key = key.filter(|_| caller.may_write());
     parts.extensions.insert(caller.clone());
 
     let target = parts.uri.path_and_query().map_or("", PathAndQuery::as_str);
@@ -197,7 +199,7 @@ async fn read(
     let limit = match rule {
         BodyRule::Document => BodyLimit::from_ref(app),
         // The handler refuses it: there is no need to read it.
-        _ if caller.capability != Capability::Write => return Ok((Read::Whole(Bytes::new()), None)),
+        _ if !caller.may_write() => return Ok((Read::Whole(Bytes::new()), None)),
         BodyRule::Stream if has_key => {
             let reason = "is not taken with a stream; sending the same stream again has the same effect";
             return Err(ApiError::invalid_field("Idempotency-Key", reason));

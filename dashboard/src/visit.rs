@@ -1,5 +1,6 @@
 //! Who looks at which team's page.
 
+use askama::Template;
 use axum::body::Body;
 use axum::extract::{FromRef, FromRequest, FromRequestParts, OriginalUri, RawPathParams, Request};
 use axum::http::request::Parts;
@@ -16,6 +17,7 @@ use crate::files::Files;
 use crate::form::{self, Fields, Sent};
 use crate::response::{Refusal, SITE};
 use crate::session::{MaybeSession, Session};
+use crate::view;
 use crate::view::segment;
 
 /// What a member may do; each may what those before may.
@@ -45,7 +47,23 @@ pub struct Team {
     pub plan: String,
     pub is_personal: bool,
     pub role: Option<Role>,
+    pub disabled: Option<Disabled>,
     pub created_at: Timestamp,
+}
+
+/// That the operator of the host has a team disabled.
+#[derive(Debug, Clone, Deserialize)]
+pub struct Disabled {
+    pub at: Timestamp,
+    pub reason: String,
+}
+
+/// What stands in the place of every page of a team that is disabled.
+#[derive(Template)]
+#[template(path = "disabled.html")]
+struct DisabledPage<'a> {
+    visit: &'a Visit,
+    disabled: &'a Disabled,
 }
 
 #[derive(Debug, Clone, Deserialize)]
@@ -169,7 +187,16 @@ where
         // Only a cookie that was set by hand is an API key.
         let user = me.user.ok_or(Refusal::SignIn)?;
         let path = parts.extensions.get::<OriginalUri>().map_or(parts.uri.path(), |uri| uri.path()).to_owned();
-        Ok(Self { api, session, user, team: me.team, teams: teams.teams, path })
+        let visit = Self { api, session, user, team: me.team, teams: teams.teams, path };
+        match (&visit.team.disabled, team) {
+            (Some(disabled), Some(_)) => {
+                let page = DisabledPage { visit: &visit, disabled }.render();
+                let page = page.map_err(|error| Problem::new(StatusCode::FORBIDDEN, error.to_string()))?;
+                Err(Refusal::Instead(StatusCode::FORBIDDEN, page))
+            }
+            // What is of no team is of the user alone.
+            _ => Ok(visit),
+        }
     }
 }
 

@@ -40,10 +40,10 @@
 //!
 //! A request whose response holds a [`Session`] names in [`SESSION_KEY`] the API key that it is for.
 //!
-//! Errors: [`ErrorBody`] with 400 `invalid_request`, 404 `not_found`, 409 `conflict` or `invalid_state`, 422
-//! [`QUOTA_EXCEEDED`] (the team's sandboxes hold what its [`Allowance`] says), 500 `internal`, 502 `guest_failed` (the guest
-//! did not start, or could not be frozen; the message says why), 503 `capacity_unavailable`. A pause or a checkpoint that
-//! fails leaves the sandbox running.
+//! Errors: [`ErrorBody`] with 400 `invalid_request`, 403 [`TEAM_DISABLED`] (nothing of the team may start, as its
+//! [`Allowance`] says), 404 `not_found`, 409 `conflict` or `invalid_state`, 422 [`QUOTA_EXCEEDED`] (the team's sandboxes hold
+//! what its [`Allowance`] says), 500 `internal`, 502 `guest_failed` (the guest did not start, or could not be frozen; the
+//! message says why), 503 `capacity_unavailable`. A pause or a checkpoint that fails leaves the sandbox running.
 
 use std::collections::BTreeMap;
 
@@ -58,6 +58,8 @@ pub use crate::volume::VolumeMount;
 
 /// Code of an error: see above.
 pub const QUOTA_EXCEEDED: &str = "quota_exceeded";
+/// Code of an error: see above.
+pub const TEAM_DISABLED: &str = "team_disabled";
 
 /// Header with the id of the API key that a session is for; without it the session is nobody's, and is not revoked.
 pub const SESSION_KEY: &str = "sandpiper-session-key";

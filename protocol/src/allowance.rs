@@ -19,6 +19,9 @@ pub struct Allowance {
     /// Likewise, of its network device.
     #[serde(default)]
     pub network: NetLimits,
+    /// Whether it is disabled: nothing of it starts, and requests to what runs of it are refused. The API process has that stopped.
+    #[serde(default)]
+    pub disabled: bool,
 }
 
 /// What machines hold together, or may hold.

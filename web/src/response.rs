@@ -23,6 +23,8 @@ pub enum Refusal {
     /// Nobody is signed in.
     SignIn,
     Problem(Problem),
+    /// Another page, whole, in the place of the one that was asked for.
+    Instead(StatusCode, String),
 }
 
 impl From<Problem> for Refusal {
@@ -43,6 +45,7 @@ impl IntoResponse for Refusal {
         *response.status_mut() = match &self {
             Self::SignIn => StatusCode::SEE_OTHER,
             Self::Problem(problem) => problem.status,
+            Self::Instead(status, _) => *status,
         };
         response.extensions_mut().insert(self);
         response
@@ -67,6 +70,7 @@ impl Refusal {
                 let template = ProblemPage { assets: site.folder(), home: site.root, problem };
                 (template.problem.status, page(&template)).into_response()
             }
+            Self::Instead(status, text) => (status, Html(text)).into_response(),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! What lets a request pass, and what grows out of it go on.
 //!
 //! An upload, a streamed response or a tunnel may last for days. Meanwhile its token expires, its port is closed or made
-//! private, its sandbox is deleted. So each of them asks again, once a second, what was asked of the request at first,
+//! private, its sandbox is deleted, its team is disabled. So each of them asks again, once a second, what was asked of the request at first,
 //! and ends when it would be refused now. The question is asked by whoever moves the bytes: there is no task and no table
 //! of what is open, and what is over within a second asks nothing.
 
@@ -52,6 +52,10 @@ impl<D: Directory> Grant<D> {
             Needed::Nothing => {}
             Needed::AccessToken => self.check_token(&target).map_err(Refusal::Unauthorized)?,
             Needed::TrafficToken => self.check_traffic(&target).map_err(Refusal::NoTraffic)?,
+        }
+        // Last: whoever shows no token where one is needed learns nothing of the team.
+        if target.team_disabled {
+            return Err(Refusal::TeamDisabled);
         }
         Ok(target)
     }

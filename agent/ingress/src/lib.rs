@@ -104,6 +104,8 @@ pub enum WakeError {
     NoRoom,
     /// Its team's other sandboxes hold all that the team may.
     QuotaExceeded,
+    /// Nothing of its team may run.
+    TeamDisabled,
     /// Another sandbox has one of its volumes, or a program of the sandbox holds it.
     VolumeTaken,
     Failed,
@@ -114,6 +116,8 @@ pub enum WakeError {
 #[derive(Debug, Clone)]
 pub struct Target {
     pub sandbox_id: String,
+    /// Nobody gets through to what its team has.
+    pub team_disabled: bool,
     pub state: SandboxState,
     /// It is paused, or about to be, and goes on when it is asked for something.
     pub wakes: bool,

@@ -6,7 +6,7 @@ use http::header::{
     HeaderValue, RETRY_AFTER, VARY, WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS,
 };
 use http::{Response, StatusCode};
-use sandpiper_protocol::agent::SandboxState;
+use sandpiper_protocol::agent::{SandboxState, TEAM_DISABLED};
 use serde::Serialize;
 use tracing::debug;
 
@@ -31,6 +31,8 @@ pub(super) enum Refusal {
     SlowUpload,
     UnknownHost,
     SandboxNotFound,
+    /// Nobody gets through to what the sandbox's team has.
+    TeamDisabled,
     NotRunning(SandboxState),
     /// It is paused, and could not be resumed for this request.
     NotWoken(WakeError),
@@ -137,7 +139,10 @@ impl Refusal {
         match self {
             Refusal::Invalid(_) | Refusal::ConnectMethod | Refusal::SlowUpload => Outcome::Invalid,
             Refusal::UnknownHost | Refusal::SandboxNotFound | Refusal::PortNotExposed(_) => Outcome::NotFound,
-            Refusal::Unauthorized(_) | Refusal::NoTraffic(_) => Outcome::Unauthorized,
+            Refusal::Unauthorized(_)
+            | Refusal::NoTraffic(_)
+            | Refusal::TeamDisabled
+            | Refusal::NotWoken(WakeError::TeamDisabled) => Outcome::Unauthorized,
             Refusal::SandboxBusy
             | Refusal::NoMemory
             | Refusal::TooMany
@@ -195,6 +200,9 @@ impl Refusal {
             ),
             Refusal::SandboxNotFound => {
                 (StatusCode::BAD_GATEWAY, "sandbox_not_found", "No such sandbox", "The sandbox was not found")
+            }
+            Refusal::TeamDisabled => {
+                (StatusCode::FORBIDDEN, TEAM_DISABLED, "The sandbox's team is disabled", ASK_THE_OPERATOR)
             }
             Refusal::NotRunning(state) => {
                 (StatusCode::BAD_GATEWAY, "sandbox_not_running", "The sandbox is not running", not_running(state))
@@ -282,6 +290,9 @@ fn not_running(state: SandboxState) -> &'static str {
     }
 }
 
+/// To whoever wants something of a team that is disabled.
+const ASK_THE_OPERATOR: &str = "The operator of this host has disabled the sandbox's team: ask them to enable it";
+
 fn not_woken(error: WakeError) -> (StatusCode, &'static str, &'static str) {
     let code = "sandbox_not_resumed";
     match error {
@@ -296,6 +307,7 @@ fn not_woken(error: WakeError) -> (StatusCode, &'static str, &'static str) {
             "The sandbox is paused and its team's quota is full: pause or delete another of the team's sandboxes, then try \
              again",
         ),
+        WakeError::TeamDisabled => (StatusCode::FORBIDDEN, TEAM_DISABLED, ASK_THE_OPERATOR),
         WakeError::VolumeTaken => (
             StatusCode::CONFLICT,
             "volume_attached",

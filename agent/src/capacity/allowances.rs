@@ -87,6 +87,11 @@ impl Allowances {
         lock(&self.known).teams.get(team).cloned()
     }
 
+    /// Whether a team is disabled.
+    pub(crate) fn is_disabled(&self, team: &TeamId) -> bool {
+        lock(&self.known).teams.get(team).is_some_and(|allowance| allowance.disabled)
+    }
+
     /// What a team may hold.
     pub(super) fn quota(&self, team: &TeamId) -> Option<Amounts> {
         lock(&self.known).teams.get(team).map(|allowance| allowance.quota)
@@ -123,6 +128,7 @@ mod tests {
             quota: Amounts { sandboxes, cpu: 8, memory_mb: 4096 },
             disk: DiskLimits { flushes_per_second: Some(50), bytes_per_second: Some(9), ..DiskLimits::default() },
             network: NetLimits::default(),
+            disabled: false,
         }
     }
 

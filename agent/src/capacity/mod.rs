@@ -74,6 +74,8 @@ struct Share {
 pub(crate) enum Full {
     #[error("{0}")]
     Host(String),
+    #[error("The operator of this host has disabled the team; ask them to enable it")]
+    Disabled,
     #[error(
         "The team's quota of {} sandboxes, {} CPUs and {} MiB of memory has no room for this; pause or delete another \
          sandbox",
@@ -90,6 +92,9 @@ impl Capacity {
     /// Reserves for the machine of one more sandbox, or says what to do to make that possible.
     pub(crate) fn reserve(&self, demand: &Demand) -> Result<Reservation, Full> {
         let mut held = lock(&self.held);
+        if demand.team.as_ref().is_some_and(|team| self.allowances.is_disabled(team)) {
+            return Err(Full::Disabled);
+        }
         let quota = demand.team.as_ref().and_then(|team| self.allowances.quota(team));
         if let (Some(team), Some(quota)) = (&demand.team, quota) {
             let before = held.teams.get(team).copied().unwrap_or_default();
@@ -212,7 +217,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let allowances = Allowances::open(&folder.path().join("allowances.json")).unwrap();
         let quota = Amounts { sandboxes: 2, cpu: 3, memory_mb: 1000 };
-        let allowance = Allowance { team: "acme".into(), quota, disk: <_>::default(), network: <_>::default() };
+        let allowance =
+            Allowance { team: "acme".into(), quota, disk: <_>::default(), network: <_>::default(), disabled: false };
         allowances.take(vec![allowance]).unwrap();
         let limits = Limits { max_sandboxes: 2, memory_headroom_mb: 100, ..Limits::default() };
         Capacity::new(limits, 1124 + 2 * AGENT_MB, allowances)

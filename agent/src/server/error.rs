@@ -8,7 +8,7 @@ use http::StatusCode;
 use sandpiper_images::snapshots::DraftError;
 use sandpiper_images::templates::{DeleteError, ImportError};
 use sandpiper_images::volumes::DraftError as DraftRefused;
-use sandpiper_protocol::agent::{ErrorBody, QUOTA_EXCEEDED};
+use sandpiper_protocol::agent::{ErrorBody, QUOTA_EXCEEDED, TEAM_DISABLED};
 use sandpiper_protocol::error_chain;
 use serde::de::DeserializeOwned;
 
@@ -126,6 +126,7 @@ impl From<Full> for ApiError {
         match full {
             Full::Host(_) => Self::unavailable(message),
             Full::Team(_) => Self { status: StatusCode::UNPROCESSABLE_ENTITY, code: QUOTA_EXCEEDED, message },
+            Full::Disabled => Self { status: StatusCode::FORBIDDEN, code: TEAM_DISABLED, message },
         }
     }
 }

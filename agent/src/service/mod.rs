@@ -392,6 +392,7 @@ impl Sandboxes {
             Ok(Ok(_)) => Ok(()),
             Ok(Err(ChangeError::Full(Full::Host(_)))) => Err(WakeError::NoRoom),
             Ok(Err(ChangeError::Full(Full::Team(_)))) => Err(WakeError::QuotaExceeded),
+            Ok(Err(ChangeError::Full(Full::Disabled))) => Err(WakeError::TeamDisabled),
             Ok(Err(ChangeError::Start(StartError::Volume(VolumeError::Attached(_) | VolumeError::Busy(_))))) => {
                 Err(WakeError::VolumeTaken)
             }
@@ -418,6 +419,7 @@ impl Directory for Sandboxes {
         };
         Some(Target {
             sandbox_id: record.id.to_string(),
+            team_disabled: record.team.as_ref().is_some_and(|team| self.context.allowances.is_disabled(team)),
             state: record.state,
             wakes: record.wakes(),
             vsock: self.context.paths.sandbox(&record.id).vsock_socket(),

@@ -46,7 +46,7 @@ impl CreateError {
     /// For the metrics.
     pub(crate) fn outcome(&self) -> Outcome {
         match self {
-            Self::Invalid(_) | Self::Exists(_) | Self::Full(Full::Team(_)) => Outcome::Refused,
+            Self::Invalid(_) | Self::Exists(_) | Self::Full(Full::Team(_) | Full::Disabled) => Outcome::Refused,
             Self::Capacity(_) | Self::Full(Full::Host(_)) => Outcome::Capacity,
             Self::Start(StartError::Volume(_)) => Outcome::Refused,
             Self::Start(StartError::Guest(_) | StartError::BadSnapshot(_)) => Outcome::Guest,

@@ -1,9 +1,9 @@
 //! Who asks, and what they may do.
 //!
 //! A handler names what it needs as a parameter, so it cannot be forgotten without it being seen in the signature, and gets the
-//! caller's team from there: [`ReadAccess`], [`WriteAccess`], [`ManageAccess`] or, for what is of a user, [`UserAccess`].
-//! Checks come in this order: the key or the session (401), its rate limit (429), the team (404), the team's rate limit (429), what
-//! it may do (403); then the handler's.
+//! caller's team from there: [`ReadAccess`], [`WriteAccess`], [`ManageAccess`] or, for what is of a user, [`UserAccess`] and
+//! [`OwnAccess`]. Checks come in this order: the key or the session (401), its rate limit (429), the team (404), the team's rate limit
+//! (429), whether it is disabled (403), what the caller may do (403); then the handler's.
 //!
 //! A key acts for its own team. A user who is signed in acts for one team in each request, as a member with a role: the one in
 //! the path, the one that the query or the body names as `team`, that of the header `Sandpiper-Team`, or else the personal one.
@@ -20,7 +20,7 @@ use serde::Deserialize;
 
 use crate::state::App;
 use crate::store::keys::Capability;
-use crate::store::teams::Team;
+use crate::store::teams::{Disabled, Team};
 
 pub mod keys;
 pub mod last_use;
@@ -69,6 +69,35 @@ impl Caller {
         }
     }
 
+    /// Refuses whoever acts for a team that is disabled.
+    ///
+    /// # Errors
+    ///
+    /// 403.
+    pub fn check_enabled(&self) -> Result<(), ApiError> {
+        let Some(Disabled { reason, .. }) = &self.team.disabled else { return Ok(()) };
+        let message = format!(
+            "The operator of this host has disabled the team {:?}: {reason}. Nothing of it is deleted; ask the operator to enable \
+             it",
+            self.team.slug
+        );
+        Err(ApiError::new(StatusCode::FORBIDDEN, "team_disabled", message))
+    }
+
+    /// Whether the caller may change anything of the team, as far as that does not depend on what it is.
+    pub fn may_write(&self) -> bool {
+        self.capability == Capability::Write && self.team.disabled.is_none()
+    }
+
+    /// Whether the caller whom this key or login session is of still may read what this team does: for streams without an end.
+    ///
+    /// # Errors
+    ///
+    /// Those of the database.
+    pub async fn still_reads(app: &App, key_id: &str, team: &str) -> Result<bool, ApiError> {
+        Ok(Self::again(app, key_id, team).await?.is_some_and(|caller| caller.team.disabled.is_none()))
+    }
+
     /// The caller again whom this key or login session is of, for this team, as far as it still may: for what was made by it and
     /// is to end with it.
     pub async fn again(app: &App, key_id: &str, team: &str) -> Result<Option<Self>, ApiError> {
@@ -98,6 +127,7 @@ impl Caller {
 
     /// Refuses who may only read.
     fn check_writes(&self) -> Result<(), ApiError> {
+        self.check_enabled()?;
         match (self.capability, &self.signed_in) {
             (Capability::Write, _) => Ok(()),
             (Capability::Read, None) => Err(ApiError::insufficient_scope()),
@@ -184,8 +214,27 @@ impl FromRequestParts<App> for ReadAccess {
 
     async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, ApiError> {
         let caller = Caller::from_request_parts(parts, app).await?;
+        caller.check_enabled()?;
         check_characters(&parts.uri)?;
         Ok(ReadAccess(caller))
+    }
+}
+
+/// Proof of one who looks at what is its own: of a user also while the team that the request is for is disabled, for that shows
+/// the way to the user's other teams. An API key is its team's.
+#[derive(Debug, Clone)]
+pub struct OwnAccess(pub Caller);
+
+impl FromRequestParts<App> for OwnAccess {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, ApiError> {
+        let caller = Caller::from_request_parts(parts, app).await?;
+        if caller.signed_in.is_none() {
+            caller.check_enabled()?;
+        }
+        check_characters(&parts.uri)?;
+        Ok(OwnAccess(caller))
     }
 }
 
@@ -204,7 +253,7 @@ impl FromRequestParts<App> for WriteAccess {
     }
 }
 
-/// Proof of someone signed in, whatever the role.
+/// Proof of someone signed in, whatever the role, and whatever has become of the team.
 #[derive(Debug, Clone)]
 pub struct UserAccess {
     pub caller: Caller,
@@ -236,6 +285,7 @@ impl FromRequestParts<App> for ManageAccess {
 
     async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, ApiError> {
         let UserAccess { caller, signed_in } = UserAccess::from_request_parts(parts, app).await?;
+        caller.check_enabled()?;
         signed_in.check_manages()?;
         Ok(ManageAccess { caller, signed_in })
     }

@@ -48,6 +48,7 @@ const DATABASE_VARIABLE: &str = "SANDPIPER_DATABASE_URL";
         sandpiper-api key ls --config /etc/sandpiper/api.toml\n  \
         sandpiper-api team invite --config /etc/sandpiper/api.toml acme --role owner\n  \
         sandpiper-api team set-plan --config /etc/sandpiper/api.toml acme enterprise\n  \
+        sandpiper-api team disable --config /etc/sandpiper/api.toml acme --reason \"The invoice of May is not paid\"\n  \
         sandpiper-api merchant invite --config /etc/sandpiper/api.toml \"Example Ltd\" --role owner\n  \
         sandpiper-api usage export --config /etc/sandpiper/api.toml --from 2026-01-01T00:00:00Z --to 2026-02-01T00:00:00Z\n  \
         sandpiper-api operator-key create --config /etc/sandpiper/api.toml --name payments-team\n  \
@@ -79,7 +80,7 @@ enum Command {
     /// Make, list and revoke API keys
     #[command(subcommand)]
     Key(KeyCommand),
-    /// List teams, change their plans, invite users
+    /// List teams, change their plans, disable and enable them, invite users
     #[command(subcommand)]
     Team(TeamCommand),
     /// Invite users of merchants
@@ -230,6 +231,25 @@ enum TeamCommand {
         team: String,
         plan: Plan,
     },
+    /// Disable a team: nothing of it runs or is reached from then on, and nothing of it is deleted
+    Disable {
+        #[command(flatten)]
+        config: ConfigArgument,
+        /// The team's slug
+        #[arg(value_name = "SLUG")]
+        team: String,
+        /// Why, for the team, which reads it in each refusal
+        #[arg(long)]
+        reason: String,
+    },
+    /// Enable a team that was disabled: all is as it was, and what was paused stays so until it is resumed
+    Enable {
+        #[command(flatten)]
+        config: ConfigArgument,
+        /// The team's slug
+        #[arg(value_name = "SLUG")]
+        team: String,
+    },
     /// Invite somebody to a team, and print the token, this once; makes the team if there is none
     Invite {
         #[command(flatten)]
@@ -354,6 +374,11 @@ impl Arguments {
             }
             Command::Team(TeamCommand::SetPlan { config, team, plan }) => {
                 config.with_database(|database| async move { team::set_plan(&Store::new(database), &team, plan).await })
+            }
+            Command::Team(TeamCommand::Disable { config, team, reason }) => config
+                .with_database(|database| async move { team::disable(&Store::new(database), &team, &reason).await }),
+            Command::Team(TeamCommand::Enable { config, team }) => {
+                config.with_database(|database| async move { team::enable(&Store::new(database), &team).await })
             }
             Command::Team(TeamCommand::Invite { config, team, role, email, plan }) => {
                 config.with_database(|database| async move {

@@ -33,6 +33,7 @@ use crate::config::Config;
 use crate::event_retention;
 use crate::mcp::Mcp;
 use crate::orchestration::collect::Collector;
+use crate::orchestration::disabled::Stopper;
 use crate::orchestration::network::PolicyWorker;
 use crate::orchestration::news::Listener;
 use crate::orchestration::sync::Synchronizer;
@@ -195,12 +196,14 @@ fn sandbox_tasks(
     agent: Option<String>,
     dependencies: Dependencies,
     stop: &watch::Receiver<bool>,
-) -> [Task; 10] {
+) -> [Task; 11] {
     let listener = Listener::new(app.agent.clone(), database.writes(), LOOK_FOR_NEWS);
     let (for_sync, for_policies, for_webhooks) = (listener.news(), listener.news(), listener.news());
+    let for_disabled = listener.news();
     [
         (tokio::spawn(Synchronizer::new(app.clone()).with_news(for_sync).run(stop.clone())), "synchronisation"),
         (tokio::spawn(PolicyWorker::new(app.clone()).with_news(for_policies).run(stop.clone())), "policy worker"),
+        (tokio::spawn(Stopper::new(app.clone()).run(for_disabled, stop.clone())), "stopping of disabled teams"),
         (tokio::spawn(listener.run(stop.clone())), "news of the agent and the database"),
         (tokio::spawn(Collector::new(app.clone()).run(stop.clone())), "collection of usage"),
         (tokio::spawn(beat(app.clone(), agent, stop.clone())), "heartbeat"),

@@ -11,7 +11,7 @@ use super::audit;
 use crate::plan::Plan;
 use crate::store::Store;
 use crate::store::members::NewInvitation;
-use crate::store::teams::{SLUG_RULE, is_slug};
+use crate::store::teams::{Disabled, REASON_RULE, SLUG_RULE, is_reason, is_slug};
 
 /// Prints all teams.
 pub async fn list(store: &Store, as_json: bool) -> anyhow::Result<()> {
@@ -20,26 +20,53 @@ pub async fn list(store: &Store, as_json: bool) -> anyhow::Result<()> {
         let teams: Vec<_> = teams
             .iter()
             .map(|team| {
+                let disabled = team.disabled.as_ref();
+                let disabled = disabled.map(|Disabled { at, reason }| json!({"at": at, "reason": reason}));
                 json!({"id": team.id, "slug": team.slug, "plan": team.plan, "is_personal": team.personal_of.is_some(),
-                       "created_at": team.created_at})
+                       "disabled": disabled, "created_at": team.created_at})
             })
             .collect();
         println!("{}", json!({ "teams": teams }));
         return Ok(());
     }
-    println!("{:<27} {:<41} {:<11} CREATED", "ID", "SLUG", "PLAN");
+    println!("{:<27} {:<41} {:<11} {:<8} CREATED", "ID", "SLUG", "PLAN", "DISABLED");
     for team in teams {
-        println!("{:<27} {:<41} {:<11} {}", team.id.as_str(), team.slug, team.plan.to_string(), team.created_at);
+        let (id, plan) = (team.id.as_str(), team.plan.to_string());
+        let disabled = if team.disabled.is_some() { "yes" } else { "-" };
+        println!("{id:<27} {:<41} {plan:<11} {disabled:<8} {}", team.slug, team.created_at);
     }
     Ok(())
 }
 
 /// Gives a team another plan.
 pub async fn set_plan(store: &Store, slug: &str, plan: Plan) -> anyhow::Result<()> {
-    ensure!(store.teams.set_plan(slug, plan).await?, "There is no team {slug}; `sandpiper-api team ls` lists them");
+    ensure!(store.teams.set_plan(slug, plan).await?, "{}", no_team(slug));
     audit::write(&store.audit, "team set-plan", Some(slug)).await?;
     eprintln!("{slug} is on the plan {plan} from now on.");
     Ok(())
+}
+
+/// Disables a team.
+pub async fn disable(store: &Store, slug: &str, reason: &str) -> anyhow::Result<()> {
+    ensure!(is_reason(reason), "A reason {REASON_RULE}");
+    ensure!(store.teams.disable(slug, reason, Timestamp::now()).await?, "{}", no_team(slug));
+    audit::write(&store.audit, "team disable", Some(slug)).await?;
+    eprintln!(
+        "{slug} is disabled from now on. What runs of it is paused within seconds, while `sandpiper-api serve` is up."
+    );
+    Ok(())
+}
+
+/// Enables a team.
+pub async fn enable(store: &Store, slug: &str) -> anyhow::Result<()> {
+    ensure!(store.teams.enable(slug).await?, "{}", no_team(slug));
+    audit::write(&store.audit, "team enable", Some(slug)).await?;
+    eprintln!("{slug} is enabled. Its sandboxes stay paused until they are resumed.");
+    Ok(())
+}
+
+fn no_team(slug: &str) -> String {
+    format!("There is no team {slug}; `sandpiper-api team ls` lists them")
 }
 
 /// Makes an invitation and prints its token; makes the team if there is none.

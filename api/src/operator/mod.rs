@@ -3,6 +3,7 @@
 //! | route | file |
 //! |---|---|
 //! | `GET/POST /operator/v1/teams`, `GET/PATCH …/teams/{team}` | [`teams`] |
+//! | `POST …/teams/{team}/disable`, `…/enable` | [`teams`] |
 //! | `POST …/teams/{team}/invitations` | [`invitations`] |
 //! | `GET …/usage` | [`usage`] |
 //! | `GET …/audit` | [`audit`] |
@@ -35,6 +36,8 @@ pub fn router() -> OpenApiRouter<App> {
     OpenApiRouter::new()
         .routes(routes!(teams::list, teams::create))
         .routes(routes!(teams::show, teams::update))
+        .routes(routes!(teams::disable))
+        .routes(routes!(teams::enable))
         .routes(routes!(invitations::create))
         .routes(routes!(usage::export))
         .routes(routes!(audit::list))

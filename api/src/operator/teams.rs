@@ -1,4 +1,4 @@
-//! `GET/POST /operator/v1/teams`, `GET/PATCH /operator/v1/teams/{team}`
+//! `GET/POST /operator/v1/teams`, `GET/PATCH /operator/v1/teams/{team}`, `POST /operator/v1/teams/{team}/disable`, `…/enable`
 
 use axum::extract::{Path, State};
 use axum::http::{StatusCode, header};
@@ -18,8 +18,9 @@ use utoipa::ToSchema;
 use crate::plan::Plan;
 use crate::quota::{Amounts, QuotaBody};
 use crate::state::App;
-use crate::store::teams::{SLUG_RULE, Team, TeamFilter, is_slug};
+use crate::store::teams::{REASON_RULE, SLUG_RULE, Team, TeamFilter, is_reason, is_slug};
 use crate::v1::page::{List, Paging};
+use crate::v1::teams::body::DisabledBody;
 
 /// A team, as its operator sees it.
 #[derive(Debug, Serialize, ToSchema)]
@@ -30,6 +31,8 @@ pub struct OperatorTeamBody {
     pub plan: Plan,
     /// Whether it is somebody's personal team.
     pub is_personal: bool,
+    /// Null while it is not disabled.
+    pub disabled: Option<DisabledBody>,
     pub created_at: Timestamp,
 }
 
@@ -73,10 +76,20 @@ pub struct UpdateRequest {
     pub plan: Plan,
 }
 
+/// Why a team is to be disabled.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = OperatorDisableTeam)]
+pub struct DisableRequest {
+    /// For the team, which reads it in each refusal: 1 to 500 bytes without control characters.
+    pub reason: String,
+}
+
 impl From<Team> for OperatorTeamBody {
     fn from(team: Team) -> Self {
-        let Team { id, slug, plan, personal_of, created_at } = team;
-        Self { id: id.to_string(), slug, plan, is_personal: personal_of.is_some(), created_at }
+        let Team { id, slug, plan, personal_of, disabled, created_at } = team;
+        let (is_personal, disabled) = (personal_of.is_some(), disabled.map(DisabledBody::from));
+        Self { id: id.to_string(), slug, plan, is_personal, disabled, created_at }
     }
 }
 
@@ -91,6 +104,7 @@ impl From<Team> for OperatorTeamBody {
     params(
         ("plan" = Option<Plan>, Query, description = "Only teams on this plan"),
         ("personal" = Option<bool>, Query, description = "`true`: only personal teams; `false`: only others"),
+        ("disabled" = Option<bool>, Query, description = "`true`: only disabled teams; `false`: only others"),
         ("slug_prefix" = Option<String>, Query, description = "Only teams whose slug begins so"),
         ("limit" = Option<u32>, Query, description = "Teams per page: 50 by default, 100 at most", minimum = 1),
         ("next_token" = Option<String>, Query, description = "From the page before, with the same filters"),
@@ -113,13 +127,17 @@ pub async fn list(
                 let rule = |_| ApiError::invalid_field("personal", "must be `true` or `false`");
                 filter.is_personal = Some(value.parse().map_err(rule)?);
             }
+            "disabled" => {
+                let rule = |_| ApiError::invalid_field("disabled", "must be `true` or `false`");
+                filter.is_disabled = Some(value.parse().map_err(rule)?);
+            }
             "slug_prefix" => filter.slug_prefix = Some(value),
             "limit" | "next_token" if paging.take(&name, &value)? => {}
             _ => return Err(unknown(&name)),
         }
     }
-    let TeamFilter { plan, is_personal, slug_prefix } = &filter;
-    let list = List::of_ids(TeamId::PREFIX, &json!(["operator", plan, is_personal, slug_prefix]));
+    let TeamFilter { plan, is_personal, is_disabled, slug_prefix } = &filter;
+    let list = List::of_ids(TeamId::PREFIX, &json!(["operator", plan, is_personal, is_disabled, slug_prefix]));
     let after = paging.after(&list)?;
     let mut teams = app.store.teams.page(&filter, after.as_deref(), paging.limit + 1).await?;
     let next_token = list.cut(&mut teams, paging.limit, |team| team.id.to_string());
@@ -197,8 +215,65 @@ pub async fn update(
 ) -> Result<Response, ApiError> {
     let team = find(&app, &team).await?;
     app.store.teams.set_plan(&team.slug, plan).await?;
+    acted(&app, &team).await
+}
+
+/// Disable a team
+///
+/// Its keys and its members' sessions are refused with 403 `team_disabled` from the next request on, and requests to its sandboxes
+/// within two seconds. What runs of it is paused, and its builds are cancelled, as soon as that can be done; its webhooks wait. Nothing
+/// is deleted, also not at the end of the days for which its plan keeps things. A team that is disabled already stays so, for this reason.
+#[utoipa::path(
+    post,
+    path = "/operator/v1/teams/{team}/disable",
+    operation_id = "operator_disable_team",
+    tag = "operators",
+    params(("team" = String, Path, description = "Slug or id of the team")),
+    request_body = DisableRequest,
+    responses((status = 200, description = "Disabled", body = DetailBody))
+)]
+pub async fn disable(
+    _: Operator,
+    State(app): State<App>,
+    _: NoParameters,
+    Path(team): Path<String>,
+    Json(DisableRequest { reason }): Json<DisableRequest>,
+) -> Result<Response, ApiError> {
+    let team = find(&app, &team).await?;
+    if !is_reason(&reason) {
+        return Err(ApiError::invalid_field("reason", REASON_RULE));
+    }
+    app.store.teams.disable(&team.slug, &reason, app.clock.now()).await?;
+    acted(&app, &team).await
+}
+
+/// Enable a team
+///
+/// All is as it was, but for what was paused, which is resumed when its team asks for that. One that is not disabled stays so.
+#[utoipa::path(
+    post,
+    path = "/operator/v1/teams/{team}/enable",
+    operation_id = "operator_enable_team",
+    tag = "operators",
+    params(("team" = String, Path, description = "Slug or id of the team")),
+    responses((status = 200, description = "Enabled", body = DetailBody))
+)]
+pub async fn enable(
+    _: Operator,
+    State(app): State<App>,
+    _: NoParameters,
+    Path(team): Path<String>,
+) -> Result<Response, ApiError> {
+    let team = find(&app, &team).await?;
+    app.store.teams.enable(&team.slug).await?;
+    acted(&app, &team).await
+}
+
+/// The response to what was done with a team: as it is then.
+async fn acted(app: &App, team: &Team) -> Result<Response, ApiError> {
     let acted = Extension(Acted(vec![team.id.to_string()]));
-    Ok((acted, JsonBody(detail(&app, Team { plan, ..team }).await?)).into_response())
+    let team = find(app, team.id.as_str()).await?;
+    Ok((acted, JsonBody(detail(app, team).await?)).into_response())
 }
 
 /// The team of this slug or id.

@@ -25,6 +25,7 @@ pub fn of(app: &App, team: &Team) -> Allowance {
         quota: limits.quota.amounts(),
         disk: limits.disk.limits(),
         network: limits.network.limits(),
+        disabled: team.disabled.is_some(),
     }
 }
 

@@ -9,6 +9,7 @@
 //!   [build] ───────────▶ agent             a version of a template built, cancelled, or removed
 //!   [network] ─────────▶ agent             a policy, when it changes, and again until it is applied
 //!   [collect] ─────────▶ agent             when machines ran, for billing
+//!   [disabled] ────────▶ agent             pauses and cancellations, until nothing of a disabled team runs
 //!   [sync]   ──every second──▶ agent       copies states into the store; finds what was lost; rests while there is no [news]
 //! ```
 //!
@@ -34,6 +35,7 @@ pub mod checkpoint_sync;
 pub mod collect;
 pub mod create;
 pub mod delete;
+pub mod disabled;
 pub mod fork;
 pub mod network;
 pub mod news;

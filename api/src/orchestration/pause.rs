@@ -50,6 +50,21 @@ pub async fn in_any_case(app: &App, row: &SandboxRow, order: PauseSandbox) -> Re
     run(app, row, order, guard).await
 }
 
+/// Pauses the sandbox of `row` with its memory, whatever the quota and whatever is open on its volumes; `None` where it does not run
+/// yet, or somebody pauses it already.
+///
+/// # Errors
+///
+/// Those of the agent.
+pub async fn unless_under_way(app: &App, row: &SandboxRow) -> Result<Option<Progress>, ApiError> {
+    let Some(guard) = app.in_flight.enter(&row.id) else { return Ok(None) };
+    if !app.store.sandboxes.mark_stopping(&row.id).await? {
+        return Ok(None);
+    }
+    let order = PauseSandbox { disk_only: false, force: true };
+    run(app, row, order, Some(guard)).await.map(Some)
+}
+
 async fn run(
     app: &App,
     row: &SandboxRow,

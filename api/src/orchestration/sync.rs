@@ -248,7 +248,9 @@ impl Synchronizer {
         let teams = self.app.store.teams.with_sandboxes().await?;
         let wanted: Vec<Allowance> = teams.iter().map(|team| allowance::of(&self.app, team)).collect();
         let told: HashMap<&TeamId, &Allowance> = self.allowed.iter().map(|one| (&one.team, one)).collect();
-        let changed: Vec<Allowance> = wanted.iter().filter(|one| told.get(&one.team) != Some(one)).cloned().collect();
+        // That a team is disabled is said every time: what was on its way with a start may have come after it.
+        let is_news = |one: &&Allowance| one.disabled || told.get(&one.team) != Some(one);
+        let changed: Vec<Allowance> = wanted.iter().filter(is_news).cloned().collect();
         for some in changed.chunks(ALLOW_AT_ONCE) {
             self.app.agent.allow(some.to_vec()).await?;
         }

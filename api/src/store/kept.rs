@@ -29,7 +29,7 @@ impl Kind {
         match self {
             // Of what a build under way is made of only that is known, that it is one of the team's.
             Kind::Checkpoint => {
-                "SELECT k.id, k.team_id, t.plan, k.created_at_ms, k.last_used_at_ms, k.expires_at_ms, \
+                "SELECT k.id, k.team_id, t.plan, t.disabled_at_ms, k.created_at_ms, k.last_used_at_ms, k.expires_at_ms, \
                      CAST(CASE WHEN EXISTS (SELECT 1 FROM sandboxes s WHERE s.snapshot_id = k.id AND s.state <> 'destroyed') \
                          OR EXISTS (SELECT 1 FROM template_versions v JOIN templates p ON p.id = v.template_id \
                              WHERE p.team_id = k.team_id AND v.source = 'checkpoint' \
@@ -39,7 +39,7 @@ impl Kind {
             }
             // A stopped sandbox that mounts one could not go on without it.
             Kind::Volume => {
-                "SELECT k.id, k.team_id, t.plan, k.created_at_ms, k.last_used_at_ms, k.expires_at_ms, \
+                "SELECT k.id, k.team_id, t.plan, t.disabled_at_ms, k.created_at_ms, k.last_used_at_ms, k.expires_at_ms, \
                      CAST(CASE WHEN EXISTS (SELECT 1 FROM sandbox_volumes m JOIN sandboxes s ON s.id = m.sandbox_id \
                          WHERE m.volume_id = k.id AND s.state <> 'destroyed') \
                      THEN 1 ELSE 0 END AS BIGINT) AS is_used \
@@ -47,7 +47,7 @@ impl Kind {
             }
             // The newest of a template, and its newest that is ready, are what its name stands for.
             Kind::TemplateVersion => {
-                "SELECT k.id, p.team_id, t.plan, COALESCE(k.finished_at_ms, k.created_at_ms) AS created_at_ms, \
+                "SELECT k.id, p.team_id, t.plan, t.disabled_at_ms, COALESCE(k.finished_at_ms, k.created_at_ms) AS created_at_ms, \
                      k.last_used_at_ms, k.expires_at_ms, \
                      CAST(CASE WHEN EXISTS (SELECT 1 FROM sandboxes s WHERE s.template_version = k.id AND s.state <> 'destroyed') \
                          OR EXISTS (SELECT 1 FROM checkpoints c WHERE c.template_version = k.id AND c.state <> 'deleted') \
@@ -86,6 +86,8 @@ pub struct Thing {
     pub id: String,
     pub team_id: TeamId,
     pub plan: Plan,
+    /// Its team is disabled.
+    pub is_of_disabled: bool,
     pub is_used: bool,
     created_at: Timestamp,
     last_used_at: Option<Timestamp>,
@@ -167,6 +169,7 @@ fn thing(row: &AnyRow) -> Result<Thing, StoreError> {
         id: row.try_get("id")?,
         team_id: row.try_get::<String, _>("team_id")?.into(),
         plan: decode_enum(row.try_get("plan")?)?,
+        is_of_disabled: row.try_get::<Option<i64>, _>("disabled_at_ms")?.is_some(),
         is_used: decode_bool(row.try_get("is_used")?)?,
         created_at: from_ms(row.try_get("created_at_ms")?)?,
         last_used_at: time("last_used_at_ms")?,

@@ -201,6 +201,21 @@ impl Sandboxes {
         rows.iter().map(|row| SandboxRow::read(row, Documents::default())).collect()
     }
 
+    /// Live sandboxes of teams that are disabled, oldest first, without their metadata and policies.
+    ///
+    /// # Errors
+    ///
+    /// Those of the database.
+    pub async fn live_of_disabled_teams(&self) -> Result<Vec<SandboxRow>, StoreError> {
+        // The states of `State::LIVE`.
+        let rows = sqlx::query(
+            "SELECT * FROM sandboxes WHERE state IN ('creating', 'ready', 'restoring', 'checkpointing', 'stopping') \
+                 AND team_id IN (SELECT id FROM teams WHERE disabled_at_ms IS NOT NULL) ORDER BY id",
+        );
+        let rows = rows.fetch_all(self.database.read()).await?;
+        rows.iter().map(|row| SandboxRow::read(row, Documents::default())).collect()
+    }
+
     /// How many sandboxes are in each state, all teams together.
     pub async fn counts(&self) -> Result<Vec<(State, u64)>, StoreError> {
         let rows = sqlx::query("SELECT state, COUNT(*) AS n FROM sandboxes WHERE state <> 'destroyed' GROUP BY state")

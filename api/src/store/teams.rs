@@ -22,6 +22,24 @@ pub fn is_slug(text: &str) -> bool {
         && text.bytes().all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-'))
 }
 
+/// Longest reason for which a team is disabled, in bytes.
+const MAX_REASON: usize = 500;
+/// What [`is_reason`] asks for, for people.
+pub const REASON_RULE: &str = "must have 1 to 500 bytes, not all of them spaces, and no control characters";
+
+/// Whether a team may be disabled for this reason.
+pub fn is_reason(text: &str) -> bool {
+    text.len() <= MAX_REASON && !text.trim().is_empty() && !text.chars().any(char::is_control)
+}
+
+/// That an operator has a team disabled: nothing of it runs or is reached, and nothing of it is deleted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Disabled {
+    pub at: Timestamp,
+    /// For the team.
+    pub reason: String,
+}
+
 /// One team.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Team {
@@ -30,6 +48,8 @@ pub struct Team {
     pub plan: Plan,
     /// The user whose personal team it is.
     pub personal_of: Option<UserId>,
+    /// `None`: it is not.
+    pub disabled: Option<Disabled>,
     pub created_at: Timestamp,
 }
 
@@ -38,6 +58,7 @@ pub struct Team {
 pub struct TeamFilter {
     pub plan: Option<Plan>,
     pub is_personal: Option<bool>,
+    pub is_disabled: Option<bool>,
     /// What the slug begins with.
     pub slug_prefix: Option<String>,
 }
@@ -96,13 +117,16 @@ impl Teams {
 
     /// Teams that `filter` selects, newest first: at most `limit`, those before the one of id `before`.
     pub async fn page(&self, filter: &TeamFilter, before: Option<&str>, limit: u32) -> Result<Vec<Team>, StoreError> {
-        let TeamFilter { plan, is_personal, slug_prefix } = filter;
+        let TeamFilter { plan, is_personal, is_disabled, slug_prefix } = filter;
         let mut query = Statement::new("SELECT * FROM teams WHERE 1 = 1");
         if let Some(plan) = plan {
             query.push(" AND plan = ").push_bind(plan.as_str());
         }
         if let Some(is_personal) = is_personal {
             query.push(if *is_personal { " AND personal_of IS NOT NULL" } else { " AND personal_of IS NULL" });
+        }
+        if let Some(is_disabled) = is_disabled {
+            query.push(if *is_disabled { " AND disabled_at_ms IS NOT NULL" } else { " AND disabled_at_ms IS NULL" });
         }
         if let Some(prefix) = slug_prefix {
             let length = i64::try_from(prefix.chars().count()).unwrap_or(i64::MAX);
@@ -129,6 +153,22 @@ impl Teams {
     pub async fn set_plan(&self, slug: &str, plan: Plan) -> Result<bool, StoreError> {
         let mut change = Statement::new("UPDATE teams SET plan = ");
         change.push_bind(plan.as_str()).push(" WHERE slug = ").push_bind(slug);
+        self.database.changes_row(change).await
+    }
+
+    /// Disables the team of this slug, since `now` unless it is already, for this reason; false when there is no such team. What
+    /// runs of it is stopped by [`crate::orchestration::disabled`].
+    pub async fn disable(&self, slug: &str, reason: &str, now: Timestamp) -> Result<bool, StoreError> {
+        let mut change = Statement::new("UPDATE teams SET disabled_at_ms = COALESCE(disabled_at_ms, ");
+        change.push_bind(to_ms(now)).push("), disabled_reason = ").push_bind(reason);
+        change.push(" WHERE slug = ").push_bind(slug);
+        self.database.changes_row(change).await
+    }
+
+    /// Enables the team of this slug; false when there is no such team.
+    pub async fn enable(&self, slug: &str) -> Result<bool, StoreError> {
+        let mut change = Statement::new("UPDATE teams SET disabled_at_ms = NULL, disabled_reason = NULL WHERE slug = ");
+        change.push_bind(slug);
         self.database.changes_row(change).await
     }
 
@@ -168,6 +208,10 @@ pub(super) fn team(row: &AnyRow) -> Result<Team, StoreError> {
         slug: row.try_get("slug")?,
         plan: decode_enum(row.try_get("plan")?)?,
         personal_of: row.try_get::<Option<String>, _>("personal_of")?.map(UserId::from),
+        disabled: match (row.try_get::<Option<i64>, _>("disabled_at_ms")?, row.try_get("disabled_reason")?) {
+            (Some(at_ms), Some(reason)) => Some(Disabled { at: from_ms(at_ms)?, reason }),
+            _ => None,
+        },
         created_at: from_ms(row.try_get("created_at_ms")?)?,
     })
 }

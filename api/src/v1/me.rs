@@ -19,7 +19,7 @@ use zeroize::Zeroizing;
 use super::login::UserBody;
 use super::page::{List, Paging};
 use super::teams::body::TeamBody;
-use crate::auth::{Caller, ReadAccess, UserAccess};
+use crate::auth::{Caller, OwnAccess, UserAccess};
 use crate::state::App;
 use crate::store::keys::Capability;
 
@@ -121,7 +121,7 @@ pub struct SessionList {
     responses((status = 200, description = "Who asks", body = MeBody))
 )]
 pub async fn show(
-    ReadAccess(caller): ReadAccess,
+    OwnAccess(caller): OwnAccess,
     State(app): State<App>,
     _: NoParameters,
 ) -> Result<JsonBody<MeBody>, ApiError> {

@@ -38,7 +38,7 @@ async fn every_start_tells_the_agent_what_the_plan_of_its_team_says() {
     let quota = Quota { sandboxes: 5, cpu: 6, memory_mb: 7000, ..Quota::default() }.amounts();
     let disk = DiskLimits { bytes_per_second: None, operations_per_second: Some(9), flushes_per_second: Some(10) };
     let network = NetLimits { bytes_per_second: Some(11), packets_per_second: None };
-    assert_eq!(told, vec![Allowance { team: acme.id, quota, disk, network }; 3]);
+    assert_eq!(told, vec![Allowance { team: acme.id, quota, disk, network, disabled: false }; 3]);
 }
 
 #[tokio::test]

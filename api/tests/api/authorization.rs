@@ -238,6 +238,22 @@ async fn operations_that_change_something_need_a_key_that_may_write() {
 }
 
 #[tokio::test]
+async fn no_operation_is_for_keys_of_a_disabled_team() {
+    let host = Host::new().await;
+    let ids = Ids::new(&host).await;
+    host.disable("acme").await;
+    for operation in &OPERATIONS {
+        for key in [&host.read, &host.write] {
+            host.call(operation.method, &operation.path(&ids), key, operation.body()).await.is_of_disabled();
+        }
+        if !operation.of_one && !operation.streams {
+            let answer = host.call(operation.method, &operation.path(&ids), &host.foreign, operation.body()).await;
+            assert!(answer.status.is_success(), "{} {}: {}", operation.method, operation.path, answer.text);
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_kept_answer_is_for_keys_that_may_write() {
     let host = Host::new().await;
     for operation in OPERATIONS.iter().filter(|operation| operation.mutates() && !operation.streams) {

@@ -10,6 +10,7 @@ mod command;
 mod connect;
 mod create;
 mod dashboard;
+mod disabled;
 mod e2b;
 mod events;
 mod examples;

@@ -13,11 +13,13 @@ use crate::support::shop::{Shop, operator_key};
 type Operation = (&'static str, &'static str, Option<fn() -> Value>, u16);
 
 /// All of them. A new operation has to be added here, or `every_operation_is_listed` fails.
-const OPERATIONS: [Operation; 7] = [
+const OPERATIONS: [Operation; 9] = [
     ("GET", "/operator/v1/teams", None, 200),
     ("POST", "/operator/v1/teams", Some(|| json!({"slug": "fresh", "plan": "pro"})), 201),
     ("GET", "/operator/v1/teams/{team}", None, 200),
     ("PATCH", "/operator/v1/teams/{team}", Some(|| json!({"plan": "enterprise"})), 200),
+    ("POST", "/operator/v1/teams/{team}/disable", Some(|| json!({"reason": "x"})), 200),
+    ("POST", "/operator/v1/teams/{team}/enable", None, 200),
     ("POST", "/operator/v1/teams/{team}/invitations", Some(|| json!({"role": "owner"})), 201),
     ("GET", "/operator/v1/usage", None, 200),
     ("GET", "/operator/v1/audit", None, 200),

@@ -137,7 +137,8 @@ async fn ready<E: Endpoint>(tx: &mut Tx, limit: usize, now: Timestamp) -> Result
                                     WHERE d.{owner} = e.{owner} AND d.{part} = e.{part} \
                                         AND d.state = 'pending' AND d.next_at_ms <= $1 LIMIT $3) AS counted) AS due \
          FROM {endpoints} e \
-         WHERE next_at_ms <= $1 AND in_flight < cap AND url IS NOT NULL ORDER BY next_at_ms LIMIT $2",
+         WHERE next_at_ms <= $1 AND in_flight < cap AND url IS NOT NULL AND NOT ({held}) \
+         ORDER BY next_at_ms LIMIT $2",
     )
     .bind(to_ms(now))
     .bind(i64::try_from(limit.min(ENDPOINTS_AT_ONCE)).unwrap_or(i64::MAX))

@@ -23,7 +23,7 @@ impl<E: Endpoint> DeliveryStore<E> {
     pub async fn next_due(&self) -> Result<Option<Timestamp>, StoreError> {
         let row = query::<E>(
             "SELECT MIN(next_at_ms) AS next_at_ms FROM {endpoints} \
-             WHERE in_flight < cap AND next_at_ms IS NOT NULL",
+             WHERE in_flight < cap AND next_at_ms IS NOT NULL AND NOT ({held})",
         )
         .fetch_one(self.database.read())
         .await?;

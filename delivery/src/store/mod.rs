@@ -42,19 +42,22 @@ pub trait Endpoint: Debug + Clone + Ord + Hash + Send + Sync + 'static {
     fn span(&self) -> tracing::Span;
 }
 
-/// The names of the tables, and of the two columns that are the key of an endpoint.
+/// The names of the tables, and of the two columns that are the key of an endpoint; `held`: of which endpoints nothing is sent for
+/// now, a condition on the table of endpoints. What is due there waits.
 pub const fn names(
     endpoints: &'static str,
     deliveries: &'static str,
     attempts: &'static str,
     [owner, part]: [&'static str; 2],
-) -> [(&'static str, &'static str); 5] {
+    held: &'static str,
+) -> [(&'static str, &'static str); 6] {
     [
         ("{endpoints}", endpoints),
         ("{deliveries}", deliveries),
         ("{attempts}", attempts),
         ("{owner}", owner),
         ("{part}", part),
+        ("{held}", held),
     ]
 }
 

@@ -13,7 +13,7 @@ pub(crate) struct TestEndpoint(pub(crate) [String; 2]);
 
 impl Endpoint for TestEndpoint {
     const NAMES: &'static Names =
-        &names("webhook_endpoints", "webhook_deliveries", "webhook_attempts", ["merchant_id", "realm"]);
+        &names("webhook_endpoints", "webhook_deliveries", "webhook_attempts", ["merchant_id", "realm"], "1 = 0");
     const LABELS: [&'static str; 2] = ["owner", "part"];
 
     fn key(&self) -> [&str; 2] {

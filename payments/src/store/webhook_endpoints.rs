@@ -24,7 +24,7 @@ pub struct EndpointKey {
 
 impl Endpoint for EndpointKey {
     const NAMES: &'static Names =
-        &names("webhook_endpoints", "webhook_deliveries", "webhook_attempts", ["merchant_id", "realm"]);
+        &names("webhook_endpoints", "webhook_deliveries", "webhook_attempts", ["merchant_id", "realm"], "1 = 0");
     const LABELS: [&'static str; 2] = ["merchant", "realm"];
 
     fn key(&self) -> [&str; 2] {

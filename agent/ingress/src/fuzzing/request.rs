@@ -57,6 +57,7 @@ impl Directory for Sandboxes {
         let port = |port, public| ExposedPort { port, protocol: PortProtocol::Http, public };
         Some(Target {
             sandbox_id: sandbox.to_owned(),
+            team_disabled: false,
             state: SandboxState::Ready,
             wakes: false,
             vsock: socket(sandbox),

@@ -105,6 +105,7 @@ async fn a_sandbox_that_cannot_be_woken_is_said_to_be_paused() {
     let table = [
         (WakeError::NoRoom, 503, "sandbox_not_resumed", "no room"),
         (WakeError::QuotaExceeded, 429, "sandbox_quota_exceeded", "pause or delete another"),
+        (WakeError::TeamDisabled, 403, "team_disabled", "ask them to enable it"),
         (WakeError::VolumeTaken, 409, "volume_attached", "one of its volumes is in use"),
         (WakeError::Failed, 503, "sandbox_not_resumed", "logs"),
         (WakeError::TimedOut, 504, "sandbox_not_resumed", "in time"),
@@ -119,6 +120,34 @@ async fn a_sandbox_that_cannot_be_woken_is_said_to_be_paused() {
     house.change(|target| target.wakes = false);
     let (status, answer) = house.get(PUBLIC, "/", &[]).await;
     assert!(status == 502 && answer.contains("paused"), "{answer}");
+}
+
+#[tokio::test]
+async fn nobody_gets_through_to_what_a_disabled_team_has_and_only_who_might_learns_of_it() {
+    let house = House::new(mirror()).await;
+    house.change(|target| target.team_disabled = true);
+    let token = house.token();
+    let (access, lasting) = (("x-access-token", token.as_str()), house.sessions.lasting(SANDBOX));
+    for (host, path, headers) in [
+        (PUBLIC, "/", vec![]),
+        (PRIVATE, "/", vec![access]),
+        (HOST, "/files", vec![access]),
+        (HOST, "/files", vec![("x-access-token", lasting.as_str())]),
+        (HOST, "/health", vec![]),
+    ] {
+        let (status, answer) = house.get(host, path, &headers).await;
+        assert_eq!(status, 403, "{host}{path}: {answer}");
+        assert!(answer.starts_with(r#"{"error":"team_disabled""#), "{answer}");
+    }
+    assert_eq!(house.get(PRIVATE, "/", &[]).await.0, 401);
+    // Nor does a request wake anything.
+    house.change(|target| (target.state, target.wakes) = (SandboxState::Stopped, true));
+    assert_eq!(house.get(PUBLIC, "/", &[]).await.0, 403);
+    assert_eq!(house.table.woken.load(Ordering::Relaxed), 0);
+
+    house.change(|target| target.team_disabled = false);
+
+    assert_eq!(house.get(PUBLIC, "/", &[]).await.0, 200);
 }
 
 #[tokio::test]

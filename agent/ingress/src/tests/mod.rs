@@ -129,6 +129,7 @@ impl House {
         let port = |port, public| ExposedPort { port, protocol: PortProtocol::Http, public };
         let target = Target {
             sandbox_id: SANDBOX.to_owned(),
+            team_disabled: false,
             state: SandboxState::Ready,
             wakes: false,
             vsock,

@@ -50,8 +50,9 @@ fn brief_token(house: &House) -> String {
 }
 
 #[tokio::test]
-async fn a_tunnel_ends_when_its_port_is_closed_or_made_private_or_the_sandbox_is_gone() {
-    let changes: [fn(&House); 4] = [
+async fn a_tunnel_ends_when_its_port_is_closed_or_made_private_or_the_team_disabled_or_the_sandbox_is_gone() {
+    let changes: [fn(&House); 5] = [
+        |house| house.change(|target| target.team_disabled = true),
         |house| house.change(|target| target.exposed_ports.retain(|port| port.port != 8000)),
         |house| house.change(|target| target.exposed_ports[0].public = false),
         |house| house.change(|target| target.allow_public_traffic = false),

@@ -12,7 +12,7 @@ const TEAM: &str = "team0acme";
 /// So many sandboxes, with as many CPUs and as much memory as they like.
 fn allowance(sandboxes: u32) -> Allowance {
     let quota = Amounts { sandboxes, cpu: 100, memory_mb: 100_000 };
-    Allowance { team: TEAM.into(), quota, disk: DiskLimits::default(), network: <_>::default() }
+    Allowance { team: TEAM.into(), quota, disk: DiskLimits::default(), network: <_>::default(), disabled: false }
 }
 
 /// A create request for a sandbox of the team, which wakes.
@@ -130,6 +130,44 @@ async fn a_smaller_quota_ends_nothing_and_lets_nothing_start() {
     assert_eq!(first.wake().await, Err(WakeError::QuotaExceeded));
     second.delete().await;
     assert_eq!(first.wake().await, Ok(()));
+    agent.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_of_a_disabled_team_starts_or_is_reached_also_after_a_restart_and_all_does_when_it_is_enabled() {
+    let agent = Agent::with_machines().await;
+    let template = agent.import().await.id;
+    let (paused, _) = agent.create(create_within(&allowance(9), &template)).await;
+    paused.ask("pause", json!({})).await;
+    let (running, _) = agent.create(create_within(&allowance(9), &template)).await;
+    let (unlimited, _) = agent.create(create(&template)).await;
+    let others = unlimited.id.clone();
+    let disabled = Allowance { disabled: true, ..allowance(9) };
+    let is_closed =
+        async |agent: &Agent, id: &str| Directory::find(&agent.sandboxes, id).await.expect("there").team_disabled;
+
+    agent.allow(&disabled).await;
+
+    let refusal = || (403, "team_disabled".to_owned());
+    assert_eq!(paused.wake().await, Err(WakeError::TeamDisabled));
+    assert_eq!(paused.refuses("resume", json!({})).await, refusal());
+    assert_eq!(running.refuses("fork", json!({"ids": [id::generate("sbx")]})).await, refusal());
+    let (status, code, message) =
+        agent.error("POST", "/sandboxes", create_within(&disabled, &template).to_string()).await;
+    assert_eq!((status, code), refusal());
+    assert!(message.contains("ask them"), "{message}");
+    let (running, paused) = (running.id, paused.id);
+    assert!(is_closed(&agent, &running).await && is_closed(&agent, &paused).await && !is_closed(&agent, &others).await);
+
+    let agent = agent.follow().await;
+
+    assert!(is_closed(&agent, &running).await);
+    agent.sandbox(&running).ask("pause", json!({})).await;
+    agent.allow(&allowance(9)).await;
+    assert!(!is_closed(&agent, &running).await);
+    for id in [&running, &paused] {
+        assert_eq!(agent.sandbox(id).wake().await, Ok(()));
+    }
     agent.end().await;
 }
 

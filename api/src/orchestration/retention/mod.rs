@@ -2,7 +2,7 @@
 //! uses ([`stored`]). It is announced, and then deleted.
 //!
 //! What was announced holds: a plan that keeps a thing for longer moves the day, one that keeps it for less does so with a day's
-//! notice at least, and so does one that begins to count. Whoever uses it again has it for as long as that goes on, and for its days anew
+//! notice at least, and so does one that begins to count. While a team is disabled, all that it has is kept. Whoever uses it again has it for as long as that goes on, and for its days anew
 //! from then on.
 
 use jiff::{SignedDuration, Timestamp};

@@ -17,7 +17,8 @@ use crate::store::sandbox_row::{SandboxRow, State};
 /// One round over `rows`, all that there are.
 pub(super) async fn round(app: &App, rows: &[SandboxRow]) -> Result<(), StoreError> {
     let teams = app.store.teams.with_sandboxes().await?;
-    let plans: HashMap<TeamId, Plan> = teams.into_iter().map(|team| (team.id, team.plan)).collect();
+    let enabled = teams.into_iter().filter(|team| team.disabled.is_none());
+    let plans: HashMap<TeamId, Plan> = enabled.map(|team| (team.id, team.plan)).collect();
     let now = app.clock.now();
     let (mut announced, mut over) = (Vec::new(), Vec::new());
     for row in rows {

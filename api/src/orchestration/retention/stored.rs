@@ -27,7 +27,8 @@ pub(super) async fn round(app: &App) -> Result<(), StoreError> {
         app.store.kept.note_use(kind, &things, now).await?;
         let (mut announced, mut over) = (Vec::new(), Vec::new());
         for thing in &things {
-            let expires_at = expiry(thing.unused_since(), thing.expires_at, days(thing.plan), now);
+            let days = if thing.is_of_disabled { 0 } else { days(thing.plan) };
+            let expires_at = expiry(thing.unused_since(), thing.expires_at, days, now);
             if expires_at != thing.expires_at {
                 announced.push((thing.id.as_str(), expires_at));
             } else if expires_at.is_some_and(|end| end <= now) {

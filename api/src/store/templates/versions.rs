@@ -392,6 +392,21 @@ impl Templates {
         .await
     }
 
+    /// Versions of teams that are disabled whose builds go on, and which nobody has cancelled; each with its team.
+    ///
+    /// # Errors
+    ///
+    /// Those of the database.
+    pub async fn under_way_of_disabled_teams(&self) -> Result<Vec<(TeamId, VersionRow)>, StoreError> {
+        let rows = sqlx::query(
+            "SELECT v.*, p.team_id FROM template_versions v JOIN templates p ON p.id = v.template_id \
+             WHERE v.state IN ('queued', 'building', 'warming') AND v.cancel_asked = 0 \
+                 AND p.team_id IN (SELECT id FROM teams WHERE disabled_at_ms IS NOT NULL) ORDER BY v.id",
+        );
+        let rows = rows.fetch_all(self.database.read()).await?;
+        rows.iter().map(|row| Ok((row.try_get::<String, _>("team_id")?.into(), version(row)?))).collect()
+    }
+
     /// Tags of a template, each with the id of the version that it stands for and when that was asked for.
     pub async fn tags(&self, template: &TemplateId) -> Result<Vec<TagRow>, StoreError> {
         let rows = sqlx::query(

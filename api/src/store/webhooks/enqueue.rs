@@ -26,7 +26,7 @@ const AT_ONCE: i64 = 100;
 pub type Body = fn(EventRow) -> Vec<u8>;
 
 impl Webhooks {
-    /// Up to `limit` webhooks that were not looked at for all of their teams' events: those first for which there are fewest, so that
+    /// Up to `limit` webhooks, of teams that are not disabled, that were not looked at for all of their teams' events: those first for which there are fewest, so that
     /// a team with many keeps nobody waiting.
     ///
     /// # Errors
@@ -36,6 +36,7 @@ impl Webhooks {
         let rows = sqlx::query(
             "SELECT w.team_id, w.webhook_id FROM team_webhooks w JOIN event_counters c ON c.team_id = w.team_id \
              WHERE w.url IS NOT NULL AND w.enqueued_sequence < c.last_sequence \
+                 AND w.team_id NOT IN (SELECT id FROM teams WHERE disabled_at_ms IS NOT NULL) \
              ORDER BY c.last_sequence - w.enqueued_sequence, w.webhook_id LIMIT $1",
         )
         .bind(i64::from(limit))

@@ -4,6 +4,8 @@
 //! A webhook that is disabled has no URL to attempt, as far as deliveries are concerned; one that is deleted neither, and no
 //! secret. Its row stays until its last delivery is gone.
 //!
+//! Of a team that is disabled nothing is sent: deliveries wait, and events for theirs, until it is enabled.
+//!
 //! All writes are carried out one after the other, also beside other processes, because they touch webhooks and deliveries in
 //! either order.
 
@@ -41,8 +43,13 @@ pub struct WebhookKey {
 }
 
 impl Endpoint for WebhookKey {
-    const NAMES: &'static Names =
-        &names("team_webhooks", "team_webhook_deliveries", "team_webhook_attempts", ["team_id", "webhook_id"]);
+    const NAMES: &'static Names = &names(
+        "team_webhooks",
+        "team_webhook_deliveries",
+        "team_webhook_attempts",
+        ["team_id", "webhook_id"],
+        "team_id IN (SELECT id FROM teams WHERE disabled_at_ms IS NOT NULL)",
+    );
     const LABELS: [&'static str; 2] = ["team", "webhook"];
 
     fn key(&self) -> [&str; 2] {

@@ -150,9 +150,9 @@ impl Follower {
         if self.checked_at.elapsed() < CHECK {
             return true;
         }
-        match Caller::again(&self.app, &self.key_id, self.team.as_str()).await {
-            Ok(None) => false,
-            Ok(Some(_)) => {
+        match Caller::still_reads(&self.app, &self.key_id, self.team.as_str()).await {
+            Ok(false) => false,
+            Ok(true) => {
                 self.checked_at = Instant::now();
                 true
             }

@@ -143,6 +143,7 @@ pub async fn delete(
     Path((team, user)): Path<(String, String)>,
 ) -> Result<Response, ApiError> {
     caller.check_team(Some(&team))?;
+    caller.check_enabled()?;
     let user = UserId::from(user);
     if signed_in.id != user {
         signed_in.check_manages()?;

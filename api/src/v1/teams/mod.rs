@@ -16,7 +16,7 @@ use utoipa::ToSchema;
 
 use self::body::TeamBody;
 use super::page::{List, Paging};
-use crate::auth::{ReadAccess, UserAccess};
+use crate::auth::{OwnAccess, ReadAccess, UserAccess};
 use crate::plan::Plan;
 use crate::state::App;
 use crate::store::teams::{SLUG_RULE, is_slug};
@@ -62,7 +62,7 @@ pub struct CreateRequest {
     responses((status = 200, description = "A page", body = TeamList))
 )]
 pub async fn list(
-    ReadAccess(caller): ReadAccess,
+    OwnAccess(caller): OwnAccess,
     State(app): State<App>,
     query: Pairs,
 ) -> Result<JsonBody<TeamList>, ApiError> {

@@ -126,6 +126,26 @@ async fn what_is_for_users_is_for_those_whose_role_is_enough() {
 }
 
 #[tokio::test]
+async fn of_a_disabled_team_users_have_what_is_their_own_and_nothing_else() {
+    let host = Host::new().await;
+    let owner = host.user("ada@example.com", "acme", Role::Owner).await;
+    host.disable("acme").await;
+    for operation in PEOPLE.iter().filter(|operation| operation.needs != Needs::Nothing) {
+        let is_own = operation.needs == Needs::User || ["/v1/me", "/v1/teams"].contains(&operation.path);
+
+        let answer = operation.send(&host, "acme", &owner.token).await;
+
+        match is_own {
+            true => assert_ne!(answer.status.as_u16(), 403, "{} {}", operation.method, operation.path),
+            false => answer.is_of_disabled(),
+        }
+        if operation.needs == Needs::Key {
+            operation.send(&host, "acme", &host.write).await.is_of_disabled();
+        }
+    }
+}
+
+#[tokio::test]
 async fn what_is_for_users_is_not_for_keys_strangers_or_nobody() {
     let host = Host::new().await;
     let stranger = host.user("stranger@example.com", "elsewhere", Role::Owner).await;

@@ -125,6 +125,23 @@ async fn every_operation_needs_a_key() {
 }
 
 #[tokio::test]
+async fn no_operation_is_for_keys_of_a_disabled_team_nor_for_what_they_have_made() {
+    let host = Host::new().await;
+    let sandbox = host.sdk_sandbox().await;
+    let volume = host.sdk("POST", "/volumes", Some(json!({"name": "v"}))).await.expect(201);
+    let content = format!("/volumecontent/{}/dir?path=/", volume["volumeID"].as_str().unwrap());
+    let token = volume["token"].as_str().unwrap();
+    host.disable("acme").await;
+    for operation in &OPERATIONS {
+        let request = sdk_request(operation.method, &path(operation, &sandbox), &host.write, body(operation));
+        let message = host.send(request).await.fails(403);
+        assert!(message.contains("ask the operator"), "{} {}: {message}", operation.method, operation.path);
+    }
+    host.call("GET", &content, token, None).await.fails(403);
+    host.send(sdk_request("GET", "/v2/sandboxes", &host.foreign, None)).await.expect(200);
+}
+
+#[tokio::test]
 async fn what_changes_something_needs_a_key_that_may_write() {
     let host = Host::new().await;
     let sandbox = host.sdk_sandbox().await;
