@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
 use sandpiper_db::testing::TestDatabase;
+use sandpiper_protocol::agent::SandboxState;
 use serde_json::Value;
 
 use crate::support::agent::StubAgent;
@@ -173,6 +174,42 @@ async fn a_policy_that_was_recorded_before_a_kill_is_applied_by_the_next_process
     eventually("the policy is applied", async || !agent.network(id).policy.allow_internet_access).await;
     let shown = || json(&server.get(&format!("/v1/sandboxes/{id}"), key))["network"]["apply_status"].take();
     eventually("it is shown", async || shown() == "applied").await;
+}
+
+#[tokio::test]
+async fn a_team_that_is_disabled_while_nobody_serves_is_stopped_by_the_next_process_until_it_is_enabled() {
+    let folder = tempfile::tempdir().unwrap();
+    let (config, socket) = (folder.path().join("api.toml"), folder.path().join("agent.sock"));
+    let database = TestDatabase::new().await;
+    write_config(&config, &socket, &database);
+    let config_path = config.to_str().unwrap();
+    let key = stdout(&run(&["key", "create", "--config", config_path, "--team", "acme", "--capability", "write"]));
+    let key = key.trim();
+    let agent = StubAgent::start(&socket);
+    let mut server = Server::start(&config);
+    let created = json(&server.send("POST", "/v1/sandboxes", key, r#"{"template": "base"}"#));
+    let id = created["id"].as_str().unwrap();
+    let path = format!("/v1/sandboxes/{id}");
+    server.child.kill().unwrap();
+    server.child.wait().unwrap();
+
+    let why = "The invoice of May is not paid";
+    stdout(&run(&["team", "disable", "--config", config_path, "acme", "--reason", why]));
+    assert!(!run(&["team", "disable", "--config", config_path, "acme", "--reason", " "]).status.success());
+    assert!(!run(&["team", "disable", "--config", config_path, "nobodys", "--reason", why]).status.success());
+    let listed: Value =
+        serde_json::from_str(&stdout(&run(&["team", "ls", "--config", config_path, "--json"]))).unwrap();
+    assert_eq!(listed["teams"][0]["disabled"]["reason"], why);
+    let server = Server::start(&config);
+
+    let refused = server.get(&path, key);
+    assert!(refused.starts_with("HTTP/1.1 403") && refused.contains(why), "{refused}");
+    let state = || agent.records().sandboxes[id].state;
+    eventually("it is paused", async || state() == SandboxState::Stopped).await;
+    stdout(&run(&["team", "enable", "--config", config_path, "acme"]));
+    assert_eq!(json(&server.get(&path, key))["state"], "stopped");
+    let audit = stdout(&run(&["audit", "--config", config_path, "--resource", "acme"]));
+    assert!(audit.contains("sandpiper-api team enable") && audit.contains("sandpiper-api team disable"), "{audit}");
 }
 
 #[test]
