@@ -20,7 +20,7 @@ use crate::wait::wait_until;
 use crate::watch::Services;
 
 /// Tables of what is kept after it happened, or for ever.
-const KEPT: [&str; 32] = [
+const KEPT: [&str; 33] = [
     "api_keys",
     "audit",
     "banks",
