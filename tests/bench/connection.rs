@@ -78,7 +78,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         };
         let head = std::str::from_utf8(&self.buffer[..body])?;
         let is_success = head.starts_with("HTTP/1.1 2") || head.starts_with("HTTP/1.0 2");
-        let length: usize = header(head, "content-length").context("a response without a length")?.parse()?;
+        // Which never has a body, and does not say so.
+        let is_empty = head.split(' ').nth(1) == Some("204");
+        let length = header(head, "content-length").or(is_empty.then_some("0"));
+        let length: usize = length.context("a response without a length")?.parse()?;
         while self.buffer.len() < body + length {
             self.read_some().await?;
         }
