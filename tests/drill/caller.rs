@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
+use reqwest::header::CONTENT_TYPE;
 use reqwest::{Method, StatusCode};
 use sandpiper_protocol::id;
 use serde_json::Value;
@@ -17,6 +18,8 @@ pub(crate) const TIMEOUT: Duration = Duration::from_secs(300);
 pub(crate) const PAUSE: Duration = Duration::from_millis(250);
 /// For one answer: longer than the API takes for anything.
 const ANSWER: Duration = Duration::from_secs(180);
+/// Of an answer that is a JSON value a line: here it is an array of them.
+const LINES: &str = "application/jsonl";
 
 /// Who asks, with one key.
 #[derive(Clone)]
@@ -105,7 +108,13 @@ impl Caller {
         }
         let answer = request.send().await?;
         let status = answer.status();
+        let has_lines = answer.headers().get(CONTENT_TYPE).is_some_and(|value| value == LINES);
         let body = answer.bytes().await?;
-        Ok((status, serde_json::from_slice(&body).unwrap_or_default()))
+        let parsed = if has_lines {
+            serde_json::Deserializer::from_slice(&body).into_iter::<Value>().collect::<Result<_, _>>()
+        } else {
+            serde_json::from_slice(&body)
+        };
+        Ok((status, parsed.unwrap_or_default()))
     }
 }

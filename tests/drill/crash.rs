@@ -1,5 +1,5 @@
 //! Processes of the host are killed at random while it is used in all ways; then it is looked whether anything
-//! acknowledged is lost, anything is there twice, or anything is left over.
+//! acknowledged is lost, anything is there twice or billed otherwise than it ran, or anything is left over.
 
 use std::any::Any;
 use std::fs;
@@ -16,9 +16,10 @@ use crate::caller::Caller;
 use crate::faults::{self, Victim};
 use crate::ledger::Ledger;
 use crate::merchant::Merchant;
+use crate::observer::{Observer, now_ms};
 use crate::postgres::Postgres;
 use crate::subject::Subject;
-use crate::tenant;
+use crate::{tenant, usage};
 
 /// Machines that wait for them.
 const PARKED: u32 = 3;
@@ -27,20 +28,37 @@ const TENANTS: u64 = 3;
 /// The database and what else the host does not keep itself; made anew by each drill.
 const FOLDER: &str = "/var/lib/sandpiper/drill";
 
-/// A drill of a new host, of which some, or all where none is named, are killed; what came of it.
-pub(crate) async fn run(time: Duration, victims: &[Victim], seed: u64) -> anyhow::Result<Arc<Ledger>> {
-    let ledger = Arc::new(Ledger::default());
+/// Where the API's data are.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Database {
+    Sqlite,
+    Postgres,
+}
+
+/// A drill of a new host, of which these are killed; what came of it.
+pub(crate) async fn run(
+    time: Duration,
+    database: Database,
+    victims: &[Victim],
+    seed: u64,
+) -> anyhow::Result<Arc<Ledger>> {
+    let (ledger, begin_ms) = (Arc::new(Ledger::default()), now_ms());
     let folder = Path::new(FOLDER);
     let _ = fs::remove_dir_all(folder);
     fs::create_dir_all(folder)?;
     fs::set_permissions(folder, fs::Permissions::from_mode(0o755))?;
-    let postgres = Postgres::start(&folder.join("postgres"))?;
+    let postgres = match database {
+        Database::Postgres => Some(Postgres::start(&folder.join("postgres"))?),
+        Database::Sqlite => None,
+    };
     let receiver = Receiver::start().await?;
-    let host = Host::set_up(&setup(&postgres, &receiver.certificate)?);
+    let host = Host::set_up(&setup(postgres.as_ref(), &receiver.certificate)?);
+    let observer = Observer::start();
     eprintln!("drill crash: agent and API write to {}", host.log().display());
 
     host.wait_until_warm(&small()).await.delete().await;
-    let merchant = Merchant::new(Caller::new(&host.api_url, &host.operator_key, ledger.clone())?, receiver).await?;
+    let operator = Caller::new(&host.api_url, &host.operator_key, ledger.clone())?;
+    let merchant = Merchant::new(operator.clone(), receiver).await?;
     // None that waits is counted, before and after.
     host.set_parking(0).await;
     let before = host.inventory().await;
@@ -66,13 +84,14 @@ pub(crate) async fn run(time: Duration, victims: &[Victim], seed: u64) -> anyhow
     }
     merchant.await?.audit().await;
     unknown(&caller).await?;
+    usage::audit(&caller, &operator, begin_ms, observer).await?;
     faults::park_none(&ledger).await;
     holds_what_it_held(before, &ledger).await;
     drop(postgres);
     Ok(ledger)
 }
 
-fn setup(postgres: &Postgres, certificate: &str) -> anyhow::Result<Setup> {
+fn setup(postgres: Option<&Postgres>, certificate: &str) -> anyhow::Result<Setup> {
     let authority = Path::new(FOLDER).join("authority.pem");
     fs::write(&authority, certificate)?;
     let limits = "per_second = 1000000\nburst = 1000000\n";
@@ -80,7 +99,7 @@ fn setup(postgres: &Postgres, certificate: &str) -> anyhow::Result<Setup> {
         "[rate_limit]\n{limits}[operator_rate_limit]\n{limits}\
          [webhooks]\nallow_addresses = [\"127.0.0.0/8\"]\nca_file = {authority:?}\n"
     );
-    Ok(Setup { database: Some(postgres.url()), api_settings, parked: PARKED, at_exit: AtExit::Keep })
+    Ok(Setup { database: postgres.map(Postgres::url), api_settings, parked: PARKED, at_exit: AtExit::Keep })
 }
 
 async fn last_look(mut subject: Subject) -> anyhow::Result<()> {

@@ -1,10 +1,9 @@
 //! Who is killed, and when.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use clap::ValueEnum;
+use anyhow::bail;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use rand::rngs::StdRng;
@@ -12,17 +11,18 @@ use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
 use reqwest::Method;
 use serde_json::Value;
-use support::{AtExit, Host, wait_for};
+use support::{AtExit, Host, Monitor, Sighting, wait_for};
 use tokio::task::spawn_blocking;
 
 use crate::caller::Caller;
 use crate::ledger::Ledger;
+use crate::observer::now_ms;
 use crate::postgres::Postgres;
 
 /// Between two kills, in milliseconds: some meet what the last one began.
 const BETWEEN: std::ops::Range<u64> = 200..8000;
 
-#[derive(Clone, Copy, clap::ValueEnum)]
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Victim {
     Agent,
     Api,
@@ -31,16 +31,15 @@ pub(crate) enum Victim {
     Postgres,
 }
 
-/// Kills some of `victims`, or of all where there is none, until `end`; then everything is up again.
+/// Kills some of `victims` until `end`; then everything is up again.
 pub(crate) async fn go_on(
     caller: Caller,
-    mut postgres: Postgres,
+    mut postgres: Option<Postgres>,
     victims: &[Victim],
     seed: u64,
     end: Instant,
-) -> anyhow::Result<Postgres> {
+) -> anyhow::Result<Option<Postgres>> {
     let host = Host::shared();
-    let victims = if victims.is_empty() { Victim::value_variants() } else { victims };
     let mut random = StdRng::seed_from_u64(seed);
     loop {
         tokio::time::sleep(Duration::from_millis(random.random_range(BETWEEN))).await;
@@ -49,17 +48,18 @@ pub(crate) async fn go_on(
         }
         let ledger = &caller.ledger;
         match *victims.choose(&mut random).expect("there are some") {
-            Victim::Agent => fell(ledger, "agent", host.agent_pid()),
-            Victim::Api => fell(ledger, "API", host.api_pid()),
+            Victim::Agent => drop(fell(ledger, "agent", host.agent_pid())),
+            Victim::Api => drop(fell(ledger, "API", host.api_pid())),
             Victim::Monitor => fell_monitor(ledger, &mut random),
             Victim::Up => {
                 fell(ledger, "up", host.up_pid());
                 host.start_up_again(AtExit::Keep).await;
             }
             Victim::Postgres => {
-                postgres.kill()?;
+                let Some(mut server) = postgres.take() else { bail!("there is no PostgreSQL to be killed") };
+                server.kill()?;
                 ledger.killed("PostgreSQL");
-                postgres = spawn_blocking(move || postgres.restart().map(|()| postgres)).await??;
+                postgres = Some(spawn_blocking(move || server.restart().map(|()| server)).await??);
             }
         }
     }
@@ -81,26 +81,27 @@ pub(crate) async fn park_none(ledger: &Arc<Ledger>) {
     .await;
 }
 
-/// Kills a process, unless it is just being started.
-fn fell(ledger: &Arc<Ledger>, name: &'static str, pid: Option<Pid>) {
+/// Kills a process, unless it is just being started; whether it did.
+fn fell(ledger: &Arc<Ledger>, name: &'static str, pid: Option<Pid>) -> bool {
     // One that has just ended by itself cannot be killed.
-    if pid.is_some_and(|pid| kill(pid, Signal::SIGKILL).is_ok()) {
+    let is_killed = pid.is_some_and(|pid| kill(pid, Signal::SIGKILL).is_ok());
+    if is_killed {
         ledger.killed(name);
     }
+    is_killed
 }
 
 /// Kills the monitor of one sandbox, if any has one.
 fn fell_monitor(ledger: &Arc<Ledger>, random: &mut StdRng) {
-    let host = Host::shared();
-    let ids = host.folders().into_iter().flat_map(|folder| names(&folder));
-    let running: Vec<(String, Pid)> = ids.filter_map(|id| Some((id.clone(), host.monitor_of(&id)?))).collect();
-    if let Some((id, pid)) = running.choose(random) {
-        ledger.crashes(id);
-        fell(ledger, "monitor", Some(*pid));
+    let sightings = Host::shared().sightings().into_iter();
+    let running: Vec<(String, Monitor)> = sightings
+        .filter_map(|Sighting { sandbox, monitor, .. }| Some((sandbox, monitor.filter(|monitor| monitor.lives)?)))
+        .collect();
+    if let Some((sandbox, monitor)) = running.choose(random) {
+        ledger.crashes(sandbox);
+        let at_ms = now_ms();
+        if fell(ledger, "monitor", Some(monitor.pid)) {
+            ledger.killed_monitor(&monitor.id, at_ms);
+        }
     }
-}
-
-fn names(folder: &Path) -> Vec<String> {
-    let entries = std::fs::read_dir(folder).into_iter().flatten();
-    entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect()
 }

@@ -6,6 +6,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde_json::{Value, json};
 
+use crate::comparison::{Wanted, Window};
+use crate::observer::now_ms;
+use crate::usage::Figures;
+
 /// Of one drill, written by all of its parts.
 #[derive(Default)]
 pub(crate) struct Ledger(Mutex<Entries>);
@@ -17,6 +21,11 @@ struct Entries {
     kills: BTreeMap<&'static str, usize>,
     /// How often the monitor of a sandbox was killed.
     crashes: HashMap<String, usize>,
+    /// When which monitors were killed.
+    killed_monitors: HashMap<String, i64>,
+    /// What clients were told of sandboxes.
+    windows: Vec<Window>,
+    usage: Option<Figures>,
     findings: Vec<String>,
 }
 
@@ -53,6 +62,32 @@ impl Ledger {
         self.entries().crashes.get(sandbox).copied().unwrap_or_default()
     }
 
+    /// This monitor was killed just after `at_ms`.
+    pub(crate) fn killed_monitor(&self, id: &str, at_ms: i64) {
+        self.entries().killed_monitors.insert(id.to_owned(), at_ms);
+    }
+
+    /// When which monitors were killed, in milliseconds since 1970.
+    pub(crate) fn killed_monitors(&self) -> HashMap<String, i64> {
+        self.entries().killed_monitors.clone()
+    }
+
+    /// A client has just been told that a sandbox is as it wanted it, for which it asked first at `asked_ms`.
+    pub(crate) fn told(&self, sandbox: &str, wanted: Wanted, asked_ms: i64) {
+        let window = Window { sandbox: sandbox.to_owned(), wanted, time: asked_ms..=now_ms() };
+        self.entries().windows.push(window);
+    }
+
+    /// All that clients were told.
+    pub(crate) fn windows(&self) -> Vec<Window> {
+        self.entries().windows.clone()
+    }
+
+    /// What ran, and what is billed.
+    pub(crate) fn used(&self, figures: Figures) {
+        self.entries().usage = Some(figures);
+    }
+
     /// Something is wrong.
     pub(crate) fn find(&self, finding: String) {
         eprintln!("FOUND: {finding}");
@@ -74,6 +109,9 @@ impl Ledger {
         for (what, times) in &entries.kills {
             let _ = writeln!(table, "  {what:<24}{times:>14}");
         }
+        if let Some(usage) = &entries.usage {
+            let _ = write!(table, "\n{usage}");
+        }
         let _ = writeln!(table, "\n  lost, doubled or left over: {}", entries.findings.len());
         for finding in &entries.findings {
             let _ = writeln!(table, "  - {finding}");
@@ -90,6 +128,7 @@ impl Ledger {
         json!({
             "done": entries.work.iter().map(work).collect::<serde_json::Map<_, _>>(),
             "killed": entries.kills,
+            "usage": entries.usage,
             "findings": entries.findings,
         })
     }

@@ -13,6 +13,8 @@ use serde_json::{Value, json};
 use support::{Host, shell, text};
 
 use crate::caller::{Caller, PAUSE, TIMEOUT};
+use crate::comparison::Wanted;
+use crate::observer::now_ms;
 
 /// For a command in a guest, in software emulation beside others.
 const RUN: Duration = Duration::from_secs(60);
@@ -35,15 +37,18 @@ impl Subject {
     /// A new sandbox of the base template.
     pub(crate) async fn create(caller: &Caller) -> anyhow::Result<Self> {
         let body = json!({"template": "base", "memory_mb": 256, "cpu": 1, "timeout": 7200});
+        let asked_ms = now_ms();
         let created = caller.ask("create", Method::POST, "/v1/sandboxes", &body).await?;
-        let mut subject = Self::new(caller, &created)?;
+        let mut subject = Self::new(caller, &created, asked_ms)?;
         subject.run("touch log lock; sync . log").await?;
         subject.verify().await?;
         Ok(subject)
     }
 
-    fn new(caller: &Caller, shown: &Value) -> anyhow::Result<Self> {
+    /// One that has just been made, for which was asked first at `asked_ms`.
+    fn new(caller: &Caller, shown: &Value, asked_ms: i64) -> anyhow::Result<Self> {
         let id = shown["id"].as_str().with_context(|| format!("a sandbox without an id: {shown}"))?.to_owned();
+        caller.ledger.told(&id, Wanted::Running, asked_ms);
         // It may have crashed before anybody was told of it.
         Ok(Self { caller: caller.clone(), id, acknowledged: 0, boot: None, crashes: 0 })
     }
@@ -53,11 +58,19 @@ impl Subject {
     }
 
     pub(crate) async fn pause(&self) -> anyhow::Result<()> {
-        self.caller.ask("pause", Method::POST, &self.path("/pause"), &json!({})).await.map(drop)
+        self.ask_for(Wanted::Stopped, "pause", "/pause").await.map(drop)
     }
 
     pub(crate) async fn resume(&self) -> anyhow::Result<()> {
-        self.caller.ask("resume", Method::POST, &self.path("/resume"), &json!({})).await.map(drop)
+        self.ask_for(Wanted::Running, "resume", "/resume").await.map(drop)
+    }
+
+    /// What answers the request that it runs, or does not.
+    async fn ask_for(&self, wanted: Wanted, what: &'static str, path: &str) -> anyhow::Result<Value> {
+        let asked_ms = now_ms();
+        let answer = self.caller.ask(what, Method::POST, &self.path(path), &json!({})).await?;
+        self.caller.ledger.told(&self.id, wanted, asked_ms);
+        Ok(answer)
     }
 
     /// Writes one more number and has it reach the disk.
@@ -111,8 +124,9 @@ impl Subject {
         let taken = self.caller.ask(what, Method::POST, &self.path("/checkpoints"), &json!({"memory": memory})).await?;
         let id = taken["id"].as_str().with_context(|| format!("a checkpoint without an id: {taken}"))?;
         let body = json!({"snapshot_id": id, "timeout": 7200});
+        let asked_ms = now_ms();
         let restored = self.caller.ask("restore", Method::POST, "/v1/sandboxes", &body).await?;
-        let copy = self.copy(&restored, memory.then_some(crashes))?;
+        let copy = self.copy(&restored, asked_ms, memory.then_some(crashes))?;
         copy.verify_and_delete().await.with_context(|| format!("restored from {id}"))?;
         self.caller.delete("delete", &format!("/v1/checkpoints/{id}")).await
     }
@@ -120,14 +134,15 @@ impl Subject {
     /// Forks it, looks whether all is there, and takes the fork away.
     pub(crate) async fn fork(&self) -> anyhow::Result<()> {
         let crashes = self.caller.ledger.crashes_of(&self.id);
+        let asked_ms = now_ms();
         let forked = self.caller.ask("fork", Method::POST, &self.path("/fork"), &json!({"count": 1})).await?;
-        self.copy(&forked["sandboxes"][0], Some(crashes))?.verify_and_delete().await.context("forked")
+        self.copy(&forked["sandboxes"][0], asked_ms, Some(crashes))?.verify_and_delete().await.context("forked")
     }
 
     /// A sandbox that goes on from where this one was. It has the same processes if it was made with memory, and this one
     /// has crashed no more often than it had before.
-    fn copy(&self, shown: &Value, crashes: Option<usize>) -> anyhow::Result<Self> {
-        let mut copy = Self::new(&self.caller, shown)?;
+    fn copy(&self, shown: &Value, asked_ms: i64, crashes: Option<usize>) -> anyhow::Result<Self> {
+        let mut copy = Self::new(&self.caller, shown, asked_ms)?;
         copy.acknowledged = self.acknowledged;
         let is_same = crashes.is_some_and(|before| before == self.caller.ledger.crashes_of(&self.id));
         copy.boot = self.boot.clone().filter(|_| is_same && self.crashes == self.caller.ledger.crashes_of(&self.id));
@@ -142,7 +157,9 @@ impl Subject {
 
     /// Takes it away, and looks whether it is gone.
     pub(crate) async fn delete(self) -> anyhow::Result<()> {
+        let asked_ms = now_ms();
         self.caller.delete("delete", &self.path("")).await?;
+        self.caller.ledger.told(&self.id, Wanted::Stopped, asked_ms);
         let shown = Host::shared().client.show(&self.id).await;
         match shown {
             Ok(shown) => anyhow::bail!("left over: {} was deleted and is {}", self.id, shown.state),
@@ -156,7 +173,7 @@ impl Subject {
         let begin = Instant::now();
         let mut requests = 0;
         loop {
-            let mut answer = self.caller.ask("connect", Method::POST, &self.path("/connect"), &json!({})).await?;
+            let mut answer = self.ask_for(Wanted::Running, "connect", "/connect").await?;
             let session: Session = serde_json::from_value(answer["session"].take())?;
             requests += 1;
             let data_plane = Host::shared().client.data_plane(&session);

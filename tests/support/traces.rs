@@ -15,7 +15,7 @@ use crate::sandbox::Sandbox;
 use crate::wait::wait_until;
 
 /// Variable of a monitor's environment: the folder that it was idle in.
-const MARKER: &str = "SANDPIPER_SANDBOX=";
+pub(crate) const MARKER: &str = "SANDPIPER_SANDBOX=";
 
 /// Slots that the agent keeps ready by default.
 const READY_SLOTS: usize = 12;
@@ -242,7 +242,7 @@ impl Traces {
 }
 
 /// The monitor that a record names.
-fn pid_in(record: &Value) -> Option<Pid> {
+pub(crate) fn pid_in(record: &Value) -> Option<Pid> {
     let pid = record["process"]["identity"]["pid"].as_i64()?;
     Some(Pid::from_raw(pid.try_into().ok()?))
 }
@@ -286,7 +286,7 @@ fn below(folder: &Path) -> Vec<PathBuf> {
     names(folder).into_iter().map(|name| folder.join(name)).collect()
 }
 
-fn names(folder: &Path) -> Vec<String> {
+pub(crate) fn names(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).into_iter().flatten();
     entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect()
 }

@@ -1,0 +1,352 @@
+//! Who sees when sandboxes really run, and asks nobody: many times a second it looks at their records' files and their monitors'
+//! processes, and whether an agent takes connections.
+//!
+//! A run begins and ends with a record that says so. The agent reads its clock, writes the record, waits for the disk and puts
+//! the file in its place: so the file's own time says within moments when that was, and the looks before and after it that
+//! no other record was between them.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use support::{Host, Sighting};
+
+use crate::comparison::{CLOCK_MS, Run};
+
+/// Between two looks.
+const LOOK: Duration = Duration::from_millis(50);
+/// Between the agent's reading of the clock and the time of the file, on a machine that has much to do.
+const BEFORE_WRITTEN_MS: i64 = 250;
+/// How long an agent takes to notice that a monitor has ended.
+const NOTICED_MS: i64 = 1000;
+/// The agent notes every five seconds that all run, and waits for the disk then.
+const NOTED_MS: i64 = 7000;
+/// An agent that listened for so long has noted something.
+const FIRST_NOTED_MS: i64 = 2000;
+
+/// Milliseconds since 1970.
+pub(crate) fn now_ms() -> i64 {
+    Timestamp::now().as_millisecond()
+}
+
+/// Looks until it is told to end.
+pub(crate) struct Observer {
+    ends: Arc<AtomicBool>,
+    thread: JoinHandle<Seen>,
+}
+
+impl Observer {
+    /// Begins to look at the shared host, on which nothing runs yet.
+    pub(crate) fn start() -> Self {
+        let ends = Arc::new(AtomicBool::new(false));
+        let is_over = Arc::clone(&ends);
+        let thread = thread::spawn(move || {
+            let mut seen = Seen::default();
+            while !is_over.load(Ordering::Relaxed) {
+                seen.add(&Look::take());
+                thread::sleep(LOOK);
+            }
+            seen
+        });
+        Self { ends, thread }
+    }
+
+    /// All that was seen. Blocks for a moment.
+    ///
+    /// # Errors
+    /// Where the observer itself has failed.
+    pub(crate) fn end(self) -> anyhow::Result<Seen> {
+        self.ends.store(true, Ordering::Relaxed);
+        self.thread.join().map_err(|_| anyhow::anyhow!("the observer of usage panicked"))
+    }
+}
+
+/// One look at the whole host.
+struct Look {
+    /// From its first moment to its last.
+    time: RangeInclusive<i64>,
+    agent_listens: bool,
+    sandboxes: Vec<Sighting>,
+}
+
+impl Look {
+    fn take() -> Self {
+        let (host, begin) = (Host::shared(), now_ms());
+        let (agent_listens, sandboxes) = (host.agent_listens(), host.sightings());
+        Self { time: begin..=now_ms(), agent_listens, sandboxes }
+    }
+}
+
+/// What was seen in all looks.
+#[derive(Default)]
+pub(crate) struct Seen {
+    /// By sandbox and monitor.
+    machines: BTreeMap<(String, String), Machine>,
+    /// When an agent listened, from the first look to the last that found one.
+    agents: Vec<RangeInclusive<i64>>,
+    last: Option<RangeInclusive<i64>>,
+    pub(crate) looks: usize,
+    /// Between the beginnings of two looks, at most.
+    pub(crate) longest_pause_ms: i64,
+}
+
+/// A machine of a sandbox.
+struct Machine {
+    /// The beginning of the last look at which it was not its team's yet.
+    before_ms: i64,
+    /// When the first record was written that has it be its team's, and how long there had been no look.
+    ready: Option<(i64, i64)>,
+    /// The beginning of the last look that found it alive.
+    alive_ms: i64,
+    /// The last moment of the last look at which it was being saved.
+    saved_ms: i64,
+    /// The last moment of the first look that found it dead.
+    dead_ms: Option<i64>,
+    over: Option<Over>,
+}
+
+/// A machine is its team's no more.
+#[derive(Clone, Copy)]
+struct Over {
+    /// The last moment of the look that found it so.
+    found_ms: i64,
+    /// When the record was written that says so; where it is gone already, the same.
+    written_ms: i64,
+    pause_ms: i64,
+}
+
+impl Seen {
+    fn add(&mut self, look: &Look) {
+        let (begin, end) = (*look.time.start(), *look.time.end());
+        let before_ms = self.last.as_ref().map_or(begin, |last| *last.start());
+        let pause_ms = begin - before_ms;
+        self.see_agent(look);
+        for Sighting { sandbox, written_ms, monitor } in &look.sandboxes {
+            let Some(monitor) = monitor else { continue };
+            let machine = self.machines.entry((sandbox.clone(), monitor.id.clone())).or_insert(Machine {
+                before_ms,
+                ready: None,
+                alive_ms: before_ms,
+                saved_ms: i64::MIN,
+                dead_ms: None,
+                over: None,
+            });
+            if monitor.is_ready {
+                machine.ready.get_or_insert((*written_ms, pause_ms));
+            } else if machine.ready.is_none() {
+                machine.before_ms = begin;
+            }
+            // After its run it is paused, and waits for its end.
+            if monitor.is_ready || machine.ready.is_none() {
+                if monitor.lives {
+                    machine.alive_ms = begin;
+                } else {
+                    machine.dead_ms.get_or_insert(end);
+                }
+            }
+            if monitor.is_being_saved {
+                machine.saved_ms = end;
+            }
+        }
+        for ((sandbox, id), machine) in self.machines.iter_mut().filter(|(_, machine)| machine.over.is_none()) {
+            let sighting = look.sandboxes.iter().find(|sighting| sighting.sandbox == *sandbox);
+            let monitor = sighting.and_then(|sighting| sighting.monitor.as_ref()).filter(|monitor| monitor.id == *id);
+            // One that was never ready is over once it is gone.
+            if !monitor.is_some_and(|monitor| monitor.is_ready || machine.ready.is_none()) {
+                let written_ms = sighting.map_or(end, |sighting| sighting.written_ms.min(end));
+                machine.over = Some(Over { found_ms: end, written_ms, pause_ms });
+            }
+        }
+        self.looks += 1;
+        self.longest_pause_ms = self.longest_pause_ms.max(pause_ms);
+        self.last = Some(look.time.clone());
+    }
+
+    fn see_agent(&mut self, look: &Look) {
+        let last = self.last.as_ref().map_or(i64::MIN, |last| *last.end());
+        match self.agents.last_mut().filter(|agent| *agent.end() == last) {
+            Some(agent) if look.agent_listens => *agent = *agent.start()..=*look.time.end(),
+            None if look.agent_listens => self.agents.push(look.time.clone()),
+            _ => {}
+        }
+    }
+
+    /// The runs of all machines, given when which monitors were killed.
+    pub(crate) fn runs(&self, kills: &HashMap<String, i64>) -> Vec<Run> {
+        let machines = self.machines.iter();
+        machines.map(|((sandbox, id), machine)| self.run(sandbox, machine, kills.get(id).copied())).collect()
+    }
+
+    fn run(&self, sandbox: &str, machine: &Machine, killed_ms: Option<i64>) -> Run {
+        let sandbox = sandbox.to_owned();
+        let last_ms = self.last.as_ref().map_or(machine.alive_ms, |last| *last.end());
+        let over = machine.over.unwrap_or(Over { found_ms: last_ms, written_ms: last_ms, pause_ms: 0 });
+        let Some((written_ms, pause_ms)) = machine.ready else {
+            // It may have been its team's after one look and before the next.
+            let some_time = machine.before_ms.min(machine.alive_ms) - BEFORE_WRITTEN_MS..=over.found_ms;
+            return Run {
+                sandbox,
+                is_certain: false,
+                began: some_time.clone(),
+                ended: some_time,
+                last_seen: None,
+                most_ms: self.longest_pause_ms + BEFORE_WRITTEN_MS,
+            };
+        };
+        // A record that was written before the look is the first that says so; another may have been between two looks.
+        let earliest =
+            |written_ms: i64, look_ms: i64, pause_ms: i64| written_ms.min(look_ms) - BEFORE_WRITTEN_MS.max(pause_ms);
+        let began = earliest(written_ms, machine.before_ms, pause_ms)..=written_ms + CLOCK_MS;
+        let died_ms = killed_ms.or(machine.dead_ms);
+        let first = earliest(over.written_ms, killed_ms.unwrap_or(machine.alive_ms), over.pause_ms);
+        let last = died_ms.map_or(over.written_ms, |died_ms| self.noticed_by(died_ms, machine).min(over.written_ms));
+        let ended = first..=last.max(first) + CLOCK_MS;
+        let last_seen = self.last_seen(machine, over, died_ms).map(|seen| (*seen.start()).min(first)..=*seen.end());
+        let most_ms = ended.end() - began.start();
+        Run { sandbox, is_certain: true, began, ended, last_seen, most_ms }
+    }
+
+    /// By when the agent knows of a machine's end. One that saves it learns of that afterwards, one that was away when it
+    /// is there.
+    fn noticed_by(&self, died_ms: i64, machine: &Machine) -> i64 {
+        let agent = self.agents.iter().find(|agent| *agent.end() >= died_ms);
+        let is_there = agent.map_or(i64::MAX - NOTICED_MS, |agent| *agent.start());
+        died_ms.max(machine.saved_ms).max(is_there) + NOTICED_MS
+    }
+
+    /// When a machine may have been seen last that ended while no agent was there, or before one had written that down;
+    /// nothing where one was there all the time.
+    fn last_seen(&self, machine: &Machine, over: Over, died_ms: Option<i64>) -> Option<RangeInclusive<i64>> {
+        let died_ms = died_ms?;
+        let was_there =
+            |agent: &RangeInclusive<i64>| *agent.start() <= machine.alive_ms && *agent.end() >= over.found_ms;
+        if self.agents.iter().any(was_there) {
+            return None;
+        }
+        let before = self.agents.iter().rev().filter(|agent| *agent.end() < over.found_ms);
+        let noting = before.into_iter().find(|agent| agent.end() - agent.start() >= FIRST_NOTED_MS);
+        let first = noting.map_or(machine.before_ms, |agent| *agent.start().max(&(agent.end() - NOTED_MS)));
+        // What was not noticed yet is noted with all others.
+        let was_away = self.agents.iter().all(|agent| !agent.contains(&died_ms));
+        let last = if was_away { died_ms } else { died_ms.max(machine.saved_ms) + NOTICED_MS };
+        Some(first.min(last)..=last + CLOCK_MS)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::unistd::Pid;
+    use support::Monitor;
+
+    use super::*;
+
+    /// What the record of the only sandbox says.
+    #[derive(Clone, Copy, PartialEq)]
+    enum Says {
+        Creating,
+        Ready,
+        Checkpointing,
+        Stopped,
+    }
+    use Says::{Checkpointing, Creating, Ready, Stopped};
+
+    /// Of looks from 10 s on, every 50 ms: until when the record says what, written when, with a monitor that lives or not.
+    type Part = (i64, Says, i64, bool);
+
+    /// What is seen of that, with agents that listen at these times.
+    fn seen(parts: &[Part], agents: &[RangeInclusive<i64>]) -> Seen {
+        let (mut seen, mut at) = (Seen::default(), 10_000);
+        for (until, says, written_ms, lives) in parts {
+            while at < *until {
+                let monitor = Monitor {
+                    id: "mon1".to_owned(),
+                    pid: Pid::from_raw(1),
+                    lives: *lives,
+                    is_ready: matches!(says, Ready | Checkpointing),
+                    is_being_saved: *says == Checkpointing,
+                };
+                let monitor = (*says != Stopped).then_some(monitor);
+                let sighting = Sighting { sandbox: "sbx1".to_owned(), written_ms: *written_ms, monitor };
+                let agent_listens = agents.iter().any(|agent| agent.contains(&at));
+                seen.add(&Look { time: at..=at + 2, agent_listens, sandboxes: vec![sighting] });
+                at += 50;
+            }
+        }
+        seen
+    }
+
+    fn run(seen: &Seen, killed_ms: Option<i64>) -> Run {
+        let kills = killed_ms.map(|at| ("mon1".to_owned(), at)).into_iter().collect();
+        let mut runs = seen.runs(&kills);
+        assert_eq!(runs.len(), 1);
+        runs.remove(0)
+    }
+
+    const ALWAYS: [RangeInclusive<i64>; 1] = [0..=i64::MAX];
+
+    #[test]
+    fn a_run_has_the_times_of_the_records_that_begin_and_end_it() {
+        let seen = seen(
+            &[(11_000, Creating, 9000, true), (20_000, Ready, 10_990, true), (20_100, Stopped, 19_980, true)],
+            &ALWAYS,
+        );
+        let run = run(&seen, None);
+        assert!(run.is_certain);
+        assert_eq!((run.began, run.ended, run.last_seen), (10_700..=11_040, 19_700..=20_030, None));
+        assert_eq!((run.most_ms, seen.longest_pause_ms), (20_030 - 10_700, 50));
+    }
+
+    #[test]
+    fn a_record_that_waited_for_the_disk_was_written_when_its_file_says() {
+        let parts = [(12_000, Creating, 9000, true), (20_000, Ready, 10_500, true), (20_100, Stopped, 19_000, true)];
+        let run = run(&seen(&parts, &ALWAYS), None);
+        assert_eq!((run.began, run.ended), (10_250..=10_550, 18_750..=19_050));
+    }
+
+    #[test]
+    fn one_that_was_killed_ran_until_then_and_the_agent_notices_soon() {
+        let parts = [(20_000, Ready, 9000, true), (25_000, Ready, 9000, false), (25_100, Stopped, 24_990, true)];
+        let run = run(&seen(&parts, &ALWAYS), Some(19_970));
+        assert_eq!((run.ended, run.last_seen), (19_720..=21_020, None));
+    }
+
+    #[test]
+    fn an_agent_that_saves_a_machine_notices_its_end_afterwards() {
+        let parts = [
+            (20_000, Ready, 9000, true),
+            (21_000, Checkpointing, 19_990, false),
+            (24_000, Ready, 20_990, false),
+            (24_100, Stopped, 23_990, true),
+        ];
+        let run = run(&seen(&parts, &ALWAYS), Some(19_970));
+        assert_eq!(run.ended, 19_720..=20_952 + 1000 + 50);
+    }
+
+    #[test]
+    fn one_that_was_killed_while_the_agent_was_away_ran_until_it_was_noted_at_least() {
+        let parts = [(22_000, Ready, 9000, true), (24_000, Ready, 9000, false), (26_000, Stopped, 23_990, true)];
+        let run = run(&seen(&parts, &[0..=19_999, 25_000..=99_999]), Some(21_970));
+        assert_eq!(run.last_seen, Some(19_952 - 7000..=21_970 + 50));
+        assert_eq!(run.ended, 21_720..=24_040, "or the next agent saw it die");
+    }
+
+    #[test]
+    fn an_agent_that_was_hardly_there_noted_nothing() {
+        let parts = [(24_000, Ready, 9000, true), (26_000, Ready, 9000, false), (30_000, Stopped, 25_990, true)];
+        let agents = [0..=14_999, 20_000..=20_500, 29_000..=99_999];
+        let run = run(&seen(&parts, &agents), Some(23_970));
+        assert_eq!(*run.last_seen.unwrap().start(), 10_000);
+    }
+
+    #[test]
+    fn one_that_was_never_seen_to_be_ready_was_so_between_two_looks_or_not_at_all() {
+        let parts = [(12_000, Creating, 9000, true), (12_100, Stopped, 11_990, true)];
+        let run = run(&seen(&parts, &ALWAYS), None);
+        assert!(!run.is_certain);
+        assert_eq!((run.began, run.most_ms), (11_700..=12_002, 300));
+    }
+}

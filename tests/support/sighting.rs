@@ -1,0 +1,85 @@
+//! What a look at the host shows of each sandbox, at one moment: its record's file and its monitor's process. The agent is not
+//! asked.
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+use nix::unistd::Pid;
+use serde_json::Value;
+
+use crate::host::{Host, RUNTIME_DIR, STATE_DIR};
+use crate::traces::{MARKER, names, pid_in};
+
+/// A sandbox as it was seen.
+#[derive(Debug, Clone)]
+pub struct Sighting {
+    pub sandbox: String,
+    /// When its record was written, in milliseconds since 1970.
+    pub written_ms: i64,
+    /// None while it is stopped.
+    pub monitor: Option<Monitor>,
+}
+
+/// The monitor that a record names.
+#[derive(Debug, Clone)]
+pub struct Monitor {
+    /// No other monitor ever has it.
+    pub id: String,
+    pub pid: Pid,
+    /// Its process lives.
+    pub lives: bool,
+    /// The record says that the machine is its team's: not while it starts, nor once it is being deleted.
+    pub is_ready: bool,
+    /// The agent is about to save the machine, for a pause or a checkpoint.
+    pub is_being_saved: bool,
+}
+
+impl Host {
+    /// Every sandbox that has a record.
+    pub fn sightings(&self) -> Vec<Sighting> {
+        names(&Path::new(STATE_DIR).join("sandboxes")).into_iter().filter_map(sighting).collect()
+    }
+
+    /// Whether an agent takes connections.
+    pub fn agent_listens(&self) -> bool {
+        UnixStream::connect(Path::new(RUNTIME_DIR).join("agent.sock")).is_ok()
+    }
+}
+
+fn sighting(sandbox: String) -> Option<Sighting> {
+    let folder = Path::new(STATE_DIR).join("sandboxes").join(&sandbox);
+    let (record, written_ms) = ["record.json", "draft.json"].into_iter().find_map(|name| read(&folder.join(name)))?;
+    Some(Sighting { sandbox, written_ms, monitor: monitor(&record) })
+}
+
+/// What a file holds, and when that was written.
+fn read(path: &Path) -> Option<(Value, i64)> {
+    let mut file = File::open(path).ok()?;
+    let metadata = file.metadata().ok()?;
+    let mut text = Vec::new();
+    file.read_to_end(&mut text).ok()?;
+    Some((serde_json::from_slice(&text).ok()?, metadata.mtime() * 1000 + metadata.mtime_nsec() / 1_000_000))
+}
+
+fn monitor(record: &Value) -> Option<Monitor> {
+    let (id, pid) = (record["process"]["id"].as_str()?.to_owned(), pid_in(record)?);
+    let is_pausing = record["pausing"] == true;
+    let (is_ready, is_being_saved) = match record["state"].as_str()? {
+        "ready" => (true, false),
+        "checkpointing" => (true, true),
+        "stopping" => (is_pausing, is_pausing),
+        _ => (false, false),
+    };
+    Some(Monitor { lives: lives(pid, &id), id, pid, is_ready, is_being_saved })
+}
+
+/// Whether this process is the monitor with this id. One that has ended has no environment, if only its parent does not know
+/// yet.
+fn lives(pid: Pid, id: &str) -> bool {
+    let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+    let variable = format!("{MARKER}{STATE_DIR}/monitors/{id}");
+    environment.split(|byte| *byte == 0).any(|found| found == variable.as_bytes())
+}
