@@ -21,7 +21,8 @@ const REMOVE_AGAIN: Duration = Duration::from_secs(5);
 impl Supervisor {
     /// Keeps the disk of a sandbox whose machine ended by itself, and frees everything else.
     pub(crate) async fn lose_machine(&mut self, machine: Option<Running>, error: SandboxError) {
-        let record = self.record();
+        // Its interval ends here: what is cleared away and synced below takes time, and is not its team's.
+        let (record, now) = (self.record(), Timestamp::now());
         tracing::warn!(
             sandbox = record.id.as_str(),
             code = error.code,
@@ -47,7 +48,7 @@ impl Supervisor {
         self.keep_interval().await;
         self.change_regardless(|record| {
             record.note_traffic(traffic);
-            record.lose_machine(error.clone(), Timestamp::now());
+            record.lose_machine(error.clone(), now);
         })
         .await;
         self.follow_interval();
