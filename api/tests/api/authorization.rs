@@ -244,7 +244,7 @@ async fn no_operation_is_for_keys_of_a_disabled_team() {
     host.disable("acme").await;
     for operation in &OPERATIONS {
         for key in [&host.read, &host.write] {
-            host.call(operation.method, &operation.path(&ids), key, operation.body()).await.is_of_disabled();
+            host.call(operation.method, &operation.path(&ids), key, operation.body()).await.refused_as_disabled();
         }
         if !operation.of_one && !operation.streams {
             let answer = host.call(operation.method, &operation.path(&ids), &host.foreign, operation.body()).await;

@@ -49,7 +49,7 @@ impl Host {
 impl Answer {
     /// Asserts that it was refused because the team is disabled, and says what to do.
     #[track_caller]
-    pub(crate) fn is_of_disabled(self) {
+    pub(crate) fn refused_as_disabled(self) {
         let body = self.refused(403, "team_disabled");
         let message = body["message"].as_str().unwrap();
         assert!(message.contains(WHY) && message.contains("ask the operator"), "{message}");
@@ -76,7 +76,7 @@ async fn what_runs_of_a_disabled_team_is_paused_until_it_is_enabled_and_resumed(
     }
     assert_eq!(host.agent.records().forced, [false, true, true], "whatever is open on volumes, and not the checkpoint");
     assert_eq!(host.at_agent(rivals), "ready");
-    host.get(&format!("/v1/sandboxes/{one}")).await.is_of_disabled();
+    host.get(&format!("/v1/sandboxes/{one}")).await.refused_as_disabled();
     host.call("GET", &format!("/v1/sandboxes/{rivals}"), &host.foreign, None).await.expect(200);
 
     host.enable("acme").await;
@@ -190,7 +190,7 @@ async fn a_kept_response_and_its_credentials_are_not_given_out_again() {
     let made = host.send(create()).await.expect(201);
     host.disable("acme").await;
 
-    host.send(create()).await.is_of_disabled();
+    host.send(create()).await.refused_as_disabled();
 
     let refused = host.app.store.audit.newest(None, 1).await.unwrap().remove(0);
     assert_eq!((refused.action.as_str(), refused.status), ("POST /v1/sandboxes", 403));
@@ -217,12 +217,12 @@ async fn a_person_keeps_ones_own_things_and_other_teams() {
     assert_eq!(disabled.iter().filter(|disabled| **disabled).count(), 2, "{teams}");
     call("PATCH", "/v1/me", Some(json!({"name": "Ada"}))).await.expect(200);
     call("GET", "/v1/me/sessions", None).await.expect(200);
-    call("GET", "/v1/sandboxes", None).await.is_of_disabled();
-    call("GET", "/v1/sandboxes?team=acme", None).await.is_of_disabled();
+    call("GET", "/v1/sandboxes", None).await.refused_as_disabled();
+    call("GET", "/v1/sandboxes?team=acme", None).await.refused_as_disabled();
     call("GET", "/v1/sandboxes?team=lab", None).await.expect(200);
     call("POST", "/v1/sandboxes", Some(json!({"template": "base", "team": "lab"}))).await.expect(201);
-    call("POST", "/v1/sandboxes", Some(json!({"template": "base", "team": "acme"}))).await.is_of_disabled();
-    host.call("GET", "/v1/me", &host.write, None).await.is_of_disabled();
+    call("POST", "/v1/sandboxes", Some(json!({"template": "base", "team": "acme"}))).await.refused_as_disabled();
+    host.call("GET", "/v1/me", &host.write, None).await.refused_as_disabled();
     call("POST", "/v1/logout", None).await.expect(204);
 }
 

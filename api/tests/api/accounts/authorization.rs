@@ -137,10 +137,10 @@ async fn of_a_disabled_team_users_have_what_is_their_own_and_nothing_else() {
 
         match is_own {
             true => assert_ne!(answer.status.as_u16(), 403, "{} {}", operation.method, operation.path),
-            false => answer.is_of_disabled(),
+            false => answer.refused_as_disabled(),
         }
         if operation.needs == Needs::Key {
-            operation.send(&host, "acme", &host.write).await.is_of_disabled();
+            operation.send(&host, "acme", &host.write).await.refused_as_disabled();
         }
     }
 }
