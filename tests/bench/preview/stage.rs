@@ -153,6 +153,7 @@ impl Directory for OneSandbox {
     async fn find(&self, _route_token: &str) -> Option<Target> {
         Some(Target {
             sandbox_id: SANDBOX.to_owned(),
+            team_disabled: false,
             state: SandboxState::Ready,
             wakes: false,
             vsock: self.vsock.clone(),
