@@ -27,7 +27,7 @@ pub(super) const WITH_DOCUMENTS: &str = "SELECT s.id, s.team_id, s.state, s.temp
          s.disk_gib, s.timeout_seconds, s.deadline_ms, s.on_timeout, s.auto_resume, s.pause_memory, s.exposed_ports, \
          s.allow_public_traffic, s.network_version, s.network_applied, s.network_error, s.data_plane_url, s.created_at_ms, \
          s.started_at_ms, s.stopped_at_ms, s.expires_at_ms, s.error_code, s.error_message, s.snapshot_id, s.retained_bytes, \
-         s.process, d.metadata, d.policy, d.volume_mounts \
+         s.process, s.capture_output, d.metadata, d.policy, d.volume_mounts \
      FROM sandboxes s JOIN sandbox_documents d ON d.sandbox_id = s.id ";
 
 impl Documents {
