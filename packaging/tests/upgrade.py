@@ -50,18 +50,25 @@ class Container:
             os.remove(self.root + "/usr/sbin/policy-rc.d")
         shutil.rmtree(self.root + "/etc/sandpiper", ignore_errors=True)
         self.console = open(self.area + "/console", "w+")
+        # One that nobody else is in: only there may systemd have controllers.
+        self.cgroup = "/sys/fs/cgroup/" + os.path.basename(self.area)
+        os.mkdir(self.cgroup)
         # What nspawn takes from a container by default is what a host has: writable settings of the kernel, all system calls.
         self.process = subprocess.Popen(
             ["systemd-nspawn", "--quiet", "--directory=" + self.root, "--boot", "--register=no", "--keep-unit", "--capability=all",
              "--private-network", "--link-journal=no", "--console=pipe", "--bind=/dev/kvm", "--bind=/dev/net/tun",
              "--bind=%s:/var/lib/sandpiper" % self.state, "systemd.mask=postgresql.service"],
-            stdin=subprocess.DEVNULL, stdout=self.console, stderr=self.console,
+            stdin=subprocess.DEVNULL, stdout=self.console, stderr=self.console, preexec_fn=self.enter_cgroup,
             env={**os.environ, "SYSTEMD_NSPAWN_API_VFS_WRITABLE": "1", "SYSTEMD_SECCOMP": "0"})
         try:
             self.first = self.wait("systemd has started", self.booted)
         except AssertionError:
             self.close()
             raise
+
+    def enter_cgroup(self):
+        with open(self.cgroup + "/cgroup.procs", "w") as file:
+            file.write("0")
 
     def booted(self):
         found = subprocess.run(["pgrep", "--parent", str(self.process.pid)], stdout=subprocess.PIPE, text=True).stdout.split()
@@ -114,6 +121,8 @@ class Container:
         subprocess.run(["umount", "--lazy", "--recursive", self.area], check=True)
         os.rmdir(self.area)
         shutil.rmtree(self.state)
+        for folder, _, _ in os.walk(self.cgroup, topdown=False):
+            os.rmdir(folder)
 
 
 class Upgrade(unittest.TestCase):
