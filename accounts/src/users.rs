@@ -79,6 +79,12 @@ pub(crate) async fn find(tx: &mut Tx, email: &Email) -> Result<Option<User>, Sto
     row.as_ref().map(user).transpose()
 }
 
+/// Takes a user's password and ends all sessions, in the transaction of what opens the account from now on.
+pub(crate) async fn lock_out(tx: &mut Tx, id: &UserId, now: Timestamp) -> Result<(), StoreError> {
+    sqlx::query("UPDATE users SET password = NULL WHERE id = $1").bind(id.to_string()).execute(&mut **tx).await?;
+    sessions::end_all(tx, id, now).await
+}
+
 /// Adds a user in the transaction of what comes with one, with the hash of a password or without. With this address there may be
 /// another already: then nothing is added, and that is `None`.
 pub async fn add(

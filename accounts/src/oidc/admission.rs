@@ -2,7 +2,8 @@
 //!
 //! 1. Whose identity is linked is that user, whatever address the provider knows by now.
 //! 2. Whose verified address a user has is linked to that user, who has no other identity at this provider. An address that the
-//!    provider has given to somebody else does not open the account of who had it before.
+//!    provider has given to somebody else does not open the account of who had it before. What opened the account so far ends, password
+//!    and sessions: whoever chose them said that the address was theirs, and nobody has verified that.
 //! 3. Whoever is left becomes a new user, without a password, where that is allowed: by the settings, or by an invitation.
 
 use jiff::Timestamp;
@@ -112,7 +113,10 @@ pub async fn admit(
     }
     let is_new = known.is_none();
     let user = match known {
-        Some(user) => Some(user),
+        Some(user) => {
+            users::lock_out(tx, &user.id, now).await?;
+            Some(user)
+        }
         None if admission.sign_up => users::add(tx, email, name, None, now).await?,
         None => None,
     };

@@ -24,11 +24,13 @@ async fn whoever_the_provider_knows_under_the_address_of_a_user_is_that_user() {
     let shown = me(&host, &token).await;
     assert_eq!((&shown["user"]["id"], &shown["user"]["name"]), (&json!(ada.id), &json!("Somebody")));
     let identity = &shown["sign_in"]["identities"][0];
-    assert_eq!((&identity["issuer"], &shown["sign_in"]["has_password"]), (&json!(provider.issuer), &json!(true)));
+    assert_eq!((&identity["issuer"], &shown["sign_in"]["has_password"]), (&json!(provider.issuer), &json!(false)));
     assert_eq!(audited(&host).await, [(Some(ada.id), 200)]);
     let entries = host.call("GET", "/v1/audit?action=POST%20/v1/login/oidc", &token, None).await.expect(200);
     assert_eq!(entries["entries"][0]["resource"], identity["id"]);
-    host.log_in("ada@example.com", PASSWORD).await.expect(200);
+    // Whoever had made the account did not have to have the address.
+    host.log_in("ada@example.com", PASSWORD).await.refused(401, "unauthorized");
+    host.call("GET", "/v1/me", &ada.token, None).await.refused(401, "unauthorized");
     // As after a password.
     let visitor = host.visitor(&token);
     let home = leads_to(&visitor.get("/dashboard").await).to_owned();
