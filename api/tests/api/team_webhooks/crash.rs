@@ -33,6 +33,8 @@ async fn what_happened_arrives_whenever_the_process_is_killed() {
     std::fs::write(&ca, &receiver.pem).unwrap();
     let mut file = std::fs::OpenOptions::new().append(true).open(&config).unwrap();
     writeln!(file, "\n[team_webhooks]\nallow_addresses = [\"127.0.0.0/8\"]\nca_file = {ca:?}").unwrap();
+    // It is asked for all events again and again.
+    writeln!(file, "[rate_limit]\nper_second = 100000\nburst = 100000").unwrap();
     let _agent = StubAgent::start(&socket);
     let path = config.to_str().unwrap().to_owned();
     let key = stdout(&run(&["key", "create", "--config", &path, "--team", "acme", "--capability", "write"]));
