@@ -201,7 +201,7 @@ class Upgrade(unittest.TestCase):
         self.sandpiper("resume", paused)
         self.assertEqual(self.sh(paused, "cat note"), "of before")
         restored = self.sandpiper("checkpoint", "restore", checkpoint).split()[0]
-        self.assertEqual(self.beats(restored)[0], boot)
+        self.assertGreater(int(self.sh(restored, "cat beat")), 0)
         self.sandpiper("rm", restored, paused)
 
         # An agent that is killed is started again by systemd, and finds the sandbox too.

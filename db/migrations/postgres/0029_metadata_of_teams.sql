@@ -1,10 +1,17 @@
 -- A team finds its sandboxes by a pair of their metadata without going through those of others: an entry names the team, and the
 -- index has, for each pair, the ids in the order of a list. What is destroyed has no metadata.
-DELETE FROM sandbox_metadata WHERE sandbox_id IN (SELECT id FROM sandboxes WHERE state = 'destroyed');
-ALTER TABLE sandbox_metadata ADD COLUMN team_id TEXT REFERENCES teams (id);
-UPDATE sandbox_metadata m SET team_id = s.team_id FROM sandboxes s WHERE s.id = m.sandbox_id;
-ALTER TABLE sandbox_metadata ALTER COLUMN team_id SET NOT NULL;
-DROP INDEX sandbox_metadata_by_value;
+CREATE TABLE metadata_of_teams (
+    sandbox_id TEXT NOT NULL REFERENCES sandboxes (id),
+    team_id    TEXT NOT NULL REFERENCES teams (id),
+    key        TEXT NOT NULL,
+    value      TEXT NOT NULL,
+    PRIMARY KEY (sandbox_id, key)
+);
+INSERT INTO metadata_of_teams (sandbox_id, team_id, key, value)
+SELECT m.sandbox_id, s.team_id, m.key, m.value FROM sandbox_metadata m
+JOIN sandboxes s ON s.id = m.sandbox_id WHERE s.state <> 'destroyed';
+DROP TABLE sandbox_metadata;
+ALTER TABLE metadata_of_teams RENAME TO sandbox_metadata;
 CREATE INDEX sandbox_metadata_by_value ON sandbox_metadata (team_id, key, value, sandbox_id);
 
 -- What belongs to a sandbox and stands in tables of its own, a row for each sandbox: an object, a policy and a list, all JSON.
