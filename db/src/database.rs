@@ -365,10 +365,16 @@ mod tests {
         [" ADD FOREIGN KEY ", " DROP NOT NULL"].iter().any(|words| statement.contains(words))
     }
 
+    /// How SQLite is told in 0025 that a column may have nothing: by another column in its place.
+    fn is_replacement(statement: &str) -> bool {
+        ["password_or_null", "ALTER TABLE users DROP COLUMN password"].iter().any(|words| statement.contains(words))
+    }
+
     #[test]
     fn both_databases_get_the_same_tables() {
         let (mut sqlite, mut postgres) = (tables(&SQLITE_MIGRATIONS), tables(&POSTGRES_MIGRATIONS));
         postgres.retain(|(_, statement)| !is_edit(statement));
+        sqlite.retain(|(_, statement)| !is_replacement(statement));
         sqlite.iter_mut().for_each(|(_, statement)| *statement = with_truth_values(statement));
         assert!(sqlite.len() > 20, "{sqlite:?}");
         assert_eq!(sqlite, postgres);
