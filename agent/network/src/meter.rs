@@ -7,7 +7,7 @@
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::pin::Pin;
 use std::ptr::{self, NonNull};
@@ -46,7 +46,11 @@ impl Meter {
     /// The file cannot be made or mapped.
     pub fn open(path: &Path) -> io::Result<Self> {
         let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?;
-        file.set_len(LENGTH as u64)?;
+        if file.metadata()?.len() != LENGTH as u64 {
+            // Written, so that it has its place on the file system: a full one is an error here, and no signal at the first count.
+            file.write_all_at(&[0; LENGTH], 0)?;
+            file.set_len(LENGTH as u64)?;
+        }
         let counts = map(&file)?;
         Ok(Self { counts })
     }
