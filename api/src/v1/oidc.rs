@@ -134,7 +134,8 @@ pub async fn begin(
 /// Sign in at a provider
 ///
 /// Ends what `POST /v1/login/oidc/begin` began. Whom the provider knows under an e-mail address that it has verified is the user with
-/// that address from then on, whatever becomes of the address. An invitation with which it was begun is accepted.
+/// that address from then on, whatever becomes of the address; the password and the sessions that the user had before end. An invitation
+/// with which it was begun is accepted.
 #[utoipa::path(
     post,
     path = "/v1/login/oidc",
