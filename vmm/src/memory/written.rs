@@ -43,16 +43,17 @@ pub struct Touched {
 /// A layer that has most of what it is to hold.
 #[derive(Debug)]
 pub struct Begun {
-    /// Device and inode of its file.
-    file: (u64, u64),
+    /// Device, inode and length of its file.
+    file: (u64, u64, u64),
     /// Offsets in RAM of what was copied, in order.
     copied: Vec<Range<u64>>,
 }
 
 impl Begun {
-    /// Whether this file is the layer.
+    /// Whether this file is the layer. An empty one never is: it was emptied, or it is another that got the inode of a layer that was
+    /// given up and removed.
     pub fn is_of(&self, file: &File) -> bool {
-        file.metadata().is_ok_and(|metadata| (metadata.dev(), metadata.ino()) == self.file)
+        file.metadata().is_ok_and(|metadata| (metadata.dev(), metadata.ino(), metadata.len()) == self.file)
     }
 }
 
@@ -148,7 +149,7 @@ impl Pagemap {
             }
             before = bytes;
         }
-        Ok(Begun { file: (metadata.dev(), metadata.ino()), copied: joined(copied) })
+        Ok(Begun { file: (metadata.dev(), metadata.ino(), metadata.len()), copied: joined(copied) })
     }
 
     /// Completes a layer that was begun. Nothing may write to `memory` meanwhile. Returns the bytes that the layer takes.
@@ -522,6 +523,9 @@ mod tests {
             [3..4, 6..8, 20..21, 31..33, 40..41, 50..51]
                 .map(|range: Range<u64>| range.start * PAGE_SIZE..range.end * PAGE_SIZE)
         );
+        // As one with the same inode is that was made after this one was removed.
+        next.set_len(0).unwrap();
+        assert!(!begun.is_of(&next));
     }
 
     /// As a balloon does.
