@@ -276,7 +276,7 @@ async fn goes_on(agent: &Agent<'_>, id: &str, told: u64) {
     }
     let told = agent.host.told(id);
     let resumed = agent.get("POST", &format!("{path}/resume"), json!({})).await;
-    assert_eq!(resumed["sandbox"]["start"], "restored");
+    assert_eq!(resumed["sandbox"]["start"], "restored", "{}", agent.host.log());
     assert!(agent.host.record(id)["unsettled"].is_null());
     agent.told_more_than(id, told).await;
 }
