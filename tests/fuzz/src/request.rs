@@ -111,14 +111,13 @@ impl Request {
     }
 }
 
-/// How a stream of answers went, by their status lines. A 400 at the end is left out: whether hyper says it about a head
-/// that is wrong and has no end depends on how that came.
+/// How a stream of answers went, by their statuses. One at the end that is hyper's own, a 400 without a body, is left out:
+/// whether it says so about a head that is wrong and has no end depends on how that came.
 pub fn statuses(answers: &[u8]) -> Vec<String> {
     let text = latin1(answers);
-    let lines = text.split("\r\n").filter(|line| line.starts_with("HTTP/1."));
-    let mut statuses: Vec<String> = lines.map(str::to_owned).collect();
-    statuses.pop_if(|last| last.ends_with(" 400 Bad Request"));
-    statuses
+    let mut answers: Vec<&str> = text.split("HTTP/1.1 ").skip(1).collect();
+    answers.pop_if(|last| last.starts_with("400 ") && last.contains("\r\ncontent-length: 0\r\n"));
+    answers.into_iter().filter_map(|answer| answer.lines().next()).map(str::to_owned).collect()
 }
 
 /// Whether no proxy cares about a field of this name.
