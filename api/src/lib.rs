@@ -52,6 +52,7 @@ pub mod mutation;
 pub mod offer;
 pub mod operator;
 pub mod orchestration;
+pub mod pending_audit;
 pub mod plan;
 pub mod privileges;
 pub mod profiles;

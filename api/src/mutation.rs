@@ -7,7 +7,7 @@
 //!   of a team that is disabled: the handler refuses it.
 //! * The work goes on when the client hangs up or the time-out strikes, so a half-made sandbox is never left behind by a
 //!   broken connection.
-//! * How it ended is written to the audit.
+//! * How it ended is written to the audit, unless the handler has done so with what it did: see [`PendingAudit`].
 //!
 //! A body is read as a whole before the handler begins, unless it is a file of any length: see [`BodyRule`].
 
@@ -38,6 +38,7 @@ use tokio::time::{Instant, sleep};
 use tracing::Instrument;
 
 use crate::auth::Caller;
+use crate::pending_audit::PendingAudit;
 use crate::state::App;
 use crate::store::idempotency::{Claim, IdempotencyKeys, KeptResponse, LEASE, Lookup};
 use crate::store::keys::Capability;
@@ -227,10 +228,21 @@ async fn read(
 
 /// Does the work, keeps the response where there is a claim, and writes the audit.
 async fn perform(app: &App, face: Face, job: Job, next: Next) -> Response {
-    let Job { request, caller, claim, made_before, action, resource, request_id, permit: _permit } = job;
+    let Job { mut request, caller, claim, made_before, action, resource, request_id, permit: _permit } = job;
     if let Some(resource) = &resource {
         trace::about(resource);
     }
+    let pending_audit = PendingAudit::new(audit::Entry {
+        at: app.clock.now(),
+        team_id: caller.team.id.to_string(),
+        key_id: caller.key_id.clone(),
+        user_id: caller.signed_in.as_ref().map(|signed_in| signed_in.id.to_string()),
+        request_id,
+        action,
+        resource: None,
+        status: 0,
+    });
+    request.extensions_mut().insert(pending_audit.clone());
     let existing = match &made_before {
         Some(ids) => (face.existing)(app, &caller, resource.as_deref(), ids).await,
         None => Ok(None),
@@ -246,20 +258,9 @@ async fn perform(app: &App, face: Face, job: Job, next: Next) -> Response {
     };
     let acted = response.extensions().get::<Acted>().map(|acted| acted.0.clone());
     let resources = acted.map_or_else(|| vec![resource], |ids| ids.into_iter().map(Some).collect());
-    let (at, status) = (app.clock.now(), response.status().as_u16());
-    let entries: Vec<_> = resources
-        .into_iter()
-        .map(|resource| audit::Entry {
-            at,
-            team_id: caller.team.id.to_string(),
-            key_id: caller.key_id.clone(),
-            user_id: caller.signed_in.as_ref().map(|signed_in| signed_in.id.to_string()),
-            request_id: request_id.clone(),
-            action: action.clone(),
-            resource,
-            status,
-        })
-        .collect();
+    let entry = pending_audit.take(app.clock.now(), None, response.status());
+    let with = |resource| entry.clone().map(|entry| audit::Entry { resource, ..entry });
+    let entries: Vec<_> = resources.into_iter().filter_map(with).collect();
     let response = match claim {
         Some(claim) => settle(app, face, &claim, response).instrument(trace::step("keep the response")).await,
         None => response,

@@ -4,7 +4,7 @@ use axum::Json;
 use axum::extract::State;
 use sandpiper_http::error::ApiError;
 use sandpiper_http::query::{self, Pairs};
-use sandpiper_protocol::trace::{Trace, TraceList};
+use sandpiper_protocol::trace::{Step, Trace, TraceList};
 use sandpiper_trace::Traces;
 
 use crate::agent_client::AgentClient;
@@ -43,10 +43,10 @@ pub(crate) fn join(traces: &mut Vec<Trace>, of_agent: Vec<Trace>) {
             }
             continue;
         };
-        let Some(begun) = part.steps.first().map(|step| step.start_us) else { continue };
-        let within = |step: &sandpiper_protocol::trace::Step| {
-            step.start_us <= begun && step.end_us.is_none_or(|end| end >= begun)
-        };
+        let Some(whole) = part.steps.first() else { continue };
+        // What it did beside the call of the agent may have begun within that, and is over before.
+        let last_us = whole.end_us.unwrap_or(whole.start_us);
+        let within = |step: &Step| step.start_us <= whole.start_us && step.end_us.is_none_or(|end| end >= last_us);
         let caller = trace.steps.iter().rposition(within).unwrap_or(0);
         let depth = trace.steps.get(caller).map_or(0, |step| step.depth) + 1;
         let steps = part.steps.into_iter().map(|mut step| {
@@ -60,8 +60,6 @@ pub(crate) fn join(traces: &mut Vec<Trace>, of_agent: Vec<Trace>) {
 
 #[cfg(test)]
 mod tests {
-    use sandpiper_protocol::trace::Step;
-
     use super::*;
 
     fn trace(id: &str, steps: &[(&str, u32, u64, u64)]) -> Trace {
@@ -78,7 +76,7 @@ mod tests {
     #[test]
     fn the_agents_steps_are_within_the_call_of_the_agent() {
         let mut traces = vec![
-            trace("a", &[("create", 0, 0, 100), ("row", 1, 5, 10), ("agent", 1, 12, 80), ("mirror", 1, 81, 90)]),
+            trace("a", &[("create", 0, 0, 100), ("agent", 1, 11, 80), ("row", 1, 12, 30), ("mirror", 1, 81, 90)]),
             trace("b", &[("create", 0, 0, 100)]),
         ];
         let of_agent = vec![
@@ -96,10 +94,10 @@ mod tests {
         let seen: Vec<_> = traces[0].steps.iter().map(|step| (step.name.as_str(), step.depth, step.start_us)).collect();
         let expected = [
             ("create", 0, 0),
-            ("row", 1, 5),
-            ("agent", 1, 12),
+            ("agent", 1, 11),
             ("create", 2, 14),
             ("gather", 3, 20),
+            ("row", 1, 12),
             ("mirror", 1, 81),
         ];
         assert_eq!(seen, expected);

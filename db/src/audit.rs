@@ -50,12 +50,9 @@ impl AuditLog {
 
     /// Adds the entries of one request: one for each resource that it acted on.
     pub async fn add(&self, entries: &[Entry]) -> Result<(), StoreError> {
-        if entries.is_empty() {
-            return Ok(());
+        if !entries.is_empty() {
+            self.database.changes_row(insertion(entries)).await?;
         }
-        let mut tx = self.database.write_shared().await?;
-        insert(&mut tx, entries).await?;
-        tx.commit().await?;
         Ok(())
     }
 
@@ -153,9 +150,14 @@ fn entry(row: &AnyRow) -> Result<Entry, StoreError> {
 
 /// Adds entries in the transaction of what they tell of.
 pub async fn insert(tx: &mut Tx, entries: &[Entry]) -> Result<(), StoreError> {
-    if entries.is_empty() {
-        return Ok(());
+    if !entries.is_empty() {
+        insertion(entries).build().execute(&mut **tx).await?;
     }
+    Ok(())
+}
+
+/// Adds these entries, of which there is one at least.
+fn insertion(entries: &[Entry]) -> Statement {
     let mut statement = Statement::new(
         "INSERT INTO audit (id, at_ms, team_id, key_id, user_id, request_id, action, resource, status) SELECT * FROM (",
     );
@@ -173,8 +175,7 @@ pub async fn insert(tx: &mut Tx, entries: &[Entry]) -> Result<(), StoreError> {
         ]
     }));
     statement.push(") AS entries WHERE column1 IS NOT NULL");
-    statement.build().execute(&mut **tx).await?;
-    Ok(())
+    statement
 }
 
 #[cfg(test)]

@@ -146,6 +146,7 @@ async fn in_one_transaction(database: &Database, entries: &mut [Box<dyn Entry>])
 async fn begin(database: &Database) -> Result<Tx, sqlx::Error> {
     database.write().await.map_err(|error| match error {
         StoreError::Database(error) => error,
+        StoreError::Busy => sqlx::Error::PoolTimedOut,
         other => sqlx::Error::Configuration(other.into()),
     })
 }

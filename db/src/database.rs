@@ -26,6 +26,7 @@
 //! are the same.
 
 use std::fmt::Write as _;
+use std::ops::{Deref, DerefMut};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::Duration;
@@ -33,6 +34,7 @@ use std::time::Duration;
 use sqlx::any::{AnyConnectOptions, AnyPoolOptions};
 use sqlx::migrate::Migrator;
 use sqlx::{Any, AnyConnection, AnyPool, Connection, Transaction};
+use tokio::sync::watch;
 
 use super::location::DatabaseLocation;
 use super::writes::Writes;
@@ -42,8 +44,9 @@ use super::{Statement, StoreError};
 const READERS: u32 = 8;
 /// Connections for shared transactions, on PostgreSQL.
 const SHARED_WRITERS: u32 = 8;
-/// How long a request waits for its turn at a connection.
-const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a request waits for its turn at a connection: on a busy host others come first, and waiting is better than a
+/// refusal.
+const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(30);
 /// A connection that answered since then is taken to be still there.
 const JUST_NOW: Duration = Duration::from_secs(1);
 /// Of PostgreSQL's advisory lock that serialised transactions hold; nothing else in the database has it.
@@ -61,8 +64,12 @@ const POSTGRES: &str = "SET lock_timeout = '5s'; SET idle_in_transaction_session
 static SQLITE_MIGRATIONS: Migrator = sqlx::migrate!("migrations/sqlite");
 static POSTGRES_MIGRATIONS: Migrator = sqlx::migrate!("migrations/postgres");
 
-/// A transaction that may write.
-pub type Tx = Transaction<'static, Any>;
+/// A transaction that may write. Where it is dropped, nothing of it was.
+#[derive(Debug)]
+pub struct Tx {
+    transaction: Transaction<'static, Any>,
+    written: watch::Sender<()>,
+}
 
 /// The connections.
 #[derive(Debug, Clone)]
@@ -73,6 +80,8 @@ pub struct Database {
     /// On SQLite the writer again.
     shared: AnyPool,
     reader: AnyPool,
+    /// Told of each write of this process.
+    written: watch::Sender<()>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -96,13 +105,19 @@ impl Database {
                 };
                 let writer = pool(1, SQLITE_WRITER).connect_with(sqlite_options(path, "rw")?).await?;
                 let reader = pool(READERS, SQLITE_READER).connect_with(sqlite_options(path, "ro")?).await?;
-                Ok(Self { kind: Kind::Sqlite, shared: writer.clone(), writer, reader })
+                Ok(Self {
+                    kind: Kind::Sqlite,
+                    shared: writer.clone(),
+                    writer,
+                    reader,
+                    written: watch::Sender::default(),
+                })
             }
             DatabaseLocation::Postgres(options) => {
                 let writer = pool(1, POSTGRES).connect_with(options.clone()).await?;
                 let shared = pool(SHARED_WRITERS, POSTGRES).connect_with(options.clone()).await?;
                 let reader = pool(READERS, POSTGRES).connect_with(options.clone()).await?;
-                Ok(Self { kind: Kind::Postgres, writer, shared, reader })
+                Ok(Self { kind: Kind::Postgres, writer, shared, reader, written: watch::Sender::default() })
             }
         }
     }
@@ -110,9 +125,9 @@ impl Database {
     /// Begins a transaction that takes turns with all others of this kind.
     pub async fn write(&self) -> Result<Tx, StoreError> {
         match self.kind {
-            Kind::Sqlite => Ok(self.writer.begin_with("BEGIN IMMEDIATE").await?),
+            Kind::Sqlite => Ok(self.transaction(self.writer.begin_with("BEGIN IMMEDIATE").await?)),
             Kind::Postgres => {
-                let mut tx = self.writer.begin().await?;
+                let mut tx = self.transaction(self.writer.begin().await?);
                 sqlx::query("SELECT pg_advisory_xact_lock($1)").bind(WRITE_LOCK).execute(&mut *tx).await?;
                 Ok(tx)
             }
@@ -123,8 +138,12 @@ impl Database {
     pub async fn write_shared(&self) -> Result<Tx, StoreError> {
         match self.kind {
             Kind::Sqlite => self.write().await,
-            Kind::Postgres => Ok(self.shared.begin().await?),
+            Kind::Postgres => Ok(self.transaction(self.shared.begin().await?)),
         }
+    }
+
+    fn transaction(&self, transaction: Transaction<'static, Any>) -> Tx {
+        Tx { transaction, written: self.written.clone() }
     }
 
     /// Carries out one statement beside others; whether it changed a row.
@@ -133,10 +152,12 @@ impl Database {
     ///
     /// Where the database does not carry it out.
     pub async fn changes_row(&self, statement: Statement) -> Result<bool, StoreError> {
-        let mut tx = self.write_shared().await?;
-        let done = statement.build().execute(&mut *tx).await?;
-        tx.commit().await?;
-        Ok(done.rows_affected() > 0)
+        // A statement outside of a transaction is one.
+        let has_changed = statement.build().execute(&self.shared).await?.rows_affected() > 0;
+        if has_changed {
+            self.written.send_replace(());
+        }
+        Ok(has_changed)
     }
 
     /// For statements that only read.
@@ -146,7 +167,7 @@ impl Database {
 
     /// Tells when anybody has written.
     pub fn writes(&self) -> Writes {
-        Writes::new(self.kind, self.reader.clone())
+        Writes::new(self.kind, self.reader.clone(), self.written.subscribe())
     }
 
     /// Whether the database answers.
@@ -160,6 +181,42 @@ impl Database {
         self.reader.close().await;
         self.shared.close().await;
         self.writer.close().await;
+    }
+}
+
+impl Tx {
+    /// Makes all of it so.
+    ///
+    /// # Errors
+    ///
+    /// Where the database does not; then nothing of it was done, unless the connection broke.
+    pub async fn commit(self) -> Result<(), sqlx::Error> {
+        self.transaction.commit().await?;
+        self.written.send_replace(());
+        Ok(())
+    }
+
+    /// Undoes all of it.
+    ///
+    /// # Errors
+    ///
+    /// Where the database does not answer; it is undone all the same.
+    pub async fn rollback(self) -> Result<(), sqlx::Error> {
+        self.transaction.rollback().await
+    }
+}
+
+impl Deref for Tx {
+    type Target = AnyConnection;
+
+    fn deref(&self) -> &AnyConnection {
+        &self.transaction
+    }
+}
+
+impl DerefMut for Tx {
+    fn deref_mut(&mut self) -> &mut AnyConnection {
+        &mut self.transaction
     }
 }
 

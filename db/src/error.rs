@@ -8,6 +8,9 @@ use std::sync::Arc;
 pub enum StoreError {
     #[error("Database")]
     Database(#[source] sqlx::Error),
+    /// Nothing was done.
+    #[error("All connections to the database were in use for longer than a request waits for one")]
+    Busy,
     /// PostgreSQL keeps no text with one; SQLite does.
     #[error("A text has the character NUL")]
     NulCharacter,
@@ -30,6 +33,9 @@ pub enum StoreError {
 
 impl From<sqlx::Error> for StoreError {
     fn from(error: sqlx::Error) -> Self {
+        if matches!(error, sqlx::Error::PoolTimedOut) {
+            return StoreError::Busy;
+        }
         // `character_not_in_repertoire`: what is bound is UTF-8, so it can be nothing else.
         match error.as_database_error().and_then(|refused| refused.code()) {
             Some(code) if code == "22021" => StoreError::NulCharacter,

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use sqlx::any::AnyConnectOptions;
 use sqlx::migrate::Migrator;
-use sqlx::{Acquire, AnyConnection, AssertSqlSafe, Connection};
+use sqlx::{AnyConnection, AssertSqlSafe, Connection};
 use tempfile::TempDir;
 
 use crate::{Database, DatabaseLocation, Tx};
@@ -97,7 +97,7 @@ pub async fn database_without_tables() -> TestDatabase {
 
 /// Why the database refuses a statement; empty where it does not. A refusal leaves the transaction as it was.
 pub async fn refusal(tx: &mut Tx, statement: &'static str) -> String {
-    let mut savepoint = tx.begin().await.unwrap();
+    let mut savepoint = Connection::begin(&mut **tx).await.unwrap();
     match sqlx::raw_sql(statement).execute(&mut *savepoint).await {
         Ok(_) => {
             savepoint.commit().await.unwrap();

@@ -10,7 +10,8 @@
 //! ```
 //!
 //! It is woken right after the commit that made a delivery; otherwise it sleeps until the next due time, and looks once a
-//! second at what other processes have made. Results are written down as many at a time as have come in.
+//! second at what other processes have made, or less often where it is told that somebody has written to the database. Results
+//! are written down as many at a time as have come in.
 //!
 //! When the process ends, attempts that are under way have a while to end. Those that do not are made again by the next
 //! process, after their leases.
@@ -36,6 +37,8 @@ use crate::{Dependencies, Source, Webhooks};
 
 /// Longest sleep: other processes do not wake this one.
 const POLL: Duration = Duration::from_secs(1);
+/// Likewise, where nothing is in progress, and news of what they write wakes it: leases end without any.
+const REST: Duration = Duration::from_secs(10);
 /// Shortest sleep when nothing could be claimed.
 const BREATH: Duration = Duration::from_millis(5);
 /// Deliveries of one claim, and results of one record.
@@ -51,11 +54,14 @@ pub struct Worker<S: Source> {
     attempter: Arc<Attempter<S>>,
     started: Instant,
     in_progress: Arc<InProgress<S::Endpoint>>,
+    /// Changes when somebody may have written to the database.
+    news: Option<watch::Receiver<()>>,
 }
 
 impl<S: Source> Clone for Worker<S> {
     fn clone(&self) -> Self {
-        Self { attempter: self.attempter.clone(), started: self.started, in_progress: self.in_progress.clone() }
+        let Self { attempter, started, in_progress, news } = self;
+        Self { attempter: attempter.clone(), started: *started, in_progress: in_progress.clone(), news: news.clone() }
     }
 }
 
@@ -67,11 +73,18 @@ impl<S: Source> Worker<S> {
     pub fn new(webhooks: Arc<Webhooks<S>>, dependencies: Dependencies) -> Self {
         let sender = Sender::new(dependencies.connector, dependencies.attempt_limit);
         let attempter = Arc::new(Attempter { webhooks, sender, jitter: dependencies.jitter });
-        Self { attempter, started: Instant::now(), in_progress: Arc::default() }
+        Self { attempter, started: Instant::now(), in_progress: Arc::default(), news: None }
+    }
+
+    /// One that `news`, if any, tells when somebody may have written to the database: then it looks less often by itself.
+    #[must_use]
+    pub fn with_news(self, news: Option<watch::Receiver<()>>) -> Self {
+        Self { news, ..self }
     }
 
     /// Sends until `stop` changes.
     pub async fn run(self, mut stop: watch::Receiver<bool>) {
+        let mut news = self.news.clone();
         if let Err(error) = self.webhooks().store.begin_small(self.largest_cap()).await {
             tracing::error!(
                 error = chain(&error),
@@ -93,9 +106,11 @@ impl<S: Source> Worker<S> {
                     POLL
                 }
             };
+            let longest = if news.is_some() && self.in_progress.count() == 0 { REST } else { POLL };
             tokio::select! {
                 () = self.webhooks().due.notified() => {}
-                () = sleep(pause) => {}
+                () = sleep(pause.min(longest)) => {}
+                told = changed(&mut news) => news = news.filter(|_| told),
                 _ = stop.changed() => break,
             }
         }
@@ -140,17 +155,17 @@ impl<S: Source> Worker<S> {
         largest_cap(self.limit())
     }
 
-    /// Begins attempts for as much as there is room; how long to sleep afterwards.
+    /// Begins attempts for as much as there is room; how long to sleep afterwards, at most.
     async fn begin(&self, finished: &mpsc::Sender<Outcome<S>>) -> Result<Duration, StoreError> {
         let room = window(self.started.elapsed(), self.limit()).saturating_sub(self.in_progress.count());
-        let Some(due) = self.webhooks().store.next_due().await? else { return Ok(POLL) };
+        let Some(due) = self.webhooks().store.next_due().await? else { return Ok(REST) };
         let wait = due.duration_since(self.webhooks().clock.now());
         if wait.is_positive() {
-            return Ok(Duration::try_from(wait).unwrap_or(POLL).clamp(BREATH, POLL));
+            return Ok(Duration::try_from(wait).unwrap_or(REST).clamp(BREATH, REST));
         }
         if room == 0 {
             // A result makes room, and wakes.
-            return Ok(POLL);
+            return Ok(REST);
         }
         let claimed = self.claim(room.min(AT_ONCE)).await?;
         if claimed.is_empty() {
@@ -257,5 +272,13 @@ impl<S: Source> Worker<S> {
             Decision::End(_) => tracing::info!("webhook refused"),
             Decision::Retry(at) => tracing::info!(%at, "webhook to be attempted again"),
         });
+    }
+}
+
+/// Waits for news; false when there will be none. Without anybody who tells of it, for ever.
+async fn changed(news: &mut Option<watch::Receiver<()>>) -> bool {
+    match news {
+        Some(news) => news.changed().await.is_ok(),
+        None => std::future::pending().await,
     }
 }

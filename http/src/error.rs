@@ -227,6 +227,7 @@ impl From<StoreError> for ApiError {
     fn from(error: StoreError) -> Self {
         match error {
             StoreError::NulCharacter => Self::invalid("A text in the request has the character NUL; leave it out"),
+            StoreError::Busy => Self::timed_out().because(chain(&error)),
             _ => Self::internal(chain(&error)),
         }
     }
@@ -277,4 +278,18 @@ pub fn render(mut response: Response, request_id: &str) -> Response {
         rendered.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
     }
     rendered
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_database_that_is_busy_says_when_to_try_again_and_one_that_fails_does_not() {
+        let busy = ApiError::from(StoreError::Busy);
+        assert_eq!((busy.status(), busy.retry_after_seconds()), (StatusCode::SERVICE_UNAVAILABLE, Some(5)));
+
+        let failed = ApiError::from(StoreError::Unwritten);
+        assert_eq!((failed.status(), failed.retry_after_seconds()), (StatusCode::INTERNAL_SERVER_ERROR, None));
+    }
 }

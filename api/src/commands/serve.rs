@@ -106,11 +106,14 @@ async fn serve(config: Config, listener: TcpListener, metrics: TcpListener, trac
     let metrics = tokio::net::TcpListener::from_std(metrics)?;
     let (stop, stopped) = watch::channel(false);
     let mut tasks = Vec::new();
+    let mut news = None;
     if let Some((app, dependencies)) = service.sandboxes.as_ref().zip(of_teams) {
-        tasks.extend(sandbox_tasks(app, &database, agent, dependencies, &stopped));
+        let listener = Listener::new(app.agent.clone(), database.writes(), LOOK_FOR_NEWS);
+        news = Some(listener.news().receiver());
+        tasks.extend(sandbox_tasks(app, listener, agent, sole.is_some(), dependencies, &stopped));
     }
     if let Some((app, dependencies)) = service.payments.as_ref().zip(of_merchants) {
-        tasks.extend(payment_tasks(app, dependencies, &stopped));
+        tasks.extend(payment_tasks(app, news, dependencies, &stopped));
     }
     if let Some(exporter) = Exporter::new(&config.telemetry, &traces, service.clone())? {
         tasks.push((tokio::spawn(exporter.run(stopped.clone())), "telemetry"));
@@ -192,12 +195,13 @@ fn payments(config: &Config, database: &Database, clock: &Clock) -> anyhow::Resu
 
 fn sandbox_tasks(
     app: &App,
-    database: &Database,
+    listener: Listener,
     agent: Option<String>,
+    is_sole: bool,
     dependencies: Dependencies,
     stop: &watch::Receiver<bool>,
 ) -> [Task; 11] {
-    let listener = Listener::new(app.agent.clone(), database.writes(), LOOK_FOR_NEWS);
+    let worker = Worker::new(app.webhooks.clone(), dependencies).with_news(Some(listener.news().receiver()));
     let (for_sync, for_policies, for_webhooks) = (listener.news(), listener.news(), listener.news());
     let for_disabled = listener.news();
     [
@@ -206,18 +210,24 @@ fn sandbox_tasks(
         (tokio::spawn(Stopper::new(app.clone()).run(for_disabled, stop.clone())), "stopping of disabled teams"),
         (tokio::spawn(listener.run(stop.clone())), "news of the agent and the database"),
         (tokio::spawn(Collector::new(app.clone()).run(stop.clone())), "collection of usage"),
-        (tokio::spawn(beat(app.clone(), agent, stop.clone())), "heartbeat"),
+        (tokio::spawn(beat(app.clone(), agent, is_sole, stop.clone())), "heartbeat"),
         (tokio::spawn(last_use::keep(app.clone(), stop.clone())), "notes on the use of keys"),
         (tokio::spawn(event_retention::keep(app.clone(), stop.clone())), "removal of old events"),
         (tokio::spawn(enqueuer::run(app.clone(), for_webhooks, stop.clone())), "deliveries of events"),
-        (tokio::spawn(Worker::new(app.webhooks.clone(), dependencies).run(stop.clone())), "worker of teams' webhooks"),
+        (tokio::spawn(worker.run(stop.clone())), "worker of teams' webhooks"),
         (tokio::spawn(Retention::new(app.webhooks.clone()).run(stop.clone())), "deletion of teams' old webhooks"),
     ]
 }
 
-fn payment_tasks(app: &Payments, dependencies: Dependencies, stop: &watch::Receiver<bool>) -> [Task; 3] {
+fn payment_tasks(
+    app: &Payments,
+    news: Option<watch::Receiver<()>>,
+    dependencies: Dependencies,
+    stop: &watch::Receiver<bool>,
+) -> [Task; 3] {
+    let worker = Worker::new(app.webhooks.clone(), dependencies).with_news(news);
     [
-        (tokio::spawn(Worker::new(app.webhooks.clone(), dependencies).run(stop.clone())), "webhook worker"),
+        (tokio::spawn(worker.run(stop.clone())), "webhook worker"),
         (tokio::spawn(Retention::new(app.webhooks.clone()).run(stop.clone())), "deletion of old webhooks"),
         (tokio::spawn(prune_rate_limits(app.clone(), stop.clone())), "pruning of rate limits"),
     ]
@@ -267,15 +277,22 @@ async fn changed(mut stop: watch::Receiver<bool>) {
     let _ = stop.changed().await;
 }
 
-/// Says again and again that this process is alive, until `stop` changes.
-async fn beat(app: App, agent: Option<String>, mut stop: watch::Receiver<bool>) {
+/// Says again and again that this process is alive, until `stop` changes; seldom, if it is the only one.
+async fn beat(app: App, agent: Option<String>, is_sole: bool, mut stop: watch::Receiver<bool>) {
     loop {
+        let (processes, agent, now) = (&app.store.processes, agent.as_deref(), app.clock.now());
+        let beaten = if is_sole { processes.beat_alone(agent, now).await } else { processes.beat(agent, now).await };
+        let period = match beaten {
+            Ok(()) if is_sole => processes::BEAT_ALONE,
+            Ok(()) => processes::BEAT,
+            Err(error) => {
+                tracing::warn!(error = chain(&error), "cannot write this process's heartbeat");
+                processes::BEAT
+            }
+        };
         tokio::select! {
-            () = tokio::time::sleep(processes::BEAT) => {}
+            () = tokio::time::sleep(period) => {}
             _ = stop.changed() => return,
-        }
-        if let Err(error) = app.store.processes.beat(agent.as_deref(), app.clock.now()).await {
-            tracing::warn!(error = chain(&error), "cannot write this process's heartbeat");
         }
     }
 }

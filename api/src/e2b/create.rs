@@ -19,6 +19,7 @@ use super::network::NetworkConfig;
 use super::reference;
 use crate::auth::{Caller, WriteAccess};
 use crate::mutation::SessionOf;
+use crate::pending_audit::PendingAudit;
 use crate::plan::PlanLimits;
 use crate::state::App;
 use crate::store::idempotency::Claim;
@@ -67,6 +68,7 @@ pub async fn create(
     uri: Uri,
     _: NoParameters,
     claim: Option<Extension<Claim>>,
+    Extension(pending_audit): Extension<PendingAudit>,
     Json(request): Json<NewSandbox>,
 ) -> Result<Response, ApiError> {
     let limits = &app.offer.of(caller.team.plan);
@@ -74,7 +76,7 @@ pub async fn create(
     let start = reference::find(&app, &caller, &request.template_id).await?;
     let wanted = request.check(start, default_timeout, limits)?;
     let claim = claim.map(|Extension(claim)| claim);
-    let (row, _) = make(&app, &caller, wanted, (None, None), claim.as_ref()).await?;
+    let (row, _) = make(&app, &caller, wanted, (None, None), claim.as_ref(), pending_audit).await?;
     response(&app, row, StatusCode::CREATED).await
 }
 

@@ -16,6 +16,10 @@ use crate::store::storage::hour_of;
 /// From one round to the next.
 const PERIOD: Duration = Duration::from_secs(5);
 
+/// By so much what runs was seen later, at least, before that alone is written down: each write is news to everything that looks for
+/// some.
+const SEEN_EVERY_MS: i64 = 15_000;
+
 /// The task's memory from one round to the next.
 #[derive(Debug)]
 pub struct Collector {
@@ -62,7 +66,7 @@ impl Collector {
         loop {
             let page = self.app.agent.intervals().await?;
             let seen = page.seen_at_ms.map(|at_ms| (page.journal.clone(), at_ms));
-            if page.records.is_empty() && seen == self.seen {
+            if page.records.is_empty() && !self.is_much_later(seen.as_ref()) {
                 return Ok(());
             }
             self.app.store.intervals.take_over(&page).await?;
@@ -74,6 +78,16 @@ impl Collector {
                 self.seen = seen;
                 return Ok(());
             }
+        }
+    }
+
+    /// Whether what runs was seen that much later than was written down last.
+    fn is_much_later(&self, seen: Option<&(String, i64)>) -> bool {
+        match (seen, &self.seen) {
+            (Some((journal, at_ms)), Some((known, last_ms))) => {
+                journal != known || at_ms.saturating_sub(*last_ms) >= SEEN_EVERY_MS
+            }
+            (seen, known) => seen != known.as_ref(),
         }
     }
 

@@ -1,18 +1,23 @@
 //! One start of a sandbox at the agent, on a task of its own.
 //!
-//! The row is there before the agent is asked, so the sandbox can be found whatever happens:
+//! That the team may have the sandbox is known before the agent is asked, and its row is committed meanwhile: neither waits for
+//! the other. So the sandbox can be found, or is removed, whatever happens:
 //!
 //! | what happens | what follows |
 //! |---|---|
-//! | the agent responds | the row becomes `ready` |
+//! | the agent responds | the row becomes `ready`, once it is there |
+//! | the row is not committed | the agent is told to remove what there is; should the row be there all the same, it goes like that of a process that died |
 //! | the agent refuses, or the call breaks | the row becomes `failed`, the agent is told to remove what there may be |
 //! | this process dies | at the next start the row is not in flight: it becomes what the agent says, or goes |
 //! | the agent dies | the call breaks, see above; what it re-adopts and nobody has a row for is removed by [`super::sync`] |
 
+use axum::http::StatusCode;
+use sandpiper_db::StoreError;
 use sandpiper_http::error::ApiError;
-use sandpiper_protocol::agent::{CreateSandbox, SandboxError, Session};
+use sandpiper_protocol::agent::{CreateSandbox, Sandbox, SandboxError, Session};
 use sandpiper_protocol::error_chain::chain;
 use sandpiper_trace::step;
+use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tracing::Instrument;
 
@@ -20,27 +25,57 @@ use super::allowance;
 use crate::agent_client::AgentError;
 use crate::auth::Caller;
 use crate::in_flight::InFlightGuard;
+use crate::pending_audit::PendingAudit;
 use crate::state::App;
+use crate::store::sandboxes::NewRows;
 
-/// Begins the start of a sandbox whose row is in the store, for its caller. The task goes on whether or not it
-/// is waited for.
+/// A start that goes on whether or not it is waited for.
+pub struct Starting {
+    /// Returns once the row is committed, or is not going to be.
+    pub committed: oneshot::Receiver<()>,
+    /// How it ends.
+    pub session: JoinHandle<Result<Session, ApiError>>,
+}
+
+/// Begins the start of a sandbox, for its caller, and commits its row.
 pub fn start(
     app: App,
     caller: Caller,
     request: CreateSandbox,
+    rows: NewRows,
+    pending_audit: PendingAudit,
     guard: InFlightGuard,
-) -> JoinHandle<Result<Session, ApiError>> {
-    tokio::spawn(async move { run(&app, &caller, &request, guard).await }.in_current_span())
+) -> Starting {
+    let (settled, committed) = oneshot::channel();
+    let commit = async move {
+        let committed = rows.commit().instrument(step("commit the row")).await;
+        // Nobody may be waiting any more.
+        let _ = settled.send(());
+        committed
+    };
+    let task = async move { run(&app, &caller, &request, commit, &pending_audit, guard).await };
+    Starting { committed, session: tokio::spawn(task.in_current_span()) }
 }
 
-async fn run(app: &App, caller: &Caller, request: &CreateSandbox, guard: InFlightGuard) -> Result<Session, ApiError> {
+async fn run(
+    app: &App,
+    caller: &Caller,
+    request: &CreateSandbox,
+    commit: impl Future<Output = Result<(), StoreError>>,
+    pending_audit: &PendingAudit,
+    guard: InFlightGuard,
+) -> Result<Session, ApiError> {
     let agent = app.agent.on_behalf_of(&caller.key_id);
-    let result = agent.create(request).instrument(step("agent")).await;
+    let created = agent.create(request).instrument(step("agent"));
+    let (committed, result) = tokio::join!(commit, created);
     app.metrics.agent_call("create", result.is_ok());
+    if let Err(error) = committed {
+        remove_remains(app, request, guard);
+        return Err(error.into());
+    }
     match result {
         Ok(created) => {
-            let now = app.clock.now();
-            app.store.sandboxes.mirror(&created.sandbox, now).instrument(step("row is ready")).await?;
+            take_over(app, &created.sandbox, pending_audit).instrument(step("row is ready")).await?;
             Ok(created.session)
         }
         Err(error) => {
@@ -49,23 +84,37 @@ async fn run(app: &App, caller: &Caller, request: &CreateSandbox, guard: InFligh
             // A refusal leaves nothing behind. After a broken call there may be something: the response does not wait for
             // its removal, and if that fails too, the synchronisation tries again.
             if error.is_in_doubt() {
-                let (app, id) = (app.clone(), request.id.clone());
-                tokio::spawn(async move {
-                    let _still_in_flight = guard;
-                    if let Err(error) = app.agent.delete(&id).await
-                        && !error.is_not_found()
-                    {
-                        tracing::warn!(
-                            sandbox = id.as_str(),
-                            error = chain(&error),
-                            "remains of a start not removed yet"
-                        );
-                    }
-                });
+                remove_remains(app, request, guard);
             }
             Err(allowance::refusal(app, &caller.team, error, 1, request.cpu, request.memory_mb).await)
         }
     }
+}
+
+/// Has the agent remove what there may be of a sandbox, which is in flight until then.
+fn remove_remains(app: &App, request: &CreateSandbox, guard: InFlightGuard) {
+    let (app, id) = (app.clone(), request.id.clone());
+    tokio::spawn(async move {
+        let _still_in_flight = guard;
+        if let Err(error) = app.agent.delete(&id).await
+            && !error.is_not_found()
+        {
+            tracing::warn!(sandbox = id.as_str(), error = chain(&error), "remains of a start not removed yet");
+        }
+    });
+}
+
+/// The row becomes what the agent says, and with it the audit says so, unless it does already.
+async fn take_over(app: &App, sandbox: &Sandbox, pending_audit: &PendingAudit) -> Result<(), StoreError> {
+    let (now, sandboxes) = (app.clock.now(), &app.store.sandboxes);
+    let Some(entry) = pending_audit.take(now, Some(sandbox.id.to_string()), StatusCode::CREATED) else {
+        return sandboxes.mirror(sandbox, now).await;
+    };
+    let taken_over = sandboxes.mirror_audited(sandbox, &entry, now).await;
+    if !matches!(taken_over, Ok(true)) {
+        app.store.audit.keep(vec![entry]).await;
+    }
+    taken_over.map(drop)
 }
 
 /// What the row says of a failed start.

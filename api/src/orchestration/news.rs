@@ -25,7 +25,7 @@ pub struct Listener {
     news: watch::Sender<()>,
     agent: AgentClient,
     writes: Writes,
-    /// From one look at the database to the next.
+    /// From one look at the database to the next, at least.
     period: Duration,
 }
 
@@ -33,6 +33,11 @@ impl News {
     /// When nobody listens.
     pub fn unknown() -> Self {
         Self(watch::channel(()).1)
+    }
+
+    /// The same for tasks that know nothing of an agent.
+    pub fn receiver(&self) -> watch::Receiver<()> {
+        self.0.clone()
     }
 
     /// Returns when there may be something new, or after so long.
@@ -92,6 +97,6 @@ async fn watch_database(news: &watch::Sender<()>, mut writes: Writes, period: Du
             news.send_replace(());
         }
         last = mark;
-        sleep(period).await;
+        writes.wait(period).await;
     }
 }

@@ -7,7 +7,8 @@
 //!
 //! A process that only stood still for so long finds its claims gone and can make nothing under them any more.
 //!
-//! On SQLite there is one process, which holds a lock to its end: see [`sandpiper_db::sole`].
+//! On SQLite there is one process, which holds a lock to its end: see [`sandpiper_db::sole`]. It says so for a day at a time: each
+//! write is news to everything that looks for some.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -21,6 +22,10 @@ use sandpiper_protocol::id;
 pub const BEAT: Duration = Duration::from_secs(4);
 /// How long it is believed; several beats, for a database that is slow or away for a moment.
 pub const ALIVE_FOR: Duration = Duration::from_secs(20);
+
+/// How often the only process says that it is alive.
+pub const BEAT_ALONE: Duration = Duration::from_secs(60 * 60);
+const ALIVE_ALONE_FOR: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Who this process is, in whatever it writes.
 #[derive(Debug, Clone)]
@@ -60,17 +65,28 @@ impl Processes {
         if other.is_some() {
             return Ok(false);
         }
-        self.enter(tx, agent, now).await?;
+        self.enter(tx, agent, now, ALIVE_FOR).await?;
         Ok(true)
     }
 
     /// This process is alive.
     pub async fn beat(&self, agent: Option<&str>, now: Timestamp) -> Result<(), StoreError> {
-        self.enter(self.database.write_shared().await?, agent, now).await
+        self.enter(self.database.write_shared().await?, agent, now, ALIVE_FOR).await
+    }
+
+    /// This process is alive, and no other ever is.
+    pub async fn beat_alone(&self, agent: Option<&str>, now: Timestamp) -> Result<(), StoreError> {
+        self.enter(self.database.write_shared().await?, agent, now, ALIVE_ALONE_FOR).await
     }
 
     /// Enters this process, and forgets those that died.
-    async fn enter(&self, mut tx: Tx, agent: Option<&str>, now: Timestamp) -> Result<(), StoreError> {
+    async fn enter(
+        &self,
+        mut tx: Tx,
+        agent: Option<&str>,
+        now: Timestamp,
+        alive_for: Duration,
+    ) -> Result<(), StoreError> {
         // Not before the next beat of any process whose clock is slow.
         sqlx::query("DELETE FROM processes WHERE alive_until_ms < $1")
             .bind(to_ms(now.saturating_sub(ALIVE_FOR).unwrap_or(now)))
@@ -81,7 +97,7 @@ impl Processes {
              ON CONFLICT (id) DO UPDATE SET alive_until_ms = excluded.alive_until_ms",
         )
         .bind(self.own.as_str())
-        .bind(to_ms(now.saturating_add(ALIVE_FOR).unwrap_or(Timestamp::MAX)))
+        .bind(to_ms(now.saturating_add(alive_for).unwrap_or(Timestamp::MAX)))
         .bind(agent)
         .execute(&mut *tx)
         .await?;
@@ -140,6 +156,18 @@ mod tests {
         assert_eq!(other.processes.others(NOW).await.unwrap().len(), 0, "it is no other to itself");
         other.processes.leave().await.unwrap();
         assert_eq!(others(NOW + ALIVE_FOR).await, 0);
+    }
+
+    #[tokio::test]
+    async fn the_only_one_is_believed_from_one_of_its_beats_to_the_next() {
+        let store = test_store().await;
+        let other = Store::new(Database::open(&store.location()).await.unwrap());
+        assert!(store.processes.join(Some("agent"), NOW).await.unwrap());
+
+        store.processes.beat_alone(Some("agent"), NOW).await.unwrap();
+
+        assert_eq!(other.processes.others(NOW + 2 * BEAT_ALONE).await.unwrap().len(), 1);
+        assert_eq!(other.processes.others(NOW + ALIVE_ALONE_FOR).await.unwrap().len(), 0);
     }
 
     #[tokio::test]

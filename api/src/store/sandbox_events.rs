@@ -19,6 +19,7 @@ use serde_json::{Value, json};
 use sqlx::Row;
 
 use super::events::{EventType, NewEvent};
+use super::sandbox_network::Versions;
 use super::sandbox_row::{NewSandbox, State};
 
 /// What is in the audit in place of a key.
@@ -75,6 +76,8 @@ pub(super) struct Locked {
     team: TeamId,
     pub(super) state: State,
     pub(super) told: Told,
+    /// Of its policy.
+    pub(super) versions: Versions,
     /// What every event of it says.
     subject: Value,
 }
@@ -84,7 +87,8 @@ pub(super) async fn lock(tx: &mut Tx, id: &str) -> Result<Option<Locked>, StoreE
     // What changes nothing locks all the same, on both databases.
     let row = sqlx::query(
         "UPDATE sandboxes SET process = process WHERE id = $1 AND state <> 'destroyed' \
-         RETURNING team_id, state, told_start_ms, told_stop_ms, template, template_version, snapshot_id, cpu, memory_mb",
+         RETURNING team_id, state, told_start_ms, told_stop_ms, network_version, network_applied, template, template_version, \
+             snapshot_id, cpu, memory_mb",
     )
     .bind(id)
     .fetch_optional(&mut **tx)
@@ -95,6 +99,7 @@ pub(super) async fn lock(tx: &mut Tx, id: &str) -> Result<Option<Locked>, StoreE
         team: row.try_get::<String, _>("team_id")?.into(),
         state: decode_enum(row.try_get("state")?)?,
         told: Told { start_ms: row.try_get("told_start_ms")?, stop_ms: row.try_get("told_stop_ms")? },
+        versions: Versions { newest: row.try_get("network_version")?, applied: row.try_get("network_applied")? },
         subject: json!({
             "template": row.try_get::<String, _>("template")?,
             "template_version": row.try_get::<String, _>("template_version")?,

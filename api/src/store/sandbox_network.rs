@@ -13,7 +13,7 @@
 //!
 //! When a policy is sent, [`crate::orchestration::network`] says.
 
-use sandpiper_db::{StoreError, Tx, count};
+use sandpiper_db::{Statement, StoreError, Tx, count};
 use sandpiper_protocol::agent::{Network, NetworkPolicy};
 use sqlx::Row;
 
@@ -82,10 +82,15 @@ impl Sandboxes {
 
     /// The agent has said that this version is in force.
     pub async fn note_policy(&self, id: &str, version: u64) -> Result<(), StoreError> {
-        let mut tx = self.database.write_shared().await?;
-        note_version(&mut tx, id, version, Source::Response).await?;
-        tx.commit().await?;
-        Ok(())
+        // Names on the right stand for the values before.
+        let mut query = Statement::new("UPDATE sandboxes SET network_applied = ");
+        query.push_bind(to_stored(version)).push(", network_version = CASE WHEN ").push_bind(to_stored(version));
+        query.push(" > network_version THEN ").push_bind(to_stored(version) + 1).push(" ELSE network_version END");
+        query.push(", network_error = CASE WHEN ").push_bind(to_stored(version));
+        query.push(" < network_version THEN network_error END WHERE id = ").push_bind(id);
+        query.push(" AND state NOT IN ('failed', 'destroyed') AND (network_applied = 0 OR ");
+        query.push_bind(to_stored(version)).push(" > network_applied)");
+        self.database.changes_row(query).await.map(drop)
     }
 
     /// Why the agent did not take this version; forgotten if there is a newer one by now.
@@ -105,36 +110,24 @@ impl Sandboxes {
     }
 }
 
-/// Where a version was named.
+/// The versions of a sandbox's policy that a row has, as stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Source {
-    /// In the response to a policy that was sent.
-    Response,
-    /// In a report, which may be older than the row.
-    Report,
-    /// In a report that is newer than the row.
-    FreshReport,
+pub(super) struct Versions {
+    pub(super) newest: i64,
+    pub(super) applied: i64,
 }
 
-/// Takes over what follows from the version that the agent names.
-pub(super) async fn note_version(tx: &mut Tx, id: &str, version: u64, source: Source) -> Result<(), StoreError> {
-    // Names on the right stand for the values before.
-    sqlx::query(
-        "UPDATE sandboxes SET \
-             network_version = CASE WHEN $2 > network_version THEN $2 + 1 ELSE network_version END, \
-             network_applied = $2, \
-             network_error = CASE WHEN $2 < network_version THEN network_error END \
-         WHERE id = $1 AND state NOT IN ('failed', 'destroyed') \
-             AND (network_applied = 0 OR $2 > network_version \
-                  OR ($3 = 1 AND $2 > network_applied) OR ($4 = 1 AND $2 < network_applied))",
-    )
-    .bind(id)
-    .bind(to_stored(version))
-    .bind(i64::from(source == Source::Response))
-    .bind(i64::from(source == Source::FreshReport))
-    .execute(&mut **tx)
-    .await?;
-    Ok(())
+impl Versions {
+    /// What follows from a report that names a version, as the table above has it, of which only what is newer than the row may say
+    /// that a policy was lost.
+    pub(super) fn reported(self, version: u64, is_fresh: bool) -> Self {
+        let version = to_stored(version);
+        if self.applied == 0 || version > self.newest || (is_fresh && version < self.applied) {
+            let newest = if version > self.newest { version + 1 } else { self.newest };
+            return Self { newest, applied: version };
+        }
+        self
+    }
 }
 
 /// The first policy of a sandbox whose row was just inserted.

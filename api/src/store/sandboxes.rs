@@ -23,7 +23,7 @@ use super::idempotency;
 use super::processes::OwnId;
 use super::sandbox_documents::{Documents, WITH_DOCUMENTS, insert_metadata};
 use super::sandbox_events::{self, DeletionReason, Reported, ms};
-use super::sandbox_network::{Source, insert_policy, note_version, to_stored};
+use super::sandbox_network::{insert_policy, to_stored};
 use super::sandbox_row::{NewSandbox, SandboxRow, State, on_timeout_word};
 use super::usage::{QuotaError, Usage, usage};
 use super::volumes::{attach, is_attached_elsewhere, lacks_volume};
@@ -44,6 +44,24 @@ pub struct Sandboxes {
     own: OwnId,
 }
 
+/// Rows of new sandboxes that are written and not committed. Dropped, there are none.
+#[derive(Debug)]
+#[must_use]
+pub struct NewRows {
+    tx: Tx,
+}
+
+impl NewRows {
+    /// Has them be there, for others and after a crash.
+    ///
+    /// # Errors
+    ///
+    /// Those of the database; then they may be there or not.
+    pub async fn commit(self) -> Result<(), StoreError> {
+        Ok(self.tx.commit().await?)
+    }
+}
+
 impl Sandboxes {
     pub(crate) fn new(database: Database, own: OwnId) -> Self {
         Self { database, own }
@@ -59,6 +77,17 @@ impl Sandboxes {
         quota: &Quota,
         claim: Option<&idempotency::Claim>,
     ) -> Result<(), QuotaError> {
+        Ok(self.begin_create(team_id, new, quota, claim).await?.commit().await?)
+    }
+
+    /// As [`Self::create`], all but the commit: that nothing is in the way of the rows is known then.
+    pub async fn begin_create(
+        &self,
+        team_id: &TeamId,
+        new: &[NewSandbox],
+        quota: &Quota,
+        claim: Option<&idempotency::Claim>,
+    ) -> Result<NewRows, QuotaError> {
         let mut tx = self.database.write().await?;
         let now = new.first().map_or(Timestamp::UNIX_EPOCH, |one| one.created_at);
         let usage = usage(&mut tx, team_id, now).await?;
@@ -85,8 +114,7 @@ impl Sandboxes {
             }
         }
         events::write(&mut tx, new.iter().map(|one| sandbox_events::created(team_id, one)).collect()).await?;
-        tx.commit().await?;
-        Ok(())
+        Ok(NewRows { tx })
     }
 
     /// Takes a stopped sandbox back into use, as `restoring`, if `quota` has room for it and its volumes are free; false when it
@@ -241,7 +269,18 @@ impl Sandboxes {
 
     /// Takes over what the agent says of a sandbox. What ended in this store stays ended: a report may be older.
     pub async fn mirror(&self, report: &agent::Sandbox, now: Timestamp) -> Result<(), StoreError> {
-        self.take_over(report, None, now).await
+        self.take_over(report, None, &[], now).await.map(drop)
+    }
+
+    /// Likewise, and with it writes the audit's entry on the request that the report answers. False where the transaction ended
+    /// without either.
+    pub async fn mirror_audited(
+        &self,
+        report: &agent::Sandbox,
+        entry: &audit::Entry,
+        now: Timestamp,
+    ) -> Result<bool, StoreError> {
+        self.take_over(report, None, std::slice::from_ref(entry), now).await
     }
 
     /// Likewise, unless the row has moved on since it was read as `seen`: the report may be older than that.
@@ -251,7 +290,7 @@ impl Sandboxes {
         seen: &SandboxRow,
         now: Timestamp,
     ) -> Result<(), StoreError> {
-        self.take_over(report, Some(seen), now).await
+        self.take_over(report, Some(seen), &[], now).await.map(drop)
     }
 
     /// How much of the host's disk sandboxes hold, all at once.
@@ -272,8 +311,9 @@ impl Sandboxes {
         &self,
         report: &agent::Sandbox,
         seen: Option<&SandboxRow>,
+        entries: &[audit::Entry],
         now: Timestamp,
-    ) -> Result<(), StoreError> {
+    ) -> Result<bool, StoreError> {
         let state = State::from(report.state);
         // The schema demands a start of whatever serves, and an explanation of whatever failed.
         let started_at = match (report.started_at, state) {
@@ -291,14 +331,19 @@ impl Sandboxes {
             (error, _) => error.clone(),
         };
         let mut tx = self.database.write_shared().await?;
-        let Some(locked) = sandbox_events::lock(&mut tx, &report.id).await? else { return Ok(()) };
+        let Some(locked) = sandbox_events::lock(&mut tx, &report.id).await? else { return Ok(false) };
         let reported = Reported { state, start_ms: ms(started_at), stop_ms: ms(stopped_at), error: error.as_ref() };
         let (news, told) = locked.reported(&reported, now);
+        let versions = match state {
+            State::Failed | State::Destroyed => locked.versions,
+            _ => locked.versions.reported(report.network_version, seen.is_some()),
+        };
         let taken_over = sqlx::query(
             "UPDATE sandboxes SET state = $2, deadline_ms = $3, on_timeout = $4, auto_resume = $5, exposed_ports = $6, \
                  data_plane_url = $7, started_at_ms = $8, stopped_at_ms = $9, error_code = $10, error_message = $11, \
                  retained_bytes = $12, allow_public_traffic = $15, pause_memory = $16, process = NULL, \
-                 told_start_ms = $17, told_stop_ms = $18, capture_output = $19 \
+                 told_start_ms = $17, told_stop_ms = $18, capture_output = $19, network_version = $20, network_applied = $21, \
+                 network_error = CASE WHEN $21 < network_version OR $21 = network_applied THEN network_error END \
              WHERE id = $1 AND state NOT IN ('failed', 'destroyed') AND state = COALESCE($13, state) \
                  AND network_applied = COALESCE($14, network_applied)",
         )
@@ -321,6 +366,8 @@ impl Sandboxes {
         .bind(told.start_ms)
         .bind(told.stop_ms)
         .bind(i64::from(report.capture_output))
+        .bind(versions.newest)
+        .bind(versions.applied)
         .execute(&mut *tx)
         .await;
         let taken_over = match taken_over {
@@ -331,13 +378,12 @@ impl Sandboxes {
                     sandbox = report.id.as_str(),
                     "not taken over yet: another sandbox's row has its volume"
                 );
-                return Ok(());
+                return Ok(false);
             }
             taken_over => taken_over?,
         };
+        audit::insert(&mut tx, entries).await?;
         if taken_over.rows_affected() == 1 {
-            let source = if seen.is_some() { Source::FreshReport } else { Source::Report };
-            note_version(&mut tx, &report.id, report.network_version, source).await?;
             // A request that changes a sandbox takes its own report over.
             if seen.is_some() {
                 audit::insert(&mut tx, &sandbox_events::of_the_host(&news)).await?;
@@ -345,7 +391,7 @@ impl Sandboxes {
             events::write(&mut tx, news).await?;
         }
         tx.commit().await?;
-        Ok(())
+        Ok(true)
     }
 
     /// Applies what an update request changes and the agent does not know of.

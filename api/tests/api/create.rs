@@ -145,6 +145,9 @@ async fn a_slow_start_is_answered_in_creating_and_becomes_ready() {
     host.agent.admit(1);
     eventually("ready", async || host.get(&path).await.expect(200)["state"] == "ready").await;
     host.post(&format!("{path}/connect"), json!({})).await.expect(200);
+    let entries = host.app.store.audit.newest(body["id"].as_str(), 10).await.unwrap();
+    let creates: Vec<_> = entries.iter().filter(|entry| entry.action == "POST /v1/sandboxes").collect();
+    assert!(matches!(creates[..], [create] if create.status == 201), "{entries:?}");
 }
 
 #[tokio::test]
@@ -157,7 +160,10 @@ async fn a_refused_start_is_an_error_and_leaves_neither_sandbox_nor_quota() {
     ] {
         host.agent.records().refuse = Some((status, code));
         host.create(json!({"template": "base"})).await.refused(answered.0, answered.1);
+        let newest = &host.app.store.audit.newest(None, 1).await.unwrap()[0];
+        assert_eq!((newest.action.as_str(), newest.status), ("POST /v1/sandboxes", answered.0));
     }
+    assert_eq!(host.app.store.audit.newest(None, 10).await.unwrap().len(), 3);
 
     assert_eq!(host.get("/v1/sandboxes").await.expect(200)["sandboxes"], json!([]));
     assert_eq!(host.get("/v1/sandbox_limits").await.expect(200)["quota"]["usage"]["sandboxes"], 0);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::support::Host;
+use crate::support::{Host, eventually};
 
 fn ids(list: &Value) -> Vec<String> {
     list["sandboxes"].as_array().unwrap().iter().map(|one| one["id"].as_str().unwrap().to_owned()).collect()
@@ -100,6 +100,11 @@ async fn state_filters_match_any_and_know_their_aliases() {
     let host = Host::with(|config| config.timing.create_wait = Duration::from_millis(20)).await;
     let ready = host.sandbox().await;
     let failed = host.sandbox().await;
+    // These two may have been answered in `creating`.
+    eventually("both are ready", async || {
+        ids(&host.get("/v1/sandboxes?query[state][]=ready").await.expect(200)).len() == 2
+    })
+    .await;
     host.agent.fail(&failed);
     host.sync().await;
     host.agent.hold();

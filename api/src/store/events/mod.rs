@@ -122,7 +122,8 @@ impl Events {
         Ok(EventPage { events, read_to, last, removed })
     }
 
-    /// How many events of each type the team ever had, 0 included, also of those that are gone.
+    /// How many events of each type the team ever had, 0 included, also of those that are gone. The database counts them as they
+    /// are written.
     ///
     /// # Errors
     ///
@@ -170,25 +171,7 @@ pub(super) async fn write(tx: &mut Tx, mut events: Vec<NewEvent>) -> Result<(), 
         }));
         statement.push(") AS written WHERE column1 IS NOT NULL");
         statement.build().execute(&mut **tx).await?;
-        add_to_totals(tx, of_team).await?;
     }
-    Ok(())
-}
-
-/// Counts events of a team whose counter the transaction holds.
-async fn add_to_totals(tx: &mut Tx, of_team: &[NewEvent]) -> Result<(), StoreError> {
-    let mut totals: BTreeMap<&str, i64> = BTreeMap::new();
-    for event in of_team {
-        *totals.entry(event.event_type.as_str()).or_default() += 1;
-    }
-    let Some(NewEvent { team, .. }) = of_team.first() else { return Ok(()) };
-    let mut statement = Statement::new("INSERT INTO event_totals (team_id, type, number) SELECT * FROM (");
-    statement.push_rows(totals.into_iter().map(|(kind, number)| [team.as_str().into(), kind.into(), number.into()]));
-    statement.push(
-        ") AS counted WHERE column1 IS NOT NULL \
-         ON CONFLICT (team_id, type) DO UPDATE SET number = event_totals.number + excluded.number",
-    );
-    statement.build().execute(&mut **tx).await?;
     Ok(())
 }
 

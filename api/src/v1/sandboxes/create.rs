@@ -29,6 +29,7 @@ use crate::auth::{Caller, WriteAccess};
 use crate::errors;
 use crate::mutation::SessionOf;
 use crate::orchestration;
+use crate::pending_audit::PendingAudit;
 use crate::state::App;
 use crate::store::idempotency::Claim;
 use crate::store::sandbox_events::DeletionReason;
@@ -60,13 +61,14 @@ pub async fn create(
     State(app): State<App>,
     _: NoParameters,
     claim: Option<Extension<Claim>>,
+    Extension(pending_audit): Extension<PendingAudit>,
     Json(request): Json<CreateRequest>,
 ) -> Result<Response, ApiError> {
     caller.check_team(request.team.as_deref())?;
     let asked_size = (request.cpu, request.memory_mb);
     let wanted = validate::create(request, &app.offer.of(caller.team.plan))?;
     let claim = claim.map(|Extension(claim)| claim);
-    let (row, session) = make(&app, &caller, wanted, asked_size, claim.as_ref()).await?;
+    let (row, session) = make(&app, &caller, wanted, asked_size, claim.as_ref(), pending_audit).await?;
     Ok(response(&caller, row, session.map(SessionBody::from)))
 }
 
@@ -83,6 +85,7 @@ pub async fn make(
     wanted: Create,
     asked_size: (Option<u32>, Option<u32>),
     claim: Option<&Claim>,
+    pending_audit: PendingAudit,
 ) -> Result<(SandboxRow, Option<agent::Session>), ApiError> {
     let limits = &app.offer.of(caller.team.plan);
     let policy = wanted.network.policy(app).await?;
@@ -121,9 +124,9 @@ pub async fn make(
     // Before the row is there, so that the synchronisation never sees it without.
     let guard = app.in_flight.enter(&id).ok_or_else(|| ApiError::internal("sandbox id made twice"))?;
     let new_rows = std::slice::from_ref(&new);
-    let created = app.store.sandboxes.create(&caller.team.id, new_rows, &limits.quota, claim);
-    let created = created.instrument(step("quota and row")).await;
-    created.map_err(|error| errors::no_capacity(error, limits, 1, cpu, memory_mb))?;
+    let rows = app.store.sandboxes.begin_create(&caller.team.id, new_rows, &limits.quota, claim);
+    let rows = rows.instrument(step("quota and row")).await;
+    let rows = rows.map_err(|error| errors::no_capacity(error, limits, 1, cpu, memory_mb))?;
 
     let order = agent::CreateSandbox {
         id: new.id.into(),
@@ -143,8 +146,10 @@ pub async fn make(
         capture_output: new.capture_output,
         allowance: Some(orchestration::allowance::of(app, &caller.team)),
     };
-    let starting = orchestration::create::start(app.clone(), caller.clone(), order, guard);
-    let session = match tokio::time::timeout(app.settings.timing.create_wait, starting).await {
+    let starting = orchestration::create::start(app.clone(), caller.clone(), order, rows, pending_audit, guard);
+    // If it is not, the task below says why.
+    let _ = starting.committed.await;
+    let session = match tokio::time::timeout(app.settings.timing.create_wait, starting.session).await {
         // Still starting: the task goes on and settles the row.
         Err(_) => None,
         Ok(Ok(Ok(session))) => Some(session),

@@ -50,6 +50,12 @@ async fn a_commit_that_fails_takes_the_event_with_it_and_gives_its_number_back()
     host.create(json!({"template": "base"})).await.refused(500, "internal");
     let list = host.get("/v1/sandboxes").await.expect(200);
     assert_eq!(list["sandboxes"].as_array().unwrap().len(), 1, "neither sandbox nor event is left");
+    // The agent had begun it meanwhile.
+    eventually("nothing is left at the agent", async || {
+        host.app.in_flight.is_empty() && host.agent.records().sandboxes.len() == 1
+    })
+    .await;
+    assert_eq!(host.agent.records().orders.len(), 2);
     assert_eq!(host.events().await.len(), 2);
 
     host.alter("DROP TRIGGER obstacle", "DROP TRIGGER obstacle ON events").await;

@@ -173,14 +173,15 @@ async fn what_runs_is_counted_until_it_was_seen_last() {
     assert_eq!((&used["totals"]["vcpu_seconds"], &used["counted_until"]), (&json!("0"), &json!(null)));
 
     let mut collector = Collector::new(host.app.clone());
-    for seen in [7, 12, 9] {
+    // One that is older is none, and one that is hardly later is not written down.
+    for seen in [7, 30, 25, 40] {
         host.agent.records().intervals.seen_at_ms = Some(START + seen * SECOND);
         collector.round().await.unwrap();
     }
     let used = host.used(START..START + HOUR, "hour").await;
     assert_eq!(
         (&used["totals"]["vcpu_seconds"], &used["counted_until"]),
-        (&json!("12"), &json!("2026-03-01T00:00:12Z"))
+        (&json!("30"), &json!("2026-03-01T00:00:30Z"))
     );
 
     // It had ended before, as the next agent found.

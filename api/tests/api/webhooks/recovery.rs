@@ -1,6 +1,7 @@
 //! Processes that die, and processes that share a database.
 
 use std::collections::HashSet;
+use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use sandpiper_db::Database;
@@ -14,7 +15,7 @@ use sandpiper_payments::store::delivery_claims::{Decision, Finished, LEASE};
 
 use super::receiver::{Received, Receiver};
 use super::stage::{Stage, dependencies};
-use crate::support::eventually;
+use crate::support::{eventually, eventually_within};
 
 #[tokio::test]
 async fn an_attempt_whose_process_died_is_made_again_after_its_lease_under_the_same_key() {
@@ -156,6 +157,31 @@ async fn two_workers_on_one_database_make_every_attempt_once() {
     let keys: Vec<_> = receiver.received().iter().map(Received::key).collect();
     assert_eq!(keys.len(), DELIVERIES);
     assert_eq!(keys.into_iter().collect::<HashSet<_>>(), expected);
+}
+
+#[tokio::test]
+async fn a_worker_that_is_told_of_news_sends_what_another_process_has_written_and_asks_when_nobody_tells() {
+    let receiver = Receiver::answering(200).await;
+    let stage = Stage::towards(&receiver).await;
+    let config = &stage.host.config;
+    let store = Store::new(Database::open(&config.database()).await.unwrap());
+    let vault = Vault::open(&config.secrets_key_file()).unwrap();
+    let other = App::new(config.payments(), store, vault, stage.host.payments.clock.clone());
+    let (_stop, stopped) = tokio::sync::watch::channel(false);
+    let (tells, news) = tokio::sync::watch::channel(());
+    let worker = Worker::new(other.webhooks.clone(), dependencies(&[&receiver])).with_news(Some(news));
+    stage.pay("before").await;
+    tokio::spawn(worker.run(stopped));
+    eventually("what was there is sent", async || receiver.count() == 1).await;
+
+    stage.pay("told").await;
+    tells.send_replace(());
+    // By itself it would look after ten.
+    eventually_within(Duration::from_secs(8), "it is sent", async || receiver.count() == 2).await;
+
+    drop(tells);
+    stage.pay("untold").await;
+    eventually("it is found", async || receiver.count() == 3).await;
 }
 
 #[tokio::test]
