@@ -66,8 +66,43 @@ pub fn write_atomic_with(
     access: Access,
     fill: impl FnOnce(&mut File) -> io::Result<()>,
 ) -> io::Result<()> {
-    replace(path, access, |file| fill(file).and_then(|()| file.sync_all()))?;
-    sync_parent(path)
+    prepare_with(path, access, |file| fill(file).and_then(|()| file.sync_all()))?.put_in_place()
+}
+
+/// A file that is whole on its disk, and not in its place yet. Dropped, it stays beside that, for the next one to replace.
+#[derive(Debug)]
+#[must_use]
+pub struct Prepared {
+    path: PathBuf,
+}
+
+/// The first half of [`write_atomic`], for what is to be in its place with little delay later.
+///
+/// # Errors
+/// What the file system reports; `path` is then the old file.
+pub fn prepare(path: &Path, contents: &[u8]) -> io::Result<Prepared> {
+    prepare_with(path, Access::PRIVATE, |file| file.write_all(contents).and_then(|()| file.sync_all()))
+}
+
+fn prepare_with(path: &Path, access: Access, fill: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<Prepared> {
+    let mut file = access.open(&beside(path), OpenOptions::new().create(true).truncate(true))?;
+    fill(&mut file)?;
+    Ok(Prepared { path: path.to_owned() })
+}
+
+impl Prepared {
+    /// The second half: the file replaces what is in its place, durably.
+    ///
+    /// # Errors
+    /// What the file system reports; in its place is then the old file or the new one, and it may not be durable.
+    pub fn put_in_place(self) -> io::Result<()> {
+        self.rename()?;
+        sync_parent(&self.path)
+    }
+
+    fn rename(&self) -> io::Result<()> {
+        fs::rename(beside(&self.path), &self.path)
+    }
 }
 
 /// As [`write_atomic`], for what only this process's successor needs: after a power cut the file may be there or not, or be
@@ -76,7 +111,7 @@ pub fn write_atomic_with(
 /// # Errors
 /// What the file system reports; `path` is then the old file.
 pub fn write_unsynced(path: &Path, contents: &[u8]) -> io::Result<()> {
-    replace(path, Access::PRIVATE, |file| file.write_all(contents))
+    prepare_with(path, Access::PRIVATE, |file| file.write_all(contents))?.rename()
 }
 
 /// Makes `path`, a file with this access and `contents`, unless it is there already; says whether it made it. Whichever it
@@ -123,14 +158,6 @@ pub fn remove_unfinished(folder: &Path) -> io::Result<()> {
         }
     }
     Ok(())
-}
-
-fn replace(path: &Path, access: Access, fill: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<()> {
-    let temporary = beside(path);
-    let mut file = access.open(&temporary, OpenOptions::new().create(true).truncate(true))?;
-    fill(&mut file)?;
-    drop(file);
-    fs::rename(&temporary, path)
 }
 
 /// The bytes of a secret file of mode 0600, made with `generate` when it does not exist yet.
@@ -211,6 +238,20 @@ mod tests {
 
         assert_eq!(fs::read(&path).unwrap(), b"two");
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn what_is_prepared_replaces_nothing_until_it_is_put_in_its_place() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("record.json");
+        write_atomic(&path, b"one").unwrap();
+
+        drop(prepare(&path, b"two").unwrap());
+        assert_eq!(fs::read(&path).unwrap(), b"one");
+
+        prepare(&path, b"three").unwrap().put_in_place().unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"three");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
     }
 

@@ -12,7 +12,6 @@ use std::os::fd::OwnedFd;
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::{SocketAddr, UnixListener};
 use std::sync::Arc;
-use std::thread;
 
 use sandpiper_durable::{Interrupted, blocking};
 use sandpiper_policy::{
@@ -30,7 +29,9 @@ use crate::firewall::{DeniedPacket, Firewall, FirewallError};
 use crate::links::Mac;
 use crate::meter::Meter;
 use crate::names::{self, ChangeError, Names};
+use crate::neighbours::Neighbours;
 use crate::netns::Netns;
+use crate::pin::Pinned;
 use crate::plan::Plan;
 use crate::slots::{Slot, SlotError, Slots, Tools, ToolsError};
 use crate::traffic::Traffic;
@@ -163,9 +164,9 @@ impl Network {
     async fn occupy(&self, slot: Slot, mac: Mac, network: &agent::Network) -> Result<Attachment, AttachError> {
         let slot = Arc::new(slot);
         match self.enforce(&slot, mac, network).await {
-            Ok((firewall, meter, names)) => {
+            Ok((enforcement, names)) => {
                 let base = Counters::default();
-                Ok(Attachment { network: self.clone(), slot, mac, firewall, meter, names, base })
+                Ok(Attachment { network: self.clone(), slot, mac, enforcement, names, base })
             }
             Err(error) => {
                 self.destroy(slot).await;
@@ -179,31 +180,26 @@ impl Network {
         slot: &Arc<Slot>,
         mac: Mac,
         network: &agent::Network,
-    ) -> Result<(Firewall, Arc<Meter>, Names), AttachError> {
+    ) -> Result<(Enforcement, Names), AttachError> {
         let this = self.clone();
         let (slot, network) = (Arc::clone(slot), network.clone());
         let runtime = tokio::runtime::Handle::current();
         let work = move || {
             // For the sockets.
             let _within = runtime.enter();
-            let Tools { firewall, sockets, meter, is_new } = slot.tools()?;
-            // Beside the rest: it is done on a thread of its own anyway.
-            let policy = thread::scope(|scope| {
-                let neighbours = scope.spawn(|| set_neighbours(&slot, mac));
-                let policy = Arc::new(this.compile(&network.policy)?);
-                firewall.set_guest(mac)?;
-                let generation = generation(network.version);
-                // A slot that is adopted has enforced this, or an older policy.
-                if is_new || firewall.generation()? != Some(generation) {
-                    firewall.apply(&policy, generation, &[])?;
-                }
-                neighbours.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
-                Ok::<_, AttachError>(policy)
-            })?;
+            let Tools { firewall, neighbours, sockets, meter, is_new } = slot.tools()?;
+            let enforcement = Enforcement { firewall, neighbours: Arc::new(neighbours), meter };
+            let policy = Arc::new(this.compile(&network.policy)?);
+            enforcement.set_guest(mac)?;
+            let (firewall, generation) = (&enforcement.firewall, generation(network.version));
+            // A slot that is adopted has enforced this, or an older policy.
+            if is_new || firewall.generation()? != Some(generation) {
+                firewall.apply(&policy, generation, &[])?;
+            }
             let pins = Arc::new(firewall.clone());
             let limits = names::Limits { memory: Arc::clone(&this.memory), ..names::Limits::default() };
-            let names = Names::start(sockets, policy, pins, &this.upstream, Arc::clone(&meter), limits);
-            Ok((firewall, meter, names))
+            let names = Names::start(sockets, policy, pins, &this.upstream, Arc::clone(&enforcement.meter), limits);
+            Ok((enforcement, names))
         };
         blocking(work).await
     }
@@ -226,11 +222,33 @@ pub struct Attachment {
     network: Network,
     slot: Arc<Slot>,
     mac: Mac,
-    firewall: Firewall,
-    meter: Arc<Meter>,
+    enforcement: Enforcement,
     names: Names,
     /// What the counters said when the machine got the slot.
     base: Counters,
+}
+
+/// What the kernel enforces in a slot, and what it counts. Clones are the same.
+#[derive(Debug, Clone)]
+struct Enforcement {
+    firewall: Firewall,
+    neighbours: Arc<Neighbours>,
+    meter: Arc<Meter>,
+}
+
+impl Enforcement {
+    /// Only a guest with this Ethernet address is let through, and is found, from now on. Waits for the kernel only.
+    fn set_guest(&self, mac: Mac) -> Result<(), AttachError> {
+        self.firewall.set_guest(mac)?;
+        let failed = |source| AttachError::Host { what: "set the guest's neighbours", source };
+        self.neighbours.set_guest(mac).map_err(failed)
+    }
+
+    /// See [`Attachment::counters`]. Waits for the kernel only.
+    fn counters(&self) -> Result<Option<Counters>, AttachError> {
+        let forwarded = self.firewall.forwarded()?;
+        Ok(forwarded.map(|forwarded| Counters { forwarded, proxied: self.meter.read() }))
+    }
 }
 
 impl Attachment {
@@ -257,9 +275,14 @@ impl Attachment {
     /// Enforces another policy: all of it, at once, also for connections that are open. If that fails, the former holds.
     pub async fn apply(&self, network: &agent::Network) -> Result<(), AttachError> {
         let (host, policy) = (self.network.clone(), network.policy.clone());
-        let policy = Arc::new(blocking(move || host.compile(&policy).map_err(AttachError::from)).await?);
-        let (firewall, generation) = (self.firewall.clone(), generation(network.version));
-        Ok(self.names.change(policy, move |policy, pins| firewall.apply(policy, generation, pins)).await?)
+        let policy = blocking(move || host.compile(&policy).map_err(AttachError::from)).await?;
+        self.enforce(policy, network.version).await
+    }
+
+    async fn enforce(&self, policy: Policy, version: u64) -> Result<(), AttachError> {
+        let (firewall, generation) = (self.enforcement.firewall.clone(), generation(version));
+        let apply = move |policy: &Policy, pins: &[Pinned]| firewall.apply(policy, generation, pins);
+        Ok(self.names.change(Arc::new(policy), apply).await?)
     }
 
     /// What the counters of the slot say, of all that went beyond the host by it and came from there since it was made; `None` of a
@@ -268,9 +291,8 @@ impl Attachment {
     /// # Errors
     /// The kernel did not tell.
     pub async fn counters(&self) -> Result<Option<Counters>, AttachError> {
-        let firewall = self.firewall.clone();
-        let forwarded = blocking(move || firewall.forwarded().map_err(AttachError::from)).await?;
-        Ok(forwarded.map(|forwarded| Counters { forwarded, proxied: self.meter.read() }))
+        let enforcement = self.enforcement.clone();
+        blocking(move || enforcement.counters()).await
     }
 
     /// What they said when a machine got the slot that was not adopted: all that was counted before is not that machine's.
@@ -283,22 +305,22 @@ impl Attachment {
     /// # Errors
     /// [`AttachError`].
     pub async fn hand_over(&mut self, mac: Mac, network: &agent::Network) -> Result<(), AttachError> {
-        let firewall = self.firewall.clone();
-        // First: nothing passes any more until the guest has the new address, and the policy is in force before that.
-        blocking(move || firewall.set_guest(mac).map_err(AttachError::from)).await?;
-        self.base = self.counters().await?.unwrap_or_default();
-        let slot = Arc::clone(&self.slot);
-        let neighbours = blocking(move || set_neighbours(&slot, mac));
-        let (neighbours, policy) = tokio::join!(neighbours, self.apply(network));
-        neighbours?;
-        policy?;
-        self.mac = mac;
+        let (host, policy, enforcement) = (self.network.clone(), network.policy.clone(), self.enforcement.clone());
+        let cut_off = move || {
+            // First: nothing passes any more until the guest has the new address, and the policy is in force before that.
+            enforcement.set_guest(mac)?;
+            let base = enforcement.counters()?.unwrap_or_default();
+            Ok::<_, AttachError>((base, host.compile(&policy)?))
+        };
+        let (base, policy) = blocking(cut_off).await?;
+        self.enforce(policy, network.version).await?;
+        (self.mac, self.base) = (mac, base);
         Ok(())
     }
 
     /// What was refused since the machine has this slot.
     pub async fn denied(&self) -> Result<DeniedPage, AttachError> {
-        let firewall = self.firewall.clone();
+        let firewall = self.enforcement.firewall.clone();
         let (packets, totals) =
             blocking(move || Ok::<_, AttachError>((firewall.denied()?, firewall.totals()?))).await?;
         let policy = self.names.policy();
@@ -312,7 +334,7 @@ impl Attachment {
     /// Takes the slot away. The machine should be gone: it is cut off.
     pub async fn detach(self) {
         self.names.close().await;
-        drop(self.firewall);
+        drop(self.enforcement);
         self.network.destroy(self.slot).await;
     }
 }
@@ -332,10 +354,6 @@ pub fn counters(config: &Config, slot: u32, mac: Mac) -> Result<Option<Counters>
     }
     let Some(forwarded) = firewall.forwarded()? else { return Ok(None) };
     Ok(Some(Counters { forwarded, proxied: Meter::read_file(&plan.meter).map_err(failed)? }))
-}
-
-fn set_neighbours(slot: &Slot, mac: Mac) -> Result<(), AttachError> {
-    slot.set_guest(mac).map_err(|source| AttachError::Host { what: "set the guest's neighbours", source })
 }
 
 /// Takes the name for this process: agents of one name would remove each other's slots. An abstract socket belongs to a

@@ -11,6 +11,7 @@ mod links;
 mod memory;
 pub mod meter;
 pub mod names;
+mod neighbours;
 pub mod netns;
 mod nft;
 pub mod pin;

@@ -15,6 +15,8 @@ pub(super) const NETDEV: u8 = 5;
 
 /// `NFNL_SUBSYS_NFTABLES`; the upper half of the types of its messages.
 const SUBSYSTEM: u16 = 10;
+pub(super) const NEW_TABLE: u16 = SUBSYSTEM << 8;
+pub(super) const GET_TABLE: u16 = SUBSYSTEM << 8 | 1;
 pub(super) const NEW_ELEMENTS: u16 = SUBSYSTEM << 8 | 12;
 pub(super) const GET_ELEMENTS: u16 = SUBSYSTEM << 8 | 13;
 const DELETE_ELEMENTS: u16 = SUBSYSTEM << 8 | 14;

@@ -30,6 +30,7 @@ mod ranges;
 mod report;
 mod rules;
 mod socket;
+mod tables;
 mod wire;
 
 use std::io;
@@ -41,6 +42,7 @@ use sandpiper_protocol::interval::Bytes;
 use self::batch::Batch;
 pub use self::report::{DeniedPacket, Totals};
 use self::socket::{Refusal, Socket};
+pub(crate) use self::tables::Tables;
 use crate::config::Limits;
 use crate::netns::Netns;
 use crate::nft::{self, NftError};

@@ -25,7 +25,7 @@ const DATAGRAM: usize = 64 * 1024;
 /// How often a dump begins again because the set changed meanwhile.
 const DUMPS: usize = 10;
 
-const ERROR: u16 = 2;
+pub(super) const ERROR: u16 = 2;
 const DONE: u16 = 3;
 const FLAG_DUMP_INTERRUPTED: u16 = 0x10;
 
@@ -111,7 +111,7 @@ impl Socket {
     }
 
     /// Sends messages, and hands the number of the first and each answer to `read` until that has what it wants.
-    fn ask<T>(&self, writer: Writer, mut read: impl FnMut(u32, &Message<'_>) -> Option<T>) -> io::Result<T> {
+    pub(super) fn ask<T>(&self, writer: Writer, mut read: impl FnMut(u32, &Message<'_>) -> Option<T>) -> io::Result<T> {
         // A panic leaves at worst answers that nobody waits for.
         let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
         let (first, count) = (*next, writer.messages());

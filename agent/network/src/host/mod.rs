@@ -17,6 +17,7 @@ use std::io;
 
 use self::firewalls::dropping_chains;
 use crate::config::Config;
+use crate::firewall::Tables;
 use crate::nft::{self, NftError};
 
 /// Why the host's side cannot be set up.
@@ -24,6 +25,8 @@ use crate::nft::{self, NftError};
 pub enum HostError {
     #[error("Cannot load the host's nftables table")]
     Table(#[source] NftError),
+    #[error("Cannot ask the kernel for its nftables tables")]
+    Tables(#[source] io::Error),
     #[error("Cannot enable forwarding")]
     Forwarding(#[source] io::Error),
 }
@@ -32,13 +35,15 @@ pub enum HostError {
 pub(crate) struct Host {
     name: String,
     ruleset: String,
+    tables: Tables,
 }
 
 impl Host {
     /// Loads the table, in the place of one that is there, and switches on forwarding. The slots up to `highest` have their
     /// place in it even if there can be fewer now. Blocks.
     pub(crate) fn load(config: &Config, highest: u32) -> Result<Self, HostError> {
-        let host = Self { name: config.name.clone(), ruleset: rules::ruleset(config, highest) };
+        let tables = Tables::here().map_err(HostError::Tables)?;
+        let host = Self { name: config.name.clone(), ruleset: rules::ruleset(config, highest), tables };
         // First the table: nothing is forwarded that it does not look at.
         nft::load(&host.ruleset).map_err(HostError::Table)?;
         forwarding::enable().map_err(HostError::Forwarding)?;
@@ -49,9 +54,7 @@ impl Host {
     /// Restores what is no longer there: tools that load the host's own firewall often begin by taking everything away.
     /// Blocks.
     pub(crate) fn check(&self) -> Result<(), HostError> {
-        let tables = nft::run(&["list", "tables", "inet"], "").map_err(HostError::Table)?;
-        let own = format!("table inet {}", self.name);
-        if !String::from_utf8_lossy(&tables).lines().any(|table| table == own) {
+        if !self.tables.has(&self.name).map_err(HostError::Tables)? {
             tracing::warn!(table = self.name, "the host's nftables table was removed; loading it again");
             nft::load(&self.ruleset).map_err(HostError::Table)?;
         }

@@ -11,12 +11,12 @@ use sha2::{Digest, Sha256};
 
 use super::tap;
 use crate::firewall::{Firewall, FirewallError};
-use crate::links::{self, Mac};
+use crate::links::Mac;
 use crate::meter::Meter;
 use crate::names::Sockets;
+use crate::neighbours::Neighbours;
 use crate::netns::Netns;
-use crate::plan::{GATEWAY, GATEWAY6, GUEST, GUEST6, PREFIX, PREFIX6, TAP};
-use crate::sysctl;
+use crate::plan::{GATEWAY, GATEWAY6, GUEST, GUEST6, PREFIX, PREFIX6};
 
 /// A slot that is taken. Without [`Slots::destroy`](super::Slots::destroy) it stays as it is, for the next agent to adopt
 /// or to take away.
@@ -39,6 +39,7 @@ pub struct Slot {
 #[derive(Debug)]
 pub(crate) struct Tools {
     pub(crate) firewall: Firewall,
+    pub(crate) neighbours: Neighbours,
     pub(crate) sockets: Sockets,
     pub(crate) meter: Arc<Meter>,
     /// Nothing was enforced in the slot yet.
@@ -49,10 +50,11 @@ impl Tools {
     /// Of a slot that has its links and its rules. Blocks; to be called within the runtime that will serve the sockets.
     pub(super) fn open(netns: &Netns, meter: &Path, is_new: bool) -> Result<Self, ToolsError> {
         let firewall = Firewall::open(netns)?;
+        let neighbours = Neighbours::open(netns).map_err(ToolsError::Neighbours)?;
         let gateways = [IpAddr::from(GATEWAY), IpAddr::from(GATEWAY6)];
         let sockets = Sockets::bind(netns, &gateways).map_err(ToolsError::Listen)?;
         let meter = Arc::new(Meter::open(meter).map_err(ToolsError::Meter)?);
-        Ok(Self { firewall, sockets, meter, is_new })
+        Ok(Self { firewall, neighbours, sockets, meter, is_new })
     }
 }
 
@@ -61,6 +63,8 @@ impl Tools {
 pub enum ToolsError {
     #[error(transparent)]
     Firewall(#[from] FirewallError),
+    #[error("Cannot open the slot's table of neighbours")]
+    Neighbours(#[source] io::Error),
     #[error("Cannot listen in the slot")]
     Listen(#[source] io::Error),
     #[error("Cannot open the file in which the slot's proxy counts")]
@@ -94,20 +98,12 @@ impl Slot {
         kept.map_or_else(|| Tools::open(&self.netns, &self.meter, false), Ok)
     }
 
-    /// Tells the slot which Ethernet address its guest has. It is not asked for it, so no other can claim to be the guest.
-    /// Blocks.
+    /// Tells the slot which Ethernet address its guest has. Blocks.
+    ///
+    /// # Errors
+    /// The kernel refused, or there is no tap.
     pub fn set_guest(&self, mac: Mac) -> io::Result<()> {
-        self.netns.run(|| {
-            links::here(async |links| {
-                let tap = links.index(TAP).await?;
-                for guest in [IpAddr::from(GUEST), IpAddr::from(GUEST6)] {
-                    if guest.is_ipv4() || sysctl::speaks_ipv6(TAP)? {
-                        links.set_neighbour(tap, guest, mac).await?;
-                    }
-                }
-                Ok(())
-            })
-        })
+        Neighbours::open(&self.netns)?.set_guest(mac)
     }
 
     /// What the guest is told about its network.
