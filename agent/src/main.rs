@@ -36,6 +36,7 @@ mod samples;
 mod sandbox;
 mod server;
 mod service;
+mod turns;
 mod upkeep;
 mod uploads;
 mod volumes;
@@ -87,6 +88,7 @@ use crate::samples::Samples;
 use crate::sandbox::{Context, Sealer};
 use crate::server::App;
 use crate::service::Sandboxes;
+use crate::turns::Turns;
 use crate::uploads::Uploads;
 use crate::volumes::Volumes;
 
@@ -289,6 +291,7 @@ fn open_context(config: Arc<Config>, paths: Paths, metrics: Metrics) -> anyhow::
         templates,
         warm,
         parking,
+        turns: Turns::of_this_host(),
         launcher,
         volumes,
         helpers,

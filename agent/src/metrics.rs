@@ -84,6 +84,7 @@ enum OperationOutcome {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Holdings {
     pub(crate) idle_monitors: usize,
+    pub(crate) starts_waiting: usize,
     pub(crate) parked_machines: usize,
     pub(crate) checkpoints: usize,
     pub(crate) warm_snapshots: usize,
@@ -101,6 +102,7 @@ pub(crate) struct Metrics {
     start_seconds: Family<StartLabels, Histogram>,
     operation_seconds: Family<OperationLabels, Histogram>,
     idle_monitors: Gauge,
+    starts_waiting: Gauge,
     parked_machines: Gauge,
     checkpoints: Gauge,
     warm_snapshots: Gauge,
@@ -120,6 +122,7 @@ impl Metrics {
             start_seconds: Family::new_with_constructor(histogram),
             operation_seconds: Family::new_with_constructor(histogram),
             idle_monitors: Gauge::default(),
+            starts_waiting: Gauge::default(),
             parked_machines: Gauge::default(),
             checkpoints: Gauge::default(),
             warm_snapshots: Gauge::default(),
@@ -157,6 +160,7 @@ impl Metrics {
             Unit::Seconds,
             self.operation_seconds.clone(),
         );
+        registry.register("starts_waiting", "Starts that wait for their turns", self.starts_waiting.clone());
         registry.register("shells_waiting", "Monitors that wait for a sandbox", self.idle_monitors.clone());
         registry.register("parked_machines", "Machines that wait for a sandbox", self.parked_machines.clone());
         registry.register("checkpoints", "Checkpoints", self.checkpoints.clone());
@@ -234,6 +238,7 @@ impl Metrics {
     /// Counts what is here: sandboxes, by their states, and the rest.
     pub(crate) fn count(&self, sandboxes: impl Iterator<Item = SandboxState>, holdings: Holdings) {
         self.idle_monitors.set(gauge(holdings.idle_monitors));
+        self.starts_waiting.set(gauge(holdings.starts_waiting));
         self.parked_machines.set(gauge(holdings.parked_machines));
         self.checkpoints.set(gauge(holdings.checkpoints));
         self.warm_snapshots.set(gauge(holdings.warm_snapshots));

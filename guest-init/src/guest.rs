@@ -16,7 +16,7 @@ use tokio::time::timeout;
 use crate::capture::Capture;
 use crate::cgroups::Cgroups;
 use crate::clock::HostTime;
-use crate::freeze::{self, FreezeError, Keeper, Mounted, Stopper};
+use crate::freeze::{self, FreezeError, Keeper, Mounted, Rest, Stopper};
 use crate::link::Handler;
 use crate::log::{self, Log};
 use crate::serve::{App, Settings};
@@ -151,10 +151,10 @@ impl Guest {
         self.app.capture()
     }
 
-    async fn become_still(&mut self, processes: bool, disks: bool) -> Result<(), FreezeError> {
+    async fn become_still(&mut self, rest: Rest) -> Result<(), FreezeError> {
         let finished = timeout(BOOT_LIMIT, self.boot.lock()).await;
         drop(finished.map_err(|_| FreezeError::Growing)?);
-        self.keeper.freeze(processes, disks).await
+        self.keeper.freeze(rest).await
     }
 
     /// Runs what the template starts. Whatever becomes of it, the guest goes on without it.
@@ -192,9 +192,9 @@ impl Handler for Guest {
         }
     }
 
-    async fn freeze(&mut self, processes: bool, disks: bool) -> GuestMessage {
-        match self.become_still(processes, disks).await {
-            Ok(()) => GuestMessage::Frozen { disks },
+    async fn freeze(&mut self, rest: Rest) -> GuestMessage {
+        match self.become_still(rest).await {
+            Ok(()) => GuestMessage::Frozen { disks: rest.disks },
             Err(error) => GuestMessage::NotFrozen { message: shortened(error.to_string()) },
         }
     }

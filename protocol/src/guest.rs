@@ -86,10 +86,14 @@ pub enum HostMessage {
         /// Stop everything that the data plane started first, so that after a restore none of it runs before the guest knows
         /// who it is.
         processes: bool,
-        /// Let nothing more be written: whoever takes the disk without the memory finds it at rest. For
-        /// [`FREEZE_LIMIT_SECONDS`] at most. Guests of earlier versions do so always.
+        /// Let nothing more be written: whoever takes the disk without the memory finds it at rest. Guests of earlier versions
+        /// do so always.
         #[serde(default = "yes")]
         disks: bool,
+        /// Stay so for however long it takes; else for [`FREEZE_LIMIT_SECONDS`] at most. Guests of earlier versions stay so
+        /// where `disks` is false.
+        #[serde(default)]
+        stays: bool,
     },
     /// Answered with [`GuestMessage::Thawed`].
     Thaw,

@@ -68,7 +68,19 @@ pub enum Request {
     /// Begins the memory layer of a snapshot while the machine runs. One descriptor: an empty file, open for reading and writing,
     /// which the next `Snapshot` is to have as its memory layer: that then writes only what was written since. When it fails, which
     /// it does on kernels that do not note what is written, the file has to be emptied, and a `Snapshot` writes everything.
-    CopyMemory,
+    CopyMemory {
+        /// What this layer is called, for the layers above it.
+        #[serde(default)]
+        name: Option<String>,
+        /// The layer that this one lies right above, if its machine was last written down in that one: then it holds only what
+        /// was written since. Otherwise, and in monitors of before, it lies right above those that the machine was restored from.
+        #[serde(default)]
+        above: Option<String>,
+        /// Nothing is begun where the machine wrote less than so many bytes: they are copied faster while it stands still.
+        /// Monitors of before begin always.
+        #[serde(default)]
+        least_bytes: u64,
+    },
     /// Stops a running machine and writes down what it is. Descriptors, in this order: a file for the state and one for the
     /// new memory layer, both empty, but for `CopyMemory`, and open for reading and writing, then, with `push_layers`, an empty file for each disk
     /// that is not read-only. Nothing is synchronised: that is for the caller, after the machine runs again. When it fails
@@ -249,14 +261,23 @@ pub enum Reply {
     Prepared,
     Booted(Timings),
     Restored(Timings),
-    MemoryCopied,
+    /// There is less to copy than asked for, and nothing was begun.
+    LittleMemory,
+    MemoryCopied {
+        /// The layer lies above the one that was named.
+        #[serde(default)]
+        above: bool,
+    },
     Snapshot(SnapshotStats),
     Resumed,
     LayerPushed,
     DiskAttached,
     DiskDetached,
     WorkingSetSaved,
-    Status { state: MachineState, timings: Timings },
+    Status {
+        state: MachineState,
+        timings: Timings,
+    },
     Stopping,
 }
 
@@ -430,6 +451,22 @@ mod tests {
     use std::fs::File;
     use std::io::{Read, Seek, Write};
     use std::os::fd::AsFd;
+
+    #[test]
+    fn agents_and_monitors_of_before_know_nothing_of_layers_above_each_other() {
+        #[derive(Deserialize)]
+        #[serde(tag = "op", rename_all = "snake_case")]
+        enum Before {
+            CopyMemory,
+        }
+        let request = Request::CopyMemory { name: Some("b".into()), above: Some("a".into()), least_bytes: 1 };
+        let Before::CopyMemory = serde_json::from_value(serde_json::to_value(request).unwrap()).unwrap();
+
+        let request = serde_json::from_str(r#"{"op": "copy_memory"}"#).unwrap();
+        assert!(matches!(request, Request::CopyMemory { name: None, above: None, least_bytes: 0 }));
+        let reply = serde_json::from_str(r#"{"op": "memory_copied"}"#).unwrap();
+        assert!(matches!(reply, Reply::MemoryCopied { above: false }));
+    }
 
     #[test]
     fn a_message_arrives_with_its_descriptors() {

@@ -275,8 +275,8 @@ mod tests {
         let (mut link, mut guest) = pair(&Envs::new());
         heard(&mut guest).await;
 
-        assert!(link.send(HostMessage::Freeze { processes: true, disks: false }));
-        assert!(matches!(heard(&mut guest).await, HostMessage::Freeze { processes: true, disks: false }));
+        assert!(link.send(HostMessage::Freeze { processes: true, disks: false, stays: true }));
+        assert!(matches!(heard(&mut guest).await, HostMessage::Freeze { processes: true, disks: false, stays: true }));
         say(&mut guest, r#"{"type":"ask_time"}"#).await;
         assert!(matches!(heard(&mut guest).await, HostMessage::Time { unix_time_ns: 1.. }));
         say(&mut guest, r#"{"type":"frozen"}"#).await;

@@ -7,7 +7,8 @@
 //!                                                              └───────────┘  acknowledge
 //! ```
 //!
-//! * An **interval** begins when a sandbox is `ready`, and ends when it is stopped or its deletion is written down. What parked
+//! * An **interval** begins when a sandbox is `ready`, or when the guest of a machine that was parked is told that it is the
+//!   sandbox's, which is ready a moment later; and ends when it is stopped or its deletion is written down. What parked
 //!   machines, builds and helpers take is nobody's.
 //! * The truth is the sandbox's record, which is synced with each of these anyway: so a start, and a pause, wait for nothing
 //!   here. The **journal** follows, within moments, on a thread of its own. Only what the record is about to forget is awaited:
@@ -39,13 +40,16 @@ use sandpiper_durable as durable;
 use sandpiper_protocol::ids::IntervalId;
 use sandpiper_protocol::interval::{EndReason, Interval, IntervalEnd, IntervalPage, IntervalRecord, Traffic};
 use tokio::sync::Notify;
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::{MissedTickBehavior, interval, timeout};
 use tokio_util::sync::CancellationToken;
 
 use self::journal::Journal;
 
 /// How often it is written down that all runs: as much of an interval may be missing after the agent was killed.
 const SEEN_EVERY: Duration = Duration::from_secs(5);
+/// From the first news to writing it down: what a burst of starts leaves is synced once, and not while their callers wait, or
+/// have their first commands run.
+const GATHER: Duration = Duration::from_secs(1);
 /// A segment has some two thousand records, and at most some hundred thousand intervals wait for the API process.
 const SIZES: Sizes = Sizes { segment: 1 << 20, most: 128 << 20 };
 
@@ -266,7 +270,10 @@ impl Intervals {
             let (looks_around, ends) = tokio::select! {
                 () = leave.cancelled() => (true, true),
                 _ = looks.tick() => (true, false),
-                () = self.0.wake.notified() => (false, false),
+                () = self.0.wake.notified() => {
+                    let left = timeout(GATHER, leave.cancelled()).await;
+                    (left.is_ok(), left.is_ok())
+                }
             };
             let this = self.clone();
             let written =

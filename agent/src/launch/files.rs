@@ -74,6 +74,10 @@ pub(super) fn prepare(
         }
         Source::Snapshot { folder, files, .. } => {
             files.link_layers(folder, &paths.state)?;
+            // This restore's pages are those of the next ones, of what becomes of the machine, too.
+            if let Some(name) = &files.working_set {
+                layers::link(&folder.join(name), &paths.file(name))?;
+            }
             (files.clone(), folder, false)
         }
         Source::Own { files, cold } => (files.clone(), &paths.state, *cold),
@@ -92,9 +96,8 @@ pub(super) fn prepare(
     // A machine has a console, or not, from its boot on.
     let has_console = if matches!(what, What::Boot { .. }) { config.console } else { files.console };
     if !matches!(source, Source::Own { .. }) {
-        // Not linked: they are needed for this start only.
+        // Not linked: it is needed for this start only.
         files.state = None;
-        files.working_set = None;
         files.console = has_console;
     }
 
@@ -289,6 +292,25 @@ mod tests {
         assert_eq!(fds.len(), 6);
         assert_eq!(files.disk[..2], snapshot.disk[..]);
         assert_eq!((files.memory, files.state), (snapshot.memory, None));
+    }
+
+    #[test]
+    fn the_working_set_goes_along_with_what_is_restored_for_its_next_restores() {
+        let host = Host::new();
+        let mut snapshot = host.paused("one");
+        let name = snapshot.new_name(Role::WorkingSet);
+        fs::write(host.paths("one").file(&name), b"pages").unwrap();
+        snapshot.working_set = Some(name.clone());
+        let source = |files| Source::Snapshot { folder: host.paths("one").state, files, _pin: None };
+
+        let (files, parts) = prepare(&host.config, &host.paths("two"), &source(snapshot.clone()), 1).unwrap();
+        let (request, fds) = parts.request(SHAPE, &host.config, DiskLimits::default());
+        assert!(matches!(request, Request::Restore(config) if config.working_set) && fds.len() == 7);
+        assert_eq!(files.working_set, Some(name.clone()));
+        assert_eq!(fs::read(host.paths("two").file(&name)).unwrap(), b"pages");
+
+        let (files, _) = prepare(&host.config, &host.paths("three"), &source(snapshot.disk_only()), 1).unwrap();
+        assert_eq!(files.working_set, None);
     }
 
     #[test]

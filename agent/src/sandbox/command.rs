@@ -55,6 +55,8 @@ pub(crate) struct SnapshotOrder {
     pub(crate) memory: bool,
     /// Also where files on a volume are open, which are taken from who has them for it.
     pub(crate) force: bool,
+    /// Its memory is to outlast a power cut, as its disk does.
+    pub(crate) lasts: bool,
 }
 
 /// Where a command's result goes.

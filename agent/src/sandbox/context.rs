@@ -22,6 +22,7 @@ use crate::parking::Parking;
 use crate::paths::Paths;
 use crate::revision::Revision;
 use crate::samples::Samples;
+use crate::turns::Turns;
 use crate::volumes::Volumes;
 
 /// What every supervisor needs of its surroundings.
@@ -35,6 +36,7 @@ pub(crate) struct Context {
     pub(crate) checkpoints: Checkpoints,
     pub(crate) warm: Warm,
     pub(crate) parking: Parking,
+    pub(crate) turns: Turns,
     pub(crate) capacity: Capacity,
     pub(crate) allowances: Allowances,
     pub(crate) usage: Usage,

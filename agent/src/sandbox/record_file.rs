@@ -62,12 +62,38 @@ pub(crate) fn save(paths: &MachinePaths, record: &Record) -> io::Result<()> {
     let text = checked::encode(record)?;
     durable::write_atomic(&record_path(paths), &text)?;
     copy(paths, &text);
-    // Beside a record it means nothing.
+    remove_draft(paths);
+    Ok(())
+}
+
+/// Writes the first record of a sandbox, of which there is a draft, as [`save`] does: all but what makes it the record, which
+/// [`put_in_place`] does. Until then the draft is what counts. Blocks.
+///
+/// # Errors
+/// Of the file system.
+pub(crate) fn prepare(paths: &MachinePaths, record: &Record) -> io::Result<durable::Prepared> {
+    let text = checked::encode(record)?;
+    let prepared = durable::prepare(&record_path(paths), &text)?;
+    copy(paths, &text);
+    Ok(prepared)
+}
+
+/// Blocks.
+///
+/// # Errors
+/// Of the file system; then there is the record, or none.
+pub(crate) fn put_in_place(paths: &MachinePaths, prepared: durable::Prepared) -> io::Result<()> {
+    prepared.put_in_place()?;
+    remove_draft(paths);
+    Ok(())
+}
+
+/// Beside a record it means nothing.
+fn remove_draft(paths: &MachinePaths) {
     let path = draft_path(paths);
     if let Err(error) = durable::remove_file(&path) {
         tracing::warn!(path = %path.display(), %error, "cannot remove the draft of a record");
     }
-    Ok(())
 }
 
 /// Writes the record of a sandbox that nobody was told of yet: it need not outlive the host. Blocks.
@@ -174,6 +200,22 @@ mod tests {
         record.memory_mb += 1;
         save(&paths, &record).unwrap();
         assert_eq!(load(&paths, &record.id).unwrap().as_ref(), Some(&record));
+        assert!(!draft_path(&paths).exists());
+    }
+
+    #[test]
+    fn a_record_that_is_prepared_counts_once_it_is_in_its_place() {
+        let (_folder, paths, mut record) = sandbox();
+        save_draft(&paths, &record).unwrap();
+        let draft = record.clone();
+        record.memory_mb += 1;
+
+        let prepared = prepare(&paths, &record).unwrap();
+        assert_eq!(load(&paths, &record.id).unwrap(), Some(draft));
+
+        put_in_place(&paths, prepared).unwrap();
+        assert_eq!(load(&paths, &record.id).unwrap().as_ref(), Some(&record));
+        assert_eq!(fs::read(copy_path(&paths)).unwrap(), fs::read(record_path(&paths)).unwrap());
         assert!(!draft_path(&paths).exists());
     }
 

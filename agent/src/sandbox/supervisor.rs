@@ -129,18 +129,10 @@ impl Supervisor {
 
     /// Changes the record: on disk first, then for everybody to see.
     pub(crate) async fn change(&mut self, change: impl FnOnce(&mut Record)) -> io::Result<()> {
-        let before = self.record();
-        let mut record = (*before).clone();
+        let mut record = (*self.record()).clone();
         change(&mut record);
         let paths = self.context.paths.sandbox(&record.id);
-        let save = move || {
-            record_file::save(&paths, &record)?;
-            if before.state == SandboxState::Creating {
-                // Until now the sandbox's folder was of no importance to anybody.
-                durable::sync_parent(&paths.state)?;
-            }
-            Ok::<_, io::Error>(record)
-        };
+        let save = move || record_file::save(&paths, &record).map(|()| record);
         let record = durable::blocking(save).await?;
         self.publish(record);
         Ok(())

@@ -39,6 +39,7 @@ pub(super) async fn metrics(
     let holdings = Holdings {
         parked_machines: context.parking.count(),
         idle_monitors: context.launcher.pool.waiting(),
+        starts_waiting: context.turns.waiting(),
         checkpoints: context.checkpoints.list().len(),
         warm_snapshots: context.warm.count(),
         retained_bytes: context.usage.total(),

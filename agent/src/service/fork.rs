@@ -11,6 +11,8 @@ use sandpiper_images::snapshots::{Draft, DraftError, Manifest};
 use sandpiper_protocol::agent::{Allowance, CreateCheckpoint, CreateSandbox, ForkSandbox};
 use sandpiper_protocol::error_chain;
 use sandpiper_protocol::ids::{CheckpointId, SandboxId};
+use sandpiper_trace as trace;
+use tracing::Instrument;
 
 use super::Sandboxes;
 use super::validation::{self, CreateError, DiskSpaceError, Origin};
@@ -25,6 +27,8 @@ const AT_A_TIME: usize = 4;
 struct Wanted {
     memory: bool,
     force: bool,
+    /// As in [`SnapshotOrder`].
+    lasts: bool,
 }
 
 /// Why there is no checkpoint.
@@ -69,7 +73,7 @@ impl Sandboxes {
             let checkpoints = this.context().checkpoints.clone();
             let checkpoint = request.id;
             let draft = blocking(move || Ok::<_, CheckpointError>(checkpoints.draft(&checkpoint)?)).await?;
-            let what = Wanted { memory: request.memory, force: request.force };
+            let what = Wanted { memory: request.memory, force: request.force, lasts: true };
             let (manifest, draft) = this.write_down(&id, draft, what).await?;
             let checkpoints = this.context().checkpoints.clone();
             let published = blocking(move || checkpoints.publish(draft, manifest)).await;
@@ -85,7 +89,7 @@ impl Sandboxes {
         let work = async move {
             let checkpoints = this.context().checkpoints.clone();
             let draft = blocking(move || Ok::<_, CheckpointError>(checkpoints.scratch()?)).await?;
-            this.write_down(&id, draft, Wanted { memory: false, force: false }).await
+            this.write_down(&id, draft, Wanted { memory: false, force: false, lasts: true }).await
         };
         self.in_background(work).await
     }
@@ -117,8 +121,9 @@ impl Sandboxes {
         }
         let source = self.find(id).ok_or(ChangeError::NotFound).map_err(CheckpointError::from)?;
         let checkpoints = self.context().checkpoints.clone();
-        let draft = blocking(move || Ok::<_, CheckpointError>(checkpoints.scratch()?)).await?;
-        let (manifest, draft) = self.write_down(id, draft, Wanted { memory: true, force }).await?;
+        let draft = blocking(move || Ok::<_, CheckpointError>(checkpoints.scratch()?));
+        let draft = draft.instrument(trace::step("make a folder")).await?;
+        let (manifest, draft) = self.write_down(id, draft, Wanted { memory: true, force, lasts: false }).await?;
         CrashPoint::ForkWritten.pass();
         let origin = Origin { folder: draft.folder().to_owned(), manifest: Arc::new(manifest), pin: None };
         let create = |id: &SandboxId| {
@@ -126,14 +131,15 @@ impl Sandboxes {
             async move {
                 let like = like?;
                 let timeout_seconds = timeout_seconds.unwrap_or(like.timeout_seconds);
-                this.create_from(CreateSandbox { timeout_seconds, ..like }, Some(origin)).await
+                let create = this.create_from(CreateSandbox { timeout_seconds, ..like }, Some(origin));
+                create.instrument(trace::step("start one")).await
             }
         };
         let creates: Vec<_> = ids.iter().map(create).collect();
         let results: Vec<_> = stream::iter(creates).buffered(AT_A_TIME).collect().await;
         CrashPoint::ForkMade.pass();
         // The new sandboxes have links of their own.
-        remove(draft).await?;
+        remove(draft).instrument(trace::step("remove the folder")).await?;
         CrashPoint::ForkCleaned.pass();
         let mut made = Vec::new();
         let mut failure = None;
@@ -160,11 +166,11 @@ impl Sandboxes {
         &self,
         id: &SandboxId,
         draft: Draft,
-        Wanted { memory, force }: Wanted,
+        Wanted { memory, force, lasts }: Wanted,
     ) -> Result<(Manifest, Draft), CheckpointError> {
         let context = self.context_owned();
         let space = blocking(move || Ok::<_, CheckpointError>(validation::check_disk_space(&context)?)).await;
-        let order = SnapshotOrder { id: draft.id().clone(), folder: draft.folder().to_owned(), memory, force };
+        let order = SnapshotOrder { id: draft.id().clone(), folder: draft.folder().to_owned(), memory, force, lasts };
         let written = match space {
             Ok(()) => self.change(id, |answer| Command::Snapshot(order, answer)).await.map_err(CheckpointError::from),
             Err(error) => Err(error),
@@ -217,7 +223,7 @@ impl Sandboxes {
         &self,
         work: impl Future<Output = Result<T, E>> + Send + 'static,
     ) -> Result<T, E> {
-        self.spawn(work).await.map_err(|error| E::from(Interrupted::from(error).into()))?
+        self.spawn(work.in_current_span()).await.map_err(|error| E::from(Interrupted::from(error).into()))?
     }
 }
 

@@ -43,13 +43,16 @@ pub(crate) fn find() -> Result<Vec<Mounted>, FindError> {
         found.push(open(&disk)?);
     }
     for disk in &found {
-        nix::unistd::syncfs(&disk.root)
-            .map_err(|error| FindError::Sync { place: disk.place(), source: error.into() })?;
+        disk.write_out().map_err(|source| FindError::Sync { place: disk.place(), source })?;
     }
     Ok(found)
 }
 
 impl Disk for Mounted {
+    fn write_out(&self) -> io::Result<()> {
+        Ok(nix::unistd::syncfs(&self.root)?)
+    }
+
     fn freeze(&self) -> io::Result<bool> {
         match self.ioctl(FIFREEZE) {
             Ok(()) => Ok(true),

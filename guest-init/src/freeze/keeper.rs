@@ -13,7 +13,7 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::disks::FindError;
-use super::{Disk, FreezeError, Freezer, Processes, WakeError};
+use super::{Disk, FreezeError, Freezer, Processes, Rest, WakeError};
 use crate::identity::IdentityError;
 use crate::log::Log;
 
@@ -48,9 +48,8 @@ impl<P: Processes, D: Disk> Keeper<P, D> {
         Ok(Self { worker: Worker::start(Freezer::new(processes))?, find, log, limit, watch: None })
     }
 
-    /// Freezes the guest, anew if it was frozen. Without `disks` all is written out, and it may stay so for ever: nothing waits
-    /// for a disk then.
-    pub(crate) async fn freeze(&mut self, processes: bool, disks: bool) -> Result<(), FreezeError> {
+    /// Brings the guest to rest, anew if it was before.
+    pub(crate) async fn freeze(&mut self, rest: Rest) -> Result<(), FreezeError> {
         self.end_watch();
         // Also so that nothing below waits for a disk that is frozen. What cannot be thawed cannot be frozen, and says
         // so.
@@ -59,12 +58,9 @@ impl<P: Processes, D: Disk> Keeper<P, D> {
         // Not on the one thread that could thaw: a path may lead through a file system that never answers.
         let found = timeout(SYNC_LIMIT, tokio::task::spawn_blocking(move || find())).await;
         let Ok(found) = found else { return Err(FreezeError::Slow(SYNC_LIMIT.as_secs())) };
-        let mut found = found.map_err(|_| Gone)?.map_err(FreezeError::Disks)?;
-        if !disks {
-            found.clear();
-        }
-        self.worker.run(move |freezer| freezer.freeze(found, processes)).await??;
-        if disks {
+        let found = found.map_err(|_| Gone)?.map_err(FreezeError::Disks)?;
+        self.worker.run(move |freezer| freezer.freeze(found, rest)).await??;
+        if !rest.stays {
             self.begin_watch();
         }
         Ok(())
@@ -180,20 +176,20 @@ mod tests {
     async fn disks_are_written_out_while_everything_still_runs() {
         let (mut keeper, journal, _to_host) = keeper(TIMEOUT);
 
-        keeper.freeze(true, true).await.unwrap();
+        keeper.freeze(ALL).await.unwrap();
 
         assert_eq!(journal.take(), ["release", "sync", "stop", "freeze /"]);
     }
 
     #[tokio::test]
-    async fn without_its_disks_a_guest_is_written_out_and_waits_for_the_host_however_long() {
+    async fn a_guest_that_is_to_stay_frozen_waits_for_the_host_however_long() {
         let (mut keeper, journal, mut to_host) = keeper(Duration::from_millis(1));
 
-        keeper.freeze(true, false).await.unwrap();
+        keeper.freeze(Rest { disks: false, stays: true, ..ALL }).await.unwrap();
         let heard = timeout(Duration::from_millis(100), to_host.recv()).await;
 
         assert!(heard.is_err(), "{heard:?}");
-        assert_eq!(journal.take(), ["release", "sync", "stop"]);
+        assert_eq!(journal.take(), ["release", "sync", "stop", "write out /"]);
         keeper.wake(|| Ok(())).await.unwrap();
         assert_eq!(journal.take(), ["release"]);
     }
@@ -201,35 +197,37 @@ mod tests {
     #[tokio::test]
     async fn a_second_freeze_begins_with_a_guest_that_runs() {
         let (mut keeper, journal, _to_host) = keeper(TIMEOUT);
-        keeper.freeze(false, true).await.unwrap();
+        keeper.freeze(Rest { processes: false, ..ALL }).await.unwrap();
         journal.take();
 
-        keeper.freeze(true, true).await.unwrap();
+        keeper.freeze(ALL).await.unwrap();
 
         assert_eq!(journal.take(), ["thaw /", "release", "sync", "stop", "freeze /"]);
     }
 
     #[tokio::test]
     async fn a_guest_that_hears_nothing_thaws_itself_and_says_so() {
-        let (mut keeper, journal, mut to_host) = keeper(Duration::from_millis(20));
+        for (disks, of_disks) in [(true, &["freeze /", "thaw /"][..]), (false, &["write out /"])] {
+            let (mut keeper, journal, mut to_host) = keeper(Duration::from_millis(20));
 
-        keeper.freeze(true, true).await.unwrap();
-        let line = timeout(TIMEOUT, to_host.recv()).await.unwrap().unwrap();
-        keeper.thaw().await.unwrap();
+            keeper.freeze(Rest { disks, ..ALL }).await.unwrap();
+            let line = timeout(TIMEOUT, to_host.recv()).await.unwrap().unwrap();
+            keeper.thaw().await.unwrap();
 
-        assert!(matches!(line, GuestMessage::Log { .. }), "{line:?}");
-        let thawed = ["release", "sync", "stop", "freeze /", "thaw /", "release", "release"];
-        assert_eq!(journal.take(), thawed, "the last is of the second thaw, which finds nothing frozen");
+            assert!(matches!(line, GuestMessage::Log { .. }), "{line:?}");
+            let done = [&["release", "sync", "stop"], of_disks, &["release", "release"]].concat();
+            assert_eq!(journal.take(), done, "the last is of the second thaw, which finds nothing frozen");
+        }
     }
 
     #[tokio::test]
     async fn neither_a_thaw_nor_a_wake_leaves_the_watch_behind() {
         let (mut keeper, journal, mut to_host) = keeper(TIMEOUT);
 
-        keeper.freeze(true, true).await.unwrap();
+        keeper.freeze(ALL).await.unwrap();
         keeper.thaw().await.unwrap();
         assert!(keeper.watch.is_none());
-        keeper.freeze(true, true).await.unwrap();
+        keeper.freeze(ALL).await.unwrap();
         let refused = keeper.wake(|| Err(IdentityError::Clock(io::ErrorKind::InvalidInput.into()))).await;
 
         assert!(matches!(refused, Err(WakeError::Identity(_))));

@@ -4,13 +4,16 @@
 //!                 processes       disks
 //!   freeze   1.                   written out, while everything still runs (this is what takes long)
 //!            2.   stopped
-//!            3.                   frozen, the ones on top of others first
+//!            3.                   frozen, the ones on top of others first; or only written out, once more
 //!   thaw     1.                   thawed, in the opposite order
 //!            2.   released
 //!   wake     1.                   thawed
 //!            2.   ─ the guest is told who it is now ─
 //!            3.   released
 //! ```
+//!
+//! Of a machine whose memory goes with its disk, the disks need not be frozen. They are written out all the same, for a boot
+//! from the disk alone, which then is one as after a power cut.
 //!
 //! A freeze that fails is undone. A wake that fails leaves the processes stopped: after a restore they would run as
 //! somebody else. Waiting for a thaw that never comes is limited ([`keeper`]).
@@ -39,8 +42,21 @@ pub(crate) trait Processes: Send + 'static {
     fn release(&mut self) -> io::Result<()>;
 }
 
+/// What is to come to rest.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Rest {
+    /// Everything that runs.
+    pub(crate) processes: bool,
+    /// The disks: nothing more is written to them.
+    pub(crate) disks: bool,
+    /// Not only until there was no word from the host for long.
+    pub(crate) stays: bool,
+}
+
 /// A file system that is written to.
 pub(crate) trait Disk: Send + Sized + 'static {
+    /// Writes out what was written before.
+    fn write_out(&self) -> io::Result<()>;
     /// Writes everything out and lets nothing more be written. False if it was frozen already, by somebody else.
     fn freeze(&self) -> io::Result<bool>;
     fn thaw(&self) -> io::Result<()>;
@@ -61,6 +77,8 @@ pub(crate) enum FreezeError {
     Processes(#[from] StopError),
     #[error("The file system at {place} cannot be frozen: {source}")]
     Disk { place: String, source: io::Error },
+    #[error("The file system at {place} cannot be written out: {source}")]
+    WriteOut { place: String, source: io::Error },
     #[error("{0}")]
     Gone(#[from] keeper::Gone),
 }
@@ -91,9 +109,9 @@ impl<P: Processes, D: Disk> Freezer<P, D> {
         Self { processes, disks: Vec::new() }
     }
 
-    /// Freezes `disks` in the order given, after everything that runs if `processes`. Blocks, as all of this does.
-    fn freeze(&mut self, disks: Vec<D>, processes: bool) -> Result<(), FreezeError> {
-        let frozen = self.try_freeze(disks, processes);
+    /// Freezes `disks` in the order given, or writes them out, after everything that runs. Blocks, as all of this does.
+    fn freeze(&mut self, disks: Vec<D>, rest: Rest) -> Result<(), FreezeError> {
+        let frozen = self.try_freeze(disks, rest);
         if frozen.is_err() {
             // Tried for everything, and the first failure is the one to tell.
             let _ = self.thaw();
@@ -101,11 +119,15 @@ impl<P: Processes, D: Disk> Freezer<P, D> {
         frozen
     }
 
-    fn try_freeze(&mut self, disks: Vec<D>, processes: bool) -> Result<(), FreezeError> {
-        if processes {
+    fn try_freeze(&mut self, disks: Vec<D>, rest: Rest) -> Result<(), FreezeError> {
+        if rest.processes {
             self.processes.stop()?;
         }
         for disk in disks {
+            if !rest.disks {
+                disk.write_out().map_err(|source| FreezeError::WriteOut { place: disk.place(), source })?;
+                continue;
+            }
             match disk.freeze() {
                 Ok(true) => self.disks.push(disk),
                 Ok(false) => {}
@@ -176,6 +198,9 @@ pub(crate) mod testing {
         }
     }
 
+    /// Everything is to come to rest.
+    pub(crate) const ALL: Rest = Rest { processes: true, disks: true, stays: false };
+
     pub(crate) struct FakeProcesses(pub(crate) Journal);
 
     impl Processes for FakeProcesses {
@@ -195,6 +220,10 @@ pub(crate) mod testing {
     }
 
     impl Disk for FakeDisk {
+        fn write_out(&self) -> io::Result<()> {
+            self.journal.add(format!("write out {}", self.name))
+        }
+
         fn freeze(&self) -> io::Result<bool> {
             self.journal.add(format!("freeze {}", self.name)).map(|()| !self.is_frozen)
         }
@@ -228,7 +257,7 @@ mod tests {
     fn processes_stop_before_the_disks_and_go_on_after_them() {
         let (mut freezer, disks, journal) = freezer(None);
 
-        freezer.freeze(disks, true).unwrap();
+        freezer.freeze(disks, ALL).unwrap();
         assert_eq!(journal.take(), ["stop", "freeze /inner", "freeze /"]);
         freezer.thaw().unwrap();
         assert_eq!(journal.take(), ["thaw /", "thaw /inner", "release"]);
@@ -240,20 +269,35 @@ mod tests {
     fn without_processes_only_the_disks_are_frozen() {
         let (mut freezer, disks, journal) = freezer(None);
 
-        freezer.freeze(disks, false).unwrap();
+        freezer.freeze(disks, Rest { processes: false, ..ALL }).unwrap();
 
         assert_eq!(journal.take(), ["freeze /inner", "freeze /"]);
     }
 
     #[test]
+    fn disks_that_stay_as_they_are_are_written_out_behind_the_last_process() {
+        let (mut freezer, disks, journal) = freezer(None);
+
+        freezer.freeze(disks, Rest { disks: false, ..ALL }).unwrap();
+        assert_eq!(journal.take(), ["stop", "write out /inner", "write out /"]);
+        freezer.thaw().unwrap();
+        assert_eq!(journal.take(), ["release"]);
+
+        let (mut freezer, disks, journal) = self::freezer(Some("write out /inner"));
+        let error = freezer.freeze(disks, Rest { disks: false, ..ALL }).unwrap_err();
+        assert!(error.to_string().starts_with("The file system at /inner cannot be written out: "), "{error}");
+        assert_eq!(journal.take(), ["stop", "write out /inner", "release"]);
+    }
+
+    #[test]
     fn a_freeze_that_fails_is_undone() {
         let (mut freezer, disks, journal) = freezer(Some("freeze /"));
-        let error = freezer.freeze(disks, true).unwrap_err();
+        let error = freezer.freeze(disks, ALL).unwrap_err();
         assert!(error.to_string().starts_with("The file system at / cannot be frozen: "), "{error}");
         assert_eq!(journal.take(), ["stop", "freeze /inner", "freeze /", "thaw /inner", "release"]);
 
         let (mut freezer, disks, journal) = self::freezer(Some("stop"));
-        freezer.freeze(disks, true).unwrap_err();
+        freezer.freeze(disks, ALL).unwrap_err();
         assert_eq!(journal.take(), ["stop", "release"]);
     }
 
@@ -262,7 +306,7 @@ mod tests {
         let (mut freezer, mut disks, journal) = freezer(None);
         disks[0].is_frozen = true;
 
-        freezer.freeze(disks, false).unwrap();
+        freezer.freeze(disks, Rest { processes: false, ..ALL }).unwrap();
         freezer.thaw().unwrap();
 
         assert_eq!(journal.take(), ["freeze /inner", "freeze /", "thaw /", "release"]);
@@ -271,7 +315,7 @@ mod tests {
     #[test]
     fn processes_go_on_only_once_the_guest_knows_who_it_is() {
         let (mut freezer, disks, journal) = freezer(None);
-        freezer.freeze(disks, true).unwrap();
+        freezer.freeze(disks, ALL).unwrap();
         journal.take();
 
         let refused = freezer.wake(|| {
@@ -288,7 +332,7 @@ mod tests {
     #[test]
     fn a_disk_that_does_not_thaw_is_tried_again_and_holds_up_nobody_else() {
         let (mut freezer, disks, journal) = freezer(Some("thaw /"));
-        freezer.freeze(disks, true).unwrap();
+        freezer.freeze(disks, ALL).unwrap();
         journal.take();
 
         assert!(matches!(freezer.thaw(), Err(WakeError::Disk { .. })));

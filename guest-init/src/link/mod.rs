@@ -28,6 +28,7 @@ use tokio::time::timeout;
 
 use crate::clock::HostTime;
 use crate::fd::FdStream;
+use crate::freeze::Rest;
 use crate::timeline::Timeline;
 pub(crate) use unasked::Unasked;
 
@@ -51,7 +52,7 @@ static OPEN: AtomicI32 = AtomicI32::new(-1);
 pub(crate) trait Handler {
     /// Makes the guest what `init` says. The host's clock is known better by now than `init` says it.
     async fn init(&mut self, init: Init, time: HostTime, timeline: Timeline) -> GuestMessage;
-    async fn freeze(&mut self, processes: bool, disks: bool) -> GuestMessage;
+    async fn freeze(&mut self, rest: Rest) -> GuestMessage;
     async fn thaw(&mut self) -> GuestMessage;
     async fn mount(&mut self, mounts: Vec<GuestMount>) -> GuestMessage;
     async fn unmount(&mut self, force: bool) -> GuestMessage;

@@ -11,6 +11,7 @@ use tokio::time::timeout;
 use super::{Handler, Unasked, send};
 use crate::clock::HostTime;
 use crate::fd::FdStream;
+use crate::freeze::Rest;
 use crate::timeline::Timeline;
 
 /// Longest line taken from the host: environments may be large, and the host is trusted.
@@ -89,8 +90,8 @@ impl<'a, H: Handler> Session<'a, H> {
                 self.is_frozen = false;
                 self.handler.init(init, time, timeline).await
             }
-            HostMessage::Freeze { processes, disks } => {
-                let answer = self.handler.freeze(processes, disks).await;
+            HostMessage::Freeze { processes, disks, stays } => {
+                let answer = self.handler.freeze(Rest { processes, disks, stays }).await;
                 if matches!(answer, GuestMessage::Frozen { .. }) {
                     self.is_frozen = true;
                     for message in self.unasked.last_output() {
@@ -209,8 +210,8 @@ mod tests {
             GuestMessage::Ready { init_version: init.hostname, steps: Vec::new(), captures_output: false }
         }
 
-        async fn freeze(&mut self, processes: bool, disks: bool) -> GuestMessage {
-            assert!(disks, "as agents meant that did not say so");
+        async fn freeze(&mut self, Rest { processes, disks, stays }: Rest) -> GuestMessage {
+            assert!(disks && !stays, "as agents meant that did not say so");
             if processes { GuestMessage::Frozen { disks } } else { GuestMessage::NotFrozen { message: "no".into() } }
         }
 

@@ -69,8 +69,10 @@ pub struct Machine {
     console: Option<Arc<Console>>,
     /// What its memory was before it wrote to it.
     image: Image,
-    /// The memory layer of the next snapshot.
-    begun: Option<Begun>,
+    /// The memory layer of the next snapshot, and its name.
+    begun: Option<(Begun, Option<String>)>,
+    /// Name of the layer in which all memory was last written down, since which it is noted what is written.
+    written_in: Option<String>,
     config: MachineConfig,
     /// The features of the host that it was booted on.
     features: CpuId,
@@ -121,6 +123,7 @@ impl Machine {
             console: attached.console,
             image,
             begun: None,
+            written_in: None,
             config,
             features: prepared.features,
             msrs: prepared.msrs,

@@ -62,17 +62,43 @@ pub enum SnapshotError {
 }
 
 impl Machine {
-    /// Begins the memory layer of the next snapshot, an empty file, while the machine runs.
+    /// How much of its memory the machine has written since it was restored or booted.
+    ///
+    /// # Errors
+    /// The pages cannot be found.
+    pub fn written_bytes(&self, pagemap: &Pagemap) -> Result<u64, SnapshotError> {
+        let touched = pagemap.touched(&self.memory).map_err(SaveError::Find)?;
+        Ok(touched
+            .iter()
+            .filter(|touched| touched.written)
+            .map(|touched| touched.range.end - touched.range.start)
+            .sum())
+    }
+
+    /// Begins the memory layer of the next snapshot, an empty file, while the machine runs. It is called `name`, and lies right
+    /// above the one called `above` if that returns true: if the last snapshot is in that one. Otherwise it lies above those that
+    /// the machine was restored from.
     ///
     /// # Errors
     /// The machine is paused, or `layer` is not empty or cannot be written, or the kernel does not note what is written.
-    pub fn copy_memory(&mut self, layer: &File, pagemap: &Pagemap, tracker: &Tracker) -> Result<(), SnapshotError> {
+    pub fn copy_memory(
+        &mut self,
+        layer: &File,
+        name: Option<String>,
+        above: Option<String>,
+        pagemap: &Pagemap,
+        tracker: &Tracker,
+    ) -> Result<bool, SnapshotError> {
         if self.motion == Motion::Paused {
             return Err(SnapshotError::Paused);
         }
         self.begun = None;
-        self.begun = Some(pagemap.begin(tracker, &self.memory, &self.image, layer)?);
-        Ok(())
+        // From here on what is noted is what was written since this layer was begun.
+        let last = self.written_in.take();
+        let is_above = last.is_some() && last == above;
+        let below = (!is_above).then_some(&self.image);
+        self.begun = Some((pagemap.begin(tracker, &self.memory, below, layer)?, name));
+        Ok(is_above)
     }
 
     /// Writes a running machine to `files`. When that fails it runs on. Of one that is held, the request that waits is
@@ -100,11 +126,12 @@ impl Machine {
             return Err(SnapshotError::Layers { expected, given: files.layers.len() });
         }
 
-        let begun = self.begun.take().filter(|begun| begun.is_of(&files.memory));
+        let begun = self.begun.take().filter(|(begun, _)| begun.is_of(&files.memory));
+        self.written_in = None;
         let stopped_at = Instant::now();
         self.vcpus.pause();
         self.motion = Motion::Paused;
-        let result = self.write_down(&files, begun.as_ref(), pagemap).and_then(|stats| {
+        let result = self.write_down(&files, begun.as_ref().map(|(begun, _)| begun), pagemap).and_then(|stats| {
             self.push_layers(&written_to, files.layers)?;
             Ok(stats)
         });
@@ -112,6 +139,9 @@ impl Machine {
             (Ok(stats), Then::Pause) => Ok(stats),
             (result, _) => self.resume().map_err(SnapshotError::from).and(result),
         };
+        if result.is_ok() {
+            self.written_in = begun.and_then(|(_, name)| name);
+        }
         let stopped_us = u64::try_from(stopped_at.elapsed().as_micros()).unwrap_or(u64::MAX);
         result.map(|stats| SnapshotStats { stopped_us, ..stats })
     }

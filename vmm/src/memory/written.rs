@@ -12,6 +12,10 @@
 //!             └──────────────────────────────────────┘
 //!   finish  stopped: pages written since are copied once more, those that are no more are cut out
 //! ```
+//!
+//! What is written is noted from there on, too. So the next layer can lie right above this one, and hold only what was written in
+//! between. A page that was given back in between says something else then in the layers than in memory: its guest counts on
+//! nothing of it.
 
 use std::fs::File;
 use std::io;
@@ -123,21 +127,28 @@ impl Pagemap {
     }
 
     /// Begins a layer, an empty file, with what was written until now, while guest and devices go on. `tracker` notes what they
-    /// write from then on.
+    /// write from then on. The layer lies above `below`; without it, above the layer that was finished last, and holds only what
+    /// was written since.
     ///
     /// # Errors
     /// As [`save`](Self::save), and if the kernel does not note what is written.
-    pub fn begin(&self, tracker: &Tracker, memory: &Memory, below: &Image, layer: &File) -> Result<Begun, SaveError> {
+    pub fn begin(
+        &self,
+        tracker: &Tracker,
+        memory: &Memory,
+        below: Option<&Image>,
+        layer: &File,
+    ) -> Result<Begun, SaveError> {
         make_room(memory, layer)?;
         tracker.follow(memory).map_err(SaveError::Follow)?;
         let metadata = layer.metadata().map_err(SaveError::Write)?;
         let mut copied = Vec::new();
         let mut before = u64::MAX;
         for round in 0..MAX_ROUNDS {
-            let look = if round == 0 { Look::PROTECT_ALL } else { Look::PROTECT_WRITTEN };
-            let found: Vec<Range<u64>> = self.look(memory, &look)?.into_iter().map(|(range, _)| range).collect();
             // What is left out of the first copy is a hole; in a later one the page may have said something before.
-            let below = (round == 0).then_some(below);
+            let below = below.filter(|_| round == 0);
+            let look = if below.is_some() { Look::PROTECT_ALL } else { Look::PROTECT_WRITTEN };
+            let found: Vec<Range<u64>> = self.look(memory, &look)?.into_iter().map(|(range, _)| range).collect();
             for piece in found.iter().flat_map(|range| pieces(memory, range.clone())) {
                 copy_piece(piece, below, layer).map_err(SaveError::Write)?;
             }
@@ -152,12 +163,13 @@ impl Pagemap {
         Ok(Begun { file: (metadata.dev(), metadata.ino(), metadata.len()), copied: joined(copied) })
     }
 
-    /// Completes a layer that was begun. Nothing may write to `memory` meanwhile. Returns the bytes that the layer takes.
+    /// Completes a layer that was begun, for another to be begun above it. Nothing may write to `memory` meanwhile. Returns the bytes
+    /// that the layer takes.
     ///
     /// # Errors
     /// `layer` cannot be written, or the written pages cannot be found.
     pub fn finish(&self, begun: &Begun, memory: &Memory, layer: &File) -> Result<u64, SaveError> {
-        let now = self.look(memory, &Look::WRITTEN)?;
+        let now = self.look(memory, &Look::PROTECT_AND_TELL)?;
         for (range, _) in now.iter().filter(|(_, has_changed)| *has_changed) {
             for piece in pieces(memory, range.clone()) {
                 save_piece(piece, None, layer).map_err(SaveError::Write)?;
@@ -286,8 +298,9 @@ fn copy_piece(piece: Piece, below: Option<&Image>, layer: &File) -> io::Result<(
 /// Writes runs of pages to their place in `layer`. Those that say nothing which `below` does not are skipped, if it is given.
 fn write_pages(bytes: &[u8], offset: u64, below: Option<&Image>, layer: &File) -> io::Result<u64> {
     const PAGE: usize = 4096;
+    const ZEROS: [u8; PAGE] = [0; PAGE];
     let says_nothing = |at: usize, page: &[u8]| {
-        below.is_some_and(|below| page.iter().all(|byte| *byte == 0) && !below.holds(offset + at as u64))
+        below.is_some_and(|below| page == &ZEROS[..page.len()] && !below.holds(offset + at as u64))
     };
     let mut written = 0;
     let mut run: Option<usize> = None;
@@ -379,8 +392,9 @@ impl Look {
     const PROTECT_ALL: Self = Self { flags: PROTECT, is: 0, is_not: PAGE_IS_FILE, tells: 0 };
     /// What of it was written since it was protected, which is protected again.
     const PROTECT_WRITTEN: Self = Self { flags: PROTECT, is: PAGE_IS_WRITTEN, is_not: PAGE_IS_FILE, tells: 0 };
-    /// All that is anonymous, and whether it is there and was written since it was protected.
-    const WRITTEN: Self = Self { flags: 0, is: 0, is_not: PAGE_IS_FILE, tells: PAGE_IS_WRITTEN | PAGE_IS_PRESENT };
+    /// All that is anonymous, and whether it is there and was written since it was protected, which it is again.
+    const PROTECT_AND_TELL: Self =
+        Self { flags: PROTECT, is: 0, is_not: PAGE_IS_FILE, tells: PAGE_IS_WRITTEN | PAGE_IS_PRESENT };
 }
 
 /// `PM_SCAN_WP_MATCHING` and `PM_SCAN_CHECK_WPASYNC`: what is found is protected, in one step with that.
@@ -496,7 +510,7 @@ mod tests {
         write(&guest, 7, 0);
         let layer = tempfile::tempfile().unwrap();
 
-        let begun = pagemap().begin(&tracker, &guest, &image, &layer).unwrap();
+        let begun = pagemap().begin(&tracker, &guest, Some(&image), &layer).unwrap();
         write(&guest, 3, 9);
         write(&guest, 4, 0);
         write(&guest, 7, 9);
@@ -513,9 +527,9 @@ mod tests {
             assert_eq!(read(&restored, page), read(&guest, page), "page {page}");
         }
         assert_eq!(read(&restored, 2), 77);
-        // The next one begins with everything again.
+        // One that is not to lie above it begins with everything again.
         let next = tempfile::tempfile().unwrap();
-        let begun = pagemap().begin(&tracker, &guest, &image, &next).unwrap();
+        let begun = pagemap().begin(&tracker, &guest, Some(&image), &next).unwrap();
         pagemap().finish(&begun, &guest, &next).unwrap();
         let extents = |file: &File| data_extents(file, PAGES * PAGE_SIZE).unwrap();
         assert_eq!(
@@ -526,6 +540,43 @@ mod tests {
         // As one with the same inode is that was made after this one was removed.
         next.set_len(0).unwrap();
         assert!(!begun.is_of(&next));
+    }
+
+    #[test]
+    fn a_layer_above_the_last_one_holds_what_was_written_since() {
+        let tracker = match Tracker::open() {
+            Ok(tracker) => tracker,
+            Err(error) => return println!("SKIPPED: layers above the last one: this kernel notes no writes: {error}"),
+        };
+        let guest = memory();
+        let image = Image::default();
+        let mut layers: Vec<File> = Vec::new();
+        let mut save = |below: Option<&Image>, first: &[(u64, u8)], then: &[(u64, u8)]| {
+            for (page, byte) in first {
+                write(&guest, *page, *byte);
+            }
+            let layer = tempfile::tempfile().unwrap();
+            let begun = pagemap().begin(&tracker, &guest, below, &layer).unwrap();
+            for (page, byte) in then {
+                write(&guest, *page, *byte);
+            }
+            pagemap().finish(&begun, &guest, &layer).unwrap();
+            let pages = data_extents(&layer, PAGES * PAGE_SIZE).unwrap();
+            layers.push(layer);
+            let restored = memory();
+            let files = layers.iter().map(|layer| layer.try_clone().unwrap()).collect();
+            Image::open(files, PAGES * PAGE_SIZE).unwrap().map(&restored).unwrap();
+            for page in 0..PAGES {
+                assert_eq!(read(&restored, page), read(&guest, page), "page {page} of {} layers", layers.len());
+            }
+            pages.into_iter().flat_map(|range| range.start / PAGE_SIZE..range.end / PAGE_SIZE).collect::<Vec<_>>()
+        };
+
+        assert_eq!(save(Some(&image), &[(1, 1), (2, 2), (40, 4)], &[(3, 3), (2, 9)]), [1, 2, 3, 40]);
+        assert_eq!(save(None, &[], &[]), [0u64; 0]);
+        // Zeros over what a layer below says, a new page, and one that is written while and after it is copied.
+        assert_eq!(save(None, &[(1, 0), (50, 5), (40, 6)], &[(40, 7), (60, 6)]), [1, 40, 50, 60]);
+        assert_eq!(save(None, &[(2, 1)], &[]), [2]);
     }
 
     /// As a balloon does.

@@ -158,7 +158,7 @@ impl Driver {
             Request::Prepare(shape) => self.prepare(shape, fds),
             Request::Boot(config) => self.boot(&config, fds),
             Request::Restore(config) => self.restore(&config, fds),
-            Request::CopyMemory => self.copy_memory(fds),
+            Request::CopyMemory { name, above, least_bytes } => self.copy_memory(name, above, least_bytes, fds),
             Request::Snapshot(config) => self.snapshot(config, fds),
             Request::Resume => {
                 fds.finish()?;
@@ -256,20 +256,33 @@ impl Driver {
         Ok(())
     }
 
-    fn copy_memory(&mut self, mut fds: Descriptors) -> Result<Reply, Fault> {
+    fn copy_memory(
+        &mut self,
+        name: Option<String>,
+        above: Option<String>,
+        least_bytes: u64,
+        mut fds: Descriptors,
+    ) -> Result<Reply, Fault> {
         let layer = fds.file()?;
         fds.finish()?;
         let no_tracker = || fault(FaultCode::Host, "This host's kernel does not note what is written (userfaultfd)");
         let tracker = self.tracker.take().ok_or_else(no_tracker)?;
         let copied = self.machine_and_pagemap().and_then(|(machine, pagemap)| {
-            let copied = machine.copy_memory(&layer, pagemap, &tracker);
+            if least_bytes > 0 {
+                let written = machine.written_bytes(pagemap).map_err(|error| fault(FaultCode::Host, chain(&error)))?;
+                if written < least_bytes {
+                    return Ok(Reply::LittleMemory);
+                }
+            }
+            let copied = machine.copy_memory(&layer, name, above, pagemap, &tracker);
+            let copied = copied.map(|above| Reply::MemoryCopied { above });
             copied.map_err(|error| {
                 let is_paused = matches!(error, SnapshotError::Paused);
                 fault(if is_paused { FaultCode::InvalidState } else { FaultCode::Host }, chain(&error))
             })
         });
         self.tracker = Some(tracker);
-        copied.map(|()| Reply::MemoryCopied)
+        copied
     }
 
     fn snapshot(&mut self, config: SnapshotConfig, mut fds: Descriptors) -> Result<Reply, Fault> {

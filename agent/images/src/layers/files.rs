@@ -17,6 +17,10 @@ pub struct Files {
     pub disk: Vec<Layer>,
     /// The memory image, bottom first; empty for a machine that was booted.
     pub memory: Vec<Layer>,
+    /// Above it, bottom first, what checkpoints of the machine, which runs, have of its memory: for the next one, which then holds
+    /// what was written since.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub written: Vec<Layer>,
     /// Everything of the machine but disk and memory, in the monitor's own form: with it, these files are a snapshot that
     /// can be restored; without it, the guest has to be booted from the disk.
     pub state: Option<String>,
@@ -74,7 +78,7 @@ impl Files {
 
     /// Every name, each once.
     pub fn names(&self) -> BTreeSet<&str> {
-        let layers = self.disk.iter().chain(&self.memory).map(|layer| layer.name.as_str());
+        let layers = self.disk.iter().chain(&self.memory).chain(&self.written).map(|layer| layer.name.as_str());
         layers.chain(self.state.as_deref()).chain(self.working_set.as_deref()).collect()
     }
 
@@ -85,7 +89,23 @@ impl Files {
 
     /// The disk alone, from which a guest can be booted.
     pub fn disk_only(&self) -> Self {
-        Self { memory: Vec::new(), state: None, working_set: None, console: false, ..self.clone() }
+        Self { memory: Vec::new(), written: Vec::new(), state: None, working_set: None, console: false, ..self.clone() }
+    }
+
+    /// Notes that the memory of the machine, which runs, was written down in the layer `name`: above those that it was before, or
+    /// in their place.
+    pub fn note_written(&mut self, name: String, is_above: bool) {
+        if !is_above {
+            self.written.clear();
+        }
+        self.written.push(Layer::own(name));
+    }
+
+    /// The machine as it was last written down, with this state.
+    pub fn written_down(mut self, state: String) -> Self {
+        self.memory.append(&mut self.written);
+        self.state = Some(state);
+        self
     }
 
     /// Every layer marked as one that does not belong to its owners alone.
@@ -234,6 +254,25 @@ mod tests {
         assert!(!files.absorb("disk-1.layer", "memory-2.layer"));
         assert!(files.absorb("disk-0.layer", "disk-1.layer"));
         assert_eq!(files.disk, [Layer::own("disk-1.layer".into())]);
+    }
+
+    #[test]
+    fn what_a_machine_was_written_down_in_is_memory_of_its_checkpoints_only() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut files = snapshot(folder.path());
+        files.state = None;
+        for (name, is_above) in [("memory-7", true), ("memory-8", false), ("memory-9", true)] {
+            files.note_written(name.into(), is_above);
+        }
+        let names = |layers: &[Layer]| layers.iter().map(|layer| layer.name.clone()).collect::<Vec<_>>();
+        assert_eq!(names(&files.written), ["memory-8", "memory-9"]);
+        assert!(files.names().contains("memory-8") && !files.names().contains("memory-7"));
+        assert_eq!(names(&files.memory), ["memory-2.layer"]);
+
+        let checkpoint = files.clone().written_down("state-10".into());
+        assert_eq!(names(&checkpoint.memory), ["memory-2.layer", "memory-8", "memory-9"]);
+        assert!(checkpoint.written.is_empty() && checkpoint.has_memory());
+        assert!(files.disk_only().written.is_empty());
     }
 
     #[test]

@@ -68,7 +68,10 @@ pub fn disk_size(disk_gib: u32) -> u64 {
 pub fn create(path: &Path, size: u64) -> Result<File, LayerError> {
     let make = || {
         let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path)?;
-        file.set_len(size)?;
+        // ext4 writes a file out when it is closed, for as long as that takes, that was ever cut to nothing.
+        if size > 0 {
+            file.set_len(size)?;
+        }
         Ok(file)
     };
     make().map_err(|source| LayerError::Create { path: path.to_owned(), source })

@@ -3,10 +3,13 @@
 //! ```text
 //!   ready ──record: checkpointing, a new layer on top──▶ freeze ──▶ monitor: goes on with the new layer ──▶ thaw
 //!     ▲                                                     └────────── the guest stands still ──────────────┘ │
-//!     └──────────── answer ◀── link, sync ◀── record: ready ◀──────────────────────────────────────────────────┘
+//!     └──────────── answer ◀── link, sync; record: ready ◀─────────────────────────────────────────────────────┘
 //! ```
 //!
 //! * The layers below the new one never change again, so they are the checkpoint's disk: linked, not copied.
+//! * Memory that an earlier checkpoint of the machine has is not written again: the new layer lies above that one's, of which the
+//!   sandbox keeps a link, and holds what was written since. The monitor has the last word: it knows in which layer it was last
+//!   written down, and one that does not know writes all that the machine wrote.
 //! * With memory, the monitor writes down the machine at the very moment at which it changes layers: disk, memory and
 //!   processors are of one instant. Without, it changes layers and no more.
 //! * The record names the new layer before the monitor may write to it. A layer that is named and stays empty is harmless;
@@ -22,6 +25,7 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
+use std::path::Path;
 
 use sandpiper_crash_points::CrashPoint;
 use sandpiper_durable as durable;
@@ -32,7 +36,9 @@ use sandpiper_machine::control::RequestError;
 use sandpiper_protocol::agent::SandboxState;
 use sandpiper_protocol::error_chain;
 use sandpiper_protocol::vmm::{Reply, Request, SnapshotConfig, Then};
+use sandpiper_trace as trace;
 use tokio::time::Instant;
+use tracing::Instrument;
 
 use super::pause::millis;
 use crate::launch::Running;
@@ -40,6 +46,22 @@ use crate::sandbox::command::SnapshotOrder;
 use crate::sandbox::errors::{ChangeError, OperationError};
 use crate::sandbox::record::Record;
 use crate::sandbox::supervisor::Supervisor;
+
+/// Checkpoints whose memory lies one above the other; then the next begins with all that was written since the machine started.
+const MOST_WRITTEN: usize = 8;
+
+/// Memory below which a fork's is not copied ahead: what the guest writes after that costs it more than standing still does.
+const LEAST_OF_A_FORK: u64 = 4 << 20;
+
+/// What a checkpoint's memory layer has before the guest stands still.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Copied {
+    Not,
+    /// All that was written since the machine was restored or booted.
+    All,
+    /// What was written since the last checkpoint, whose layer lies below.
+    Changes,
+}
 
 /// The files that a checkpoint of a running sandbox needs.
 struct NewFiles {
@@ -90,51 +112,82 @@ impl Supervisor {
         if record.files.disk.len() >= MAX_DISK_LAYERS {
             return Err(OperationError::Refused(ChangeError::Layers));
         }
-        self.tidy().await.map_err(|source| OperationError::host("remove what an earlier attempt left", source))?;
-        // What the checkpoint consists of: all that is there now, and the new memory layer.
-        let mut files = if order.memory { record.files.clone() } else { record.files.disk_only() };
+        let tidied = self.tidy().instrument(trace::step("tidy")).await;
+        tidied.map_err(|source| OperationError::host("remove what an earlier attempt left", source))?;
         let mut own = record.files.clone();
+        let names = order.memory.then(|| [own.new_name(Role::State), own.new_name(Role::Memory)]);
+        // What the checkpoint consists of: all that is there now, and the new memory layer.
+        let mut files = if order.memory { own.clone() } else { own.disk_only() };
         let top = own.new_name(Role::Disk);
         own.disk.push(Layer::own(top.clone()));
-        let top_path = self.context.paths.sandbox(&record.id).file(&top);
         let size = layers::disk_size(record.disk_gib);
-        let names = order.memory.then(|| [files.new_name(Role::State), files.new_name(Role::Memory)]);
-        let folder = order.folder.clone();
-        let create = move || create(&top_path, size, &folder, names);
-        let created = tokio::task::spawn_blocking(create).await;
+        let (source, folder) = (self.context.paths.sandbox(&record.id).state, order.folder.clone());
+        let create = move || create(&source, &top, size, &folder, names);
+        let created = tokio::task::spawn_blocking(create).instrument(trace::step("make files")).await;
         let created =
             created.map_err(|error| OperationError::host("create the checkpoint's files", io::Error::other(error)))?;
         let new = created.map_err(|error| OperationError::Refused(ChangeError::Layer(error)))?;
         CrashPoint::CheckpointFilesMade.pass();
-        self.copy_memory(&mut running.machine, &new).await?;
+        let least_bytes = if order.lasts { 0 } else { LEAST_OF_A_FORK };
+        let copied = self.copy_memory(&mut running.machine, &new, least_bytes);
+        let copied = copied.instrument(trace::step("copy memory ahead")).await?;
         let saved = self.change(|record| {
             record.state = SandboxState::Checkpointing;
             record.unsettled = record.unsettled.take().or_else(|| record.top().map(str::to_owned));
             record.files = own;
         });
-        saved.await.map_err(|error| OperationError::Refused(ChangeError::Storage(error)))?;
+        let saved = saved.instrument(trace::step("record the new layer")).await;
+        saved.map_err(|error| OperationError::Refused(ChangeError::Storage(error)))?;
         CrashPoint::CheckpointRecorded.pass();
 
-        let switched = match self.quiesce(running, &new, order.force).await {
-            Ok(()) => self.switch_layers(&mut running.machine, &new).await,
+        let quiet = self.quiesce(running, &new, order.force).instrument(trace::step("freeze")).await;
+        let switched = match quiet {
+            Ok(()) => {
+                let switched = self.switch_layers(&mut running.machine, &new);
+                switched.instrument(trace::step("monitor, and thaw")).await
+            }
             Err(error) => Err(error),
         };
         if matches!(switched, Ok(_) | Err(OperationError::Refused(_))) {
             self.bring_volumes_back(running).await?;
         }
         let stopped_us = switched?;
-        self.change_regardless(|record| {
-            record.state = SandboxState::Ready;
-            record.unsettled = None;
-        })
-        .await;
-        CrashPoint::CheckpointReady.pass();
-        if let Some([(state, _), (memory, _)]) = new.memory {
-            files.state = Some(state);
-            files.memory.push(Layer::own(memory));
+        let state = new.memory.map(|[(state, _), (memory, _)]| {
+            files.note_written(memory, copied == Copied::Changes);
+            state
+        });
+        let written = state.as_ref().map(|_| if copied == Copied::Not { Vec::new() } else { files.written.clone() });
+        if let Some(state) = state {
+            files = files.written_down(state);
         }
         let source = self.context.paths.sandbox(&record.id).state;
-        let linked = tokio::task::spawn_blocking(move || link(&files, &source, &order.folder).map(|()| files)).await;
+        let linked = tokio::task::spawn_blocking(move || {
+            link(&files, &source, &order.folder)?;
+            // A sandbox that is made of it now needs no memory that lasts: after a power cut it goes on from its disk.
+            let lasts = if order.lasts { &files } else { &files.disk_only() };
+            sync(lasts, &order.folder).map(|()| files)
+        });
+        let goes_on = self.change_regardless(|record| {
+            record.state = SandboxState::Ready;
+            record.unsettled = None;
+            if let Some(written) = &written {
+                record.files.written.clone_from(written);
+            }
+        });
+        let goes_on = goes_on.instrument(trace::step("record that it goes on"));
+        let (linked, ()) = tokio::join!(linked.instrument(trace::step("link and sync")), goes_on);
+        CrashPoint::CheckpointReady.pass();
+        let is_left = match copied {
+            Copied::Not => order.memory,
+            Copied::All => !record.files.written.is_empty(),
+            Copied::Changes => false,
+        };
+        if is_left {
+            // Nothing will lie above the new layer, or does above those of earlier checkpoints any more.
+            if let Err(error) = self.tidy().await {
+                tracing::warn!(sandbox = record.id.as_str(), %error, "cannot remove memory layers that are not needed any more");
+            }
+        }
         let files =
             linked.map_err(|error| OperationError::host("link the checkpoint's files", io::Error::other(error)))?;
         let snapshot = self.record().snapshot(files.map_err(OperationError::Refused)?);
@@ -143,11 +196,25 @@ impl Supervisor {
 
     /// Has most of the memory be written down while the guest runs. Where that is not possible all of it is once the guest stands
     /// still.
-    async fn copy_memory(&mut self, machine: &mut Machine, new: &NewFiles) -> Result<(), OperationError> {
-        let Some([_, (_, memory)]) = &new.memory else { return Ok(()) };
-        let copied = self.meanwhile(machine.order(Request::CopyMemory, &[memory.as_fd()])).await?;
+    async fn copy_memory(
+        &mut self,
+        machine: &mut Machine,
+        new: &NewFiles,
+        least_bytes: u64,
+    ) -> Result<Copied, OperationError> {
+        let Some([_, (name, memory)]) = &new.memory else { return Ok(Copied::Not) };
+        let record = self.record();
+        let below = record.files.written.last().filter(|_| record.files.written.len() < MOST_WRITTEN);
+        let above = below.map(|layer| layer.name.clone());
+        let request = Request::CopyMemory { name: Some(name.clone()), above, least_bytes };
+        let copied = self.meanwhile(machine.order(request, &[memory.as_fd()])).await?;
         CrashPoint::CheckpointCopied.pass();
-        let Err(error) = copied else { return Ok(()) };
+        let error = match copied {
+            Ok(Reply::MemoryCopied { above: true }) => return Ok(Copied::Changes),
+            Ok(Reply::LittleMemory) => return Ok(Copied::Not),
+            Ok(_) => return Ok(Copied::All),
+            Err(error) => error,
+        };
         let (sandbox, error) = (self.record().id.to_string(), error_chain::chain(&error));
         tracing::debug!(sandbox, error, "memory is written down while the guest stands still");
         let emptied = memory.try_clone().map(|memory| durable::blocking(move || memory.set_len(0)));
@@ -155,7 +222,8 @@ impl Supervisor {
             Ok(emptied) => emptied.await,
             Err(error) => Err(error),
         };
-        emptied.map_err(|source| OperationError::host("empty the checkpoint's memory layer", source))
+        emptied.map_err(|source| OperationError::host("empty the checkpoint's memory layer", source))?;
+        Ok(Copied::Not)
     }
 
     /// Has the guest stand still, without its volumes where its memory is written down: what is on them is no part of a
@@ -164,7 +232,7 @@ impl Supervisor {
         let has_memory = new.memory.is_some();
         let put_away = if has_memory { self.put_volumes_away(running, force, false).await } else { Ok(()) };
         let frozen = match put_away {
-            Ok(()) => self.freeze(&mut running.machine, has_memory).await,
+            Ok(()) => self.freeze(&mut running.machine, has_memory, !has_memory).await,
             Err(error) => Err(error),
         };
         if matches!(frozen, Err(OperationError::Refused(_))) {
@@ -226,6 +294,7 @@ impl Supervisor {
         let folder = order.folder.clone();
         let linked = tokio::task::spawn_blocking(move || {
             files.link_all(&source, &folder).map_err(ChangeError::Layer)?;
+            CrashPoint::CheckpointLinked.pass();
             sync(&files, &folder).map(|()| files)
         });
         let failed = |error| ChangeError::Host { what: "link the checkpoint's files", source: io::Error::other(error) };
@@ -239,18 +308,21 @@ impl Supervisor {
     }
 }
 
-/// Makes the empty files that a checkpoint fills. Blocks.
+/// Makes the empty files that a checkpoint fills: the disk's new top in the sandbox's folder `source`, the others in the
+/// checkpoint's `folder`. The memory layer is in both, for the next checkpoint to lie above it. Blocks.
 fn create(
-    top: &std::path::Path,
+    source: &Path,
+    top: &str,
     size: u64,
-    folder: &std::path::Path,
+    folder: &Path,
     names: Option<[String; 2]>,
 ) -> Result<NewFiles, LayerError> {
-    let top = layers::create(top, size)?;
+    let top = layers::create(&source.join(top), size)?;
     let memory = match names {
         Some([state, memory]) => {
             let (state_file, memory_file) =
                 (layers::create(&folder.join(&state), 0)?, layers::create(&folder.join(&memory), 0)?);
+            layers::link(&folder.join(&memory), &source.join(&memory))?;
             Some([(state, state_file), (memory, memory_file)])
         }
         None => None,
@@ -258,17 +330,19 @@ fn create(
     Ok(NewFiles { top, memory })
 }
 
-/// Completes a checkpoint's folder, which has state and memory layer already, and puts all of it on stable storage. Blocks.
-fn link(files: &Files, source: &std::path::Path, folder: &std::path::Path) -> Result<(), ChangeError> {
+/// Completes a checkpoint's folder, which has state and memory layer already. Blocks.
+fn link(files: &Files, source: &Path, folder: &Path) -> Result<(), ChangeError> {
     let taken = files.memory.len().saturating_sub(usize::from(files.has_memory()));
-    for layer in files.disk.iter().chain(&files.memory[..taken]) {
-        layers::link(&source.join(&layer.name), &folder.join(&layer.name)).map_err(ChangeError::Layer)?;
+    let layers = files.disk.iter().chain(&files.memory[..taken]).map(|layer| &layer.name);
+    for name in layers.chain(&files.working_set) {
+        layers::link(&source.join(name), &folder.join(name)).map_err(ChangeError::Layer)?;
     }
-    sync(files, folder)
+    CrashPoint::CheckpointLinked.pass();
+    Ok(())
 }
 
-fn sync(files: &Files, folder: &std::path::Path) -> Result<(), ChangeError> {
-    CrashPoint::CheckpointLinked.pass();
+/// Puts a checkpoint's files on stable storage. Blocks.
+fn sync(files: &Files, folder: &Path) -> Result<(), ChangeError> {
     files.sync(folder).map_err(|source| ChangeError::Host { what: "sync the checkpoint", source })?;
     CrashPoint::CheckpointSynced.pass();
     Ok(())
@@ -288,10 +362,11 @@ mod tests {
             std::fs::write(sandbox.path().join(name), name).unwrap();
         }
         let names = [files.new_name(Role::State), files.new_name(Role::Memory)];
-        let new = create(&sandbox.path().join("disk-9.layer"), 4096, checkpoint.path(), Some(names)).unwrap();
+        let new = create(sandbox.path(), "disk-9.layer", 4096, checkpoint.path(), Some(names)).unwrap();
         let Some([(state, _), (memory, _)]) = new.memory else { panic!("no files for the memory") };
-        files.state = Some(state);
-        files.memory.push(Layer::own(memory));
+        assert!(sandbox.path().join(&memory).exists());
+        files.note_written(memory, false);
+        let files = files.written_down(state);
 
         link(&files, sandbox.path(), checkpoint.path()).unwrap();
 

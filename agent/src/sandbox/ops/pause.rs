@@ -29,7 +29,9 @@ use sandpiper_protocol::agent::SandboxState;
 use sandpiper_protocol::error_chain;
 use sandpiper_protocol::guest::{GuestMessage, HostMessage};
 use sandpiper_protocol::vmm::{Reply, Request, SnapshotConfig, SnapshotStats, Then};
+use sandpiper_trace as trace;
 use tokio::time::Instant;
+use tracing::Instrument;
 
 use crate::launch::Running;
 use crate::sandbox::errors::{ChangeError, OperationError};
@@ -54,7 +56,7 @@ pub(crate) enum Quiesce {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Keep {
     Everything,
-    /// The disk, which is at rest with the machine: all is written down first, and the memory never becomes part of the record.
+    /// The disk, which is frozen first: all is written down with it, and the memory never becomes part of the record.
     Disk,
 }
 
@@ -116,10 +118,11 @@ impl Supervisor {
             record.state = SandboxState::Stopping;
             record.pausing = true;
         });
-        saved.await.map_err(|error| OperationError::Refused(ChangeError::Storage(error)))?;
+        let saved = saved.instrument(trace::step("record that it is being paused")).await;
+        saved.map_err(|error| OperationError::Refused(ChangeError::Storage(error)))?;
         CrashPoint::PauseRecorded.pass();
         let written = match self.put_volumes_away(running, force, quiesce == Quiesce::IfPossible).await {
-            Ok(()) => self.write_down(&mut running.machine, quiesce).await,
+            Ok(()) => self.write_down(&mut running.machine, quiesce, keep).await,
             Err(error) => Err(error),
         };
         let stopped = match written {
@@ -133,7 +136,7 @@ impl Supervisor {
                     record.note_traffic(traffic);
                     record.stop(kept, Timestamp::now());
                 };
-                let saved = self.change_interval(change).await;
+                let saved = self.change_interval(change).instrument(trace::step("record that it is paused")).await;
                 saved.map_err(|error| OperationError::Refused(ChangeError::Storage(error)))
             }
             Err(error) => Err(error),
@@ -153,9 +156,15 @@ impl Supervisor {
     }
 
     /// Has guest and monitor write down everything, and waits until that is on stable storage. The machine is paused then.
-    async fn write_down(&mut self, machine: &mut Machine, quiesce: Quiesce) -> Result<Files, OperationError> {
+    async fn write_down(
+        &mut self,
+        machine: &mut Machine,
+        quiesce: Quiesce,
+        keep: Keep,
+    ) -> Result<Files, OperationError> {
         self.tidy().await.map_err(|source| OperationError::host("remove what an earlier attempt left", source))?;
-        match (self.freeze(machine, true).await, quiesce) {
+        let frozen = self.freeze(machine, true, keep == Keep::Disk).instrument(trace::step("freeze")).await;
+        match (frozen, quiesce) {
             (Err(OperationError::Refused(error)), Quiesce::IfPossible) => {
                 self.log.host(format!("paused without the guest's consent: {}", error_chain::chain(&error)));
             }
@@ -165,9 +174,13 @@ impl Supervisor {
         let record = self.record();
         let folder = self.context.paths.sandbox(&record.id).state;
         let mut files = record.files.clone();
-        self.meanwhile(snapshot(machine, &folder, &mut files)).await??;
+        // All that was written since the machine was restored goes into one layer.
+        files.written.clear();
+        let written = self.meanwhile(snapshot(machine, &folder, &mut files));
+        written.instrument(trace::step("monitor")).await??;
         CrashPoint::PauseWritten.pass();
-        let synced = durable::blocking(move || files.sync(&folder).map(|()| files)).await;
+        let synced = durable::blocking(move || files.sync(&folder).map(|()| files));
+        let synced = synced.instrument(trace::step("sync")).await;
         CrashPoint::PauseSynced.pass();
         synced.map_err(|source| OperationError::host("sync the snapshot", source))
     }
@@ -192,7 +205,7 @@ impl Supervisor {
         }
     }
 
-    /// Has the stopped sandbox keep its disk alone, which was at rest when it was written down.
+    /// Has the stopped sandbox keep its disk alone, to which all was written out before it stopped.
     pub(crate) async fn drop_memory(&mut self) -> io::Result<()> {
         if !self.record().files.has_memory() {
             return Ok(());
@@ -202,11 +215,17 @@ impl Supervisor {
         self.tidy().await
     }
 
-    /// Quiesces the guest's file systems, and with `processes` stops what the data plane started before.
-    pub(crate) async fn freeze(&mut self, machine: &mut Machine, processes: bool) -> Result<(), OperationError> {
+    /// Has the guest write out its disks, and with `processes` stops what the data plane started before. With `disks` nothing more
+    /// is written to them: that is for whoever takes them without the memory.
+    pub(crate) async fn freeze(
+        &mut self,
+        machine: &mut Machine,
+        processes: bool,
+        disks: bool,
+    ) -> Result<(), OperationError> {
         let is_answer =
             |message: &GuestMessage| matches!(message, GuestMessage::Frozen { .. } | GuestMessage::NotFrozen { .. });
-        let question = HostMessage::Freeze { processes, disks: true };
+        let question = HostMessage::Freeze { processes, disks, stays: false };
         let reason = match self.ask(machine, question, is_answer, FREEZE_TIMEOUT).await? {
             Ok(GuestMessage::NotFrozen { message }) => sanitize(&message),
             Ok(_) => return Ok(()),

@@ -27,6 +27,7 @@ use crate::sandbox::record::{self, Record};
 use crate::sandbox::start_error::StartError;
 use crate::sandbox::supervisor::{Supervisor, next_command};
 use crate::sandbox::{ending, record_file};
+use crate::turns::Turn;
 use crate::volumes::VolumeError;
 
 /// Steps of a guest that are written down; it may say anything.
@@ -73,6 +74,21 @@ pub(super) struct Start {
     pub(super) kind: StartKind,
     pub(super) timeout_seconds: Option<u64>,
     pub(super) asked_at_us: u64,
+}
+
+/// What is written down of a start once its guest is ready.
+struct BecomesReady {
+    kind: StartKind,
+    timeout_seconds: Option<u64>,
+    asked_at_us: u64,
+    /// What the counters of its network said when the guest got it.
+    base: Option<Counters>,
+}
+
+/// A record that says that the sandbox is ready, and its file, which is not in its place before it is.
+struct Foreseen {
+    record: Record,
+    prepared: durable::Prepared,
 }
 
 /// A start that failed: why, and the machine to be taken away if there is one.
@@ -167,8 +183,8 @@ impl Supervisor {
         cleaned.map_err(|source| (StartError::Host { what: "remove the files of a start that failed", source }, None))
     }
 
-    /// Starts the guest and waits until it is ready, at most for `timeout`. `change` is made to the record together with
-    /// what the start itself has to write down. On failure the machine comes back, to be taken away.
+    /// Waits for its turn, starts the guest and waits until it is ready: from its turn on at most for `timeout`. `change` is made
+    /// to the record together with what the start itself has to write down. On failure the machine comes back, to be taken away.
     pub(crate) async fn bring_up(
         &mut self,
         attempt: Attempt,
@@ -178,12 +194,23 @@ impl Supervisor {
         change: impl FnOnce(&mut Record),
     ) -> Result<Running, Failed> {
         let Attempt { source, kind, timeout_seconds, .. } = attempt;
+        let turn = self.await_turn().instrument(trace::step("turn")).await;
+        let _turn = turn.map_err(|error| (error, None))?;
         let (asked_at_us, give_up_at) = (trace::now_us(), Instant::now() + timeout);
         let volumes = self.claim_volumes_in_time(kind, give_up_at).await.map_err(|error| (error, None))?;
         let launched = self.launch(source, envs, reservation, volumes, change).await;
         let (running, kit) = launched.map_err(|error| (error, None))?;
         self.see_through(running, Start { begin: Begin::Start(kit), kind, timeout_seconds, asked_at_us }, give_up_at)
             .await
+    }
+
+    /// Waits until it is this start's turn, unless something ends it before.
+    async fn await_turn(&mut self) -> Result<Turn, StartError> {
+        let (turns, team) = (self.context.turns.clone(), self.record().team.clone());
+        tokio::select! {
+            turn = turns.take(team) => Ok(turn),
+            error = self.called_off() => Err(error),
+        }
     }
 
     /// Takes the sandbox's volumes for a start of this kind, unless something ends it.
@@ -247,16 +274,20 @@ impl Supervisor {
                 return Err((StartError::Host { what: "talk to a parked machine", source }, Some(running)));
             }
         }
-        let ready =
-            match self.await_ready(&mut running.machine, timings, give_up_at).instrument(trace::step("guest")).await {
-                Ok(timings) => {
-                    let base = running.network.as_ref().map(Attachment::base);
-                    let set_ready = self.set_ready(kind, timeout_seconds, asked_at_us, base, timings);
-                    set_ready.instrument(trace::step("record that it is ready")).await
-                }
-                Err(error) => Err(error),
-            };
-        match ready {
+        let base = running.network.as_ref().map(Attachment::base);
+        let becomes_ready = BecomesReady { kind, timeout_seconds, asked_at_us, base };
+        let foreseen = self.foresee(&becomes_ready).instrument(trace::step("prepare the record"));
+        let ready = self.await_ready(&mut running.machine, timings, give_up_at).instrument(trace::step("guest"));
+        let (ready, foreseen) = tokio::join!(ready, foreseen);
+        let set_ready = match (ready, foreseen) {
+            (Ok(when), Ok(foreseen)) => {
+                let set_ready = self.set_ready(becomes_ready, foreseen, when);
+                set_ready.instrument(trace::step("record that it is ready")).await
+            }
+            (Ok(_), Err(error)) => Err(error),
+            (Err(error), _) => return Err((error, Some(running))),
+        };
+        match set_ready.map_err(|source| StartError::Host { what: "write the sandbox's record", source }) {
             Ok(()) => Ok(running),
             Err(error) => Err((error, Some(running))),
         }
@@ -371,14 +402,21 @@ impl Supervisor {
 
     /// Waits for what ends a start from outside: a delete, the agent's end, the time-out. May be dropped and called again.
     async fn interruption(&mut self, give_up_at: Instant) -> StartError {
+        tokio::select! {
+            error = self.called_off() => error,
+            () = sleep_until(give_up_at) => {
+                let message = "The guest was not ready in time; its logs may say why".to_owned();
+                StartError::Guest(ending::error("guest_failed", message))
+            }
+        }
+    }
+
+    /// Likewise, without a time-out.
+    async fn called_off(&mut self) -> StartError {
         let leave = self.context.leave.clone();
         loop {
             tokio::select! {
                 () = leave.cancelled() => return StartError::ShuttingDown,
-                () = sleep_until(give_up_at) => {
-                    let message = "The guest was not ready in time; its logs may say why".to_owned();
-                    return StartError::Guest(ending::error("guest_failed", message));
-                }
                 command = next_command(&mut self.commands) => {
                     if let Some(cause) = self.postpone(command) {
                         return StartError::Deleted(cause);
@@ -388,42 +426,86 @@ impl Supervisor {
         }
     }
 
-    /// Writes down that the guest is ready. `base` is what its network's counters said when it got it.
+    /// Writes down, while the guest is not ready yet, what can be of that it is: the sandbox's folder, which was of no importance
+    /// to anybody until now, and the record of one whose machine was parked, for its guest is ready in a moment. Who waits for
+    /// the start waits for less then.
+    fn foresee(&self, becomes_ready: &BecomesReady) -> impl Future<Output = io::Result<Option<Foreseen>>> + use<> {
+        let before = self.record();
+        let record = (becomes_ready.kind == StartKind::Parked).then(|| {
+            let mut record = (*before).clone();
+            becomes_ready.note(&mut record, Timestamp::now());
+            record
+        });
+        let paths = self.context.paths.sandbox(&before.id);
+        durable::blocking(move || {
+            let foreseen = match record {
+                Some(record) => Some(Foreseen { prepared: record_file::prepare(&paths, &record)?, record }),
+                None => None,
+            };
+            if before.state == SandboxState::Creating {
+                durable::sync_parent(&paths.state)?;
+            }
+            Ok::<_, io::Error>(foreseen)
+        })
+    }
+
+    /// Writes down that the guest is ready, since `now_us`, with the monitor's steps before.
     async fn set_ready(
         &mut self,
-        kind: StartKind,
-        timeout_seconds: Option<u64>,
-        asked_at_us: u64,
-        base: Option<Counters>,
+        becomes_ready: BecomesReady,
+        foreseen: Option<Foreseen>,
         (now_us, timings): (u64, Timings),
-    ) -> Result<(), StartError> {
+    ) -> io::Result<()> {
         CrashPoint::StartGuestReady.pass();
+        let BecomesReady { kind, asked_at_us, .. } = becomes_ready;
         let since = |step: u64| if step == 0 { 0 } else { step.saturating_sub(asked_at_us) };
-        let console = self.context.config.console;
-        let saved = self.change_interval(|record| {
-            let now = Timestamp::now();
-            record.begin_interval(now, base);
-            record.state = SandboxState::Ready;
-            record.start = kind;
-            record.started_at = Some(now);
-            record.stopped_at = None;
-            record.error = None;
-            record.deadline = record::deadline(now, timeout_seconds.unwrap_or(record.timeout_seconds));
+        let note_timings = |record: &mut Record| {
             record.timings.first_instruction_us = since(timings.first_instruction_us);
             record.timings.guest_init_us = since(timings.guest_init_us);
             record.timings.data_plane_ready_us = since(now_us);
-            // What it was restored from below the next snapshot is needed on; the rest has served.
-            record.files.state = None;
-            if kind == StartKind::Cold {
-                record.held_slots.clear();
-                record.files.memory.clear();
-                record.files.console = console;
+        };
+        match foreseen {
+            Some(Foreseen { mut record, prepared }) => {
+                let paths = self.context.paths.sandbox(&record.id);
+                durable::blocking(move || record_file::put_in_place(&paths, prepared)).await?;
+                // The file has them with the next change.
+                note_timings(&mut record);
+                self.publish(record);
+                self.follow_interval();
             }
-        });
-        saved.await.map_err(|source| StartError::Host { what: "write the sandbox's record", source })?;
+            None => {
+                let console = self.context.config.console;
+                let change = self.change_interval(|record| {
+                    becomes_ready.note(record, Timestamp::now());
+                    note_timings(record);
+                    if kind == StartKind::Cold {
+                        record.held_slots.clear();
+                        record.files.memory.clear();
+                        record.files.working_set = None;
+                        record.files.console = console;
+                    }
+                });
+                change.await?;
+            }
+        }
         CrashPoint::StartReady.pass();
         self.context.metrics.started(kind, Duration::from_micros(now_us.saturating_sub(asked_at_us)));
         Ok(())
+    }
+}
+
+impl BecomesReady {
+    /// Has the record say that the sandbox is ready since `now`.
+    fn note(&self, record: &mut Record, now: Timestamp) {
+        record.begin_interval(now, self.base);
+        record.state = SandboxState::Ready;
+        record.start = self.kind;
+        record.started_at = Some(now);
+        record.stopped_at = None;
+        record.error = None;
+        record.deadline = record::deadline(now, self.timeout_seconds.unwrap_or(record.timeout_seconds));
+        // What it was restored from below the next snapshot is needed on; the rest has served.
+        record.files.state = None;
     }
 }
 

@@ -130,6 +130,9 @@ struct Machine {
     memory: String,
     /// Whether the next snapshot's memory is begun.
     has_copied: bool,
+    /// The name of the memory layer that was begun last, and whether it is that of a snapshot.
+    begun_as: Option<String>,
+    is_written_down: bool,
     /// Top layers of the extra disks.
     extra: [Option<File>; EXTRA_DISKS as usize],
     mounts: Vec<GuestMount>,
@@ -250,10 +253,13 @@ fn answer(request: Request, fds: Vec<OwnedFd>, shared: &Shared) -> Result<Reply,
             run(&mut machine, shared, files.next().unwrap(), files.next().unwrap());
             Ok(Reply::Restored(Timings::default()))
         }
-        Request::CopyMemory => {
+        Request::CopyMemory { name, above, least_bytes: _ } => {
             files.next().unwrap().write_all_at(&[2; 8192], 0).unwrap();
             machine.has_copied = !behaves("no-copy");
-            if machine.has_copied { Ok(Reply::MemoryCopied) } else { refuse(FaultCode::Host) }
+            let last = std::mem::replace(&mut machine.begun_as, name);
+            let is_above = machine.is_written_down && last.is_some() && last == above;
+            machine.is_written_down = false;
+            if machine.has_copied { Ok(Reply::MemoryCopied { above: is_above }) } else { refuse(FaultCode::Host) }
         }
         Request::Snapshot(_) if behaves("no-snapshot") => refuse(FaultCode::Host),
         Request::Snapshot(_) if machine.state != Some(MachineState::Running) => refuse(FaultCode::InvalidState),
@@ -264,6 +270,7 @@ fn answer(request: Request, fds: Vec<OwnedFd>, shared: &Shared) -> Result<Reply,
             let memory = files.next().unwrap();
             // One that was begun may have been given up, and this be another.
             let has_begun = std::mem::take(&mut machine.has_copied);
+            machine.is_written_down = has_begun;
             let length = memory.metadata().unwrap().len();
             assert!(length == 0 || has_begun && length == 8192);
             memory.write_all_at(&[1; 4096], 0).unwrap();

@@ -478,6 +478,58 @@ async fn a_checkpoint_whose_memory_cannot_be_copied_ahead_is_written_at_once() {
         fs::metadata(context.checkpoints.folder(&id.into()).join(layer)).unwrap().len()
     };
     assert_eq!((length(&copied), length(&whole)), (8192, 4096));
+    // The monitor does not know what was written since: nothing will lie above either of them.
+    assert!(source.record()["files"].get("written").is_none());
+    assert!(!source.files().iter().any(|name| name.starts_with("memory-")), "{:?}", source.files());
+    source.delete().await;
+    agent.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_memory_of_a_checkpoint_lies_above_that_of_the_one_before() {
+    let agent = Agent::with_machines().await;
+    let (source, _) = agent.create(create(&agent.import().await.id)).await;
+    let layers = |agent: &Agent, id: &str| {
+        let (manifest, _pin) = agent.sandboxes.context().checkpoints.pin(&id.into()).unwrap();
+        manifest.snapshot.files.memory.iter().map(|layer| layer.name.clone()).collect::<Vec<_>>()
+    };
+    let ids: Vec<String> = (0..4).map(|_| id::generate("ckp")).collect();
+    let take = async |source: &Sandbox<'_>, id: &str| {
+        source.ask("checkpoints", json!({"id": id, "memory": true})).await;
+    };
+
+    take(&source, &ids[0]).await;
+    take(&source, &ids[1]).await;
+    let (first, second) = (layers(&agent, &ids[0]), layers(&agent, &ids[1]));
+    assert_eq!((first.len(), second.len(), &second[..1]), (1, 2, &first[..]));
+    assert_eq!(source.layers("written"), second);
+    // A sandbox of the second, and none of the first's any more.
+    assert_eq!(agent.ask("DELETE", &format!("/checkpoints/{}", ids[0]), "").await.0, 204);
+    let mut request = create("");
+    request["checkpoint"] = json!(ids[1]);
+    let (restored, created) = agent.create(request).await;
+    assert_eq!((created["start"].as_str(), restored.layers("memory")), (Some("restored"), second.clone()));
+    restored.delete().await;
+
+    // One that fails leaves the monitor not knowing: the next one begins with everything.
+    agent.behave("no-snapshot");
+    let (status, _) = source.try_ask("checkpoints", json!({"id": ids[2], "memory": true})).await;
+    assert_eq!((status, source.layers("written")), (500, second.clone()));
+    agent.behave("");
+    take(&source, &ids[2]).await;
+    let third = layers(&agent, &ids[2]);
+    assert_eq!((third.len(), source.layers("written")), (1, third.clone()));
+    assert!(!source.files().contains(&second[1]), "nobody needs it: {:?}", source.files());
+
+    // The next agent goes on where this one was.
+    let id = source.id.clone();
+    let agent = agent.follow().await;
+    let source = agent.sandbox(id.as_str());
+    take(&source, &ids[3]).await;
+    assert_eq!(layers(&agent, &ids[3])[..1], third[..]);
+    source.ask("pause", json!({})).await;
+    assert!(source.record()["files"].get("written").is_none());
+    assert_eq!(source.layers("memory").len(), 1, "a pause holds all that was written since the start");
     source.delete().await;
     agent.end().await;
 }

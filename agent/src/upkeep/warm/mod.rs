@@ -293,7 +293,7 @@ impl Maker<'_> {
         let is_answer =
             |message: &GuestMessage| matches!(message, GuestMessage::Frozen { .. } | GuestMessage::NotFrozen { .. });
         // Disk and memory are only ever used together, so what is in memory need not be on the disk.
-        let question = HostMessage::Freeze { processes: true, disks: false };
+        let question = HostMessage::Freeze { processes: true, disks: false, stays: true };
         let can_wait = match machine.ask(question, is_answer, FREEZE_TIMEOUT, drop).await? {
             GuestMessage::NotFrozen { message } => {
                 return Err(Unanswered::Terminated(Termination::Failed(message)).into());

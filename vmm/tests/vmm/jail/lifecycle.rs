@@ -74,7 +74,7 @@ fn a_jailed_machine_is_written_down_given_layers_and_resumed() {
         let config = SnapshotConfig { push_layers: true, then };
         let files = [empty(), empty(), empty()];
         if is_begun {
-            monitor.request(Request::CopyMemory, &[files[1].as_fd()]);
+            monitor.request(Request::CopyMemory { name: None, above: None, least_bytes: 0 }, &[files[1].as_fd()]);
         }
         let reply = monitor.request(Request::Snapshot(config), &[files[0].as_fd(), files[1].as_fd(), files[2].as_fd()]);
         assert!(matches!(reply, Reply::Snapshot(stats) if stats.memory_bytes > 0), "{reply:?}");

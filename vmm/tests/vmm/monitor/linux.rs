@@ -61,7 +61,7 @@ fn linux_stands_still_while_the_host_has_no_room_and_loses_nothing() {
     let mut guest = LinuxGuest::boot_on(&image, host.create("top"));
     guest.data_plane.put("/disk", &first);
     host.leave(1 << 20);
-    guest.link.send(&HostMessage::Freeze { processes: false, disks: true });
+    guest.link.send(&HostMessage::Freeze { processes: false, disks: true, stays: false });
     let DiskEvent::Full(failure) = guest.monitor.agent.disk_event() else { panic!("another event") };
     assert_eq!((failure.layer, failure.errno), (1, libc::ENOSPC));
     let status = guest.monitor.agent.request(Request::Status, &[]);
@@ -74,13 +74,13 @@ fn linux_stands_still_while_the_host_has_no_room_and_loses_nothing() {
     // Once more, and this time it is written down while it stands still.
     guest.data_plane.put("/again", &second);
     host.leave(0);
-    guest.link.send(&HostMessage::Freeze { processes: false, disks: true });
+    guest.link.send(&HostMessage::Freeze { processes: false, disks: true, stays: false });
     assert!(matches!(guest.monitor.agent.disk_event(), DiskEvent::Full(_)));
     let snapshot = guest.write_down();
     host.make_room();
     let mut restored = LinuxGuest::restore(&snapshot, 2);
     assert!(matches!(
-        restored.link.ask(&HostMessage::Freeze { processes: false, disks: true }),
+        restored.link.ask(&HostMessage::Freeze { processes: false, disks: true, stays: false }),
         GuestMessage::Frozen { .. }
     ));
     assert!(matches!(restored.link.ask(&HostMessage::Thaw), GuestMessage::Thawed));
@@ -268,7 +268,7 @@ impl LinuxGuest {
     /// Brings the guest's file systems to rest, writes it down and ends it, as a pause does.
     fn snapshot(mut self) -> Snapshot {
         assert!(matches!(
-            self.link.ask(&HostMessage::Freeze { processes: true, disks: true }),
+            self.link.ask(&HostMessage::Freeze { processes: true, disks: true, stays: false }),
             GuestMessage::Frozen { .. }
         ));
         self.write_down()

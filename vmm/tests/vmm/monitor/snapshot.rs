@@ -14,6 +14,9 @@ use sandpiper_protocol::vmm::{
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 
+/// A layer without a name, which lies above those that the machine was restored from.
+const COPY: Request = Request::CopyMemory { name: None, above: None, least_bytes: 0 };
+
 /// A snapshot's files.
 pub(super) struct Snapshot {
     state: File,
@@ -29,8 +32,8 @@ impl Snapshot {
     /// Likewise, with its memory layer begun while the machine runs; `None` where the kernel cannot tell what is written.
     fn take_begun(agent: &mut Agent, below: &[File], then: Then) -> Option<(Self, SnapshotStats)> {
         let layer = tempfile::tempfile().unwrap();
-        match agent.request(Request::CopyMemory, &[layer.as_fd()]) {
-            Ok(Reply::MemoryCopied) => Some(Self::take_with(agent, below, layer, then).unwrap()),
+        match agent.request(COPY, &[layer.as_fd()]) {
+            Ok(Reply::MemoryCopied { above: false }) => Some(Self::take_with(agent, below, layer, then).unwrap()),
             Err(fault) if fault.message.contains("userfaultfd") => {
                 println!("SKIPPED: memory layers that are begun: {fault}");
                 None
@@ -160,7 +163,7 @@ fn a_machine_of_which_memory_was_copied_while_it_ran_goes_on_after_each_restore(
     wait_for_more(console, 300);
     let (mut snapshot, _) = Snapshot::take_begun(&mut monitor.agent, &[], Then::Pause).unwrap();
     let again = tempfile::tempfile().unwrap();
-    let refused = monitor.agent.request(Request::CopyMemory, &[again.as_fd()]).unwrap_err();
+    let refused = monitor.agent.request(COPY, &[again.as_fd()]).unwrap_err();
     assert_eq!(refused.code, FaultCode::InvalidState);
     monitor.agent.request(Request::Stop, &[]).unwrap();
     monitor.end();
@@ -179,6 +182,61 @@ fn a_machine_of_which_memory_was_copied_while_it_ran_goes_on_after_each_restore(
 }
 
 #[test]
+fn a_snapshot_lies_above_the_last_one_if_that_is_the_one_that_is_named() {
+    if !kvm_is_usable() {
+        return;
+    }
+    let guest = Guest::new(&Payload::new().count());
+    let console = guest.console.as_ref().unwrap();
+    let mut monitor = Monitor::start();
+    monitor.agent.boot(&guest).unwrap();
+    wait_for_more(console, 300);
+    if let Err(fault) = copy(&mut monitor.agent, "given up", None) {
+        return println!("SKIPPED: memory layers above the last one: {fault}");
+    }
+    let little = Request::CopyMemory { name: None, above: None, least_bytes: u64::MAX };
+    let empty = tempfile::tempfile().unwrap();
+    let reply = monitor.agent.request(little, &[empty.as_fd()]).unwrap();
+    assert!(matches!(reply, Reply::LittleMemory) && empty.metadata().unwrap().len() == 0);
+    let mut snapshot = Snapshot { state: tempfile::tempfile().unwrap(), memory: Vec::new() };
+    for (name, above, is_above, then) in [
+        ("first", Some("given up"), false, Then::Run),
+        ("second", Some("first"), true, Then::Run),
+        ("third", Some("first"), false, Then::Run),
+        ("fourth", Some("third"), true, Then::Run),
+        ("last", Some("fourth"), true, Then::Pause),
+    ] {
+        let (layer, lies_above) = copy(&mut monitor.agent, name, above).unwrap();
+        assert_eq!(lies_above, is_above, "{name}");
+        wait_for_more(console, 300);
+        let below = if is_above { &snapshot.memory[..] } else { &[] };
+        (snapshot, _) = Snapshot::take_with(&mut monitor.agent, below, layer, then).unwrap();
+    }
+    assert_eq!(snapshot.memory.len(), 3);
+    monitor.agent.request(Request::Stop, &[]).unwrap();
+    monitor.end();
+
+    let console = tempfile::tempfile().unwrap();
+    let mut monitor = Monitor::start();
+    snapshot.restore(&mut monitor.agent, &console).unwrap();
+    wait_for_more(&console, 1000);
+    monitor.agent.request(Request::Stop, &[]).unwrap();
+    monitor.end();
+    let mut counted = guest.output();
+    counted.extend(output(&console));
+    assert_counts(&counted);
+}
+
+/// Begins a layer called `name`, and says whether it lies above the one called `above`.
+fn copy(agent: &mut Agent, name: &str, above: Option<&str>) -> Result<(File, bool), Fault> {
+    let layer = tempfile::tempfile().unwrap();
+    let request = Request::CopyMemory { name: Some(name.to_owned()), above: above.map(str::to_owned), least_bytes: 0 };
+    let reply = agent.request(request, &[layer.as_fd()])?;
+    let Reply::MemoryCopied { above } = reply else { panic!("unexpected {reply:?}") };
+    Ok((layer, above))
+}
+
+#[test]
 fn a_layer_that_was_begun_is_of_no_use_for_another_file() {
     if !kvm_is_usable() {
         return;
@@ -188,7 +246,7 @@ fn a_layer_that_was_begun_is_of_no_use_for_another_file() {
     monitor.agent.boot(&guest).unwrap();
     wait_for_more(guest.console.as_ref().unwrap(), 10);
     let layer = tempfile::tempfile().unwrap();
-    if monitor.agent.request(Request::CopyMemory, &[layer.as_fd()]).is_err() {
+    if monitor.agent.request(COPY, &[layer.as_fd()]).is_err() {
         return;
     }
     // All of it is in the other one, and the first is no empty file.
