@@ -1,4 +1,5 @@
-//! A checkpoint of a sandbox that was started warm: how long the sandbox stands still for it, how long the caller waits, and what it takes of the disk.
+//! A checkpoint of a sandbox that was started warm: how long the sandbox stands still for it, how long the caller waits, and what it
+//! takes of the disk. With memory, of the first one, and apart from it of those that follow, in between which nothing happens.
 
 use std::time::Instant;
 
@@ -16,20 +17,33 @@ pub(crate) async fn run(runs: usize, report: &mut Report) -> anyhow::Result<()> 
             // Of its own: every checkpoint leaves a layer.
             let sandbox = host.wait_until_warm(&small()).await;
             sandbox.out(&format!("head -c {on_disk}M /dev/urandom > big; sync")).await;
+            let folder = host.folder_of(&sandbox.id);
             let (mut stall, mut whole, mut bytes) = (Vec::new(), Vec::new(), Vec::new());
-            for _ in 0..runs {
+            let firsts = usize::from(memory);
+            for run in 0..runs + firsts {
+                let before = layers::own_bytes(&folder)?;
                 let start = Instant::now();
                 let checkpoint = sandbox.checkpoint(memory).await?;
                 whole.push(elapsed(start));
                 stall.push(milliseconds(host.agent_checkpoint(&checkpoint.id).await?.stopped_us));
-                bytes.push(mebibytes(layers::own_bytes(&host.checkpoint_folder(&checkpoint.id))?));
+                let after = layers::own_bytes_of([folder.clone(), host.checkpoint_folder(&checkpoint.id)])?;
+                bytes.push(mebibytes(after.saturating_sub(before)));
                 checkpoint.delete().await;
+                if run < firsts {
+                    let prefix = format!("{kind}_{on_disk}_mib_first");
+                    add(report, &prefix, [&mut stall, &mut whole, &mut bytes]);
+                }
             }
-            report.add("checkpoint", &format!("{kind}_{on_disk}_mib_stall"), "ms", &stall);
-            report.add("checkpoint", &format!("{kind}_{on_disk}_mib"), "ms", &whole);
-            report.add("checkpoint", &format!("{kind}_{on_disk}_mib_stored"), "MiB", &bytes);
+            add(report, &format!("{kind}_{on_disk}_mib"), [&mut stall, &mut whole, &mut bytes]);
             sandbox.delete().await;
         }
     }
     Ok(())
+}
+
+/// Reports what was measured of some, and forgets it.
+fn add(report: &mut Report, prefix: &str, [stall, whole, bytes]: [&mut Vec<f64>; 3]) {
+    report.add("checkpoint", &format!("{prefix}_stall"), "ms", &std::mem::take(stall));
+    report.add("checkpoint", prefix, "ms", &std::mem::take(whole));
+    report.add("checkpoint", &format!("{prefix}_stored"), "MiB", &std::mem::take(bytes));
 }

@@ -9,6 +9,7 @@ use support::{Host, Sandbox, layers, small};
 
 use crate::report::{Report, elapsed, mebibytes};
 use crate::starts;
+use crate::trace_steps::TraceSteps;
 
 /// Each takes ten starts.
 const TEN_RUNS: usize = 5;
@@ -18,18 +19,23 @@ pub(crate) async fn run(runs: usize, report: &mut Report) -> anyhow::Result<()> 
     let source = host.wait_until_warm(&CreateSandbox { timeout: Some(3600), ..small() }).await;
     for (count, runs) in [(1, runs), (10, runs.min(TEN_RUNS))] {
         let (mut live, mut bytes) = (Vec::new(), Vec::new());
+        let mut steps = TraceSteps::of("POST /v1/sandboxes/{id}/fork");
         for _ in 0..runs {
+            let before = layers::own_bytes(&host.folder_of(&source.id))?;
             let start = Instant::now();
             let forks = source.fork(count).await?;
             live.push(elapsed(start));
+            steps.add_last().await?;
             for fork in &forks {
                 starts::check(fork, StartKind::Restored).await?;
             }
-            bytes.push(mebibytes(layers::own_bytes_of(forks.iter().map(|fork| host.folder_of(&fork.id)))?));
+            let folders = forks.iter().chain([&source]).map(|sandbox| host.folder_of(&sandbox.id));
+            bytes.push(mebibytes(layers::own_bytes_of(folders)?.saturating_sub(before)));
             join_all(forks.into_iter().map(Sandbox::delete)).await;
         }
         report.add("fork", &format!("fork_{count}"), "ms", &live);
         report.add("fork", &format!("fork_{count}_stored"), "MiB", &bytes);
+        steps.report("fork", &format!("fork_{count}"), report);
     }
     source.delete().await;
     Ok(())

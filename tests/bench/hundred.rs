@@ -32,11 +32,14 @@ pub(crate) async fn run(runs: usize, report: &mut Report) -> anyhow::Result<()> 
             let request = &request;
             async move {
                 sleep_until(begin + EVERY * number).await;
-                starts::timed(request, StartKind::Warm).await
+                starts::timed_unchecked(request).await
             }
         });
         let started = try_join_all(creates).await?;
         all.push(elapsed(begin.into_std()));
+        for start in &started {
+            starts::check(&start.sandbox, StartKind::Warm).await?;
+        }
         first.extend(started.iter().take(TENTH).map(|start| start.created));
         last.extend(started.iter().rev().take(TENTH).map(|start| start.created));
         output.extend(started.iter().map(|start| start.first_output));

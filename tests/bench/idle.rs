@@ -27,6 +27,7 @@ const BESIDE: [usize; 3] = [1, 10, 50];
 /// Starts that are measured beside each number.
 const MOST_STARTS: usize = 20;
 const MINUTE: Duration = Duration::from_secs(60);
+const REST: Duration = Duration::from_secs(20);
 
 /// Of `wanted` sandboxes, or of as many as the host takes.
 pub(crate) async fn run(wanted: usize, runs: usize, report: &mut Report) -> anyhow::Result<()> {
@@ -103,6 +104,8 @@ async fn processors(sandboxes: &[Sandbox], report: &mut Report) -> anyhow::Resul
     let look = || {
         anyhow::Ok((usage::host_time()?, spent(&monitors)?, spent(&services)?, exits("exits")?, exits("mmio_exits")?))
     };
+    // Until what was taken for the starts before is there again.
+    tokio::time::sleep(REST).await;
     let before = look()?;
     tokio::time::sleep(MINUTE).await;
     let after = look()?;

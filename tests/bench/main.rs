@@ -38,6 +38,7 @@ mod slot;
 mod starts;
 mod template_build;
 mod template_import;
+mod trace_steps;
 mod transfer;
 mod usage;
 mod volume_block;

@@ -56,6 +56,29 @@ fn steps_are_within_those_around_them_whatever_spans_are_between() {
     assert!(trace.steps[0].start_us <= trace.steps[1].start_us && trace.steps[3].end_us <= trace.steps[0].end_us);
 }
 
+#[test]
+fn steps_of_what_happens_at_the_same_time_are_told_one_thing_after_the_other() {
+    let (traces, subscriber) = subscriber("agent");
+    tracing::subscriber::with_default(subscriber, || {
+        begin("fork").in_scope(|| {
+            let (one, two) = (step("one"), step("two"));
+            one.in_scope(|| step("gather").in_scope(|| ()));
+            two.in_scope(|| step("gather").in_scope(|| ()));
+            one.in_scope(|| passed("guest", "wake", 1, 2));
+        });
+    });
+
+    let expected = [
+        seen("agent", "fork", 0, true),
+        seen("agent", "one", 1, true),
+        seen("agent", "gather", 2, true),
+        seen("guest", "wake", 2, true),
+        seen("agent", "two", 1, true),
+        seen("agent", "gather", 2, true),
+    ];
+    assert_eq!(steps(&traces), expected);
+}
+
 #[tokio::test]
 async fn a_task_goes_on_with_the_trace_of_its_span() {
     let (traces, subscriber) = subscriber("api");
@@ -111,7 +134,7 @@ fn the_newest_are_kept_and_each_is_bounded() {
     });
 
     let traces = traces.list(None);
-    assert_eq!((traces.len(), traces[0].steps.len()), (256, 128));
+    assert_eq!((traces.len(), traces[0].steps.len()), (256, 640));
     assert_eq!((traces[1].sandbox.as_deref(), traces[255].sandbox.as_deref()), (Some("sbx299"), Some("sbx45")));
 }
 

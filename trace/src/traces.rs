@@ -12,8 +12,8 @@ use crate::now_us;
 /// As many are kept.
 const KEPT: usize = 256;
 
-/// Steps of one trace; what comes after them is not written down.
-const MAX_STEPS: usize = 128;
+/// Steps of one trace, as many as twenty forks have; what comes after them is not written down.
+const MAX_STEPS: usize = 640;
 
 /// The newest traces of this process. Clones are the same ones.
 #[derive(Debug, Clone, Default)]
@@ -21,7 +21,7 @@ pub struct Traces(Arc<Parts>);
 
 #[derive(Debug, Default)]
 struct Parts {
-    kept: Mutex<VecDeque<Arc<Mutex<Trace>>>>,
+    kept: Mutex<VecDeque<Arc<Mutex<Recorded>>>>,
     follower: OnceLock<Follower>,
 }
 
@@ -32,16 +32,44 @@ struct Follower {
     dropped: AtomicU64,
 }
 
+/// A trace while its steps come, those of several things at once among each other.
+#[derive(Debug)]
+struct Recorded {
+    id: String,
+    sandbox: Option<String>,
+    /// Each with the one that it is within, which came before it.
+    steps: Vec<(Step, Option<usize>)>,
+}
+
+impl Recorded {
+    /// With each step behind those that it is within and before those within it.
+    fn trace(&self) -> Trace {
+        let mut within = vec![Vec::new(); self.steps.len()];
+        for (index, (_, above)) in self.steps.iter().enumerate() {
+            if let Some(within) = above.and_then(|above| within.get_mut(above)) {
+                within.push(index);
+            }
+        }
+        let (mut steps, mut next) = (Vec::with_capacity(self.steps.len()), vec![0]);
+        while let Some(index) = next.pop() {
+            let (Some((step, _)), Some(within)) = (self.steps.get(index), within.get(index)) else { continue };
+            steps.push(step.clone());
+            next.extend(within.iter().rev());
+        }
+        Trace { id: self.id.clone(), sandbox: self.sandbox.clone(), steps }
+    }
+}
+
 impl Traces {
     /// Those that are about this sandbox, or all, newest first.
     pub fn list(&self, sandbox: Option<&str>) -> Vec<Trace> {
         let kept: Vec<_> = locked(&self.0.kept).iter().rev().cloned().collect();
-        let traces = kept.iter().map(|trace| locked(trace).clone());
+        let traces = kept.iter().map(|trace| locked(trace).trace());
         traces.filter(|trace| sandbox.is_none() || trace.sandbox.as_deref() == sandbox).collect()
     }
 
     pub(crate) fn begin(&self, id: String, by: &str, name: &str) -> Place {
-        let trace = Arc::new(Mutex::new(Trace { id, sandbox: None, steps: vec![begun(by, name, 0)] }));
+        let trace = Arc::new(Mutex::new(Recorded { id, sandbox: None, steps: vec![(begun(by, name, 0), None)] }));
         let mut kept = locked(&self.0.kept);
         if kept.len() == KEPT {
             kept.pop_front();
@@ -63,9 +91,9 @@ impl Traces {
         self.0.follower.get().map_or(0, |follower| follower.dropped.swap(0, Ordering::Relaxed))
     }
 
-    fn ended(&self, trace: &Mutex<Trace>) {
+    fn ended(&self, trace: &Mutex<Recorded>) {
         let Some(follower) = self.0.follower.get() else { return };
-        let whole = locked(trace).clone();
+        let whole = locked(trace).trace();
         if follower.ended.try_send(whole).is_err() {
             follower.dropped.fetch_add(1, Ordering::Relaxed);
         }
@@ -75,7 +103,7 @@ impl Traces {
 /// One step of a trace.
 #[derive(Debug, Clone)]
 pub(crate) struct Place {
-    trace: Arc<Mutex<Trace>>,
+    trace: Arc<Mutex<Recorded>>,
     /// `None`: the trace had its most steps before.
     step: Option<usize>,
     depth: u32,
@@ -105,7 +133,7 @@ impl Place {
 
     pub(crate) fn end(&self, now_us: u64) {
         let Some(step) = self.step else { return };
-        if let Some(step) = locked(&self.trace).steps.get_mut(step) {
+        if let Some((step, _)) = locked(&self.trace).steps.get_mut(step) {
             step.end_us = Some(now_us);
         }
         if self.depth == 0 {
@@ -119,7 +147,7 @@ impl Place {
         if next == MAX_STEPS {
             return None;
         }
-        trace.steps.push(step);
+        trace.steps.push((step, self.step));
         Some(next)
     }
 }
