@@ -64,10 +64,11 @@ class Units(unittest.TestCase):
         # By clone3(2) monitors are started, which this forbids.
         self.assertNotIn("RestrictNamespaces", agent)
 
-    def test_the_agent_is_started_before_the_api_and_not_bound_to_it(self):
+    def test_the_agent_is_started_before_the_api_and_neither_bound_to_it_nor_before_it_on_a_processor(self):
         api, agent = settings_of("sandpiper-api.service"), settings_of("sandpiper-agent.service")
         self.assertIn("sandpiper-agent.service", api["After"][0])
         self.assertEqual(api["Wants"], ["sandpiper-agent.service"])
+        self.assertEqual((api["Nice"], "Nice" in agent), (["-10"], False))
         for binding in ("Requires", "BindsTo", "PartOf"):
             self.assertNotIn(binding, {**api, **agent})
 

@@ -26,7 +26,7 @@ use serde::Deserialize;
 use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
 
-use self::service::Service;
+use self::service::{Rank, Service};
 use crate::agent_socket::AgentSocket;
 use crate::credentials::Credentials;
 use crate::doctor::{Rung, sibling};
@@ -137,7 +137,7 @@ pub(crate) async fn run(arguments: Arguments, output: Output) -> anyhow::Result<
     let mut stop = StopSignals::new()?;
 
     let agent_arguments = vec!["--config".into(), files.agent.clone().into_os_string()];
-    let agent = Service::start("sandpiper-agent", program("sandpiper-agent")?, agent_arguments, None);
+    let agent = Service::start("sandpiper-agent", program("sandpiper-agent")?, agent_arguments, None, Rank::Usual);
     let socket = AgentSocket::new(&files.agent_socket);
     let progress = output.progress("starting the agent");
     let ready = wait_until("the agent", || async { socket.is_up().await });
@@ -170,7 +170,8 @@ pub(crate) async fn run(arguments: Arguments, output: Output) -> anyhow::Result<
     }
 
     let api_arguments = vec!["serve".into(), "--config".into(), files.api.clone().into_os_string()];
-    let api = Service::start("sandpiper-api", files.api_program.clone(), api_arguments, Some(files.api_user));
+    let (program, user) = (files.api_program.clone(), Some(files.api_user));
+    let api = Service::start("sandpiper-api", program, api_arguments, user, Rank::First);
     let url = format!("http://{}", reachable(arguments.listen));
     let progress = output.progress("starting the API");
     // It lives as long as this function: a connection that it kept would be open for nothing.

@@ -19,15 +19,32 @@ const RESTART_PAUSE: Duration = Duration::from_millis(500);
 /// For a process that was asked to end, until it is killed.
 const STOP_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// As in the unit of the package.
+const FIRST: libc::c_int = -10;
+
+/// Who gets a processor of a busy host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Rank {
+    Usual,
+    /// Before others: one whom everybody waits for and who needs little.
+    First,
+}
+
 pub(super) struct Service {
     stop: oneshot::Sender<()>,
     task: JoinHandle<()>,
 }
 
 impl Service {
-    pub(super) fn start(name: &'static str, program: PathBuf, arguments: Vec<OsString>, user: Option<User>) -> Self {
+    pub(super) fn start(
+        name: &'static str,
+        program: PathBuf,
+        arguments: Vec<OsString>,
+        user: Option<User>,
+        rank: Rank,
+    ) -> Self {
         let (stop, stopped) = oneshot::channel();
-        let task = tokio::spawn(keep_running(name, program, arguments, user, stopped));
+        let task = tokio::spawn(keep_running(name, program, arguments, user, rank, stopped));
         Self { stop, task }
     }
 
@@ -44,10 +61,11 @@ async fn keep_running(
     program: PathBuf,
     arguments: Vec<OsString>,
     user: Option<User>,
+    rank: Rank,
     mut stop: oneshot::Receiver<()>,
 ) {
     loop {
-        match spawn(&program, &arguments, user) {
+        match spawn(&program, &arguments, user, rank) {
             Ok(mut child) => tokio::select! {
                 ended = child.wait() => match ended {
                     Ok(status) => eprintln!("{name} ended ({status}); starting it again"),
@@ -64,7 +82,7 @@ async fn keep_running(
     }
 }
 
-fn spawn(program: &Path, arguments: &[OsString], user: Option<User>) -> std::io::Result<Child> {
+fn spawn(program: &Path, arguments: &[OsString], user: Option<User>, rank: Rank) -> std::io::Result<Child> {
     let mut command = Command::new(program);
     command.args(arguments).stdin(std::process::Stdio::null());
     // Results of `up` go to standard output; what the services say is for people.
@@ -87,7 +105,25 @@ fn spawn(program: &Path, arguments: &[OsString], user: Option<User>) -> std::io:
             Ok(())
         });
     }
-    command.spawn()
+    match rank {
+        Rank::Usual => command.spawn(),
+        Rank::First => {
+            // A process has the priority of the thread that makes it, and could not raise it itself. Without, it works as well.
+            let raised = set_nice(FIRST);
+            let spawned = command.spawn();
+            let _ = raised.and_then(|()| set_nice(0));
+            spawned
+        }
+    }
+}
+
+/// Of the calling thread, and of what it begins.
+fn set_nice(nice: libc::c_int) -> std::io::Result<()> {
+    // SAFETY: it takes integers and touches no memory of ours.
+    match unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, nice) } {
+        0 => Ok(()),
+        _ => Err(std::io::Error::last_os_error()),
+    }
 }
 
 async fn end(mut child: Child) {
