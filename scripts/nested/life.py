@@ -243,7 +243,10 @@ def qemu_command(image, console):
     with open("/proc/meminfo") as file:
         total = int(file.readline().split()[1]) // 1024
     # Taken page by page as it is used.
-    memory = min(8192, total // 2)
+    memory = os.environ.get("SANDPIPER_HOST_MEMORY") or str(min(8192, total // 2))
+    if not memory.isdecimal() or not 1024 <= int(memory) <= total:
+        raise SystemExit("SANDPIPER_HOST_MEMORY=%s: must be a number of MiB from 1024 to the %d of this machine" % (memory, total))
+    memory = int(memory)
     arguments = ["console=ttyS0", "quiet", "panic=-1", "mitigations=off", "nokaslr", "no_timer_check", "random.trust_cpu=on", "tsc=reliable",
                  # Emulation now and then loses a processor for good: better an end that says so than a silence.
                  "watchdog_thresh=30", "softlockup_panic=1", "softlockup_all_cpu_backtrace=1",

@@ -143,6 +143,7 @@ def others():
         Step("scripts/drill crash", drill, HOST, after=("scripts/demo",), minutes=8),
         Step("the official E2B SDKs", e2b_sdks, HOST, after=("scripts/drill crash",), minutes=20),
         Step("scripts/drill power", power, HOST, after=("the official E2B SDKs",), minutes=5),
+        Step("the package under systemd", upgrade, HOST, after=("scripts/drill power",), minutes=7),
         Step("the nested host's own tests", nested_host, nice=5, minutes=5),
         Step("the package", package, ("guest kernel", "programs"), 5, minutes=3),
     ]
@@ -167,6 +168,11 @@ def demo(job):
 
 def drill(job):
     with_guests(job, ["scripts/drill", "crash", "--minutes", "2"], 20, r"^drill crash|^FOUND|^  ")
+
+
+def upgrade(job):
+    with_guests(job, ["packaging/tests/upgrade.py"], 20, r" \.\.\. (ok|FAIL|ERROR)$|exposure|SKIPPED",
+                {"SANDPIPER_PROGRAMS": TARGET + "/release"})
 
 
 def power(job):

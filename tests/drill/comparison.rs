@@ -35,6 +35,8 @@ pub(crate) struct Run {
     pub(crate) ended: RangeInclusive<i64>,
     /// Where no agent was there to see its end: where it may have been seen last.
     pub(crate) last_seen: Option<RangeInclusive<i64>>,
+    /// And when an agent noted last that it ran.
+    pub(crate) noted_ms: Option<i64>,
     /// How long it was at most.
     pub(crate) most_ms: i64,
 }
@@ -79,6 +81,11 @@ pub(crate) struct Comparison {
     pub(crate) most_ms: i64,
     /// All intervals together.
     pub(crate) billed_ms: i64,
+    /// Runs that were seen for certain and are billed once: together, by the times of the files, and as they are billed.
+    pub(crate) seen_ms: i64,
+    pub(crate) billed_once_ms: i64,
+    /// Between what was seen of one of these and what is billed of it, at most.
+    pub(crate) largest_difference_ms: i64,
 }
 
 /// Compares what ran, of sandboxes that are all gone, with what is billed.
@@ -126,6 +133,16 @@ impl Sandbox<'_> {
         comparison.least_ms += least;
         comparison.most_ms += most;
         comparison.billed_ms += billed;
+        for (index, intervals) in self.billed() {
+            let (Some(index), [interval]) = (index, &intervals[..]) else { continue };
+            let run = self.runs[index];
+            if run.is_certain {
+                let (seen, billed) = (run.seen_ms(interval.is_lost()), interval.length_ms());
+                comparison.seen_ms += seen;
+                comparison.billed_once_ms += billed;
+                comparison.largest_difference_ms = comparison.largest_difference_ms.max((seen - billed).abs());
+            }
+        }
     }
 
     /// What is wrong with single intervals.
@@ -158,15 +175,12 @@ impl Sandbox<'_> {
     /// Runs without their interval, and the other way round.
     fn of_runs(&self) -> Vec<String> {
         let mut findings = Vec::new();
-        let mut billed: BTreeMap<usize, Vec<&Interval>> = BTreeMap::new();
-        for interval in &self.intervals {
-            match self.run_of(interval) {
-                Some(run) => billed.entry(run).or_default().push(interval),
-                None => findings.push(format!("invented: {}; no machine of the sandbox ran then", interval.shown())),
-            }
+        let billed = self.billed();
+        for interval in billed.get(&None).into_iter().flatten() {
+            findings.push(format!("invented: {}; no machine of the sandbox ran then", interval.shown()));
         }
         for (index, run) in self.runs.iter().enumerate() {
-            match billed.get(&index).map(Vec::as_slice).unwrap_or_default() {
+            match billed.get(&Some(index)).map(Vec::as_slice).unwrap_or_default() {
                 [] if run.is_certain => findings.push(format!("lost: {} is not billed", run.shown())),
                 [] => {}
                 [interval] => findings.extend(run.differs(interval)),
@@ -200,6 +214,15 @@ impl Sandbox<'_> {
         findings
     }
 
+    /// The intervals of each run, and those of none.
+    fn billed(&self) -> BTreeMap<Option<usize>, Vec<&Interval>> {
+        let mut billed: BTreeMap<_, Vec<&Interval>> = BTreeMap::new();
+        for interval in &self.intervals {
+            billed.entry(self.run_of(interval)).or_default().push(interval);
+        }
+        billed
+    }
+
     /// The run that an interval is of: among those that it touches the one whose beginning is nearest.
     fn run_of(&self, interval: &Interval) -> Option<usize> {
         let touched = self.runs.iter().enumerate().filter(|(_, run)| {
@@ -223,6 +246,13 @@ impl Run {
         }
         let last_seen = self.last_seen.as_ref().map_or(i64::MAX, |seen| *seen.start());
         (last_seen.min(*self.ended.start()) - self.began.end()).max(0)
+    }
+
+    /// How long it was by the times of the files that say so: both its ends are seen as late. Of one that nobody saw end, until
+    /// it was noted last.
+    fn seen_ms(&self, is_lost: bool) -> i64 {
+        let ended_ms = self.noted_ms.filter(|_| is_lost).unwrap_or(self.ended.end() - CLOCK_MS);
+        (ended_ms - (self.began.end() - CLOCK_MS)).max(0)
     }
 
     /// What an interval that should be this run's says otherwise.

@@ -3,7 +3,8 @@
 //!
 //! A run begins and ends with a record that says so. The agent reads its clock, writes the record, waits for the disk and puts
 //! the file in its place: so the file's own time says within moments when that was, and the looks before and after it that
-//! no other record was between them.
+//! no other record was between them. Where a machine ended and no agent was there, the time of another file says when one noted
+//! last that it ran. As both ends of a run are seen a moment late, its length is seen more exactly than either.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::RangeInclusive;
@@ -21,12 +22,11 @@ use crate::comparison::{CLOCK_MS, Run};
 const LOOK: Duration = Duration::from_millis(50);
 /// Between the agent's reading of the clock and the time of the file, on a machine that has much to do.
 const BEFORE_WRITTEN_MS: i64 = 250;
-/// How long an agent takes to notice that a monitor has ended.
+/// How long an agent takes to notice that a monitor has ended, beside twice the longest pause between two looks: where the observer
+/// waits for a processor, so does the agent.
 const NOTICED_MS: i64 = 1000;
-/// The agent notes every five seconds that all run, and waits for the disk then.
-const NOTED_MS: i64 = 7000;
-/// An agent that listened for so long has noted something.
-const FIRST_NOTED_MS: i64 = 2000;
+/// Between an agent's last note and its end, which is seen when it no longer takes connections.
+const GONE_MS: i64 = 250;
 
 /// Milliseconds since 1970.
 pub(crate) fn now_ms() -> i64 {
@@ -70,14 +70,16 @@ struct Look {
     /// From its first moment to its last.
     time: RangeInclusive<i64>,
     agent_listens: bool,
+    /// When an agent noted last what runs.
+    noted_ms: Option<i64>,
     sandboxes: Vec<Sighting>,
 }
 
 impl Look {
     fn take() -> Self {
         let (host, begin) = (Host::shared(), now_ms());
-        let (agent_listens, sandboxes) = (host.agent_listens(), host.sightings());
-        Self { time: begin..=now_ms(), agent_listens, sandboxes }
+        let (agent_listens, noted_ms, sandboxes) = (host.agent_listens(), host.noted_ms(), host.sightings());
+        Self { time: begin..=now_ms(), agent_listens, noted_ms, sandboxes }
     }
 }
 
@@ -88,6 +90,8 @@ pub(crate) struct Seen {
     machines: BTreeMap<(String, String), Machine>,
     /// When an agent listened, from the first look to the last that found one.
     agents: Vec<RangeInclusive<i64>>,
+    /// When agents noted what ran.
+    notes: Vec<i64>,
     last: Option<RangeInclusive<i64>>,
     pub(crate) looks: usize,
     /// Between the beginnings of two looks, at most.
@@ -125,6 +129,9 @@ impl Seen {
         let before_ms = self.last.as_ref().map_or(begin, |last| *last.start());
         let pause_ms = begin - before_ms;
         self.see_agent(look);
+        if look.noted_ms != self.notes.last().copied() {
+            self.notes.extend(look.noted_ms);
+        }
         for Sighting { sandbox, written_ms, monitor } in &look.sandboxes {
             let Some(monitor) = monitor else { continue };
             let machine = self.machines.entry((sandbox.clone(), monitor.id.clone())).or_insert(Machine {
@@ -194,6 +201,7 @@ impl Seen {
                 began: some_time.clone(),
                 ended: some_time,
                 last_seen: None,
+                noted_ms: None,
                 most_ms: self.longest_pause_ms + BEFORE_WRITTEN_MS,
             };
         };
@@ -207,15 +215,20 @@ impl Seen {
         let ended = first..=last.max(first) + CLOCK_MS;
         let last_seen = self.last_seen(machine, over, died_ms).map(|seen| (*seen.start()).min(first)..=*seen.end());
         let most_ms = ended.end() - began.start();
-        Run { sandbox, is_certain: true, began, ended, last_seen, most_ms }
+        let noted_ms = last_seen.as_ref().map(|_| self.noted_before(over).unwrap_or(written_ms));
+        Run { sandbox, is_certain: true, began, ended, last_seen, noted_ms, most_ms }
     }
 
     /// By when the agent knows of a machine's end. One that saves it learns of that afterwards, one that was away when it
     /// is there.
     fn noticed_by(&self, died_ms: i64, machine: &Machine) -> i64 {
         let agent = self.agents.iter().find(|agent| *agent.end() >= died_ms);
-        let is_there = agent.map_or(i64::MAX - NOTICED_MS, |agent| *agent.start());
-        died_ms.max(machine.saved_ms).max(is_there) + NOTICED_MS
+        let is_there = agent.map_or(i64::MAX / 2, |agent| *agent.start());
+        died_ms.max(machine.saved_ms).max(is_there) + self.noticed_after_ms()
+    }
+
+    fn noticed_after_ms(&self) -> i64 {
+        NOTICED_MS + 2 * self.longest_pause_ms
     }
 
     /// When a machine may have been seen last that ended while no agent was there, or before one had written that down;
@@ -227,13 +240,17 @@ impl Seen {
         if self.agents.iter().any(was_there) {
             return None;
         }
-        let before = self.agents.iter().rev().filter(|agent| *agent.end() < over.found_ms);
-        let noting = before.into_iter().find(|agent| agent.end() - agent.start() >= FIRST_NOTED_MS);
-        let first = noting.map_or(machine.before_ms, |agent| *agent.start().max(&(agent.end() - NOTED_MS)));
+        let first = self.noted_before(over).map_or(machine.before_ms, |noted_ms| noted_ms - BEFORE_WRITTEN_MS);
         // What was not noticed yet is noted with all others.
         let was_away = self.agents.iter().all(|agent| !agent.contains(&died_ms));
-        let last = if was_away { died_ms } else { died_ms.max(machine.saved_ms) + NOTICED_MS };
+        let last = if was_away { died_ms } else { died_ms.max(machine.saved_ms) + self.noticed_after_ms() };
         Some(first.min(last)..=last + CLOCK_MS)
+    }
+
+    /// The last note of the agents before the one that found a machine ended.
+    fn noted_before(&self, over: Over) -> Option<i64> {
+        let agent = self.agents.iter().rev().find(|agent| *agent.end() < over.found_ms)?;
+        self.notes.iter().rev().find(|noted_ms| **noted_ms <= agent.end() + GONE_MS).copied()
     }
 }
 
@@ -272,11 +289,18 @@ mod tests {
                 let monitor = (*says != Stopped).then_some(monitor);
                 let sighting = Sighting { sandbox: "sbx1".to_owned(), written_ms: *written_ms, monitor };
                 let agent_listens = agents.iter().any(|agent| agent.contains(&at));
-                seen.add(&Look { time: at..=at + 2, agent_listens, sandboxes: vec![sighting] });
+                let noted_ms = agents.iter().filter_map(|agent| noted(agent, at)).max();
+                seen.add(&Look { time: at..=at + 2, agent_listens, noted_ms, sandboxes: vec![sighting] });
                 at += 50;
             }
         }
         seen
+    }
+
+    /// When an agent noted last by `at` what ran, if it has: two seconds after its beginning, and then every five.
+    fn noted(agent: &RangeInclusive<i64>, at: i64) -> Option<i64> {
+        let since = at.min(*agent.end()) - (agent.start() + 2000);
+        (since >= 0).then(|| agent.start() + 2000 + since / 5000 * 5000)
     }
 
     fn run(seen: &Seen, killed_ms: Option<i64>) -> Run {
@@ -311,7 +335,7 @@ mod tests {
     fn one_that_was_killed_ran_until_then_and_the_agent_notices_soon() {
         let parts = [(20_000, Ready, 9000, true), (25_000, Ready, 9000, false), (25_100, Stopped, 24_990, true)];
         let run = run(&seen(&parts, &ALWAYS), Some(19_970));
-        assert_eq!((run.ended, run.last_seen), (19_720..=21_020, None));
+        assert_eq!((run.ended, run.last_seen), (19_720..=21_120, None));
     }
 
     #[test]
@@ -323,14 +347,14 @@ mod tests {
             (24_100, Stopped, 23_990, true),
         ];
         let run = run(&seen(&parts, &ALWAYS), Some(19_970));
-        assert_eq!(run.ended, 19_720..=20_952 + 1000 + 50);
+        assert_eq!(run.ended, 19_720..=20_952 + 1100 + 50);
     }
 
     #[test]
     fn one_that_was_killed_while_the_agent_was_away_ran_until_it_was_noted_at_least() {
         let parts = [(22_000, Ready, 9000, true), (24_000, Ready, 9000, false), (26_000, Stopped, 23_990, true)];
         let run = run(&seen(&parts, &[0..=19_999, 25_000..=99_999]), Some(21_970));
-        assert_eq!(run.last_seen, Some(19_952 - 7000..=21_970 + 50));
+        assert_eq!(run.last_seen, Some(17_000 - 250..=21_970 + 50));
         assert_eq!(run.ended, 21_720..=24_040, "or the next agent saw it die");
     }
 
@@ -339,7 +363,7 @@ mod tests {
         let parts = [(24_000, Ready, 9000, true), (26_000, Ready, 9000, false), (30_000, Stopped, 25_990, true)];
         let agents = [0..=14_999, 20_000..=20_500, 29_000..=99_999];
         let run = run(&seen(&parts, &agents), Some(23_970));
-        assert_eq!(*run.last_seen.unwrap().start(), 10_000);
+        assert_eq!((*run.last_seen.unwrap().start(), run.noted_ms), (12_000 - 250, Some(12_000)));
     }
 
     #[test]

@@ -12,7 +12,7 @@ use serde_json::Value;
 use tokio::task::spawn_blocking;
 
 use crate::caller::{Caller, PAUSE};
-use crate::comparison::{Comparison, Interval, compare, seconds};
+use crate::comparison::{Interval, compare, seconds};
 use crate::observer::Observer;
 
 /// The API fetches what ran every five seconds, and must have done so by then.
@@ -28,19 +28,27 @@ pub(crate) struct Figures {
     at_least_seconds: String,
     at_most_seconds: String,
     billed_seconds: String,
+    /// Runs that were seen for certain and are billed once: together as they were seen, as they are billed, and how much one
+    /// of them differs at most.
+    seen_seconds: String,
+    billed_once_seconds: String,
+    largest_difference_seconds: String,
     looks: usize,
     longest_pause_seconds: String,
 }
 
 impl fmt::Display for Figures {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut line = |what: &str, value: &str| writeln!(f, "  {what:<24}{value:>14}");
+        let mut line = |what: &str, value: &str| writeln!(f, "  {what:<30}{value:>14}");
         line("usage", "")?;
         line("runs that were seen", &self.runs.to_string())?;
         line("intervals billed", &self.intervals.to_string())?;
         line("seconds seen, least", &self.at_least_seconds)?;
         line("seconds billed", &self.billed_seconds)?;
         line("seconds seen, most", &self.at_most_seconds)?;
+        line("seconds seen of certain runs", &self.seen_seconds)?;
+        line("seconds billed of these", &self.billed_once_seconds)?;
+        line("largest difference of one", &self.largest_difference_seconds)?;
         line("looks", &self.looks.to_string())?;
         line("longest pause between", &self.longest_pause_seconds)
     }
@@ -53,22 +61,25 @@ pub(crate) async fn audit(caller: &Caller, operator: &Caller, begin_ms: i64, obs
     let (runs, windows) = (seen.runs(&ledger.killed_monitors()), ledger.windows());
     let range = range(begin_ms)?;
     let begin = Instant::now();
-    let (intervals, Comparison { findings, runs, intervals: billed, least_ms, most_ms, billed_ms }) = loop {
+    let (intervals, compared) = loop {
         let intervals = intervals(operator, &range).await?;
-        let comparison = compare(&runs, &windows, &intervals);
-        if comparison.findings.is_empty() || begin.elapsed() >= FETCHED {
-            break (intervals, comparison);
+        let compared = compare(&runs, &windows, &intervals);
+        if compared.findings.is_empty() || begin.elapsed() >= FETCHED {
+            break (intervals, compared);
         }
         tokio::time::sleep(PAUSE).await;
     };
-    findings.into_iter().for_each(|finding| ledger.find(format!("usage of {finding}")));
+    compared.findings.into_iter().for_each(|finding| ledger.find(format!("usage of {finding}")));
     sums(caller, &range, &intervals).await?;
     ledger.used(Figures {
-        runs,
-        intervals: billed,
-        at_least_seconds: seconds(least_ms),
-        at_most_seconds: seconds(most_ms),
-        billed_seconds: seconds(billed_ms),
+        runs: compared.runs,
+        intervals: compared.intervals,
+        at_least_seconds: seconds(compared.least_ms),
+        at_most_seconds: seconds(compared.most_ms),
+        billed_seconds: seconds(compared.billed_ms),
+        seen_seconds: seconds(compared.seen_ms),
+        billed_once_seconds: seconds(compared.billed_once_ms),
+        largest_difference_seconds: seconds(compared.largest_difference_ms),
         looks: seen.looks,
         longest_pause_seconds: seconds(seen.longest_pause_ms),
     });

@@ -1,7 +1,7 @@
 //! What a look at the host shows of each sandbox, at one moment: its record's file and its monitor's process. The agent is not
 //! asked.
 
-use std::fs::{self, File};
+use std::fs::{self, File, Metadata};
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
@@ -43,6 +43,11 @@ impl Host {
         names(&Path::new(STATE_DIR).join("sandboxes")).into_iter().filter_map(sighting).collect()
     }
 
+    /// When an agent wrote down last that all ran which runs, in milliseconds since 1970; None where none ever did.
+    pub fn noted_ms(&self) -> Option<i64> {
+        fs::metadata(Path::new(STATE_DIR).join("intervals/seen")).ok().map(|metadata| modified_ms(&metadata))
+    }
+
     /// Whether an agent takes connections.
     pub fn agent_listens(&self) -> bool {
         UnixStream::connect(Path::new(RUNTIME_DIR).join("agent.sock")).is_ok()
@@ -61,7 +66,11 @@ fn read(path: &Path) -> Option<(Value, i64)> {
     let metadata = file.metadata().ok()?;
     let mut text = Vec::new();
     file.read_to_end(&mut text).ok()?;
-    Some((serde_json::from_slice(&text).ok()?, metadata.mtime() * 1000 + metadata.mtime_nsec() / 1_000_000))
+    Some((serde_json::from_slice(&text).ok()?, modified_ms(&metadata)))
+}
+
+fn modified_ms(metadata: &Metadata) -> i64 {
+    metadata.mtime() * 1000 + metadata.mtime_nsec() / 1_000_000
 }
 
 fn monitor(record: &Value) -> Option<Monitor> {

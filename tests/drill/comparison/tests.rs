@@ -11,13 +11,14 @@ fn run(began_ms: i64, ended_ms: i64) -> Run {
         began: began_ms - 250..=began_ms + 50,
         ended: ended_ms - 250..=ended_ms + 50,
         last_seen: None,
+        noted_ms: None,
         most_ms: ended_ms - began_ms + 300,
     }
 }
 
 /// One that was killed while no agent ran, and had been noted at 35 s.
 fn unseen() -> Run {
-    Run { last_seen: Some(35_000..=40_050), ..run(30_000, 40_000) }
+    Run { last_seen: Some(34_750..=40_050), noted_ms: Some(35_000), ..run(30_000, 40_000) }
 }
 
 fn window(wanted: Wanted, time: RangeInclusive<i64>) -> Window {
@@ -132,9 +133,9 @@ fn one_that_was_killed_while_no_agent_ran_is_billed_until_it_was_seen_last() {
         let lost = interval("second", 29_980, to_ms, "lost");
         compare(&[run(10_000, 20_000), unseen()], &windows(), &[first(), lost]).findings
     };
-    assert_found(&compared(35_000), &[]);
+    assert_found(&compared(34_900), &[]);
     assert_found(&compared(40_000), &[]);
-    assert_found(&compared(34_900), &["its machine ended"]);
+    assert_found(&compared(34_700), &["its machine ended"]);
     assert_found(&compared(40_100), &["its machine ended"]);
 }
 
@@ -176,4 +177,14 @@ fn a_shape_that_the_sandbox_never_had_is_found() {
 #[test]
 fn seconds_have_their_milliseconds() {
     assert_eq!((seconds(1234), seconds(-50), seconds(0)), ("1.234".into(), "-0.050".into(), "0.000".into()));
+}
+
+#[test]
+fn what_was_seen_of_runs_that_are_billed_once_is_summed_up_beside_what_is_billed() {
+    let runs = [run(10_000, 20_000), Run { is_certain: false, ..run(30_000, 40_000) }];
+    let comparison = compare(&runs, &windows(), &[interval("first", 9900, 19_880, "paused")]);
+    assert_eq!((comparison.seen_ms, comparison.billed_once_ms, comparison.largest_difference_ms), (10_000, 9980, 20));
+
+    let comparison = compare(&[unseen()], &[], &[interval("first", 29_990, 35_010, "lost")]);
+    assert_eq!((comparison.seen_ms, comparison.billed_once_ms, comparison.largest_difference_ms), (5000, 5020, 20));
 }
