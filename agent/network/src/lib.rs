@@ -20,6 +20,7 @@ mod proxy;
 mod shared;
 pub mod slots;
 mod sysctl;
+mod tap;
 mod traffic;
 pub mod upstream;
 

@@ -38,6 +38,14 @@ impl Netns {
         }
     }
 
+    /// Makes a new namespace without a name, which goes with this. Blocks.
+    pub fn unnamed() -> io::Result<Self> {
+        on_a_thread(|| {
+            unshare(CloneFlags::CLONE_NEWNET)?;
+            Self::current()
+        })
+    }
+
     /// Opens the namespace of this name. Blocks.
     pub fn open(name: &str) -> io::Result<Self> {
         let path = Path::new(FOLDER).join(name);

@@ -17,9 +17,16 @@ pub(super) const NETDEV: u8 = 5;
 const SUBSYSTEM: u16 = 10;
 pub(super) const NEW_TABLE: u16 = SUBSYSTEM << 8;
 pub(super) const GET_TABLE: u16 = SUBSYSTEM << 8 | 1;
+pub(super) const NEW_CHAIN: u16 = SUBSYSTEM << 8 | 3;
+pub(super) const GET_CHAIN: u16 = SUBSYSTEM << 8 | 4;
+pub(super) const NEW_RULE: u16 = SUBSYSTEM << 8 | 6;
+pub(super) const GET_RULE: u16 = SUBSYSTEM << 8 | 7;
+pub(super) const NEW_SET: u16 = SUBSYSTEM << 8 | 9;
+pub(super) const GET_SET: u16 = SUBSYSTEM << 8 | 10;
 pub(super) const NEW_ELEMENTS: u16 = SUBSYSTEM << 8 | 12;
 pub(super) const GET_ELEMENTS: u16 = SUBSYSTEM << 8 | 13;
 const DELETE_ELEMENTS: u16 = SUBSYSTEM << 8 | 14;
+pub(super) const NEW_OBJECT: u16 = SUBSYSTEM << 8 | 18;
 pub(super) const GET_OBJECT: u16 = SUBSYSTEM << 8 | 19;
 const BEGIN: u16 = 16;
 const END: u16 = 17;
@@ -27,7 +34,9 @@ const END: u16 = 17;
 pub(super) const REQUEST: u16 = 0x01;
 const ACKNOWLEDGE: u16 = 0x04;
 pub(super) const DUMP: u16 = 0x300;
-const CREATE: u16 = 0x400;
+pub(super) const EXCLUSIVE: u16 = 0x200;
+pub(super) const CREATE: u16 = 0x400;
+pub(super) const APPEND: u16 = 0x800;
 
 /// `NFTA_SET_ELEM_LIST_*`, `NFTA_LIST_ELEM`, `NFTA_SET_ELEM_*`, `NFTA_DATA_VALUE` of `linux/netfilter/nf_tables.h`.
 pub(super) const LIST_TABLE: u16 = 1;
@@ -36,7 +45,7 @@ pub(super) const LIST_ELEMENTS: u16 = 3;
 const ELEMENT: u16 = 1;
 pub(super) const ELEMENT_KEY: u16 = 1;
 const ELEMENT_DATA: u16 = 2;
-const ELEMENT_FLAGS: u16 = 3;
+pub(super) const ELEMENT_FLAGS: u16 = 3;
 const ELEMENT_TIMEOUT: u16 = 4;
 const ELEMENT_KEY_END: u16 = 10;
 pub(super) const VALUE: u16 = 1;
@@ -188,9 +197,7 @@ pub(super) struct Batch {
 
 impl Batch {
     pub(super) fn new() -> Self {
-        let mut writer = Writer::default();
-        writer.message(&Head { kind: BEGIN, flags: REQUEST, family: 0, resource: SUBSYSTEM });
-        Self { writer, sets: Vec::new() }
+        Self { writer: begin(), sets: Vec::new() }
     }
 
     /// Takes all elements out of a set.
@@ -231,8 +238,20 @@ impl Batch {
 
     /// The messages, and the set that each one between the first and the last is about.
     pub(super) fn finish(mut self) -> (Writer, Vec<&'static str>) {
-        self.writer.flag(ACKNOWLEDGE);
-        self.writer.message(&Head { kind: END, flags: REQUEST, family: 0, resource: SUBSYSTEM });
+        end(&mut self.writer);
         (self.writer, self.sets)
     }
+}
+
+/// Messages that are a transaction once it [ends](end).
+pub(super) fn begin() -> Writer {
+    let mut writer = Writer::default();
+    writer.message(&Head { kind: BEGIN, flags: REQUEST, family: 0, resource: SUBSYSTEM });
+    writer
+}
+
+/// Has the last message acknowledged, and all that were written so far done.
+pub(super) fn end(writer: &mut Writer) {
+    writer.flag(ACKNOWLEDGE);
+    writer.message(&Head { kind: END, flags: REQUEST, family: 0, resource: SUBSYSTEM });
 }

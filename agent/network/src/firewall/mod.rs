@@ -1,8 +1,9 @@
 //! The firewall of a slot: what a guest may send, and whom it may speak with.
 //!
-//! The rules (`slot.nft`) are loaded when the slot is made and are the same for every sandbox. What differs, the
-//! guest's Ethernet address, its policy and the addresses of names, are elements of sets, which this module exchanges with
-//! batches of its own instead of `nft`: microseconds rather than tens of milliseconds, and the kernel waits for nobody.
+//! The rules (`slot.nft`) are the same for every sandbox: `nft` translates them when the agent starts, and each slot is given what
+//! the kernel made of them ([`Ruleset`]). What differs, the guest's Ethernet address, its policy and the addresses of names, are
+//! elements of sets. Both are batches that this module sends instead of `nft`: microseconds rather than tens of milliseconds, and
+//! the kernel waits for nobody.
 //!
 //! ```text
 //!   tap0 ──▶ ingress ──────▶ prerouting ───────────────────────────────▶ forward ──▶ masquerade ──▶ up0
@@ -29,6 +30,7 @@ mod elements;
 mod ranges;
 mod report;
 mod rules;
+mod ruleset;
 mod socket;
 mod tables;
 mod wire;
@@ -41,11 +43,11 @@ use sandpiper_protocol::interval::Bytes;
 
 use self::batch::Batch;
 pub use self::report::{DeniedPacket, Totals};
-use self::socket::{Refusal, Socket};
+pub use self::ruleset::Ruleset;
+use self::socket::{Refused, Socket};
 pub(crate) use self::tables::Tables;
-use crate::config::Limits;
 use crate::netns::Netns;
-use crate::nft::{self, NftError};
+use crate::nft::NftError;
 use crate::pin::{Pinned, Pins};
 
 /// Why a slot's firewall did not do what it was told.
@@ -53,18 +55,14 @@ use crate::pin::{Pinned, Pins};
 pub enum FirewallError {
     #[error("Cannot enter the slot's network namespace")]
     Enter(#[source] io::Error),
-    #[error("Cannot load the slot's rules")]
+    #[error("Cannot load the rules of slots")]
     Load(#[source] NftError),
+    #[error("The kernel rejected the slot's rules, which it had from `nft` before; nothing was loaded")]
+    Rules(#[source] io::Error),
     #[error("The kernel rejected the change to the slot's set `{set}`; nothing was changed")]
     Change { set: &'static str, source: io::Error },
     #[error("Cannot read from the slot's firewall")]
     Read(#[source] io::Error),
-}
-
-impl From<Refusal> for FirewallError {
-    fn from(Refusal { set, error }: Refusal) -> Self {
-        Self::Change { set, source: error }
-    }
 }
 
 /// The firewall of one slot. Clones are the same. What it does waits for the kernel only: tens of microseconds, and
@@ -75,15 +73,17 @@ pub struct Firewall {
 }
 
 impl Firewall {
-    /// Loads the rules into a slot that has its links and no rules. Blocks for milliseconds.
-    pub fn load(netns: &Netns, limits: &Limits) -> Result<(), FirewallError> {
-        let ruleset = rules::ruleset(limits);
-        netns.run(|| Ok(nft::load(&ruleset))).map_err(FirewallError::Enter)?.map_err(FirewallError::Load)
-    }
-
-    /// Opens that of a slot which has its rules. Keeps the namespace alive. Blocks, briefly.
+    /// Opens that of a slot. Keeps the namespace alive. Blocks, briefly.
     pub fn open(netns: &Netns) -> Result<Self, FirewallError> {
         Ok(Self { socket: Arc::new(Socket::open(netns).map_err(FirewallError::Enter)?) })
+    }
+
+    /// Gives its rules to a slot that has its links and no rules.
+    ///
+    /// # Errors
+    /// The kernel refused; then there are none.
+    pub fn load(&self, rules: &Ruleset) -> Result<(), FirewallError> {
+        self.socket.commit(rules.messages()).map_err(|refused| FirewallError::Rules(refused.error))
     }
 
     /// Says which Ethernet address the guest has: frames from another one do not pass.
@@ -141,7 +141,11 @@ impl Firewall {
     fn commit(&self, changes: impl FnOnce(&mut Batch)) -> Result<(), FirewallError> {
         let mut batch = Batch::new();
         changes(&mut batch);
-        Ok(self.socket.commit(batch)?)
+        let (messages, sets) = batch.finish();
+        self.socket.commit(messages).map_err(|Refused { message, error }| {
+            let set = message.and_then(|message| sets.get(message)).copied().unwrap_or("batch");
+            FirewallError::Change { set, source: error }
+        })
     }
 }
 

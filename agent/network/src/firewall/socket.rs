@@ -12,7 +12,6 @@ use nix::sys::socket::sockopt::{ReceiveTimeout, SndBufForce};
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, send, setsockopt, socket};
 use nix::sys::time::{TimeVal, TimeValLike};
 
-use super::batch::Batch;
 use super::wire::{self, Head, Message, Writer};
 use crate::netns::Netns;
 
@@ -38,10 +37,11 @@ pub(super) struct Socket {
     next: Mutex<u32>,
 }
 
-/// The kernel's refusal, and the set that it is about.
+/// The kernel's refusal.
 #[derive(Debug)]
-pub(super) struct Refusal {
-    pub(super) set: &'static str,
+pub(super) struct Refused {
+    /// Which message of the batch it is about, counted from the first one after its beginning.
+    pub(super) message: Option<usize>,
     pub(super) error: io::Error,
 }
 
@@ -59,23 +59,21 @@ impl Socket {
     }
 
     /// Has a batch done: all of it, or nothing.
-    pub(super) fn commit(&self, batch: Batch) -> Result<(), Refusal> {
-        let (writer, sets) = batch.finish();
+    pub(super) fn commit(&self, batch: Writer) -> Result<(), Refused> {
         // Only the last change asks for an answer, and has it when all is done; what fails is told in any case.
-        let changes = writer.messages().saturating_sub(2);
-        let refusal = |change: u32, error| {
-            let set = usize::try_from(change).ok().and_then(|change| sets.get(change)).copied().unwrap_or("batch");
-            Err(Refusal { set, error })
-        };
-        let result = self.ask(writer, |first, message| {
+        let changes = batch.messages().saturating_sub(2);
+        let result = self.ask(batch, |first, message| {
             let change = message.sequence.wrapping_sub(first).wrapping_sub(1);
             match (message.kind, message.status()) {
                 (ERROR, Some(0)) => (change.wrapping_add(1) == changes).then_some(Ok(())),
-                (ERROR, Some(status)) => Some(refusal(change, io::Error::from_raw_os_error(status.wrapping_neg()))),
+                (ERROR, Some(status)) => {
+                    let error = io::Error::from_raw_os_error(status.wrapping_neg());
+                    Some(Err(Refused { message: usize::try_from(change).ok(), error }))
+                }
                 _ => None,
             }
         });
-        result.unwrap_or_else(|error| refusal(u32::MAX, error))
+        result.unwrap_or_else(|error| Err(Refused { message: None, error }))
     }
 
     /// Reads all that the kernel has to tell, from the beginning again if it changes meanwhile.

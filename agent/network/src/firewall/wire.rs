@@ -10,7 +10,7 @@ const GENERIC: usize = 4;
 const ATTRIBUTE: usize = 4;
 const NESTED: u16 = 1 << 15;
 /// What of an attribute's type is the type: `NLA_TYPE_MASK`.
-const TYPE: u16 = 0x3fff;
+pub(super) const TYPE: u16 = 0x3fff;
 
 /// Of a message: the type and flags of `struct nlmsghdr`, and the family and resource of `struct nfgenmsg`.
 pub(super) struct Head {
@@ -21,7 +21,7 @@ pub(super) struct Head {
 }
 
 /// Messages, one behind the other.
-#[derive(Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Writer {
     bytes: Vec<u8>,
     /// Where the last message begins.
@@ -118,6 +118,11 @@ pub(super) struct Message<'a> {
 }
 
 impl<'a> Message<'a> {
+    /// That of `struct nfgenmsg`.
+    pub(super) fn family(&self) -> Option<u8> {
+        self.payload.first().copied()
+    }
+
     /// Those behind `struct nfgenmsg`.
     pub(super) fn attributes(&self) -> Attributes<'a> {
         Attributes(self.payload.get(GENERIC..).unwrap_or_default())
@@ -149,6 +154,11 @@ pub(super) fn messages(mut datagram: &[u8]) -> impl Iterator<Item = Message<'_>>
 pub(super) struct Attributes<'a>(&'a [u8]);
 
 impl<'a> Attributes<'a> {
+    /// Those that a value consists of.
+    pub(super) fn of(value: &'a [u8]) -> Self {
+        Self(value)
+    }
+
     /// The value of the first one of this type.
     pub(super) fn find(mut self, kind: u16) -> Option<&'a [u8]> {
         self.find_map(|(found, value)| (found == kind).then_some(value))
@@ -167,6 +177,19 @@ impl<'a> Attributes<'a> {
         std::ffi::CStr::from_bytes_until_nul(self.find(kind)?).ok()?.to_str().ok()
     }
 
+    /// Types with their flags, and values: to be written as they are.
+    pub(super) fn raw(mut self) -> impl Iterator<Item = (u16, &'a [u8])> {
+        std::iter::from_fn(move || self.take_first())
+    }
+
+    fn take_first(&mut self) -> Option<(u16, &'a [u8])> {
+        let length = usize::from(u16::from_ne_bytes(*self.0.first_chunk()?));
+        let kind = u16::from_ne_bytes(*self.0.get(2..)?.first_chunk()?);
+        let value = self.0.get(ATTRIBUTE..length)?;
+        self.0 = self.0.get(length.next_multiple_of(4)..).unwrap_or_default();
+        Some((kind, value))
+    }
+
     /// As many attributes as there are, each of which consists of attributes.
     pub(super) fn lists(self) -> impl Iterator<Item = Attributes<'a>> {
         self.map(|(_, value)| Attributes(value))
@@ -177,11 +200,7 @@ impl<'a> Iterator for Attributes<'a> {
     type Item = (u16, &'a [u8]);
 
     fn next(&mut self) -> Option<Self::Item> {
-        let length = usize::from(u16::from_ne_bytes(*self.0.first_chunk()?));
-        let kind = u16::from_ne_bytes(*self.0.get(2..)?.first_chunk()?);
-        let value = self.0.get(ATTRIBUTE..length)?;
-        self.0 = self.0.get(length.next_multiple_of(4)..).unwrap_or_default();
-        Some((kind & TYPE, value))
+        self.take_first().map(|(kind, value)| (kind & TYPE, value))
     }
 }
 

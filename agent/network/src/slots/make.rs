@@ -7,14 +7,15 @@ use std::sync::{Arc, Mutex};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
+use super::SlotError;
 use super::slot::{Slot, Tools};
-use super::{SlotError, tap};
 use crate::config::Config;
-use crate::firewall::Firewall;
+use crate::firewall::{Firewall, Ruleset};
 use crate::links::{self, End, Links};
 use crate::netns::Netns;
 use crate::plan::{GATEWAY, GATEWAY_MAC, GATEWAY6, GUEST, GUEST6, Plan, TAP, UPLINK};
 use crate::sysctl;
+use crate::tap;
 
 /// Of a new namespace, before it has links: they take over `default`. A new namespace takes some of its settings over from
 /// the host, so nothing is left to chance.
@@ -51,16 +52,17 @@ const SETTINGS6: &[(&str, &str)] = &[
 
 /// Makes the slot of a plan. What an error leaves behind is for [`remove`](super::remove) to take away. Blocks, within the
 /// runtime that will serve it.
-pub(super) fn make(config: &Config, plan: &Plan) -> Result<Slot, SlotError> {
+pub(super) fn make(config: &Config, rules: &Ruleset, plan: &Plan) -> Result<Slot, SlotError> {
     let failed = |what| move |source| SlotError::Slot { what, number: plan.number, source };
     let netns = Netns::create(&plan.name).map_err(failed("make the namespace of"))?;
     let tap = netns.run(prepare).map_err(failed("prepare"))?;
     let ipv6 =
         links::here(async |links| join(links, config, plan, &netns).await).map_err(failed("join the host to"))?;
     netns.run(|| links::here(async |links| furnish(links, config, plan, ipv6).await)).map_err(failed("furnish"))?;
-    Firewall::load(&netns, &config.limits).map_err(|source| SlotError::Firewall { number: plan.number, source })?;
-    let tools =
-        Tools::open(&netns, &plan.meter, true).map_err(|source| SlotError::Tools { number: plan.number, source })?;
+    let firewall = Firewall::open(&netns).and_then(|firewall| firewall.load(rules).map(|()| firewall));
+    let firewall = firewall.map_err(|source| SlotError::Firewall { number: plan.number, source })?;
+    let tools = Tools::open(firewall, &netns, &plan.meter, true);
+    let tools = tools.map_err(|source| SlotError::Tools { number: plan.number, source })?;
     Ok(slot(config, plan, netns, Some(tap), Some(tools)))
 }
 

@@ -31,7 +31,6 @@
 mod make;
 mod remove;
 mod slot;
-mod tap;
 
 use std::collections::{BTreeSet, VecDeque};
 use std::io;
@@ -49,7 +48,7 @@ use tokio_util::task::TaskTracker;
 pub(crate) use self::slot::Tools;
 pub use self::slot::{Slot, ToolsError};
 use crate::config::Config;
-use crate::firewall::FirewallError;
+use crate::firewall::{FirewallError, Ruleset};
 use crate::host::{Host, HostError};
 use crate::meter;
 use crate::plan::Plan;
@@ -78,6 +77,8 @@ pub enum SlotError {
     Closed,
     #[error("Cannot {what} network slot {number}")]
     Slot { what: &'static str, number: u32, source: io::Error },
+    #[error("Cannot translate the rules of network slots")]
+    Rules(#[source] FirewallError),
     #[error("Cannot load the firewall of network slot {number}")]
     Firewall { number: u32, source: FirewallError },
     #[error("Cannot use network slot {number}")]
@@ -112,6 +113,8 @@ pub struct Slots {
 struct Inner {
     config: Arc<Config>,
     host: Host,
+    /// Of each slot.
+    rules: Ruleset,
     state: Mutex<State>,
     /// The pool may lack a slot.
     lacking: Notify,
@@ -156,10 +159,11 @@ impl Slots {
     pub async fn start(config: Arc<Config>, in_use: &[u32]) -> Result<Self, SlotError> {
         let (for_host, left) = (config.clone(), in_use.iter().copied().collect::<BTreeSet<_>>());
         let highest = left.last().copied().unwrap_or_default();
-        let (host, found) = blocking(move || {
+        let (host, rules, found) = blocking(move || {
             meter::make_folder(&for_host.meters).map_err(SlotError::Meters)?;
             let host = Host::load(&for_host, highest)?;
-            Ok::<_, SlotError>((host, remove::find(&for_host).map_err(SlotError::Find)?))
+            let rules = Ruleset::translate(&for_host.limits).map_err(SlotError::Rules)?;
+            Ok::<_, SlotError>((host, rules, remove::find(&for_host).map_err(SlotError::Find)?))
         })
         .await?;
         let numbers: BTreeSet<u32> = found.keys().chain(&left).copied().collect();
@@ -172,6 +176,7 @@ impl Slots {
         let inner = Inner {
             config,
             host,
+            rules,
             state: Mutex::new(State { numbers, left, ending, last, ..State::default() }),
             lacking: Notify::new(),
             ending: Notify::new(),
@@ -320,8 +325,8 @@ impl Slots {
 
     async fn make(&self, plan: Plan) -> Result<Slot, SlotError> {
         let permit = self.inner.makers.acquire().await;
-        let (config, new) = (self.inner.config.clone(), plan.clone());
-        let made = blocking(move || make::make(&config, &new)).await;
+        let (inner, new) = (self.inner.clone(), plan.clone());
+        let made = blocking(move || make::make(&inner.config, &inner.rules, &new)).await;
         drop(permit);
         if made.is_err() {
             self.put_away(plan);

@@ -9,7 +9,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use sandpiper_protocol::guest::GuestNetwork;
 use sha2::{Digest, Sha256};
 
-use super::tap;
 use crate::firewall::{Firewall, FirewallError};
 use crate::links::Mac;
 use crate::meter::Meter;
@@ -17,6 +16,7 @@ use crate::names::Sockets;
 use crate::neighbours::Neighbours;
 use crate::netns::Netns;
 use crate::plan::{GATEWAY, GATEWAY6, GUEST, GUEST6, PREFIX, PREFIX6};
+use crate::tap;
 
 /// A slot that is taken. Without [`Slots::destroy`](super::Slots::destroy) it stays as it is, for the next agent to adopt
 /// or to take away.
@@ -48,8 +48,7 @@ pub(crate) struct Tools {
 
 impl Tools {
     /// Of a slot that has its links and its rules. Blocks; to be called within the runtime that will serve the sockets.
-    pub(super) fn open(netns: &Netns, meter: &Path, is_new: bool) -> Result<Self, ToolsError> {
-        let firewall = Firewall::open(netns)?;
+    pub(super) fn open(firewall: Firewall, netns: &Netns, meter: &Path, is_new: bool) -> Result<Self, ToolsError> {
         let neighbours = Neighbours::open(netns).map_err(ToolsError::Neighbours)?;
         let gateways = [IpAddr::from(GATEWAY), IpAddr::from(GATEWAY6)];
         let sockets = Sockets::bind(netns, &gateways).map_err(ToolsError::Listen)?;
@@ -95,7 +94,7 @@ impl Slot {
     /// What it is used with. Blocks; to be called within the runtime that will serve the sockets.
     pub(crate) fn tools(&self) -> Result<Tools, ToolsError> {
         let kept = self.tools.lock().unwrap_or_else(PoisonError::into_inner).take();
-        kept.map_or_else(|| Tools::open(&self.netns, &self.meter, false), Ok)
+        kept.map_or_else(|| Tools::open(Firewall::open(&self.netns)?, &self.netns, &self.meter, false), Ok)
     }
 
     /// Tells the slot which Ethernet address its guest has. Blocks.

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use sandpiper_network::config::Limits;
-use sandpiper_network::firewall::Firewall;
+use sandpiper_network::firewall::{Firewall, Ruleset};
 use sandpiper_network::netns::{self, Netns};
 use sandpiper_policy::{Platform, Policy, Profiles};
 use sandpiper_protocol::agent::NetworkPolicy;
@@ -109,8 +109,8 @@ impl World {
         outside.ip("link set lo up\n link set down0 up\n\
                     address add 100.65.0.2/31 dev down0\n address add fd5a:5b::/127 dev down0 nodad\n\
                     route add local 0.0.0.0/0 dev lo table main\n route add local ::/0 dev lo table main\n");
-        Firewall::load(&slot.netns, limits).unwrap();
         let firewall = Firewall::open(&slot.netns).unwrap();
+        firewall.load(&Ruleset::translate(limits).unwrap()).unwrap();
         firewall.set_guest(GUEST_MAC).unwrap();
         // Now that it is known it may speak.
         guest.sysctl("ipv4/ping_group_range", "0 0");
