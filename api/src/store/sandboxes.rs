@@ -69,18 +69,7 @@ impl Sandboxes {
 
     /// Inserts a row in `creating` for each of `new`, all of `team_id`, if `quota` has room for all of them beside what is
     /// live, and for what they store, and no other sandbox has a volume of theirs; all or none. A claim of an idempotency key is told
-    /// their ids in the same transaction.
-    pub async fn create(
-        &self,
-        team_id: &TeamId,
-        new: &[NewSandbox],
-        quota: &Quota,
-        claim: Option<&idempotency::Claim>,
-    ) -> Result<(), QuotaError> {
-        Ok(self.begin_create(team_id, new, quota, claim).await?.commit().await?)
-    }
-
-    /// As [`Self::create`], all but the commit: that nothing is in the way of the rows is known then.
+    /// their ids in the same transaction. All but the commit: that nothing is in the way of the rows is known then.
     pub async fn begin_create(
         &self,
         team_id: &TeamId,
@@ -194,6 +183,25 @@ impl Sandboxes {
         row.as_ref().map(SandboxRow::read_with_documents).transpose()
     }
 
+    /// The team's sandboxes of these ids, in no particular order, without those that are destroyed.
+    ///
+    /// # Errors
+    ///
+    /// Those of the database.
+    pub async fn get_all(&self, team_id: &TeamId, ids: &[&str]) -> Result<Vec<SandboxRow>, StoreError> {
+        let mut query = Statement::new(WITH_DOCUMENTS);
+        query
+            .push("WHERE s.team_id = ")
+            .push_bind(team_id.as_str())
+            .push(" AND s.state <> 'destroyed' AND s.id IN (''");
+        for id in ids {
+            query.push(", ").push_bind(*id);
+        }
+        query.push(")");
+        let rows = query.build().fetch_all(self.database.read()).await?;
+        rows.iter().map(SandboxRow::read_with_documents).collect()
+    }
+
     /// Whether the team has, or ever had, a sandbox of this id.
     pub async fn was_owned(&self, team_id: &TeamId, id: &str) -> Result<bool, StoreError> {
         let row = sqlx::query("SELECT 1 FROM sandboxes WHERE id = $1 AND team_id = $2")
@@ -272,6 +280,22 @@ impl Sandboxes {
         self.take_over(report, None, &[], now).await.map(drop)
     }
 
+    /// Likewise of several, at once. None of them has volumes.
+    ///
+    /// # Errors
+    ///
+    /// Those of the database; then nothing was taken over.
+    pub async fn mirror_all(&self, reports: &[agent::Sandbox], now: Timestamp) -> Result<(), StoreError> {
+        // All who lock several rows do so in this order.
+        let mut reports: Vec<_> = reports.iter().collect();
+        reports.sort_by_key(|report| &report.id);
+        let mut tx = self.database.write_shared().await?;
+        for report in reports {
+            take_over(&mut tx, report, None, &[], now).await?;
+        }
+        Ok(tx.commit().await?)
+    }
+
     /// Likewise, and with it writes the audit's entry on the request that the report answers. False where the transaction ended
     /// without either.
     pub async fn mirror_audited(
@@ -314,84 +338,12 @@ impl Sandboxes {
         entries: &[audit::Entry],
         now: Timestamp,
     ) -> Result<bool, StoreError> {
-        let state = State::from(report.state);
-        // The schema demands a start of whatever serves, and an explanation of whatever failed.
-        let started_at = match (report.started_at, state) {
-            (None, State::Ready) => Some(report.created_at),
-            (started_at, _) => started_at,
-        };
-        let stopped_at = match (report.stopped_at, state) {
-            (None, State::Failed) => Some(report.created_at),
-            (stopped_at, _) => stopped_at,
-        };
-        let error = match (&report.error, state) {
-            (None, State::Failed) => {
-                Some(SandboxError { code: "guest_failed".into(), message: "The sandbox ended".into() })
-            }
-            (error, _) => error.clone(),
-        };
         let mut tx = self.database.write_shared().await?;
-        let Some(locked) = sandbox_events::lock(&mut tx, &report.id).await? else { return Ok(false) };
-        let reported = Reported { state, start_ms: ms(started_at), stop_ms: ms(stopped_at), error: error.as_ref() };
-        let (news, told) = locked.reported(&reported, now);
-        let versions = match state {
-            State::Failed | State::Destroyed => locked.versions,
-            _ => locked.versions.reported(report.network_version, seen.is_some()),
-        };
-        let taken_over = sqlx::query(
-            "UPDATE sandboxes SET state = $2, deadline_ms = $3, on_timeout = $4, auto_resume = $5, exposed_ports = $6, \
-                 data_plane_url = $7, started_at_ms = $8, stopped_at_ms = $9, error_code = $10, error_message = $11, \
-                 retained_bytes = $12, allow_public_traffic = $15, pause_memory = $16, process = NULL, \
-                 told_start_ms = $17, told_stop_ms = $18, capture_output = $19, network_version = $20, network_applied = $21, \
-                 network_error = CASE WHEN $21 < network_version OR $21 = network_applied THEN network_error END \
-             WHERE id = $1 AND state NOT IN ('failed', 'destroyed') AND state = COALESCE($13, state) \
-                 AND network_applied = COALESCE($14, network_applied)",
-        )
-        .bind(report.id.as_str())
-        .bind(state.as_str())
-        .bind(to_ms(report.deadline))
-        .bind(on_timeout_word(report.lifecycle.on_timeout))
-        .bind(i64::from(report.lifecycle.auto_resume))
-        .bind(ports_json(&report.exposed_ports))
-        .bind(&report.data_plane_url)
-        .bind(reported.start_ms)
-        .bind(reported.stop_ms)
-        .bind(error.as_ref().map(|error| &error.code))
-        .bind(error.as_ref().map(|error| &error.message))
-        .bind(i64::try_from(report.retained_bytes).unwrap_or(i64::MAX))
-        .bind(seen.map(|row| row.state.as_str()))
-        .bind(seen.map(|row| to_stored(row.network.applied)))
-        .bind(i64::from(report.allow_public_traffic))
-        .bind(i64::from(report.lifecycle.pause_memory))
-        .bind(told.start_ms)
-        .bind(told.stop_ms)
-        .bind(i64::from(report.capture_output))
-        .bind(versions.newest)
-        .bind(versions.applied)
-        .execute(&mut *tx)
-        .await;
-        let taken_over = match taken_over {
-            // It woke of itself, and the row of the one that had its volume before is not up to date yet: the next round of
-            // synchronisation sees to both.
-            Err(error) if is_attached_elsewhere(&error) => {
-                tracing::warn!(
-                    sandbox = report.id.as_str(),
-                    "not taken over yet: another sandbox's row has its volume"
-                );
-                return Ok(false);
-            }
-            taken_over => taken_over?,
-        };
-        audit::insert(&mut tx, entries).await?;
-        if taken_over.rows_affected() == 1 {
-            // A request that changes a sandbox takes its own report over.
-            if seen.is_some() {
-                audit::insert(&mut tx, &sandbox_events::of_the_host(&news)).await?;
-            }
-            events::write(&mut tx, news).await?;
+        let taken_over = take_over(&mut tx, report, seen, entries, now).await?;
+        if taken_over {
+            tx.commit().await?;
         }
-        tx.commit().await?;
-        Ok(true)
+        Ok(taken_over)
     }
 
     /// Applies what an update request changes and the agent does not know of.
@@ -470,6 +422,90 @@ impl Sandboxes {
         tx.commit().await?;
         Ok(true)
     }
+}
+
+/// What [`Sandboxes::mirror`] and the like do, within a transaction; false where there is no such row, or its volume is another's yet:
+/// then the transaction is of no use any more, if it had other changes.
+async fn take_over(
+    tx: &mut Tx,
+    report: &agent::Sandbox,
+    seen: Option<&SandboxRow>,
+    entries: &[audit::Entry],
+    now: Timestamp,
+) -> Result<bool, StoreError> {
+    let state = State::from(report.state);
+    // The schema demands a start of whatever serves, and an explanation of whatever failed.
+    let started_at = match (report.started_at, state) {
+        (None, State::Ready) => Some(report.created_at),
+        (started_at, _) => started_at,
+    };
+    let stopped_at = match (report.stopped_at, state) {
+        (None, State::Failed) => Some(report.created_at),
+        (stopped_at, _) => stopped_at,
+    };
+    let error = match (&report.error, state) {
+        (None, State::Failed) => {
+            Some(SandboxError { code: "guest_failed".into(), message: "The sandbox ended".into() })
+        }
+        (error, _) => error.clone(),
+    };
+    let Some(locked) = sandbox_events::lock(tx, &report.id).await? else { return Ok(false) };
+    let reported = Reported { state, start_ms: ms(started_at), stop_ms: ms(stopped_at), error: error.as_ref() };
+    let (news, told) = locked.reported(&reported, now);
+    let versions = match state {
+        State::Failed | State::Destroyed => locked.versions,
+        _ => locked.versions.reported(report.network_version, seen.is_some()),
+    };
+    let taken_over = sqlx::query(
+        "UPDATE sandboxes SET state = $2, deadline_ms = $3, on_timeout = $4, auto_resume = $5, exposed_ports = $6, \
+             data_plane_url = $7, started_at_ms = $8, stopped_at_ms = $9, error_code = $10, error_message = $11, \
+             retained_bytes = $12, allow_public_traffic = $15, pause_memory = $16, process = NULL, \
+             told_start_ms = $17, told_stop_ms = $18, capture_output = $19, network_version = $20, network_applied = $21, \
+             network_error = CASE WHEN $21 < network_version OR $21 = network_applied THEN network_error END \
+         WHERE id = $1 AND state NOT IN ('failed', 'destroyed') AND state = COALESCE($13, state) \
+             AND network_applied = COALESCE($14, network_applied)",
+    )
+    .bind(report.id.as_str())
+    .bind(state.as_str())
+    .bind(to_ms(report.deadline))
+    .bind(on_timeout_word(report.lifecycle.on_timeout))
+    .bind(i64::from(report.lifecycle.auto_resume))
+    .bind(ports_json(&report.exposed_ports))
+    .bind(&report.data_plane_url)
+    .bind(reported.start_ms)
+    .bind(reported.stop_ms)
+    .bind(error.as_ref().map(|error| &error.code))
+    .bind(error.as_ref().map(|error| &error.message))
+    .bind(i64::try_from(report.retained_bytes).unwrap_or(i64::MAX))
+    .bind(seen.map(|row| row.state.as_str()))
+    .bind(seen.map(|row| to_stored(row.network.applied)))
+    .bind(i64::from(report.allow_public_traffic))
+    .bind(i64::from(report.lifecycle.pause_memory))
+    .bind(told.start_ms)
+    .bind(told.stop_ms)
+    .bind(i64::from(report.capture_output))
+    .bind(versions.newest)
+    .bind(versions.applied)
+    .execute(&mut **tx)
+    .await;
+    let taken_over = match taken_over {
+        // It woke of itself, and the row of the one that had its volume before is not up to date yet: the next round of
+        // synchronisation sees to both.
+        Err(error) if is_attached_elsewhere(&error) => {
+            tracing::warn!(sandbox = report.id.as_str(), "not taken over yet: another sandbox's row has its volume");
+            return Ok(false);
+        }
+        taken_over => taken_over?,
+    };
+    audit::insert(tx, entries).await?;
+    if taken_over.rows_affected() == 1 {
+        // A request that changes a sandbox takes its own report over.
+        if seen.is_some() {
+            audit::insert(tx, &sandbox_events::of_the_host(&news)).await?;
+        }
+        events::write(tx, news).await?;
+    }
+    Ok(true)
 }
 
 /// One that is being restored belongs to that request.
@@ -584,7 +620,10 @@ mod tests {
         let creates = [&*store, &other].into_iter().cycle().take(24).map(|store| {
             let (sandboxes, team_id) = (store.sandboxes.clone(), team.id.clone());
             let quota = Quota { sandboxes: 5, cpu: 100, memory_mb: 100_000, ..Quota::default() };
-            tokio::spawn(async move { sandboxes.create(&team_id, &[new_sandbox()], &quota, None).await })
+            tokio::spawn(async move {
+                let rows = sandboxes.begin_create(&team_id, &[new_sandbox()], &quota, None).await?;
+                Ok::<_, QuotaError>(rows.commit().await?)
+            })
         });
         let mut made = 0;
         for create in creates.collect::<Vec<_>>() {

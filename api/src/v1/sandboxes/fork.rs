@@ -1,5 +1,7 @@
 //! `POST /v1/sandboxes/{id}/fork`
 
+use std::collections::HashMap;
+
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
@@ -10,7 +12,9 @@ use sandpiper_http::json::OptionalJson;
 use sandpiper_http::query::NoParameters;
 use sandpiper_protocol::agent::{Network, Session};
 use sandpiper_protocol::id;
+use sandpiper_trace::step;
 use serde::{Deserialize, Serialize};
+use tracing::Instrument;
 use utoipa::ToSchema;
 
 use super::body::{SandboxBody, SessionBody};
@@ -125,17 +129,20 @@ pub async fn make(
         new.push(copy);
     }
     let limits = &app.offer.of(caller.team.plan);
-    let created = app.store.sandboxes.create(&caller.team.id, &new, &limits.quota, claim).await;
-    created.map_err(|error| errors::no_capacity(error, limits, count, source.cpu, source.memory_mb))?;
+    let rows = app.store.sandboxes.begin_create(&caller.team.id, &new, &limits.quota, claim);
+    let rows = rows.instrument(step("quota and rows")).await;
+    let rows = rows.map_err(|error| errors::no_capacity(error, limits, count, source.cpu, source.memory_mb))?;
 
-    let sessions = orchestration::fork::run(app, caller, source, guards, how).await?;
-    let mut made = Vec::new();
-    for (new, session) in new.iter().zip(sessions) {
-        let row = app.store.sandboxes.get(&caller.team.id, &new.id).await?;
-        let row = row.ok_or_else(|| ApiError::conflict(format!("{} was deleted while it was starting", new.id)))?;
-        made.push((row, session));
-    }
-    Ok(made)
+    let sessions = orchestration::fork::run(app, caller, source, rows, guards, how).await?;
+    let ids: Vec<&str> = new.iter().map(|new| new.id.as_str()).collect();
+    let rows = app.store.sandboxes.get_all(&caller.team.id, &ids).instrument(step("read the rows")).await?;
+    let mut rows: HashMap<String, SandboxRow> = rows.into_iter().map(|row| (row.id.clone(), row)).collect();
+    let made = ids.into_iter().zip(sessions).map(|(id, session)| {
+        let row =
+            rows.remove(id).ok_or_else(|| ApiError::conflict(format!("{id} was deleted while it was starting")))?;
+        Ok((row, session))
+    });
+    made.collect()
 }
 
 /// The response for sandboxes that an earlier request with the same idempotency key made; `None` unless all of them are
