@@ -80,6 +80,9 @@ pub enum Request {
         /// Monitors of before begin always.
         #[serde(default)]
         least_bytes: u64,
+        /// As in [`SnapshotConfig`].
+        #[serde(default)]
+        past_cache: bool,
     },
     /// Stops a running machine and writes down what it is. Descriptors, in this order: a file for the state and one for the
     /// new memory layer, both empty, but for `CopyMemory`, and open for reading and writing, then, with `push_layers`, an empty file for each disk
@@ -225,6 +228,10 @@ pub struct SnapshotConfig {
     /// Each disk goes on with a new top layer, so that the layers below it are as they were at the snapshot's instant.
     pub push_layers: bool,
     pub then: Then,
+    /// Long stretches of memory go to the disk past the page cache: nobody is about to read them. Monitors of before have all of it
+    /// in the cache.
+    #[serde(default)]
+    pub past_cache: bool,
 }
 
 /// What a machine does once it was written down.
@@ -459,11 +466,12 @@ mod tests {
         enum Before {
             CopyMemory,
         }
-        let request = Request::CopyMemory { name: Some("b".into()), above: Some("a".into()), least_bytes: 1 };
+        let request =
+            Request::CopyMemory { name: Some("b".into()), above: Some("a".into()), least_bytes: 1, past_cache: true };
         let Before::CopyMemory = serde_json::from_value(serde_json::to_value(request).unwrap()).unwrap();
 
         let request = serde_json::from_str(r#"{"op": "copy_memory"}"#).unwrap();
-        assert!(matches!(request, Request::CopyMemory { name: None, above: None, least_bytes: 0 }));
+        assert!(matches!(request, Request::CopyMemory { name: None, above: None, least_bytes: 0, past_cache: false }));
         let reply = serde_json::from_str(r#"{"op": "memory_copied"}"#).unwrap();
         assert!(matches!(reply, Reply::MemoryCopied { above: false }));
     }

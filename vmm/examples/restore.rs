@@ -62,7 +62,7 @@ fn take_snapshot(memory: u32, state: &File, layer: &File) -> Result<(), Box<dyn 
         console: false,
     };
     ask(&monitor, Request::Boot(config), &[kernel.as_fd(), vsock.as_fd()])?;
-    let config = SnapshotConfig { push_layers: false, then: Then::Pause };
+    let config = SnapshotConfig { push_layers: false, then: Then::Pause, past_cache: false };
     ask(&monitor, Request::Snapshot(config), &[state.as_fd(), layer.as_fd()])?;
     stop(monitor)
 }

@@ -17,6 +17,7 @@ use super::vcpu::StartError;
 use super::{Machine, Motion, ResumeError};
 use crate::devices::virtio::block::PushError;
 use crate::devices::virtio::mmio::{MmioWindow, WindowState, WindowStateError};
+use crate::memory::layer_file::LayerFile;
 use crate::memory::tracker::Tracker;
 use crate::memory::working_set::WorkingSet;
 use crate::memory::written::{Begun, Pagemap, SaveError};
@@ -83,7 +84,7 @@ impl Machine {
     /// The machine is paused, or `layer` is not empty or cannot be written, or the kernel does not note what is written.
     pub fn copy_memory(
         &mut self,
-        layer: &File,
+        layer: LayerFile<'_>,
         name: Option<String>,
         above: Option<String>,
         pagemap: &Pagemap,
@@ -131,10 +132,12 @@ impl Machine {
         let stopped_at = Instant::now();
         self.vcpus.pause();
         self.motion = Motion::Paused;
-        let result = self.write_down(&files, begun.as_ref().map(|(begun, _)| begun), pagemap).and_then(|stats| {
-            self.push_layers(&written_to, files.layers)?;
-            Ok(stats)
-        });
+        let result = self
+            .write_down(&files, config.past_cache, begun.as_ref().map(|(begun, _)| begun), pagemap)
+            .and_then(|stats| {
+                self.push_layers(&written_to, files.layers)?;
+                Ok(stats)
+            });
         let result = match (result, config.then) {
             (Ok(stats), Then::Pause) => Ok(stats),
             (result, _) => self.resume().map_err(SnapshotError::from).and(result),
@@ -149,6 +152,7 @@ impl Machine {
     fn write_down(
         &self,
         files: &SnapshotFiles,
+        past_cache: bool,
         begun: Option<&Begun>,
         pagemap: &Pagemap,
     ) -> Result<SnapshotStats, SnapshotError> {
@@ -168,9 +172,10 @@ impl Machine {
             windows,
             console: self.console.as_ref().map(|console| console.state()),
         };
+        let layer = LayerFile::new(&files.memory, past_cache);
         let memory_bytes = match begun {
-            Some(begun) => pagemap.finish(begun, &self.memory, &files.memory)?,
-            None => pagemap.save(&self.memory, &self.image, &files.memory)?,
+            Some(begun) => pagemap.finish(begun, &self.memory, layer)?,
+            None => pagemap.save(&self.memory, &self.image, layer)?,
         };
         let state_bytes = format::write(&files.state, &state)?;
         Ok(SnapshotStats { state_bytes, memory_bytes, stopped_us: 0 })

@@ -13,6 +13,7 @@
 //!   one for all clones; the first write to it makes an anonymous copy.
 //! * [`written`]: that is also how written pages are found, without logging them while the guest runs: the kernel's page
 //!   tables say which are anonymous. They become the next layer.
+//! * [`layer_file`]: long stretches of them may go to the disk without the page cache in between.
 //! * [`tracker`]: which of them were written since a moment while the guest runs, so that most of a layer can be written
 //!   before the guest is stopped for the rest.
 //! * [`working_set`]: which pages a restored guest touches first, so that the next restore can fetch them at once.
@@ -20,6 +21,7 @@
 //! An offset in a layer is an offset in the guest's RAM: all of its regions, one after another, without the gap.
 
 pub mod image;
+pub mod layer_file;
 pub mod tracker;
 pub mod working_set;
 pub mod written;

@@ -26,6 +26,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use vm_memory::{GuestMemoryBackend, GuestMemoryRegion, VolatileSlice};
 
 use super::image::Image;
+use super::layer_file::LayerFile;
 use super::tracker::Tracker;
 use super::{PAGE_SIZE, Piece, length, pieces};
 use crate::devices::virtio::Memory;
@@ -114,8 +115,8 @@ impl Pagemap {
     ///
     /// # Errors
     /// `layer` is not empty or cannot be written, or the written pages cannot be found.
-    pub fn save(&self, memory: &Memory, below: &Image, layer: &File) -> Result<u64, SaveError> {
-        make_room(memory, layer)?;
+    pub fn save(&self, memory: &Memory, below: &Image, layer: LayerFile<'_>) -> Result<u64, SaveError> {
+        make_room(memory, layer.file)?;
         let touched = self.touched(memory).map_err(SaveError::Find)?;
         let mut bytes = 0;
         for Touched { range, .. } in touched.into_iter().filter(|touched| touched.written) {
@@ -137,11 +138,12 @@ impl Pagemap {
         tracker: &Tracker,
         memory: &Memory,
         below: Option<&Image>,
-        layer: &File,
+        layer: LayerFile<'_>,
     ) -> Result<Begun, SaveError> {
-        make_room(memory, layer)?;
+        make_room(memory, layer.file)?;
         tracker.follow(memory).map_err(SaveError::Follow)?;
-        let metadata = layer.metadata().map_err(SaveError::Write)?;
+        let metadata = layer.file.metadata().map_err(SaveError::Write)?;
+        let mut buffer = CopyBuffer::new();
         let mut copied = Vec::new();
         let mut before = u64::MAX;
         for round in 0..MAX_ROUNDS {
@@ -150,7 +152,7 @@ impl Pagemap {
             let look = if below.is_some() { Look::PROTECT_ALL } else { Look::PROTECT_WRITTEN };
             let found: Vec<Range<u64>> = self.look(memory, &look)?.into_iter().map(|(range, _)| range).collect();
             for piece in found.iter().flat_map(|range| pieces(memory, range.clone())) {
-                copy_piece(piece, below, layer).map_err(SaveError::Write)?;
+                copy_piece(piece, below, layer, &mut buffer).map_err(SaveError::Write)?;
             }
             let bytes: u64 = found.iter().map(|range| range.end - range.start).sum();
             copied.extend(found);
@@ -168,7 +170,7 @@ impl Pagemap {
     ///
     /// # Errors
     /// `layer` cannot be written, or the written pages cannot be found.
-    pub fn finish(&self, begun: &Begun, memory: &Memory, layer: &File) -> Result<u64, SaveError> {
+    pub fn finish(&self, begun: &Begun, memory: &Memory, layer: LayerFile<'_>) -> Result<u64, SaveError> {
         let now = self.look(memory, &Look::PROTECT_AND_TELL)?;
         for (range, _) in now.iter().filter(|(_, has_changed)| *has_changed) {
             for piece in pieces(memory, range.clone()) {
@@ -178,9 +180,9 @@ impl Pagemap {
         // What the guest has given back since is what lies below again.
         let now = joined(now.into_iter().map(|(range, _)| range).collect());
         for gone in without(&begun.copied, &now) {
-            punch(layer, gone).map_err(SaveError::Write)?;
+            punch(layer.file, gone).map_err(SaveError::Write)?;
         }
-        Ok(layer.metadata().map_err(SaveError::Write)?.blocks() * 512)
+        Ok(layer.file.metadata().map_err(SaveError::Write)?.blocks() * 512)
     }
 
     /// Stretches of pages that are anonymous, in order, and whether each may be another than when it was last protected.
@@ -273,7 +275,7 @@ fn make_room(memory: &Memory, layer: &File) -> Result<(), SaveError> {
 }
 
 /// Writes the pages of `piece`; with `below`, only those that say something.
-fn save_piece(piece: Piece, below: Option<&Image>, layer: &File) -> io::Result<u64> {
+fn save_piece(piece: Piece, below: Option<&Image>, layer: LayerFile<'_>) -> io::Result<u64> {
     // SAFETY: `piece` lies within a mapping of guest memory that `memory` keeps alive for the caller. vCPUs and devices
     // stand still, as `Pagemap::save` demands, so for now nobody writes to it.
     let bytes = unsafe { std::slice::from_raw_parts(piece.host, piece.length) };
@@ -281,8 +283,8 @@ fn save_piece(piece: Piece, below: Option<&Image>, layer: &File) -> io::Result<u
 }
 
 /// The same of memory that is being written to. A page of which only a part was written by then is written again later.
-fn copy_piece(piece: Piece, below: Option<&Image>, layer: &File) -> io::Result<()> {
-    let mut buffer = vec![0; piece.length.min(COPY)];
+fn copy_piece(piece: Piece, below: Option<&Image>, layer: LayerFile<'_>, buffer: &mut CopyBuffer) -> io::Result<()> {
+    let buffer = buffer.pages();
     // SAFETY: `piece` lies within a mapping of guest memory that `memory` keeps alive for the caller. Accesses to a volatile
     // slice may race with any other.
     let memory = unsafe { VolatileSlice::new(piece.host, piece.length) };
@@ -296,7 +298,7 @@ fn copy_piece(piece: Piece, below: Option<&Image>, layer: &File) -> io::Result<(
 }
 
 /// Writes runs of pages to their place in `layer`. Those that say nothing which `below` does not are skipped, if it is given.
-fn write_pages(bytes: &[u8], offset: u64, below: Option<&Image>, layer: &File) -> io::Result<u64> {
+fn write_pages(bytes: &[u8], offset: u64, below: Option<&Image>, layer: LayerFile<'_>) -> io::Result<u64> {
     const PAGE: usize = 4096;
     const ZEROS: [u8; PAGE] = [0; PAGE];
     let says_nothing = |at: usize, page: &[u8]| {
@@ -304,7 +306,7 @@ fn write_pages(bytes: &[u8], offset: u64, below: Option<&Image>, layer: &File) -
     };
     let mut written = 0;
     let mut run: Option<usize> = None;
-    let flush = |from: usize, to: usize| layer.write_all_at(&bytes[from..to], offset + from as u64);
+    let flush = |from: usize, to: usize| layer.write(&bytes[from..to], offset + from as u64);
     for at in (0..bytes.len()).step_by(PAGE) {
         let skipped = says_nothing(at, &bytes[at..(at + PAGE).min(bytes.len())]);
         match (run, skipped) {
@@ -375,7 +377,21 @@ const MAX_ROUNDS: usize = 4;
 const FEW: u64 = 4 << 20;
 
 /// Bytes that are copied at a time.
-const COPY: usize = 256 << 10;
+const COPY: usize = 1 << 20;
+
+/// Whole pages to copy to.
+struct CopyBuffer(Vec<u8>);
+
+impl CopyBuffer {
+    fn new() -> Self {
+        Self(vec![0; COPY + PAGE_SIZE as usize])
+    }
+
+    fn pages(&mut self) -> &mut [u8] {
+        let start = self.0.as_ptr().align_offset(PAGE_SIZE as usize);
+        &mut self.0[start..start + COPY]
+    }
+}
 
 /// What of memory is looked for, and what of it is told.
 struct Look {
@@ -468,7 +484,7 @@ mod tests {
         write(&first, 31, 31);
         write(&first, 32, 32);
         let base = tempfile::tempfile().unwrap();
-        let saved = pagemap().save(&first, &Image::default(), &base).unwrap();
+        let saved = pagemap().save(&first, &Image::default(), cached(&base)).unwrap();
         assert_eq!(saved, 4 * PAGE_SIZE, "pages of zeros are not written");
 
         let second = memory();
@@ -479,7 +495,7 @@ mod tests {
         write(&second, 10, 0);
         write(&second, 63, 9);
         let layer = tempfile::tempfile().unwrap();
-        let saved = pagemap().save(&second, &image, &layer).unwrap();
+        let saved = pagemap().save(&second, &image, cached(&layer)).unwrap();
         assert_eq!(saved, 2 * PAGE_SIZE, "zeros over data and a new page");
         let extents = data_extents(&layer, PAGES * PAGE_SIZE).unwrap();
         assert_eq!(extents, [4 * PAGE_SIZE..5 * PAGE_SIZE, 63 * PAGE_SIZE..64 * PAGE_SIZE]);
@@ -500,7 +516,7 @@ mod tests {
         for page in [1, 2, 20] {
             write(&below, page, 77);
         }
-        pagemap().save(&below, &Image::default(), &base).unwrap();
+        pagemap().save(&below, &Image::default(), cached(&base)).unwrap();
         let guest = memory();
         let image = Image::open(vec![base.try_clone().unwrap()], PAGES * PAGE_SIZE).unwrap();
         image.map(&guest).unwrap();
@@ -510,7 +526,7 @@ mod tests {
         write(&guest, 7, 0);
         let layer = tempfile::tempfile().unwrap();
 
-        let begun = pagemap().begin(&tracker, &guest, Some(&image), &layer).unwrap();
+        let begun = pagemap().begin(&tracker, &guest, Some(&image), cached(&layer)).unwrap();
         write(&guest, 3, 9);
         write(&guest, 4, 0);
         write(&guest, 7, 9);
@@ -519,7 +535,7 @@ mod tests {
         give_back(&guest, 5);
         give_back(&guest, 2);
         assert!(begun.is_of(&layer) && !begun.is_of(&base));
-        pagemap().finish(&begun, &guest, &layer).unwrap();
+        pagemap().finish(&begun, &guest, cached(&layer)).unwrap();
 
         let restored = memory();
         Image::open(vec![base, layer.try_clone().unwrap()], PAGES * PAGE_SIZE).unwrap().map(&restored).unwrap();
@@ -529,8 +545,8 @@ mod tests {
         assert_eq!(read(&restored, 2), 77);
         // One that is not to lie above it begins with everything again.
         let next = tempfile::tempfile().unwrap();
-        let begun = pagemap().begin(&tracker, &guest, Some(&image), &next).unwrap();
-        pagemap().finish(&begun, &guest, &next).unwrap();
+        let begun = pagemap().begin(&tracker, &guest, Some(&image), cached(&next)).unwrap();
+        pagemap().finish(&begun, &guest, cached(&next)).unwrap();
         let extents = |file: &File| data_extents(file, PAGES * PAGE_SIZE).unwrap();
         assert_eq!(
             extents(&next),
@@ -556,11 +572,11 @@ mod tests {
                 write(&guest, *page, *byte);
             }
             let layer = tempfile::tempfile().unwrap();
-            let begun = pagemap().begin(&tracker, &guest, below, &layer).unwrap();
+            let begun = pagemap().begin(&tracker, &guest, below, cached(&layer)).unwrap();
             for (page, byte) in then {
                 write(&guest, *page, *byte);
             }
-            pagemap().finish(&begun, &guest, &layer).unwrap();
+            pagemap().finish(&begun, &guest, cached(&layer)).unwrap();
             let pages = data_extents(&layer, PAGES * PAGE_SIZE).unwrap();
             layers.push(layer);
             let restored = memory();
@@ -577,6 +593,10 @@ mod tests {
         // Zeros over what a layer below says, a new page, and one that is written while and after it is copied.
         assert_eq!(save(None, &[(1, 0), (50, 5), (40, 6)], &[(40, 7), (60, 6)]), [1, 40, 50, 60]);
         assert_eq!(save(None, &[(2, 1)], &[]), [2]);
+    }
+
+    fn cached(file: &File) -> LayerFile<'_> {
+        LayerFile::new(file, false)
     }
 
     /// As a balloon does.
@@ -628,6 +648,6 @@ mod tests {
     fn a_file_with_something_in_it_is_not_written_over() {
         let file = tempfile::tempfile().unwrap();
         file.set_len(1).unwrap();
-        assert!(matches!(pagemap().save(&memory(), &Image::default(), &file), Err(SaveError::NotEmpty)));
+        assert!(matches!(pagemap().save(&memory(), &Image::default(), cached(&file)), Err(SaveError::NotEmpty)));
     }
 }

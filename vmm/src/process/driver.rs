@@ -30,6 +30,7 @@ use crate::machine::restore::{self, Snapshot};
 use crate::machine::{
     AttachDiskError, DetachDiskError, Machine, Motion, Parts, Prepared, SlotError, SnapshotError, SnapshotFiles,
 };
+use crate::memory::layer_file::LayerFile;
 use crate::memory::tracker::Tracker;
 use crate::memory::written::Pagemap;
 
@@ -158,7 +159,11 @@ impl Driver {
             Request::Prepare(shape) => self.prepare(shape, fds),
             Request::Boot(config) => self.boot(&config, fds),
             Request::Restore(config) => self.restore(&config, fds),
-            Request::CopyMemory { name, above, least_bytes } => self.copy_memory(name, above, least_bytes, fds),
+            Request::CopyMemory { name, above, least_bytes, past_cache } => {
+                let layer = fds.file()?;
+                fds.finish()?;
+                self.copy_memory(LayerFile::new(&layer, past_cache), name, above, least_bytes)
+            }
             Request::Snapshot(config) => self.snapshot(config, fds),
             Request::Resume => {
                 fds.finish()?;
@@ -258,13 +263,11 @@ impl Driver {
 
     fn copy_memory(
         &mut self,
+        layer: LayerFile<'_>,
         name: Option<String>,
         above: Option<String>,
         least_bytes: u64,
-        mut fds: Descriptors,
     ) -> Result<Reply, Fault> {
-        let layer = fds.file()?;
-        fds.finish()?;
         let no_tracker = || fault(FaultCode::Host, "This host's kernel does not note what is written (userfaultfd)");
         let tracker = self.tracker.take().ok_or_else(no_tracker)?;
         let copied = self.machine_and_pagemap().and_then(|(machine, pagemap)| {
@@ -274,7 +277,7 @@ impl Driver {
                     return Ok(Reply::LittleMemory);
                 }
             }
-            let copied = machine.copy_memory(&layer, name, above, pagemap, &tracker);
+            let copied = machine.copy_memory(layer, name, above, pagemap, &tracker);
             let copied = copied.map(|above| Reply::MemoryCopied { above });
             copied.map_err(|error| {
                 let is_paused = matches!(error, SnapshotError::Paused);

@@ -128,8 +128,7 @@ impl Supervisor {
             created.map_err(|error| OperationError::host("create the checkpoint's files", io::Error::other(error)))?;
         let new = created.map_err(|error| OperationError::Refused(ChangeError::Layer(error)))?;
         CrashPoint::CheckpointFilesMade.pass();
-        let least_bytes = if order.lasts { 0 } else { LEAST_OF_A_FORK };
-        let copied = self.copy_memory(&mut running.machine, &new, least_bytes);
+        let copied = self.copy_memory(&mut running.machine, &new, order.lasts);
         let copied = copied.instrument(trace::step("copy memory ahead")).await?;
         let saved = self.change(|record| {
             record.state = SandboxState::Checkpointing;
@@ -143,7 +142,7 @@ impl Supervisor {
         let quiet = self.quiesce(running, &new, order.force).instrument(trace::step("freeze")).await;
         let switched = match quiet {
             Ok(()) => {
-                let switched = self.switch_layers(&mut running.machine, &new);
+                let switched = self.switch_layers(&mut running.machine, &new, order.lasts);
                 switched.instrument(trace::step("monitor, and thaw")).await
             }
             Err(error) => Err(error),
@@ -200,13 +199,14 @@ impl Supervisor {
         &mut self,
         machine: &mut Machine,
         new: &NewFiles,
-        least_bytes: u64,
+        lasts: bool,
     ) -> Result<Copied, OperationError> {
         let Some([_, (name, memory)]) = &new.memory else { return Ok(Copied::Not) };
         let record = self.record();
         let below = record.files.written.last().filter(|_| record.files.written.len() < MOST_WRITTEN);
         let above = below.map(|layer| layer.name.clone());
-        let request = Request::CopyMemory { name: Some(name.clone()), above, least_bytes };
+        let least_bytes = if lasts { 0 } else { LEAST_OF_A_FORK };
+        let request = Request::CopyMemory { name: Some(name.clone()), above, least_bytes, past_cache: lasts };
         let copied = self.meanwhile(machine.order(request, &[memory.as_fd()])).await?;
         CrashPoint::CheckpointCopied.pass();
         let error = match copied {
@@ -244,12 +244,19 @@ impl Supervisor {
 
     /// Has the machine go on with a new layer on top, and be written down if that is asked for; for how many microseconds its
     /// guest, which is frozen before and thawed then, stood still.
-    async fn switch_layers(&mut self, machine: &mut Machine, new: &NewFiles) -> Result<u64, OperationError> {
+    async fn switch_layers(
+        &mut self,
+        machine: &mut Machine,
+        new: &NewFiles,
+        lasts: bool,
+    ) -> Result<u64, OperationError> {
         CrashPoint::CheckpointFrozen.pass();
         let frozen = Instant::now();
         let answer = match &new.memory {
             Some([(_, state), (_, memory)]) => {
-                let request = Request::Snapshot(SnapshotConfig { push_layers: true, then: Then::Run });
+                // Forks read theirs at once.
+                let config = SnapshotConfig { push_layers: true, then: Then::Run, past_cache: lasts };
+                let request = Request::Snapshot(config);
                 let fds = [state.as_fd(), memory.as_fd(), new.top.as_fd()];
                 self.meanwhile(machine.order(request, &fds)).await?
             }

@@ -176,7 +176,7 @@ impl Supervisor {
         let mut files = record.files.clone();
         // All that was written since the machine was restored goes into one layer.
         files.written.clear();
-        let written = self.meanwhile(snapshot(machine, &folder, &mut files));
+        let written = self.meanwhile(snapshot(machine, &folder, &mut files, true));
         written.instrument(trace::step("monitor")).await??;
         CrashPoint::PauseWritten.pass();
         let synced = durable::blocking(move || files.sync(&folder).map(|()| files));
@@ -277,11 +277,13 @@ impl Supervisor {
     }
 }
 
-/// Has the monitor stop the machine and write it down into new files in `folder`, which become part of `files`.
+/// Has the monitor stop the machine and write it down into new files in `folder`, which become part of `files`. `past_cache` is as in
+/// [`SnapshotConfig`].
 pub(crate) async fn snapshot(
     machine: &mut Machine,
     folder: &Path,
     files: &mut Files,
+    past_cache: bool,
 ) -> Result<SnapshotStats, OperationError> {
     let (state, memory) = (files.new_name(Role::State), files.new_name(Role::Memory));
     let (state_path, memory_path) = (folder.join(&state), folder.join(&memory));
@@ -292,7 +294,7 @@ pub(crate) async fn snapshot(
         created.map_err(|error| OperationError::host("create the snapshot's files", io::Error::other(error)))?;
     let [state_file, memory_file] = created.map_err(|error| OperationError::Refused(ChangeError::Layer(error)))?;
     CrashPoint::PauseFilesMade.pass();
-    let request = Request::Snapshot(SnapshotConfig { push_layers: false, then: Then::Pause });
+    let request = Request::Snapshot(SnapshotConfig { push_layers: false, then: Then::Pause, past_cache });
     let fds = [state_file.as_fd(), memory_file.as_fd()];
     match machine.order(request, &fds).await {
         Ok(Reply::Snapshot(stats)) => {

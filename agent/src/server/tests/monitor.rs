@@ -89,7 +89,7 @@ pub(super) fn pause(control: &Path, folder: &Path) {
     let socket = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None).unwrap();
     connect(socket.as_raw_fd(), &UnixAddr::new(control).unwrap()).unwrap();
     let files = ["state", "memory"].map(|name| File::create_new(folder.join(name)).unwrap());
-    let request = Request::Snapshot(SnapshotConfig { push_layers: false, then: Then::Pause });
+    let request = Request::Snapshot(SnapshotConfig { push_layers: false, then: Then::Pause, past_cache: false });
     let fds = files.each_ref().map(|file| file.as_fd());
     vmm::send(socket.as_fd(), &RequestMessage { id: 1, request }, &fds).unwrap();
     vmm::receive(socket.as_fd()).unwrap().unwrap();
@@ -253,7 +253,7 @@ fn answer(request: Request, fds: Vec<OwnedFd>, shared: &Shared) -> Result<Reply,
             run(&mut machine, shared, files.next().unwrap(), files.next().unwrap());
             Ok(Reply::Restored(Timings::default()))
         }
-        Request::CopyMemory { name, above, least_bytes: _ } => {
+        Request::CopyMemory { name, above, .. } => {
             files.next().unwrap().write_all_at(&[2; 8192], 0).unwrap();
             machine.has_copied = !behaves("no-copy");
             let last = std::mem::replace(&mut machine.begun_as, name);

@@ -301,7 +301,7 @@ impl Maker<'_> {
             answer => matches!(answer, GuestMessage::Frozen { disks: false }),
         };
         let limit = SNAPSHOT_TIMEOUT + Duration::from_secs(u64::from(recipe.memory_mb / MIB_PER_SECOND));
-        let written = timeout(limit, pause::snapshot(machine, &paths.state, &mut files)).await;
+        let written = timeout(limit, pause::snapshot(machine, &paths.state, &mut files, false)).await;
         let silent = |_| Err(OperationError::Refused(ChangeError::Monitor(RequestError::TimedOut(limit))));
         match written.unwrap_or_else(silent) {
             Ok(_) => Ok((files, can_wait)),

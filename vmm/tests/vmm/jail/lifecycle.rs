@@ -71,10 +71,13 @@ fn a_jailed_machine_is_written_down_given_layers_and_resumed() {
     monitor.request(Request::DetachDisk { slot: 2 }, &[]);
 
     for (is_begun, then) in [(false, Then::Run), (has_userfaultfd(), Then::Run), (false, Then::Pause)] {
-        let config = SnapshotConfig { push_layers: true, then };
+        let config = SnapshotConfig { push_layers: true, then, past_cache: true };
         let files = [empty(), empty(), empty()];
         if is_begun {
-            monitor.request(Request::CopyMemory { name: None, above: None, least_bytes: 0 }, &[files[1].as_fd()]);
+            monitor.request(
+                Request::CopyMemory { name: None, above: None, least_bytes: 0, past_cache: true },
+                &[files[1].as_fd()],
+            );
         }
         let reply = monitor.request(Request::Snapshot(config), &[files[0].as_fd(), files[1].as_fd(), files[2].as_fd()]);
         assert!(matches!(reply, Reply::Snapshot(stats) if stats.memory_bytes > 0), "{reply:?}");
@@ -110,7 +113,7 @@ fn a_jailed_machine_is_restored_and_tells_its_working_set() {
     monitor.boot(&guest);
     drop(monitor.guest_connection());
     let snapshot = Snapshot { state: empty(), memory: empty() };
-    let config = SnapshotConfig { push_layers: false, then: Then::Pause };
+    let config = SnapshotConfig { push_layers: false, then: Then::Pause, past_cache: true };
     monitor.request(Request::Snapshot(config), &[snapshot.state.as_fd(), snapshot.memory.as_fd()]);
     stop(monitor);
 
@@ -124,7 +127,7 @@ fn a_jailed_machine_is_restored_and_tells_its_working_set() {
     let mut monitor = Monitor::start(&[]);
     snapshot.restore(&mut monitor, &guest, Some(&working_set));
     assert_eq!(state_of(&mut monitor), MachineState::Running);
-    let config = SnapshotConfig { push_layers: false, then: Then::Run };
+    let config = SnapshotConfig { push_layers: false, then: Then::Run, past_cache: false };
     let reply = monitor.request(Request::Snapshot(config), &[empty().as_fd(), empty().as_fd()]);
     assert!(matches!(reply, Reply::Snapshot(_)), "{reply:?}");
     stop(monitor);

@@ -277,7 +277,7 @@ impl LinuxGuest {
     fn write_down(mut self) -> Snapshot {
         let began = Instant::now();
         let (state, memory) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
-        let request = Request::Snapshot(SnapshotConfig { push_layers: false, then: Then::Pause });
+        let request = Request::Snapshot(SnapshotConfig { push_layers: false, then: Then::Pause, past_cache: true });
         let reply = self.monitor.agent.request(request, &[state.as_fd(), memory.as_fd()]).unwrap();
         let Reply::Snapshot(stats) = reply else { panic!("unexpected {reply:?}") };
         println!("snapshot: {:.1} s, {} MiB of memory", began.elapsed().as_secs_f32(), stats.memory_bytes >> 20);

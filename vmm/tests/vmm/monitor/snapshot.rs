@@ -15,7 +15,7 @@ use sandpiper_protocol::vmm::{
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A layer without a name, which lies above those that the machine was restored from.
-const COPY: Request = Request::CopyMemory { name: None, above: None, least_bytes: 0 };
+const COPY: Request = Request::CopyMemory { name: None, above: None, least_bytes: 0, past_cache: false };
 
 /// A snapshot's files.
 pub(super) struct Snapshot {
@@ -44,7 +44,7 @@ impl Snapshot {
 
     fn take_with(agent: &mut Agent, below: &[File], layer: File, then: Then) -> Result<(Self, SnapshotStats), Fault> {
         let state = tempfile::tempfile().unwrap();
-        let request = Request::Snapshot(SnapshotConfig { push_layers: false, then });
+        let request = Request::Snapshot(SnapshotConfig { push_layers: false, then, past_cache: true });
         let reply = agent.request(request, &[state.as_fd(), layer.as_fd()])?;
         let Reply::Snapshot(stats) = reply else { panic!("unexpected {reply:?}") };
         let mut memory: Vec<File> = below.iter().map(|file| file.try_clone().unwrap()).collect();
@@ -194,7 +194,7 @@ fn a_snapshot_lies_above_the_last_one_if_that_is_the_one_that_is_named() {
     if let Err(fault) = copy(&mut monitor.agent, "given up", None) {
         return println!("SKIPPED: memory layers above the last one: {fault}");
     }
-    let little = Request::CopyMemory { name: None, above: None, least_bytes: u64::MAX };
+    let little = Request::CopyMemory { name: None, above: None, least_bytes: u64::MAX, past_cache: false };
     let empty = tempfile::tempfile().unwrap();
     let reply = monitor.agent.request(little, &[empty.as_fd()]).unwrap();
     assert!(matches!(reply, Reply::LittleMemory) && empty.metadata().unwrap().len() == 0);
@@ -230,7 +230,12 @@ fn a_snapshot_lies_above_the_last_one_if_that_is_the_one_that_is_named() {
 /// Begins a layer called `name`, and says whether it lies above the one called `above`.
 fn copy(agent: &mut Agent, name: &str, above: Option<&str>) -> Result<(File, bool), Fault> {
     let layer = tempfile::tempfile().unwrap();
-    let request = Request::CopyMemory { name: Some(name.to_owned()), above: above.map(str::to_owned), least_bytes: 0 };
+    let request = Request::CopyMemory {
+        name: Some(name.to_owned()),
+        above: above.map(str::to_owned),
+        least_bytes: 0,
+        past_cache: false,
+    };
     let reply = agent.request(request, &[layer.as_fd()])?;
     let Reply::MemoryCopied { above } = reply else { panic!("unexpected {reply:?}") };
     Ok((layer, above))
