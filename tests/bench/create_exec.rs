@@ -1,7 +1,5 @@
 //! What a caller waits for: from the create call to the first byte of a command's output.
 
-use std::time::Duration;
-
 use sandpiper_protocol::agent::StartKind;
 use support::{Host, small};
 
@@ -9,8 +7,6 @@ use crate::report::Report;
 use crate::starts;
 use crate::trace_steps::TraceSteps;
 
-/// Before each start, so that what the one before it left to be done is done, as on a host that was left alone.
-const REST: Duration = Duration::from_secs(5);
 /// Machines that wait; each start takes one of them, and comes when there are as many again.
 const PARKED: u32 = 2;
 
@@ -35,7 +31,7 @@ async fn measure(name: &str, kind: StartKind, parked: u32, runs: usize, report: 
     let (mut created, mut output, mut steps) = (Vec::new(), Vec::new(), TraceSteps::of("POST /v1/sandboxes"));
     for _ in 0..runs {
         Host::shared().wait_until_parked(parked).await;
-        tokio::time::sleep(REST).await;
+        starts::rest().await;
         let start = starts::timed(&small(), kind).await?;
         created.push(start.created);
         output.push(start.first_output);

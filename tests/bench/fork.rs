@@ -21,6 +21,7 @@ pub(crate) async fn run(runs: usize, report: &mut Report) -> anyhow::Result<()> 
         let (mut live, mut bytes) = (Vec::new(), Vec::new());
         let mut steps = TraceSteps::of("POST /v1/sandboxes/{id}/fork");
         for _ in 0..runs {
+            starts::rest().await;
             let before = layers::own_bytes(&host.folder_of(&source.id))?;
             let start = Instant::now();
             let forks = source.fork(count).await?;

@@ -39,6 +39,7 @@ pub(crate) async fn run(half: Half, runs: usize, report: &mut Report) -> anyhow:
             paused.push(elapsed(start));
             bytes.push(mebibytes(layers::own_bytes(&folder)?.saturating_sub(before)));
 
+            starts::rest().await;
             let start = Instant::now();
             sandbox.resume(None).await?;
             resumed.push(elapsed(start));

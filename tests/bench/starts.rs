@@ -1,6 +1,6 @@
 //! Starts of the kind that a result says: one of the other kind among them ends the run.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use sandpiper::client::CreateSandbox;
@@ -10,6 +10,9 @@ use support::{Host, Sandbox, shell};
 
 use crate::report::elapsed;
 
+/// Before a start, so that what the one before it left to be done is done, as on a host that was left alone.
+const REST: Duration = Duration::from_secs(5);
+
 /// A new sandbox, and how long its caller waited.
 pub(crate) struct Start {
     pub(crate) sandbox: Sandbox,
@@ -17,6 +20,11 @@ pub(crate) struct Start {
     pub(crate) created: f64,
     /// From the create call to the first byte of a command's output.
     pub(crate) first_output: f64,
+}
+
+/// Waits until the host is as one that was left alone.
+pub(crate) async fn rest() {
+    tokio::time::sleep(REST).await;
 }
 
 /// Creates a sandbox, which must be started this way, and runs a command in it.
