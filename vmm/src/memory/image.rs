@@ -18,6 +18,10 @@ const MAX_MAPPINGS: usize = 4096;
 /// of zeros in the page cache.
 const SMALL_HOLE: u64 = 64 * 1024;
 
+/// The length from which on data of a layer above the bottom is mapped. Most of what a guest wrote here and there is shorter: a mapping
+/// costs more than to read it, and is paid for once more by the page's first use, which comes soon.
+const WORTH_MAPPING: u64 = 3 * PAGE_SIZE;
+
 /// Why files cannot be a guest's memory.
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {
@@ -81,8 +85,11 @@ impl Image {
     /// A layer cannot be mapped or read. A part of `memory` may show the image then.
     pub fn map(&self, memory: &Memory) -> Result<(), ImageError> {
         for (index, layer) in self.layers.iter().enumerate() {
-            let joined = if index == 0 { join(&layer.extents, SMALL_HOLE) } else { layer.extents.clone() };
-            let shortest = shortest_to_map(&joined);
+            let (joined, least) = match index {
+                0 => (join(&layer.extents, SMALL_HOLE), PAGE_SIZE),
+                _ => (layer.extents.clone(), WORTH_MAPPING),
+            };
+            let shortest = shortest_to_map(&joined, least);
             for extent in joined {
                 let is_mapped = extent.end - extent.start >= shortest;
                 for piece in pieces(memory, extent) {
@@ -136,9 +143,9 @@ fn join(extents: &[Range<u64>], gap: u64) -> Vec<Range<u64>> {
     joined
 }
 
-/// The length from which on there are few enough extents to map them; shorter ones are read instead.
-fn shortest_to_map(extents: &[Range<u64>]) -> u64 {
-    let mut shortest = PAGE_SIZE;
+/// The length, `least` or more, from which on there are few enough extents to map them; shorter ones are read instead.
+fn shortest_to_map(extents: &[Range<u64>], least: u64) -> u64 {
+    let mut shortest = least;
     while extents.iter().filter(|extent| extent.end - extent.start >= shortest).count() > MAX_MAPPINGS {
         shortest *= 2;
     }
@@ -233,7 +240,10 @@ mod tests {
         let memory = Memory::from_ranges(&[(GuestAddress(0), PAGE * 4 * MAX_MAPPINGS)]).unwrap();
         let files = vec![layer(pages, &[]), layer(pages, &content)];
         let image = Image::open(files, pages * PAGE_SIZE).unwrap();
-        assert!(shortest_to_map(&image.layers[1].extents) > PAGE_SIZE);
+        let longest: Vec<_> =
+            (0..=MAX_MAPPINGS as u64).map(|at| at * 8 * PAGE_SIZE..(at * 8 + 4) * PAGE_SIZE).collect();
+        assert_eq!(shortest_to_map(&longest[1..], WORTH_MAPPING), WORTH_MAPPING);
+        assert!(shortest_to_map(&longest, WORTH_MAPPING) > 4 * PAGE_SIZE);
 
         image.map(&memory).unwrap();
 
