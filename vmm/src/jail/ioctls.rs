@@ -35,9 +35,10 @@ pub(super) const VCPU: &[u64] = &[
     both::<kvm::kvm_nested_state>(0xbe),  // KVM_GET_NESTED_STATE
     write::<kvm::kvm_nested_state>(0xbf), // KVM_SET_NESTED_STATE
     read::<kvm::kvm_xsave>(0xcf),         // KVM_GET_XSAVE2
-    write::<kvm::kvm_device_attr>(0xe1),  // KVM_SET_DEVICE_ATTR
-    write::<kvm::kvm_device_attr>(0xe2),  // KVM_GET_DEVICE_ATTR
-    write::<kvm::kvm_device_attr>(0xe3),  // KVM_HAS_DEVICE_ATTR
+    PRE_FAULT_MEMORY,
+    write::<kvm::kvm_device_attr>(0xe1), // KVM_SET_DEVICE_ATTR
+    write::<kvm::kvm_device_attr>(0xe2), // KVM_GET_DEVICE_ATTR
+    write::<kvm::kvm_device_attr>(0xe3), // KVM_HAS_DEVICE_ATTR
 ];
 
 /// What building, saving and restoring a machine takes besides its vCPUs.
@@ -67,6 +68,9 @@ pub(super) const MACHINE: &[u64] = &[
     write::<kvm::kvm_pit_state2>(0xa0),              // KVM_SET_PIT2
     write::<kvm::kvm_enable_cap>(0xa3),              // KVM_ENABLE_CAP
 ];
+
+/// `KVM_PRE_FAULT_MEMORY`.
+pub(crate) const PRE_FAULT_MEMORY: u64 = both::<kvm::kvm_pre_fault_memory>(0xd5);
 
 /// `PAGEMAP_SCAN` (`include/uapi/linux/fs.h`): which pages of memory were written.
 pub(crate) const PAGEMAP_SCAN: u64 = 0xc060_6610;
@@ -116,6 +120,7 @@ mod tests {
         assert_eq!(VCPU[0], 0xae80);
         assert!(VCPU.contains(&0x4008_ae89), "KVM_SET_MSRS");
         assert!(VCPU.contains(&0x9000_aea4), "KVM_GET_XSAVE");
+        assert_eq!(PRE_FAULT_MEMORY, 0xc040_aed5);
         assert!(MACHINE.contains(&0x4020_ae46), "KVM_SET_USER_MEMORY_REGION");
         assert!(MACHINE.contains(&0xc208_ae62), "KVM_GET_IRQCHIP");
         assert!(MACHINE.contains(&0x4040_ae79), "KVM_IOEVENTFD");

@@ -36,7 +36,7 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::{self, JoinHandle};
 
 use self::filters::Filters;
-pub(crate) use self::ioctls::{PAGEMAP_SCAN, UFFDIO_API, UFFDIO_REGISTER};
+pub(crate) use self::ioctls::{PAGEMAP_SCAN, PRE_FAULT_MEMORY, UFFDIO_API, UFFDIO_REGISTER};
 
 /// The smallest user id for a jailed monitor: those below belong to the host's own services.
 pub const FIRST_UID: u32 = 1000;

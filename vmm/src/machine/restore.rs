@@ -4,6 +4,7 @@
 //! be somebody's who can calculate one. What does not fit is refused before the guest runs.
 
 use std::fs::File;
+use std::sync::Arc;
 
 use kvm_bindings::{CpuId, kvm_clock_data, kvm_cpuid_entry2};
 use kvm_ioctls::Kvm;
@@ -20,7 +21,7 @@ use crate::exit::ExitLatch;
 use crate::jail::{self, Role};
 use crate::memory;
 use crate::memory::image::{Image, ImageError};
-use crate::memory::working_set::WorkingSet;
+use crate::memory::working_set::{Fetch, WorkingSet};
 use crate::snapshot::format::{self, FormatError};
 use crate::snapshot::state::{Config, State};
 use crate::vcpu_state::{VcpuState, VcpuStateError};
@@ -114,9 +115,7 @@ pub fn restore(
     check_capabilities(&prepared, &state.capabilities)?;
     let image = Image::open(snapshot.memory, memory::length(&prepared.memory))?;
     image.map(&prepared.memory)?;
-    if let Some(file) = &snapshot.working_set {
-        fetch(&prepared, file);
-    }
+    let fetch = snapshot.working_set.as_ref().and_then(|file| fetch(&prepared, file));
 
     interrupts::restore(&prepared.vm, &state.interrupts)?;
     let extra_disks = state.config.extra_disks;
@@ -137,6 +136,17 @@ pub fn restore(
     }
     attached.generation_id.write_new(&prepared.memory).map_err(BuildError::from)?;
     attached.generation_id.notify();
+    // As late as possible: most of it is there by now.
+    if let Some(fetch) = fetch {
+        prepared.vcpus.each(|id| {
+            let (memory, fetch) = (prepared.memory.clone(), Arc::clone(&fetch));
+            Box::new(move |vcpu| {
+                if id == 0 {
+                    fetch.enter(&memory, vcpu);
+                }
+            })
+        })?;
+    }
     Ok(Machine::new(prepared, machine, image, attached, exit.clone()))
 }
 
@@ -236,16 +246,20 @@ fn check_features(theirs: &[kvm_cpuid_entry2], ours: &CpuId) -> Result<(), Resto
 
 /// Has a thread fetch the working set while the rest of the machine is put together, and beyond. Nothing depends on it: the
 /// guest goes on without one that is damaged, only more slowly.
-fn fetch(prepared: &Prepared, file: &File) {
+fn fetch(prepared: &Prepared, file: &File) -> Option<Arc<Fetch>> {
     match format::read::<WorkingSet>(file) {
         Ok(set) => {
-            let memory = prepared.memory.clone();
-            let _ = jail::spawn(Role::Prefetch, move || set.fetch(&memory));
+            let (memory, fetch) = (prepared.memory.clone(), Arc::new(Fetch::new(set)));
+            let populating = Arc::clone(&fetch);
+            jail::spawn(Role::Prefetch, move || populating.populate(&memory)).ok().map(|_| fetch)
         }
-        Err(error) => eprintln!(
-            "sandpiper-vmm: restoring without the working set, so the guest's first requests are slower: {}",
-            error_chain::chain(&error)
-        ),
+        Err(error) => {
+            eprintln!(
+                "sandpiper-vmm: restoring without the working set, so the guest's first requests are slower: {}",
+                error_chain::chain(&error)
+            );
+            None
+        }
     }
 }
 

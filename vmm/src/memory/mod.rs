@@ -22,6 +22,7 @@
 
 pub mod image;
 pub mod layer_file;
+mod second_level;
 pub mod tracker;
 pub mod working_set;
 pub mod written;
@@ -99,6 +100,8 @@ pub fn length(memory: &Memory) -> u64 {
 struct Piece {
     /// In RAM.
     offset: u64,
+    /// Where the guest has it.
+    guest: u64,
     host: *mut u8,
     length: usize,
 }
@@ -114,7 +117,8 @@ fn pieces(memory: &Memory, range: Range<u64>) -> impl Iterator<Item = Piece> {
         let length = usize::try_from(to.checked_sub(from)?).ok().filter(|length| *length > 0)?;
         // The region is mapped in whole, so an offset within it fits.
         let within = usize::try_from(from - start).ok()?;
-        Some(Piece { offset: from, host: region.as_ptr().wrapping_add(within), length })
+        let guest = region.start_addr().0.checked_add(from - start)?;
+        Some(Piece { offset: from, guest, host: region.as_ptr().wrapping_add(within), length })
     })
 }
 
@@ -126,8 +130,9 @@ mod tests {
     fn a_range_is_cut_where_regions_end_and_at_the_end_of_ram() {
         let regions = [(GuestAddress(0), 0x3000), (GuestAddress(0x10_0000), 0x2000)];
         let memory = Memory::from_ranges(&regions).unwrap();
-        let found: Vec<_> = pieces(&memory, 0x2000..0x9000).map(|piece| (piece.offset, piece.length as u64)).collect();
-        assert_eq!(found, [(0x2000, 0x1000), (0x3000, 0x2000)]);
+        let found: Vec<_> =
+            pieces(&memory, 0x2000..0x9000).map(|piece| (piece.offset, piece.guest, piece.length as u64)).collect();
+        assert_eq!(found, [(0x2000, 0x2000, 0x1000), (0x3000, 0x10_0000, 0x2000)]);
         assert_eq!(pieces(&memory, 0x5000..0x9000).count(), 0);
         assert_eq!(length(&memory), 0x5000);
     }

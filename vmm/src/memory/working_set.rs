@@ -1,14 +1,22 @@
 //! The pages that a restored guest touches first.
 //!
-//! Each costs an exit of the guest and a page fault when it is touched one by one; told beforehand, the kernel maps them
-//! by the hundred. Nothing depends on it: a working set that cannot be read, or does not fit, is left alone.
+//! Each costs an exit of the guest and two page faults when it is touched one by one, the host's and KVM's; told beforehand, the
+//! kernel maps them by the hundred. Nothing depends on it: a working set that cannot be read, or does not fit, is left alone.
+//!
+//! ```text
+//!   thread of its own   [populate 0][populate 1][populate 2] …       this process's page tables, while the machine is put together
+//!   first vCPU                       [enter 0][enter 1][enter 2] … ▶ runs    the guest's second-level ones, as far as the other has got
+//! ```
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use kvm_ioctls::VcpuFd;
 
 use serde::{Deserialize, Serialize};
 
 use super::written::Touched;
-use super::{Piece, pieces};
+use super::{Piece, pieces, second_level};
 use crate::devices::virtio::Memory;
 use crate::snapshot::format::{Content, Kind};
 
@@ -43,18 +51,53 @@ impl WorkingSet {
         };
         Self { ranges: touched.iter().map(entry).collect() }
     }
+}
+
+impl Entry {
+    fn range(&self) -> Range<u64> {
+        self.offset..self.offset.saturating_add(self.length)
+    }
+}
+
+/// A working set on its way into memory.
+#[derive(Debug)]
+pub struct Fetch {
+    set: WorkingSet,
+    /// How many of its stretches are there.
+    populated: AtomicUsize,
+}
+
+impl Fetch {
+    pub fn new(set: WorkingSet) -> Self {
+        Self { set, populated: AtomicUsize::new(0) }
+    }
 
     /// Maps these pages of `memory`. Changes no byte of it, so it may run beside the guest.
-    pub fn fetch(&self, memory: &Memory) {
-        for entry in &self.ranges {
-            let range: Range<u64> = entry.offset..entry.offset.saturating_add(entry.length);
+    pub fn populate(&self, memory: &Memory) {
+        for entry in &self.set.ranges {
             let advice = if entry.written { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
-            for Piece { host, length, .. } in pieces(memory, range) {
+            for Piece { host, length, .. } in pieces(memory, entry.range()) {
                 // SAFETY: `pieces` gives stretches of guest memory that `memory` keeps mapped. Populating reads pages in and
                 // makes private copies of them; their content stays.
                 let failed = unsafe { libc::madvise(host.cast(), length, advice) } != 0;
                 if failed {
                     // An older kernel, or no memory left: the guest fetches what it needs by itself.
+                    return;
+                }
+            }
+            self.populated.fetch_add(1, Ordering::Release);
+        }
+    }
+
+    /// Has KVM map for the guest what is populated by now. By the thread of a vCPU that does not run yet.
+    pub fn enter(&self, memory: &Memory, vcpu: &VcpuFd) {
+        for (index, entry) in self.set.ranges.iter().enumerate() {
+            if index >= self.populated.load(Ordering::Acquire) {
+                return;
+            }
+            for Piece { guest, length, .. } in pieces(memory, entry.range()) {
+                if second_level::map(vcpu, guest, length as u64).is_err() {
+                    // An older kernel, or no second-level page tables: each is mapped when the guest touches it.
                     return;
                 }
             }
@@ -93,7 +136,8 @@ mod tests {
         let (second, _file) = restored();
         assert_eq!(pagemap.touched(&second).unwrap(), []);
 
-        set.fetch(&second);
+        let fetch = Fetch::new(set);
+        fetch.populate(&second);
 
         let touched = pagemap.touched(&second).unwrap();
         assert!(touched.iter().any(|t| t.written && t.range == (2 * PAGE_SIZE..3 * PAGE_SIZE)), "{touched:?}");
@@ -104,7 +148,8 @@ mod tests {
     fn ranges_outside_ram_are_left_alone() {
         let (memory, _file) = restored();
         let entry = |offset, length| Entry { offset, length, written: true };
-        WorkingSet { ranges: vec![entry(u64::MAX, 4096), entry(1 << 40, u64::MAX), entry(0, 1 << 30)] }.fetch(&memory);
+        let set = WorkingSet { ranges: vec![entry(u64::MAX, 4096), entry(1 << 40, u64::MAX), entry(0, 1 << 30)] };
+        Fetch::new(set).populate(&memory);
         assert_eq!(memory.read_obj::<u8>(GuestAddress(0)).unwrap(), 7);
     }
 }
