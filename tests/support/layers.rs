@@ -91,7 +91,11 @@ pub fn own_bytes_of(folders: impl IntoIterator<Item = impl AsRef<Path>>) -> io::
     let mut files = HashMap::new();
     for folder in folders {
         for entry in std::fs::read_dir(folder)? {
-            let metadata = entry?.metadata()?;
+            let metadata = match entry?.metadata() {
+                // Of a host that goes on.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                metadata => metadata?,
+            };
             if metadata.is_file() {
                 // `st_blocks` counts in 512 bytes whatever the file system's blocks are (stat(3type)).
                 let file = files.entry((metadata.dev(), metadata.ino()));

@@ -118,8 +118,9 @@ impl Pagemap {
     pub fn save(&self, memory: &Memory, below: &Image, layer: LayerFile<'_>) -> Result<u64, SaveError> {
         make_room(memory, layer.file)?;
         let touched = self.touched(memory).map_err(SaveError::Find)?;
+        let written = touched.into_iter().filter(|touched| touched.written).map(|touched| touched.range);
         let mut bytes = 0;
-        for Touched { range, .. } in touched.into_iter().filter(|touched| touched.written) {
+        for range in joined(written.collect(), SMALL_GAP) {
             for piece in pieces(memory, range) {
                 bytes += save_piece(piece, Some(below), layer).map_err(SaveError::Write)?;
             }
@@ -151,7 +152,7 @@ impl Pagemap {
             let below = below.filter(|_| round == 0);
             let look = if below.is_some() { Look::PROTECT_ALL } else { Look::PROTECT_WRITTEN };
             let found: Vec<Range<u64>> = self.look(memory, &look)?.into_iter().map(|(range, _)| range).collect();
-            for piece in found.iter().flat_map(|range| pieces(memory, range.clone())) {
+            for piece in joined(found.clone(), SMALL_GAP).into_iter().flat_map(|range| pieces(memory, range)) {
                 copy_piece(piece, below, layer, &mut buffer).map_err(SaveError::Write)?;
             }
             let bytes: u64 = found.iter().map(|range| range.end - range.start).sum();
@@ -162,7 +163,7 @@ impl Pagemap {
             }
             before = bytes;
         }
-        Ok(Begun { file: (metadata.dev(), metadata.ino(), metadata.len()), copied: joined(copied) })
+        Ok(Begun { file: (metadata.dev(), metadata.ino(), metadata.len()), copied: joined(copied, 0) })
     }
 
     /// Completes a layer that was begun, for another to be begun above it. Nothing may write to `memory` meanwhile. Returns the bytes
@@ -172,13 +173,12 @@ impl Pagemap {
     /// `layer` cannot be written, or the written pages cannot be found.
     pub fn finish(&self, begun: &Begun, memory: &Memory, layer: LayerFile<'_>) -> Result<u64, SaveError> {
         let now = self.look(memory, &Look::PROTECT_AND_TELL)?;
-        for (range, _) in now.iter().filter(|(_, has_changed)| *has_changed) {
-            for piece in pieces(memory, range.clone()) {
-                save_piece(piece, None, layer).map_err(SaveError::Write)?;
-            }
+        let changed = now.iter().filter(|(_, has_changed)| *has_changed).map(|(range, _)| range.clone());
+        for piece in joined(changed.collect(), SMALL_GAP).into_iter().flat_map(|range| pieces(memory, range)) {
+            save_piece(piece, None, layer).map_err(SaveError::Write)?;
         }
         // What the guest has given back since is what lies below again.
-        let now = joined(now.into_iter().map(|(range, _)| range).collect());
+        let now = joined(now.into_iter().map(|(range, _)| range).collect(), 0);
         for gone in without(&begun.copied, &now) {
             punch(layer.file, gone).map_err(SaveError::Write)?;
         }
@@ -297,7 +297,8 @@ fn copy_piece(piece: Piece, below: Option<&Image>, layer: LayerFile<'_>, buffer:
     Ok(())
 }
 
-/// Writes runs of pages to their place in `layer`. Those that say nothing which `below` does not are skipped, if it is given.
+/// Writes runs of pages to their place in `layer`. With `below`, those that say nothing which that does not are skipped, where there
+/// are more of them together than a [small gap](SMALL_GAP).
 fn write_pages(bytes: &[u8], offset: u64, below: Option<&Image>, layer: LayerFile<'_>) -> io::Result<u64> {
     const PAGE: usize = 4096;
     const ZEROS: [u8; PAGE] = [0; PAGE];
@@ -305,23 +306,27 @@ fn write_pages(bytes: &[u8], offset: u64, below: Option<&Image>, layer: LayerFil
         below.is_some_and(|below| page == &ZEROS[..page.len()] && !below.holds(offset + at as u64))
     };
     let mut written = 0;
-    let mut run: Option<usize> = None;
+    let mut run: Option<Range<usize>> = None;
     let flush = |from: usize, to: usize| layer.write(&bytes[from..to], offset + from as u64);
     for at in (0..bytes.len()).step_by(PAGE) {
-        let skipped = says_nothing(at, &bytes[at..(at + PAGE).min(bytes.len())]);
-        match (run, skipped) {
-            (Some(from), true) => {
-                flush(from, at)?;
-                written += at - from;
-                run = None;
-            }
-            (None, false) => run = Some(at),
-            _ => {}
+        let end = (at + PAGE).min(bytes.len());
+        if says_nothing(at, &bytes[at..end]) {
+            continue;
         }
+        run = match run {
+            Some(Range { start, end: last }) if (at - last) as u64 <= SMALL_GAP => Some(start..end),
+            before => {
+                if let Some(Range { start, end }) = before {
+                    flush(start, end)?;
+                    written += end - start;
+                }
+                Some(at..end)
+            }
+        };
     }
-    if let Some(from) = run {
-        flush(from, bytes.len())?;
-        written += bytes.len() - from;
+    if let Some(Range { start, end }) = run {
+        flush(start, end)?;
+        written += end - start;
     }
     Ok(written as u64)
 }
@@ -338,13 +343,13 @@ fn punch(layer: &File, range: Range<u64>) -> io::Result<()> {
     }
 }
 
-/// Ranges in order, none of which touches another.
-fn joined(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
+/// Ranges in order, between which there are more than `gap` bytes.
+fn joined(mut ranges: Vec<Range<u64>>, gap: u64) -> Vec<Range<u64>> {
     ranges.sort_by_key(|range| range.start);
     let mut joined: Vec<Range<u64>> = Vec::new();
     for range in ranges {
         match joined.last_mut() {
-            Some(last) if last.end >= range.start => last.end = last.end.max(range.end),
+            Some(last) if last.end.saturating_add(gap) >= range.start => last.end = last.end.max(range.end),
             _ => joined.push(range),
         }
     }
@@ -369,6 +374,10 @@ fn without(all: &[Range<u64>], taken: &[Range<u64>]) -> Vec<Range<u64>> {
     }
     left
 }
+
+/// Bytes up to which what lies between written pages is written along, as it is below. A stretch more costs the disk a request, and each
+/// restore a mapping.
+const SMALL_GAP: u64 = 4 * PAGE_SIZE;
 
 /// Times that a layer which is begun is gone through at most.
 const MAX_ROUNDS: usize = 4;
@@ -500,6 +509,14 @@ mod tests {
         let extents = data_extents(&layer, PAGES * PAGE_SIZE).unwrap();
         assert_eq!(extents, [4 * PAGE_SIZE..5 * PAGE_SIZE, 63 * PAGE_SIZE..64 * PAGE_SIZE]);
 
+        // What lies between the two is written along, as it is below.
+        write(&second, 1, 1);
+        let joined = tempfile::tempfile().unwrap();
+        assert_eq!(pagemap().save(&second, &image, cached(&joined)).unwrap(), 5 * PAGE_SIZE);
+        let restored = memory();
+        Image::open(vec![base.try_clone().unwrap(), joined], PAGES * PAGE_SIZE).unwrap().map(&restored).unwrap();
+        assert_eq!([1, 2, 3, 4, 63].map(|page| read(&restored, page)), [1, 0, 3, 0, 9]);
+
         let third = memory();
         Image::open(vec![base, layer], PAGES * PAGE_SIZE).unwrap().map(&third).unwrap();
         assert_eq!([3, 4, 10, 31, 32, 63].map(|page| read(&third, page)), [3, 0, 0, 31, 32, 9]);
@@ -550,7 +567,7 @@ mod tests {
         let extents = |file: &File| data_extents(file, PAGES * PAGE_SIZE).unwrap();
         assert_eq!(
             extents(&next),
-            [3..4, 6..8, 20..21, 31..33, 40..41, 50..51]
+            [3..8, 20..21, 31..33, 40..41, 50..51]
                 .map(|range: Range<u64>| range.start * PAGE_SIZE..range.end * PAGE_SIZE)
         );
         // As one with the same inode is that was made after this one was removed.
@@ -611,7 +628,8 @@ mod tests {
         let all = [0..10, 20..30, 40..50];
         assert_eq!(without(&all, &[]), all);
         assert_eq!(without(&all, &[2..4, 8..25, 29..60]), [0..2, 4..8, 25..29]);
-        assert_eq!(joined(vec![5..7, 0..3, 3..4, 6..9]), [0..4, 5..9]);
+        assert_eq!(joined(vec![5..7, 0..3, 3..4, 6..9], 0), [0..4, 5..9]);
+        assert_eq!(joined(vec![5..7, 0..3, 3..4, 12..14], 2), [0..7, 12..14]);
     }
 
     #[test]
