@@ -300,7 +300,6 @@ fn copy_piece(piece: Piece, below: Option<&Image>, layer: LayerFile<'_>, buffer:
 /// Writes runs of pages to their place in `layer`. With `below`, those that say nothing which that does not are skipped, where there
 /// are more of them together than a [small gap](SMALL_GAP).
 fn write_pages(bytes: &[u8], offset: u64, below: Option<&Image>, layer: LayerFile<'_>) -> io::Result<u64> {
-    const PAGE: usize = 4096;
     const ZEROS: [u8; PAGE] = [0; PAGE];
     let says_nothing = |at: usize, page: &[u8]| {
         below.is_some_and(|below| page == &ZEROS[..page.len()] && !below.holds(offset + at as u64))
@@ -385,6 +384,9 @@ const MAX_ROUNDS: usize = 4;
 /// Bytes that are no reason to go through it again.
 const FEW: u64 = 4 << 20;
 
+/// [`PAGE_SIZE`], in memory.
+const PAGE: usize = 4096;
+
 /// Bytes that are copied at a time.
 const COPY: usize = 1 << 20;
 
@@ -393,11 +395,11 @@ struct CopyBuffer(Vec<u8>);
 
 impl CopyBuffer {
     fn new() -> Self {
-        Self(vec![0; COPY + PAGE_SIZE as usize])
+        Self(vec![0; COPY + PAGE])
     }
 
     fn pages(&mut self) -> &mut [u8] {
-        let start = self.0.as_ptr().align_offset(PAGE_SIZE as usize);
+        let start = self.0.as_ptr().align_offset(PAGE);
         &mut self.0[start..start + COPY]
     }
 }
@@ -463,7 +465,6 @@ mod tests {
     use super::*;
     use vm_memory::{Bytes, GuestAddress};
 
-    const PAGE: usize = 4096;
     const PAGES: u64 = 64;
 
     fn pagemap() -> Pagemap {
