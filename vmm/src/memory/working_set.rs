@@ -20,6 +20,10 @@ use super::{Piece, pieces, second_level};
 use crate::devices::virtio::Memory;
 use crate::snapshot::format::{Content, Kind};
 
+/// Bytes that are entered at most before the guest runs: the sets of plain templates are a quarter of it, and a guest that waits for a
+/// large one would have served by then.
+const MOST_ENTERED: u64 = 32 << 20;
+
 /// Stretches of RAM, in order.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkingSet {
@@ -89,12 +93,14 @@ impl Fetch {
         }
     }
 
-    /// Has KVM map for the guest what is populated by now. By the thread of a vCPU that does not run yet.
+    /// Has KVM map for the guest what is populated by now, [`MOST_ENTERED`] at most. By the thread of a vCPU that does not run yet.
     pub fn enter(&self, memory: &Memory, vcpu: &VcpuFd) {
+        let mut left = MOST_ENTERED;
         for (index, entry) in self.set.ranges.iter().enumerate() {
-            if index >= self.populated.load(Ordering::Acquire) {
+            if index >= self.populated.load(Ordering::Acquire) || entry.length > left {
                 return;
             }
+            left -= entry.length;
             for Piece { guest, length, .. } in pieces(memory, entry.range()) {
                 if second_level::map(vcpu, guest, length as u64).is_err() {
                     // An older kernel, or no second-level page tables: each is mapped when the guest touches it.
