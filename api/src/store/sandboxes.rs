@@ -424,8 +424,8 @@ impl Sandboxes {
     }
 }
 
-/// What [`Sandboxes::mirror`] and the like do, within a transaction; false where there is no such row, or its volume is another's yet:
-/// then the transaction is of no use any more, if it had other changes.
+/// What [`Sandboxes::mirror`] and the like do, within a transaction; false where there is no such row, or where its volume is
+/// another's yet, which no change of the transaction survives.
 async fn take_over(
     tx: &mut Tx,
     report: &agent::Sandbox,
