@@ -20,7 +20,8 @@ use crate::comparison::{CLOCK_MS, Run};
 
 /// Between two looks.
 const LOOK: Duration = Duration::from_millis(50);
-/// Between the agent's reading of the clock and the time of the file, on a machine that has much to do.
+/// Between the agent's reading of the clock and the time of the file, beside the longest pause between two looks: where the
+/// observer did not get to run, the agent did not either.
 const BEFORE_WRITTEN_MS: i64 = 250;
 /// How long an agent takes to notice that a monitor has ended, beside twice the longest pause between two looks: where the observer
 /// waits for a processor, so does the agent.
@@ -102,8 +103,8 @@ pub(crate) struct Seen {
 struct Machine {
     /// The beginning of the last look at which it was not its team's yet.
     before_ms: i64,
-    /// When the first record was written that has it be its team's, and how long there had been no look.
-    ready: Option<(i64, i64)>,
+    /// When the first record was written that has it be its team's.
+    ready: Option<i64>,
     /// The beginning of the last look that found it alive.
     alive_ms: i64,
     /// The last moment of the last look at which it was being saved.
@@ -120,7 +121,6 @@ struct Over {
     found_ms: i64,
     /// When the record was written that says so; where it is gone already, the same.
     written_ms: i64,
-    pause_ms: i64,
 }
 
 impl Seen {
@@ -143,7 +143,7 @@ impl Seen {
                 over: None,
             });
             if monitor.is_ready {
-                machine.ready.get_or_insert((*written_ms, pause_ms));
+                machine.ready.get_or_insert(*written_ms);
             } else if machine.ready.is_none() {
                 machine.before_ms = begin;
             }
@@ -165,7 +165,7 @@ impl Seen {
             // One that was never ready is over once it is gone.
             if !monitor.is_some_and(|monitor| monitor.is_ready || machine.ready.is_none()) {
                 let written_ms = sighting.map_or(end, |sighting| sighting.written_ms.min(end));
-                machine.over = Some(Over { found_ms: end, written_ms, pause_ms });
+                machine.over = Some(Over { found_ms: end, written_ms });
             }
         }
         self.looks += 1;
@@ -191,10 +191,10 @@ impl Seen {
     fn run(&self, sandbox: &str, machine: &Machine, killed_ms: Option<i64>) -> Run {
         let sandbox = sandbox.to_owned();
         let last_ms = self.last.as_ref().map_or(machine.alive_ms, |last| *last.end());
-        let over = machine.over.unwrap_or(Over { found_ms: last_ms, written_ms: last_ms, pause_ms: 0 });
-        let Some((written_ms, pause_ms)) = machine.ready else {
+        let over = machine.over.unwrap_or(Over { found_ms: last_ms, written_ms: last_ms });
+        let Some(written_ms) = machine.ready else {
             // It may have been its team's after one look and before the next.
-            let some_time = machine.before_ms.min(machine.alive_ms) - BEFORE_WRITTEN_MS..=over.found_ms;
+            let some_time = machine.before_ms.min(machine.alive_ms) - self.before_written_ms()..=over.found_ms;
             return Run {
                 sandbox,
                 is_certain: false,
@@ -202,15 +202,14 @@ impl Seen {
                 ended: some_time,
                 last_seen: None,
                 noted_ms: None,
-                most_ms: self.longest_pause_ms + BEFORE_WRITTEN_MS,
+                most_ms: self.longest_pause_ms + self.before_written_ms(),
             };
         };
         // A record that was written before the look is the first that says so; another may have been between two looks.
-        let earliest =
-            |written_ms: i64, look_ms: i64, pause_ms: i64| written_ms.min(look_ms) - BEFORE_WRITTEN_MS.max(pause_ms);
-        let began = earliest(written_ms, machine.before_ms, pause_ms)..=written_ms + CLOCK_MS;
+        let earliest = |written_ms: i64, look_ms: i64| written_ms.min(look_ms) - self.before_written_ms();
+        let began = earliest(written_ms, machine.before_ms)..=written_ms + CLOCK_MS;
         let died_ms = killed_ms.or(machine.dead_ms);
-        let first = earliest(over.written_ms, killed_ms.unwrap_or(machine.alive_ms), over.pause_ms);
+        let first = earliest(over.written_ms, killed_ms.unwrap_or(machine.alive_ms));
         let last = died_ms.map_or(over.written_ms, |died_ms| self.noticed_by(died_ms, machine).min(over.written_ms));
         let ended = first..=last.max(first) + CLOCK_MS;
         let last_seen = self.last_seen(machine, over, died_ms).map(|seen| (*seen.start()).min(first)..=*seen.end());
@@ -227,6 +226,10 @@ impl Seen {
         died_ms.max(machine.saved_ms).max(is_there) + self.noticed_after_ms()
     }
 
+    fn before_written_ms(&self) -> i64 {
+        BEFORE_WRITTEN_MS + self.longest_pause_ms
+    }
+
     fn noticed_after_ms(&self) -> i64 {
         NOTICED_MS + 2 * self.longest_pause_ms
     }
@@ -240,7 +243,7 @@ impl Seen {
         if self.agents.iter().any(was_there) {
             return None;
         }
-        let first = self.noted_before(over).map_or(machine.before_ms, |noted_ms| noted_ms - BEFORE_WRITTEN_MS);
+        let first = self.noted_before(over).map_or(machine.before_ms, |noted_ms| noted_ms - self.before_written_ms());
         // What was not noticed yet is noted with all others.
         let was_away = self.agents.iter().all(|agent| !agent.contains(&died_ms));
         let last = if was_away { died_ms } else { died_ms.max(machine.saved_ms) + self.noticed_after_ms() };
@@ -320,22 +323,22 @@ mod tests {
         );
         let run = run(&seen, None);
         assert!(run.is_certain);
-        assert_eq!((run.began, run.ended, run.last_seen), (10_700..=11_040, 19_700..=20_030, None));
-        assert_eq!((run.most_ms, seen.longest_pause_ms), (20_030 - 10_700, 50));
+        assert_eq!((run.began, run.ended, run.last_seen), (10_650..=11_040, 19_650..=20_030, None));
+        assert_eq!((run.most_ms, seen.longest_pause_ms), (20_030 - 10_650, 50));
     }
 
     #[test]
     fn a_record_that_waited_for_the_disk_was_written_when_its_file_says() {
         let parts = [(12_000, Creating, 9000, true), (20_000, Ready, 10_500, true), (20_100, Stopped, 19_000, true)];
         let run = run(&seen(&parts, &ALWAYS), None);
-        assert_eq!((run.began, run.ended), (10_250..=10_550, 18_750..=19_050));
+        assert_eq!((run.began, run.ended), (10_200..=10_550, 18_700..=19_050));
     }
 
     #[test]
     fn one_that_was_killed_ran_until_then_and_the_agent_notices_soon() {
         let parts = [(20_000, Ready, 9000, true), (25_000, Ready, 9000, false), (25_100, Stopped, 24_990, true)];
         let run = run(&seen(&parts, &ALWAYS), Some(19_970));
-        assert_eq!((run.ended, run.last_seen), (19_720..=21_120, None));
+        assert_eq!((run.ended, run.last_seen), (19_670..=21_120, None));
     }
 
     #[test]
@@ -347,15 +350,15 @@ mod tests {
             (24_100, Stopped, 23_990, true),
         ];
         let run = run(&seen(&parts, &ALWAYS), Some(19_970));
-        assert_eq!(run.ended, 19_720..=20_952 + 1100 + 50);
+        assert_eq!(run.ended, 19_670..=20_952 + 1100 + 50);
     }
 
     #[test]
     fn one_that_was_killed_while_the_agent_was_away_ran_until_it_was_noted_at_least() {
         let parts = [(22_000, Ready, 9000, true), (24_000, Ready, 9000, false), (26_000, Stopped, 23_990, true)];
         let run = run(&seen(&parts, &[0..=19_999, 25_000..=99_999]), Some(21_970));
-        assert_eq!(run.last_seen, Some(17_000 - 250..=21_970 + 50));
-        assert_eq!(run.ended, 21_720..=24_040, "or the next agent saw it die");
+        assert_eq!(run.last_seen, Some(17_000 - 300..=21_970 + 50));
+        assert_eq!(run.ended, 21_670..=24_040, "or the next agent saw it die");
     }
 
     #[test]
@@ -363,7 +366,7 @@ mod tests {
         let parts = [(24_000, Ready, 9000, true), (26_000, Ready, 9000, false), (30_000, Stopped, 25_990, true)];
         let agents = [0..=14_999, 20_000..=20_500, 29_000..=99_999];
         let run = run(&seen(&parts, &agents), Some(23_970));
-        assert_eq!((*run.last_seen.unwrap().start(), run.noted_ms), (12_000 - 250, Some(12_000)));
+        assert_eq!((*run.last_seen.unwrap().start(), run.noted_ms), (12_000 - 300, Some(12_000)));
     }
 
     #[test]
@@ -371,6 +374,6 @@ mod tests {
         let parts = [(12_000, Creating, 9000, true), (12_100, Stopped, 11_990, true)];
         let run = run(&seen(&parts, &ALWAYS), None);
         assert!(!run.is_certain);
-        assert_eq!((run.began, run.most_ms), (11_700..=12_002, 300));
+        assert_eq!((run.began, run.most_ms), (11_650..=12_002, 350));
     }
 }
