@@ -1,7 +1,8 @@
 """What is run: every step of a whole test run, the ones that others wait for first.
 
 On a machine of two processors the guests take one for most of the time; what needs no guest runs beside them, and gives
-way to them.
+way to them. What is built comes before them: of a machine that has built nothing yet it would get so little beside them that
+nothing else had its turn.
 """
 
 import os
@@ -45,7 +46,7 @@ def checks():
         check("the test runner's own tests", "/usr/bin/python3", "scripts/testing/tests.py"),
         check("the SDK tests' own tests", "/usr/bin/python3", "tests/sdk/selftest.py"),
         check("the package's units", "packaging/tests/units.py", show="exposure|SKIPPED"),
-        check("clippy", "cargo", "clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings", minutes=30),
+        check("clippy", "cargo", "clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings", minutes=60),
         check("licences, bans and sources of dependencies", "cargo", "deny", "--log-level", "error", "check", "licenses", "bans",
               "sources", needs=("tools",)),
         check("licences, bans and sources of the fuzz targets' dependencies", "cargo", "deny", "--log-level", "error",
@@ -69,7 +70,7 @@ def native(text):
     of_api = "(%s)" % " | ".join("package(sandpiper-%s)" % name for name in ("api", "db", "delivery", "http", "payments"))
     of_api += " & test(%s)" % text if text else ""
     return [
-        Step("native tests: build", lambda job: job.must(["cargo", "nextest", "run", "--workspace", "--no-run"], 40, r"^error"),
+        Step("native tests: build", lambda job: job.must(["cargo", "nextest", "run", "--workspace", "--no-run"], 60, r"^error"),
              () if text else ("tools",), 5),
         Step("native tests", lambda job: nextest(job, "default", [], only), ("native tests: build",), 5, minutes=30),
         Step("native tests: documentation", lambda job: documentation(job, text), ("native tests: build",), 5, minutes=6),
@@ -121,7 +122,8 @@ def programs():
 def end_to_end(text):
     return [
         made("E2B's command line", "tests/sdk/install.py", minutes=10),
-        Step("end-to-end tests", lambda job: guests.run(job, TARGET + "/release/e2e", text), (*HOST, "E2B's command line")),
+        Step("end-to-end tests", lambda job: guests.run(job, TARGET + "/release/e2e", text), (*HOST, "E2B's command line"),
+             after=("clippy", "native tests: build")),
     ]
 
 

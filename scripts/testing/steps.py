@@ -31,7 +31,7 @@ class Step:
     needs: tuple = ()
     # How far it gives way to the steps beside it, as in nice(1).
     nice: int = 0
-    # Names of steps that it must not run beside: it waits for their ends, however they end.
+    # Names of steps that it must not run beside: it waits for the ends of those that are run, however they end.
     after: tuple = ()
     # How long it takes at most on a slow machine: one that would not end in time is left out. Without, it always runs.
     minutes: float = 0
@@ -130,7 +130,7 @@ def say(text):
 
 def run_all(steps, folder, at_once, deadline=None):
     """Runs the steps; their results, in the order in which they ended. `deadline`, of time.monotonic(): when all are to have ended."""
-    results, waiting, live = [], list(steps), set()
+    results, waiting, live, planned = [], list(steps), set(), {step.name for step in steps}
     changed = threading.Condition()
     first = time.monotonic()
 
@@ -152,7 +152,7 @@ def run_all(steps, folder, at_once, deadline=None):
     with changed:
         while waiting or live:
             for step in list(waiting):
-                unmet = unmet_needs(step, results)
+                unmet = unmet_needs(step, results, planned)
                 if unmet is None:
                     continue
                 if unmet:
@@ -173,15 +173,16 @@ def run_all(steps, folder, at_once, deadline=None):
                 threading.Thread(target=work, args=(step,), daemon=True).start()
             if live:
                 changed.wait()
-            elif waiting and all(unmet_needs(step, results) is None for step in waiting):
+            elif waiting and all(unmet_needs(step, results, planned) is None for step in waiting):
                 raise ValueError("no step makes what these need: " + ", ".join(step.name for step in waiting))
     return results
 
 
-def unmet_needs(step, results):
+def unmet_needs(step, results, planned):
     """None: not yet known. The name of a need that failed, or '' when all are met."""
     ended = {result.step.name: result for result in results}
     for need in step.needs:
         if need in ended and ended[need].outcome.failed:
             return need
-    return "" if all(name in ended for name in (*step.needs, *step.after)) else None
+    awaited = (*step.needs, *(name for name in step.after if name in planned))
+    return "" if all(name in ended for name in awaited) else None

@@ -120,6 +120,10 @@ class Steps(unittest.TestCase):
                             Step("first", lambda job: job.must(["false"], 1))])
         self.assertEqual((ended["first"].failed, ended["later"].failed), (1, 0))
 
+    def test_nobody_waits_for_the_end_of_what_is_not_run(self):
+        ended = results_of([Step("later", lambda job: job.must(["true"], 1), after=("of another run",))])
+        self.assertEqual(ended["later"].failed, 0)
+
     def test_a_step_that_takes_too_long_is_ended_with_all_it_started(self):
         ended = results_of([Step("slow", lambda job: job.must(["sh", "-c", "sleep 3600 & wait"], 0.01))])
         self.assertEqual(ended["slow"].failed, 1)
