@@ -40,7 +40,21 @@ pub enum CpuError {
 
 /// The features that KVM offers on this host: the same for all vCPUs, read once.
 pub(crate) fn supported(kvm: &Kvm) -> Result<CpuId, CpuError> {
-    kvm.get_supported_cpuid(kvm_bindings::KVM_MAX_CPUID_ENTRIES).map_err(CpuError::Supported)
+    let features = kvm.get_supported_cpuid(kvm_bindings::KVM_MAX_CPUID_ENTRIES);
+    let mut features = features.map_err(CpuError::Supported)?;
+    features.as_mut_slice().iter_mut().for_each(forget_who_answered);
+    Ok(features)
+}
+
+/// Takes from a CPUID leaf which of the host's processors KVM was asked on: then the answer is the same every time, and a restore
+/// sees that its vCPUs have the snapshot's features already. [`adapt`] fills this in.
+fn forget_who_answered(leaf: &mut kvm_cpuid_entry2) {
+    match leaf.function {
+        0x1 => leaf.ebx &= 0x00ff_ffff,
+        0xb | 0x1f => leaf.edx = 0,
+        0x8000_001e => (leaf.eax, leaf.ebx, leaf.ecx) = (0, 0, 0),
+        _ => {}
+    }
 }
 
 /// Sets the features of vCPU `id` of `count` to those that KVM offers, as far as they are true for it.
@@ -295,6 +309,28 @@ mod tests {
         assert_eq!(adapted(0x1, 0, 5, 8).ebx, 0x0508_0800);
         assert_eq!(adapted(0xb, 1, 5, 8).edx, 5);
         assert_eq!(adapted(0x8000_001e, 0, 5, 8).eax, 5);
+    }
+
+    #[test]
+    fn which_processor_answered_is_forgotten_and_no_vcpu_sees_that() {
+        let leaf = |function| kvm_cpuid_entry2 { function, ..Default::default() };
+        let answers = |id: u32| {
+            [
+                kvm_cpuid_entry2 { ebx: id << 24 | 0x800, ..leaf(0x1) },
+                kvm_cpuid_entry2 { edx: id, ..leaf(0xb) },
+                kvm_cpuid_entry2 { edx: id, ..leaf(0x1f) },
+                kvm_cpuid_entry2 { eax: id, ebx: id, ecx: id, ..leaf(0x8000_001e) },
+            ]
+        };
+        let changed = |mut leaves: [kvm_cpuid_entry2; 4], change: fn(&mut kvm_cpuid_entry2)| {
+            leaves.iter_mut().for_each(change);
+            leaves
+        };
+        let forgotten = |id| changed(answers(id), forget_who_answered);
+        let seen = |leaves| changed(leaves, |leaf| adapt(leaf, 3, 4));
+
+        assert_eq!(forgotten(7), forgotten(9));
+        assert_eq!(seen(forgotten(7)), seen(answers(7)));
     }
 
     #[test]
