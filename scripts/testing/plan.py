@@ -146,7 +146,7 @@ def others():
         Step("the official E2B SDKs", e2b_sdks, HOST, after=("scripts/drill crash",), minutes=20),
         Step("scripts/drill power", power, HOST, after=("the official E2B SDKs",), minutes=5),
         Step("the package under systemd", upgrade, HOST, after=("scripts/drill power",), minutes=7),
-        Step("the nested host's own tests", nested_host, nice=5, minutes=5),
+        Step("the nested host's own tests", nested_host, nice=5, after=("native tests: build",), minutes=5),
         Step("the package", package, ("guest kernel", "programs"), 5, minutes=3),
     ]
 
