@@ -214,6 +214,10 @@ pub struct RestoreConfig {
     /// At least 1.
     pub memory_layers: u32,
     pub working_set: bool,
+    /// A working set is about to be made of what the guest touches: the kernel is not to map the pages around each along with it.
+    /// Monitors of before have more in a set.
+    #[serde(default)]
+    pub tells_touched: bool,
     /// Number of layers of each disk, in the order of [`MachineConfig::disks`].
     pub disk_layers: Vec<u32>,
     pub disk_limits: DiskLimits,

@@ -78,6 +78,7 @@ fn restore(memory: u32, state: &File, layer: &File, prepared: bool) -> Result<Ti
     let config = RestoreConfig {
         memory_layers: 1,
         working_set: false,
+        tells_touched: false,
         disk_layers: Vec::new(),
         disk_limits: DiskLimits::default(),
         net: None,

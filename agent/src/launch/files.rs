@@ -46,6 +46,8 @@ pub(super) struct Parts {
     /// Added before the request is made.
     tap: Option<Tap>,
     console: Option<File>,
+    /// See [`RestoreConfig::tells_touched`].
+    tells_touched: bool,
 }
 
 #[derive(Debug)]
@@ -114,7 +116,7 @@ pub(super) fn prepare(
     let vsock = listen().map_err(failed("create the vsock socket"))?.into();
     let console = has_console.then(|| append(&paths.console_log())).transpose();
     let console = console.map_err(failed("create the console's log"))?;
-    Ok((files, Parts { what, disk_size, disk, vsock, tap: None, console }))
+    Ok((files, Parts { what, disk_size, disk, vsock, tap: None, console, tells_touched: false }))
 }
 
 fn open_all(layers: &[Layer], folder: &Path) -> Result<Vec<File>, LayerError> {
@@ -130,6 +132,11 @@ impl Parts {
     /// Gives the machine a network device with this tap.
     pub(super) fn connect(&mut self, tap: Option<Tap>) {
         self.tap = tap;
+    }
+
+    /// Has a restored machine's monitor tell which pages it touches.
+    pub(super) fn tell_touched(&mut self) {
+        self.tells_touched = true;
     }
 
     /// The request that starts the machine, and its descriptors in the order of the protocol.
@@ -167,6 +174,7 @@ impl Parts {
                 Request::Restore(RestoreConfig {
                     memory_layers: count(memory.len()),
                     working_set: working_set.is_some(),
+                    tells_touched: self.tells_touched,
                     disk_layers: vec![layers],
                     disk_limits,
                     net,
@@ -282,6 +290,7 @@ mod tests {
         let expected = RestoreConfig {
             memory_layers: 1,
             working_set: false,
+            tells_touched: false,
             disk_layers: vec![3],
             disk_limits,
             net: None,

@@ -239,6 +239,11 @@ impl Gathered {
 }
 
 impl Kit {
+    /// Has the monitor of a machine that is restored tell which pages it touches, for a working set.
+    pub(crate) fn tell_touched(&mut self) {
+        self.parts.tell_touched();
+    }
+
     /// Has the monitor start the machine; says when it reached which step.
     ///
     /// # Errors

@@ -283,6 +283,7 @@ mod tests {
         RestoreConfig {
             memory_layers: 1,
             working_set: false,
+            tells_touched: false,
             disk_layers: vec![1; state.config.disks.len()],
             disk_limits: DiskLimits::default(),
             net: state.config.net.then_some(net),

@@ -7,6 +7,7 @@
 //! 4. Disks get their new top layers, so that the layers below are of the same instant as the memory.
 
 use std::fs::File;
+use std::io;
 use std::time::Instant;
 
 use sandpiper_protocol::vmm::{ExitReason, SnapshotConfig, SnapshotStats, Then};
@@ -193,6 +194,14 @@ impl Machine {
             }
         }
         Ok(())
+    }
+
+    /// Has a machine that was just restored, and does not run yet, map only what it touches.
+    ///
+    /// # Errors
+    /// The kernel maps more: what is touched is found, with others beside it.
+    pub fn tell_touched(&self, tracker: &Tracker) -> io::Result<()> {
+        tracker.follow(&self.memory)
     }
 
     /// Writes which pages this process has mapped to `file`.

@@ -22,6 +22,7 @@
 
 pub mod image;
 pub mod layer_file;
+mod ranges;
 mod second_level;
 pub mod tracker;
 pub mod working_set;

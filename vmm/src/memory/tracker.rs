@@ -4,6 +4,9 @@
 //! it, be it the guest's or a device's, takes the protection away again, in the kernel and with nobody being asked
 //! (`Documentation/admin-guide/mm/userfaultfd.rst`). [`Pagemap`](super::written::Pagemap) tells which pages have lost it.
 //!
+//! Memory that is looked after so has another property: a page of a file that is touched is mapped alone, and not with those around it
+//! (`should_fault_around` of `mm/memory.c`). So what is mapped is what was touched.
+//!
 //! The descriptor is made before the process is jailed, for faults of user mode only: nobody who takes the monitor over can
 //! have the kernel wait for them with it.
 
@@ -41,7 +44,7 @@ impl Tracker {
     ///
     /// # Errors
     /// The kernel does not do so for such memory.
-    pub(super) fn follow(&self, memory: &Memory) -> io::Result<()> {
+    pub(crate) fn follow(&self, memory: &Memory) -> io::Result<()> {
         for region in memory.iter() {
             let mut register =
                 Register { start: region.as_ptr() as u64, length: region.len(), mode: MODE_WP, ioctls: 0 };

@@ -24,6 +24,9 @@ use crate::snapshot::format::{Content, Kind};
 /// large one would have served by then.
 const MOST_ENTERED: u64 = 32 << 20;
 
+/// Bytes up to which what lies between two stretches is fetched along: the kernel maps so much around a page that is read anyway.
+const FETCHED_ALONG: u64 = 64 * 1024;
+
 /// Stretches of RAM, in order.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkingSet {
@@ -63,24 +66,64 @@ impl Entry {
     }
 }
 
+/// Pages that are fetched at once.
+#[derive(Debug)]
+struct Stretch {
+    /// All of it, with the little that lies between.
+    range: Range<u64>,
+    /// What the guest touches of it, in order, and apart.
+    touched: Vec<Range<u64>>,
+    written: Vec<Range<u64>>,
+}
+
+impl Stretch {
+    fn of(entry: &Entry) -> Self {
+        let range = entry.range();
+        let written = entry.written.then(|| range.clone()).into_iter().collect();
+        Self { range: range.clone(), touched: vec![range], written }
+    }
+
+    /// Takes one in that begins no earlier than those before.
+    fn add(&mut self, entry: &Entry) {
+        let range = entry.range();
+        self.range.end = self.range.end.max(range.end);
+        self.written.extend(entry.written.then(|| range.clone()));
+        match self.touched.last_mut() {
+            Some(last) if last.end >= range.start => last.end = last.end.max(range.end),
+            _ => self.touched.push(range),
+        }
+    }
+}
+
 /// A working set on its way into memory.
 #[derive(Debug)]
 pub struct Fetch {
-    set: WorkingSet,
-    /// How many of its stretches are there.
+    stretches: Vec<Stretch>,
+    /// How many of them are there.
     populated: AtomicUsize,
 }
 
 impl Fetch {
     pub fn new(set: WorkingSet) -> Self {
-        Self { set, populated: AtomicUsize::new(0) }
+        let mut entries = set.ranges;
+        entries.sort_by_key(|entry| entry.offset);
+        let mut stretches: Vec<Stretch> = Vec::new();
+        for entry in &entries {
+            match stretches.last_mut() {
+                Some(last) if last.range.end.saturating_add(FETCHED_ALONG) >= entry.offset => last.add(entry),
+                _ => stretches.push(Stretch::of(entry)),
+            }
+        }
+        Self { stretches, populated: AtomicUsize::new(0) }
     }
 
     /// Maps these pages of `memory`. Changes no byte of it, so it may run beside the guest.
     pub fn populate(&self, memory: &Memory) {
-        for entry in &self.set.ranges {
-            let advice = if entry.written { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
-            for Piece { host, length, .. } in pieces(memory, entry.range()) {
+        for stretch in &self.stretches {
+            let read = pieces(memory, stretch.range.clone()).map(|piece| (piece, libc::MADV_POPULATE_READ));
+            let written = stretch.written.iter().flat_map(|range| pieces(memory, range.clone()));
+            let written = written.map(|piece| (piece, libc::MADV_POPULATE_WRITE));
+            for (Piece { host, length, .. }, advice) in read.chain(written) {
                 // SAFETY: `pieces` gives stretches of guest memory that `memory` keeps mapped. Populating reads pages in and
                 // makes private copies of them; their content stays.
                 let failed = unsafe { libc::madvise(host.cast(), length, advice) } != 0;
@@ -93,18 +136,25 @@ impl Fetch {
         }
     }
 
-    /// Has KVM map for the guest what is populated by now, [`MOST_ENTERED`] at most. By the thread of a vCPU that does not run yet.
+    /// Has KVM map for the guest what of it the guest touches and is populated by now, [`MOST_ENTERED`] at most. By the thread of a
+    /// vCPU that does not run yet.
     pub fn enter(&self, memory: &Memory, vcpu: &VcpuFd) {
         let mut left = MOST_ENTERED;
-        for (index, entry) in self.set.ranges.iter().enumerate() {
-            if index >= self.populated.load(Ordering::Acquire) || entry.length > left {
+        for (index, stretch) in self.stretches.iter().enumerate() {
+            if index >= self.populated.load(Ordering::Acquire) {
                 return;
             }
-            left -= entry.length;
-            for Piece { guest, length, .. } in pieces(memory, entry.range()) {
-                if second_level::map(vcpu, guest, length as u64).is_err() {
-                    // An older kernel, or no second-level page tables: each is mapped when the guest touches it.
+            for range in &stretch.touched {
+                let length = range.end - range.start;
+                if length > left {
                     return;
+                }
+                left -= length;
+                for Piece { guest, length, .. } in pieces(memory, range.clone()) {
+                    if second_level::map(vcpu, guest, length as u64).is_err() {
+                        // An older kernel, or no second-level page tables: each is mapped when the guest touches it.
+                        return;
+                    }
                 }
             }
         }
@@ -116,6 +166,7 @@ mod tests {
     use super::*;
     use crate::memory::PAGE_SIZE;
     use crate::memory::image::Image;
+    use crate::memory::tracker::Tracker;
     use crate::memory::written::Pagemap;
     use std::fs::File;
     use std::os::unix::fs::FileExt;
@@ -157,5 +208,44 @@ mod tests {
         let set = WorkingSet { ranges: vec![entry(u64::MAX, 4096), entry(1 << 40, u64::MAX), entry(0, 1 << 30)] };
         Fetch::new(set).populate(&memory);
         assert_eq!(memory.read_obj::<u8>(GuestAddress(0)).unwrap(), 7);
+    }
+
+    #[test]
+    fn what_lies_close_together_is_fetched_at_once_and_told_apart() {
+        let page =
+            |number: u64, pages: u64, written| Entry { offset: number * PAGE_SIZE, length: pages * PAGE_SIZE, written };
+        let set =
+            WorkingSet { ranges: vec![page(100, 1, false), page(0, 2, false), page(2, 1, true), page(10, 1, true)] };
+
+        let stretches = Fetch::new(set).stretches;
+
+        let pages = |ranges: &[Range<u64>]| -> Vec<Range<u64>> {
+            ranges.iter().map(|range| range.start / PAGE_SIZE..range.end / PAGE_SIZE).collect()
+        };
+        let found: Vec<_> =
+            stretches.iter().map(|s| (pages(&[s.range.clone()]), pages(&s.touched), pages(&s.written))).collect();
+        assert_eq!(found[0], (vec![0..11], vec![0..3, 10..11], vec![2..3, 10..11]));
+        assert_eq!(found[1], (vec![100..101], vec![100..101], vec![]));
+        assert_eq!(found.len(), 2);
+    }
+
+    #[test]
+    fn of_memory_that_is_looked_after_only_what_was_touched_is_told() {
+        let tracker = match Tracker::open() {
+            Ok(tracker) => tracker,
+            Err(error) => {
+                return println!("SKIPPED: telling pages apart that are touched: not with this kernel: {error}");
+            }
+        };
+        let pagemap = Pagemap::new(File::open("/proc/self/pagemap").unwrap());
+        let touched_by_a_read = |memory: &Memory| {
+            memory.read_obj::<u8>(GuestAddress(9 * PAGE_SIZE)).unwrap();
+            pagemap.touched(memory).unwrap().iter().map(|touched| touched.range.end - touched.range.start).sum::<u64>()
+        };
+        let (others, _file) = restored();
+        assert!(touched_by_a_read(&others) > PAGE_SIZE, "the kernel maps what lies around, or this test shows nothing");
+        let (memory, _file) = restored();
+        tracker.follow(&memory).unwrap();
+        assert_eq!(touched_by_a_read(&memory), PAGE_SIZE);
     }
 }

@@ -27,6 +27,7 @@ use vm_memory::{GuestMemoryBackend, GuestMemoryRegion, VolatileSlice};
 
 use super::image::Image;
 use super::layer_file::LayerFile;
+use super::ranges::{joined, without};
 use super::tracker::Tracker;
 use super::{PAGE_SIZE, Piece, length, pieces};
 use crate::devices::virtio::Memory;
@@ -342,38 +343,6 @@ fn punch(layer: &File, range: Range<u64>) -> io::Result<()> {
     }
 }
 
-/// Ranges in order, between which there are more than `gap` bytes.
-fn joined(mut ranges: Vec<Range<u64>>, gap: u64) -> Vec<Range<u64>> {
-    ranges.sort_by_key(|range| range.start);
-    let mut joined: Vec<Range<u64>> = Vec::new();
-    for range in ranges {
-        match joined.last_mut() {
-            Some(last) if last.end.saturating_add(gap) >= range.start => last.end = last.end.max(range.end),
-            _ => joined.push(range),
-        }
-    }
-    joined
-}
-
-/// What of `all` is in none of `taken`; both are in order, and apart.
-fn without(all: &[Range<u64>], taken: &[Range<u64>]) -> Vec<Range<u64>> {
-    let mut left = Vec::new();
-    for range in all {
-        let mut start = range.start;
-        let first = taken.partition_point(|other| other.end <= start);
-        for other in taken[first..].iter().take_while(|other| other.start < range.end) {
-            if start < other.start {
-                left.push(start..other.start);
-            }
-            start = start.max(other.end);
-        }
-        if start < range.end {
-            left.push(start..range.end);
-        }
-    }
-    left
-}
-
 /// Bytes up to which what lies between written pages is written along, as it is below. A stretch more costs the disk a request, and each
 /// restore a mapping.
 const SMALL_GAP: u64 = 4 * PAGE_SIZE;
@@ -622,15 +591,6 @@ mod tests {
         let host = memory.get_host_address(GuestAddress(page * PAGE_SIZE)).unwrap();
         // SAFETY: it is one page of the memory, of which nobody has a reference.
         assert_eq!(unsafe { libc::madvise(host.cast(), PAGE, libc::MADV_DONTNEED) }, 0);
-    }
-
-    #[test]
-    fn what_is_left_of_ranges_is_in_none_of_the_others() {
-        let all = [0..10, 20..30, 40..50];
-        assert_eq!(without(&all, &[]), all);
-        assert_eq!(without(&all, &[2..4, 8..25, 29..60]), [0..2, 4..8, 25..29]);
-        assert_eq!(joined(vec![5..7, 0..3, 3..4, 6..9], 0), [0..4, 5..9]);
-        assert_eq!(joined(vec![5..7, 0..3, 3..4, 12..14], 2), [0..7, 12..14]);
     }
 
     #[test]

@@ -250,8 +250,20 @@ impl Driver {
         let machine = restored.map_err(|error| {
             fault(if error.is_snapshot() { FaultCode::BadSnapshot } else { FaultCode::Host }, chain(&error))
         })?;
+        if config.tells_touched {
+            self.tell_touched(&machine);
+        }
         self.start(machine, boot_request_us)?;
         Ok(Reply::Restored(self.timings()))
+    }
+
+    /// Nothing depends on it: without, a working set has pages that nobody needs.
+    fn tell_touched(&self, machine: &Machine) {
+        if let Some(tracker) = &self.tracker
+            && let Err(error) = machine.tell_touched(tracker)
+        {
+            eprintln!("sandpiper-vmm: the working set will have more pages than the guest touches: {error}");
+        }
     }
 
     fn start(&mut self, mut machine: Machine, boot_request_us: u64) -> Result<(), Fault> {

@@ -263,8 +263,10 @@ impl Maker<'_> {
         let gathered = gathered.await?;
         let files = gathered.files().clone();
         let settled = gathered.settle(launcher, reservation.clone(), || Ok(())).await;
-        let (mut running, kit, ()) =
+        let (mut running, mut kit, ()) =
             settled.map_err(|source| MakeError::Host { what: "move a monitor's files", source })?;
+        // What is restored here is there to be tried out.
+        kit.tell_touched();
         let start = async { Ok(kit.start(&mut running.machine, &context.config).await?) };
         match self.unless_unwanted(start).await {
             Ok(_) => Ok((files, running)),

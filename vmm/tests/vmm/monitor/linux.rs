@@ -218,6 +218,7 @@ impl LinuxGuest {
         let config = RestoreConfig {
             memory_layers: 1,
             working_set: false,
+            tells_touched: false,
             disk_layers: vec![3],
             disk_limits: DiskLimits::default(),
             net: None,

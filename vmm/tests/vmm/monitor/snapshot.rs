@@ -68,7 +68,15 @@ impl Snapshot {
         let net = tap.map(|_| NetConfig { mac: [2, 0, 0, 0, 0, 1], limits: NetLimits::default() });
         let memory_layers = u32::try_from(self.memory.len()).unwrap();
         let (disk_layers, disk_limits) = (Vec::new(), DiskLimits::default());
-        let config = RestoreConfig { memory_layers, working_set: false, disk_layers, disk_limits, net, console: true };
+        let config = RestoreConfig {
+            memory_layers,
+            working_set: false,
+            tells_touched: false,
+            disk_layers,
+            disk_limits,
+            net,
+            console: true,
+        };
         agent.request(Request::Restore(config), &fds)
     }
 }
