@@ -32,6 +32,8 @@ use crate::volumes::VolumeError;
 
 /// Steps of a guest that are written down; it may say anything.
 const GUEST_STEPS: usize = 16;
+/// How long before its guest says so a sandbox may count as ready. One that takes longer counts from when it says so.
+const FORESEEN_AT_MOST: Duration = Duration::from_millis(100);
 
 /// One way to start a sandbox.
 #[derive(Debug, Clone)]
@@ -87,8 +89,18 @@ struct BecomesReady {
 
 /// A record that says that the sandbox is ready, and its file, which is not in its place before it is.
 struct Foreseen {
+    at: Instant,
+    /// What counts until then.
+    before: Arc<Record>,
     record: Record,
     prepared: durable::Prepared,
+}
+
+impl Foreseen {
+    /// Whether it came as foreseen: soon, and with nothing else written down meanwhile.
+    fn came_true(&self, now: &Arc<Record>) -> bool {
+        self.at.elapsed() < FORESEEN_AT_MOST && Arc::ptr_eq(&self.before, now)
+    }
 }
 
 /// A start that failed: why, and the machine to be taken away if there is one.
@@ -427,24 +439,27 @@ impl Supervisor {
     }
 
     /// Writes down, while the guest is not ready yet, what can be of that it is: the sandbox's folder, which was of no importance
-    /// to anybody until now, and the record of one whose machine was parked, for its guest is ready in a moment. Who waits for
-    /// the start waits for less then.
+    /// to anybody until now, and the record of one whose guest does not boot, for it is ready in a moment. Who waits for the start
+    /// waits for less then.
     fn foresee(&self, becomes_ready: &BecomesReady) -> impl Future<Output = io::Result<Option<Foreseen>>> + use<> {
-        let before = self.record();
-        let record = (becomes_ready.kind == StartKind::Parked).then(|| {
+        let (before, at) = (self.record(), Instant::now());
+        let record = (becomes_ready.kind != StartKind::Cold).then(|| {
             let mut record = (*before).clone();
             becomes_ready.note(&mut record, Timestamp::now());
             record
         });
         let paths = self.context.paths.sandbox(&before.id);
         durable::blocking(move || {
-            let foreseen = match record {
-                Some(record) => Some(Foreseen { prepared: record_file::prepare(&paths, &record)?, record }),
-                None => None,
-            };
             if before.state == SandboxState::Creating {
                 durable::sync_parent(&paths.state)?;
             }
+            let foreseen = match record {
+                Some(record) => {
+                    let prepared = record_file::prepare(&paths, &record)?;
+                    Some(Foreseen { at, before, record, prepared })
+                }
+                None => None,
+            };
             Ok::<_, io::Error>(foreseen)
         })
     }
@@ -464,8 +479,8 @@ impl Supervisor {
             record.timings.guest_init_us = since(timings.guest_init_us);
             record.timings.data_plane_ready_us = since(now_us);
         };
-        match foreseen {
-            Some(Foreseen { mut record, prepared }) => {
+        match foreseen.filter(|foreseen| foreseen.came_true(&self.record())) {
+            Some(Foreseen { mut record, prepared, .. }) => {
                 let paths = self.context.paths.sandbox(&record.id);
                 durable::blocking(move || record_file::put_in_place(&paths, prepared)).await?;
                 // The file has them with the next change.

@@ -46,6 +46,29 @@ fn ms(sandbox: &Value, field: &str) -> i64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_time_that_a_guest_takes_to_wake_is_not_of_its_interval() {
+    let agent = Agent::with_machines().await;
+    let (sandbox, _) = agent.create(create(&agent.import().await.id)).await;
+    sandbox.ask("pause", json!({})).await;
+    agent.behave("hold-ready");
+    let wake = async {
+        sandbox.is_eventually(SandboxState::Restoring).await;
+        // The time is what this is about.
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let woken = jiff::Timestamp::now().as_millisecond();
+        agent.behave("");
+        woken
+    };
+
+    let (resumed, woken) = tokio::join!(sandbox.ask("resume", json!({})), wake);
+
+    let began = ms(&resumed["sandbox"], "started_at");
+    assert!(began >= woken, "{} ms too early", woken - began);
+    assert_eq!(agent.after(3).await[1].began_at_ms, began);
+    agent.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn each_time_that_a_sandbox_runs_is_an_interval_of_its_own() {
     let agent = Agent::with_machines().await;
     let mut request = create(&agent.import().await.id);

@@ -499,6 +499,9 @@ fn live(shared: &Shared) {
         let mut output = None;
         let answer = match serde_json::from_str(&line).unwrap() {
             HostMessage::Init(init) => {
+                while behaves("hold-ready") {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
                 note_defaults(&init);
                 let mut machine = shared.lock().unwrap();
                 let words = format!("{} {}", init.sandbox_id, machine.memory);
