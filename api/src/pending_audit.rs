@@ -23,4 +23,23 @@ impl PendingAudit {
         let entry = self.0.lock().unwrap_or_else(PoisonError::into_inner).take()?;
         Some(Entry { at, resource, status: status.as_u16(), ..entry })
     }
+
+    /// The same for whoever does what is asked for, and knows nothing of the response.
+    pub fn of_success(&self, status: StatusCode) -> SuccessAudit {
+        SuccessAudit { pending: self.clone(), status }
+    }
+}
+
+/// The entry on a request that has this response if all goes well.
+#[derive(Debug, Clone)]
+pub struct SuccessAudit {
+    pending: PendingAudit,
+    status: StatusCode,
+}
+
+impl SuccessAudit {
+    /// See [`PendingAudit::take`].
+    pub fn take(&self, at: Timestamp, resource: String) -> Option<Entry> {
+        self.pending.take(at, Some(resource), self.status)
+    }
 }

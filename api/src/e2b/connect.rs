@@ -1,5 +1,6 @@
 //! `POST /v2/sandboxes/{id}/connect`, `POST /sandboxes/{id}/connect`, and `POST /sandboxes/{id}/resume`
 
+use axum::Extension;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::Response;
@@ -12,6 +13,8 @@ use serde::Deserialize;
 use super::{create, current};
 use crate::auth::{Caller, WriteAccess};
 use crate::orchestration;
+use crate::orchestration::resume::Wish;
+use crate::pending_audit::{PendingAudit, SuccessAudit};
 use crate::state::App;
 use crate::store::sandbox_row::{SandboxRow, State as SandboxState};
 use crate::v1::sandboxes::validate::{DEFAULT_TIMEOUT, Problems};
@@ -44,12 +47,14 @@ pub async fn connect(
     WriteAccess(caller): WriteAccess,
     State(app): State<App>,
     _: NoParameters,
+    Extension(audit): Extension<PendingAudit>,
     Path(id): Path<String>,
     OptionalJson(Connect { timeout, memory }): OptionalJson<Connect>,
 ) -> Result<Response, ApiError> {
     let row = current(&app, &caller, &id).await?;
     let status = if is_paused(&row) { StatusCode::CREATED } else { StatusCode::OK };
-    let row = go_on(&app, &caller, row, timeout.unwrap_or(DEFAULT_TIMEOUT), memory).await?;
+    let wish = wish(timeout.unwrap_or(DEFAULT_TIMEOUT), memory);
+    let row = go_on(&app, &caller, row, wish, Some(&audit.of_success(status))).await?;
     create::response(&app, row, status).await
 }
 
@@ -58,6 +63,7 @@ pub async fn resume(
     WriteAccess(caller): WriteAccess,
     State(app): State<App>,
     _: NoParameters,
+    Extension(audit): Extension<PendingAudit>,
     Path(id): Path<String>,
     OptionalJson(Resume { timeout, auto_pause, memory }): OptionalJson<Resume>,
 ) -> Result<Response, ApiError> {
@@ -65,7 +71,9 @@ pub async fn resume(
     if !is_paused(&row) {
         return Err(ApiError::invalid_state(format!("The sandbox {id} runs already")));
     }
-    let row = go_on(&app, &caller, row, timeout.unwrap_or(RESUME_TIMEOUT), memory).await?;
+    // With a lifecycle to be changed there is more that can fail.
+    let audit = auto_pause.is_none().then(|| audit.of_success(StatusCode::CREATED));
+    let row = go_on(&app, &caller, row, wish(timeout.unwrap_or(RESUME_TIMEOUT), memory), audit.as_ref()).await?;
     if let Some(pauses) = auto_pause {
         let on_timeout = if pauses { OnTimeout::Pause } else { OnTimeout::Kill };
         let Lifecycle { auto_resume, pause_memory, .. } = row.lifecycle;
@@ -81,18 +89,21 @@ fn is_paused(row: &SandboxRow) -> bool {
     matches!(row.state, SandboxState::Stopped | SandboxState::Stopping)
 }
 
+fn wish(timeout: u64, memory: Option<bool>) -> Wish {
+    Wish { timeout, disk_only: memory == Some(false) }
+}
+
 async fn go_on(
     app: &App,
     caller: &Caller,
     row: SandboxRow,
-    timeout: u64,
-    memory: Option<bool>,
+    wish: Wish,
+    audit: Option<&SuccessAudit>,
 ) -> Result<SandboxRow, ApiError> {
     let mut problems = Problems::default();
-    problems.timeout(timeout, &app.offer.of(caller.team.plan));
+    problems.timeout(wish.timeout, &app.offer.of(caller.team.plan));
     problems.into_result()?;
     check_usable(&row)?;
-    let disk_only = memory == Some(false);
-    orchestration::resume::run(app, caller, &row, orchestration::resume::Wish { timeout, disk_only }).await?;
+    orchestration::resume::run(app, caller, &row, wish, audit).await?;
     owned(app, caller, &row.id).await
 }

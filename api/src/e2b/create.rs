@@ -76,7 +76,8 @@ pub async fn create(
     let start = reference::find(&app, &caller, &request.template_id).await?;
     let wanted = request.check(start, default_timeout, limits)?;
     let claim = claim.map(|Extension(claim)| claim);
-    let (row, _) = make(&app, &caller, wanted, (None, None), claim.as_ref(), pending_audit).await?;
+    let audit = pending_audit.of_success(StatusCode::CREATED);
+    let (row, _) = make(&app, &caller, wanted, (None, None), claim.as_ref(), audit).await?;
     response(&app, row, StatusCode::CREATED).await
 }
 

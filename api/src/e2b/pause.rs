@@ -1,5 +1,6 @@
 //! `POST /sandboxes/{id}/pause`
 
+use axum::Extension;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use sandpiper_http::error::ApiError;
@@ -11,6 +12,7 @@ use serde::Deserialize;
 use super::current;
 use crate::auth::WriteAccess;
 use crate::orchestration;
+use crate::pending_audit::PendingAudit;
 use crate::state::App;
 use crate::store::sandbox_row::State as SandboxState;
 use crate::v1::sandboxes::check_usable;
@@ -31,6 +33,7 @@ pub async fn pause(
     WriteAccess(caller): WriteAccess,
     State(app): State<App>,
     _: NoParameters,
+    Extension(audit): Extension<PendingAudit>,
     Path(id): Path<String>,
     OptionalJson(Pause { memory, .. }): OptionalJson<Pause>,
 ) -> Result<StatusCode, ApiError> {
@@ -42,6 +45,7 @@ pub async fn pause(
     // One that takes minutes goes on; who connects meanwhile waits for its end.
     // A 409 would say that it is paused already, so what is open on its volumes does not keep it.
     let order = PauseSandbox { disk_only: !memory.unwrap_or(true), force: true };
-    orchestration::pause::at_request(&app, &row, order, &app.offer.of(caller.team.plan)).await?;
+    let audit = audit.of_success(StatusCode::NO_CONTENT);
+    orchestration::pause::at_request(&app, &row, order, &app.offer.of(caller.team.plan), audit).await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -11,21 +11,20 @@
 //! | this process dies | at the next start the row is not in flight: it becomes what the agent says, or goes |
 //! | the agent dies | the call breaks, see above; what it re-adopts and nobody has a row for is removed by [`super::sync`] |
 
-use axum::http::StatusCode;
 use sandpiper_db::StoreError;
 use sandpiper_http::error::ApiError;
-use sandpiper_protocol::agent::{CreateSandbox, Sandbox, SandboxError, Session};
+use sandpiper_protocol::agent::{CreateSandbox, SandboxError, Session};
 use sandpiper_protocol::error_chain::chain;
 use sandpiper_trace::step;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tracing::Instrument;
 
-use super::allowance;
+use super::{allowance, take_over};
 use crate::agent_client::AgentError;
 use crate::auth::Caller;
 use crate::in_flight::InFlightGuard;
-use crate::pending_audit::PendingAudit;
+use crate::pending_audit::SuccessAudit;
 use crate::state::App;
 use crate::store::sandboxes::NewRows;
 
@@ -43,7 +42,7 @@ pub fn start(
     caller: Caller,
     request: CreateSandbox,
     rows: NewRows,
-    pending_audit: PendingAudit,
+    audit: SuccessAudit,
     guard: InFlightGuard,
 ) -> Starting {
     let (settled, committed) = oneshot::channel();
@@ -53,7 +52,7 @@ pub fn start(
         let _ = settled.send(());
         committed
     };
-    let task = async move { run(&app, &caller, &request, commit, &pending_audit, guard).await };
+    let task = async move { run(&app, &caller, &request, commit, &audit, guard).await };
     Starting { committed, session: tokio::spawn(task.in_current_span()) }
 }
 
@@ -62,7 +61,7 @@ async fn run(
     caller: &Caller,
     request: &CreateSandbox,
     commit: impl Future<Output = Result<(), StoreError>>,
-    pending_audit: &PendingAudit,
+    audit: &SuccessAudit,
     guard: InFlightGuard,
 ) -> Result<Session, ApiError> {
     let agent = app.agent.on_behalf_of(&caller.key_id);
@@ -75,7 +74,7 @@ async fn run(
     }
     match result {
         Ok(created) => {
-            take_over(app, &created.sandbox, pending_audit).instrument(step("row is ready")).await?;
+            take_over(app, &created.sandbox, Some(audit)).instrument(step("row is ready")).await?;
             Ok(created.session)
         }
         Err(error) => {
@@ -102,19 +101,6 @@ fn remove_remains(app: &App, request: &CreateSandbox, guard: InFlightGuard) {
             tracing::warn!(sandbox = id.as_str(), error = chain(&error), "remains of a start not removed yet");
         }
     });
-}
-
-/// The row becomes what the agent says, and with it the audit says so, unless it does already.
-async fn take_over(app: &App, sandbox: &Sandbox, pending_audit: &PendingAudit) -> Result<(), StoreError> {
-    let (now, sandboxes) = (app.clock.now(), &app.store.sandboxes);
-    let Some(entry) = pending_audit.take(now, Some(sandbox.id.to_string()), StatusCode::CREATED) else {
-        return sandboxes.mirror(sandbox, now).await;
-    };
-    let taken_over = sandboxes.mirror_audited(sandbox, &entry, now).await;
-    if !matches!(taken_over, Ok(true)) {
-        app.store.audit.keep(vec![entry]).await;
-    }
-    taken_over.map(drop)
 }
 
 /// What the row says of a failed start.

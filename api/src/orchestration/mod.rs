@@ -24,8 +24,13 @@
 
 use std::time::Duration;
 
+use sandpiper_db::StoreError;
 use sandpiper_http::error::ApiError;
+use sandpiper_protocol::agent::Sandbox;
 use tokio::task::JoinHandle;
+
+use crate::pending_audit::SuccessAudit;
+use crate::state::App;
 
 pub mod allowance;
 pub mod build;
@@ -53,6 +58,19 @@ pub enum Progress {
     Done,
     /// It goes on by itself.
     UnderWay,
+}
+
+/// The row becomes what the agent says, and with it the audit says how the request ended, unless it does already.
+async fn take_over(app: &App, sandbox: &Sandbox, audit: Option<&SuccessAudit>) -> Result<(), StoreError> {
+    let (now, sandboxes) = (app.clock.now(), &app.store.sandboxes);
+    let Some(entry) = audit.and_then(|audit| audit.take(now, sandbox.id.to_string())) else {
+        return sandboxes.mirror(sandbox, now).await;
+    };
+    let taken_over = sandboxes.mirror_audited(sandbox, &entry, now).await;
+    if !matches!(taken_over, Ok(true)) {
+        app.store.audit.keep(vec![entry]).await;
+    }
+    taken_over.map(drop)
 }
 
 /// Waits at most `timeout` for work on a task of its own; `None` when that takes longer.

@@ -10,12 +10,14 @@
 use sandpiper_http::error::ApiError;
 use sandpiper_protocol::agent::{PauseSandbox, Sandbox};
 use sandpiper_protocol::error_chain::chain;
+use sandpiper_trace::step;
 use tracing::Instrument;
 
-use super::{Progress, sync, wait};
+use super::{Progress, sync, take_over, wait};
 use crate::agent_client::AgentError;
 use crate::errors;
 use crate::in_flight::InFlightGuard;
+use crate::pending_audit::SuccessAudit;
 use crate::plan::PlanLimits;
 use crate::state::App;
 use crate::store::sandbox_row::SandboxRow;
@@ -30,13 +32,14 @@ pub async fn at_request(
     row: &SandboxRow,
     order: PauseSandbox,
     limits: &PlanLimits,
+    audit: SuccessAudit,
 ) -> Result<Progress, ApiError> {
     // Before the row moves, so that the synchronisation never sees it `stopping` without. `None` while another request works
     // on it: then that one's task keeps the row.
     let guard = app.in_flight.enter(&row.id);
     let shown = app.store.sandboxes.begin_stop(&row.id, &limits.quota, app.clock.now()).await;
     shown.map_err(|error| errors::not_stopped(error, limits))?;
-    run(app, row, order, guard).await
+    run(app, row, order, guard, Some(audit)).await
 }
 
 /// Pauses the sandbox of `row` whatever the quota, as a deadline does.
@@ -47,7 +50,7 @@ pub async fn at_request(
 pub async fn in_any_case(app: &App, row: &SandboxRow, order: PauseSandbox) -> Result<Progress, ApiError> {
     let guard = app.in_flight.enter(&row.id);
     app.store.sandboxes.mark_stopping(&row.id).await?;
-    run(app, row, order, guard).await
+    run(app, row, order, guard, None).await
 }
 
 /// Pauses the sandbox of `row` with its memory, whatever the quota and whatever is open on its volumes; `None` where it does not run
@@ -62,7 +65,7 @@ pub async fn unless_under_way(app: &App, row: &SandboxRow) -> Result<Option<Prog
         return Ok(None);
     }
     let order = PauseSandbox { disk_only: false, force: true };
-    run(app, row, order, Some(guard)).await.map(Some)
+    run(app, row, order, Some(guard), None).await.map(Some)
 }
 
 async fn run(
@@ -70,10 +73,11 @@ async fn run(
     row: &SandboxRow,
     order: PauseSandbox,
     guard: Option<InFlightGuard>,
+    audit: Option<SuccessAudit>,
 ) -> Result<Progress, ApiError> {
     let work = {
         let (app, row) = (app.clone(), row.clone());
-        async move { pause(&app, &row, order, guard).await }
+        async move { pause(&app, &row, order, guard, audit).await }
     };
     match wait(app.settings.timing.work_wait, &mut tokio::spawn(work.in_current_span())).await? {
         Some(paused) => paused.map(|()| Progress::Done),
@@ -81,11 +85,17 @@ async fn run(
     }
 }
 
-async fn pause(app: &App, row: &SandboxRow, order: PauseSandbox, guard: Option<InFlightGuard>) -> Result<(), ApiError> {
+async fn pause(
+    app: &App,
+    row: &SandboxRow,
+    order: PauseSandbox,
+    guard: Option<InFlightGuard>,
+    audit: Option<SuccessAudit>,
+) -> Result<(), ApiError> {
     let result: Result<Sandbox, AgentError> = app.agent.pause(&row.id, &order).await;
     app.metrics.agent_call("pause", result.is_ok());
     match result {
-        Ok(report) => Ok(app.store.sandboxes.mirror(&report, app.clock.now()).await?),
+        Ok(report) => Ok(take_over(app, &report, audit.as_ref()).instrument(step("row is stopped")).await?),
         Err(error) => {
             tracing::warn!(sandbox = row.id, error = chain(&error), "sandbox not paused");
             drop(guard);

@@ -17,10 +17,13 @@
 use sandpiper_http::error::ApiError;
 use sandpiper_protocol::agent::{ResumeSandbox, Session};
 use sandpiper_protocol::error_chain::chain;
+use sandpiper_trace::step;
+use tracing::Instrument;
 
-use super::{allowance, network, sync};
+use super::{allowance, network, sync, take_over};
 use crate::auth::Caller;
 use crate::errors;
+use crate::pending_audit::SuccessAudit;
 use crate::state::App;
 use crate::store::sandbox_row::SandboxRow;
 
@@ -34,24 +37,31 @@ pub struct Wish {
 }
 
 /// Resumes the sandbox of `row` as wished; of a live one it moves the deadline out that far, never closer.
-pub async fn run(app: &App, caller: &Caller, row: &SandboxRow, wish: Wish) -> Result<Session, ApiError> {
+pub async fn run(
+    app: &App,
+    caller: &Caller,
+    row: &SandboxRow,
+    wish: Wish,
+    audit: Option<&SuccessAudit>,
+) -> Result<Session, ApiError> {
     let limits = &app.offer.of(caller.team.plan);
     network::before_start(app, row).await?;
     // Before the row moves, so that the synchronisation never sees it `restoring` without. `None` while another request
     // works on it: then that one's task keeps the row.
     let guard = app.in_flight.enter(&row.id);
-    let reserved = app.store.sandboxes.reserve(&row.id, &limits.quota, app.clock.now()).await;
+    let reserved = app.store.sandboxes.reserve(&row.id, &limits.quota, app.clock.now());
+    let reserved = reserved.instrument(step("quota and row")).await;
     let reserved = reserved.map_err(|error| errors::no_capacity(error, limits, 1, row.cpu, row.memory_mb))?;
     // Of a live sandbox the agent's reports go on counting.
     let guard = guard.filter(|_| reserved);
 
     let allowance = Some(allowance::of(app, &caller.team));
     let order = ResumeSandbox { timeout_seconds: Some(wish.timeout), disk_only: wish.disk_only, allowance };
-    let result = app.agent.on_behalf_of(&caller.key_id).resume(&row.id, &order).await;
+    let result = app.agent.on_behalf_of(&caller.key_id).resume(&row.id, &order).instrument(step("agent")).await;
     app.metrics.agent_call("resume", result.is_ok());
     match result {
         Ok(resumed) => {
-            app.store.sandboxes.mirror(&resumed.sandbox, app.clock.now()).await?;
+            take_over(app, &resumed.sandbox, audit).instrument(step("row is ready")).await?;
             Ok(resumed.session)
         }
         Err(error) => {

@@ -1,6 +1,7 @@
 //! `POST /v1/sandboxes/{id}/connect`, and `…/resume`, the same under the specification's other name.
 
 use axum::extract::{Path, State};
+use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use sandpiper_http::error::ApiError;
@@ -16,6 +17,7 @@ use crate::auth::{Caller, WriteAccess};
 use crate::mutation::SessionOf;
 use crate::orchestration;
 use crate::orchestration::resume::Wish;
+use crate::pending_audit::PendingAudit;
 use crate::state::App;
 
 /// How long the sandbox should live on.
@@ -53,10 +55,11 @@ pub async fn connect(
     WriteAccess(caller): WriteAccess,
     State(app): State<App>,
     _: NoParameters,
+    Extension(audit): Extension<PendingAudit>,
     Path(id): Path<String>,
     OptionalJson(request): OptionalJson<ConnectRequest>,
 ) -> Result<Response, ApiError> {
-    run(&app, &caller, &id, &request).await
+    run(&app, &caller, &id, &request, &audit).await
 }
 
 /// Resume a sandbox
@@ -75,13 +78,20 @@ pub async fn resume(
     WriteAccess(caller): WriteAccess,
     State(app): State<App>,
     _: NoParameters,
+    Extension(audit): Extension<PendingAudit>,
     Path(id): Path<String>,
     OptionalJson(request): OptionalJson<ConnectRequest>,
 ) -> Result<Response, ApiError> {
-    run(&app, &caller, &id, &request).await
+    run(&app, &caller, &id, &request, &audit).await
 }
 
-async fn run(app: &App, caller: &Caller, id: &str, request: &ConnectRequest) -> Result<Response, ApiError> {
+async fn run(
+    app: &App,
+    caller: &Caller,
+    id: &str,
+    request: &ConnectRequest,
+    audit: &PendingAudit,
+) -> Result<Response, ApiError> {
     let row = owned(app, caller, id).await?;
     let limits = &app.offer.of(caller.team.plan);
     if let Some(seconds) = request.timeout {
@@ -91,7 +101,9 @@ async fn run(app: &App, caller: &Caller, id: &str, request: &ConnectRequest) -> 
     }
     check_usable(&row)?;
     let timeout = request.timeout.unwrap_or(row.timeout_seconds);
-    let session = orchestration::resume::run(app, caller, &row, Wish { timeout, disk_only: false }).await?;
+    let audit = audit.of_success(StatusCode::OK);
+    let wish = Wish { timeout, disk_only: false };
+    let session = orchestration::resume::run(app, caller, &row, wish, Some(&audit)).await?;
     let sandbox = SandboxBody::new(&caller.team, owned(app, caller, id).await?);
     let body = ConnectedSandbox { session: session.into(), sandbox };
     Ok((Extension(SessionOf(vec![id.to_owned()])), Json(body)).into_response())

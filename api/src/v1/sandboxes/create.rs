@@ -29,7 +29,7 @@ use crate::auth::{Caller, WriteAccess};
 use crate::errors;
 use crate::mutation::SessionOf;
 use crate::orchestration;
-use crate::pending_audit::PendingAudit;
+use crate::pending_audit::{PendingAudit, SuccessAudit};
 use crate::state::App;
 use crate::store::idempotency::Claim;
 use crate::store::sandbox_events::DeletionReason;
@@ -68,7 +68,8 @@ pub async fn create(
     let asked_size = (request.cpu, request.memory_mb);
     let wanted = validate::create(request, &app.offer.of(caller.team.plan))?;
     let claim = claim.map(|Extension(claim)| claim);
-    let (row, session) = make(&app, &caller, wanted, asked_size, claim.as_ref(), pending_audit).await?;
+    let audit = pending_audit.of_success(StatusCode::CREATED);
+    let (row, session) = make(&app, &caller, wanted, asked_size, claim.as_ref(), audit).await?;
     Ok(response(&caller, row, session.map(SessionBody::from)))
 }
 
@@ -85,7 +86,7 @@ pub async fn make(
     wanted: Create,
     asked_size: (Option<u32>, Option<u32>),
     claim: Option<&Claim>,
-    pending_audit: PendingAudit,
+    audit: SuccessAudit,
 ) -> Result<(SandboxRow, Option<agent::Session>), ApiError> {
     let limits = &app.offer.of(caller.team.plan);
     let policy = wanted.network.policy(app).await?;
@@ -146,7 +147,7 @@ pub async fn make(
         capture_output: new.capture_output,
         allowance: Some(orchestration::allowance::of(app, &caller.team)),
     };
-    let starting = orchestration::create::start(app.clone(), caller.clone(), order, rows, pending_audit, guard);
+    let starting = orchestration::create::start(app.clone(), caller.clone(), order, rows, audit, guard);
     // If it is not, the task below says why.
     let _ = starting.committed.await;
     let session = match tokio::time::timeout(app.settings.timing.create_wait, starting.session).await {

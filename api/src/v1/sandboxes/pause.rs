@@ -1,8 +1,8 @@
 //! `POST /v1/sandboxes/{id}/pause`, and `…/stop`, the same under the specification's other name.
 
-use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
+use axum::{Extension, Json};
 use sandpiper_http::error::ApiError;
 use sandpiper_http::json::OptionalJson;
 use sandpiper_http::query::NoParameters;
@@ -15,6 +15,7 @@ use super::body::SandboxBody;
 use super::{check_usable, owned};
 use crate::auth::{Caller, WriteAccess};
 use crate::orchestration::{self, Progress};
+use crate::pending_audit::PendingAudit;
 use crate::state::App;
 
 /// How it is paused.
@@ -51,10 +52,11 @@ pub async fn pause(
     WriteAccess(caller): WriteAccess,
     State(app): State<App>,
     _: NoParameters,
+    Extension(audit): Extension<PendingAudit>,
     Path(id): Path<String>,
     OptionalJson(request): OptionalJson<PauseRequest>,
 ) -> Result<(StatusCode, Json<SandboxBody>), ApiError> {
-    run(&app, &caller, &id, &request).await
+    run(&app, &caller, &id, &request, &audit).await
 }
 
 /// Stop a sandbox
@@ -76,10 +78,11 @@ pub async fn stop(
     WriteAccess(caller): WriteAccess,
     State(app): State<App>,
     _: NoParameters,
+    Extension(audit): Extension<PendingAudit>,
     Path(id): Path<String>,
     OptionalJson(request): OptionalJson<PauseRequest>,
 ) -> Result<(StatusCode, Json<SandboxBody>), ApiError> {
-    run(&app, &caller, &id, &request).await
+    run(&app, &caller, &id, &request, &audit).await
 }
 
 async fn run(
@@ -87,12 +90,14 @@ async fn run(
     caller: &Caller,
     id: &str,
     request: &PauseRequest,
+    audit: &PendingAudit,
 ) -> Result<(StatusCode, Json<SandboxBody>), ApiError> {
     let row = owned(app, caller, id).await?;
     check_usable(&row)?;
     let order = PauseSandbox { disk_only: false, force: request.force };
     let limits = app.offer.of(caller.team.plan);
-    let status = match orchestration::pause::at_request(app, &row, order, &limits).await? {
+    let audit = audit.of_success(StatusCode::OK);
+    let status = match orchestration::pause::at_request(app, &row, order, &limits, audit).await? {
         Progress::Done => StatusCode::OK,
         Progress::UnderWay => StatusCode::ACCEPTED,
     };
