@@ -42,6 +42,7 @@ impl Snapshot {
         let config = RestoreConfig {
             memory_layers: 1,
             working_set,
+            tells_touched: false,
             disk_layers: vec![2],
             disk_limits: DiskLimits::default(),
             net: Some(NET),
