@@ -219,14 +219,12 @@ mod tests {
 
         let stretches = Fetch::new(set).stretches;
 
-        let pages = |ranges: &[Range<u64>]| -> Vec<Range<u64>> {
-            ranges.iter().map(|range| range.start / PAGE_SIZE..range.end / PAGE_SIZE).collect()
-        };
-        let found: Vec<_> =
-            stretches.iter().map(|s| (pages(&[s.range.clone()]), pages(&s.touched), pages(&s.written))).collect();
-        assert_eq!(found[0], (vec![0..11], vec![0..3, 10..11], vec![2..3, 10..11]));
-        assert_eq!(found[1], (vec![100..101], vec![100..101], vec![]));
-        assert_eq!(found.len(), 2);
+        let page = |range: &Range<u64>| range.start / PAGE_SIZE..range.end / PAGE_SIZE;
+        let pages = |ranges: &[Range<u64>]| ranges.iter().map(page).collect::<Vec<_>>();
+        let [together, apart] = &stretches[..] else { panic!("{stretches:?}") };
+        assert_eq!((page(&together.range), pages(&together.touched)), (0..11, vec![0..3, 10..11]));
+        assert_eq!(pages(&together.written), [2..3, 10..11]);
+        assert_eq!((page(&apart.range), apart.written.len()), (100..101, 0));
     }
 
     #[test]
