@@ -26,7 +26,7 @@ use crate::auth::Caller;
 use crate::in_flight::InFlightGuard;
 use crate::pending_audit::SuccessAudit;
 use crate::state::App;
-use crate::store::sandboxes::NewRows;
+use crate::store::sandboxes::Uncommitted;
 
 /// A start that goes on whether or not it is waited for.
 pub struct Starting {
@@ -41,7 +41,7 @@ pub fn start(
     app: App,
     caller: Caller,
     request: CreateSandbox,
-    rows: NewRows,
+    rows: Uncommitted,
     audit: SuccessAudit,
     guard: InFlightGuard,
 ) -> Starting {

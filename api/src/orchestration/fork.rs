@@ -17,7 +17,7 @@ use crate::in_flight::InFlightGuard;
 use crate::state::App;
 use crate::store::sandbox_events::DeletionReason;
 use crate::store::sandbox_row::SandboxRow;
-use crate::store::sandboxes::NewRows;
+use crate::store::sandboxes::Uncommitted;
 
 /// How sandboxes are made of another.
 #[derive(Debug, Clone, Copy)]
@@ -37,7 +37,7 @@ pub async fn run(
     app: &App,
     caller: &Caller,
     source: &SandboxRow,
-    rows: NewRows,
+    rows: Uncommitted,
     guards: Vec<InFlightGuard>,
     How { timeout, force }: How,
 ) -> Result<Vec<Session>, ApiError> {

@@ -27,10 +27,13 @@ use std::time::Duration;
 use sandpiper_db::StoreError;
 use sandpiper_http::error::ApiError;
 use sandpiper_protocol::agent::Sandbox;
+use sandpiper_trace::step;
 use tokio::task::JoinHandle;
+use tracing::Instrument;
 
 use crate::pending_audit::SuccessAudit;
 use crate::state::App;
+use crate::store::sandboxes::Uncommitted;
 
 pub mod allowance;
 pub mod build;
@@ -71,6 +74,14 @@ async fn take_over(app: &App, sandbox: &Sandbox, audit: Option<&SuccessAudit>) -
         app.store.audit.keep(vec![entry]).await;
     }
     taken_over.map(drop)
+}
+
+/// Commits a row's step, if it makes one, while the agent is at work.
+async fn commit(step_of_row: Option<Uncommitted>) -> Result<(), StoreError> {
+    match step_of_row {
+        Some(uncommitted) => uncommitted.commit().instrument(step("commit the row")).await,
+        None => Ok(()),
+    }
 }
 
 /// Waits at most `timeout` for work on a task of its own; `None` when that takes longer.

@@ -1,8 +1,8 @@
 //! One pause at the agent, on a task of its own: it takes as long as it takes, and the request waits for a while only.
 //!
-//! The row says `stopping` before the agent is asked, then what the agent says: `stopped`, or after a failure `ready` as
-//! before, for a pause that fails leaves the sandbox running. If this process dies in between, the synchronisation follows
-//! the agent.
+//! The row says `stopping` while the agent is asked, then what the agent says: `stopped`, or after a failure `ready` as
+//! before, for a pause that fails leaves the sandbox running. If this process dies in between, or that it stops cannot be said, the
+//! synchronisation follows the agent.
 //!
 //! A request is refused where the team has as many stopped sandboxes as it may. A deadline asks nobody: its sandbox stops in any case,
 //! and what is new is refused until there is room again.
@@ -13,7 +13,7 @@ use sandpiper_protocol::error_chain::chain;
 use sandpiper_trace::step;
 use tracing::Instrument;
 
-use super::{Progress, sync, take_over, wait};
+use super::{Progress, commit, sync, take_over, wait};
 use crate::agent_client::AgentError;
 use crate::errors;
 use crate::in_flight::InFlightGuard;
@@ -21,6 +21,7 @@ use crate::pending_audit::SuccessAudit;
 use crate::plan::PlanLimits;
 use crate::state::App;
 use crate::store::sandbox_row::SandboxRow;
+use crate::store::sandboxes::Uncommitted;
 
 /// Pauses the sandbox of `row` because its team, of these limits, asks for it; one that is stopped already stays so.
 ///
@@ -37,9 +38,9 @@ pub async fn at_request(
     // Before the row moves, so that the synchronisation never sees it `stopping` without. `None` while another request works
     // on it: then that one's task keeps the row.
     let guard = app.in_flight.enter(&row.id);
-    let shown = app.store.sandboxes.begin_stop(&row.id, &limits.quota, app.clock.now()).await;
-    shown.map_err(|error| errors::not_stopped(error, limits))?;
-    run(app, row, order, guard, Some(audit)).await
+    let shown = app.store.sandboxes.begin_stop(&row.id, &limits.quota, app.clock.now());
+    let shown = shown.instrument(step("quota and row")).await.map_err(|error| errors::not_stopped(error, limits))?;
+    run(app, row, order, guard, OfRequest { shown, audit: Some(audit) }).await
 }
 
 /// Pauses the sandbox of `row` whatever the quota, as a deadline does.
@@ -50,7 +51,7 @@ pub async fn at_request(
 pub async fn in_any_case(app: &App, row: &SandboxRow, order: PauseSandbox) -> Result<Progress, ApiError> {
     let guard = app.in_flight.enter(&row.id);
     app.store.sandboxes.mark_stopping(&row.id).await?;
-    run(app, row, order, guard, None).await
+    run(app, row, order, guard, OfRequest::default()).await
 }
 
 /// Pauses the sandbox of `row` with its memory, whatever the quota and whatever is open on its volumes; `None` where it does not run
@@ -65,7 +66,15 @@ pub async fn unless_under_way(app: &App, row: &SandboxRow) -> Result<Option<Prog
         return Ok(None);
     }
     let order = PauseSandbox { disk_only: false, force: true };
-    run(app, row, order, Some(guard), None).await.map(Some)
+    run(app, row, order, Some(guard), OfRequest::default()).await.map(Some)
+}
+
+/// What a request has to do with its sandbox's row, and brings along.
+#[derive(Debug, Default)]
+struct OfRequest {
+    /// That it stops, which is to be committed.
+    shown: Option<Uncommitted>,
+    audit: Option<SuccessAudit>,
 }
 
 async fn run(
@@ -73,11 +82,11 @@ async fn run(
     row: &SandboxRow,
     order: PauseSandbox,
     guard: Option<InFlightGuard>,
-    audit: Option<SuccessAudit>,
+    of_request: OfRequest,
 ) -> Result<Progress, ApiError> {
     let work = {
         let (app, row) = (app.clone(), row.clone());
-        async move { pause(&app, &row, order, guard, audit).await }
+        async move { pause(&app, &row, order, guard, of_request).await }
     };
     match wait(app.settings.timing.work_wait, &mut tokio::spawn(work.in_current_span())).await? {
         Some(paused) => paused.map(|()| Progress::Done),
@@ -90,10 +99,17 @@ async fn pause(
     row: &SandboxRow,
     order: PauseSandbox,
     guard: Option<InFlightGuard>,
-    audit: Option<SuccessAudit>,
+    of_request: OfRequest,
 ) -> Result<(), ApiError> {
-    let result: Result<Sandbox, AgentError> = app.agent.pause(&row.id, &order).await;
+    let OfRequest { shown, audit } = of_request;
+    let paused = app.agent.pause(&row.id, &order).instrument(step("agent"));
+    let (committed, result): (_, Result<Sandbox, AgentError>) = tokio::join!(commit(shown), paused);
     app.metrics.agent_call("pause", result.is_ok());
+    if let Err(error) = committed {
+        drop(guard);
+        sync::follow(app, &row.team_id, &row.id).await?;
+        return Err(error.into());
+    }
     match result {
         Ok(report) => Ok(take_over(app, &report, audit.as_ref()).instrument(step("row is stopped")).await?),
         Err(error) => {

@@ -1,10 +1,11 @@
 //! One resume at the agent.
 //!
-//! A stopped sandbox holds no runtime capacity, so it needs room in the quota like a new one: that is reserved before the
-//! agent is asked, by the row's step from `stopped` to `restoring`, and given back by what follows:
+//! A stopped sandbox holds no runtime capacity, so it needs room in the quota like a new one. That there is room is known before the
+//! agent is asked; the row's step from `stopped` to `restoring`, which takes it, is committed meanwhile. What follows gives it back:
 //!
 //! | what happens | what follows |
 //! |---|---|
+//! | the step is not committed | the row becomes what the agent says, `ready` or `stopped` |
 //! | the agent responds | the row becomes `ready` |
 //! | the agent refuses, or the call breaks | the row becomes what the agent says now, usually `stopped` |
 //! | this process dies | at the next start the row is not in flight: it becomes what the agent says |
@@ -20,7 +21,7 @@ use sandpiper_protocol::error_chain::chain;
 use sandpiper_trace::step;
 use tracing::Instrument;
 
-use super::{allowance, network, sync, take_over};
+use super::{allowance, commit, network, sync, take_over};
 use crate::auth::Caller;
 use crate::errors;
 use crate::pending_audit::SuccessAudit;
@@ -53,12 +54,19 @@ pub async fn run(
     let reserved = reserved.instrument(step("quota and row")).await;
     let reserved = reserved.map_err(|error| errors::no_capacity(error, limits, 1, row.cpu, row.memory_mb))?;
     // Of a live sandbox the agent's reports go on counting.
-    let guard = guard.filter(|_| reserved);
+    let guard = guard.filter(|_| reserved.is_some());
 
     let allowance = Some(allowance::of(app, &caller.team));
     let order = ResumeSandbox { timeout_seconds: Some(wish.timeout), disk_only: wish.disk_only, allowance };
-    let result = app.agent.on_behalf_of(&caller.key_id).resume(&row.id, &order).instrument(step("agent")).await;
+    let agent = app.agent.on_behalf_of(&caller.key_id);
+    let resumed = agent.resume(&row.id, &order).instrument(step("agent"));
+    let (committed, result) = tokio::join!(commit(reserved), resumed);
     app.metrics.agent_call("resume", result.is_ok());
+    if let Err(error) = committed {
+        drop(guard);
+        sync::follow(app, &row.team_id, &row.id).await?;
+        return Err(error.into());
+    }
     match result {
         Ok(resumed) => {
             take_over(app, &resumed.sandbox, audit).instrument(step("row is ready")).await?;

@@ -44,19 +44,19 @@ pub struct Sandboxes {
     own: OwnId,
 }
 
-/// Rows of new sandboxes that are written and not committed. Dropped, there are none.
+/// What is written of sandboxes and not committed. Dropped, it is not.
 #[derive(Debug)]
 #[must_use]
-pub struct NewRows {
+pub struct Uncommitted {
     tx: Tx,
 }
 
-impl NewRows {
-    /// Has them be there, for others and after a crash.
+impl Uncommitted {
+    /// Has it be there, for others and after a crash.
     ///
     /// # Errors
     ///
-    /// Those of the database; then they may be there or not.
+    /// Those of the database; then it may be there or not.
     pub async fn commit(self) -> Result<(), StoreError> {
         Ok(self.tx.commit().await?)
     }
@@ -76,7 +76,7 @@ impl Sandboxes {
         new: &[NewSandbox],
         quota: &Quota,
         claim: Option<&idempotency::Claim>,
-    ) -> Result<NewRows, QuotaError> {
+    ) -> Result<Uncommitted, QuotaError> {
         let mut tx = self.database.write().await?;
         let now = new.first().map_or(Timestamp::UNIX_EPOCH, |one| one.created_at);
         let usage = usage(&mut tx, team_id, now).await?;
@@ -103,18 +103,22 @@ impl Sandboxes {
             }
         }
         events::write(&mut tx, new.iter().map(|one| sandbox_events::created(team_id, one)).collect()).await?;
-        Ok(NewRows { tx })
+        Ok(Uncommitted { tx })
     }
 
-    /// Takes a stopped sandbox back into use, as `restoring`, if `quota` has room for it and its volumes are free; false when it
-    /// is not stopped.
-    pub async fn reserve(&self, id: &str, quota: &Quota, now: Timestamp) -> Result<bool, QuotaError> {
+    /// Takes a stopped sandbox back into use, as `restoring`, if `quota` has room for it and its volumes are free: all but the
+    /// commit. `None` when it is not stopped.
+    ///
+    /// # Errors
+    ///
+    /// There is no room, or a volume is not free.
+    pub async fn reserve(&self, id: &str, quota: &Quota, now: Timestamp) -> Result<Option<Uncommitted>, QuotaError> {
         let mut tx = self.database.write().await?;
         let row = sqlx::query("SELECT team_id, cpu, memory_mb FROM sandboxes WHERE id = $1 AND state = 'stopped'")
             .bind(id)
             .fetch_optional(&mut *tx)
             .await?;
-        let Some(row) = row else { return Ok(false) };
+        let Some(row) = row else { return Ok(None) };
         let usage = usage(&mut tx, &row.try_get::<String, _>("team_id")?.into(), now).await?;
         let (cpu, memory_mb) = (count(row.try_get("cpu")?)?, count(row.try_get("memory_mb")?)?);
         if !usage.leaves_room(quota, 1, cpu, memory_mb) {
@@ -134,29 +138,27 @@ impl Sandboxes {
             Err(error) if is_attached_elsewhere(&error) => return Err(QuotaError::VolumeAttached),
             taken => taken?,
         };
-        tx.commit().await?;
-        Ok(taken.rows_affected() == 1)
+        Ok((taken.rows_affected() == 1).then_some(Uncommitted { tx }))
     }
 
     /// Shows a sandbox that runs as `stopping` from now on, before the agent is asked to stop it, if `quota` has room for another
-    /// stopped one. One that stops, or is stopped already, has its room.
+    /// stopped one: all but the commit. `None` where it stops, or is stopped already, and has its room.
     ///
     /// # Errors
     ///
     /// There is no room.
-    pub async fn begin_stop(&self, id: &str, quota: &Quota, now: Timestamp) -> Result<(), QuotaError> {
+    pub async fn begin_stop(&self, id: &str, quota: &Quota, now: Timestamp) -> Result<Option<Uncommitted>, QuotaError> {
         let mut tx = self.database.write().await?;
         let running =
             "SELECT team_id FROM sandboxes WHERE id = $1 AND state IN ('ready', 'checkpointing', 'restoring')";
         let team: Option<String> = sqlx::query_scalar(running).bind(id).fetch_optional(&mut *tx).await?;
-        let Some(team) = team else { return Ok(()) };
+        let Some(team) = team else { return Ok(None) };
         let usage = usage(&mut tx, &team.into(), now).await?;
         if !usage.leaves_stop(quota) {
             return Err(QuotaError::TooManyStopped(usage));
         }
         mark_stopping(&mut tx, id, &self.own).await?;
-        tx.commit().await?;
-        Ok(())
+        Ok(Some(Uncommitted { tx }))
     }
 
     /// Shows a sandbox that runs as `stopping` from now on, before the agent is asked to stop it, whatever the quota; false where
