@@ -18,12 +18,14 @@
 //! # Threads
 //! A thread inherits the filters of the one that starts it, and filters only add up. A vCPU starts the threads of
 //! devices when the guest's drivers set them up; if these were its own children, it would have to be allowed what any
-//! of them is. So [`spawn`] has every thread started by one that does nothing else.
+//! of them is. So every thread is started by one that does nothing else ([`spawn`]). A filter takes longer to install than a thread to
+//! start: those of devices are there before the machine ([`start_ahead`]), and one that has done what it was [assigned](assign) waits for more,
+//! such as that of a device that was stopped for a snapshot.
 //!
 //! A system call that a filter does not allow ends the whole process with `SIGSYS`. Only `clone3`, whose flags lie in
 //! memory where no filter sees them, fails as on an old kernel instead, so that the C library uses `clone`.
 //!
-//! Not jailed, as in tests, [`spawn`] only starts threads.
+//! Not jailed, as in tests, threads are only started.
 
 mod confine;
 mod filters;
@@ -31,8 +33,8 @@ mod ioctls;
 
 use std::io;
 use std::os::fd::RawFd;
-use std::sync::OnceLock;
 use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 
 use self::filters::Filters;
@@ -115,7 +117,7 @@ pub fn enter(uid: u32, keep: &[RawFd]) -> Result<(), JailError> {
     filters.restrict_main_thread()?;
     let spawner = start_spawner().map_err(|source| JailError::Step { what: "start a thread in the jail", source })?;
     // Nobody was here before: the second time, the filter would have ended the process long before this line.
-    let _ = JAIL.set(Jail { filters, spawner });
+    let _ = JAIL.set(Jail { filters, spawner, waiting: Mutex::default() });
     Ok(())
 }
 
@@ -130,16 +132,67 @@ pub fn spawn<T: Send + 'static>(role: Role, work: impl FnOnce() -> T + Send + 's
     }
 }
 
+/// Has such a thread that waits do `work`, or a new one.
+///
+/// # Errors
+/// The host allows no further thread.
+pub fn assign<T: Send + 'static>(role: Role, work: impl FnOnce() -> T + Send + 'static) -> io::Result<Task<T>> {
+    let (result, receiver) = mpsc::sync_channel(1);
+    let job = move |is_free: &dyn Fn()| {
+        let done = work();
+        is_free();
+        // Nobody waits for it any more, maybe.
+        let _ = result.send(done);
+    };
+    match JAIL.get() {
+        Some(jail) => jail.give(role, Box::new(job))?,
+        None => drop(named(role).spawn(move || job(&|| {}))?),
+    }
+    Ok(Task(receiver))
+}
+
+/// Starts a thread for each of these roles that waits, so that [`assign`] need not start one. Only in the jail, where that takes
+/// longest, for the filter; one that cannot be had now is started when it is needed.
+pub fn start_ahead(roles: &[Role]) {
+    if let Some(jail) = JAIL.get() {
+        for waiting in roles.iter().map_while(|role| jail.start(*role).ok()) {
+            jail.lock().push(waiting);
+        }
+    }
+}
+
+/// What a thread was given to do.
+#[derive(Debug)]
+pub struct Task<T>(Receiver<T>);
+
+impl<T> Task<T> {
+    /// Waits until it is done; `None` if it panicked.
+    pub fn join(self) -> Option<T> {
+        self.0.recv().ok()
+    }
+}
+
 fn named(role: Role) -> thread::Builder {
     thread::Builder::new().name(role.name().into())
 }
 
-type Job = Box<dyn FnOnce() + Send>;
+/// Work of the thread that starts the others.
+type Start = Box<dyn FnOnce() + Send>;
+/// Work of one that waits, which calls what it is given when it can be given more.
+type Job = Box<dyn FnOnce(&dyn Fn()) + Send>;
 
 /// What is left to be done in the jail: starting threads.
 struct Jail {
     filters: Filters,
-    spawner: Sender<Job>,
+    spawner: Sender<Start>,
+    /// Threads that do nothing.
+    waiting: Mutex<Vec<Waiting>>,
+}
+
+/// A thread that has its role's filter, and waits for work.
+struct Waiting {
+    role: Role,
+    jobs: Sender<Job>,
 }
 
 impl Jail {
@@ -158,18 +211,45 @@ impl Jail {
             work()
         };
         let (reply, started) = mpsc::sync_channel(1);
-        let job = move || {
+        let start = move || {
             // Whoever asked waits below.
             let _ = reply.send(named(role).spawn(restricted));
         };
-        self.spawner.send(Box::new(job)).map_err(|_| gone())?;
+        self.spawner.send(Box::new(start)).map_err(|_| gone())?;
         started.recv().map_err(|_| gone())?
+    }
+
+    /// Starts a thread that waits, and waits again when it has done something.
+    fn start(&'static self, role: Role) -> io::Result<Waiting> {
+        let (jobs, receiver) = mpsc::channel::<Job>();
+        let again = jobs.clone();
+        self.spawn(role, move || {
+            for job in receiver {
+                job(&|| self.lock().push(Waiting { role, jobs: again.clone() }));
+            }
+        })?;
+        Ok(Waiting { role, jobs })
+    }
+
+    fn give(&'static self, role: Role, job: Job) -> io::Result<()> {
+        let found = {
+            let mut waiting = self.lock();
+            let index = waiting.iter().position(|waiting| waiting.role == role);
+            index.map(|index| waiting.swap_remove(index))
+        };
+        let thread = found.map_or_else(|| self.start(role), Ok)?;
+        thread.jobs.send(job).map_err(|_| io::Error::other("a thread that waits has ended"))
+    }
+
+    /// The list is whole whoever panicked.
+    fn lock(&self) -> MutexGuard<'_, Vec<Waiting>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn start_spawner() -> io::Result<Sender<Job>> {
-    let (spawner, jobs): (Sender<Job>, Receiver<Job>) = mpsc::channel();
-    thread::Builder::new().name("spawner".into()).spawn(move || jobs.into_iter().for_each(|job| job()))?;
+fn start_spawner() -> io::Result<Sender<Start>> {
+    let (spawner, starts): (Sender<Start>, Receiver<Start>) = mpsc::channel();
+    thread::Builder::new().name("spawner".into()).spawn(move || starts.into_iter().for_each(|start| start()))?;
     Ok(spawner)
 }
 
@@ -188,5 +268,11 @@ mod tests {
     fn a_thread_outside_of_a_jail_is_named_after_its_role() {
         let name = || thread::current().name().map(str::to_owned);
         assert_eq!(spawn(Role::Vsock, name).unwrap().join().unwrap().as_deref(), Some("vsock"));
+        assert_eq!(assign(Role::Net, name).unwrap().join().flatten().as_deref(), Some("net"));
+    }
+
+    #[test]
+    fn work_that_panics_has_no_result() {
+        assert_eq!(assign(Role::Rng, || assert_eq!(1, 2)).unwrap().join(), None);
     }
 }

@@ -1,7 +1,7 @@
 //! What of a machine depends on its shape only, made before anybody knows what it will be.
 //!
-//! A monitor that waits for work has done this already: descriptors, memory, interrupt controllers and vCPU threads are
-//! there, so that a restore is left with what is the snapshot's own.
+//! A monitor that waits for work has done this already: descriptors, memory, interrupt controllers, vCPU threads and those of devices
+//! are there, so that a restore is left with what is the snapshot's own.
 
 use kvm_bindings::{CpuId, kvm_enable_cap};
 use kvm_ioctls::{Cap, Kvm, VmFd};
@@ -15,6 +15,7 @@ use super::{cpu, interrupts};
 use crate::devices::virtio::Memory;
 use crate::devices::vmgenid::VmGenId;
 use crate::exit::ExitLatch;
+use crate::jail::{self, Role};
 use crate::memory;
 use crate::{layout, vcpu_state};
 
@@ -68,6 +69,7 @@ impl Prepared {
         })? {
             result?;
         }
+        jail::start_ahead(&[Role::Prefetch, Role::Vsock, Role::Block, Role::Net, Role::Rng, Role::Balloon]);
         let (slots, extra_slots) = (MmioSlot::usual(&vm)?, MmioSlot::extra(&vm)?);
         let generation_line = interrupts::line(&vm, VmGenId::GSI)?;
         let mut msrs = kvm.get_msr_index_list().map_err(BuildError::Registers)?.as_slice().to_vec();

@@ -251,7 +251,7 @@ fn fetch(prepared: &Prepared, file: &File) -> Option<Arc<Fetch>> {
         Ok(set) => {
             let (memory, fetch) = (prepared.memory.clone(), Arc::new(Fetch::new(set)));
             let populating = Arc::clone(&fetch);
-            jail::spawn(Role::Prefetch, move || populating.populate(&memory)).ok().map(|_| fetch)
+            jail::assign(Role::Prefetch, move || populating.populate(&memory)).ok().map(|_| fetch)
         }
         Err(error) => {
             eprintln!(

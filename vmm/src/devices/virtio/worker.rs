@@ -8,7 +8,6 @@
 
 use std::io;
 use std::sync::mpsc;
-use std::thread::JoinHandle;
 
 use virtio_queue::QueueState;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
@@ -64,7 +63,7 @@ pub(super) struct Worker<S: Service> {
 }
 
 /// Gives its loop back when it ends; `None` if it never got it.
-type Thread<S> = JoinHandle<Option<EventLoop<S>>>;
+type Thread<S> = jail::Task<Option<EventLoop<S>>>;
 
 enum State<S> {
     Running(Thread<S>),
@@ -100,7 +99,7 @@ impl<S: Service> Worker<S> {
             State::Running(thread) => {
                 // The counter of an event cannot overflow from one write.
                 let _ = self.stop.write(1);
-                let event_loop = thread.join().ok().flatten();
+                let event_loop = thread.join().flatten();
                 let _ = self.stop.read();
                 event_loop.map_or(State::Lost, State::Parked)
             }
@@ -157,7 +156,7 @@ fn launch<S: Service>(event_loop: EventLoop<S>, stop: &EventFd) -> Result<Thread
     };
     // What a closure owns is gone if its thread cannot be started, so the loop follows once there is one.
     let (hand_over, receive) = mpsc::sync_channel::<EventLoop<S>>(1);
-    let spawned = jail::spawn(S::ROLE, move || {
+    let spawned = jail::assign(S::ROLE, move || {
         let mut event_loop = receive.recv().ok()?;
         event_loop.run(&stop);
         Some(event_loop)
