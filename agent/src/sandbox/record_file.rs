@@ -3,7 +3,7 @@
 //! | file | |
 //! |---|---|
 //! | `draft.json` | of a sandbox that nobody was told of: not synced, as a power cut ends its machine anyway |
-//! | `record.json` | from then on: durable with its folder, at every change |
+//! | `record.json` | from then on: durable with its folder, at every change but the beginning of a start, which a power cut undoes |
 //! | `record.copy.json` | the same once more, for a disk that gives back something else than was written |
 //!
 //! Each carries a checksum, so that what is torn or changed is never taken for a record. Of a draft there is nothing then; a
@@ -63,6 +63,18 @@ pub(crate) fn save(paths: &MachinePaths, record: &Record) -> io::Result<()> {
     durable::write_atomic(&record_path(paths), &text)?;
     copy(paths, &text);
     remove_draft(paths);
+    Ok(())
+}
+
+/// As [`save`], of a stopped sandbox that is started: until it is ready a power cut, which ends its machine, may leave the record
+/// before. Blocks.
+///
+/// # Errors
+/// Of the file system; then the record is what it was.
+pub(crate) fn save_start(paths: &MachinePaths, record: &Record) -> io::Result<()> {
+    let text = checked::encode(record)?;
+    durable::write_whole(&record_path(paths), &text)?;
+    copy(paths, &text);
     Ok(())
 }
 

@@ -543,7 +543,7 @@ pub(super) fn write_record(paths: &MachinePaths, record: Record) -> io::Result<R
     if record.state == SandboxState::Creating {
         record_file::save_draft(paths, &record)?;
     } else {
-        record_file::save(paths, &record)?;
+        record_file::save_start(paths, &record)?;
     }
     Ok(record)
 }
