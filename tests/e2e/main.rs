@@ -49,7 +49,8 @@ use clap::Parser;
 use crate::runner::{Module, Selection};
 
 /// In this order: `warm` has the snapshot made that most of the others start from; what kills the agent, fills the disk or
-/// takes the memory comes last, and `restart` at the very end, as it makes the agent throw the snapshots away.
+/// takes the memory comes late. Behind it are the builds, each of which takes minutes where processors are emulated, so that it is they
+/// for which a run with a deadline has no time; and `restart`, as it makes the agent throw the snapshots away.
 const MODULES: [Module; 33] = [
     warm::TESTS,
     process::TESTS,
@@ -72,9 +73,6 @@ const MODULES: [Module; 33] = [
     parking::TESTS,
     damage::TESTS,
     templates::TESTS,
-    templates_builds::TESTS,
-    templates_trees::TESTS,
-    templates_hostile::TESTS,
     volumes_mounts::TESTS,
     volumes_files::TESTS,
     volumes_hostile::TESTS,
@@ -83,6 +81,9 @@ const MODULES: [Module; 33] = [
     crash::TESTS,
     recovery::TESTS,
     pressure::TESTS,
+    templates_trees::TESTS,
+    templates_hostile::TESTS,
+    templates_builds::TESTS,
     restart::TESTS,
 ];
 
