@@ -18,9 +18,10 @@
 //! # Threads
 //! A thread inherits the filters of the one that starts it, and filters only add up. A vCPU starts the threads of
 //! devices when the guest's drivers set them up; if these were its own children, it would have to be allowed what any
-//! of them is. So every thread is started by one that does nothing else ([`spawn`]). A filter takes longer to install than a thread to
-//! start: those of devices are there before the machine ([`start_ahead`]), and one that has done what it was [assigned](assign) waits for more,
-//! such as that of a device that was stopped for a snapshot.
+//! of them is. So every thread is started by one that does nothing else ([`spawn`]).
+//!
+//! A filter takes longer to install than a thread to start. So those of devices are there before the machine ([`start_ahead`]), and
+//! one that has done what it was [assigned](assign) waits for more, such as that of a device that was stopped for a snapshot.
 //!
 //! A system call that a filter does not allow ends the whole process with `SIGSYS`. Only `clone3`, whose flags lie in
 //! memory where no filter sees them, fails as on an old kernel instead, so that the C library uses `clone`.
