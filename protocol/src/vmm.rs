@@ -108,6 +108,9 @@ pub enum Request {
     /// Takes the disk out of a slot again: requests that the guest has under way are finished first, later ones fail, and the
     /// guest sees a disk of no size. Nothing is synchronised. Of an empty slot: done already.
     DetachDisk { slot: u8 },
+    /// Notes which pages of memory were touched since the machine was restored: the working set has them first. What is touched
+    /// after that it has too, but not as written, for many a guest does not get so far and needs no copy of its own.
+    NoteTouched,
     /// Writes down which pages of memory were touched since the machine was restored, for later restores of the same
     /// snapshot to fetch at once. One descriptor: an empty file.
     SaveWorkingSet,
@@ -284,6 +287,7 @@ pub enum Reply {
     LayerPushed,
     DiskAttached,
     DiskDetached,
+    TouchedNoted,
     WorkingSetSaved,
     Status {
         state: MachineState,

@@ -54,7 +54,7 @@ use crate::devices::virtio::mmio::{MmioWindow, WindowStateError};
 use crate::devices::virtio::{ActivateError, Memory};
 use crate::exit::ExitLatch;
 use crate::memory::image::Image;
-use crate::memory::written::Begun;
+use crate::memory::written::{Begun, Touched};
 
 /// A machine. See the module's documentation for its life.
 ///
@@ -73,6 +73,8 @@ pub struct Machine {
     begun: Option<(Begun, Option<String>)>,
     /// Name of the layer in which all memory was last written down, since which it is noted what is written.
     written_in: Option<String>,
+    /// What was touched when that was noted, for the working set.
+    touched: Option<Vec<Touched>>,
     config: MachineConfig,
     /// The features of the host that it was booted on.
     features: CpuId,
@@ -124,6 +126,7 @@ impl Machine {
             image,
             begun: None,
             written_in: None,
+            touched: None,
             config,
             features: prepared.features,
             msrs: prepared.msrs,

@@ -204,13 +204,26 @@ impl Machine {
         tracker.follow(&self.memory)
     }
 
-    /// Writes which pages this process has mapped to `file`.
+    /// Notes which pages this process has mapped by now, for the working set.
+    ///
+    /// # Errors
+    /// The pages cannot be found.
+    pub fn note_touched(&mut self, pagemap: &Pagemap) -> Result<(), SnapshotError> {
+        self.touched = Some(pagemap.touched(&self.memory).map_err(SaveError::Find)?);
+        Ok(())
+    }
+
+    /// Writes which pages this process has mapped to `file`, those first that were noted.
     ///
     /// # Errors
     /// The pages cannot be found, or `file` is not empty or cannot be written.
     pub fn save_working_set(&self, file: &File, pagemap: &Pagemap) -> Result<(), SnapshotError> {
         let touched = pagemap.touched(&self.memory).map_err(SaveError::Find)?;
-        format::write(file, &WorkingSet::new(&touched))?;
+        let set = match &self.touched {
+            Some(first) => WorkingSet::new(first).then(&touched),
+            None => WorkingSet::new(&touched),
+        };
+        format::write(file, &set)?;
         Ok(())
     }
 }

@@ -15,6 +15,7 @@ use kvm_ioctls::VcpuFd;
 
 use serde::{Deserialize, Serialize};
 
+use super::ranges::without;
 use super::written::Touched;
 use super::{Piece, pieces, second_level};
 use crate::devices::virtio::Memory;
@@ -27,7 +28,7 @@ const MOST_ENTERED: u64 = 32 << 20;
 /// Bytes up to which what lies between two stretches is fetched along: the kernel maps so much around a page that is read anyway.
 const FETCHED_ALONG: u64 = 64 * 1024;
 
-/// Stretches of RAM, in order.
+/// Stretches of RAM in the order in which they are fetched.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkingSet {
     ranges: Vec<Entry>,
@@ -58,6 +59,16 @@ impl WorkingSet {
         };
         Self { ranges: touched.iter().map(entry).collect() }
     }
+
+    /// With what else was touched `later`, which is copied only once a guest writes to it: many do not get so far.
+    #[must_use]
+    pub fn then(mut self, later: &[Touched]) -> Self {
+        let first: Vec<_> = self.ranges.iter().map(Entry::range).collect();
+        let later: Vec<_> = later.iter().map(|touched| touched.range.clone()).collect();
+        let entry = |range: Range<u64>| Entry { offset: range.start, length: range.end - range.start, written: false };
+        self.ranges.extend(without(&later, &first).into_iter().map(entry));
+        self
+    }
 }
 
 impl Entry {
@@ -83,7 +94,13 @@ impl Stretch {
         Self { range: range.clone(), touched: vec![range], written }
     }
 
-    /// Takes one in that begins no earlier than those before.
+    /// Whether `entry` lies so close behind what is there that it is fetched along.
+    fn reaches(&self, entry: &Entry) -> bool {
+        let last = self.touched.last().map_or(self.range.start, |range| range.start);
+        (last..=self.range.end.saturating_add(FETCHED_ALONG)).contains(&entry.offset)
+    }
+
+    /// Takes in one that it [reaches](Self::reaches).
     fn add(&mut self, entry: &Entry) {
         let range = entry.range();
         self.range.end = self.range.end.max(range.end);
@@ -105,12 +122,10 @@ pub struct Fetch {
 
 impl Fetch {
     pub fn new(set: WorkingSet) -> Self {
-        let mut entries = set.ranges;
-        entries.sort_by_key(|entry| entry.offset);
         let mut stretches: Vec<Stretch> = Vec::new();
-        for entry in &entries {
+        for entry in &set.ranges {
             match stretches.last_mut() {
-                Some(last) if last.range.end.saturating_add(FETCHED_ALONG) >= entry.offset => last.add(entry),
+                Some(last) if last.reaches(entry) => last.add(entry),
                 _ => stretches.push(Stretch::of(entry)),
             }
         }
@@ -215,7 +230,7 @@ mod tests {
         let page =
             |number: u64, pages: u64, written| Entry { offset: number * PAGE_SIZE, length: pages * PAGE_SIZE, written };
         let set =
-            WorkingSet { ranges: vec![page(100, 1, false), page(0, 2, false), page(2, 1, true), page(10, 1, true)] };
+            WorkingSet { ranges: vec![page(0, 2, false), page(2, 1, true), page(10, 1, true), page(100, 1, false)] };
 
         let stretches = Fetch::new(set).stretches;
 
@@ -225,6 +240,19 @@ mod tests {
         assert_eq!((page(&together.range), pages(&together.touched)), (0..11, vec![0..3, 10..11]));
         assert_eq!(pages(&together.written), [2..3, 10..11]);
         assert_eq!((page(&apart.range), apart.written.len()), (100..101, 0));
+    }
+
+    #[test]
+    fn what_is_touched_later_comes_last_and_is_not_copied() {
+        let pages = |pages: Range<u64>| pages.start * PAGE_SIZE..pages.end * PAGE_SIZE;
+        let touched = |range, written| Touched { range: pages(range), written };
+        let first = [touched(2..4, true), touched(90..91, false)];
+        let all = [touched(1..6, true), touched(90..91, true)];
+
+        let stretches = Fetch::new(WorkingSet::new(&first).then(&all)).stretches;
+
+        let found: Vec<_> = stretches.iter().map(|stretch| (stretch.range.clone(), stretch.written.len())).collect();
+        assert_eq!(found, [(pages(2..4), 1), (pages(90..91), 0), (pages(1..6), 0)]);
     }
 
     #[test]

@@ -150,7 +150,11 @@ impl Driver {
             Received::Unreadable(error) => (0, Err(fault(FaultCode::Malformed, error.to_string()))),
             Received::Nothing | Received::Closed => return,
         };
+        let starts = matches!(result, Ok(Reply::Booted(_) | Reply::Restored(_)));
         self.control.reply(connection, &MonitorMessage::Reply { id, result });
+        if starts {
+            trim_heap();
+        }
     }
 
     fn handle(&mut self, request: Request, fds: Vec<OwnedFd>) -> Result<Reply, Fault> {
@@ -187,6 +191,12 @@ impl Driver {
                 fds.finish()?;
                 self.machine()?.detach_disk(slot).map_err(|error| detach_fault(&error))?;
                 Ok(Reply::DiskDetached)
+            }
+            Request::NoteTouched => {
+                fds.finish()?;
+                let (machine, pagemap) = self.machine_and_pagemap()?;
+                machine.note_touched(pagemap).map_err(|error| fault(FaultCode::Host, chain(&error)))?;
+                Ok(Reply::TouchedNoted)
             }
             Request::SaveWorkingSet => {
                 let file = fds.file()?;
@@ -352,6 +362,16 @@ impl Driver {
 
     fn timings(&self) -> Timings {
         Timings { guest_init_us: self.guest_init_us.load(Ordering::Relaxed), ..self.timings }
+    }
+}
+
+/// Gives the kernel back what is free of the heap. The state that a machine is made of takes several times what stays of it, and
+/// every monitor has a heap of its own.
+fn trim_heap() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: malloc_trim takes a number, and locks what it trims.
+    unsafe {
+        libc::malloc_trim(0);
     }
 }
 

@@ -304,6 +304,7 @@ fn answer(request: Request, fds: Vec<OwnedFd>, shared: &Shared) -> Result<Reply,
             machine.state = Some(MachineState::Running);
             Ok(Reply::Resumed)
         }
+        Request::NoteTouched => Ok(Reply::TouchedNoted),
         Request::SaveWorkingSet => {
             files.next().unwrap().write_all(b"pages").unwrap();
             Ok(Reply::WorkingSetSaved)

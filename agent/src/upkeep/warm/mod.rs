@@ -325,6 +325,7 @@ impl Maker<'_> {
         if !health.is_ok_and(|healthy| healthy.unwrap_or(false)) {
             return Err(MakeError::Unhealthy);
         }
+        machine.request(Request::NoteTouched, &[], WORKING_SET_TIMEOUT).await?;
         guest::rehearse(&paths.vsock_socket()).await;
         let name = files.new_name(Role::WorkingSet);
         let path = folder.join(&name);

@@ -122,6 +122,7 @@ fn a_jailed_machine_is_restored_and_tells_its_working_set() {
     let mut monitor = Monitor::start(&[]);
     monitor.request(Request::Prepare(Shape { vcpus: 1, memory_mib: 32 }), &[]);
     snapshot.restore(&mut monitor, &guest, None);
+    monitor.request(Request::NoteTouched, &[]);
     monitor.request(Request::SaveWorkingSet, &[working_set.as_fd()]);
     stop(monitor);
 

@@ -379,10 +379,11 @@ fn what_is_asked_of_no_machine_is_refused() {
     }
     let mut monitor = Monitor::start();
     let file = tempfile::tempfile().unwrap();
-    let requests: [(Request, &[BorrowedFd<'_>]); 4] = [
+    let requests: [(Request, &[BorrowedFd<'_>]); 5] = [
         (Request::Resume, &[]),
         (Request::DetachDisk { slot: 0 }, &[]),
         (Request::PushLayer { disk: 0 }, &[file.as_fd()]),
+        (Request::NoteTouched, &[]),
         (Request::SaveWorkingSet, &[file.as_fd()]),
     ];
     for (request, fds) in requests {
