@@ -136,7 +136,7 @@ mod tests {
         assert!(waiting.is_err(), "there is nothing to read yet");
         socket.send(b"x").unwrap();
         let of_connection = timeout(TIMEOUT, connection.read(&mut byte)).await.unwrap();
-        let mut byte = [0];
+        let mut byte = Vec::with_capacity(1);
         let read = async { tokio::join!(link.read(&mut byte), async { socket.send(b"x") }).0 };
         let of_link = timeout(TIMEOUT, read).await.unwrap();
 

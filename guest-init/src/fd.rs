@@ -27,14 +27,15 @@ impl FdStream {
         Ok(Self { inner })
     }
 
-    /// Reads what is there; 0 at the end of the stream.
-    pub(crate) async fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
+    /// Has `buffer` hold what is there, as much as it has room for, and says how much that is; 0 at the end of the stream.
+    /// Memory that nothing is read into is not touched: buffers are larger than most reads.
+    pub(crate) async fn read(&self, buffer: &mut Vec<u8>) -> io::Result<usize> {
         // A vsock connection that a restore has cut off reports an error and nothing else.
         self.inner.async_io(Interest::READABLE | Interest::ERROR, |fd| read(fd, buffer)).await
     }
 
-    /// Reads what is there now, or `None`.
-    pub(crate) fn try_read(&self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
+    /// As [`Self::read`], of what is there now, or `None`.
+    pub(crate) fn try_read(&self, buffer: &mut Vec<u8>) -> io::Result<Option<usize>> {
         match read(self.inner.get_ref(), buffer) {
             Ok(count) => Ok(Some(count)),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
@@ -55,7 +56,7 @@ impl FdStream {
     }
 
     /// Reads what is there, without noticing an error that comes without anything to read. For one task at a time. Memory
-    /// that nothing is read into is not touched: buffers are larger than most reads.
+    /// that nothing is read into is not touched.
     pub(crate) fn poll_read(&self, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         loop {
             let mut guard = ready!(self.inner.poll_read_ready(context))?;
@@ -128,10 +129,11 @@ impl AsRawFd for FdStream {
     }
 }
 
-fn read(fd: &OwnedFd, buffer: &mut [u8]) -> io::Result<usize> {
-    match nix::unistd::read(fd, buffer) {
+fn read(fd: &OwnedFd, buffer: &mut Vec<u8>) -> io::Result<usize> {
+    buffer.clear();
+    match rustix::io::read(fd, rustix::buffer::spare_capacity(buffer)) {
         // The master side of a terminal whose last user is gone.
-        Err(nix::errno::Errno::EIO) => Ok(0),
+        Err(rustix::io::Errno::IO) => Ok(0),
         other => other.map_err(io::Error::from),
     }
 }

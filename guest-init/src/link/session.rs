@@ -173,12 +173,11 @@ impl<'a> Lines<'a> {
             if let Some(line) = line {
                 return Ok(line);
             }
-            let mut piece = [0; 4096];
-            let count = self.link.read(&mut piece).await?;
-            if count == 0 {
+            let mut piece = Vec::with_capacity(4096);
+            if self.link.read(&mut piece).await? == 0 {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
-            self.decoder.push(piece.get(..count).unwrap_or_default());
+            self.decoder.push(&piece);
         }
     }
 }

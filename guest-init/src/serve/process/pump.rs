@@ -38,7 +38,7 @@ pub(super) fn pump(
 ) -> oneshot::Receiver<()> {
     let (done, pumped) = oneshot::channel();
     tokio::spawn(async move {
-        let mut buffer = vec![0; if source == Source::Pty { PTY_PIECE } else { PIPE_PIECE }];
+        let mut buffer = Vec::with_capacity(if source == Source::Pty { PTY_PIECE } else { PIPE_PIECE });
         let mut stream = Tapped { stream, tap };
         let ended = read_to_end(source, &mut stream, &output, exited, &mut buffer).await;
         // Nobody waits any more if the runtime is going down.
@@ -59,7 +59,7 @@ struct Tapped {
 
 impl Tapped {
     /// Reads, as soon as there is something. Cancelling loses nothing.
-    async fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+    async fn read(&mut self, buffer: &mut Vec<u8>) -> io::Result<usize> {
         let read = loop {
             let Some(tap) = self.tap.as_mut().filter(|tap| tap.has_partial()) else {
                 break self.stream.read(buffer).await;
@@ -69,24 +69,24 @@ impl Tapped {
                 Err(_) => tap.flush(),
             }
         };
-        if let Ok(count) = read {
-            self.hear(buffer, count);
+        if read.is_ok() {
+            self.hear(buffer);
         }
         read
     }
 
     /// Reads what is there already.
-    fn try_read(&mut self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
+    fn try_read(&mut self, buffer: &mut Vec<u8>) -> io::Result<Option<usize>> {
         let read = self.stream.try_read(buffer);
-        if let Ok(Some(count)) = read {
-            self.hear(buffer, count);
+        if let Ok(Some(_)) = read {
+            self.hear(buffer);
         }
         read
     }
 
-    fn hear(&mut self, buffer: &[u8], count: usize) {
+    fn hear(&mut self, piece: &[u8]) {
         if let Some(tap) = &mut self.tap {
-            tap.take(buffer.get(..count).unwrap_or_default());
+            tap.take(piece);
         }
     }
 
@@ -104,7 +104,7 @@ async fn read_to_end(
     stream: &mut Tapped,
     output: &Output,
     mut exited: watch::Receiver<Option<Instant>>,
-    buffer: &mut [u8],
+    buffer: &mut Vec<u8>,
 ) -> bool {
     let mut give_up: Option<Instant> = None;
     loop {
@@ -123,29 +123,25 @@ async fn read_to_end(
             },
         };
         match count {
-            Ok(count) if count > 0 => output.push(source, piece(buffer, count)).await,
+            // A copy, no larger than what was read.
+            Ok(count) if count > 0 => output.push(source, Bytes::copy_from_slice(buffer)).await,
             _ => return true,
         }
     }
 }
 
 /// Takes what is in the pipe already, and no more.
-async fn drain(source: Source, stream: &mut Tapped, output: &Output, buffer: &mut [u8]) -> bool {
+async fn drain(source: Source, stream: &mut Tapped, output: &Output, buffer: &mut Vec<u8>) -> bool {
     let mut taken = 0;
     while taken < LARGEST_PIPE {
         match stream.try_read(buffer) {
             Ok(None) => return false,
             Ok(Some(count)) if count > 0 => {
                 taken += count;
-                output.push(source, piece(buffer, count)).await;
+                output.push(source, Bytes::copy_from_slice(buffer)).await;
             }
             _ => return true,
         }
     }
     false
-}
-
-/// A copy of what was read, no larger than it.
-fn piece(buffer: &[u8], count: usize) -> Bytes {
-    Bytes::copy_from_slice(buffer.get(..count).unwrap_or_default())
 }

@@ -107,7 +107,8 @@ pub(super) fn spawn(command: &Command<'_>) -> Result<i32, SpawnError> {
         failed_step: AtomicI32::new(0),
         failed_errno: AtomicI32::new(0),
     };
-    let mut stack = vec![0_u128; STACK / size_of::<u128>()];
+    // Not zeroed: the child touches only its end, and each page that a clone writes to is a copy of its own.
+    let mut stack = Box::<[u128]>::new_uninit_slice(STACK / size_of::<u128>());
     // No signal may run one of our handlers in the child, where it would work on our memory.
     let mask = block_signals();
     let base = stack.as_mut_ptr().cast::<c_void>();

@@ -127,7 +127,7 @@ impl Drop for Watch {
 
 /// Brings what inotify says into the queue, without end.
 async fn follow(inotify: Arc<FdStream>, mut tree: Tree, queue: Arc<Queue>) {
-    let mut buffer = vec![0; READ_BUFFER];
+    let mut buffer = Vec::with_capacity(READ_BUFFER);
     loop {
         let ready = match inotify.try_read(&mut buffer) {
             Ok(None) => {
@@ -137,8 +137,10 @@ async fn follow(inotify: Arc<FdStream>, mut tree: Tree, queue: Arc<Queue>) {
             ready => ready.map(Option::unwrap_or_default),
         };
         // A descriptor of inotify never fails and never ends, once there is one.
-        let Ok(length) = ready else { return queue.lose() };
-        let bytes = buffer.get(..length).unwrap_or_default().to_vec();
+        if ready.is_err() {
+            return queue.lose();
+        }
+        let bytes = buffer.clone();
         let applied = tokio::task::spawn_blocking(move || {
             let events = tree.apply(&bytes);
             (tree, events)
