@@ -9,6 +9,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use kvm_ioctls::Kvm;
 use sandpiper_protocol::error_chain::chain;
@@ -40,6 +41,9 @@ const ENDED: u64 = 1;
 const DISKS: u64 = 2;
 const FIRST_CONNECTION: u64 = 3;
 
+/// How long after a request the heap is trimmed: until then a guest that was started has the processors, and the memory map, to itself.
+const TRIM_AFTER: Duration = Duration::from_secs(2);
+
 /// The monitor itself cannot go on.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DriverError {
@@ -64,6 +68,8 @@ pub(crate) struct Driver {
     tracker: Option<Tracker>,
     prepared: Option<Prepared>,
     machine: Option<Machine>,
+    /// When what requests have left free of the heap is given back.
+    trim_at: Option<Instant>,
 }
 
 impl Driver {
@@ -90,6 +96,7 @@ impl Driver {
             tracker,
             prepared: None,
             machine: None,
+            trim_at: None,
         })
     }
 
@@ -97,12 +104,13 @@ impl Driver {
     pub(crate) fn run(mut self) -> Result<ExitRecord, DriverError> {
         let mut ready = [EpollEvent::default(); 16];
         loop {
-            let count = match self.epoll.wait(self.control.timeout(), &mut ready) {
+            let count = match self.epoll.wait(self.timeout(), &mut ready) {
                 Ok(count) => count,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) => return Err(DriverError::Wait(error)),
             };
             self.control.wake(&self.epoll, LISTENER).map_err(DriverError::Watch)?;
+            self.trim_heap();
             for event in &ready[..count] {
                 match event.data() {
                     LISTENER => self.control.accept(&self.epoll, LISTENER).map_err(DriverError::Watch)?,
@@ -150,10 +158,29 @@ impl Driver {
             Received::Unreadable(error) => (0, Err(fault(FaultCode::Malformed, error.to_string()))),
             Received::Nothing | Received::Closed => return,
         };
-        let starts = matches!(result, Ok(Reply::Booted(_) | Reply::Restored(_)));
+        if !matches!(result, Ok(Reply::Status { .. })) {
+            self.trim_at = Some(Instant::now() + TRIM_AFTER);
+        }
         self.control.reply(connection, &MonitorMessage::Reply { id, result });
-        if starts {
-            trim_heap();
+    }
+
+    /// Milliseconds until there is something to do without an event, for `epoll_wait`.
+    fn timeout(&self) -> i32 {
+        let left = |until: Instant| until.saturating_duration_since(Instant::now()).as_millis() + 1;
+        let timeout = [self.control.paused_until(), self.trim_at].into_iter().flatten().min().map(left);
+        timeout.map_or(-1, |left| i32::try_from(left).unwrap_or(i32::MAX))
+    }
+
+    /// Gives the kernel back what is free of the heap. The state that a machine is made of takes several times what stays of it,
+    /// and every monitor has a heap of its own.
+    fn trim_heap(&mut self) {
+        if self.trim_at.is_some_and(|at| at <= Instant::now()) {
+            self.trim_at = None;
+            #[cfg(target_env = "gnu")]
+            // SAFETY: malloc_trim takes a number, and locks what it trims.
+            unsafe {
+                libc::malloc_trim(0);
+            }
         }
     }
 
@@ -362,16 +389,6 @@ impl Driver {
 
     fn timings(&self) -> Timings {
         Timings { guest_init_us: self.guest_init_us.load(Ordering::Relaxed), ..self.timings }
-    }
-}
-
-/// Gives the kernel back what is free of the heap. The state that a machine is made of takes several times what stays of it, and
-/// every monitor has a heap of its own.
-fn trim_heap() {
-    #[cfg(target_env = "gnu")]
-    // SAFETY: malloc_trim takes a number, and locks what it trims.
-    unsafe {
-        libc::malloc_trim(0);
     }
 }
 
