@@ -40,7 +40,7 @@ use sandpiper_protocol::error_chain;
 use sandpiper_protocol::guest::{GuestMessage, HostMessage};
 use sandpiper_protocol::vmm::Request;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::capacity::Reservation;
@@ -54,6 +54,9 @@ use crate::service::{Ordered, WarmOrder};
 const NAME: &str = "sandpiper";
 /// How long a guest that has just booted may take to quiesce.
 const FREEZE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Within this a guest gives back the memory that has become free (`PAGE_REPORTING_DELAY` of Linux is two seconds). Otherwise each
+/// clone does, as it starts, and notes of each block that it did so.
+const REPORTED_WITHIN: Duration = Duration::from_millis(2500);
 /// How long a monitor may take to write it down: this, and a second for so many MiB of memory. Another can be made.
 const SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(30);
 const MIB_PER_SECOND: u32 = 16;
@@ -292,6 +295,7 @@ impl Maker<'_> {
             guest::await_start(machine, &paths.vsock_socket(), start, timeout).await?;
         }
         guest::rehearse(&paths.vsock_socket()).await;
+        sleep(REPORTED_WITHIN).await;
         let is_answer =
             |message: &GuestMessage| matches!(message, GuestMessage::Frozen { .. } | GuestMessage::NotFrozen { .. });
         // Disk and memory are only ever used together, so what is in memory need not be on the disk.
