@@ -29,7 +29,7 @@
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
-use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
+use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recv, recvmsg, sendmsg};
 use serde::{Deserialize, Serialize};
 
 /// Disks that every machine has behind those of [`MachineConfig::disks`], of no size until [`Request::AttachDisk`]. A snapshot is
@@ -433,7 +433,8 @@ pub struct Packet {
 /// # Errors
 /// A packet over the limits (`InvalidData`), otherwise what `recvmsg` reports.
 pub fn receive(socket: BorrowedFd<'_>) -> io::Result<Option<Packet>> {
-    let mut bytes = vec![0; MAX_MESSAGE];
+    let length = recv(socket.as_raw_fd(), &mut [], MsgFlags::MSG_PEEK | MsgFlags::MSG_TRUNC)?;
+    let mut bytes = vec![0; length.min(MAX_MESSAGE)];
     // Room for the most that Linux passes at once, so that no descriptor can be cut off and lost unowned.
     let mut control = nix::cmsg_space!([RawFd; SCM_MAX_FD]);
     let (length, truncated, fds) = {

@@ -36,10 +36,6 @@ fn failed(what: &'static str) -> impl FnOnce(Errno) -> JailError {
     move |errno| JailError::Step { what, source: errno.into() }
 }
 
-/// Bytes from which on an allocation is a mapping of its own: pages of it that nobody touches are not there, and it is given back at
-/// once. As small as the largest buffers of devices, which few guests fill.
-const OWN_MAPPING: i32 = 64 * 1024;
-
 /// Has all threads allocate from one arena. Further ones, which the C library makes for threads that allocate at the
 /// same moment, are given back to the kernel in a way that reads `/proc/sys/vm/overcommit_memory` first, and are
 /// limited by a number that older libraries read from `/sys` (glibc, `malloc/arena.c`): in the jail, that would end the
@@ -49,7 +45,6 @@ pub(super) fn tame_allocator() {
     // SAFETY: mallopt takes two integers; no other thread exists that could be allocating.
     unsafe {
         libc::mallopt(libc::M_ARENA_MAX, 1);
-        libc::mallopt(libc::M_MMAP_THRESHOLD, OWN_MAPPING);
     }
 }
 

@@ -27,7 +27,8 @@ pub(super) struct Receive {
     limits: Limits,
     /// A frame may fill several chains.
     is_mergeable: bool,
-    /// As long as a frame that is too long: byte `n` of a frame lies at `n`, if it lies here.
+    /// As long as a frame that is too long: byte `n` of a frame lies at `n`, if it lies here. Empty until a guest has posted too
+    /// little for the longest frame, for most never do.
     spill: Box<[u8]>,
     held: Option<Held>,
     /// The tap has, or may have, a frame.
@@ -63,8 +64,18 @@ enum Outcome {
 
 impl Receive {
     pub(super) fn new(ring: Ring, offloads: Offloads, limits: Limits, is_mergeable: bool) -> Self {
-        let spill = vec![0; MAX_FRAME + 1].into();
-        Self { ring, offloads, limits, is_mergeable, spill, held: None, is_readable: true }
+        Self { ring, offloads, limits, is_mergeable, spill: Box::default(), held: None, is_readable: true }
+    }
+
+    /// Where the bytes of a frame go for which `capacity` is not enough.
+    fn spill(&mut self, capacity: usize) -> &mut [u8] {
+        if capacity > MAX_FRAME {
+            return &mut [];
+        }
+        if self.spill.is_empty() {
+            self.spill = vec![0; MAX_FRAME + 1].into();
+        }
+        &mut self.spill[capacity..]
     }
 
     pub(super) fn ring(&self) -> &Ring {
@@ -141,7 +152,7 @@ impl Receive {
         let room = posted.room();
         let capacity = room.iter().map(VolatileSlice::len).sum::<usize>();
         let mut header = Header::new_zeroed();
-        let length = match tap.read(&mut header, &room, self.spill.get_mut(capacity..).unwrap_or_default()) {
+        let length = match tap.read(&mut header, &room, self.spill(capacity)) {
             // A tap has no end and nothing without a header; whatever has is none.
             Ok(count) => count.checked_sub(HEADER_LEN).ok_or(NetError::Tap(io::ErrorKind::UnexpectedEof.into()))?,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
