@@ -14,6 +14,7 @@ use tokio::io::{
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
+use crate::gate::Gate;
 use crate::net::{Listener, accept_each};
 
 /// Forwarded connections at a time; more wait to be accepted.
@@ -31,10 +32,12 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Bytes in flight, each way.
 const BUFFER: usize = 64 * 1024;
 
-/// Forwards without end.
-pub(crate) async fn serve<L: Listener>(listener: L) {
+/// Forwards without end what passes the gate.
+pub(crate) async fn serve<L: Listener>(listener: L, gate: Gate) {
     accept_each(listener, MAX_CONNECTIONS, |stream, permit| {
+        let gate = gate.clone();
         tokio::spawn(async move {
+            gate.pass().await;
             // A connection that breaks has no one to tell but its two ends, which see it.
             let _ = forward(stream).await;
             drop(permit);
@@ -85,7 +88,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("forward");
         let listener = UnixListener::bind(&path).unwrap();
-        tokio::spawn(serve(listener));
+        tokio::spawn(serve(listener, Gate::default()));
         (UnixStream::connect(&path).await.unwrap(), folder)
     }
 

@@ -10,7 +10,7 @@ use sandpiper_protocol::guest::{
 };
 use sandpiper_protocol::template::StartCommand;
 use tokio::sync::Mutex;
-use tokio::task::spawn_blocking;
+use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::timeout;
 
 use crate::capture::Capture;
@@ -43,6 +43,8 @@ pub(crate) struct Guest {
     generation: Option<u64>,
     /// Whom programs were told to ask for names. They may have chosen another since.
     resolver: Option<Ipv4Addr>,
+    /// Tells them, and says whom they were told.
+    telling: Option<JoinHandle<Option<Ipv4Addr>>>,
     is_serving: bool,
     log: Log,
 }
@@ -60,6 +62,7 @@ impl Guest {
             sandbox_id: String::new(),
             generation: None,
             resolver: None,
+            telling: None,
             is_serving: false,
             log,
         })
@@ -94,12 +97,13 @@ impl Guest {
         woken.map_err(|error| error.to_string())?;
         self.has_users = true;
         self.app.configure(settings);
-        timeline.step_of("write /etc", self.write_files(hostname, resolver)).await;
+        self.begin_telling(hostname, resolver).await;
         if !self.is_serving {
             self.start_serving().map_err(|error| format!("The data plane cannot listen: {error}"))?;
             self.is_serving = true;
             // In this boot only: a restored guest serves, and runs it, already.
             if let Some(start) = start {
+                self.end_telling().await;
                 self.run_start_command(&start).await;
             }
         }
@@ -118,18 +122,33 @@ impl Guest {
         capture.switch(init.capture_output);
     }
 
-    /// Tells programs their host's name and whom to ask for others. Not on the thread that thaws, and not without limit:
-    /// `/etc` may be a file system of the sandbox's own making.
-    async fn write_files(&mut self, hostname: String, resolver: Option<Ipv4Addr>) {
-        let new = resolver.filter(|_| self.resolver != resolver);
-        let written = spawn_blocking(move || {
-            identity::write_host_files(&hostname);
-            new.map_or(Ok(()), network::write_resolver)
-        });
-        match timeout(FILES_LIMIT, written).await {
-            Ok(Ok(Ok(()))) => self.resolver = resolver,
-            Ok(Ok(Err(error))) => self.log.warn(format!("Programs are not told whom to ask for names: {error}")),
-            Ok(Err(_)) | Err(_) => {}
+    /// Begins to tell programs their host's name and whom to ask for others, and holds requests meanwhile. Not on the thread that
+    /// thaws, and not without limit: `/etc` may be a file system of the sandbox's own making.
+    async fn begin_telling(&mut self, hostname: String, resolver: Option<Ipv4Addr>) {
+        self.end_telling().await;
+        let told = self.resolver;
+        let (closed, log) = (self.app.gate().close().await, self.log.clone());
+        self.telling = Some(tokio::spawn(async move {
+            let written = spawn_blocking(move || {
+                identity::write_host_files(&hostname);
+                resolver.filter(|_| told != resolver).map_or(Ok(()), network::write_resolver)
+            });
+            let written = timeout(FILES_LIMIT, written).await;
+            drop(closed);
+            match written {
+                Ok(Ok(Ok(()))) => return resolver,
+                Ok(Ok(Err(error))) => log.warn(format!("Programs are not told whom to ask for names: {error}")),
+                Ok(Err(_)) | Err(_) => {}
+            }
+            told
+        }));
+    }
+
+    async fn end_telling(&mut self) {
+        if let Some(telling) = self.telling.take()
+            && let Ok(told) = telling.await
+        {
+            self.resolver = told;
         }
     }
 
@@ -152,6 +171,7 @@ impl Guest {
     }
 
     async fn become_still(&mut self, rest: Rest) -> Result<(), FreezeError> {
+        self.end_telling().await;
         let finished = timeout(BOOT_LIMIT, self.boot.lock()).await;
         drop(finished.map_err(|_| FreezeError::Growing)?);
         self.keeper.freeze(rest).await
@@ -176,7 +196,7 @@ impl Guest {
         let data_plane = net::listen(DATA_PLANE_PORT)?;
         let forwarding = net::listen(FORWARD_PORT)?;
         tokio::spawn(serve::serve(data_plane, Arc::clone(&self.app)));
-        tokio::spawn(forward::serve(forwarding));
+        tokio::spawn(forward::serve(forwarding, self.app.gate().clone()));
         Ok(())
     }
 }

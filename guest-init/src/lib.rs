@@ -15,6 +15,7 @@
 //!              ├──▶ serve     HTTP on vsock: health, files, processes          (once)
 //!              ├──▶ forward   vsock to 127.0.0.1                               (once)
 //!   link: Ready ◀─┘
+//!                  gate      holds requests until the files of names in /etc say who the guest is now
 //!   link: Output ◀─ capture  what processes write, where the host asks for it
 //!   link: Unmount ─▶ volumes  and Mount: their disks are taken away for a snapshot, and come back
 //!   link: Freeze ──▶ freeze   stops processes, freezes disks: a snapshot can be taken
@@ -32,6 +33,7 @@ mod connection;
 mod fd;
 mod forward;
 mod freeze;
+mod gate;
 mod guest;
 mod identity;
 mod link;

@@ -45,6 +45,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 
 use crate::capture::Capture;
 use crate::cgroups::Cgroups;
+use crate::gate::Gate;
 pub use crate::net::Listener;
 use crate::net::accept_each;
 use crate::users::{self, LookupError, User};
@@ -92,6 +93,7 @@ impl std::fmt::Debug for Settings {
 #[derive(Debug)]
 pub struct App {
     settings: Mutex<Settings>,
+    gate: Gate,
     processes: Arc<process::Manager>,
     capture: Capture,
     watches: filesystem::Watches,
@@ -108,6 +110,7 @@ impl App {
         let capture = Capture::default();
         Self {
             settings: Mutex::new(settings),
+            gate: Gate::default(),
             processes: Arc::new(process::Manager::new(groups, capture.clone())),
             capture,
             watches: filesystem::Watches::default(),
@@ -118,6 +121,11 @@ impl App {
     /// Replaces the settings, for requests from now on.
     pub fn configure(&self, settings: Settings) {
         *self.settings.lock().unwrap_or_else(PoisonError::into_inner) = settings;
+    }
+
+    /// What requests have to pass.
+    pub(crate) fn gate(&self) -> &Gate {
+        &self.gate
     }
 
     /// What processes write, for the sandbox's log.
@@ -158,6 +166,7 @@ pub async fn serve<L: Listener>(listener: L, app: Arc<App>) {
 }
 
 async fn route(request: Request<Incoming>, app: &Arc<App>) -> Response {
+    app.gate.pass().await;
     match (request.method(), request.uri().path()) {
         (&Method::GET, "/health") => status(StatusCode::NO_CONTENT),
         (&Method::GET, "/metrics") => metrics::metrics(app).await,
