@@ -40,7 +40,7 @@ async fn a_full_disk_is_an_error_of_the_guest_and_not_its_end() {
 
     let filled = sandbox.root_sh("fallocate -l $(($(df --output=avail -B1 / | tail -1) + 4096)) /fill || fallocate -l $(($(df --output=avail -B1 / | tail -1) - 65536)) /fill; dd if=/dev/zero of=/more bs=1M count=64").await;
 
-    assert_ne!(filled.end.exit_code, 0);
+    assert_ne!(filled.end.exit_code, 0, "{filled:?}");
     assert!(String::from_utf8_lossy(&filled.stderr).contains("No space left on device"), "{filled:?}");
     let after = sandbox.root_sh("rm -f /fill /more && echo alive > /alive && cat /alive").await;
     assert_eq!(String::from_utf8_lossy(&after.stdout), "alive\n");
