@@ -1,4 +1,4 @@
-//! Holds what clients ask for while the guest is still becoming the one that they mean, and its host knows already that it will be.
+//! Holds what clients ask for while the guest is still becoming the one that they mean, of which its host knows already.
 
 use std::sync::Arc;
 

@@ -30,6 +30,9 @@ const BOOT_LIMIT: Duration = Duration::from_secs(10);
 /// For the files of names, which no sandbox needs to start.
 const FILES_LIMIT: Duration = Duration::from_secs(1);
 
+/// For the first requests to wait until the root file system fills its disk; they come beside the rest of a growth that takes longer.
+const GROWTH_LIMIT: Duration = Duration::from_secs(1);
+
 /// The guest as the host sees it.
 pub(crate) struct Guest {
     app: Arc<App>,
@@ -97,6 +100,7 @@ impl Guest {
         woken.map_err(|error| error.to_string())?;
         self.has_users = true;
         self.app.configure(settings);
+        self.finish_boot();
         self.begin_telling(hostname, resolver).await;
         if !self.is_serving {
             self.start_serving().map_err(|error| format!("The data plane cannot listen: {error}"))?;
@@ -107,7 +111,6 @@ impl Guest {
                 self.run_start_command(&start).await;
             }
         }
-        self.finish_boot();
         self.generation = generation;
         Ok(())
     }
@@ -122,18 +125,20 @@ impl Guest {
         capture.switch(init.capture_output);
     }
 
-    /// Begins to tell programs their host's name and whom to ask for others, and holds requests meanwhile. Not on the thread that
+    /// Begins to tell programs their host's name and whom to ask for others, and holds requests meanwhile, and until they find the
+    /// whole disk. Not on the thread that
     /// thaws, and not without limit: `/etc` may be a file system of the sandbox's own making.
     async fn begin_telling(&mut self, hostname: String, resolver: Option<Ipv4Addr>) {
         self.end_telling().await;
         let told = self.resolver;
-        let (closed, log) = (self.app.gate().close().await, self.log.clone());
+        let (closed, boot, log) = (self.app.gate().close().await, Arc::clone(&self.boot), self.log.clone());
         self.telling = Some(tokio::spawn(async move {
             let written = spawn_blocking(move || {
                 identity::write_host_files(&hostname);
                 resolver.filter(|_| told != resolver).map_or(Ok(()), network::write_resolver)
             });
             let written = timeout(FILES_LIMIT, written).await;
+            let _ = timeout(GROWTH_LIMIT, boot.lock()).await;
             drop(closed);
             match written {
                 Ok(Ok(Ok(()))) => return resolver,
@@ -152,8 +157,7 @@ impl Guest {
         }
     }
 
-    /// Begins what may happen beside the first requests. Every time: a snapshot may have been restored onto a larger
-    /// disk.
+    /// Begins what the host need not wait for. Every time: a snapshot may have been restored onto a larger disk.
     fn finish_boot(&self) {
         // Taken here, not in the background, so that a freeze which comes next waits for it.
         let Ok(mut boot) = Arc::clone(&self.boot).try_lock_owned() else { return };
