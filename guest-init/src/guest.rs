@@ -126,8 +126,7 @@ impl Guest {
     }
 
     /// Begins to tell programs their host's name and whom to ask for others, and holds requests meanwhile, and until they find the
-    /// whole disk. Not on the thread that
-    /// thaws, and not without limit: `/etc` may be a file system of the sandbox's own making.
+    /// whole disk. Not on the thread that thaws, and not without limit: `/etc` may be a file system of the sandbox's own making.
     async fn begin_telling(&mut self, hostname: String, resolver: Option<Ipv4Addr>) {
         self.end_telling().await;
         let told = self.resolver;
@@ -149,6 +148,7 @@ impl Guest {
         }));
     }
 
+    /// Waits until that is done: for as long as the limits say.
     async fn end_telling(&mut self) {
         if let Some(telling) = self.telling.take()
             && let Ok(told) = telling.await
