@@ -192,8 +192,7 @@ impl MonitorProcess {
 
     /// Whether the process has ended.
     pub fn has_ended(&self) -> bool {
-        let ready = poll(&mut [PollFd::new(self.pidfd.get_ref().as_fd(), PollFlags::POLLIN)], PollTimeout::ZERO);
-        ready.is_ok_and(|ready| ready > 0)
+        has_ended(self.pidfd.get_ref().as_fd())
     }
 
     /// Waits until the process has ended; takes its remains away if it is a child of ours. May be dropped and called again.
@@ -221,6 +220,12 @@ impl MonitorProcess {
         }
         Ok(())
     }
+}
+
+/// Whether the process of `pidfd` has ended.
+pub fn has_ended(pidfd: BorrowedFd<'_>) -> bool {
+    let ready = poll(&mut [PollFd::new(pidfd, PollFlags::POLLIN)], PollTimeout::ZERO);
+    ready.is_ok_and(|ready| ready > 0)
 }
 
 /// Kills the process of `pidfd` and waits for its end, for a while. For clean-up, outside the runtime: blocks.

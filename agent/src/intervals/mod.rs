@@ -17,8 +17,9 @@
 //!   slot goes: a record of an interval that goes on says what it came to, where that grew. The counters stay where they are when an
 //!   agent is killed, and each record says what they said, so that the next agent goes on from there.
 //! * An agent that was killed finds by the records what the journal lacks ([`Intervals::settle`]). Machines that run then are in
-//!   their intervals still. One that ended meanwhile was last seen at the **seen mark**, which is written every
-//!   [`SEEN_EVERY`] while anything runs: its interval ends there, [`EndReason::Lost`], a little too early rather than too late.
+//!   their intervals still. One that ended meanwhile was last seen at the **seen mark**, which is written once an agent has
+//!   found what runs, and every [`SEEN_EVERY`] while anything does: its interval ends there, [`EndReason::Lost`], a little too
+//!   early rather than too late.
 //! * The API process lists records and [acknowledges](Intervals::acknowledge) what it has. Until then nothing goes: while it is
 //!   away the journal grows, up to [`Sizes::most`], and then nothing new is started. What was acknowledged goes by whole
 //!   segments, once at most half of one is still needed: the beginning of an interval that goes on is written once more before
@@ -40,7 +41,7 @@ use sandpiper_durable as durable;
 use sandpiper_protocol::ids::IntervalId;
 use sandpiper_protocol::interval::{EndReason, Interval, IntervalEnd, IntervalPage, IntervalRecord, Traffic};
 use tokio::sync::Notify;
-use tokio::time::{MissedTickBehavior, interval, timeout};
+use tokio::time::{Instant, MissedTickBehavior, interval_at, timeout};
 use tokio_util::sync::CancellationToken;
 
 use self::journal::Journal;
@@ -210,7 +211,7 @@ impl Intervals {
     ///
     /// # Errors
     /// Those of the file system.
-    fn see(&self, now: Timestamp) -> io::Result<()> {
+    pub(crate) fn see(&self, now: Timestamp) -> io::Result<()> {
         let mut journal = self.journal();
         // What has ended must have done so in the journal too, before anybody believes that it ran until now.
         self.write_to(&mut journal)?;
@@ -261,9 +262,10 @@ impl Intervals {
         Ok(())
     }
 
-    /// Writes what comes, and now and then that all runs, until the agent ends.
+    /// Writes what comes, and now and then that all runs, until the agent ends. Not at once: the end of a machine that an earlier
+    /// agent left is noticed only once somebody watches it.
     pub(crate) async fn keep(self, leave: CancellationToken) {
-        let mut looks = interval(SEEN_EVERY);
+        let mut looks = interval_at(Instant::now() + SEEN_EVERY, SEEN_EVERY);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut failed_before = false;
         loop {

@@ -22,7 +22,8 @@
 //! name: all that is in use is named first.
 //!
 //! The journal of intervals is brought to what the records say of theirs, before a record goes. A machine that is gone was last
-//! seen where the journal says that all were ([`crate::intervals`]). What went through its network is read before its slot goes.
+//! seen where the journal says that all were ([`crate::intervals`]); those that are adopted are seen now. What went through its
+//! network is read before its slot goes.
 //!
 //! An agent killed at any moment leaves one of these, so it leaks nothing: this module is the other half of every
 //! operation that is not atomic.
@@ -56,6 +57,13 @@ pub(crate) struct Found {
     pub(crate) record: Record,
     /// Its monitor; `None` when the sandbox is stopped or has failed.
     pub(crate) pidfd: Option<OwnedFd>,
+}
+
+impl Found {
+    /// Whether its machine has ended since it was found.
+    fn has_ended(&self) -> bool {
+        self.pidfd.as_ref().is_some_and(|pidfd| process::has_ended(pidfd.as_fd()))
+    }
 }
 
 /// What an earlier agent left.
@@ -147,6 +155,10 @@ fn settle_all(
     let live: HashSet<IntervalId> = live.filter_map(|found| Some(found.record.interval.as_ref()?.id.clone())).collect();
     intervals.settle(&live);
     intervals.write().map_err(read("the journal of intervals"))?;
+    let looked_at = Timestamp::now();
+    if !left.sandboxes.iter().any(Found::has_ended) {
+        intervals.see(looked_at).map_err(read("the journal of intervals"))?;
+    }
     let known = left.sandboxes.iter().filter_map(|sandbox| sandbox.record.process.as_ref()).chain(&spared);
     let keep: HashSet<&str> = known.map(|monitor| monitor.id.as_str()).collect();
     for (monitor, identity) in process::find_monitors(&paths.monitors_ever()).map_err(read("the list of processes"))? {

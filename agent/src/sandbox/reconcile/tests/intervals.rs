@@ -1,5 +1,7 @@
 //! What becomes of the intervals of machines when an agent was killed.
 
+use std::cell::Cell;
+
 use sandpiper_protocol::interval::{Bytes, Interval, IntervalEnd, Traffic};
 
 use super::*;
@@ -77,6 +79,39 @@ fn a_machine_that_ended_meanwhile_ran_until_it_was_last_seen() {
         assert_eq!(found.interval.unwrap().end, Some(IntervalEnd { at_ms: expected, reason: EndReason::Lost }));
     }
     assert_eq!(host.end(&record).unwrap().at_ms, began + 1, "it has ended once");
+}
+
+#[test]
+fn what_runs_is_seen_by_the_agent_that_finds_it() {
+    let host = host();
+    let (_record, _sleeper) = host.leave_counted(SandboxState::Ready);
+    let before = Timestamp::now().as_millisecond();
+
+    host.reconcile();
+
+    assert!(host.intervals().seen_at_ms() >= Some(before));
+}
+
+#[test]
+fn a_machine_that_ends_while_others_are_looked_at_is_not_seen() {
+    let host = host();
+    let (mut gone, sleeper) = host.leave_counted(SandboxState::Ready);
+    gone.slot = Some(1);
+    host.save(&gone);
+    drop(sleeper);
+    let (_ends, sleeper) = host.leave_counted(SandboxState::Ready);
+    let seen = gone.interval.as_ref().unwrap().began_at_ms + 1;
+    host.seen(seen);
+
+    let sleeper = Cell::new(Some(sleeper));
+    // Whichever is found first, neither runs now.
+    host.settle_with(&|_, _| {
+        drop(sleeper.take());
+        None
+    });
+
+    assert!(sleeper.take().is_none());
+    assert_eq!(host.intervals().seen_at_ms(), Some(seen));
 }
 
 #[test]
