@@ -21,11 +21,16 @@ const QUERY_PARAMETER: &str = "access_token=";
 /// What was found in a request.
 #[derive(Default)]
 pub(super) struct Credentials {
+    access: Shown,
+    traffic: Shown,
+}
+
+/// What was shown as tokens of one kind.
+#[derive(Default)]
+struct Shown {
     tokens: Vec<String>,
-    /// Something stood where a token belongs, but it had not the form of ours.
+    /// Something stood where a token belongs that is none.
     unknown: bool,
-    traffic: Vec<String>,
-    unknown_traffic: bool,
 }
 
 /// Why a request may not pass.
@@ -51,19 +56,19 @@ impl Credentials {
     pub(super) fn take(headers: &mut HeaderMap, path_and_query: &mut String, websocket: bool) -> Credentials {
         let mut found = Credentials::default();
         retain(headers, AUTHORIZATION, |value| match bearer(value) {
-            Some(token) => found.note(token),
+            Some(token) => found.access.note(token, TOKEN_PREFIX),
             None => true,
         });
-        retain(headers, X_ACCESS_TOKEN, |value| found.note(value.as_bytes()));
-        retain(headers, TRAFFIC_TOKEN, |value| found.note_traffic(value));
+        retain(headers, X_ACCESS_TOKEN, |value| found.access.note(value.as_bytes(), TOKEN_PREFIX));
+        retain(headers, TRAFFIC_TOKEN, |value| found.traffic.note(value.as_bytes(), TRAFFIC_PREFIX));
         found.take_query(path_and_query, websocket);
         found
     }
 
     /// Whether one of the tokens opens `sandbox_id`.
     pub(super) fn check(&self, sessions: &Sessions, sandbox_id: &str) -> Result<(), Denied> {
-        let mut denied = if self.unknown { Denied::Wrong(SessionError::Malformed) } else { Denied::Missing };
-        for token in &self.tokens {
+        let mut denied = if self.access.unknown { Denied::Wrong(SessionError::Malformed) } else { Denied::Missing };
+        for token in &self.access.tokens {
             match sessions.verify(token, sandbox_id) {
                 Ok(()) => return Ok(()),
                 Err(error) => denied = Denied::Wrong(error),
@@ -74,39 +79,11 @@ impl Credentials {
 
     /// Whether one of the traffic tokens opens the ports of `sandbox_id`.
     pub(super) fn check_traffic(&self, sessions: &Sessions, sandbox_id: &str) -> Result<(), TrafficDenied> {
-        if self.traffic.iter().any(|token| sessions.is_traffic_token(token, sandbox_id)) {
+        if self.traffic.tokens.iter().any(|token| sessions.is_traffic_token(token, sandbox_id)) {
             return Ok(());
         }
-        let was_shown = self.unknown_traffic || !self.traffic.is_empty();
+        let was_shown = self.traffic.unknown || !self.traffic.tokens.is_empty();
         Err(if was_shown { TrafficDenied::Wrong } else { TrafficDenied::Missing })
-    }
-
-    /// Notes a traffic token; true when it is not ours and may pass.
-    fn note_traffic(&mut self, value: &HeaderValue) -> bool {
-        match value.to_str() {
-            Ok(text) if text.starts_with(TRAFFIC_PREFIX) => {
-                self.traffic.push(text.to_owned());
-                false
-            }
-            _ => {
-                self.unknown_traffic = true;
-                true
-            }
-        }
-    }
-
-    /// Notes a credential; true when it is not ours and may pass.
-    fn note(&mut self, value: &[u8]) -> bool {
-        match std::str::from_utf8(value) {
-            Ok(text) if text.starts_with(TOKEN_PREFIX) => {
-                self.tokens.push(text.to_owned());
-                false
-            }
-            _ => {
-                self.unknown = true;
-                true
-            }
-        }
     }
 
     fn take_query(&mut self, path_and_query: &mut String, websocket: bool) {
@@ -118,9 +95,22 @@ impl Credentials {
         }
         if websocket {
             // Our tokens have no character that would be percent-encoded.
-            self.tokens.extend(ours.iter().map(|pair| pair[QUERY_PARAMETER.len()..].to_owned()));
+            self.access.tokens.extend(ours.iter().map(|pair| pair[QUERY_PARAMETER.len()..].to_owned()));
         }
         *path_and_query = if others.is_empty() { path.to_owned() } else { format!("{path}?{}", others.join("&")) };
+    }
+}
+
+impl Shown {
+    /// Notes a value; true when it does not begin as our tokens do, and may pass. Where bytes follow a token that are no text,
+    /// it opens nothing, but whoever gets it can still read it.
+    fn note(&mut self, value: &[u8], prefix: &str) -> bool {
+        let is_ours = value.starts_with(prefix.as_bytes());
+        match std::str::from_utf8(value) {
+            Ok(token) if is_ours => self.tokens.push(token.to_owned()),
+            _ => self.unknown = true,
+        }
+        !is_ours
     }
 }
 
@@ -225,6 +215,27 @@ mod tests {
         let found = Credentials::take(&mut headers(&[("e2b-traffic-access-token", "x")]), &mut "/".to_owned(), false);
         assert_eq!(found.check_traffic(&sessions, "sbxa"), Err(TrafficDenied::Wrong));
         assert_eq!(Credentials::default().check_traffic(&sessions, "sbxa"), Err(TrafficDenied::Missing));
+    }
+
+    #[test]
+    fn a_token_before_bytes_that_are_no_text_opens_nothing_and_reaches_no_guest() {
+        let (_folder, sessions) = sessions();
+        let [access, traffic] = [sessions.mint("sbxa", None).0, sessions.traffic("sbxa")];
+        let shown = [
+            ("authorization", format!("Bearer {access}")),
+            ("x-access-token", access),
+            ("e2b-traffic-access-token", traffic),
+        ];
+        for (name, value) in shown {
+            let value = HeaderValue::from_bytes(&[value.as_bytes(), b"\xff"].concat()).expect("a value");
+            let mut headers = HeaderMap::from_iter([(HeaderName::from_static(name), value)]);
+
+            let found = Credentials::take(&mut headers, &mut "/".to_owned(), false);
+
+            assert!(headers.is_empty(), "{name}");
+            assert!(found.check(&sessions, "sbxa").is_err());
+            assert!(found.check_traffic(&sessions, "sbxa").is_err());
+        }
     }
 
     #[test]
