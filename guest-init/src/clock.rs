@@ -34,6 +34,15 @@ impl HostTime {
         self.window
     }
 
+    /// Whether it still holds after a time, by what the host has written since: no message is read before it was written, and
+    /// this one was not under way for longer than `longest`. A machine that stood still meanwhile finds its clock behind.
+    pub(crate) fn is_confirmed(&self, unix_time_ns: u64, read: Instant, longest: Duration) -> bool {
+        let written = Duration::from_nanos(unix_time_ns);
+        let shown = self.unix.saturating_add(read.saturating_duration_since(self.at));
+        let error = self.window / 2;
+        shown.saturating_add(error) >= written && shown.saturating_sub(error) <= written.saturating_add(longest)
+    }
+
     /// Since 1970, now.
     fn now(&self) -> Duration {
         self.unix.saturating_add(self.at.elapsed())
@@ -65,6 +74,18 @@ mod tests {
         assert_eq!(time.window(), Duration::from_millis(8));
         let at_the_reading = Duration::from_millis(1004);
         assert!(now >= at_the_reading + earliest && now <= at_the_reading + latest, "{now:?}");
+    }
+
+    #[test]
+    fn a_time_is_confirmed_by_one_that_was_written_a_moment_before_it_is_read() {
+        let (at, ms) = (Instant::now(), Duration::from_millis);
+        let time = HostTime::between(at, 1_000_000_000, at + ms(4));
+        // 61 s after 1970 by what is known, or two milliseconds more or less.
+        let read = at + ms(60_000) + ms(2);
+        let confirmed = |written_ms: u64| time.is_confirmed(written_ms * 1_000_000, read, ms(20));
+        assert!(confirmed(61_002) && confirmed(60_990) && confirmed(60_978));
+        assert!(!confirmed(61_003), "a clock that stood still is behind what it reads");
+        assert!(!confirmed(60_977), "the message may have waited, or the clock be fast");
     }
 
     #[test]

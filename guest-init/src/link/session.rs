@@ -18,7 +18,8 @@ use crate::timeline::Timeline;
 const MAX_HOST_LINE: usize = 1024 * 1024;
 
 /// The host's time is known well enough without asking for it if at most this much lies between the beginning of the
-/// connection and its first message. The first link of a boot is begun long before.
+/// connection and its first message, or between its writing and its reading by what was learned on this connection before.
+/// The first link of a boot is begun long before.
 const GOOD_ENOUGH: Duration = Duration::from_millis(20);
 
 /// When asking: how exact it is to become, in how many rounds at most, and how long to wait for one.
@@ -30,6 +31,8 @@ pub(super) struct Session<'a, H> {
     link: &'a FdStream,
     /// When the connection was begun: no message of it is older.
     begun: Instant,
+    /// The host's time, as it was learned on this connection.
+    time: Option<HostTime>,
     lines: Lines<'a>,
     unasked: &'a mut Unasked,
     handler: &'a mut H,
@@ -41,7 +44,7 @@ pub(super) struct Session<'a, H> {
 
 impl<'a, H: Handler> Session<'a, H> {
     pub(super) fn new(link: &'a FdStream, begun: Instant, unasked: &'a mut Unasked, handler: &'a mut H) -> Self {
-        Self { link, begun, lines: Lines::new(link), unasked, handler, served: false, is_frozen: false }
+        Self { link, begun, time: None, lines: Lines::new(link), unasked, handler, served: false, is_frozen: false }
     }
 
     /// Speaks until the connection breaks. True if the host said something sensible.
@@ -85,8 +88,10 @@ impl<'a, H: Handler> Session<'a, H> {
             HostMessage::Init(init) => {
                 self.served = true;
                 let timeline = Timeline::since(read);
-                let told = HostTime::between(self.begun, init.unix_time_ns, read);
+                let learned = self.time.filter(|time| time.is_confirmed(init.unix_time_ns, read, GOOD_ENOUGH));
+                let told = learned.unwrap_or_else(|| HostTime::between(self.begun, init.unix_time_ns, read));
                 let time = timeline.step_of("learn the time", self.host_time(told)).await?;
+                self.time = Some(time);
                 self.is_frozen = false;
                 self.handler.init(init, time, timeline).await
             }
@@ -189,6 +194,7 @@ mod tests {
     use sandpiper_protocol::guest::{GuestMount, Init, OutputStream};
     use sandpiper_protocol::template::ImageSettings;
     use std::os::unix::net::UnixStream as StdStream;
+    use std::time::UNIX_EPOCH;
     use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
     use tokio::net::UnixStream;
     use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
@@ -286,10 +292,14 @@ mod tests {
     }
 
     fn init_line(hostname: &str) -> String {
+        init_line_of(hostname, 1)
+    }
+
+    fn init_line_of(hostname: &str, unix_time_ns: u64) -> String {
         let init = Init {
             sandbox_id: "sbx".into(),
             hostname: hostname.into(),
-            unix_time_ns: 1,
+            unix_time_ns,
             envs: [("BIG".to_owned(), "x".repeat(100_000))].into(),
             default_user: "user".into(),
             entropy: "00".repeat(32),
@@ -376,6 +386,30 @@ mod tests {
         assert_eq!(answer, r#"{"type":"ready","init_version":"a"}"#);
         assert!((1..=ROUNDS).contains(&rounds), "{rounds} rounds");
         assert!(windows.len() == 1 && windows[0] < Duration::from_secs(2), "{windows:?}");
+    }
+
+    #[tokio::test]
+    async fn who_knows_the_time_asks_again_only_when_the_host_says_another() {
+        let now = || u64::try_from(UNIX_EPOCH.elapsed().unwrap().as_nanos()).unwrap();
+        let mut host = Host::start_old();
+        let mut asks = async |told: u64| {
+            host.tell(&init_line_of("a", told)).await;
+            let mut rounds = 0;
+            while host.hear().await == ASK_TIME {
+                rounds += 1;
+                host.tell(&format!("{{\"type\":\"time\",\"unix_time_ns\":{}}}\n", now())).await;
+            }
+            rounds
+        };
+
+        assert!(asks(now()).await >= 1, "nothing is known yet");
+        assert!(asks(now() + 3_600_000_000_000).await >= 1);
+        // On a machine that is busy a message may be under way for too long.
+        let mut is_known = false;
+        for _ in 0..100 {
+            is_known |= asks(now()).await == 0;
+        }
+        assert!(is_known);
     }
 
     #[tokio::test]
