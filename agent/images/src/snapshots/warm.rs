@@ -10,7 +10,7 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use sandpiper_protocol::agent::TemplateVersion;
 use sandpiper_protocol::ids::TeamId;
@@ -23,6 +23,8 @@ use crate::templates::Template;
 
 /// Bytes of the hash that make a key: as text it is a folder's name, above a socket whose path must not be long.
 const KEY_BYTES: usize = 12;
+/// How often it is written down that one is used: a start should not wait for the file system's journal.
+const NOTE_EVERY: Duration = Duration::from_secs(60);
 
 /// What a warm snapshot is made from.
 #[derive(Debug, Clone)]
@@ -80,6 +82,8 @@ struct Entry {
     /// Whose version it is of; nobody's is the host's.
     team: Option<TeamId>,
     used: SystemTime,
+    /// What its folder says of that.
+    noted: SystemTime,
 }
 
 /// A warm snapshot, and where its files are.
@@ -117,7 +121,7 @@ impl Warm {
             let path = folder.join(&name);
             if let Some(template) = template {
                 let used = fs::metadata(&path).and_then(|data| data.modified()).unwrap_or(SystemTime::UNIX_EPOCH);
-                let entry = Entry { snapshot: Arc::new(snapshot), team: template.version.team, used };
+                let entry = Entry { snapshot: Arc::new(snapshot), team: template.version.team, used, noted: used };
                 warm.lock().ready.insert(key, entry);
             } else {
                 tracing::info!(key = name, "removing a warm snapshot that no create will ask for");
@@ -158,15 +162,16 @@ impl Warm {
     /// The snapshot of this key, and notes its use. Blocks.
     pub fn find(&self, key: &str) -> Option<WarmSnapshot> {
         let now = SystemTime::now();
-        let snapshot = {
+        let (snapshot, is_noted) = {
             let mut shelf = self.lock();
             let entry = shelf.ready.get_mut(key)?;
-            entry.used = now;
-            Arc::clone(&entry.snapshot)
+            let is_noted = now.duration_since(entry.noted).is_ok_and(|since| since < NOTE_EVERY);
+            (entry.used, entry.noted) = (now, if is_noted { entry.noted } else { now });
+            (Arc::clone(&entry.snapshot), is_noted)
         };
         let folder = self.folder.join(key);
         // For the next agent; the time is that of the folder.
-        if let Err(error) = fs::File::open(&folder).and_then(|folder| folder.set_modified(now)) {
+        if !is_noted && let Err(error) = fs::File::open(&folder).and_then(|folder| folder.set_modified(now)) {
             tracing::debug!(key, %error, "cannot note the use of a warm snapshot");
         }
         Some(WarmSnapshot { key: key.to_owned(), folder, snapshot })
@@ -233,7 +238,8 @@ impl Warm {
         let wanted = shelf.making.remove(key).filter(|making| !making.unwanted);
         let is_wanted = wanted.is_some();
         if let Some(Making { team, .. }) = wanted {
-            let entry = Entry { snapshot: Arc::new(manifest.snapshot), team, used: SystemTime::now() };
+            let now = SystemTime::now();
+            let entry = Entry { snapshot: Arc::new(manifest.snapshot), team, used: now, noted: now };
             shelf.ready.insert(key.to_owned(), entry);
         }
         drop(shelf);
@@ -565,6 +571,23 @@ mod tests {
 
         assert!(warm.find(&keys[0]).is_some() && warm.find(&keys[1]).is_none() && warm.find(&newest).is_some());
         assert_eq!(warm.count(), 2);
+    }
+
+    #[test]
+    fn its_folder_says_that_it_is_used_once_a_minute() {
+        let host = Host::new(2);
+        let key = make(&host.open(), 256);
+        let folder = host.folder.path().join("warm").join(&key);
+        let noted = || fs::metadata(&folder).unwrap().modified().unwrap();
+        let find_after = |seconds: u64| {
+            let before = SystemTime::now() - Duration::from_secs(seconds);
+            fs::File::open(&folder).unwrap().set_modified(before).unwrap();
+            host.open().find(&key).unwrap();
+            noted().duration_since(before).unwrap()
+        };
+
+        assert_eq!(find_after(NOTE_EVERY.as_secs() - 10), Duration::ZERO);
+        assert!(find_after(NOTE_EVERY.as_secs() + 1) >= NOTE_EVERY);
     }
 
     #[test]
