@@ -154,11 +154,10 @@ fn settle_all(
     let live = left.sandboxes.iter().filter(|found| found.pidfd.is_some());
     let live: HashSet<IntervalId> = live.filter_map(|found| Some(found.record.interval.as_ref()?.id.clone())).collect();
     intervals.settle(&live);
-    intervals.write().map_err(read("the journal of intervals"))?;
     let looked_at = Timestamp::now();
-    if !left.sandboxes.iter().any(Found::has_ended) {
-        intervals.see(looked_at).map_err(read("the journal of intervals"))?;
-    }
+    let all_run = !left.sandboxes.iter().any(Found::has_ended);
+    let written = if all_run { intervals.see(looked_at) } else { intervals.write() };
+    written.map_err(read("the journal of intervals"))?;
     let known = left.sandboxes.iter().filter_map(|sandbox| sandbox.record.process.as_ref()).chain(&spared);
     let keep: HashSet<&str> = known.map(|monitor| monitor.id.as_str()).collect();
     for (monitor, identity) in process::find_monitors(&paths.monitors_ever()).map_err(read("the list of processes"))? {
