@@ -165,8 +165,11 @@ impl Warm {
         let (snapshot, is_noted) = {
             let mut shelf = self.lock();
             let entry = shelf.ready.get_mut(key)?;
+            entry.used = now;
             let is_noted = now.duration_since(entry.noted).is_ok_and(|since| since < NOTE_EVERY);
-            (entry.used, entry.noted) = (now, if is_noted { entry.noted } else { now });
+            if !is_noted {
+                entry.noted = now;
+            }
             (Arc::clone(&entry.snapshot), is_noted)
         };
         let folder = self.folder.join(key);
