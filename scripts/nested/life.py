@@ -152,7 +152,7 @@ def boot(image, keep):
 
     shares = subprocess.Popen(
         ["/usr/lib/qemu/virtiofsd", "--socket-path=" + RUN + "/virtiofs.sock", "-o", "source=/", "-o", "sandbox=chroot",
-         "-o", "cache=auto", "-o", "timeout=0", "-o", "flock", "-o", "xattr", "-o", "log_level=warn"],
+         "-o", "cache=always", "-o", "timeout=0", "-o", "flock", "-o", "xattr", "-o", "log_level=warn"],
         cwd="/", stdin=subprocess.DEVNULL, stdout=open(RUN + "/virtiofsd.log", "w"), stderr=subprocess.STDOUT,
         start_new_session=True)
     wait_for(lambda: os.path.exists(RUN + "/virtiofs.sock"), 30, shares, "virtiofsd", RUN + "/virtiofsd.log")
@@ -248,6 +248,8 @@ def qemu_command(image, console):
         raise SystemExit("SANDPIPER_HOST_MEMORY=%s: must be a number of MiB from 1024 to the %d of this machine" % (memory, total))
     memory = int(memory)
     arguments = ["console=ttyS0", "quiet", "panic=-1", "mitigations=off", "nokaslr", "no_timer_check", "random.trust_cpu=on", "tsc=reliable",
+                 # Translated code is kept by its address: at random ones each process would be translated anew, a monitor for 0.2 s.
+                 "norandmaps",
                  # Emulation now and then loses a processor for good: better an end that says so than a silence.
                  "watchdog_thresh=30", "softlockup_panic=1", "softlockup_all_cpu_backtrace=1",
                  "sandpiper.run=" + RUN, "sandpiper.modules=" + os.path.realpath(image + "/modules")]
