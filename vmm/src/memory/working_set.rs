@@ -135,10 +135,11 @@ impl Fetch {
     /// Maps these pages of `memory`. Changes no byte of it, so it may run beside the guest.
     pub fn populate(&self, memory: &Memory) {
         for stretch in &self.stretches {
-            let read = pieces(memory, stretch.range.clone()).map(|piece| (piece, libc::MADV_POPULATE_READ));
+            // Copies first: one of a page that is mapped already takes that from each processor this process runs on.
             let written = stretch.written.iter().flat_map(|range| pieces(memory, range.clone()));
             let written = written.map(|piece| (piece, libc::MADV_POPULATE_WRITE));
-            for (Piece { host, length, .. }, advice) in read.chain(written) {
+            let read = pieces(memory, stretch.range.clone()).map(|piece| (piece, libc::MADV_POPULATE_READ));
+            for (Piece { host, length, .. }, advice) in written.chain(read) {
                 // SAFETY: `pieces` gives stretches of guest memory that `memory` keeps mapped. Populating reads pages in and
                 // makes private copies of them; their content stays.
                 let failed = unsafe { libc::madvise(host.cast(), length, advice) } != 0;
