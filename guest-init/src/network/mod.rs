@@ -18,7 +18,7 @@ use std::path::Path;
 
 use sandpiper_protocol::guest::GuestNetwork;
 
-use netlink::{Message, Routing};
+use netlink::{Device, Message, Routing};
 pub(crate) use resolver::write as write_resolver;
 
 const DEVICE: &str = "eth0";
@@ -46,59 +46,51 @@ pub(crate) enum NetworkError {
 
 /// Makes `eth0` what the host says: with `None`, down. Blocks, for less than a millisecond.
 pub(crate) fn apply(network: Option<&GuestNetwork>) -> Result<(), NetworkError> {
-    let device = index();
-    let mut routing = Routing::open().map_err(step("speak about its network"))?;
+    let failed = |what| move |source| NetworkError::Step { what, source };
+    let mut routing = Routing::open().map_err(failed("speak about its network"))?;
+    let device = routing.device(DEVICE).map_err(failed("say whether it has eth0"))?;
     match (network, device) {
         (None, None) => Ok(()),
-        (None, Some(device)) => routing.request(&link_down(device)).map_err(step("take eth0 down")),
+        (None, Some(device)) => carry_out(&mut routing, [("take eth0 down", link_down(device.index))]),
         (Some(_), None) => Err(NetworkError::NoDevice),
         (Some(network), Some(device)) => set_up(&mut routing, network, device),
     }
 }
 
-fn set_up(routing: &mut Routing, network: &GuestNetwork, device: u32) -> Result<(), NetworkError> {
+fn set_up(routing: &mut Routing, network: &GuestNetwork, device: Device) -> Result<(), NetworkError> {
     // A sandbox that has switched IPv6 off, or whose kernel has none, goes without.
     let has_ipv6 = setting("disable_ipv6").is_ok_and(|text| text.trim() == "0");
-    if has_ipv6 {
-        // Before the device is up, or the kernel has done by itself what it should not.
+    if has_ipv6 && !device.is_up {
+        // Before it is up, or the kernel has done by itself what it should not. Of one that is up they were set then.
         for (name, value) in SETTINGS {
             set(name, value).map_err(|source| NetworkError::Setting { name, source })?;
         }
     }
-    routing.request(&link_up(device, network)).map_err(step("set eth0 up"))?;
-    let mut join = |address: IpAddr, prefix_length: u8, gateway: IpAddr| {
-        let address = address_of(device, address, prefix_length);
-        routing.request(&address).map_err(step("give eth0 its address"))?;
-        routing.request(&default_route(device, gateway)).map_err(step("route through eth0"))
+    let up = ("set eth0 up", link_up(device.index, network));
+    let join = |address: IpAddr, prefix_length: u8, gateway: IpAddr| {
+        let address = address_of(device.index, address, prefix_length);
+        [("give eth0 its address", address), ("route through eth0", default_route(device.index, gateway))]
     };
-    join(network.address.into(), network.prefix_length, network.gateway.into())?;
-    if has_ipv6 {
-        join(network.address6.into(), network.prefix_length6, network.gateway6.into())?;
+    let [address, route] = join(network.address.into(), network.prefix_length, network.gateway.into());
+    if !has_ipv6 {
+        return carry_out(routing, [up, address, route]);
     }
-    Ok(())
+    let [address6, route6] = join(network.address6.into(), network.prefix_length6, network.gateway6.into());
+    carry_out(routing, [up, address, route, address6, route6])
 }
 
-fn step(what: &'static str) -> impl FnOnce(io::Error) -> NetworkError {
-    move |source| NetworkError::Step { what, source }
-}
-
-/// The device's number, if it is there.
-fn index() -> Option<u32> {
-    const NAME: &std::ffi::CStr = c"eth0";
-    // SAFETY: the function reads a string that ends with a zero byte.
-    let index = unsafe { libc::if_nametoindex(NAME.as_ptr()) };
-    (index != 0).then_some(index)
+/// Has the kernel do this at once.
+fn carry_out<const N: usize>(routing: &mut Routing, steps: [(&'static str, Message); N]) -> Result<(), NetworkError> {
+    let names = steps.each_ref().map(|(what, _)| *what);
+    let messages = steps.map(|(_, message)| message);
+    routing.request(&messages).map_err(|(at, source)| NetworkError::Step { what: names[at.min(N - 1)], source })
 }
 
 fn setting(name: &str) -> io::Result<String> {
     fs::read_to_string(path(name))
 }
 
-/// Writes a setting that is another: every write is an event for the kernel.
 fn set(name: &str, value: &str) -> io::Result<()> {
-    if setting(name)?.trim() == value {
-        return Ok(());
-    }
     fs::write(path(name), value)
 }
 

@@ -146,3 +146,19 @@ fn without_a_device_the_message_says_so() {
         assert!(matches!(error, NetworkError::NoDevice));
     });
 }
+
+#[test]
+fn what_the_kernel_refuses_is_named() {
+    in_a_namespace(|| {
+        plug_in();
+        let far_away = GuestNetwork { gateway: "203.0.113.1".parse().unwrap(), ..network() };
+
+        let error = apply(Some(&far_away)).unwrap_err();
+
+        assert!(
+            matches!(&error, NetworkError::Step { what: "route through eth0", source }
+            if source.raw_os_error() == Some(libc::ENETUNREACH)),
+            "{error}"
+        );
+    });
+}
