@@ -43,6 +43,12 @@ impl HostTime {
         shown.saturating_add(error) >= written && shown.saturating_sub(error) <= written.saturating_add(longest)
     }
 
+    /// Whether both can be true.
+    pub(crate) fn agrees_with(&self, later: &Self) -> bool {
+        let shown = self.unix.saturating_add(later.at.saturating_duration_since(self.at));
+        shown.abs_diff(later.unix) <= (self.window + later.window) / 2
+    }
+
     /// Since 1970, now.
     fn now(&self) -> Duration {
         self.unix.saturating_add(self.at.elapsed())
@@ -86,6 +92,19 @@ mod tests {
         assert!(confirmed(61_002) && confirmed(60_990) && confirmed(60_978));
         assert!(!confirmed(61_003), "a clock that stood still is behind what it reads");
         assert!(!confirmed(60_977), "the message may have waited, or the clock be fast");
+    }
+
+    #[test]
+    fn two_times_agree_as_far_as_they_are_known() {
+        let (at, ms) = (Instant::now(), Duration::from_millis);
+        let first = HostTime::between(at, 1_000_000_000, at + ms(4));
+        // 2 s after 1970 by what is known, with an error of 2 ms; what is later learned has one of 50 ms.
+        let agrees = |written_ms: u64| {
+            let later = HostTime::between(at + ms(902), written_ms * 1_000_000, at + ms(1002));
+            first.agrees_with(&later)
+        };
+        assert!(agrees(1_898) && agrees(1_950) && agrees(2_002));
+        assert!(!agrees(1_897) && !agrees(2_003));
     }
 
     #[test]

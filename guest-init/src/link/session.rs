@@ -22,9 +22,11 @@ const MAX_HOST_LINE: usize = 1024 * 1024;
 /// The first link of a boot is begun long before.
 const GOOD_ENOUGH: Duration = Duration::from_millis(20);
 
-/// When asking: how exact it is to become, in how many rounds at most, and how long to wait for one.
+/// When asking: how exact it is to become, in how many rounds at most and for how long, and how long to wait for one. A host that
+/// takes long is busy, and will be with the next round.
 const WANTED: Duration = Duration::from_millis(10);
 const ROUNDS: usize = 5;
+const ASKED_FOR: Duration = Duration::from_millis(50);
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 
 pub(super) struct Session<'a, H> {
@@ -118,9 +120,10 @@ impl<'a, H: Handler> Session<'a, H> {
         Ok(Some(answer))
     }
 
-    /// The host's time as exactly as can be had, beginning with what its message told.
+    /// The host's time as exactly as can be had, beginning with what its message told. What was learned on this connection holds
+    /// as long as the host does not say another.
     async fn host_time(&mut self, told: HostTime) -> io::Result<HostTime> {
-        let mut best = told;
+        let (mut best, begun) = (told, Instant::now());
         if best.window() <= GOOD_ENOUGH {
             return Ok(best);
         }
@@ -128,10 +131,13 @@ impl<'a, H: Handler> Session<'a, H> {
             // A host that does not answer this once is not asked again: the late answer would be taken for the next
             // one's.
             let Some(time) = self.ask_time().await? else { break };
-            if time.window() < best.window() {
+            let learned = self.time.filter(|learned| learned.agrees_with(&time));
+            if let Some(time) = [Some(time), learned].into_iter().flatten().min_by_key(HostTime::window)
+                && time.window() < best.window()
+            {
                 best = time;
             }
-            if best.window() <= WANTED {
+            if best.window() <= WANTED || begun.elapsed() >= ASKED_FOR {
                 break;
             }
         }
@@ -410,6 +416,27 @@ mod tests {
             is_known |= asks(now()).await == 0;
         }
         assert!(is_known);
+    }
+
+    #[tokio::test]
+    async fn a_busy_host_is_asked_once_and_what_was_learned_before_holds() {
+        let now = || u64::try_from(UNIX_EPOCH.elapsed().unwrap().as_nanos()).unwrap();
+        let time = |unix_time_ns: u64| format!("{{\"type\":\"time\",\"unix_time_ns\":{unix_time_ns}}}\n");
+        let mut host = Host::start_old();
+        host.tell(&init_line_of("a", now())).await;
+        while host.hear().await == ASK_TIME {
+            host.tell(&time(now())).await;
+        }
+
+        // Its message was under way for a second, and its answer is slow.
+        host.tell(&init_line_of("a", now() - 1_000_000_000)).await;
+        assert_eq!(host.hear().await, ASK_TIME);
+        tokio::time::sleep(2 * ASKED_FOR).await;
+        host.tell(&time(now())).await;
+        assert_eq!(host.hear().await, r#"{"type":"ready","init_version":"a"}"#);
+
+        let (_, windows) = host.hang_up().await;
+        assert!(windows.len() == 2 && windows[0] == windows[1], "{windows:?}");
     }
 
     #[tokio::test]
