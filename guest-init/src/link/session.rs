@@ -2,6 +2,7 @@
 //! them what it tells by itself.
 
 use std::io;
+use std::iter;
 use std::time::{Duration, Instant};
 
 use sandpiper_protocol::guest::{GuestMessage, HostMessage};
@@ -132,10 +133,10 @@ impl<'a, H: Handler> Session<'a, H> {
             // one's.
             let Some(time) = self.ask_time().await? else { break };
             let learned = self.time.filter(|learned| learned.agrees_with(&time));
-            if let Some(time) = [Some(time), learned].into_iter().flatten().min_by_key(HostTime::window)
-                && time.window() < best.window()
-            {
-                best = time;
+            for time in iter::once(time).chain(learned) {
+                if time.window() < best.window() {
+                    best = time;
+                }
             }
             if best.window() <= WANTED || begun.elapsed() >= ASKED_FOR {
                 break;

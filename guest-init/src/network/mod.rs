@@ -18,7 +18,7 @@ use std::path::Path;
 
 use sandpiper_protocol::guest::GuestNetwork;
 
-use netlink::{Device, Message, Routing};
+use netlink::{Message, Routing};
 pub(crate) use resolver::write as write_resolver;
 
 const DEVICE: &str = "eth0";
@@ -48,28 +48,27 @@ pub(crate) enum NetworkError {
 pub(crate) fn apply(network: Option<&GuestNetwork>) -> Result<(), NetworkError> {
     let failed = |what| move |source| NetworkError::Step { what, source };
     let mut routing = Routing::open().map_err(failed("speak about its network"))?;
-    let device = routing.device(DEVICE).map_err(failed("say whether it has eth0"))?;
-    match (network, device) {
+    match (network, index()) {
         (None, None) => Ok(()),
-        (None, Some(device)) => carry_out(&mut routing, [("take eth0 down", link_down(device.index))]),
+        (None, Some(device)) => carry_out(&mut routing, [("take eth0 down", link_down(device))]),
         (Some(_), None) => Err(NetworkError::NoDevice),
         (Some(network), Some(device)) => set_up(&mut routing, network, device),
     }
 }
 
-fn set_up(routing: &mut Routing, network: &GuestNetwork, device: Device) -> Result<(), NetworkError> {
+fn set_up(routing: &mut Routing, network: &GuestNetwork, device: u32) -> Result<(), NetworkError> {
     // A sandbox that has switched IPv6 off, or whose kernel has none, goes without.
     let has_ipv6 = setting("disable_ipv6").is_ok_and(|text| text.trim() == "0");
-    if has_ipv6 && !device.is_up {
-        // Before it is up, or the kernel has done by itself what it should not. Of one that is up they were set then.
+    if has_ipv6 && !has_settings() {
+        // Before it is up, or the kernel has done by itself what it should not.
         for (name, value) in SETTINGS {
             set(name, value).map_err(|source| NetworkError::Setting { name, source })?;
         }
     }
-    let up = ("set eth0 up", link_up(device.index, network));
+    let up = ("set eth0 up", link_up(device, network));
     let join = |address: IpAddr, prefix_length: u8, gateway: IpAddr| {
-        let address = address_of(device.index, address, prefix_length);
-        [("give eth0 its address", address), ("route through eth0", default_route(device.index, gateway))]
+        let address = address_of(device, address, prefix_length);
+        [("give eth0 its address", address), ("route through eth0", default_route(device, gateway))]
     };
     let [address, route] = join(network.address.into(), network.prefix_length, network.gateway.into());
     if !has_ipv6 {
@@ -84,6 +83,19 @@ fn carry_out<const N: usize>(routing: &mut Routing, steps: [(&'static str, Messa
     let names = steps.each_ref().map(|(what, _)| *what);
     let messages = steps.map(|(_, message)| message);
     routing.request(&messages).map_err(|(at, source)| NetworkError::Step { what: names[at.min(N - 1)], source })
+}
+
+/// The device's number, if it is there.
+fn index() -> Option<u32> {
+    const NAME: &std::ffi::CStr = c"eth0";
+    // SAFETY: the function reads a string that ends with a zero byte.
+    let index = unsafe { libc::if_nametoindex(NAME.as_ptr()) };
+    (index != 0).then_some(index)
+}
+
+/// Whether the settings were made before: the last is made when all others are.
+fn has_settings() -> bool {
+    SETTINGS.last().is_none_or(|(name, value)| setting(name).is_ok_and(|text| text.trim() == *value))
 }
 
 fn setting(name: &str) -> io::Result<String> {

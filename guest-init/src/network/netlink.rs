@@ -1,4 +1,4 @@
-//! As much of rtnetlink as it takes to set up one device: which it is, several requests at once, and whether the kernel did them.
+//! As much of rtnetlink as it takes to set up one device: requests, several at once, and whether the kernel did them.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -12,19 +12,9 @@ const ATTRIBUTE_HEADER: usize = 4;
 /// Both are padded to this.
 const ALIGNMENT: usize = 4;
 
-/// `RTEXT_FILTER_SKIP_STATS`.
-const SKIP_STATISTICS: u32 = 1 << 3;
-
 /// A request to the kernel, without its length and number, and without `NLM_F_ACK`: what is refused is told in any case.
 #[derive(Debug)]
 pub(super) struct Message(Vec<u8>);
-
-/// A device, by what `struct ifinfomsg` says of it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Device {
-    pub(super) index: u32,
-    pub(super) is_up: bool,
-}
 
 impl Message {
     /// Of type `RTM_…`, with `NLM_F_…` of its own and the structure that the type begins with.
@@ -73,26 +63,6 @@ impl Routing {
         Ok(Self { socket, number: 0 })
     }
 
-    /// The device of this name, if it is there.
-    ///
-    /// # Errors
-    /// The kernel does not say.
-    pub(super) fn device(&mut self, name: &str) -> io::Result<Option<Device>> {
-        let message = Message::new(libc::RTM_GETLINK, 0, &[0; 16])
-            .with(libc::IFLA_IFNAME, name.as_bytes())
-            .with(libc::IFLA_EXT_MASK, &SKIP_STATISTICS.to_ne_bytes());
-        self.number += 1;
-        self.send(&message.numbered(self.number, 0))?;
-        match self.receive()? {
-            Response { number, content: Content::Device(device) } if number == self.number => Ok(Some(device)),
-            Response { number, content: Content::Result(Err(error)) } if number == self.number => match error {
-                error if error.raw_os_error() == Some(libc::ENODEV) => Ok(None),
-                error => Err(error),
-            },
-            other => Err(io::Error::new(io::ErrorKind::InvalidData, format!("not a device: {other:?}"))),
-        }
-    }
-
     /// Has the kernel do all of this, in this order and by one call. It does not stop at what it refuses.
     ///
     /// # Errors
@@ -105,11 +75,15 @@ impl Routing {
             let is_last = at + 1 == messages.len();
             bytes.extend(message.numbered(self.number, if is_last { libc::NLM_F_ACK } else { 0 }));
         }
-        self.send(&bytes).map_err(|error| (0, error))?;
+        let failed = |error: nix::Error| (0, error.into());
+        send(self.socket.as_raw_fd(), &bytes, MsgFlags::empty()).map_err(failed)?;
         let mut refused = None;
+        let mut answer = [0; 4096];
         loop {
-            let Response { number, content } = self.receive().map_err(|error| (N.saturating_sub(1), error))?;
-            if let (Content::Result(Err(error)), None) = (content, &refused) {
+            // The kernel has answered before `send` returns.
+            let count = recv(self.socket.as_raw_fd(), &mut answer, MsgFlags::MSG_DONTWAIT).map_err(failed)?;
+            let Some((number, result)) = acknowledged(&answer[..count]) else { continue };
+            if let (Err(error), None) = (result, &refused) {
                 refused = Some((usize::try_from(number.saturating_sub(first)).unwrap_or_default(), error));
             }
             if number == self.number {
@@ -117,56 +91,21 @@ impl Routing {
             }
         }
     }
-
-    fn send(&self, bytes: &[u8]) -> io::Result<()> {
-        send(self.socket.as_raw_fd(), bytes, MsgFlags::empty())?;
-        Ok(())
-    }
-
-    /// The next response to something that was sent: the kernel has made all of them before `send` returned.
-    fn receive(&self) -> io::Result<Response> {
-        let mut bytes = [0; 4096];
-        loop {
-            let count = recv(self.socket.as_raw_fd(), &mut bytes, MsgFlags::MSG_DONTWAIT)?;
-            if let Some(response) = Response::read(&bytes[..count]) {
-                return Ok(response);
-            }
-        }
-    }
 }
 
-/// What the kernel says to request `number`.
-#[derive(Debug)]
-struct Response {
-    number: u32,
-    content: Content,
-}
-
-#[derive(Debug)]
-enum Content {
-    Result(io::Result<()>),
-    Device(Device),
-}
-
-impl Response {
-    /// `struct nlmsghdr` with `struct nlmsgerr` or `struct ifinfomsg`; `None` if it is something else.
-    fn read(bytes: &[u8]) -> Option<Self> {
-        let word = |at: usize| <[u8; 4]>::try_from(bytes.get(at..at + 4)?).ok();
-        let kind = u16::from_ne_bytes(<[u8; 2]>::try_from(bytes.get(4..6)?).ok()?);
-        let number = u32::from_ne_bytes(word(8)?);
-        let content = if libc::c_int::from(kind) == libc::NLMSG_ERROR {
-            Content::Result(match i32::from_ne_bytes(word(HEADER)?) {
-                0 => Ok(()),
-                error => Err(io::Error::from_raw_os_error(error.saturating_neg())),
-            })
-        } else if kind == libc::RTM_NEWLINK {
-            let (index, flags) = (u32::from_ne_bytes(word(HEADER + 4)?), libc::c_int::from_ne_bytes(word(HEADER + 8)?));
-            Content::Device(Device { index, is_up: flags & libc::IFF_UP != 0 })
-        } else {
-            return None;
-        };
-        Some(Self { number, content })
+/// Which request an answer is for, and whether the kernel did it; `None` if it is something else. `struct nlmsghdr` and
+/// `struct nlmsgerr`.
+fn acknowledged(answer: &[u8]) -> Option<(u32, io::Result<()>)> {
+    let word = |at: usize| <[u8; 4]>::try_from(answer.get(at..at + 4)?).ok();
+    let kind = u16::from_ne_bytes(<[u8; 2]>::try_from(answer.get(4..6)?).ok()?);
+    if libc::c_int::from(kind) != libc::NLMSG_ERROR {
+        return None;
     }
+    let result = match i32::from_ne_bytes(word(HEADER)?) {
+        0 => Ok(()),
+        error => Err(io::Error::from_raw_os_error(error.saturating_neg())),
+    };
+    Some((u32::from_ne_bytes(word(8)?), result))
 }
 
 #[cfg(test)]
@@ -185,23 +124,14 @@ mod tests {
     }
 
     #[test]
-    fn a_response_is_read_as_far_as_it_goes() {
-        let result = |number: u8, error: i32| {
+    fn an_answer_is_read_as_far_as_it_goes() {
+        let answer = |number: u8, error: i32| {
             let header = [36, 0, 0, 0, 2, 0, 0, 0, number, 0, 0, 0, 0, 0, 0, 0];
             [&header[..], &error.to_ne_bytes(), &[0; 16]].concat()
         };
-        let read = |bytes: &[u8]| Response::read(bytes).map(|response| (response.number, response.content));
-        assert!(matches!(read(&result(1, 0)), Some((1, Content::Result(Ok(()))))));
-        let Some((2, Content::Result(Err(refused)))) = read(&result(2, -libc::EPERM)) else { panic!("not refused") };
+        assert!(matches!(acknowledged(&answer(1, 0)), Some((1, Ok(())))));
+        let Some((2, Err(refused))) = acknowledged(&answer(2, -libc::EPERM)) else { panic!("not refused") };
         assert_eq!(refused.raw_os_error(), Some(libc::EPERM));
-        assert!((0..20).all(|length| read(&result(1, 0)[..length]).is_none()));
-
-        let mut device =
-            [32, 0, 0, 0, 16, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 7, 0, 0, 0, 0x43, 0x10, 0, 0, 0, 0, 0, 0];
-        let up = Device { index: 7, is_up: true };
-        assert!(matches!(read(&device), Some((3, Content::Device(found))) if found == up));
-        assert!((0..28).all(|length| read(&device[..length]).is_none()));
-        device[4] = 17;
-        assert!(read(&device).is_none());
+        assert!((0..20).all(|length| acknowledged(&answer(1, 0)[..length]).is_none()));
     }
 }

@@ -69,6 +69,21 @@ fn a_new_device_gets_its_addresses_and_routes_and_nothing_else() {
 }
 
 #[test]
+fn a_device_that_somebody_has_set_up_already_gets_its_settings() {
+    in_a_namespace(|| {
+        plug_in();
+        ip("link set eth0 up");
+
+        apply(Some(&network())).unwrap();
+
+        assert_eq!(
+            SETTINGS.map(|(name, _)| setting(name).unwrap().trim().to_owned()),
+            SETTINGS.map(|(_, value)| value)
+        );
+    });
+}
+
+#[test]
 fn a_second_time_changes_nothing() {
     in_a_namespace(|| {
         plug_in();
