@@ -150,6 +150,8 @@ def boot(image, keep):
     keep_console(console)
     open(console, "w").close()
 
+    # Pages are kept from one opening of a file to the next, or each program that starts would take its code from all others of
+    # it. Time and size are asked for at each look: what the machine changes is seen.
     shares = subprocess.Popen(
         ["/usr/lib/qemu/virtiofsd", "--socket-path=" + RUN + "/virtiofs.sock", "-o", "source=/", "-o", "sandbox=chroot",
          "-o", "cache=always", "-o", "timeout=0", "-o", "flock", "-o", "xattr", "-o", "log_level=warn"],
@@ -248,7 +250,7 @@ def qemu_command(image, console):
         raise SystemExit("SANDPIPER_HOST_MEMORY=%s: must be a number of MiB from 1024 to the %d of this machine" % (memory, total))
     memory = int(memory)
     arguments = ["console=ttyS0", "quiet", "panic=-1", "mitigations=off", "nokaslr", "no_timer_check", "random.trust_cpu=on", "tsc=reliable",
-                 # Translated code is kept by its address: at random ones each process would be translated anew, a monitor for 0.2 s.
+                 # Translated code is kept by its address: at random ones each process would be translated anew.
                  "norandmaps",
                  # Emulation now and then loses a processor for good: better an end that says so than a silence.
                  "watchdog_thresh=30", "softlockup_panic=1", "softlockup_all_cpu_backtrace=1",
