@@ -12,8 +12,12 @@ const FAMILY: &str = include_str!("family.nft");
 
 /// Most addresses of names at the same time, in each tier, for each family of addresses, with a port and without.
 pub(super) const MOST_PINS: usize = 4096;
+/// How often pins that have expired are cleared away. They take room until then, and live for a minute at least.
+const PINS_CLEARED: Duration = Duration::from_secs(30);
 /// How long a denied destination is remembered after the last attempt to reach it.
 pub(super) const DENIED_LIFE: Duration = Duration::from_secs(3600);
+/// How often denied destinations that have expired are cleared away.
+const DENIED_CLEARED: Duration = Duration::from_secs(300);
 /// Most denied destinations that are remembered, for each family of addresses.
 const MOST_DENIED: usize = 2048;
 
@@ -27,8 +31,10 @@ pub(super) fn ruleset(limits: &Limits) -> String {
             ("type", address.to_owned()),
             ("gateway", gateway),
             ("pins", MOST_PINS.to_string()),
+            ("pins_cleared", PINS_CLEARED.as_secs().to_string()),
             ("denied", MOST_DENIED.to_string()),
             ("denied_life", DENIED_LIFE.as_secs().to_string()),
+            ("denied_cleared", DENIED_CLEARED.as_secs().to_string()),
         ];
         fill_in(FAMILY, &values)
     };
