@@ -105,14 +105,6 @@ impl Prepared {
     }
 }
 
-/// As [`write_atomic`], for what a power cut may undo: after one the old file may be there or the new one, whole.
-///
-/// # Errors
-/// What the file system reports; `path` is then the old file.
-pub fn write_whole(path: &Path, contents: &[u8]) -> io::Result<()> {
-    prepare(path, contents)?.rename()
-}
-
 /// As [`write_atomic`], for what only this process's successor needs: after a power cut the file may be there or not, or be
 /// empty.
 ///
@@ -242,11 +234,10 @@ mod tests {
         let path = folder.path().join("record.json");
 
         write_unsynced(&path, b"one").unwrap();
-        write_whole(&path, b"two").unwrap();
-        assert_eq!(fs::read(&path).unwrap(), b"two");
-        write_atomic(&path, b"three").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"one");
+        write_atomic(&path, b"two").unwrap();
 
-        assert_eq!(fs::read(&path).unwrap(), b"three");
+        assert_eq!(fs::read(&path).unwrap(), b"two");
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
     }

@@ -9,6 +9,7 @@ use std::path::Path;
 
 use nix::unistd::Pid;
 use serde_json::Value;
+use sha2::{Digest, Sha256};
 
 use crate::host::{Host, RUNTIME_DIR, STATE_DIR};
 use crate::traces::{MARKER, names, pid_in};
@@ -55,18 +56,31 @@ impl Host {
 }
 
 fn sighting(sandbox: String) -> Option<Sighting> {
-    let folder = Path::new(STATE_DIR).join("sandboxes").join(&sandbox);
-    let (record, written_ms) = ["record.json", "draft.json"].into_iter().find_map(|name| read(&folder.join(name)))?;
+    let (record, written_ms) = record_in(&Path::new(STATE_DIR).join("sandboxes").join(&sandbox))?;
     Some(Sighting { sandbox, written_ms, monitor: monitor(&record) })
 }
 
+/// What the agent has written down in a sandbox's folder, and when that was: the draft, where it follows the record that was saved,
+/// or there is none.
+pub(crate) fn record_in(folder: &Path) -> Option<(Value, i64)> {
+    let saved = read(&folder.join("record.json"));
+    let digest = saved.as_ref().map(|(text, _)| hex(&Sha256::digest(text)));
+    let parse = |(text, written_ms): (Vec<u8>, i64)| Some((serde_json::from_slice::<Value>(&text).ok()?, written_ms));
+    let drafted = read(&folder.join("draft.json")).and_then(parse);
+    drafted.filter(|(draft, _)| draft["follows"].as_str() == digest.as_deref()).or_else(|| saved.and_then(parse))
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 /// What a file holds, and when that was written.
-fn read(path: &Path) -> Option<(Value, i64)> {
+fn read(path: &Path) -> Option<(Vec<u8>, i64)> {
     let mut file = File::open(path).ok()?;
     let metadata = file.metadata().ok()?;
     let mut text = Vec::new();
     file.read_to_end(&mut text).ok()?;
-    Some((serde_json::from_slice(&text).ok()?, modified_ms(&metadata)))
+    Some((text, modified_ms(&metadata)))
 }
 
 fn modified_ms(metadata: &Metadata) -> i64 {

@@ -12,6 +12,7 @@ use tempfile::TempDir;
 
 use crate::host::{Host, NETWORK, RUNTIME_DIR, STATE_DIR, agent_get};
 use crate::sandbox::Sandbox;
+use crate::sighting::record_in;
 use crate::wait::wait_until;
 
 /// Variable of a monitor's environment: the folder that it was idle in.
@@ -102,10 +103,9 @@ impl Host {
         tempfile::tempdir_in(parent).expect("a folder for large files")
     }
 
-    /// What the agent has written down of a sandbox; of one that is being created, its draft.
+    /// What the agent has written down of a sandbox.
     pub fn record(&self, id: &str) -> Option<Value> {
-        let read = |name: &str| serde_json::from_slice(&fs::read(self.folder_of(id).join(name)).ok()?).ok();
-        read("record.json").or_else(|| read("draft.json"))
+        record_in(&self.folder_of(id)).map(|(record, _)| record)
     }
 
     /// What the agent has written down of a checkpoint.

@@ -2,23 +2,29 @@
 //!
 //! | file | |
 //! |---|---|
-//! | `draft.json` | of a sandbox that nobody was told of: not synced, as a power cut ends its machine anyway |
-//! | `record.json` | from then on: durable with its folder, at every change but the beginning of a start, which a power cut undoes |
+//! | `draft.json` | of what a power cut undoes, as it ends the machine: a sandbox that nobody was told of, and the beginning of a start \
+//! or a pause. Not synced. It counts while the record is the one that it follows, or there is none |
+//! | `record.json` | from then on: durable with its folder, at every other change |
 //! | `record.copy.json` | the same once more, for a disk that gives back something else than was written |
 //!
-//! Each carries a checksum, so that what is torn or changed is never taken for a record. Of a draft there is nothing then; a
-//! record is mended from its copy; and where that is of no use either, the sandbox is left as it is, and said to be so until
+//! Each carries a checksum, so that what is torn or changed is never taken for a record. A draft means nothing then; a record is
+//! mended from its copy; and where that is of no use either, the sandbox is left as it is, and said to be so until
 //! an operator has seen to it.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
 use sandpiper_durable as durable;
+use sandpiper_images::checked::{self, DamageError};
 use sandpiper_machine::MachinePaths;
 use serde::Deserialize;
+use serde_json::Value;
+use sha2::{Digest, Sha256};
 
 use super::record::{FORMAT_VERSION, OLDEST_VERSION, Record};
-use sandpiper_images::checked::{self, DamageError};
+
+/// Of a draft: [`digest`] of the record that it follows.
+const FOLLOWS: &str = "follows";
 
 /// Why a record cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -49,7 +55,7 @@ pub(crate) fn copy_path(paths: &MachinePaths) -> PathBuf {
     paths.file("record.copy.json")
 }
 
-/// Where the record of a sandbox is that is being created.
+/// Where the record is of what a power cut undoes.
 pub(crate) fn draft_path(paths: &MachinePaths) -> PathBuf {
     paths.file("draft.json")
 }
@@ -63,18 +69,6 @@ pub(crate) fn save(paths: &MachinePaths, record: &Record) -> io::Result<()> {
     durable::write_atomic(&record_path(paths), &text)?;
     copy(paths, &text);
     remove_draft(paths);
-    Ok(())
-}
-
-/// As [`save`], of a stopped sandbox that is started: until it is ready a power cut, which ends its machine, may leave the record
-/// before. Blocks.
-///
-/// # Errors
-/// Of the file system; then the record is what it was.
-pub(crate) fn save_start(paths: &MachinePaths, record: &Record) -> io::Result<()> {
-    let text = checked::encode(record)?;
-    durable::write_whole(&record_path(paths), &text)?;
-    copy(paths, &text);
     Ok(())
 }
 
@@ -100,7 +94,7 @@ pub(crate) fn put_in_place(paths: &MachinePaths, prepared: durable::Prepared) ->
     Ok(())
 }
 
-/// Beside a record it means nothing.
+/// It follows a record that is no more.
 fn remove_draft(paths: &MachinePaths) {
     let path = draft_path(paths);
     if let Err(error) = durable::remove_file(&path) {
@@ -108,21 +102,31 @@ fn remove_draft(paths: &MachinePaths) {
     }
 }
 
-/// Writes the record of a sandbox that nobody was told of yet: it need not outlive the host. Blocks.
+/// Writes a record that need not outlive the host: it counts until the next one is saved. Blocks.
 ///
 /// # Errors
-/// Of the file system.
+/// Of the file system; then the record is what it was.
 pub(crate) fn save_draft(paths: &MachinePaths, record: &Record) -> io::Result<()> {
-    durable::write_unsynced(&draft_path(paths), &checked::encode(record)?)
+    let mut draft = serde_json::to_value(record)?;
+    match std::fs::read(record_path(paths)) {
+        Ok(text) => draft[FOLLOWS] = digest(&text).into(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(error),
+    }
+    durable::write_unsynced(&draft_path(paths), &checked::encode(&draft)?)
 }
 
 /// The record of the sandbox `id`, mended if need be; none where there is at most a draft that came to nothing. Blocks.
 pub(crate) fn load(paths: &MachinePaths, id: &str) -> Result<Option<Record>, LoadError> {
+    let saved = load_saved(paths, id)?;
+    let drafted = load_draft(paths, id, saved.as_ref().map(|(_, text)| digest(text)))?;
+    Ok(drafted.or(saved.map(|(record, _)| record)))
+}
+
+/// The record that was saved last, and its text.
+fn load_saved(paths: &MachinePaths, id: &str) -> Result<Option<(Record, Vec<u8>)>, LoadError> {
     let path = record_path(paths);
-    let Some(text) = read(&path)? else {
-        let draft = draft_path(paths);
-        return Ok(read(&draft)?.and_then(|text| decode(&draft, &text, id).ok()));
-    };
+    let Some(text) = read(&path)? else { return Ok(None) };
     let copied = read(&copy_path(paths))?;
     match decode(&path, &text, id) {
         Err(damaged @ LoadError::Damaged { .. }) => {
@@ -130,16 +134,28 @@ pub(crate) fn load(paths: &MachinePaths, id: &str) -> Result<Option<Record>, Loa
             let (record, text) = mended.ok_or(damaged)?;
             tracing::error!(sandbox = id, path = %path.display(), "a damaged record is mended from its copy");
             durable::write_atomic(&path, &text).map_err(|source| LoadError::Read { path, source })?;
-            Ok(Some(record))
+            Ok(Some((record, text)))
         }
         result => {
             // The agent may have ended between the two.
             if result.is_ok() && copied.as_ref() != Some(&text) {
                 copy(paths, &text);
             }
-            result.map(Some)
+            result.map(|record| Some((record, text)))
         }
     }
+}
+
+/// The draft that follows the record of this digest, or none.
+fn load_draft(paths: &MachinePaths, id: &str, follows: Option<String>) -> Result<Option<Record>, LoadError> {
+    let path = draft_path(paths);
+    let Some(text) = read(&path)? else { return Ok(None) };
+    let Ok(mut draft) = checked::verify(&text) else { return Ok(None) };
+    let followed = draft.as_object_mut().and_then(|fields| fields.remove(FOLLOWS));
+    if followed != follows.map(Value::from) {
+        return Ok(None);
+    }
+    Ok(decode_value(&path, draft, id).ok())
 }
 
 /// Writes the copy. Without one the record is as good as before; an old one might take its place, and must not.
@@ -158,8 +174,19 @@ fn read(path: &Path) -> Result<Option<Vec<u8>>, LoadError> {
     }
 }
 
+/// SHA-256 of a record's text, in hex.
+fn digest(text: &[u8]) -> String {
+    Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 /// The record in a text, which must be that of the sandbox `id`.
 fn decode(path: &Path, text: &[u8], id: &str) -> Result<Record, LoadError> {
+    let value = checked::verify(text).map_err(|source| LoadError::Damaged { path: path.to_owned(), source })?;
+    decode_value(path, value, id)
+}
+
+/// The same of a text that is as it was written.
+fn decode_value(path: &Path, value: Value, id: &str) -> Result<Record, LoadError> {
     #[derive(Deserialize)]
     struct FormatOnly {
         #[serde(rename = "form")]
@@ -167,16 +194,15 @@ fn decode(path: &Path, text: &[u8], id: &str) -> Result<Record, LoadError> {
     }
 
     let path = || path.to_owned();
-    let damaged = |source: DamageError| LoadError::Damaged { path: path(), source };
-    let value = checked::verify(text).map_err(damaged)?;
-    let FormatOnly { version } = FormatOnly::deserialize(&value).map_err(|error| damaged(error.into()))?;
+    let damaged = |error: serde_json::Error| LoadError::Damaged { path: path(), source: error.into() };
+    let FormatOnly { version } = FormatOnly::deserialize(&value).map_err(damaged)?;
     if version > FORMAT_VERSION {
         return Err(LoadError::Newer { path: path(), version });
     }
     if version < OLDEST_VERSION {
         return Err(LoadError::Older { path: path(), version });
     }
-    let mut record: Record = serde_json::from_value(value).map_err(|error| damaged(error.into()))?;
+    let mut record: Record = serde_json::from_value(value).map_err(damaged)?;
     record.format_version = FORMAT_VERSION;
     if *record.id == *id { Ok(record) } else { Err(LoadError::Misplaced { path: path() }) }
 }
@@ -240,6 +266,54 @@ mod tests {
             fs::write(draft_path(&paths), damaged).unwrap();
             assert_eq!(load(&paths, &record.id).unwrap(), None);
         }
+    }
+
+    #[test]
+    fn a_draft_counts_until_the_record_that_it_follows_is_another() {
+        let (_folder, paths, record) = sandbox();
+        save(&paths, &record).unwrap();
+        let (mut begun, mut done) = (record.clone(), record.clone());
+        begun.memory_mb += 1;
+        done.memory_mb += 2;
+
+        save_draft(&paths, &begun).unwrap();
+        assert_eq!(load(&paths, &record.id).unwrap().as_ref(), Some(&begun));
+        let draft = fs::read(draft_path(&paths)).unwrap();
+        let prepared = prepare(&paths, &done).unwrap();
+        assert_eq!(load(&paths, &record.id).unwrap().as_ref(), Some(&begun));
+
+        put_in_place(&paths, prepared).unwrap();
+        assert!(!draft_path(&paths).exists());
+        // As a power cut leaves it that undoes the removal alone.
+        fs::write(draft_path(&paths), &draft).unwrap();
+        assert_eq!(load(&paths, &record.id).unwrap().as_ref(), Some(&done));
+        fs::remove_file(record_path(&paths)).unwrap();
+        assert_eq!(load(&paths, &record.id).unwrap(), None);
+    }
+
+    #[test]
+    fn beside_a_draft_that_is_torn_or_changed_the_record_counts() {
+        let (_folder, paths, record) = sandbox();
+        save(&paths, &record).unwrap();
+        let mut begun = record.clone();
+        begun.memory_mb += 1;
+        save_draft(&paths, &begun).unwrap();
+        let whole = fs::read(draft_path(&paths)).unwrap();
+        for damaged in damages(&whole) {
+            fs::write(draft_path(&paths), damaged).unwrap();
+            assert_eq!(load(&paths, &record.id).unwrap().as_ref(), Some(&record));
+        }
+    }
+
+    #[test]
+    fn a_draft_counts_also_where_its_record_is_mended() {
+        let (_folder, paths, record) = sandbox();
+        save(&paths, &record).unwrap();
+        let mut begun = record.clone();
+        begun.memory_mb += 1;
+        save_draft(&paths, &begun).unwrap();
+        fs::write(record_path(&paths), b"{").unwrap();
+        assert_eq!(load(&paths, &record.id).unwrap(), Some(begun));
     }
 
     #[test]

@@ -10,10 +10,10 @@ use std::time::Duration;
 use jiff::Timestamp;
 use sandpiper_durable as durable;
 use sandpiper_images::snapshots;
-use sandpiper_machine::Termination;
 use sandpiper_machine::console::Console;
 use sandpiper_machine::link::{Envs, Guest};
 use sandpiper_machine::process::Ended;
+use sandpiper_machine::{MachinePaths, Termination};
 use sandpiper_network::Attachment;
 use sandpiper_protocol::agent::{LogSource, SandboxError, SandboxState};
 use sandpiper_protocol::guest::{GuestMessage, LogLevel};
@@ -129,11 +129,23 @@ impl Supervisor {
 
     /// Changes the record: on disk first, then for everybody to see.
     pub(crate) async fn change(&mut self, change: impl FnOnce(&mut Record)) -> io::Result<()> {
+        self.change_by(record_file::save, change).await
+    }
+
+    /// As [`Self::change`], until the next one, or a power cut, which ends the machine, undoes it.
+    pub(crate) async fn change_for_now(&mut self, change: impl FnOnce(&mut Record)) -> io::Result<()> {
+        self.change_by(record_file::save_draft, change).await
+    }
+
+    async fn change_by(
+        &mut self,
+        save: fn(&MachinePaths, &Record) -> io::Result<()>,
+        change: impl FnOnce(&mut Record),
+    ) -> io::Result<()> {
         let mut record = (*self.record()).clone();
         change(&mut record);
         let paths = self.context.paths.sandbox(&record.id);
-        let save = move || record_file::save(&paths, &record).map(|()| record);
-        let record = durable::blocking(save).await?;
+        let record = durable::blocking(move || save(&paths, &record).map(|()| record)).await?;
         self.publish(record);
         Ok(())
     }

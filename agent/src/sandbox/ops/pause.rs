@@ -114,7 +114,7 @@ impl Supervisor {
         keep: Keep,
         force: bool,
     ) -> Result<(), OperationError> {
-        let saved = self.change(|record| {
+        let saved = self.change_for_now(|record| {
             record.state = SandboxState::Stopping;
             record.pausing = true;
         });

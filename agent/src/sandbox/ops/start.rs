@@ -540,11 +540,7 @@ fn not_attached(error: VolumeError, kind: StartKind) -> StartError {
 /// Writes down which files and which monitor are a machine's. Blocks.
 pub(super) fn write_record(paths: &MachinePaths, record: Record) -> io::Result<Record> {
     CrashPoint::StartMonitorMoved.pass();
-    if record.state == SandboxState::Creating {
-        record_file::save_draft(paths, &record)?;
-    } else {
-        record_file::save_start(paths, &record)?;
-    }
+    record_file::save_draft(paths, &record)?;
     Ok(record)
 }
 
