@@ -450,17 +450,13 @@ impl Supervisor {
         });
         let paths = self.context.paths.sandbox(&before.id);
         durable::blocking(move || {
+            let prepared = record.map(|record| Ok::<_, io::Error>((record_file::prepare(&paths, &record)?, record)));
+            let prepared = prepared.transpose()?;
+            // Afterwards: a file system with a journal has written the folder down with the file in it.
             if before.state == SandboxState::Creating {
                 durable::sync_parent(&paths.state)?;
             }
-            let foreseen = match record {
-                Some(record) => {
-                    let prepared = record_file::prepare(&paths, &record)?;
-                    Some(Foreseen { at, before, record, prepared })
-                }
-                None => None,
-            };
-            Ok::<_, io::Error>(foreseen)
+            Ok(prepared.map(|(prepared, record)| Foreseen { at, before, record, prepared }))
         })
     }
 
