@@ -2,14 +2,15 @@
 //!
 //! | file | |
 //! |---|---|
-//! | `draft.json` | of what a power cut undoes, as it ends the machine: a sandbox that nobody was told of, and the beginning of a start \
-//! or a pause. Not synced. It counts while the record is the one that it follows, or there is none |
+//! | `draft.json` | of what a power cut undoes with the machine: the first of a sandbox that nobody was told of, of a start, of a pause |
 //! | `record.json` | from then on: durable with its folder, at every other change |
 //! | `record.copy.json` | the same once more, for a disk that gives back something else than was written |
 //!
+//! A draft is not synced, and counts as long as the record is the one that it follows, or there is none.
+//!
 //! Each carries a checksum, so that what is torn or changed is never taken for a record. A draft means nothing then; a record is
-//! mended from its copy; and where that is of no use either, the sandbox is left as it is, and said to be so until
-//! an operator has seen to it.
+//! mended from its copy; and where that is of no use either, the sandbox is left as it is, and said to be so until an operator has
+//! seen to it.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -55,7 +56,7 @@ pub(crate) fn copy_path(paths: &MachinePaths) -> PathBuf {
     paths.file("record.copy.json")
 }
 
-/// Where the record is of what a power cut undoes.
+/// Where the draft of a record is.
 pub(crate) fn draft_path(paths: &MachinePaths) -> PathBuf {
     paths.file("draft.json")
 }
