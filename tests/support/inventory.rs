@@ -178,7 +178,9 @@ impl Inventory {
             let Ok(target) = fs::read_link(entry?.path()) else { continue };
             let target = target.to_string_lossy();
             let kind = match target.strip_prefix("socket:[").and_then(|rest| rest.strip_suffix(']')) {
-                Some(inode) => sockets.get(inode).map_or("socket of another namespace", String::as_str).to_owned(),
+                Some(inode) => {
+                    sockets.get(inode).map_or("socket of netlink, or of another namespace", String::as_str).to_owned()
+                }
                 None => nameless(&target),
             };
             let open = format!("open in the {owner}: {kind}");
@@ -298,11 +300,12 @@ fn pids() -> impl Iterator<Item = i32> {
     names(Path::new("/proc")).into_iter().filter_map(|name| name.parse().ok())
 }
 
-/// What the sockets in a process's network namespace are, by inode.
+/// What the sockets in a process's network namespace are, by inode. Without those of netlink, which the kernel lists once they were
+/// used.
 fn sockets(pid: Pid) -> HashMap<String, String> {
     let table = |name: &str| fs::read_to_string(format!("/proc/{pid}/net/{name}")).unwrap_or_default();
     let mut sockets = HashMap::new();
-    // proc(5): the inode is the seventh field of `unix`, the tenth of the others but `netlink`, which has it there too.
+    // proc(5): the inode is the seventh field of `unix`, the tenth of the others.
     for line in table("unix").lines().skip(1) {
         let fields: Vec<&str> = line.split_whitespace().collect();
         let path = fields.get(7).map_or("unnamed".to_owned(), |path| nameless(path));
@@ -310,7 +313,7 @@ fn sockets(pid: Pid) -> HashMap<String, String> {
             sockets.insert((*inode).to_owned(), format!("unix socket, {path}"));
         }
     }
-    for protocol in ["tcp", "tcp6", "udp", "udp6", "netlink"] {
+    for protocol in ["tcp", "tcp6", "udp", "udp6"] {
         for line in table(protocol).lines().skip(1) {
             let fields: Vec<&str> = line.split_whitespace().collect();
             // `TCP_LISTEN` of include/net/tcp_states.h.
