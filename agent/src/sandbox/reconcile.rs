@@ -286,13 +286,15 @@ fn remove(own: &MachinePaths, record: &Record, pidfd: Option<OwnedFd>) -> Result
     Ok(Settled::Gone)
 }
 
-/// What an unreadable record says of its monitor, if that at least can be read.
+/// What an unreadable record, its copy or its draft says of its monitor, if that at least can be read.
 fn named_monitor(own: &MachinePaths) -> Option<KnownMonitor> {
     let named_in = |path: PathBuf| {
         let mut record: serde_json::Value = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
         serde_json::from_value(record.get_mut("process")?.take()).ok()
     };
-    named_in(record_file::record_path(own)).or_else(|| named_in(record_file::copy_path(own)))
+    [record_file::record_path(own), record_file::copy_path(own), record_file::draft_path(own)]
+        .into_iter()
+        .find_map(named_in)
 }
 
 fn remove_monitor(paths: &Paths, monitor: &str) {

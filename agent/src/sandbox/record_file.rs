@@ -228,6 +228,15 @@ mod tests {
         (folder, paths, record)
     }
 
+    /// Saves a record and a draft that follows it, which is returned.
+    fn begin(paths: &MachinePaths, record: &Record) -> Record {
+        let mut begun = record.clone();
+        begun.memory_mb += 1;
+        save(paths, record).unwrap();
+        save_draft(paths, &begun).unwrap();
+        begun
+    }
+
     #[test]
     fn a_record_is_loaded_as_it_was_saved_and_takes_the_place_of_its_draft() {
         let (_folder, paths, mut record) = sandbox();
@@ -272,12 +281,10 @@ mod tests {
     #[test]
     fn a_draft_counts_until_the_record_that_it_follows_is_another() {
         let (_folder, paths, record) = sandbox();
-        save(&paths, &record).unwrap();
-        let (mut begun, mut done) = (record.clone(), record.clone());
-        begun.memory_mb += 1;
+        let begun = begin(&paths, &record);
+        let mut done = record.clone();
         done.memory_mb += 2;
 
-        save_draft(&paths, &begun).unwrap();
         assert_eq!(load(&paths, &record.id).unwrap().as_ref(), Some(&begun));
         let draft = fs::read(draft_path(&paths)).unwrap();
         let prepared = prepare(&paths, &done).unwrap();
@@ -295,10 +302,7 @@ mod tests {
     #[test]
     fn beside_a_draft_that_is_torn_or_changed_the_record_counts() {
         let (_folder, paths, record) = sandbox();
-        save(&paths, &record).unwrap();
-        let mut begun = record.clone();
-        begun.memory_mb += 1;
-        save_draft(&paths, &begun).unwrap();
+        begin(&paths, &record);
         let whole = fs::read(draft_path(&paths)).unwrap();
         for damaged in damages(&whole) {
             fs::write(draft_path(&paths), damaged).unwrap();
@@ -309,10 +313,7 @@ mod tests {
     #[test]
     fn a_draft_counts_also_where_its_record_is_mended() {
         let (_folder, paths, record) = sandbox();
-        save(&paths, &record).unwrap();
-        let mut begun = record.clone();
-        begun.memory_mb += 1;
-        save_draft(&paths, &begun).unwrap();
+        let begun = begin(&paths, &record);
         fs::write(record_path(&paths), b"{").unwrap();
         assert_eq!(load(&paths, &record.id).unwrap(), Some(begun));
     }

@@ -322,15 +322,16 @@ fn an_unreadable_record_is_left_for_an_operator_and_reported() {
     newer.as_object_mut().unwrap().remove("checksum");
     newer["form"] = serde_json::json!(99);
     fs::write(record_file::record_path(&own), newer.to_string()).unwrap();
-    let (other, _) = host.leave(SandboxState::Ready);
+    let (other, named_in_draft) = host.leave(SandboxState::Restoring);
     let damaged = host.paths.sandbox(&other.id);
+    record_file::save_draft(&damaged, &other).unwrap();
     for path in [record_file::record_path(&damaged), record_file::copy_path(&damaged)] {
         fs::write(path, b"{ damaged").unwrap();
     }
 
     let left = host.settle();
 
-    assert!(left.sandboxes.is_empty() && sleeper.is_running());
+    assert!(left.sandboxes.is_empty() && sleeper.is_running() && named_in_draft.is_running());
     assert!(left.unreadable[record.id.as_str()].contains("newer agent"));
     assert!(left.unreadable[other.id.as_str()].contains("restore one from a backup"));
     for own in [own, damaged] {
