@@ -252,8 +252,9 @@ def qemu_command(image, console):
     arguments = ["console=ttyS0", "quiet", "panic=-1", "mitigations=off", "nokaslr", "no_timer_check", "random.trust_cpu=on", "tsc=reliable",
                  # Translated code is kept by its address: at random ones each process would be translated anew.
                  "norandmaps",
-                 # Emulation now and then loses a processor for good: better an end that says so than a silence.
-                 "watchdog_thresh=30", "softlockup_panic=1", "softlockup_all_cpu_backtrace=1",
+                 # Emulation now and then loses a processor for good, or a kernel's thread with the locks it holds: better an end
+                 # that says so than a silence.
+                 "oops=panic", "watchdog_thresh=30", "softlockup_panic=1", "softlockup_all_cpu_backtrace=1",
                  "sandpiper.run=" + RUN, "sandpiper.modules=" + os.path.realpath(image + "/modules")]
     # Without ERMS kernels clear pages by words: in emulation its `rep stosb` goes byte by byte, 0.3 s for a huge page.
     return ["qemu-system-x86_64", "-name", "sandpiper-nested", "-M", "q35,memory-backend=memory", "-accel", "tcg,thread=multi",

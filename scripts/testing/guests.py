@@ -23,6 +23,8 @@ MINUTES = 90
 SECOND_RUNS = 3
 # Of a run that has a deadline, what the end-to-end tests leave to the steps that come after them.
 MINUTES_AFTER = 15
+# What they may take of those, should a test wait for long: the run ends with its report all the same.
+MINUTES_LATE = 10
 # The status of scripts/host for a nested host that died while the command ran.
 DIED = 125
 # The test at the end of each module: the host holds what it held before.
@@ -40,8 +42,9 @@ def run(job, program, text):
     for attempt in range(1, ATTEMPTS + 1):
         if not open_tests:
             return
-        options = [*bound(job), *(["--second-runs", str(SECOND_RUNS)] if nested else []), "--exact"]
-        status, lines = job.run(["scripts/host", "--", program, *options, *open_tests], MINUTES, SHOWN)
+        within, minutes = bound(job)
+        options = [*within, *(["--second-runs", str(SECOND_RUNS)] if nested else []), "--exact"]
+        status, lines = job.run(["scripts/host", "--", program, *options, *open_tests], minutes, SHOWN)
         outcome = from_lines(lines)
         ended = {found["name"] for line in lines if (found := TEST_LINE.match(line))}
         open_tests = [name for name in open_tests if name not in ended]
@@ -65,10 +68,11 @@ def run(job, program, text):
 
 
 def bound(job):
-    """The option by which the tests leave out those that there is no time for."""
+    """The option by which the tests leave out those that there is no time for, and the minutes after which all are ended."""
     if not job.deadline:
-        return []
-    return ["--minutes", "%d" % max(0, (job.deadline - time.monotonic()) / 60 - MINUTES_AFTER)]
+        return [], MINUTES
+    minutes = max(0, (job.deadline - time.monotonic()) / 60 - MINUTES_AFTER)
+    return ["--minutes", "%d" % minutes], minutes + MINUTES_LATE
 
 
 def names(listing):

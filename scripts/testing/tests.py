@@ -163,6 +163,11 @@ class EmulatorFaults(unittest.TestCase):
         self.assertIn("breakpoint", guests.known_fault(console % "66"))
         self.assertIsNone(guests.known_fault(console % "cc"))
 
+    def test_flags_are_known_only_where_no_processor_has_them(self):
+        console = "Oops: Oops: 0000 [#1] PREEMPT SMP NOPTI\nRIP: 0010:fuse_perform_write+0xbe/0x880\nRSP: 0018:ffffc90000497900 EFLAGS: %s\n"
+        self.assertIn("flags", guests.known_fault(console % "5ff89613"))
+        self.assertIsNone(guests.known_fault(console % "00010613"))
+
     def test_every_line_of_the_list_has_a_name_and_a_pattern(self):
         with open(os.path.dirname(os.path.realpath(__file__)) + "/emulator-faults.txt") as file:
             for line in file:
