@@ -460,6 +460,9 @@ impl Supervisor {
     async fn next_command(&mut self) -> Result<Command, Transition> {
         let leave = self.context.leave.clone();
         loop {
+            if let Some(cause) = self.postpone_waiting() {
+                return Err(Transition::Delete(cause));
+            }
             if let Some(command) = self.postponed.pop_front() {
                 return Ok(command);
             }

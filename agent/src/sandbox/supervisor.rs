@@ -127,6 +127,18 @@ impl Supervisor {
         None
     }
 
+    /// Puts off what waits to be heard, so that all of it is done in one order: a policy first, whatever came before it. The
+    /// cause when a delete is among it.
+    pub(crate) fn postpone_waiting(&mut self) -> Option<DeleteCause> {
+        while self.postponed.len() < POSTPONED {
+            let command = self.commands.try_recv().ok()?;
+            if let Some(cause) = self.postpone(command) {
+                return Some(cause);
+            }
+        }
+        None
+    }
+
     /// Changes the record: on disk first, then for everybody to see.
     pub(crate) async fn change(&mut self, change: impl FnOnce(&mut Record)) -> io::Result<()> {
         self.change_by(record_file::save, change).await
