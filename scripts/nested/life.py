@@ -256,6 +256,7 @@ def qemu_command(image, console):
                  # that says so than a silence.
                  "oops=panic", "watchdog_thresh=30", "softlockup_panic=1", "softlockup_all_cpu_backtrace=1",
                  "sandpiper.run=" + RUN, "sandpiper.modules=" + os.path.realpath(image + "/modules")]
+    # When the room for translated code is full, all of it is translated anew: 2 GiB are the most that QEMU takes.
     # Without ERMS kernels clear pages by words: in emulation its `rep stosb` goes byte by byte, 0.3 s for a huge page.
     return ["qemu-system-x86_64", "-name", "sandpiper-nested", "-M", "q35,memory-backend=memory", "-accel", "tcg,thread=multi,tb-size=2048",
             "-cpu", "max,+svm,+npt,-erms", "-smp", str(cpus), "-m", str(memory),
