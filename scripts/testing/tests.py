@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import types
 import unittest
 from unittest import mock
 import unittest.mock
@@ -172,6 +173,19 @@ class EmulatorFaults(unittest.TestCase):
         with open(os.path.dirname(os.path.realpath(__file__)) + "/emulator-faults.txt") as file:
             for line in file:
                 self.assertTrue(line.startswith("#") or ": " in line, line)
+
+
+class Bounds(unittest.TestCase):
+    def test_without_a_deadline_no_test_is_left_out(self):
+        self.assertEqual(guests.bound(types.SimpleNamespace(deadline=None)), ([], guests.MINUTES))
+
+    def test_whatever_a_test_waits_for_they_end_before_the_runs_deadline(self):
+        for left in (78, 20, 1, -5):
+            (_, within), minutes = guests.bound(types.SimpleNamespace(deadline=time.monotonic() + left * 60))
+            # A moment has passed since: the last minute is not whole any more.
+            self.assertEqual(int(within), max(0, left - guests.MINUTES_AFTER - 1))
+            self.assertLessEqual(minutes, max(left - guests.MINUTES_AFTER, 0) + guests.MINUTES_LATE)
+        self.assertLess(guests.MINUTES_LATE, guests.MINUTES_AFTER)
 
 
 class Listing(unittest.TestCase):
