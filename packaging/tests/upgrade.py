@@ -101,7 +101,10 @@ class Container:
         """dpkg -i, as a script would; until the API has the agent."""
         shutil.copy(package, self.root + "/root/package.deb")
         self.run("dpkg", "-i", "/root/package.deb")
-        self.wait("agent and API respond", lambda: '"up"' in self.run("curl", "-s", URL + "/healthz", check=False))
+        self.wait("agent and API respond", self.responds)
+
+    def responds(self):
+        return '"up"' in self.run("curl", "-s", URL + "/healthz", check=False)
 
     def main_pid(self, unit):
         return self.run("systemctl", "show", "--property=MainPID", "--value", unit).strip()
@@ -204,9 +207,12 @@ class Upgrade(unittest.TestCase):
         self.assertGreater(int(self.sh(restored, "cat beat")), 0)
         self.sandpiper("rm", restored, paused)
 
-        # An agent that is killed is started again by systemd, and finds the sandbox too.
+        # An agent that is killed is started again by systemd, and finds the sandbox too. The API says for a moment that the one
+        # before is up.
+        killed = machine.main_pid(AGENT)
         machine.run("systemctl", "kill", "--signal=KILL", AGENT)
-        machine.wait("the agent is back", lambda: '"up"' in machine.run("curl", "-s", URL + "/healthz", check=False))
+        machine.wait("another agent is started", lambda: machine.main_pid(AGENT) not in ("0", killed))
+        machine.wait("the agent is back", machine.responds)
         self.assertEqual(self.beats(running)[0], boot)
 
         machine.run("dpkg", "--remove", "sandpiper")
