@@ -38,7 +38,7 @@ use tokio::sync::watch;
 
 use super::location::DatabaseLocation;
 use super::writes::Writes;
-use super::{Statement, StoreError};
+use super::{Statement, StoreError, sqlite_log};
 
 /// Connections for reading.
 const READERS: u32 = 8;
@@ -104,6 +104,7 @@ impl Database {
                     pool(connections, settings).min_connections(1).idle_timeout(None).max_lifetime(None)
                 };
                 let writer = pool(1, SQLITE_WRITER).connect_with(sqlite_options(path, "rw")?).await?;
+                sqlite_log::lengthen(&writer, path).await?;
                 let reader = pool(READERS, SQLITE_READER).connect_with(sqlite_options(path, "ro")?).await?;
                 Ok(Self {
                     kind: Kind::Sqlite,

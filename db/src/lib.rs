@@ -18,6 +18,7 @@ pub mod reseal;
 pub mod schema;
 pub mod secrets;
 pub mod sole;
+pub mod sqlite_log;
 pub mod statement;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;

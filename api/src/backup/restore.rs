@@ -6,7 +6,7 @@ use std::io::{self, ErrorKind};
 use std::os::unix::fs::{OpenOptionsExt, chown, fchown};
 use std::path::{Path, PathBuf};
 
-use sandpiper_db::{DatabaseLocation, private_files, schema};
+use sandpiper_db::{DatabaseLocation, private_files, schema, sqlite_log};
 use sandpiper_durable as durable;
 
 use super::{BackupError, Entry, FORMAT_VERSION, Kind, MANIFEST, Manifest, Name, key_files};
@@ -47,7 +47,8 @@ pub fn restore(config: &Config, folder: &Path, owner: Option<Owner>) -> Result<M
         if is_in_the_way(file)? {
             return Err(BackupError::Occupied { path: file.to.clone() });
         }
-        let log = log_of(&file.to);
+        // SQLite would take it for the end of the database.
+        let log = sqlite_log::path_of(&file.to);
         if !file.is_key && log.symlink_metadata().is_ok() {
             return Err(BackupError::Occupied { path: log });
         }
@@ -127,13 +128,6 @@ fn is_in_the_way(file: &Placed) -> Result<bool, BackupError> {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
         Err(error) => Err(BackupError::io("look at", &file.to)(error)),
     }
-}
-
-/// What SQLite would take for the end of the database at `path`, were it there.
-fn log_of(path: &Path) -> PathBuf {
-    let mut log = OsString::from(path);
-    log.push("-wal");
-    PathBuf::from(log)
 }
 
 /// Copies a file to where there is none, whole and durable.
