@@ -44,6 +44,7 @@ use kvm_bindings::CpuId;
 use kvm_ioctls::VmFd;
 use sandpiper_protocol::error_chain;
 use sandpiper_protocol::vmm::{ExitReason, MachineConfig};
+use vmm_sys_util::eventfd::EventFd;
 
 use self::build::Attached;
 use self::extra_disks::ExtraDisk;
@@ -69,6 +70,8 @@ pub struct Machine {
     console: Option<Arc<Console>>,
     /// What its memory was before it wrote to it.
     image: Image,
+    /// KVM waits for other work to end before it takes a line out of the machine, as it does when the line is closed.
+    _generation_line: EventFd,
     /// The memory layer of the next snapshot, and its name.
     begun: Option<(Begun, Option<String>)>,
     /// Name of the layer in which all memory was last written down, since which it is noted what is written.
@@ -124,6 +127,7 @@ impl Machine {
             buses: Arc::new(attached.buses),
             console: attached.console,
             image,
+            _generation_line: prepared.generation_line,
             begun: None,
             written_in: None,
             touched: None,
