@@ -5,8 +5,9 @@
 //! | `draft.json` | of what a power cut undoes with the machine: the first of a sandbox that nobody was told of, of a start, of a pause |
 //! | `record.json` | from then on: durable with its folder, at every other change |
 //! | `record.copy.json` | the same once more, for a disk that gives back something else than was written |
+//! | `record.next.json` | the record that is to take its place, written ahead; it does when it is ended, and is renamed then |
 //!
-//! A draft is not synced, and counts as long as the record is the one that it follows, or there is none.
+//! A draft is not synced. Draft and next record count as long as the record is the one that they follow, or there is none.
 //!
 //! Each carries a checksum, so that what is torn or changed is never taken for a record. A draft means nothing then; a record is
 //! mended from its copy; and where that is of no use either, the sandbox is left as it is, and said to be so until an operator has
@@ -24,7 +25,7 @@ use sha2::{Digest, Sha256};
 
 use super::record::{FORMAT_VERSION, OLDEST_VERSION, Record};
 
-/// Of a draft: [`digest`] of the record that it follows.
+/// Of a draft, and of a record that was the next: [`digest`] of the record that it follows.
 const FOLLOWS: &str = "follows";
 
 /// Why a record cannot be used.
@@ -56,6 +57,11 @@ pub(crate) fn copy_path(paths: &MachinePaths) -> PathBuf {
     paths.file("record.copy.json")
 }
 
+/// Where the next record is until it takes the place of the record.
+pub(crate) fn next_path(paths: &MachinePaths) -> PathBuf {
+    paths.file("record.next.json")
+}
+
 /// Where the draft of a record is.
 pub(crate) fn draft_path(paths: &MachinePaths) -> PathBuf {
     paths.file("draft.json")
@@ -73,24 +79,23 @@ pub(crate) fn save(paths: &MachinePaths, record: &Record) -> io::Result<()> {
     Ok(())
 }
 
-/// Writes the first record of a sandbox, of which there is a draft, as [`save`] does: all but what makes it the record, which
-/// [`put_in_place`] does. Until then the draft is what counts. Blocks.
+/// Writes a record ahead: [`put_in_place`] makes it count, and takes less time than [`save`]. Blocks.
 ///
 /// # Errors
 /// Of the file system.
 pub(crate) fn prepare(paths: &MachinePaths, record: &Record) -> io::Result<durable::Prepared> {
-    let text = checked::encode(record)?;
-    let prepared = durable::prepare(&record_path(paths), &text)?;
-    copy(paths, &text);
-    Ok(prepared)
+    durable::prepare(&next_path(paths), &following(paths, record)?)
 }
 
 /// Blocks.
 ///
 /// # Errors
-/// Of the file system; then there is the record, or none.
+/// Of the file system; then the record is what it was, or this one.
 pub(crate) fn put_in_place(paths: &MachinePaths, prepared: durable::Prepared) -> io::Result<()> {
-    prepared.put_in_place()?;
+    prepared.end()?;
+    // Where a power cut undoes this, it is found under the name that it had.
+    std::fs::rename(next_path(paths), record_path(paths))?;
+    copy(paths, &std::fs::read(record_path(paths))?);
     remove_draft(paths);
     Ok(())
 }
@@ -108,26 +113,32 @@ fn remove_draft(paths: &MachinePaths) {
 /// # Errors
 /// Of the file system; then the record is what it was.
 pub(crate) fn save_draft(paths: &MachinePaths, record: &Record) -> io::Result<()> {
-    let mut draft = serde_json::to_value(record)?;
+    durable::write_unsynced(&draft_path(paths), &following(paths, record)?)
+}
+
+/// The text of a record that follows the one that is there.
+fn following(paths: &MachinePaths, record: &Record) -> io::Result<Vec<u8>> {
+    let mut value = serde_json::to_value(record)?;
     match std::fs::read(record_path(paths)) {
-        Ok(text) => draft[FOLLOWS] = digest(&text).into(),
+        Ok(text) => value[FOLLOWS] = digest(&text).into(),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(error),
     }
-    durable::write_unsynced(&draft_path(paths), &checked::encode(&draft)?)
+    Ok(checked::encode(&value)?)
 }
 
 /// The record of the sandbox `id`, mended if need be; none where there is at most a draft that came to nothing. Blocks.
 pub(crate) fn load(paths: &MachinePaths, id: &str) -> Result<Option<Record>, LoadError> {
     let saved = load_saved(paths, id)?;
-    let drafted = load_draft(paths, id, saved.as_ref().map(|(_, text)| digest(text)))?;
+    let drafted = load_draft(paths, id, saved.as_ref().map(|(_, text)| text.as_slice()))?;
     Ok(drafted.or(saved.map(|(record, _)| record)))
 }
 
 /// The record that was saved last, and its text.
 fn load_saved(paths: &MachinePaths, id: &str) -> Result<Option<(Record, Vec<u8>)>, LoadError> {
     let path = record_path(paths);
-    let Some(text) = read(&path)? else { return Ok(None) };
+    let before = read(&path)?;
+    let Some(text) = put_next_in_place(paths, before.as_deref())?.or(before) else { return Ok(None) };
     let copied = read(&copy_path(paths))?;
     match decode(&path, &text, id) {
         Err(damaged @ LoadError::Damaged { .. }) => {
@@ -147,16 +158,27 @@ fn load_saved(paths: &MachinePaths, id: &str) -> Result<Option<(Record, Vec<u8>)
     }
 }
 
-/// The draft that follows the record of this digest, or none.
-fn load_draft(paths: &MachinePaths, id: &str, follows: Option<String>) -> Result<Option<Record>, LoadError> {
+/// The text of the next record, if it has been ended and follows the one of this text; it is the record then.
+fn put_next_in_place(paths: &MachinePaths, before: Option<&[u8]>) -> Result<Option<Vec<u8>>, LoadError> {
+    let (path, record) = (next_path(paths), record_path(paths));
+    let Some(text) = read(&path)?.filter(|text| follows(text, before).is_some()) else { return Ok(None) };
+    let renamed = std::fs::rename(&path, &record).and_then(|()| durable::sync_parent(&record));
+    renamed.map_err(|source| LoadError::Read { path, source })?;
+    Ok(Some(text))
+}
+
+/// The draft that follows the record of this text, or none.
+fn load_draft(paths: &MachinePaths, id: &str, saved: Option<&[u8]>) -> Result<Option<Record>, LoadError> {
     let path = draft_path(paths);
-    let Some(text) = read(&path)? else { return Ok(None) };
-    let Ok(mut draft) = checked::verify(&text) else { return Ok(None) };
-    let followed = draft.as_object_mut().and_then(|fields| fields.remove(FOLLOWS));
-    if followed != follows.map(Value::from) {
-        return Ok(None);
-    }
-    Ok(decode_value(&path, draft, id).ok())
+    let draft = read(&path)?.and_then(|text| follows(&text, saved));
+    Ok(draft.and_then(|draft| decode_value(&path, draft, id).ok()))
+}
+
+/// What a text says, if it is as it was written and follows the record of this text, or none.
+fn follows(text: &[u8], record: Option<&[u8]>) -> Option<Value> {
+    let mut value = checked::verify(text).ok()?;
+    let followed = value.as_object_mut().and_then(|fields| fields.remove(FOLLOWS));
+    (followed == record.map(|text| digest(text).into())).then_some(value)
 }
 
 /// Writes the copy. Without one the record is as good as before; an old one might take its place, and must not.
@@ -258,13 +280,47 @@ mod tests {
         let draft = record.clone();
         record.memory_mb += 1;
 
+        drop(prepare(&paths, &record).unwrap());
+        assert_eq!(load(&paths, &record.id).unwrap().as_ref(), Some(&draft));
         let prepared = prepare(&paths, &record).unwrap();
         assert_eq!(load(&paths, &record.id).unwrap(), Some(draft));
 
         put_in_place(&paths, prepared).unwrap();
         assert_eq!(load(&paths, &record.id).unwrap().as_ref(), Some(&record));
         assert_eq!(fs::read(copy_path(&paths)).unwrap(), fs::read(record_path(&paths)).unwrap());
-        assert!(!draft_path(&paths).exists());
+        assert!(!draft_path(&paths).exists() && !next_path(&paths).exists());
+    }
+
+    #[test]
+    fn a_record_that_was_put_in_its_place_counts_also_where_a_power_cut_undoes_its_new_name() {
+        let (_folder, paths, mut record) = sandbox();
+        for is_first in [true, false] {
+            let before = fs::read(record_path(&paths)).ok();
+            assert_eq!(before.is_none(), is_first);
+            record.memory_mb += 1;
+            save_draft(&paths, &record).unwrap();
+            record.memory_mb += 1;
+            let prepared = prepare(&paths, &record).unwrap();
+            put_in_place(&paths, prepared).unwrap();
+
+            fs::rename(record_path(&paths), next_path(&paths)).unwrap();
+            if let Some(before) = &before {
+                fs::write(record_path(&paths), before).unwrap();
+            }
+            assert_eq!(load(&paths, &record.id).unwrap().as_ref(), Some(&record));
+            assert!(record_path(&paths).exists() && !next_path(&paths).exists());
+        }
+    }
+
+    #[test]
+    fn the_next_record_counts_for_nothing_once_there_is_another() {
+        let (_folder, paths, mut record) = sandbox();
+        save(&paths, &record).unwrap();
+        let prepared = prepare(&paths, &record).unwrap();
+        record.memory_mb += 1;
+        save(&paths, &record).unwrap();
+        prepared.end().unwrap();
+        assert_eq!(load(&paths, &record.id).unwrap(), Some(record));
     }
 
     #[test]

@@ -35,7 +35,7 @@ use tracing::Instrument;
 
 use crate::launch::Running;
 use crate::sandbox::errors::{ChangeError, OperationError};
-use crate::sandbox::record::Record;
+use crate::sandbox::record_file;
 use crate::sandbox::supervisor::{Supervisor, next_command};
 
 /// How long a guest may take to quiesce its file systems: it may have much to write.
@@ -126,19 +126,7 @@ impl Supervisor {
             Err(error) => Err(error),
         };
         let stopped = match written {
-            Ok(files) => {
-                let kept = match keep {
-                    Keep::Everything => files,
-                    Keep::Disk => files.disk_only(),
-                };
-                let traffic = self.traffic(running.network.as_ref()).await;
-                let change = |record: &mut Record| {
-                    record.note_traffic(traffic);
-                    record.stop(kept, Timestamp::now());
-                };
-                let saved = self.change_interval(change).instrument(trace::step("record that it is paused")).await;
-                saved.map_err(|error| OperationError::Refused(ChangeError::Storage(error)))
-            }
+            Ok(files) => self.stop(running, files, keep).await,
             Err(error) => Err(error),
         };
         match stopped {
@@ -155,7 +143,7 @@ impl Supervisor {
         }
     }
 
-    /// Has guest and monitor write down everything, and waits until that is on stable storage. The machine is paused then.
+    /// Has guest and monitor write down everything. The machine is paused then, and nothing on stable storage yet.
     async fn write_down(
         &mut self,
         machine: &mut Machine,
@@ -179,10 +167,35 @@ impl Supervisor {
         let written = self.meanwhile(snapshot(machine, &folder, &mut files, true));
         written.instrument(trace::step("monitor")).await??;
         CrashPoint::PauseWritten.pass();
-        let synced = durable::blocking(move || files.sync(&folder).map(|()| files));
-        let synced = synced.instrument(trace::step("sync")).await;
+        Ok(files)
+    }
+
+    /// Has the record say that the sandbox is stopped, once these files of the paused machine are on stable storage. It is written
+    /// ahead, while they get there.
+    async fn stop(&mut self, running: &Running, files: Files, keep: Keep) -> Result<(), OperationError> {
+        let storage = |error| OperationError::Refused(ChangeError::Storage(error));
+        self.keep_interval().await;
+        let mut record = (*self.record()).clone();
+        record.note_traffic(self.traffic(running.network.as_ref()).await);
+        let kept = match keep {
+            Keep::Everything => files.clone(),
+            Keep::Disk => files.disk_only(),
+        };
+        record.stop(kept, Timestamp::now());
+        let paths = self.context.paths.sandbox(&record.id);
+        let folder = paths.state.clone();
+        let synced = durable::blocking(move || files.sync(&folder)).instrument(trace::step("sync"));
+        let prepared =
+            durable::blocking(move || Ok::<_, io::Error>((record_file::prepare(&paths, &record)?, paths, record)));
+        let (synced, prepared) = tokio::join!(synced, prepared.instrument(trace::step("prepare the record")));
         CrashPoint::PauseSynced.pass();
-        synced.map_err(|source| OperationError::host("sync the snapshot", source))
+        synced.map_err(|source| OperationError::host("sync the snapshot", source))?;
+        let (prepared, paths, record) = prepared.map_err(storage)?;
+        let put = durable::blocking(move || record_file::put_in_place(&paths, prepared));
+        put.instrument(trace::step("record that it is paused")).await.map_err(storage)?;
+        self.publish(record);
+        self.follow_interval();
+        Ok(())
     }
 
     /// Has machine and guest go on after a pause that did not come about, or what an earlier agent had begun.
