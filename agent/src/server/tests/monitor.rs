@@ -306,7 +306,7 @@ fn answer(request: Request, fds: Vec<OwnedFd>, shared: &Shared) -> Result<Reply,
         }
         Request::NoteTouched => Ok(Reply::TouchedNoted),
         Request::SaveWorkingSet => {
-            files.next().unwrap().write_all(b"pages").unwrap();
+            files.next().unwrap().write_all(machine.memory.as_bytes()).unwrap();
             Ok(Reply::WorkingSetSaved)
         }
         Request::Status => {

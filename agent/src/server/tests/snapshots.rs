@@ -194,6 +194,23 @@ async fn the_second_sandbox_of_a_template_starts_warm_and_leaves_nothing_either(
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_warm_snapshot_is_tried_out_as_a_sandbox_that_its_guest_was_not_before() {
+    let agent = Agent::with_machines().await;
+    let template = agent.import().await.id;
+    let (_first, _) = agent.create(create(&template)).await;
+    agent.warm().await;
+
+    let warm = &agent.sandboxes.context().warm.list()[0];
+    let path = warm.folder.join(warm.snapshot.files.working_set.as_ref().unwrap());
+    assert_eq!(
+        fs::read_to_string(path).unwrap(),
+        "booted 0 1",
+        "what the guest was told while it was noted what it touches"
+    );
+    agent.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_warm_snapshot_that_cannot_be_restored_is_thrown_away_and_the_guest_boots() {
     let agent = Agent::with_machines().await;
     let template = agent.import().await.id;

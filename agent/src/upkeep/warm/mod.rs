@@ -50,8 +50,17 @@ use crate::sandbox::ops::pause;
 use crate::sandbox::{ChangeError, Context, OperationError};
 use crate::service::{Ordered, WarmOrder};
 
-/// What a guest is called before it is anybody's.
-const NAME: &str = "sandpiper";
+/// Who a guest is told that it is, before it is anybody's.
+#[derive(Debug, Clone, Copy)]
+struct Nobody {
+    name: &'static str,
+    generation: u64,
+}
+
+/// Who it is when it is written down.
+const FIRST: Nobody = Nobody { name: "sandpiper", generation: 0 };
+/// Another, as it will be in each sandbox: a guest that is still the same has nothing to do, and what that takes would not be noted.
+const OTHER: Nobody = Nobody { name: "trial", generation: 1 };
 /// How long a guest that has just booted may take to quiesce.
 const FREEZE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Within this a guest gives back the memory that has become free (`PAGE_REPORTING_DELAY` of Linux is two seconds). Otherwise each
@@ -193,7 +202,7 @@ impl Maker<'_> {
         let paths = MachinePaths { state: draft.clone(), runtime: runtime(context, key) };
         let (template, pin) = context.templates.pin(&recipe.template.version.id).ok_or(MakeError::Gone)?;
         let source = Source::Template { template: Box::new(template), _pin: Some(Arc::new(pin)) };
-        let (files, mut running) = self.launch(&paths, source, &reservation).await?;
+        let (files, mut running) = self.launch(&paths, source, FIRST, &reservation).await?;
         let written = self.unless_unwanted(self.write_down(&mut running.machine, &paths, files)).await;
         end(context, running).await?;
         let (files, can_wait) = written?;
@@ -205,7 +214,7 @@ impl Maker<'_> {
 
         let trial = MachinePaths { state: context.warm.trial_folder(key), runtime: paths.runtime.clone() };
         let source = Source::Snapshot { folder: draft.clone(), files: files.clone(), _pin: None };
-        let (_, mut running) = self.launch(&trial, source, &reservation).await?;
+        let (_, mut running) = self.launch(&trial, source, OTHER, &reservation).await?;
         let tried = self.unless_unwanted(self.try_out(&mut running.machine, &trial, &draft, files)).await;
         end(context, running).await?;
         let files = tried?;
@@ -236,6 +245,7 @@ impl Maker<'_> {
         &self,
         paths: &MachinePaths,
         source: Source,
+        Nobody { name, generation }: Nobody,
         reservation: &Reservation,
     ) -> Result<(Files, Running), MakeError> {
         let (context, recipe) = (self.context, &self.order.recipe);
@@ -246,9 +256,9 @@ impl Maker<'_> {
             paths: paths.clone(),
             shape: snapshots::shape(recipe.cpu, recipe.memory_mb),
             disk_gib: recipe.disk_gib,
-            name: NAME.to_owned(),
+            name: name.to_owned(),
             envs: Envs::new(),
-            generation: 0,
+            generation,
             defaults: recipe.template.defaults(),
             network: Some(self.network.clone()),
             net_limits: context.allowances.network(team, launcher.net_limits()),
