@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use sandpiper_ingress::vsock;
 use sandpiper_machine::{Machine, MachineEvent, Termination, Unanswered, sanitize};
-use sandpiper_protocol::guest::{DATA_PLANE_PORT, GuestMessage, START_ENDED};
+use sandpiper_protocol::guest::{DATA_PLANE_PORT, GuestMessage, HostMessage, START_ENDED};
 use sandpiper_protocol::process::{ProcessConfig, StartRequest};
 use sandpiper_protocol::template::StartCommand;
 use sandpiper_protocol::vmm::DiskEvent;
@@ -71,6 +71,19 @@ pub(in crate::upkeep) async fn rehearse(vsock: &Path) {
         Ok(Ok(_)) => {}
         Ok(Err(error)) => tracing::debug!(%error, "the first command in a warm snapshot failed"),
         Err(_) => tracing::debug!("the first command in a warm snapshot took too long"),
+    }
+}
+
+/// Has the guest stand still and go on, as pauses and checkpoints will, as far as that goes.
+pub(super) async fn rehearse_freeze(machine: &mut Machine) {
+    let freeze = HostMessage::Freeze { processes: true, disks: true, stays: false };
+    for question in [freeze, HostMessage::Thaw] {
+        let is_answer = |message: &GuestMessage| {
+            matches!(message, GuestMessage::Frozen { .. } | GuestMessage::NotFrozen { .. } | GuestMessage::Thawed)
+        };
+        if let Err(error) = machine.ask(question, is_answer, REHEARSAL_TIMEOUT, drop).await {
+            return tracing::debug!(%error, "the guest of a warm snapshot did not stand still, or go on");
+        }
     }
 }
 

@@ -8,7 +8,7 @@
 //!
 //! The rehearsal is a shell that does nothing, run through the data plane as a client's first command will be: before the
 //! snapshot, so that the guest has the shell's files in memory; in the trial, so that what a first command touches is known.
-//! A template without a shell is none the worse.
+//! A template without a shell is none the worse. The trial also stands still once, as for a pause or a checkpoint.
 //!
 //! A version with a start command is written down once that is up, as its `ready` command says ([`guest`]): every sandbox begins
 //! with it running.
@@ -341,6 +341,7 @@ impl Maker<'_> {
         }
         machine.request(Request::NoteTouched, &[], WORKING_SET_TIMEOUT).await?;
         guest::rehearse(&paths.vsock_socket()).await;
+        guest::rehearse_freeze(machine).await;
         let name = files.new_name(Role::WorkingSet);
         let path = folder.join(&name);
         let created = durable::blocking(move || layers::create(&path, 0).map_err(io::Error::other)).await;
