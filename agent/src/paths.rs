@@ -8,8 +8,8 @@
 //!   session.revoked                  API keys whose tokens open nothing
 //!   allowances.json                  what teams may hold here
 //!   templates/<ver…>/                root.ext4, template.json
-//!   sandboxes/<sbx…>/                record.json, record.copy.json, draft.json, the files that the record names (disk-…,
-//!                                    memory-…, state-…), exit.json, monitor.log, console.log, samples-<n>, log-<sequence>
+//!   sandboxes/<sbx…>/                record.json, record.copy.json, record.next.json, draft.json, the files that the record names
+//!                                    (disk-…, memory-…, state-…), exit.json, monitor.log, console.log, samples-<n>, log-<sequence>
 //!   checkpoints/<ckp…>/              manifest.json, and the files that it names
 //!   warm/<key>/                      the same of a template's warm snapshot
 //!   builds/<ver…>/                   build.json, log: of each build that goes on or ended not long ago
