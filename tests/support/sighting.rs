@@ -61,13 +61,20 @@ fn sighting(sandbox: String) -> Option<Sighting> {
 }
 
 /// What the agent has written down in a sandbox's folder, and when that was: the draft, where it follows the record that was saved,
-/// or there is none.
+/// or there is none. A record that was written ahead and has been ended is saved.
 pub(crate) fn record_in(folder: &Path) -> Option<(Value, i64)> {
-    let saved = read(&folder.join("record.json"));
-    let digest = saved.as_ref().map(|(text, _)| hex(&Sha256::digest(text)));
-    let parse = |(text, written_ms): (Vec<u8>, i64)| Some((serde_json::from_slice::<Value>(&text).ok()?, written_ms));
-    let drafted = read(&folder.join("draft.json")).and_then(parse);
-    drafted.filter(|(draft, _)| draft["follows"].as_str() == digest.as_deref()).or_else(|| saved.and_then(parse))
+    let record = read(&folder.join("record.json"));
+    let saved = following(folder, "record.next.json", record.as_ref()).or(record);
+    let said = following(folder, "draft.json", saved.as_ref()).or(saved);
+    said.and_then(|(text, written_ms)| Some((serde_json::from_slice(&text).ok()?, written_ms)))
+}
+
+/// What this file holds, if it follows that record, or there is none.
+fn following(folder: &Path, name: &str, record: Option<&(Vec<u8>, i64)>) -> Option<(Vec<u8>, i64)> {
+    let digest = record.map(|(text, _)| hex(&Sha256::digest(text)));
+    let file = read(&folder.join(name))?;
+    let said: Value = serde_json::from_slice(&file.0).ok()?;
+    (said["follows"].as_str() == digest.as_deref()).then_some(file)
 }
 
 fn hex(bytes: &[u8]) -> String {
