@@ -35,6 +35,8 @@ crash_points! {
     StartRunning,
     /// The guest said that it is ready.
     StartGuestReady,
+    /// A record that was written ahead has been ended, and not got its name.
+    RecordEnded,
     /// The record says `ready`.
     StartReady,
 

@@ -16,6 +16,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use sandpiper_crash_points::CrashPoint;
 use sandpiper_durable as durable;
 use sandpiper_images::checked::{self, DamageError};
 use sandpiper_machine::MachinePaths;
@@ -93,6 +94,7 @@ pub(crate) fn prepare(paths: &MachinePaths, record: &Record) -> io::Result<durab
 /// Of the file system; then the record is what it was, or this one.
 pub(crate) fn put_in_place(paths: &MachinePaths, prepared: durable::Prepared) -> io::Result<()> {
     prepared.end()?;
+    CrashPoint::RecordEnded.pass();
     // Where a power cut undoes this, it is found under the name that it had.
     std::fs::rename(next_path(paths), record_path(paths))?;
     copy(paths, &std::fs::read(record_path(paths))?);

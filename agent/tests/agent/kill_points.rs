@@ -326,7 +326,7 @@ kill_points! {
     Restore in restore {
         Undone: files_made at StartFilesMade, monitor_moved at StartMonitorMoved, recorded at StartRecorded,
             running at StartRunning, guest_ready at StartGuestReady;
-        Done: ready at StartReady;
+        Done: record_ended at RecordEnded, ready at StartReady;
     }
     Fork in fork {
         Undone: drafted at CheckpointDrafted, checkpoint_files_made at CheckpointFilesMade, copied at CheckpointCopied,
@@ -335,17 +335,17 @@ kill_points! {
             source_ready at CheckpointReady, written at ForkWritten,
             files_made at StartFilesMade, monitor_moved at StartMonitorMoved, recorded at StartRecorded,
             running at StartRunning, guest_ready at StartGuestReady;
-        Done: ready at StartReady, made at ForkMade, cleaned at ForkCleaned;
+        Done: record_ended at RecordEnded, ready at StartReady, made at ForkMade, cleaned at ForkCleaned;
     }
     Pause in pause {
         Undone: recorded at PauseRecorded, frozen at PauseFrozen, files_made at PauseFilesMade,
             written at PauseWritten, synced at PauseSynced;
-        Done: stopped at PauseStopped, monitor_ended at PauseMonitorEnded;
+        Done: record_ended at RecordEnded, stopped at PauseStopped, monitor_ended at PauseMonitorEnded;
     }
     Resume in resume {
         Undone: files_made at StartFilesMade, monitor_moved at StartMonitorMoved, recorded at StartRecorded,
             running at StartRunning, guest_ready at StartGuestReady;
-        Done: ready at StartReady;
+        Done: record_ended at RecordEnded, ready at StartReady;
     }
     Checkpoint in checkpoint {
         Undone: drafted at CheckpointDrafted, files_made at CheckpointFilesMade, copied at CheckpointCopied,
