@@ -137,8 +137,10 @@ pub(crate) struct MonitorPool {
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Warm {
-    /// False: every new sandbox boots.
+    /// False: every new sandbox starts from its disk.
     pub(crate) enabled: bool,
+    /// False: one that starts from its disk boots a kernel, rather than have a guest that has booted already enter it.
+    pub(crate) bare: bool,
     /// Most that are kept; each takes about as much disk as a booted guest uses memory.
     pub(crate) max: u32,
 }
@@ -239,7 +241,7 @@ impl Default for MonitorPool {
 
 impl Default for Warm {
     fn default() -> Self {
-        Self { enabled: true, max: 16 }
+        Self { enabled: true, bare: true, max: 16 }
     }
 }
 

@@ -19,6 +19,7 @@
 //! The agent is the source of truth of what runs here. It may be killed at any moment: sandboxes go on, and the next
 //! agent takes them over by their records ([`sandbox`]).
 
+mod bare;
 mod builds;
 mod capacity;
 mod config;
@@ -260,7 +261,8 @@ fn open_context(config: Arc<Config>, paths: Paths, metrics: Metrics) -> anyhow::
     let boot_id = process::boot_id().context("Cannot read the kernel's boot id")?;
     let memory = host::memory().context("Cannot read the host's memory")?;
     let templates = Store::open(&paths.templates())?;
-    let most_warm = if config.warm.enabled { config.warm.max as usize } else { 0 };
+    let keeps_warm = config.warm.enabled || config.warm.bare;
+    let most_warm = if keeps_warm { config.warm.max as usize } else { 0 };
     let warm = Warm::open(&paths.warm(), platform(&config), most_warm, |version| templates.find_any(version))?;
     let cgroups = Cgroups::open(&agent_name(&paths)).context("Cannot look for cgroups")?;
     let allowances = Allowances::open(&paths.allowances()).context("Cannot read allowances.json")?;

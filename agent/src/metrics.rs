@@ -55,6 +55,7 @@ struct StartLabels {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelValue)]
 enum Kind {
     Cold,
+    Bare,
     Warm,
     Parked,
     Restored,
@@ -180,8 +181,9 @@ impl Metrics {
     }
 
     /// A sandbox is ready.
-    pub(crate) fn started(&self, kind: StartKind, took: Duration) {
+    pub(crate) fn started(&self, kind: StartKind, is_bare: bool, took: Duration) {
         let kind = match kind {
+            StartKind::Cold if is_bare => Kind::Bare,
             StartKind::Cold => Kind::Cold,
             StartKind::Warm => Kind::Warm,
             StartKind::Parked => Kind::Parked,

@@ -41,6 +41,8 @@ pub(crate) struct Guest {
     /// Locked while it is done, in the background.
     boot: Arc<Mutex<boot::Rest>>,
     has_users: bool,
+    /// It has no root disk yet.
+    is_bare: bool,
     /// The sandbox, and the generation, as which it was last told who it is.
     sandbox_id: String,
     generation: Option<u64>,
@@ -62,6 +64,7 @@ impl Guest {
             volumes: Volumes::new(Slots::of_guest()),
             boot: Arc::default(),
             has_users: false,
+            is_bare: boot::is_bare(),
             sandbox_id: String::new(),
             generation: None,
             resolver: None,
@@ -85,11 +88,20 @@ impl Guest {
         let (default_user, start) = (settings.default_user.clone(), init.start.clone());
         let hostname = init.hostname.clone();
         let resolver = init.network.as_ref().map(|network| network.gateway);
-        let needs_users = !self.has_users;
-        let volumes = self.volumes.clone();
+        let enters = init.root_bytes.filter(|_| std::mem::take(&mut self.is_bare));
+        if enters.is_some() {
+            // Nothing of what was written in memory is on the disk.
+            self.end_telling().await;
+            (self.resolver, self.has_users) = (None, false);
+        }
+        let needs_users = !self.has_users && !self.is_bare;
+        let (volumes, log) = (self.volumes.clone(), self.log.clone());
         let steps = timeline.clone();
         let identify = move || {
             identity::apply(&init, &time, &steps)?;
+            if let Some(bytes) = enters {
+                steps.step("enter the root disk", || identity::enter_disk(bytes, &log))?;
+            }
             if needs_users {
                 identity::ensure_users()?;
             }
@@ -98,18 +110,19 @@ impl Guest {
         };
         let woken = timeline.step_of("wake", self.keeper.wake(identify)).await;
         woken.map_err(|error| error.to_string())?;
-        self.has_users = true;
+        self.has_users |= needs_users;
         self.app.configure(settings);
         self.finish_boot();
         self.begin_telling(hostname, resolver).await;
+        let is_on_disk_since_now = enters.is_some() || !self.is_serving;
         if !self.is_serving {
             self.start_serving().map_err(|error| format!("The data plane cannot listen: {error}"))?;
             self.is_serving = true;
-            // In this boot only: a restored guest serves, and runs it, already.
-            if let Some(start) = start {
-                self.end_telling().await;
-                self.run_start_command(&start).await;
-            }
+        }
+        // In this boot only: a guest that is restored from it runs it already.
+        if let Some(start) = start.filter(|_| is_on_disk_since_now) {
+            self.end_telling().await;
+            self.run_start_command(&start).await;
         }
         self.generation = generation;
         Ok(())
@@ -210,7 +223,12 @@ impl Handler for Guest {
         match self.become_what_is_wanted(init, time, &timeline).await {
             Ok(()) => {
                 let init_version = env!("CARGO_PKG_VERSION").to_owned();
-                GuestMessage::Ready { init_version, steps: timeline.steps(), captures_output: true }
+                GuestMessage::Ready {
+                    init_version,
+                    steps: timeline.steps(),
+                    captures_output: true,
+                    is_bare: self.is_bare,
+                }
             }
             Err(message) => GuestMessage::Failed { message: shortened(message) },
         }

@@ -10,6 +10,7 @@ use sandpiper_protocol::guest::{GENERATION_FILE, Init};
 
 use crate::boot;
 use crate::clock::HostTime;
+use crate::log::Log;
 use crate::network::{self, NetworkError};
 use crate::timeline::Timeline;
 use crate::volumes::VolumeError;
@@ -33,6 +34,8 @@ pub(crate) enum IdentityError {
     Network(NetworkError),
     #[error("The sandbox's id and generation cannot be written beside {GENERATION_FILE}: {0}")]
     Generation(io::Error),
+    #[error("The root disk cannot be entered: {0}")]
+    Root(io::Error),
     #[error("The users of the sandbox cannot be set up: {0}")]
     Users(io::Error),
     #[error("{0}")]
@@ -52,6 +55,14 @@ pub(crate) fn apply(init: &Init, time: &HostTime, timeline: &Timeline) -> Result
 /// Tells programs which generation this is. It comes last: who sees it change finds all else changed.
 pub(crate) fn announce(init: &Init) -> Result<(), IdentityError> {
     write_generation(Path::new(GENERATION_FILE), init).map_err(IdentityError::Generation)
+}
+
+/// Enters the root disk, as a guest that has waited for one.
+pub(crate) fn enter_disk(bytes: u64, log: &Log) -> Result<(), IdentityError> {
+    for problem in boot::enter_disk(bytes).map_err(IdentityError::Root)? {
+        log.warn(problem);
+    }
+    Ok(())
 }
 
 /// Adds the users that every sandbox has. Only a boot needs it: a restored guest has done it.
@@ -165,6 +176,7 @@ mod tests {
             default_user: "user".into(),
             entropy: String::new(),
             generation,
+            root_bytes: None,
             network: None,
             mounts: Vec::new(),
             serves_volume: false,

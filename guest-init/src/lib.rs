@@ -42,6 +42,7 @@ mod mountinfo;
 mod net;
 mod network;
 pub mod pid1;
+mod poll;
 pub mod power;
 pub mod reap;
 pub mod serve;

@@ -17,6 +17,9 @@ const KEEP_THREADS: Duration = Duration::from_secs(3600);
 pub fn run() -> ExitCode {
     std::panic::set_hook(Box::new(|info| link::report_panic(&info.to_string())));
     log::never_block();
+    if let Err(error) = boot::leave_disk_if_wanted() {
+        link::report_panic(&format!("the disk cannot be left: {error}"));
+    }
     // Before all else: the host answers while the rest of this happens.
     let link = link::dial().ok();
     let problems = boot::prepare();

@@ -332,6 +332,9 @@ pub struct Sandbox {
     /// How the last start went: from a snapshot, or by booting.
     #[serde(default)]
     pub start: StartKind,
+    /// It was started from a bare snapshot.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_bare: bool,
     /// Bytes of this host's disk that are the sandbox's own; of a file that it shares with forks or checkpoints its share.
     #[serde(default)]
     pub retained_bytes: u64,
@@ -340,7 +343,7 @@ pub struct Sandbox {
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "snake_case")]
 pub enum StartKind {
-    /// The kernel was booted.
+    /// From its disk: the kernel was booted, or, where [`Sandbox::is_bare`], a guest entered it that had booted already.
     #[default]
     Cold,
     /// From the template's warm snapshot.

@@ -119,6 +119,13 @@ pub enum HostMessage {
     },
 }
 
+/// The environment variable by which the first process of a machine knows that it is to be **bare**: to leave the disk it was booted
+/// from, and to wait in memory for the root disk of the sandbox that it becomes. The kernel hands it on from its command line.
+pub const BARE: &str = "SANDPIPER_BARE";
+
+/// How the root file system is mounted: every clone of a machine would go on writing zeros where it has grown, and look through it.
+pub const ROOT_OPTIONS: &str = "noinit_itable,no_prefetch_block_bitmaps";
+
 /// Everything a guest must know of itself. Sent on every link; a guest applies it once in each `generation`.
 #[derive(Clone, Serialize, Deserialize)]
 pub struct Init {
@@ -134,6 +141,9 @@ pub struct Init {
     pub entropy: String,
     /// Grows with every start, resume and fork. Programs of the guest read it, and watch it, in [`GENERATION_FILE`].
     pub generation: u64,
+    /// Bytes of the root disk. A bare guest enters it, once it has this size; any other is on it since it booted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub root_bytes: Option<u64>,
     /// Without it the guest has no network but its own loopback.
     #[serde(default)]
     pub network: Option<GuestNetwork>,
@@ -209,6 +219,9 @@ pub enum GuestMessage {
         /// It does what [`Init::capture_output`] says. Those of earlier versions do not.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         captures_output: bool,
+        /// It is on no disk, and waits to be told of one. Guests of earlier versions stay on theirs.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        is_bare: bool,
     },
     /// The guest cannot be used, and why.
     Failed {

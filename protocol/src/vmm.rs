@@ -223,6 +223,10 @@ pub struct RestoreConfig {
     pub tells_touched: bool,
     /// Number of layers of each disk, in the order of [`MachineConfig::disks`].
     pub disk_layers: Vec<u32>,
+    /// Bytes of each disk, where those of the snapshot's machine have others in their place: the guest, which must not be using them,
+    /// is told. Without it they are the same disks.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub disk_sizes: Vec<u64>,
     pub disk_limits: DiskLimits,
     /// There if, and only if, the machine of the snapshot has a network device.
     pub net: Option<NetConfig>,

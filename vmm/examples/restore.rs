@@ -80,6 +80,7 @@ fn restore(memory: u32, state: &File, layer: &File, prepared: bool) -> Result<Ti
         working_set: false,
         tells_touched: false,
         disk_layers: Vec::new(),
+        disk_sizes: Vec::new(),
         disk_limits: DiskLimits::default(),
         net: None,
         console: false,

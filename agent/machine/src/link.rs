@@ -43,6 +43,8 @@ pub struct Guest {
     pub id: String,
     pub envs: Envs,
     pub generation: u64,
+    /// The size of its root disk; without it, a bare guest stays one.
+    pub root_bytes: Option<u64>,
     pub network: Option<GuestNetwork>,
     /// Mounted before it is ready.
     pub mounts: Vec<GuestMount>,
@@ -111,6 +113,7 @@ fn init(guest: &Guest) -> Init {
         default_user: DEFAULT_USER.to_owned(),
         entropy: entropy.iter().map(|byte| format!("{byte:02x}")).collect(),
         generation: guest.generation,
+        root_bytes: guest.root_bytes,
         network: guest.network.clone(),
         mounts: guest.mounts.clone(),
         serves_volume: guest.serves_volume,
@@ -239,6 +242,7 @@ mod tests {
             id: "sbx1".into(),
             envs: envs.clone(),
             generation: 3,
+            root_bytes: Some(1 << 30),
             network: None,
             mounts: Vec::new(),
             serves_volume: false,

@@ -17,6 +17,7 @@ use sandpiper_images::layers::{self, Files, Layer, LayerError, Role};
 use sandpiper_images::snapshots::Pin;
 use sandpiper_images::templates::{Pin as VersionPin, Template};
 use sandpiper_machine::MachinePaths;
+use sandpiper_protocol::guest::BARE;
 use sandpiper_protocol::vmm::{DiskConfig, DiskLimits, MachineConfig, Request, RestoreConfig, Shape};
 
 use super::LaunchError;
@@ -29,6 +30,10 @@ use crate::paths;
 pub(crate) enum Source {
     /// A template's disk, linked: booted.
     Template { template: Box<Template>, _pin: Option<Arc<VersionPin>> },
+    /// Likewise, by a guest that leaves it again: it is to be a bare one.
+    Leaving { template: Box<Template>, _pin: Option<Arc<VersionPin>> },
+    /// A template's disk, linked: entered by a bare guest, which is restored from what is in another folder.
+    Entering { template: Box<Template>, _pin: Option<Arc<VersionPin>>, folder: PathBuf, bare: Files },
     /// What is in another folder, linked: restored if there is a state among it, else booted.
     Snapshot { folder: PathBuf, files: Files, _pin: Option<Arc<Pin>> },
     /// What is in the machine's own folder already: restored if there is a state among it, unless `cold`.
@@ -52,8 +57,17 @@ pub(super) struct Parts {
 
 #[derive(Debug)]
 enum What {
-    Boot { kernel: File },
-    Restore { state: File, memory: Vec<File>, working_set: Option<File> },
+    /// `bare`: its guest leaves the disk.
+    Boot { kernel: File, bare: bool },
+    /// `enters`: the disk is another than the guest had.
+    Restore { state: File, memory: Vec<File>, working_set: Option<File>, enters: bool },
+}
+
+impl Source {
+    /// Whether the guest stays one without a disk.
+    pub(super) fn is_leaving(&self) -> bool {
+        matches!(self, Self::Leaving { .. })
+    }
 }
 
 /// Makes the files of a machine in the folders `paths`, among them a new, empty layer on top of its disk. Returns what is
@@ -68,18 +82,22 @@ pub(super) fn prepare(
     paths::create_dir(&paths.state, 0o700).map_err(failed("create the sandbox's folder"))?;
     paths::create_dir(&paths.runtime, 0o700).map_err(failed("create the sandbox's runtime folder"))?;
     let (mut files, from, cold) = match source {
-        Source::Template { template, .. } => {
+        Source::Template { template, .. } | Source::Leaving { template, .. } => {
             let mut files = Files::default();
             let disk = template.link(&paths.state, || files.new_name(Role::Disk))?;
             files.disk = disk;
             (files, &paths.state, true)
         }
+        Source::Entering { template, folder, bare, .. } => {
+            let mut files = bare.clone();
+            files.disk.clear();
+            link_memory(&files, folder, paths)?;
+            let disk = template.link(&paths.state, || files.new_name(Role::Disk))?;
+            files.disk = disk;
+            (files, folder, false)
+        }
         Source::Snapshot { folder, files, .. } => {
-            files.link_layers(folder, &paths.state)?;
-            // This restore's pages are those of the next ones, of what becomes of the machine, too.
-            if let Some(name) = &files.working_set {
-                layers::link(&folder.join(name), &paths.file(name))?;
-            }
+            link_memory(files, folder, paths)?;
             (files.clone(), folder, false)
         }
         Source::Own { files, cold } => (files.clone(), &paths.state, *cold),
@@ -89,10 +107,12 @@ pub(super) fn prepare(
             state: layers::open(&from.join(state))?,
             memory: open_all(&files.memory, &paths.state)?,
             working_set: files.working_set.as_ref().map(|name| layers::open(&from.join(name))).transpose()?,
+            enters: matches!(source, Source::Entering { .. }),
         },
         _ => {
             let kernel = File::open(&config.kernel);
-            What::Boot { kernel: kernel.map_err(failed("open the guest kernel (`kernel` in the configuration)"))? }
+            let kernel = kernel.map_err(failed("open the guest kernel (`kernel` in the configuration)"))?;
+            What::Boot { kernel, bare: source.is_leaving() }
         }
     };
     // A machine has a console, or not, from its boot on.
@@ -117,6 +137,16 @@ pub(super) fn prepare(
     let console = has_console.then(|| append(&paths.console_log())).transpose();
     let console = console.map_err(failed("create the console's log"))?;
     Ok((files, Parts { what, disk_size, disk, vsock, tap: None, console, tells_touched: false }))
+}
+
+/// Links what a machine is restored from, but for its state.
+fn link_memory(files: &Files, folder: &Path, paths: &MachinePaths) -> Result<(), LayerError> {
+    files.link_layers(folder, &paths.state)?;
+    // This restore's pages are those of the next ones, of what becomes of the machine, too.
+    match &files.working_set {
+        Some(name) => layers::link(&folder.join(name), &paths.file(name)),
+        None => Ok(()),
+    }
 }
 
 fn open_all(layers: &[Layer], folder: &Path) -> Result<Vec<File>, LayerError> {
@@ -150,12 +180,13 @@ impl Parts {
         let net = self.tap.as_ref().map(|tap| tap.config);
         let mut fds = Vec::new();
         let request = match &self.what {
-            What::Boot { kernel } => {
+            What::Boot { kernel, bare } => {
                 fds.push(kernel.as_fd());
+                let kernel_args = config.kernel_args.clone();
                 Request::Boot(MachineConfig {
                     vcpus: shape.vcpus,
                     memory_mib: shape.memory_mib,
-                    kernel_args: config.kernel_args.clone(),
+                    kernel_args: if *bare { format!("{kernel_args} {BARE}=1") } else { kernel_args },
                     disks: vec![DiskConfig {
                         serial: layers::ROOT_SERIAL.to_owned(),
                         size: self.disk_size,
@@ -167,7 +198,7 @@ impl Parts {
                     console: self.console.is_some(),
                 })
             }
-            What::Restore { state, memory, working_set } => {
+            What::Restore { state, memory, working_set, enters } => {
                 fds.push(state.as_fd());
                 fds.extend(memory.iter().map(AsFd::as_fd));
                 fds.extend(working_set.iter().map(AsFd::as_fd));
@@ -176,6 +207,7 @@ impl Parts {
                     working_set: working_set.is_some(),
                     tells_touched: self.tells_touched,
                     disk_layers: vec![layers],
+                    disk_sizes: if *enters { vec![self.disk_size] } else { Vec::new() },
                     disk_limits,
                     net,
                     console: self.console.is_some(),
@@ -292,6 +324,7 @@ mod tests {
             working_set: false,
             tells_touched: false,
             disk_layers: vec![3],
+            disk_sizes: Vec::new(),
             disk_limits,
             net: None,
             console: false,

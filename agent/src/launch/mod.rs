@@ -22,7 +22,7 @@ mod volumes;
 use std::io;
 use std::sync::{Arc, OnceLock};
 
-use sandpiper_images::layers::Files;
+use sandpiper_images::layers::{self, Files};
 use sandpiper_images::templates::GuestDefaults;
 use sandpiper_machine::control::{Control, RequestError};
 use sandpiper_machine::link::{Envs, Guest};
@@ -200,6 +200,7 @@ impl Gathered {
         write: impl FnOnce() -> io::Result<T> + Send + 'static,
     ) -> io::Result<(Running, Kit, T)> {
         let Self { order, files: _, parts, monitor, network } = self;
+        let root_bytes = (!order.source.is_leaving()).then(|| layers::disk_size(order.disk_gib));
         let Order { paths, shape, name, envs, generation, defaults, disk_limits, volumes, .. } = order;
         let (serves_volume, capture_output) = (order.serves_volume, order.capture_output);
         let folders = paths.clone();
@@ -215,6 +216,7 @@ impl Gathered {
                     id: name,
                     envs,
                     generation,
+                    root_bytes,
                     network: network_of,
                     mounts,
                     serves_volume,

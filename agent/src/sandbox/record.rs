@@ -64,6 +64,9 @@ pub(crate) struct Record {
     pub(crate) error: Option<SandboxError>,
     pub(crate) timings: StartTimings,
     pub(crate) start: StartKind,
+    /// That start was from a bare snapshot.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) is_bare: bool,
     /// Grows with every start; a guest and its forks never have the same one.
     pub(crate) generation: u64,
     pub(crate) envs: SealedEnvs,
@@ -124,6 +127,7 @@ impl Record {
             error: None,
             timings: StartTimings::default(),
             start: StartKind::default(),
+            is_bare: false,
             generation,
             envs,
             process: None,
@@ -295,6 +299,7 @@ impl Record {
             error: self.error.clone(),
             timings: self.timings,
             start: self.start,
+            is_bare: self.is_bare,
             retained_bytes,
         }
     }

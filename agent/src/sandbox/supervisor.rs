@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use sandpiper_durable as durable;
-use sandpiper_images::snapshots;
+use sandpiper_images::{layers, snapshots};
 use sandpiper_machine::console::Console;
 use sandpiper_machine::link::{Envs, Guest};
 use sandpiper_machine::process::Ended;
@@ -223,6 +223,7 @@ impl Supervisor {
             id: record.id.to_string(),
             envs,
             generation: record.generation,
+            root_bytes: Some(layers::disk_size(record.disk_gib)),
             network: launch::guest_network(network),
             mounts: volumes.mounts(),
             serves_volume: false,

@@ -216,9 +216,7 @@ impl Sandboxes {
         let creation = Creation { attempts, envs, reservation, started, within: Span::current() };
         self.tasks.spawn(supervisor.create(creation, self.forgetter(id)));
         let record = start.await.map_err(|_| StartError::ShuttingDown)??;
-        if let Some((key, recipe)) = wanted {
-            self.order_warm(WarmOrder { key, recipe });
-        }
+        wanted.into_iter().for_each(|order| self.order_warm(order));
         Ok(record)
     }
 

@@ -11,6 +11,7 @@ use sandpiper_protocol::error_chain;
 use sandpiper_protocol::ids::{CheckpointId, SandboxId};
 use sandpiper_protocol::volume::{MOST_MOUNTS, VolumeMount, check_mount_path};
 
+use crate::bare;
 use crate::capacity::Full;
 use crate::config::Limits;
 use crate::helpers;
@@ -18,6 +19,7 @@ use crate::host;
 use crate::launch::Source;
 use crate::metrics::Outcome;
 use crate::sandbox::{Attempt, Context, MAX_PORTS, StartError};
+use crate::service::WarmOrder;
 use crate::volumes::VolumeError;
 
 /// Longest time-out: a year.
@@ -69,8 +71,8 @@ pub(crate) struct Plan {
     pub(crate) defaults: GuestDefaults,
     /// What it starts from, in words.
     pub(crate) origin: String,
-    /// A warm snapshot that would have been of use, and its key.
-    pub(crate) wanted: Option<(String, Recipe)>,
+    /// Snapshots that would have been of use.
+    pub(crate) wanted: Vec<WarmOrder>,
 }
 
 /// Where the files are that a new sandbox goes on from.
@@ -156,7 +158,7 @@ fn plan_snapshot(origin: &Origin) -> Plan {
         held_slots: manifest.snapshot.held_slots.clone(),
         defaults: manifest.snapshot.defaults.clone(),
         origin: format!("a snapshot of {}", manifest.sandbox),
-        wanted: None,
+        wanted: Vec::new(),
     }
 }
 
@@ -182,19 +184,27 @@ fn plan_template(context: &Context, request: &mut CreateSandbox) -> Result<Plan,
     let CreateSandbox { cpu, memory_mb, disk_gib, .. } = *request;
     let origin = template.version.slug.clone();
     let defaults = template.defaults();
-    let source = Source::Template { template: Box::new(template.clone()), _pin: Some(Arc::new(pin)) };
+    let pin = Arc::new(pin);
+    let source = Source::Template { template: Box::new(template.clone()), _pin: Some(Arc::clone(&pin)) };
     let mut attempts = vec![Attempt::cold(source)];
-    let mut wanted = None;
-    if context.config.warm.enabled {
-        let recipe = Recipe { template, cpu, memory_mb, disk_gib };
-        // Without a kernel or a monitor there is no key; the boot says what is missing.
-        if let Ok(key) = context.warm.key(&recipe) {
-            match context.warm.find(&key) {
-                Some(warm) => attempts.insert(0, Attempt::warm(warm)),
-                None => wanted = Some((key, recipe)),
-            }
+    let mut wanted = Vec::new();
+    // Without a kernel or a monitor there is no key; the boot says what is missing.
+    let mut find = |recipe: Recipe| {
+        let key = context.warm.key(&recipe).ok()?;
+        let found = context.warm.find(&key);
+        if found.is_none() {
+            wanted.push(WarmOrder { key, recipe });
         }
-    }
+        found
+    };
+    let config = context.config.warm;
+    let recipe = Recipe { template: template.clone(), cpu, memory_mb, disk_gib };
+    let warm = Some(recipe).filter(|_| config.enabled).and_then(&mut find);
+    let quicker = warm.map(Attempt::warm).or_else(|| {
+        let recipe = bare::recipe(&context.templates, cpu, memory_mb).filter(|_| config.bare);
+        recipe.and_then(&mut find).map(|bare| Attempt::bare(bare, template, pin))
+    });
+    attempts.splice(..0, quicker);
     Ok(Plan { attempts, generation: 1, held_slots: Vec::new(), defaults, origin, wanted })
 }
 

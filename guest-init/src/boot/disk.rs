@@ -13,7 +13,7 @@ use super::Problem;
 const EXT4_IOC_RESIZE_FS: libc::Ioctl = (1 << 30) | (8 << 16) | (0x66 << 8) | 16;
 
 /// Bytes of the unit that sysfs gives the size of a block device in, whatever the device's own.
-const SECTOR: u64 = 512;
+pub(super) const SECTOR: u64 = 512;
 
 /// How far the root file system was grown.
 #[derive(Debug, Default)]

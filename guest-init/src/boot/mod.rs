@@ -4,12 +4,14 @@
 //! wait; [`Rest`] is done once the data plane responds. Nothing here is fatal: a machine that lacks, say,
 //! `/dev/mqueue` still runs programs, so what goes wrong is reported and left.
 
+mod bare;
 mod disk;
 mod limits;
 mod mounts;
 mod network;
 mod users;
 
+pub(crate) use bare::{enter_disk, is_bare, leave_disk_if_wanted};
 pub(crate) use limits::CHILD_OPEN_FILES;
 pub use users::ensure as ensure_users;
 pub(crate) use users::replace as replace_file;
@@ -23,6 +25,7 @@ pub(crate) fn prepare() -> Vec<Problem> {
     // The mode bits that files are created with are given in full; children start with the usual mask.
     nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o022));
     mounts::mount_all(&mut problems);
+    bare::await_release(&mut problems);
     network::bring_up_loopback(&mut problems);
     limits::raise_open_files(&mut problems);
     problems

@@ -219,7 +219,12 @@ mod tests {
     impl Handler for Willing {
         async fn init(&mut self, init: Init, time: HostTime, _: Timeline) -> GuestMessage {
             self.windows.push(time.window());
-            GuestMessage::Ready { init_version: init.hostname, steps: Vec::new(), captures_output: false }
+            GuestMessage::Ready {
+                init_version: init.hostname,
+                steps: Vec::new(),
+                captures_output: false,
+                is_bare: false,
+            }
         }
 
         async fn freeze(&mut self, Rest { processes, disks, stays }: Rest) -> GuestMessage {
@@ -311,6 +316,7 @@ mod tests {
             default_user: "user".into(),
             entropy: "00".repeat(32),
             generation: 1,
+            root_bytes: None,
             network: None,
             mounts: Vec::new(),
             serves_volume: false,

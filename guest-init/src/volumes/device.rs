@@ -5,21 +5,18 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use sandpiper_protocol::vmm::EXTRA_DISKS;
 
 use super::VolumeError;
+use crate::poll::within;
 
 /// For a disk to get its size. The host has it attached before it asks for a mount, so that only the interrupt is waited for.
 const SIZE_LIMIT: Duration = Duration::from_secs(10);
 
 /// For what the kernel does after the last user of a file system has gone.
 const RELEASE_LIMIT: Duration = Duration::from_millis(200);
-
-/// How often either is looked for.
-const POLL: Duration = Duration::from_millis(2);
 
 /// `_IO(0x12, 97)` of `linux/fs.h`.
 const BLKFLSBUF: libc::Ioctl = 0x1261;
@@ -82,18 +79,5 @@ impl Disk {
     /// The number that files of its file system have.
     pub(super) fn number(&self) -> io::Result<u64> {
         Ok(fs::metadata(&self.node)?.rdev())
-    }
-}
-
-fn within(limit: Duration, mut condition: impl FnMut() -> bool) -> bool {
-    let deadline = Instant::now() + limit;
-    loop {
-        if condition() {
-            return true;
-        }
-        if Instant::now() >= deadline {
-            return false;
-        }
-        thread::sleep(POLL);
     }
 }

@@ -115,6 +115,7 @@ async fn create(
         error: None,
         timings: StartTimings::default(),
         start: StartKind::Warm,
+        is_bare: false,
         retained_bytes: 0,
     };
     let session = Session { data_plane_url, access_token: "none".to_owned(), expires_at: now + timeout };

@@ -11,6 +11,7 @@ use std::fs::File;
 use linux_loader::loader::KernelLoader;
 use linux_loader::loader::bootparam::{boot_e820_entry, boot_params};
 use linux_loader::loader::elf::Elf;
+use sandpiper_protocol::guest::ROOT_OPTIONS;
 use sandpiper_protocol::vmm::MachineConfig;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
 
@@ -98,8 +99,7 @@ fn command_line(config: &MachineConfig) -> Result<String, BootError> {
     // The guest kernel keeps no slot for a serial port unless it is told to.
     line.push_str(if config.console { "console=ttyS0 8250.nr_uarts=1 loglevel=7 " } else { "quiet loglevel=0 " });
     if let Some(root) = config.disks.first() {
-        // Every clone of a machine would go on writing zeros where the file system has grown, and look through it.
-        line.push_str("root=/dev/vda rootfstype=ext4 rootflags=noinit_itable,no_prefetch_block_bitmaps ");
+        line.push_str(&format!("root=/dev/vda rootfstype=ext4 rootflags={ROOT_OPTIONS} "));
         line.push_str(if root.read_only { "ro " } else { "rw " });
     }
     line.push_str("init=/sbin/sandpiper-init ");

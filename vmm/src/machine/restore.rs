@@ -3,6 +3,7 @@
 //! Everything read here was written by a monitor, and is checked all the same: a file may be damaged, and its checksum may
 //! be somebody's who can calculate one. What does not fit is refused before the guest runs.
 
+use std::convert::Infallible;
 use std::fs::File;
 use std::sync::Arc;
 
@@ -134,6 +135,12 @@ pub fn restore(
     for (window, state) in attached.devices.windows().zip(&state.windows) {
         window.restore(state)?;
     }
+    if !config.disk_sizes.is_empty() {
+        for disk in &attached.devices.disks {
+            // The driver asks for the size anew.
+            let Ok(()) = disk.reconfigure(|_| Ok::<(), Infallible>(()));
+        }
+    }
     attached.generation_id.write_new(&prepared.memory).map_err(BuildError::from)?;
     attached.generation_id.notify();
     // As late as possible: most of it is there by now.
@@ -175,7 +182,13 @@ fn check(state: &State, config: &RestoreConfig) -> Result<MachineConfig, Restore
     if disks.iter().any(|disk| disk.size == 0) {
         return Err(RestoreError::Inconsistent { what: "a disk has no size" });
     }
-    let machine = state.config.clone().into_machine(&config.disk_layers, config.disk_limits, config.net);
+    if !config.disk_sizes.is_empty() && config.disk_sizes.len() != disks.len() {
+        return mismatch("disks", disks.len(), config.disk_sizes.len());
+    }
+    let mut machine = state.config.clone().into_machine(&config.disk_layers, config.disk_limits, config.net);
+    for (disk, size) in machine.disks.iter_mut().zip(&config.disk_sizes) {
+        disk.size = *size;
+    }
     build::check(&machine)?;
     if state.windows.len() != build::window_count(&machine, *extra_disks) {
         return Err(RestoreError::Inconsistent { what: "it has another number of devices than it says" });
@@ -285,6 +298,7 @@ mod tests {
             working_set: false,
             tells_touched: false,
             disk_layers: vec![1; state.config.disks.len()],
+            disk_sizes: Vec::new(),
             disk_limits: DiskLimits::default(),
             net: state.config.net.then_some(net),
             console: state.config.console,
@@ -310,5 +324,23 @@ mod tests {
         state.config.extra_disks = EXTRA_DISKS;
         state.windows.pop();
         assert!(matches!(error(&state), RestoreError::Inconsistent { .. }));
+    }
+
+    #[test]
+    fn a_machine_gets_disks_of_other_sizes_in_the_place_of_its_own() {
+        let (_, state) = machines().last().unwrap();
+        let theirs: Vec<_> = state.config.disks.iter().map(|disk| disk.size).collect();
+        let sizes = |config: &RestoreConfig| {
+            let machine = check(&state, config).unwrap();
+            machine.disks.iter().map(|disk| disk.size).collect::<Vec<_>>()
+        };
+        let mut config = config_for(&state);
+        assert_eq!(sizes(&config), theirs);
+
+        config.disk_sizes = theirs.iter().map(|size| size + 4096).collect();
+        assert_eq!(sizes(&config), config.disk_sizes);
+
+        config.disk_sizes.push(4096);
+        assert!(matches!(check(&state, &config), Err(RestoreError::Mismatch { what: "disks", .. })));
     }
 }

@@ -6,13 +6,12 @@ use std::time::Duration;
 use sandpiper_durable as durable;
 use sandpiper_machine::link::Envs;
 use sandpiper_network::{AttachError, Attachment, Slot};
-use sandpiper_protocol::agent::StartKind;
 use sandpiper_protocol::error_chain;
 use sandpiper_trace as trace;
 use tokio::time::Instant;
 use tracing::Instrument;
 
-use super::start::{Attempt, Begin, Failed, Start, write_record};
+use super::start::{Attempt, Begin, Failed, Start, Way, write_record};
 use crate::capacity::Reservation;
 use crate::launch::Running;
 use crate::parking::{self, Kind, Parked};
@@ -37,7 +36,7 @@ impl Supervisor {
         timeout: Duration,
     ) -> Result<Running, Failed> {
         let (asked_at_us, give_up_at) = (trace::now_us(), Instant::now() + timeout);
-        let volumes = match self.claim_volumes_in_time(StartKind::Parked, give_up_at).await {
+        let volumes = match self.claim_volumes_in_time(Way::Parked, give_up_at).await {
             Ok(volumes) => volumes,
             Err(error) => {
                 parked.end(&self.context.launcher).await;
@@ -80,7 +79,7 @@ impl Supervisor {
         };
         self.publish(record);
         let guest = self.guest(envs.clone(), running.network.as_ref(), &running.volumes);
-        let start = Start { begin: Begin::Become(guest), kind: StartKind::Parked, timeout_seconds: None, asked_at_us };
+        let start = Start { begin: Begin::Become(guest), way: Way::Parked, timeout_seconds: None, asked_at_us };
         self.see_through(running, start, give_up_at).await
     }
 }

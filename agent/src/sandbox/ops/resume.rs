@@ -14,14 +14,14 @@ use sandpiper_durable as durable;
 use sandpiper_images::layers::digest::Visits;
 use sandpiper_images::layers::{Files, merge};
 use sandpiper_machine::link::Envs;
-use sandpiper_protocol::agent::{ResumeSandbox, SandboxState, StartKind};
+use sandpiper_protocol::agent::{ResumeSandbox, SandboxState};
 use sandpiper_protocol::error_chain;
 use sandpiper_protocol::vmm::MAX_FDS;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::pause::millis;
-use super::start::Attempt;
+use super::start::{Attempt, Way};
 use crate::capacity::Reservation;
 use crate::launch::{Running, Source};
 use crate::sandbox::errors::{ChangeError, OperationError};
@@ -103,9 +103,9 @@ impl Supervisor {
         envs: &Envs,
         reservation: &Reservation,
     ) -> Result<Running, StartError> {
-        let kind = if cold { StartKind::Cold } else { StartKind::Restored };
+        let way = if cold { Way::Booted } else { Way::Restored };
         let source = Source::Own { files: self.record().files.clone(), cold };
-        let attempt = Attempt { source, kind, warm: None, timeout_seconds: seconds };
+        let attempt = Attempt { source, way, warm: None, timeout_seconds: seconds };
         let began = self.bring_up(attempt, envs, reservation, self.context.config.boot_timeout(), |record| {
             record.state = SandboxState::Restoring;
             record.generation = record.generation.saturating_add(1);

@@ -8,6 +8,7 @@ use jiff::Timestamp;
 use sandpiper_crash_points::CrashPoint;
 use sandpiper_durable as durable;
 use sandpiper_images::snapshots::WarmSnapshot;
+use sandpiper_images::templates::{Pin as VersionPin, Template};
 use sandpiper_machine::control::RequestError;
 use sandpiper_machine::link::{Envs, Guest};
 use sandpiper_machine::{Machine, MachineEvent, MachinePaths, sanitize, sanitize_to};
@@ -35,12 +36,50 @@ const GUEST_STEPS: usize = 16;
 /// How long before its guest says so a sandbox may count as ready. One that takes longer counts from when it says so.
 const FORESEEN_AT_MOST: Duration = Duration::from_millis(100);
 
-/// One way to start a sandbox.
+/// How a guest comes to be the sandbox's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::sandbox) enum Way {
+    /// Its kernel boots from the sandbox's disk.
+    Booted,
+    /// A bare guest is restored, and enters the sandbox's disk.
+    Bare,
+    /// It is restored from the template's warm snapshot.
+    Warm,
+    /// The same, ahead.
+    Parked,
+    /// It is restored from a snapshot of a sandbox.
+    Restored,
+}
+
+impl Way {
+    /// What the agent's callers are told.
+    fn kind(self) -> StartKind {
+        match self {
+            Self::Booted | Self::Bare => StartKind::Cold,
+            Self::Warm => StartKind::Warm,
+            Self::Parked => StartKind::Parked,
+            Self::Restored => StartKind::Restored,
+        }
+    }
+
+    /// What the log of the sandbox is told.
+    fn told(self) -> &'static str {
+        match self {
+            Self::Booted => "its kernel has booted",
+            Self::Bare => "a guest that had booted already has entered its disk",
+            Self::Warm => "restored from the template's warm snapshot",
+            Self::Parked => "a machine that was parked has become it",
+            Self::Restored => "restored from a snapshot",
+        }
+    }
+}
+
+/// One way to start a sandbox, and what it takes.
 #[derive(Debug, Clone)]
 pub(crate) struct Attempt {
     pub(crate) source: Source,
-    pub(crate) kind: StartKind,
-    /// Key of the warm snapshot that this is.
+    pub(in crate::sandbox) way: Way,
+    /// Key of the warm or bare snapshot that this is.
     pub(crate) warm: Option<String>,
     /// From the moment it is ready to the deadline; without it the sandbox's own time-out.
     pub(crate) timeout_seconds: Option<u64>,
@@ -48,17 +87,25 @@ pub(crate) struct Attempt {
 
 impl Attempt {
     pub(crate) fn cold(source: Source) -> Self {
-        Self { source, kind: StartKind::Cold, warm: None, timeout_seconds: None }
+        Self { source, way: Way::Booted, warm: None, timeout_seconds: None }
+    }
+
+    /// From its disk too, which a bare guest enters.
+    pub(crate) fn bare(bare: WarmSnapshot, template: Template, pin: Arc<VersionPin>) -> Self {
+        let files = bare.snapshot.files.clone().shared();
+        let source =
+            Source::Entering { template: Box::new(template), _pin: Some(pin), folder: bare.folder, bare: files };
+        Self { source, way: Way::Bare, warm: Some(bare.key), timeout_seconds: None }
     }
 
     pub(crate) fn restored(source: Source) -> Self {
-        Self { source, kind: StartKind::Restored, warm: None, timeout_seconds: None }
+        Self { source, way: Way::Restored, warm: None, timeout_seconds: None }
     }
 
     pub(crate) fn warm(warm: WarmSnapshot) -> Self {
         let files = warm.snapshot.files.clone().shared();
         let source = Source::Snapshot { folder: warm.folder, files, _pin: None };
-        Self { source, kind: StartKind::Warm, warm: Some(warm.key), timeout_seconds: None }
+        Self { source, way: Way::Warm, warm: Some(warm.key), timeout_seconds: None }
     }
 }
 
@@ -73,14 +120,14 @@ pub(super) enum Begin {
 /// What is to be seen through of a start.
 pub(super) struct Start {
     pub(super) begin: Begin,
-    pub(super) kind: StartKind,
+    pub(super) way: Way,
     pub(super) timeout_seconds: Option<u64>,
     pub(super) asked_at_us: u64,
 }
 
 /// What is written down of a start once its guest is ready.
 struct BecomesReady {
-    kind: StartKind,
+    way: Way,
     timeout_seconds: Option<u64>,
     asked_at_us: u64,
     /// What the counters of its network said when the guest got it.
@@ -134,7 +181,7 @@ impl Supervisor {
         // A warm snapshot that did not start this, whose files are not known to be bad.
         let mut suspect = None;
         while let Some(attempt) = attempts.next() {
-            let (kind, warm) = (attempt.kind, attempt.warm.clone());
+            let (way, warm) = (attempt.way, attempt.warm.clone());
             let is_last = attempts.peek().is_none();
             let timeout = self.context.config.boot_timeout();
             // A snapshot is restored in a moment or not at all.
@@ -145,7 +192,7 @@ impl Supervisor {
                     let is_bad = error.is_bad_file();
                     tracing::warn!(
                         sandbox = self.record().id.as_str(),
-                        ?kind,
+                        ?way,
                         is_bad,
                         reason,
                         "a sandbox did not start this way; trying the next"
@@ -205,14 +252,14 @@ impl Supervisor {
         timeout: Duration,
         change: impl FnOnce(&mut Record),
     ) -> Result<Running, Failed> {
-        let Attempt { source, kind, timeout_seconds, .. } = attempt;
+        let Attempt { source, way, timeout_seconds, .. } = attempt;
         let turn = self.await_turn().instrument(trace::step("turn")).await;
         let _turn = turn.map_err(|error| (error, None))?;
         let (asked_at_us, give_up_at) = (trace::now_us(), Instant::now() + timeout);
-        let volumes = self.claim_volumes_in_time(kind, give_up_at).await.map_err(|error| (error, None))?;
+        let volumes = self.claim_volumes_in_time(way, give_up_at).await.map_err(|error| (error, None))?;
         let launched = self.launch(source, envs, reservation, volumes, change).await;
         let (running, kit) = launched.map_err(|error| (error, None))?;
-        self.see_through(running, Start { begin: Begin::Start(kit), kind, timeout_seconds, asked_at_us }, give_up_at)
+        self.see_through(running, Start { begin: Begin::Start(kit), way, timeout_seconds, asked_at_us }, give_up_at)
             .await
     }
 
@@ -225,13 +272,13 @@ impl Supervisor {
         }
     }
 
-    /// Takes the sandbox's volumes for a start of this kind, unless something ends it.
+    /// Takes the sandbox's volumes for a start by this way, unless something ends it.
     pub(super) async fn claim_volumes_in_time(
         &mut self,
-        kind: StartKind,
+        way: Way,
         give_up_at: Instant,
     ) -> Result<Attachments, StartError> {
-        let claim = Self::claim_volumes(Arc::clone(&self.context), self.record(), kind == StartKind::Cold);
+        let claim = Self::claim_volumes(Arc::clone(&self.context), self.record(), way == Way::Booted);
         tokio::select! {
             volumes = claim => Ok(volumes?),
             error = self.interruption(give_up_at) => Err(error),
@@ -245,7 +292,7 @@ impl Supervisor {
         start: Start,
         give_up_at: Instant,
     ) -> Result<Running, Failed> {
-        let Start { begin, kind, timeout_seconds, asked_at_us } = start;
+        let Start { begin, way, timeout_seconds, asked_at_us } = start;
         running.console = self.follow_console();
         let context = Arc::clone(&self.context);
         let Running { machine, volumes, .. } = &mut running;
@@ -275,7 +322,7 @@ impl Supervisor {
             Err(error) => Err(error),
         };
         if let Err(error) = attached {
-            return Err((not_attached(error, kind), Some(running)));
+            return Err((not_attached(error, way), Some(running)));
         }
         if !running.volumes.is_empty() {
             CrashPoint::VolumesAttached.pass();
@@ -287,7 +334,7 @@ impl Supervisor {
             }
         }
         let base = running.network.as_ref().map(Attachment::base);
-        let becomes_ready = BecomesReady { kind, timeout_seconds, asked_at_us, base };
+        let becomes_ready = BecomesReady { way, timeout_seconds, asked_at_us, base };
         let foreseen = self.foresee(&becomes_ready).instrument(trace::step("prepare the record"));
         let ready = self.await_ready(&mut running.machine, timings, give_up_at).instrument(trace::step("guest"));
         let (ready, foreseen) = tokio::join!(ready, foreseen);
@@ -378,7 +425,7 @@ impl Supervisor {
                 error = self.interruption(give_up_at) => return Err(error),
             };
             match event {
-                MachineEvent::Guest(GuestMessage::Ready { init_version, steps, captures_output }) => {
+                MachineEvent::Guest(GuestMessage::Ready { init_version, steps, captures_output, .. }) => {
                     let now_us = trace::now_us();
                     tell_steps(&timings, steps, now_us);
                     self.log.host(format!("the guest's init is {}", sanitize(&init_version)));
@@ -443,7 +490,7 @@ impl Supervisor {
     /// waits for less then.
     fn foresee(&self, becomes_ready: &BecomesReady) -> impl Future<Output = io::Result<Option<Foreseen>>> + use<> {
         let (before, at) = (self.record(), Instant::now());
-        let record = (becomes_ready.kind != StartKind::Cold).then(|| {
+        let record = (becomes_ready.way != Way::Booted).then(|| {
             let mut record = (*before).clone();
             becomes_ready.note(&mut record, Timestamp::now());
             record
@@ -468,7 +515,7 @@ impl Supervisor {
         (now_us, timings): (u64, Timings),
     ) -> io::Result<()> {
         CrashPoint::StartGuestReady.pass();
-        let BecomesReady { kind, asked_at_us, .. } = becomes_ready;
+        let BecomesReady { way, asked_at_us, .. } = becomes_ready;
         let since = |step: u64| if step == 0 { 0 } else { step.saturating_sub(asked_at_us) };
         let note_timings = |record: &mut Record| {
             record.timings.first_instruction_us = since(timings.first_instruction_us);
@@ -489,7 +536,7 @@ impl Supervisor {
                 let change = self.change_interval(|record| {
                     becomes_ready.note(record, Timestamp::now());
                     note_timings(record);
-                    if kind == StartKind::Cold {
+                    if way == Way::Booted {
                         record.held_slots.clear();
                         record.files.memory.clear();
                         record.files.working_set = None;
@@ -500,7 +547,12 @@ impl Supervisor {
             }
         }
         CrashPoint::StartReady.pass();
-        self.context.metrics.started(kind, Duration::from_micros(now_us.saturating_sub(asked_at_us)));
+        self.log.host(way.told());
+        self.context.metrics.started(
+            way.kind(),
+            way == Way::Bare,
+            Duration::from_micros(now_us.saturating_sub(asked_at_us)),
+        );
         Ok(())
     }
 }
@@ -510,7 +562,8 @@ impl BecomesReady {
     fn note(&self, record: &mut Record, now: Timestamp) {
         record.begin_interval(now, self.base);
         record.state = SandboxState::Ready;
-        record.start = self.kind;
+        record.start = self.way.kind();
+        record.is_bare = self.way == Way::Bare;
         record.started_at = Some(now);
         record.stopped_at = None;
         record.error = None;
@@ -522,10 +575,10 @@ impl BecomesReady {
 
 /// Why a machine that was just started has no volumes. One that an older monitor wrote down may have no slots for them, and gets
 /// them by a boot.
-fn not_attached(error: VolumeError, kind: StartKind) -> StartError {
+fn not_attached(error: VolumeError, way: Way) -> StartError {
     match error {
         VolumeError::Monitor(RequestError::Refused(fault))
-            if kind != StartKind::Cold && fault.code == FaultCode::InvalidState =>
+            if way != Way::Booted && fault.code == FaultCode::InvalidState =>
         {
             StartError::BadSnapshot(sanitize(&fault.message))
         }

@@ -23,7 +23,8 @@ use nix::unistd::Pid;
 use sandpiper_images::templates::GuestDefaults;
 use sandpiper_protocol::connect;
 use sandpiper_protocol::guest::{
-    DAMAGED_VOLUME, GuestMessage, GuestMount, HostMessage, Init, LINK_PORT, OutputLine, OutputStream, REFUSED_MOUNT,
+    BARE, DAMAGED_VOLUME, GuestMessage, GuestMount, HostMessage, Init, LINK_PORT, OutputLine, OutputStream,
+    REFUSED_MOUNT,
 };
 use sandpiper_protocol::vmm::{
     self, DiskEvent, DiskFailure, DiskLimits, EXTRA_DISKS, Event, Fault, FaultCode, MachineState, MonitorMessage,
@@ -144,6 +145,13 @@ struct Machine {
     generation: Option<u64>,
 }
 
+impl Machine {
+    /// Whether its guest waits for a disk.
+    fn is_bare(&self) -> bool {
+        self.memory.starts_with("bare") && !self.memory.contains(" on ")
+    }
+}
+
 type Shared = Arc<Mutex<Machine>>;
 
 #[test]
@@ -233,7 +241,7 @@ fn answer(request: Request, fds: Vec<OwnedFd>, shared: &Shared) -> Result<Reply,
         Request::Boot(config) => {
             note_limits(&config.disk_limits);
             assert_eq!(files.len(), 2 + config.disks[0].layers as usize);
-            machine.memory = "booted".into();
+            machine.memory = if config.kernel_args.contains(BARE) { "bare" } else { "booted" }.into();
             let mut files = files.skip(config.disks[0].layers as usize);
             run(&mut machine, shared, files.next().unwrap(), files.next().unwrap());
             Ok(Reply::Booted(Timings::default()))
@@ -248,6 +256,7 @@ fn answer(request: Request, fds: Vec<OwnedFd>, shared: &Shared) -> Result<Reply,
             let others = 1 + config.memory_layers + u32::from(config.working_set) + config.disk_layers[0] + 1;
             assert_eq!(files.len(), others as usize);
             files.next().unwrap().read_to_string(&mut machine.memory).unwrap();
+            assert_eq!(config.disk_sizes.len(), usize::from(machine.is_bare()));
             machine.is_restored = true;
             let mut files = files.skip(others as usize - 3);
             run(&mut machine, shared, files.next().unwrap(), files.next().unwrap());
@@ -505,6 +514,9 @@ fn live(shared: &Shared) {
                 }
                 note_defaults(&init);
                 let mut machine = shared.lock().unwrap();
+                if let Some(bytes) = init.root_bytes.filter(|_| machine.is_bare()) {
+                    machine.memory += &format!(" on {} GiB", bytes >> 30);
+                }
                 let words = format!("{} {}", init.sandbox_id, machine.memory);
                 // A guest of nobody's has nothing to write.
                 if init.generation < u64::MAX {
@@ -522,7 +534,8 @@ fn live(shared: &Shared) {
                         if (init.capture_output && captures_output) || behaves("output-unasked") {
                             output = Some(said_by(&init));
                         }
-                        GuestMessage::Ready { init_version: "test".into(), steps: Vec::new(), captures_output }
+                        let is_bare = machine.is_bare() && !behaves("old-init");
+                        GuestMessage::Ready { init_version: "test".into(), steps: Vec::new(), captures_output, is_bare }
                     }
                     Err(message) => GuestMessage::Failed { message },
                 }

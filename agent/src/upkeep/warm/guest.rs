@@ -28,11 +28,12 @@ const READY_PAUSE: Duration = Duration::from_millis(200);
 /// How much of what it printed last is told.
 const MAX_OUTPUT: usize = 2048;
 
-pub(in crate::upkeep) async fn await_ready(machine: &mut Machine, timeout: Duration) -> Result<(), MakeError> {
+/// Waits for the guest to be ready. True if it is on no disk.
+pub(in crate::upkeep) async fn await_ready(machine: &mut Machine, timeout: Duration) -> Result<bool, MakeError> {
     let give_up_at = Instant::now() + timeout;
     loop {
         match timeout_at(give_up_at, machine.next()).await.map_err(|_| MakeError::NotReady(timeout))? {
-            MachineEvent::Guest(GuestMessage::Ready { .. }) => return Ok(()),
+            MachineEvent::Guest(GuestMessage::Ready { is_bare, .. }) => return Ok(is_bare),
             event => goes_on(event)?,
         }
     }

@@ -13,6 +13,8 @@
 //! A version with a start command is written down once that is up, as its `ready` command says ([`guest`]): every sandbox begins
 //! with it running.
 //!
+//! A bare snapshot ([`crate::bare`]) is made in the same way, but that its guest leaves the disk, and in the trial enters it.
+//!
 //! The machines for it are no sandboxes: they have no record and no name, their guest knows no secret, and nothing reaches
 //! them. They hold memory of the host, and are not started while that is short. An agent that starts kills those of its
 //! predecessor like every monitor that no record names.
@@ -43,6 +45,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
+use crate::bare;
 use crate::capacity::Reservation;
 use crate::host;
 use crate::launch::{self, Attachments, LaunchError, Running, Source};
@@ -106,6 +109,12 @@ pub(crate) enum MakeError {
     Snapshot(#[source] ChangeError),
     #[error("The guest was not ready within {} seconds", .0.as_secs())]
     NotReady(Duration),
+    #[error(
+        "The guest does not leave its disk: its init is older than this agent; import the template `volume-helper` of this version"
+    )]
+    OnItsDisk,
+    #[error("The guest does not enter the disk that it was given")]
+    OnNoDisk,
     #[error("The guest's data plane does not respond after a restore")]
     Unhealthy,
 }
@@ -201,7 +210,13 @@ impl Maker<'_> {
         let draft = context.warm.draft_folder(key);
         let paths = MachinePaths { state: draft.clone(), runtime: runtime(context, key) };
         let (template, pin) = context.templates.pin(&recipe.template.version.id).ok_or(MakeError::Gone)?;
-        let source = Source::Template { template: Box::new(template), _pin: Some(Arc::new(pin)) };
+        let (template, pin) = (Box::new(template), Some(Arc::new(pin)));
+        let is_bare = bare::is_made_from(&template.version);
+        let source = if is_bare {
+            Source::Leaving { template: template.clone(), _pin: pin.clone() }
+        } else {
+            Source::Template { template: template.clone(), _pin: pin.clone() }
+        };
         let (files, mut running) = self.launch(&paths, source, FIRST, &reservation).await?;
         let written = self.unless_unwanted(self.write_down(&mut running.machine, &paths, files)).await;
         end(context, running).await?;
@@ -213,7 +228,11 @@ impl Maker<'_> {
         let files = synced.map_err(|source| MakeError::Host { what: "sync the snapshot", source })?;
 
         let trial = MachinePaths { state: context.warm.trial_folder(key), runtime: paths.runtime.clone() };
-        let source = Source::Snapshot { folder: draft.clone(), files: files.clone(), _pin: None };
+        let source = if is_bare {
+            Source::Entering { template, _pin: pin, folder: draft.clone(), bare: files.clone() }
+        } else {
+            Source::Snapshot { folder: draft.clone(), files: files.clone(), _pin: None }
+        };
         let (_, mut running) = self.launch(&trial, source, OTHER, &reservation).await?;
         let tried = self.unless_unwanted(self.try_out(&mut running.machine, &trial, &draft, files)).await;
         end(context, running).await?;
@@ -299,7 +318,10 @@ impl Maker<'_> {
         mut files: Files,
     ) -> Result<(Files, bool), MakeError> {
         let recipe = &self.order.recipe;
-        guest::await_ready(machine, self.context.config.boot_timeout()).await?;
+        let is_bare = guest::await_ready(machine, self.context.config.boot_timeout()).await?;
+        if is_bare != bare::is_made_from(&recipe.template.version) {
+            return Err(MakeError::OnItsDisk);
+        }
         if let Some(start) = &recipe.template.version.start {
             let timeout = Duration::from_secs(self.context.config.builds.start_seconds);
             guest::await_start(machine, &paths.vsock_socket(), start, timeout).await?;
@@ -334,7 +356,9 @@ impl Maker<'_> {
         folder: &Path,
         mut files: Files,
     ) -> Result<Files, MakeError> {
-        guest::await_ready(machine, self.context.config.boot_timeout()).await?;
+        if guest::await_ready(machine, self.context.config.boot_timeout()).await? {
+            return Err(MakeError::OnNoDisk);
+        }
         let health = timeout(guest::HEALTH_TIMEOUT, guest::is_healthy(&paths.vsock_socket())).await;
         if !health.is_ok_and(|healthy| healthy.unwrap_or(false)) {
             return Err(MakeError::Unhealthy);

@@ -326,6 +326,7 @@ pub(super) fn sandbox(order: &CreateSandbox) -> Sandbox {
         error: None,
         timings: StartTimings::default(),
         start: StartKind::Cold,
+        is_bare: false,
         retained_bytes: RETAINED,
     }
 }

@@ -102,6 +102,7 @@ fn copy(records: &mut Records, headers: &HeaderMap, source: &Sandbox, id: &str) 
         deadline: Timestamp::now() + seconds(source.timeout_seconds),
         data_plane_url: format!("http://{id}.sandbox.localhost:8080"),
         start: StartKind::Restored,
+        is_bare: false,
         volume_mounts: Vec::new(),
         ..source.clone()
     };

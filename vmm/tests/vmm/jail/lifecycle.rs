@@ -44,6 +44,7 @@ impl Snapshot {
             working_set,
             tells_touched: false,
             disk_layers: vec![2],
+            disk_sizes: Vec::new(),
             disk_limits: DiskLimits::default(),
             net: Some(NET),
             console: true,

@@ -73,6 +73,7 @@ impl Snapshot {
             working_set: false,
             tells_touched: false,
             disk_layers,
+            disk_sizes: Vec::new(),
             disk_limits,
             net,
             console: true,
