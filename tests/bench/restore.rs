@@ -1,14 +1,14 @@
 //! A warm start, step by step, as monitor and agent saw it.
 
-use sandpiper_protocol::agent::StartKind;
-use support::{Host, small};
+use sandpiper_protocol::agent::{self, StartKind};
+use support::{Host, Sandbox, small};
 
 use crate::report::{Report, milliseconds};
 use crate::starts;
 
 pub(crate) async fn run(runs: usize, report: &mut Report) -> anyhow::Result<()> {
     Host::shared().wait_until_warm(&small()).await.delete().await;
-    let steps = Steps::take(StartKind::Warm, runs).await?;
+    let steps = Steps::take(runs, async |sandbox| starts::check(sandbox, StartKind::Warm).await).await?;
     report.add("restore", "warm_start_to_first_instruction", "ms", &steps.first_instruction);
     report.add("restore", "warm_start_to_link", "ms", &steps.link);
     report.add("restore", "warm_start_to_data_plane", "ms", &steps.data_plane);
@@ -25,12 +25,15 @@ pub(crate) struct Steps {
 }
 
 impl Steps {
-    /// Of so many starts, which must all be of one kind.
-    pub(crate) async fn take(kind: StartKind, runs: usize) -> anyhow::Result<Self> {
+    /// Of so many starts, each of which must be as `check` says.
+    pub(crate) async fn take(
+        runs: usize,
+        check: impl AsyncFn(&Sandbox) -> anyhow::Result<agent::Sandbox>,
+    ) -> anyhow::Result<Self> {
         let mut steps = Self::default();
         for _ in 0..runs {
             let sandbox = Host::shared().sandbox().await;
-            let timings = starts::check(&sandbox, kind).await?.timings;
+            let timings = check(&sandbox).await?.timings;
             steps.first_instruction.push(milliseconds(timings.first_instruction_us));
             steps.link.push(milliseconds(timings.guest_init_us));
             steps.data_plane.push(milliseconds(timings.data_plane_ready_us));

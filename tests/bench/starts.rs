@@ -46,9 +46,24 @@ pub(crate) async fn timed_unchecked(request: &CreateSandbox) -> anyhow::Result<S
     Ok(Start { sandbox, created, first_output })
 }
 
-/// What the agent says of a sandbox, whose last start must have been of this kind.
+/// What the agent says of a sandbox, whose last start must have been of this kind, and not from a bare snapshot.
 pub(crate) async fn check(sandbox: &Sandbox, kind: StartKind) -> anyhow::Result<agent::Sandbox> {
     let view = Host::shared().agent_view(&sandbox.id).await?;
-    ensure!(view.start == kind, "a start was {:?}, not {kind:?}: its result would not be what it says", view.start);
+    ensure!(
+        view.start == kind && !view.is_bare,
+        "a start was {:?}, not {kind:?}: its result would not be what it says",
+        view.start
+    );
+    Ok(view)
+}
+
+/// Likewise, of one from a bare snapshot.
+pub(crate) async fn check_bare(sandbox: &Sandbox) -> anyhow::Result<agent::Sandbox> {
+    let view = Host::shared().agent_view(&sandbox.id).await?;
+    ensure!(
+        view.is_bare,
+        "a start was {:?}, not from a bare snapshot: its result would not be what it says",
+        view.start
+    );
     Ok(view)
 }

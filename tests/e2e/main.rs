@@ -7,6 +7,7 @@
 #[macro_use]
 mod runner;
 
+mod bare;
 mod checkpoint;
 mod cli;
 mod crash;
@@ -51,8 +52,9 @@ use crate::runner::{Module, Selection};
 /// In this order: `warm` has the snapshot made that most of the others start from; what kills the agent, fills the disk or
 /// takes the memory comes late. Behind it are the builds, each of which takes minutes where processors are emulated, so that it is they
 /// for which a run with a deadline has no time; and `restart`, as it makes the agent throw the snapshots away.
-const MODULES: [Module; 33] = [
+const MODULES: [Module; 34] = [
     warm::TESTS,
+    bare::TESTS,
     process::TESTS,
     files::TESTS,
     filesystem::TESTS,

@@ -6,7 +6,7 @@ use sandpiper::client::{Client, ClientError, CreateSandbox, NewVersion, Source};
 use sandpiper_protocol::agent::StartKind;
 use sandpiper_protocol::template::BuildState;
 use serde_json::json;
-use support::{Checkpoint, Host, Sandbox, small, version_of};
+use support::{Checkpoint, Host, Sandbox, Template, small, version_of};
 
 tests! {
     shared: [
@@ -26,7 +26,8 @@ tests! {
 
 /// Serves its files; answers when it does.
 const SERVER: &str = "cd / && exec python3 -m http.server 8000 --bind 127.0.0.1";
-const ASK: &str = "python3 -c 'import urllib.request; urllib.request.urlopen(\"http://127.0.0.1:8000/etc/hostname\")'";
+pub(crate) const ASK: &str =
+    "python3 -c 'import urllib.request; urllib.request.urlopen(\"http://127.0.0.1:8000/etc/hostname\")'";
 
 /// A file with all that a file can have, and what says so.
 const FURNISH: &str =
@@ -143,14 +144,7 @@ async fn a_version_that_a_sandbox_is_made_of_stays_and_frees_its_bytes_when_that
 
 async fn a_start_command_runs_in_every_sandbox_from_its_first_moment() {
     let host = Host::shared();
-    let checkpoint = plain(host).await;
-    let template = host.template("started").await;
-    let source = Source::Checkpoint(checkpoint.id.clone());
-
-    let new = NewVersion { start_cmd: Some(SERVER.into()), ready_cmd: Some(ASK.into()), ..version_of(source) };
-    let version = template.build(&new).await;
-
-    assert_eq!(version.raw["start_cmd"], SERVER);
+    let template = with_start_command(host, "started").await;
     let mut servers = Vec::new();
     for which in ["first", "second"] {
         let started = host.sandbox_with(&template.sandbox()).await;
@@ -165,6 +159,17 @@ async fn a_start_command_runs_in_every_sandbox_from_its_first_moment() {
     first.pause().await.expect("the sandbox is paused");
     first.resume(None).await.expect("the sandbox is resumed");
     first.out(ASK).await;
+}
+
+/// A template whose one version has a server as its start command, which answers [`ASK`].
+pub(crate) async fn with_start_command(host: &'static Host, name: &str) -> Template {
+    let checkpoint = plain(host).await;
+    let template = host.template(name).await;
+    let source = Source::Checkpoint(checkpoint.id.clone());
+    let new = NewVersion { start_cmd: Some(SERVER.into()), ready_cmd: Some(ASK.into()), ..version_of(source) };
+    let version = template.build(&new).await;
+    assert_eq!(version.raw["start_cmd"], SERVER);
+    template
 }
 
 async fn a_start_command_that_does_not_come_up_fails_the_build_with_its_reason() {

@@ -44,6 +44,11 @@ async fn two_sandboxes_from_one_snapshot_share_nothing_that_should_be_their_own(
     let (red, teal) = tokio::join!(host.sandbox_with(&red), host.sandbox_with(&teal));
     assert_eq!((start_of(&red).await, start_of(&teal).await), (StartKind::Warm, StartKind::Warm));
 
+    share_nothing(("red", &red), ("teal", &teal)).await;
+}
+
+/// Compares what tells two sandboxes apart that were made of one snapshot, each with a colour of its own.
+pub(crate) async fn share_nothing((red_colour, red): (&str, &Sandbox), (teal_colour, teal): (&str, &Sandbox)) {
     let (first, second) = tokio::join!(red.out(IDENTITY), teal.out(IDENTITY));
 
     let (first, second): (Vec<_>, Vec<_>) = (first.lines().collect(), second.lines().collect());
@@ -51,8 +56,8 @@ async fn two_sandboxes_from_one_snapshot_share_nothing_that_should_be_their_own(
     for (line, (mine, other)) in first.iter().zip(&second).take(6).enumerate() {
         assert_ne!(mine, other, "line {line} of {IDENTITY}");
     }
-    assert_eq!(first[3..6], [&red.id, &red.id, "red"]);
-    assert_eq!(second[3..6], [&teal.id, &teal.id, "teal"]);
+    assert_eq!(first[3..6], [red.id.as_str(), &red.id, red_colour]);
+    assert_eq!(second[3..6], [teal.id.as_str(), &teal.id, teal_colour]);
     assert!(first[6].parse::<u64>().is_ok_and(|generation| generation >= 1), "generation {:?}", first[6]);
 }
 

@@ -226,10 +226,34 @@ impl Host {
         .await
     }
 
+    /// A sandbox that a bare guest has become, once the host has bare snapshots of its shape.
+    pub async fn wait_until_bare(&self, request: &CreateSandbox) -> Sandbox {
+        wait_until_within(WARMING, "a sandbox is started from a bare snapshot", || async {
+            let sandbox = self.sandbox_with(request).await;
+            if self.agent_view(&sandbox.id).await.map_err(|error| error.to_string())?.is_bare {
+                return Ok(sandbox);
+            }
+            sandbox.delete().await;
+            while is_making_a_snapshot() {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+            Err(format!("the sandbox booted; {} says what became of the bare snapshot", self.log().display()))
+        })
+        .await
+    }
+
     /// Turns warm starts on, or off: then every new sandbox boots. Those that were made before must be made again
     /// afterwards.
     pub async fn set_warm_starts(&self, enabled: bool) {
         self.set_agent("warm.enabled", enabled);
+        self.set_agent("warm.bare", enabled);
+        self.kill_agent().await;
+    }
+
+    /// Has what starts from a disk enter it with a bare guest, and nothing else be restored, or everything be as it was.
+    pub async fn set_bare_starts_alone(&self, alone: bool) {
+        self.set_agent("warm.enabled", !alone);
+        self.set_agent("warm.bare", true);
         self.kill_agent().await;
     }
 
