@@ -114,13 +114,13 @@ impl Guest {
         self.app.configure(settings);
         self.finish_boot();
         self.begin_telling(hostname, resolver).await;
-        let is_on_disk_since_now = enters.is_some() || !self.is_serving;
+        let is_new_on_disk = enters.is_some() || !self.is_serving;
         if !self.is_serving {
             self.start_serving().map_err(|error| format!("The data plane cannot listen: {error}"))?;
             self.is_serving = true;
         }
         // In this boot only: a guest that is restored from it runs it already.
-        if let Some(start) = start.filter(|_| is_on_disk_since_now) {
+        if let Some(start) = start.filter(|_| is_new_on_disk) {
             self.end_telling().await;
             self.run_start_command(&start).await;
         }

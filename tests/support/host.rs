@@ -209,10 +209,25 @@ impl Host {
 
     /// Creates sandboxes until one is started from a warm snapshot, as all that follow are; gives that one.
     pub async fn wait_until_warm(&self, request: &CreateSandbox) -> Sandbox {
-        wait_until_within(WARMING, "a sandbox is started from a warm snapshot", || async {
+        let is_warm = |view: &agent::Sandbox| matches!(view.start, agent::StartKind::Warm | agent::StartKind::Parked);
+        self.wait_until_started(request, "warm", is_warm).await
+    }
+
+    /// Likewise, until a bare guest has become one.
+    pub async fn wait_until_bare(&self, request: &CreateSandbox) -> Sandbox {
+        self.wait_until_started(request, "bare", |view| view.is_bare).await
+    }
+
+    async fn wait_until_started(
+        &self,
+        request: &CreateSandbox,
+        from: &str,
+        is_so: impl Fn(&agent::Sandbox) -> bool,
+    ) -> Sandbox {
+        wait_until_within(WARMING, &format!("a sandbox is started from a {from} snapshot"), || async {
             let sandbox = self.sandbox_with(request).await;
-            let start = self.agent_view(&sandbox.id).await.map_err(|error| error.to_string())?.start;
-            if matches!(start, agent::StartKind::Warm | agent::StartKind::Parked) {
+            let view = self.agent_view(&sandbox.id).await.map_err(|error| error.to_string())?;
+            if is_so(&view) {
                 return Ok(sandbox);
             }
             sandbox.delete().await;
@@ -221,23 +236,7 @@ impl Host {
                 tokio::time::sleep(Duration::from_secs(1)).await;
             }
             let log = self.log().display();
-            Err(format!("the start was {start:?}; {log} says what became of the warm snapshot"))
-        })
-        .await
-    }
-
-    /// A sandbox that a bare guest has become, once the host has bare snapshots of its shape.
-    pub async fn wait_until_bare(&self, request: &CreateSandbox) -> Sandbox {
-        wait_until_within(WARMING, "a sandbox is started from a bare snapshot", || async {
-            let sandbox = self.sandbox_with(request).await;
-            if self.agent_view(&sandbox.id).await.map_err(|error| error.to_string())?.is_bare {
-                return Ok(sandbox);
-            }
-            sandbox.delete().await;
-            while is_making_a_snapshot() {
-                tokio::time::sleep(Duration::from_secs(1)).await;
-            }
-            Err(format!("the sandbox booted; {} says what became of the bare snapshot", self.log().display()))
+            Err(format!("the start was {:?}; {log} says what became of the {from} snapshot", view.start))
         })
         .await
     }

@@ -21,6 +21,7 @@ use http_body_util::{BodyExt, Full};
 use hyper_util::rt::TokioIo;
 use sandpiper_protocol::agent::{LogPage, TemplateVersion};
 use sandpiper_protocol::id;
+use sandpiper_protocol::volume::HELPER_TEMPLATE;
 use serde_json::{Value, json};
 use tokio::net::UnixStream;
 
@@ -126,6 +127,14 @@ impl Agent {
         let (status, body) = self.ask("POST", "/templates", self.image().to_string()).await;
         assert_eq!(status, 201, "{body}");
         serde_json::from_str(&body).unwrap()
+    }
+
+    /// The agent's own template, for volumes and bare snapshots.
+    async fn import_helper(&self) {
+        let mut helper = self.image();
+        helper["slug"] = json!(HELPER_TEMPLATE);
+        let (status, body) = self.ask("POST", "/templates", helper.to_string()).await;
+        assert_eq!(status, 201, "{body}");
     }
 
     fn image(&self) -> Value {

@@ -3,7 +3,7 @@
 use futures_util::future::join_all;
 use sandpiper_ingress::{Directory, WakeError};
 use sandpiper_protocol::ids::VolumeId;
-use sandpiper_protocol::volume::{HELPER_TEMPLATE, Volume, VolumeList};
+use sandpiper_protocol::volume::{Volume, VolumeList};
 
 use super::snapshots::{Sandbox, eventually};
 use super::*;
@@ -18,9 +18,7 @@ impl Host {
     async fn new() -> Self {
         let agent = Agent::with_machines().await;
         let template = agent.import().await.id;
-        let mut helper = agent.image();
-        helper["slug"] = json!(HELPER_TEMPLATE);
-        assert_eq!(agent.ask("POST", "/templates", helper.to_string()).await.0, 201);
+        agent.import_helper().await;
         Self { agent, template }
     }
 

@@ -2,16 +2,12 @@
 
 use std::os::unix::fs::FileExt;
 
-use sandpiper_protocol::volume::HELPER_TEMPLATE;
-
 use super::*;
 
 /// An agent with a bare snapshot, and a template of which there is no warm one.
 async fn agent_with_bare() -> (Agent, String) {
     let agent = Agent::with_machines().await;
-    let mut helper = agent.image();
-    helper["slug"] = json!(HELPER_TEMPLATE);
-    assert_eq!(agent.ask("POST", "/templates", helper.to_string()).await.0, 201);
+    agent.import_helper().await;
     let (first, booted) = agent.create(create(&agent.import().await.id)).await;
     assert_eq!((&booted["start"], &booted["is_bare"]), (&json!("cold"), &Value::Null));
     let context = agent.sandboxes.context();
@@ -79,9 +75,7 @@ async fn a_bare_snapshot_that_cannot_be_restored_is_thrown_away_and_the_guest_bo
 async fn a_guest_of_before_that_stays_on_its_disk_makes_no_bare_snapshot() {
     let agent = Agent::with_machines().await;
     agent.behave("old-init");
-    let mut helper = agent.image();
-    helper["slug"] = json!(HELPER_TEMPLATE);
-    assert_eq!(agent.ask("POST", "/templates", helper.to_string()).await.0, 201);
+    agent.import_helper().await;
     let template = agent.import().await.id;
     let (first, _) = agent.create(create(&template)).await;
     let context = agent.sandboxes.context();
