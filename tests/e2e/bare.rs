@@ -1,5 +1,7 @@
 //! Sandboxes that a guest becomes which has booted already, by entering their disk.
 
+use std::time::Duration;
+
 use sandpiper::client::CreateSandbox;
 use sandpiper_protocol::agent::StartKind;
 use support::{Dialogue, Host, KEEPER, Sandbox, eventually, small};
@@ -11,6 +13,7 @@ tests! {
     alone: [
         a_bare_guest_becomes_what_one_is_that_has_booted_from_its_disk,
         a_bare_guest_runs_the_start_command_of_its_template_and_mounts_volumes,
+        where_machines_are_parked_a_bare_guest_is_on_its_own_disk_all_the_same,
     ],
 }
 
@@ -70,6 +73,25 @@ async fn a_bare_guest_runs_the_start_command_of_its_template_and_mounts_volumes(
     other.delete().await;
     served.delete().await;
     volume.delete().await;
+    host.set_bare_starts_alone(false).await;
+}
+
+async fn where_machines_are_parked_a_bare_guest_is_on_its_own_disk_all_the_same() {
+    let host = Host::shared();
+    host.set_bare_starts_alone(true).await;
+    host.wait_until_bare(&small()).await.delete().await;
+    host.set_parking(2).await;
+
+    for _ in 0..3 {
+        let sandbox = bare("red").await;
+        assert_eq!(sandbox.out("id -un").await, "user\n");
+        sandbox.delete().await;
+        // Where one is to be parked, it is by then.
+        tokio::time::sleep(Duration::from_secs(8)).await;
+        assert_eq!(host.parked_machines().await, Some(0));
+    }
+
+    host.set_parking(0).await;
     host.set_bare_starts_alone(false).await;
 }
 

@@ -19,10 +19,11 @@ use crate::sandbox::start_error::StartError;
 use crate::sandbox::supervisor::Supervisor;
 
 impl Supervisor {
-    /// A machine that waits for a sandbox such as this one, which `attempt` would start.
+    /// A machine that waits for a sandbox such as this one, which `attempt` would start. Only one from a warm snapshot has its
+    /// disk: of a bare one none is parked.
     pub(super) fn claim_parked(&self, attempt: &Attempt) -> Option<Parked> {
         let (record, (net_limits, disk_limits)) = (self.record(), self.device_limits());
-        let warm = attempt.warm.clone()?;
+        let warm = attempt.warm.clone().filter(|_| attempt.way == Way::Warm)?;
         self.context.parking.claim(&Kind { warm, memory_mb: record.memory_mb, net_limits, disk_limits })
     }
 

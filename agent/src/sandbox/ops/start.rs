@@ -425,6 +425,10 @@ impl Supervisor {
                 error = self.interruption(give_up_at) => return Err(error),
             };
             match event {
+                MachineEvent::Guest(GuestMessage::Ready { is_bare: true, .. }) => {
+                    let message = "The guest has not entered the sandbox's disk".to_owned();
+                    return Err(StartError::Guest(ending::error("guest_failed", message)));
+                }
                 MachineEvent::Guest(GuestMessage::Ready { init_version, steps, captures_output, .. }) => {
                     let now_us = trace::now_us();
                     tell_steps(&timings, steps, now_us);

@@ -514,7 +514,7 @@ fn live(shared: &Shared) {
                 }
                 note_defaults(&init);
                 let mut machine = shared.lock().unwrap();
-                if let Some(bytes) = init.root_bytes.filter(|_| machine.is_bare()) {
+                if let Some(bytes) = init.root_bytes.filter(|_| machine.is_bare() && !behaves("stays-bare")) {
                     machine.memory += &format!(" on {} GiB", bytes >> 30);
                 }
                 let words = format!("{} {}", init.sandbox_id, machine.memory);

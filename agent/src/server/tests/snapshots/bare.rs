@@ -72,6 +72,37 @@ async fn a_bare_snapshot_that_cannot_be_restored_is_thrown_away_and_the_guest_bo
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_guest_that_enters_no_disk_is_no_sandboxs_and_another_boots() {
+    let (agent, template) = agent_with_bare().await;
+    agent.behave("stays-bare");
+
+    let (sandbox, view) = agent.create(create(&template)).await;
+
+    assert_eq!((&view["start"], &view["is_bare"]), (&json!("cold"), &Value::Null));
+    assert!(sandbox.says("The guest has not entered the sandbox's disk"));
+    agent.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_machine_is_parked_of_a_bare_snapshot_for_it_would_be_on_another_disk() {
+    let folder = tempfile::tempdir().unwrap();
+    let warm = config::Warm { enabled: false, ..config::Warm::default() };
+    let vmm = monitor::program(folder.path());
+    let agent = Agent::start_with(folder, Config { vmm, warm, ..Config::default() }).await;
+    agent.import_helper().await;
+    let template = agent.import().await.id;
+    agent.create(create(&template)).await.0.delete().await;
+    agent.warm().await;
+
+    let (sandbox, view) = agent.create(create(&template)).await;
+
+    assert_eq!((&view["start"], &view["is_bare"]), (&json!("cold"), &json!(true)));
+    assert_eq!(sandbox.block(1).unwrap(), format!("{} bare 0 on 1 GiB", sandbox.id));
+    assert_eq!(agent.sandboxes.context().parking.lacking(), None);
+    agent.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_guest_of_before_that_stays_on_its_disk_makes_no_bare_snapshot() {
     let agent = Agent::with_machines().await;
     agent.behave("old-init");
