@@ -61,20 +61,19 @@ fn sighting(sandbox: String) -> Option<Sighting> {
 }
 
 /// What the agent has written down in a sandbox's folder, and when that was: the draft, where it follows the record that was saved,
-/// or there is none. A record that was written ahead and has been ended is saved.
+/// or there is none. A record that was written ahead and has been ended is saved. The newest is read first: what takes the place
+/// of the record meanwhile is found there.
 pub(crate) fn record_in(folder: &Path) -> Option<(Value, i64)> {
-    let record = read(&folder.join("record.json"));
-    let saved = following(folder, "record.next.json", record.as_ref()).or(record);
-    let said = following(folder, "draft.json", saved.as_ref()).or(saved);
+    let [draft, next, record] = ["draft.json", "record.next.json", "record.json"].map(|name| read(&folder.join(name)));
+    let saved = next.filter(|next| follows(next, record.as_ref())).or(record);
+    let said = draft.filter(|draft| follows(draft, saved.as_ref())).or(saved);
     said.and_then(|(text, written_ms)| Some((serde_json::from_slice(&text).ok()?, written_ms)))
 }
 
-/// What this file holds, if it follows that record, or there is none.
-fn following(folder: &Path, name: &str, record: Option<&(Vec<u8>, i64)>) -> Option<(Vec<u8>, i64)> {
+/// Whether this file says that it follows that record, or is the first.
+fn follows((text, _): &(Vec<u8>, i64), record: Option<&(Vec<u8>, i64)>) -> bool {
     let digest = record.map(|(text, _)| hex(&Sha256::digest(text)));
-    let file = read(&folder.join(name))?;
-    let said: Value = serde_json::from_slice(&file.0).ok()?;
-    (said["follows"].as_str() == digest.as_deref()).then_some(file)
+    serde_json::from_slice::<Value>(text).is_ok_and(|said| said["follows"].as_str() == digest.as_deref())
 }
 
 fn hex(bytes: &[u8]) -> String {
