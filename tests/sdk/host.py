@@ -4,6 +4,7 @@ It is reached in one of two ways. By `headers`: plain HTTP, the API at one addre
 with the host's own CA, the API and each sandbox at a name of its own below one domain.
 """
 
+import contextlib
 import json
 import os
 import select
@@ -11,6 +12,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+import time
 
 import image
 import names
@@ -19,6 +21,9 @@ DOMAIN = "sandboxes.test"
 # A fresh nested host starts first, and imports the base template.
 START_SECONDS = 900
 END_SECONDS = 180
+# Within this a warm snapshot with the interpreter's server is made.
+WARM_SECONDS = 600
+INTERPRETER_IS_UP = "curl -fs http://127.0.0.1:49999/health"
 
 
 class Host:
@@ -63,8 +68,6 @@ class Host:
             with open(self.log, errors="replace") as log:
                 raise SystemExit("error: the host did not start:\n" + "".join(log.readlines()[-40:]))
         self.make_small()
-        if self.interpreter:
-            self.make_interpreter()
         # The same key as the SDKs spell it: some look at it before they send it.
         self.key = json.loads(line)["api_key"].replace("spk_", "e2b_", 1)
         if self.transport == "hosts":
@@ -72,6 +75,9 @@ class Host:
             self.ca = self.work.name + "/ca.pem"
             with open(self.ca, "w") as file:
                 file.write(self.output([self.root + "/scripts/host", "--", "cat", "/var/lib/sandpiper/ca/%s.pem" % DOMAIN]))
+        if self.interpreter:
+            self.make_interpreter()
+            self.await_interpreter()
 
     def make_small(self):
         """The template `small`, which checks build upon: of the base template each build would copy half a gigabyte."""
@@ -87,8 +93,22 @@ class Host:
         if subprocess.run([self.programs + "/sandpiper", "template", "show", name], stdout=subprocess.DEVNULL,
                           stderr=subprocess.DEVNULL, env=self.environment_of_programs()).returncode:
             self.output([self.programs + "/sandpiper", "template", "build", "--archive", archive, "-t", name, "--cpu", "1",
-                         "--memory", "768", "--start", "python3 /opt/interpreter/server.py",
-                         "--ready", "curl -fs http://127.0.0.1:49999/health"])
+                         "--memory", "768", "--start", "python3 /opt/interpreter/server.py", "--ready", INTERPRETER_IS_UP])
+
+    def await_interpreter(self):
+        """Has sandboxes begin with the interpreter up: its warm snapshot may be of an earlier build of the host's programs, and
+        the first sandbox then has another made."""
+        deadline = time.monotonic() + WARM_SECONDS
+        ask = [self.programs + "/sandpiper", "run", "--template", "code-interpreter-v1", "--", "sh", "-c", INTERPRETER_IS_UP]
+        if self.transport == "hosts":
+            ask[1:1] = ["--ca", self.ca]
+        with contextlib.closing(names.Server(DOMAIN)) as addresses:
+            while subprocess.run(addresses.command(ask), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                                 env=self.environment_of_programs()).returncode:
+                if time.monotonic() > deadline:
+                    raise SystemExit("error: after %d s sandboxes still begin without the interpreter's server; the agent's log "
+                                     "says why no warm snapshot is made" % WARM_SECONDS)
+                time.sleep(2)
 
     def environment_of_programs(self):
         # Credentials of its own, so that it makes a key and says it.
