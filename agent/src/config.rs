@@ -141,6 +141,8 @@ pub(crate) struct Warm {
     pub(crate) enabled: bool,
     /// False: one that starts from its disk boots a kernel, rather than have a guest that has booted already enter it.
     pub(crate) bare: bool,
+    /// False: one is made once a create would have liked to find it, and not before.
+    pub(crate) ahead: bool,
     /// Most that are kept; each takes about as much disk as a booted guest uses memory.
     pub(crate) max: u32,
 }
@@ -241,7 +243,7 @@ impl Default for MonitorPool {
 
 impl Default for Warm {
     fn default() -> Self {
-        Self { enabled: true, bare: true, max: 16 }
+        Self { enabled: true, bare: true, ahead: true, max: 16 }
     }
 }
 

@@ -310,6 +310,7 @@ fn open_context(config: Arc<Config>, paths: Paths, metrics: Metrics) -> anyhow::
         visits: Visits::default(),
         changed: watch::Sender::default(),
         revision: Revision::default(),
+        root_disks: watch::Sender::default(),
         leave,
         config,
         paths,

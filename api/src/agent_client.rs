@@ -16,7 +16,7 @@ use sandpiper_http::error::ApiError;
 use sandpiper_protocol::agent::{
     Allowance, Allowances, Checkpoint, CheckpointList, CreateCheckpoint, CreateSandbox, CreatedSandbox, DeniedPage,
     EgressProfiles, ErrorBody, ExplainNetwork, ExposedPort, ForkSandbox, ForkedSandboxes, HostInfo, LastingTokens,
-    Metrics, Network, NetworkExplanation, PauseSandbox, PortRecord, QUOTA_EXCEEDED, ResumeSandbox, Revision,
+    Metrics, Network, NetworkExplanation, PauseSandbox, PlanSizes, PortRecord, QUOTA_EXCEEDED, ResumeSandbox, Revision,
     Revocations, SESSION_KEY, Sandbox, SandboxError, SandboxList, Session, TEAM_DISABLED, TemplateList,
     TemplateVersion, UpdateSandbox, Usage,
 };
@@ -157,6 +157,11 @@ impl AgentClient {
     /// Has starts of these teams' sandboxes obey their allowances.
     pub async fn allow(&self, allowances: Vec<Allowance>) -> Result<(), AgentError> {
         self.exchange(Method::PUT, "/allowances", Some(&Allowances { allowances }), CHANGE).await.map(drop)
+    }
+
+    /// Has it make snapshots ahead for what plans give sandboxes.
+    pub async fn offer(&self, sizes: &PlanSizes) -> Result<(), AgentError> {
+        self.exchange(Method::PUT, "/plans", Some(sizes), CHANGE).await.map(drop)
     }
 
     /// Starts a sandbox; returns when its data plane serves.

@@ -3,7 +3,10 @@
 //! A plan is configured before anybody knows the host. What the host has not got would be refused by the agent at every
 //! create; so it is not offered, neither shown nor taken, and the log says so once.
 
+use std::collections::BTreeSet;
 use std::sync::{PoisonError, RwLock};
+
+use sandpiper_protocol::agent::PlanSizes;
 
 use crate::plan::{Plan, PlanLimits, Plans};
 
@@ -23,6 +26,12 @@ impl Offer {
     /// The limits of `plan`.
     pub fn of(&self, plan: Plan) -> PlanLimits {
         self.current.read().unwrap_or_else(PoisonError::into_inner).of(plan).clone()
+    }
+
+    /// In which sizes sandboxes come by their plans.
+    pub fn sizes(&self) -> PlanSizes {
+        let root_disks_gib = BTreeSet::from(Plan::ALL.map(|plan| self.of(plan).root_disk_gib));
+        PlanSizes { root_disks_gib: Vec::from_iter(root_disks_gib) }
     }
 
     /// The agent gives one sandbox at most so many CPUs.

@@ -12,6 +12,7 @@
 //! | `GET /sandboxes/{id}/tokens` | | [`LastingTokens`], in any state |
 //! | `POST /revocations` | [`Revocations`] | 204 once the sessions of these keys open nothing |
 //! | `PUT /allowances` | [`Allowances`] | 204 once starts of these teams' sandboxes, wakes too, obey them for good |
+//! | `PUT /plans` | [`PlanSizes`] | 204; for these the agent makes snapshots ahead, until it ends |
 //! | `POST /sandboxes/{id}/pause` | [`PauseSandbox`], or nothing | [`Sandbox`], `stopped`; also when it was already |
 //! | `POST /sandboxes/{id}/resume` | [`ResumeSandbox`] | [`CreatedSandbox`], `ready`; also when it was already |
 //! | `POST /sandboxes/{id}/fork` | [`ForkSandbox`] | 201 [`ForkedSandboxes`], all or none |
@@ -53,7 +54,7 @@ use crate::template::{ImageSettings, StartCommand};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-pub use crate::allowance::{Allowance, Allowances, Amounts};
+pub use crate::allowance::{Allowance, Allowances, Amounts, PlanSizes};
 pub use crate::volume::VolumeMount;
 
 /// Code of an error: see above.

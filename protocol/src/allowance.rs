@@ -52,6 +52,13 @@ pub struct Allowances {
     pub allowances: Vec<Allowance>,
 }
 
+/// What plans give each sandbox, whatever its team.
+#[derive(Debug, Clone, Default, Serialize, Deserialize, PartialEq, Eq)]
+pub struct PlanSizes {
+    /// GiB of the root disk: of each plan that differs from the others.
+    pub root_disks_gib: Vec<u32>,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -12,6 +12,7 @@ tests! {
         the_second_sandbox_of_a_shape_is_restored_and_serves,
         two_sandboxes_from_one_snapshot_share_nothing_that_should_be_their_own,
         a_restored_guest_has_the_hosts_clock,
+        a_host_that_rests_makes_the_snapshots_of_the_plans_by_itself,
     ],
 }
 
@@ -86,6 +87,19 @@ pub(crate) async fn check_clock(sandbox: &Sandbox) {
         early <= CLOCK_NS && late <= CLOCK_NS,
         "the guest's clock is {early} ns early or {late} ns late, read within {width} ns"
     );
+}
+
+async fn a_host_that_rests_makes_the_snapshots_of_the_plans_by_itself() {
+    let host = Host::shared();
+    // Of the base template on the root disks of two plans, and a bare one.
+    host.wait_until_made_ahead(3).await;
+
+    let sandbox = host.sandbox_with(&CreateSandbox::default()).await;
+
+    assert_eq!(start_of(&sandbox).await, StartKind::Warm);
+    assert_eq!(sandbox.out("id -un").await, "user\n");
+    host.leaves_nothing(sandbox).await;
+    host.make_nothing_ahead().await;
 }
 
 async fn start_of(sandbox: &Sandbox) -> StartKind {

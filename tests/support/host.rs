@@ -1,5 +1,6 @@
 //! The host that tests and benchmarks use.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
@@ -15,6 +16,7 @@ use sandpiper_protocol::agent;
 
 use crate::checkpoint::{Checkpoint, from_checkpoint};
 use crate::sandbox::Sandbox;
+use crate::traces::names;
 use crate::up::{self, AtExit, Setup, Up, processes};
 use crate::wait::{eventually, wait_for, wait_until_within};
 use crate::watch::Services;
@@ -256,6 +258,29 @@ impl Host {
         self.kill_agent().await;
     }
 
+    /// Has the agent start guests as none was that it has a snapshot of, and waits until it has made so many by itself.
+    pub async fn wait_until_made_ahead(&self, count: usize) {
+        let made = || {
+            BTreeSet::from_iter(names(&Path::new(STATE_DIR).join("warm")).into_iter().filter(|name| is_finished(name)))
+        };
+        let before = made();
+        self.set_agent("warm.ahead", true);
+        self.set_agent("kernel_args", "ahead=1");
+        self.kill_agent().await;
+        wait_until_within(WARMING, &format!("{count} snapshots are made ahead"), || async {
+            let new = made().difference(&before).count();
+            if new >= count { Ok(()) } else { Err(format!("{new} are; {} says more", self.log().display())) }
+        })
+        .await;
+    }
+
+    /// Has all be as it was before [`Self::wait_until_made_ahead`].
+    pub async fn make_nothing_ahead(&self) {
+        self.set_agent("warm.ahead", false);
+        self.set_agent("kernel_args", "");
+        self.kill_agent().await;
+    }
+
     /// Has the agent park at most so many machines.
     pub async fn set_parking(&self, most: u32) {
         self.set_agent("parking.max", most);
@@ -319,8 +344,12 @@ static HOST: OnceLock<Host> = OnceLock::new();
 
 /// Whether the agent has a warm snapshot that is not finished.
 fn is_making_a_snapshot() -> bool {
-    let folders = fs::read_dir(Path::new(STATE_DIR).join("warm")).into_iter().flatten().flatten();
-    folders.into_iter().any(|folder| folder.file_name().to_string_lossy().starts_with('.'))
+    !names(&Path::new(STATE_DIR).join("warm")).iter().all(|name| is_finished(name))
+}
+
+/// Whether this folder has a snapshot that can be started from.
+fn is_finished(name: &str) -> bool {
+    !name.starts_with('.')
 }
 
 /// The agent's answer to a question.

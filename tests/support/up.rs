@@ -170,14 +170,14 @@ pub(crate) fn program() -> PathBuf {
 
 /// Names are resolved by the tests' own internet; slots have names of their own, so that an operator's are left alone. The
 /// agent has less memory for connections than by default, and promises more of its disk, so that more guests fit into the
-/// nested host.
+/// nested host. What a test has not asked for is not made.
 fn agent_settings(parked: u32) -> String {
     let profiles = format!("{STATE_DIR}-profiles.json");
     fs::write(&profiles, r#"{"profiles": {"package-registries": ["registry.example.test:443"]}}"#)
         .expect("a file for the profiles");
     format!(
         "limits.memory_headroom_mb = 800\nlimits.disk_overcommit = 200\nparking.max = {parked}\ningress.requests_memory_mb = 128\n\
-         builds.start_seconds = 60\nbuilds.registries.insecure = [{REGISTRY:?}]\n\
+         warm.ahead = false\nbuilds.start_seconds = 60\nbuilds.registries.insecure = [{REGISTRY:?}]\n\
          [network]\nname = {NETWORK:?}\ntransit = \"100.66.0.0/16\"\ntransit6 = \"fd5a:5c::/48\"\n\
          resolvers = [{RESOLVER:?}]\nprofiles = {profiles:?}\n"
     )

@@ -107,7 +107,7 @@ fn plan(context: &Context, cpu: u32, memory_mb: u32) -> Result<(Recipe, Option<W
 
 impl Start<'_> {
     async fn warm_or_cold(&self, warm: WarmSnapshot) -> Result<Running, Stop> {
-        let WarmSnapshot { key, folder, snapshot } = warm;
+        let WarmSnapshot { key, folder, snapshot, .. } = warm;
         let source = Source::Snapshot { folder, files: snapshot.files.clone().shared(), _pin: None };
         // A snapshot is restored in a moment or not at all.
         match self.bring_up(source, self.context.config.boot_timeout() / 2).await {

@@ -52,6 +52,8 @@ pub(crate) struct Context {
     pub(crate) changed: watch::Sender<()>,
     /// Of what lists of sandboxes show.
     pub(crate) revision: Revision,
+    /// GiB of the root disks of all plans, as the API process said last.
+    pub(crate) root_disks: watch::Sender<Vec<u32>>,
     /// Supervisors end without touching their sandboxes.
     pub(crate) leave: CancellationToken,
 }

@@ -15,6 +15,7 @@ mod host;
 mod intervals;
 mod metrics;
 mod network;
+mod plans;
 mod ports;
 mod sandboxes;
 mod sessions;
@@ -86,6 +87,7 @@ fn router(app: Arc<App>) -> Router {
         .route("/sandboxes/{id}/tokens", get(sessions::tokens))
         .route("/revocations", post(sessions::revoke))
         .route("/allowances", put(allowances::replace))
+        .route("/plans", put(plans::replace))
         .route("/sandboxes/{id}/usage", get(usage::show))
         .route("/sandboxes/{id}/metrics", get(metrics::show))
         .route("/sandboxes/{id}/logs", get(sandboxes::logs))

@@ -1,6 +1,7 @@
 //! What the agent does in the background for all sandboxes and checkpoints: it measures what they hold of the disk, keeps their
 //! chains of layers short, and has warm snapshots and parked machines ready for the next ones.
 
+mod ahead;
 mod parking;
 mod scrub;
 mod stalled;
@@ -60,6 +61,9 @@ struct Merge {
 /// Begins all of it, and makes the warm snapshots that are `ordered`; it ends with the agent.
 pub(crate) fn begin(sandboxes: &Sandboxes, ordered: Ordered) {
     sandboxes.spawn(warm::make_all(sandboxes.context_owned(), ordered));
+    if sandboxes.context().config.warm.ahead {
+        sandboxes.spawn(ahead::keep(sandboxes.context_owned()));
+    }
     sandboxes.spawn(parking::keep(sandboxes.context_owned()));
     sandboxes.spawn(sandboxes.clone().keep_up());
     sandboxes.spawn(sandboxes.clone().scrub());

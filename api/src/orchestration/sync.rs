@@ -240,9 +240,11 @@ impl Synchronizer {
         Ok(())
     }
 
-    /// Tells the agent the allowances of teams that have sandboxes, as far as they differ from what it was told.
+    /// Tells the agent the allowances of teams that have sandboxes, as far as they differ from what it was told, and now and then
+    /// also which sizes there are.
     async fn allow(&mut self) -> Result<(), SyncError> {
-        if self.rounds_to_allow == 0 {
+        let tells_all = self.rounds_to_allow == 0;
+        if tells_all {
             self.allowed.clear();
             self.rounds_to_allow = ALLOW_EVERY;
         }
@@ -257,6 +259,9 @@ impl Synchronizer {
             self.app.agent.allow(some.to_vec()).await?;
         }
         self.allowed = wanted;
+        if tells_all {
+            self.app.agent.offer(&self.app.offer.sizes()).await?;
+        }
         Ok(())
     }
 

@@ -2,7 +2,7 @@
 
 use sandpiper_api::orchestration::sync::Synchronizer;
 use sandpiper_api::plan::{DiskRates, NetworkRates, Plan, Quota};
-use sandpiper_protocol::agent::{Allowance, SandboxState};
+use sandpiper_protocol::agent::{Allowance, PlanSizes, SandboxState};
 use sandpiper_protocol::vmm::{DiskLimits, NetLimits};
 use serde_json::json;
 
@@ -63,6 +63,17 @@ async fn the_agent_is_told_of_a_changed_plan_until_it_knows() {
         synchronizer.round().await.unwrap();
     }
     assert_eq!(told(&host).len(), 1, "again, should an older one have come in since");
+}
+
+#[tokio::test]
+async fn the_agent_is_told_in_which_sizes_sandboxes_come_and_again_should_it_be_another() {
+    let host = Host::with(|config| config.plans.enterprise.root_disk_gib = 40).await;
+    let mut synchronizer = Synchronizer::new(host.app.clone());
+    for _ in 0..31 {
+        synchronizer.round().await.unwrap();
+    }
+    let sizes = PlanSizes { root_disks_gib: vec![10, 20, 40] };
+    assert_eq!(host.agent.records().plan_sizes, [sizes.clone(), sizes]);
 }
 
 #[tokio::test]

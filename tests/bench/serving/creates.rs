@@ -81,6 +81,7 @@ async fn serve(listener: UnixListener) -> std::io::Result<()> {
         .route("/sandboxes/{id}", delete(remove))
         .route("/revocations", post(async || StatusCode::NO_CONTENT))
         .route("/allowances", put(async || StatusCode::NO_CONTENT))
+        .route("/plans", put(async || StatusCode::NO_CONTENT))
         .with_state(Sandboxes::default());
     axum::serve(listener, router).await
 }

@@ -2,7 +2,7 @@
 //!
 //! A new sandbox of a template goes on from its warm snapshot instead of booting. A snapshot fits one shape of machine and
 //! one host: its key names everything that it was made with, so that a new kernel, monitor or processor simply asks for
-//! another one. It is made in the background after the first create that would have liked it (`sandbox::warm`).
+//! another one. It is made in the background, ahead or after the first create that would have liked it (`upkeep`).
 
 use std::collections::HashMap;
 use std::fs;
@@ -92,6 +92,8 @@ pub struct WarmSnapshot {
     pub key: String,
     pub folder: PathBuf,
     pub snapshot: Arc<Snapshot>,
+    /// When it was looked for and found last, or made.
+    pub used: SystemTime,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -177,7 +179,7 @@ impl Warm {
         if !is_noted && let Err(error) = fs::File::open(&folder).and_then(|folder| folder.set_modified(now)) {
             tracing::debug!(key, %error, "cannot note the use of a warm snapshot");
         }
-        Some(WarmSnapshot { key: key.to_owned(), folder, snapshot })
+        Some(WarmSnapshot { key: key.to_owned(), folder, snapshot, used: now })
     }
 
     /// Whether the caller is the one to make the snapshot of this key, of this version. If so, [`Self::publish`] or
@@ -308,8 +310,13 @@ impl Warm {
     /// All that can be started from.
     pub fn list(&self) -> Vec<WarmSnapshot> {
         let shelf = self.lock();
-        let snapshots = shelf.ready.iter().map(|(key, entry)| (key.clone(), Arc::clone(&entry.snapshot)));
-        snapshots.map(|(key, snapshot)| WarmSnapshot { folder: self.folder.join(&key), key, snapshot }).collect()
+        let snapshots = shelf.ready.iter().map(|(key, entry)| WarmSnapshot {
+            key: key.clone(),
+            folder: self.folder.join(key),
+            snapshot: Arc::clone(&entry.snapshot),
+            used: entry.used,
+        });
+        snapshots.collect()
     }
 
     /// How many there are.

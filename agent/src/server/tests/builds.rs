@@ -87,6 +87,36 @@ impl Agent {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_next_agent_makes_a_versions_snapshot_anew_ahead_but_starts_nothing_of_a_disabled_team() {
+    let agent = Agent::with_machines().await;
+    let order = order(&id::generate("ver"), agent.stopped().await);
+    agent.build(&order).await;
+    let version = agent.built(&order).await.version.unwrap().id;
+    // With a kernel that has just been installed.
+    let agent = agent.follow().await;
+    let tell = async |disabled: bool| {
+        let quota = json!({"sandboxes": 9, "cpu": 9, "memory_mb": 9999});
+        let allowance = json!({"team": "team_a", "quota": quota, "disabled": disabled});
+        let told = [("/allowances", json!({"allowances": [allowance]})), ("/plans", json!({"root_disks_gib": []}))];
+        for (path, body) in told {
+            assert_eq!(agent.ask("PUT", path, body.to_string()).await.0, 204);
+        }
+    };
+    let snapshots = || {
+        let all = agent.sandboxes.context().warm.list();
+        all.iter().filter(|one| one.snapshot.template_version == version).count()
+    };
+
+    tell(true).await;
+    tokio::time::sleep(Duration::from_secs(13)).await;
+    assert_eq!(snapshots(), 1, "that of the agent before");
+
+    tell(false).await;
+    eventually(|| snapshots() == 2).await;
+    agent.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_version_of_a_stopped_sandbox_starts_warm_with_its_server_and_outlives_what_it_was_made_of() {
     let agent = Agent::with_machines().await;
     let source = agent.stopped().await;

@@ -1,5 +1,6 @@
 //! Warm starts, pause, resume, checkpoints and forks, and what is left when the agent ends in the middle.
 
+mod ahead;
 mod bare;
 mod merge;
 mod parking;

@@ -141,13 +141,22 @@ pub(super) async fn make_all(context: Arc<Context>, mut ordered: Ordered) {
 }
 
 async fn make_one(context: &Arc<Context>, order: &WarmOrder) {
+    if let Err(error) = make_for_anybody(context, order).await {
+        tell_of(order, &error);
+    }
+}
+
+/// Says that there is none.
+pub(super) fn tell_of(order: &WarmOrder, error: &MakeError) {
+    tracing::warn!(key = order.key, error = %error_chain::chain(error), "no warm snapshot was made");
+}
+
+/// As [`make`], of what no build is of.
+pub(super) async fn make_for_anybody(context: &Arc<Context>, order: &WarmOrder) -> Result<bool, MakeError> {
     // It reaches nothing; with a start command, which may need to, what a sandbox reaches where nothing else is said.
     let allow_internet_access = order.recipe.template.version.start.is_some();
     let policy = NetworkPolicy { allow_internet_access, ..NetworkPolicy::default() };
-    let network = Network { version: 0, policy };
-    if let Err(error) = make(context, order, network, &context.leave).await {
-        tracing::warn!(key = order.key, error = %error_chain::chain(&error), "no warm snapshot was made");
-    }
+    make(context, order, Network { version: 0, policy }, &context.leave).await
 }
 
 /// Makes the snapshot that is ordered, unless it is there, or being made, or was tried in vain not long ago: then false. Its

@@ -15,8 +15,8 @@ use jiff::{SignedDuration, Timestamp};
 use sandpiper_protocol::agent::{
     Allowance, Allowances, Checkpoint, CreateCheckpoint, CreateSandbox, CreatedSandbox, Denied, ErrorBody, ExposedPort,
     HostInfo, LastingTokens, LogEntry, LogPage, LogQuery, LogSource, MAX_LOG_ENTRIES, MetricPoint, Metrics, Network,
-    NetworkPolicy, PortRecord, PortStatus, Previews, Revision, Revocations, RuntimeBaseline, SESSION_KEY, Sandbox,
-    SandboxError, SandboxList, SandboxState, Session, StartKind, StartTimings, TemplateList, TemplateVersion,
+    NetworkPolicy, PlanSizes, PortRecord, PortStatus, Previews, Revision, Revocations, RuntimeBaseline, SESSION_KEY,
+    Sandbox, SandboxError, SandboxList, SandboxState, Session, StartKind, StartTimings, TemplateList, TemplateVersion,
     UpdateSandbox, Usage,
 };
 use sandpiper_protocol::template::ImageSettings;
@@ -98,6 +98,8 @@ pub(crate) struct Records {
     pub(crate) revocations: Vec<Vec<String>>,
     /// What teams may hold, as it arrived: with a start, or by itself.
     pub(crate) allowances: Vec<Allowance>,
+    /// In which sizes sandboxes come, as it arrived.
+    pub(crate) plan_sizes: Vec<PlanSizes>,
     pub(crate) intervals: Journal,
 }
 
@@ -264,6 +266,7 @@ fn router(shared: Shared) -> Router {
         .route("/host", get(host))
         .route("/revocations", post(revoke))
         .route("/allowances", put(allow))
+        .route("/plans", put(offer))
         .merge(snapshots::router())
         .merge(network::router())
         .merge(volumes::router())
@@ -591,6 +594,11 @@ async fn revoke(State(shared): State<Shared>, Json(revocations): Json<Revocation
 
 async fn allow(State(shared): State<Shared>, Json(new): Json<Allowances>) -> StatusCode {
     shared.records().allowances.extend(new.allowances);
+    StatusCode::NO_CONTENT
+}
+
+async fn offer(State(shared): State<Shared>, Json(sizes): Json<PlanSizes>) -> StatusCode {
+    shared.records().plan_sizes.push(sizes);
     StatusCode::NO_CONTENT
 }
 
