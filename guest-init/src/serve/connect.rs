@@ -173,13 +173,24 @@ pub(super) async fn unary_message<T: DeserializeOwned>(body: Incoming) -> Result
     parse(&whole(body).await?)
 }
 
-/// The one message of a call whose response is a stream.
+/// The one message of a call whose response is a stream, which does not wait for the end of the request's body.
 pub(super) async fn stream_message<T: DeserializeOwned>(body: Incoming) -> Result<T, Error> {
     let mut messages = Messages::new(body);
-    match messages.next().await? {
+    let message = messages.next().await?;
+    tokio::spawn(read_to_end(messages.body));
+    match message {
         Some(message) => parse(&message),
         None => Err(Error::invalid("The request holds no message")),
     }
+}
+
+/// Reads what is left of a body. A connection with one of which somebody has not read the end is closed after the response, and the
+/// response does not say so: a proxy has sent the next request by then.
+async fn read_to_end(body: Incoming) {
+    let mut rest = Limited::new(body, MAX_MESSAGE);
+    let read = async { while let Some(Ok(_)) = rest.frame().await {} };
+    // Who sends on for longer has the connection closed.
+    let _ = timeout(BODY_TIMEOUT, read).await;
 }
 
 fn parse<T: DeserializeOwned>(json: &[u8]) -> Result<T, Error> {

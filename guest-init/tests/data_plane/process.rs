@@ -9,6 +9,8 @@ use http_body_util::Full;
 use hyper::{Request, StatusCode};
 use sandpiper_protocol::connect::{END_OF_STREAM, envelope};
 use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
 
 const ROOT: (&str, &str) = ("authorization", "Basic cm9vdDo=");
 const NOBODY: (&str, &str) = ("authorization", "Basic bm9ib2R5Og==");
@@ -31,6 +33,39 @@ async fn a_command_gives_both_streams_and_its_exit_code() {
     let end = json!({"exitCode": 3, "exited": true, "status": "exit status 3", "error": "exit status 3"});
     assert_eq!((outcome.end, outcome.error), (end, Value::Null));
     assert!(!exists(pid));
+}
+
+#[tokio::test]
+async fn a_request_whose_end_comes_late_leaves_its_connection_open_for_the_next() {
+    let server = Server::start();
+    let mut connection = UnixStream::connect(server.socket()).await.unwrap();
+    let mut received = String::new();
+    let start = json!({"process": {"cmd": "sh", "args": ["-c", "sleep 0.2; echo done"]}}).to_string();
+    let chunk = envelope(0, start.as_bytes());
+    let head = format!(
+        "POST /process.Process/Start HTTP/1.1\r\nHost: sandbox\r\nContent-Type: application/connect+json\r\n\
+         Transfer-Encoding: chunked\r\n\r\n{:x}\r\n",
+        chunk.len()
+    );
+
+    connection.write_all(&[head.as_bytes(), &chunk, b"\r\n"].concat()).await.unwrap();
+    read_until(&mut connection, &mut received, r#""pid""#).await;
+    connection.write_all(b"0\r\n\r\n").await.unwrap();
+    read_until(&mut connection, &mut received, "0\r\n\r\n").await;
+
+    received.clear();
+    connection.write_all(b"GET /health HTTP/1.1\r\nHost: sandbox\r\n\r\n").await.unwrap();
+    read_until(&mut connection, &mut received, "HTTP/1.1 204").await;
+}
+
+/// Reads on until this has come.
+async fn read_until(connection: &mut UnixStream, received: &mut String, expected: &str) {
+    while !received.contains(expected) {
+        let mut piece = [0; 4096];
+        let length = soon(connection.read(&mut piece)).await.unwrap();
+        assert!(length > 0, "the connection was closed before {expected:?} came; until then: {received:?}");
+        received.push_str(&String::from_utf8_lossy(&piece[..length]));
+    }
 }
 
 #[tokio::test]
