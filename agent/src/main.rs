@@ -49,10 +49,12 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use clap::Parser;
+use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use prometheus_client::registry::Registry;
@@ -99,6 +101,10 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 /// Time for the rest of the agent to end after the sandboxes were seen to.
 const END_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// For how long the lock of an agent that was killed may be held by a process that it was just starting.
+const LOCK_PATIENCE: Duration = Duration::from_secs(3);
+const LOCK_PAUSE: Duration = Duration::from_millis(20);
 
 /// Runs the sandboxes of this host.
 #[derive(Debug, Parser)]
@@ -182,7 +188,8 @@ fn init_logs(format: LogFormat) -> Traces {
 async fn serve(config: Config, traces: Traces) -> anyhow::Result<()> {
     let mut signals = Signals::new()?;
     let config = Arc::new(config);
-    let (paths, _lock) = open_state(&config)?;
+    let for_state = Arc::clone(&config);
+    let (paths, _lock) = tokio::task::spawn_blocking(move || open_state(&for_state)).await??;
 
     let sessions = Sessions::open(&paths.session_key(), Duration::from_secs(config.session_ttl_seconds))?;
     let sessions = Arc::new(sessions);
@@ -334,7 +341,7 @@ fn agent_name(paths: &Paths) -> String {
     hash.iter().take(4).map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Makes the folders and locks them for this one agent.
+/// Makes the folders and locks them for this one agent. Blocks.
 fn open_state(config: &Config) -> anyhow::Result<(Paths, Flock<std::fs::File>)> {
     let paths = Paths::new(&config.state_dir, &config.runtime_dir);
     let create = || format!("Cannot create {} and {}", config.state_dir.display(), config.runtime_dir.display());
@@ -344,14 +351,19 @@ fn open_state(config: &Config) -> anyhow::Result<(Paths, Flock<std::fs::File>)> 
     let paths = Paths::new(&canonical(&config.state_dir)?, &config.runtime_dir);
     let lock = paths.lock();
     let opened = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&lock);
-    let file = opened.with_context(|| format!("Cannot open {}", lock.display()))?;
-    match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-        Ok(lock) => Ok((paths, lock)),
-        Err((_, nix::errno::Errno::EWOULDBLOCK)) => anyhow::bail!(
-            "another agent runs on {}; end it first, or choose another state_dir and runtime_dir",
-            config.state_dir.display()
-        ),
-        Err((_, errno)) => Err(errno).with_context(|| format!("Cannot lock {}", lock.display())),
+    let mut file = opened.with_context(|| format!("Cannot open {}", lock.display()))?;
+    let give_up_at = Instant::now() + LOCK_PATIENCE;
+    loop {
+        file = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(lock) => return Ok((paths, lock)),
+            Err((file, Errno::EWOULDBLOCK)) if Instant::now() < give_up_at => file,
+            Err((_, Errno::EWOULDBLOCK)) => anyhow::bail!(
+                "another agent runs on {}; end it first, or choose another state_dir and runtime_dir",
+                config.state_dir.display()
+            ),
+            Err((_, errno)) => return Err(errno).with_context(|| format!("Cannot lock {}", lock.display())),
+        };
+        thread::sleep(LOCK_PAUSE);
     }
 }
 
