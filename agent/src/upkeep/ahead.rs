@@ -42,12 +42,16 @@ pub(super) async fn keep(context: Arc<Context>) {
             _ = root_disks.changed() => {}
             () = sleep(CHECK) => {}
         }
+        tokio::select! {
+            () = context.leave.cancelled() => return,
+            () = rest.begin() => {}
+        }
+        // Only now: what is of use, and of whom, may have changed since.
         let for_look = Arc::clone(&context);
         let orders = tokio::task::spawn_blocking(move || missing(&for_look)).await.unwrap_or_default();
         for order in orders {
-            tokio::select! {
-                () = context.leave.cancelled() => return,
-                () = rest.begin() => {}
+            if !rest.goes_on() {
+                break;
             }
             match warm::make_for_anybody(&context, &order).await {
                 Ok(_) => {}
@@ -73,6 +77,11 @@ impl Rest<'_> {
         while timeout_at(self.since + QUIET, self.revision.wait_while(self.known)).await.is_ok() {
             (self.known, self.since) = (self.revision.get(), Instant::now());
         }
+    }
+
+    /// Whether nothing has happened since.
+    fn goes_on(&self) -> bool {
+        self.revision.get() == self.known
     }
 }
 
