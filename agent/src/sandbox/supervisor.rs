@@ -171,11 +171,13 @@ impl Supervisor {
     }
 
     /// Sees to it that the journal has what the record says of an interval, before the record says something else.
-    pub(crate) async fn keep_interval(&self) {
-        let intervals = self.context.intervals.clone();
-        let is_unwritten = self.record().interval.as_ref().is_some_and(|interval| intervals.is_unwritten(&interval.id));
-        if is_unwritten && let Err(error) = durable::blocking(move || intervals.write()).await {
-            tracing::error!(sandbox = self.record().id.as_str(), %error, "cannot write the journal of intervals");
+    pub(crate) fn keep_interval(&self) -> impl Future<Output = ()> + use<> {
+        let (record, intervals) = (self.record(), self.context.intervals.clone());
+        async move {
+            let is_unwritten = record.interval.as_ref().is_some_and(|interval| intervals.is_unwritten(&interval.id));
+            if is_unwritten && let Err(error) = durable::blocking(move || intervals.write()).await {
+                tracing::error!(sandbox = record.id.as_str(), %error, "cannot write the journal of intervals");
+            }
         }
     }
 

@@ -403,7 +403,8 @@ impl Agent<'_> {
         }
     }
 
-    /// Waits until the journal of intervals says of exactly those sandboxes that they run which do.
+    /// Waits until the journal of intervals says of exactly those sandboxes that they run which do; of the others an agent has seen
+    /// the end, for no machine ends while there is none.
     pub(crate) async fn counts_what_runs(&self) {
         let deadline = Instant::now() + TIMEOUT;
         loop {
@@ -415,6 +416,7 @@ impl Agent<'_> {
             for record in self.get("GET", "/intervals", Value::Null).await["records"].as_array().unwrap() {
                 let interval = &record["interval"];
                 let id = interval["id"].as_str().unwrap().to_owned();
+                assert_ne!(interval["end"]["reason"], "lost", "{interval}\n{}", self.host.log());
                 match interval["end"].is_object() {
                     false => open.insert(id, interval["sandbox"].as_str().unwrap().to_owned()),
                     true => open.remove(&id),

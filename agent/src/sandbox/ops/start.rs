@@ -500,7 +500,9 @@ impl Supervisor {
             record
         });
         let paths = self.context.paths.sandbox(&before.id);
-        durable::blocking(move || {
+        // The record that is prepared takes the place of the one that says when the sandbox ran last.
+        let kept = self.keep_interval();
+        let prepared = durable::blocking(move || {
             let prepared = record.map(|record| Ok::<_, io::Error>((record_file::prepare(&paths, &record)?, record)));
             let prepared = prepared.transpose()?;
             // Afterwards: a file system with a journal has written the folder down with the file in it.
@@ -508,7 +510,8 @@ impl Supervisor {
                 durable::sync_parent(&paths.state)?;
             }
             Ok(prepared.map(|(prepared, record)| Foreseen { at, before, record, prepared }))
-        })
+        });
+        async { tokio::join!(kept, prepared).1 }
     }
 
     /// Writes down that the guest is ready, since `now_us`, with the monitor's steps before.
