@@ -63,7 +63,8 @@ struct Parts {
     intake: Mutex<Intake>,
     /// Held while the disk is waited for: never on the runtime.
     file: Mutex<LogFile>,
-    /// Sequence of the last entry that is written, for who does not want to wait for a disk; 0 before the first is.
+    /// Sequence of the last entry that is written, for who does not want to wait for a disk; 0 before the first is, and while some
+    /// are being written.
     last: AtomicU64,
     /// Nothing follows.
     is_closed: AtomicBool,
@@ -112,10 +113,11 @@ impl SandboxLog {
 
     /// The page of what follows an entry, where that is nothing yet, and no disk need be asked.
     pub(crate) fn empty_page(&self, query: &LogQuery) -> Option<LogPage> {
+        let intake = lock(&self.0.intake);
         let last = self.0.last.load(Ordering::Acquire);
         let is_read = last > 0 && query.after.is_some_and(|after| after >= last);
         let may_follow = !self.0.is_closed.load(Ordering::Acquire);
-        (is_read && may_follow && lock(&self.0.intake).is_empty()).then(|| LogPage { last, ..LogPage::default() })
+        (is_read && may_follow && intake.is_empty()).then(|| LogPage { last, ..LogPage::default() })
     }
 
     /// From now on entries are kept in memory, the last ones: the sandbox's folder is about to be removed. Blocks.
@@ -128,7 +130,11 @@ impl SandboxLog {
     fn flush(&self) -> MutexGuard<'_, LogFile> {
         // The file first: what is taken out of the intake is written in the order in which it was taken.
         let mut file = lock(&self.0.file);
-        let lines = lock(&self.0.intake).take_out();
+        let lines = {
+            let mut intake = lock(&self.0.intake);
+            self.0.last.store(0, Ordering::Release);
+            intake.take_out()
+        };
         file.append(lines);
         self.0.last.store(file.last(), Ordering::Release);
         file
