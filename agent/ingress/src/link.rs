@@ -19,6 +19,7 @@ use http::{Method, Request, Response};
 use hyper::body::{Body as _, Frame, Incoming, SizeHint};
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::debug;
@@ -163,6 +164,8 @@ impl Server {
 #[derive(Default)]
 pub(super) struct Pool {
     idle: Mutex<Idle>,
+    /// There is a first one.
+    filled: Notify,
 }
 
 #[derive(Default)]
@@ -194,21 +197,33 @@ impl Pool {
         if links.len() < MAX_IDLE {
             links.push((link, Instant::now()));
             idle.total += 1;
+            if idle.total == 1 {
+                self.filled.notify_one();
+            }
         }
     }
 
-    /// Closes links that have waited for too long, for ever.
+    /// Closes links that have waited for too long, for ever; sleeps while none waits.
     pub(super) async fn tidy(self: Arc<Self>) {
         loop {
-            tokio::time::sleep(IDLE_LIFE / 4).await;
-            let Some(oldest) = Instant::now().checked_sub(IDLE_LIFE) else { continue };
-            let mut idle = self.idle();
+            self.filled.notified().await;
+            while self.close_old() > 0 {
+                tokio::time::sleep(IDLE_LIFE / 4).await;
+            }
+        }
+    }
+
+    /// Closes links that have waited for too long; how many are left.
+    fn close_old(&self) -> usize {
+        let mut idle = self.idle();
+        if let Some(oldest) = Instant::now().checked_sub(IDLE_LIFE) {
             idle.links.retain(|_, links| {
                 links.retain_mut(|(link, since)| *since > oldest && link.is_open());
                 !links.is_empty()
             });
             idle.total = idle.links.values().map(Vec::len).sum();
         }
+        idle.total
     }
 
     fn idle(&self) -> MutexGuard<'_, Idle> {
