@@ -7,11 +7,12 @@
 //! A slot knows which policy it enforces by the policy's version, which is the firewall's *generation*: connections carry
 //! the generation that allowed them, and those of another are asked about again.
 
+use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::{SocketAddr, UnixListener};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use sandpiper_durable::{Interrupted, blocking};
 use sandpiper_policy::{
@@ -34,7 +35,7 @@ use crate::netns::Netns;
 use crate::pin::Pinned;
 use crate::plan::Plan;
 use crate::slots::{Slot, SlotError, Slots, Tools, ToolsError};
-use crate::traffic::Traffic;
+use crate::traffic::{Traffic, TrafficReader};
 use crate::upstream::{Upstream, UpstreamError};
 
 /// Most destinations that [`Attachment::denied`] tells of.
@@ -97,6 +98,8 @@ pub struct Network {
     upstream: Upstream,
     /// For the connections of all sandboxes' proxies.
     memory: Arc<Semaphore>,
+    /// Of the slots that machines have, by their numbers.
+    readers: Arc<Mutex<HashMap<u32, Arc<TrafficReader>>>>,
     /// Held as long as this process looks after the slots.
     _claim: Arc<UnixListener>,
 }
@@ -110,7 +113,7 @@ impl Network {
         let upstream = Upstream::new(&config.resolvers)?;
         let slots = Slots::start(Arc::clone(&config), in_use).await?;
         let memory = names::memory(config.proxy_memory_mb);
-        Ok(Self { config, slots, upstream, memory, _claim: claim })
+        Ok(Self { config, slots, upstream, memory, readers: Arc::default(), _claim: claim })
     }
 
     /// Whether a policy can be enforced here. Blocks for a moment, as [`Self::profiles`] does.
@@ -152,8 +155,8 @@ impl Network {
     /// # Errors
     /// There is no such slot, or none any more.
     pub fn traffic(&self, slot: u32) -> io::Result<Traffic> {
-        let plan = Plan::of(&self.config, slot).ok_or(io::ErrorKind::NotFound)?;
-        Traffic::of(&Netns::open(&plan.name)?)
+        let reader = self.readers().get(&slot).cloned();
+        reader.ok_or(io::ErrorKind::NotFound)?.read()
     }
 
     /// Takes away what no machine has. Those that run go on under their policies.
@@ -163,6 +166,7 @@ impl Network {
 
     async fn occupy(&self, slot: Slot, mac: Mac, network: &agent::Network) -> Result<Attachment, AttachError> {
         let slot = Arc::new(slot);
+        self.readers().insert(slot.number(), Arc::clone(slot.traffic()));
         match self.enforce(&slot, mac, network).await {
             Ok((enforcement, names)) => {
                 let base = Counters::default();
@@ -209,7 +213,13 @@ impl Network {
         Ok(Policy::compile(policy, &read_profiles(&self.config)?, &platform)?)
     }
 
+    fn readers(&self) -> MutexGuard<'_, HashMap<u32, Arc<TrafficReader>>> {
+        // No code panics between taking and releasing the lock.
+        self.readers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     async fn destroy(&self, slot: Arc<Slot>) {
+        self.readers().remove(&slot.number());
         // Others had it for a moment only.
         if let Some(slot) = Arc::into_inner(slot) {
             self.slots.destroy(slot).await;

@@ -28,7 +28,7 @@ pub use attachment::{AttachError, Attachment, CheckError, Network, StartError, c
 pub use config::Config;
 pub use host::firewalls::dropping_chains;
 pub use slots::Slot;
-pub use traffic::Traffic;
+pub use traffic::{Traffic, TrafficReader};
 
 /// What the fuzz targets reach (`tests/fuzz`).
 #[cfg(fuzzing)]

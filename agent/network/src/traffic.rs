@@ -1,7 +1,9 @@
 //! How much went through a slot, as the kernel counts it at its tap.
 
-use std::fs;
+use std::fs::File;
 use std::io;
+use std::os::unix::fs::FileExt;
+use std::sync::{Arc, OnceLock};
 
 use crate::netns::Netns;
 use crate::plan::TAP;
@@ -13,14 +15,37 @@ pub struct Traffic {
     pub sent: u64,
 }
 
-impl Traffic {
-    /// That of a slot's namespace. Blocks.
+/// Reads a slot's traffic again and again. The kernel's file stays open, for it can only be opened in the slot's namespace, by a thread
+/// that enters it; and the namespace stays as long as the file is open.
+#[derive(Debug)]
+pub struct TrafficReader {
+    netns: Arc<Netns>,
+    devices: OnceLock<File>,
+}
+
+impl TrafficReader {
+    pub(crate) fn new(netns: Arc<Netns>) -> Self {
+        Self { netns, devices: OnceLock::new() }
+    }
+
+    /// Until now. Blocks.
     ///
     /// # Errors
-    /// There is no tap in it, or the kernel's file is not in its form.
-    pub fn of(netns: &Netns) -> io::Result<Self> {
-        let devices = netns.run(|| fs::read_to_string("/proc/thread-self/net/dev"))?;
-        parse(&devices).ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, format!("there is no device {TAP}")))
+    /// There is no tap in the namespace, or the kernel's file is not in its form.
+    pub fn read(&self) -> io::Result<Traffic> {
+        // A slot has three devices.
+        let mut text = [0; 4096];
+        let length = self.devices()?.read_at(&mut text, 0)?;
+        let text = text.get(..length).and_then(|text| str::from_utf8(text).ok());
+        text.and_then(parse).ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, format!("there is no device {TAP}")))
+    }
+
+    fn devices(&self) -> io::Result<&File> {
+        if let Some(devices) = self.devices.get() {
+            return Ok(devices);
+        }
+        let devices = self.netns.run(|| File::open("/proc/thread-self/net/dev"))?;
+        Ok(self.devices.get_or_init(|| devices))
     }
 }
 

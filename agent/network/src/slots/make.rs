@@ -16,6 +16,7 @@ use crate::netns::Netns;
 use crate::plan::{GATEWAY, GATEWAY_MAC, GATEWAY6, GUEST, GUEST6, Plan, TAP, UPLINK};
 use crate::sysctl;
 use crate::tap;
+use crate::traffic::TrafficReader;
 
 /// Of a new namespace, before it has links: they take over `default`. A new namespace takes some of its settings over from
 /// the host, so nothing is left to chance.
@@ -76,7 +77,9 @@ pub(super) fn find(config: &Config, plan: &Plan) -> io::Result<Slot> {
 
 fn slot(config: &Config, plan: &Plan, netns: Netns, tap: Option<OwnedFd>, tools: Option<Tools>) -> Slot {
     let (number, name, meter, mtu) = (plan.number, plan.name.clone(), plan.meter.clone(), config.mtu);
-    Slot { number, name, meter, netns: Arc::new(netns), mtu, tap: Mutex::new(tap), tools: Mutex::new(tools) }
+    let netns = Arc::new(netns);
+    let traffic = Arc::new(TrafficReader::new(Arc::clone(&netns)));
+    Slot { number, name, meter, netns, traffic, mtu, tap: Mutex::new(tap), tools: Mutex::new(tools) }
 }
 
 /// In the slot: settings, and the tap.

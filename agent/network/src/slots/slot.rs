@@ -17,6 +17,7 @@ use crate::neighbours::Neighbours;
 use crate::netns::Netns;
 use crate::plan::{GATEWAY, GATEWAY6, GUEST, GUEST6, PREFIX, PREFIX6};
 use crate::tap;
+use crate::traffic::TrafficReader;
 
 /// A slot that is taken. Without [`Slots::destroy`](super::Slots::destroy) it stays as it is, for the next agent to adopt
 /// or to take away.
@@ -27,6 +28,7 @@ pub struct Slot {
     /// The file in which its proxy counts.
     pub(super) meter: PathBuf,
     pub(super) netns: Arc<Netns>,
+    pub(super) traffic: Arc<TrafficReader>,
     pub(super) mtu: u16,
     /// Open since it was made, until a monitor gets it. Its link is up only while it is open, and what the slot sends into a
     /// link that has just come up is lost.
@@ -83,6 +85,11 @@ impl Slot {
 
     pub fn netns(&self) -> &Arc<Netns> {
         &self.netns
+    }
+
+    /// What reads how much went through it.
+    pub fn traffic(&self) -> &Arc<TrafficReader> {
+        &self.traffic
     }
 
     /// The tap, for a monitor: it does not block. `EBUSY` while another has it. Blocks.

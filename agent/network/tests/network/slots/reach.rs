@@ -3,7 +3,6 @@
 use std::io::ErrorKind;
 use std::net::UdpSocket;
 
-use sandpiper_network::Traffic;
 use sandpiper_network::slots::{Slot, Slots};
 
 use super::guest::Guest;
@@ -57,13 +56,13 @@ fn what_a_guest_sends_and_receives_is_counted() {
         let guest = Guest::start(&slot);
         host.internet.run(|| serve(SERVER[0])).unwrap();
         let socket = receive(&host, SERVER[0]);
-        let before = Traffic::of(slot.netns()).unwrap();
+        let before = slot.traffic().read().unwrap();
 
         guest.netns.run(|| send("0.0.0.0", SERVER[0], &"x".repeat(60))).unwrap();
         text_of_next(&socket);
         guest.netns.run(|| ask(SERVER[0])).unwrap();
 
-        let after = Traffic::of(slot.netns()).unwrap();
+        let after = slot.traffic().read().unwrap();
         assert!(after.sent >= before.sent + 60 && after.received > before.received, "{before:?}, then {after:?}");
         slots.close().await;
     });
