@@ -13,7 +13,7 @@ use tokio::time::{sleep, timeout};
 use crate::agent_client::AgentClient;
 
 /// How many rounds in a row a task leaves out where there is no news, at most: what is due by the time alone waits that long.
-pub const MOST_LEFT_OUT: u32 = 9;
+pub const MOST_LEFT_OUT: u32 = 29;
 
 /// One task's view: what it has not looked at yet is new to it.
 #[derive(Debug, Clone)]
