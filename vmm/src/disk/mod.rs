@@ -53,7 +53,7 @@ pub use self::stack::Disk;
 /// The granularity of layers, in bytes.
 pub const BLOCK_SIZE: u64 = 4096;
 
-/// Largest disk: its map takes 64 MiB of address space per full layer.
+/// Largest disk: the map of a full layer takes 64 MiB.
 pub const MAX_DISK_SIZE: u64 = 2 << 40;
 
 /// Why a disk could not be opened.
