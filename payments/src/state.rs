@@ -71,7 +71,7 @@ impl App {
 }
 
 /// Between two looks for keys that have not asked for a while.
-const PRUNING: Duration = Duration::from_secs(1);
+const PRUNING: Duration = Duration::from_secs(10);
 
 /// Forgets the rate limits of keys that have not asked for a while, again and again until `stop` changes.
 pub async fn prune_rate_limits(app: App, mut stop: watch::Receiver<bool>) {
