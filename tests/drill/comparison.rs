@@ -39,6 +39,8 @@ pub(crate) struct Run {
     pub(crate) noted_ms: Option<i64>,
     /// How long it was at most.
     pub(crate) most_ms: i64,
+    /// How much later than the times of the files that say so it may have begun and ended; the ends above have it.
+    pub(crate) late_ms: i64,
 }
 
 /// What a client wanted of a sandbox, and was told that it is so.
@@ -251,8 +253,8 @@ impl Run {
     /// How long it was by the times of the files that say so: both its ends are seen as late. Of one that nobody saw end, until
     /// it was noted last.
     fn seen_ms(&self, is_lost: bool) -> i64 {
-        let ended_ms = self.noted_ms.filter(|_| is_lost).unwrap_or(self.ended.end() - CLOCK_MS);
-        (ended_ms - (self.began.end() - CLOCK_MS)).max(0)
+        let ended_ms = self.noted_ms.filter(|_| is_lost).unwrap_or(self.ended.end() - self.late_ms);
+        (ended_ms - (self.began.end() - self.late_ms)).max(0)
     }
 
     /// What an interval that should be this run's says otherwise.

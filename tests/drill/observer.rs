@@ -203,19 +203,26 @@ impl Seen {
                 last_seen: None,
                 noted_ms: None,
                 most_ms: self.longest_pause_ms + self.before_written_ms(),
+                late_ms: self.late_ms(),
             };
         };
         // A record that was written before the look is the first that says so; another may have been between two looks.
         let earliest = |written_ms: i64, look_ms: i64| written_ms.min(look_ms) - self.before_written_ms();
-        let began = earliest(written_ms, machine.before_ms)..=written_ms + CLOCK_MS;
+        let began = earliest(written_ms, machine.before_ms)..=written_ms + self.late_ms();
         let died_ms = killed_ms.or(machine.dead_ms);
         let first = earliest(over.written_ms, killed_ms.unwrap_or(machine.alive_ms));
         let last = died_ms.map_or(over.written_ms, |died_ms| self.noticed_by(died_ms, machine).min(over.written_ms));
-        let ended = first..=last.max(first) + CLOCK_MS;
+        let ended = first..=last.max(first) + self.late_ms();
         let last_seen = self.last_seen(machine, over, died_ms).map(|seen| (*seen.start()).min(first)..=*seen.end());
         let most_ms = ended.end() - began.start();
         let noted_ms = last_seen.as_ref().map(|_| self.noted_before(over).unwrap_or(written_ms));
-        Run { sandbox, is_certain: true, began, ended, last_seen, noted_ms, most_ms }
+        Run { sandbox, is_certain: true, began, ended, last_seen, noted_ms, most_ms, late_ms: self.late_ms() }
+    }
+
+    /// How much earlier than the agent's reading of the clock the time of a file may be that it wrote afterwards: files have that of
+    /// the kernel's last tick, and where the observer did not get to run, ticks were late too.
+    fn late_ms(&self) -> i64 {
+        CLOCK_MS + self.longest_pause_ms
     }
 
     /// By when the agent knows of a machine's end. One that saves it learns of that afterwards, one that was away when it
@@ -323,22 +330,22 @@ mod tests {
         );
         let run = run(&seen, None);
         assert!(run.is_certain);
-        assert_eq!((run.began, run.ended, run.last_seen), (10_650..=11_040, 19_650..=20_030, None));
-        assert_eq!((run.most_ms, seen.longest_pause_ms), (20_030 - 10_650, 50));
+        assert_eq!((run.began, run.ended, run.last_seen), (10_650..=11_090, 19_650..=20_080, None));
+        assert_eq!((run.most_ms, seen.longest_pause_ms), (20_080 - 10_650, 50));
     }
 
     #[test]
     fn a_record_that_waited_for_the_disk_was_written_when_its_file_says() {
         let parts = [(12_000, Creating, 9000, true), (20_000, Ready, 10_500, true), (20_100, Stopped, 19_000, true)];
         let run = run(&seen(&parts, &ALWAYS), None);
-        assert_eq!((run.began, run.ended), (10_200..=10_550, 18_700..=19_050));
+        assert_eq!((run.began, run.ended), (10_200..=10_600, 18_700..=19_100));
     }
 
     #[test]
     fn one_that_was_killed_ran_until_then_and_the_agent_notices_soon() {
         let parts = [(20_000, Ready, 9000, true), (25_000, Ready, 9000, false), (25_100, Stopped, 24_990, true)];
         let run = run(&seen(&parts, &ALWAYS), Some(19_970));
-        assert_eq!((run.ended, run.last_seen), (19_670..=21_120, None));
+        assert_eq!((run.ended, run.last_seen), (19_670..=21_170, None));
     }
 
     #[test]
@@ -350,7 +357,7 @@ mod tests {
             (24_100, Stopped, 23_990, true),
         ];
         let run = run(&seen(&parts, &ALWAYS), Some(19_970));
-        assert_eq!(run.ended, 19_670..=20_952 + 1100 + 50);
+        assert_eq!(run.ended, 19_670..=20_952 + 1100 + 100);
     }
 
     #[test]
@@ -358,7 +365,7 @@ mod tests {
         let parts = [(22_000, Ready, 9000, true), (24_000, Ready, 9000, false), (26_000, Stopped, 23_990, true)];
         let run = run(&seen(&parts, &[0..=19_999, 25_000..=99_999]), Some(21_970));
         assert_eq!(run.last_seen, Some(17_000 - 300..=21_970 + 50));
-        assert_eq!(run.ended, 21_670..=24_040, "or the next agent saw it die");
+        assert_eq!(run.ended, 21_670..=24_090, "or the next agent saw it die");
     }
 
     #[test]

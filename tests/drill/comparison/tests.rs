@@ -13,6 +13,7 @@ fn run(began_ms: i64, ended_ms: i64) -> Run {
         last_seen: None,
         noted_ms: None,
         most_ms: ended_ms - began_ms + 300,
+        late_ms: 50,
     }
 }
 
