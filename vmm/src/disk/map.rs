@@ -1,7 +1,7 @@
 //! Which blocks a layer holds: one bit per block.
 //!
-//! Bits are kept in chunks, of which there are only those that a bit was set in: a disk of 10 GiB takes 5 KiB per layer, and half a
-//! KiB for every 16 MiB of it that is in use. Each machine has maps of its own, also of the layers that it shares with others.
+//! Bits are kept in chunks, of which there are only those that a bit was set in: half a KiB for every 16 MiB of a disk that is in use,
+//! and up to the last of these 8 bytes for every 16 MiB. Each machine has maps of its own, also of the layers that it shares.
 
 use std::iter;
 use std::ops::Range;
@@ -13,6 +13,7 @@ const CHUNK: usize = 64;
 /// A set of block numbers below a fixed limit. Everything at or beyond the limit is absent.
 #[derive(Debug)]
 pub(super) struct BlockMap {
+    /// Up to the last one that is there.
     chunks: Vec<Option<Box<[u64; CHUNK]>>>,
     /// There is room for so many.
     words: usize,
@@ -25,13 +26,16 @@ impl BlockMap {
     pub(super) fn new(blocks: u64) -> Self {
         // On the targets of this crate a usize holds a u64; a disk's size is limited far below.
         let words = usize::try_from(blocks.div_ceil(WORD)).unwrap_or(usize::MAX);
-        Self { chunks: iter::repeat_with(|| None).take(words.div_ceil(CHUNK)).collect(), words, count: 0 }
+        Self { chunks: Vec::new(), words, count: 0 }
     }
 
     pub(super) fn insert(&mut self, blocks: Range<u64>) {
         for (index, mask) in words(blocks).take_while(|(index, _)| *index < self.words) {
-            let Some(chunk) = self.chunks.get_mut(index / CHUNK) else { return };
-            let word = &mut chunk.get_or_insert_with(|| Box::new([0; CHUNK]))[index % CHUNK];
+            if self.chunks.len() <= index / CHUNK {
+                self.chunks.resize_with(index / CHUNK + 1, || None);
+            }
+            let chunk = self.chunks[index / CHUNK].get_or_insert_with(|| Box::new([0; CHUNK]));
+            let word = &mut chunk[index % CHUNK];
             self.count += u64::from((mask & !*word).count_ones());
             *word |= mask;
         }
