@@ -30,6 +30,8 @@ pub mod balloon;
 pub mod block;
 pub(crate) mod bucket;
 #[cfg(test)]
+mod driver_line;
+#[cfg(test)]
 mod driver_queue;
 mod event_loop;
 pub mod mmio;
@@ -224,11 +226,6 @@ impl Interrupt {
     /// Makes `pending` pending. Nothing is raised.
     fn restore(&self, pending: u32) {
         self.status.store(pending, Ordering::SeqCst);
-    }
-
-    /// The event that is raised, for its registration with KVM.
-    pub fn event(&self) -> &EventFd {
-        &self.event
     }
 
     fn raise(&self, bits: u32) {

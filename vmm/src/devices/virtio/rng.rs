@@ -184,8 +184,6 @@ fn getrandom(bytes: &mut [u8]) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsRawFd;
-
     use virtio_bindings::virtio_ring::VRING_DESC_F_WRITE;
     use virtio_queue::desc::RawDescriptor;
     use virtio_queue::desc::split::Descriptor;
@@ -193,17 +191,17 @@ mod tests {
     use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
     use super::super::ActiveQueue;
+    use super::super::driver_line::DriverLine;
     use super::*;
 
     const WRITE: u32 = VRING_DESC_F_WRITE;
-    const TIMEOUT_MS: i32 = 30_000;
 
     fn memory() -> Memory {
         Memory::from_ranges(&[(GuestAddress(0), 4 << 20)]).expect("memory")
     }
 
     /// Starts a device whose queue holds one request for each of `buffers` (address, length, flags).
-    fn start(memory: &Memory, buffers: &[(u64, u32, u32)]) -> (Rng, Interrupt) {
+    fn start(memory: &Memory, buffers: &[(u64, u32, u32)]) -> (Rng, DriverLine) {
         let driver = MockSplitQueue::create(memory, GuestAddress(0x1000), 64);
         let descriptors: Vec<RawDescriptor> = buffers
             .iter()
@@ -211,45 +209,37 @@ mod tests {
             .collect();
         driver.add_desc_chains(&descriptors, 0).expect("room in the queue");
         let notify = EventFd::new(EFD_NONBLOCK).expect("an event");
-        let interrupt = Interrupt::new(EventFd::new(EFD_NONBLOCK).expect("an event"));
+        let line = DriverLine::new();
         let queue = driver.create_queue().expect("a valid queue");
         let mut rng = Rng::new();
         let queues = vec![ActiveQueue { queue, notify }];
-        rng.activate(activation(memory, queues, &interrupt)).expect("the device starts");
-        (rng, interrupt)
+        rng.activate(activation(memory, queues, &line)).expect("the device starts");
+        (rng, line)
     }
 
-    fn activation(memory: &Memory, queues: Vec<ActiveQueue>, interrupt: &Interrupt) -> Activation {
-        let (memory, interrupt) = (memory.clone(), interrupt.clone());
+    fn activation(memory: &Memory, queues: Vec<ActiveQueue>, line: &DriverLine) -> Activation {
+        let (memory, interrupt) = (memory.clone(), line.interrupt());
         Activation { memory, queues, interrupt, features: 0, restored: false }
     }
 
     /// What the device wrote for each of its first `count` answers, in bytes.
-    fn answers(memory: &Memory, interrupt: &Interrupt, count: u16) -> Vec<u32> {
+    fn answers(memory: &Memory, line: &DriverLine, count: u16) -> Vec<u32> {
         // Creating a mock queue clears its rings, so the layout is taken from one elsewhere.
         let elsewhere = self::memory();
         let used = MockSplitQueue::create(&elsewhere, GuestAddress(0x1000), 64).used_addr().0;
         while memory.read_obj::<u16>(GuestAddress(used + 2)).expect("in memory") < count {
-            wait(interrupt);
+            line.wait();
         }
         let len = |at: u16| memory.read_obj(GuestAddress(used + 8 + u64::from(at) * 8)).expect("in memory");
         (0..count).map(len).collect()
     }
 
-    fn wait(interrupt: &Interrupt) {
-        let mut poll = libc::pollfd { fd: interrupt.event().as_raw_fd(), events: libc::POLLIN, revents: 0 };
-        // SAFETY: one valid `pollfd`.
-        let ready = unsafe { libc::poll(&raw mut poll, 1, TIMEOUT_MS) };
-        assert_eq!(ready, 1, "the device has nothing to say");
-        let _ = interrupt.event().read();
-    }
-
     #[test]
     fn a_request_is_filled() {
         let memory = memory();
-        let (_rng, interrupt) = start(&memory, &[(0x10_0000, 64, WRITE)]);
+        let (_rng, line) = start(&memory, &[(0x10_0000, 64, WRITE)]);
 
-        assert_eq!(answers(&memory, &interrupt, 1), [64]);
+        assert_eq!(answers(&memory, &line, 1), [64]);
 
         let mut bytes = [0; 65];
         memory.read_slice(&mut bytes, GuestAddress(0x10_0000)).expect("in memory");
@@ -270,9 +260,9 @@ mod tests {
             (0x10_0000, 7, WRITE),
         ];
 
-        let (_rng, interrupt) = start(&memory, &buffers);
+        let (_rng, line) = start(&memory, &buffers);
 
-        assert_eq!(answers(&memory, &interrupt, 6), [0, 0, 0, 0, 64 * 1024, 7]);
+        assert_eq!(answers(&memory, &line, 6), [0, 0, 0, 0, 64 * 1024, 7]);
     }
 
     #[test]
@@ -281,17 +271,17 @@ mod tests {
         let count = WINDOW_BYTES / MAX_REQUEST * 3;
         let buffers = vec![(0x10_0000, 64 * 1024, WRITE); count];
 
-        let (_rng, interrupt) = start(&memory, &buffers);
+        let (_rng, line) = start(&memory, &buffers);
 
-        let answers = answers(&memory, &interrupt, u16::try_from(count).expect("few"));
+        let answers = answers(&memory, &line, u16::try_from(count).expect("few"));
         assert_eq!(answers, vec![64 * 1024; count]);
     }
 
     #[test]
     fn a_suspended_device_answers_later_and_its_queue_stands_where_it_stopped() {
         let memory = memory();
-        let (mut rng, interrupt) = start(&memory, &[(0x10_0000, 64, WRITE)]);
-        assert_eq!(answers(&memory, &interrupt, 1), [64]);
+        let (mut rng, line) = start(&memory, &[(0x10_0000, 64, WRITE)]);
+        assert_eq!(answers(&memory, &line, 1), [64]);
 
         let queues = rng.suspend();
         assert_eq!(rng.suspend(), queues);
@@ -305,7 +295,7 @@ mod tests {
     #[test]
     fn a_broken_queue_needs_a_reset_and_reset_ends_the_thread() {
         let memory = memory();
-        let (mut rng, interrupt) = start(&memory, &[]);
+        let (mut rng, line) = start(&memory, &[]);
         rng.reset();
         let driver = MockSplitQueue::create(&memory, GuestAddress(0x1000), 64);
         driver.avail().idx().store(1000);
@@ -313,11 +303,9 @@ mod tests {
         let notify = EventFd::new(EFD_NONBLOCK).expect("an event");
         let queues = vec![ActiveQueue { queue, notify }];
 
-        rng.activate(activation(&memory, queues, &interrupt)).expect("the device starts");
+        rng.activate(activation(&memory, queues, &line)).expect("the device starts");
 
-        while !interrupt.is_reset_needed() {
-            wait(&interrupt);
-        }
+        line.wait_for_needs_reset();
         rng.reset();
     }
 }

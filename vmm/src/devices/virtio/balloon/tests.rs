@@ -2,7 +2,6 @@
 
 use std::fs::File;
 use std::io::Write;
-use std::os::fd::AsRawFd;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -13,12 +12,12 @@ use vm_memory::{Bytes, GuestAddress, GuestRegionMmap, MmapRegion};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::*;
-use crate::devices::virtio::{ActiveQueue, Interrupt, Memory, Next};
+use crate::devices::virtio::driver_line::DriverLine;
+use crate::devices::virtio::{ActiveQueue, Memory, Next};
 
 /// `VRING_DESC_F_NEXT` and `VRING_DESC_F_WRITE`.
 const NEXT: u16 = 1;
 const WRITE: u16 = 2;
-const TIMEOUT_MS: i32 = 30_000;
 const REPORTING: u64 = 1 << VIRTIO_BALLOON_F_REPORTING;
 
 const PAGE: u64 = 4096;
@@ -39,7 +38,7 @@ type Buffer = (u64, u32, u16);
 
 struct Driver {
     memory: Memory,
-    interrupt: Interrupt,
+    line: DriverLine,
 }
 
 impl Driver {
@@ -54,7 +53,7 @@ impl Driver {
     fn with(mut regions: Vec<GuestRegionMmap<()>>) -> Self {
         regions.push(anonymous(QUEUES, 0x3000));
         let memory = Memory::from_regions(regions).expect("memory");
-        Self { memory, interrupt: Interrupt::new(EventFd::new(EFD_NONBLOCK).expect("an event")) }
+        Self { memory, line: DriverLine::new() }
     }
 
     /// A queue as the driver set it up, before any chain was taken off it.
@@ -74,7 +73,7 @@ impl Driver {
     fn activation_of(&self, queues: [Queue; 3], features: u64) -> Activation {
         let active = |queue| ActiveQueue { queue, notify: EventFd::new(EFD_NONBLOCK).expect("an event") };
         let queues = queues.into_iter().map(active).collect();
-        Activation { memory: self.memory.clone(), queues, interrupt: self.interrupt.clone(), features, restored: false }
+        Activation { memory: self.memory.clone(), queues, interrupt: self.line.interrupt(), features, restored: false }
     }
 
     fn start(&self) -> Balloon {
@@ -114,18 +113,10 @@ impl Driver {
     /// Waits for `count` answers in all and returns the lengths that they claim.
     fn answers(&self, queue: usize, count: u16) -> Vec<u32> {
         while self.used(queue) < count {
-            self.wait();
+            self.line.wait();
         }
         let length = |at: u16| GuestAddress(base(queue).0 + USED + 8 + u64::from(at) * 8);
         (0..count).map(|at| self.memory.read_obj(length(at)).expect("in memory")).collect()
-    }
-
-    fn wait(&self) {
-        let mut poll = libc::pollfd { fd: self.interrupt.event().as_raw_fd(), events: libc::POLLIN, revents: 0 };
-        // SAFETY: one valid `pollfd`.
-        let ready = unsafe { libc::poll(&raw mut poll, 1, TIMEOUT_MS) };
-        assert_eq!(ready, 1, "the device has nothing to say");
-        let _ = self.interrupt.event().read();
     }
 
     /// Which of the first pages from [`PAGES`] on hold nothing but `byte`.
@@ -402,9 +393,7 @@ fn a_broken_queue_needs_a_reset_and_reset_ends_the_thread() {
 
     let mut balloon = driver.start();
 
-    while !driver.interrupt.is_reset_needed() {
-        driver.wait();
-    }
+    driver.line.wait_for_needs_reset();
     balloon.reset();
     assert_eq!(balloon.suspend(), []);
 }

@@ -9,13 +9,13 @@ use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, recv, send, 
 use sandpiper_protocol::vmm::{NetConfig, NetLimits};
 use virtio_bindings::virtio_ring::VRING_DESC_F_WRITE;
 use vm_memory::{Bytes, GuestAddress};
-use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::super::header::{HEADER_LEN, Header};
 use super::super::{Net, NetError, Service, Tap};
+use crate::devices::virtio::driver_line::DriverLine;
 use crate::devices::virtio::driver_queue::DriverQueue;
-use crate::devices::virtio::{Activation, Interrupt, Memory, Next, VirtioDevice};
+use crate::devices::virtio::{Activation, Memory, Next, VirtioDevice};
 
 const MEMORY: usize = 16 << 20;
 /// Room for what is received and for what is sent, a slot for each chain.
@@ -53,7 +53,7 @@ pub(super) struct Frame {
 
 pub(super) struct Driver {
     pub(super) memory: Memory,
-    pub(super) interrupt: Interrupt,
+    pub(super) line: DriverLine,
     pub(super) receive: DriverQueue,
     pub(super) transmit: DriverQueue,
     features: u64,
@@ -68,7 +68,7 @@ impl Driver {
     pub(super) fn new(features: u64) -> Self {
         Self {
             memory: Memory::from_ranges(&[(GuestAddress(0), MEMORY)]).expect("memory"),
-            interrupt: Interrupt::new(EventFd::new(EFD_NONBLOCK).expect("an event")),
+            line: DriverLine::new(),
             receive: DriverQueue::new(0x1_0000),
             transmit: DriverQueue::new(0x2_0000),
             features,
@@ -82,7 +82,7 @@ impl Driver {
         Activation {
             memory: self.memory.clone(),
             queues: vec![self.receive.active(), self.transmit.active()],
-            interrupt: self.interrupt.clone(),
+            interrupt: self.line.interrupt(),
             features: self.features,
             restored: false,
         }

@@ -155,12 +155,11 @@ impl Carrier {
         let deadline = Instant::now() + TIMEOUT;
         while !is_done() {
             assert!(Instant::now() < deadline, "{:?} {:?}", self.from_guest, self.to_guest);
-            let event = self.driver.interrupt.event();
             let poll = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-            let mut polls = [poll(event.as_raw_fd()), poll(self.tap.as_raw_fd())];
+            let mut polls = [poll(self.driver.line.as_raw_fd()), poll(self.tap.as_raw_fd())];
             // SAFETY: two valid `pollfd`s. Whether all is done is looked at now and then.
             unsafe { libc::poll(polls.as_mut_ptr(), 2, 10) };
-            let _ = event.read();
+            self.driver.line.lower();
             self.carry();
         }
     }
@@ -238,24 +237,13 @@ fn the_device_needs_a_reset_when_its_tap_is_deleted_and_when_it_is_none() {
     let mut driver = Driver::new(all_features());
     driver.post(&[4096]);
     let _net = device(tap, &driver);
-    assert!(!driver.interrupt.is_reset_needed());
+    assert!(!driver.line.is_reset_needed());
     delete.send(()).expect("it waits");
     host.join().expect("no panic");
-    wait_for_reset(&driver);
+    driver.line.wait_for_needs_reset();
 
     let driver = Driver::new(all_features());
     let mut net = device(tempfile::tempfile().expect("a file"), &driver);
-    wait_for_reset(&driver);
+    driver.line.wait_for_needs_reset();
     assert_eq!(net.suspend().len(), 2);
-}
-
-fn wait_for_reset(driver: &Driver) {
-    while !driver.interrupt.is_reset_needed() {
-        let event = driver.interrupt.event();
-        let mut poll = libc::pollfd { fd: event.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-        // SAFETY: one valid `pollfd`.
-        let ready = unsafe { libc::poll(&raw mut poll, 1, 30_000) };
-        assert_eq!(ready, 1, "the device has nothing to say");
-        let _ = event.read();
-    }
 }

@@ -1,19 +1,17 @@
 //! A driver as small as one can be: posts receive buffers, sends packets, and hides nothing of what it gets.
 
 use std::collections::VecDeque;
-use std::os::fd::AsRawFd;
 
 use sandpiper_protocol::guest::{GUEST_CID, HOST_CID};
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VRING_DESC_F_WRITE};
 use vm_memory::{Bytes, GuestAddress};
-use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::super::packet::{HEADER_LEN, Header, TYPE_STREAM};
-use super::TIMEOUT;
+use crate::devices::virtio::driver_line::DriverLine;
 use crate::devices::virtio::driver_queue::DriverQueue;
 pub(super) use crate::devices::virtio::driver_queue::QUEUE_SIZE;
-use crate::devices::virtio::{Activation, Interrupt, Memory};
+use crate::devices::virtio::{Activation, Memory};
 
 /// Linux posts 4 KiB, less what it needs for itself.
 pub(super) const RECEIVE_BUFFER: u32 = 3776;
@@ -45,7 +43,7 @@ pub(super) struct Guest {
     pub(super) receive: DriverQueue,
     pub(super) transmit: DriverQueue,
     event: DriverQueue,
-    pub(super) interrupt: Interrupt,
+    pub(super) line: DriverLine,
     inbox: VecDeque<Packet>,
     receive_slots: Vec<u64>,
     /// What `buf_alloc` and `fwd_cnt` of outgoing headers are.
@@ -60,7 +58,7 @@ impl Guest {
             receive: DriverQueue::new(0x1_0000),
             transmit: DriverQueue::new(0x2_0000),
             event: DriverQueue::new(0x3_0000),
-            interrupt: Interrupt::new(EventFd::new(EFD_NONBLOCK).expect("an event")),
+            line: DriverLine::new(),
             inbox: VecDeque::new(),
             receive_slots: vec![0; QUEUE_SIZE.into()],
             memory,
@@ -77,7 +75,7 @@ impl Guest {
         Activation {
             memory: self.memory.clone(),
             queues: vec![self.receive.active(), self.transmit.active(), self.event.active()],
-            interrupt: self.interrupt.clone(),
+            interrupt: self.line.interrupt(),
             features: 1 << VIRTIO_RING_F_EVENT_IDX,
             restored: false,
         }
@@ -144,18 +142,13 @@ impl Guest {
             if let Some(found) = look(self) {
                 return found;
             }
-            let mut poll = libc::pollfd { fd: self.interrupt.event().as_raw_fd(), events: libc::POLLIN, revents: 0 };
-            let timeout = i32::try_from(TIMEOUT.as_millis()).expect("a short while");
-            // SAFETY: one valid `pollfd`.
-            let ready = unsafe { libc::poll(&raw mut poll, 1, timeout) };
-            assert_eq!(ready, 1, "the device has nothing to say");
-            let _ = self.interrupt.event().read();
+            self.line.wait();
         }
     }
 
     /// Waits until the device has raised `DEVICE_NEEDS_RESET`.
     pub(super) fn wait_for_needs_reset(&mut self) {
-        self.wait(|guest| guest.interrupt.is_reset_needed().then_some(()));
+        self.wait(|guest| guest.line.is_reset_needed().then_some(()));
     }
 
     pub(super) fn header(&self, host_port: u32, guest_port: u32, op: u16, flags: u32, len: usize) -> Header {
