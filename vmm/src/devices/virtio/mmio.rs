@@ -428,8 +428,7 @@ impl<D: VirtioDevice + ?Sized> Window<D> {
         let Some(activation) = self.waiting.take() else { return Ok(()) };
         let device_type = self.device.device_type();
         self.device.activate(activation).map_err(|source| WindowStateError::Activate { device_type, source })?;
-        // One that was raised while the machine was being written down is in no interrupt controller.
-        self.interrupt.used_buffer();
+        self.interrupt.raise_again();
         Ok(())
     }
 

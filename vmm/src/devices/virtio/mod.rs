@@ -16,7 +16,7 @@
 //! * [`VirtioDevice::suspend`] stops the device where it stands, for a snapshot. A device of another process then goes on
 //!   from there: it is activated with [`Activation::restored`], and its queues stand where the suspended one's stood.
 //!   Notifications may have been lost in between, so a device that is activated or resumed looks at its queues by itself;
-//!   the transport does the like for the driver by raising one interrupt.
+//!   the transport does the like for the driver by raising an interrupt again that the driver has not answered.
 //! * [`VirtioDevice::reset`] must have stopped every use of guest memory and queues by the time it returns.
 //!
 //! What a device does between these is its [`Service`]: `event_loop` runs it, on a thread that `worker` starts and stops. Its
@@ -221,6 +221,14 @@ impl Interrupt {
     /// Everything that is pending, for a snapshot.
     fn pending(&self) -> u32 {
         self.status.load(Ordering::SeqCst)
+    }
+
+    /// Raises it if the driver has not acknowledged all: what was raised while the machine was being written down may be in
+    /// no interrupt controller.
+    fn raise_again(&self) {
+        if self.pending() != 0 {
+            self.raise(0);
+        }
     }
 
     /// Makes `pending` pending. Nothing is raised.

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::devices::virtio::ActivateError;
+use crate::devices::virtio::driver_line::DriverLine;
 use std::sync::Arc;
 use vmm_sys_util::eventfd::EFD_NONBLOCK;
 
@@ -70,17 +71,18 @@ struct Driver {
     window: MmioWindow<Probe>,
     log: Arc<Mutex<Log>>,
     events: Vec<EventFd>,
+    line: DriverLine,
 }
 
 impl Driver {
     fn new() -> Self {
         let memory = Memory::from_ranges(&[(GuestAddress(0), 0x1_0000)]).unwrap();
         let log = Arc::new(Mutex::new(Log::default()));
-        let interrupt = Interrupt::new(EventFd::new(EFD_NONBLOCK).unwrap());
+        let line = DriverLine::new();
         let events: Vec<_> = (0..2).map(|_| EventFd::new(EFD_NONBLOCK).unwrap()).collect();
         let notify = events.iter().map(|event| event.try_clone().unwrap()).collect();
-        let window = MmioWindow::new(Probe(Arc::clone(&log)), memory, interrupt, notify);
-        Self { window, log, events }
+        let window = MmioWindow::new(Probe(Arc::clone(&log)), memory, line.interrupt(), notify);
+        Self { window, log, events, line }
     }
 
     fn read(&self, register: u32) -> u32 {
@@ -201,7 +203,7 @@ fn a_restored_window_has_the_registers_and_queues_that_it_had() {
     assert!(restored.log.lock().unwrap().activations.is_empty());
     restored.window.start().unwrap();
 
-    assert_eq!(restored.window.suspend().unwrap(), WindowState { interrupt: 1, ..state.clone() });
+    assert_eq!(restored.window.suspend().unwrap(), state);
     assert_eq!(restored.status(), ACKNOWLEDGE | DRIVER | FEATURES_OK | DRIVER_OK);
     assert_eq!(restored.log.lock().unwrap().activations.len(), 1);
 
@@ -209,6 +211,27 @@ fn a_restored_window_has_the_registers_and_queues_that_it_had() {
     fresh.window.restore(&Driver::new().window.suspend().unwrap()).unwrap();
     fresh.window.start().unwrap();
     assert!(fresh.log.lock().unwrap().activations.is_empty(), "it did not run, and does not");
+}
+
+#[test]
+fn an_interrupt_that_its_driver_has_not_answered_is_raised_again_by_a_restored_device_and_no_other() {
+    let driver = Driver::new();
+    driver.accept(VERSION_1);
+    driver.set_up_queue(0, 16, 0x1000);
+    driver.set_up_queue(1, 32, 0x6000);
+    driver.drive();
+    let answered = driver.window.suspend().unwrap();
+    driver.line.interrupt().used_buffer();
+    let unanswered = driver.window.suspend().unwrap();
+
+    for (state, raised) in [(answered, 0), (unanswered, 1)] {
+        let restored = Driver::new();
+        restored.window.restore(&state).unwrap();
+        assert!(!restored.line.lower(), "the guest does not run yet");
+        restored.window.start().unwrap();
+        assert_eq!(u32::from(restored.line.lower()), raised);
+        assert_eq!(restored.read(register::VIRTIO_MMIO_INTERRUPT_STATUS), raised);
+    }
 }
 
 #[test]
