@@ -101,7 +101,9 @@ pub struct Prepared {
 /// # Errors
 /// What the file system reports; `path` says nothing then.
 pub fn prepare(path: &Path, json: &[u8]) -> io::Result<Prepared> {
-    let mut file = Access::PRIVATE.open(path, OpenOptions::new().create(true).truncate(true))?;
+    // A file of its own: whoever still has one that was prepared earlier ends that, and not this.
+    remove_file(path)?;
+    let mut file = Access::PRIVATE.open(path, OpenOptions::new().create_new(true))?;
     file.write_all(json)?;
     let end = file.stream_position()?;
     file.write_all(b"#")?;
@@ -255,10 +257,11 @@ mod tests {
         let path = folder.path().join("record.json");
         let says = || serde_json::from_slice::<u32>(&fs::read(&path).unwrap()).ok();
 
-        drop(prepare(&path, b"1234").unwrap());
+        let earlier = prepare(&path, b"1234").unwrap();
         assert_eq!(says(), None);
 
         let prepared = prepare(&path, b"56").unwrap();
+        earlier.end().unwrap();
         assert_eq!(says(), None);
         prepared.end().unwrap();
         assert_eq!(says(), Some(56));

@@ -1,9 +1,9 @@
 //! Who sees when sandboxes really run, and asks nobody: many times a second it looks at their records' files and their monitors'
 //! processes, and whether an agent takes connections.
 //!
-//! A run begins and ends with a record that says so. The agent reads its clock, writes the record, waits for the disk and puts
-//! the file in its place: so the file's own time says within moments when that was, and the looks before and after it that
-//! no other record was between them. Where a machine ended and no agent was there, the time of another file says when one noted
+//! A run begins and ends with a record that says so. The agent reads its clock, begins the record's file, and ends it once it may
+//! count: so the file's own times say within moments when that was, and the looks before and after it that no other record was
+//! between them. Where a machine ended and no agent was there, the time of another file says when one noted
 //! last that it ran. As both ends of a run are seen a moment late, its length is seen more exactly than either.
 
 use std::collections::{BTreeMap, HashMap};
@@ -20,7 +20,7 @@ use crate::comparison::{CLOCK_MS, Run};
 
 /// Between two looks.
 const LOOK: Duration = Duration::from_millis(50);
-/// Between the agent's reading of the clock and the time of the file, beside the longest pause between two looks: where the
+/// Between the agent's reading of the clock and the beginning of the file, beside the longest pause between two looks: where the
 /// observer did not get to run, the agent did not either.
 const BEFORE_WRITTEN_MS: i64 = 250;
 /// How long an agent takes to notice that a monitor has ended, beside twice the longest pause between two looks: where the observer
@@ -104,7 +104,7 @@ struct Machine {
     /// The beginning of the last look at which it was not its team's yet.
     before_ms: i64,
     /// When the first record was written that has it be its team's.
-    ready: Option<i64>,
+    ready: Option<RangeInclusive<i64>>,
     /// The beginning of the last look that found it alive.
     alive_ms: i64,
     /// The last moment of the last look at which it was being saved.
@@ -115,12 +115,12 @@ struct Machine {
 }
 
 /// A machine is its team's no more.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 struct Over {
     /// The last moment of the look that found it so.
     found_ms: i64,
     /// When the record was written that says so; where it is gone already, the same.
-    written_ms: i64,
+    written_ms: RangeInclusive<i64>,
 }
 
 impl Seen {
@@ -143,7 +143,7 @@ impl Seen {
                 over: None,
             });
             if monitor.is_ready {
-                machine.ready.get_or_insert(*written_ms);
+                machine.ready.get_or_insert_with(|| written_ms.clone());
             } else if machine.ready.is_none() {
                 machine.before_ms = begin;
             }
@@ -164,7 +164,9 @@ impl Seen {
             let monitor = sighting.and_then(|sighting| sighting.monitor.as_ref()).filter(|monitor| monitor.id == *id);
             // One that was never ready is over once it is gone.
             if !monitor.is_some_and(|monitor| monitor.is_ready || machine.ready.is_none()) {
-                let written_ms = sighting.map_or(end, |sighting| sighting.written_ms.min(end));
+                let written_ms = sighting.map_or(end..=end, |sighting| {
+                    (*sighting.written_ms.start()).min(end)..=(*sighting.written_ms.end()).min(end)
+                });
                 machine.over = Some(Over { found_ms: end, written_ms });
             }
         }
@@ -191,8 +193,8 @@ impl Seen {
     fn run(&self, sandbox: &str, machine: &Machine, killed_ms: Option<i64>) -> Run {
         let sandbox = sandbox.to_owned();
         let last_ms = self.last.as_ref().map_or(machine.alive_ms, |last| *last.end());
-        let over = machine.over.unwrap_or(Over { found_ms: last_ms, written_ms: last_ms });
-        let Some(written_ms) = machine.ready else {
+        let over = machine.over.clone().unwrap_or(Over { found_ms: last_ms, written_ms: last_ms..=last_ms });
+        let Some(written_ms) = &machine.ready else {
             // It may have been its team's after one look and before the next.
             let some_time = machine.before_ms.min(machine.alive_ms) - self.before_written_ms()..=over.found_ms;
             return Run {
@@ -206,20 +208,23 @@ impl Seen {
                 late_ms: self.late_ms(),
             };
         };
-        // A record that was written before the look is the first that says so; another may have been between two looks.
-        let earliest = |written_ms: i64, look_ms: i64| written_ms.min(look_ms) - self.before_written_ms();
-        let began = earliest(written_ms, machine.before_ms)..=written_ms + self.late_ms();
+        // A record that was begun before the look is the first that says so; another may have been between two looks.
+        let earliest = |written_ms: &RangeInclusive<i64>, look_ms: i64| {
+            look_ms.min(*written_ms.start()) - self.before_written_ms()
+        };
+        let began = earliest(written_ms, machine.before_ms)..=written_ms.end() + self.late_ms();
         let died_ms = killed_ms.or(machine.dead_ms);
-        let first = earliest(over.written_ms, killed_ms.unwrap_or(machine.alive_ms));
-        let last = died_ms.map_or(over.written_ms, |died_ms| self.noticed_by(died_ms, machine).min(over.written_ms));
+        let first = earliest(&over.written_ms, killed_ms.unwrap_or(machine.alive_ms));
+        let noticed_ms = died_ms.map_or(i64::MAX, |died_ms| self.noticed_by(died_ms, machine));
+        let last = noticed_ms.min(*over.written_ms.end());
         let ended = first..=last.max(first) + self.late_ms();
-        let last_seen = self.last_seen(machine, over, died_ms).map(|seen| (*seen.start()).min(first)..=*seen.end());
+        let last_seen = self.last_seen(machine, &over, died_ms).map(|seen| (*seen.start()).min(first)..=*seen.end());
         let most_ms = ended.end() - began.start();
-        let noted_ms = last_seen.as_ref().map(|_| self.noted_before(over).unwrap_or(written_ms));
+        let noted_ms = last_seen.as_ref().map(|_| self.noted_before(&over).unwrap_or(*written_ms.end()));
         Run { sandbox, is_certain: true, began, ended, last_seen, noted_ms, most_ms, late_ms: self.late_ms() }
     }
 
-    /// How much earlier than the agent's reading of the clock the time of a file may be that it wrote afterwards: files have that of
+    /// How much earlier than the agent's reading of the clock the times of a file may be that it wrote afterwards: files have those of
     /// the kernel's last tick, and where the observer did not get to run, ticks were late too.
     fn late_ms(&self) -> i64 {
         CLOCK_MS + self.longest_pause_ms
@@ -243,7 +248,7 @@ impl Seen {
 
     /// When a machine may have been seen last that ended while no agent was there, or before one had written that down;
     /// nothing where one was there all the time.
-    fn last_seen(&self, machine: &Machine, over: Over, died_ms: Option<i64>) -> Option<RangeInclusive<i64>> {
+    fn last_seen(&self, machine: &Machine, over: &Over, died_ms: Option<i64>) -> Option<RangeInclusive<i64>> {
         let died_ms = died_ms?;
         let was_there =
             |agent: &RangeInclusive<i64>| *agent.start() <= machine.alive_ms && *agent.end() >= over.found_ms;
@@ -258,7 +263,7 @@ impl Seen {
     }
 
     /// The last note of the agents before the one that found a machine ended.
-    fn noted_before(&self, over: Over) -> Option<i64> {
+    fn noted_before(&self, over: &Over) -> Option<i64> {
         let agent = self.agents.iter().rev().find(|agent| *agent.end() < over.found_ms)?;
         self.notes.iter().rev().find(|noted_ms| **noted_ms <= agent.end() + GONE_MS).copied()
     }
@@ -289,22 +294,27 @@ mod tests {
         let (mut seen, mut at) = (Seen::default(), 10_000);
         for (until, says, written_ms, lives) in parts {
             while at < *until {
-                let monitor = Monitor {
-                    id: "mon1".to_owned(),
-                    pid: Pid::from_raw(1),
-                    lives: *lives,
-                    is_ready: matches!(says, Ready | Checkpointing),
-                    is_being_saved: *says == Checkpointing,
-                };
-                let monitor = (*says != Stopped).then_some(monitor);
-                let sighting = Sighting { sandbox: "sbx1".to_owned(), written_ms: *written_ms, monitor };
-                let agent_listens = agents.iter().any(|agent| agent.contains(&at));
-                let noted_ms = agents.iter().filter_map(|agent| noted(agent, at)).max();
-                seen.add(&Look { time: at..=at + 2, agent_listens, noted_ms, sandboxes: vec![sighting] });
+                seen.add(&look(at, *says, *written_ms..=*written_ms, *lives, agents));
                 at += 50;
             }
         }
         seen
+    }
+
+    /// A look at that moment.
+    fn look(at: i64, says: Says, written_ms: RangeInclusive<i64>, lives: bool, agents: &[RangeInclusive<i64>]) -> Look {
+        let monitor = Monitor {
+            id: "mon1".to_owned(),
+            pid: Pid::from_raw(1),
+            lives,
+            is_ready: matches!(says, Ready | Checkpointing),
+            is_being_saved: says == Checkpointing,
+        };
+        let monitor = (says != Stopped).then_some(monitor);
+        let sighting = Sighting { sandbox: "sbx1".to_owned(), written_ms, monitor };
+        let agent_listens = agents.iter().any(|agent| agent.contains(&at));
+        let noted_ms = agents.iter().filter_map(|agent| noted(agent, at)).max();
+        Look { time: at..=at + 2, agent_listens, noted_ms, sandboxes: vec![sighting] }
     }
 
     /// When an agent noted last by `at` what ran, if it has: two seconds after its beginning, and then every five.
@@ -339,6 +349,13 @@ mod tests {
         let parts = [(12_000, Creating, 9000, true), (20_000, Ready, 10_500, true), (20_100, Stopped, 19_000, true)];
         let run = run(&seen(&parts, &ALWAYS), None);
         assert_eq!((run.began, run.ended), (10_200..=10_600, 18_700..=19_100));
+    }
+
+    #[test]
+    fn a_record_that_was_written_ahead_may_be_of_the_time_when_it_was_begun() {
+        let mut seen = seen(&[(20_000, Ready, 9000, true)], &ALWAYS);
+        seen.add(&look(20_000, Stopped, 18_000..=19_980, true, &ALWAYS));
+        assert_eq!(run(&seen, None).ended, 17_700..=20_080);
     }
 
     #[test]

@@ -1,11 +1,12 @@
 //! What a look at the host shows of each sandbox, at one moment: its record's file and its monitor's process. The agent is not
 //! asked.
 
-use std::fs::{self, File, Metadata};
+use std::fs::{self, File};
 use std::io::Read;
-use std::os::unix::fs::MetadataExt;
+use std::ops::RangeInclusive;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -18,8 +19,8 @@ use crate::traces::{MARKER, names, pid_in};
 #[derive(Debug, Clone)]
 pub struct Sighting {
     pub sandbox: String,
-    /// When its record was written, in milliseconds since 1970.
-    pub written_ms: i64,
+    /// From when to when its record was written, in milliseconds since 1970: one that is written ahead takes its time.
+    pub written_ms: RangeInclusive<i64>,
     /// None while it is stopped.
     pub monitor: Option<Monitor>,
 }
@@ -46,7 +47,7 @@ impl Host {
 
     /// When an agent wrote down last that all ran which runs, in milliseconds since 1970; None where none ever did.
     pub fn noted_ms(&self) -> Option<i64> {
-        fs::metadata(Path::new(STATE_DIR).join("intervals/seen")).ok().map(|metadata| modified_ms(&metadata))
+        fs::metadata(Path::new(STATE_DIR).join("intervals/seen")).and_then(|metadata| metadata.modified()).ok().map(ms)
     }
 
     /// Whether an agent takes connections.
@@ -63,7 +64,7 @@ fn sighting(sandbox: String) -> Option<Sighting> {
 /// What the agent has written down in a sandbox's folder, and when that was: the draft, where it follows the record that was saved,
 /// or there is none. A record that was written ahead and has been ended is saved. The newest is read first: what takes the place
 /// of the record meanwhile is found there.
-pub(crate) fn record_in(folder: &Path) -> Option<(Value, i64)> {
+pub(crate) fn record_in(folder: &Path) -> Option<(Value, RangeInclusive<i64>)> {
     let [draft, next, record] = ["draft.json", "record.next.json", "record.json"].map(|name| read(&folder.join(name)));
     let saved = next.filter(|next| follows(next, record.as_ref())).or(record);
     let said = draft.filter(|draft| follows(draft, saved.as_ref())).or(saved);
@@ -71,7 +72,7 @@ pub(crate) fn record_in(folder: &Path) -> Option<(Value, i64)> {
 }
 
 /// Whether this file says that it follows that record, or is the first.
-fn follows((text, _): &(Vec<u8>, i64), record: Option<&(Vec<u8>, i64)>) -> bool {
+fn follows((text, _): &Written, record: Option<&Written>) -> bool {
     let digest = record.map(|(text, _)| hex(&Sha256::digest(text)));
     serde_json::from_slice::<Value>(text).is_ok_and(|said| said["follows"].as_str() == digest.as_deref())
 }
@@ -80,17 +81,21 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// What a file holds, and when that was written.
-fn read(path: &Path) -> Option<(Vec<u8>, i64)> {
+/// What a file holds, and from when to when that was written: not known to begin earlier where its file system does not say so.
+type Written = (Vec<u8>, RangeInclusive<i64>);
+
+fn read(path: &Path) -> Option<Written> {
     let mut file = File::open(path).ok()?;
     let metadata = file.metadata().ok()?;
     let mut text = Vec::new();
     file.read_to_end(&mut text).ok()?;
-    Some((text, modified_ms(&metadata)))
+    let ended_ms = ms(metadata.modified().ok()?);
+    Some((text, metadata.created().map_or(ended_ms, ms).min(ended_ms)..=ended_ms))
 }
 
-fn modified_ms(metadata: &Metadata) -> i64 {
-    metadata.mtime() * 1000 + metadata.mtime_nsec() / 1_000_000
+/// Milliseconds since 1970.
+fn ms(time: SystemTime) -> i64 {
+    time.duration_since(UNIX_EPOCH).map_or(0, |since| i64::try_from(since.as_millis()).unwrap_or(i64::MAX))
 }
 
 fn monitor(record: &Value) -> Option<Monitor> {
