@@ -3,8 +3,8 @@
 //!
 //! A run begins and ends with a record that says so. The agent reads its clock, begins the record's file, and ends it once it may
 //! count: so the file's own times say within moments when that was, and the looks before and after it that no other record was
-//! between them. Where a machine ended and no agent was there, the time of another file says when one noted
-//! last that it ran. As both ends of a run are seen a moment late, its length is seen more exactly than either.
+//! between them. Where a machine ended and no agent was there, the time of another file says when one noted last that it ran. As
+//! both ends of a run are seen a moment late, its length is seen more exactly than either.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::RangeInclusive;

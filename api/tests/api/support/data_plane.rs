@@ -1,6 +1,5 @@
 //! A real data plane with this machine's files and processes, as an ordinary process serves it; in a guest it is the same.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::routing::{get, post};
@@ -24,8 +23,7 @@ pub(crate) async fn data_plane(what: &str) -> Option<(String, tempfile::TempDir)
     let socket = folder.path().join("data-plane");
     let unix = UnixListener::bind(&socket).unwrap();
     // Login shells read nothing of this machine's root.
-    let home = folder.path().to_str().unwrap().to_owned();
-    let envs = BTreeMap::from([("HOME".to_owned(), home)]);
+    let envs = [("HOME".to_owned(), folder.path().display().to_string())].into();
     let settings = Settings { envs, default_user: "root".to_owned(), ..Settings::default() };
     tokio::spawn(serve_data_plane(unix, Arc::new(App::new(settings))));
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
